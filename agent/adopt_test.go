@@ -34,7 +34,8 @@ func original(t *testing.T, h *wireguard.Host, cfg *config.Agent, r *remote) wgt
 	port, keepalive := 51820, 25*time.Second
 	_, allowed, _ := net.ParseCIDR("10.2.1.0/24")
 	must(t, h.Configure(device, wgtypes.Config{PrivateKey: &key, ListenPort: &port, Peers: []wgtypes.PeerConfig{{
-		PublicKey: r.key.PublicKey(), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 2), Port: 51820}, AllowedIPs: []net.IPNet{*allowed}, PersistentKeepaliveInterval: &keepalive,
+		PublicKey: r.key.PublicKey(), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 2), Port: 51820},
+		AllowedIPs: []net.IPNet{*allowed}, PersistentKeepaliveInterval: &keepalive,
 	}}}))
 	must(t, h.SetLink(device, "", 1420, true))
 	ip(t, "route add 10.2.0.0/16 dev wireguard.c2 scope link")
@@ -82,7 +83,8 @@ func TestAdoption(t *testing.T) {
 		}
 		var out bytes.Buffer
 		must(t, Cleanup(&out, cfg, CleanupOptions{Keys: true}))
-		if _, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil || fingerprint(t) != looks || !strings.Contains(out.String(), "left interface wireguard.c2") {
+		if _, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil || fingerprint(t) != looks ||
+			!strings.Contains(out.String(), "left interface wireguard.c2") {
 			t.Errorf("a cleanup takes what is another's: %v\n%s", err, out.String())
 		}
 
@@ -99,7 +101,8 @@ func TestAdoption(t *testing.T) {
 		if after.Peers[0].PersistentKeepaliveInterval != 0 {
 			t.Errorf("its keepalive is %s; want what the broker says", after.Peers[0].PersistentKeepaliveInterval)
 		}
-		if routes := ip(t, "route show 10.2.0.0/16 table all dev "+device); routes != "10.2.0.0/16 table 7394 proto 94 scope link \n" {
+		if routes := ip(t, "route show 10.2.0.0/16 table all dev "+device); routes != "10.2.0.0/16 table 7394 proto 94 "+
+			"scope link \n" {
 			t.Errorf("routes: %q", routes)
 		}
 		if got := b.reportOf("c2"); !bytes.Equal(got.GetPublicKey(), public[:]) || got.GetProblem() != "" {
@@ -146,7 +149,8 @@ func TestAdoptionIsTold(t *testing.T) {
 		client := debugClient(t, cfg)
 		s, err := client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
 		must(t, err)
-		if len(s.GetDevices()) != 1 || s.GetDevices()[0].GetAdoptedFrom() != "semaphore-wireguard" || s.GetDevices()[0].GetSource() != "broker" {
+		if len(s.GetDevices()) != 1 || s.GetDevices()[0].GetAdoptedFrom() != "semaphore-wireguard" ||
+			s.GetDevices()[0].GetSource() != semaphorev1.StateSource_STATE_SOURCE_BROKER {
 			t.Errorf("%v", s.GetDevices())
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), nodetest.Patience(5*time.Second))

@@ -6,6 +6,8 @@
 // their borders, locks do not. The package decides in which order a round of work is done (loop.go) and which owner a
 // message of the broker is for (stream.go), and nothing else. It never asks a kube-apiserver, and holds no credential
 // but the token that it shows its broker.
+//
+// It may import every package of the agent.
 package agent
 
 import (
@@ -53,7 +55,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.pages(reg).Serve(ctx, cfg.Listen.HTTP) })
 	g.Go(func() error {
-		server := debug.NewServer(a.events.Recorder(), a.status)
+		server := debug.NewServer(a.events.Recorder(), a.status, debug.Answers{Path: a.lookup().LookUp})
 		return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, server, func(r grpc.ServiceRegistrar) {
 			semaphorev1.RegisterControlServiceServer(r, operator{agent: a})
 		})

@@ -31,11 +31,15 @@ func receive(t *testing.T, a *agent, all ...*semaphorev1.AttachResponse) {
 }
 
 func attached(epoch string, resumed bool) *semaphorev1.AttachResponse {
-	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{Epoch: epoch, Resumed: resumed}}}
+	return &semaphorev1.AttachResponse{
+		Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{Epoch: epoch, Resumed: resumed}},
+	}
 }
 
 func synced(revision uint64) *semaphorev1.AttachResponse {
-	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: revision}}}
+	return &semaphorev1.AttachResponse{
+		Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: revision}},
+	}
 }
 
 // applied records what an agent sends: the last revision that it has applied on this stream, 0 for none.

@@ -25,7 +25,8 @@ import (
 )
 
 func benchPeer(i, key int) *semaphorev1.PeeringChange {
-	return peerOf("c2", fmt.Sprintf("n%05d", i), publicKey(key), "192.0.2.9:51820", fmt.Sprintf("10.%d.%d.0/24", 2+i>>8, i&255))
+	return peerOf("c2", fmt.Sprintf("n%05d", i), publicKey(key), "192.0.2.9:51820",
+		fmt.Sprintf("10.%d.%d.0/24", 2+i>>8, i&255))
 }
 
 func benchPeers(n int) []*semaphorev1.PeeringChange {
@@ -121,8 +122,9 @@ func BenchmarkPeers(b *testing.B) {
 	})
 }
 
-// maxResident is how many MiB an agent of 5,000 peers may have resident, as deploy/agent runs it.
-const maxResident = 40
+// maxResident is how many MiB an agent of 5,000 peers may have resident, as deploy/agent runs it. The program's own
+// pages are 18 of them.
+const maxResident = 44
 
 // mostPolling is how much of a processor an idle agent takes at most to look at 5,000 peers again and again.
 const mostPolling = 2.0 // percent
@@ -196,7 +198,8 @@ const deployed = "GOGC=50"
 func BenchmarkMemory(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
 		program := filepath.Join(b.TempDir(), "semaphore-agent")
-		build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, "../cmd/semaphore-agent")
+		build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", program,
+			"../cmd/semaphore-agent")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			b.Fatalf("%s: %v\n%s", build, err, out)
@@ -248,6 +251,83 @@ func memory(b *testing.B, program string, env ...string) {
 	figure.WithoutTime(b)
 }
 
+// mostChangeCost is how many times the processor time a change of a peer may take, in the agent and again in
+// wireguard-go, that the library's bare call takes in wireguard-go.
+const mostChangeCost = 2
+
+// BenchmarkChangeCost is the processor time of one peer that gets another key, of a hundred a second on a device of
+// 700: of the agent's process, as deployed, and of wireguard-go, beside what the library's bare calls cost
+// wireguard-go. It bounds from above what a tunnel that needs all processors can lose by the changes, which
+// BenchmarkThroughput measures with more noise.
+func BenchmarkChangeCost(b *testing.B) {
+	nodetest.Bench(b, func(b *testing.B) {
+		const peers, while, perSecond = 700, 10 * time.Second, 100
+		broker, cfg := newBroker(b)
+		broker.clusters = []string{"c2"}
+		removeAtEnd(b, device, "wireguard.c9")
+		h := newHost(b)
+		must(b, h.Create(b.Context(), "wireguard.c9", "", 1420))
+		var raw []wgtypes.PeerConfig
+		for i := range peers {
+			raw = append(raw, rawPeer(i, i))
+		}
+		must(b, h.Configure("wireguard.c9", wgtypes.Config{Peers: raw}))
+		bareDevice := children(b)
+		file := filepath.Join(b.TempDir(), "config.yaml")
+		must(b, os.WriteFile(file, configOf(cfg), 0o600))
+		cmd := exec.CommandContext(b.Context(), "/proc/self/exe")
+		cmd.Env = append(os.Environ(), asAgent+"="+file, deployed)
+		must(b, cmd.Start())
+		b.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		agent := strconv.Itoa(cmd.Process.Pid)
+		broker.say(benchPeers(peers)...)
+		for begin := time.Now(); !broker.done(); time.Sleep(10 * time.Millisecond) {
+			if time.Since(begin) > time.Minute {
+				b.Fatal("not all is programmed within a minute")
+			}
+		}
+		time.Sleep(5 * time.Second) // what comes of the beginning
+		// cost is what processes take for each call of change, beyond what they take without.
+		cost := func(change func(), of ...[]string) (perChange []float64) {
+			had := func() (all []time.Duration) {
+				for _, pids := range of {
+					all = append(all, processorTime(b, pids...))
+				}
+				return all
+			}
+			before := had()
+			time.Sleep(while)
+			idle := had()
+			tick := time.NewTicker(time.Second / perSecond)
+			defer tick.Stop()
+			changes := 0
+			for begin := time.Now(); time.Since(begin) < while; <-tick.C {
+				change()
+				changes++
+			}
+			after := had()
+			for i := range of {
+				perChange = append(perChange, float64((after[i]-idle[i]-(idle[i]-before[i])).Microseconds())/float64(changes))
+			}
+			return perChange
+		}
+		key, rawKey := 30_000, 40_000
+		for b.Loop() {
+			through := cost(func() { key++; broker.say(benchPeer(key%peers, key)) }, []string{agent}, childrenOf(b, agent))
+			eventually(b, "all is programmed", broker.done)
+			bare := cost(func() {
+				rawKey++
+				must(b, h.Configure("wireguard.c9", wgtypes.Config{Peers: []wgtypes.PeerConfig{
+					rawPeer(7, rawKey+1), {PublicKey: publicKey(rawKey), Remove: true},
+				}}))
+			}, bareDevice)
+			figure.Report(b, "agent-CPU-µs/change", through[0]).Floor(bare[0]).AtMostTimesFloor(mostChangeCost)
+			figure.Report(b, "wireguard-go-CPU-µs/change", through[1]).Floor(bare[0]).AtMostTimesFloor(mostChangeCost)
+		}
+		figure.WithoutTime(b)
+	})
+}
+
 // leastOfUndisturbed is the least share of the packets that a tunnel carries while no peer changes that it carries
 // while they do.
 const leastOfUndisturbed = 0.95
@@ -264,14 +344,16 @@ func BenchmarkThroughput(b *testing.B) {
 		all := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16", "10.64.0.0/12")}
 		all[0].GetDevice().PersistentKeepalive = nil
 		changing := func(i, key int) *semaphorev1.PeeringChange {
-			return peerOf("c2", fmt.Sprint("x", i), publicKey(key), "192.0.2.9:51820", fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255))
+			return peerOf("c2", fmt.Sprint("x", i), publicKey(key), "192.0.2.9:51820",
+				fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255))
 		}
 		for i := range peers {
 			all = append(all, changing(i, i))
 		}
 		broker.say(all...)
 		eventually(b, "all is programmed", broker.done)
-		c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
+		c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)},
+			&net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
 		must(b, err)
 		defer c.Close()
 		// turn is how many packets came back in a while, with 64 on their way.
@@ -384,6 +466,9 @@ func childrenOf(b *testing.B, pid string) []string {
 
 // configOf is the file of a configuration, as far as newBroker makes it.
 func configOf(cfg *config.Agent) []byte {
-	return fmt.Appendf(nil, "cluster: %s\nbroker: {address: %q, bundleFile: %q, tokenFile: %q}\nwgKeyPath: %q\nbackend: %q\nsubnetsFile: none\nlocalSubnets: [172.16.0.0/12]\nallowedSubnets: [10.0.0.0/8]\nlisten: {http: %q, debugSocket: %q}\n",
-		cfg.Cluster, cfg.Broker.Address, cfg.Broker.BundleFile, cfg.Broker.TokenFile, cfg.WGKeyPath, cfg.Backend, cfg.Listen.HTTP, cfg.Listen.DebugSocket)
+	return fmt.Appendf(nil, "cluster: %s\nbroker: {address: %q, bundleFile: %q, tokenFile: %q}\nwgKeyPath: %q\nbackend: "+
+		"%q\nsubnetsFile: none\nlocalSubnets: [172.16.0.0/12]\nallowedSubnets: [10.0.0.0/8]\nlisten: {http: %q, "+
+		"debugSocket: %q}\n",
+		cfg.Cluster, cfg.Broker.Address, cfg.Broker.BundleFile, cfg.Broker.TokenFile, cfg.WGKeyPath, cfg.Backend,
+		cfg.Listen.HTTP, cfg.Listen.DebugSocket)
 }

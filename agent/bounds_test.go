@@ -40,13 +40,14 @@ func TestR27OnANode(t *testing.T) {
 		}
 		eventually(t, "c3 is programmed", func() bool { return routes("wireguard.c3") == "[10.3.0.0/16] 1" })
 		eventually(t, "what of c2 may be is programmed", func() bool { return routes("wireguard.c2") == "[10.2.0.0/16] 1" })
-		for _, word := range []string{"10.1.0.0/24 overlaps 10.1.0.0/16 of the own cluster", "192.0.2.0/24 holds 192.0.2.1", "0.0.0.0/1 is wider", "peer thief"} {
+		for _, word := range []string{"10.1.0.0/24 overlaps 10.1.0.0/16 of the own cluster",
+			"192.0.2.0/24 contains 192.0.2.1", "0.0.0.0/1 is wider", "peer thief"} {
 			eventually(t, "the report tells "+word, func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), word) })
 		}
-		if got := metric(t, `semaphore_agent_refused{device="wireguard.c2"}`); got != "4" {
+		if got := metric(t, `semaphore_agent_refused{cluster="c2",device="wireguard.c2"}`); got != "4" {
 			t.Errorf("refused %q", got)
 		}
-		if got := metric(t, `semaphore_agent_refused{device="wireguard.c3"}`); got != "0" {
+		if got := metric(t, `semaphore_agent_refused{cluster="c3",device="wireguard.c3"}`); got != "0" {
 			t.Errorf("refused of c3 %q", got)
 		}
 		if problem := b.reportOf("c3").GetProblem(); problem != "" {
@@ -56,7 +57,8 @@ func TestR27OnANode(t *testing.T) {
 		changed := peerOf("c3", "n1", publicKey(2), "192.0.2.3:51820", "10.3.2.0/24")
 		changed.ObservedAt = timestamppb.New(time.Now().Add(-2 * time.Second))
 		b.say(changed)
-		eventually(t, "the change is counted", func() bool { return metric(t, `semaphore_agent_propagation_seconds_count{cluster="c3"}`) == "1" })
+		eventually(t, "the change is counted",
+			func() bool { return metric(t, `semaphore_agent_propagation_seconds_count{cluster="c3"}`) == "1" })
 		if got := metric(t, `semaphore_agent_propagation_seconds_bucket{cluster="c3",le="1.28"}`); got != "0" {
 			t.Errorf("%q changes took less than two seconds", got)
 		}

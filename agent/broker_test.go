@@ -39,7 +39,6 @@ type broker struct {
 	epoch    string
 	log      []*semaphorev1.PeeringChange
 	clusters []string // complete
-	podCIDRs []string // of the agent's node
 	// network is sent after Attached; nil for not at all.
 	network *semaphorev1.NodeNetwork
 	// guard is sent after Attached; nil for not at all.
@@ -63,13 +62,15 @@ type broker struct {
 func newBroker(t testing.TB) (*broker, *config.Agent) {
 	t.Helper()
 	dir := t.TempDir()
-	must(t, pki.Init(filepath.Join(dir, "pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+	must(t, pki.Init(filepath.Join(dir, "pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour},
+		time.Now()))
 	bundle := filepath.Join(dir, "c1.pem")
 	roots, err := os.ReadFile(filepath.Join(dir, "pki", "ca.crt"))
 	must(t, err)
 	must(t, os.WriteFile(bundle, roots, 0o600))
 	source, err := identity.NewSource(config.TLS{
-		CertFile: filepath.Join(dir, "pki", "broker", "tls.crt"), KeyFile: filepath.Join(dir, "pki", "broker", "tls.key"), BundleDir: dir,
+		CertFile: filepath.Join(dir, "pki", "broker", "tls.crt"), KeyFile: filepath.Join(dir, "pki", "broker", "tls.key"),
+		BundleDir: dir,
 	})
 	must(t, err)
 	token := filepath.Join(dir, "token")
@@ -168,13 +169,14 @@ func (b *broker) delivers(but ...string) {
 	defer b.mu.Unlock()
 	b.undelivered = &semaphorev1.Undelivered{}
 	for _, cluster := range but {
-		b.undelivered.Remotes = append(b.undelivered.Remotes, &semaphorev1.UndeliveredRemote{Cluster: cluster, Reason: "its broker is gone"})
+		b.undelivered.Remotes = append(b.undelivered.Remotes,
+			&semaphorev1.UndeliveredRemote{Cluster: cluster, Reason: "its broker is gone"})
 	}
 	close(b.changed)
 	b.changed = make(chan struct{})
 }
 
-// done says whether the agent that is attached has told that all is in its kernel.
+// done reports whether the agent that is attached has told that all is in its kernel.
 func (b *broker) done() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -193,7 +195,7 @@ func (b *broker) reportOf(cluster string) *semaphorev1.DeviceReport {
 	return nil
 }
 
-// guarded says whether the newest report says that all remotes are guarded.
+// guarded reports whether the newest report says that all remotes are guarded.
 func (b *broker) guarded() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -234,7 +236,7 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 	b.hellos = append(b.hellos, hello)
 	b.report, b.applied = nil, 0
 	b.attached++
-	epoch, position, podCIDRs, network, guard := b.epoch, uint64(0), b.podCIDRs, b.network, b.guard
+	epoch, position, network, guard := b.epoch, uint64(0), b.network, b.guard
 	b.mu.Unlock()
 	defer func() {
 		b.mu.Lock()
@@ -263,18 +265,23 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 			b.mu.Unlock()
 		}
 	}()
-	if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
-		Node: "n1", Cluster: "c1", Epoch: epoch, Resumed: resumed, PodCidrs: podCIDRs,
-	}}}); err != nil {
+	if err := call.Send(&semaphorev1.AttachResponse{
+		Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
+			Node: "n1", Cluster: "c1", Epoch: epoch, Resumed: resumed,
+		}}}); err != nil {
 		return err
 	}
 	if network != nil {
-		if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: network}}); err != nil {
+		if err := call.Send(&semaphorev1.AttachResponse{
+			Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: network},
+		}); err != nil {
 			return err
 		}
 	}
 	if guard != nil {
-		if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guard}}); err != nil {
+		if err := call.Send(&semaphorev1.AttachResponse{
+			Message: &semaphorev1.AttachResponse_Guard{Guard: guard},
+		}); err != nil {
 			return err
 		}
 	}
@@ -287,13 +294,17 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		b.mu.Unlock()
 		if undelivered != told {
 			told = undelivered
-			if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: told}}); err != nil {
+			if err := call.Send(&semaphorev1.AttachResponse{
+				Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: told},
+			}); err != nil {
 				return err
 			}
 		}
 		if len(rest) > 0 {
 			position += uint64(len(rest))
-			if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: rest}}}); err != nil {
+			if err := call.Send(&semaphorev1.AttachResponse{
+				Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: rest}},
+			}); err != nil {
 				return err
 			}
 		}
@@ -306,12 +317,16 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		}
 		if !synced {
 			synced = true
-			if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: position, Clusters: clusters}}}); err != nil {
+			if err := call.Send(&semaphorev1.AttachResponse{
+				Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: position, Clusters: clusters}},
+			}); err != nil {
 				return err
 			}
 		}
 		for _, m := range rotations {
-			if err := call.Send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_RotateKey{RotateKey: m}}); err != nil {
+			if err := call.Send(&semaphorev1.AttachResponse{
+				Message: &semaphorev1.AttachResponse_RotateKey{RotateKey: m},
+			}); err != nil {
 				return err
 			}
 		}

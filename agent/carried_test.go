@@ -77,7 +77,7 @@ func TestCarriedDevice(t *testing.T) {
 			t.Errorf("%d packets lost while the agent's container was killed and another began", lost)
 		}
 		same(t, before, deviceOn(t, h, device))
-		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("the start counts as %s heals", heals)
 		}
 		// It is the next agent's all the same.

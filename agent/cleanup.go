@@ -28,10 +28,10 @@ type CleanupOptions struct {
 	LeaveDevices bool
 }
 
-// Cleanup returns a node to how it was: it takes out every device that is an agent's, every route and rule that bears
-// our protocol number, of whatever table, the guard, the state file, and if asked also the private keys. What it
-// removes it prints; what is gone already is no error. Devices of semaphore-wireguard's that were never taken over
-// stay, and their keys.
+// Cleanup returns a node to how it was: it takes out every device that is an agent's, every route and rule that has our
+// protocol number, of whatever table, the guard, the state file, and if asked also the private keys. What it removes it
+// prints; what is gone already is no error. Devices of semaphore-wireguard's that were never taken over stay, and their
+// keys.
 func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	if options.Keys && options.LeaveDevices {
 		return errors.New("cleanup: either the keys go, or the devices stay, which would have no key after a reboot")
@@ -65,7 +65,7 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 		if options.LeaveDevices && canBeSemaphoreWireguards(l.Name) {
 			routes, err := host.Release(l.Name)
 			failed = append(failed, err)
-			fmt.Fprintf(out, "left device %s as it stands, without our marks, and its routes %v, in the main table\n",
+			fmt.Fprintf(out, "left device %s unchanged, without semaphore's marks, and its routes %v, in the main table\n",
 				l.Name, routes)
 			released = append(released, l.Name)
 			continue
@@ -98,10 +98,10 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	return errors.Join(failed...)
 }
 
-// canBeSemaphoreWireguards says whether a device has a name as semaphore-wireguard gives them: never a short one.
+// canBeSemaphoreWireguards reports whether a device has a name as semaphore-wireguard gives them: never a short one.
 func canBeSemaphoreWireguards(device string) bool { return naming.IsDevice(device, "") }
 
-// isOurs says whether a device is an agent's: by its alias, or else by what it has.
+// isOurs reports whether a device is an agent's: by its alias, or else by what it has.
 func isOurs(host *wireguard.Host, l wireguard.Link) (bool, error) {
 	if cluster, ok := strings.CutPrefix(l.Alias, naming.DeviceAlias("")); ok && naming.Device(cluster) == l.Name {
 		return true, nil
@@ -125,7 +125,7 @@ func removeState(out io.Writer, path string) error {
 // shortened is the name of a device whose cluster's name is too long for one.
 var shortened = regexp.MustCompile(`^wg\.[0-9a-f]{10}$`)
 
-// canBeOurs says whether a file that bears a device's name can be an agent's: there may be no device to ask.
+// canBeOurs reports whether a file that has a device's name can be an agent's: there may be no device to ask.
 func canBeOurs(device string) bool {
 	return naming.IsDevice(device, "") || shortened.MatchString(device)
 }

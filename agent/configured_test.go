@@ -20,7 +20,8 @@ import (
 func guarding(clusters ...string) *semaphorev1.Guard {
 	m := &semaphorev1.Guard{}
 	for _, c := range clusters {
-		m.Remotes = append(m.Remotes, &semaphorev1.GuardedRemote{Cluster: c, PodSubnets: []string{"10." + strings.TrimPrefix(c, "c") + ".0.0/16"}})
+		m.Remotes = append(m.Remotes,
+			&semaphorev1.GuardedRemote{Cluster: c, PodSubnets: []string{"10." + strings.TrimPrefix(c, "c") + ".0.0/16"}})
 	}
 	return m
 }
@@ -60,7 +61,8 @@ func leaky(t *testing.T) (r *remote, from []*net.UDPConn) {
 	from = []*net.UDPConn{forwarded, own}
 	// Once the pod and the node have found their neighbours, which takes another second where the first question was
 	// lost.
-	eventually(t, "without an agent all packets are seen in the clear, or what follows proves nothing", func() bool { return len(leaks(t, r, from...)) >= 20 })
+	eventually(t, "without an agent all packets are seen in the clear, or what follows proves nothing",
+		func() bool { return len(leaks(t, r, from...)) >= 20 })
 	return r, from
 }
 
@@ -104,9 +106,11 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 		b.guard = guarding("c2")
 		b.mu.Unlock()
 		b.restart(t, "B")
-		eventually(t, "the other remote is told as one that nobody names", func() bool { return b.reportOf("c3").GetProblem() == onlyGuard })
+		eventually(t, "the other remote is told as one that nobody names",
+			func() bool { return b.reportOf("c3").GetProblem() == onlyGuard })
 		b.say(noDevice("c3"))
-		eventually(t, "its guard has gone", func() bool { return !strings.Contains(ip(t, "route show table 7394"), "10.3.0.0/16") })
+		eventually(t, "its guard has gone",
+			func() bool { return !strings.Contains(ip(t, "route show table 7394"), "10.3.0.0/16") })
 		eventually(t, "the broker is told", b.guarded)
 		if seen := leaks(t, r, from...); len(seen) > 0 {
 			t.Errorf("%d packets in the clear: %v", len(seen), seen)
@@ -124,6 +128,7 @@ func TestSomeoneElsesInterface(t *testing.T) {
 		setting(t, "ipv6/conf/"+device+"/disable_ipv6", "1") // which would look for neighbours and routers by it
 		ip(t, "link set "+device+" up")
 		ip(t, "link set p0 up")
+		removeAtEnd(t, device)
 		run(t, cfg)
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
 		eventually(t, "it is told", func() bool { return b.reportOf("c2").GetProblem() != "" })
@@ -142,7 +147,6 @@ func TestSomeoneElsesInterface(t *testing.T) {
 			t.Errorf("%d packets have left by someone else's interface", after-before)
 		}
 		ip(t, "link del "+device)
-		removeAtEnd(t, device)
 		eventually(t, "the device is made once the other has gone", b.done)
 		r.pair(t, b.reportOf("c2").GetPublicKey())
 		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
@@ -204,7 +208,9 @@ func TestGuardAtBoot(t *testing.T) {
 
 		// A damaged file is an error: the unit fails, and says so.
 		must(t, os.WriteFile(cfg.StateFile, []byte("damaged"), 0o600))
-		if err := GuardAtBoot(&out, BootGuard{StateFile: cfg.StateFile, Inbound: true, Table: routing.Default()}); err == nil || !strings.Contains(err.Error(), cfg.StateFile) {
+		if err := GuardAtBoot(&out,
+			BootGuard{StateFile: cfg.StateFile, Inbound: true, Table: routing.Default()}); err == nil ||
+			!strings.Contains(err.Error(), cfg.StateFile) {
 			t.Errorf("a damaged file: %v", err)
 		}
 	})

@@ -52,16 +52,19 @@ func TestDualStack(t *testing.T) {
 
 		for _, family := range []string{"IPv4", "IPv6"} {
 			for _, size := range []int{4, 1200} {
-				took := eventually(t, fmt.Sprintf("a packet of %d bytes comes back by %s", size, family), func() bool { return talks(family, size) })
+				took := eventually(t, fmt.Sprintf("a packet of %d bytes comes back by %s", size, family),
+					func() bool { return talks(family, size) })
 				t.Logf("%s, %d bytes: after %s", family, size, took)
 			}
 		}
 		// Someone writes another end of the tunnel.
 		h := newHost(t)
 		must(t, h.Configure(device, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
-			PublicKey: remoteKey, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::77]:7")),
+			PublicKey: remoteKey, UpdateOnly: true,
+			Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::77]:7")),
 		}}}))
-		eventually(t, "the IPv6 end is put right", func() bool { return deviceOn(t, h, device).Peers[0].Endpoint.String() == "[2001:db8::2]:51820" })
+		eventually(t, "the IPv6 end is put right",
+			func() bool { return deviceOn(t, h, device).Peers[0].Endpoint.String() == "[2001:db8::2]:51820" })
 		eventually(t, "packets go there", func() bool { return talks("IPv4", 4) && talks("IPv6", 4) })
 		// An address that is in the subnet and nobody's does not go to the peer that has others of it.
 		if ok := func() (ok bool) {
@@ -77,7 +80,8 @@ func TestDualStack(t *testing.T) {
 		})
 		eventually(t, "with the route, packets", func() bool { return talks("IPv6", 4) })
 
-		b.say(deviceOf("c2", 51820, families["IPv4"].subnet), peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820", "10.2.1.0/26"))
+		b.say(deviceOf("c2", 51820, families["IPv4"].subnet), peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820",
+			"10.2.1.0/26"))
 		eventually(t, "IPv6 is taken out", func() bool {
 			return b.done() && !strings.Contains(ip(t, "-6 route show table 7394 "+families["IPv6"].subnet), "dev "+device)
 		})
@@ -90,7 +94,7 @@ func TestDualStack(t *testing.T) {
 	})
 }
 
-// echoed says whether one packet comes back.
+// echoed reports whether one packet comes back.
 func echoed(from, to string, size int) bool {
 	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(from)}, &net.UDPAddr{IP: net.ParseIP(to), Port: 7})
 	if err != nil {
@@ -159,10 +163,11 @@ func newDualStackRemote(t *testing.T, peer wgtypes.Key) wgtypes.Key {
 		if err := host.Create(t.Context(), remoteDevice, remoteDevice, 1380); err != nil {
 			return err
 		}
-		if err := host.Configure(remoteDevice, wgtypes.Config{PrivateKey: &key, ListenPort: &port, Peers: []wgtypes.PeerConfig{{
-			PublicKey: peer, AllowedIPs: allowed,
-			Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:51820")),
-		}}}); err != nil {
+		if err := host.Configure(remoteDevice, wgtypes.Config{PrivateKey: &key, ListenPort: &port,
+			Peers: []wgtypes.PeerConfig{{
+				PublicKey: peer, AllowedIPs: allowed,
+				Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:51820")),
+			}}}); err != nil {
 			return err
 		}
 		if err := host.SetLink(remoteDevice, remoteDevice, 1380, true); err != nil {

@@ -21,7 +21,7 @@ func withinASecond(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// F12: a node is deleted and made anew under its name, with another key. Whoever reads the device sees its prefix with
+// F12: a node is deleted and made again under its name, with another key. Whoever reads the device sees its prefix with
 // one of the two keys, and not with both or none; the old one goes right after. Packets of another node's go on.
 func TestF12(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
@@ -113,7 +113,8 @@ func TestF28(t *testing.T) {
 			return err == nil && d != nil && len(d.Routes) == 1 && d.Routes[0] == want
 		}
 		const ours = " table 7394"
-		for _, harm := range []string{"route del 10.2.0.0/16 dev " + device + ours, "route replace 10.2.0.0/16 via 192.0.2.2" + ours} {
+		for _, harm := range []string{"route del 10.2.0.0/16 dev " + device + ours,
+			"route replace 10.2.0.0/16 via 192.0.2.2" + ours} {
 			time.Sleep(300 * time.Millisecond)
 			ip(t, harm)
 			withinASecond(t, harm+": the route is back", stands)
@@ -137,11 +138,12 @@ func TestF30(t *testing.T) {
 			b.say(peerOf("c2", "n2", key, fmt.Sprintf("192.0.2.%d:51820", 100+i), fmt.Sprintf("10.2.%d.0/24", 100+i)))
 			eventually(t, "all is programmed", b.done)
 			eventually(t, "both are named", func() bool {
-				return strings.Contains(b.reportOf("c2").GetProblem(), "peer n2 has the public key of n1 and is left out")
+				return strings.Contains(b.reportOf("c2").GetProblem(), "peer n2 has the public key of n1 and is ignored")
 			})
 			time.Sleep(20 * time.Millisecond)
 		}
-		if d := deviceOn(t, h, device); len(d.Peers) != 1 || d.Peers[0].PublicKey != key || d.Peers[0].Endpoint.String() != "192.0.2.2:51820" {
+		if d := deviceOn(t, h, device); len(d.Peers) != 1 || d.Peers[0].PublicKey != key ||
+			d.Peers[0].Endpoint.String() != "192.0.2.2:51820" {
 			t.Errorf("peers %v", d.Peers)
 		}
 		b.say(peerOf("c2", "n2", publicKey(9), "192.0.2.9:51820", "10.2.109.0/24"))

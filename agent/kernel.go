@@ -3,6 +3,7 @@ package agent
 import (
 	devices "github.com/kube-semaphore/semaphore/agent/device"
 	"github.com/kube-semaphore/semaphore/agent/hostnet"
+	"github.com/kube-semaphore/semaphore/agent/lookup"
 	"github.com/kube-semaphore/semaphore/agent/peers"
 	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/sysctl"
@@ -14,6 +15,7 @@ type Kernel interface {
 	devices.Kernel
 	hostnet.Kernel
 	peers.Kernel
+	lookup.Kernel
 }
 
 // node is the Kernel of the node that the agent runs on.

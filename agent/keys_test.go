@@ -243,7 +243,8 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 			is := b.reportOf("c2").GetPublicKey()
 			return len(is) > 0 && wgtypes.Key(is) != old.PublicKey()
 		})
-		if key := keyIn(t, cfg); key.PublicKey() != wgtypes.Key(b.reportOf("c2").GetPublicKey()) || key != deviceOn(t, h, device).PrivateKey {
+		if key := keyIn(t, cfg); key.PublicKey() != wgtypes.Key(b.reportOf("c2").GetPublicKey()) ||
+			key != deviceOn(t, h, device).PrivateKey {
 			t.Error("file, device and report do not have one key")
 		}
 		if files, _ := filepath.Glob(filepath.Join(cfg.WGKeyPath, "*.key*")); len(files) != 1 {
@@ -263,11 +264,21 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 		})
 		for i, f := range all {
 			sent, lost, gap, latest := f.end()
-			t.Logf("flow %d: %d packets, %d lost, longest gap %s, latest packet %s late; the other end heard of the key after %s", i, sent, lost, gap, latest, delay)
+			t.Logf(
+				"flow %d: %d packets, %d lost, longest gap %s, latest packet %s late; the other end heard of the key after %s",
+				i,
+				sent,
+				lost,
+				gap,
+				latest,
+				delay,
+			)
 			// No longer than one propagation: a handshake, a look at the report every 2 ms and a packet every 20 are
 			// what comes to it.
-			if limit := propagation() + nodetest.Patience(100*time.Millisecond); propagation() == 0 || gap > limit || latest > limit {
-				t.Errorf("flow %d: nothing arrived for %s, and a packet was %s late; the key was known after %s", i, gap, latest, propagation())
+			if limit := propagation() + nodetest.Patience(100*time.Millisecond); propagation() == 0 || gap > limit ||
+				latest > limit {
+				t.Errorf("flow %d: nothing arrived for %s, and a packet was %s late; the key was known after %s", i, gap, latest,
+					propagation())
 			}
 			if lost > 0 {
 				t.Errorf("flow %d: %d of %d packets lost", i, lost, sent)
@@ -276,10 +287,10 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 		if d := deviceOn(t, h, device); d.Index != index || len(d.Peers) != 1 {
 			t.Errorf("index %d, %d peers; before: %d, 1", d.Index, len(d.Peers), index)
 		}
-		if n := metric(t, `semaphore_agent_key_rotations_total{device="wireguard.c2"}`); n != "1" {
+		if n := metric(t, `semaphore_agent_key_rotations_total{cluster="c2",device="wireguard.c2"}`); n != "1" {
 			t.Errorf("%q rotations", n)
 		}
-		if n := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); n != "0" {
+		if n := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); n != "0" {
 			t.Errorf("a new key counts as %q heals", n)
 		}
 	})
@@ -301,7 +312,8 @@ func TestKeyRotationCutShort(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, device+".key.1234"), []byte("half a"), 0o600))
 			a = run(t, cfg)
 			public := key.Private.PublicKey()
-			eventually(t, "the new key is reported", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
+			eventually(t, "the new key is reported",
+				func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
 			eventually(t, "all is programmed", b.done) // a key that the device has is reported before
 			if deviceOn(t, h, device).PrivateKey != key.Private || keyIn(t, cfg) != key.Private {
 				t.Errorf("with the key on the device %v: device and file do not have it", onDevice)
@@ -328,7 +340,8 @@ func TestKeyRotationAtTheSocket(t *testing.T) {
 		must(t, err)
 		fresh := keyIn(t, cfg)
 		public := fresh.PublicKey()
-		if n := answer.GetNodes(); len(n) != 1 || n[0].GetNode() != "n1" || !n[0].GetTold() || len(n[0].GetKeys()) != 1 || !bytes.Equal(n[0].GetKeys()[0].GetPublicKey(), public[:]) || fresh == old {
+		if n := answer.GetNodes(); len(n) != 1 || n[0].GetNode() != "n1" || !n[0].GetAccepted() || len(n[0].GetKeys()) != 1 ||
+			!bytes.Equal(n[0].GetKeys()[0].GetPublicKey(), public[:]) || fresh == old {
 			t.Errorf("%v", answer)
 		}
 		eventually(t, "it is reported", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
@@ -342,7 +355,8 @@ func TestKeyRotationAtTheSocket(t *testing.T) {
 		}
 		b.stop()
 		eventually(t, "the agent has lost its broker", func() bool { return metric(t, "semaphore_agent_connected") == "0" })
-		if _, err := ask(&semaphorev1.RotateKeyRequest{}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no peer would learn") {
+		if _, err := ask(&semaphorev1.RotateKeyRequest{}); status.Code(err) != codes.FailedPrecondition ||
+			!strings.Contains(err.Error(), "no peer would learn") {
 			t.Errorf("detached: %v", err)
 		}
 		if keyIn(t, cfg) != fresh {
@@ -353,7 +367,8 @@ func TestKeyRotationAtTheSocket(t *testing.T) {
 		}
 		forced := keyIn(t, cfg).PublicKey()
 		b.start(t)
-		eventually(t, "it is reported once there is a broker", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), forced[:]) })
+		eventually(t, "it is reported once there is a broker",
+			func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), forced[:]) })
 	})
 }
 
@@ -390,12 +405,15 @@ func TestRotationWaitsForTheRemote(t *testing.T) {
 		b.rotate(&semaphorev1.RotateKey{Cluster: "c2"}) // said just before the remote was lost
 		out, in := flows(t, r)
 		eventually(t, "it is told", func() bool {
-			return strings.Contains(b.reportOf("c2").GetProblem(), "waits until the nodes of c2 would learn of it: its broker is gone")
+			return strings.Contains(b.reportOf("c2").GetProblem(),
+				"waits until the nodes of c2 would learn of it: its broker is gone")
 		})
 		if !ready() {
 			t.Error("not ready, because a key waits")
 		}
-		if _, err := control(t, cfg).RotateKey(t.Context(), &semaphorev1.RotateKeyRequest{}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "its broker is gone") {
+		if _, err := control(t, cfg).RotateKey(t.Context(),
+			&semaphorev1.RotateKeyRequest{}); status.Code(err) != codes.FailedPrecondition ||
+			!strings.Contains(err.Error(), "its broker is gone") {
 			t.Errorf("at the socket: %v", err)
 		}
 		rounds := metric(t, "semaphore_agent_look_seconds_count")
@@ -441,7 +459,7 @@ func TestKeyRotationByAge(t *testing.T) {
 		if d := b.reportOf("c2"); d.GetKeyCreatedAt().AsTime().Unix() != made.Unix() || keyIn(t, cfg) != old {
 			t.Errorf("made %s; want %s", d.GetKeyCreatedAt().AsTime(), made)
 		}
-		if at := metric(t, `semaphore_agent_key_created_timestamp_seconds{device="wireguard.c2"}`); at == "" {
+		if at := metric(t, `semaphore_agent_key_created_timestamp_seconds{cluster="c2",device="wireguard.c2"}`); at == "" {
 			t.Error("the key's age is no metric")
 		}
 		change := deviceOf("c2", 51820, "10.2.0.0/16")
@@ -450,7 +468,8 @@ func TestKeyRotationByAge(t *testing.T) {
 		eventually(t, "there is a new key", func() bool { return keyIn(t, cfg) != old })
 		eventually(t, "it is reported", func() bool {
 			public := keyIn(t, cfg).PublicKey()
-			return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) && time.Since(b.reportOf("c2").GetKeyCreatedAt().AsTime()) < time.Minute
+			return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) &&
+				time.Since(b.reportOf("c2").GetKeyCreatedAt().AsTime()) < time.Minute
 		})
 		fresh := keyIn(t, cfg)
 		b.say(deviceOf("c2", 51821, "10.2.0.0/16")) // it is looked at again
@@ -482,14 +501,15 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 		run(t, cfg)
 		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.9:51820", "10.2.2.0/24"))
 		eventually(t, "the new peer is there", func() bool { d, _ := h.Device(device); return d != nil && len(d.Peers) == 2 })
-		eventually(t, "the problem is told", func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "cannot be saved") })
+		eventually(t, "the problem is told",
+			func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "cannot be saved") })
 		if got := b.reportOf("c2").GetPublicKey(); len(got) != 0 {
 			t.Errorf("a key that is not on the disk is told: %x", got)
 		}
 		if code, page := fetch("readyz"); code != http.StatusServiceUnavailable || !strings.Contains(page, file) {
 			t.Errorf("readyz: %d %s", code, page)
 		}
-		if n := metric(t, `semaphore_agent_key_file_problem{device="wireguard.c2"}`); n != "1" {
+		if n := metric(t, `semaphore_agent_key_file_problem{cluster="c2",device="wireguard.c2"}`); n != "1" {
 			t.Errorf("problem: %q", n)
 		}
 		must(t, os.Remove(fill))
@@ -508,7 +528,7 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 		must(t, os.Remove(aside[0]))
 		b.say(deviceOf("c2", 51821, "10.2.0.0/16")) // it is looked at again
 		eventually(t, "the problem is over", func() bool { return b.done() && b.reportOf("c2").GetProblem() == "" })
-		if n := metric(t, `semaphore_agent_key_file_problem{device="wireguard.c2"}`); n != "0" {
+		if n := metric(t, `semaphore_agent_key_file_problem{cluster="c2",device="wireguard.c2"}`); n != "0" {
 			t.Errorf("problem: %q, when it is over", n)
 		}
 	})
@@ -535,7 +555,8 @@ func TestPeerGetsANewKeyUnderTraffic(t *testing.T) {
 			eventually(t, "all is programmed", b.done)
 			back := tr.back.Load()
 			eventually(t, "packets come back", func() bool { return tr.back.Load() > back+50 })
-			time.Sleep(nodetest.Patience(200 * time.Millisecond)) // WireGuard takes no handshakes of one peer that are closer than 50 ms
+			// WireGuard takes no handshakes of one peer that are closer than 50 ms
+			time.Sleep(nodetest.Patience(200 * time.Millisecond))
 		}
 		if lost := tr.lost(t); lost != 0 {
 			t.Errorf("%d packets lost", lost)

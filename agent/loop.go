@@ -65,7 +65,7 @@ func (q *queue) take() schedule.Work {
 	return work
 }
 
-// devices says whether any device waits to be set.
+// devices reports whether any device waits to be set.
 func (q *queue) devices() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

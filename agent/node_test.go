@@ -112,7 +112,8 @@ func metric(t testing.TB, series string) string {
 
 func deviceOf(cluster string, port uint32, subnets ...string) *semaphorev1.PeeringChange {
 	return &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Device{Device: &semaphorev1.Device{
-		Cluster: cluster, ListenPort: port, Mtu: 1380, PodSubnets: subnets, PersistentKeepalive: durationpb.New(25 * time.Second),
+		Cluster: cluster, ListenPort: port, Mtu: 1380, PodSubnets: subnets,
+		PersistentKeepalive: durationpb.New(25 * time.Second),
 	}}}
 }
 
@@ -124,7 +125,9 @@ func peerOf(cluster, node string, key wgtypes.Key, endpoint string, allowed ...s
 }
 
 func noPeer(cluster, node string) *semaphorev1.PeeringChange {
-	return &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_DeletePeer{DeletePeer: &semaphorev1.PeerKey{Cluster: cluster, Node: node}}}
+	return &semaphorev1.PeeringChange{
+		Change: &semaphorev1.PeeringChange_DeletePeer{DeletePeer: &semaphorev1.PeerKey{Cluster: cluster, Node: node}},
+	}
 }
 
 func noDevice(cluster string) *semaphorev1.PeeringChange {
@@ -132,7 +135,8 @@ func noDevice(cluster string) *semaphorev1.PeeringChange {
 }
 
 func publicKey(seed int) wgtypes.Key {
-	return wgtypes.Key(slices.Concat(bytes.Repeat([]byte{7}, 28), []byte{0, byte(seed >> 16), byte(seed >> 8), byte(seed)}))
+	return wgtypes.Key(slices.Concat(bytes.Repeat([]byte{7}, 28),
+		[]byte{0, byte(seed >> 16), byte(seed >> 8), byte(seed)}))
 }
 
 func newHost(t testing.TB) *wireguard.Host {
@@ -229,7 +233,8 @@ func (r *remote) pair(t testing.TB, key []byte) {
 	_, allowed, _ := net.ParseCIDR("10.1.1.0/24")
 	must(t, r.Do(func() error {
 		return r.host.Configure(remoteDevice, wgtypes.Config{ReplacePeers: true, Peers: []wgtypes.PeerConfig{{
-			PublicKey: wgtypes.Key(key), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 51820}, AllowedIPs: []net.IPNet{*allowed},
+			PublicKey: wgtypes.Key(key), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 51820},
+			AllowedIPs: []net.IPNet{*allowed},
 		}}})
 	}))
 }
@@ -250,7 +255,8 @@ func startTraffic(t *testing.T) *traffic {
 
 func startTrafficEvery(t *testing.T, interval time.Duration) *traffic {
 	t.Helper()
-	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
+	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)},
+		&net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
 	must(t, err)
 	tr := &traffic{stop: make(chan struct{}), stopped: make(chan struct{})}
 	read := make(chan struct{})
@@ -299,9 +305,10 @@ func (tr *traffic) lost(t *testing.T) int64 {
 	return sent - back
 }
 
-// reachable says whether one packet comes back.
+// reachable reports whether one packet comes back.
 func reachable() bool {
-	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)}, &net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
+	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)},
+		&net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
 	if err != nil {
 		return false
 	}
@@ -344,7 +351,8 @@ func connectWith(t testing.TB, before func(*config.Agent)) (*broker, *config.Age
 	return b, cfg, r, a
 }
 
-// removeAtEnd has a device removed when the test is over, after whatever is begun later has ended.
+// removeAtEnd deletes devices when the test has ended. It is called before run, whose agent would otherwise still be
+// there to make them again.
 func removeAtEnd(t testing.TB, names ...string) {
 	t.Helper()
 	h := newHost(t)
@@ -359,7 +367,7 @@ const device = "wireguard.c2"
 
 // The problems of an orphan: one that the broker does not name, and one of which only the guard is left.
 const (
-	notNamed  = "the broker says nothing of this cluster, whose device is left as it stands"
+	notNamed  = "the broker sent nothing about this cluster, so the agent leaves its device unchanged"
 	onlyGuard = "the broker says nothing of this cluster, whose device has gone; packets to it are stopped"
 )
 
@@ -431,7 +439,7 @@ func TestTrafficGoesOn(t *testing.T) {
 			t.Errorf("%d packets lost while the agent restarted", lost)
 		}
 		same(t, before, deviceOn(t, h, device))
-		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("a start counts as %s heals", heals)
 		}
 
@@ -443,14 +451,14 @@ func TestTrafficGoesOn(t *testing.T) {
 			watching <- wireguard.Watch(ctx, routing.Default(), func(wireguard.Event) { told.Add(1) }, func() {})
 		}()
 		time.Sleep(50 * time.Millisecond)
-		looks := metric(t, `semaphore_wg_sync_peers_total{device="wireguard.c2",success="1"}`)
+		looks := metric(t, `semaphore_wg_sync_peers_total{cluster="c2",device="wireguard.c2",success="1"}`)
 		tr = startTraffic(t)
 		b.restart(t, "B")
 		eventually(t, "the agent has attached to the new broker", b.done)
 		if lost := tr.lost(t); lost != 0 {
 			t.Errorf("%d packets lost while the broker was replaced", lost)
 		}
-		if after := metric(t, `semaphore_wg_sync_peers_total{device="wireguard.c2",success="1"}`); after != looks {
+		if after := metric(t, `semaphore_wg_sync_peers_total{cluster="c2",device="wireguard.c2",success="1"}`); after != looks {
 			t.Errorf("a replaced broker that wants the same has the device set: %s before, %s after", looks, after)
 		}
 		if n := told.Load(); n != 0 {
@@ -468,7 +476,8 @@ func TestTrafficGoesOn(t *testing.T) {
 // same compares what must not change of a device.
 func same(t *testing.T, before, after *wireguard.Device) {
 	t.Helper()
-	if after.Index != before.Index || after.PrivateKey != before.PrivateKey || after.ListenPort != before.ListenPort || after.MTU != before.MTU {
+	if after.Index != before.Index || after.PrivateKey != before.PrivateKey || after.ListenPort != before.ListenPort ||
+		after.MTU != before.MTU {
 		t.Errorf("index %d, port %d, MTU %d; before: %d, %d, %d; the same key: %v", after.Index, after.ListenPort, after.MTU,
 			before.Index, before.ListenPort, before.MTU, after.PrivateKey == before.PrivateKey)
 	}
@@ -482,7 +491,8 @@ func same(t *testing.T, before, after *wireguard.Device) {
 	if diff := cmp.Diff(keys(before), keys(after)); diff != "" {
 		t.Errorf("peers (-before +after):\n%s", diff)
 	}
-	if diff := cmp.Diff(before.Routes, after.Routes, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(before.Routes, after.Routes,
+		cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Errorf("routes (-before +after):\n%s", diff)
 	}
 }
@@ -492,14 +502,15 @@ func TestHealing(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
 		time.Sleep(schedule.HealGap + 100*time.Millisecond) // what we did ourselves was looked at by now
-		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("%s heals, and nobody has touched anything", heals)
 		}
 		h := newHost(t)
 		stands := func(ok func(*wireguard.Device) bool) func() bool {
 			return func() bool {
 				d, err := h.Device(device)
-				return err == nil && d != nil && d.Up && len(d.Peers) == 1 && len(d.Routes) == 1 && !d.UnruledV4 && (ok == nil || ok(d))
+				return err == nil && d != nil && d.Up && len(d.Peers) == 1 && len(d.Routes) == 1 && !d.UnruledV4 &&
+					(ok == nil || ok(d))
 			}
 		}
 		key := deviceOn(t, h, device).PublicKey
@@ -532,7 +543,7 @@ func TestHealing(t *testing.T) {
 		// The rule is the device's and the guard's: it is put right, and perhaps counted, by whoever checks first. A heal
 		// is counted when all of it is done, which can be after the device stands.
 		heals := func() int {
-			n, err := strconv.Atoi(metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`))
+			n, err := strconv.Atoi(metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`))
 			must(t, err)
 			return n
 		}
@@ -552,7 +563,7 @@ func TestHealing(t *testing.T) {
 		}
 		eventually(t, "who goes on is told of", func() bool {
 			_ = exec.Command("ip", "route", "del", "10.2.0.0/16", "table", "7394", "dev", device).Run()
-			return strings.Contains(b.reportOf("c2").GetProblem(), "someone else keeps changing the device")
+			return strings.Contains(b.reportOf("c2").GetProblem(), "another program keeps changing the device")
 		})
 	})
 }
@@ -564,7 +575,8 @@ func killProcessOf(t *testing.T, device string) {
 	must(t, err)
 	for _, file := range commands {
 		args, _ := os.ReadFile(file)
-		if fields := strings.Split(string(args), "\x00"); len(fields) < 3 || fields[1] != wireguard.UserspaceCommand || fields[2] != device {
+		if fields := strings.Split(string(args), "\x00"); len(fields) < 3 || fields[1] != wireguard.UserspaceCommand ||
+			fields[2] != device {
 			continue
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
@@ -590,12 +602,15 @@ func TestFailure(t *testing.T) {
 		ip(t, "route add 10.3.0.0/16 dev other table 7394")
 		removeAtEnd(t, device, "wireguard.c3")
 		run(t, cfg)
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), deviceOf("c3", 51821, "10.3.0.0/16", "10.33.0.0/16"), peerOf("c3", "n1", publicKey(1), "192.0.2.250:9", "10.3.1.0/24"))
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), deviceOf("c3", 51821, "10.3.0.0/16", "10.33.0.0/16"),
+			peerOf("c3", "n1", publicKey(1), "192.0.2.250:9", "10.3.1.0/24"))
 		eventually(t, "the problems are told", func() bool {
-			return strings.Contains(b.reportOf("c2").GetProblem(), "holds no key") && strings.Contains(b.reportOf("c3").GetProblem(), "there is one already")
+			return strings.Contains(b.reportOf("c2").GetProblem(), "contains no key") &&
+				strings.Contains(b.reportOf("c3").GetProblem(), "another program has a route there")
 		})
 		t.Logf("%s", b.reportOf("c3").GetProblem())
-		if d := deviceOn(t, h, "wireguard.c3"); len(d.Peers) != 1 || !slices.Equal(d.Routes, []netip.Prefix{netip.MustParsePrefix("10.33.0.0/16")}) {
+		if d := deviceOn(t, h, "wireguard.c3"); len(d.Peers) != 1 ||
+			!slices.Equal(d.Routes, []netip.Prefix{netip.MustParsePrefix("10.33.0.0/16")}) {
 			t.Errorf("a route in the way holds the rest back: %d peers, routes %v", len(d.Peers), d.Routes)
 		}
 		notDone := func(why string) {
@@ -620,14 +635,16 @@ func TestFailure(t *testing.T) {
 
 		// That one route to c3 cannot be made holds up nothing else, and is told.
 		eventually(t, "all that can be is programmed", b.done)
-		if code, page := fetch("readyz"); code != http.StatusOK || !strings.Contains(page, "device wireguard.c3: route 10.3.0.0/16 of table 7394: there is one already") {
+		if code, page := fetch("readyz"); code != http.StatusOK ||
+			!strings.Contains(page, "device wireguard.c3: route 10.3.0.0/16 of table 7394: another program has a route there") {
 			t.Errorf("readyz: %d %s", code, page)
 		}
-		if failed := metric(t, `semaphore_agent_routes_failed{device="wireguard.c3"}`); failed != "1" {
+		if failed := metric(t, `semaphore_agent_routes_failed{cluster="c3",device="wireguard.c3"}`); failed != "1" {
 			t.Errorf("%s routes are said to fail", failed)
 		}
 		c3 := deviceOn(t, h, "wireguard.c3")
-		if r := b.reportOf("c3"); !bytes.Equal(r.GetPublicKey(), c3.PublicKey[:]) || r.GetListenPort() != 51821 || r.GetPeers() != 1 {
+		if r := b.reportOf("c3"); !bytes.Equal(r.GetPublicKey(), c3.PublicKey[:]) || r.GetListenPort() != 51821 ||
+			r.GetPeers() != 1 {
 			t.Errorf("the broker is told %v", r)
 		}
 		singles := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`)
@@ -645,10 +662,10 @@ func TestFailure(t *testing.T) {
 		if p := b.reportOf("c2").GetProblem() + b.reportOf("c3").GetProblem(); p != "" {
 			t.Errorf("still told: %s", p)
 		}
-		if n := metric(t, `semaphore_wg_sync_requeue_total{device="wireguard.c2"}`); n == "" || n == "0" {
+		if n := metric(t, `semaphore_wg_sync_requeue_total{cluster="c2",device="wireguard.c2"}`); n == "" || n == "0" {
 			t.Errorf("%q requeues", n)
 		}
-		if n := metric(t, `semaphore_wg_sync_queue_full_failures_total{device="wireguard.c2"}`); n != "0" {
+		if n := metric(t, `semaphore_wg_sync_queue_full_failures_total{cluster="c2",device="wireguard.c2"}`); n != "0" {
 			t.Errorf("%q queue failures", n)
 		}
 
@@ -656,7 +673,7 @@ func TestFailure(t *testing.T) {
 		b.say(peerOf("c3", "n2", publicKey(2), "192.0.2.250:9", "10.3.1.0/24"))
 		eventually(t, "all is programmed", b.done)
 		eventually(t, "the contradiction is told", func() bool { // of a change that is small all the same
-			return strings.Contains(b.reportOf("c3").GetProblem(), "peer n2 wants 10.3.1.0/24, which n1 has")
+			return strings.Contains(b.reportOf("c3").GetProblem(), "peer n2 claims 10.3.1.0/24, which belongs to n1")
 		})
 		if !ready() {
 			t.Error("not ready because of what another cluster says")
@@ -667,13 +684,15 @@ func TestFailure(t *testing.T) {
 		must(t, os.Remove(file))
 		b.say(deviceOf("c2", 51830, "10.2.0.0/16"))
 		eventually(t, "all is programmed", b.done)
-		if again, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil || again != key || deviceOn(t, h, device).PrivateKey != key {
+		if again, err := wireguard.ReadKey(cfg.WGKeyPath, device); err != nil || again != key ||
+			deviceOn(t, h, device).PrivateKey != key {
 			t.Errorf("the lost key file: %v, the same key: %v", err, again == key)
 		}
 
 		// No name from the wire is a path.
 		b.say(deviceOf("../x", 51840))
-		eventually(t, "the name is told", func() bool { return strings.Contains(b.reportOf("../x").GetProblem(), "no cluster name") })
+		eventually(t, "the name is told",
+			func() bool { return strings.Contains(b.reportOf("../x").GetProblem(), "not a cluster name") })
 		b.say(noDevice("../x"))
 		eventually(t, "all is programmed", b.done)
 		if links := ip(t, "-br link"); strings.Contains(links, "x@") || strings.Contains(links, "../") {
@@ -688,7 +707,8 @@ func TestOrphan(t *testing.T) {
 		b, cfg := newBroker(t)
 		h := newHost(t)
 		const long = "exp-1-aws-eu-west-1"
-		for cluster, name := range map[string]string{"c9": "wireguard.c9", long: "wg.dff6e77ba9", "other": "wireguard.other"} {
+		for cluster, name := range map[string]string{"c9": "wireguard.c9", long: "wg.dff6e77ba9",
+			"other": "wireguard.other"} {
 			alias := "wireguard." + cluster
 			if cluster == "other" {
 				alias = "" // semaphore-wireguard's
@@ -770,10 +790,12 @@ func TestCleanup(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		b.clusters = []string{"c2"}
-		before := ip(t, "-br link") + ip(t, "route show table all") + ip(t, "-6 route show table all") + ip(t, "rule") + ip(t, "-6 rule")
+		before := ip(t, "-br link") + ip(t, "route show table all") + ip(t, "-6 route show table all") + ip(t, "rule") +
+			ip(t, "-6 rule")
 		a := run(t, cfg)
 		const long = "exp-1-aws-eu-west-1"
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"), peerOf("c2", "n1", publicKey(1), "192.0.2.250:9", "10.2.1.0/24"), deviceOf(long, 51821, "10.4.0.0/16"))
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"),
+			peerOf("c2", "n1", publicKey(1), "192.0.2.250:9", "10.2.1.0/24"), deviceOf(long, 51821, "10.4.0.0/16"))
 		eventually(t, "all is programmed", b.done)
 		a.stop(t)
 		// What crashes and kills leave.
@@ -787,7 +809,8 @@ func TestCleanup(t *testing.T) {
 		var out bytes.Buffer
 		must(t, Cleanup(&out, cfg, CleanupOptions{}))
 		t.Logf("\n%s", out.String())
-		if after := ip(t, "-br link") + ip(t, "route show table all") + ip(t, "-6 route show table all") + ip(t, "rule") + ip(t, "-6 rule"); after != before {
+		if after := ip(t, "-br link") + ip(t, "route show table all") + ip(t, "-6 route show table all") + ip(t, "rule") +
+			ip(t, "-6 rule"); after != before {
 			t.Errorf("before:\n%s\nafter:\n%s", before, after)
 		}
 		left, err := os.ReadDir("/var/run/wireguard")

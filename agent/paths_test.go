@@ -65,7 +65,8 @@ func TestSilenceIsTold(t *testing.T) {
 		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.2:9", "10.2.9.0/24"))
 		eventually(t, "all is programmed", b.done)
 		pings(t, "10.2.1.1")
-		within(t, 60*time.Second, "the peer that answers is told to talk", func() bool { return b.reportOf("c2").GetPeersTalking() == 1 })
+		within(t, 60*time.Second, "the peer that answers is told to talk",
+			func() bool { return b.reportOf("c2").GetPeersTalking() == 1 })
 		if b.reportOf("c2").GetLastHandshake() == nil {
 			t.Error("no handshake is told")
 		}
@@ -81,7 +82,8 @@ func TestSilenceIsTold(t *testing.T) {
 			return silent["n1"] != nil && silent["n2"] != nil && b.reportOf("c2").GetPeersSilent() == 2
 		})
 		t.Logf("told after %s", took)
-		for node, reason := range map[string]string{"n1": "no answer since the session of ", "n2": "no answer to handshakes; endpoint 192.0.2.2:9"} {
+		for node, reason := range map[string]string{"n1": "no answer since the session of ",
+			"n2": "no answer to handshakes; endpoint 192.0.2.2:9"} {
 			s := silent[node]
 			if !strings.HasPrefix(s.GetReason(), reason) {
 				t.Errorf("%s: %q; want %q", node, s.GetReason(), reason)
@@ -90,7 +92,7 @@ func TestSilenceIsTold(t *testing.T) {
 				t.Errorf("%s is silent since %s; it began at %s", node, since, started)
 			}
 		}
-		if got := metric(t, `semaphore_agent_peers{device="wireguard.c2",state="silent"}`); got != "2" {
+		if got := metric(t, `semaphore_agent_peers{cluster="c2",device="wireguard.c2",state="silent"}`); got != "2" {
 			t.Errorf("the metric says %q", got)
 		}
 		if !ready() {
@@ -100,7 +102,8 @@ func TestSilenceIsTold(t *testing.T) {
 		command(t, "ip netns exec "+r.Name()+" iptables -F INPUT")
 		took = within(t, 90*time.Second, "the peer that answers again is silent no more", func() bool {
 			d := b.reportOf("c2")
-			return d.GetPeersSilent() == 1 && len(d.GetSilent()) == 1 && d.GetSilent()[0].GetNode() == "n2" && d.GetPeersTalking() == 1
+			return d.GetPeersSilent() == 1 && len(d.GetSilent()) == 1 && d.GetSilent()[0].GetNode() == "n2" &&
+				d.GetPeersTalking() == 1
 		})
 		t.Logf("over after %s", took)
 	})
@@ -114,7 +117,8 @@ func far(t *testing.T) *remote {
 	ns, err := netns.Create("remote")
 	must(t, err)
 	for _, line := range []string{
-		"ip link add eth0 type veth peer name near netns router", "ip -n router link add far type veth peer name eth0 netns remote",
+		"ip link add eth0 type veth peer name near netns router",
+		"ip -n router link add far type veth peer name eth0 netns remote",
 		"ip addr add 192.0.2.1/24 dev eth0", "ip link set eth0 up", "ip addr add 10.1.1.1/32 dev lo",
 		"ip -n router addr add 192.0.2.254/24 dev near", "ip -n router link set near up",
 		"ip -n router addr add 198.51.100.254/24 dev far", "ip -n router link set far mtu 1400 up",
@@ -135,7 +139,8 @@ func (r *remote) respond(t *testing.T) {
 	t.Helper()
 	var p *probe.Responder
 	must(t, r.Do(func() (err error) {
-		p, err = probe.Listen(t.Context(), ":7774", func(from netip.Addr) bool { return from == netip.MustParseAddr("192.0.2.1") })
+		p, err = probe.Listen(t.Context(), ":7774",
+			func(from netip.Addr) bool { return from == netip.MustParseAddr("192.0.2.1") })
 		return err
 	}))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -211,16 +216,17 @@ func testNarrowPath(t *testing.T, prepare func()) {
 		t.Errorf("before anything is known of the path the MTU is %d; want 1440, that of the link", got)
 	}
 	eventually(t, "the remote pod can be reached", reachable)
-	took := within(t, 90*time.Second, "the MTU is that of the path", func() bool { return deviceOn(t, h, device).MTU == 1340 })
+	took := within(t, 90*time.Second, "the MTU is that of the path",
+		func() bool { return deviceOn(t, h, device).MTU == 1340 })
 	t.Logf("1340 after %s", took)
 	t.Logf("4 MB in %s", r.transfer(t, 4<<20))
-	if got := metric(t, `semaphore_agent_mtu_bytes{device="wireguard.c2"}`); got != "1340" {
+	if got := metric(t, `semaphore_agent_mtu_bytes{cluster="c2",device="wireguard.c2"}`); got != "1340" {
 		t.Errorf("the metric says %q", got)
 	}
-	if got := metric(t, `semaphore_agent_path_measurements_total{device="wireguard.c2",result="narrow"}`); got != "1" {
+	if got := metric(t, `semaphore_agent_path_measurements_total{cluster="c2",device="wireguard.c2",result="narrow"}`); got != "1" {
 		t.Errorf("%q measurements", got)
 	}
-	if got := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); got != "0" {
+	if got := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); got != "0" {
 		t.Errorf("a path that was measured counts as %s heals", got)
 	}
 	client := debugClient(t, cfg)
@@ -230,9 +236,10 @@ func testNarrowPath(t *testing.T, prepare func()) {
 		p := s.GetDevices()[0].GetPaths()
 		return p.GetMtuReason() == "the path to n1 carries no more" && p.GetMeasured() == 1 && p.GetTalking() == 1
 	})
-	// A narrower link counts soon, a wider one has the path measured anew.
+	// A narrower link counts soon, a wider one has the path measured again.
 	command(t, "ip link set eth0 mtu 1380")
-	within(t, 60*time.Second, "the MTU is that of the narrower link", func() bool { return deviceOn(t, h, device).MTU == 1320 })
+	within(t, 60*time.Second, "the MTU is that of the narrower link",
+		func() bool { return deviceOn(t, h, device).MTU == 1320 })
 }
 
 func TestNarrowPathThatIsTold(t *testing.T) {

@@ -26,7 +26,8 @@ func shown(d *wireguard.Device) []string {
 			ips = append(ips, ip.String())
 		}
 		slices.Sort(ips)
-		out = append(out, fmt.Sprintf("%s %s %s %s", p.PublicKey, p.Endpoint, p.PersistentKeepaliveInterval, strings.Join(ips, ",")))
+		out = append(out, fmt.Sprintf("%s %s %s %s", p.PublicKey, p.Endpoint, p.PersistentKeepaliveInterval,
+			strings.Join(ips, ",")))
 	}
 	slices.Sort(out)
 	return out
@@ -39,7 +40,8 @@ func TestPeersAreHealed(t *testing.T) {
 		b, _, r, _ := connect(t)
 		more := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16", "10.64.0.0/12")}
 		for i := range 1000 {
-			more = append(more, peerOf("c2", fmt.Sprintf("x%d", i), publicKey(i), "192.0.2.9:51820", fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255)))
+			more = append(more, peerOf("c2", fmt.Sprintf("x%d", i), publicKey(i), "192.0.2.9:51820",
+				fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255)))
 		}
 		// Without a keepalive: nobody is there to answer a thousand.
 		more[0].GetDevice().PersistentKeepalive = nil
@@ -50,7 +52,7 @@ func TestPeersAreHealed(t *testing.T) {
 		_, other, _ := net.ParseCIDR("10.79.200.0/24")
 		port := 40000
 		heals := func() (n int) {
-			_, _ = fmt.Sscan(metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`), &n)
+			_, _ = fmt.Sscan(metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`), &n)
 			return n
 		}
 		for _, c := range []struct {
@@ -58,7 +60,8 @@ func TestPeersAreHealed(t *testing.T) {
 			harm wgtypes.Config
 		}{
 			{"a peer that was removed", wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: publicKey(3), Remove: true}}}},
-			{"a peer that was added", wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: publicKey(1000), AllowedIPs: []net.IPNet{*other}}}}},
+			{"a peer that was added",
+				wgtypes.Config{Peers: []wgtypes.PeerConfig{{PublicKey: publicKey(1000), AllowedIPs: []net.IPNet{*other}}}}},
 			{"a prefix that was given to another", wgtypes.Config{Peers: []wgtypes.PeerConfig{{
 				PublicKey: publicKey(1), AllowedIPs: []net.IPNet{{IP: net.IPv4(10, 64, 2, 0), Mask: net.CIDRMask(24, 32)}},
 			}}}},
@@ -89,7 +92,8 @@ func TestPeersAreHealed(t *testing.T) {
 			}
 		}
 		eventually(t, "the remote pod can be reached", reachable)
-		t.Logf("looks: %s, %s s in all", metric(t, "semaphore_agent_look_seconds_count"), metric(t, "semaphore_agent_look_seconds_sum"))
+		t.Logf("looks: %s, %s s in all", metric(t, "semaphore_agent_look_seconds_count"),
+			metric(t, "semaphore_agent_look_seconds_sum"))
 	})
 }
 
@@ -100,7 +104,7 @@ func TestRoamingPeer(t *testing.T) {
 		h := newHost(t)
 		at := func() string { return deviceOn(t, h, device).Peers[0].Endpoint.String() }
 		roamed := func(n string) func() bool {
-			return func() bool { return metric(t, `semaphore_agent_peers_roamed{device="wireguard.c2"}`) == n }
+			return func() bool { return metric(t, `semaphore_agent_peers_roamed{cluster="c2",device="wireguard.c2"}`) == n }
 		}
 		// From here the remote node sends from another port, and hears nothing at the one that it told.
 		port := 51999
@@ -111,7 +115,8 @@ func TestRoamingPeer(t *testing.T) {
 		go func() {
 			defer close(ended)
 			for {
-				if _, err := c.WriteTo([]byte("hello"), &net.UDPAddr{IP: net.ParseIP(podAddress), Port: 9}); errors.Is(err, net.ErrClosed) {
+				if _, err := c.WriteTo([]byte("hello"), &net.UDPAddr{IP: net.ParseIP(podAddress), Port: 9}); errors.Is(err,
+					net.ErrClosed) {
 					return
 				}
 				time.Sleep(20 * time.Millisecond)
@@ -127,7 +132,8 @@ func TestRoamingPeer(t *testing.T) {
 			_, _ = fmt.Sscan(metric(t, "semaphore_agent_look_seconds_count"), &now)
 			return now >= before+3
 		})
-		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" || at() != "192.0.2.2:51999" {
+		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" ||
+			at() != "192.0.2.2:51999" {
 			t.Errorf("%s heals, the peer is at %s", heals, at())
 		}
 		eventually(t, "the remote pod can be reached", reachable)
@@ -244,7 +250,8 @@ func TestF32(t *testing.T) {
 		run(t, cfg)
 		all := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.0.0.0/8")}
 		for i := range 999 {
-			all = append(all, peerOf("c2", fmt.Sprintf("n%03d", i), publicKey(i), "192.0.2.9:51820", fmt.Sprintf("10.%d.%d.0/24", 2+i>>8, i&255)))
+			all = append(all, peerOf("c2", fmt.Sprintf("n%03d", i), publicKey(i), "192.0.2.9:51820",
+				fmt.Sprintf("10.%d.%d.0/24", 2+i>>8, i&255)))
 		}
 		poison := peerOf("c2", "poison", publicKey(5000), "192.0.2.9:51820", "10.99.0.0/16")
 		poison.GetPeer().Wireguard.PublicKey = []byte("short")
@@ -257,7 +264,7 @@ func TestF32(t *testing.T) {
 		if !ready() {
 			t.Error("not ready because of one node of another cluster")
 		}
-		if got := metric(t, `semaphore_agent_refused{device="wireguard.c2"}`); got != "1" {
+		if got := metric(t, `semaphore_agent_refused{cluster="c2",device="wireguard.c2"}`); got != "1" {
 			t.Errorf("%s refused", got)
 		}
 		if problem := b.reportOf("c2").GetProblem(); !strings.HasPrefix(problem, "peer poison: public key") {
@@ -265,16 +272,19 @@ func TestF32(t *testing.T) {
 		}
 		singles := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`)
 		for i := range 10 {
-			b.say(peerOf("c2", fmt.Sprintf("n%03d", i), publicKey(2000+i), "192.0.2.9:51820", fmt.Sprintf("10.%d.%d.0/24", 2+i>>8, i&255)))
+			b.say(peerOf("c2", fmt.Sprintf("n%03d", i), publicKey(2000+i), "192.0.2.9:51820",
+				fmt.Sprintf("10.%d.%d.0/24", 2+i>>8, i&255)))
 			eventually(t, "the change is programmed", b.done)
 		}
 		var before, after int
 		_, _ = fmt.Sscan(singles, &before)
-		if _, err := fmt.Sscan(metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`), &after); err != nil || after < before+10 {
+		if _, err := fmt.Sscan(metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`), &after); err != nil ||
+			after < before+10 {
 			t.Errorf("peers were set %d times by themselves, %d before ten changes (%v)", after, before, err)
 		}
 		b.say(peerOf("c2", "poison", publicKey(5000), "192.0.2.9:51820", "10.99.0.0/16"))
-		eventually(t, "the antidote is programmed", func() bool { return b.done() && len(deviceOn(t, h, device).Peers) == 1000 })
+		eventually(t, "the antidote is programmed",
+			func() bool { return b.done() && len(deviceOn(t, h, device).Peers) == 1000 })
 		eventually(t, "nothing is told any more", func() bool { return b.reportOf("c2").GetProblem() == "" })
 	})
 }

@@ -38,7 +38,10 @@ func passed(t *testing.T) int {
 	t.Helper()
 	sum := 0
 	for _, direction := range []string{"out", "in"} {
-		text := metric(t, `semaphore_agent_clear_passed_packets_total{device="wireguard.c2",direction="`+direction+`"}`)
+		text := metric(
+			t,
+			`semaphore_agent_clear_passed_packets_total{cluster="c2",device="wireguard.c2",direction="`+direction+`"}`,
+		)
 		if text == "" {
 			return -1
 		}
@@ -58,7 +61,8 @@ func inClear(t *testing.T) (*remote, *net.UDPConn) {
 	r := newRemote(t)
 	setting(t, "ipv4/conf/eth0/rp_filter", "0")
 	must(t, r.Do(func() error {
-		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/conf/all/rp_filter", []byte("0"), 0), os.WriteFile("/proc/sys/net/ipv4/conf/eth0/rp_filter", []byte("0"), 0))
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/conf/all/rp_filter", []byte("0"), 0),
+			os.WriteFile("/proc/sys/net/ipv4/conf/eth0/rp_filter", []byte("0"), 0))
 	}))
 	must(t, r.Do(func() error { return r.host.DeleteRoute(remoteDevice, netip.MustParsePrefix("10.1.0.0/16")) }))
 	ip(t, "-n remote route add 10.1.0.0/16 via 192.0.2.1")
@@ -138,7 +142,8 @@ func (v *conversation) lost() (lost, sent int) {
 func (v *conversation) unanswered() (lost, sent int) {
 	lost, sent = v.lost()
 	before := time.Now().Add(-nodetest.Patience(time.Second))
-	for begin := time.Now(); lost > 0 && time.Since(begin) < nodetest.Patience(5*time.Second); time.Sleep(20 * time.Millisecond) {
+	for begin := time.Now(); lost > 0 &&
+		time.Since(begin) < nodetest.Patience(5*time.Second); time.Sleep(20 * time.Millisecond) {
 		lost = 0
 		v.mu.Lock()
 		for _, at := range v.open {
@@ -206,7 +211,10 @@ func TestTurningEncryptionOn(t *testing.T) {
 		}
 		fine("the other node answers in the clear", 1500*time.Millisecond)
 		// It sends through the tunnel too.
-		must(t, r.Do(func() error { return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"), netip.Addr{}) }))
+		must(t, r.Do(func() error {
+			return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"),
+				netip.Addr{})
+		}))
 		fine("both send through the tunnel", 1500*time.Millisecond)
 		clear = passed(t)
 		wire, err := capture.Start(r.Namespace, "eth0")
@@ -258,7 +266,10 @@ func TestTurningEncryptionOn(t *testing.T) {
 		}
 		must(t, r.Do(func() error { return r.host.DeleteRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24")) }))
 		fine("both are clear", 1500*time.Millisecond)
-		must(t, r.Do(func() error { return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"), netip.Addr{}) }))
+		must(t, r.Do(func() error {
+			return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"),
+				netip.Addr{})
+		}))
 		b.say(permissiveDevice(true))
 		eventually(t, "packets go through the tunnel again", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
 		fine("permissive after clear", 1500*time.Millisecond)
@@ -273,7 +284,12 @@ func TestTurningEncryptionOn(t *testing.T) {
 		if routes := deviceOn(t, h, device).Routes; len(routes) != 1 {
 			t.Errorf("a new key: routes %v", routes)
 		}
-		fine("a new key", time.Second) // its handshake is done: what waits for one goes with the peer
+		// What waits for the handshake is lost with the peer, so the peer stays until the handshake is done.
+		eventually(t, "a session with the new key", func() bool {
+			d := deviceOn(t, h, device)
+			return len(d.Peers) == 1 && d.Peers[0].LastHandshakeTime.Unix() > 0
+		})
+		fine("a new key", time.Second)
 		// And back: the other node takes its key from us first, as when its cluster publishes it no more.
 		must(t, r.Do(func() error { return r.host.DeleteRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24")) }))
 		b.say(noPeer("c2", "n1"))
@@ -290,7 +306,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 		if lost > 0 {
 			t.Errorf("%d of %d questions were not answered", lost, sent)
 		}
-		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("%s heals, and nobody has touched anything", heals)
 		}
 	})
@@ -313,7 +329,10 @@ func TestPermissiveWithALooseFilter(t *testing.T) {
 		eventually(t, "all is programmed", b.done)
 		// Both in one: what the other end sends waits for the handshake, and comes right after it.
 		r.pair(t, b.reportOf("c2").GetPublicKey())
-		must(t, r.Do(func() error { return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"), netip.Addr{}) }))
+		must(t, r.Do(func() error {
+			return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"),
+				netip.Addr{})
+		}))
 		h := newHost(t)
 		eventually(t, "packets go through the tunnel", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
 		if lost, sent := v.end(); lost > 0 {
@@ -337,11 +356,16 @@ func TestPermissiveWithAStrictFilter(t *testing.T) {
 		eventually(t, "all is programmed", b.done)
 		r.pair(t, b.reportOf("c2").GetPublicKey())
 		h := newHost(t)
-		eventually(t, "there is a session", func() bool { return deviceOn(t, h, device).Peers[0].LastHandshakeTime.Unix() > 0 })
-		eventually(t, "it is told", func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "rp_filter is strict on eth0") })
+		eventually(t, "there is a session",
+			func() bool { return deviceOn(t, h, device).Peers[0].LastHandshakeTime.Unix() > 0 })
+		eventually(t, "it is told",
+			func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "rp_filter is strict on eth0") })
 		// The other end sends through the tunnel by now: that of its packets nothing is dropped, although they come by
 		// another way than this node's go, is the loose filter of the device.
-		must(t, r.Do(func() error { return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"), netip.Addr{}) }))
+		must(t, r.Do(func() error {
+			return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"),
+				netip.Addr{})
+		}))
 		time.Sleep(2 * time.Second)
 		if lost, sent := v.unanswered(); lost > 0 {
 			t.Errorf("%d of %d questions were not answered by way of the tunnel", lost, sent)

@@ -150,7 +150,8 @@ func calls(s *scripted, method string) (n int) {
 func remoteC2(nodes ...string) []*semaphorev1.PeeringChange {
 	all := []*semaphorev1.PeeringChange{deviceOf("c2", 51821, "10.2.0.0/16")}
 	for i, node := range nodes {
-		all = append(all, peerOf("c2", node, publicKey(i+1), fmt.Sprintf("192.0.2.%d:51820", i+2), fmt.Sprintf("10.2.%d.0/24", i)))
+		all = append(all, peerOf("c2", node, publicKey(i+1), fmt.Sprintf("192.0.2.%d:51820", i+2),
+			fmt.Sprintf("10.2.%d.0/24", i)))
 	}
 	return all
 }
@@ -169,7 +170,8 @@ func TestPolicySet(t *testing.T) {
 		if guarded < 0 || !slices.IsSorted([]int{guarded, created, configured, up, routed}) {
 			t.Errorf("the order is guard, device, peers, up, routes; got %s", strings.Join(did, ", "))
 		}
-		if s.done() != 2 || s.ready() != nil || s.reported("c2").GetPeers() != 1 || len(s.reported("c2").GetPublicKey()) != 32 {
+		if s.done() != 2 || s.ready() != nil || s.reported("c2").GetPeers() != 1 ||
+			len(s.reported("c2").GetPublicKey()) != 32 {
 			t.Errorf("reported revision %d and %v; ready: %v", s.done(), s.reported("c2"), s.ready())
 		}
 		s.change(t, peerOf("c2", "n2", publicKey(2), "192.0.2.3:51820", "10.2.1.0/24"))
@@ -308,7 +310,7 @@ func TestPolicyContest(t *testing.T) {
 		if n := heals(time.Minute); n > 3 {
 			t.Errorf("%d heals in the third minute; want one every 30 s", n)
 		}
-		if got := s.reported("c2").GetProblem(); !strings.Contains(got, "someone else keeps changing the device") {
+		if got := s.reported("c2").GetProblem(); !strings.Contains(got, "another program keeps changing the device") {
 			t.Errorf("the broker is told %q", got)
 		}
 	})
@@ -318,7 +320,8 @@ func TestPolicyContest(t *testing.T) {
 func peer(i int) wgtypes.Peer {
 	_, allowed, _ := net.ParseCIDR(fmt.Sprintf("10.2.%d.0/24", i))
 	return wgtypes.Peer{
-		PublicKey: publicKey(i + 1), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, byte(i+2)), Port: 51820}, AllowedIPs: []net.IPNet{*allowed},
+		PublicKey: publicKey(i + 1), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, byte(i+2)), Port: 51820},
+		AllowedIPs: []net.IPNet{*allowed},
 	}
 }
 
@@ -335,8 +338,10 @@ func earlier(cfg *config.Agent, cluster string, peers ...wgtypes.Peer) *wireguar
 	name := naming.Device(cluster)
 	key := keyFile(cfg, name)
 	return &wireguard.Device{
-		Name: name, Alias: naming.DeviceAlias(cluster), MTU: 1420, Up: true, PrivateKey: key, PublicKey: key.PublicKey(), ListenPort: 51821,
-		Peers: peers, Routes: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}, Sources: map[netip.Prefix]netip.Addr{},
+		Name: name, Alias: naming.DeviceAlias(cluster), MTU: 1420, Up: true, PrivateKey: key, PublicKey: key.PublicKey(),
+		ListenPort: 51821,
+		Peers:      peers, Routes: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},
+		Sources: map[netip.Prefix]netip.Addr{},
 	}
 }
 
@@ -365,7 +370,7 @@ func TestPolicyRestore(t *testing.T) {
 		if err := s.ready(); err != nil {
 			t.Errorf("not ready although all that was restored is set: %v", err)
 		}
-		if got := s.agent.status().GetDevices()[0]; got.GetSource() != "cache" {
+		if got := s.agent.status().GetDevices()[0]; got.GetSource() != semaphorev1.StateSource_STATE_SOURCE_CACHE {
 			t.Errorf("the state is said to be of the %s", got.GetSource())
 		}
 		s.after(time.Minute)
@@ -389,7 +394,8 @@ func (s *scripted) attachWithoutLoop(changes ...*semaphorev1.PeeringChange) {
 	for _, m := range []*semaphorev1.AttachResponse{
 		attached("A", false),
 		{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: changes}}},
-		{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: s.last, Clusters: []string{"c2"}}}},
+		{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: s.last,
+			Clusters: []string{"c2"}}}},
 	} {
 		if err := s.Receive(context.Background(), m); err != nil {
 			panic(err)
@@ -478,7 +484,8 @@ func TestPolicyRotation(t *testing.T) {
 		s.after(time.Second)
 		third := consistent("delivered again")
 		if third == second || s.reported("c2").GetProblem() != "" {
-			t.Errorf("the key is not replaced once the remote learns of it, or its problem stays: %q", s.reported("c2").GetProblem())
+			t.Errorf("the key is not replaced once the remote learns of it, or its problem stays: %q",
+				s.reported("c2").GetProblem())
 		}
 		s.receive(t, undelivered("c2"), rotateKey(0, true))
 		if consistent("forced") == third {
@@ -487,10 +494,12 @@ func TestPolicyRotation(t *testing.T) {
 		s.receive(t, undelivered())
 		s.Ended(errors.New("broken"))
 		fourth := s.publicOf(t)
-		if _, err := (operator{agent: s.agent}).RotateKey(t.Context(), &semaphorev1.RotateKeyRequest{Cluster: "c2"}); err == nil || s.publicOf(t) != fourth {
+		if _, err := (operator{agent: s.agent}).RotateKey(t.Context(),
+			&semaphorev1.RotateKeyRequest{Cluster: "c2"}); err == nil || s.publicOf(t) != fourth {
 			t.Errorf("an operator has the key replaced without a broker: %v", err)
 		}
-		if _, err := (operator{agent: s.agent}).RotateKey(t.Context(), &semaphorev1.RotateKeyRequest{Cluster: "c2", Force: true}); err != nil || s.publicOf(t) == fourth {
+		if _, err := (operator{agent: s.agent}).RotateKey(t.Context(),
+			&semaphorev1.RotateKeyRequest{Cluster: "c2", Force: true}); err != nil || s.publicOf(t) == fourth {
 			t.Errorf("an operator who forces it does not have the key replaced: %v", err)
 		}
 	})
@@ -535,7 +544,8 @@ func TestPolicyGuard(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.kernel.Fail("Guard", errors.New("no nftables today"))
 		s.Begin()
-		receive(t, s.agent, attached("A", false), &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guarding("c2", "c3")}})
+		receive(t, s.agent, attached("A", false),
+			&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: guarding("c2", "c3")}})
 		s.receive(t, synced(1))
 		if s.board.Get().Node.Guarded || s.ready() == nil {
 			t.Error("the node is said to be guarded, and is not")
@@ -545,7 +555,7 @@ func TestPolicyGuard(t *testing.T) {
 		if !s.report.GetGuarded() || s.kernel.Guarded("c2") == nil || s.kernel.Guarded("c3") == nil || s.ready() != nil {
 			t.Errorf("guarded: %v, ready: %v", s.report.GetGuarded(), s.ready())
 		}
-		if problems := s.board.Get().Node.Problems; len(problems) > 0 {
+		if problems := s.board.Get().Node.Problems(); len(problems) > 0 {
 			t.Errorf("problems stay: %q", problems)
 		}
 	})

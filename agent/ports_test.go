@@ -48,8 +48,10 @@ func TestF29ListenPortIsTaken(t *testing.T) {
 		if port := b.reportOf("c3").GetListenPort(); port != 0 {
 			t.Errorf("a port that it does not have is told after another try: %d", port)
 		}
-		if d := deviceOn(t, h, device); d.ListenPort != 51820 || len(d.Peers) != 1 || b.reportOf("c2").GetListenPort() != 51820 {
-			t.Errorf("the device that stands has port %d, %d peers; tells port %d", d.ListenPort, len(d.Peers), b.reportOf("c2").GetListenPort())
+		if d := deviceOn(t, h, device); d.ListenPort != 51820 || len(d.Peers) != 1 ||
+			b.reportOf("c2").GetListenPort() != 51820 {
+			t.Errorf("the device that stands has port %d, %d peers; tells port %d", d.ListenPort, len(d.Peers),
+				b.reportOf("c2").GetListenPort())
 		}
 		if !reachable() {
 			t.Error("the remote pod cannot be reached any more")
@@ -83,7 +85,8 @@ func TestNoIPv6(t *testing.T) {
 		removeAtEnd(t, device)
 		run(t, cfg)
 		// From the start: nobody has ever heard of this node's key.
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24", "fd00:2:0:1::/64"))
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820",
+			"10.2.1.0/24", "fd00:2:0:1::/64"))
 		eventually(t, "all that can be is programmed", b.done)
 		d, got := deviceOn(t, newHost(t), device), b.reportOf("c2")
 		if !bytes.Equal(got.GetPublicKey(), d.PublicKey[:]) || got.GetListenPort() != 51820 {
@@ -101,15 +104,15 @@ func TestNoIPv6(t *testing.T) {
 			t.Errorf("readyz: %d %s", code, page)
 		}
 		// What is known to fail is not tried at each look, nor counted as put right.
-		syncs := metric(t, `semaphore_wg_sync_peers_total{device="wireguard.c2",success="1"}`)
+		syncs := metric(t, `semaphore_wg_sync_peers_total{cluster="c2",device="wireguard.c2",success="1"}`)
 		time.Sleep(3 * time.Second)
 		var before, after int
 		_, _ = fmt.Sscan(syncs, &before)
-		_, _ = fmt.Sscan(metric(t, `semaphore_wg_sync_peers_total{device="wireguard.c2",success="1"}`), &after)
+		_, _ = fmt.Sscan(metric(t, `semaphore_wg_sync_peers_total{cluster="c2",device="wireguard.c2",success="1"}`), &after)
 		if after > before+3 {
 			t.Errorf("the device was set %d times in 3 s", after-before)
 		}
-		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("%s heals", heals)
 		}
 	})

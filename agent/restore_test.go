@@ -39,10 +39,10 @@ func changesOf(t *testing.T) (told func() int64) {
 	}
 }
 
-// statesBy says whether the device's state is by a source, by the metric.
+// statesBy reports whether the device's state is by a source, by the metric.
 func statesBy(t *testing.T, source string) bool {
 	t.Helper()
-	return metric(t, `semaphore_agent_state_age_seconds{device="wireguard.c2",source="`+source+`"}`) != ""
+	return metric(t, `semaphore_agent_state_age_seconds{cluster="c2",device="wireguard.c2",source="`+source+`"}`) != ""
 }
 
 // kept waits until what is wanted is in the state file.
@@ -75,13 +75,14 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		}
 		same(t, before, deviceOn(t, h, device))
 		t.Logf("ready after %s", took)
-		if code, page := fetch("readyz"); code != http.StatusOK || !strings.Contains(page, "wireguard.c2 stale, age ") || !strings.Contains(page, "from the cache") {
+		if code, page := fetch("readyz"); code != http.StatusOK || !strings.Contains(page, "wireguard.c2 stale, age ") ||
+			!strings.Contains(page, "from the cache") {
 			t.Errorf("readyz: %d %s", code, page)
 		}
 		if !statesBy(t, "cache") || statesBy(t, "broker") {
 			t.Error("the metric does not say that the state is the cache's")
 		}
-		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("a start counts as %s heals", heals)
 		}
 		// What is missing comes back, also now.
@@ -148,7 +149,7 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 
 		tr := startTraffic(t)
 		told := changesOf(t)
-		// The broker says it all anew.
+		// The broker says it all again.
 		b.restart(t, "B")
 		eventually(t, "all is told as done", b.done)
 		if n := told(); n != 0 {
@@ -168,7 +169,11 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 		must(t, h.Delete(device))
 		b.stop()
 		a = run(t, cfg)
-		eventually(t, "the device is there", func() bool { d, err := h.Device(device); return err == nil && d != nil && d.Up })
+		eventually(t, "the device is there", func() bool {
+			d, err := h.Device(device)
+			return err == nil &&
+				d != nil && d.Up
+		})
 		if deviceOn(t, h, device).PublicKey == before.PublicKey {
 			t.Error("the key that was lost is there")
 		}
@@ -257,7 +262,11 @@ func TestRemovedWhileAway(t *testing.T) {
 		eventually(t, "the device that nobody wants is told", func() bool { return b.reportOf("c3") != nil })
 		deviceOn(t, h, "wireguard.c3") // does not go before anyone has said so
 		b.say(noDevice("c3"))
-		eventually(t, "it goes", func() bool { d, err := h.Device("wireguard.c3"); return err == nil && d == nil && b.done() })
+		eventually(t, "it goes", func() bool {
+			d, err := h.Device("wireguard.c3")
+			return err == nil && d == nil &&
+				b.done()
+		})
 		eventually(t, "its key goes", func() bool {
 			_, err := wireguard.ReadKey(cfg.WGKeyPath, "wireguard.c3")
 			return errors.Is(err, fs.ErrNotExist)
@@ -286,7 +295,8 @@ func TestStateOfNoRemotes(t *testing.T) {
 		kept(t, a, cfg)
 		b.stop()
 		a = run(t, cfg)
-		eventually(t, "it waits for its broker", func() bool { _, page := fetch("readyz"); return strings.Contains(page, "never attached") })
+		eventually(t, "it waits for its broker",
+			func() bool { _, page := fetch("readyz"); return strings.Contains(page, "never attached") })
 		a.stop(t)
 	})
 }

@@ -41,7 +41,8 @@ func TestRoutesMoveToOurTable(t *testing.T) {
 		a = run(t, cfg)
 		eventually(t, "all is programmed", b.done)
 		wants := func(table, priority int) string {
-			return fmt.Sprintf("10.2.0.0/16 dev %s table %d scope link \nunreachable 10.2.0.0/16 table %d metric 65536 \n%d:\tfrom all lookup %d proto 94\n", device, table, table, priority, table)
+			return fmt.Sprintf("10.2.0.0/16 dev %s table %d scope link \nunreachable 10.2.0.0/16 table %d metric 65536 "+
+				"\n%d:\tfrom all lookup %d proto 94\n", device, table, table, priority, table)
 		}
 		eventually(t, "all is in our table", func() bool { return ours() == wants(7394, 94) })
 		a.stop(t)
@@ -66,7 +67,7 @@ func TestRoutesMoveToOurTable(t *testing.T) {
 
 // Someone gives the node an address inside a remote's subnet, as docker and libvirt do: every packet for the subnet
 // goes on through the tunnel, the node stays ready, and it is told what to do. A new subnet with such an address in it
-// is refused, alone. All of this holds for an agent that starts anew, and for a node that boots.
+// is refused, alone. All of this holds for an agent that starts again, and for a node that boots.
 func TestAddressInsideARemotesSubnet(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, r, a := connect(t)
@@ -81,9 +82,11 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 			ip(t, "link set docker0 up")
 		}
 		bridge()
-		const conflict = "route 10.2.0.0/16 stays, and 10.2.0.0/16 holds 10.2.1.250, an address of this node: give interface docker0 another subnet"
+		const conflict = "route 10.2.0.0/16 remains, but 10.2.0.0/16 contains 10.2.1.250, an address of this node: give " +
+			"interface docker0 another subnet"
 		told := func() bool {
-			return b.reportOf("c2").GetProblem() == conflict && metric(t, `semaphore_agent_subnet_conflicts{device="wireguard.c2"}`) == "1"
+			return b.reportOf("c2").GetProblem() == conflict &&
+				metric(t, `semaphore_agent_subnet_conflicts{cluster="c2",device="wireguard.c2"}`) == "1"
 		}
 		stands := func(when string) {
 			t.Helper()
@@ -102,7 +105,7 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 			}
 		}
 		stands("a bridge was made")
-		if heals := metric(t, `semaphore_agent_heals_total{device="wireguard.c2"}`); heals != "0" {
+		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("%s heals because of an address", heals)
 		}
 		// A peer that changes is one small update all the same.
@@ -126,29 +129,32 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 		eventually(t, "it is refused, and the rest is done", func() bool {
 			d := deviceOn(t, h, device)
 			return b.done() && ready() && fmt.Sprint(d.Routes) == "[10.2.0.0/16 10.22.0.0/16]" &&
-				strings.Contains(b.reportOf("c2").GetProblem(), "route 172.20.0.0/16: 172.20.0.0/16 holds 172.20.0.1, an address of this node: give interface virbr0 another subnet")
+				strings.Contains(b.reportOf("c2").GetProblem(), "route 172.20.0.0/16: 172.20.0.0/16 contains 172.20.0.1, an "+
+					"address of this node: give interface virbr0 another subnet")
 		})
 		ip(t, "link del virbr0")
-		eventually(t, "it is routed once the address has gone", func() bool { return len(deviceOn(t, h, device).Routes) == 3 })
+		eventually(t, "it is routed once the address has gone",
+			func() bool { return len(deviceOn(t, h, device).Routes) == 3 })
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
 		eventually(t, "the others are taken out", func() bool { return b.done() && len(deviceOn(t, h, device).Routes) == 1 })
 
 		a.stop(t)
 		a = run(t, cfg)
-		eventually(t, "all is programmed", b.done)
+		eventually(t, "ready, and all is programmed", func() bool { return ready() && b.done() })
 		stands("the agent was restarted")
 		a.stop(t)
 		must(t, h.Delete(device)) // a boot
 		_, err = guard.RemoveAll()
 		must(t, err)
 		a = run(t, cfg)
-		eventually(t, "all is programmed", b.done)
+		eventually(t, "ready, and all is programmed", func() bool { return ready() && b.done() })
 		stands("the node was booted")
 		eventually(t, "the remote pod can be reached", reachable)
 
 		ip(t, "link del docker0")
 		eventually(t, "nothing is told any more", func() bool {
-			return b.reportOf("c2").GetProblem() == "" && metric(t, `semaphore_agent_subnet_conflicts{device="wireguard.c2"}`) == "0"
+			return b.reportOf("c2").GetProblem() == "" &&
+				metric(t, `semaphore_agent_subnet_conflicts{cluster="c2",device="wireguard.c2"}`) == "0"
 		})
 		a.stop(t)
 		packets, err := wire.Stop()
@@ -160,10 +166,12 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 		bridge()
 		run(t, cfg)
 		b.say(deviceOf("c2", 51820, "10.22.0.0/16"))
-		eventually(t, "it is taken out", func() bool { return b.done() && fmt.Sprint(deviceOn(t, h, device).Routes) == "[10.22.0.0/16]" })
+		eventually(t, "it is taken out",
+			func() bool { return b.done() && fmt.Sprint(deviceOn(t, h, device).Routes) == "[10.22.0.0/16]" })
 		b.say(deviceOf("c2", 51820, "10.22.0.0/16", "10.2.0.0/16"))
 		eventually(t, "it is refused, as it is new", func() bool {
-			return b.done() && strings.HasPrefix(b.reportOf("c2").GetProblem(), "route 10.2.0.0/16: 10.2.0.0/16 holds 10.2.1.250")
+			return b.done() && strings.HasPrefix(b.reportOf("c2").GetProblem(),
+				"route 10.2.0.0/16: 10.2.0.0/16 contains 10.2.1.250")
 		})
 	})
 }
@@ -185,13 +193,14 @@ func kubeProxy(t *testing.T, iptables, podCIDR, clusterIP, endpoint string) {
 		"-A KUBE-POSTROUTING -j MARK --xor-mark 0x4000",
 		"-A KUBE-POSTROUTING -j MASQUERADE --random-fully",
 	} {
-		if out, err := exec.Command(iptables, append([]string{"-t", "nat"}, strings.Fields(rule)...)...).CombinedOutput(); err != nil {
+		if out, err := exec.Command(iptables,
+			append([]string{"-t", "nat"}, strings.Fields(rule)...)...).CombinedOutput(); err != nil {
 			t.Fatalf("%s %s: %v\n%s", iptables, rule, err, out)
 		}
 	}
 }
 
-// asked says whether an answer comes from a Service, asked without a source of one's own.
+// asked reports whether an answer comes from a Service, asked without a source of one's own.
 func asked(to string) bool {
 	c, err := net.Dial("udp", to)
 	if err != nil {
@@ -262,7 +271,8 @@ func TestServicesFromTheNode(t *testing.T) {
 			t.Helper()
 			for _, family := range []string{"IPv4", "IPv6"} {
 				for way, reached := range ways {
-					eventually(t, fmt.Sprintf("%s, %s: an answer comes by %s", when, family, way), func() bool { return reached(family) })
+					eventually(t, fmt.Sprintf("%s, %s: an answer comes by %s", when, family, way),
+						func() bool { return reached(family) })
 				}
 			}
 		}
@@ -352,7 +362,8 @@ func TestManyServices(t *testing.T) {
 			due = int(took/schedule.FullCheck) + 1
 		}
 		if n := wholes() - before; n > due {
-			t.Errorf("1,000 changes of Services have the device looked at as a whole %d times in %s, want %d", n, time.Since(began), due)
+			t.Errorf("1,000 changes of Services have the device looked at as a whole %d times in %s, want %d", n,
+				time.Since(began), due)
 		}
 		if all, err := h.Addresses(); err != nil || len(all) > 20 {
 			t.Errorf("%d addresses of this node, %v", len(all), err)

@@ -9,10 +9,16 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"golang.org/x/sync/singleflight"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/kube-semaphore/semaphore/agent/devicemetrics"
+	"github.com/kube-semaphore/semaphore/agent/lookup"
 	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -31,6 +37,7 @@ func (a *agent) register(reg prometheus.Registerer) { reg.MustRegister(a.collect
 func (a *agent) collectors() []prometheus.Collector {
 	own := []prometheus.Collector{
 		a.revision, a.peers, &status.Metrics{Board: a.board, Session: a.session, Counts: a.guard.Counts},
+		debug.Findings(a.found),
 	}
 	return slices.Concat(a.devices.Collectors(), a.keys.Collectors(), a.cache.Collectors(), own)
 }
@@ -57,14 +64,47 @@ func (a *agent) ready() error { return status.Ready(a.board.Get(), a.session.Vie
 
 // status is the agent's part of DebugService.
 func (a *agent) status() *semaphorev1.GetStatusResponse {
+	s := a.describe()
+	verdict.Judge(s, append(status.AddKernel(s, a.kernel.Device), a.findings()...)...)
+	return s
+}
+
+// describe is the status but for what the kernel has, and what is found wrong.
+func (a *agent) describe() *semaphorev1.GetStatusResponse {
 	stream := a.session.View(time.Now())
 	s := status.Status(a.board.Get(), stream, a.peers.Status)
 	s.Links = append(s.Links, status.Link(stream, a.cfg.Cluster, a.cfg.Broker.Address))
-	if problem := a.cache.Problem(); problem != "" {
-		s.Problems = append(s.Problems, problem)
-	}
-	status.AddKernel(s, a.kernel.Device)
+	s.Part, s.Now = "agent", timestamppb.Now() // which the judgement needs
 	return s
+}
+
+// found answers a scrape: the findings of a status that has no part of the kernel, because a scrape reads the devices
+// once.
+func (a *agent) found() []finding.Finding {
+	s := a.describe()
+	for _, d := range s.Devices {
+		d.PeersPresent = d.PeersWanted // not known here
+	}
+	return verdict.Found(s, a.findings()...)
+}
+
+// findings are what the agent finds wrong, but for what follows from the fields of its status.
+func (a *agent) findings() []finding.Finding {
+	return append(a.board.Get().Found(a.session.View(time.Now())),
+		finding.Line(finding.AgentCache, "", a.cache.Problem())...)
+}
+
+// lookup looks paths up for semaphorectl.
+func (a *agent) lookup() *lookup.Node {
+	return &lookup.Node{
+		Kernel: a.kernel, Desired: a.session, Peers: a.peers,
+		Confirmed: func(cluster string) time.Time {
+			r, _ := a.session.View(time.Now()).Remote(cluster)
+			return r.ConfirmedAt
+		},
+		Problem: func(cluster string) string { return a.board.Get().Devices[cluster].Problem },
+		Dropped: func() uint64 { return a.board.Get().Node.ClearPackets },
+	}
 }
 
 // Gather implements prometheus.Gatherer.

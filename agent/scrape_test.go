@@ -41,8 +41,9 @@ func TestPeersAreNoStrangersBusiness(t *testing.T) {
 	}
 	close(descs)
 	for d := range descs {
+		_, labels, _ := strings.Cut(d.String(), "variableLabels")
 		for _, label := range []string{"public_key", "endpoint", "allowed_ips", "address"} {
-			if strings.Contains(d.String(), label+",") || strings.Contains(d.String(), label+"}") {
+			if strings.Contains(labels, label+",") || strings.Contains(labels, label+"}") {
 				t.Errorf("everybody reads %s", d)
 			}
 		}

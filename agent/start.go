@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/events"
 )
 
-// start does what comes before the first round, in this order: the guard before anything else, so that nothing leaves
-// the node in the clear; orphans, which the first report is to have; and what an earlier agent was told.
+// start does what comes before the first round, in this order: the guard, so that nothing leaves the node in the clear;
+// orphans, which the first report needs; and the state of an earlier agent.
 func (a *agent) start() error {
 	if err := a.node.LoadSubnets(); err != nil {
 		return err
@@ -24,8 +24,8 @@ func (a *agent) start() error {
 	return nil
 }
 
-// restore takes over what an earlier agent was told, until this one hears its broker. A file that cannot be used is
-// reported and counts for nothing: the node stays as it is, and the broker sends all.
+// restore uses the state of an earlier agent until this one has its broker's. It reports a file that cannot be used,
+// and ignores it: the node stays as it is, and the broker sends all.
 func (a *agent) restore(c *cache.Contents, err error) {
 	event := events.Event{Cluster: a.cfg.Cluster, Object: "state file"}
 	switch {

@@ -33,10 +33,6 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 		return err
 	}
 	switch m := m.GetMessage().(type) {
-	case *semaphorev1.AttachResponse_Attached:
-		if a.node.SetPodCIDRs(m.Attached.GetPodCidrs()) {
-			a.queue.heal(a.session.Clusters())
-		}
 	case *semaphorev1.AttachResponse_NodeNetwork:
 		if a.node.SetNetwork(m.NodeNetwork.GetPodPrefixes(), m.NodeNetwork.GetTunnelAddresses()) {
 			a.queue.heal(a.session.Clusters())
@@ -65,7 +61,8 @@ type operator struct {
 }
 
 // RotateKey implements semaphorev1.ControlServiceServer.
-func (o operator) RotateKey(ctx context.Context, req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
+func (o operator) RotateKey(ctx context.Context,
+	req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
 	node := o.session.View(time.Now()).Node
 	others := slices.DeleteFunc(slices.Clone(req.GetNodes()), func(name string) bool { return name == node })
 	if len(others) > 0 {
@@ -82,7 +79,7 @@ func (o operator) RotateKey(ctx context.Context, req *semaphorev1.RotateKeyReque
 		if r.Err != nil {
 			return nil, r.Err
 		}
-		rotation := &semaphorev1.NodeRotation{Node: node, Told: true, Keys: r.Keys}
+		rotation := &semaphorev1.NodeRotation{Node: node, Accepted: true, Keys: r.Keys}
 		return &semaphorev1.RotateKeyResponse{Nodes: []*semaphorev1.NodeRotation{rotation}}, nil
 	}
 }

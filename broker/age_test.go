@@ -28,9 +28,9 @@ func TestAgeOfAStalledStream(t *testing.T) {
 		link = server.Status()[0]
 		for _, k := range link.Kinds {
 			switch k.Kind {
-			case "node":
+			case semaphorev1.Kind_KIND_NODE:
 				node = k
-			case "service":
+			case semaphorev1.Kind_KIND_SERVICE:
 				service = k
 			}
 		}

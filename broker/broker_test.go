@@ -27,7 +27,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/uninstall"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -44,29 +45,35 @@ func nowProto() *timestamppb.Timestamp { return timestamppb.Now() }
 func nodeObject(name string, key byte, cidrs ...string) *semaphorev1.Object {
 	n := &semaphorev1.Node{PodCidrs: cidrs}
 	if key != 0 {
-		n.Wireguard = &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{key + 8}, 32), Address: fmt.Sprintf("172.18.2.%d:51820", key)}
+		n.Wireguard = &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{key + 8}, 32),
+			Address: fmt.Sprintf("172.18.2.%d:51820", key)}
 	}
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name}, Spec: &semaphorev1.Object_Node{Node: n}}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: name},
+		Spec: &semaphorev1.Object_Node{Node: n}}
 }
 
 func serviceObject(ns, name string, ports ...int32) *semaphorev1.Object {
 	s := &semaphorev1.Service{Mirror: true}
 	for _, p := range ports {
-		s.Ports = append(s.Ports, &semaphorev1.ServicePort{Name: fmt.Sprint("p", p), Protocol: "TCP", Port: p})
+		s.Ports = append(s.Ports, &semaphorev1.Port{Name: fmt.Sprint("p", p), Protocol: "TCP", Port: p})
 	}
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: ns, Name: name}, Spec: &semaphorev1.Object_Service{Service: s}}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: ns, Name: name},
+		Spec: &semaphorev1.Object_Service{Service: s}}
 }
 
 func sliceObject(ns, name, service string, addresses ...string) *semaphorev1.Object {
-	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{{Name: "p80", Protocol: "TCP", Port: 8080}}}
+	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4",
+		Ports: []*semaphorev1.Port{{Name: "p80", Protocol: "TCP", Port: 8080}}}
 	for _, a := range addresses {
 		s.Endpoints = append(s.Endpoints, &semaphorev1.Endpoint{Addresses: []string{a}})
 	}
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: ns, Name: name}, Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: ns,
+		Name: name}, Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}}
 }
 
 func memberObject(ns, pod, uid, set string, ips ...string) *semaphorev1.Object {
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: ns, Name: pod},
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: ns,
+		Name: pod},
 		Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: uid, SetName: set, Ips: ips}}}
 }
 
@@ -139,29 +146,35 @@ func newWorldAt(t *testing.T, cfg *rest.Config) *world {
 		t.Fatal(err)
 	}
 	ctx := t.Context()
-	if _, err := w.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := w.admin.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if w.node, err = w.admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.CreateOptions{}); err != nil {
+	if w.node, err = w.admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	w.node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.11"}}
 	if w.node, err = w.admin.CoreV1().Nodes().UpdateStatus(ctx, w.node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := w.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	pod, err := w.admin.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent-n1"},
-		Spec:       corev1.PodSpec{NodeName: "n1", ServiceAccountName: "semaphore-agent", Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
+		Spec: corev1.PodSpec{NodeName: "n1", ServiceAccountName: "semaphore-agent",
+			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	token, err := w.admin.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, "semaphore-agent", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		Audiences: []string{w.cfg.Agents.Audience}, BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
-	}}, metav1.CreateOptions{})
+	token, err := w.admin.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, "semaphore-agent",
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+			Audiences: []string{w.cfg.Agents.Audience}, BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod",
+				APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+		}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +241,7 @@ func (w *world) exporter(cluster string) *exporter {
 // written is what of ours is in the cluster, with its version, so that any write shows.
 func (w *world) written() map[string]string {
 	w.t.Helper()
-	ctx, owned := w.t.Context(), metav1.ListOptions{LabelSelector: apply.Owned}
+	ctx, owned := w.t.Context(), metav1.ListOptions{LabelSelector: writes.Owned}
 	out := map[string]string{}
 	add := func(kind string, o metav1.Object, content string) {
 		out[kind+" "+o.GetName()] = o.GetResourceVersion() + " " + content
@@ -255,14 +268,16 @@ func (w *world) written() map[string]string {
 		}
 		out["slice of "+s.Labels[discoveryv1.LabelServiceName]] = s.ResourceVersion + " " + strings.Join(addresses, ",")
 	}
-	sets, err := cache.ToListerWatcherWithContext(w.calico.GlobalNetworkSets().ListWatch(apply.Owned)).ListWithContext(ctx, metav1.ListOptions{})
+	sets, err := cache.ToListerWatcherWithContext(w.calico.GlobalNetworkSets().ListWatch(writes.Owned)).
+		ListWithContext(ctx, metav1.ListOptions{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	for _, s := range sets.(*calicov3.GlobalNetworkSetList).Items {
 		add("set", &s, strings.Join(s.Spec.Nets, ","))
 	}
-	pools, err := cache.ToListerWatcherWithContext(w.calico.IPPools().ListWatch(apply.Owned)).ListWithContext(ctx, metav1.ListOptions{})
+	pools, err := cache.ToListerWatcherWithContext(w.calico.IPPools().ListWatch(writes.Owned)).ListWithContext(ctx,
+		metav1.ListOptions{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -312,16 +327,18 @@ func (w *world) attach(resumeEpoch string, resumeRevision uint64) *agentStream {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { conn.Close() })
-	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(context.Background(), "authorization", "Bearer "+w.agent), 30*time.Second)
+	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(context.Background(), "authorization",
+		"Bearer "+w.agent), 2*time.Minute)
 	w.t.Cleanup(cancel)
 	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(ctx)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	a := &agentStream{t: w.t, stream: stream, cancel: cancel, state: map[string]string{}}
-	if err := stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{
-		SoftwareVersion: "test", ResumeEpoch: resumeEpoch, ResumeRevision: resumeRevision,
-	}}}); err != nil {
+	if err := stream.Send(&semaphorev1.AttachRequest{
+		Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{
+			SoftwareVersion: "test", ResumeEpoch: resumeEpoch, ResumeRevision: resumeRevision,
+		}}}); err != nil {
 		w.t.Fatal(err)
 	}
 	m, err := stream.Recv()
@@ -336,7 +353,9 @@ func (w *world) attach(resumeEpoch string, resumeRevision uint64) *agentStream {
 
 func (a *agentStream) report(devices ...*semaphorev1.DeviceReport) {
 	a.t.Helper()
-	if err := a.stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}}}); err != nil {
+	if err := a.stream.Send(&semaphorev1.AttachRequest{
+		Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}},
+	}); err != nil {
 		a.t.Fatal(err)
 	}
 }
@@ -379,14 +398,16 @@ func (a *agentStream) take(m *semaphorev1.AttachResponse) {
 			if a.state["device "+x.Peer.Key.Cluster] == "" {
 				a.t.Errorf("peer %v before its device", x.Peer.Key)
 			}
-			a.state["peer "+x.Peer.Key.Cluster+"/"+x.Peer.Key.Node] = fmt.Sprint(x.Peer.Wireguard.Address, " ", x.Peer.AllowedIps)
+			a.state["peer "+x.Peer.Key.Cluster+"/"+x.Peer.Key.Node] = fmt.Sprint(x.Peer.Wireguard.Address, " ",
+				x.Peer.AllowedIps)
 		case *semaphorev1.PeeringChange_DeletePeer:
 			delete(a.state, "peer "+x.DeletePeer.Cluster+"/"+x.DeletePeer.Node)
 		}
 	}
 }
 
-var allKinds = []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE, semaphorev1.Kind_KIND_SET_MEMBER}
+var allKinds = []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SERVICE,
+	semaphorev1.Kind_KIND_ENDPOINT_SLICE, semaphorev1.Kind_KIND_SET_MEMBER}
 
 // sendAll is the whole export of c2 in one epoch.
 func sendAll(e *exporter, epoch string, objects ...*semaphorev1.Object) {
@@ -454,19 +475,25 @@ slice of c2-shop-73736d-old: 10.2.1.6`
 
 	t.Run("annotations", func(t *testing.T) {
 		key := bytes.Repeat([]byte{5}, 32)
-		agent.report(&semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: key, ListenPort: 51822, Problem: "none really"},
+		agent.report(&semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: key, ListenPort: 51822,
+			Problem: "none really"},
 			&semaphorev1.DeviceReport{Cluster: "c3", Interface: "wireguard.c3"}) // its key is not durable yet
 		eventually(t, "on the node", func() (bool, string) {
 			n, err := w.admin.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
-			return err == nil && len(n.Annotations) == 2 && n.Annotations[naming.EndpointAnnotation("c2")] == "172.18.1.11:51822" &&
-				n.Annotations[naming.PubKeyAnnotation("c2")] == "BQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQU=", fmt.Sprint(n.Annotations, err)
+			return err == nil && len(n.Annotations) == 2 &&
+					n.Annotations[naming.EndpointAnnotation("c2")] == "172.18.1.11:51822" &&
+					n.Annotations[naming.PubKeyAnnotation("c2")] == "BQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQU=",
+				fmt.Sprint(n.Annotations, err)
 		})
 	})
 	t.Run("changes", func(t *testing.T) {
-		e.send(changesFrom(101, nodeObject("n3", 23, "10.2.3.0/24"), sliceObject("shop", "echo-x", "echo", "10.2.1.5", "10.2.3.5"), memberObject("shop", "echo-2", "u3", "echo", "10.2.3.5")))
+		e.send(changesFrom(101, nodeObject("n3", 23, "10.2.3.0/24"),
+			sliceObject("shop", "echo-x", "echo", "10.2.1.5", "10.2.3.5"),
+			memberObject("shop", "echo-2", "u3", "echo", "10.2.3.5")))
 		e.send(deletion(104, nodeObject("n2", 22)), deletion(105, memberObject("shop", "echo-1", "u2", "echo")))
 		e.acked(105)
-		whole = strings.ReplaceAll(strings.ReplaceAll(whole, "10.2.1.5,10.2.2.5", "10.2.1.5,10.2.3.5"), "10.2.2.5/32", "10.2.3.5/32")
+		whole = strings.ReplaceAll(strings.ReplaceAll(whole, "10.2.1.5,10.2.2.5", "10.2.1.5,10.2.3.5"), "10.2.2.5/32",
+			"10.2.3.5/32")
 		w.becomes("the new state", whole)
 		agent.until("a peer more, one fewer", `
 device c2: 51822 [10.2.0.0/16]
@@ -498,23 +525,27 @@ device gone: to go
 peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 	})
 	t.Run("status and metrics", func(t *testing.T) {
-		d := semaphorev1.NewDebugServiceClient(w.clusters.dial(t, "c1", "semaphorectl", w.cfg.Listen.Federation, identity.Broker("c1")))
+		d := semaphorev1.NewDebugServiceClient(w.clusters.dial(t, "c1", "semaphorectl", w.cfg.Listen.Federation,
+			identity.Broker("c1")))
 		st, err := d.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !st.Ready || len(st.Links) != 2 || !st.Links[0].Connected || st.Links[1].Connected || len(st.Nodes) != 1 || !st.Nodes[0].Attached {
+		if !st.Ready || len(st.Links) != 2 || !st.Links[0].Connected || st.Links[1].Connected || len(st.Nodes) != 1 ||
+			!st.Nodes[0].Attached {
 			t.Errorf("status %v", st)
 		}
 		// Of the first snapshots nothing is a change; what came after them is.
 		for _, k := range st.Links[0].Kinds {
-			changed := k.Kind == "endpointslice" || k.Kind == "setmember"
-			if (k.MedianPropagation != nil) != changed || changed && (k.HighPropagation.AsDuration() <= 0 || k.LastPropagation.AsDuration() > 10*time.Second) {
+			changed := k.Kind == semaphorev1.Kind_KIND_ENDPOINT_SLICE || k.Kind == semaphorev1.Kind_KIND_SET_MEMBER
+			if (k.MedianPropagation != nil) != changed || changed &&
+				(k.HighPropagation.AsDuration() <= 0 || k.LastPropagation.AsDuration() > 10*time.Second) {
 				t.Errorf("the times of %v", k)
 			}
 		}
 		_, body := get("http://" + w.cfg.Listen.HTTP + "/metrics")
-		if heard := `semaphore_broker_kind_last_heard_timestamp_seconds{cluster="c2",kind="node"} `; !strings.Contains(body, heard) {
+		if heard := `semaphore_broker_kind_last_heard_timestamp_seconds{cluster="c2",kind="node"} `; !strings.Contains(body,
+			heard) {
 			t.Errorf("no line begins with %s", heard)
 		}
 		for _, line := range []string{
@@ -567,14 +598,21 @@ peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 	half.send(helloMessage("c2", "e2", 100, allKinds...))
 	half.recv()
 	for _, kind := range allKinds {
-		half.send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: 100}}})
+		half.send(
+			&semaphorev1.PublishRequest{
+				Message: &semaphorev1.PublishRequest_SnapshotBegin{
+					SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: 100},
+				},
+			},
+		)
 		break
 	}
 	half.cancel()
 	same(t, "a snapshot that did not end")
 
 	sendAll(w.exporter("c2"), "e3", now...)
-	whole = strings.ReplaceAll(strings.ReplaceAll(whole, "service c2-shop-73736d-old: 80\n", ""), "\nslice of c2-shop-73736d-old: 10.2.1.6", "")
+	whole = strings.ReplaceAll(strings.ReplaceAll(whole, "service c2-shop-73736d-old: 80\n", ""),
+		"\nslice of c2-shop-73736d-old: 10.2.1.6", "")
 	w.becomes("what the complete snapshot lacks has gone", whole)
 	for what, version := range w.written() {
 		if before[what] != version {
@@ -603,18 +641,25 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 		e := w.exporter("c2")
 		sendAll(e, "e4", now...)
 		w.becomes("all is there again", whole)
+		eventually(t, "the peers are stored for the next broker", func() (bool, string) {
+			_, err := w.admin.CoreV1().ConfigMaps("semaphore").Get(t.Context(), "semaphore-peers-0", metav1.GetOptions{})
+			return err == nil, fmt.Sprint(err)
+		})
 		stop()
-		foreign := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "semaphore"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
+		foreign := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "semaphore"},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
 		if _, err := w.admin.CoreV1().Services("semaphore").Create(t.Context(), foreign, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		var out strings.Builder
-		if err := Cleanup(t.Context(), w.cfg, true, &out); err != nil || !strings.Contains(out.String(), "6 to remove") {
+		if err := uninstall.Run(t.Context(), w.cfg, true, &out); err != nil ||
+			!strings.Contains(out.String(), "7 to remove") {
 			t.Errorf("dry run: %v\n%s", err, out.String())
 		}
 		w.becomes("a dry run removes nothing", whole)
 		out.Reset()
-		if err := Cleanup(t.Context(), w.cfg, false, &out); err != nil || !strings.Contains(out.String(), "removed annotations") {
+		if err := uninstall.Run(t.Context(), w.cfg, false, &out); err != nil ||
+			!strings.Contains(out.String(), "removed annotations") {
 			t.Errorf("%v\n%s", err, out.String())
 		}
 		w.becomes("nothing is left", "")
@@ -626,7 +671,7 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 			t.Errorf("someone else's service: %v", err)
 		}
 		out.Reset()
-		if err := Cleanup(t.Context(), w.cfg, false, &out); err != nil || out.String() != "0 removed\n" {
+		if err := uninstall.Run(t.Context(), w.cfg, false, &out); err != nil || out.String() != "0 removed\n" {
 			t.Errorf("again: %v\n%s", err, out.String())
 		}
 	})

@@ -19,7 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/drains"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
@@ -37,11 +38,12 @@ func (w *world) operator(cfg *config.Broker) semaphorev1.ControlServiceClient {
 	return semaphorev1.NewControlServiceClient(conn)
 }
 
-// endpoints are those of our slices, by Service, cluster and address: + where they are in use, - where they are out of use, and
-// ? where they are neither.
+// endpoints are those of our slices, by Service, cluster and address: + where they are in use, - where they are unused,
+// and ? where they are neither.
 func (w *world) endpoints() string {
 	w.t.Helper()
-	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(), metav1.ListOptions{LabelSelector: apply.Owned})
+	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(),
+		metav1.ListOptions{LabelSelector: writes.Owned})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -54,7 +56,8 @@ func (w *world) endpoints() string {
 			} else if ptr.Deref(e.Conditions.Serving, false) && !ptr.Deref(e.Conditions.Terminating, true) {
 				sign = "-"
 			}
-			out = append(out, fmt.Sprint(s.Labels[discoveryv1.LabelServiceName], " ", s.Labels[naming.LabelSourceCluster], " ", e.Addresses[0], sign))
+			out = append(out, fmt.Sprint(s.Labels[discoveryv1.LabelServiceName], " ", s.Labels[naming.LabelSourceCluster], " ",
+				e.Addresses[0], sign))
 		}
 	}
 	slices.Sort(out)
@@ -111,50 +114,65 @@ func TestDrainRPC(t *testing.T) {
 		code codes.Code
 		says string
 	}{
-		{"nothing", &semaphorev1.DrainRequest{}, codes.InvalidArgument, "say what to drain"},
-		{"another cluster", &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c9"}}, codes.NotFound, "neither this cluster nor a configured remote"},
-		{"a node nobody knows", &semaphorev1.DrainRequest{Target: node("c2", "m9")}, codes.FailedPrecondition, "are not known here: give them"},
-		{"an own node without subnets", &semaphorev1.DrainRequest{Target: node("c1", "n1")}, codes.FailedPrecondition, "are not known here: give them"},
-		{"no subnet", &semaphorev1.DrainRequest{Target: node("c2", "m9"), Prefixes: []string{"10.2.1.1/24"}}, codes.InvalidArgument, "prefixes[0]: 10.2.1.1/24 has bits set"},
-		{"subnets of a cluster", &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c2"}, Prefixes: []string{"10.2.1.0/24"}}, codes.InvalidArgument, "only a node has them"},
-		{"no time", &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c2"}, Lasts: durationpb.New(time.Millisecond)}, codes.InvalidArgument, "lasts: 1ms"},
-		{"long", &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c2"}, By: strings.Repeat("x", 1000)}, codes.InvalidArgument, "by: 1000 bytes"},
+		{"nothing", &semaphorev1.DrainRequest{}, codes.InvalidArgument, "name what to drain"},
+		{"another cluster", &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c9"}}, codes.NotFound,
+			"neither this cluster nor a configured remote"},
+		{"a node nobody knows", &semaphorev1.DrainRequest{Target: node("c2", "m9")}, codes.FailedPrecondition,
+			"are not known here: give them"},
+		{"an own node without subnets", &semaphorev1.DrainRequest{Target: node("c1", "n1")}, codes.FailedPrecondition,
+			"are not known here: give them"},
+		{"no subnet", &semaphorev1.DrainRequest{Target: node("c2", "m9"), Prefixes: []string{"10.2.1.1/24"}},
+			codes.InvalidArgument, "prefixes[0]: 10.2.1.1/24 has bits set"},
+		{"subnets of a cluster", &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c2"},
+			Prefixes: []string{"10.2.1.0/24"}}, codes.InvalidArgument, "only a node has them"},
+		{"no time", &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c2"},
+			Lasts: durationpb.New(time.Millisecond)}, codes.InvalidArgument, "lasts: 1ms"},
+		{"long", &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c2"}, By: strings.Repeat("x", 1000)},
+			codes.InvalidArgument, "by: 1000 bytes"},
 	} {
 		if _, err := operator.Drain(ctx, c.req); status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v; want %v, %q", c.name, err, c.code, c.says)
 		}
 	}
-	if _, err := operator.Undrain(ctx, &semaphorev1.UndrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c2"}}); status.Code(err) != codes.NotFound {
+	if _, err := operator.Undrain(ctx,
+		&semaphorev1.UndrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c2"}}); status.Code(err) != codes.NotFound {
 		t.Errorf("undrained what was not drained: %v", err)
 	}
 
 	dry, err := operator.Drain(ctx, &semaphorev1.DrainRequest{Target: node("c2", "m1"), DryRun: true})
-	if err != nil || dry.Drain.Endpoints != 1 || dry.Drain.Services != 1 || fmt.Sprint(dry.Drain.Prefixes) != "[10.2.1.0/24]" || len(dry.Warnings) != 0 {
+	if err != nil || dry.Drain.Endpoints != 1 || dry.Drain.Services != 1 ||
+		fmt.Sprint(dry.Drain.Prefixes) != "[10.2.1.0/24]" || len(dry.Warnings) != 0 {
 		t.Errorf("%v, %v", dry, err)
 	}
 	if got := w.status(w.cfg).GetDrains(); len(got) != 0 || w.endpoints() != all {
 		t.Errorf("a dry run drains: %v, %s", got, w.endpoints())
 	}
-	if _, err := operator.Drain(ctx, &semaphorev1.DrainRequest{Target: node("c2", "m1"), By: "ops", Lasts: durationpb.New(time.Hour)}); err != nil {
+	if _, err := operator.Drain(ctx, &semaphorev1.DrainRequest{Target: node("c2", "m1"), By: "ops",
+		Lasts: durationpb.New(time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
 	w.has("one is out of use", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
-	drains := w.status(w.cfg).GetDrains()
-	if len(drains) != 1 || drains[0].Endpoints != 1 || drains[0].Services != 1 || drains[0].By != "ops" || drains[0].Until.AsTime().Sub(drains[0].Since.AsTime()) != time.Hour {
-		t.Errorf("%v", drains)
+	held := w.status(w.cfg).GetDrains()
+	if len(held) != 1 || held[0].Endpoints != 1 || held[0].Services != 1 || held[0].By != "ops" ||
+		held[0].Until.AsTime().Sub(held[0].Since.AsTime()) != time.Hour {
+		t.Errorf("%v", held)
 	}
 	// The node is given more.
 	e.send(changesFrom(101, nodeObject("m1", 21, "10.2.1.0/24", "10.2.2.0/26")))
 	w.has("what it has now is drained too", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5-")
 	e.send(changesFrom(102, nodeObject("m1", 21, "10.2.1.0/24")))
 	w.has("and what it has no more is not", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
-	rest, err := operator.Drain(ctx, &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Namespace: "shop", Service: "echo"}})
-	if err != nil || rest.Drain.Endpoints != 1 || fmt.Sprint(rest.Warnings) != "[no ready endpoint is left to: c2-shop-73736d-echo]" {
+	rest, err := operator.Drain(ctx,
+		&semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Namespace: "shop", Service: "echo"}})
+	if err != nil || rest.Drain.Endpoints != 1 ||
+		fmt.Sprint(rest.Warnings) != "[no ready endpoint is left to: c2-shop-73736d-echo]" {
 		t.Errorf("%v, %v", rest, err)
 	}
 	const none = "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5-"
 	w.has("all are out of use", none)
-	unknown, err := operator.Drain(ctx, &semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c3", Namespace: "shop", Service: "echo"}, DryRun: true})
+	unknown, err := operator.Drain(ctx,
+		&semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c3", Namespace: "shop", Service: "echo"},
+			DryRun: true})
 	if err != nil || fmt.Sprint(unknown.Warnings) != "[no service here has endpoints of service c3:shop/echo]" {
 		t.Errorf("%v, %v", unknown, err)
 	}
@@ -170,19 +188,23 @@ func TestDrainRPC(t *testing.T) {
 		t.Errorf("after a restart:\n%s", got)
 	}
 	w.unwritten(before)
-	if _, err := operator.Undrain(ctx, &semaphorev1.UndrainRequest{Target: &semaphorev1.DrainTarget{Namespace: "shop", Service: "echo"}}); err != nil {
+	if _, err := operator.Undrain(ctx,
+		&semaphorev1.UndrainRequest{Target: &semaphorev1.DrainTarget{Namespace: "shop", Service: "echo"}}); err != nil {
 		t.Error(err)
 	}
-	w.has("one is back, of a cluster that is not heard", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
+	w.has("one is back, of a cluster that is not heard",
+		"c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
 	// By hand.
-	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, apply.DrainsName, types.MergePatchType, []byte(`{"data":{"node.c2.m1":null}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, drains.Name, types.MergePatchType,
+		[]byte(`{"data":{"node.c2.m1":null}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	w.has("all are back", all)
-	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, apply.DrainsName, types.MergePatchType, []byte(`{"data":{"mine":"clutser: c2"}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, drains.Name, types.MergePatchType,
+		[]byte(`{"data":{"mine":"clutser: c2"}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	const unreadable = "drain mine of ConfigMap semaphore/semaphore-drains does not hold: "
+	const unreadable = "drain mine of ConfigMap semaphore/semaphore-drains is not active: "
 	eventually(t, "the status tells of what cannot be read", func() (bool, string) {
 		p := w.status(w.cfg).GetProblems()
 		return slices.ContainsFunc(p, func(p string) bool { return strings.HasPrefix(p, unreadable) }), fmt.Sprint(p)
@@ -196,30 +218,35 @@ func TestDrainRPC(t *testing.T) {
 		for _, e := range all.Items {
 			notes = append(notes, e.Reason+" "+e.Note)
 		}
-		return slices.ContainsFunc(notes, func(n string) bool { return strings.HasPrefix(n, "DrainUnreadable "+unreadable) }), fmt.Sprint(notes)
+		return slices.ContainsFunc(notes, func(n string) bool { return strings.HasPrefix(n, "DrainUnreadable "+unreadable) }),
+			fmt.Sprint(notes)
 	})
 	stop()
 }
 
-// While it is not known what is drained nothing of services is written, as it would put what is drained into use; all else goes on.
+// While it is not known what is drained nothing of services is written, as it would put what is drained into use; all
+// else goes on.
 func TestDrainsFirst(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
 	grant := func(name string, resources ...string) {
 		t.Helper()
-		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"*"}}}}
+		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Rules: []rbacv1.PolicyRule{{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"*"}}}}
 		if _, err := w.admin.RbacV1().ClusterRoles().Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		binding := &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole",
+				Name: name},
 			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "broker"}},
 		}
 		if _, err := w.admin.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	grant("all-but-drains", "services", "endpointslices", "nodes", "pods", "events", "tokenreviews", "globalnetworksets", "ippools")
+	grant("all-but-drains", "services", "endpointslices", "nodes", "pods", "events", "tokenreviews",
+		"globalnetworksets", "ippools")
 	limited := rest.CopyConfig(w.rest)
 	limited.Impersonate.UserName = "broker"
 	limited.Impersonate.Groups = []string{"system:authenticated"} // who may ask what is served
@@ -230,11 +257,14 @@ func TestDrainsFirst(t *testing.T) {
 		return strings.Contains(text, "drains: those of the cluster are not known yet"), text
 	})
 	e := w.exporter("c2")
-	sendAs(e, "c2", "e1", serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5"), memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"))
-	const others = "pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true\npool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true\nset c2-shop-echo: 10.2.1.5/32"
+	sendAs(e, "c2", "e1", serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5"),
+		memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"))
+	const others = "pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true\npool semaphore-c3-10-3-0-0-16: " +
+		"10.3.0.0/16 disabled true\nset c2-shop-echo: 10.2.1.5/32"
 	w.becomes("sets are written", others)
 	if s := w.status(w.cfg); !slices.ContainsFunc(s.GetProblems(), func(p string) bool {
-		return strings.HasPrefix(p, "drains are not known, and until they are no service is written: ") && strings.Contains(p, "forbidden")
+		return strings.HasPrefix(p, "drains are not known, and until they are no service is written: ") &&
+			strings.Contains(p, "forbidden")
 	}) {
 		t.Errorf("%q", s.GetProblems())
 	}
@@ -248,35 +278,19 @@ func TestDrainsFirst(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	w.becomes("all", strings.Replace(others, "\nset", "\nservice c2-shop-73736d-echo: 80\nset", 1)+"\nslice of c2-shop-73736d-echo: 10.2.1.5")
+	w.becomes("all", strings.Replace(others, "\nset", "\nservice c2-shop-73736d-echo: 80\nset",
+		1)+"\nslice of c2-shop-73736d-echo: 10.2.1.5")
 	stop()
-}
-
-// The operator's word goes to a broker that works and has services.
-func TestDrainRefused(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		working *working
-	}{{"a standby", nil}, {"no services", &working{}}} {
-		operator := &control{log: quiet()}
-		operator.working.Store(c.working)
-		target := &semaphorev1.DrainTarget{Cluster: "c2"}
-		if _, err := operator.Drain(t.Context(), &semaphorev1.DrainRequest{Target: target}); status.Code(err) != codes.FailedPrecondition {
-			t.Errorf("%s: %v", c.name, err)
-		}
-		if _, err := operator.Undrain(t.Context(), &semaphorev1.UndrainRequest{Target: target}); status.Code(err) != codes.FailedPrecondition {
-			t.Errorf("%s: %v", c.name, err)
-		}
-	}
 }
 
 // talking is what an agent tells of its device to c2.
 func talking(peers uint32) *semaphorev1.DeviceReport {
-	return &semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: slices.Repeat([]byte{7}, 32), ListenPort: 51822, Peers: 1, PeersTalking: peers, PeersIdle: 1 - peers}
+	return &semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: slices.Repeat([]byte{7}, 32),
+		ListenPort: 51822, Peers: 1, PeersTalking: peers, PeersIdle: 1 - peers}
 }
 
-// A cluster whose exporter is silent and with which no node talks is left by global services that have other endpoints, and by no
-// mirror. A broker that begins anew finds it as it was, and either sign brings it back.
+// A cluster whose exporter is silent and with which no node talks is left by global services that have other endpoints,
+// and by no mirror. A broker that begins again finds it as it was, and either sign brings it back.
 func TestGoneRemote(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -285,7 +299,8 @@ func TestGoneRemote(t *testing.T) {
 	mirrored := serviceObject("shop", "echo", 80)
 	mirrored.GetService().Global = true
 	c2 := w.exporter("c2")
-	sendAs(c2, "c2", "e1", nodeObject("m1", 21, "10.2.1.0/24"), mirrored, sliceObject("shop", "echo-x", "echo", "10.2.1.5"))
+	sendAs(c2, "c2", "e1", nodeObject("m1", 21, "10.2.1.0/24"), mirrored,
+		sliceObject("shop", "echo-x", "echo", "10.2.1.5"))
 	c3 := w.exporter("c3")
 	sendAs(c3, "c3", "e1", globalObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.3.1.5"))
 	const here = "c2-shop-73736d-echo c2 10.2.1.5+\ngl-shop-73736d-echo c2 10.2.1.5+\ngl-shop-73736d-echo c3 10.3.1.5+"
@@ -306,10 +321,12 @@ func TestGoneRemote(t *testing.T) {
 	}
 	agent.report(talking(0))
 	w.has("no sign of it is left", gone)
-	if s := w.status(w.cfg); !slices.ContainsFunc(s.GetProblems(), func(p string) bool { return strings.HasPrefix(p, "cluster c2 is gone since ") }) {
+	if s := w.status(w.cfg); !slices.ContainsFunc(s.GetProblems(),
+		func(p string) bool { return strings.HasPrefix(p, "cluster c2 is gone since ") }) {
 		t.Errorf("%q", s.GetProblems())
 	}
-	if _, text := get("http://" + w.cfg.Listen.HTTP + "/metrics"); !strings.Contains(text, "\nsemaphore_broker_cluster_gone{cluster=\"c2\"} 1\n") {
+	if _, text := get("http://" + w.cfg.Listen.HTTP + "/metrics"); !strings.Contains(text,
+		"\nsemaphore_broker_cluster_gone{cluster=\"c2\"} 1\n") {
 		t.Error("no metric")
 	}
 
@@ -330,22 +347,24 @@ func TestGoneRemote(t *testing.T) {
 	agent.report(talking(0))
 	eventually(t, "gone to the new one too", func() (bool, string) {
 		p := w.status(w.cfg).GetProblems()
-		return slices.ContainsFunc(p, func(p string) bool { return strings.HasPrefix(p, "cluster c2 is gone since ") }), fmt.Sprint(p)
+		return slices.ContainsFunc(p, func(p string) bool { return strings.HasPrefix(p, "cluster c2 is gone since ") }),
+			fmt.Sprint(p)
 	})
 	agent.report(talking(1))
 	w.has("a tunnel is back", here)
 	stop()
 }
 
-// A cluster that was out of use as the own pods sufficed is used at once when they fail, also by a broker that has just begun and has
-// not heard that cluster: it never was gone, whatever is to become of those that are.
+// A cluster that was unused as the own pods sufficed is used at once when they fail, also by a broker that has just
+// begun and has not heard that cluster: it never was gone, whatever is to become of those that are.
 func TestNeededAfterARestart(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
 	ownPods(w.cfg)
 	stop := w.start(w.cfg)
 	echo := globalObject("shop", "echo", 80)
-	echo.GetService().GlobalSettings = &semaphorev1.GlobalSettings{LocalFirst: true, WhenGone: "withdraw"}
+	echo.GetService().GlobalSettings = &semaphorev1.GlobalSettings{LocalFirst: true,
+		WhenGone: semaphorev1.WhenGone_WHEN_GONE_WITHDRAW}
 	own := func() *exporter {
 		e := w.exporter("c1")
 		sendAs(e, "c1", "e1", echo, sliceObject("shop", "echo-x", "echo", "10.1.1.5"))

@@ -13,6 +13,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/endpoints"
+	"github.com/kube-semaphore/semaphore/broker/uninstall"
+
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -27,7 +29,8 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 	e := w.exporter("c2")
 	ctx, api := t.Context(), w.admin.CoreV1().Endpoints("semaphore")
 	echo := mirrorOf("s0")
-	sendAs(e, "c2", "e1", append(shopOf(2), globalObject("shop", "web", 443), sliceObject("shop", "web-x", "web", "10.2.3.1"))...)
+	sendAs(e, "c2", "e1", append(shopOf(2), globalObject("shop", "web", 443),
+		sliceObject("shop", "web-x", "web", "10.2.3.1"))...)
 	revision := uint64(100)
 	send := func(objects ...*semaphorev1.Object) {
 		t.Helper()
@@ -64,7 +67,8 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 	// What ends, what is not ready, and what is of the other family.
 	more := sliceObject("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.7", "10.2.1.8")
 	more.GetEndpointSlice().Endpoints[1].Ready = ptr.To(false)
-	more.GetEndpointSlice().Endpoints[2].Ready, more.GetEndpointSlice().Endpoints[2].Terminating = ptr.To(false), ptr.To(true)
+	more.GetEndpointSlice().Endpoints[2].Ready, more.GetEndpointSlice().Endpoints[2].Terminating = ptr.To(false),
+		ptr.To(true)
 	send(more)
 	has(echo, "p80:8080 +10.2.1.1 -10.2.1.7")
 
@@ -92,28 +96,33 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 	has(echo, "p80:8080 +10.2.1.1")
 
 	// By hand.
-	if _, err := api.Patch(ctx, echo, types.MergePatchType, []byte(`{"metadata":{"labels":{"team":"shop","endpointslice.kubernetes.io/skip-mirror":null}},"subsets":[]}`), metav1.PatchOptions{}); err != nil {
+	if _, err := api.Patch(ctx, echo, types.MergePatchType,
+		[]byte(`{"metadata":{"labels":{"team":"shop","endpointslice.kubernetes.io/skip-mirror":null}},"subsets":[]}`),
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	began := time.Now()
 	eventually(t, "what was changed by hand", func() (bool, string) {
 		o, err := api.Get(ctx, echo, metav1.GetOptions{})
-		return err == nil && listed(echo) == "p80:8080 +10.2.1.1" && o.Labels["team"] == "shop" && o.Labels[endpoints.SkipMirror] == "true", fmt.Sprint(o, err)
+		return err == nil && listed(echo) == "p80:8080 +10.2.1.1" && o.Labels["team"] == "shop" &&
+			o.Labels[endpoints.SkipMirror] == "true", fmt.Sprint(o, err)
 	})
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("it was back after %s", took)
 	}
 
 	// Somebody else's stay as they are, and Kubernetes makes slices of them, which shows that the controller works.
-	theirs := &endpoints.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: mirrorOf("s6")}, Subsets: []endpoints.Subset{{Addresses: []endpoints.Address{{IP: "192.0.2.1"}}}}}
+	theirs := &endpoints.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: mirrorOf("s6")},
+		Subsets: []endpoints.Subset{{Addresses: []endpoints.Address{{IP: "192.0.2.1"}}}}}
 	theirs, err := api.Create(ctx, theirs, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	send(serviceObject("shop", "s6", 80), sliceObject("shop", "s6-x", "s6", "10.2.1.6"))
-	w.told(t, "NameTaken", mirrorOf("s6"), "not ours")
+	w.told(t, "NameTaken", mirrorOf("s6"), "did not create")
 	mirrored := func() (of []string) {
-		all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=endpointslicemirroring-controller.k8s.io"})
+		all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(ctx,
+			metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=endpointslicemirroring-controller.k8s.io"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +137,8 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 	if got := mirrored(); len(got) != 1 {
 		t.Errorf("Kubernetes made slices of %v", got)
 	}
-	if now, err := api.Get(ctx, mirrorOf("s6"), metav1.GetOptions{}); err != nil || now.ResourceVersion != theirs.ResourceVersion {
+	if now, err := api.Get(ctx, mirrorOf("s6"), metav1.GetOptions{}); err != nil ||
+		now.ResourceVersion != theirs.ResourceVersion {
 		t.Errorf("somebody else's are %v, %v", now, err)
 	}
 	if err := api.Delete(ctx, mirrorOf("s6"), metav1.DeleteOptions{}); err != nil {
@@ -152,7 +162,8 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 	stop()
 	stop = w.start(w.cfg)
 	e = w.exporter("c2")
-	sendAs(e, "c2", "e1", append(shopOf(2), globalObject("shop", "web", 443), sliceObject("shop", "web-x", "web", "10.2.3.1"),
+	sendAs(e, "c2", "e1", append(shopOf(2), globalObject("shop", "web", 443),
+		sliceObject("shop", "web-x", "web", "10.2.3.1"),
 		serviceObject("shop", "s6", 80), sliceObject("shop", "s6-x", "s6", "10.2.1.6"))...)
 	time.Sleep(3 * time.Second)
 	if now := version(); !slices.Equal(now, before) || len(now) != 4 {
@@ -167,7 +178,7 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 	})
 	e.cancel()
 	stop()
-	if err := Cleanup(ctx, w.cfg, false, t.Output()); err != nil {
+	if err := uninstall.Run(ctx, w.cfg, false, t.Output()); err != nil {
 		t.Error(err)
 	}
 	if now := version(); len(now) > 0 {

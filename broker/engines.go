@@ -7,39 +7,44 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/networksets"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// engines are those of the features; nil for one that is off. They are the federation server's Sink: what a remote's replica
-// took goes into the queue of each.
+// engines are the engines of the features; nil for a feature that is off. They are the federation server's Sink: the
+// changes of a remote's replica go into the queue of each.
 type engines struct {
 	tunnels  *tunnels.Engine
 	services *services.Engine
 	sets     *networksets.Engine
-	warn     apply.Warn
+	warn     writes.Warn
 }
 
-// engine is one of any feature.
+// engine is the engine of any feature.
 type engine interface {
 	Run(context.Context) error
 	Queue() *queue.Queue
-	Problems() []string
+	// Follow takes the configured remotes, as incremental allows.
+	Follow([]config.Remote)
+	// Leftovers reports whether objects of a cluster exist, or something of it is queued.
+	Leftovers(cluster string) bool
+	Findings() []finding.Finding
 }
 
-// braking is an engine that keeps what most of a remote's objects would be to lose.
+// braking is an engine that retains objects when most of a remote's would be removed.
 type braking interface {
 	ResyncDue(cluster string) bool
 	Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int
 }
 
-func newEngines(cfg *config.Broker, peers tunnels.Peers, warn apply.Warn, now func() time.Time) engines {
+func newEngines(cfg *config.Broker, peers tunnels.Peers, warn writes.Warn, now func() time.Time) engines {
 	e := engines{warn: warn}
 	if cfg.Features.Has(config.Encryption) {
 		e.tunnels = tunnels.New(cfg, peers, warn, now)
@@ -87,14 +92,21 @@ func (e engines) collectors() (all []prometheus.Collector) {
 // Take implements federation.Sink.
 func (e engines) Take(cluster string, r replica.Result) {
 	for _, refused := range r.Refused {
-		e.warn(cluster, "Refused "+refused.Key.String()+" "+string(refused.Code), "Refused",
+		e.warn(cluster, "Refused "+refused.Key.String()+" "+string(refused.Code), finding.Refused,
 			fmt.Sprintf("%s of cluster %s: %s (%s)", refused.Key, cluster, refused.Reason, refused.Code))
 	}
-	for _, h := range r.HeldBack {
+	for _, h := range r.Retained {
 		if h.Objects == h.Total { // those that follow belong to the same withdrawal
 			kind := semaphorev1.KindName(h.Kind)
-			e.warn(cluster, "HeldBack "+kind, "HeldBack", fmt.Sprintf(
-				"cluster %s has withdrawn so many %ss that %d of %d stay until it says so again, or `semaphorectl brake release %s`", cluster, kind, h.Total, h.Of, cluster))
+			e.warn(cluster, "HeldBack "+kind, finding.HeldBack, fmt.Sprintf(
+				"cluster %s withdrew so many %ss that the broker retains %d of %d until the cluster withdraws them again, or "+
+					"until `semaphorectl brake release %s`",
+				cluster,
+				kind,
+				h.Total,
+				h.Peak,
+				cluster,
+			))
 		}
 	}
 	for _, one := range e.all() {
@@ -102,7 +114,7 @@ func (e engines) Take(cluster string, r replica.Result) {
 	}
 }
 
-// Room waits until all engines have room for more of a remote. waits is called before the first wait.
+// Room waits until all engines have room for more changes of a remote. It calls waits before the first wait.
 func (e engines) Room(ctx context.Context, cluster string, waits func() error) error {
 	for _, one := range e.all() {
 		if !one.Queue().Full(cluster) {
@@ -111,14 +123,14 @@ func (e engines) Room(ctx context.Context, cluster string, waits func() error) e
 		if err := waits(); err != nil {
 			return err
 		}
-		if err := one.Queue().Room(ctx, cluster); err != nil {
+		if err := one.Queue().WaitForRoom(ctx, cluster); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// ResyncDue says whether another whole snapshot of a remote would let go what its first one seemed to withdraw.
+// ResyncDue reports whether another snapshot of a remote would release what its first one seemed to withdraw.
 func (e engines) ResyncDue(cluster string) bool {
 	for _, b := range e.braking() {
 		if b.ResyncDue(cluster) {
@@ -128,8 +140,8 @@ func (e engines) ResyncDue(cluster string) bool {
 	return false
 }
 
-// Release lets go what the first snapshot of a remote withdrew and the brake holds, of some kinds or of all. It returns
-// how many objects go, by the kind that they were made for.
+// Release releases the objects that the first snapshot of a remote withdrew and the brake retains, of some kinds or of
+// all. It returns the number of removed objects, by the kind of their sources.
 func (e engines) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
 	released := map[semaphorev1.Kind]int{}
 	for _, b := range e.braking() {
@@ -140,10 +152,10 @@ func (e engines) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 	return released
 }
 
-// Problems are what is wrong by what remotes export, a line each.
-func (e engines) Problems() (lines []string) {
+// findings are what is wrong with what remotes export.
+func (e engines) findings() (found []finding.Finding) {
 	for _, one := range e.all() {
-		lines = append(lines, one.Problems()...)
+		found = append(found, one.Findings()...)
 	}
-	return lines
+	return found
 }

@@ -39,8 +39,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
+	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -65,7 +65,7 @@ type knownNodes struct{}
 func (knownNodes) UID(name string) (types.UID, bool)                 { return types.UID(name + "-uid"), true }
 func (knownNodes) Synced() bool                                      { return true }
 func (knownNodes) Guarded(string, types.UID)                         {}
-func (knownNodes) Report(string, types.UID, map[string]apply.Tunnel) {}
+func (knownNodes) Report(string, types.UID, map[string]nodes.Tunnel) {}
 
 // reviewing answers as an apiserver whose tokens are the names of nodes, in the time that it takes one.
 func reviewing(b testing.TB) kubernetes.Interface {
@@ -74,7 +74,8 @@ func reviewing(b testing.TB) kubernetes.Interface {
 		w.Header().Set("Content-Type", "application/json")
 		if name, ok := strings.CutPrefix(r.URL.Path, "/api/v1/namespaces/semaphore/pods/"); ok {
 			time.Sleep(reviewTakes / 2)
-			pod := corev1.Pod{TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name + "-uid")}}
+			pod := corev1.Pod{TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"},
+				ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name + "-uid")}}
 			pod.Spec.NodeName, pod.Spec.ServiceAccountName = name, "semaphore-agent"
 			_ = json.NewEncoder(w).Encode(pod)
 			return
@@ -86,17 +87,19 @@ func reviewing(b testing.TB) kubernetes.Interface {
 			return
 		}
 		node := review.Spec.Token
-		review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: review.Spec.Audiences, User: authenticationv1.UserInfo{
-			Username: "system:serviceaccount:" + agents + ":semaphore-agent",
-			Extra: map[string]authenticationv1.ExtraValue{
-				"authentication.kubernetes.io/pod-name": {node}, "authentication.kubernetes.io/pod-uid": {node + "-uid"},
-				"authentication.kubernetes.io/node-name": {node}, "authentication.kubernetes.io/node-uid": {node + "-uid"},
-			},
-		}}
+		review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: review.Spec.Audiences,
+			User: authenticationv1.UserInfo{
+				Username: "system:serviceaccount:" + agents + ":semaphore-agent",
+				Extra: map[string]authenticationv1.ExtraValue{
+					"authentication.kubernetes.io/pod-name": {node}, "authentication.kubernetes.io/pod-uid": {node + "-uid"},
+					"authentication.kubernetes.io/node-name": {node}, "authentication.kubernetes.io/node-uid": {node + "-uid"},
+				},
+			}}
 		_ = json.NewEncoder(w).Encode(review)
 	}))
 	b.Cleanup(s.Close)
-	return kubernetes.NewForConfigOrDie(&rest.Config{Host: s.URL, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+	return kubernetes.NewForConfigOrDie(&rest.Config{Host: s.URL, QPS: -1,
+		ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
 }
 
 // files are a cluster's certificates.
@@ -104,7 +107,8 @@ type files struct{ dir, bundle string }
 
 func newFiles(b testing.TB) files {
 	dir := b.TempDir()
-	if err := pki.Init(filepath.Join(dir, "pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()); err != nil {
+	if err := pki.Init(filepath.Join(dir, "pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour},
+		time.Now()); err != nil {
 		b.Fatal(err)
 	}
 	roots, err := os.ReadFile(filepath.Join(dir, "pki", "ca.crt"))
@@ -122,7 +126,8 @@ func (f files) client() *tls.Config { return trust.ClientTLS(f.bundle, identity.
 
 func (f files) source(b testing.TB) *identity.Source {
 	source, err := identity.NewSource(config.TLS{
-		CertFile: filepath.Join(f.dir, "pki", "broker", "tls.crt"), KeyFile: filepath.Join(f.dir, "pki", "broker", "tls.key"), BundleDir: f.dir,
+		CertFile: filepath.Join(f.dir, "pki", "broker", "tls.crt"), KeyFile: filepath.Join(f.dir, "pki", "broker", "tls.key"),
+		BundleDir: f.dir,
 	})
 	if err != nil {
 		b.Fatal(err)
@@ -168,7 +173,8 @@ type peeringBroker struct {
 }
 
 // count counts acknowledgements.
-func (p *peeringBroker) count(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func (p *peeringBroker) count(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
+	handler grpc.StreamHandler) error {
 	return handler(srv, &acknowledged{stream, p})
 }
 
@@ -192,13 +198,16 @@ func startPeering(b testing.TB, f files, kube kubernetes.Interface) *peeringBrok
 	p := &peeringBroker{acked: make(chan struct{}, 1), state: peering.NewState(), registry: prometheus.NewRegistry()}
 	p.server = peering.New(peering.Options{
 		Network: func(string) *semaphorev1.NodeNetwork { return nil },
-		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}, Agents: config.Agents{Namespace: "semaphore", ServiceAccount: "semaphore-agent", Audience: "broker.c1"},
-		Kube: kube, Nodes: knownNodes{}, Reports: knownNodes{}, State: p.state, Metrics: peering.NewMetrics(p.registry),
+		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}},
+		Agents: config.Agents{Namespace: "semaphore", ServiceAccount: "semaphore-agent", Audience: "broker.c1"},
+		Kube:   kube, Nodes: knownNodes{}, Reports: knownNodes{}, State: p.state, Metrics: peering.NewMetrics(p.registry),
 		Recorder: semdebug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
 	})
 	// As servers.peering has it, with one more interceptor.
-	g := newServers(prometheus.NewRegistry(), slog.New(slog.DiscardHandler)).new(credentials.NewTLS(f.source(b).ServerOnlyTLS()), alive, nil,
-		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.server.Authenticate), p.count}, peering.ServerOptions()...)
+	g := newServers(prometheus.NewRegistry(),
+		slog.New(slog.DiscardHandler)).new(credentials.NewTLS(f.source(b).ServerOnlyTLS()), alive, nil,
+		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.server.Authenticate), p.count},
+		peering.ServerOptions()...)
 	semaphorev1.RegisterPeeringServiceServer(g, p.server)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -229,8 +238,10 @@ func (p *peeringBroker) value(b testing.TB, name string) float64 {
 
 // benchAgent attaches as a node, again after a while where that fails, and acknowledges all it is told. told is
 // called with each message.
-func benchAgent(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello, told func(*semaphorev1.AttachResponse)) {
-	for wait := 500 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, 15*time.Second) { // as internal/stream/link waits
+func benchAgent(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello,
+	told func(*semaphorev1.AttachResponse)) {
+	// as internal/stream/link waits
+	for wait := 500 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, 15*time.Second) {
 		_ = benchStream(ctx, f, address, node, hello, told)
 		select {
 		case <-ctx.Done():
@@ -239,14 +250,16 @@ func benchAgent(ctx context.Context, f files, address, node string, hello *semap
 	}
 }
 
-func benchStream(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello, told func(*semaphorev1.AttachResponse)) error {
+func benchStream(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello,
+	told func(*semaphorev1.AttachResponse)) error {
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(f.client())),
 		grpc.WithStaticStreamWindowSize(1<<20), grpc.WithStaticConnWindowSize(1<<20))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+node))
+	stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(metadata.AppendToOutgoingContext(ctx, "authorization",
+		"Bearer "+node))
 	if err != nil {
 		return err
 	}
@@ -268,7 +281,10 @@ func benchStream(ctx context.Context, f files, address, node string, hello *sema
 			revision = all[len(all)-1].GetRevision()
 		}
 		if revision > 0 {
-			if err := stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: revision}}}); err != nil && err != io.EOF {
+			if err := stream.Send(&semaphorev1.AttachRequest{
+				Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: revision}},
+			}); err != nil &&
+				err != io.EOF {
 				return err
 			}
 		}
@@ -288,8 +304,9 @@ func benchMesh(nodes int, port uint16) mesh.Changes {
 	}
 	for i := range nodes {
 		m.Peers[benchNode(i)] = &semaphorev1.Peer{
-			Key:        &semaphorev1.PeerKey{Cluster: "c2", Node: benchNode(i)},
-			Wireguard:  &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 16), Address: fmt.Sprintf("172.18.%d.%d:%d", i>>8, i&255, port)},
+			Key: &semaphorev1.PeerKey{Cluster: "c2", Node: benchNode(i)},
+			Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 16),
+				Address: fmt.Sprintf("172.18.%d.%d:%d", i>>8, i&255, port)},
 			AllowedIps: []string{fmt.Sprintf("10.%d.%d.0/24", i>>8, i&255)},
 		}
 	}
@@ -342,28 +359,32 @@ func processor() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// maxOfBare is how much more a change to all agents may take, of time and of the processor, than the same bytes to as many bare
-// gRPC streams.
+// maxOfBare is how much more a change to all agents may take, of time and of the processor, than the same bytes to as
+// many bare gRPC streams.
 const maxOfBare = 1.5
 
 // maxOfFanOut is how many bytes a change may take to an agent, TLS and all.
 const maxOfFanOut = 160
 
 // BenchmarkFanOut is one change to 1,000 agents over TLS, from the broker's state until the last has acknowledged it;
-// by turns with it the same bytes go to as many bare gRPC streams, which is the floor, and to as many plain TLS connections with a
-// byte back from each, which is the floor's floor. The agents of each have a process of their own and do as little as they can;
-// cpu-ms is what the broker's process uses.
+// by turns with it the same bytes go to as many bare gRPC streams, which is the floor, and to as many plain TLS
+// connections with a byte back from each, which is the floor's floor. The agents of each have a process of their own
+// and do as little as they can; cpu-ms is what the broker's process uses.
 func BenchmarkFanOut(b *testing.B) {
 	f, kube := newFiles(b), reviewing(b)
 	p := startPeering(b, f, kube)
 	p.state.Update("c2", benchMesh(1, 1), nil)
 	stop := startAgents(b, leanAgents, p.address(), f.bundle)
 	defer stop()
-	benchUntil(b, "all agents are synced", func() bool { return p.acks.Load() >= 2*benchAgents }) // of the peer, and of the end mark
+	// of the peer, and of the end mark
+	benchUntil(b, "all agents are synced", func() bool { return p.acks.Load() >= 2*benchAgents })
 	benchUntil(b, "all agents have acknowledged", func() bool { return p.value(b, "semaphore_broker_agents_behind") == 0 })
-	payload, err := proto.Marshal(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{
-		Changes: []*semaphorev1.PeeringChange{{Revision: 7, Change: &semaphorev1.PeeringChange_Peer{Peer: benchMesh(1, 1).Peers[benchNode(0)]}}},
-	}}})
+	payload, err := proto.Marshal(
+		&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{
+			Changes: []*semaphorev1.PeeringChange{{Revision: 7,
+				Change: &semaphorev1.PeeringChange_Peer{Peer: benchMesh(1, 1).Peers[benchNode(0)]}}},
+		}}},
+	)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -392,12 +413,15 @@ func BenchmarkFanOut(b *testing.B) {
 	figure.Report(b, "broker-cpu-ms", agents.processor()).Floor(bare.processor()).AtMostTimesFloor(maxOfBare)
 	figure.Report(b, "bare-median-ms", bare.milliseconds()).Floor(plain.milliseconds())
 	figure.Report(b, "bare-cpu-ms", bare.processor()).Floor(plain.processor())
-	figure.Report(b, "bytes/agent", float64(p.listener.sent.Load()-sent)/float64(n*benchAgents)).Floor(float64(len(payload))).AtMost(maxOfFanOut)
-	figure.Report(b, "encodings", (p.value(b, "semaphore_broker_peering_encodings_total")-encoded)/float64(n)).Floor(1).AtMost(1)
+	figure.Report(b, "bytes/agent",
+		float64(p.listener.sent.Load()-sent)/float64(n*benchAgents)).Floor(float64(len(payload))).AtMost(maxOfFanOut)
+	figure.Report(b, "encodings",
+		(p.value(b, "semaphore_broker_peering_encodings_total")-encoded)/float64(n)).Floor(1).AtMost(1)
 	figure.WithoutTime(b) // of both kinds together
 }
 
-// BenchmarkFanOutIdle is what a stream costs the broker while nothing happens: the agents are in a process of their own.
+// BenchmarkFanOutIdle is what a stream costs the broker while nothing happens: the agents are in a process of their
+// own.
 func BenchmarkFanOutIdle(b *testing.B) {
 	f, kube := newFiles(b), reviewing(b)
 	for b.Loop() {
@@ -407,7 +431,8 @@ func BenchmarkFanOutIdle(b *testing.B) {
 		stop := startAgents(b, wholeAgents, p.address(), f.bundle)
 		benchUntil(b, "all agents have applied all", func() bool {
 			all := p.server.Status(nil)
-			return len(all) == benchAgents && !slices.ContainsFunc(all, func(n *semaphorev1.NodeStatus) bool { return n.GetBehind() > 0 })
+			return len(all) == benchAgents &&
+				!slices.ContainsFunc(all, func(n *semaphorev1.NodeStatus) bool { return n.GetBehind() > 0 })
 		})
 		resident, stacksNow, heapNow := resident(b)
 		b.ReportMetric(float64(resident-before)/benchAgents, "rss-bytes/stream")
@@ -418,7 +443,8 @@ func BenchmarkFanOutIdle(b *testing.B) {
 	}
 }
 
-// resident is the memory of this process that is in use, in bytes, and what of it are stacks of goroutines and the heap.
+// resident is the memory of this process that is in use, in bytes, and what of it are stacks of goroutines and the
+// heap.
 func resident(b testing.TB) (rss, stacks, heap int64) {
 	b.Helper()
 	for range 5 { // each of which halves stacks that are larger than they need be
@@ -476,18 +502,20 @@ func BenchmarkFanOutHerd(b *testing.B) {
 				for i := range benchAgents {
 					wg.Go(func() {
 						first, whole := true, true
-						benchAgent(ctx, f, p.address(), fmt.Sprintf("n%d", i), &semaphorev1.AgentHello{ResumeEpoch: "of old", ResumeRevision: 1, Held: c.held}, func(m *semaphorev1.AttachResponse) {
-							told.Add(int64(len(m.GetChanges().GetChanges())))
-							// Once each, also where a stream breaks and another begins.
-							if m.GetSynced() != nil && first {
-								first = false
-								synced.Add(1)
-							}
-							if len(m.GetSynced().GetClusters()) == 1 && whole {
-								whole = false
-								current.Add(1)
-							}
-						})
+						benchAgent(ctx, f, p.address(), fmt.Sprintf("n%d", i),
+							&semaphorev1.AgentHello{ResumeEpoch: "of old", ResumeRevision: 1, Held: c.held},
+							func(m *semaphorev1.AttachResponse) {
+								told.Add(int64(len(m.GetChanges().GetChanges())))
+								// Once each, also where a stream breaks and another begins.
+								if m.GetSynced() != nil && first {
+									first = false
+									synced.Add(1)
+								}
+								if len(m.GetSynced().GetClusters()) == 1 && whole {
+									whole = false
+									current.Add(1)
+								}
+							})
 					})
 				}
 				if c.late {
@@ -522,7 +550,8 @@ func BenchmarkFanOutHerd(b *testing.B) {
 				go func() {
 					defer c.Close()
 					_ = c.(*tls.Conn).Handshake()
-					_, _ = kube.AuthenticationV1().TokenReviews().Create(context.Background(), &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: "n1"}}, metav1.CreateOptions{})
+					_, _ = kube.AuthenticationV1().TokenReviews().Create(context.Background(),
+						&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: "n1"}}, metav1.CreateOptions{})
 					_, _ = c.Write([]byte{1})
 				}()
 			}

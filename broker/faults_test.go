@@ -33,7 +33,8 @@ func shopOf(n int) (all []*semaphorev1.Object) {
 
 func mirrorOf(name string) string { return "c2-shop-73736d-" + name }
 
-// TestServicesInFaults is about what an apiserver does to the Services and slices of a broker, and what others do there.
+// TestServicesInFaults is about what an apiserver does to the Services and slices of a broker, and what others do
+// there.
 func TestServicesInFaults(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -70,7 +71,8 @@ func (w *world) made(t *testing.T, names ...string) {
 	}
 }
 
-// changedByHand: what is edited or deleted is back within a second, and an Event says who did it. Labels of others stay.
+// changedByHand: what is edited or deleted is back within a second, and an Event says who did it. Labels of others
+// stay.
 func (w *world) changedByHand(t *testing.T) {
 	ctx := t.Context()
 	services, slices := w.admin.CoreV1().Services("semaphore"), w.admin.DiscoveryV1().EndpointSlices("semaphore")
@@ -86,7 +88,8 @@ func (w *world) changedByHand(t *testing.T) {
 	}
 	patchService := func(body string) func() error {
 		return func() error {
-			_, err := services.Patch(ctx, mirrorOf("s0"), types.MergePatchType, []byte(body), metav1.PatchOptions{FieldManager: "by-hand"})
+			_, err := services.Patch(ctx, mirrorOf("s0"), types.MergePatchType, []byte(body),
+				metav1.PatchOptions{FieldManager: "by-hand"})
 			return err
 		}
 	}
@@ -99,20 +102,26 @@ func (w *world) changedByHand(t *testing.T) {
 		is   func() string
 		do   func() error
 	}{
-		{"a Service edited", service, patchService(`{"spec":{"selector":{"app":"mine"},"ports":[{"name":"p80","port":81,"protocol":"TCP"}]}}`)},
-		{"a Service without its label", service, patchService(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`)},
-		{"a Service of which only local endpoints count", service, patchService(`{"spec":{"internalTrafficPolicy":"Local"}}`)},
+		{"a Service edited", service,
+			patchService(`{"spec":{"selector":{"app":"mine"},"ports":[{"name":"p80","port":81,"protocol":"TCP"}]}}`)},
+		{"a Service without its label", service,
+			patchService(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`)},
+		{"a Service of which only local endpoints count", service,
+			patchService(`{"spec":{"internalTrafficPolicy":"Local"}}`)},
 		{"a Service deleted", service, func() error { return services.Delete(ctx, mirrorOf("s0"), metav1.DeleteOptions{}) }},
 		{"a slice edited", slice, func() error {
-			_, err := slices.Patch(ctx, name(), types.MergePatchType, []byte(`{"endpoints":[{"addresses":["10.2.9.9"]}]}`), metav1.PatchOptions{})
+			_, err := slices.Patch(ctx, name(), types.MergePatchType, []byte(`{"endpoints":[{"addresses":["10.2.9.9"]}]}`),
+				metav1.PatchOptions{})
 			return err
 		}},
 		{"a slice without its label", slice, func() error {
-			_, err := slices.Patch(ctx, name(), types.MergePatchType, []byte(`{"metadata":{"labels":{"kubernetes.io/service-name":null}}}`), metav1.PatchOptions{})
+			_, err := slices.Patch(ctx, name(), types.MergePatchType,
+				[]byte(`{"metadata":{"labels":{"kubernetes.io/service-name":null}}}`), metav1.PatchOptions{})
 			return err
 		}},
 		{"a slice that is nobody's", slice, func() error {
-			_, err := slices.Patch(ctx, name(), types.MergePatchType, []byte(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`), metav1.PatchOptions{})
+			_, err := slices.Patch(ctx, name(), types.MergePatchType,
+				[]byte(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`), metav1.PatchOptions{})
 			return err
 		}},
 		{"a slice deleted", slice, func() error { return slices.Delete(ctx, name(), metav1.DeleteOptions{}) }},
@@ -128,7 +137,8 @@ func (w *world) changedByHand(t *testing.T) {
 		})
 		t.Logf("%s: as before after %s", c.name, time.Since(began).Round(time.Millisecond))
 	}
-	for _, words := range [][]string{{"service " + mirrorOf("s0"), "by-hand", "spec.ports"}, {"service " + mirrorOf("s0"), "took off its label"}, {"endpointslice "}} {
+	for _, words := range [][]string{{"service " + mirrorOf("s0"), "by-hand", "spec.ports"},
+		{"service " + mirrorOf("s0"), "took off its label"}, {"endpointslice "}} {
 		eventually(t, "an Event", func() (bool, string) {
 			all, err := w.admin.EventsV1().Events("semaphore").List(ctx, metav1.ListOptions{})
 			if err != nil {
@@ -145,7 +155,7 @@ func (w *world) changedByHand(t *testing.T) {
 	}
 }
 
-// anyHas says whether one of the texts has all words.
+// anyHas reports whether one of the texts has all words.
 func anyHas(texts []string, words ...string) bool {
 	return slices.ContainsFunc(texts, func(text string) bool {
 		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
@@ -176,7 +186,8 @@ func (w *world) settledText(t *testing.T, f func() string) (out string) {
 
 func (w *world) slicesOf(t *testing.T, service string) []discoveryv1.EndpointSlice {
 	t.Helper()
-	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +207,8 @@ func (w *world) sliceOf(t *testing.T, service string) *discoveryv1.EndpointSlice
 // reused: an address passes to another pod, in the same service and to that of another, told in each order.
 func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
 	// Whoever follows the slices sees the address of the service that keeps it all the time.
-	watch, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").Watch(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + mirrorOf("s1")})
+	watch, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").Watch(t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + mirrorOf("s1")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,12 +242,15 @@ func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
 	}()
 	// In the same service: in another slice of the source, and then out of the first.
 	send(sliceObject("shop", "s1-y", "s1", "10.2.1.2", "10.2.1.20"))
-	w.has("one more", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	w.has("one more", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 "+
+		"10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 	send(sliceObject("shop", "s1-x", "s1", "10.2.1.21"))
-	w.has("another instead", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s1 c2 10.2.1.21+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	w.has("another instead", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 "+
+		"10.2.1.20+\nc2-shop-73736d-s1 c2 10.2.1.21+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 	// In one message out of the one and into the other, the worse way round.
 	send(sliceObject("shop", "s1-y", "s1", "10.2.1.20"), sliceObject("shop", "s1-x", "s1", "10.2.1.2"))
-	w.has("moved", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	w.has("moved", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 "+
+		"10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 	watch.Stop()
 	<-done
 	if len(lost) > 0 {
@@ -243,48 +258,61 @@ func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
 	}
 	// To another service: the new one first, and then the old one first.
 	send(sliceObject("shop", "s2-x", "s2", "10.2.1.3", "10.2.1.20"))
-	w.has("in both, as the source has it", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	w.has("in both, as the source has it", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 "+
+		"10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 	send(sliceObject("shop", "s1-y", "s1"))
-	w.has("out of the old one", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	w.has("out of the old one", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 "+
+		"10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 	send(sliceObject("shop", "s2-x", "s2", "10.2.1.3"), sliceObject("shop", "s1-y", "s1", "10.2.1.20"))
-	w.has("back", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
+	w.has("back", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 "+
+		"10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 	send(shopOf(3)...)
 	send(sliceObject("shop", "s1-y", "s1"))
 	w.has("as at first", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 }
 
-// refusedObjects: a quota, and a policy of the apiserver's admission, refuse one object each. It waits alone, is told, and is
-// made once it is let.
+// refusedObjects: a quota, and a policy of the apiserver's admission, refuse one object each. It waits alone, is told,
+// and is made once it is let.
 func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) {
 	ctx := t.Context()
 	policy := &admissionv1.ValidatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "no-s3"},
 		Spec: admissionv1.ValidatingAdmissionPolicySpec{
 			FailurePolicy: ptr.To(admissionv1.Fail),
-			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-				Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
-				Rule:       admissionv1.Rule{APIGroups: []string{"", "discovery.k8s.io"}, APIVersions: []string{"v1"}, Resources: []string{"services", "endpointslices"}},
-			}}}},
-			Validations: []admissionv1.Validation{{Expression: "!object.metadata.name.startsWith('c2-shop-73736d-s3')", Message: "s3 is not for us"}},
+			MatchConstraints: &admissionv1.MatchResources{
+				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+					Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
+					Rule: admissionv1.Rule{APIGroups: []string{"", "discovery.k8s.io"}, APIVersions: []string{"v1"},
+						Resources: []string{"services", "endpointslices"}},
+				}}},
+			},
+			Validations: []admissionv1.Validation{{Expression: "!object.metadata.name.startsWith('c2-shop-73736d-s3')",
+				Message: "s3 is not for us"}},
 		},
 	}
-	if _, err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx, policy, metav1.CreateOptions{}); err != nil {
+	if _, err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx, policy,
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "no-s3"},
-		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "no-s3", ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "no-s3",
+			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
 	}
-	if _, err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil {
+	if _, err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx, binding,
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the policy holds", func() (bool, string) {
-		probe := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: mirrorOf("s3")}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
-		_, err := w.admin.CoreV1().Services("semaphore").Create(ctx, probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		probe := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: mirrorOf("s3")},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
+		_, err := w.admin.CoreV1().Services("semaphore").Create(ctx, probe,
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err != nil && strings.Contains(err.Error(), "s3 is not for us"), fmt.Sprint(err)
 	})
 	send(append(shopOf(5)[6:], sliceObject("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.11"))...)
-	rest := "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s0 c2 10.2.1.11+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+\nc2-shop-73736d-s4 c2 10.2.1.5+"
+	rest := "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s0 c2 10.2.1.11+\nc2-shop-73736d-s1 c2 " +
+		"10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+\nc2-shop-73736d-s4 c2 10.2.1.5+"
 	w.has("the rest", rest)
 	w.told(t, "WriteFailed", mirrorOf("s3"), "s3 is not for us")
 	// It waits longer each time, and others do not wait for it. What changes of it is tried once a second.
@@ -297,26 +325,32 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 		t.Errorf("%v attempts for two objects that change all the time, in three seconds", more)
 	}
 	send(shopOf(5)[6:8]...)
-	if err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(ctx, "no-s3", metav1.DeleteOptions{}); err != nil {
+	if err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(ctx, "no-s3",
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.hasWithin(t, "let in", time.Minute, strings.Replace(rest, "\nc2-shop-73736d-s4", "\nc2-shop-73736d-s3 c2 10.2.1.4+\nc2-shop-73736d-s4", 1))
+	w.hasWithin(t, "let in", time.Minute,
+		strings.Replace(rest, "\nc2-shop-73736d-s4", "\nc2-shop-73736d-s3 c2 10.2.1.4+\nc2-shop-73736d-s4", 1))
 	w.untold(t, mirrorOf("s3"))
 
 	// Nobody counts what a quota has here but the apiserver itself, from what its status says.
 	quota, err := w.admin.CoreV1().ResourceQuotas("semaphore").Create(ctx, &corev1.ResourceQuota{
-		ObjectMeta: metav1.ObjectMeta{Name: "few"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"services": resource.MustParse("6")}},
+		ObjectMeta: metav1.ObjectMeta{Name: "few"},
+		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"services": resource.MustParse("6")}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	quota.Status = corev1.ResourceQuotaStatus{Hard: quota.Spec.Hard, Used: corev1.ResourceList{"services": resource.MustParse("5")}}
-	if _, err := w.admin.CoreV1().ResourceQuotas("semaphore").UpdateStatus(ctx, quota, metav1.UpdateOptions{}); err != nil {
+	quota.Status = corev1.ResourceQuotaStatus{Hard: quota.Spec.Hard,
+		Used: corev1.ResourceList{"services": resource.MustParse("5")}}
+	if _, err := w.admin.CoreV1().ResourceQuotas("semaphore").UpdateStatus(ctx, quota,
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the quota is full", func() (bool, string) {
 		// The first fits.
-		probe := &corev1.Service{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
+		probe := &corev1.Service{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-"},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
 		_, err := w.admin.CoreV1().Services("semaphore").Create(ctx, probe, metav1.CreateOptions{})
 		return err != nil && strings.Contains(err.Error(), "exceeded quota"), fmt.Sprint(err)
 	})
@@ -352,7 +386,10 @@ func (w *world) told(t *testing.T, reason, object, why string) {
 	})
 	eventually(t, "the status", func() (bool, string) {
 		problems := w.status(w.cfg).GetProblems()
-		return slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, object) && strings.Contains(p, why) }), fmt.Sprint(problems)
+		return slices.ContainsFunc(problems, func(p string) bool {
+			return strings.Contains(p, object) &&
+				strings.Contains(p, why)
+		}), fmt.Sprint(problems)
 	})
 	if w.failures(t, "error")+w.failures(t, "foreign") == 0 {
 		t.Error("no metric")
@@ -364,7 +401,8 @@ func (w *world) untold(t *testing.T, object string) {
 	t.Helper()
 	within(t, time.Minute, "the status", func() (bool, string) {
 		problems := w.status(w.cfg).GetProblems()
-		return !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, object) }), fmt.Sprint(problems)
+		return !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, object) }),
+			fmt.Sprint(problems)
 	})
 }
 
@@ -373,7 +411,8 @@ func (w *world) failures(t *testing.T, result string) (sum float64) {
 	t.Helper()
 	_, text := get("http://" + w.cfg.Listen.HTTP + "/metrics")
 	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "semaphore_broker_writes_total{") && strings.Contains(line, fmt.Sprintf("result=%q", result)) {
+		if strings.HasPrefix(line, "semaphore_broker_writes_total{") &&
+			strings.Contains(line, fmt.Sprintf("result=%q", result)) {
 			var n float64
 			fmt.Sscan(line[strings.LastIndexByte(strings.TrimSpace(line), ' ')+1:], &n)
 			sum += n
@@ -406,7 +445,7 @@ func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
 		t.Fatal(err)
 	}
 	send(shopOf(7)[12:]...)
-	w.told(t, "NameTaken", mirrorOf("s6"), "not ours")
+	w.told(t, "NameTaken", mirrorOf("s6"), "did not create")
 	now, err := services.Get(ctx, mirrorOf("s6"), metav1.GetOptions{})
 	if err != nil || now.ResourceVersion != theirs.ResourceVersion {
 		t.Errorf("it is %v, %v", now, err)
@@ -428,7 +467,8 @@ func odd() []*semaphorev1.Object {
 	headless.GetService().Headless, headless.GetService().PublishNotReadyAddresses = true, true
 	named := sliceObject("shop", "db-x", "db", "10.2.3.1", "10.2.3.2")
 	named.GetEndpointSlice().Endpoints[0].Hostname, named.GetEndpointSlice().Endpoints[1].Hostname = "db-0", "db-1"
-	named.GetEndpointSlice().Endpoints[1].Ready, named.GetEndpointSlice().Endpoints[1].Serving = ptr.To(false), ptr.To(false)
+	named.GetEndpointSlice().Endpoints[1].Ready, named.GetEndpointSlice().Endpoints[1].Serving = ptr.To(false),
+		ptr.To(false)
 	sticky := globalObject("shop", "web", 443)
 	sticky.GetService().ClientIpAffinitySeconds = 600
 	all = append(all, headless, named, sticky)
@@ -442,14 +482,15 @@ func odd() []*semaphorev1.Object {
 	return all
 }
 
-// restarts: exporters and brokers that begin anew, in whatever order, find all as it is to be.
+// restarts: exporters and brokers that begin again, in whatever order, find all as it is to be.
 func (w *world) restarts(t *testing.T) {
 	settle := w.cfg.GlobalServices.Settle
 	w.cfg.GlobalServices.Settle.Duration = 2 * time.Second
 	defer func() { w.cfg.GlobalServices.Settle = settle }()
 	stop := w.start(w.cfg)
 	e := w.exporter("c2")
-	// Endpoints are in slices in the order in which they came, which is not that in which they come to who begins anew.
+	// Endpoints are in slices in the order in which they came, which is not that in which they come to who begins
+	// again.
 	first := odd()
 	sendAll(e, "e2", append(first[:17:17], first[19])...)
 	eventually(t, "the last part is written", func() (bool, string) {
@@ -476,7 +517,14 @@ func (w *world) restarts(t *testing.T) {
 			slices.Reverse(all)
 			sendAll(e, "e4", all...)
 		}},
-		{"another broker", func() { e.cancel(); stop(); stop = w.start(w.cfg); e = w.exporter("c2"); sendAll(e, "e4", odd()...) }},
+		{"another broker", func() {
+			e.cancel()
+			stop()
+			stop = w.start(w.cfg)
+			e = w.exporter("c2")
+			sendAll(e, "e4",
+				odd()...)
+		}},
 		{"another broker, and slices that are cut in another way", func() {
 			e.cancel()
 			stop()
@@ -494,8 +542,8 @@ func (w *world) restarts(t *testing.T) {
 		}},
 	} {
 		c.do()
-		// Longer than anything that a broker does of itself some time after it began: what it believes of its own writes ends after 10 s, and
-		// clusters are left after settle.
+		// Longer than anything that a broker does of itself some time after it began: what it believes of its own writes ends
+		// after 10 s, and clusters are left after settle.
 		time.Sleep(12 * time.Second)
 		now := w.versions(t)
 		for name, version := range now {
@@ -545,7 +593,8 @@ func (w *world) terminating(t *testing.T) {
 		t.Fatal(err)
 	}
 	fresh := serviceObject("shop", "fresh", 80)
-	e.send(changesFrom(101, fresh, sliceObject("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.99"), memberObject("shop", "p", "u", "set", "10.2.1.1")))
+	e.send(changesFrom(101, fresh, sliceObject("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.99"),
+		memberObject("shop", "p", "u", "set", "10.2.1.1")))
 	e.acked(103)
 	eventually(t, "the status", func() (bool, string) {
 		problems := w.status(w.cfg).GetProblems()

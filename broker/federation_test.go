@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/operator"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/identity"
@@ -97,9 +98,9 @@ func startFederation(t *testing.T, c clusters) (address string, server *federati
 	})
 	d := debug.NewServer(recorder, func() *semaphorev1.GetStatusResponse {
 		return &semaphorev1.GetStatusResponse{Links: server.Status()}
-	})
+	}, debug.Answers{})
 	address = loopback.Address(t)
-	s := newServers(registry, quiet()).federation(address, c.Source(t, "c1", "broker"), server, d, &control{log: quiet()})
+	s := newServers(registry, quiet()).federation(address, c.Source(t, "c1", "broker"), server, d, operator.New(quiet()))
 	ctx, cancel := context.WithCancel(context.Background())
 	up, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -191,34 +192,49 @@ func (e *exporter) err() error {
 
 func helloMessage(cluster, epoch string, head uint64, kinds ...semaphorev1.Kind) *semaphorev1.PublishRequest {
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
-		Cluster: cluster, ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: epoch, HeadRevision: head, Kinds: kinds, SoftwareVersion: "test",
+		Cluster: cluster, ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: epoch, HeadRevision: head, Kinds: kinds,
+		SoftwareVersion: "test",
 	}}}
 }
 
 // snapshotOf is the snapshot of a kind at a revision.
 func snapshotOf(kind semaphorev1.Kind, revision uint64, objects ...*semaphorev1.Object) []*semaphorev1.PublishRequest {
-	out := []*semaphorev1.PublishRequest{{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: revision}}}}
+	out := []*semaphorev1.PublishRequest{
+		{
+			Message: &semaphorev1.PublishRequest_SnapshotBegin{
+				SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: revision},
+			},
+		},
+	}
 	if len(objects) > 0 {
 		out = append(out, changesFrom(1, objects...))
 	}
-	return append(out, &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{
-		Kind: kind, Revision: revision, Objects: uint64(len(objects)),
-	}}})
+	return append(
+		out,
+		&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{
+			Kind: kind, Revision: revision, Objects: uint64(len(objects)),
+		}}},
+	)
 }
 
 // changesFrom are upserts with revisions from first on.
 func changesFrom(first uint64, objects ...*semaphorev1.Object) *semaphorev1.PublishRequest {
 	var all []*semaphorev1.Change
 	for i, o := range objects {
-		all = append(all, &semaphorev1.Change{Revision: first + uint64(i), ObservedAt: nowProto(), Change: &semaphorev1.Change_Upsert{Upsert: o}})
+		all = append(all, &semaphorev1.Change{Revision: first + uint64(i), ObservedAt: nowProto(),
+			Change: &semaphorev1.Change_Upsert{Upsert: o}})
 	}
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: all}}}
+	return &semaphorev1.PublishRequest{
+		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: all}},
+	}
 }
 
 func deletion(revision uint64, o *semaphorev1.Object) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
-		{Revision: revision, ObservedAt: nowProto(), Change: &semaphorev1.Change_Delete{Delete: o.Key}},
-	}}}}
+	return &semaphorev1.PublishRequest{
+		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
+			{Revision: revision, ObservedAt: nowProto(), Change: &semaphorev1.Change_Delete{Delete: o.Key}},
+		}}},
+	}
 }
 
 func TestFederation(t *testing.T) {
@@ -248,14 +264,19 @@ func TestFederation(t *testing.T) {
 			t.Errorf("took %s", got)
 		}
 		st := server.Status()
-		if st[0].Cluster != "c2" || !st[0].Connected || st[0].LastHeard == nil || st[0].Kinds[0].Objects != 3 || st[0].Kinds[0].Refused != 1 || !st[0].Kinds[0].Complete || st[0].SoftwareVersion != "test" {
+		if st[0].Cluster != "c2" || !st[0].Connected || st[0].LastHeard == nil || st[0].Kinds[0].Objects != 3 ||
+			st[0].Kinds[0].Refused != 1 || !st[0].Kinds[0].Complete || st[0].SoftwareVersion != "test" {
 			t.Errorf("status %v", st[0])
 		}
 		if st[1].Cluster != "c3" || st[1].Connected {
 			t.Errorf("status %v", st[1])
 		}
 		e.cancel()
-		eventually(t, "seen to be gone", func() (bool, string) { s := server.Status()[0]; return !s.Connected && s.LastError != "", s.String() })
+		eventually(t, "seen to be gone", func() (bool, string) {
+			s := server.Status()[0]
+			return !s.Connected &&
+				s.LastError != "", s.String()
+		})
 		if s := server.Status()[0]; s.Kinds[0].Objects != 3 || !s.Kinds[0].Complete {
 			t.Errorf("what it exported went with it: %v", s)
 		}
@@ -303,11 +324,13 @@ func TestFederation(t *testing.T) {
 		if err := refused(t, dial(t, "c1", "semaphorectl")); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("an operator publishes: %v", err)
 		}
-		_, err := semaphorev1.NewDebugServiceClient(dial(t, "c2", "exporter")).GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+		_, err := semaphorev1.NewDebugServiceClient(dial(t, "c2", "exporter")).GetStatus(t.Context(),
+			&semaphorev1.GetStatusRequest{})
 		if status.Code(err) != codes.PermissionDenied {
 			t.Errorf("a remote looks into the broker: %v", err)
 		}
-		st, err := semaphorev1.NewDebugServiceClient(dial(t, "c1", "semaphorectl")).GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+		st, err := semaphorev1.NewDebugServiceClient(dial(t, "c1", "semaphorectl")).GetStatus(t.Context(),
+			&semaphorev1.GetStatusRequest{})
 		if err != nil || st.GetPart() != "broker" || len(st.GetLinks()) != 2 {
 			t.Errorf("the own operator: %v, %v", st, err)
 		}
@@ -364,7 +387,7 @@ func TestAGreetingIsNoWord(t *testing.T) {
 		if e.recv().GetWelcome() == nil {
 			t.Fatal("no welcome")
 		}
-		if at := server.Spoke()["c2"]; !at.IsZero() {
+		if at := server.LastPayload()["c2"]; !at.IsZero() {
 			t.Fatalf("spoke at %s", at)
 		}
 		e.cancel()
@@ -373,7 +396,7 @@ func TestAGreetingIsNoWord(t *testing.T) {
 	e.send(helloMessage("c2", "e1", 0, semaphorev1.Kind_KIND_NODE))
 	e.send(snapshotOf(semaphorev1.Kind_KIND_NODE, 0)...)
 	e.acked(0)
-	if server.Spoke()["c2"].IsZero() {
+	if server.LastPayload()["c2"].IsZero() {
 		t.Error("did not speak")
 	}
 	e.cancel()

@@ -21,8 +21,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestNothingThatWaitsIsBusy has 5,000 Services wait, for what may not be listed and for a webhook that is down: either costs one
-// percent of a core at most.
+// TestNothingThatWaitsIsBusy has 5,000 Services wait, for what may not be listed and for a webhook that is down: either
+// costs one percent of a core at most.
 func TestNothingThatWaitsIsBusy(t *testing.T) {
 	const services = 5000
 	w := newWorld(t)
@@ -34,7 +34,8 @@ func TestNothingThatWaitsIsBusy(t *testing.T) {
 	var all []*semaphorev1.Object
 	for i := range services {
 		name := fmt.Sprint("s", i)
-		all = append(all, serviceObject("shop", name, 80), sliceObject("shop", name+"-x", name, fmt.Sprintf("10.2.%d.%d", i/250+1, i%250+1)))
+		all = append(all, serviceObject("shop", name, 80),
+			sliceObject("shop", name+"-x", name, fmt.Sprintf("10.2.%d.%d", i/250+1, i%250+1)))
 	}
 	send := func(e *exporter) {
 		sendAs(e, "c2", "e1")
@@ -61,15 +62,18 @@ func TestNothingThatWaitsIsBusy(t *testing.T) {
 	t.Run("EndpointSlices cannot be listed", func(t *testing.T) {
 		limited := rest.CopyConfig(w.rest)
 		limited.Impersonate = rest.ImpersonationConfig{UserName: "broker"}
-		_, err := w.admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "broker"}, Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"services", "configmaps", "events", "namespaces"}, Verbs: []string{"*"}},
-			{APIGroups: []string{"coordination.k8s.io", "events.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"*"}},
-		}}, metav1.CreateOptions{})
+		_, err := w.admin.RbacV1().ClusterRoles().Create(ctx,
+			&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "broker"}, Rules: []rbacv1.PolicyRule{
+				{APIGroups: []string{""}, Resources: []string{"services", "configmaps", "events", "namespaces"},
+					Verbs: []string{"*"}},
+				{APIGroups: []string{"coordination.k8s.io", "events.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"*"}},
+			}}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, err = w.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: "broker"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "broker"},
+			ObjectMeta: metav1.ObjectMeta{Name: "broker"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName,
+				Kind: "ClusterRole", Name: "broker"},
 			Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "broker"}},
 		}, metav1.CreateOptions{})
 		if err != nil {
@@ -90,18 +94,21 @@ func TestNothingThatWaitsIsBusy(t *testing.T) {
 	})
 	t.Run("a webhook is down", func(t *testing.T) {
 		url := "https://" + loopback.Address(t)
-		_, err := w.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx, &admissionv1.ValidatingWebhookConfiguration{
-			ObjectMeta: metav1.ObjectMeta{Name: "down"},
-			Webhooks: []admissionv1.ValidatingWebhook{{
-				Name: "down.example.org", ClientConfig: admissionv1.WebhookClientConfig{URL: &url}, FailurePolicy: ptr.To(admissionv1.Fail),
-				SideEffects: ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
-				NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: "semaphore"}},
-				Rules: []admissionv1.RuleWithOperations{{
-					Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
-					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"services"}},
+		_, err := w.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx,
+			&admissionv1.ValidatingWebhookConfiguration{
+				ObjectMeta: metav1.ObjectMeta{Name: "down"},
+				Webhooks: []admissionv1.ValidatingWebhook{{
+					Name: "down.example.org", ClientConfig: admissionv1.WebhookClientConfig{URL: &url},
+					FailurePolicy: ptr.To(admissionv1.Fail),
+					SideEffects:   ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
+					NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: "semaphore"}},
+					Rules: []admissionv1.RuleWithOperations{{
+						Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
+						Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"},
+							Resources: []string{"services"}},
+					}},
 				}},
-			}},
-		}, metav1.CreateOptions{})
+			}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

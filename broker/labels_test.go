@@ -26,7 +26,8 @@ func labelled(o *semaphorev1.Object, pairs ...string) *semaphorev1.Object {
 func foreignLabels(s *corev1.Service) string {
 	var all []string
 	for key, value := range s.Labels {
-		if !slices.Contains([]string{"app.kubernetes.io/managed-by", "semaphore.uw.io/source-cluster", "mirrored-svc", "mirror-svc-prefix-sync"}, key) {
+		if !slices.Contains([]string{"app.kubernetes.io/managed-by", "semaphore.uw.io/source-cluster", "mirrored-svc",
+			"mirror-svc-prefix-sync"}, key) {
 			all = append(all, key+"="+value)
 		}
 	}
@@ -34,8 +35,8 @@ func foreignLabels(s *corev1.Service) string {
 	return strings.Join(all, " ")
 }
 
-// A mirror has those labels of its source that the broker's own list takes, as they are there now; what somebody here adds stays, and
-// what a remote must not set is not set.
+// A mirror has those labels of its source that the broker's own list takes, as they are there now; what somebody here
+// adds stays, and what a remote must not set is not set.
 func TestLabelsOfASource(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -52,21 +53,27 @@ func TestLabelsOfASource(t *testing.T) {
 				return false, err.Error()
 			}
 			got := foreignLabels(s)
-			return got == want && s.Labels["app.kubernetes.io/managed-by"] == "semaphore-broker" && s.Labels["semaphore.uw.io/source-cluster"] == "c2", got
+			return got == want && s.Labels["app.kubernetes.io/managed-by"] == "semaphore-broker" &&
+				s.Labels["semaphore.uw.io/source-cluster"] == "c2", got
 		})
 	}
-	sendAs(e, "c2", "e1", labelled(serviceObject("shop", "echo", 80), "app.kubernetes.io/managed-by", "Helm", "app.kubernetes.io/name", "echo",
-		"example.org/cost", "9", "semaphore.uw.io/source-cluster", "c3", "service.kubernetes.io/service-proxy-name", "none", "team", "shop"))
+	sendAs(e, "c2", "e1", labelled(serviceObject("shop", "echo", 80), "app.kubernetes.io/managed-by", "Helm",
+		"app.kubernetes.io/name", "echo",
+		"example.org/cost", "9", "semaphore.uw.io/source-cluster", "c3", "service.kubernetes.io/service-proxy-name", "none",
+		"team", "shop"))
 	become("labels of the list", "app.kubernetes.io/name=echo team=shop")
 
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{"argo": "mine", "team": "mine"}}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{"argo": "mine",
+		"team": "mine"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.admin.CoreV1().Services("semaphore").Patch(t.Context(), mirror, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := w.admin.CoreV1().Services("semaphore").Patch(t.Context(), mirror, types.MergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	become("a label that somebody adds stays, and one of the source's is put right", "app.kubernetes.io/name=echo argo=mine team=shop")
+	become("a label that somebody adds stays, and one of the source's is put right",
+		"app.kubernetes.io/name=echo argo=mine team=shop")
 
 	e.send(changesFrom(101, labelled(serviceObject("shop", "echo", 80), "app.kubernetes.io/version", "2")))
 	become("other labels at the source", "app.kubernetes.io/version=2 argo=mine")
@@ -90,8 +97,8 @@ func valuesOf(m map[string]string) (all []string) {
 	return all
 }
 
-// Sets have the labels of all domains that the broker is set to. A cluster that finds its pods by labels of others is a line of the status
-// and an Event.
+// Sets have the labels of all domains that the broker is set to. A cluster that finds its pods by labels of others is a
+// line of the status and an Event.
 func TestLabelDomains(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -103,10 +110,13 @@ func TestLabelDomains(t *testing.T) {
 		m := helloMessage(cluster, "e1", 1, semaphorev1.Kind_KIND_SET_MEMBER)
 		m.GetHello().LabelDomains = domains
 		e.send(m)
-		if w := e.recv().GetWelcome(); !slices.Equal(w.GetLabelDomains(), []string{"semaphore.uw.systems", "policy.semaphore.uw.io"}) {
+		if w := e.recv().GetWelcome(); !slices.Equal(w.GetLabelDomains(),
+			[]string{"semaphore.uw.systems", "policy.semaphore.uw.io"}) {
 			t.Errorf("welcome %v", w)
 		}
-		e.send(snapshotOf(semaphorev1.Kind_KIND_SET_MEMBER, 1, memberObject("shop", "web", "u-"+cluster, "front", map[string]string{"c2": "10.2.1.6", "c3": "10.3.1.6"}[cluster]))...)
+		e.send(snapshotOf(semaphorev1.Kind_KIND_SET_MEMBER, 1,
+			memberObject("shop", "web", "u-"+cluster, "front",
+				map[string]string{"c2": "10.2.1.6", "c3": "10.3.1.6"}[cluster]))...)
 		e.acked(1)
 	}
 	hello(w.exporter("c2"), "c2", "policy.semaphore.uw.io")
@@ -117,7 +127,8 @@ func TestLabelDomains(t *testing.T) {
 			return false, err.Error()
 		}
 		for _, domain := range w.cfg.LabelDomains {
-			if s.Labels[domain+"/name"] != "front" || s.Labels[domain+"/namespace"] != "shop" || s.Labels[domain+"/cluster"] != "c2" {
+			if s.Labels[domain+"/name"] != "front" || s.Labels[domain+"/namespace"] != "shop" ||
+				s.Labels[domain+"/cluster"] != "c2" {
 				return false, strings.Join([]string{domain, s.Labels[domain+"/name"]}, " ")
 			}
 		}
@@ -147,25 +158,34 @@ func TestLabelDomains(t *testing.T) {
 	})
 }
 
-// What became of a service that was taken reaches its exporter with the answer to a heartbeat, once, and so does its end.
+// What became of a service that was taken reaches its exporter with the answer to a heartbeat, once, and so does its
+// end.
 func TestOutcomesReachTheExporter(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
 	stop := w.start(w.cfg)
 	defer stop()
 	foreign, err := w.admin.CoreV1().Services("semaphore").Create(t.Context(), &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-73736d-taken"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+		ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-73736d-taken"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	long := strings.Repeat("x", 50)
 	e := w.exporter("c2")
-	sendAs(e, "c2", "e1", serviceObject("shop", "fine", 80), serviceObject("shop", long, 80), serviceObject("shop", "taken", 80))
+	sendAs(e, "c2", "e1", serviceObject("shop", "fine", 80), serviceObject("shop", long, 80),
+		serviceObject("shop", "taken", 80))
 	// beat is what the answer to a heartbeat has of outcomes.
 	beat := func() (out []string) {
 		t.Helper()
-		e.send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: 100, SentRevision: 100}}})
+		e.send(
+			&semaphorev1.PublishRequest{
+				Message: &semaphorev1.PublishRequest_Heartbeat{
+					Heartbeat: &semaphorev1.Heartbeat{HeadRevision: 100, SentRevision: 100},
+				},
+			},
+		)
 		for {
 			m := e.recv()
 			if m.GetAck() != nil {
@@ -189,7 +209,8 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 	if again := beat(); len(again) > 0 {
 		t.Errorf("told again: %q", again)
 	}
-	if err := w.admin.CoreV1().Services("semaphore").Delete(t.Context(), foreign.Name, metav1.DeleteOptions{}); err != nil {
+	if err := w.admin.CoreV1().Services("semaphore").Delete(t.Context(), foreign.Name,
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	told = nil

@@ -33,15 +33,16 @@ func (w *world) status(cfg *config.Broker) *semaphorev1.GetStatusResponse {
 		w.t.Fatal(err)
 	}
 	defer conn.Close()
-	s, err := semaphorev1.NewDebugServiceClient(conn).GetStatus(w.t.Context(), &semaphorev1.GetStatusRequest{}, grpc.WaitForReady(true))
+	s, err := semaphorev1.NewDebugServiceClient(conn).GetStatus(w.t.Context(), &semaphorev1.GetStatusRequest{},
+		grpc.WaitForReady(true))
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	return s
 }
 
-// ofPod is a broker as it runs in a pod with an address of its own, whose Services lead to the leader. The apiserver takes no
-// address of the loopback into a slice, so the pod's is added to this package's network namespace.
+// ofPod is a broker as it runs in a pod with an address of its own, whose Services lead to the leader. The apiserver
+// takes no address of the loopback into a slice, so the pod's is added to this package's network namespace.
 func ofPod(t *testing.T, cfg *config.Broker, name, address string) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")
@@ -62,7 +63,8 @@ func ofPod(t *testing.T, cfg *config.Broker, name, address string) {
 // leadsTo is where the Services of the broker lead: pods and federation ports, by Service.
 func (w *world) leadsTo() string {
 	w.t.Helper()
-	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + front.ManagedBy})
+	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + front.ManagedBy})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -81,11 +83,12 @@ func (w *world) leadsTo() string {
 	return strings.Join(slices.Sorted(slices.Values(lines)), "; ")
 }
 
-// Calls reach the leader: the Services name it as soon as it is ready, name nobody while nobody leads, and what others do to
-// the slices is put back.
+// Calls reach the leader: the Services name it as soon as it is ready, name nobody while nobody leads, and what others
+// do to the slices is put back.
 func (w *world) callsReach(cfg *config.Broker, within time.Duration) {
 	w.t.Helper()
-	want := fmt.Sprintf("semaphore-broker-federation: %[1]s %[2]s; semaphore-broker: %[1]s %[2]s", cfg.Pod.Name, cfg.Listen.Federation)
+	want := fmt.Sprintf("semaphore-broker-federation: %[1]s %[2]s; semaphore-broker: %[1]s %[2]s", cfg.Pod.Name,
+		cfg.Listen.Federation)
 	want = strings.Join(slices.Sorted(slices.Values(strings.Split(want, "; "))), "; ")
 	began := time.Now()
 	for got := ""; got != want; time.Sleep(10 * time.Millisecond) {
@@ -106,7 +109,8 @@ func TestTwoBrokers(t *testing.T) {
 	w.cfg.LeaderElection.Enabled = true
 	w.cfg.LeaderElection.Duration.Duration = 5 * time.Second
 	other := *w.cfg
-	other.Listen.Federation, other.Listen.Peering, other.Listen.HTTP = loopback.Address(t), loopback.Address(t), loopback.Address(t)
+	other.Listen.Federation, other.Listen.Peering, other.Listen.HTTP = loopback.Address(t), loopback.Address(t),
+		loopback.Address(t)
 	other.Listen.DebugSocket += "2"
 
 	ofPod(t, w.cfg, "first", "192.0.2.1")
@@ -122,7 +126,8 @@ func TestTwoBrokers(t *testing.T) {
 	if ok, text := get("http://" + other.Listen.HTTP + "/healthz"); !ok {
 		t.Errorf("a standby is not alive: %s", text)
 	}
-	if s := w.status(&other); !s.GetStandby() || s.GetReady() || s.GetLeader() != host || len(s.GetLinks())+len(s.GetProblems()) > 0 {
+	if s := w.status(&other); !s.GetStandby() || s.GetReady() || s.GetLeader() != host ||
+		len(s.GetLinks())+len(s.GetProblems()) > 0 {
 		t.Errorf("status of the standby: %v", s)
 	}
 	if s := w.status(w.cfg); s.GetStandby() || !s.GetReady() || s.GetLeader() != host || len(s.GetLinks()) != 2 {
@@ -141,7 +146,8 @@ func TestTwoBrokers(t *testing.T) {
 	}
 
 	export := []*semaphorev1.Object{
-		nodeObject("n1", 21, "10.2.1.0/24"), serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5"),
+		nodeObject("n1", 21, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
+		sliceObject("shop", "echo-x", "echo", "10.2.1.5"),
 		memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"),
 	}
 	sendAll(w.exporter("c2"), "e1", export...)
@@ -185,7 +191,8 @@ func (w *world) healsItsSlices() {
 			return api.Delete(w.t.Context(), "semaphore-broker-leader-ipv4", metav1.DeleteOptions{})
 		},
 		"changed": func() error {
-			_, err := api.Patch(w.t.Context(), "semaphore-broker-federation-leader-ipv4", types.MergePatchType, []byte(`{"endpoints":[]}`), metav1.PatchOptions{})
+			_, err := api.Patch(w.t.Context(), "semaphore-broker-federation-leader-ipv4", types.MergePatchType,
+				[]byte(`{"endpoints":[]}`), metav1.PatchOptions{})
 			return err
 		},
 	} {

@@ -153,7 +153,8 @@ func leanStream(ctx context.Context, f files, address, node string) error {
 		if err != nil {
 			return err
 		}
-		size, kind, flags := int(header[0])<<16|int(header[1])<<8|int(header[2]), http2.FrameType(header[3]), http2.Flags(header[4])
+		size, kind, flags := int(header[0])<<16|int(header[1])<<8|int(header[2]), http2.FrameType(header[3]),
+			http2.Flags(header[4])
 		_, _ = in.Discard(frameHeader) // which are there
 		payload = slices.Grow(payload[:0], size)[:size]
 		if _, err := io.ReadFull(in, payload); err != nil {
@@ -204,13 +205,15 @@ func attaching(address, node string) []byte {
 	var headers bytes.Buffer
 	encoder := hpack.NewEncoder(&headers)
 	for _, h := range [][2]string{
-		{":method", "POST"}, {":scheme", "https"}, {":path", semaphorev1.PeeringService_Attach_FullMethodName}, {":authority", address},
+		{":method", "POST"}, {":scheme", "https"}, {":path", semaphorev1.PeeringService_Attach_FullMethodName},
+		{":authority", address},
 		{"content-type", "application/grpc"}, {"te", "trailers"}, {"authorization", "Bearer " + node},
 	} {
 		_ = encoder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // into memory
 	}
 	out := []byte(http2.ClientPreface)
-	out = appendFrame(out, http2.FrameSettings, 0, 0, binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16(nil, uint16(http2.SettingInitialWindowSize)), window))
+	out = appendFrame(out, http2.FrameSettings, 0, 0,
+		binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16(nil, uint16(http2.SettingInitialWindowSize)), window))
 	out = appendFrame(out, http2.FrameWindowUpdate, 0, 0, binary.BigEndian.AppendUint32(nil, window))
 	out = appendFrame(out, http2.FrameHeaders, http2.FlagHeadersEndHeaders, 1, headers.Bytes())
 	for _, m := range []*semaphorev1.AttachRequest{
@@ -227,8 +230,8 @@ func attaching(address, node string) []byte {
 	return out
 }
 
-// revisionOf is the revision that a message is to be acknowledged with: the last one of changes, or that of an end mark; 0 for
-// none.
+// revisionOf is the revision that a message is to be acknowledged with: the last one of changes, or that of an end
+// mark; 0 for none.
 func revisionOf(message []byte) uint64 {
 	// A field is a number, and what is in it. Of several of a number the last one counts.
 	field := func(data []byte, number protowire.Number) (bytes []byte, n uint64) {
@@ -266,9 +269,11 @@ func TestRevisionOf(t *testing.T) {
 		message *semaphorev1.AttachResponse
 	}{
 		{0, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{Node: "n1"}}}},
-		{7, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: 7, Clusters: []string{"c2"}}}}},
+		{7, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: 7,
+			Clusters: []string{"c2"}}}}},
 		{9, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{
-			Changes: []*semaphorev1.PeeringChange{{Revision: 8}, {Revision: 9, Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: "c2"}}},
+			Changes: []*semaphorev1.PeeringChange{{Revision: 8},
+				{Revision: 9, Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: "c2"}}},
 		}}}},
 	} {
 		data, err := proto.Marshal(c.message)
@@ -281,8 +286,8 @@ func TestRevisionOf(t *testing.T) {
 	}
 }
 
-// bareBroker is a gRPC server with nothing to it: what a change costs by gRPC at least. Its streams send a message that is encoded
-// already, and count what comes.
+// bareBroker is a gRPC server with nothing to it: what a change costs by gRPC at least. Its streams send a message that
+// is encoded already, and count what comes.
 type bareBroker struct {
 	semaphorev1.UnimplementedPeeringServiceServer
 	payload mem.BufferSlice
@@ -294,7 +299,8 @@ type bareBroker struct {
 }
 
 // Attach implements semaphorev1.PeeringServiceServer.
-func (p *bareBroker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
+func (p *bareBroker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
+	semaphorev1.AttachResponse]) error {
 	changed := make(chan struct{}, 1)
 	p.mu.Lock()
 	p.changed = append(p.changed, changed)

@@ -9,17 +9,21 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/drains"
+	"github.com/kube-semaphore/semaphore/broker/events"
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/presence"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/testkit/metricsdoc"
 )
 
 // docs/metrics.md has every metric of the broker, with its labels and its help text.
 func TestMetricsAreDocumented(t *testing.T) {
-	cfg, err := config.Parse[config.Broker]([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]"))
+	cfg, err := config.Parse[config.Broker]([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, " +
+		"podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,13 +37,16 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 	options := apply.Options{Metrics: apply.NewMetrics(table), Log: slog.Default()}
 	e := newEngines(cfg, peering.NewState(), nil, time.Now)
-	apply.NewDrains(client, "semaphore", nil, options)
+	events.New(client, "semaphore", nil, table, slog.Default())
+	table.MustRegister(drains.New(client, "semaphore", nil, options))
 	apply.Services(client, "semaphore", e.services.DesiredServices(), options)
 	peering.NewMetrics(table)
 	federation.NewMetrics(table)
-	federation.New(federation.Options{Cluster: "c1", Remotes: cfg.Remotes, Sink: e, Metrics: federation.NewMetrics(table), Log: slog.Default()})
+	federation.New(federation.Options{Cluster: "c1", Remotes: cfg.Remotes, Sink: e, Metrics: federation.NewMetrics(table),
+		Log: slog.Default()})
 	newServers(table, slog.Default())
+	newBuilt(table)
 	table.MustRegister(e.collectors()...)
-	table.MustRegister(presence.New(presence.Options{}))
+	table.MustRegister(presence.New(presence.Options{}), debug.Findings(nil))
 	table.Compare(t, "../docs/metrics.md", "semaphore-broker")
 }

@@ -15,7 +15,8 @@ import (
 
 // ownPods has the own exporter taken.
 func ownPods(cfg *config.Broker) {
-	cfg.GlobalServices.PodSubnets, cfg.GlobalServices.PodPrefixes = []string{"10.1.0.0/16"}, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	cfg.GlobalServices.PodSubnets, cfg.GlobalServices.PodPrefixes = []string{"10.1.0.0/16"},
+		[]netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 }
 
 // The own exporter is one more cluster to its broker, of which services are taken, and a withdrawal of most is held.
@@ -44,11 +45,13 @@ func TestTheOwnExporter(t *testing.T) {
 	for _, r := range e.acked(3) {
 		codesOf[semaphorev1.KindName(r.GetKey().GetKind())] = r.GetCode()
 	}
-	if len(codesOf) != 2 || codesOf["endpointslice"] != "ip-outside-pod-subnets" || codesOf["setmember"] != "kind-not-taken" {
+	if len(codesOf) != 2 || codesOf["endpointslice"] != "ip-outside-pod-subnets" ||
+		codesOf["setmember"] != "kind-not-taken" {
 		t.Errorf("refused as %v", codesOf)
 	}
 	own := server.Status()[0]
-	if own.GetCluster() != "c1" || !own.GetConnected() || len(own.GetKinds()) != 2 || own.GetKinds()[0].GetObjects() != 3 || !own.GetKinds()[1].GetComplete() || own.GetLastHeard() == nil {
+	if own.GetCluster() != "c1" || !own.GetConnected() || len(own.GetKinds()) != 2 ||
+		own.GetKinds()[0].GetObjects() != 3 || !own.GetKinds()[1].GetComplete() || own.GetLastHeard() == nil {
 		t.Errorf("status %v", own)
 	}
 	e.send(deletion(4, serviceObject("shop", "a")), deletion(5, serviceObject("shop", "b")))

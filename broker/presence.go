@@ -2,34 +2,43 @@ package broker
 
 import (
 	"log/slog"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/broker/presence"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// watch follows which remotes are gone, by what exporters and agents say, and tells the plans.
+// watch reports which remotes are gone, from what exporters and agents report.
 func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, log *slog.Logger) *presence.Watch {
-	var names []string
-	for _, r := range b.cfg.Remotes {
-		names = append(names, r.Name)
-	}
-	b.services.Await(names...)
+	names := remoteNames(b.cfg)
+	b.services.MarkLivenessUnknown(names...)
 	w := presence.New(presence.Options{
 		Clusters: names, SilentAfter: b.cfg.GlobalServices.SilentAfter.Duration,
-		Look: b.signals, Tell: b.services.SetGone, Warn: func(reason, note string) { b.events.Warn("", reason, note) }, Recorder: recorder, Log: log,
+		Read: b.signals, OnChange: b.services.SetGone,
+		Warn: func(reason finding.Code, note string) { b.events.Warn("", reason, note) }, Recorder: recorder, Log: log,
 	})
 	registry.MustRegister(w)
+	b.followers = append(b.followers, func(cfg *config.Broker) {
+		now := remoteNames(cfg)
+		b.services.MarkLivenessUnknown(slices.DeleteFunc(slices.Clone(now), func(name string) bool {
+			return slices.Contains(names, name)
+		})...)
+		names = now
+		w.Follow(now)
+	})
 	return w
 }
 
-// signals are what is known now of each remote.
+// signals returns the current signals of each remote.
 func (b *broker) signals() map[string]presence.Signals {
-	spoke := b.federation.Spoke()
+	spoke := b.federation.LastPayload()
 	out := map[string]presence.Signals{}
 	for cluster, tunnels := range b.peering.Tunnels() {
-		out[cluster] = presence.Signals{Heard: spoke[cluster], Agents: tunnels.Nodes, Talking: tunnels.Talking}
+		out[cluster] = presence.Signals{LastHeard: spoke[cluster], Agents: tunnels.Nodes, Talking: tunnels.Talking}
 	}
 	return out
 }

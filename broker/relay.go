@@ -23,15 +23,15 @@ import (
 )
 
 const (
-	// relayed connections at a time: semaphorectl has one.
+	// concurrent relayed connections: semaphorectl has one
 	relayed = 16
-	// reachLeader is how long it may take to find and reach the leader.
+	// reachLeader bounds the time to find and reach the leader.
 	reachLeader = 5 * time.Second
 )
 
-// relay is a unix socket beside the debug socket, at which semaphorectl in a standby's container reaches the leader. It carries
-// bytes over mTLS to the leader's federation listener, where this cluster's broker may do what an operator may. `kubectl exec
-// deployment/semaphore-broker` takes any of the replicas, so it is not to matter which.
+// relay is a unix socket beside the debug socket, at which semaphorectl in a standby's container reaches the leader. It
+// copies bytes over mTLS to the leader's federation listener, where this cluster's broker may do what an operator may.
+// It exists because `kubectl exec deployment/semaphore-broker` picks any replica.
 type relay struct {
 	cfg    *config.Broker
 	source *identity.Source
@@ -72,7 +72,7 @@ func (r *relay) serve(ctx context.Context) error {
 		running.Go(func() {
 			defer func() { <-room }()
 			if err := r.carry(ctx, conn); err != nil {
-				r.log.Info("semaphorectl was not carried to the leader", "error", err)
+				r.log.Info("cannot connect semaphorectl to the leader", "error", err)
 			}
 		})
 	}
@@ -94,7 +94,7 @@ func (r *relay) carry(ctx context.Context, conn net.Conn) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, _ = io.Copy(leader, conn) // either end's end is the end
+		_, _ = io.Copy(leader, conn) // the end of either ends both
 		leader.Close()
 	}()
 	_, _ = io.Copy(conn, leader)
@@ -115,7 +115,7 @@ func (r *relay) dial(ctx context.Context) (net.Conn, error) {
 	return (&tls.Dialer{Config: tlsConfig}).DialContext(ctx, "tcp", address)
 }
 
-// leader is the address of the leader's federation listener, by what it wrote into its slices.
+// leader returns the address of the leader's federation listener, from the leader's slices.
 func (r *relay) leader(ctx context.Context) (string, error) {
 	if len(r.cfg.Listen.Services) == 0 {
 		return "", errors.New("listen.services names none")
@@ -124,7 +124,8 @@ func (r *relay) leader(ctx context.Context) (string, error) {
 	if !r.pod.IPs[0].Is4() {
 		family = discoveryv1.AddressTypeIPv6
 	}
-	slice, err := r.client.DiscoveryV1().EndpointSlices(r.pod.Namespace).Get(ctx, front.SliceName(r.cfg.Listen.Services[0], family), metav1.GetOptions{})
+	slice, err := r.client.DiscoveryV1().EndpointSlices(r.pod.Namespace).Get(ctx,
+		front.SliceName(r.cfg.Listen.Services[0], family), metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}

@@ -12,7 +12,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// remoteNames are those of the configured remotes.
+// remoteNames returns the names of the configured remotes.
 func remoteNames(cfg *config.Broker) (names []string) {
 	for _, r := range cfg.Remotes {
 		names = append(names, r.Name)
@@ -20,9 +20,10 @@ func remoteNames(cfg *config.Broker) (names []string) {
 	return names
 }
 
-// restored are the peers of the broker before that may still be, by remote and node: each is admitted like what its remote says, and one
-// that is not admitted whole is left out.
-func restored(ctx context.Context, cfg *config.Broker, store *standing.Store) (map[string]map[string]*semaphorev1.Node, error) {
+// restored returns the peers of the previous broker that are still admissible, by remote and node. Each passes
+// admission like a node that its remote exports; one that is not admitted completely is left out.
+func restored(ctx context.Context, cfg *config.Broker,
+	store *standing.Store) (map[string]map[string]*semaphorev1.Node, error) {
 	all, err := store.Load(ctx)
 	if err != nil {
 		return nil, err

@@ -86,9 +86,9 @@ func (s *endpointStates) follow(t *testing.T, kube kubernetes.Interface, namespa
 }
 
 // A rolling update, as the EndpointSlice controller of the source writes it: each new endpoint becomes ready before an
-// old one terminates, and an old one terminates before it goes. The mirror has only states of the source, in their order;
-// changes that follow each other closely may come as one. When the source pauses, the mirror has each of its states: an
-// endpoint that terminates and still serves is in the mirror as such.
+// old one terminates, and an old one terminates before it goes. The mirror has only states of the source, in their
+// order; changes that follow each other closely may come as one. When the source pauses, the mirror has each of its
+// states: an endpoint that terminates and still serves is in the mirror as such.
 func TestRollingUpdateInOrder(t *testing.T) {
 	cfg1, cfg2 := kubetest.Start(t), kubetest.Start(t)
 	clusters := newClusters(t, "c1", "c2")
@@ -134,7 +134,7 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 
 	for _, c := range []struct {
 		name string
-		// pause says whether each state is awaited in the mirror before the next one is written.
+		// pause reports whether each state is awaited in the mirror before the next one is written.
 		pause bool
 	}{{"paused", true}, {"at once", false}} {
 		t.Run(c.name, func(t *testing.T) {
@@ -237,7 +237,7 @@ func (u *update) write(n int, change func([]discoveryv1.Endpoint) []discoveryv1.
 	}
 }
 
-// caughtUp says whether the mirror's last state is the source's.
+// caughtUp reports whether the mirror's last state is the source's.
 func (u *update) caughtUp() (bool, string) {
 	there, here := u.source.states(), u.mirror.states()
 	if len(here) == 0 {

@@ -49,7 +49,8 @@ type setsWorld struct {
 	together *together
 }
 
-// together puts the changes of both kinds into the order in which the apiserver stored them: two watches have none between them.
+// together puts the changes of both kinds into the order in which the apiserver stored them: two watches have none
+// between them.
 type together struct {
 	mu      sync.Mutex
 	changes []stored
@@ -66,7 +67,8 @@ func (a *together) saw(kind string, object metav1.Object, nets []string) {
 	version, _ := strconv.ParseUint(object.GetResourceVersion(), 10, 64)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.changes = append(a.changes, stored{version, kind + " " + object.GetNamespace() + "/" + object.GetName(), followed{object.GetLabels()[naming.DefaultLabelDomain+"/name"], nets}})
+	a.changes = append(a.changes, stored{version, kind + " " + object.GetNamespace() + "/" + object.GetName(),
+		followed{object.GetLabels()[naming.DefaultLabelDomain+"/name"], nets}})
 }
 
 // was is in which sets of any kind an address was since it was last asked; "" is none.
@@ -181,7 +183,8 @@ func newSetsWorld(t *testing.T, c1 *rest.Config) *setsWorld {
 	w := &setsWorld{t: t, c1: kubernetes.NewForConfigOrDie(c1), c2: kubernetes.NewForConfigOrDie(c2)}
 	for _, namespace := range []string{"semaphore", "shop"} {
 		for _, admin := range []kubernetes.Interface{w.c1, w.c2} {
-			if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+			if _, err := admin.CoreV1().Namespaces().Create(t.Context(),
+				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -219,7 +222,8 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 	}
 	noLeaks(t) // but for the connections of these clients
 	w.together = &together{asked: map[string]int{}}
-	w.global = followSets(w, w.calico.GlobalNetworkSets(), func(s *calicov3.GlobalNetworkSet) []string { return s.Spec.Nets })
+	w.global = followSets(w, w.calico.GlobalNetworkSets(),
+		func(s *calicov3.GlobalNetworkSet) []string { return s.Spec.Nets })
 	w.namespaced = followSets(w, w.calico.NetworkSets(""), func(s *calicov3.NetworkSet) []string { return s.Spec.Nets })
 	w.run("broker", func(ctx context.Context) error { return Run(ctx, w.cfg) })
 	w.exporter = w.run("exporter", func(ctx context.Context) error { return remote.Run(ctx, from) })
@@ -234,12 +238,13 @@ func followSets[T kube.CalicoObject](w *setsWorld, resource kube.CalicoResource[
 		f.saw(o.(T), nets(o.(T)))
 		w.together.saw(kind, o.(T), nets(o.(T)))
 	}
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: is, UpdateFunc: func(_, o any) { is(o) }, DeleteFunc: func(o any) {
-		if o, ok := o.(T); ok {
-			f.saw(o, nil)
-			w.together.saw(kind, o, nil)
-		}
-	}}); err != nil {
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: is,
+		UpdateFunc: func(_, o any) { is(o) }, DeleteFunc: func(o any) {
+			if o, ok := o.(T); ok {
+				f.saw(o, nil)
+				w.together.saw(kind, o, nil)
+			}
+		}}); err != nil {
 		w.t.Fatal(err)
 	}
 	w.run("follower", func(ctx context.Context) error {
@@ -272,7 +277,8 @@ func (w *setsWorld) pod(name, set string, hostNetwork bool, phase corev1.PodPhas
 	w.t.Helper()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       corev1.PodSpec{NodeName: "n1", HostNetwork: hostNetwork, Containers: []corev1.Container{{Name: "main", Image: "main"}}},
+		Spec: corev1.PodSpec{NodeName: "n1", HostNetwork: hostNetwork,
+			Containers: []corev1.Container{{Name: "main", Image: "main"}}},
 	}
 	if set != "" {
 		pod.Labels = map[string]string{naming.DefaultLabelDomain + "/name": set}
@@ -297,14 +303,16 @@ func (w *setsWorld) running(name, set string, ips ...string) {
 
 func (w *setsWorld) patch(name, patch string, subresources ...string) {
 	w.t.Helper()
-	if _, err := w.c2.CoreV1().Pods("shop").Patch(w.t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...); err != nil {
+	if _, err := w.c2.CoreV1().Pods("shop").Patch(w.t.Context(), name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{}, subresources...); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
 func (w *setsWorld) gone(name string) {
 	w.t.Helper()
-	if err := w.c2.CoreV1().Pods("shop").Delete(w.t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+	if err := w.c2.CoreV1().Pods("shop").Delete(w.t.Context(), name,
+		metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -337,15 +345,19 @@ func (w *setsWorld) kinds() map[string]*follower {
 // refuseNetworkSets has c1 refuse every change of a NetworkSet until allow is called.
 func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
 	t.Helper()
-	policies, bindings := w.c1.AdmissionregistrationV1().ValidatingAdmissionPolicies(), w.c1.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	policies, bindings := w.c1.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
+		w.c1.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
 	policy := &admissionv1.ValidatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "no-networksets"},
 		Spec: admissionv1.ValidatingAdmissionPolicySpec{
 			FailurePolicy: ptr.To(admissionv1.Fail),
-			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
-				Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete},
-				Rule:       admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: []string{"networksets"}},
-			}}}},
+			MatchConstraints: &admissionv1.MatchResources{
+				ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+					Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update, admissionv1.Delete},
+					Rule: admissionv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"},
+						Resources: []string{"networksets"}},
+				}}},
+			},
 			Validations: []admissionv1.Validation{{Expression: "false", Message: "not now"}},
 		},
 	}
@@ -361,7 +373,8 @@ func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
 		t.Fatal(err)
 	}
 	eventually(t, "NetworkSets are refused", func() (bool, string) {
-		mine, err := w.calico.NetworkSets("shop").Create(t.Context(), &calicov3.NetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "shop"}})
+		mine, err := w.calico.NetworkSets("shop").Create(t.Context(),
+			&calicov3.NetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "mine", Namespace: "shop"}})
 		if err == nil {
 			err = w.calico.NetworkSets("shop").Delete(t.Context(), "mine", mine.UID, mine.ResourceVersion)
 		}
@@ -374,8 +387,8 @@ func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
 	}
 }
 
-// From the pods of one apiserver to the sets of another, by all that is between, in both ways in which Calico serves the
-// types; who follows the sets sees no state that is wrong.
+// From the pods of one apiserver to the sets of another, by all that is between, in both ways in which Calico serves
+// the types; who follows the sets sees no state that is wrong.
 func TestSetsAreRightAtEveryMoment(t *testing.T) {
 	for name, install := range map[string]func(*testing.T, *rest.Config){
 		"crd.projectcalico.org": func(t *testing.T, c1 *rest.Config) {
@@ -417,7 +430,8 @@ func (w *setsWorld) transitions(t *testing.T) {
 		w.becomes("10.2.0.1", "admin")
 		w.becomes("fd02::1", "admin")
 		if time.Since(began) > time.Second {
-			relabelled = append(relabelled, "web →  → admin") // the old set is not kept open for a new one that is not written for long
+			// the old set is not kept open for a new one that is not written for long
+			relabelled = append(relabelled, "web →  → admin")
 		}
 		w.went(t, "10.2.0.1", relabelled...)
 		w.went(t, "fd02::1", relabelled...)
@@ -483,7 +497,8 @@ func (w *setsWorld) transitions(t *testing.T) {
 	if was := w.global.was("10.2.0.14"); !slices.Equal(was, []string{"web"}) {
 		t.Errorf("without an exporter 10.2.0.14 was in %q", was)
 	}
-	if heard := w.metric(t, `semaphore_broker_kind_last_heard_timestamp_seconds{cluster="c2",kind="setmember"}`); heard == 0 || heard > float64(since.Unix()+1) {
+	if heard := w.metric(t, `semaphore_broker_kind_last_heard_timestamp_seconds{cluster="c2",kind="setmember"}`); heard == 0 ||
+		heard > float64(since.Unix()+1) {
 		t.Errorf("sets were heard of at %f, and the exporter ended at %d", heard, since.Unix())
 	}
 }

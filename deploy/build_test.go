@@ -124,7 +124,8 @@ func overlay(t *testing.T, text string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(strings.ReplaceAll(text, "DEPLOY", rel)), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(strings.ReplaceAll(text, "DEPLOY", rel)),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -170,12 +171,15 @@ func TestExampleFits(t *testing.T) {
 	token := volume(t, pods["agent"], "token").Projected.Sources[0].ServiceAccountToken
 	equal(t, "audience of the agents' token", token.Audience, broker.Agents.Audience)
 	equal(t, "ServiceAccount of the agents", pods["agent"].ServiceAccountName, broker.Agents.ServiceAccount)
-	equal(t, "namespace of the agents", find[*appsv1.DaemonSet](t, objects, "semaphore-agent").Namespace, broker.Agents.Namespace)
+	equal(t, "namespace of the agents", find[*appsv1.DaemonSet](t, objects, "semaphore-agent").Namespace,
+		broker.Agents.Namespace)
 	peering := find[*corev1.Service](t, objects, "semaphore-broker")
-	equal(t, "address of the broker", fmt.Sprintf("%s.%s.svc:%d", peering.Name, peering.Namespace, peering.Spec.Ports[0].Port), agent.Broker.Address)
+	equal(t, "address of the broker", fmt.Sprintf("%s.%s.svc:%d", peering.Name, peering.Namespace,
+		peering.Spec.Ports[0].Port), agent.Broker.Address)
 	federation := find[*corev1.Service](t, objects, "semaphore-broker-federation")
 	equal(t, "its own broker", exporter.Brokers[0].Cluster, "c1")
-	equal(t, "address of its own broker", exporter.Brokers[0].Address, fmt.Sprintf("%s.%s.svc:%d", federation.Name, federation.Namespace, federation.Spec.Ports[0].Port))
+	equal(t, "address of its own broker", exporter.Brokers[0].Address,
+		fmt.Sprintf("%s.%s.svc:%d", federation.Name, federation.Namespace, federation.Spec.Ports[0].Port))
 	if own := broker.Own(); own == nil || own.PodSubnets[0] != broker.LocalSubnets[0] {
 		t.Errorf("the broker takes its own exporter as %v", own)
 	}
@@ -184,12 +188,16 @@ func TestExampleFits(t *testing.T) {
 	// Nodes of an existing semaphore-wireguard keep their keys.
 	equal(t, "keys on the host", volume(t, pods["agent"], "keys").HostPath.Path, agent.WGKeyPath)
 	equal(t, "bundle", mounted(pods["agent"], "bundles")+"/c1.pem", agent.Broker.BundleFile)
-	equal(t, "namespace of the mirrors", broker.MirrorNamespace, find[*rbacv1.Role](t, objects, "semaphore-broker-services").Namespace)
+	equal(t, "namespace of the mirrors", broker.MirrorNamespace,
+		find[*rbacv1.Role](t, objects, "semaphore-broker-services").Namespace)
 
 	// The agents hold their broker to the file that it has, under a name that does not change with its content.
 	file := find[*corev1.ConfigMap](t, objects, "semaphore-subnets").Data["broker.yaml"]
 	equal(t, "subnets on the agents", mounted(pods["agent"], "subnets")+"/broker.yaml", agent.SubnetsFile)
-	equal(t, "volume of the subnets", volume(t, pods["agent"], "subnets").ConfigMap.Name, "semaphore-subnets")
+	equal(t, "volume of the subnets", volume(t, pods["agent"], "subnets").Projected.Sources[0].ConfigMap.Name,
+		"semaphore-subnets")
+	equal(t, "volume of the remotes", volume(t, pods["agent"], "subnets").Projected.Sources[1].ConfigMap.Name,
+		"semaphore-remotes")
 	subnets, err := config.ParseSubnets([]byte(file), agent.Cluster)
 	if err != nil {
 		t.Fatal(err)
@@ -198,12 +206,14 @@ func TestExampleFits(t *testing.T) {
 	equal(t, "remotes", fmt.Sprint(len(subnets.Remotes)), fmt.Sprint(len(broker.Remotes)))
 	for _, r := range broker.Remotes {
 		of := subnets.Remotes[r.Name]
-		equal(t, "subnets and port of "+r.Name, fmt.Sprint(of.PodPrefixes, of.NodePrefixes, of.WireGuard.ListenPort, of.Encryption),
+		equal(t, "subnets and port of "+r.Name, fmt.Sprint(of.PodPrefixes, of.NodePrefixes, of.WireGuard.ListenPort,
+			of.Encryption),
 			fmt.Sprint(r.PodPrefixes, r.NodePrefixes, r.WireGuard.ListenPort, r.Encryption))
 	}
 	// An overlay that does not give it to them has agents that say so and do not run.
 	bare := find[*corev1.ConfigMap](t, build(t, "agent"), "semaphore-subnets").Data["broker.yaml"]
-	if _, err := config.ParseSubnets([]byte(bare), "c1"); err == nil || !strings.Contains(err.Error(), "localSubnets: none") {
+	if _, err := config.ParseSubnets([]byte(bare), "c1"); err == nil ||
+		!strings.Contains(err.Error(), "localSubnets: none") {
 		t.Errorf("without an overlay the agents' subnets are taken: %v", err)
 	}
 
@@ -229,11 +239,14 @@ func TestExampleFits(t *testing.T) {
 		equal(t, c.part+": debug socket", mounted(pods[c.part], "run"), filepath.Dir(c.socket))
 	}
 
-	// Two of each, of which one leads. Both are ready, so that a rollout goes one by one, and a node that is drained takes one.
-	for part, election := range map[string]config.LeaderElection{"exporter": exporter.LeaderElection, "broker": broker.LeaderElection} {
+	// Two of each, of which one leads. Both are ready, so that a rollout goes one by one, and a node that is drained takes
+	// one.
+	for part, election := range map[string]config.LeaderElection{"exporter": exporter.LeaderElection,
+		"broker": broker.LeaderElection} {
 		d := find[*appsv1.Deployment](t, objects, "semaphore-"+part)
 		equal(t, part+": replicas", fmt.Sprint(*d.Spec.Replicas), "2")
-		if r := d.Spec.Strategy.RollingUpdate; r == nil || r.MaxUnavailable.IntValue() != 0 || r.MaxSurge.IntValue() != 1 || d.Spec.ProgressDeadlineSeconds != nil {
+		if r := d.Spec.Strategy.RollingUpdate; r == nil || r.MaxUnavailable.IntValue() != 0 || r.MaxSurge.IntValue() != 1 ||
+			d.Spec.ProgressDeadlineSeconds != nil {
 			t.Errorf("%s: strategy %v, progress deadline %v", part, d.Spec.Strategy, d.Spec.ProgressDeadlineSeconds)
 		}
 		budget := find[*policyv1.PodDisruptionBudget](t, objects, "semaphore-"+part)
@@ -251,7 +264,8 @@ func TestExampleFits(t *testing.T) {
 		if !election.Enabled || election.Namespace != "" {
 			t.Errorf("%s: leader election %+v; want it where the pods are", part, election)
 		}
-		apart := d.Spec.Template.Spec.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0].PodAffinityTerm
+		preferred := d.Spec.Template.Spec.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+		apart := preferred[0].PodAffinityTerm
 		if !maps.Equal(apart.LabelSelector.MatchLabels, d.Spec.Template.Labels) {
 			t.Errorf("%s: kept apart from %v, and is %v", part, apart.LabelSelector.MatchLabels, d.Spec.Template.Labels)
 		}
@@ -264,13 +278,15 @@ func TestExampleFits(t *testing.T) {
 		}
 	}
 	for _, name := range broker.Listen.Services {
-		wanted = append(wanted, front.SliceName(name, discoveryv1.AddressTypeIPv4), front.SliceName(name, discoveryv1.AddressTypeIPv6))
+		wanted = append(wanted, front.SliceName(name, discoveryv1.AddressTypeIPv4),
+			front.SliceName(name, discoveryv1.AddressTypeIPv6))
 		service := find[*corev1.Service](t, objects, name)
 		if len(service.Spec.Selector) > 0 {
 			t.Errorf("Service %s has a selector, and leads to standbys", name)
 		}
 		for _, port := range service.Spec.Ports {
-			if !slices.ContainsFunc(pods["broker"].Containers[0].Ports, func(p corev1.ContainerPort) bool { return p.Name == port.Name && p.ContainerPort == port.Port }) {
+			if !slices.ContainsFunc(pods["broker"].Containers[0].Ports,
+				func(p corev1.ContainerPort) bool { return p.Name == port.Name && p.ContainerPort == port.Port }) {
 				t.Errorf("Service %s: port %s is none of the broker's", name, port.Name)
 			}
 		}
@@ -283,7 +299,10 @@ func TestExampleFits(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"POD_NAME", "POD_NAMESPACE", "POD_UID", "POD_IPS", "NODE_NAME"} {
-		if !slices.ContainsFunc(pods["broker"].Containers[0].Env, func(e corev1.EnvVar) bool { return e.Name == name && e.ValueFrom != nil }) {
+		if !slices.ContainsFunc(pods["broker"].Containers[0].Env, func(e corev1.EnvVar) bool {
+			return e.Name == name &&
+				e.ValueFrom != nil
+		}) {
 			t.Errorf("the broker does not learn its %s", name)
 		}
 	}
@@ -291,7 +310,8 @@ func TestExampleFits(t *testing.T) {
 	// As little as possible.
 	for part, pod := range pods {
 		sc := pod.Containers[0].SecurityContext
-		if sc.Privileged != nil || *sc.AllowPrivilegeEscalation || !*sc.ReadOnlyRootFilesystem || !slices.Equal(sc.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+		if sc.Privileged != nil || *sc.AllowPrivilegeEscalation || !*sc.ReadOnlyRootFilesystem ||
+			!slices.Equal(sc.Capabilities.Drop, []corev1.Capability{"ALL"}) {
 			t.Errorf("%s: security context %v", part, sc)
 		}
 		add := []corev1.Capability(nil)
@@ -351,7 +371,8 @@ images:
 		}
 		return out
 	}
-	if !strings.HasPrefix(socket, mounts(agent)["run"]+"/") || mounts(carrier)["run"] != mounts(agent)["run"] || mounts(carrier)["wireguard-sockets"] != mounts(agent)["wireguard-sockets"] {
+	if !strings.HasPrefix(socket, mounts(agent)["run"]+"/") || mounts(carrier)["run"] != mounts(agent)["run"] ||
+		mounts(carrier)["wireguard-sockets"] != mounts(agent)["wireguard-sockets"] {
 		t.Errorf("socket %s; the agent has %v, wireguard-go %v", socket, mounts(agent), mounts(carrier))
 	}
 	// No key, token or configuration is for it.
@@ -384,7 +405,8 @@ images:
 				t.Errorf("DaemonSet %s would run", o.Name)
 			}
 		case *corev1.Service:
-			for _, labels := range []map[string]string{find[*batchv1.Job](t, objects, "semaphore-cleanup").Spec.Template.Labels, find[*appsv1.DaemonSet](t, objects, "semaphore-cleanup").Spec.Template.Labels} {
+			for _, labels := range []map[string]string{find[*batchv1.Job](t, objects, "semaphore-cleanup").Spec.Template.Labels,
+				find[*appsv1.DaemonSet](t, objects, "semaphore-cleanup").Spec.Template.Labels} {
 				if labels["app.kubernetes.io/component"] == o.Spec.Selector["app.kubernetes.io/component"] {
 					t.Errorf("Service %s would lead to a cleanup", o.Name)
 				}
@@ -394,11 +416,14 @@ images:
 	equal(t, "image of the Job", job.Containers[0].Image, "ghcr.io/kube-semaphore/semaphore:v1.2.3")
 	equal(t, "image of the DaemonSet", ds.Containers[0].Image, "ghcr.io/kube-semaphore/semaphore:v1.2.3")
 	equal(t, "ServiceAccount of the Job", job.ServiceAccountName, "semaphore-cleanup")
-	equal(t, "configuration of the Job", volume(t, job, "config").ConfigMap.Name, find[*corev1.ConfigMap](t, objects, "semaphore-broker").Name)
-	equal(t, "configuration of the DaemonSet", volume(t, ds, "config").ConfigMap.Name, find[*corev1.ConfigMap](t, objects, "semaphore-agent").Name)
+	equal(t, "configuration of the Job", volume(t, job, "config").ConfigMap.Name,
+		find[*corev1.ConfigMap](t, objects, "semaphore-broker").Name)
+	equal(t, "configuration of the DaemonSet", volume(t, ds, "config").ConfigMap.Name,
+		find[*corev1.ConfigMap](t, objects, "semaphore-agent").Name)
 	equal(t, "sockets of wireguard-go", mounted(ds, "wireguard-sockets"), "/var/run/wireguard")
 	equal(t, "command of the Job", command(job), "/usr/local/bin/semaphore-broker cleanup")
-	equal(t, "command of the DaemonSet", command(ds), "/usr/local/bin/semaphore-agent cleanup --keys --wait --listen :7774")
+	equal(t, "command of the DaemonSet", command(ds),
+		"/usr/local/bin/semaphore-agent cleanup --keys --wait --listen :7774")
 }
 
 // The other overlays that docs/install.md and docs/removal.md speak of.
@@ -419,11 +444,15 @@ func TestDocumentedOverlays(t *testing.T) {
 resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker]
 components: [DEPLOY/features/policy, DEPLOY/cluster-name]
 configMapGenerator: [{name: semaphore-cluster, namespace: semaphore, literals: [name=c1]}]`,
-			"ClusterRole/semaphore-broker-confined ClusterRole/semaphore-broker-policy ClusterRole/semaphore-exporter-policy ClusterRole/semaphore-exporter-source Deployment/semaphore-broker Deployment/semaphore-exporter"},
+			"ClusterRole/semaphore-broker-confined ClusterRole/semaphore-broker-policy ClusterRole/semaphore-broker-remotes " +
+				"ClusterRole/semaphore-exporter-policy ClusterRole/semaphore-exporter-remotes " +
+				"ClusterRole/semaphore-exporter-source Deployment/semaphore-broker Deployment/semaphore-exporter"},
 		{"removal of encryption from the nodes", `
 resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]
 components: [DEPLOY/cleanup/nodes]`,
-			"ClusterRole/semaphore-broker-confined ClusterRole/semaphore-exporter-source DaemonSet/semaphore-cleanup Deployment/semaphore-broker Deployment/semaphore-exporter"},
+			"ClusterRole/semaphore-broker-confined ClusterRole/semaphore-broker-remotes " +
+				"ClusterRole/semaphore-exporter-remotes ClusterRole/semaphore-exporter-source DaemonSet/semaphore-cleanup " +
+				"Deployment/semaphore-broker Deployment/semaphore-exporter"},
 		{"removal of a feature's rights", `
 resources: []
 components: [DEPLOY/features/encryption]`,

@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 )
 
 // certManagerObject is what we use of cert-manager's API, https://cert-manager.io/docs/reference/api-docs/: a
@@ -57,8 +59,12 @@ func foreign(data []byte) (runtime.Object, error) {
 	if o.GetAPIVersion() == openshift { // see platforms_test.go
 		return o, nil
 	}
+	if o.GetKind() == "CustomResourceDefinition" && o.GetName() == v1alpha1.CRDName { // see api/v1alpha1
+		return o, nil
+	}
 	// Of the Prometheus Operator; tools/rules and TestMonitoring look into them.
-	if o.GetAPIVersion() == "monitoring.coreos.com/v1" && (o.GetKind() == "PodMonitor" || o.GetKind() == "PrometheusRule") {
+	if o.GetAPIVersion() == "monitoring.coreos.com/v1" &&
+		(o.GetKind() == "PodMonitor" || o.GetKind() == "PrometheusRule") {
 		return o, nil
 	}
 	if o.GetAPIVersion() != "cert-manager.io/v1" {
@@ -118,8 +124,10 @@ configMapGenerator:
 		t.Errorf("%d certificates, %d issuers", len(certificates), len(issuers))
 	}
 	for part, secret := range map[string]string{
-		"exporter": volume(t, find[*appsv1.Deployment](t, objects, "semaphore-exporter").Spec.Template.Spec, "tls").Secret.SecretName,
-		"broker":   volume(t, find[*appsv1.Deployment](t, objects, "semaphore-broker").Spec.Template.Spec, "tls").Secret.SecretName,
+		"exporter": volume(t, find[*appsv1.Deployment](t, objects, "semaphore-exporter").Spec.Template.Spec,
+			"tls").Secret.SecretName,
+		"broker": volume(t, find[*appsv1.Deployment](t, objects, "semaphore-broker").Spec.Template.Spec,
+			"tls").Secret.SecretName,
 		// As `semaphorectl pki secrets` names it.
 		"semaphorectl": "semaphorectl-tls",
 	} {
@@ -130,8 +138,10 @@ configMapGenerator:
 		}
 		equal(t, part+": Secret", c.Spec.SecretName, secret)
 		// What go-spiffe asks of a leaf, and a key in the form it reads.
-		if c.Spec.IsCA || slices.Contains(c.Spec.Usages, "cert sign") || !slices.Contains(c.Spec.Usages, "digital signature") ||
-			!slices.Contains(c.Spec.Usages, "client auth") || !slices.Contains(c.Spec.Usages, "server auth") || c.Spec.PrivateKey.Encoding != "PKCS8" {
+		if c.Spec.IsCA || slices.Contains(c.Spec.Usages, "cert sign") ||
+			!slices.Contains(c.Spec.Usages, "digital signature") ||
+			!slices.Contains(c.Spec.Usages, "client auth") || !slices.Contains(c.Spec.Usages, "server auth") ||
+			c.Spec.PrivateKey.Encoding != "PKCS8" {
 			t.Errorf("%s: %+v", part, c.Spec)
 		}
 		if d := c.Spec.Duration.Duration; d < 24*time.Hour || d > 90*24*time.Hour || c.Spec.RenewBefore.Duration < d/5 {
@@ -141,7 +151,8 @@ configMapGenerator:
 		equal(t, part+": key", c.Spec.PrivateKey.RotationPolicy, "Always")
 		issuer := issuers[c.Spec.IssuerRef.Name]
 		ca := certificates["spiffe://aws-1"]
-		if issuer.Spec.CA == nil || issuer.Spec.CA.SecretName != ca.Spec.SecretName || !ca.Spec.IsCA || issuers[ca.Spec.IssuerRef.Name].Spec.SelfSigned == nil {
+		if issuer.Spec.CA == nil || issuer.Spec.CA.SecretName != ca.Spec.SecretName || !ca.Spec.IsCA ||
+			issuers[ca.Spec.IssuerRef.Name].Spec.SelfSigned == nil {
 			t.Errorf("%s: it is not of the cluster's authority", part)
 		}
 	}

@@ -20,14 +20,16 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
-// TestImageFitsManifests: every container of the manifests runs the product's image; the image has its command, the directories
-// that something is mounted on and the directory of each file that is mounted, and a user who is not root, by number.
+// TestImageFitsManifests: every container of the manifests runs the product's image; the image has its command, the
+// directories that something is mounted on and the directory of each file that is mounted, and a user who is not root,
+// by number.
 func TestImageFitsManifests(t *testing.T) {
 	programs, err := (&components.Builder{Progress: t.Output()}).Programs(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err := image.Product(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "test", Uncompressed: true})
+	made, err := image.Product(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "test",
+		Uncompressed: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +80,7 @@ func TestImageFitsManifests(t *testing.T) {
 					if m.SubPath != "" {
 						target = path.Dir(target) // a file
 					}
-					if !isDir(target) && !strings.HasPrefix(target, "/dev/") { // which the runtime mounts anew
+					if !isDir(target) && !strings.HasPrefix(target, "/dev/") { // which the runtime mounts again
 						t.Errorf("%s mounts %s, and the image has no directory %s", what, m.MountPath, target)
 					}
 				}

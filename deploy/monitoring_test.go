@@ -66,7 +66,8 @@ func documented(t *testing.T) map[string]bool {
 		t.Fatal(err)
 	}
 	names := map[string]bool{"semaphore_build_info": true}
-	for _, found := range regexp.MustCompile("(?m)^\\| `(semaphore_[a-z_]+)` \\|").FindAllStringSubmatch(string(text), -1) {
+	for _, found := range regexp.MustCompile("(?m)^\\| `(semaphore_[a-z_]+)` \\|").FindAllStringSubmatch(string(text),
+		-1) {
 		names[found[1]] = true
 	}
 	if len(names) < 70 {
@@ -127,10 +128,12 @@ func TestMonitoring(t *testing.T) {
 		if names := unknown(r.Expr, known); len(names) > 0 {
 			t.Errorf("alert %s asks for %v, which docs/metrics.md does not have", r.Alert, names)
 		}
-		if r.Annotations["summary"] == "" || r.Annotations["description"] == "" || !slices.Contains([]string{"warning", "critical"}, r.Labels["severity"]) {
+		if r.Annotations["summary"] == "" || r.Annotations["description"] == "" ||
+			!slices.Contains([]string{"warning", "critical"}, r.Labels["severity"]) {
 			t.Errorf("alert %s: labels %v, annotations %v", r.Alert, r.Labels, r.Annotations)
 		}
-		line := fmt.Sprintf("| `%s` | %s | %s | `%s` |", r.Alert, r.Labels["severity"], r.For, strings.ReplaceAll(r.Expr, "|", "\\|"))
+		line := fmt.Sprintf("| `%s` | %s | %s | `%s` |", r.Alert, r.Labels["severity"], r.For,
+			strings.ReplaceAll(r.Expr, "|", "\\|"))
 		if !strings.Contains(string(text), "\n"+line+"\n") {
 			t.Errorf("docs/alerts.md lacks %s", line)
 		}

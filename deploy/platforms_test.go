@@ -12,9 +12,11 @@ import (
 
 const openshift = "security.openshift.io/v1"
 
-func platform(t *testing.T, components string) ([]string, *appsv1.DaemonSet, []*unstructured.Unstructured, *corev1.ResourceQuota) {
+func platform(t *testing.T, components string) ([]string, *appsv1.DaemonSet, []*unstructured.Unstructured,
+	*corev1.ResourceQuota) {
 	t.Helper()
-	objects := build(t, overlay(t, "resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\ncomponents: ["+components+"]\n"))
+	objects := build(t, overlay(t,
+		"resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\ncomponents: ["+components+"]\n"))
 	var kinds []string
 	var foreign []*unstructured.Unstructured
 	var quota *corev1.ResourceQuota
@@ -35,7 +37,8 @@ func TestPlatforms(t *testing.T) {
 	kinds, plain, _, quota := platform(t, "")
 	pod := plain.Spec.Template.Spec
 	if pod.SecurityContext.SELinuxOptions != nil || quota != nil || slices.Contains(kinds, "SecurityContextConstraints") {
-		t.Errorf("without a component there are SELinux options %v, a quota %v, kinds %q", pod.SecurityContext.SELinuxOptions, quota, kinds)
+		t.Errorf("without a component there are SELinux options %v, a quota %v, kinds %q", pod.SecurityContext.SELinuxOptions,
+			quota, kinds)
 	}
 
 	t.Run("GKE", func(t *testing.T) {
@@ -44,8 +47,10 @@ func TestPlatforms(t *testing.T) {
 			t.Fatalf("the quota is %v", quota)
 		}
 		scope := quota.Spec.ScopeSelector.MatchExpressions[0]
-		if scope.ScopeName != corev1.ResourceQuotaScopePriorityClass || !slices.Equal(scope.Values, []string{agent.Spec.Template.Spec.PriorityClassName}) {
-			t.Errorf("it is for %v; the agent's pods have the priority class %s", scope, agent.Spec.Template.Spec.PriorityClassName)
+		if scope.ScopeName != corev1.ResourceQuotaScopePriorityClass ||
+			!slices.Equal(scope.Values, []string{agent.Spec.Template.Spec.PriorityClassName}) {
+			t.Errorf("it is for %v; the agent's pods have the priority class %s", scope,
+				agent.Spec.Template.Spec.PriorityClassName)
 		}
 		if pods := quota.Spec.Hard.Pods(); pods.Value() < 15000 {
 			t.Errorf("it admits %s pods", pods)
@@ -54,7 +59,8 @@ func TestPlatforms(t *testing.T) {
 	t.Run("SELinux", func(t *testing.T) {
 		_, agent, _, _ := platform(t, "DEPLOY/features/selinux, DEPLOY/features/userspace-wireguard")
 		pod := agent.Spec.Template.Spec
-		if o := pod.SecurityContext.SELinuxOptions; o == nil || o.Type != "spc_t" || pod.SecurityContext.SeccompProfile == nil {
+		if o := pod.SecurityContext.SELinuxOptions; o == nil || o.Type != "spc_t" ||
+			pod.SecurityContext.SeccompProfile == nil {
 			t.Errorf("the pod's security context is %v", pod.SecurityContext)
 		}
 		for _, c := range pod.Containers {
@@ -76,25 +82,29 @@ func TestPlatforms(t *testing.T) {
 			}
 			return out
 		}
-		if is("allowHostNetwork") != pod.HostNetwork || is("allowHostPID") != pod.HostPID || is("allowHostIPC") != pod.HostIPC ||
+		if is("allowHostNetwork") != pod.HostNetwork || is("allowHostPID") != pod.HostPID ||
+			is("allowHostIPC") != pod.HostIPC ||
 			is("allowPrivilegedContainer") || is("allowPrivilegeEscalation") {
 			t.Errorf("the constraints are %v", scc)
 		}
 		context, _ := scc["seLinuxContext"].(map[string]any)
 		options, _ := context["seLinuxOptions"].(map[string]any)
-		if options["type"] != pod.SecurityContext.SELinuxOptions.Type || options["level"] != pod.SecurityContext.SELinuxOptions.Level {
+		if options["type"] != pod.SecurityContext.SELinuxOptions.Type ||
+			options["level"] != pod.SecurityContext.SELinuxOptions.Level {
 			t.Errorf("SELinux: allowed are %v, the pod has %v", options, pod.SecurityContext.SELinuxOptions)
 		}
 		var volumes []string
 		for _, v := range pod.Volumes {
-			for kind, is := range map[string]bool{"configMap": v.ConfigMap != nil, "emptyDir": v.EmptyDir != nil, "hostPath": v.HostPath != nil, "projected": v.Projected != nil} {
+			for kind, is := range map[string]bool{"configMap": v.ConfigMap != nil, "emptyDir": v.EmptyDir != nil,
+				"hostPath": v.HostPath != nil, "projected": v.Projected != nil} {
 				if is {
 					volumes = append(volumes, kind)
 				}
 			}
 		}
 		slices.Sort(volumes)
-		if want := slices.Compact(volumes); !slices.Equal(want, list("volumes")) || len(volumes) != len(pod.Volumes) && len(want) < 4 {
+		if want := slices.Compact(volumes); !slices.Equal(want, list("volumes")) || len(volumes) != len(pod.Volumes) &&
+			len(want) < 4 {
 			t.Errorf("volumes %v; the pod has %v", list("volumes"), want)
 		}
 		for _, c := range pod.Containers {
@@ -116,9 +126,11 @@ func TestPlatforms(t *testing.T) {
 	})
 }
 
-// testPlatforms: the apiserver takes the agent's pods as they are then, and the quota. OpenShift's own types it has not.
+// testPlatforms: the apiserver takes the agent's pods as they are then, and the quota. OpenShift's own types it has
+// not.
 func testPlatforms(t *testing.T, s *server) {
-	for _, components := range []string{"gke", "selinux", "userspace-wireguard-privileged", "network-policies", "selinux, DEPLOY/features/userspace-wireguard-privileged, DEPLOY/features/gke"} {
+	for _, components := range []string{"gke", "selinux", "userspace-wireguard-privileged", "network-policies",
+		"selinux, DEPLOY/features/userspace-wireguard-privileged, DEPLOY/features/gke"} {
 		t.Run(strings.ReplaceAll(components, "DEPLOY/features/", ""), func(t *testing.T) {
 			dir := overlay(t, "resources: [DEPLOY/namespace, DEPLOY/agent]\ncomponents: [DEPLOY/features/"+components+"]\n")
 			s.kubectl(t, "apply", "-k", dir)

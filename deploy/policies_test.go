@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Each port of the pods of broker and exporter is let in by a policy that selects them, under a name that the pods have: those for other
-// clusters and agents from anywhere, probes and metrics from the cluster's own pods.
+// Each port of the pods of broker and exporter is let in by a policy that selects them, under a name that the pods
+// have: those for other clusters and agents from anywhere, probes and metrics from the cluster's own pods.
 func TestNetworkPolicies(t *testing.T) {
 	objects := build(t, overlay(t, "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/network-policies]\n"))
 	for _, part := range []string{"broker", "exporter"} {
@@ -31,7 +31,8 @@ func TestNetworkPolicies(t *testing.T) {
 			if !selector.Matches(labels.Set(template.Labels)) {
 				continue
 			}
-			if p.Namespace != "semaphore" || !slices.Equal(p.Spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) {
+			if p.Namespace != "semaphore" ||
+				!slices.Equal(p.Spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) {
 				t.Errorf("%s: the policy is in %s, for %v", part, p.Namespace, p.Spec.PolicyTypes)
 			}
 			for _, rule := range p.Spec.Ingress {
@@ -43,7 +44,8 @@ func TestNetworkPolicies(t *testing.T) {
 					}
 				}
 				for _, from := range rule.From {
-					if from.IPBlock != nil || from.PodSelector != nil || from.NamespaceSelector == nil || from.NamespaceSelector.Size() != 0 {
+					if from.IPBlock != nil || from.PodSelector != nil || from.NamespaceSelector == nil ||
+						from.NamespaceSelector.Size() != 0 {
 						t.Errorf("%s: from %v", part, from)
 					}
 				}
@@ -63,7 +65,8 @@ func TestNetworkPolicies(t *testing.T) {
 // An overlay pins the image by its digest, in one place for all parts and their removal.
 func TestImageByDigest(t *testing.T) {
 	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-	for dir, component := range map[string]string{"example/c1": "components: [DEPLOY/features/userspace-wireguard]\n", "example/c1-cleanup": ""} {
+	for dir, component := range map[string]string{"example/c1": "components: [DEPLOY/features/userspace-wireguard]\n",
+		"example/c1-cleanup": ""} {
 		pods := 0
 		for _, o := range build(t, overlay(t, fmt.Sprintf(`
 resources: [DEPLOY/%s]

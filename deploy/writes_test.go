@@ -31,32 +31,45 @@ import (
 // token are clients with a real token of a ServiceAccount of the manifests, as one who has stolen it has them.
 func (s *server) token(t *testing.T, namespace, account string) (kubernetes.Interface, dynamic.Interface) {
 	t.Helper()
-	answer, err := s.client("").CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	cfg := s.tokenConfig(t, namespace, account)
+	return kubernetes.NewForConfigOrDie(cfg), dynamic.NewForConfigOrDie(cfg)
+}
+
+// tokenConfig is how such a client connects.
+func (s *server) tokenConfig(t *testing.T, namespace, account string) *rest.Config {
+	t.Helper()
+	answer, err := s.client("").CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account,
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := rest.AnonymousClientConfig(s.admin)
 	cfg.BearerToken = answer.Status.Token
-	return kubernetes.NewForConfigOrDie(cfg), dynamic.NewForConfigOrDie(cfg)
+	return cfg
 }
 
-// podToken is a client with a token of a ServiceAccount that is bound to a pod, as kubelet gives it to a container, and that pod.
+// podToken is a client with a token of a ServiceAccount that is bound to a pod, as kubelet gives it to a container, and
+// that pod.
 func (s *server) podToken(t *testing.T, namespace, account, name string) (kubernetes.Interface, *corev1.Pod) {
 	t.Helper()
 	admin := s.client("")
 	pod, err := admin.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       corev1.PodSpec{ServiceAccountName: account, Containers: []corev1.Container{{Name: "broker", Image: "semaphore"}}},
+		Spec: corev1.PodSpec{ServiceAccountName: account,
+			Containers: []corev1.Container{{Name: "broker", Image: "semaphore"}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		admin.CoreV1().Pods(namespace).Delete(context.Background(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
+		admin.CoreV1().Pods(namespace).Delete(context.Background(), name,
+			metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
 	})
-	answer, err := admin.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}},
-	}, metav1.CreateOptions{})
+	answer, err := admin.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account,
+		&authenticationv1.TokenRequest{
+			Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod",
+				APIVersion: "v1", Name: pod.Name, UID: pod.UID}},
+		}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +79,8 @@ func (s *server) podToken(t *testing.T, namespace, account, name string) (kubern
 }
 
 // leaderSlice is as the leader makes it for one of the broker's own Services, then changed.
-func leaderSlice(service string, pod *corev1.Pod, change ...func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
+func leaderSlice(service string, pod *corev1.Pod,
+	change ...func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: service + "-leader-ipv4", Labels: map[string]string{
@@ -79,7 +93,8 @@ func leaderSlice(service string, pod *corev1.Pod, change ...func(*discoveryv1.En
 			Addresses: []string{"10.1.7.7"}, NodeName: ptr.To("n1"),
 			TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 		}},
-		Ports: []discoveryv1.EndpointPort{{Name: ptr.To("federation"), Port: ptr.To[int32](8443)}, {Name: ptr.To("peering"), Port: ptr.To[int32](8444)}},
+		Ports: []discoveryv1.EndpointPort{{Name: ptr.To("federation"), Port: ptr.To[int32](8443)},
+			{Name: ptr.To("peering"), Port: ptr.To[int32](8444)}},
 	}
 	for _, c := range change {
 		c(s)
@@ -108,7 +123,8 @@ func (s *server) deletePolicies(t *testing.T, objects []runtime.Object) {
 func mirrorService(name string, change ...func(*corev1.Service)) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c2", "mirrored-svc": "true"},
+			Name: name, Labels: map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker",
+				"semaphore.uw.io/source-cluster": "c2", "mirrored-svc": "true"},
 			Annotations: map[string]string{"semaphore.uw.io/source-namespace": "shop", "semaphore.uw.io/source-name": "echo"},
 		},
 		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, Ports: []corev1.ServicePort{{Port: 80}}},
@@ -137,17 +153,20 @@ func mirrorSlice(name string, change ...func(*discoveryv1.EndpointSlice)) *disco
 	return s
 }
 
-// mirrorEndpoints are as the broker makes them where it is asked to, then changed; as an object, as their type is deprecated.
+// mirrorEndpoints are as the broker makes them where it is asked to, then changed; as an object, as their type is
+// deprecated.
 func mirrorEndpoints(name string, change ...func(map[string]any)) *unstructured.Unstructured {
 	o := map[string]any{
 		"apiVersion": "v1", "kind": "Endpoints",
 		"metadata": map[string]any{
 			"name": name, "labels": map[string]any{
-				"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c2", "mirrored-svc": "true", discoveryv1.LabelSkipMirror: "true",
+				"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c2", "mirrored-svc": "true",
+				discoveryv1.LabelSkipMirror: "true",
 			},
 			"annotations": map[string]any{"endpoints.kubernetes.io/over-capacity": "truncated"},
 		},
-		"subsets": []any{map[string]any{"addresses": []any{map[string]any{"ip": "10.2.0.5"}}, "ports": []any{map[string]any{"port": int64(80)}}}},
+		"subsets": []any{map[string]any{"addresses": []any{map[string]any{"ip": "10.2.0.5"}},
+			"ports": []any{map[string]any{"port": int64(80)}}}},
 	}
 	for _, c := range change {
 		c(o)
@@ -183,8 +202,8 @@ func addresses(all ...string) func(*discoveryv1.EndpointSlice) {
 	}
 }
 
-// testBrokersWrites attacks with a stolen token of the broker, and again with that of a broker whose overlay has a namePrefix: it
-// writes what the broker writes, and nothing else.
+// testBrokersWrites attacks with a stolen token of the broker, and again with that of a broker whose overlay has a
+// namePrefix: it writes what the broker writes, and nothing else.
 func testBrokersWrites(t *testing.T, s *server) {
 	kubetest.InstallCalico(t, s.admin, kubetest.CalicoCRD, "globalnetworksets", "networksets", "ippools")
 	prefixed := overlay(t, `
@@ -197,7 +216,8 @@ patches:
       - {op: remove, path: /spec/ports/0/nodePort}
 `)
 	for _, c := range []struct{ name, dir, account string }{
-		{"as shipped", overlay(t, "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/networksets]\n"), "semaphore-broker"},
+		{"as shipped", overlay(t, "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/networksets]\n"),
+			"semaphore-broker"},
 		{"with a namePrefix", prefixed, "other-semaphore-broker"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -208,9 +228,27 @@ patches:
 				s.deletePolicies(t, objects)
 			})
 			attackWithToken(t, s, c.account)
+			exporterWritesByName(t, s, strings.Replace(c.account, "broker", "exporter", 1))
 		})
 		if t.Failed() {
 			return
+		}
+	}
+}
+
+// exporterWritesByName: a stolen token of the exporter, whatever its name, makes the ConfigMaps that it may update, and
+// no others.
+func exporterWritesByName(t *testing.T, s *server, account string) {
+	t.Helper()
+	const ns = "semaphore"
+	stolen, _ := s.token(t, ns, account)
+	for name, may := range map[string]bool{"semaphore-remotes": true, "semaphore-exporter-remotes": true,
+		"semaphore-subnets-2": false, "semaphore-broker-remotes": false} {
+		_, err := stolen.CoreV1().ConfigMaps(ns).Create(t.Context(),
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if (err == nil) != may {
+			t.Errorf("ConfigMap %s made by %s: %v", name, account, err)
 		}
 	}
 }
@@ -221,23 +259,28 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	admin := s.client("")
 	stolen, dynamicStolen := s.token(t, ns, account)
 	// More than its roles give: the policies do not lean on them.
-	bind(t, admin, rbacv1.PolicyRule{APIGroups: []string{"", "discovery.k8s.io"}, Resources: []string{"services", "services/status", "endpoints", "endpointslices"}, Verbs: []string{"*"}},
+	bind(t, admin, rbacv1.PolicyRule{APIGroups: []string{"", "discovery.k8s.io"},
+		Resources: []string{"services", "services/status", "endpoints", "endpointslices"}, Verbs: []string{"*"}},
 		"system:serviceaccount:"+ns+":"+account)
 	services, slicesOf := stolen.CoreV1().Services(ns), stolen.DiscoveryV1().EndpointSlices(ns)
 
 	// What others have: a Service with a selector, an EndpointSlice of it.
-	victim := mirrorService("victim", func(s *corev1.Service) { s.Labels = nil; s.Spec.Selector = map[string]string{"app": "victim"} })
+	victim := mirrorService("victim",
+		func(s *corev1.Service) { s.Labels = nil; s.Spec.Selector = map[string]string{"app": "victim"} })
 	if _, err := admin.CoreV1().Services(ns).Create(ctx, victim, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	others := mirrorSlice("victim-x", func(s *discoveryv1.EndpointSlice) {
-		s.Labels = map[string]string{discoveryv1.LabelServiceName: "victim", discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io"}
+		s.Labels = map[string]string{discoveryv1.LabelServiceName: "victim",
+			discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io"}
 	})
 	if _, err := admin.DiscoveryV1().EndpointSlices(ns).Create(ctx, others, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	unconfined := dynamic.NewForConfigOrDie(s.admin).Resource(schema.GroupVersionResource{Version: "v1", Resource: "endpoints"}).Namespace(ns)
-	if _, err := unconfined.Create(ctx, mirrorEndpoints("victim", atField(nil, "metadata", "labels"), atField(nil, "metadata", "annotations")), metav1.CreateOptions{}); err != nil {
+	unconfined := dynamic.NewForConfigOrDie(s.admin).Resource(schema.GroupVersionResource{Version: "v1",
+		Resource: "endpoints"}).Namespace(ns)
+	if _, err := unconfined.Create(ctx, mirrorEndpoints("victim", atField(nil, "metadata", "labels"),
+		atField(nil, "metadata", "annotations")), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -298,17 +341,20 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		nets[i] = fmt.Sprintf("10.2.%d.%d/32", i/250, i%250+1)
 	}
 	calico := func(resource string) dynamic.NamespaceableResourceInterface {
-		return dynamicStolen.Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: resource})
+		return dynamicStolen.Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1",
+			Resource: resource})
 	}
 	ofCalico := func(kind, name string, labels map[string]any, spec map[string]any) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": "crd.projectcalico.org/v1", "kind": kind, "metadata": map[string]any{"name": name, "labels": labels}, "spec": spec,
+			"apiVersion": "crd.projectcalico.org/v1", "kind": kind, "metadata": map[string]any{"name": name, "labels": labels},
+			"spec": spec,
 		}}
 	}
 	ourLabels := map[string]any{"app.kubernetes.io/managed-by": "semaphore-broker", "managed-by": "semaphore-policy"}
 	set := func(labels map[string]any, nets ...any) func() error {
 		return func() error {
-			_, err := calico("globalnetworksets").Create(ctx, ofCalico("GlobalNetworkSet", "c2-shop-try", labels, map[string]any{"nets": nets}), dry)
+			_, err := calico("globalnetworksets").Create(ctx, ofCalico("GlobalNetworkSet", "c2-shop-try", labels,
+				map[string]any{"nets": nets}), dry)
 			return err
 		}
 	}
@@ -320,22 +366,30 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	}
 	adminDynamic := dynamic.NewForConfigOrDie(s.admin)
 	foreign := func(resource string) dynamic.ResourceInterface {
-		return adminDynamic.Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: resource})
+		return adminDynamic.Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1",
+			Resource: resource})
 	}
 	for resource, object := range map[string]*unstructured.Unstructured{
 		"ippools": ofCalico("IPPool", "default-ipv4-ippool", nil, map[string]any{"cidr": "10.1.0.0/16"}),
 		// As the Calico API server stores what the broker wrote, and as semaphore-policy left one.
 		"globalnetworksets": ofCalico("GlobalNetworkSet", "foreign", nil, map[string]any{"nets": []any{"192.0.2.0/24"}}),
 	} {
-		if _, err := foreign(resource).Create(ctx, object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		if _, err := foreign(resource).Create(ctx, object, metav1.CreateOptions{}); err != nil &&
+			!apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
 	}
 	veiled := ofCalico("GlobalNetworkSet", "c2-shop-veiled", nil, map[string]any{"nets": []any{"10.2.0.1/32"}})
-	veiled.SetAnnotations(map[string]string{"projectcalico.org/metadata": `{"labels":{"app.kubernetes.io/managed-by":"semaphore-broker","managed-by":"semaphore-policy"}}`})
-	theirs := ofCalico("GlobalNetworkSet", "c2-shop-theirs", map[string]any{"managed-by": "semaphore-policy"}, map[string]any{"nets": []any{"10.2.0.1/32"}})
+	veiled.SetAnnotations(
+		map[string]string{
+			"projectcalico.org/metadata": `{"labels":{"app.kubernetes.io/managed-by":"semaphore-broker","managed-by":"semaphore-policy"}}`,
+		},
+	)
+	theirs := ofCalico("GlobalNetworkSet", "c2-shop-theirs", map[string]any{"managed-by": "semaphore-policy"},
+		map[string]any{"nets": []any{"10.2.0.1/32"}})
 	for _, object := range []*unstructured.Unstructured{veiled, theirs} {
-		if _, err := foreign("globalnetworksets").Create(ctx, object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		if _, err := foreign("globalnetworksets").Create(ctx, object, metav1.CreateOptions{}); err != nil &&
+			!apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
 	}
@@ -345,7 +399,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			have.SetLabels(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker", "managed-by": "semaphore-policy"})
+			have.SetLabels(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker",
+				"managed-by": "semaphore-policy"})
 			have.SetAnnotations(nil)
 			_, err = calico("globalnetworksets").Update(ctx, have, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
 			return err
@@ -374,9 +429,11 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			s.Labels["global-svc"] = "true"
 			s.Annotations["global-svc-clusters"], s.Annotations["service.kubernetes.io/topology-mode"] = "c1,c2", "auto"
 		}), ""},
-		{"other ports", update("c2-shop-73736d-echo", spec(func(s *corev1.ServiceSpec) { s.Ports = []corev1.ServicePort{{Port: 81, Protocol: "TCP"}} })), ""},
+		{"other ports", update("c2-shop-73736d-echo",
+			spec(func(s *corev1.ServiceSpec) { s.Ports = []corev1.ServicePort{{Port: 81, Protocol: "TCP"}} })), ""},
 		{"somebody else's annotation stays", func() error {
-			_, err := admin.CoreV1().Services(ns).Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType, []byte(`{"metadata":{"annotations":{"example.org/x":"y"},"finalizers":["example.org/f"]}}`), metav1.PatchOptions{})
+			_, err := admin.CoreV1().Services(ns).Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType,
+				[]byte(`{"metadata":{"annotations":{"example.org/x":"y"},"finalizers":["example.org/f"]}}`), metav1.PatchOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -387,7 +444,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			return err
 		}, ""},
 		{"a slice without endpoints", createSlice(func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }), ""},
-		{"a slice of IPv6", createSlice(addresses("fd00:2::5"), func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }), ""},
+		{"a slice of IPv6", createSlice(addresses("fd00:2::5"),
+			func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeIPv6 }), ""},
 		{"a slice with pods of the own cluster", createSlice(addresses("10.1.3.4")), ""},
 		{"a slice as large as can be", createSlice(addresses(long...)), ""},
 		{"Endpoints", func() error {
@@ -395,80 +453,115 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			return err
 		}, ""},
 		{"Endpoints without addresses", createEndpoints("c2-shop-73736d-try", atField(nil, "subsets")), ""},
-		{"Endpoints with pods of the own cluster, as large as can be", createEndpoints("c2-shop-73736d-try", func(o map[string]any) {
-			for i := range 999 {
-				listing("addresses", map[string]any{"ip": fmt.Sprintf("10.1.%d.%d", i/250, i%250+1)})(o)
-			}
-		}), ""},
+		{"Endpoints with pods of the own cluster, as large as can be",
+			createEndpoints("c2-shop-73736d-try", func(o map[string]any) {
+				for i := range 999 {
+					listing("addresses", map[string]any{"ip": fmt.Sprintf("10.1.%d.%d", i/250, i%250+1)})(o)
+				}
+			}), ""},
 		{"the ConfigMap of drains", func() error {
-			_, err := stolen.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-drains"}}, dry)
+			_, err := stolen.CoreV1().ConfigMaps(ns).Create(ctx,
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-drains"}}, dry)
 			return err
 		}, ""},
 		{"a set", set(ourLabels, "10.2.0.1/32", "fd00:2::1/128"), ""},
 		{"a set as large as can be", set(ourLabels, nets...), ""},
 		{"a set of its own that the Calico API server stored", take("c2-shop-veiled"), ""},
 		{"a set of semaphore-policy", take("c2-shop-theirs"), ""},
-		{"a disabled pool", pool("semaphore-c2-10-2-0-0-16", map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}), ""},
+		{"a disabled pool", pool("semaphore-c2-10-2-0-0-16", map[string]any{"cidr": "10.2.0.0/16", "disabled": true,
+			"disableBGPExport": true}), ""},
 
 		// Services.
 		{"no label", create(func(s *corev1.Service) { s.Labels = nil }), labelled},
-		{"another name", func() error { _, err := services.Create(ctx, mirrorService("kubernetes"), dry); return err }, "names of mirrors and global services only"},
+		{"another name", func() error { _, err := services.Create(ctx, mirrorService("kubernetes"), dry); return err },
+			"names of mirrors and global services only"},
 		{"external IPs", create(spec(func(s *corev1.ServiceSpec) { s.ExternalIPs = []string{"8.8.8.8"} })), kind},
-		{"external IPs later", update("c2-shop-73736d-echo", spec(func(s *corev1.ServiceSpec) { s.ExternalIPs = []string{"10.101.0.1"} })), kind},
+		{"external IPs later", update("c2-shop-73736d-echo",
+			spec(func(s *corev1.ServiceSpec) { s.ExternalIPs = []string{"10.101.0.1"} })), kind},
 		{"NodePort", create(spec(func(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeNodePort })), kind},
-		{"NodePort later", update("c2-shop-73736d-echo", spec(func(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeNodePort })), kind},
-		{"LoadBalancer", create(spec(func(s *corev1.ServiceSpec) { s.Type, s.LoadBalancerIP = corev1.ServiceTypeLoadBalancer, "192.0.2.1" })), kind},
+		{"NodePort later", update("c2-shop-73736d-echo",
+			spec(func(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeNodePort })), kind},
+		{"LoadBalancer", create(spec(func(s *corev1.ServiceSpec) {
+			s.Type, s.LoadBalancerIP = corev1.ServiceTypeLoadBalancer,
+				"192.0.2.1"
+		})), kind},
 		{"an address of a load balancer", create(spec(func(s *corev1.ServiceSpec) { s.LoadBalancerIP = "192.0.2.1" })), kind},
 		{"ExternalName", create(spec(func(s *corev1.ServiceSpec) {
 			s.Type, s.ExternalName, s.Ports = corev1.ServiceTypeExternalName, "evil.example.org", nil
 		})), kind},
-		{"a selector", create(spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "db"} })), "without a selector only"},
-		{"a selector later", update("c2-shop-73736d-echo", spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "db"} })), "without a selector only"},
-		{"an annotation that other controllers act on", create(func(s *corev1.Service) { s.Annotations["external-dns.alpha.kubernetes.io/hostname"] = "x.org" }),
+		{"a selector", create(spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "db"} })),
+			"without a selector only"},
+		{"a selector later", update("c2-shop-73736d-echo",
+			spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "db"} })), "without a selector only"},
+		{"an annotation that other controllers act on",
+			create(func(s *corev1.Service) { s.Annotations["external-dns.alpha.kubernetes.io/hostname"] = "x.org" }),
 			"may not set the annotations external-dns.alpha.kubernetes.io/hostname"},
-		{"a finalizer", create(func(s *corev1.Service) { s.Finalizers = []string{"example.org/f"} }), "may not change finalizers"},
+		{"a finalizer", create(func(s *corev1.Service) { s.Finalizers = []string{"example.org/f"} }),
+			"may not change finalizers"},
 		{"an owner", create(func(s *corev1.Service) {
 			s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "u"}}
 		}), "may not change finalizers and owners"},
-		{"somebody else's Service", update("victim", spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "evil"} })), labelled},
+		{"somebody else's Service",
+			update("victim", spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "evil"} })), labelled},
 		{"somebody else's Service made its own", update("victim", func(s *corev1.Service) {
 			*s = *mirrorService("victim", func(m *corev1.Service) {
 				m.ResourceVersion, m.UID, m.Spec.ClusterIP = s.ResourceVersion, s.UID, s.Spec.ClusterIP
 			})
 		}), changes},
-		{"the selector of its own Service", update(strings.TrimSuffix(account, "broker")+"broker", spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "evil"} })), labelled},
+		{"the selector of its own Service", update(strings.TrimSuffix(account, "broker")+"broker",
+			spec(func(s *corev1.ServiceSpec) { s.Selector = map[string]string{"app": "evil"} })), labelled},
 		{"a Service of semaphore-service-mirror without the right to", func() error {
-			_, err := admin.CoreV1().Services(ns).Create(ctx, mirrorService("c2-shop-73736d-old", func(s *corev1.Service) { s.Labels = map[string]string{"mirrored-svc": "true"} }), metav1.CreateOptions{})
+			_, err := admin.CoreV1().Services(ns).Create(ctx,
+				mirrorService("c2-shop-73736d-old",
+					func(s *corev1.Service) { s.Labels = map[string]string{"mirrored-svc": "true"} }), metav1.CreateOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() {
 				admin.CoreV1().Services(ns).Delete(context.Background(), "c2-shop-73736d-old", metav1.DeleteOptions{})
 			})
-			return update("c2-shop-73736d-old", func(s *corev1.Service) { s.Labels["app.kubernetes.io/managed-by"] = "semaphore-broker" })()
+			return update("c2-shop-73736d-old",
+				func(s *corev1.Service) { s.Labels["app.kubernetes.io/managed-by"] = "semaphore-broker" })()
 		}, changes},
 		{"somebody else's Service is deleted", func() error { return services.Delete(ctx, "victim", dryDelete) }, changes},
 		{"the status", func() error {
-			_, err := services.Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType, []byte(`{"status":{"conditions":[{"type":"LoadBalancerPortsError","status":"True","reason":"x","lastTransitionTime":"2026-01-01T00:00:00Z","message":""}]}}`), metav1.PatchOptions{}, "status")
+			_, err := services.Patch(
+				ctx,
+				"c2-shop-73736d-echo",
+				types.MergePatchType,
+				[]byte(
+					`{"status":{"conditions":[{"type":"LoadBalancerPortsError","status":"True","reason":"x","lastTransitionTime":"2026-01-01T00:00:00Z","message":""}]}}`,
+				),
+				metav1.PatchOptions{},
+				"status",
+			)
 			return err
 		}, "may not change the status"},
 
 		// EndpointSlices.
 		{"the own apiserver", createSlice(addresses("10.2.0.5", "192.0.2.9")), inside},
 		{"a cluster IP", createSlice(addresses("10.101.0.1")), inside},
-		{"a slice without label", createSlice(func(s *discoveryv1.EndpointSlice) { delete(s.Labels, "app.kubernetes.io/managed-by") }), "its own labels managed-by only"},
+		{"a slice without label",
+			createSlice(func(s *discoveryv1.EndpointSlice) { delete(s.Labels, "app.kubernetes.io/managed-by") }),
+			"its own labels managed-by only"},
 		{"a slice of Kubernetes' controller", createSlice(func(s *discoveryv1.EndpointSlice) {
 			s.Labels[discoveryv1.LabelManagedBy] = "endpointslice-controller.k8s.io"
 		}), "its own labels managed-by only"},
-		{"a slice of another Service", createSlice(func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "victim" }), "of mirrors and global services only"},
-		{"a slice of names", createSlice(addresses("evil.example.org"), func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }), "with IP addresses only"},
-		{"a node", createSlice(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = ptr.To("n1") }), "no node, pod or zone"},
+		{"a slice of another Service",
+			createSlice(func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "victim" }),
+			"of mirrors, global services and ServiceImports only"},
+		{"a slice of names", createSlice(addresses("evil.example.org"),
+			func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }), "with IP addresses only"},
+		{"a node", createSlice(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = ptr.To("n1") }),
+			"no node, pod or zone"},
 		{"a pod", createSlice(func(s *discoveryv1.EndpointSlice) {
 			s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: "p"}
 		}), "no node, pod or zone"},
-		{"a zone", createSlice(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Zone = ptr.To("a") }), "no node, pod or zone"},
+		{"a zone", createSlice(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Zone = ptr.To("a") }),
+			"no node, pod or zone"},
 		{"somebody else's slice", func() error {
-			_, err := slicesOf.Patch(ctx, "victim-x", types.MergePatchType, []byte(`{"endpoints":[{"addresses":["10.2.0.66"]}]}`), metav1.PatchOptions{})
+			_, err := slicesOf.Patch(ctx, "victim-x", types.MergePatchType,
+				[]byte(`{"endpoints":[{"addresses":["10.2.0.66"]}]}`), metav1.PatchOptions{})
 			return err
 		}, labelled[:len("with")]},
 		{"somebody else's slice is deleted", func() error { return slicesOf.Delete(ctx, "victim-x", dryDelete) }, changes},
@@ -491,10 +584,13 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			return err
 		}, ""},
 		{"a token that is of no pod leads calls", lead(stolen), leads},
-		{"calls to another pod", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef.UID = "another" }), leads},
+		{"calls to another pod", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef.UID = "another" }),
+			leads},
 		{"calls to no pod", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].TargetRef = nil }), leads},
-		{"calls to two pods", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Endpoints = append(s.Endpoints, s.Endpoints[0]) }), leads},
-		{"calls to the kubelet", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = ptr.To[int32](10250) }), leads},
+		{"calls to two pods", lead(inPod,
+			func(s *discoveryv1.EndpointSlice) { s.Endpoints = append(s.Endpoints, s.Endpoints[0]) }), leads},
+		{"calls to the kubelet", lead(inPod, func(s *discoveryv1.EndpointSlice) { s.Ports[0].Port = ptr.To[int32](10250) }),
+			leads},
 		{"calls to another Service", lead(inPod, func(s *discoveryv1.EndpointSlice) {
 			s.Name, s.Labels[discoveryv1.LabelServiceName] = "victim-leader-ipv4", "victim"
 		}), leads},
@@ -510,32 +606,48 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		}, "turns no EndpointSlice of a mirror into one of its leader"},
 
 		// Endpoints.
-		{"Endpoints without the label that keeps Kubernetes from making slices of them", createEndpoints("c2-shop-73736d-try", atField(nil, "metadata", "labels", discoveryv1.LabelSkipMirror)), "with skip-mirror only"},
-		{"Endpoints without the broker's label", createEndpoints("c2-shop-73736d-try", atField(nil, "metadata", "labels", "app.kubernetes.io/managed-by")), "its own label managed-by"},
+		{"Endpoints without the label that keeps Kubernetes from making slices of them",
+			createEndpoints("c2-shop-73736d-try", atField(nil, "metadata", "labels", discoveryv1.LabelSkipMirror)),
+			"with skip-mirror only"},
+		{"Endpoints without the broker's label",
+			createEndpoints("c2-shop-73736d-try", atField(nil, "metadata", "labels", "app.kubernetes.io/managed-by")),
+			"its own label managed-by"},
 		{"Endpoints of another Service", createEndpoints("victim"), "of mirrors and global services only"},
-		{"Endpoints with the own apiserver", createEndpoints("c2-shop-73736d-try", listing("addresses", map[string]any{"ip": "192.0.2.9"})), inside},
-		{"Endpoints with a cluster IP that is not ready", createEndpoints("c2-shop-73736d-try", listing("notReadyAddresses", map[string]any{"ip": "10.101.0.1"})), inside},
-		{"Endpoints with a node", createEndpoints("c2-shop-73736d-try", listing("addresses", map[string]any{"ip": "10.2.0.6", "nodeName": "n1"})), "no node and no pod"},
-		{"Endpoints with a pod", createEndpoints("c2-shop-73736d-try", listing("notReadyAddresses", map[string]any{"ip": "10.2.0.6", "targetRef": map[string]any{"kind": "Pod", "name": "p"}})), "no node and no pod"},
-		{"Endpoints with an annotation that others act on", createEndpoints("c2-shop-73736d-try", atField("x", "metadata", "annotations", "endpoints.kubernetes.io/last-change-trigger-time")),
+		{"Endpoints with the own apiserver",
+			createEndpoints("c2-shop-73736d-try", listing("addresses", map[string]any{"ip": "192.0.2.9"})), inside},
+		{"Endpoints with a cluster IP that is not ready",
+			createEndpoints("c2-shop-73736d-try", listing("notReadyAddresses", map[string]any{"ip": "10.101.0.1"})), inside},
+		{"Endpoints with a node",
+			createEndpoints("c2-shop-73736d-try", listing("addresses", map[string]any{"ip": "10.2.0.6", "nodeName": "n1"})),
+			"no node and no pod"},
+		{"Endpoints with a pod", createEndpoints("c2-shop-73736d-try",
+			listing("notReadyAddresses",
+				map[string]any{"ip": "10.2.0.6", "targetRef": map[string]any{"kind": "Pod", "name": "p"}})), "no node and no pod"},
+		{"Endpoints with an annotation that others act on",
+			createEndpoints("c2-shop-73736d-try",
+				atField("x", "metadata", "annotations", "endpoints.kubernetes.io/last-change-trigger-time")),
 			"may not set the annotations endpoints.kubernetes.io/last-change-trigger-time"},
 		{"somebody else's Endpoints", func() error {
 			_, err := endpointsOf.Patch(ctx, "victim", types.MergePatchType, []byte(`{"subsets":[]}`), metav1.PatchOptions{})
 			return err
 		}, labelled[:len("with")]},
-		{"somebody else's Endpoints are deleted", func() error { return endpointsOf.Delete(ctx, "victim", dryDelete) }, changes},
+		{"somebody else's Endpoints are deleted",
+			func() error { return endpointsOf.Delete(ctx, "victim", dryDelete) }, changes},
 
 		// ConfigMaps and Leases.
 		{"another ConfigMap", func() error {
-			_, err := stolen.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-bundles-2"}}, dry)
+			_, err := stolen.CoreV1().ConfigMaps(ns).Create(ctx,
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-bundles-2"}}, dry)
 			return err
 		}, "may make only the configmaps that it may update, not semaphore-bundles-2"},
 		{"a ConfigMap without a name", func() error {
-			_, err := stolen.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "semaphore-"}}, dry)
+			_, err := stolen.CoreV1().ConfigMaps(ns).Create(ctx,
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "semaphore-"}}, dry)
 			return err
 		}, "may make only the configmaps"},
 		{"another Lease", func() error {
-			_, err := stolen.CoordinationV1().Leases(ns).Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "other"}}, dry)
+			_, err := stolen.CoordinationV1().Leases(ns).Create(ctx,
+				&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "other"}}, dry)
 			return err
 		}, "may make only the leases that it may update, not other"},
 
@@ -543,19 +655,29 @@ func attackWithToken(t *testing.T, s *server, account string) {
 		{"a set of everything", set(ourLabels, "0.0.0.0/0"), "single addresses only"},
 		{"a set without label", set(nil, "10.2.0.1/32"), labelled},
 		{"somebody else's set", take("foreign"), changes},
-		{"somebody else's set is deleted", func() error { return calico("globalnetworksets").Delete(ctx, "foreign", dryDelete) }, changes},
-		{"a set of semaphore-policy is deleted", func() error { return calico("globalnetworksets").Delete(ctx, "c2-shop-theirs", dryDelete) }, changes},
-		{"the cluster's pool is deleted", func() error { return calico("ippools").Delete(ctx, "default-ipv4-ippool", dryDelete) }, changes},
-		{"a pool that gives out addresses", pool("semaphore-c2-x", map[string]any{"cidr": "10.2.0.0/16", "disableBGPExport": true}), "disabled and not exported by BGP"},
-		{"a pool that BGP exports", pool("semaphore-c2-x", map[string]any{"cidr": "10.2.0.0/16", "disabled": true}), "disabled and not exported by BGP"},
-		{"a pool of another name", pool("default-ipv6-ippool", map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}), "disabled and not exported by BGP"},
+		{"somebody else's set is deleted",
+			func() error { return calico("globalnetworksets").Delete(ctx, "foreign", dryDelete) }, changes},
+		{"a set of semaphore-policy is deleted",
+			func() error { return calico("globalnetworksets").Delete(ctx, "c2-shop-theirs", dryDelete) }, changes},
+		{"the cluster's pool is deleted",
+			func() error { return calico("ippools").Delete(ctx, "default-ipv4-ippool", dryDelete) }, changes},
+		{"a pool that gives out addresses",
+			pool("semaphore-c2-x", map[string]any{"cidr": "10.2.0.0/16", "disableBGPExport": true}),
+			"disabled and not exported by BGP"},
+		{"a pool that BGP exports", pool("semaphore-c2-x", map[string]any{"cidr": "10.2.0.0/16", "disabled": true}),
+			"disabled and not exported by BGP"},
+		{"a pool of another name",
+			pool("default-ipv6-ippool", map[string]any{"cidr": "10.2.0.0/16", "disabled": true, "disableBGPExport": true}),
+			"disabled and not exported by BGP"},
 	}
 	last := func(name string) func() error {
 		i := slices.IndexFunc(attempts, func(a attempt) bool { return a.name == name })
 		return attempts[i].do
 	}
 	// Policies and rights that were just made take hold a moment later.
-	for _, name := range []string{"external IPs", "the own apiserver", "another Lease", "another ConfigMap", "a set of everything", "a pool that BGP exports", "Endpoints of another Service", "Endpoints with the own apiserver"} {
+	for _, name := range []string{"external IPs", "the own apiserver", "another Lease", "another ConfigMap",
+		"a set of everything", "a pool that BGP exports", "Endpoints of another Service",
+		"Endpoints with the own apiserver"} {
 		eventually(t, "the policies", func() error {
 			if err := last(name)(); err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
 				return fmt.Errorf("%s: not in force: %v", name, err)
@@ -575,13 +697,15 @@ func attackWithToken(t *testing.T, s *server, account string) {
 				t.Errorf("refused: %v", err)
 			case a.refusal != "" && err == nil:
 				t.Error("passed")
-			case a.refusal != "" && (!strings.Contains(err.Error(), "ValidatingAdmissionPolicy") || !strings.Contains(err.Error(), a.refusal)):
+			case a.refusal != "" && (!strings.Contains(err.Error(), "ValidatingAdmissionPolicy") ||
+				!strings.Contains(err.Error(), a.refusal)):
 				t.Errorf("error %q does not say %q", err, a.refusal)
 			}
 		})
 	}
 	// Its own goes, and administrators are not confined.
-	if _, err := admin.CoreV1().Services(ns).Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType, []byte(`{"metadata":{"finalizers":null},"spec":{"externalIPs":["192.0.2.77"]}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := admin.CoreV1().Services(ns).Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType,
+		[]byte(`{"metadata":{"finalizers":null},"spec":{"externalIPs":["192.0.2.77"]}}`), metav1.PatchOptions{}); err != nil {
 		t.Errorf("an administrator is confined: %v", err)
 	}
 	// Before the Service, with which the apiserver deletes them.

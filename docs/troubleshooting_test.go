@@ -8,44 +8,98 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// codesOf are where codes are defined, and how: each code has an anchor in docs/troubleshooting.md, so that a link can lead to it.
-var codesOf = []struct {
-	file string
-	code *regexp.Regexp
-	// least is fewer than there are, so that an expression that finds nothing is an error.
-	least int
-}{
-	{"docs/certificates.md", regexp.MustCompile("(?m)^\\|((?: `[a-z-]+`,?)+) \\|"), 25}, // a test of internal/diagnose/check has them complete
-	{"broker/admission/admission.go", regexp.MustCompile(`Code = "([a-z-]+)"`), 14},
-	{"exporter/catalog/problems.go", regexp.MustCompile(`Reason = "([a-z-]+)"`), 8},
-	{"exporter/feedback/feedback.go", regexp.MustCompile(`(?m)^\t(?:Offered|NotOffered|Refused) += "([A-Za-z]+)"`), 3},
-	{"broker/mirror/problems.go", regexp.MustCompile(`(?m)^\t(?:NotMirrored|Differs) += "([A-Za-z]+)"`), 2},
-	{"broker/mesh/mesh.go", regexp.MustCompile(`const PeerRefused = "([A-Za-z]+)"`), 1},
-	{"broker/presence/presence.go", regexp.MustCompile(`Warn\("(ClusterGone)"`), 1},
-	{"broker/apply/objects.go", regexp.MustCompile(`, "([A-Z][A-Za-z]+)", `), 4},
-	{"broker/apply/drains.go", regexp.MustCompile(`"(DrainUnreadable)"`), 1},
-}
-
-// noProblem are codes that say that all is well.
-var noProblem = []string{"certificate", "root", "peer", "connection", "clock", "coredns", "policies", "pools", "strict-affinity"}
-
-// TestTroubleshootingHasEachCode: a code that status, check or an Event prints has its place, with cause and fix.
+// TestTroubleshootingHasEachCode: a code that status, check or an Event prints has its place, with cause and fix. One
+// that says that all is well needs none.
 func TestTroubleshootingHasEachCode(t *testing.T) {
 	page := read(t, "docs/troubleshooting.md")
-	for _, of := range codesOf {
-		found := 0
-		for _, match := range of.code.FindAllStringSubmatch(read(t, of.file), -1) {
-			for _, code := range strings.FieldsFunc(match[1], func(r rune) bool { return strings.ContainsRune(" `,", r) }) {
-				found++
-				if !slices.Contains(noProblem, code) && !strings.Contains(page, `<a id="`+code+`"></a>`) {
-					t.Errorf("%s has the code %s, and docs/troubleshooting.md has no anchor of it", of.file, code)
-				}
+	for _, d := range finding.All() {
+		_, anchor, _ := strings.Cut(d.Code.Anchor(), "#")
+		if d.Level != finding.OK && !strings.Contains(page, `<a id="`+anchor+`"></a>`) {
+			t.Errorf("the code %s (%s) has no anchor in docs/troubleshooting.md", d.Code, d.Area)
+		}
+	}
+}
+
+// TestCodesAreWrittenOnce: the parts use the codes of internal/finding, and write none of them a second time. Only
+// words that are not common ones can be looked for, and preflight's names of clusters are another finding than a
+// broker's answer, and verify has a check with the name of one.
+func TestCodesAreWrittenOnce(t *testing.T) {
+	source := sources(t)
+	looked := 0
+	for _, d := range finding.All() {
+		if !regexp.MustCompile(`-|[a-z][A-Z]`).MatchString(string(d.Code)) || d.Code == finding.OutcomeTaken ||
+			d.Code == finding.PathMTU {
+			continue
+		}
+		looked++
+		times := strings.Count(source, `"`+string(d.Code)+`"`)
+		if suffix := regexp.MustCompile(`^(?:certificate|root|peer)-(?:not-yet-valid|expired|expires-soon)$`); times != 1 &&
+			!(times == 0 && suffix.MatchString(string(d.Code))) {
+			t.Errorf("the code %s is written %d times", d.Code, times)
+		}
+	}
+	if looked < 70 {
+		t.Errorf("%d codes were looked for", looked)
+	}
+}
+
+// TestConditionsHaveRegisteredReasons: what writes conditions of RemoteClusters takes their reasons from the registry,
+// and writes none itself.
+func TestConditionsHaveRegisteredReasons(t *testing.T) {
+	own := regexp.MustCompile(`"[A-Z][a-zA-Z]+"`)
+	for _, file := range []string{"broker/remotestatus.go", "exporter/following.go", "internal/remotes/decide.go"} {
+		text := read(t, file)
+		if !strings.Contains(text, "finding.") {
+			t.Errorf("%s takes nothing from the registry", file)
+		}
+		for _, m := range own.FindAllString(text, -1) {
+			t.Errorf("%s has the reason %s of its own", file, m)
+		}
+	}
+	types := []string{"Accepted", "Connected", "Exporting", "Healthy"}
+	for _, code := range finding.Of(finding.Conditions) {
+		if d := code.Definition(); d.Level != finding.OK && !slices.Contains(types, d.Condition) {
+			t.Errorf("%s: RemoteClusters have no condition %q", code, d.Condition)
+		}
+		if code.Reason() != string(code) {
+			t.Errorf("%s is no reason of a condition", code)
+		}
+	}
+}
+
+// TestCodesAreDocumented: the table of a page has every code of its command, and no others.
+func TestCodesAreDocumented(t *testing.T) {
+	var checks []string
+	for _, code := range finding.Of(finding.Checks) {
+		checks = append(checks, string(code))
+	}
+	// Two codes of preflight are those of check as well.
+	preflight := []string{string(finding.AffinityNotStrict), string(finding.PoolMissing)}
+	for _, m := range regexp.MustCompile(`(?:check\.(?:OK|Warning|Error), |Code: )"([a-z-]+)"`).FindAllStringSubmatch(
+		read(t, "internal/diagnose/preflight/preflight.go"), -1) {
+		preflight = append(preflight, m[1])
+	}
+	for page, codes := range map[string][]string{"docs/certificates.md": checks, "docs/install.md": preflight} {
+		_, table, found := strings.Cut(read(t, page), "| Code | Means |\n")
+		if !found || len(codes) < 15 {
+			t.Fatalf("%s: a table of codes: %t, codes of the command: %v", page, found, codes)
+		}
+		table, _, _ = strings.Cut(table, "\n\n")
+		var documented []string
+		for line := range strings.Lines(table) {
+			first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|")
+			for _, m := range regexp.MustCompile("`([a-z-]+)`").FindAllStringSubmatch(first, -1) {
+				documented = append(documented, m[1])
 			}
 		}
-		if found < of.least {
-			t.Errorf("%s: %d codes were found, where there are %d and more", of.file, found, of.least)
+		slices.Sort(codes)
+		slices.Sort(documented)
+		if codes = slices.Compact(codes); !slices.Equal(codes, documented) {
+			t.Errorf("the command has %v, %s %v", codes, page, documented)
 		}
 	}
 }
@@ -66,7 +120,8 @@ func TestTroubleshootingQuotesTheCode(t *testing.T) {
 			continue
 		}
 		first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), " | ")
-		first = strings.ReplaceAll(first, "``add `namespaceSelector: global()` beside the selector``", "`namespaceSelector: global()`")
+		first = strings.ReplaceAll(first, "``add `namespaceSelector: global()` beside the selector``",
+			"`namespaceSelector: global()`")
 		for _, quote := range span.FindAllString(first, -1) {
 			for _, part := range strings.Split(strings.Trim(quote, "`"), "…") {
 				part = strings.Trim(part, " ():,;")

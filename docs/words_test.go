@@ -1,21 +1,28 @@
 package docs_test
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"maps"
+	"os"
 	"os/exec"
+	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 )
 
-// maxLine is how many characters a line of a document has at most. Tables, code blocks, images, and lines of one word that cannot be
-// broken are exempt.
+// maxLine is how many characters a line of a document has at most. Tables, code blocks, images, and lines of one word
+// that cannot be broken are exempt.
 const maxLine = 120
 
-// banned are phrasings that do not belong into a document, each with what to write in its place. docs/glossary.md has the words of the
-// project. A match is of whole words, case ignored, and may be broken across two lines.
+// banned are phrasings that do not belong into a document, each with what to write in its place. docs/glossary.md has
+// the words of the project. A match is of whole words, case ignored, and may be broken across two lines.
 var banned = map[string]string{
 	`(is|are|was|were|be|been|being) told`:       "say who reports, sends or receives it",
 	`told (of|by|to|from|whole|anew)`:            "report, send, export, publish",
@@ -49,19 +56,26 @@ var banned = map[string]string{
 	`are rid`:                         "remove",
 }
 
-// notRewritten are documents that may use any words: decisions are a record of their time, the simulation's page lists its faults, and the
-// code of conduct is not ours.
-func notRewritten(document string) bool {
-	return strings.HasPrefix(document, "docs/adr/") || document == "sim/README.md" || document == "CODE_OF_CONDUCT.md" ||
-		slices.Contains(later, document)
+// bannedInCode are phrasings that do not belong into comments, log messages, errors and help texts either, beside
+// banned.
+var bannedInCode = map[string]string{
+	`takes? note`:              "records",
+	`imports? nothing of ours`: "imports no other package of semaphore",
 }
 
-// later are documents that others change at this time.
-var later = []string{"docs/install.md", "docs/security.md"}
+// allowedInCode are phrasings that have a plain meaning in code, where "ours" is what semaphore owns.
+var allowedInCode = []string{`is (another's|theirs|ours)`}
+
+// notRewritten are documents that may use any words: decisions are a record of their time, the simulation's page lists
+// its faults, and the code of conduct is not ours.
+func notRewritten(document string) bool {
+	return strings.HasPrefix(document, "docs/adr/") || document == "sim/README.md" || document == "CODE_OF_CONDUCT.md"
+}
 
 // TestWords holds the documents to plain words and short lines.
 func TestWords(t *testing.T) {
-	words := regexp.MustCompile(`\b(?:` + strings.ReplaceAll(strings.Join(slices.Sorted(maps.Keys(banned)), "|"), " ", `\s+`) + `)\b`)
+	words := regexp.MustCompile(`\b(?:` + strings.ReplaceAll(strings.Join(slices.Sorted(maps.Keys(banned)), "|"), " ",
+		`\s+`) + `)\b`)
 	out, err := exec.Command("git", "-C", "..", "ls-files", "*.md").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +96,7 @@ func TestWords(t *testing.T) {
 		text := strings.ToLower(strings.Join(all, "\n"))
 		for _, at := range words.FindAllStringIndex(text, -1) {
 			phrase := text[at[0]:at[1]]
-			t.Errorf("%s:%d: %q; better: %s", document, 1+strings.Count(text[:at[0]], "\n"), phrase, better(phrase))
+			t.Errorf("%s:%d: %q; better: %s", document, 1+strings.Count(text[:at[0]], "\n"), phrase, betterOf(banned, phrase))
 		}
 	}
 	if documents < 20 {
@@ -90,11 +104,11 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// better is what to write in place of a banned phrasing.
-func better(phrase string) string {
-	for _, one := range slices.Sorted(maps.Keys(banned)) {
+// betterOf is what to write in place of a banned phrasing.
+func betterOf(phrases map[string]string, phrase string) string {
+	for _, one := range slices.Sorted(maps.Keys(phrases)) {
 		if regexp.MustCompile(`^(?:` + strings.ReplaceAll(one, " ", `\s+`) + `)$`).MatchString(phrase) {
-			return banned[one]
+			return phrases[one]
 		}
 	}
 	return "docs/glossary.md"
@@ -112,8 +126,8 @@ var (
 	target = regexp.MustCompile(`\]\([^)]*\)`)
 )
 
-// prose is a line without what the code says and not the writer: code spans, targets of links, help texts of metrics, and the column of
-// the glossary that lists the words not to use.
+// prose is a line without what the code says and not the writer: code spans, targets of links, help texts of metrics,
+// and the column of the glossary that lists the words not to use.
 func prose(document, line string) string {
 	if document == "docs/metrics.md" && strings.HasPrefix(line, "| `semaphore_") {
 		return ""
@@ -122,4 +136,93 @@ func prose(document, line string) string {
 		line = line[:strings.LastIndex(strings.TrimSuffix(line, "|"), "|")]
 	}
 	return target.ReplaceAllString(span.ReplaceAllString(line, "x"), "]")
+}
+
+// otherWords are the packages whose tests still use phrases that are banned. The list only gets shorter.
+var otherWords = strings.Fields(`agent agent/desired agent/guard agent/plan agent/wireguard broker broker/apply
+	broker/mesh broker/mirror broker/peering broker/replica deploy docs e2e e2e/faults e2e/migration exporter
+	exporter/catalog exporter/publish redteam`)
+
+// TestWordsOfCode holds comments and texts of the program and its tests to plain words, and lines to their length: a
+// line may be longer if a string or a marker for a generator is on it.
+func TestWordsOfCode(t *testing.T) {
+	phrases := maps.Clone(banned)
+	maps.Copy(phrases, bannedInCode)
+	for _, one := range allowedInCode {
+		delete(phrases, one)
+	}
+	words := regexp.MustCompile(`\b(?:` + strings.ReplaceAll(strings.Join(slices.Sorted(maps.Keys(phrases)), "|"), " ",
+		`\s+`) + `)\b`)
+	out, err := exec.Command("git", "-C", "..", "ls-files", "*.go").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := 0
+	for _, file := range strings.Fields(string(out)) {
+		if strings.HasSuffix(file, ".pb.go") {
+			continue
+		}
+		files++
+		set := token.NewFileSet()
+		source, err := os.ReadFile("../" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		parsed, err := parser.ParseFile(set, file, source, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		exempt := map[int]bool{}
+		check := func(at token.Pos, text string) {
+			if strings.HasSuffix(file, "_test.go") && slices.Contains(otherWords, path.Dir(file)) {
+				return
+			}
+			for _, phrase := range words.FindAllString(firstLower(text), -1) {
+				t.Errorf("%s: %q; better: %s", set.Position(at), phrase, betterOf(phrases, phrase))
+			}
+		}
+		for _, group := range parsed.Comments {
+			check(group.Pos(), group.Text())
+			for _, c := range group.List {
+				if strings.HasPrefix(c.Text, "// +") || strings.HasPrefix(c.Text, "//go:") {
+					exempt[set.Position(c.Pos()).Line] = true
+				}
+			}
+		}
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			literal, ok := n.(*ast.BasicLit)
+			if !ok || literal.Kind != token.STRING {
+				return true
+			}
+			for line := set.Position(literal.Pos()).Line; line <= set.Position(literal.End()).Line; line++ {
+				exempt[line] = true
+			}
+			if text, err := strconv.Unquote(literal.Value); err == nil && strings.Contains(strings.TrimSpace(text), " ") {
+				check(literal.Pos(), text)
+			}
+			return true
+		})
+		for n, line := range strings.Split(string(source), "\n") {
+			if utf8.RuneCountInString(line) > maxLine && !exempt[n+1] {
+				t.Errorf("%s:%d: %d characters, and a line has %d at most", file, n+1, utf8.RuneCountInString(line), maxLine)
+			}
+		}
+	}
+	if files < 500 {
+		t.Errorf("%d files were found", files)
+	}
+}
+
+// firstLower is a text with the first letter of each word in lower case, so that words in capitals, which are headings
+// of tables, do not match.
+func firstLower(text string) string {
+	previous := ' '
+	return strings.Map(func(r rune) rune {
+		first := !unicode.IsLetter(previous)
+		previous = r
+		if first {
+			return unicode.ToLower(r)
+		}
+		return r
+	}, text)
 }

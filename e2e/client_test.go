@@ -17,11 +17,12 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// patience is how long one request of a steady client may take: a question to the DNS that is lost is asked again after 5 s.
+// patience is how long one request of a steady client may take: a question to the DNS that is lost is asked again after
+// 5 s.
 const patience = 10 * time.Second
 
-// client is a pod that asks without programs of its own: this process opens the pod's sockets. Each request looks the name up
-// at the cluster's CoreDNS and makes a connection through kube-proxy, as a program does that keeps nothing.
+// client is a pod that asks without programs of its own: this process opens the pod's sockets. Each request looks the
+// name up at the cluster's CoreDNS and makes a connection through kube-proxy, as a program does that keeps nothing.
 type client struct {
 	name     string
 	resolver *net.Resolver
@@ -49,7 +50,8 @@ func newClient(ctx context.Context, t *testing.T, c *testbed.Cluster, pod string
 		}
 		return running.Netns.DialContext(ctx, network, net.JoinHostPort(addresses[0].String(), port))
 	}
-	return &client{c.Name + "/" + pod, resolver, &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	return &client{c.Name + "/" + pod, resolver,
+		&http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
 // ask makes one request of echo.
@@ -141,12 +143,19 @@ func (l *load) seen(which func(pod string) bool) (n int) {
 	return n
 }
 
-// anew forgets what was counted.
+// again forgets what was counted.
 func (l *load) anew() {
+	l.recount()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failed = nil
+}
+
+// recount forgets who has answered, and no failure.
+func (l *load) recount() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	clear(l.answered)
-	l.failed = nil
 }
 
 // failures so far.

@@ -16,8 +16,8 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// commandDocuments are those whose commands are run. A fenced block of them with the info string sh is run as it is printed,
-// for c1, and then with c1 and c2 swapped. A comment on the line before the fence says more:
+// commandDocuments are those whose commands are run. A fenced block of them with the info string sh is run as it is
+// printed, for c1, and then with c1 and c2 swapped. A comment on the line before the fence says more:
 //
 //	<!-- not run: WHY -->        it is not run
 //	<!-- within: 30s -->         they succeed when they are run again for so long at the most
@@ -26,7 +26,9 @@ import (
 //	<!-- after: WHAT -->         what was changed before, in words, see changes
 //
 // TestNodes runs those of turning-on-encryption.md, TestDocuments all others.
-var commandDocuments = []string{"README.md", "docs/install.md", "docs/services.md", "docs/policies.md", "docs/removal.md",
+var commandDocuments = []string{"README.md", "docs/install.md", "docs/overlays.md", "docs/services.md",
+	"docs/policies.md",
+	"docs/removal.md",
 	"docs/turning-on-encryption.md"}
 
 // block is a fenced block of a document.
@@ -45,7 +47,8 @@ var (
 	clusterName = regexp.MustCompile(`\bc[12]\b`)
 )
 
-// blocksOf are the fenced blocks of a document. One without a language is an error: nobody could tell whether it is run.
+// blocksOf are the fenced blocks of a document. One without a language is an error: nobody could tell whether it is
+// run.
 func blocksOf(file, text string) ([]block, error) {
 	var all []block
 	var open *block
@@ -55,7 +58,8 @@ func blocksOf(file, text string) ([]block, error) {
 		case open == nil && strings.HasPrefix(line, "## "):
 			section = strings.TrimPrefix(line, "## ")
 		case open == nil && strings.HasPrefix(strings.TrimSpace(line), "```"):
-			open = &block{file: file, line: i + 1, section: section, language: strings.TrimPrefix(strings.TrimSpace(line), "```")}
+			open = &block{file: file, line: i + 1, section: section,
+				language: strings.TrimPrefix(strings.TrimSpace(line), "```")}
 			if open.language == "" {
 				return nil, fmt.Errorf("%s:%d: a block without a language: sh is run, text is not", file, i+1)
 			}
@@ -111,23 +115,7 @@ func readBlocks(t *testing.T, repo, file string) []block {
 }
 
 // workloadsOfDocuments is what the documents take for granted in each cluster.
-const workloadsOfDocuments = shopNamespace + `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: echo, namespace: shop}
-spec:
-  selector: {matchLabels: {app: echo}}
-  template:
-    metadata: {labels: {app: echo}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-        - name: echo
-          image: testbed.local/testbed:1
-          command: [testbed, echo]
-          ports: [{containerPort: 8080, name: http}]
-          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}
----
+var workloadsOfDocuments = shopNamespace + echoes{name: "echo"}.yaml() + `
 apiVersion: v1
 kind: Service
 metadata: {name: echo, namespace: shop}
@@ -153,53 +141,39 @@ func TestDocuments(t *testing.T) {
 	before, err := b.fingerprints(ctx)
 	must(t, err)
 
-	t.Run("README", func(t *testing.T) {
-		for _, c := range b.tb.Clusters() {
-			b.shell(ctx, t, "mkdir -p overlay; cp -r deploy/example/c1 overlay/"+c.Name+`; sed -i 's#\.\./\.\./#../../deploy/#' overlay/`+c.Name+"/kustomization.yaml")
-			b.ownValues(t, c)
-		}
-		b.run(ctx, t, "README.md", "")
-	})
-	if t.Failed() {
-		return
-	}
-	t.Run("removal", func(t *testing.T) {
-		b.run(ctx, t, "docs/removal.md", "All of it")
-		must(t, until(ctx, 2*settle, func() error {
-			now, err := b.fingerprints(ctx)
-			if err != nil {
-				return err
+	sections := func(file string, names ...string) {
+		for _, section := range names {
+			if t.Failed() {
+				return
 			}
-			for what, was := range before {
-				if d := was.difference(now[what]); d != "" {
-					return fmt.Errorf("%s is not as it was:\n%s", what, d)
-				}
-			}
-			return nil
-		}))
-		b.shell(ctx, t, "rm -r pki overlay ./*.pem")
-	})
-	for _, file := range []string{"docs/install.md", "docs/services.md", "docs/policies.md"} {
-		if t.Failed() {
-			return
+			t.Run(strings.TrimSpace(file+" "+section), func(t *testing.T) { b.run(ctx, t, file, section) })
 		}
-		t.Run(file, func(t *testing.T) { b.run(ctx, t, file, "") })
 	}
-	for _, section := range []string{"One feature", "One remote"} {
-		if t.Failed() {
-			return
-		}
-		t.Run(section, func(t *testing.T) { b.run(ctx, t, "docs/removal.md", section) })
+	// By three commands, and back.
+	sections("README.md", "")
+	sections("docs/install.md", "")
+	if !t.Failed() {
+		t.Run("as before, after uninstall", func(t *testing.T) { b.asBefore(ctx, t, before) })
+	}
+	// By files, and back.
+	for _, file := range []string{"docs/overlays.md", "docs/services.md", "docs/policies.md"} {
+		sections(file, "")
+	}
+	sections("docs/removal.md", "One feature", "One remote", "All of it")
+	if !t.Failed() {
+		t.Run("as before, after removal", func(t *testing.T) { b.asBefore(ctx, t, before) })
 	}
 	t.Logf("%d blocks were run", b.ran)
 }
 
-func newDocumentsBed(ctx context.Context, t *testing.T) *documentsBed {
+func newDocumentsBed(ctx context.Context, t *testing.T, more ...string) *documentsBed {
 	repo, err := filepath.Abs("..")
 	must(t, err)
-	tb, err := testbed.Up(ctx, testbed.Options{
-		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}, Progress: t.Output(),
-	})
+	options := testbed.Options{Progress: t.Output()}
+	for _, name := range append([]string{"c1", "c2"}, more...) {
+		options.Clusters = append(options.Clusters, testbed.ClusterSpec{Name: name, Nodes: 1})
+	}
+	tb, err := testbed.Up(ctx, options)
 	must(t, err)
 	t.Cleanup(func() {
 		if err := tb.Down(); err != nil {
@@ -219,7 +193,8 @@ func newDocumentsBed(ctx context.Context, t *testing.T) *documentsBed {
 	must(t, os.CopyFS(filepath.Join(b.dir, "deploy"), os.DirFS(filepath.Join(repo, "deploy"))))
 	for _, c := range tb.Clusters() {
 		db := strings.Replace(workload("db-0", "app: db"), "sleep", "echo", 1)
-		must(t, c.ApplyYAML(ctx, strings.Join([]string{workloadsOfDocuments + db, workload("client", "app: client"), workload("web-7d9f", setLabel+": web")}, "---\n")))
+		must(t, c.ApplyYAML(ctx, strings.Join([]string{workloadsOfDocuments + db, workload("client", "app: client"),
+			workload("web-7d9f", setLabel+": web")}, "---\n")))
 	}
 	for _, c := range tb.Clusters() {
 		ready(ctx, t, c, "deployment/echo", "pod/client", "pod/db-0", "pod/web-7d9f")
@@ -246,7 +221,7 @@ func (b *documentsBed) run(ctx context.Context, t *testing.T, file, section stri
 // block runs one block for one cluster.
 func (b *documentsBed) block(ctx context.Context, t *testing.T, c *testbed.Cluster, one block) {
 	t.Helper()
-	text, rest := one.text, one.rest
+	text, rest := ownMachine(one.text), one.rest
 	if c.Name == "c2" {
 		text = swapped(text)
 	}
@@ -307,7 +282,8 @@ func (b *documentsBed) shell(ctx context.Context, t *testing.T, text string) {
 	must(t, err)
 }
 
-// commands runs commands where a reader of the documents would, with kubectl, and semaphorectl of the checkout, in PATH.
+// commands runs commands where a reader of the documents would, with kubectl, and semaphorectl of the checkout, in
+// PATH.
 func (b *documentsBed) commands(ctx context.Context, text string, codes ...int) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
@@ -342,7 +318,8 @@ func (b *documentsBed) ownValues(t *testing.T, c *testbed.Cluster) {
 	}
 	values := strings.NewReplacer(
 		"10.1.0.0/16", c.PodCIDR.String(), "10.101.0.0/16", c.ServiceCIDR.String(), "192.0.2.8/29", c.NodeSubnet.String(),
-		"10.2.0.0/16", other.PodCIDR.String(), "192.0.2.16/28", other.NodeSubnet.String(), "192.0.2.21:", other.Nodes[0].IP.String()+":",
+		"10.2.0.0/16", other.PodCIDR.String(), "192.0.2.16/28", other.NodeSubnet.String(), "192.0.2.21:",
+		other.Nodes[0].IP.String()+":",
 		"# - ../../deploy/features/userspace-wireguard", "- ../../deploy/features/userspace-wireguard",
 	)
 	b.edit(t, c, func(text string) string {
@@ -420,14 +397,16 @@ func only(features string) func(context.Context, *testing.T, *documentsBed, *tes
 
 // ofRemote is what a cluster has of a remote: mirrors, sets and pools.
 func (b *documentsBed) ofRemote(ctx context.Context, c *testbed.Cluster, remote string) (string, error) {
-	out, err := c.Kubectl(ctx, nil, "get", "services,endpointslices,globalnetworksets.crd.projectcalico.org,ippools.crd.projectcalico.org",
+	out, err := c.Kubectl(ctx, nil, "get",
+		"services,endpointslices,globalnetworksets.crd.projectcalico.org,ippools.crd.projectcalico.org",
 		"-A", "-l", "app.kubernetes.io/managed-by=semaphore-broker", "-o", "name")
 	if err != nil {
 		return "", err
 	}
 	var left []string
 	for name := range strings.Lines(out) {
-		if _, object, _ := strings.Cut(name, "/"); strings.HasPrefix(object, remote+"-") || strings.Contains(object, "pods-of-"+remote) {
+		if _, object, _ := strings.Cut(name, "/"); strings.HasPrefix(object, remote+"-") ||
+			strings.Contains(object, "pods-of-"+remote) {
 			left = append(left, strings.TrimSpace(name))
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,24 +16,7 @@ import (
 )
 
 // servicesOfBothFamilies is echo of c2, and a Service of three protocols before a pod in which this process answers.
-const servicesOfBothFamilies = `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: echo, namespace: shop}
-spec:
-  replicas: 2
-  selector: {matchLabels: {app: echo}}
-  template:
-    metadata: {labels: {app: echo}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-        - name: echo
-          image: testbed.local/testbed:1
-          command: [testbed, echo]
-          ports: [{containerPort: 8080, name: http}]
-          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}
----
+var servicesOfBothFamilies = echoes{name: "echo", replicas: 2}.yaml() + `
 apiVersion: v1
 kind: Service
 metadata: {name: echo, namespace: shop, labels: {mirror.semaphore.uw.io/mirror-service: "true"}}
@@ -53,8 +37,8 @@ spec:
 ---
 `
 
-// TestDualStack is about clusters with both families and host-local IPAM, and nftables where kube-proxy can have it: pods,
-// Services of three protocols, and nodes reach each other by either family, through tunnels.
+// TestDualStack is about clusters with both families and host-local IPAM, and nftables where kube-proxy can have it:
+// pods, Services of three protocols, and nodes reach each other by either family, through tunnels.
 func TestDualStack(t *testing.T) {
 	ctx := needsBed(t)
 	options := testbed.Options{
@@ -108,13 +92,16 @@ func TestDualStack(t *testing.T) {
 		}
 	})
 	t.Run("from the nodes themselves", func(t *testing.T) { fromNodes(ctx, t, s, s.c1.Nodes, settle) })
+	t.Run("policies", func(t *testing.T) { policiesOfBothFamilies(ctx, t, s, ours, theirs) })
 	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted < 20 {
-		t.Errorf("%d packets are in the clear, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], encrypted)
+		t.Errorf("%d packets are in the clear, the first %q; %d of WireGuard", len(clear),
+			clear[:min(3, len(clear))], encrypted)
 	}
 	t.Run("tunnels over IPv6", func(t *testing.T) { s.overIPv6(ctx, t, ours, theirs) })
 }
 
-// overIPv6: the nodes that reached each other by IPv4 until now do so by IPv6, and pods go on to reach each other by both families.
+// overIPv6: the nodes that reached each other by IPv4 until now do so by IPv6, and pods go on to reach each other by
+// both families.
 func (s *Scenario) overIPv6(ctx context.Context, t *testing.T, ours, theirs *testbed.Pod) {
 	s.in.TunnelsOverIPv6 = true
 	for _, c := range s.tb.Clusters() {
@@ -148,7 +135,56 @@ func (s *Scenario) overIPv6(ctx context.Context, t *testing.T, ours, theirs *tes
 	must(t, err)
 	over4, bare := s.sort(frames)
 	if over6 := overIPv6(frames); over6 < 160 || over4 > 0 || bare > 0 {
-		t.Errorf("%d packets of WireGuard over IPv6, %d over IPv4, %d packets between pods in the clear; want 160, 0, 0", over6, over4, bare)
+		t.Errorf("%d packets of WireGuard over IPv6, %d over IPv4, %d packets between pods in the clear; want 160, 0, 0",
+			over6, over4, bare)
+	}
+}
+
+// clientFromWeb lets only pods of c2's set web reach c1's pod client.
+const clientFromWeb = `
+apiVersion: projectcalico.org/v3
+kind: NetworkPolicy
+metadata: {name: client-from-web, namespace: shop}
+spec:
+  selector: app == 'client'
+  types: [Ingress]
+  ingress:
+    - action: Allow
+      source: {selector: semaphore.uw.systems/name == 'web', namespaceSelector: global()}
+`
+
+// policiesOfBothFamilies: with the label of a set a pod passes by either address, and without it by none.
+func policiesOfBothFamilies(ctx context.Context, t *testing.T, s *Scenario, ours, theirs *testbed.Pod) {
+	must(t, s.c1.StartCalicoAPIServer(ctx))
+	must(t, s.c1.ApplyYAML(ctx, clientFromWeb))
+	passes := func(ip netip.Addr) error { return exchange(theirs.Netns, netip.AddrPortFrom(ip, udpPort), 100) }
+	stopped := func(within time.Duration) {
+		t.Helper()
+		must(t, until(ctx, within, func() error {
+			for _, ip := range ours.IPs {
+				if passes(ip) == nil {
+					return fmt.Errorf("a packet to %s passed", ip)
+				}
+			}
+			return nil
+		}))
+	}
+	stopped(settle)
+	label := func(value string) {
+		t.Helper()
+		_, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "label", "pod", theirs.Name, setLabel+value)
+		must(t, err)
+	}
+	label("=web")
+	for _, ip := range ours.IPs {
+		must(t, until(ctx, settle, func() error { return passes(ip) }))
+	}
+	label("-")
+	stopped(settle)
+	_, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "delete", "networkpolicies.projectcalico.org", "client-from-web")
+	must(t, err)
+	for _, ip := range ours.IPs {
+		must(t, until(ctx, settle, func() error { return passes(ip) }))
 	}
 }
 

@@ -102,11 +102,24 @@ func clusterFingerprint(ctx context.Context, c *testbed.Cluster) (fingerprint, e
 				return nil, fmt.Errorf("listing %s: %w", r.Name, err)
 			}
 			for _, item := range items.Items {
-				out[strings.Join([]string{r.Name, gv.Group, item.GetNamespace(), item.GetName()}, " ")] = marks(&item)
+				name := strings.Join([]string{r.Name, gv.Group, item.GetNamespace(), lasting(&item)}, " ")
+				for _, taken := out[name]; taken; _, taken = out[name] {
+					name += ", another"
+				}
+				out[name] = marks(&item)
 			}
 		}
 	}
 	return out, nil
+}
+
+// lasting is an object's name without what a rollout changes of it: CoreDNS is restarted when its server blocks change.
+func lasting(item *unstructured.Unstructured) string {
+	if hash := item.GetLabels()["pod-template-hash"]; hash != "" {
+		name, _, _ := strings.Cut(item.GetName(), "-"+hash)
+		return name
+	}
+	return item.GetName()
 }
 
 func marks(item *unstructured.Unstructured) string {
@@ -124,12 +137,13 @@ func marks(item *unstructured.Unstructured) string {
 func nodeFingerprint(ctx context.Context, c *testbed.Cluster, n *testbed.Node) (fingerprint, error) {
 	out := fingerprint{}
 	for what, args := range map[string][]string{
-		"link":    {"ip", "-o", "link", "show"},
-		"route":   {"ip", "-4", "route", "show", "table", "all"},
-		"route6":  {"ip", "-6", "route", "show", "table", "all"},
-		"rule6":   {"ip", "-6", "rule"},
-		"rule":    {"ip", "-4", "rule", "show"},
-		"process": {"sh", "-c", "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null | grep -o 'semaphore-[a-z]*\\|wireguard-go' | sort -u || true"},
+		"link":   {"ip", "-o", "link", "show"},
+		"route":  {"ip", "-4", "route", "show", "table", "all"},
+		"route6": {"ip", "-6", "route", "show", "table", "all"},
+		"rule6":  {"ip", "-6", "rule"},
+		"rule":   {"ip", "-4", "rule", "show"},
+		"process": {"sh", "-c", "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null | grep -o " +
+			"'semaphore-[a-z]*\\|wireguard-go' | sort -u || true"},
 	} {
 		text, err := n.Exec(ctx, args...)
 		if err != nil {
@@ -181,8 +195,8 @@ func normal(what, line string) string {
 	return strings.Join(fields, " ")
 }
 
-// ofBlock says whether a route is one that BIRD has for the blocks of the cluster's own pods: they come with the first pod
-// of a node.
+// ofBlock reports whether a route is one that BIRD has for the blocks of the cluster's own pods: they come with the
+// first pod of a node.
 func ofBlock(line string, pods netip.Prefix) bool {
 	fields := strings.Fields(line)
 	if !strings.Contains(line, " proto bird") {
@@ -200,15 +214,16 @@ func ofBlock(line string, pods netip.Prefix) bool {
 	return pods.Overlaps(block)
 }
 
-// Where files of semaphore could be on a node, and what of that is for kubelet and containerd to clear: images, and what
-// is left of pods.
+// Where files of semaphore could be on a node, and what of that is for kubelet and containerd to clear: images, and
+// what is left of pods.
 var (
 	nodeDirectories = []string{"/etc", "/opt", "/run", "/var"}
-	otherOwners     = []string{"/run/containerd", "/var/lib/containerd", "/var/lib/kubelet", "/var/log/pods", "/var/log/containers"}
+	otherOwners     = []string{"/run/containerd", "/var/lib/containerd", "/var/lib/kubelet", "/var/log/pods",
+		"/var/log/containers"}
 )
 
-// addFiles adds the names of semaphore's files on the node. Directories do not count: the one of the keys stays, empty, as
-// docs/removal.md says, for it belongs to the kubelet that made it.
+// addFiles adds the names of semaphore's files on the node. Directories do not count: the one of the keys stays, empty,
+// as docs/removal.md says, for it belongs to the kubelet that made it.
 func addFiles(out fingerprint, n *testbed.Node) error {
 	root := n.Path("/")
 	for _, dir := range nodeDirectories {
@@ -247,7 +262,8 @@ func (s *Scenario) standing(ctx context.Context, c *testbed.Cluster) (fingerprin
 		{Group: "crd.projectcalico.org", Version: "v1", Resource: "globalnetworksets"},
 		{Group: "crd.projectcalico.org", Version: "v1", Resource: "ippools"},
 	} {
-		items, err := c.Dynamic.Resource(r).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"})
+		items, err := c.Dynamic.Resource(r).List(ctx,
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"})
 		if err != nil {
 			return nil, fmt.Errorf("listing %s: %w", r.Resource, err)
 		}
@@ -271,7 +287,7 @@ func (s *Scenario) standing(ctx context.Context, c *testbed.Cluster) (fingerprin
 		if err != nil {
 			return nil, err
 		}
-		// The number of an interface tells whether it was made anew.
+		// The number of an interface tells whether it was made again.
 		var devices []string
 		for line := range strings.Lines(links) {
 			fields := strings.Fields(line)

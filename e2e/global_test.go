@@ -3,14 +3,18 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -26,44 +30,25 @@ const (
 	silentAfter = 15 * time.Second
 	// session is how long a node can hold a session of WireGuard with nodes that are not there any more.
 	session = 180 * time.Second
+	// proxySync is how long kube-proxy may take for what it has seen: its minSyncPeriod, and writing.
+	proxySync = 2 * time.Second
 )
 
 // web is what a cluster offers for the global service web: two pods, whose names tell the cluster.
 func web(name string) string {
-	return fmt.Sprintf(`
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: %s, namespace: shop}
-spec:
-  replicas: 2
-  selector: {matchLabels: {app: web}}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
-      terminationGracePeriodSeconds: 10
-      containers:
-        - name: echo
-          image: testbed.local/testbed:1
-          command: [testbed, echo]
-          ports: [{containerPort: 8080, name: http}]
-          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}
-          lifecycle: {preStop: {sleep: {seconds: 5}}}
----
+	return echoes{name: name, app: "web", replicas: 2, grace: 10, lifecycle: "preStop: {sleep: {seconds: 5}}"}.yaml() + `
 apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: shop, labels: {mirror.semaphore.uw.io/global-service: "true"}}
 spec:
   selector: {app: web}
   ports: [{name: http, port: 80, targetPort: http}]
-`, name)
+`
 }
 
-// global is a service that both clusters have: c1 with pods near, c2 with pods far, and who of them answers c1's client.
+// global is a service that both clusters have: c1 with pods near, c2 with pods far, and who of them answers c1's
+// client.
 func (b *servicesBed) global(ctx context.Context, t *testing.T) {
-	must(t, b.c1.ApplyYAML(ctx, web("near")))
-	must(t, b.c2.ApplyYAML(ctx, web("far")))
-	ready(ctx, t, b.c1, "deployment/near")
-	ready(ctx, t, b.c2, "deployment/far")
 	client := b.clients[b.c1]
 	must(t, until(ctx, settle, func() error {
 		_, err := client.ask(ctx, "http://"+webEverywhere+"/")
@@ -76,14 +61,15 @@ func (b *servicesBed) global(ctx context.Context, t *testing.T) {
 	t.Run("cut off", func(t *testing.T) { b.cutOff(ctx, t, l) })
 }
 
-// answers waits until requests without a failure among them are answered by pods of these names, and of no other.
+// answers waits until requests are answered by pods of these names, and of no other. That not one has failed since the
+// load began, or since again, is asserted: what changes who answers loses no request.
 func answers(ctx context.Context, t *testing.T, l *load, within time.Duration, who ...string) {
 	t.Helper()
 	const enough = 40 // by chance one of four pods answers none of 40 once in 100,000
 	began := time.Now()
 	must(t, until(ctx, within, func() error {
-		l.anew()
-		for deadline := time.Now().Add(10 * time.Second); l.seen(anyone) < enough && len(l.failures()) == 0; time.Sleep(50 * time.Millisecond) {
+		l.recount()
+		for deadline := time.Now().Add(10 * time.Second); l.seen(anyone) < enough; time.Sleep(50 * time.Millisecond) {
 			if time.Now().After(deadline) || ctx.Err() != nil {
 				break
 			}
@@ -91,11 +77,12 @@ func answers(ctx context.Context, t *testing.T, l *load, within time.Duration, w
 		if got := l.by(); !slices.Equal(got, who) {
 			return fmt.Errorf("%v answered, not %v; %s", got, who, l)
 		}
-		if failed := l.failures(); len(failed) > 0 {
-			return fmt.Errorf("%s", l)
-		}
 		return nil
 	}))
+	if failed := l.failures(); len(failed) > 0 {
+		t.Errorf("until %v answered alone, requests were lost: %s", who, l)
+	}
+	l.anew()
 	t.Logf("%v answer after %s", who, time.Since(began).Round(100*time.Millisecond))
 }
 
@@ -155,7 +142,7 @@ func (b *servicesBed) localFirst(ctx context.Context, t *testing.T, l *load) {
 	answers(ctx, t, l, settle, "near", "far")
 }
 
-// inUse is nil when the endpoints that c1 has of a cluster for the global service are all in use, or all out of use.
+// inUse is nil when the endpoints that c1 has of a cluster for the global service are all in use, or all unused.
 func (b *servicesBed) inUse(ctx context.Context, cluster string, want bool) error {
 	all, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "kubernetes.io/service-name=gl-shop-73736d-web," + naming.LabelSourceCluster + "=" + cluster,
@@ -177,7 +164,7 @@ func (b *servicesBed) inUse(ctx context.Context, cluster string, want bool) erro
 	return nil
 }
 
-// drain: what the operator takes out of use stays so under another broker, until the operator says so.
+// drain: what the operator takes unused stays so under another broker, until the operator says so.
 func (b *servicesBed) drain(ctx context.Context, t *testing.T, l *load) {
 	ctl := func(args ...string) string {
 		t.Helper()
@@ -222,15 +209,120 @@ func (b *servicesBed) drain(ctx context.Context, t *testing.T, l *load) {
 	}))
 }
 
+// peerStates is what the agent of c1's node says of its peers.
+func (b *servicesBed) peerStates(ctx context.Context) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:7773/metrics", nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := httpFrom(b.c1.Nodes[0].Netns).Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	var states []string
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "semaphore_agent_peers{") {
+			states = append(states, line)
+		}
+	}
+	return strings.Join(states, ""), err
+}
+
+// heard is nil when c1's broker has heard c2's exporter within a while.
+func (b *servicesBed) heard(ctx context.Context, within time.Duration) error {
+	text, err := b.ctl(ctx, b.c1, "broker", "status", "-o", "json")
+	if text == "" {
+		return err
+	}
+	var status struct {
+		Links []struct {
+			Cluster   string
+			Connected bool
+			LastHeard time.Time `json:"last_heard"`
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &status); err != nil {
+		return err
+	}
+	for _, l := range status.Links {
+		if ago := time.Since(l.LastHeard); l.Cluster == "c2" && (!l.Connected || ago > within) {
+			return fmt.Errorf("c2 was heard %s ago, connected %t", ago, l.Connected)
+		}
+	}
+	return nil
+}
+
+// flapping cuts the stream of c2's exporter off again and again, each time for less than silentAfter and for more in
+// all, while no node has a session with one of c2: nothing is unused for a moment, and nothing is written.
+func (b *servicesBed) flapping(ctx context.Context, t *testing.T) {
+	const (
+		times = 4
+		cut   = 5 * time.Second
+	)
+	must(t, until(ctx, settle, func() error { return b.inUse(ctx, "c2", true) }))
+	idle := func() {
+		t.Helper()
+		states, err := b.peerStates(ctx)
+		if must(t, err); !strings.Contains(states, `state="idle"} 1`) || strings.Contains(states, `state="talking"} 1`) {
+			t.Errorf("the tunnel is not idle:\n%s", states)
+		}
+	}
+	idle()
+	slices, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).Watch(ctx,
+		metav1.ListOptions{LabelSelector: naming.LabelSourceCluster + "=c2"})
+	must(t, err)
+	var written []string
+	known := map[string]string{}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for event := range slices.ResultChan() {
+			s, ok := event.Object.(*discoveryv1.EndpointSlice)
+			if !ok || event.Type == "BOOKMARK" {
+				continue
+			}
+			if was, ok := known[s.Name]; ok && was != s.ResourceVersion {
+				written = append(written, fmt.Sprint(event.Type, " ", s.Name, " ", s.Endpoints))
+			}
+			known[s.Name] = s.ResourceVersion
+		}
+	}()
+	rule := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport", fmt.Sprint(FederationNodePort),
+		"-j", "DROP"}
+	node := b.c1.Nodes[0].Netns
+	for range times {
+		must(t, iptables(node, append([]string{"-I"}, rule...)...))
+		select {
+		case <-time.After(cut):
+		case <-ctx.Done():
+		}
+		must(t, iptables(node, append([]string{"-D"}, rule...)...))
+		must(t, until(ctx, settle, func() error { return b.heard(ctx, 3*time.Second) }))
+	}
+	idle()
+	slices.Stop()
+	<-done
+	if len(known) == 0 {
+		t.Error("c1 has no slices of c2")
+	}
+	if len(written) > 0 {
+		t.Errorf("written while the stream came and went: %q", written)
+	}
+}
+
 // cutOff takes c2 away in two steps: its exporter's stream, which moves nothing, and then its tunnels.
 func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	node := func(c *testbed.Cluster) *netns.Namespace { return c.Nodes[0].Netns }
-	stream := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport", fmt.Sprint(FederationNodePort), "-j", "DROP"}
+	stream := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport",
+		fmt.Sprint(FederationNodePort), "-j", "DROP"}
 	tunnel := func(from *testbed.Cluster) []string {
 		return []string{"PREROUTING", "-s", from.NodeSubnet.String(), "-p", "udp", "-j", "DROP"}
 	}
 	standing := func() string {
-		all, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=c2-shop-73736d-echo"})
+		all, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx,
+			metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=c2-shop-73736d-echo"})
 		must(t, err)
 		var out []string
 		for _, s := range all.Items {
@@ -257,9 +349,17 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	must(t, iptables(node(b.c1), append([]string{"-I"}, tunnel(b.c2)...)...))
 	must(t, iptables(node(b.c2), append([]string{"-I"}, tunnel(b.c1)...)...))
 	must(t, until(ctx, session+2*settle, func() error { return b.inUse(ctx, "c2", false) }))
-	t.Logf("c2 is out of use %s after the last packet from it", time.Since(cut).Round(100*time.Millisecond))
-	answers(ctx, t, l, 2*settle, "near") // those that wait for an answer from there have their time
-	if status, err := b.ctl(ctx, b.c1, "broker", "status"); !strings.Contains(status+fmt.Sprint(err), "cluster c2 is gone since") {
+	t.Logf("c2 is out of use %s after the last packet from it; until then %s",
+		time.Since(cut).Round(100*time.Millisecond), l)
+	select {
+	case <-time.After(patience + proxySync): // those that wait for an answer from there have their time
+	case <-ctx.Done():
+		t.Fatal(ctx.Err())
+	}
+	l.anew()
+	answers(ctx, t, l, settle, "near")
+	if status, err := b.ctl(ctx, b.c1, "broker", "status"); !strings.Contains(status+fmt.Sprint(err),
+		"cluster c2 is gone since") {
 		t.Errorf("the status does not tell: %v\n%s", err, status)
 	}
 	if now := standing(); now != mirror {
@@ -282,7 +382,8 @@ func iptables(ns *netns.Namespace, args ...string) error {
 		err = cmd.Wait()
 	}
 	if err != nil {
-		return fmt.Errorf("iptables %s in %s: %w: %s", strings.Join(args, " "), ns.Name(), err, strings.TrimSpace(out.String()))
+		return fmt.Errorf("iptables %s in %s: %w: %s", strings.Join(args, " "), ns.Name(), err,
+			strings.TrimSpace(out.String()))
 	}
 	return nil
 }

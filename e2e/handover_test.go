@@ -37,8 +37,8 @@ subsets:
     ports: [{name: http, port: 8080}]
 `
 
-// TestHandover: what semaphore-service-mirror left becomes ours, with Kubernetes' own controllers and kube-proxy beside it,
-// while a client asks without pause. It does not notice.
+// TestHandover: what semaphore-service-mirror left becomes ours, with Kubernetes' own controllers and kube-proxy beside
+// it, while a client asks without pause. It does not notice.
 func TestHandover(t *testing.T) {
 	ctx := needsBed(t)
 	b := &servicesBed{Scenario: connected(ctx, t, nil), clients: map[*testbed.Cluster]*client{}}
@@ -72,8 +72,10 @@ func TestHandover(t *testing.T) {
 
 	// The operator's word.
 	dir := b.in.overlay("c1")
-	rewrite(t, filepath.Join(dir, "broker.yaml"), "remotes:\n", "services: {adoptFrom: [semaphore-service-mirror]}\nremotes:\n")
-	rewrite(t, filepath.Join(dir, "kustomization.yaml"), "components:\n", "components:\n  - "+b.deploy(t, dir)+"/features/adopt-services\n")
+	rewrite(t, filepath.Join(dir, "broker.yaml"), "remotes:\n",
+		"services: {adoptFrom: [semaphore-service-mirror]}\nremotes:\n")
+	rewrite(t, filepath.Join(dir, "kustomization.yaml"), "components:\n",
+		"components:\n  - "+b.deploy(t, dir)+"/features/adopt-services\n")
 	_, err = b.c1.Kubectl(ctx, nil, "apply", "-k", dir)
 	must(t, err)
 	must(t, b.in.WaitReady(ctx, b.c1))
@@ -93,7 +95,8 @@ func TestHandover(t *testing.T) {
 	after, err := b.c1.Client.CoreV1().Services(Namespace).Get(ctx, "c2-shop-73736d-echo", metav1.GetOptions{})
 	must(t, err)
 	if after.UID != before.UID || after.Spec.ClusterIP != before.Spec.ClusterIP {
-		t.Errorf("it is another Service: %s at %s, and was %s at %s", after.UID, after.Spec.ClusterIP, before.UID, before.Spec.ClusterIP)
+		t.Errorf("it is another Service: %s at %s, and was %s at %s", after.UID, after.Spec.ClusterIP, before.UID,
+			before.Spec.ClusterIP)
 	}
 	b.dnsIsRight(ctx, t)
 	t.Run("Rollouts", func(t *testing.T) { b.rollouts(ctx, t) })
@@ -122,11 +125,13 @@ func (b *servicesBed) deploy(t *testing.T, dir string) string {
 
 // handedOver is why something is not ours yet.
 func (b *servicesBed) handedOver(ctx context.Context) error {
-	left, err := b.c1.Kubectl(ctx, nil, "-n", Namespace, "get", "endpoints", "-l", naming.LabelMirrored+"=true", "-o", "name")
+	left, err := b.c1.Kubectl(ctx, nil, "-n", Namespace, "get", "endpoints", "-l", naming.LabelMirrored+"=true",
+		"-o", "name")
 	if err != nil || strings.TrimSpace(left) != "" {
 		return fmt.Errorf("left are %q (%w)", left, err)
 	}
-	all, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=c2-shop-73736d-echo"})
+	all, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=c2-shop-73736d-echo"})
 	if err != nil {
 		return err
 	}
@@ -146,12 +151,14 @@ func (b *servicesBed) handedOver(ctx context.Context) error {
 // dnsIsRight asks the broker's pod, with the broker's rights, whether CoreDNS knows the names of remote services.
 func (b *servicesBed) dnsIsRight(ctx context.Context, t *testing.T) {
 	t.Helper()
-	list, err := b.c1.Client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=broker"})
+	list, err := b.c1.Client.CoreV1().Pods(Namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=broker"})
 	must(t, err)
 	if len(list.Items) == 0 {
 		t.Fatal("no broker runs")
 	}
-	said, err := b.c1.ExecPod(ctx, Namespace, list.Items[0].Name, "semaphorectl", "check", "--config", "/etc/semaphore/config.yaml")
+	said, err := b.c1.ExecPod(ctx, Namespace, list.Items[0].Name, "semaphorectl", "check", "--config",
+		"/etc/semaphore/config.yaml")
 	if err != nil || !strings.Contains(said, "it has the server blocks of cluster.c2, cluster.global") {
 		t.Errorf("check says %q, %v", said, err)
 	}

@@ -45,12 +45,18 @@ type Installation struct {
 	Encryption string
 	// Broker is more of every broker's configuration, in YAML: "reserveTunnelAddresses: true".
 	Broker string
+	// OwnPools leaves the IPPools of remotes to the test.
+	OwnPools bool
+	// MCS turns the Multi-Cluster Services API on, whose definitions the clusters must have.
+	MCS bool
 	// Components are further directories of deploy/features.
 	Components []string
 	// Patches are more entries of "patches:" of every cluster's kustomization, in YAML.
 	Patches string
 	// TunnelsOverIPv6 has the nodes of clusters with both families reach each other by IPv6.
 	TunnelsOverIPv6 bool
+	// NoCalico leaves out what needs Calico: Features has no policy then.
+	NoCalico bool
 	// AgentNodes is a label. When it is not empty, agents run only on nodes where it is "true".
 	AgentNodes string
 }
@@ -84,12 +90,15 @@ type overlay struct {
 	Features     string
 	Encryption   string
 	Broker       string
+	OwnPools     bool
 	Components   []string
+	MCS          bool
 	Patches      string
+	Calico       bool
 	AgentNodes   string
 }
 
-// encrypts says whether there are agents.
+// encrypts reports whether there are agents.
 func (in *Installation) encrypts() bool {
 	return len(in.Features) == 0 || slices.Contains(in.Features, "encryption")
 }
@@ -190,6 +199,9 @@ func (in *Installation) Apply(ctx context.Context, c *testbed.Cluster) error {
 			args = append(args, "--remote", other.Name)
 		}
 	}
+	if in.MCS {
+		args = append(args, "--clusterset", "--coredns-image", "coredns:v1.14.7") // tools/coredns/go.mod
+	}
 	block, err := in.Semaphorectl(ctx, args...)
 	if err != nil {
 		return err
@@ -218,8 +230,11 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 		Features:     strings.Join(in.Features, ", "),
 		Encryption:   in.Encryption,
 		Broker:       in.Broker,
+		OwnPools:     in.OwnPools,
 		Components:   in.Components,
+		MCS:          in.MCS,
 		Patches:      in.Patches,
+		Calico:       !in.NoCalico,
 		AgentNodes:   in.AgentNodes,
 	}
 	for i, other := range in.tb.Clusters() {
@@ -258,7 +273,8 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 
 // WaitReady returns when every part of a cluster is ready, as kubectl sees it.
 func (in *Installation) WaitReady(ctx context.Context, c *testbed.Cluster) error {
-	waits := [][]string{{"rollout", "status", "deployment/semaphore-broker"}, {"rollout", "status", "deployment/semaphore-exporter"}}
+	waits := [][]string{{"rollout", "status", "deployment/semaphore-broker"},
+		{"rollout", "status", "deployment/semaphore-exporter"}}
 	if in.encrypts() {
 		waits = append(waits, []string{"rollout", "status", "daemonset/semaphore-agent"})
 	}
@@ -280,12 +296,14 @@ func (in *Installation) remove(ctx context.Context, c *testbed.Cluster) error {
 	if err != nil {
 		return err
 	}
-	kustomization := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../%s]\ncomponents: [%s/cleanup]\n", c.Name, deploy)
+	kustomization := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: "+
+		"[../%s]\ncomponents: [%s/cleanup]\n", c.Name, deploy)
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(kustomization), 0o644); err != nil {
 		return err
 	}
 	for _, args := range [][]string{
-		{"-n", Namespace, "delete", "--cascade=foreground", "--ignore-not-found", "deployment/semaphore-exporter", "deployment/semaphore-broker", "daemonset/semaphore-agent"},
+		{"-n", Namespace, "delete", "--cascade=foreground", "--ignore-not-found", "deployment/semaphore-exporter",
+			"deployment/semaphore-broker", "daemonset/semaphore-agent"},
 		{"apply", "-k", dir},
 		{"-n", Namespace, "wait", "--for=condition=complete", "job/semaphore-cleanup", "--timeout=60s"},
 		{"-n", Namespace, "rollout", "status", "daemonset/semaphore-cleanup", "--timeout=60s"},

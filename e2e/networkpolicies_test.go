@@ -14,14 +14,16 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// networkPolicies is what the component features/network-policies does in c1, whose Felix enforces it, alone and with the
-// patch of docs/install.md: who connects to broker and exporter before, with it and after it has been deleted. While
-// it is there all parts of c1 start again, so that nothing lives on connections from before. remote is a pod of c2.
+// networkPolicies is what the component features/network-policies does in c1, whose Felix enforces it, alone and with
+// the patch of docs/install.md: who connects to broker and exporter before, with it and after it has been deleted.
+// While it is there all parts of c1 start again, so that nothing lives on connections from before. remote is a pod of
+// c2.
 func networkPolicies(ctx context.Context, t *testing.T, s *Scenario, remote *testbed.Pod) {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(s.in.repo, "docs", "install.md"))
 	must(t, err)
-	patch := regexp.MustCompile("(?s)<!-- overlay: network-policies -->\n```yaml\npatches:\n(.*?)\n```\n").FindSubmatch(page)
+	patch := regexp.MustCompile("(?s)<!-- overlay: network-policies -->\n```yaml\npatches:\n(.*?)\n```\n").
+		FindSubmatch(page)
 	if patch == nil {
 		t.Fatal("docs/install.md has no patch of the network policies")
 	}
@@ -64,8 +66,9 @@ func networkPolicies(ctx context.Context, t *testing.T, s *Scenario, remote *tes
 	apply()
 	connects("with the patch", map[string]string{"pod": "8080 8443 exporter:8080", "host": "8443 8444", "c2": "8443"})
 
-	// Everything starts anew, and what changes on either side arrives at the other.
-	for _, what := range []string{"deployment/semaphore-broker", "deployment/semaphore-exporter", "daemonset/semaphore-agent"} {
+	// Everything starts again, and what changes on either side arrives at the other.
+	for _, what := range []string{"deployment/semaphore-broker", "deployment/semaphore-exporter",
+		"daemonset/semaphore-agent"} {
 		_, err := s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "restart", what)
 		must(t, err)
 	}
@@ -86,7 +89,8 @@ func networkPolicies(ctx context.Context, t *testing.T, s *Scenario, remote *tes
 		}))
 		must(t, until(ctx, takeover, func() error { return s.attached(ctx, c) }))
 	}
-	connects("after all parts started again", map[string]string{"pod": "8080 8443 exporter:8080", "host": "8443 8444", "c2": "8443"})
+	connects("after all parts started again", map[string]string{"pod": "8080 8443 exporter:8080", "host": "8443 8444",
+		"c2": "8443"})
 
 	_, err = s.c1.Kubectl(ctx, nil, "-n", Namespace, "delete", "networkpolicy", "--all")
 	must(t, err)
@@ -99,8 +103,8 @@ func hostPod(name, node string) string {
 	return strings.Replace(podOn(name, node), "spec:\n", "spec:\n  hostNetwork: true\n", 1)
 }
 
-// connectsTo is to which ports of the pods of c1's broker and exporter a TCP connection is made, by the last of from that is on
-// another node: a node reaches its own pods whatever the policies are.
+// connectsTo is to which ports of the pods of c1's broker and exporter a TCP connection is made, by the last of from
+// that is on another node: a node reaches its own pods whatever the policies are.
 func (s *Scenario) connectsTo(ctx context.Context, from []*testbed.Pod) (string, error) {
 	var made []string
 	for _, to := range []struct{ part, prefix, port string }{
@@ -117,8 +121,9 @@ func (s *Scenario) connectsTo(ctx context.Context, from []*testbed.Pod) (string,
 			}
 		}
 		// What is said on a connection does not matter here: a listener of TLS closes it at once.
-		out, err := by.Exec(ctx, "sh", "-c", "curl -s --connect-timeout 2 --max-time 3 -o /dev/null -w 'after %{time_connect}' http://"+
-			p.Status.PodIP+":"+to.port+"; true")
+		out, err := by.Exec(ctx, "sh", "-c",
+			"curl -s --connect-timeout 2 --max-time 3 -o /dev/null -w 'after %{time_connect}' http://"+
+				p.Status.PodIP+":"+to.port+"; true")
 		if err != nil {
 			return "", err
 		}

@@ -31,16 +31,16 @@ const (
 	taintKey = "semaphore.uw.io/agent-not-ready"
 )
 
-// nodesBed is cluster c1 with two nodes, to which a third comes, and c2 with one. Nodes tell each other their pods' blocks
-// by BGP, those of the other cluster too: the network carries packets between pods in the clear, and what does not let
-// them through is semaphore.
+// nodesBed is cluster c1 with two nodes, to which a third comes, and c2 with one. Nodes tell each other their pods'
+// blocks by BGP, those of the other cluster too: the network carries packets between pods in the clear, and what does
+// not let them through is semaphore.
 type nodesBed struct {
 	*documentsBed
 	remote *testbed.Pod // in c2
 }
 
-// TestNodes is about the nodes of clusters with Calico's IPAM and BGP: how encryption is turned on under traffic, how nodes
-// join and reboot, and what is reached from where.
+// TestNodes is about the nodes of clusters with Calico's IPAM and BGP: how encryption is turned on under traffic, how
+// nodes join and reboot, and what is reached from where.
 func TestNodes(t *testing.T) {
 	ctx := needsBed(t)
 	s := clusters(ctx, t, testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 2}, {Name: "c2", Nodes: 1}}})
@@ -63,13 +63,15 @@ func TestNodes(t *testing.T) {
 		run  func(context.Context, *testing.T)
 	}{
 		{"turning encryption on", b.turnOn},
+		// It starts the broker again. The devices of nodes have addresses two minutes after that, for "from the nodes
+		// themselves": the steps in between take as long.
+		{"network policies", func(ctx context.Context, t *testing.T) { networkPolicies(ctx, t, b.Scenario, b.remote) }},
 		{"a node joins", b.join},
 		{"a node reboots", b.reboot},
 		{"several blocks", b.blocks},
 		{"an address inside a remote's subnet", b.addressInside},
 		{"a new key waits for the remote", b.rotationWaits},
 		{"from the nodes themselves", b.fromNodes},
-		{"network policies", func(ctx context.Context, t *testing.T) { networkPolicies(ctx, t, b.Scenario, b.remote) }},
 		{"turning encryption off", b.turnOff},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.run(ctx, t) }) {
@@ -83,7 +85,8 @@ func podOn(name, node string, annotations ...string) string {
 	return strings.Replace(workload(name, "app: "+name, annotations...), "spec:\n", "spec:\n  nodeName: "+node+"\n", 1)
 }
 
-// peerByBGP has the nodes of each cluster announce their blocks to those of the other, as through a router that both know.
+// peerByBGP has the nodes of each cluster announce their blocks to those of the other, as through a router that both
+// know.
 func (b *nodesBed) peerByBGP(ctx context.Context, t *testing.T) {
 	t.Helper()
 	peer := func(name, ip string) string {
@@ -94,7 +97,7 @@ func (b *nodesBed) peerByBGP(ctx context.Context, t *testing.T) {
 	must(t, b.c2.ApplyYAML(ctx, peer("c1-n1", "172.18.1.11")+peer("c1-n2", "172.18.1.12")+peer("c1-n3", "172.18.1.13")))
 }
 
-// wantAgent says whether a node is to have an agent.
+// wantAgent reports whether a node is to have an agent.
 func (b *nodesBed) wantAgent(ctx context.Context, t *testing.T, c *testbed.Cluster, node string, want bool) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:"%t"}}}`, agentLabel, want)
@@ -167,7 +170,8 @@ func (b *nodesBed) turnOn(ctx context.Context, t *testing.T) {
 	}))
 	before := b.listen(t)
 	requests := asks.load(ctx, t, "http://"+echoInC2+"/")
-	all := []*pings{startPings(t, one, b.remote), startPings(t, two, b.remote), startPings(t, b.remote, one), startPings(t, b.remote, two)}
+	all := []*pings{startPings(t, one, b.remote), startPings(t, two, b.remote), startPings(t, b.remote, one),
+		startPings(t, b.remote, two)}
 	pause(ctx, t, time.Second)
 	if _, clear := before.stop(t); len(clear) == 0 {
 		t.Fatal("no packet is in the clear before there is encryption: nothing is to be seen here")
@@ -197,7 +201,8 @@ func (b *nodesBed) turnOn(ctx context.Context, t *testing.T) {
 	for _, direction := range []string{"out", "in"} {
 		for _, device := range []string{"wireguard.c1", "wireguard.c2"} {
 			if passed[device+" "+direction] == 0 {
-				t.Errorf("nothing is counted that passed in the clear %s at %s, where clear traffic was: %v", direction, device, passed)
+				t.Errorf("nothing is counted that passed in the clear %s at %s, where clear traffic was: %v", direction,
+					device, passed)
 			}
 		}
 	}
@@ -205,7 +210,8 @@ func (b *nodesBed) turnOn(ctx context.Context, t *testing.T) {
 	pause(ctx, t, apart)
 	encrypted, clear := quiet.stop(t)
 	if len(clear) > 0 || encrypted < 100 {
-		t.Errorf("%d packets are in the clear between nodes that do not wait, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], encrypted)
+		t.Errorf("%d packets are in the clear between nodes that do not wait, the first %q; %d of WireGuard", len(clear),
+			clear[:min(3, len(clear))], encrypted)
 	}
 	for what, now := range b.clearPassed(ctx, t) {
 		if now != passed[what] {
@@ -244,8 +250,8 @@ func (b *nodesBed) runAfter(ctx context.Context, t *testing.T, c *testbed.Cluste
 	}
 }
 
-// turnOff is the way back of docs/turning-on-encryption.md, step by step and cluster by cluster, while requests and packets go both ways,
-// down to clusters in which nothing of encryption is left.
+// turnOff is the way back of docs/turning-on-encryption.md, step by step and cluster by cluster, while requests and
+// packets go both ways, down to clusters in which nothing of encryption is left.
 func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 	must(t, os.CopyFS(filepath.Join(b.dir, "deploy"), os.DirFS(filepath.Join(b.repo, "deploy"))))
 	ours := []*testbed.Pod{podOf(ctx, t, b.c1, "one"), podOf(ctx, t, b.c1, "two")}
@@ -279,7 +285,8 @@ func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 	encrypted := b.listen(t)
 	pause(ctx, t, apart)
 	if n, clear := encrypted.stop(t); len(clear) > 0 || n < 100 {
-		t.Errorf("permissive again: %d packets are in the clear, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], n)
+		t.Errorf("permissive again: %d packets are in the clear, the first %q; %d of WireGuard", len(clear),
+			clear[:min(3, len(clear))], n)
 	}
 	none("permissive again")
 	// One cluster sends in the clear while the other still encrypts.
@@ -334,7 +341,8 @@ func (b *nodesBed) sendsInTheClear(ctx context.Context, c *testbed.Cluster) erro
 	return nil
 }
 
-// nobodyWaits is nil when the broker says that every node sends to every node of the permissive remote through the tunnel.
+// nobodyWaits is nil when the broker says that every node sends to every node of the permissive remote through the
+// tunnel.
 func (b *nodesBed) nobodyWaits(ctx context.Context, c *testbed.Cluster) error {
 	row, err := b.permissiveRow(ctx, c)
 	if err != nil {
@@ -431,7 +439,8 @@ spec:
 
 // chatterOn is the chatter's pod on a node, if it runs.
 func (b *nodesBed) chatterOn(ctx context.Context, node string) (*testbed.Pod, error) {
-	list, err := b.c1.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=chatter", FieldSelector: "spec.nodeName=" + node})
+	list, err := b.c1.Client.CoreV1().Pods("shop").List(ctx,
+		metav1.ListOptions{LabelSelector: "app=chatter", FieldSelector: "spec.nodeName=" + node})
 	if err != nil {
 		return nil, err
 	}
@@ -446,7 +455,8 @@ func startupTaint(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("../docs/encryption.md")
 	must(t, err)
-	found := regexp.MustCompile(`(?m)^kubelet (--register-with-taints=` + taintKey + `\S+)$`).FindStringSubmatch(string(text))
+	found := regexp.MustCompile(`(?m)^kubelet (--register-with-taints=` + taintKey +
+		`\S+)$`).FindStringSubmatch(string(text))
 	if found == nil {
 		t.Fatal("docs/encryption.md does not say how a node is registered with the taint")
 	}
@@ -466,9 +476,9 @@ func (b *nodesBed) tainted(ctx context.Context, node string) (bool, error) {
 	return false, nil
 }
 
-// join: a node joins with the start-up taint. Nothing leaves it in the clear before its agent has guarded it, although the
-// network would carry it; then its taint goes, and it reaches the remote. Its agent starts when all nodes of the mesh know
-// each other's routes.
+// join: a node joins with the start-up taint. Nothing leaves it in the clear before its agent has guarded it, although
+// the network would carry it; then its taint goes, and it reaches the remote. Its agent starts when all nodes of the
+// mesh know each other's routes.
 func (b *nodesBed) join(ctx context.Context, t *testing.T) {
 	echo, err := pods(ctx, b.c2, "shop", "app=echo")
 	must(t, err)
@@ -493,7 +503,8 @@ func (b *nodesBed) join(ctx context.Context, t *testing.T) {
 	t.Logf("the taint was removed %s after the agent was wanted", time.Since(began).Round(time.Millisecond))
 	b.reachesAgain(ctx, t, n3)
 	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted == 0 {
-		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], encrypted)
+		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear),
+			clear[:min(3, len(clear))], encrypted)
 	}
 	b.agent(ctx, t, b.c1, n3.Name, true)
 }
@@ -555,7 +566,8 @@ func (b *nodesBed) reboot(ctx context.Context, t *testing.T) {
 	b.wantAgent(ctx, t, b.c1, n3.Name, true)
 	b.reachesAgain(ctx, t, n3)
 	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted == 0 {
-		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], encrypted)
+		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear),
+			clear[:min(3, len(clear))], encrypted)
 	}
 	b.agent(ctx, t, b.c1, n3.Name, true)
 }
@@ -580,7 +592,8 @@ func (b *nodesBed) guardCommand(t *testing.T) []string {
 func (b *nodesBed) blocks(ctx context.Context, t *testing.T) {
 	var objects []string
 	for i, ip := range []string{"10.2.200.5", "10.2.201.70"} {
-		objects = append(objects, podOn(fmt.Sprintf("block-%d", i), "n1", fmt.Sprintf("cni.projectcalico.org/ipAddrs: '[%q]'", ip)))
+		objects = append(objects,
+			podOn(fmt.Sprintf("block-%d", i), "n1", fmt.Sprintf("cni.projectcalico.org/ipAddrs: '[%q]'", ip)))
 	}
 	must(t, b.c2.ApplyYAML(ctx, strings.Join(objects, "---\n")))
 	ready(ctx, t, b.c2, "pod/block-0", "pod/block-1")
@@ -604,8 +617,8 @@ func (b *nodesBed) blocks(ctx context.Context, t *testing.T) {
 	}
 }
 
-// addressInside: a node gets a network inside the remote's pod subnet, as by `docker network create`. The tunnel, its route
-// and its guard stay: no packet is lost, none leaves in the clear. The status names the interface.
+// addressInside: a node gets a network inside the remote's pod subnet, as by `docker network create`. The tunnel, its
+// route and its guard stay: no packet is lost, none leaves in the clear. The status names the interface.
 func (b *nodesBed) addressInside(ctx context.Context, t *testing.T) {
 	one := podOf(ctx, t, b.c1, "one")
 	udpEcho(t, one)
@@ -616,7 +629,8 @@ func (b *nodesBed) addressInside(ctx context.Context, t *testing.T) {
 	wire := b.listen(t)
 	at := subnet.Addr().As4()
 	at[2], at[3] = 77, 1
-	for _, args := range []string{"link add docker9 type bridge", fmt.Sprintf("addr add %s/24 dev docker9", netip.AddrFrom4(at)), "link set docker9 up"} {
+	for _, args := range []string{"link add docker9 type bridge",
+		fmt.Sprintf("addr add %s/24 dev docker9", netip.AddrFrom4(at)), "link set docker9 up"} {
 		_, err := one.Node.Exec(ctx, append([]string{"ip"}, strings.Fields(args)...)...)
 		must(t, err)
 	}
@@ -642,7 +656,8 @@ func (b *nodesBed) addressInside(ctx context.Context, t *testing.T) {
 		p.end()
 	}
 	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted < 100 {
-		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear), clear[:min(3, len(clear))], encrypted)
+		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear),
+			clear[:min(3, len(clear))], encrypted)
 	}
 }
 
@@ -658,8 +673,8 @@ func (b *nodesBed) encryptedState(ctx context.Context, t *testing.T, n *testbed.
 	return routes + counters.ReplaceAllString(rules, "")
 }
 
-// rotationWaits: nodes get no new key while the remote's broker and exporter are down, because the remote's nodes would take
-// no packet from them. When the remote is back they get it. No packet is lost, then or meanwhile.
+// rotationWaits: nodes get no new key while the remote's broker and exporter are down, because the remote's nodes would
+// take no packet from them. When the remote is back they get it. No packet is lost, then or meanwhile.
 func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 	one := podOf(ctx, t, b.c1, "one")
 	udpEcho(t, one)
@@ -670,7 +685,8 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 		return strings.TrimSpace(key)
 	}
 	scale := func(replicas string) {
-		_, err := b.c2.Kubectl(ctx, nil, "-n", Namespace, "scale", "--replicas="+replicas, "deployment/semaphore-broker", "deployment/semaphore-exporter")
+		_, err := b.c2.Kubectl(ctx, nil, "-n", Namespace, "scale", "--replicas="+replicas, "deployment/semaphore-broker",
+			"deployment/semaphore-exporter")
 		must(t, err)
 	}
 	old := key()
@@ -678,7 +694,7 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 	must(t, b.exporterIsCutOff(ctx, b.c1, "c2"))
 	pause(ctx, t, time.Second) // docs/encryption.md: within that the broker knows
 	if _, err := b.ctl(ctx, b.c1, "broker", "rotate-key", "--all"); err == nil ||
-		!strings.Contains(err.Error(), "would not learn of a new key") {
+		!strings.Contains(err.Error(), "would not receive a new key") {
 		t.Errorf("rotate-key while c2 is down: %v", err)
 	}
 	pause(ctx, t, apart)
@@ -707,8 +723,8 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 	}
 }
 
-// fromNodes: what bears the node's own address, and what kube-proxy masquerades, reaches the remote's pods by Services: pods
-// of the host network by ClusterIP, and clients outside of the clusters by a NodePort of any node.
+// fromNodes: what has the node's own address, and what kube-proxy masquerades, reaches the remote's pods by Services:
+// pods of the host network by ClusterIP, and clients outside of the clusters by a NodePort of any node.
 func (b *nodesBed) fromNodes(ctx context.Context, t *testing.T) {
 	// Those that are there from the beginning: the address of a new node's devices comes 2 minutes after its first block.
 	fromNodes(ctx, t, b.Scenario, b.c1.Nodes[:2], 3*time.Minute)
@@ -763,7 +779,8 @@ func fromNodes(ctx context.Context, t *testing.T, s *Scenario, nodes []*testbed.
 			}))
 		}
 	}
-	t.Logf("all nodes reached the remote's pods by %v and the NodePort after %s", clusterIPs, time.Since(began).Round(time.Millisecond))
+	t.Logf("all nodes reached the remote's pods by %v and the NodePort after %s", clusterIPs,
+		time.Since(began).Round(time.Millisecond))
 }
 
 // echoNodePort is where each node of c1 leads to echo of c2.
@@ -773,7 +790,8 @@ const echoNodePort = 30080
 func nodePort(ctx context.Context, t *testing.T, s *Scenario) {
 	t.Helper()
 	objects := []string{fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: echo-of-c2, namespace: shop}\n"+
-		"spec: {type: NodePort, ipFamilyPolicy: PreferDualStack, ports: [{name: http, port: 80, nodePort: %d}]}\n", echoNodePort)}
+		"spec: {type: NodePort, ipFamilyPolicy: PreferDualStack, ports: [{name: http, port: 80, nodePort: %d}]}\n",
+		echoNodePort)}
 	echoes, err := pods(ctx, s.c2, "shop", "app=echo")
 	must(t, err)
 	for i, family := range []string{"IPv4", "IPv6"} {
@@ -803,7 +821,8 @@ func networkOf(ctx context.Context, nodes []*testbed.Node) string {
 	var out strings.Builder
 	for _, n := range nodes {
 		for _, command := range []string{
-			"ip -br address", "ip rule", "ip route show table all", "ip -6 route show table 7394", "nft list table inet semaphore",
+			"ip -br address", "ip rule", "ip route show table all", "ip -6 route show table 7394",
+			"nft list table inet semaphore",
 			"nft list table ip kube-proxy", "sysctl -a --pattern rp_filter",
 		} {
 			text, err := n.Exec(ctx, strings.Fields(command)...)

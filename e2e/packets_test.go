@@ -124,7 +124,7 @@ func startPings(t *testing.T, from, to *testbed.Pod) *pings {
 	t.Helper()
 	var conn net.Conn
 	inside(t, from.Netns, func() (err error) {
-		conn, err = net.Dial("udp", netip.AddrPortFrom(to.IP, udpPort).String())
+		conn, err = net.Dial("udp", addrPort(to).String())
 		return err
 	})
 	p := &pings{
@@ -218,8 +218,8 @@ func (s *Scenario) listen(t *testing.T) *wire {
 	return &wire{s, c}
 }
 
-// stop tells how many packets of WireGuard passed, and which packets passed in the clear that have the address of a pod and
-// one of the other cluster, pod or node.
+// stop tells how many packets of WireGuard passed, and which packets passed in the clear that have the address of a pod
+// and one of the other cluster, pod or node.
 func (w *wire) stop(t *testing.T) (encrypted int, inTheClear []string) {
 	t.Helper()
 	frames, err := payloads(w.c)
@@ -370,7 +370,8 @@ func associates(t *testing.T, from *testbed.Pod, to netip.Addr) error {
 	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
 		return err
 	}
-	if _, err := conn.WriteTo(sctpPacket(sctpClientPort, sctpPort, 0, chunkInit), &net.IPAddr{IP: to.AsSlice()}); err != nil {
+	if _, err := conn.WriteTo(sctpPacket(sctpClientPort, sctpPort, 0, chunkInit),
+		&net.IPAddr{IP: to.AsSlice()}); err != nil {
 		return err
 	}
 	buffer := make([]byte, 2048)
@@ -387,3 +388,6 @@ func associates(t *testing.T, from *testbed.Pod, to netip.Addr) error {
 		}
 	}
 }
+
+// addrPort is where a pod answers datagrams.
+func addrPort(p *testbed.Pod) netip.AddrPort { return netip.AddrPortFrom(p.IP, udpPort) }

@@ -34,8 +34,8 @@ type policyBed struct {
 	db   *corev1.Pod
 }
 
-// TestPolicies applies the examples of docs/policies.md as they are printed, to the Calico API server, and changes pods in every way that changes
-// a set, with packets through real Felix each time.
+// TestPolicies applies the examples of docs/policies.md as they are printed, to the Calico API server, and changes pods
+// in every way that changes a set, with packets through real Felix each time.
 func TestPolicies(t *testing.T) {
 	ctx := needsBed(t)
 	b := newPolicyBed(ctx, t)
@@ -68,8 +68,10 @@ func newPolicyBed(ctx context.Context, t *testing.T) *policyBed {
 	must(t, s.in.Install(ctx, s.progress))
 	b := &policyBed{Scenario: s, repo: s.in.repo}
 	const shop = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n---\n"
-	must(t, s.c1.ApplyYAML(ctx, shop+strings.Replace(workload("db", "app: db"), "sleep", "echo", 1)+"---\n"+workload("front", "app: front")))
-	must(t, s.c2.ApplyYAML(ctx, shop+workload("web", setLabel+": web")+"---\n"+workload("admin", setLabel+": admin")+"---\n"+workload("stranger", "app: stranger")))
+	must(t, s.c1.ApplyYAML(ctx, shop+strings.Replace(workload("db", "app: db"), "sleep", "echo",
+		1)+"---\n"+workload("front", "app: front")))
+	must(t, s.c2.ApplyYAML(ctx, shop+workload("web", setLabel+": web")+"---\n"+workload("admin",
+		setLabel+": admin")+"---\n"+workload("stranger", "app: stranger")))
 	ready(ctx, t, s.c1, "pod/db", "pod/front")
 	ready(ctx, t, s.c2, "pod/web", "pod/admin", "pod/stranger")
 	b.db = b.pod(ctx, t, s.c1, "db")
@@ -121,7 +123,8 @@ func (b *policyBed) clusterOf(name string) *testbed.Cluster {
 
 // asks is nil when a pod gets an answer of the database.
 func (b *policyBed) asks(ctx context.Context, name string) error {
-	_, err := b.clusterOf(name).ExecPod(ctx, "shop", name, "curl", "-sS", "--max-time", "2", "http://"+b.db.Status.PodIP+":8080/")
+	_, err := b.clusterOf(name).ExecPod(ctx, "shop", name, "curl", "-sS", "--max-time", "2",
+		"http://"+b.db.Status.PodIP+":8080/")
 	return err
 }
 

@@ -22,8 +22,8 @@ const (
 	brokenImage = "ghcr.io/kube-semaphore/semaphore:broken"
 )
 
-// rollouts: broker and exporter are what tools expect of a Deployment, and a new image replaces them while clients ask without
-// pause and changes arrive. One that does not start replaces nothing.
+// rollouts: broker and exporter are what tools expect of a Deployment, and a new image replaces them while clients ask
+// without pause and changes arrive. One that does not start replaces nothing.
 func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
 	kubectl := func(args ...string) string {
 		t.Helper()
@@ -31,10 +31,12 @@ func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
 		must(t, err)
 		return out
 	}
-	kubectl("wait", "deployment/semaphore-broker", "deployment/semaphore-exporter", "--for=condition=Available", "--timeout=60s")
+	kubectl("wait", "deployment/semaphore-broker", "deployment/semaphore-exporter", "--for=condition=Available",
+		"--timeout=60s")
 	for _, part := range []string{"broker", "exporter"} {
 		must(t, until(ctx, settle, func() error {
-			if allowed := kubectl("get", "poddisruptionbudget", "semaphore-"+part, "-o", "jsonpath={.status.disruptionsAllowed}"); allowed != "1" {
+			if allowed := kubectl("get", "poddisruptionbudget", "semaphore-"+part, "-o",
+				"jsonpath={.status.disruptionsAllowed}"); allowed != "1" {
 				return fmt.Errorf("the budget of the %s lets %q pods be evicted, want 1", part, allowed)
 			}
 			return nil
@@ -84,7 +86,8 @@ func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
 
 // waitsForImage is nil once a pod of the broker cannot get its image.
 func (b *servicesBed) waitsForImage(ctx context.Context) error {
-	list, err := b.c1.Client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=broker"})
+	list, err := b.c1.Client.CoreV1().Pods(Namespace).List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=broker"})
 	if err != nil {
 		return err
 	}
@@ -109,7 +112,8 @@ func (b *servicesBed) changesArrive(ctx context.Context, t *testing.T, name stri
 	_, err := b.c2.Client.CoreV1().Services("shop").Create(ctx, service, metav1.CreateOptions{})
 	must(t, err)
 	must(t, until(ctx, settle, func() error {
-		_, err := b.c1.Client.CoreV1().Services(Namespace).Get(ctx, "c2-shop-"+naming.MirrorSeparator+"-"+name, metav1.GetOptions{})
+		_, err := b.c1.Client.CoreV1().Services(Namespace).Get(ctx, "c2-shop-"+naming.MirrorSeparator+"-"+name,
+			metav1.GetOptions{})
 		return err
 	}))
 	t.Logf("%s: a Service was mirrored %s after it was offered", name, time.Since(began).Round(time.Millisecond))

@@ -25,7 +25,7 @@ const echoURL = "http://echo.shop.svc.cluster.c2:8080"
 type Step struct {
 	// Name says what must hold.
 	Name string
-	// run shows that it holds and returns the evidence in one line, or says why it does not.
+	// run shows that it holds and returns the evidence in one line, or reports why it does not.
 	run func(context.Context, *Scenario) (string, error)
 }
 
@@ -99,7 +99,7 @@ func Steps() []Step {
 		{"a policy of c2 that selects c1's set admits the labelled client and refuses another pod of c1", admitted},
 		{"the labelled pod is replaced: its new IP is admitted, the old one is not", replaced},
 		{"a new pod behind the service in c2 takes traffic from c1; a deleted one gets none", scaled},
-		{"the broker is killed: traffic goes on; the standby takes over: nothing was torn down", brokerKilled},
+		{"the broker is killed: traffic continues; the standby takes over: nothing was torn down", brokerKilled},
 		{"semaphore is removed: nodes and clusters are as they were", removedCleanly},
 	}
 }

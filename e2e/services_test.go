@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -22,27 +24,12 @@ const (
 )
 
 // servicesC2 is what c2 offers: echo, at a ClusterIP and ready to be rolled, and db, whose pods have names.
-const servicesC2 = `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: echo, namespace: shop}
-spec:
-  replicas: 2
-  selector: {matchLabels: {app: echo}}
-  strategy: {rollingUpdate: {maxSurge: 5, maxUnavailable: 5}}
-  template:
-    metadata: {labels: {app: echo}}
-    spec:
-      terminationGracePeriodSeconds: 10
-      containers:
-        - name: echo
-          image: testbed.local/testbed:1
-          command: [testbed, echo]
-          ports: [{containerPort: 8080, name: http}]
-          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}
-          # Requests of those who have not heard of the end yet are still answered.
-          lifecycle: {preStop: {sleep: {seconds: 5}}}
----
+//
+// Requests of those who have not heard of the end yet are still answered.
+var servicesC2 = echoes{
+	name: "echo", replicas: 2, grace: 10, lifecycle: "preStop: {sleep: {seconds: 5}}",
+	strategy: "rollingUpdate: {maxSurge: 5, maxUnavailable: 5}",
+}.yaml() + `
 apiVersion: v1
 kind: Service
 metadata: {name: echo, namespace: shop, labels: {mirror.semaphore.uw.io/mirror-service: "true"}}
@@ -89,7 +76,8 @@ type servicesBed struct {
 // TestServices is about services of one cluster as pods of the other use them: by name, through CoreDNS and kube-proxy.
 func TestServices(t *testing.T) {
 	ctx := needsBed(t)
-	b := &servicesBed{Scenario: connected(ctx, t, func(in *Installation) { in.Global = globalTimes }), clients: map[*testbed.Cluster]*client{}}
+	b := &servicesBed{Scenario: connected(ctx, t, func(in *Installation) { in.Global = globalTimes }),
+		clients: map[*testbed.Cluster]*client{}}
 	must(t, b.c2.ApplyYAML(ctx, shopNamespace+servicesC2))
 	for _, c := range b.tb.Clusters() {
 		must(t, c.ApplyYAML(ctx, shopNamespace+workload("client", "app: client")))
@@ -97,9 +85,20 @@ func TestServices(t *testing.T) {
 		b.clients[c] = newClient(ctx, t, c, "client")
 	}
 	ready(ctx, t, b.c2, "deployment/echo", "statefulset/db")
+	// Before anything else, as no packet has gone through the tunnel yet.
+	must(t, b.c1.ApplyYAML(ctx, web("near")))
+	must(t, b.c2.ApplyYAML(ctx, web("far")))
+	ready(ctx, t, b.c1, "deployment/near")
+	ready(ctx, t, b.c2, "deployment/far")
+	t.Run("idle tunnels", func(t *testing.T) { b.flapping(ctx, t) })
 	t.Run("ClusterIP", func(t *testing.T) { b.clusterIP(ctx, t) })
 	t.Run("headless", func(t *testing.T) { b.headless(ctx, t) })
 	t.Run("rolling update", func(t *testing.T) { b.rollingUpdate(ctx, t) })
+	if text := os.Getenv("ROLLOUTS"); text != "" {
+		runs, err := strconv.Atoi(text)
+		must(t, err)
+		t.Run("rollouts compared", func(t *testing.T) { b.compareRollouts(ctx, t, runs) })
+	}
 	t.Run("global", func(t *testing.T) { b.global(ctx, t) })
 }
 

@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/semaphore/testbed"
 	"github.com/kube-semaphore/semaphore/testbed/capture"
 )
 
@@ -67,7 +66,7 @@ func encrypted(ctx context.Context, s *Scenario) (string, error) {
 	defer wire.Stop()
 	// The same kind of capture where the packets are not encrypted yet: it must see the marker, or
 	// not seeing it on the wire would mean nothing.
-	inside, err := s.captureAtPod(client)
+	inside, err := s.captureAtPod(ctx, client)
 	if err != nil {
 		return "", err
 	}
@@ -89,7 +88,8 @@ func encrypted(ctx context.Context, s *Scenario) (string, error) {
 		return "", err
 	}
 	if n := count(inPod, marker); n < requests {
-		return "", fmt.Errorf("the capture at the client's own interface holds the marker %d times, not %d: it cannot see", n, requests)
+		return "", fmt.Errorf("the capture at the client's own interface holds the marker %d times, not %d: it cannot see",
+			n, requests)
 	}
 	if n := count(onWire, marker); n > 0 {
 		return "", fmt.Errorf("the marker is on the wire in the clear, %d times", n)
@@ -105,13 +105,13 @@ func encrypted(ctx context.Context, s *Scenario) (string, error) {
 		len(onWire), encrypted, count(inPod, marker)), nil
 }
 
-// captureAtPod listens at the node's end of a pod's interface.
-func (s *Scenario) captureAtPod(pod *corev1.Pod) (*capture.Capture, error) {
-	node := s.c1.Node(pod.Spec.NodeName)
-	if node == nil {
-		return nil, fmt.Errorf("pod %s is on node %q, which the testbed has not made", pod.Name, pod.Spec.NodeName)
+// captureAtPod listens at a pod's interface.
+func (s *Scenario) captureAtPod(ctx context.Context, pod *corev1.Pod) (*capture.Capture, error) {
+	running, err := s.c1.Pod(ctx, pod.Namespace, pod.Name)
+	if err != nil {
+		return nil, err
 	}
-	return capture.Start(node.Netns, testbed.PodInterface(pod.Namespace, pod.Name))
+	return capture.Start(running.Netns, "eth0")
 }
 
 func payloads(c *capture.Capture) ([][]byte, error) {
@@ -135,7 +135,8 @@ func (s *Scenario) sort(frames [][]byte) (encrypted, bare int) {
 		}
 		ip := f[ethernet:]
 		src, dst := ip4(ip[12:]), ip4(ip[16:])
-		if (s.c1.PodCIDR.Contains(src) && s.c2.PodCIDR.Contains(dst)) || (s.c2.PodCIDR.Contains(src) && s.c1.PodCIDR.Contains(dst)) {
+		if (s.c1.PodCIDR.Contains(src) && s.c2.PodCIDR.Contains(dst)) ||
+			(s.c2.PodCIDR.Contains(src) && s.c1.PodCIDR.Contains(dst)) {
 			bare++
 			continue
 		}
@@ -151,7 +152,8 @@ func (s *Scenario) sort(frames [][]byte) (encrypted, bare int) {
 func overIPv6(frames [][]byte) (n int) {
 	for _, f := range frames {
 		const ethernet, ipv6, udp, header = 14, 40, 17, 8
-		if len(f) > ethernet+ipv6+header && binary.BigEndian.Uint16(f[12:]) == 0x86dd && f[ethernet+6] == udp && isWireGuard(f[ethernet+ipv6:]) {
+		if len(f) > ethernet+ipv6+header && binary.BigEndian.Uint16(f[12:]) == 0x86dd && f[ethernet+6] == udp &&
+			isWireGuard(f[ethernet+ipv6:]) {
 			n++
 		}
 	}
@@ -192,8 +194,12 @@ func admitted(ctx context.Context, s *Scenario) (string, error) {
 	if err := s.refused(ctx, stranger); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("client %s admitted, stranger %s dropped (first drop seen %s after the policy, curl's own 3 s in it)",
-		client.Status.PodIP, stranger.Status.PodIP, took.Round(100*time.Millisecond)), nil
+	return fmt.Sprintf(
+		"client %s admitted, stranger %s dropped (first drop seen %s after the policy, curl's own 3 s in it)",
+		client.Status.PodIP,
+		stranger.Status.PodIP,
+		took.Round(100*time.Millisecond),
+	), nil
 }
 
 func replaced(ctx context.Context, s *Scenario) (string, error) {
@@ -222,7 +228,8 @@ func replaced(ctx context.Context, s *Scenario) (string, error) {
 	if err := s.c1.ApplyYAML(ctx, fmt.Sprintf(heir, old.Status.PodIP, old.Spec.NodeName)); err != nil {
 		return "", err
 	}
-	if _, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/heir", "--timeout=20s"); err != nil {
+	if _, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/heir",
+		"--timeout=20s"); err != nil {
 		return "", fmt.Errorf("pod heir: %w", err)
 	}
 	heirPod, err := pod(ctx, s.c1, "shop", "app=heir")
@@ -272,7 +279,8 @@ func scaled(ctx context.Context, s *Scenario) (string, error) {
 	stream := s.startTraffic(ctx, client)
 	defer stream.stop()
 
-	if _, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/echo", fmt.Sprintf("--replicas=%d", len(before)+1)); err != nil {
+	if _, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/echo",
+		fmt.Sprintf("--replicas=%d", len(before)+1)); err != nil {
 		return "", fmt.Errorf("scaling echo: %w", err)
 	}
 	var fresh string
@@ -382,7 +390,8 @@ func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 	if d := before.difference(after); d != "" {
 		return "", fmt.Errorf("after the standby took over:\n%s", d)
 	}
-	return fmt.Sprintf("%s after its end all parts were attached to the standby; %d requests, 0 failed; %d objects and devices untouched",
+	return fmt.Sprintf("%s after its end all parts were attached to the standby; %d requests, 0 failed; %d objects and "+
+		"devices untouched",
 		back.Round(100*time.Millisecond), result.answered, len(before)), nil
 }
 
@@ -421,5 +430,6 @@ func removedCleanly(ctx context.Context, s *Scenario) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%d objects, links, routes, rules and files of clusters and nodes are those of before", compared), nil
+	return fmt.Sprintf("%d objects, links, routes, rules and files of clusters and nodes are those of before",
+		compared), nil
 }

@@ -38,7 +38,8 @@ func (s *Scenario) fetch(ctx context.Context, pod *corev1.Pod, path string) (ans
 }
 
 // fetchUntil fetches until it works: state travels between clusters in its own time.
-func (s *Scenario) fetchUntil(ctx context.Context, pod *corev1.Pod, path string, within time.Duration) (a answer, took time.Duration, err error) {
+func (s *Scenario) fetchUntil(ctx context.Context, pod *corev1.Pod, path string, within time.Duration) (a answer,
+	took time.Duration, err error) {
 	started := time.Now()
 	err = until(ctx, within, func() error {
 		var err error
@@ -79,14 +80,14 @@ func until(ctx context.Context, within time.Duration, f func() error) error {
 	}
 }
 
-// pod is the one pod that bears a label and is not on its way out.
+// pod is the one pod that has a label and is not on its way out.
 func pod(ctx context.Context, c *testbed.Cluster, namespace, selector string) (*corev1.Pod, error) {
 	all, err := pods(ctx, c, namespace, selector)
 	if err != nil {
 		return nil, err
 	}
 	if len(all) != 1 {
-		return nil, fmt.Errorf("%s: %d pods bear %s in %s, not one", c.Name, len(all), selector, namespace)
+		return nil, fmt.Errorf("%s: %d pods have %s in %s, not one", c.Name, len(all), selector, namespace)
 	}
 	return &all[0], nil
 }
@@ -149,7 +150,8 @@ func (s *Scenario) exporterIsCutOff(ctx context.Context, c *testbed.Cluster, bro
 		if err != nil {
 			return err
 		}
-		metrics, err := c.Node(p.Spec.NodeName).Exec(ctx, "curl", "-sS", "--max-time", "2", "http://"+p.Status.PodIP+":8080/metrics")
+		metrics, err := c.Node(p.Spec.NodeName).Exec(ctx, "curl", "-sS", "--max-time", "2",
+			"http://"+p.Status.PodIP+":8080/metrics")
 		if err == nil && !strings.Contains(metrics, want) {
 			err = fmt.Errorf("%s: the exporter does not say %s", c.Name, want)
 		}

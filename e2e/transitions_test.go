@@ -58,7 +58,8 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	relabel := func(name, set string) {
 		t.Helper()
 		patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, setLabel, set)
-		_, err := b.c2.Client.CoreV1().Pods("shop").Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		_, err := b.c2.Client.CoreV1().Pods("shop").Patch(ctx, name, types.MergePatchType, []byte(patch),
+			metav1.PatchOptions{})
 		must(err)
 	}
 	address := func(name string) string { return b.pod(ctx, t, b.c2, name).Status.PodIP }
@@ -79,7 +80,8 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	stopped("stranger")
 
 	// A pod that ends is out at its phase, though the object and its address are there still.
-	must(b.c2.ApplyYAML(ctx, strings.Replace(workload("batch", setLabel+": web"), "spec:\n", "spec:\n  restartPolicy: Never\n", 1)))
+	must(b.c2.ApplyYAML(ctx, strings.Replace(workload("batch", setLabel+": web"), "spec:\n",
+		"spec:\n  restartPolicy: Never\n", 1)))
 	_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/batch", "--timeout=60s")
 	must(err)
 	batch := address("batch")
@@ -89,7 +91,8 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	must(b.c2.KillPod(ctx, "shop", "batch"))
 	failed()
 	t.Logf("process ended: out %s after c2's apiserver had phase Failed", b.leftInTime(ctx, t, batch))
-	if ended, err := b.c2.Client.CoreV1().Pods("shop").Get(ctx, "batch", metav1.GetOptions{}); err != nil || ended.Status.Phase != corev1.PodFailed || ended.Status.PodIP != batch {
+	if ended, err := b.c2.Client.CoreV1().Pods("shop").Get(ctx, "batch", metav1.GetOptions{}); err != nil ||
+		ended.Status.Phase != corev1.PodFailed || ended.Status.PodIP != batch {
 		t.Fatalf("pod batch is to be there still, Failed with its address %s: %v, %v", batch, ended.Status, err)
 	}
 
@@ -153,7 +156,8 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 
 	// A pod of the host network has the node's addresses, which no set has: no packet of it passes, and each does without
 	// the policy.
-	must(b.c2.ApplyYAML(ctx, strings.Replace(workload("host", setLabel+": web"), "spec:\n", "spec:\n  hostNetwork: true\n", 1)))
+	must(b.c2.ApplyYAML(ctx, strings.Replace(workload("host", setLabel+": web"), "spec:\n",
+		"spec:\n  hostNetwork: true\n", 1)))
 	_, err = b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/host", "--timeout=60s")
 	must(err)
 	relabel("stranger", `"web"`) // the broker hears of it after the pod of the host network
@@ -169,11 +173,12 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	passes("stranger")
 }
 
-// staleFor is how long a permission may be stale: from when c2's apiserver has that a pod is in a set no more until the kernel of c1's node
-// has it.
+// staleFor is how long a permission may be stale: from when c2's apiserver has that a pod is in a set no more until the
+// kernel of c1's node has it.
 const staleFor = time.Second
 
-// leftInTime waits until an address is in no ipset of c1's node, fails the test when that takes longer than it may, and returns how long it took.
+// leftInTime waits until an address is in no ipset of c1's node, fails the test when that takes longer than it may, and
+// returns how long it took.
 func (b *policyBed) leftInTime(ctx context.Context, t *testing.T, address string) time.Duration {
 	t.Helper()
 	took := b.followed(ctx, t, address, false)
@@ -209,7 +214,8 @@ func (b *policyBed) phase(ctx context.Context, t *testing.T, name string, phase 
 // it says at once, after heard. Before that TCP would deliver each change apart.
 func (b *policyBed) silence(ctx context.Context, t *testing.T) (heard func()) {
 	t.Helper()
-	rule := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport", fmt.Sprint(FederationNodePort), "-j", "DROP"}
+	rule := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport", fmt.Sprint(FederationNodePort),
+		"-j", "DROP"}
 	node := b.c1.Nodes[0].Netns
 	must(t, iptables(node, append([]string{"-I"}, rule...)...))
 	must(t, b.exporterIsCutOff(ctx, b.c2, "c1"))
@@ -307,8 +313,8 @@ func (b *policyBed) followed(ctx context.Context, t *testing.T, address string, 
 	return time.Since(started).Round(time.Millisecond)
 }
 
-// inKernel looks into the ipsets of c1's node for one that holds an address by itself: Felix has no others with those of c2
-// but for network sets.
+// inKernel looks into the ipsets of c1's node for one that holds an address by itself: Felix has no others with those
+// of c2 but for network sets.
 func (b *policyBed) inKernel(ctx context.Context, t *testing.T, address string) bool {
 	t.Helper()
 	cmd := exec.CommandContext(ctx, "ipset", "list", "-output", "save")

@@ -48,8 +48,8 @@ func grantShipped(t *testing.T, admin kubernetes.Interface, path string) {
 	must(t, err)
 }
 
-// Where it is asked for, a Service says in an annotation what became of it, as long as it is offered; with the shipped rights, which change
-// nothing else.
+// Where it is asked for, a Service says in an annotation what became of it, as long as it is offered; with the shipped
+// rights, which change nothing else.
 func TestAnnotationOfServices(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
@@ -59,21 +59,25 @@ func TestAnnotationOfServices(t *testing.T) {
 	policy, binding := &admissionv1.ValidatingAdmissionPolicy{}, &admissionv1.ValidatingAdmissionPolicyBinding{}
 	document(t, "../deploy/features/service-status/service-annotation.yaml", 0, policy)
 	document(t, "../deploy/features/service-status/service-annotation.yaml", 1, binding)
-	_, err = admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), policy, metav1.CreateOptions{})
+	_, err = admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), policy,
+		metav1.CreateOptions{})
 	must(t, err)
-	_, err = admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(t.Context(), binding, metav1.CreateOptions{})
+	_, err = admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(t.Context(), binding,
+		metav1.CreateOptions{})
 	must(t, err)
 	limited := rest.CopyConfig(api)
 	limited.Impersonate.UserName = shippedAccount
-	_, err = admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
+	_, err = admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
 	must(t, err)
 
 	services := admin.CoreV1().Services("shop")
 	create := func(name string, edit func(*corev1.Service)) {
 		t.Helper()
 		s := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}, Annotations: map[string]string{"mine": "stays"}},
-			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"},
+				Annotations: map[string]string{"mine": "stays"}},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
 		}
 		edit(s)
 		_, err := services.Create(t.Context(), s, metav1.CreateOptions{})
@@ -89,7 +93,8 @@ func TestAnnotationOfServices(t *testing.T) {
 	// What a token of the exporter that was stolen may not do.
 	stolen := kubernetes.NewForConfigOrDie(limited).CoreV1().Services("shop")
 	patch := func(body string) error {
-		_, err := stolen.Patch(t.Context(), "private", types.MergePatchType, []byte(body), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		_, err := stolen.Patch(t.Context(), "private", types.MergePatchType, []byte(body),
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
 	within(t, "the policy is in force", func() bool { return patch(`{"spec":{"selector":{"app":"evil"}}}`) != nil })
@@ -103,7 +108,8 @@ func TestAnnotationOfServices(t *testing.T) {
 		`{"metadata":{"annotations":{"semaphore.uw.io/export-status":"` + strings.Repeat("x", 2049) + `"}}}`: "at most 2048",
 		`{"metadata":{"annotations":{"semaphore.uw.io/export-status":"x"}}}`:                                 "",
 	} {
-		if err := patch(body); refusal == "" && err != nil || refusal != "" && (err == nil || !strings.Contains(err.Error(), refusal)) {
+		if err := patch(body); refusal == "" && err != nil || refusal != "" &&
+			(err == nil || !strings.Contains(err.Error(), refusal)) {
 			t.Errorf("%.80s: %v, want %q", body, err, refusal)
 		}
 	}
@@ -111,7 +117,8 @@ func TestAnnotationOfServices(t *testing.T) {
 	trust := trust.New(t, "c1", "c2")
 	c2 := &judging{broker: &broker{objects: map[string]*semaphorev1.Object{}}}
 	c2.address = serveOutcomes(t, trust, c2, c2.outcomes)
-	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "refused"}, Code: "name-too-long", Reason: "its Service would be named too long"})
+	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop",
+		Name: "refused"}, Code: "name-too-long", Reason: "its Service would be named too long"})
 	const more = "features: [services]\nleaderElection: {enabled: false}\nannotateServices: true"
 	e := startAs(t, limited, trust, c2.address, more)
 	says := func(name, want string) {
@@ -127,11 +134,15 @@ func TestAnnotationOfServices(t *testing.T) {
 		}))
 	}
 	says("fine", `{"type":"Offered","status":"True","reason":"Offered","message":"offered to c2 as a mirror"}`)
-	says("refused", `{"type":"Offered","status":"False","reason":"Refused","message":"cluster c2: its Service would be named too long"}`)
+	says(
+		"refused",
+		`{"type":"Offered","status":"False","reason":"Refused","message":"cluster c2: its Service would be named too long"}`,
+	)
 	says("former", "")
 	kept, err := services.Get(t.Context(), "kept", metav1.GetOptions{})
 	must(t, err)
-	if text := kept.Annotations[naming.AnnotationExportStatus]; !strings.Contains(text, `"status":"False","reason":"NotOffered"`) {
+	if text := kept.Annotations[naming.AnnotationExportStatus]; !strings.Contains(text,
+		`"status":"False","reason":"NotOffered"`) {
 		t.Errorf("one that is kept says %q", text)
 	}
 
@@ -155,7 +166,8 @@ func TestAnnotationOfServices(t *testing.T) {
 	if after := fmt.Sprint(versions()); after != before {
 		t.Errorf("written again: %s, was %s", after, before)
 	}
-	_, err = services.Patch(t.Context(), "fine", types.MergePatchType, []byte(`{"metadata":{"labels":null}}`), metav1.PatchOptions{})
+	_, err = services.Patch(t.Context(), "fine", types.MergePatchType, []byte(`{"metadata":{"labels":null}}`),
+		metav1.PatchOptions{})
 	must(t, err)
 	says("fine", "")
 }

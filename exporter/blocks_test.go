@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
@@ -61,6 +62,8 @@ func (p *peers) Update(_ string, c mesh.Changes, _ map[string]time.Time) {
 	}
 }
 
+func (p *peers) Remove(string) {}
+
 func (p *peers) are() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,8 +75,8 @@ func (p *peers) are() string {
 	return strings.Join(out, ", ")
 }
 
-// TestCalicoBlocks: the blocks that Calico's IPAM gives nodes of c1 become what their peers in c2 let them send from, and
-// no agent of c2 ever has two peers with one block while it moves.
+// TestCalicoBlocks: the blocks that Calico's IPAM gives nodes of c1 become what their peers in c2 let them send from,
+// and no agent of c2 ever has two peers with one block while it moves.
 func TestCalicoBlocks(t *testing.T) {
 	api := kubetest.Start(t)
 	kubetest.InstallCalico(t, api, kubetest.CalicoCRD, "blockaffinities")
@@ -115,11 +118,14 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 `))
 	must(t, err)
 	c2 := &peers{allowed: map[string]string{}}
-	startAs(t, api, trust, serveSink(t, trust, sink{tunnels.New(cfg, c2, func(_, _, reason, note string) { t.Logf("%s: %s", reason, note) }, time.Now)}),
+	startAs(t, api, trust, serveSink(t, trust,
+		sink{tunnels.New(cfg, c2, func(_, _ string, reason finding.Code, note string) { t.Logf("%s: %s", reason, note) },
+			time.Now)}),
 		"features: [encryption]\nallowedIPs: calicoBlocks\nleaderElection: {enabled: false}")
 	within(t, "agents know the blocks", func() bool {
 		are := c2.are()
-		return strings.HasPrefix(are, "n1: 10.1.2.0/26, n2: 10.1.10.64/26 10.1.11.64/26 ") || strings.HasPrefix(are, "n1: 10.1.2.0/26, n2: 10.1.3.0/26 10.1.10.64/26 ")
+		return strings.HasPrefix(are, "n1: 10.1.2.0/26, n2: 10.1.10.64/26 10.1.11.64/26 ") ||
+			strings.HasPrefix(are, "n1: 10.1.2.0/26, n2: 10.1.3.0/26 10.1.10.64/26 ")
 	})
 	for _, to := range []string{"n2", "n1", "n2"} {
 		from := map[string]string{"n1": "n2", "n2": "n1"}[to]
@@ -135,8 +141,9 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 	}
 }
 
-// TestR12AKubeletTakesNoPodCIDR: a kubelet registers its Node with the pod CIDR of a node that was there before, under a name
-// that comes first. Its own credential suffices for that. Neither the exporter nor the next one publishes the CIDR as its.
+// TestR12AKubeletTakesNoPodCIDR: a kubelet registers its Node with the pod CIDR of a node that was there before, under
+// a name that comes first. Its own credential suffices for that. Neither the exporter nor the next one publishes the
+// CIDR as its.
 func TestR12AKubeletTakesNoPodCIDR(t *testing.T) {
 	api := kubetest.Start(t)
 	kubelet := rest.CopyConfig(api)
@@ -164,15 +171,19 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 	must(t, err)
 	for _, round := range []string{"the exporter that saw it", "an exporter that starts later"} {
 		c2 := &peers{allowed: map[string]string{}}
-		e := startAs(t, api, trust, serveSink(t, trust, sink{tunnels.New(cfg, c2, func(_, _, reason, note string) { t.Logf("%s: %s", reason, note) }, time.Now)}),
+		e := startAs(t, api, trust,
+			serveSink(t, trust, sink{tunnels.New(cfg, c2,
+				func(_, _ string, reason finding.Code, note string) { t.Logf("%s: %s", reason, note) }, time.Now)}),
 			"features: [encryption]\nallowedIPs: nodePodCIDRs\nleaderElection: {enabled: false}")
 		within(t, "agents know the node", func() bool { return strings.Contains(c2.are(), "n: 10.1.2.0/24") })
 		if round == "the exporter that saw it" {
-			within(t, "a second has passed, which is as exact as the times of creation are", func() bool { return time.Since(victim.CreationTimestamp.Time) > time.Second })
+			within(t, "a second has passed, which is as exact as the times of creation are",
+				func() bool { return time.Since(victim.CreationTimestamp.Time) > time.Second })
 			register(kubelet, "a", 2)
 		}
 		within(t, round+" names both", func() bool {
-			return strings.Contains(fmt.Sprint(e.status()), "node a: spec.podCIDRs: 10.1.2.0/24 overlaps that of node n and is not exported")
+			return strings.Contains(fmt.Sprint(e.status()),
+				"node a: spec.podCIDRs: 10.1.2.0/24 overlaps that of node n and is not exported")
 		})
 		if are := c2.are(); are != "n: 10.1.2.0/24" {
 			t.Errorf("by %s, the peers are %q", round, are)

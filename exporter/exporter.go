@@ -1,6 +1,8 @@
-// Package exporter is the part that reads its cluster and tells the others: it wires watch →
-// catalog → publish, and runs them. It writes to no cluster, but for the Lease by which one of several replicas
-// is chosen to do all this; the others wait, with nothing but probes, metrics and the debug listeners (internal/kube/leader).
+// Package exporter reads its cluster and publishes it to brokers: it wires watch → catalog → publish, and runs them.
+// It writes only the Lease that elects the leader among its replicas and, if configured, Events and annotations on
+// Services. Standbys serve probes, metrics and the debug listeners only (internal/kube/leader).
+//
+// It may import every package of the exporter.
 package exporter
 
 import (
@@ -8,8 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
@@ -19,35 +24,53 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/exporter/conditions"
 	"github.com/kube-semaphore/semaphore/exporter/feedback"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/exporter/watch"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/program"
+	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Run is the exporter's life, until ctx ends.
+// Run runs the exporter until ctx ends.
 func Run(ctx context.Context, cfg *config.Exporter) error {
 	source, err := identity.Open(ctx, cfg.TLS, identity.Exporter(cfg.Cluster))
 	if err != nil {
 		return err
 	}
 	defer source.Close()
-	rest, err := kube.Config(cfg.Kube, "exporter")
+	restConfig, err := kube.Config(cfg.Kube, "exporter")
 	if err != nil {
 		return err
 	}
-	client, err := kubernetes.NewForConfig(kube.Protobuf(rest))
+	client, err := kubernetes.NewForConfig(kube.Protobuf(restConfig))
 	if err != nil {
 		return fmt.Errorf("client for the apiserver: %w", err)
+	}
+	if !cfg.Follows {
+		objects, err := dynamic.NewForConfig(restConfig)
+		if err != nil {
+			return fmt.Errorf("client for RemoteClusters: %w", err)
+		}
+		if err := follow.RefuseBoth(ctx, objects, "brokers"); err != nil {
+			return err
+		}
 	}
 	rules, err := rulesOf(cfg)
 	if err != nil {
@@ -60,20 +83,29 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 	}
 	e := &exporter{
 		cfg:      cfg,
+		rest:     restConfig,
+		kube:     client,
 		elector:  elector,
 		source:   source,
 		catalog:  catalog.New(rules),
 		recorder: debug.NewRecorder("exporter", cfg.Cluster, ""),
 	}
-	if e.watcher, err = watch.New(client, kube.NewBlockAffinities(rest), e.catalog, reg); err != nil {
+	if e.watcher, err = watch.New(client, kube.NewBlockAffinities(restConfig), e.catalog, reg); err != nil {
 		return err
 	}
-	e.watcher.Restored(cfg.Restores)
+	e.watcher.SetRestores(cfg.Restores)
+	if rules.MultiCluster {
+		if e.mcs, err = mcs.New(restConfig, "semaphore-exporter"); err != nil {
+			return err
+		}
+		e.watcher.ReadExports(e.mcs.Exports().ListWatch(""))
+		e.conditions = conditions.New(cfg.Cluster, e.mcs, e.catalog, e.conditionsOf, slog.Default())
+	}
 	e.metrics = publish.NewMetrics(reg)
 	if (cfg.Events || cfg.AnnotateServices) && cfg.Features.Has(config.Services) {
 		e.client, e.events = client, feedback.NewMetrics(reg)
 	}
-	reg.MustRegister(e)
+	reg.MustRegister(e, debug.Findings(e.found))
 	return e.run(ctx, reg)
 }
 
@@ -87,15 +119,17 @@ func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
 		return catalog.Rules{}, fmt.Errorf("globalSelector: %w", err)
 	}
 	rules := catalog.Rules{
-		Features: cfg.Features, Own: cfg.Cluster, Mirror: mirror, Global: global, ServiceLabels: cfg.ServiceLabels, LabelDomains: cfg.LabelDomains,
-		PodSubnets: cfg.PodPrefixes, AllowedIPs: cfg.AllowedIPs,
+		Features: cfg.Features, Own: cfg.Cluster, Mirror: mirror, Global: global, ServiceLabels: cfg.ServiceLabels,
+		LabelDomains: cfg.LabelDomains, MultiCluster: cfg.MCS.Enabled,
+		PodSubnets: cfg.PodPrefixes, AllowedIPs: cfg.AllowedIPs, Follows: cfg.Follows,
 	}
 	for i, r := range cfg.ExportRules {
 		selector, err := labels.Parse(r.Selector)
 		if err != nil {
 			return catalog.Rules{}, fmt.Errorf("exportRules[%d].selector: %w", i, err)
 		}
-		rules.Export = append(rules.Export, catalog.ExportRule{Features: r.Kinds, Namespaces: r.Namespaces, Selector: selector, Clusters: r.Clusters})
+		rules.Export = append(rules.Export, catalog.ExportRule{Features: r.Kinds, Namespaces: r.Namespaces,
+			Selector: selector, Clusters: r.Clusters})
 	}
 	for _, broker := range cfg.Brokers {
 		rules.Clusters = append(rules.Clusters, broker.Cluster)
@@ -104,25 +138,32 @@ func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {
 }
 
 type exporter struct {
-	cfg      *config.Exporter
-	elector  *leader.Elector
-	source   *identity.Source
-	catalog  *catalog.Catalog
-	watcher  *watch.Watcher
-	recorder *debug.Recorder
-	metrics  *publish.Metrics
-	// client writes on Services what becomes of them, and events counts Events; nil where nothing is to be written.
+	cfg     *config.Exporter
+	rest    *rest.Config
+	kube    kubernetes.Interface
+	elector *leader.Elector
+	source  *identity.Source
+	catalog *catalog.Catalog
+	watcher *watch.Watcher
+	// mcs reads ServiceExports and writes their conditions; nil where the feature is off.
+	mcs        *mcs.Client
+	conditions *conditions.Writer
+	recorder   *debug.Recorder
+	metrics    *publish.Metrics
+	// client writes the status of Services, and events counts Events; nil if neither is configured.
 	client kubernetes.Interface
 	events *prometheus.CounterVec
 
 	mu sync.Mutex
-	// publishers are those of the leader; a standby has none.
-	publishers []*publish.Publisher
+	// publishers of the leader by cluster; empty on a standby.
+	publishers map[string]*publish.Publisher
+	// following is nil where the brokers are in the file, and on a standby.
+	following atomic.Pointer[following]
 }
 
 func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 	g, ctx := errgroup.WithContext(ctx)
-	debugServer := debug.NewServer(e.recorder, e.status)
+	debugServer := debug.NewServer(e.recorder, e.status, debug.Answers{})
 	g.Go(func() error {
 		return program.HTTP(ctx, e.cfg.Listen.HTTP, reg, func() (string, error) { return e.elector.Ready(e.watcher.Synced) })
 	})
@@ -132,90 +173,95 @@ func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 	return g.Wait()
 }
 
-// lead is the work of the one exporter that leads, until ctx ends. Brokers tell leaders apart by their term.
+// lead runs the leader's work until ctx ends. Brokers distinguish leaders by their term.
 func (e *exporter) lead(ctx context.Context, term uint64) error {
-	var publishers []*publish.Publisher
-	// The own broker learns at once of another that is lost: nodes get no new keys then.
-	lost := make(chan struct{}, 1)
-	for _, broker := range e.cfg.Brokers {
-		p := publish.New(e.cfg.Cluster, term, broker, e.source, e.catalog, e.recorder, e.metrics)
-		p.ReadsFrom(e.watcher)
-		publishers = append(publishers, p)
-		if broker.Cluster == e.cfg.Cluster {
-			p.Reports(e.deliveries, lost)
-			continue
-		}
-		p.OnDisconnect(func() {
-			select {
-			case lost <- struct{}{}:
-			default: // a report that is due has it
-			}
-		})
-	}
-	e.mu.Lock()
-	e.publishers = publishers
-	e.mu.Unlock()
 	g, ctx := errgroup.WithContext(ctx)
+	// The own broker learns at once of another that is lost: nodes get no new keys then.
+	p := &publishing{exporter: e, term: term, ctx: ctx, group: g, lost: make(chan struct{}, 1)}
+	for _, broker := range e.cfg.Brokers {
+		p.begin(broker)
+	}
 	g.Go(func() error { return e.watcher.Run(ctx) })
 	g.Go(func() error {
 		started := time.Now()
 		if err := e.watcher.WaitForSync(ctx); err != nil {
 			return err
 		}
-		slog.Info("the cluster is read", "took", time.Since(started).Round(time.Millisecond), "objects", e.catalog.Journal().Len())
+		slog.Info("all objects of the cluster are read", "took", time.Since(started).Round(time.Millisecond), "objects",
+			e.catalog.Journal().Len())
 		return nil
 	})
-	brokers := map[string]feedback.Broker{}
-	for i, p := range publishers {
-		brokers[e.cfg.Brokers[i].Cluster] = p
-		g.Go(func() error { return p.Run(ctx) })
+	if e.cfg.Follows {
+		f, err := newFollowing(ctx, p)
+		if err != nil {
+			return err
+		}
+		e.following.Store(f)
+		g.Go(func() error { return f.follower.Run(ctx) })
+		g.Go(func() error { return f.run(ctx) })
 	}
 	if e.events != nil {
-		f := feedback.New(e.client, e.catalog, brokers, e.events, slog.Default())
+		f := feedback.New(e.client, e.catalog, e.brokers, e.events, slog.Default())
 		f.Events, f.Annotates = e.cfg.Events, e.cfg.AnnotateServices
 		g.Go(func() error { return f.Run(ctx) })
+	}
+	if e.conditions != nil {
+		g.Go(func() error { return e.conditions.Run(ctx) })
 	}
 	return g.Wait()
 }
 
-// deliveries are how the leader stands with the brokers of other clusters.
-func (e *exporter) deliveries() []*semaphorev1.Delivery {
+// all are the publishers of the leader, in the order of their clusters' names.
+func (e *exporter) all() []*publish.Publisher {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	var all []*publish.Publisher
+	for _, cluster := range slices.Sorted(maps.Keys(e.publishers)) {
+		all = append(all, e.publishers[cluster])
+	}
+	return all
+}
+
+// brokers are those that the leader publishes to, by cluster.
+func (e *exporter) brokers() map[string]feedback.Broker {
+	all := map[string]feedback.Broker{}
+	for _, p := range e.all() {
+		all[p.Broker().Cluster] = p
+	}
+	return all
+}
+
+// conditionsOf are those that the leader publishes to, by cluster, for the conditions of ServiceExports.
+func (e *exporter) conditionsOf() map[string]conditions.Broker {
+	all := map[string]conditions.Broker{}
+	for _, p := range e.all() {
+		all[p.Broker().Cluster] = p
+	}
+	return all
+}
+
+// deliveries are how the leader stands with the brokers of other clusters.
+func (e *exporter) deliveries() []*semaphorev1.Delivery {
 	var out []*semaphorev1.Delivery
 	now := time.Now()
-	for i, p := range e.publishers {
-		if e.cfg.Brokers[i].Cluster != e.cfg.Cluster {
+	for _, p := range e.all() {
+		if p.Broker().Cluster != e.cfg.Cluster {
 			out = append(out, p.Delivery(now))
 		}
 	}
 	return out
 }
 
-// lagging are the kinds that brokers are told nothing of, by the cluster of the broker, and why.
-func (e *exporter) lagging() (kinds map[string][]semaphorev1.Kind, problems []string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	kinds = map[string][]semaphorev1.Kind{}
-	for i, p := range e.publishers {
-		kinds[e.cfg.Brokers[i].Cluster] = p.Lagging()
-		problems = append(problems, p.Problems()...)
-	}
-	return kinds, problems
-}
-
-// links are the streams of the leader.
+// links returns the state of the leader's streams.
 func (e *exporter) links() []*semaphorev1.LinkStatus {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	var out []*semaphorev1.LinkStatus
-	for _, p := range e.publishers {
+	for _, p := range e.all() {
 		out = append(out, p.Status())
 	}
 	return out
 }
 
-// serveDebug serves DebugService over mTLS to the operators of this cluster, where a listener is configured.
+// serveDebug serves DebugService over mTLS to the operators of this cluster, if listen.debug is configured.
 func (e *exporter) serveDebug(ctx context.Context, server semaphorev1.DebugServiceServer) error {
 	if e.cfg.Listen.Debug == "" {
 		return nil
@@ -228,7 +274,7 @@ func (e *exporter) serveDebug(ctx context.Context, server semaphorev1.DebugServi
 	g := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(e.source.ServerTLS(func(id spiffeid.ID) error {
 			if id != operator {
-				return fmt.Errorf("%s may not look here, only %s", id, operator)
+				return fmt.Errorf("%s may not use the debug listener, only %s may", id, operator)
 			}
 			return nil
 		}))),
@@ -245,20 +291,52 @@ func (e *exporter) serveDebug(ctx context.Context, server semaphorev1.DebugServi
 	return nil
 }
 
+// status answers semaphorectl.
 func (e *exporter) status() *semaphorev1.GetStatusResponse {
-	s := &semaphorev1.GetStatusResponse{}
-	if !e.elector.Status(s) {
-		return s
-	}
-	s.Ready, s.Links = true, e.links()
-	s.Problems = append(append(s.Problems, e.watcher.Problems()...), e.catalog.Problems()...)
-	if err := e.watcher.Synced(); err != nil {
-		s.Ready = false
-		s.Problems = append(s.Problems, err.Error())
-	}
-	_, problems := e.lagging()
-	s.Problems = append(s.Problems, problems...)
+	s, found := e.describe(e.catalog.Findings)
+	verdict.Judge(s, found...)
 	return s
+}
+
+// found answers a scrape: the findings of the status, without the objects.
+func (e *exporter) found() []finding.Finding {
+	s, found := e.describe(func() (found []finding.Finding) {
+		for code, n := range e.catalog.CountProblems() {
+			found = append(found, finding.New(code, "", n))
+		}
+		return found
+	})
+	return verdict.Found(s, found...)
+}
+
+// describe returns a status and what is found wrong. objects are what is wrong with objects.
+func (e *exporter) describe(objects func() []finding.Finding) (*semaphorev1.GetStatusResponse, []finding.Finding) {
+	s := &semaphorev1.GetStatusResponse{Part: "exporter", Now: timestamppb.Now()} // which the judgement needs
+	leads, problem := e.elector.Status(s)
+	found := finding.Line(finding.LeaseProblem, "", problem)
+	if leads {
+		s.Ready, s.Links = e.watcher.Synced() == nil, e.links()
+		found = slices.Concat(found, e.findings(), objects())
+	}
+	return s, found
+}
+
+// findings are what a leader finds wrong, but for what follows from the fields of its status, and for objects.
+func (e *exporter) findings() []finding.Finding {
+	found := e.watcher.Findings()
+	if err := e.watcher.Synced(); err != nil {
+		found = append(found, finding.Line(finding.NotReady, "", err.Error())...)
+	}
+	if e.conditions != nil {
+		found = append(found, finding.Lines(finding.ConditionsUnwritten, "", e.conditions.Problems())...)
+	}
+	for _, p := range e.all() {
+		found = append(found, p.Findings()...)
+	}
+	if f := e.following.Load(); f != nil {
+		found = append(found, f.findings()...)
+	}
+	return found
 }
 
 var (
@@ -267,13 +345,19 @@ var (
 	behindDesc = prometheus.NewDesc("semaphore_exporter_behind",
 		"Changes that the broker of the cluster has not acknowledged; only while connected.", []string{"cluster"}, nil)
 	heardDesc = prometheus.NewDesc("semaphore_exporter_last_heard_timestamp_seconds",
-		"When the broker of the cluster was last heard, Unix time; absent for never.", []string{"cluster"}, nil)
-	lagsDesc = prometheus.NewDesc("semaphore_exporter_apiserver_lags",
-		"1 while the cluster is told nothing of a kind, because it was told newer things before than what the apiserver gives.", []string{"cluster", "kind"}, nil)
+		"Unix time of the last message of the broker of the cluster; absent before the first.", []string{"cluster"}, nil)
+	lagsDesc = prometheus.NewDesc(
+		"semaphore_exporter_apiserver_lags",
+		"1 while a kind is not sent to the cluster, because the cluster received a newer state before than the apiserver returns.",
+		[]string{"cluster", "kind"},
+		nil,
+	)
 	problemsDesc = prometheus.NewDesc("semaphore_exporter_problems",
-		"Objects that are not exported, or not whole, or not to whom they should be, because something is wrong with them.", []string{"reason"}, nil)
+		"Objects that are not exported, or only in part, or not to every cluster that they name, because something is "+
+			"wrong with them.", []string{"reason"}, nil)
 	outsideDesc = prometheus.NewDesc("semaphore_exporter_ips_outside_node_prefixes",
-		"IPs of exported endpoints and pods that lie outside the prefixes that are published of their nodes, so that no remote cluster reaches them.", nil, nil)
+		"IPs of exported endpoints and pods that lie outside the exported prefixes of their nodes, so that no remote "+
+			"cluster reaches them.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -283,14 +367,14 @@ func (e *exporter) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector: the metrics that are the status in numbers.
+// Collect implements prometheus.Collector with metrics of the status.
 func (e *exporter) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	for _, link := range e.links() {
 		for _, k := range link.GetKinds() {
-			gauge(objectsDesc, float64(k.GetObjects()), link.GetCluster(), k.GetKind())
+			gauge(objectsDesc, float64(k.GetObjects()), link.GetCluster(), semaphorev1.KindName(k.GetKind()))
 		}
 		if link.GetConnected() {
 			gauge(behindDesc, float64(link.GetBehind()), link.GetCluster())
@@ -299,10 +383,9 @@ func (e *exporter) Collect(ch chan<- prometheus.Metric) {
 			gauge(heardDesc, float64(at.AsTime().UnixMilli())/1000, link.GetCluster())
 		}
 	}
-	lagging, _ := e.lagging()
-	for cluster, kinds := range lagging {
-		for _, kind := range kinds {
-			gauge(lagsDesc, 1, cluster, semaphorev1.KindName(kind))
+	for _, p := range e.all() {
+		for _, kind := range p.Lagging() {
+			gauge(lagsDesc, 1, p.Broker().Cluster, semaphorev1.KindName(kind))
 		}
 	}
 	counts := e.catalog.CountProblems()

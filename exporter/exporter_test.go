@@ -66,7 +66,8 @@ func TestExporter(t *testing.T) {
 		e := start(t, nobody, trust, c2.address)
 		within(t, "/readyz says what is missing", func() bool {
 			code, text := e.get("/readyz")
-			return code == http.StatusServiceUnavailable && strings.Contains(text, "not read yet: nodes: cannot list: nodes is forbidden") &&
+			return code == http.StatusServiceUnavailable &&
+				strings.Contains(text, "not read yet: nodes: cannot list: nodes is forbidden") &&
 				strings.Contains(text, "pods ("+naming.DefaultLabelDomain+"/name): cannot list: pods is forbidden")
 		})
 		if got := c2.holds(); got != "" {
@@ -103,7 +104,8 @@ func TestExporter(t *testing.T) {
 			lags = append(lags, time.Since(began))
 		}
 		slices.Sort(lags)
-		t.Logf("pod IP written to the apiserver until it is in the other cluster's broker: median %s, worst of %d %s", lags[len(lags)/2], len(lags), lags[len(lags)-1])
+		t.Logf("pod IP written to the apiserver until it is in the other cluster's broker: median %s, worst of %d %s",
+			lags[len(lags)/2], len(lags), lags[len(lags)-1])
 
 		must(t, admin.CoreV1().Services("shop").Delete(t.Context(), "echo", metav1.DeleteOptions{}))
 		within(t, "the service and its slice are gone", func() bool { return c2.holds() == "node n1, setmember shop/web" })
@@ -115,7 +117,8 @@ func TestExporter(t *testing.T) {
 			t.Fatalf("without an exporter, the broker holds %s", got)
 		}
 		start(t, api, trust, c2.address)
-		within(t, "the node is gone with the next exporter's snapshot", func() bool { return c2.holds() == "setmember shop/web" })
+		within(t, "the node is gone with the next exporter's snapshot",
+			func() bool { return c2.holds() == "setmember shop/web" })
 	})
 }
 
@@ -123,7 +126,8 @@ func populate(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
 	ctx, create := t.Context(), metav1.CreateOptions{}
 	offered := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
-	_, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, create)
+	_, err := admin.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, create)
 	must(t, err)
 	_, err = admin.CoreV1().Nodes().Create(ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: map[string]string{
@@ -134,7 +138,8 @@ func populate(t *testing.T, admin kubernetes.Interface) {
 	}, create)
 	must(t, err)
 	for _, name := range []string{"echo", "private"} {
-		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
+		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
 		slice := &discoveryv1.EndpointSlice{
 			ObjectMeta:  metav1.ObjectMeta{Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 			AddressType: discoveryv1.AddressTypeIPv4,
@@ -176,6 +181,11 @@ func checkStatus(t *testing.T, e *running) {
 
 func checkMetrics(t *testing.T, e *running) {
 	t.Helper()
+	// The stream's metrics are written after its state, by which the test knows that all is acknowledged.
+	within(t, "the acknowledgement is in the metrics", func() bool {
+		_, text := e.get("/metrics")
+		return strings.Contains(text, `semaphore_exporter_last_ack_timestamp_seconds{cluster="c2"} `)
+	})
 	_, text := e.get("/metrics")
 	for _, line := range []string{
 		`semaphore_exporter_connected{cluster="c2"} 1`,
@@ -187,7 +197,6 @@ func checkMetrics(t *testing.T, e *running) {
 		`semaphore_exporter_watch_errors_total{resource="pods",verb="list"} 0`,
 		`semaphore_exporter_problems{reason="export-to"} 0`,
 		`semaphore_exporter_last_heard_timestamp_seconds{cluster="c2"} `,
-		`semaphore_exporter_last_ack_timestamp_seconds{cluster="c2"} `,
 		`semaphore_exporter_sent_bytes_total{cluster="c2"} `,
 		`grpc_client_started_total{`,
 		`semaphore_build_info{`,
@@ -203,7 +212,8 @@ func checkDebugListener(t *testing.T, e *running, trust trust.Dir) {
 	for part, allowed := range map[string]bool{"semaphorectl": true, "broker": false} {
 		source, err := identity.NewSource(trust.Files("c1", part))
 		must(t, err)
-		conn, err := grpc.NewClient(e.debug, grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(identity.Exporter("c1")))))
+		conn, err := grpc.NewClient(e.debug,
+			grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(identity.Exporter("c1")))))
 		must(t, err)
 		_, err = semaphorev1.NewDebugServiceClient(conn).GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
 		conn.Close()
@@ -237,17 +247,23 @@ func startOne(t *testing.T, api *rest.Config, trust trust.Dir, broker, election 
 // startAs runs the exporter with more lines of configuration.
 func startAs(t *testing.T, api *rest.Config, trust trust.Dir, broker, more string) *running {
 	t.Helper()
+	return startWith(t, api, trust, fmt.Sprintf("brokers: [{cluster: c2, address: %q}]\n%s", broker, more),
+		trust.Files("c1", "exporter").BundleDir)
+}
+
+// startWith runs the exporter with lines of configuration, and bundles in a directory.
+func startWith(t *testing.T, api *rest.Config, trust trust.Dir, more, bundles string) *running {
+	t.Helper()
 	files := trust.Files("c1", "exporter")
 	e := &running{t: t, http: loopback.Address(t), debug: loopback.Address(t)}
 	socket := filepath.Join(t.TempDir(), "exporter.sock")
 	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
 cluster: c1
-brokers: [{cluster: c2, address: %q}]
 %s
 tls: {certFile: %q, keyFile: %q, bundleDir: %q}
 kube: {kubeConfigPath: %q}
 listen: {http: %q, debug: %q, debugSocket: %q}
-`, broker, more, files.CertFile, files.KeyFile, files.BundleDir, kubetest.Kubeconfig(t, api), e.http, e.debug, socket)))
+`, more, files.CertFile, files.KeyFile, bundles, kubetest.Kubeconfig(t, api), e.http, e.debug, socket)))
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -321,19 +337,28 @@ func serveSink(t *testing.T, trust trust.Dir, sink federation.Sink) string {
 }
 
 // serveOutcomes is serveSink of a broker that has something against services.
-func serveOutcomes(t *testing.T, trust trust.Dir, sink federation.Sink, outcomes func(string) []*semaphorev1.Outcome) string {
+func serveOutcomes(t *testing.T, trust trust.Dir, sink federation.Sink,
+	outcomes func(string) []*semaphorev1.Outcome) string {
 	t.Helper()
-	source, err := identity.NewSource(trust.Files("c2", "broker"))
+	return serveAs(t, trust, "c2", sink, outcomes)
+}
+
+// serveAs is serveOutcomes of the broker of a cluster.
+func serveAs(t *testing.T, trust trust.Dir, cluster string, sink federation.Sink,
+	outcomes func(string) []*semaphorev1.Outcome) string {
+	t.Helper()
+	source, err := identity.NewSource(trust.Files(cluster, "broker"))
 	must(t, err)
 	cfg, err := config.Parse[config.Broker]([]byte(`
-cluster: c2
+cluster: ` + cluster + `
 remotes: [{name: c1, podSubnets: [10.1.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}}]
 localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 `))
 	must(t, err)
 	server := federation.New(federation.Options{
-		Cluster: "c2", Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Sink: sink, Outcomes: outcomes, Metrics: federation.NewMetrics(prometheus.NewRegistry()),
-		Recorder: debug.NewRecorder("broker", "c2", ""), Log: slog.Default(),
+		Cluster: cluster, Remotes: cfg.Remotes, Local: cfg.LocalPrefixes, Sink: sink, Outcomes: outcomes,
+		Metrics:  federation.NewMetrics(prometheus.NewRegistry()),
+		Recorder: debug.NewRecorder("broker", cluster, ""), Log: slog.Default(),
 	})
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)

@@ -41,8 +41,8 @@ func (b *judging) outcomes(string) []*semaphorev1.Outcome {
 	return b.against
 }
 
-// Who offers a Service reads on the Service itself that it is offered and to whom, or why not, with no right in another cluster; each
-// thing once, also when the exporter restarts.
+// Who offers a Service reads on the Service itself that it is offered and to whom, or why not, with no right in another
+// cluster; each thing once, also when the exporter restarts.
 func TestFeedbackOnServices(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
@@ -62,20 +62,23 @@ func TestFeedbackOnServices(t *testing.T) {
 	must(t, err)
 	limited := rest.CopyConfig(api)
 	limited.Impersonate.UserName = "exporter"
-	_, err = admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
+	_, err = admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
 	must(t, err)
 
 	trust := trust.New(t, "c1", "c2")
 	c2 := &judging{broker: &broker{objects: map[string]*semaphorev1.Object{}}}
 	c2.address = serveOutcomes(t, trust, c2, c2.outcomes)
-	const more = "features: [services]\nleaderElection: {enabled: false}\nexportRules: [{namespaces: [shop], selector: secret, clusters: []}]"
+	const more = "features: [services]\nleaderElection: {enabled: false}\nexportRules: [{namespaces: [shop], selector: " +
+		"secret, clusters: []}]"
 	e := startAs(t, limited, trust, c2.address, more)
 
 	create := func(name string, labels map[string]string, edit ...func(*corev1.Service)) *corev1.Service {
 		t.Helper()
 		s := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}},
-			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+			ObjectMeta: metav1.ObjectMeta{Name: name,
+				Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
 		}
 		for key, value := range labels {
 			s.Labels[key] = value
@@ -88,7 +91,8 @@ func TestFeedbackOnServices(t *testing.T) {
 		return s
 	}
 	long := "x-" + strings.Repeat("y", 50)
-	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: long}, Code: "name-too-long", Reason: "its Service would be named too long"})
+	c2.judge(&semaphorev1.Outcome{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop",
+		Name: long}, Code: "name-too-long", Reason: "its Service would be named too long"})
 	fine := create("fine", nil)
 	create("outside", nil, func(s *corev1.Service) {
 		s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.org"}
@@ -122,10 +126,14 @@ func TestFeedbackOnServices(t *testing.T) {
 		}))
 	}
 	has("fine", "Normal Offered: offered to c2 as a mirror")
-	has("outside", "Warning NotOffered: it is not offered to other clusters: spec.type ExternalName has no endpoints to offer")
+	has(
+		"outside",
+		"Warning NotOffered: it is not offered to other clusters: spec.type ExternalName has no endpoints to offer",
+	)
 	has("secret", "Warning NotOffered: it is not offered to other clusters: exportRules of this cluster's exporter")
 	has("kept", "Warning NotOffered: it is not offered to other clusters: annotation semaphore.uw.io/export-to: \"none\"")
-	has("unheeded", "Warning Offered: offered to c2 as a mirror and as part of the global service; annotation semaphore.uw.io/min-ready: \"many\" is not heeded")
+	has("unheeded", "Warning Offered: offered to c2 as a mirror and as part of the global service; annotation "+
+		"semaphore.uw.io/min-ready: \"many\" is ignored")
 	has(long, "Warning Refused: cluster c2: its Service would be named too long")
 	all, err := admin.EventsV1().Events("shop").List(t.Context(), metav1.ListOptions{})
 	must(t, err)
@@ -142,7 +150,8 @@ func TestFeedbackOnServices(t *testing.T) {
 	e = startAs(t, limited, trust, c2.address, more)
 	within(t, "all is told by the next exporter", func() bool {
 		_, text := e.get("/metrics")
-		return strings.Contains(text, `semaphore_exporter_events_total{result="repeated"} 6`) && strings.Contains(text, `semaphore_exporter_events_total{result="written"} 0`)
+		return strings.Contains(text, `semaphore_exporter_events_total{result="repeated"} 6`) &&
+			strings.Contains(text, `semaphore_exporter_events_total{result="written"} 0`)
 	})
 	has("fine", "Normal Offered: offered to c2 as a mirror")
 	if got := written("private"); len(got) > 0 {

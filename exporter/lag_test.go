@@ -36,7 +36,8 @@ type ahead struct {
 	told map[semaphorev1.Kind]uint64
 }
 
-func (b *ahead) Publish(stream grpc.BidiStreamingServer[semaphorev1.PublishRequest, semaphorev1.PublishResponse]) error {
+func (b *ahead) Publish(stream grpc.BidiStreamingServer[semaphorev1.PublishRequest,
+	semaphorev1.PublishResponse]) error {
 	session := b.replica.Open()
 	for {
 		m, err := stream.Recv()
@@ -76,8 +77,8 @@ func (b *ahead) state() (hellos int, told map[semaphorev1.Kind]uint64) {
 	return len(b.hellos), told
 }
 
-// TestF03AnApiserverThatLags: a broker was told newer things by an earlier exporter than what this one has read. It hears
-// nothing of that kind before a write has passed the revision, and of the others as ever.
+// TestF03AnApiserverThatLags: a broker was told newer things by an earlier exporter than what this one has read. It
+// hears nothing of that kind before a write has passed the revision, and of the others as ever.
 func TestF03AnApiserverThatLags(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
@@ -98,9 +99,11 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 	needed := touch() + 100_000
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
 	b := &ahead{
-		claim:   &semaphorev1.KindState{Kind: kind, Objects: 1, Digest: make([]byte, 32), SourceId: string(ns.UID), SourceRevision: needed},
-		replica: replica.New("c1", "c2", "test", func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil }),
-		told:    map[semaphorev1.Kind]uint64{},
+		claim: &semaphorev1.KindState{Kind: kind, Objects: 1, Digest: make([]byte, 32), SourceId: string(ns.UID),
+			SourceRevision: needed},
+		replica: replica.New("c1", "c2", "test",
+			func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil }),
+		told: map[semaphorev1.Kind]uint64{},
 	}
 	address := serve(t, trust, b)
 
@@ -108,7 +111,8 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 		e := start(t, api, trust, address)
 		within(t, "the other kinds are told", func() bool {
 			_, told := b.state()
-			return told[semaphorev1.Kind_KIND_NODE] > 0 && told[semaphorev1.Kind_KIND_SERVICE] > 0 && told[semaphorev1.Kind_KIND_ENDPOINT_SLICE] > 0
+			return told[semaphorev1.Kind_KIND_NODE] > 0 && told[semaphorev1.Kind_KIND_SERVICE] > 0 &&
+				told[semaphorev1.Kind_KIND_ENDPOINT_SLICE] > 0
 		})
 		touch()
 		time.Sleep(2 * time.Second)
@@ -119,10 +123,12 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 		if hellos != 2 {
 			t.Errorf("%d streams, not the one that found out and the one without the kind", hellos)
 		}
-		if p := strings.Join(e.status().GetProblems(), "\n"); !strings.Contains(p, "the apiserver lags: setmember has been read up to resourceVersion") {
+		if p := strings.Join(e.status().GetProblems(), "\n"); !strings.Contains(p,
+			"the apiserver lags: setmember has been read up to resourceVersion") {
 			t.Errorf("problems are %q", p)
 		}
-		if _, text := e.get("/metrics"); !strings.Contains(text, `semaphore_exporter_apiserver_lags{cluster="c2",kind="setmember"} 1`) {
+		if _, text := e.get("/metrics"); !strings.Contains(text,
+			`semaphore_exporter_apiserver_lags{cluster="c2",kind="setmember"} 1`) {
 			t.Error("no metric tells that the apiserver lags")
 		}
 	})
@@ -131,7 +137,8 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 	t.Run("an etcd that was put back", func(t *testing.T) {
 		e := start(t, api, trust, address)
 		within(t, "the status says what to do", func() bool {
-			return strings.Contains(strings.Join(e.status().GetProblems(), "\n"), "raise restores in the exporter's configuration")
+			return strings.Contains(strings.Join(e.status().GetProblems(), "\n"),
+				"raise restores in the exporter's configuration")
 		})
 		e.stop()
 		if _, told := b.state(); told[kind] > 0 {

@@ -23,7 +23,8 @@ func TestTwoExporters(t *testing.T) {
 	populate(t, admin)
 	host, err := os.Hostname()
 	must(t, err)
-	const election, want = "{namespace: default, duration: 5s}", "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
+	const election, want = "{namespace: default, duration: 5s}",
+		"endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
 
 	first := startOne(t, api, trust, c2.address, election)
 	within(t, "c2 holds what is exported", func() bool { return c2.holds() == want })
@@ -32,7 +33,8 @@ func TestTwoExporters(t *testing.T) {
 		code, text := second.get("/readyz")
 		return code == http.StatusOK && strings.TrimSpace(text) == "ok: standby: "+host+" leads"
 	})
-	if s := second.status(); !s.GetStandby() || s.GetReady() || s.GetLeader() != host || len(s.GetLinks())+len(s.GetProblems()) > 0 {
+	if s := second.status(); !s.GetStandby() || s.GetReady() || s.GetLeader() != host ||
+		len(s.GetLinks())+len(s.GetProblems()) > 0 {
 		t.Errorf("status of the standby: %v", s)
 	}
 	if s := first.status(); s.GetStandby() || !s.GetReady() || s.GetLeader() != host || len(s.GetLinks()) != 1 {

@@ -8,6 +8,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/feedback"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/exporter/watch"
+	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/testkit/metricsdoc"
 )
@@ -23,6 +24,6 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := watch.New(nil, nil, catalog.New(catalog.Rules{}), table); err != nil {
 		t.Fatal(err)
 	}
-	table.MustRegister(&exporter{})
+	table.MustRegister(&exporter{}, debug.Findings(nil))
 	table.Compare(t, "../docs/metrics.md", "semaphore-exporter")
 }

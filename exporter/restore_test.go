@@ -18,9 +18,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
-// TestAnEtcdThatWasPutBack: the etcd of c1 is stopped, an earlier state of its data is put in place, and resourceVersions go back under an
-// exporter that runs. Its watches would be silent from then on. It ends with the reason, and the one that starts in its place tells
-// the broker nothing before the operator has said that this is the state. The broker, which is not restarted, keeps all until then.
+// TestAnEtcdThatWasPutBack: the etcd of c1 is stopped, an earlier state of its data is put in place, and
+// resourceVersions go back under an exporter that runs. Its watches would be silent from then on. It ends with the
+// reason, and the one that starts in its place tells the broker nothing before the operator has said that this is the
+// state. The broker, which is not restarted, keeps all until then.
 func TestAnEtcdThatWasPutBack(t *testing.T) {
 	api, store := kubetest.StartRestorable(t)
 	admin, err := kubernetes.NewForConfig(api)
@@ -45,7 +46,8 @@ func TestAnEtcdThatWasPutBack(t *testing.T) {
 	within(t, "the broker holds the pod that came later", func() bool { return pods() == "later web" })
 	var last uint64
 	for range 100 {
-		pod, err := admin.CoreV1().Pods("shop").Patch(t.Context(), "later", types.MergePatchType, []byte(fmt.Sprintf(`{"status":{"message":"%d"}}`, last)), metav1.PatchOptions{}, "status")
+		pod, err := admin.CoreV1().Pods("shop").Patch(t.Context(), "later", types.MergePatchType,
+			[]byte(fmt.Sprintf(`{"status":{"message":"%d"}}`, last)), metav1.PatchOptions{}, "status")
 		must(t, err)
 		last = revisionOf(t, pod)
 	}
@@ -59,7 +61,8 @@ func TestAnEtcdThatWasPutBack(t *testing.T) {
 	}
 	select {
 	case err := <-e.done:
-		t.Logf("resourceVersions went back from %d to %d; after %s the exporter ended: %v", last, now, time.Since(began).Round(time.Second), err)
+		t.Logf("resourceVersions went back from %d to %d; after %s the exporter ended: %v", last, now,
+			time.Since(began).Round(time.Second), err)
 		if !errors.Is(err, kube.ErrPutBack) || !strings.Contains(err.Error(), "raise") {
 			t.Errorf("the exporter ended with %v", err)
 		}
@@ -73,7 +76,8 @@ func TestAnEtcdThatWasPutBack(t *testing.T) {
 	e = startAs(t, api, trust, c2.address, noElection)
 	within(t, "the status says what to do", func() bool {
 		problems := strings.Join(e.status().GetProblems(), "\n")
-		return strings.Contains(problems, "setmember has been read up to") && strings.Contains(problems, "raise restores in the exporter's configuration")
+		return strings.Contains(problems, "setmember has been read up to") &&
+			strings.Contains(problems, "raise restores in the exporter's configuration")
 	})
 	time.Sleep(2 * time.Second)
 	if is := c2.holds(); is != everything {
@@ -97,7 +101,9 @@ func newSetMember(t *testing.T, admin kubernetes.Interface, name, ip string) *co
 		Spec:       corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "main", Image: "image"}}},
 	}, metav1.CreateOptions{})
 	must(t, err)
-	pod, err := pods.Patch(t.Context(), name, types.MergePatchType, []byte(fmt.Sprintf(`{"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}]}}`, ip, ip)), metav1.PatchOptions{}, "status")
+	pod, err := pods.Patch(t.Context(), name, types.MergePatchType,
+		[]byte(fmt.Sprintf(`{"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}]}}`, ip, ip)),
+		metav1.PatchOptions{}, "status")
 	must(t, err)
 	return pod
 }

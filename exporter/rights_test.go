@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // TestOneKindThatCannotBeRead holds back no other, and follows when it can be.
@@ -27,7 +28,8 @@ func TestOneKindThatCannotBeRead(t *testing.T) {
 		name := "exporter-" + strings.Join(resources, "-")
 		_, err := admin.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Rules:      []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: resources, Verbs: []string{"get", "list", "watch"}}},
+			Rules: []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: resources,
+				Verbs: []string{"get", "list", "watch"}}},
 		}, metav1.CreateOptions{})
 		must(t, err)
 		_, err = admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
@@ -42,11 +44,13 @@ func TestOneKindThatCannotBeRead(t *testing.T) {
 	limited.Impersonate.UserName = "exporter"
 	e := start(t, limited, trust, c2.address)
 	within(t, "what can be read is told", func() bool { return c2.holds() == "node n1, service shop/echo" })
-	if code, text := e.get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "pods is forbidden") {
+	if code, text := e.get("/readyz"); code != http.StatusServiceUnavailable ||
+		!strings.Contains(text, "pods is forbidden") {
 		t.Errorf("/readyz: %d %s", code, text)
 	}
 	for _, k := range e.status().GetLinks()[0].GetKinds() {
-		if want := k.GetKind() == "node" || k.GetKind() == "service"; k.GetComplete() != want {
+		if want := k.GetKind() == semaphorev1.Kind_KIND_NODE ||
+			k.GetKind() == semaphorev1.Kind_KIND_SERVICE; k.GetComplete() != want {
 			t.Errorf("status has %v", k)
 		}
 	}

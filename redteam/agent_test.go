@@ -12,10 +12,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -78,9 +76,10 @@ func (b *takenOver) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachReque
 		}
 	}()
 	send := func(m *semaphorev1.AttachResponse) error { return call.Send(m) }
-	if err := send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
-		Node: "n1", Cluster: "c1", Epoch: fmt.Sprint(time.Now().UnixNano()),
-	}}}); err != nil {
+	if err := send(&semaphorev1.AttachResponse{
+		Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
+			Node: "n1", Cluster: "c1", Epoch: fmt.Sprint(time.Now().UnixNano()),
+		}}}); err != nil {
 		return err
 	}
 	for said := 0; ; {
@@ -89,7 +88,9 @@ func (b *takenOver) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachReque
 		b.mu.Unlock()
 		clusters := map[string]bool{}
 		if said += len(rest); len(rest) > 0 {
-			if err := send(&semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: rest}}}); err != nil {
+			if err := send(&semaphorev1.AttachResponse{
+				Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: rest}},
+			}); err != nil {
 				return err
 			}
 		}
@@ -116,7 +117,8 @@ func (b *takenOver) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachReque
 	}
 }
 
-// agentNode is a node of c1: 192.0.2.9, with a default route to a router that passes everything on, and an agent that runs as it is shipped.
+// agentNode is a node of c1: 192.0.2.9, with a default route to a router that passes everything on, and an agent that
+// runs as it is shipped.
 type agentNode struct {
 	t       *testing.T
 	dir     string
@@ -177,7 +179,8 @@ func (n *agentNode) eventually(what string, ok func() bool) {
 	testkit.Eventually(n.t, 20*time.Second, what, testkit.True(ok))
 }
 
-// configure writes the agent's files: deploy/agent/config.yaml with the paths of this node, and deploy/example/c1/broker.yaml as it is.
+// configure writes the agent's files: deploy/agent/config.yaml with the paths of this node, and
+// deploy/example/c1/broker.yaml as it is.
 func (n *agentNode) configure() {
 	n.t.Helper()
 	shipped, err := os.ReadFile("../deploy/agent/config.yaml")
@@ -185,7 +188,8 @@ func (n *agentNode) configure() {
 	cfg := map[string]any{}
 	n.must(yaml.UnmarshalStrict(shipped, &cfg))
 	cfg["cluster"] = "c1"
-	cfg["broker"] = map[string]any{"address": peeringAddress, "bundleFile": n.path("bundles", "c1.pem"), "tokenFile": n.path("token")}
+	cfg["broker"] = map[string]any{"address": peeringAddress, "bundleFile": n.path("bundles", "c1.pem"),
+		"tokenFile": n.path("token")}
 	cfg["wgKeyPath"], cfg["subnetsFile"], cfg["backend"] = n.path("keys"), n.path("broker.yaml"), "userspace"
 	cfg["listen"] = map[string]any{"http": "127.0.0.1:7773", "debugSocket": n.path("agent.sock")}
 	text, err := yaml.Marshal(cfg)
@@ -199,40 +203,17 @@ func (n *agentNode) configure() {
 // start runs the agent; what it returns ends it as a crash would.
 func (n *agentNode) start() (kill func()) {
 	n.t.Helper()
-	log, err := os.OpenFile(n.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	agent, err := testkit.Start(n.t, "the agent", n.log, exec.Command(n.program, "--config", n.path("config.yaml")))
 	n.must(err)
-	cmd := exec.Command(n.program, "--config", n.path("config.yaml"))
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	ended, started := make(chan struct{}), make(chan error)
-	go func() {
-		defer log.Close()
-		runtime.LockOSThread() // the death signal comes when the thread that started the process ends
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			_ = cmd.Wait()
-		}
-		close(ended)
-	}()
-	n.must(<-started)
-	kill = sync.OnceFunc(func() { _ = cmd.Process.Kill(); <-ended })
-	n.t.Cleanup(func() {
-		kill()
-		if n.t.Failed() {
-			data, _ := os.ReadFile(n.log)
-			n.t.Logf("the agent wrote:\n%s", data)
-		}
-	})
-	return kill
+	return func() { agent.Kill(n.t) }
 }
 
 // serve runs the broker.
 func (n *agentNode) serve() *takenOver {
 	n.t.Helper()
 	source, err := identity.NewSource(config.TLS{
-		CertFile: n.path("pki", "broker", "tls.crt"), KeyFile: n.path("pki", "broker", "tls.key"), BundleDir: n.path("bundles"),
+		CertFile: n.path("pki", "broker", "tls.crt"), KeyFile: n.path("pki", "broker", "tls.key"),
+		BundleDir: n.path("bundles"),
 	})
 	n.must(err)
 	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", peeringAddress)
@@ -263,7 +244,8 @@ func (n *agentNode) clear() int {
 	n.must(err)
 	seen, pods := 0, netip.MustParsePrefix("10.2.0.0/16")
 	for _, p := range packets {
-		if len(p.Data) >= 34 && binary.BigEndian.Uint16(p.Data[12:]) == unix.ETH_P_IP && pods.Contains(netip.AddrFrom4([4]byte(p.Data[30:34]))) {
+		if len(p.Data) >= 34 && binary.BigEndian.Uint16(p.Data[12:]) == unix.ETH_P_IP &&
+			pods.Contains(netip.AddrFrom4([4]byte(p.Data[30:34]))) {
 			seen++
 		}
 	}
@@ -287,8 +269,8 @@ func peerChange(cluster, name string, key byte, endpoint string, allowed ...stri
 	}}}
 }
 
-// R27 as it is shipped: a broker that is taken over has its nodes route nothing but the remote's pod subnets, send to nobody but the remote's
-// nodes, and has no packet leave in the clear, whatever it says and whether it is there or not.
+// R27 as it is shipped: a broker that is taken over has its nodes route nothing but the remote's pod subnets, send to
+// nobody but the remote's nodes, and has no packet leave in the clear, whatever it says and whether it is there or not.
 func TestTakenOverBroker(t *testing.T) {
 	if _, err := programs(); !testing.Short() && err != nil {
 		t.Fatal(err)
@@ -313,22 +295,27 @@ func TestTakenOverBroker(t *testing.T) {
 			t.Errorf("%d packets have left in the clear before the broker spoke", leaked)
 		}
 
-		// Routes to the own cluster, to the world in pieces and in one, a remote of the broker's own making; packets in the clear; and ends of
-		// tunnels at whom to have traffic sent to.
-		subnets := []string{"10.2.0.0/16", "10.1.0.0/16", "10.1.7.0/24", "10.101.0.0/16", "192.0.2.16/28", "192.0.2.8/29", "8.8.8.0/24", "0.0.0.0/0", "0.0.0.0/1"}
+		// Routes to the own cluster, to the world in pieces and in one, a remote of the broker's own making; packets in the
+		// clear; and ends of tunnels at whom to have traffic sent to.
+		subnets := []string{"10.2.0.0/16", "10.1.0.0/16", "10.1.7.0/24", "10.101.0.0/16", "192.0.2.16/28", "192.0.2.8/29",
+			"8.8.8.0/24", "0.0.0.0/0", "0.0.0.0/1"}
 		for i := 1; i < 224; i++ {
 			subnets = append(subnets, fmt.Sprintf("%d.0.0.0/8", i))
 		}
 		targets := []string{
-			"127.0.0.1:53", "169.254.169.254:80", "192.0.2.9:22", "192.0.2.255:7775", "255.255.255.255:7775", "224.0.0.1:7775", "0.0.0.0:7775",
-			"0.0.0.0:0", "192.0.2.10:7775", "10.1.1.1:7775", "10.101.0.1:443", "10.2.1.1:7775", "8.8.8.8:53", "[fd00:ec2::254]:80", "[::1]:53", "[64:ff9b::a65:1]:7775",
+			"127.0.0.1:53", "169.254.169.254:80", "192.0.2.9:22", "192.0.2.255:7775", "255.255.255.255:7775", "224.0.0.1:7775",
+			"0.0.0.0:7775",
+			"0.0.0.0:0", "192.0.2.10:7775", "10.1.1.1:7775", "10.101.0.1:443", "10.2.1.1:7775", "8.8.8.8:53",
+			"[fd00:ec2::254]:80", "[::1]:53", "[64:ff9b::a65:1]:7775",
 		}
 		b := n.serve()
 		attack := []*semaphorev1.PeeringChange{deviceChange("c2", true, subnets...), deviceChange("c9", false, "10.9.0.0/16")}
 		for i, target := range targets {
-			attack = append(attack, peerChange("c2", fmt.Sprintf("victim%d", i), byte(i), target, fmt.Sprintf("10.2.%d.0/24", 100+i)))
+			attack = append(attack, peerChange("c2", fmt.Sprintf("victim%d", i), byte(i), target,
+				fmt.Sprintf("10.2.%d.0/24", 100+i)))
 		}
-		attack = append(attack, peerChange("c2", "n1", 99, "192.0.2.17:7775", "10.2.1.0/24"), peerChange("c2", "n2", 98, "192.0.2.18:7775", "10.2.2.0/24", "10.1.9.9/32"))
+		attack = append(attack, peerChange("c2", "n1", 99, "192.0.2.17:7775", "10.2.1.0/24"),
+			peerChange("c2", "n2", 98, "192.0.2.18:7775", "10.2.2.0/24", "10.1.9.9/32"))
 		b.say(attack...)
 		n.eventually("the device to c2 stands, with its peer", func() bool {
 			out, err := exec.Command("wg", "show", "wireguard.c2", "endpoints").CombinedOutput()
@@ -342,7 +329,8 @@ func TestTakenOverBroker(t *testing.T) {
 			t.Error("there is a device to c9, which nobody configured")
 		}
 		for line := range strings.Lines(n.run("ip", "route", "show", "table", "7394")) {
-			if !strings.HasPrefix(line, "10.2.0.0/16 dev wireguard.c2 ") && !strings.HasPrefix(line, "unreachable 10.2.0.0/16 ") {
+			if !strings.HasPrefix(line, "10.2.0.0/16 dev wireguard.c2 ") &&
+				!strings.HasPrefix(line, "unreachable 10.2.0.0/16 ") {
 				t.Errorf("a route: %s", line)
 			}
 		}
@@ -374,7 +362,8 @@ func TestTakenOverBroker(t *testing.T) {
 		// The operator's word ends it.
 		text, err := os.ReadFile(n.path("broker.yaml"))
 		n.must(err)
-		n.must(os.WriteFile(n.path("broker.yaml"), []byte(strings.NewReplacer("name: c2", "name: c3", "10.2.0.0/16", "10.3.0.0/16").Replace(string(text))), 0o644))
+		n.must(os.WriteFile(n.path("broker.yaml"),
+			[]byte(strings.NewReplacer("name: c2", "name: c3", "10.2.0.0/16", "10.3.0.0/16").Replace(string(text))), 0o644))
 		n.eventually("c2 is guarded no more", func() bool {
 			out, _ := exec.Command("nft", "list", "table", "inet", "semaphore").CombinedOutput()
 			return !strings.Contains(string(out), "10.2.0.0/16") && strings.Contains(string(out), "10.3.0.0/16")

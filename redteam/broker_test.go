@@ -9,12 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -38,17 +36,17 @@ var programs = sync.OnceValues(func() (map[string]string, error) {
 	return (&components.Builder{Progress: os.Stderr}).Programs(context.Background())
 })
 
-// victim is cluster c1: a real apiserver and a real broker with deploy/example/c1/broker.yaml, to which a remote c3 is added that
-// must not suffer from what c2 does.
+// victim is cluster c1: a real apiserver and a real broker with deploy/example/c1/broker.yaml, to which a remote c3 is
+// added that must not suffer from what c2 does.
 type victim struct {
+	*testkit.Process
+
 	t    *testing.T
 	dir  string
 	rest *rest.Config
 	kube kubernetes.Interface
 	// federation, peering and http are the addresses of the broker's listeners.
 	federation, peering, http string
-	cmd                       *exec.Cmd
-	exited                    chan struct{}
 	log                       string
 	// idle is what the broker had of memory once it was ready.
 	idle int
@@ -79,7 +77,8 @@ func prepare(t *testing.T) *victim {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	v := &victim{t: t, dir: dir, rest: api, kube: kubernetes.NewForConfigOrDie(api), log: filepath.Join(dir, "broker.log")}
 	trust.In(t, v.dir, "c1", "c2", "c3")
-	if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	v.federation, v.peering, v.http = loopback.Address(t), loopback.Address(t), loopback.Address(t)
@@ -93,12 +92,15 @@ func prepare(t *testing.T) *victim {
 	// What differs from the example: where it runs, one more remote, and that nobody else can lead.
 	v.cfg["cluster"] = "c1"
 	v.cfg["remotes"] = append(v.cfg["remotes"].([]any), map[string]any{
-		"name": "c3", "podSubnets": []string{"10.3.0.0/16"}, "nodeSubnets": []string{"192.0.2.32/28"}, "wireguard": map[string]any{"listenPort": 51821},
+		"name": "c3", "podSubnets": []string{"10.3.0.0/16"}, "nodeSubnets": []string{"192.0.2.32/28"},
+		"wireguard": map[string]any{"listenPort": 51821},
 	})
 	v.cfg["leaderElection"] = map[string]any{"enabled": false}
-	v.cfg["tls"] = map[string]any{"certFile": v.path("c1", "broker", "tls.crt"), "keyFile": v.path("c1", "broker", "tls.key"), "bundleDir": v.path("bundles")}
+	v.cfg["tls"] = map[string]any{"certFile": v.path("c1", "broker", "tls.crt"),
+		"keyFile": v.path("c1", "broker", "tls.key"), "bundleDir": v.path("bundles")}
 	v.cfg["kube"] = map[string]any{"kubeConfigPath": kubetest.Kubeconfig(t, api)}
-	v.cfg["listen"] = map[string]any{"federation": v.federation, "peering": v.peering, "http": v.http, "debugSocket": v.path("broker.sock")}
+	v.cfg["listen"] = map[string]any{"federation": v.federation, "peering": v.peering, "http": v.http,
+		"debugSocket": v.path("broker.sock")}
 	return v
 }
 
@@ -126,41 +128,13 @@ func (v *victim) run() {
 		v.t.Fatal(err)
 	}
 	v.configure()
-	log, err := os.OpenFile(v.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		v.t.Fatal(err)
-	}
 	cmd := exec.Command(bins["semaphore-broker"], "--config", v.path("broker.yaml"))
 	cmd.Env = append(os.Environ(), shippedEnvironment(v.t)...)
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	exited, started := make(chan struct{}), make(chan error)
-	go func() {
-		defer log.Close()
-		// The death signal comes when the thread that started the process ends.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			_ = cmd.Wait()
-			close(exited)
-		}
-	}()
-	if err := <-started; err != nil {
+	if v.Process, err = testkit.Start(v.t, "the broker", v.log, cmd); err != nil {
 		v.t.Fatal(err)
 	}
-	v.cmd, v.exited = cmd, exited
-	v.t.Cleanup(func() {
-		v.kill()
-		if v.t.Failed() {
-			data, _ := os.ReadFile(v.log)
-			lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-			v.t.Logf("the broker wrote at last:\n%s", strings.Join(lines[max(0, len(lines)-30):], "\n"))
-		}
-	})
 	v.eventually("the broker is ready", func() error {
-		if !v.runs() {
+		if !v.Runs() {
 			v.t.Fatal("the broker has ended")
 		}
 		_, err := v.get("/readyz")
@@ -170,19 +144,7 @@ func (v *victim) run() {
 }
 
 // kill ends the broker as a crash would.
-func (v *victim) kill() {
-	_ = v.cmd.Process.Kill()
-	<-v.exited
-}
-
-func (v *victim) runs() bool {
-	select {
-	case <-v.exited:
-		return false
-	default:
-		return true
-	}
-}
+func (v *victim) kill() { v.Kill(v.t) }
 
 // shippedEnvironment is the environment of the broker's container.
 func shippedEnvironment(t *testing.T) (env []string) {
@@ -260,7 +222,7 @@ func sumOf(t *testing.T, text, name string, labels ...string) float64 {
 // resident is how many bytes of memory the broker has now, and had at most since the last call of forgetPeak.
 func (v *victim) resident() (now, peak int) {
 	v.t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", v.cmd.Process.Pid))
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", v.PID))
 	if err != nil {
 		v.t.Fatal(err)
 	}
@@ -282,21 +244,23 @@ func (v *victim) resident() (now, peak int) {
 
 func (v *victim) forgetPeak() {
 	v.t.Helper()
-	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", v.cmd.Process.Pid), []byte("5"), 0); err != nil {
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", v.PID), []byte("5"), 0); err != nil {
 		v.t.Fatal(err)
 	}
 }
 
-// costs runs an attack, logs by how much the broker's memory grew at most, and fails where that is more than most bytes.
+// costs runs an attack, logs by how much the broker's memory grew at most, and fails where that is more than most
+// bytes.
 func (v *victim) costs(what string, most int, attack func()) {
 	v.t.Helper()
 	v.forgetPeak()
 	attack()
-	if !v.runs() {
+	if !v.Runs() {
 		v.t.Fatalf("%s: the broker has ended", what)
 	}
 	_, peak := v.resident()
-	v.t.Logf("%s: the broker's resident memory grew by %.1f MiB at most (bound: %d MiB)", what, float64(peak-v.idle)/(1<<20), most>>20)
+	v.t.Logf("%s: the broker's resident memory grew by %.1f MiB at most (bound: %d MiB)", what,
+		float64(peak-v.idle)/(1<<20), most>>20)
 	if peak-v.idle > most {
 		v.t.Errorf("%s: the broker's resident memory grew by %d bytes, and %d is the most", what, peak-v.idle, most)
 	}
@@ -306,7 +270,8 @@ func (v *victim) costs(what string, most int, attack func()) {
 func (v *victim) agentToken(node, address string) string {
 	v.t.Helper()
 	ctx := v.t.Context()
-	n, err := v.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{})
+	n, err := v.kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+		metav1.CreateOptions{})
 	if err != nil {
 		v.t.Fatal(err)
 	}
@@ -322,14 +287,17 @@ func (v *victim) agentToken(node, address string) string {
 	}
 	pod, err := v.kube.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent-" + node},
-		Spec:       corev1.PodSpec{NodeName: node, ServiceAccountName: account.Name, Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
+		Spec: corev1.PodSpec{NodeName: node, ServiceAccountName: account.Name,
+			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		v.t.Fatal(err)
 	}
-	token, err := v.kube.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, account.Name, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		Audiences: []string{"semaphore-broker.c1"}, BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
-	}}, metav1.CreateOptions{})
+	token, err := v.kube.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, account.Name,
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+			Audiences: []string{"semaphore-broker.c1"}, BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod",
+				APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+		}}, metav1.CreateOptions{})
 	if err != nil {
 		v.t.Fatal(err)
 	}

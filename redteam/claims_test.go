@@ -13,8 +13,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestAKeyStaysWithItsPeer: neither another remote, whichever the configuration lists first, nor a kubelet that annotates its Node
-// with every key there is and reports every address, takes a peer from the agents.
+// TestAKeyStaysWithItsPeer: neither another remote, whichever the configuration lists first, nor a kubelet that
+// annotates its Node with every key there is and reports every address, takes a peer from the agents.
 func TestAKeyStaysWithItsPeer(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -56,13 +56,15 @@ func TestAKeyStaysWithItsPeer(t *testing.T) {
 	// What a kubelet can do: annotations and addresses of its own Node.
 	annotations := map[string]string{}
 	for i, n := range nodes {
-		annotations[fmt.Sprintf("x%d.wireguard.semaphore.uw.io/pubKey", i)] = base64.StdEncoding.EncodeToString(n.GetNode().GetWireguard().GetPublicKey())
+		annotations[fmt.Sprintf("x%d.wireguard.semaphore.uw.io/pubKey",
+			i)] = base64.StdEncoding.EncodeToString(n.GetNode().GetWireguard().GetPublicKey())
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := v.kube.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := v.kube.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	var addresses []map[string]string
@@ -73,7 +75,8 @@ func TestAKeyStaysWithItsPeer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := v.kube.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, status, metav1.PatchOptions{}, "status"); err != nil {
+	if _, err := v.kube.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType, status, metav1.PatchOptions{},
+		"status"); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(2 * time.Second) // the broker follows a node within a moment
@@ -92,16 +95,21 @@ func TestGrowingOverALimitTakesNothing(t *testing.T) {
 	})
 	kinds := []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
 	slice := func(service string, third, n int) *semaphorev1.Object {
-		es := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{{Name: "http", Protocol: "TCP", Port: 8080}}}
+		es := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4",
+			Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 8080}}}
 		for i := range n {
-			es.Endpoints = append(es.Endpoints, &semaphorev1.Endpoint{Addresses: []string{fmt.Sprintf("10.2.%d.%d", third, i+1)}})
+			es.Endpoints = append(es.Endpoints,
+				&semaphorev1.Endpoint{Addresses: []string{fmt.Sprintf("10.2.%d.%d", third, i+1)}})
 		}
-		return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: service + "-1"},
+		return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop",
+			Name: service + "-1"},
 			Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: es}}
 	}
 	service := func(name string) *semaphorev1.Object {
-		return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: name},
-			Spec: &semaphorev1.Object_Service{Service: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}}}}
+		return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop",
+			Name: name},
+			Spec: &semaphorev1.Object_Service{Service: &semaphorev1.Service{Mirror: true,
+				Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}}}}
 	}
 	s := v.publish("c2")
 	s.tell(hello("c2", "e1", 10, kinds...))
@@ -111,7 +119,8 @@ func TestGrowingOverALimitTakesNothing(t *testing.T) {
 	endpoints := func(want int) {
 		t.Helper()
 		v.eventually(fmt.Sprintf("web has %d endpoints", want), func() error {
-			all, err := v.kube.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=c2-shop-73736d-web"})
+			all, err := v.kube.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(),
+				metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=c2-shop-73736d-web"})
 			n := 0
 			if err == nil {
 				for _, o := range all.Items {

@@ -33,9 +33,10 @@ func wrongSlice(name string, change func(*semaphorev1.EndpointSlice)) *semaphore
 	return wrong(o, o.GetEndpointSlice(), change)
 }
 
-// TestMetricsNameWhatIsRefused: for each word of docs/security.md an object that its rule refuses is sent to the broker as it is shipped,
-// and the broker's metrics tell of it under that word, the cluster and the kind; there is no word but these. The metrics of what is
-// held back and limited are named here too: a dashboard or an alert that uses them finds them.
+// TestMetricsNameWhatIsRefused: for each word of docs/security.md an object that its rule refuses is sent to the broker
+// as it is shipped, and the broker's metrics tell of it under that word, the cluster and the kind; there is no word but
+// these. The metrics of what is held back and limited are named here too: a dashboard or an alert that uses them finds
+// them.
 func TestMetricsNameWhatIsRefused(t *testing.T) {
 	page, err := os.ReadFile("../docs/security.md")
 	if err != nil {
@@ -53,7 +54,8 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 
 	v := start(t, func(cfg map[string]any) {
 		// What is limited in time takes a minute and more with the limits as shipped.
-		cfg["remotes"].([]any)[1].(map[string]any)["limits"] = map[string]any{"changesPerSecond": 10, "kibibytesPerSecond": 8, "streamsPerMinute": 3}
+		cfg["remotes"].([]any)[1].(map[string]any)["limits"] = map[string]any{"changesPerSecond": 10, "kibibytesPerSecond": 8,
+			"streamsPerMinute": 3}
 	})
 	type attack struct {
 		rule, code, kind string
@@ -61,18 +63,30 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 	}
 	attacks := []attack{
 		{"R7", "invalid-cidr", "node", wrongNode("a1", func(n *semaphorev1.Node) { n.PodCidrs = []string{"10.2.0.1/24"} })},
-		{"R7", "cidr-outside-pod-subnets", "node", wrongNode("a2", func(n *semaphorev1.Node) { n.PodCidrs = []string{"10.3.0.0/24"} })},
-		{"R10", "invalid-public-key", "node", wrongNode("a3", func(n *semaphorev1.Node) { n.Wireguard.PublicKey = make([]byte, 32) })},
-		{"R11", "invalid-endpoint", "node", wrongNode("a4", func(n *semaphorev1.Node) { n.Wireguard.Address = "localhost:51820" })},
-		{"R11", "endpoint-not-allowed", "node", wrongNode("a5", func(n *semaphorev1.Node) { n.Wireguard.Address = "169.254.169.254:80" })},
+		{"R7", "cidr-outside-pod-subnets", "node",
+			wrongNode("a2", func(n *semaphorev1.Node) { n.PodCidrs = []string{"10.3.0.0/24"} })},
+		{"R10", "invalid-public-key", "node",
+			wrongNode("a3", func(n *semaphorev1.Node) { n.Wireguard.PublicKey = make([]byte, 32) })},
+		{"R11", "invalid-endpoint", "node",
+			wrongNode("a4", func(n *semaphorev1.Node) { n.Wireguard.Address = "localhost:51820" })},
+		{"R11", "endpoint-not-allowed", "node",
+			wrongNode("a5", func(n *semaphorev1.Node) { n.Wireguard.Address = "169.254.169.254:80" })},
 		{"R5", "over-quota", "service", service("b0", 101)},
 		{"R20", "too-large", "service", service("b1", 1001)},
 		{"R15", "invalid-port", "service", wrongService("b2", func(s *semaphorev1.Service) { s.Ports[0].Protocol = "ICMP" })},
-		{"R15", "invalid-setting", "service", wrongService("b3", func(s *semaphorev1.Service) { s.ClientIpAffinitySeconds = -1 })},
+		{"R15", "invalid-setting", "service",
+			wrongService("b3", func(s *semaphorev1.Service) { s.ClientIpAffinitySeconds = -1 })},
+		{"R30", "invalid-export", "service", wrongService("b7", func(s *semaphorev1.Service) {
+			s.MultiCluster = &semaphorev1.MultiClusterExport{
+				Labels: []*semaphorev1.Label{{Key: "app.kubernetes.io/instance", Value: "theirs"}}}
+		})},
 		{"R14", "invalid-name", "service", service("-b-", 1)},
-		{"R14", "invalid-address-type", "endpointslice", wrongSlice("b4", func(s *semaphorev1.EndpointSlice) { s.AddressType = "FQDN" })},
-		{"R14", "invalid-ip", "endpointslice", wrongSlice("b5", func(s *semaphorev1.EndpointSlice) { s.Endpoints[0].Addresses = []string{"::ffff:10.2.0.1"} })},
-		{"R13", "ip-outside-pod-subnets", "endpointslice", wrongSlice("b6", func(s *semaphorev1.EndpointSlice) { s.Endpoints[0].Addresses = []string{"169.254.169.254"} })},
+		{"R14", "invalid-address-type", "endpointslice",
+			wrongSlice("b4", func(s *semaphorev1.EndpointSlice) { s.AddressType = "FQDN" })},
+		{"R14", "invalid-ip", "endpointslice",
+			wrongSlice("b5", func(s *semaphorev1.EndpointSlice) { s.Endpoints[0].Addresses = []string{"::ffff:10.2.0.1"} })},
+		{"R13", "ip-outside-pod-subnets", "endpointslice",
+			wrongSlice("b6", func(s *semaphorev1.EndpointSlice) { s.Endpoints[0].Addresses = []string{"169.254.169.254"} })},
 		{"R21", "ip-outside-pod-subnets", "setmember", member(1, "10.1.0.1")},
 		{"R2", "malformed", "setmember", &semaphorev1.Object{Key: member(2).GetKey(), Spec: node("c2", "x", 1).GetSpec()}},
 	}

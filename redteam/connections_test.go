@@ -16,7 +16,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestStreamsThatReadNothing: a stream whose exporter reads nothing, so that the broker waits to send, ends when another takes over.
+// TestStreamsThatReadNothing: a stream whose exporter reads nothing, so that the broker waits to send, ends when
+// another takes over.
 func TestStreamsThatReadNothing(t *testing.T) {
 	v := start(t)
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
@@ -40,8 +41,8 @@ func TestStreamsThatReadNothing(t *testing.T) {
 	})
 }
 
-// flood opens connections to an address until stop is closed, and keeps them as long as the other end does. It returns how many
-// were open at most.
+// flood opens connections to an address until stop is closed, and keeps them as long as the other end does. It returns
+// how many were open at most.
 func flood(t *testing.T, address string, config *tls.Config, n int) (stop func()) {
 	t.Helper()
 	var mu sync.Mutex
@@ -76,8 +77,8 @@ func flood(t *testing.T, address string, config *tls.Config, n int) (stop func()
 	}
 }
 
-// TestARemoteUsesUpNoConnections: whoever has the certificate of one exporter has a share of the connections; another exporter
-// connects beside thousands of attempts.
+// TestARemoteUsesUpNoConnections: whoever has the certificate of one exporter has a share of the connections; another
+// exporter connects beside thousands of attempts.
 func TestARemoteUsesUpNoConnections(t *testing.T) {
 	v := start(t)
 	v.costs("2,000 connections of c2", 128<<20, func() {
@@ -116,7 +117,8 @@ func TestAStrangerUsesUpNoConnections(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = s.call.SendMsg(encode(t, &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}}))
+		_ = s.call.SendMsg(encode(t,
+			&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}}))
 		if _, err := s.nextBytes(10 * time.Second); err != nil {
 			t.Errorf("an agent: %v", err)
 		}
@@ -176,7 +178,8 @@ func TestTheHTTPListenerIsBounded(t *testing.T) {
 	}
 }
 
-// TestFailedAdmissionsAtOnce: of as many attempts at one time as one likes, with bad tokens, few cost the apiserver a review.
+// TestFailedAdmissionsAtOnce: of as many attempts at one time as one likes, with bad tokens, few cost the apiserver a
+// review.
 func TestFailedAdmissionsAtOnce(t *testing.T) {
 	v := start(t)
 	reviews := func() (n float64) {

@@ -27,13 +27,15 @@ func upserts(at uint64, objects ...*semaphorev1.Object) *semaphorev1.PublishRequ
 	return changesOf(all...)
 }
 
-// wideService is a global service of as many ports as one may have, and wideSlice one of its slices, whose ports have numbers of their own.
+// wideService is a global service of as many ports as one may have, and wideSlice one of its slices, whose ports have
+// numbers of their own.
 func wideService(ports int, first int32) *semaphorev1.Object {
 	s := &semaphorev1.Service{Mirror: true, Global: true, Headless: true}
 	for i := range ports {
-		s.Ports = append(s.Ports, &semaphorev1.ServicePort{Name: fmt.Sprintf("p%d", i), Protocol: "TCP", Port: first + int32(i)})
+		s.Ports = append(s.Ports, &semaphorev1.Port{Name: fmt.Sprintf("p%d", i), Protocol: "TCP", Port: first + int32(i)})
 	}
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "wide"}, Spec: &semaphorev1.Object_Service{Service: s}}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop",
+		Name: "wide"}, Spec: &semaphorev1.Object_Service{Service: s}}
 }
 
 func wideSlice(i, ports int, ready bool) *semaphorev1.Object {
@@ -41,23 +43,27 @@ func wideSlice(i, ports int, ready bool) *semaphorev1.Object {
 		{Addresses: []string{fmt.Sprintf("10.2.%d.%d", i>>8, i&255)}, Ready: &ready, Hostname: fmt.Sprint("h", i)},
 	}}
 	for p := range ports {
-		s.Ports = append(s.Ports, &semaphorev1.EndpointPort{Name: fmt.Sprintf("p%d", p), Protocol: "TCP", Port: int32(1 + i*ports%60000 + p)})
+		s.Ports = append(s.Ports, &semaphorev1.Port{Name: fmt.Sprintf("p%d", p), Protocol: "TCP",
+			Port: int32(1 + i*ports%60000 + p)})
 	}
 	return &semaphorev1.Object{
-		Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: fmt.Sprintf("wide-%d", i)},
+		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop",
+			Name: fmt.Sprintf("wide-%d", i)},
 		Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s},
 	}
 }
 
-// TestAnotherRemoteIsAcknowledged: beside a remote that exports the costliest objects that its limits allow, and changes them as fast as it may,
-// another one's changes are acknowledged within a quarter of a second.
+// TestAnotherRemoteIsAcknowledged: beside a remote that exports the costliest objects that its limits allow, and
+// changes them as fast as it may, another one's changes are acknowledged within a quarter of a second.
 func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	v := start(t)
 	const ports, wide, nodes, members = 100, 1000, 14, 10_000
-	kinds := []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE, semaphorev1.Kind_KIND_SET_MEMBER}
+	kinds := []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SERVICE,
+		semaphorev1.Kind_KIND_ENDPOINT_SLICE, semaphorev1.Kind_KIND_SET_MEMBER}
 	worst := map[semaphorev1.Kind][]*semaphorev1.Object{semaphorev1.Kind_KIND_SERVICE: {wideService(ports, 1)}}
 	for i := range wide {
-		worst[semaphorev1.Kind_KIND_ENDPOINT_SLICE] = append(worst[semaphorev1.Kind_KIND_ENDPOINT_SLICE], wideSlice(i, ports, true))
+		worst[semaphorev1.Kind_KIND_ENDPOINT_SLICE] = append(worst[semaphorev1.Kind_KIND_ENDPOINT_SLICE],
+			wideSlice(i, ports, true))
 	}
 	cidrs := func(n int, first string) (all []string) {
 		if first != "" {
@@ -69,10 +75,12 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 		return all
 	}
 	for n := range nodes {
-		worst[semaphorev1.Kind_KIND_NODE] = append(worst[semaphorev1.Kind_KIND_NODE], node("c2", fmt.Sprintf("n%02d", n), byte(n+1), cidrs(n, "")...))
+		worst[semaphorev1.Kind_KIND_NODE] = append(worst[semaphorev1.Kind_KIND_NODE],
+			node("c2", fmt.Sprintf("n%02d", n), byte(n+1), cidrs(n, "")...))
 	}
 	for i := range members {
-		worst[semaphorev1.Kind_KIND_SET_MEMBER] = append(worst[semaphorev1.Kind_KIND_SET_MEMBER], member(i, fmt.Sprintf("10.2.%d.%d", 64+i>>8, i&255)))
+		worst[semaphorev1.Kind_KIND_SET_MEMBER] = append(worst[semaphorev1.Kind_KIND_SET_MEMBER],
+			member(i, fmt.Sprintf("10.2.%d.%d", 64+i>>8, i&255)))
 	}
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
 	s := v.publish("c3")
@@ -120,7 +128,8 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 			if odd {
 				first = "10.2.0.0/16" // over those of all others, or not
 			}
-			m := upserts(head+8*at, wideSlice(int(at)%wide, ports, odd), wideService(ports, 1+int32(at%2)), node("c2", "n00", 1, cidrs(0, first)...),
+			m := upserts(head+8*at, wideSlice(int(at)%wide, ports, odd), wideService(ports, 1+int32(at%2)),
+				node("c2", "n00", 1, cidrs(0, first)...),
 				member(int(at)%members, fmt.Sprintf("10.2.200.%d", at%200)))
 			if a.call.SendMsg(encode(t, m)) != nil {
 				return
@@ -142,14 +151,15 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	}
 }
 
-// TestAnotherRemoteIsWritten: beside a remote of which hundreds of objects cannot be written, and are tried again and again, another's Service is
-// written at once, its failure is logged, and it is tried again as if it were alone.
+// TestAnotherRemoteIsWritten: beside a remote of which hundreds of objects cannot be written, and are tried again and
+// again, another's Service is written at once, its failure is logged, and it is tried again as if it were alone.
 func TestAnotherRemoteIsWritten(t *testing.T) {
 	const failing = 500
 	v := start(t)
 	foreign := func(name string) {
 		t.Helper()
-		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{ClusterIP: "None", Ports: []corev1.ServicePort{{Port: 1}}}}
+		o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.ServiceSpec{ClusterIP: "None", Ports: []corev1.ServicePort{{Port: 1}}}}
 		if _, err := v.kube.CoreV1().Services("semaphore").Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -184,16 +194,19 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 			}
 			return err
 		})
-		t.Logf("beside %d Services of another remote that cannot be written, %s was written after %s", failing, name, time.Since(told))
+		t.Logf("beside %d Services of another remote that cannot be written, %s was written after %s", failing, name,
+			time.Since(told))
 	}
 	written(2*time.Second, "good")
 	v.eventually("the failure is logged", func() error {
-		if data, _ := os.ReadFile(v.log); !regexp.MustCompile(`level=WARN msg="reconcile failed.*key=c3-shop-73736d-taken`).Match(data) {
+		if data, _ := os.ReadFile(v.log); !regexp.MustCompile(`level=WARN msg="reconcile failed.*key=c3-shop-73736d-taken`).
+			Match(data) {
 			return errors.New("it is not")
 		}
 		return nil
 	})
-	if err := v.kube.CoreV1().Services("semaphore").Delete(t.Context(), "c3-shop-73736d-taken", metav1.DeleteOptions{}); err != nil {
+	if err := v.kube.CoreV1().Services("semaphore").Delete(t.Context(), "c3-shop-73736d-taken",
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	told = time.Now()

@@ -30,18 +30,21 @@ var (
 func service(name string, ports int) *semaphorev1.Object {
 	s := &semaphorev1.Service{Mirror: true}
 	for i := range ports {
-		s.Ports = append(s.Ports, &semaphorev1.ServicePort{Name: fmt.Sprintf("port-%d", i), Protocol: "TCP", Port: int32(1000 + i)})
+		s.Ports = append(s.Ports, &semaphorev1.Port{Name: fmt.Sprintf("port-%d", i), Protocol: "TCP", Port: int32(1000 + i)})
 	}
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: serviceKind, Namespace: "shop", Name: name}, Spec: &semaphorev1.Object_Service{Service: s}}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: serviceKind, Namespace: "shop", Name: name},
+		Spec: &semaphorev1.Object_Service{Service: s}}
 }
 
 // slice is the one of a service, with endpoints of c2 that begin with a third octet.
 func slice(service string, third, endpoints int) *semaphorev1.Object {
-	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{{Name: "port-0", Protocol: "TCP", Port: 8080}}}
+	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4",
+		Ports: []*semaphorev1.Port{{Name: "port-0", Protocol: "TCP", Port: 8080}}}
 	for i := range endpoints {
 		s.Endpoints = append(s.Endpoints, &semaphorev1.Endpoint{Addresses: []string{fmt.Sprintf("10.2.%d.%d", third, i+1)}})
 	}
-	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: sliceKind, Namespace: "shop", Name: service + "-1"}, Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}}
+	return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: sliceKind, Namespace: "shop", Name: service + "-1"},
+		Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}}
 }
 
 // cidrs are so many pod CIDRs of c2, from a number on.
@@ -54,7 +57,8 @@ func cidrs(from, n int) (out []string) {
 
 func (v *victim) services() []corev1.Service {
 	v.t.Helper()
-	all, err := v.kube.CoreV1().Services("semaphore").List(v.t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"})
+	all, err := v.kube.CoreV1().Services("semaphore").List(v.t.Context(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"})
 	if err != nil {
 		v.t.Fatal(err)
 	}
@@ -63,7 +67,8 @@ func (v *victim) services() []corev1.Service {
 
 func (v *victim) slices() []discoveryv1.EndpointSlice {
 	v.t.Helper()
-	all, err := v.kube.DiscoveryV1().EndpointSlices("semaphore").List(v.t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"})
+	all, err := v.kube.DiscoveryV1().EndpointSlices("semaphore").List(v.t.Context(),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=semaphore-broker"})
 	if err != nil {
 		v.t.Fatal(err)
 	}
@@ -80,8 +85,9 @@ func refusedBy(all []*semaphorev1.Refusal, limit string) (n int) {
 	return n
 }
 
-// TestARemoteTakesNoMoreThanItsLimits: pod CIDRs, ports and cluster IPs of a remote are bounded as shipped, what stood stays when it
-// grows over a limit or others come before it in a snapshot, and the metrics and the code of the refusals tell.
+// TestARemoteTakesNoMoreThanItsLimits: pod CIDRs, ports and cluster IPs of a remote are bounded as shipped, what stood
+// stays when it grows over a limit or others come before it in a snapshot, and the metrics and the code of the refusals
+// tell.
 func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -103,7 +109,8 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	})
 
 	// A node with more pod CIDRs than one may have keeps those that it had, and one port too many changes nothing.
-	s.tell(changesOf(upsert(10, node("c2", "m1", 1, append(cidrs(100, 900), cidrs(0, 3)...)...)), upsert(11, service("web", 101))))
+	s.tell(changesOf(upsert(10, node("c2", "m1", 1, append(cidrs(100, 900), cidrs(0, 3)...)...)),
+		upsert(11, service("web", 101))))
 	refused := s.acked(11)
 	if refusedBy(refused, "podCIDRsPerNode") != 1 || refusedBy(refused, "portsPerService") != 1 {
 		t.Errorf("refused: %v", refused)
@@ -139,7 +146,8 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	s.tell(snapshot(sliceKind, 2000, slice("web", 200, 5))...)
 	refused = s.acked(2000)
 	if refusedBy(refused, "podCIDRs") < 143 || refusedBy(refused, "clusterIPs") != 501 {
-		t.Errorf("%d refused by limits.podCIDRs, want 143 at least, and %d by limits.clusterIPs, want 501", refusedBy(refused, "podCIDRs"), refusedBy(refused, "clusterIPs"))
+		t.Errorf("%d refused by limits.podCIDRs, want 143 at least, and %d by limits.clusterIPs, want 501",
+			refusedBy(refused, "podCIDRs"), refusedBy(refused, "clusterIPs"))
 	}
 	for _, r := range refused {
 		if name := r.GetKey().GetName(); name == "web" || name == "m1" {
@@ -168,8 +176,8 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	t.Logf("%d Services made of 1,501 told", len(all))
 }
 
-// TestTheBrakeSeesWhatIsEmptiedAndRefused: who tells of all its objects so that they are refused, or that nothing is left in them, takes
-// down no more than who deletes them.
+// TestTheBrakeSeesWhatIsEmptiedAndRefused: who tells of all its objects so that they are refused, or that nothing is
+// left in them, takes down no more than who deletes them.
 func TestTheBrakeSeesWhatIsEmptiedAndRefused(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -211,7 +219,8 @@ func TestTheBrakeSeesWhatIsEmptiedAndRefused(t *testing.T) {
 	// Half is emptied, half is told so that it is refused.
 	at := uint64(1000)
 	for i := range n {
-		gone := []*semaphorev1.Object{node("c2", nodes[i].Key.Name, 1), service(services[i].Key.Name, 1), slice(services[i].Key.Name, i, 0), member(i)}
+		gone := []*semaphorev1.Object{node("c2", nodes[i].Key.Name, 1), service(services[i].Key.Name, 1),
+			slice(services[i].Key.Name, i, 0), member(i)}
 		gone[0].GetNode().Wireguard = nil
 		gone[1].GetService().Mirror = false
 		if i%2 == 1 {
@@ -242,8 +251,9 @@ func TestTheBrakeSeesWhatIsEmptiedAndRefused(t *testing.T) {
 	t.Logf("of %d each: %d endpoints and %d peers are left", n, endpoints(), len(peers))
 }
 
-// TestWritesForARemoteAreBounded: a remote with large sets and slices, of which small messages change one address each as fast as it may,
-// has no more bytes written for it than limits.kibibytesPerSecond, and another remote's are written beside it.
+// TestWritesForARemoteAreBounded: a remote with large sets and slices, of which small messages change one address each
+// as fast as it may, has no more bytes written for it than limits.kibibytesPerSecond, and another remote's are written
+// beside it.
 func TestWritesForARemoteAreBounded(t *testing.T) {
 	const rate = 4 << 10
 	v := start(t, func(cfg map[string]any) {
@@ -287,7 +297,8 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 	}
 	var offered, endpoints, members []*semaphorev1.Object
 	for i := range services {
-		offered, endpoints = append(offered, service(fmt.Sprint("s-", i), 1)), append(endpoints, slice(fmt.Sprint("s-", i), i, 99))
+		offered, endpoints = append(offered, service(fmt.Sprint("s-", i), 1)),
+			append(endpoints, slice(fmt.Sprint("s-", i), i, 99))
 	}
 	for i := range sets * pods {
 		members = append(members, pod(i, 0))
@@ -351,8 +362,15 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 	defer written.Unlock()
 	// A minute's worth may come at once (config.ByteBurst).
 	bound := rate * (64 + took.Seconds())
-	t.Logf("in %s: %d KiB told, %.1f MiB written (bound: %.1f MiB): %v versions; another remote's Service was there after %s",
-		took.Round(time.Millisecond), told>>10, written.bytes/(1<<20), bound/(1<<20), written.of, other.Round(time.Millisecond))
+	t.Logf(
+		"in %s: %d KiB told, %.1f MiB written (bound: %.1f MiB): %v versions; another remote's Service was there after %s",
+		took.Round(time.Millisecond),
+		told>>10,
+		written.bytes/(1<<20),
+		bound/(1<<20),
+		written.of,
+		other.Round(time.Millisecond),
+	)
 	if written.bytes > bound {
 		t.Errorf("%.0f bytes were written, and %.0f is the most", written.bytes, bound)
 	}
@@ -361,8 +379,8 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 	}
 }
 
-// TestNodeSubnetsAreRequired: without knowing where a remote's nodes are the broker does not start, and says which field is missing; with
-// them no tunnel ends anywhere else.
+// TestNodeSubnetsAreRequired: without knowing where a remote's nodes are the broker does not start, and says which
+// field is missing; with them no tunnel ends anywhere else.
 func TestNodeSubnetsAreRequired(t *testing.T) {
 	v := prepare(t)
 	remote := v.cfg["remotes"].([]any)[0].(map[string]any)
@@ -373,8 +391,10 @@ func TestNodeSubnetsAreRequired(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), bins["semaphore-broker"], "--config", v.path("broker.yaml")).CombinedOutput()
-	if err == nil || !strings.Contains(string(out), `remotes[0].nodeSubnets: none: name the subnets that the nodes of "c2" have their InternalIPs from`) {
+	out, err := exec.CommandContext(t.Context(), bins["semaphore-broker"], "--config",
+		v.path("broker.yaml")).CombinedOutput()
+	if err == nil || !strings.Contains(string(out),
+		`remotes[0].nodeSubnets: none: name the subnets that the nodes of "c2" have their InternalIPs from`) {
 		t.Errorf("without nodeSubnets: %v: %s", err, out)
 	}
 
@@ -383,8 +403,10 @@ func TestNodeSubnetsAreRequired(t *testing.T) {
 	s := v.publish("c2")
 	var all []*semaphorev1.Object
 	for i, at := range []string{
-		"10.3.1.1:53", "192.0.2.33:51820", "8.8.8.8:53", "[fd00:ec2::254]:80", "100.100.100.200:80", "169.254.169.254:80", "[64:ff9b::a01:1]:1", "[2002:a01:1::1]:1",
-		"240.0.0.1:1", "0.1.2.3:1", "224.0.0.1:1", "[ff02::1]:1", "192.0.2.9:1", "10.2.1.1:1", "10.101.0.1:443", "127.0.0.1:1",
+		"10.3.1.1:53", "192.0.2.33:51820", "8.8.8.8:53", "[fd00:ec2::254]:80", "100.100.100.200:80", "169.254.169.254:80",
+		"[64:ff9b::a01:1]:1", "[2002:a01:1::1]:1",
+		"240.0.0.1:1", "0.1.2.3:1", "224.0.0.1:1", "[ff02::1]:1", "192.0.2.9:1", "10.2.1.1:1", "10.101.0.1:443",
+		"127.0.0.1:1",
 	} {
 		o := node("c2", fmt.Sprintf("n%d", i), 1, cidrs(i, 1)...)
 		o.GetNode().GetWireguard().PublicKey = append([]byte{byte(i), 7}, make([]byte, 30)...)
@@ -396,7 +418,8 @@ func TestNodeSubnetsAreRequired(t *testing.T) {
 	if refused := s.acked(100); len(refused) != len(all) {
 		t.Errorf("%d of %d tunnels to elsewhere were refused: %v", len(refused), len(all), refused)
 	}
-	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="node"`, `code="endpoint-not-allowed"`); n != float64(len(all)) {
+	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="node"`,
+		`code="endpoint-not-allowed"`); n != float64(len(all)) {
 		t.Errorf("semaphore_broker_refused_total tells of %v of %d", n, len(all))
 	}
 }

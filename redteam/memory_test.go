@@ -41,8 +41,8 @@ func amplifiers(size int) map[string][]byte {
 	}
 }
 
-// TestDecodedSize: whatever bytes an exporter sends, before its Hello and after, on as many streams as it likes, and however
-// well they compress, the broker's memory grows by less than a stated figure.
+// TestDecodedSize: whatever bytes an exporter sends, before its Hello and after, on as many streams as it likes, and
+// however well they compress, the broker's memory grows by less than a stated figure.
 func TestDecodedSize(t *testing.T) {
 	v := start(t, func(cfg map[string]any) {
 		// Otherwise each attack would have to wait for the one before it.

@@ -24,8 +24,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// namesOf are the remotes of this test: what c2 has in namespaces that begin with "eu-", c2-eu has in those without, and a Service
-// of eu can end as c2-eu begins.
+// namesOf are the remotes of this test: what c2 has in namespaces that begin with "eu-", c2-eu has in those without,
+// and a Service of eu can end as c2-eu begins.
 var namesOf = map[string]string{"c2": "10.2.0.0/16", "c2-eu": "10.4.0.0/16", "eu": "10.5.0.0/16"}
 
 // address is the n-th pod of a remote.
@@ -36,7 +36,8 @@ func address(cluster string, n int) string {
 // owners follows which remote each object of the broker is of, from the apiserver's own events.
 type owners struct {
 	mu sync.Mutex
-	// of is the remote by resource, namespace and name, uids the UID of the first object with the name; addresses are those it has now.
+	// of is the remote by resource, namespace and name, uids the UID of the first object with the name; addresses are
+	// those it has now.
 	of, uids  map[string]string
 	addresses map[string][]string
 	passed    []string
@@ -99,12 +100,14 @@ func (v *victim) versions(see func(resource string, u *unstructured.Unstructured
 	client := dynamic.NewForConfigOrDie(v.rest)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	all := []schema.GroupVersionResource{{Version: "v1", Resource: "services"}, {Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}}
+	all := []schema.GroupVersionResource{{Version: "v1", Resource: "services"},
+		{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}}
 	for _, name := range append(more, "globalnetworksets") {
 		all = append(all, kubetest.CalicoCRD.WithResource(name))
 	}
 	for _, r := range all {
-		w, err := client.Resource(r).Watch(ctx, metav1.ListOptions{LabelSelector: naming.LabelManagedBy + "=" + naming.ManagedByBroker})
+		w, err := client.Resource(r).Watch(ctx, metav1.ListOptions{LabelSelector: naming.LabelManagedBy + "=" +
+			naming.ManagedByBroker})
 		if err != nil {
 			v.t.Fatal(err)
 		}
@@ -122,16 +125,18 @@ func (v *victim) versions(see func(resource string, u *unstructured.Unstructured
 	v.t.Cleanup(func() { cancel(); wg.Wait() })
 }
 
-// TestNoNamePassesBetweenRemotes: remotes whose mirrors could bear one name are refused by the configuration. With other prefixes, and
-// namespaces, Services and sets that are made to meet, each name of a Service, an EndpointSlice, a GlobalNetworkSet and a NetworkSet stays
-// with the remote that had it first, across brokers, whoever is heard first; and each remote has objects for all that it exports.
+// TestNoNamePassesBetweenRemotes: remotes whose mirrors could bear one name are refused by the configuration. With
+// other prefixes, and namespaces, Services and sets that are made to meet, each name of a Service, an EndpointSlice, a
+// GlobalNetworkSet and a NetworkSet stays with the remote that had it first, across brokers, whoever is heard first;
+// and each remote has objects for all that it exports.
 func TestNoNamePassesBetweenRemotes(t *testing.T) {
 	for _, order := range [][]string{{"c2-eu", "c2", "eu"}, {"c2", "eu", "c2-eu"}} {
 		t.Run("first "+order[0], func(t *testing.T) {
 			v := prepare(t)
 			kubetest.InstallCalico(t, v.rest, kubetest.CalicoCRD, "networksets")
 			for _, name := range []string{"pay", "eu-pay", "eu"} {
-				if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+				if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(),
+					&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -139,7 +144,9 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 			for i, name := range []string{"c2-eu", "eu"} {
 				trust.In(t, v.dir, name)
 				remotes = append(remotes, map[string]any{
-					"name": name, "podSubnets": []string{namesOf[name]}, "nodeSubnets": []string{fmt.Sprintf("192.0.2.%d/28", 48+16*i)}, "wireguard": map[string]any{"listenPort": 51830 + i},
+					"name": name, "podSubnets": []string{namesOf[name]},
+					"nodeSubnets": []string{fmt.Sprintf("192.0.2.%d/28", 48+16*i)},
+					"wireguard":   map[string]any{"listenPort": 51830 + i},
 				})
 			}
 			v.cfg["remotes"], v.cfg["sets"] = remotes, map[string]any{"namespaced": true}
@@ -148,7 +155,8 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			out, err := exec.CommandContext(t.Context(), bins["semaphore-broker"], "--config", v.path("broker.yaml")).CombinedOutput()
+			out, err := exec.CommandContext(t.Context(), bins["semaphore-broker"], "--config",
+				v.path("broker.yaml")).CombinedOutput()
 			if want := `remotes[1].servicePrefix: "c2-eu" and "c2" of c2`; err == nil || !strings.Contains(string(out), want) {
 				t.Errorf("a broker of c2 and c2-eu starts, or does not say %s: %v\n%s", want, err, out)
 			}
@@ -158,8 +166,10 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 			v.versions(o.see, "networksets")
 
 			set := func(cluster string, n int, namespace, name string) *semaphorev1.Object {
-				return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: memberKind, Namespace: namespace, Name: fmt.Sprint("pod-", n)},
-					Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: fmt.Sprint(cluster, n), SetName: name, Ips: []string{address(cluster, n)}}}}
+				return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: memberKind, Namespace: namespace,
+					Name: fmt.Sprint("pod-", n)},
+					Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: fmt.Sprint(cluster, n),
+						SetName: name, Ips: []string{address(cluster, n)}}}}
 			}
 			offer := func(cluster string, n int, namespace, name string) (*semaphorev1.Object, *semaphorev1.Object) {
 				s := service(name, 1)
@@ -176,7 +186,8 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 				set("c2-eu", 1, "pay", "web"), set("c2-eu", 2, "eu", "x"), set("c2-eu", 3, "pay", "api"),
 				set("c2-eu", 4, "pay", "web-"+hash), // what c2's set would be called with a suffix
 			}
-			all["c2"].sets = []*semaphorev1.Object{set("c2", 1, "eu-pay", "web"), set("c2", 2, "eu", "eu-x"), set("c2", 3, "eu-pay", "api"), set("c2", 4, "eu", "pay-web")}
+			all["c2"].sets = []*semaphorev1.Object{set("c2", 1, "eu-pay", "web"), set("c2", 2, "eu", "eu-x"),
+				set("c2", 3, "eu-pay", "api"), set("c2", 4, "eu", "pay-web")}
 			for cluster, services := range map[string][][2]string{
 				"c2-eu": {{"pay", "checkout"}, {"pay", "web"}},
 				"c2":    {{"eu-pay", "checkout"}, {"eu-pay", "web"}},
@@ -211,7 +222,8 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 							// A mirror has slices of one remote, a global service those of several.
 							mirror := naming.Mirror(strings.ReplaceAll(cluster, "-", ""), s.Key.Namespace, s.Key.Name)
 							for _, name := range []string{mirror, naming.Global(s.Key.Namespace, s.Key.Name)} {
-								if err := o.lacks("endpointslices", "semaphore/"+name+"-"+cluster+"-", cluster, address(cluster, 10+i)); err != nil {
+								if err := o.lacks("endpointslices", "semaphore/"+name+"-"+cluster+"-", cluster,
+									address(cluster, 10+i)); err != nil {
 									return err
 								}
 							}
@@ -244,13 +256,16 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 			for _, text := range o.passed {
 				t.Error(text)
 			}
-			for _, want := range []string{"globalnetworksets /c2-eu-pay-web", "networksets eu/c2-eu-eu-x", "endpointslices semaphore/gl-pay-73736d-web-c2-eu-1"} {
+			for _, want := range []string{"globalnetworksets /c2-eu-pay-web", "networksets eu/c2-eu-eu-x",
+				"endpointslices semaphore/gl-pay-73736d-web-c2-eu-1"} {
 				if _, ok := o.of[want]; !ok {
 					t.Errorf("nobody has %s, which two remotes could want", want)
 				}
 			}
-			t.Logf("%d names in %d versions, none passed; GlobalNetworkSet c2-eu-pay-web is of %s, EndpointSlice gl-pay-73736d-web-c2-eu-1 of %s",
-				len(o.of), o.versions, o.of["globalnetworksets /c2-eu-pay-web"], o.of["endpointslices semaphore/gl-pay-73736d-web-c2-eu-1"])
+			t.Logf("%d names in %d versions, none passed; GlobalNetworkSet c2-eu-pay-web is of %s, EndpointSlice "+
+				"gl-pay-73736d-web-c2-eu-1 of %s",
+				len(o.of), o.versions, o.of["globalnetworksets /c2-eu-pay-web"],
+				o.of["endpointslices semaphore/gl-pay-73736d-web-c2-eu-1"])
 		})
 	}
 }

@@ -12,7 +12,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// agent attaches as the agent of a node and returns what it was told until the end mark: the bytes of all messages, and the peers.
+// agent attaches as the agent of a node and returns what it was told until the end mark: the bytes of all messages, and
+// the peers.
 func (v *victim) agent(token string, clusters int) (total int, largest int, peers map[string]*semaphorev1.Peer) {
 	v.t.Helper()
 	s, err := open(v.t, v.dialPeering(), attachMethod, token)
@@ -53,14 +54,15 @@ func (v *victim) agent(token string, clusters int) (total int, largest int, peer
 	}
 }
 
-// TestNothingUnknownPassesOn: fields that nobody knows, of any size and at any depth of a node, reach no agent; and the largest
-// nodes that are taken do not keep an agent from being told of what comes after them.
+// TestNothingUnknownPassesOn: fields that nobody knows, of any size and at any depth of a node, reach no agent; and the
+// largest nodes that are taken do not keep an agent from being told of what comes after them.
 func TestNothingUnknownPassesOn(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
 	kind := semaphorev1.Kind_KIND_NODE
 	var nodes []*semaphorev1.Object
-	unknown := protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), bytes.Repeat([]byte{'x'}, 200<<10))
+	unknown := protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType),
+		bytes.Repeat([]byte{'x'}, 200<<10))
 	for i := range 8 {
 		o := node("c2", fmt.Sprintf("poison-%d", i), byte(i+1), fmt.Sprintf("10.2.%d.0/24", i))
 		o.ProtoReflect().SetUnknown(unknown)

@@ -21,7 +21,7 @@ import (
 // ran is how long the broker's threads have run.
 func (v *victim) ran() (all time.Duration) {
 	v.t.Helper()
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", v.cmd.Process.Pid))
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", v.PID))
 	if err != nil || len(files) == 0 {
 		v.t.Fatal("the broker has no threads", err)
 	}
@@ -42,8 +42,9 @@ type price struct {
 	written, grown float64
 }
 
-// TestPriceOfEachRule: for each rule of docs/security.md that stands between a remote and the broker, what breaks it is tried hundreds of times on the
-// broker as it is shipped. What that costs in CPU, memory and writes is logged, and bounded.
+// TestPriceOfEachRule: for each rule of docs/security.md that stands between a remote and the broker, what breaks it is
+// tried hundreds of times on the broker as it is shipped. What that costs in CPU, memory and writes is logged, and
+// bounded.
 func TestPriceOfEachRule(t *testing.T) {
 	v := start(t)
 	const n = 500
@@ -113,11 +114,13 @@ func TestPriceOfEachRule(t *testing.T) {
 		most        price
 		do          func() int
 	}{
-		{"R1", "a Hello for another cluster", price{50 * time.Millisecond, 20, 48 << 20}, streams(func(s *stream) { s.tell(hello("c3", "e1", 1, memberKind)) })},
+		{"R1", "a Hello for another cluster", price{50 * time.Millisecond, 20, 48 << 20},
+			streams(func(s *stream) { s.tell(hello("c3", "e1", 1, memberKind)) })},
 		{"R3", "a handshake without a certificate", price{50 * time.Millisecond, 20, 48 << 20}, func() int {
 			for range 100 {
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-				conn, err := (&tls.Dialer{Config: trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1"))}).DialContext(ctx, "tcp", v.federation)
+				conn, err := (&tls.Dialer{Config: trust.ClientTLS(v.path("bundles", "c1.pem"),
+					identity.Broker("c1"))}).DialContext(ctx, "tcp", v.federation)
 				if err == nil { // the refusal of TLS 1.3 comes with the first read
 					_, err = conn.Read(make([]byte, 1))
 					conn.Close()
@@ -129,33 +132,39 @@ func TestPriceOfEachRule(t *testing.T) {
 			}
 			return 100
 		}},
-		{"R4", "a message of 4 MiB", price{200 * time.Millisecond, 20, 96 << 20}, streams(func(s *stream) { _ = s.call.SendMsg(make([]byte, 4<<20)) })},
+		{"R4", "a message of 4 MiB", price{200 * time.Millisecond, 20, 96 << 20},
+			streams(func(s *stream) { _ = s.call.SendMsg(make([]byte, 4<<20)) })},
 		{"R6", "a snapshot from before the Hello", price{50 * time.Millisecond, 20, 48 << 20}, streams(func(s *stream) {
 			s.tell(hello("c2", "other", 1<<40, kinds...), snapshot(nodeKind, 1)[0])
 		})},
 		{"R2", "an object of another kind than it says", refused, each(func(i int) *semaphorev1.Object {
 			return &semaphorev1.Object{Key: member(i).GetKey(), Spec: node("c2", "x", 1).GetSpec()}
 		})},
-		{"R7", "a pod CIDR of another cluster", refused, nodes(func(_ int, n *semaphorev1.Node) { n.PodCidrs = []string{"10.3.0.0/24"} })},
-		{"R8", "a pod CIDR that another node has", refused, nodes(func(_ int, n *semaphorev1.Node) { n.PodCidrs = []string{"10.2.0.0/28"} })},
+		{"R7", "a pod CIDR of another cluster", refused,
+			nodes(func(_ int, n *semaphorev1.Node) { n.PodCidrs = []string{"10.3.0.0/24"} })},
+		{"R8", "a pod CIDR that another node has", refused,
+			nodes(func(_ int, n *semaphorev1.Node) { n.PodCidrs = []string{"10.2.0.0/28"} })},
 		{"R10", "another's public key", refused, nodes(func(_ int, n *semaphorev1.Node) { n.Wireguard.PublicKey = key(1) })},
-		{"R11", "a tunnel to a metadata address", refused, nodes(func(_ int, n *semaphorev1.Node) { n.Wireguard.Address = "169.254.169.254:80" })},
-		{"R13, R14, R20", "slices of addresses that are not the remote's, in another spelling, and too many", refused, each(func(i int) *semaphorev1.Object {
-			o := slice("web", 1, 1)
-			o.Key.Name = fmt.Sprint("web-", i)
-			switch e := o.GetEndpointSlice().Endpoints[0]; i % 3 {
-			case 0:
-				e.Addresses = []string{"169.254.169.254"}
-			case 1:
-				e.Addresses = []string{"::ffff:10.2.0.1"}
-			default:
-				for j := range 100 {
-					e.Addresses = append(e.Addresses, fmt.Sprintf("10.2.1.%d", j))
+		{"R11", "a tunnel to a metadata address", refused,
+			nodes(func(_ int, n *semaphorev1.Node) { n.Wireguard.Address = "169.254.169.254:80" })},
+		{"R13, R14, R20", "slices of addresses that are not the remote's, in another spelling, and too many", refused,
+			each(func(i int) *semaphorev1.Object {
+				o := slice("web", 1, 1)
+				o.Key.Name = fmt.Sprint("web-", i)
+				switch e := o.GetEndpointSlice().Endpoints[0]; i % 3 {
+				case 0:
+					e.Addresses = []string{"169.254.169.254"}
+				case 1:
+					e.Addresses = []string{"::ffff:10.2.0.1"}
+				default:
+					for j := range 100 {
+						e.Addresses = append(e.Addresses, fmt.Sprintf("10.2.1.%d", j))
+					}
 				}
-			}
-			return o
-		})},
-		{"R5", "Services with more ports than limits.portsPerService", refused, each(func(i int) *semaphorev1.Object { return service(fmt.Sprint("wide-", i), 101) })},
+				return o
+			})},
+		{"R5", "Services with more ports than limits.portsPerService", refused,
+			each(func(i int) *semaphorev1.Object { return service(fmt.Sprint("wide-", i), 101) })},
 		{"R15, R25", "Services with settings out of bounds, of a clock years ahead", refused, func() int {
 			var changes []*semaphorev1.Change
 			for i := range n {
@@ -173,37 +182,40 @@ func TestPriceOfEachRule(t *testing.T) {
 			return n
 		}},
 		// Of each two one has the name, and is written.
-		{"R18", "Services of which each two would have mirrors of one name", price{8 * time.Millisecond, n/2 + 40, 48 << 20}, func() int {
+		{"R18", "Services of which each two would have mirrors of one name", price{8 * time.Millisecond, n/2 + 40, 48 << 20},
+			func() int {
+				each(func(i int) *semaphorev1.Object {
+					o := service(fmt.Sprint("b-", i/2), 1)
+					if o.Key.Namespace = "shop-73736d-a"; i%2 == 0 {
+						o.Key.Namespace, o.Key.Name = "shop", fmt.Sprint("a-73736d-b-", i/2)
+					}
+					return o
+				})()
+				v.eventuallyWithin(time.Minute, "the Services that have their names are written", func() error {
+					if got := v.metric("semaphore_broker_writes_total", `kind="service"`, `result="ok"`); got < n/2 {
+						return fmt.Errorf("%v of %d", got, n/2)
+					}
+					return nil
+				})
+				return n
+			}},
+		{"R21, R22", "members of sets that are no pods of the remote, or whose sets no label can name", refused,
 			each(func(i int) *semaphorev1.Object {
-				o := service(fmt.Sprint("b-", i/2), 1)
-				if o.Key.Namespace = "shop-73736d-a"; i%2 == 0 {
-					o.Key.Namespace, o.Key.Name = "shop", fmt.Sprint("a-73736d-b-", i/2)
+				o := member(i, "10.1.0.1")
+				if i%2 == 0 {
+					o = member(i, "10.2.0.1")
+					o.GetSetMember().SetName = strings.Repeat("/", 100)
 				}
 				return o
-			})()
-			v.eventuallyWithin(time.Minute, "the Services that have their names are written", func() error {
-				if got := v.metric("semaphore_broker_writes_total", `kind="service"`, `result="ok"`); got < n/2 {
-					return fmt.Errorf("%v of %d", got, n/2)
-				}
-				return nil
-			})
-			return n
-		}},
-		{"R21, R22", "members of sets that are no pods of the remote, or whose sets no label can name", refused, each(func(i int) *semaphorev1.Object {
-			o := member(i, "10.1.0.1")
-			if i%2 == 0 {
-				o = member(i, "10.2.0.1")
-				o.GetSetMember().SetName = strings.Repeat("/", 100)
-			}
-			return o
-		})},
+			})},
 		{"R24", "all that is exported withdrawn at once", refused, func() int {
 			each(func(i int) *semaphorev1.Object { return member(i, fmt.Sprintf("10.2.%d.%d", 128+i/250, 1+i%250)) })()
 			time.Sleep(time.Second)
 			var changes []*semaphorev1.Change
 			for i := range n {
 				at++
-				changes = append(changes, &semaphorev1.Change{Revision: at, Change: &semaphorev1.Change_Delete{Delete: member(i).GetKey()}})
+				changes = append(changes,
+					&semaphorev1.Change{Revision: at, Change: &semaphorev1.Change_Delete{Delete: member(i).GetKey()}})
 			}
 			s.tell(changesOf(changes...))
 			s.acked(at)
@@ -227,10 +239,12 @@ func TestPriceOfEachRule(t *testing.T) {
 		time.Sleep(500 * time.Millisecond) // for what it leads to
 		_, peak := v.resident()
 		cpu, written, grown := (v.ran()-ran)/time.Duration(times), writes()-wrote, float64(peak-now)
-		t.Logf("| %s | %s | %.2f ms | %.1f MiB | %.0f | %d B | (%d times in %s)", a.rules, a.what, float64(cpu.Microseconds())/1000, grown/(1<<20), written, wire/times,
+		t.Logf("| %s | %s | %.2f ms | %.1f MiB | %.0f | %d B | (%d times in %s)", a.rules, a.what,
+			float64(cpu.Microseconds())/1000, grown/(1<<20), written, wire/times,
 			times, time.Since(begun).Round(time.Millisecond))
 		if cpu > a.most.cpu || written > a.most.written || grown > a.most.grown {
-			t.Errorf("%s, %s: %s of CPU each, %.0f writes and %.0f bytes of memory in all; %v is the most", a.rules, a.what, cpu, written, grown, a.most)
+			t.Errorf("%s, %s: %s of CPU each, %.0f writes and %.0f bytes of memory in all; %v is the most", a.rules, a.what, cpu,
+				written, grown, a.most)
 		}
 	}
 }

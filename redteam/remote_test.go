@@ -45,7 +45,8 @@ func (v *victim) dial(cluster, part string) *grpc.ClientConn {
 	if err != nil {
 		v.t.Fatal(err)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+v.federation, grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(identity.Broker("c1")))))
+	conn, err := grpc.NewClient("passthrough:///"+v.federation,
+		grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(identity.Broker("c1")))))
 	if err != nil {
 		v.t.Fatal(err)
 	}
@@ -85,7 +86,8 @@ func open(t *testing.T, conn *grpc.ClientConn, method, token string) (*stream, e
 	ctx, cancel := context.WithCancel(ctx)
 	t.Cleanup(cancel)
 	call, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method,
-		grpc.ForceCodecV2(raw{}), grpc.UseCompressor(gzip.Name), grpc.MaxCallSendMsgSize(64<<20), grpc.MaxCallRecvMsgSize(64<<20))
+		grpc.ForceCodecV2(raw{}), grpc.UseCompressor(gzip.Name), grpc.MaxCallSendMsgSize(64<<20),
+		grpc.MaxCallRecvMsgSize(64<<20))
 	if err != nil {
 		cancel()
 		return nil, err
@@ -190,11 +192,18 @@ func hello(cluster, epoch string, head uint64, kinds ...semaphorev1.Kind) *semap
 
 // snapshot is a whole snapshot of a kind at a revision, in messages of a thousand objects at most.
 func snapshot(kind semaphorev1.Kind, at uint64, objects ...*semaphorev1.Object) []*semaphorev1.PublishRequest {
-	messages := []*semaphorev1.PublishRequest{{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: at}}}}
+	messages := []*semaphorev1.PublishRequest{
+		{
+			Message: &semaphorev1.PublishRequest_SnapshotBegin{
+				SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: at},
+			},
+		},
+	}
 	changes := &semaphorev1.Changes{}
 	flush := func() {
 		if len(changes.Changes) > 0 {
-			messages = append(messages, &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: changes}})
+			messages = append(messages,
+				&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: changes}})
 			changes = &semaphorev1.Changes{}
 		}
 	}
@@ -219,14 +228,18 @@ func upsert(revision uint64, o *semaphorev1.Object) *semaphorev1.Change {
 }
 
 func changesOf(changes ...*semaphorev1.Change) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: changes}}}
+	return &semaphorev1.PublishRequest{
+		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: changes}},
+	}
 }
 
 // member is a pod of a set, with an address that the remote's second octet says.
 func member(i int, ips ...string) *semaphorev1.Object {
 	return &semaphorev1.Object{
-		Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: fmt.Sprintf("pod-%d", i)},
-		Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: fmt.Sprintf("uid-%d", i), SetName: "web", Ips: ips}},
+		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop",
+			Name: fmt.Sprintf("pod-%d", i)},
+		Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: fmt.Sprintf("uid-%d", i),
+			SetName: "web", Ips: ips}},
 	}
 }
 

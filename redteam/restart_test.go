@@ -10,9 +10,9 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestWhoHasItKeepsItAcrossBrokers: a broker that ends forgets what remotes told it. Whoever is heard first by the next one, another
-// remote with the same keys or a node that claims pod CIDRs of others, takes nothing from who had it; and a first snapshot that
-// lacks the peers takes none of them away.
+// TestWhoHasItKeepsItAcrossBrokers: a broker that ends forgets what remotes told it. Whoever is heard first by the next
+// one, another remote with the same keys or a node that claims pod CIDRs of others, takes nothing from who had it; and
+// a first snapshot that lacks the peers takes none of them away.
 func TestWhoHasItKeepsItAcrossBrokers(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -20,7 +20,8 @@ func TestWhoHasItKeepsItAcrossBrokers(t *testing.T) {
 	peer := func(cluster string, i int, name string, cidrs ...string) *semaphorev1.Object {
 		o := node(cluster, name, byte(1+i%14), cidrs...)
 		o.GetNode().GetWireguard().PublicKey = append([]byte{byte(i), 7}, make([]byte, 30)...)
-		o.GetNode().GetWireguard().Address = fmt.Sprintf("%s%d", o.GetNode().GetWireguard().GetAddress()[:len("192.0.2.17:51")], 100+i)
+		o.GetNode().GetWireguard().Address = fmt.Sprintf("%s%d",
+			o.GetNode().GetWireguard().GetAddress()[:len("192.0.2.17:51")], 100+i)
 		return o
 	}
 	var honest []*semaphorev1.Object
@@ -41,7 +42,8 @@ func TestWhoHasItKeepsItAcrossBrokers(t *testing.T) {
 		left := 0
 		for i := range n {
 			p := peers[fmt.Sprintf("c3/n%02d", i)]
-			if len(p.GetAllowedIps()) == 1 && p.GetAllowedIps()[0] == fmt.Sprintf("10.3.%d.0/24", i) && p.GetWireguard().GetPublicKey()[0] == byte(i) {
+			if len(p.GetAllowedIps()) == 1 && p.GetAllowedIps()[0] == fmt.Sprintf("10.3.%d.0/24", i) &&
+				p.GetWireguard().GetPublicKey()[0] == byte(i) {
 				left++
 			}
 		}
@@ -66,8 +68,8 @@ func TestWhoHasItKeepsItAcrossBrokers(t *testing.T) {
 		return fmt.Errorf("%d ConfigMaps, none with c3", len(all.Items))
 	})
 
-	// A thief, which the configuration lists first, is heard first; and of c3 a node that comes before the others by name and in the
-	// snapshot claims the pod CIDRs of all of them.
+	// A thief, which the configuration lists first, is heard first; and of c3 a node that comes before the others by name
+	// and in the snapshot claims the pod CIDRs of all of them.
 	v.kill()
 	v.run()
 	var stolen []*semaphorev1.Object

@@ -18,8 +18,8 @@ import (
 // maxStatus is what semaphorectl takes of a part, gRPC's default.
 const maxStatus = 4 << 20
 
-// TestStatusStaysSmall: whatever remotes have refused, and however much agents of 60 nodes have to complain of, `semaphorectl status` is answered, and names
-// problems of each.
+// TestStatusStaysSmall: whatever remotes have refused, and however much agents of 60 nodes have to complain of,
+// `semaphorectl status` is answered, and names problems of each.
 func TestStatusStaysSmall(t *testing.T) {
 	const nodes = 60
 	v := start(t)
@@ -36,7 +36,8 @@ func TestStatusStaysSmall(t *testing.T) {
 		}
 		var wrong []*semaphorev1.Object
 		for i := range 500 {
-			wrong = append(wrong, node(cluster, fmt.Sprintf("n%03d-%s", i, strings.Repeat("z", 240)), 1, "8.8.8.0/24", strings.Repeat("9", 100)))
+			wrong = append(wrong, node(cluster, fmt.Sprintf("n%03d-%s", i, strings.Repeat("z", 240)), 1, "8.8.8.0/24",
+				strings.Repeat("9", 100)))
 		}
 		s := v.publish(cluster)
 		s.tell(hello(cluster, "e1", 5000, nodeKind, serviceKind))
@@ -51,7 +52,8 @@ func TestStatusStaysSmall(t *testing.T) {
 		report.Problems = append(report.Problems, strings.Repeat("p", 512))
 	}
 	for i := range 256 {
-		report.Devices = append(report.Devices, &semaphorev1.DeviceReport{Cluster: fmt.Sprint("d", i), Interface: strings.Repeat("i", 64), Problem: strings.Repeat("d", 512)})
+		report.Devices = append(report.Devices, &semaphorev1.DeviceReport{Cluster: fmt.Sprint("d", i),
+			Interface: strings.Repeat("i", 64), Problem: strings.Repeat("d", 512)})
 	}
 	for i := range nodes {
 		token := v.agentToken(fmt.Sprintf("n%02d", i), fmt.Sprintf("198.51.100.%d", i+1))
@@ -75,7 +77,8 @@ func TestStatusStaysSmall(t *testing.T) {
 	defer conn.Close()
 	var status *semaphorev1.GetStatusResponse
 	v.eventuallyWithin(time.Minute, "all agents have reported", func() (err error) {
-		status, err = semaphorev1.NewDebugServiceClient(conn).GetStatus(t.Context(), &semaphorev1.GetStatusRequest{}, grpc.MaxCallRecvMsgSize(64<<20))
+		status, err = semaphorev1.NewDebugServiceClient(conn).GetStatus(t.Context(), &semaphorev1.GetStatusRequest{},
+			grpc.MaxCallRecvMsgSize(64<<20))
 		n := 0
 		for _, node := range status.GetNodes() {
 			if len(node.GetProblems()) > 0 && node.GetDevices() == 256 {
@@ -91,7 +94,8 @@ func TestStatusStaysSmall(t *testing.T) {
 	for _, node := range status.GetNodes() {
 		ofNodes += proto.Size(node)
 	}
-	t.Logf("the status has %d bytes, %d of them those of %d nodes, and %d lines of problems", proto.Size(status), ofNodes, nodes, len(status.GetProblems()))
+	t.Logf("the status has %d bytes, %d of them those of %d nodes, and %d lines of problems", proto.Size(status), ofNodes,
+		nodes, len(status.GetProblems()))
 	if proto.Size(status) > maxStatus {
 		t.Errorf("the status has %d bytes; %d is the most", proto.Size(status), maxStatus)
 	}
@@ -99,7 +103,8 @@ func TestStatusStaysSmall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), bins["semaphorectl"], "status", "--timeout", "20s", "--socket", v.path("broker.sock")).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), bins["semaphorectl"], "status", "--timeout", "20s", "--socket",
+		v.path("broker.sock")).CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 2 {
 		t.Errorf("semaphorectl status: %v: %.500s", err, out)

@@ -43,7 +43,8 @@ func TestAcknowledgedWhilePaced(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreToldAgain: an exporter that comes back as a new process, with the same objects, is told again what is refused.
+// TestRefusalsAreToldAgain: an exporter that comes back as a new process, with the same objects, is told again what is
+// refused.
 func TestRefusalsAreToldAgain(t *testing.T) {
 	v := start(t)
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
@@ -63,9 +64,13 @@ func TestRefusalsAreToldAgain(t *testing.T) {
 		t.Fatalf("%v, %v", m, err)
 	}
 	held := m.GetWelcome().GetHeld()[0]
-	second.tell(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{
-		Kind: kind, Revision: 7, Objects: held.GetObjects(), Digest: held.GetDigest(),
-	}}})
+	second.tell(
+		&semaphorev1.PublishRequest{
+			Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{
+				Kind: kind, Revision: 7, Objects: held.GetObjects(), Digest: held.GetDigest(),
+			}},
+		},
+	)
 	if r := second.acked(7); len(r) != 1 || r[0].GetKey().GetName() != "pod-2" || r[0].GetRevision() != 7 {
 		t.Errorf("refused after an unchanged snapshot: %v", r)
 	}

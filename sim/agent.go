@@ -28,7 +28,7 @@ type agent struct {
 
 	// kernel is the devices of the node with their peers, by remote. It outlives the process.
 	kernel map[string]map[string]string
-	// at is how far the agent has come in what each broker has told of each peer.
+	// at is how far the agent has processed what each broker sent of each peer.
 	at map[int]map[string]int
 	// fresh are remotes that this process has not looked at yet: it then looks at all there is.
 	fresh map[string]bool
@@ -87,7 +87,8 @@ func (a *agent) dial() bool {
 	for _, r := range a.d.config.Remotes {
 		configured[r.Name] = true
 	}
-	a.conn = &agentConn{wire: wire{w: a.w, id: a.w.ids}, client: a, server: b, session: b.state.Open(a.d.name, a.name, configured)}
+	a.conn = &agentConn{wire: wire{w: a.w, id: a.w.ids}, client: a, server: b,
+		session: b.state.Open(a.d.name, a.name, configured)}
 	a.w.agentConns = append(a.w.agentConns, a.conn)
 	a.state.Begin()
 	epoch, revision := a.state.Resume()
@@ -193,7 +194,12 @@ func (a *agent) receive(c *agentConn, m *semaphorev1.AttachResponse) {
 		}
 	}
 	if a.state.Current() {
-		a.conn.send(&a.conn.up, &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: a.state.Revision()}}})
+		a.conn.send(
+			&a.conn.up,
+			&semaphorev1.AttachRequest{
+				Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: a.state.Revision()}},
+			},
+		)
 	}
 }
 
@@ -205,7 +211,8 @@ func (a *agent) network(c *agentConn, cluster string) {
 		return
 	}
 	if !a.fresh[cluster] && a.kernel[cluster] != nil {
-		a.w.fail("I7", "agent %s of %s looks at all of the device to %s, of which nothing has changed", a.name, a.d.name, cluster)
+		a.w.fail("I7", "agent %s of %s looks at all of the device to %s, of which nothing has changed", a.name,
+			a.d.name, cluster)
 	}
 	a.fresh[cluster] = false
 	if a.kernel[cluster] == nil {
@@ -229,7 +236,8 @@ func (a *agent) peer(c *agentConn, cluster, name string) {
 	text := ""
 	if n := a.state.Network(cluster); n != nil && n.Peers[name] != nil {
 		p := n.Peers[name]
-		text = fmt.Sprintf("%s at %s %v", hex.EncodeToString(p.GetWireguard().GetPublicKey()), p.GetWireguard().GetAddress(), p.GetAllowedIps())
+		text = fmt.Sprintf("%s at %s %v", hex.EncodeToString(p.GetWireguard().GetPublicKey()), p.GetWireguard().GetAddress(),
+			p.GetAllowedIps())
 		for _, cidr := range p.GetAllowedIps() {
 			if ip, _, _ := strings.Cut(cidr, "/"); !a.w.sourceNamed(cluster).owns(ip) {
 				a.w.fail("I4", "agent %s of %s routes %s to %s of %s", a.name, a.d.name, cidr, name, cluster)
@@ -238,7 +246,7 @@ func (a *agent) peer(c *agentConn, cluster, name string) {
 	}
 	was := a.kernel[cluster][name]
 	if was == text {
-		// A process that has just started compares; one that goes on is told of changes only.
+		// A process that has just started compares; a running one gets only changes.
 		return
 	}
 	a.w.active++
@@ -251,7 +259,7 @@ func (a *agent) peer(c *agentConn, cluster, name string) {
 	a.follow(c.server, cluster+"/"+name, text, was)
 }
 
-// follow checks that a peer becomes only what the broker has wanted since what it was told before.
+// follow checks that a peer only takes states that the broker wanted since it last sent one.
 func (a *agent) follow(b *broker, peer, text, was string) {
 	if a.at[b.id] == nil {
 		a.at[b.id] = map[string]int{}
@@ -270,7 +278,8 @@ func (a *agent) follow(b *broker, peer, text, was string) {
 	if text == "" {
 		invariant = "I2"
 	}
-	a.w.fail(invariant, "agent %s of %s makes peer %s %q, which was %q; broker %d has wanted %q", a.name, a.d.name, peer, text, was, b.id, past)
+	a.w.fail(invariant, "agent %s of %s makes peer %s %q, which was %q; broker %d has wanted %q", a.name, a.d.name, peer,
+		text, was, b.id, past)
 }
 
 // wantPeers notes what the broker has come to want of its agents, by the model.

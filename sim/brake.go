@@ -8,9 +8,9 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// This file checks the brake (R24) from outside: a snapshot that lacks most of what a source exported takes nothing away, nor does
-// the first snapshot that a new broker hears take away most of what an earlier one wrote. Both checks err on one side:
-// the product may hold back more.
+// This file checks the brake (R24) from outside: a snapshot that lacks most of what a source exported takes nothing
+// away, nor does the first snapshot that a new broker hears take away most of what an earlier one wrote. Both checks
+// err on one side: the product may retain more.
 
 // ledger is what one broker holds of a source.
 type ledger struct {
@@ -49,13 +49,13 @@ func (l *ledger) change(c replica.Change) {
 	delete(l.withdrawn, c.Key)
 }
 
-// isHollow says whether nothing follows from an object.
+// isHollow reports whether nothing follows from an object.
 func isHollow(o *semaphorev1.Object) bool {
 	switch {
 	case o.GetNode() != nil:
 		return o.GetNode().GetWireguard() == nil || len(o.GetNode().GetPodCidrs()) == 0
 	case o.GetService() != nil:
-		return !o.GetService().GetMirror() && !o.GetService().GetGlobal()
+		return !o.GetService().GetMirror() && !o.GetService().GetGlobal() && o.GetService().GetMultiCluster() == nil
 	}
 	return len(heldAddresses(o)) == 0
 }
@@ -64,17 +64,17 @@ func isHollow(o *semaphorev1.Object) bool {
 func (l *ledger) follow(c *conn, m *semaphorev1.PublishRequest) {
 	switch {
 	case m.GetSnapshotBegin() != nil:
-		c.told = map[replica.Key]bool{}
+		c.listed = map[replica.Key]bool{}
 	case m.GetSnapshotEnd() != nil:
 		for key := range l.held {
 			if key.Kind == m.GetSnapshotEnd().GetKind() {
-				l.note(key, !c.told[key])
+				l.note(key, !c.listed[key])
 			}
 		}
-		c.told = nil
-	case c.told != nil:
+		c.listed = nil
+	case c.listed != nil:
 		for _, change := range m.GetChanges().GetChanges() {
-			c.told[replica.KeyOf(change.GetUpsert().GetKey())] = true
+			c.listed[replica.KeyOf(change.GetUpsert().GetKey())] = true
 		}
 	default:
 		for _, change := range m.GetChanges().GetChanges() {
@@ -107,8 +107,16 @@ func (b *broker) brakes(c *conn, source string, m *semaphorev1.PublishRequest, r
 	}
 	for _, change := range result.Changes {
 		if change.New == nil && change.Key.Kind == end.GetKind() && !l.withdrawn[change.Key] && !l.hollow[change.Key] {
-			b.w.fail("brake", "broker %d of %s removes %s of %s at once with most of the kind: a snapshot has %d, and %d were exported",
-				b.id, b.d.name, change.Key, source, end.GetObjects(), exported)
+			b.w.fail(
+				"brake",
+				"broker %d of %s removes %s of %s at once with most of the kind: a snapshot has %d, and %d were exported",
+				b.id,
+				b.d.name,
+				change.Key,
+				source,
+				end.GetObjects(),
+				exported,
+			)
 		}
 	}
 }
@@ -122,8 +130,8 @@ type doubt struct {
 	settled bool
 }
 
-// doubt looks whether the first snapshots withdraw most of what earlier brokers wrote. It is called before anything is decided
-// by what has changed.
+// doubt checks whether the first snapshots withdraw most of what earlier brokers wrote. It is called before anything is
+// decided by what has changed.
 func (b *broker) doubt() {
 	if !b.w.braked {
 		return
@@ -183,6 +191,14 @@ func (b *broker) doubtOf(of doubted, there []string, ok bool, wanted map[string]
 // mayDelete checks the delete of an object that came from a cluster.
 func (b *broker) mayDelete(kind, name, cluster string) {
 	if d := b.doubts[doubted{cluster, kind}]; b.w.braked && d != nil && !d.settled {
-		b.w.fail("brake", "broker %d of %s deletes %s %s of %s: the first snapshot withdraws most of what an earlier broker wrote", b.id, b.d.name, kind, name, cluster)
+		b.w.fail(
+			"brake",
+			"broker %d of %s deletes %s %s of %s: the first snapshot withdraws most of what an earlier broker wrote",
+			b.id,
+			b.d.name,
+			kind,
+			name,
+			cluster,
+		)
 	}
 }

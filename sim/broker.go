@@ -11,11 +11,13 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/networksets"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	mirroring "github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/broker/tunnels"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -27,14 +29,15 @@ type broker struct {
 	id       int
 	replicas map[string]*replica.Replica
 	current  map[string]*conn
-	// tunnels, mirrors and policy are the engines. What a message led to is taken by each at once, in turns as in the product.
+	// tunnels, mirrors and policy are the engines. What a message led to is taken by each at once, in turns as in the
+	// product.
 	tunnels  *tunnels.Engine
 	mirrors  *mirroring.Engine
 	policy   *networksets.Engine
 	state    *peering.State
 	loops    []runner
-	services *loop[*corev1.Service]
-	sets     *loop[*calicov3.GlobalNetworkSet]
+	services *driver[*corev1.Service]
+	sets     *driver[*calicov3.GlobalNetworkSet]
 	paused   bool
 
 	// What the simulation keeps of it, for the checks.
@@ -48,8 +51,8 @@ type broker struct {
 	toldPeers map[string]bool
 	// holds are who has come to be the peer with a key.
 	holds map[string]string
-	// ledgers are what the senders have withdrawn, by source, and doubts what of an earlier broker's objects is to stay: for the checks
-	// of the brake.
+	// ledgers are what the senders have withdrawn, by source, and doubts what of an earlier broker's objects is to
+	// stay: for the checks of the brake.
 	ledgers map[string]*ledger
 	doubts  map[doubted]*doubt
 	// owners are the pods for whose sake an address is in what is written under a name.
@@ -60,7 +63,8 @@ func (d *dest) newBroker() *broker {
 	d.w.ids++
 	b := &broker{
 		w: d.w, d: d, id: d.w.ids,
-		replicas: map[string]*replica.Replica{}, current: map[string]*conn{}, state: peering.NewStateOf(peering.Sizes{Tombstones: d.w.tombstones, Batch: d.w.chunk}),
+		replicas: map[string]*replica.Replica{}, current: map[string]*conn{},
+		state:   peering.NewStateOf(peering.Sizes{Tombstones: d.w.tombstones, Batch: d.w.chunk}),
 		reached: map[string]*reached{}, complete: map[string]map[semaphorev1.Kind]bool{},
 		acked: map[[2]string]uint64{}, owners: map[string]map[string][]string{},
 		peers: map[string][]string{}, toldPeers: map[string]bool{}, holds: map[string]string{},
@@ -69,7 +73,7 @@ func (d *dest) newBroker() *broker {
 	for i := range d.config.Remotes {
 		r := &d.config.Remotes[i]
 		b.replicas[r.Name] = replica.New(r.Name, d.name, "sim", admission.New(r, d.config.LocalPrefixes).Check)
-		b.replicas[r.Name].Bound(r.Limits, d.config.Brake)
+		b.replicas[r.Name].SetLimits(r.Limits, d.config.Brake)
 		b.complete[r.Name] = map[semaphorev1.Kind]bool{}
 	}
 	for _, s := range d.w.sources {
@@ -78,11 +82,13 @@ func (d *dest) newBroker() *broker {
 	}
 	cfg := *d.config
 	cfg.Sets.MaxSize = pick(d.w, d.w.setSizes)
-	quiet := func(_, _, _, _ string) {}
-	b.tunnels, b.mirrors, b.policy = tunnels.New(&cfg, b.state, quiet, d.w.clock), mirroring.New(&cfg, quiet, d.w.clock), networksets.New(&cfg, quiet, d.w.clock)
-	slices := newLoop(b, d.slices, b.mirrors.DesiredSlices(), sliceRules)
-	endpoints := newLoop(b, d.endpoints, b.mirrors.DesiredEndpoints(), endpointsRules)
-	b.services, b.sets = newLoop(b, d.services, b.mirrors.DesiredServices(), serviceRules), newLoop(b, d.sets, b.policy.DesiredGlobal(), setRules)
+	quiet := func(_, _ string, _ finding.Code, _ string) {}
+	b.tunnels, b.mirrors, b.policy = tunnels.New(&cfg, b.state, quiet, d.w.clock), mirroring.New(&cfg, quiet, d.w.clock),
+		networksets.New(&cfg, quiet, d.w.clock)
+	slices := newDriver(b, d.slices, b.mirrors.DesiredSlices(), sliceKind, (*broker).preparedSlice)
+	b.services = newDriver(b, d.services, b.mirrors.DesiredServices(), serviceKind, (*broker).preparedService)
+	b.sets = newDriver(b, d.sets, b.policy.DesiredGlobal(), setKind, (*broker).preparedSet)
+	endpoints := newDriver(b, d.endpoints, b.mirrors.DesiredEndpoints(), endpointsKind, (*broker).preparedEndpoints)
 	b.mirrors.Bind(b.services, slices)
 	b.mirrors.BindEndpoints(endpoints)
 	b.policy.Bind(b.sets)
@@ -120,8 +126,9 @@ func (b *broker) receive(c *conn, m *semaphorev1.PublishRequest) {
 	}
 	b.take(source, result)
 	b.doubt()
-	if err == nil && m.GetHeartbeat() != nil && c.session.Live() && (b.mirrors.ResyncDue(source) || b.policy.ResyncDue(source)) {
-		err = b.replicas[source].Anew(b.w.now, "what an earlier broker wrote is held back")
+	if err == nil && m.GetHeartbeat() != nil && c.session.Live() &&
+		(b.mirrors.ResyncDue(source) || b.policy.ResyncDue(source)) {
+		err = b.replicas[source].Resync(b.w.now, "what an earlier broker wrote is retained")
 	}
 	for _, r := range b.acknowledge(c, result.Responses) {
 		if r.GetAck() == nil && r.GetWelcome() == nil {
@@ -148,15 +155,16 @@ func (b *broker) acknowledge(c *conn, responses []*semaphorev1.PublishResponse) 
 		}
 	}
 	if !c.owed.IsZero() && b.w.now.Sub(c.owed) > ackWithin {
-		b.w.fail("acks", "broker %d of %s owes stream %d an acknowledgement since %s, and sends none", b.id, b.d.name, c.id, b.w.now.Sub(c.owed))
+		b.w.fail("acks", "broker %d of %s owes stream %d an acknowledgement since %s, and sends none", b.id, b.d.name, c.id,
+			b.w.now.Sub(c.owed))
 	}
 	return send
 }
 
-// ackWithin is for how long an acknowledgement may be held back while messages are taken.
+// ackWithin bounds the delay of an acknowledgement while messages are received.
 const ackWithin = time.Second
 
-// release lets go what the brakes hold of a source.
+// release releases what the brakes retain of a source.
 func (b *broker) release(s *source) {
 	b.tracef("the operator releases the brakes of %s", s.name)
 	result := b.replicas[s.name].Release(b.w.now)
@@ -173,12 +181,14 @@ func (b *broker) release(s *source) {
 
 // take hands on what a message led to.
 func (b *broker) take(source string, r replica.Result) {
-	if len(r.Changes) > 0 || len(r.HeldBack) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 || r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+	if len(r.Changes) > 0 || len(r.Retained) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 ||
+		r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
 		b.wantPeers()
 		b.tunnels.Queue().Push(source, r)
 		b.mirrors.Queue().Push(source, r)
 		b.policy.Queue().Push(source, r)
-		for b.tunnels.Queue().Turn(b.w.clock, b.tunnels.Take) || b.mirrors.Queue().Turn(b.w.clock, b.mirrors.Take) || b.policy.Queue().Turn(b.w.clock, b.policy.Take) {
+		for b.tunnels.Queue().Turn(b.w.clock, b.tunnels.Take) || b.mirrors.Queue().Turn(b.w.clock, b.mirrors.Take) ||
+			b.policy.Queue().Turn(b.w.clock, b.policy.Take) {
 		}
 	}
 }
@@ -235,50 +245,51 @@ func (b *broker) view() []*view {
 	return b.views
 }
 
-// How the types are written, as broker/apply does it.
+// How the types are compared and written, as in broker/apply, where the checks need it.
 
-var serviceRules = rules[*corev1.Service]{
-	merge: func(have, want *corev1.Service) *corev1.Service {
+var serviceKind = writes.Kind[*corev1.Service]{
+	Name: "service", Paced: true,
+	Merge: func(have, want *corev1.Service) *corev1.Service {
 		out := have.DeepCopy()
 		out.Labels = want.Labels
 		out.Annotations = want.Annotations
 		out.Spec.Ports, out.Spec.PublishNotReadyAddresses = want.Spec.Ports, want.Spec.PublishNotReadyAddresses
 		return out
 	},
-	equal:    func(a, b *corev1.Service) bool { return fullService(a) == fullService(b) },
-	replace:  func(have, want *corev1.Service) bool { return have.Spec.ClusterIP != want.Spec.ClusterIP },
-	prepared: (*broker).preparedService,
+	Equal:   func(a, b *corev1.Service) bool { return fullService(a) == fullService(b) },
+	Replace: func(have, want *corev1.Service) bool { return have.Spec.ClusterIP != want.Spec.ClusterIP },
 }
 
-var sliceRules = rules[*discoveryv1.EndpointSlice]{
-	merge: func(have, want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+var sliceKind = writes.Kind[*discoveryv1.EndpointSlice]{
+	Name: "slice", Paced: true,
+	Merge: func(have, want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 		out := have.DeepCopy()
 		out.Labels = want.Labels
 		out.Annotations = want.Annotations
 		out.Endpoints, out.Ports = want.Endpoints, want.Ports
 		return out
 	},
-	equal:    func(a, b *discoveryv1.EndpointSlice) bool { return fullSlice(a) == fullSlice(b) },
-	replace:  func(have, want *discoveryv1.EndpointSlice) bool { return have.AddressType != want.AddressType },
-	prepared: (*broker).preparedSlice,
+	Equal:   func(a, b *discoveryv1.EndpointSlice) bool { return fullSlice(a) == fullSlice(b) },
+	Replace: func(have, want *discoveryv1.EndpointSlice) bool { return have.AddressType != want.AddressType },
 }
 
-var setRules = rules[*calicov3.GlobalNetworkSet]{
-	merge: func(have, want *calicov3.GlobalNetworkSet) *calicov3.GlobalNetworkSet {
+var setKind = writes.Kind[*calicov3.GlobalNetworkSet]{
+	Name: "set", Paced: true,
+	Merge: func(have, want *calicov3.GlobalNetworkSet) *calicov3.GlobalNetworkSet {
 		out := have.DeepCopy()
 		out.Labels = want.Labels
 		out.Annotations = want.Annotations
 		out.Spec.Nets = want.Spec.Nets
 		return out
 	},
-	equal:    func(a, b *calicov3.GlobalNetworkSet) bool { return fullSet(a) == fullSet(b) },
-	prepared: (*broker).preparedSet,
+	Equal: func(a, b *calicov3.GlobalNetworkSet) bool { return fullSet(a) == fullSet(b) },
 }
 
 // The texts of what is written, as want has them; full ones with all labels.
 
 func origin(labels, annotations map[string]string) string {
-	return labels[naming.LabelSourceCluster] + "/" + ref{annotations[naming.AnnotationSourceNamespace], annotations[naming.AnnotationSourceName]}.String()
+	return labels[naming.LabelSourceCluster] + "/" + ref{annotations[naming.AnnotationSourceNamespace],
+		annotations[naming.AnnotationSourceName]}.String()
 }
 
 func textService(o *corev1.Service) string {
@@ -286,7 +297,8 @@ func textService(o *corev1.Service) string {
 	for _, p := range o.Spec.Ports {
 		ports += fmt.Sprintf("%s/%s/%d", p.Name, p.Protocol, p.Port)
 	}
-	return fmt.Sprintf("%s headless=%t notReady=%t %s", origin(o.Labels, o.Annotations), o.Spec.ClusterIP == "None", o.Spec.PublishNotReadyAddresses, ports)
+	return fmt.Sprintf("%s headless=%t notReady=%t %s", origin(o.Labels, o.Annotations), o.Spec.ClusterIP == "None",
+		o.Spec.PublishNotReadyAddresses, ports)
 }
 
 // textEndpoints are the endpoints of a slice, each with what the slice says of all of them.
@@ -301,14 +313,16 @@ func textEndpoints(o *discoveryv1.EndpointSlice) []string {
 		if e.Hostname != nil {
 			hostname = *e.Hostname
 		}
-		endpoints = append(endpoints, fmt.Sprintf("%s %s %s ready=%t %s", o.AddressType, ports, e.Addresses[0], e.Conditions.Ready != nil && *e.Conditions.Ready, hostname))
+		endpoints = append(endpoints, fmt.Sprintf("%s %s %s ready=%t %s", o.AddressType, ports, e.Addresses[0],
+			e.Conditions.Ready != nil && *e.Conditions.Ready, hostname))
 	}
 	return endpoints
 }
 
 func textSlice(o *discoveryv1.EndpointSlice) string {
 	_, headless := o.Labels[corev1.IsHeadlessService]
-	return fmt.Sprintf("%s of %s headless=%t %v", origin(o.Labels, o.Annotations), o.Labels[discoveryv1.LabelServiceName], headless, textEndpoints(o))
+	return fmt.Sprintf("%s of %s headless=%t %v", origin(o.Labels, o.Annotations), o.Labels[discoveryv1.LabelServiceName],
+		headless, textEndpoints(o))
 }
 
 // part is of which Service and source a slice has endpoints.

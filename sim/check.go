@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -29,12 +29,14 @@ func (b *broker) follow(c *conn, source string, m *semaphorev1.PublishRequest, r
 		at := [2]string{source, stream}
 		if ack := r.GetAck(); ack != nil {
 			if ack.GetRevision() < b.acked[at] {
-				b.w.fail("I3", "broker %d of %s acknowledges %d of %s, after %d of the same epoch", b.id, b.d.name, ack.GetRevision(), source, b.acked[at])
+				b.w.fail("I3", "broker %d of %s acknowledges %d of %s, after %d of the same epoch", b.id, b.d.name,
+					ack.GetRevision(), source, b.acked[at])
 			}
 			b.acked[at] = ack.GetRevision()
 		}
 		if w := r.GetWelcome(); w.GetResumeRevision() > 0 && w.GetResumeRevision() < b.acked[at] {
-			b.w.fail("I3", "broker %d of %s offers %s to go on from %d, and has acknowledged %d of the same epoch", b.id, b.d.name, source, w.GetResumeRevision(), b.acked[at])
+			b.w.fail("I3", "broker %d of %s offers %s to go on from %d, and has acknowledged %d of the same epoch", b.id,
+				b.d.name, source, w.GetResumeRevision(), b.acked[at])
 		}
 	}
 	if err == nil {
@@ -51,7 +53,7 @@ func (b *broker) follow(c *conn, source string, m *semaphorev1.PublishRequest, r
 			key = change.GetUpsert().GetKey()
 		}
 		if !c.client.x.source.mayKnow(b.d, key) {
-			b.w.fail("R26", "%s is told of %s of %s, which was never exported to it", b.d.name, replica.KeyOf(key), source)
+			b.w.fail("R26", "%s receives %s of %s, which was never exported to it", b.d.name, replica.KeyOf(key), source)
 		}
 	}
 	if b.w.braked && err == nil {
@@ -63,14 +65,15 @@ func (b *broker) follow(c *conn, source string, m *semaphorev1.PublishRequest, r
 	}
 }
 
-// changed checks what becomes of what a replica holds.
+// changed checks a change of a replica.
 func (b *broker) changed(s *source, changes []replica.Change) {
 	for _, change := range changes {
 		b.w.active++
 		b.views = nil
 		for _, ip := range heldAddresses(change.New) {
 			if !s.owns(ip) {
-				b.w.fail("I4", "broker %d of %s takes %s of %s with %s, which is none of its pods", b.id, b.d.name, change.Key, s.name, ip)
+				b.w.fail("I4", "broker %d of %s takes %s of %s with %s, which is none of its pods", b.id, b.d.name, change.Key,
+					s.name, ip)
 			}
 		}
 		if invariant, problem := b.reached[s.name].follow(change); problem != "" {
@@ -95,16 +98,18 @@ func heldAddresses(o *semaphorev1.Object) []string {
 	return out
 }
 
-// expected says whether a stream may end so.
+// expected reports whether a stream may end so.
 func (b *broker) expected(c *conn, err error) bool {
-	if c.lossy && strings.Contains(err.Error(), "its end says") {
+	if c.lossy && strings.Contains(err.Error(), "its end mark counts") {
 		return true
 	}
 	// An exporter that was deposed, a hello that was overtaken on its way, or a snapshot that is wanted once more.
-	return strings.Contains(err.Error(), "hello.term") || strings.Contains(err.Error(), "hello.head_revision") || strings.Contains(err.Error(), "told anew")
+	return strings.Contains(err.Error(), "hello.term") || strings.Contains(err.Error(), "hello.head_revision") ||
+		strings.Contains(err.Error(), "send snapshots on another stream")
 }
 
-// preparedService checks a write before it is sent: against what the replicas hold, which the checks above have followed.
+// preparedService checks a write before it is sent: against what the replicas hold, which the checks above have
+// followed.
 func (b *broker) preparedService(name string, have, want_ *corev1.Service) {
 	text := ""
 	if want_ != nil {
@@ -118,9 +123,8 @@ func (b *broker) preparedService(name string, have, want_ *corev1.Service) {
 	mayGo(b, "service", name, have, text, want(b.view()).services[name], semaphorev1.Kind_KIND_SERVICE)
 }
 
-// preparedSlice checks that what is written is what the replicas come to, or stood there before (what of that should not be there
-// any more shows when all has converged); and that nothing goes of a cluster that is not
-// known whole.
+// preparedSlice checks that what is written is what the replicas come to, or stood there before (what of that should
+// not be there any more shows when all has converged); and that nothing goes of a cluster that is not known whole.
 func (b *broker) preparedSlice(name string, have, want_ *discoveryv1.EndpointSlice) {
 	stands, stays := map[string]bool{}, map[string]bool{}
 	if have != nil {
@@ -145,31 +149,35 @@ func (b *broker) preparedSlice(name string, have, want_ *discoveryv1.EndpointSli
 	}
 	for line := range stands {
 		if !stays[addressOf(line)] {
-			b.known("slice", name, have.Labels[naming.LabelSourceCluster], semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+			b.known("slice", name, have.Labels[naming.LabelSourceCluster], semaphorev1.Kind_KIND_SERVICE,
+				semaphorev1.Kind_KIND_ENDPOINT_SLICE)
 		}
 	}
 	if want_ == nil && len(stands) == 0 {
-		b.known("slice", name, have.Labels[naming.LabelSourceCluster], semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE)
+		b.known("slice", name, have.Labels[naming.LabelSourceCluster], semaphorev1.Kind_KIND_SERVICE,
+			semaphorev1.Kind_KIND_ENDPOINT_SLICE)
 	}
 }
 
-// keepsName checks that no name passes from one source to another: none may make names that another one's objects can bear.
-func keepsName[T apply.Object](b *broker, kind, name string, have, want T) {
+// keepsName checks that no name passes from one source to another: none may make names that another one's objects can
+// have.
+func keepsName[T writes.Object](b *broker, kind, name string, have, want T) {
 	was, is := have.GetLabels()[naming.LabelSourceCluster], want.GetLabels()[naming.LabelSourceCluster]
 	if was != is && !b.d.relabelled[kind+" "+name] {
 		b.w.fail("names", "broker %d of %s gives %s %s of %s to %s", b.id, b.d.name, kind, name, was, is)
 	}
 }
 
-// nameless is a line of textEndpoints without the hostname. While it is not known who decides what a global service is, it has names
-// or none as it stands; that it has the right ones shows when all has converged.
+// nameless is a line of textEndpoints without the hostname. While it is not known who decides what a global service is,
+// it may have names or none; that it has the right ones shows when all has converged.
 func nameless(line string) string { return line[:strings.LastIndex(line, " ")+1] }
 
 // addressOf is that of a line of textEndpoints.
 func addressOf(line string) string { return strings.Fields(line)[2] }
 
-// mayGo checks that what is written is what the replicas come to, and that nothing goes of a cluster that is not known whole.
-func mayGo[T apply.Object](b *broker, kind, name string, have T, written, wanted string, of ...semaphorev1.Kind) {
+// mayGo checks that what is written is what the replicas come to, and that nothing goes of a cluster that is not known
+// whole.
+func mayGo[T writes.Object](b *broker, kind, name string, have T, written, wanted string, of ...semaphorev1.Kind) {
 	if written != wanted {
 		b.w.fail("I2", "broker %d of %s writes %s %s as %q, and it should be %q", b.id, b.d.name, kind, name, written, wanted)
 		return
@@ -188,13 +196,14 @@ func (b *broker) known(kind, name, cluster string, of ...semaphorev1.Kind) {
 	}
 	for _, k := range of {
 		if !complete[k] {
-			b.w.fail("I2", "broker %d of %s removes (from) %s %s of %s, whose %ss it has not heard whole", b.id, b.d.name, kind, name, cluster, semaphorev1.KindName(k))
+			b.w.fail("I2", "broker %d of %s removes (from) %s %s of %s, whose %ss it has not heard whole", b.id, b.d.name, kind,
+				name, cluster, semaphorev1.KindName(k))
 		}
 	}
 }
 
-// preparedSet checks a write of a set: addresses may be held back, or stay for a while; but none goes that belongs there, and
-// none comes that does not.
+// preparedSet checks a write of a set: addresses may be delayed, or stay for a while; but none that belongs there is
+// removed, and no other is added.
 func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet) {
 	had, has := addresses(have), addresses(want)
 	b.owners[name] = map[string][]string{}
@@ -233,7 +242,8 @@ func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet)
 			b.w.fail("I4", "broker %d of %s adds %s to set %s, where no pod has it", b.id, b.d.name, ip, name)
 		}
 	}
-	if have == nil || set != (ref{have.Annotations[naming.AnnotationSourceNamespace], have.Annotations[naming.AnnotationSourceName]}) {
+	if have == nil || set != (ref{have.Annotations[naming.AnnotationSourceNamespace],
+		have.Annotations[naming.AnnotationSourceName]}) {
 		return
 	}
 	stays := !b.contested(cluster)
@@ -252,19 +262,20 @@ func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet)
 	}
 }
 
-// inAnother says whether another object of the set of which have is one has an address: a further part, or the one under a name that
-// the set has come to have meanwhile.
+// inAnother reports whether another object of the set of which have is one has an address: a further part, or the one
+// under a name that the set has come to have meanwhile.
 func (d *dest) inAnother(name string, have *calicov3.GlobalNetworkSet, ip string) bool {
 	for other, o := range d.sets.objects {
-		if other != name && ours(o) && origin(o.Labels, o.Annotations) == origin(have.Labels, have.Annotations) && addresses(o)[ip] {
+		if other != name && ours(o) && origin(o.Labels, o.Annotations) == origin(have.Labels, have.Annotations) &&
+			addresses(o)[ip] {
 			return true
 		}
 	}
 	return false
 }
 
-// contested says whether two pods of a cluster have one address, as far as was heard: who of them counts, and which sets there
-// are, is then a matter of who came last, which the model does not follow.
+// contested reports whether two pods of a cluster have one address, as far as was heard: who of them counts, and which
+// sets there are, is then a matter of who came last, which the model does not follow.
 func (b *broker) contested(cluster string) bool {
 	seen := map[string]bool{}
 	for _, v := range b.view() {
@@ -300,7 +311,7 @@ func address(net string) string {
 }
 
 // foreign checks that nothing of ours touches what is not ours (I5).
-func (d *dest) foreign(kind, name string, before apply.Object, by writer) {
+func (d *dest) foreign(kind, name string, before writes.Object, by writer) {
 	if by != bySomeone && !ours(before) {
 		d.w.fail("I5", "%s %s of %s is not ours, and is written", kind, name, d.name)
 	}
@@ -377,7 +388,7 @@ func (d *dest) writtenSet(name string, before, after *calicov3.GlobalNetworkSet,
 	}
 }
 
-// leaves notes that an address has left an object of a set.
+// leaves records that an address has left an object of a set.
 func (d *dest) leaves(name, ip string) {
 	if d.left[name] == nil {
 		d.left[name] = map[string]bool{}
@@ -385,8 +396,8 @@ func (d *dest) leaves(name, ip string) {
 	d.left[name][ip] = true
 }
 
-// disorder notes that nothing can be said from now on of the order in which an object's addresses come and go.
-func (d *dest) disorder(o apply.Object) {
+// disorder records that nothing can be said from now on of the order in which an object's addresses come and go.
+func (d *dest) disorder(o writes.Object) {
 	if set, ok := o.(*calicov3.GlobalNetworkSet); ok {
 		for ip := range addresses(set) {
 			d.disordered[ip] = true
@@ -397,18 +408,21 @@ func (d *dest) disorder(o apply.Object) {
 // joins checks design.md §8: an address that passes to another pod is in the new set only when it has left the old one.
 func (d *dest) joins(name string, after *calicov3.GlobalNetworkSet, cluster, ip string) {
 	for other, o := range d.sets.objects {
-		if other == name || !ours(o) || !addresses(o)[ip] || origin(o.Labels, o.Annotations) == origin(after.Labels, after.Annotations) {
+		if other == name || !ours(o) || !addresses(o)[ip] ||
+			origin(o.Labels, o.Annotations) == origin(after.Labels, after.Annotations) {
 			continue
 		}
 		if !slices.ContainsFunc(d.writing.owners[name][ip], func(uid string) bool {
-			return d.w.sourceNamed(cluster).wasIn(d, uid, ref{o.Annotations[naming.AnnotationSourceNamespace], o.Annotations[naming.AnnotationSourceName]})
+			return d.w.sourceNamed(cluster).wasIn(d, uid, ref{o.Annotations[naming.AnnotationSourceNamespace],
+				o.Annotations[naming.AnnotationSourceName]})
 		}) {
-			d.w.fail("order", "%s joins set %s of %s (for %v) while set %s still has it for another pod", ip, name, d.name, d.writing.owners[name][ip], other)
+			d.w.fail("order", "%s joins set %s of %s (for %v) while set %s still has it for another pod", ip, name, d.name,
+				d.writing.owners[name][ip], other)
 		}
 	}
 }
 
-// wasIn says whether a pod ever was in a set.
+// wasIn reports whether a pod ever was in a set.
 func (s *source) wasIn(d *dest, uid string, set ref) bool {
 	for _, e := range s.log[kindPod] {
 		if p, ok := e.object.(*corev1.Pod); ok && string(p.UID) == uid && e.ref.namespace == set.namespace {

@@ -12,7 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/endpoints"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -57,7 +57,8 @@ type dest struct {
 var configs sync.Map
 
 func newDest(w *world, name string) *dest {
-	d := &dest{w: w, name: name, disordered: map[string]bool{}, others: map[string]string{}, stood: map[string]bool{}, left: map[string]map[string]bool{},
+	d := &dest{w: w, name: name, disordered: map[string]bool{}, others: map[string]string{}, stood: map[string]bool{},
+		left:   map[string]map[string]bool{},
 		trusts: map[string]map[int]bool{}, relabelled: map[string]bool{}}
 	for _, s := range w.sources {
 		d.trusts[s.name] = map[int]bool{s.key: true}
@@ -68,11 +69,25 @@ func newDest(w *world, name string) *dest {
 	d.sets = newTable(d, "set", d.writtenSet)
 	var remotes []string
 	for i, s := range w.sources {
-		remotes = append(remotes, fmt.Sprintf(`{"name": %q, "podSubnets": ["%s.0.0/16", "fd00:%d::/64"], "nodeSubnets": ["172.18.%d.0/24"], "wireguard": {"listenPort": %d}, "servicePrefix": %q}`,
-			s.name, s.subnet(), 20+i, 20+i, 51820+i, prefixOf(s.name)))
+		remotes = append(
+			remotes,
+			fmt.Sprintf(
+				`{"name": %q, "podSubnets": ["%s.0.0/16", "fd00:%d::/64"], "nodeSubnets": ["172.18.%d.0/24"], "wireguard": {"listenPort": %d}, "servicePrefix": %q}`,
+				s.name,
+				s.subnet(),
+				20+i,
+				20+i,
+				51820+i,
+				prefixOf(s.name),
+			),
+		)
 	}
-	text := fmt.Sprintf(`{"cluster": %q, "localSubnets": ["10.1.0.0/16", "10.96.0.0/16", "172.18.1.0/24"], "remotes": [%s], "brake": %s, "slices": {"maxEndpoints": 2}, "services": {"endpoints": true}}`,
-		name, strings.Join(remotes, ", "), w.brake)
+	text := fmt.Sprintf(
+		`{"cluster": %q, "localSubnets": ["10.1.0.0/16", "10.96.0.0/16", "172.18.1.0/24"], "remotes": [%s], "brake": %s, "slices": {"maxEndpoints": 2}, "services": {"endpoints": true}}`,
+		name,
+		strings.Join(remotes, ", "),
+		w.brake,
+	)
 	if known, ok := configs.Load(text); ok {
 		d.config = known.(*config.Broker)
 		return d
@@ -106,7 +121,7 @@ func (d *dest) meddle() bool {
 	return true
 }
 
-func meddle[T apply.Object](d *dest, t *table[T], edit func(T)) {
+func meddle[T writes.Object](d *dest, t *table[T], edit func(T)) {
 	names := slices.Sorted(maps.Keys(t.objects))
 	names = slices.DeleteFunc(names, func(name string) bool { return !ours(t.objects[name]) })
 	if len(names) == 0 {

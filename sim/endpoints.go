@@ -8,21 +8,22 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/endpoints"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-var endpointsRules = rules[*endpoints.Endpoints]{
-	merge: func(have, want *endpoints.Endpoints) *endpoints.Endpoints {
+var endpointsKind = writes.Kind[*endpoints.Endpoints]{
+	Name: "endpoints", Paced: true, Urgent: endpoints.Leaves,
+	Merge: func(have, want *endpoints.Endpoints) *endpoints.Endpoints {
 		out := have.DeepCopy()
 		out.Labels = want.Labels
 		out.Annotations = want.Annotations
 		out.Subsets = want.Subsets
 		return out
 	},
-	equal:    func(a, b *endpoints.Endpoints) bool { return fullEndpoints(a) == fullEndpoints(b) },
-	prepared: (*broker).preparedEndpoints,
+	Equal: func(a, b *endpoints.Endpoints) bool { return fullEndpoints(a) == fullEndpoints(b) },
 }
 
 func fullEndpoints(o *endpoints.Endpoints) string {
@@ -104,7 +105,7 @@ func (b *broker) preparedEndpoints(name string, have, want_ *endpoints.Endpoints
 	}
 }
 
-// stoodNameless says whether a broker ever wrote an endpoint into a slice, under whatever hostname.
+// stoodNameless reports whether a broker ever wrote an endpoint into a slice, under whatever hostname.
 func (d *dest) stoodNameless(line string) bool {
 	for stood := range d.stood {
 		if nameless(stood) == line {
@@ -130,8 +131,8 @@ func (d *dest) writtenEndpoints(name string, before, after *endpoints.Endpoints,
 	}
 }
 
-// sameLegacy checks that each Service of ours has Endpoints, that they say what its slices say, and that no others are there.
-// What is of a Service of somebody else may stand.
+// sameLegacy checks that each Service of ours has Endpoints, that they say what its slices say, and that no others are
+// there. What is of a Service of somebody else may stand.
 func (d *dest) sameLegacy() {
 	var want, got []string
 	for _, name := range slices.Sorted(maps.Keys(d.services.objects)) {

@@ -56,8 +56,8 @@ type upLink struct {
 	wait    time.Duration
 	acked   uint64
 	welcome bool
-	// told are the kinds of the stream, needed how far a kind has to be read before the broker may be told of it.
-	told   []semaphorev1.Kind
+	// sent are the kinds of the stream, needed is how far a kind has to be read before the broker may receive it.
+	sent   []semaphorev1.Kind
 	needed map[semaphorev1.Kind]uint64
 }
 
@@ -110,7 +110,7 @@ func (x *exporter) newest(of semaphorev1.Kind) uint64 {
 	return newest
 }
 
-// kinds are those that the broker may be told of now.
+// kinds are those that the broker may receive now.
 func (l *upLink) kinds() []semaphorev1.Kind {
 	var kinds []semaphorev1.Kind
 	for _, kind := range l.x.catalog.Rules().Kinds() {
@@ -121,7 +121,7 @@ func (l *upLink) kinds() []semaphorev1.Kind {
 	return kinds
 }
 
-// watch lets the informer of one kind see the next event, or list anew.
+// watch lets the informer of one kind see the next event, or list again.
 func (x *exporter) watch(kind int, relist bool) bool {
 	v := x.watches[kind]
 	log := x.source.log[kind]
@@ -237,15 +237,16 @@ func (l *upLink) dial() bool {
 		l.fail("the certificate is not trusted")
 		return true
 	}
-	l.session = publish.NewSession(x.source.name, l.d.name, "sim", x.term, "the source "+x.source.name, kinds, x.catalog.Journal())
+	l.session = publish.NewSession(x.source.name, l.d.name, "sim", x.term, "the source "+x.source.name, kinds,
+		x.catalog.Journal())
 	if x.w.chunk > 0 {
-		l.session.Batch(x.w.chunk)
+		l.session.SetMaxChanges(x.w.chunk)
 	}
-	l.session.Source(func(kind semaphorev1.Kind) uint64 {
+	l.session.SetSource(func(kind semaphorev1.Kind) uint64 {
 		version, _ := x.read(kind)
 		return version
 	}, x.newest)
-	l.told = kinds
+	l.sent = kinds
 	l.conn = x.w.connect(l, l.d.leader)
 	l.dialed, l.beat, l.welcome, l.acked = x.w.now, x.w.now.Add(heartbeatEvery), false, 0
 	x.tracef("dials %s: stream %d", l.d.name, l.conn.id)
@@ -277,8 +278,8 @@ func (l *upLink) pump() bool {
 	if l.x.paused || l.conn == nil || len(l.conn.up) >= l.x.w.window {
 		return false
 	}
-	if n := len(l.kinds()); n > len(l.told) {
-		l.fail("more kinds can be told")
+	if n := len(l.kinds()); n > len(l.sent) {
+		l.fail("more kinds can be sent")
 		l.redial = l.x.w.now
 		return true
 	}

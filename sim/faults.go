@@ -58,7 +58,8 @@ func (w *world) halfOpen() bool {
 	})
 }
 
-// overlap has the exporter lose a stream and begin another while the broker is still to hear what it said last on the first.
+// overlap has the exporter lose a stream and begin another while the broker is still to hear what it said last on the
+// first.
 func (w *world) overlap() bool {
 	return any_(w, w.conns, func(c *conn) bool {
 		if c.broken || c.stalled || c.clientGone || c.client.x.paused {
@@ -70,7 +71,8 @@ func (w *world) overlap() bool {
 	})
 }
 
-// hesitate has the exporter begin a stream, give it up at once and begin another; the broker hears of the first one later.
+// hesitate has the exporter begin a stream, give it up at once and begin another; the broker hears of the first one
+// later.
 func (w *world) hesitate() bool {
 	return any_(w, w.links(), func(l *upLink) bool {
 		if l.x.paused {
@@ -106,8 +108,8 @@ func (w *world) age() bool {
 	})
 }
 
-// rotate is one step of a change of a source's certificates: it shows a new one, which a destination may not trust yet, or a
-// destination trusts the new one, or no other any more, and ends the streams that were opened with another.
+// rotate is one step of a change of a source's certificates: it shows a new one, which a destination may not trust yet,
+// or a destination trusts the new one, or no other any more, and ends the streams that were opened with another.
 func (w *world) rotate() bool {
 	s, d := pick(w, w.sources), pick(w, w.dests)
 	switch trusted := d.trusts[s.name]; {
@@ -151,7 +153,7 @@ func (w *world) release() bool {
 	return false
 }
 
-// splitExporter starts another exporter beside one that goes on: its lease has passed on, and it has not found out.
+// splitExporter starts another exporter beside one that still runs: its lease has passed on, and it has not noticed.
 func (w *world) splitExporter() bool {
 	return any_(w, w.sources, func(s *source) bool {
 		n := 0
@@ -207,7 +209,7 @@ func (w *world) resumeExporter() bool {
 			return false
 		}
 		x.paused = false
-		x.tracef("goes on")
+		x.tracef("continues")
 		return true
 	})
 }
@@ -215,7 +217,10 @@ func (w *world) resumeExporter() bool {
 // deposed has an exporter find out that another leads.
 func (w *world) deposed() bool {
 	return any_(w, w.exporters, func(x *exporter) bool {
-		if x.paused || !slices.ContainsFunc(w.exporters, func(o *exporter) bool { return o.source == x.source && o.term > x.term }) {
+		if x.paused || !slices.ContainsFunc(w.exporters, func(o *exporter) bool {
+			return o.source == x.source &&
+				o.term > x.term
+		}) {
 			return false
 		}
 		x.crash(true)
@@ -260,7 +265,7 @@ func (w *world) resumeBroker() bool {
 			return false
 		}
 		b.paused = false
-		b.tracef("goes on")
+		b.tracef("continues")
 		if b.d.leader == b {
 			return true
 		}

@@ -6,24 +6,34 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 )
 
-// This file checks who is heard: of all streams of a source the one that said Hello last, and no deposed exporter while the one
-// that leads is connected.
+// This file checks who is heard: of all streams of a source the one that said Hello last, and no deposed exporter while
+// the one that leads is connected.
 
-// leads checks what became of a message. was is the stream that was heard before it, greeted says whether this one had said Hello.
+// leads checks what became of a message. was is the stream that was heard before it, greeted reports whether this one
+// had said Hello.
 func (b *broker) leads(c, was *conn, greeted bool, err error) {
 	source := c.client.x.source.name
 	superseded := errors.Is(err, replica.ErrSuperseded)
 	switch {
 	case greeted && was != c && !superseded:
-		b.w.fail("leader", "broker %d of %s hears stream %d of %s, from which a newer one has taken over", b.id, b.d.name, c.id, source)
+		b.w.fail("leader", "broker %d of %s hears stream %d of %s, from which a newer one has taken over", b.id, b.d.name,
+			c.id, source)
 	case greeted && was == c && superseded:
-		b.w.fail("leader", "broker %d of %s ends stream %d of %s as superseded, and none has said Hello since", b.id, b.d.name, c.id, source)
+		b.w.fail("leader", "broker %d of %s ends stream %d of %s as superseded, and none has said Hello since", b.id,
+			b.d.name, c.id, source)
 	case greeted || !c.session.Current():
 		return
 	}
 	if was != nil && was.client.x.term > c.client.x.term {
-		b.w.fail("leader", "broker %d of %s lets an exporter of %s of term %d take over from one of term %d that is connected",
-			b.id, b.d.name, source, c.client.x.term, was.client.x.term)
+		b.w.fail(
+			"leader",
+			"broker %d of %s lets an exporter of %s of term %d replace one of term %d that is connected",
+			b.id,
+			b.d.name,
+			source,
+			c.client.x.term,
+			was.client.x.term,
+		)
 	}
 	hello := c.session.Hello()
 	if acked := b.acked[[2]string{source, streamOf(hello)}]; hello.GetHeadRevision() < acked {

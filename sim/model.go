@@ -44,7 +44,8 @@ type (
 )
 
 func (s service) String() string {
-	return fmt.Sprintf("headless=%t notReady=%t mirror=%t global=%t %s", s.headless, s.notReady, s.mirror, s.global, s.ports)
+	return fmt.Sprintf("headless=%t notReady=%t mirror=%t global=%t %s", s.headless, s.notReady, s.mirror,
+		s.global, s.ports)
 }
 
 func (s slice) String() string {
@@ -127,7 +128,7 @@ func (s *source) truth(d *dest) *view {
 	return v
 }
 
-// exports says whether dest is told of an object now, admissible or not.
+// exports reports whether dest receives an object now, admissible or not.
 func (s *source) exports(d *dest, kind int, r ref) bool {
 	var ok bool
 	switch o := s.objects[kind][r].(type) {
@@ -146,7 +147,7 @@ func (s *source) exports(d *dest, kind int, r ref) bool {
 	return ok
 }
 
-// owns says whether an address is one of the pods of the source; plain text, as the addresses here are.
+// owns reports whether an address is one of the pods of the source; plain text, as the addresses here are.
 func (s *source) owns(ip string) bool {
 	return strings.HasPrefix(ip, s.subnet()+".") || strings.HasPrefix(ip, fmt.Sprintf("fd00:%d::", 20+s.index))
 }
@@ -205,11 +206,12 @@ func (s *source) wantMember(o *corev1.Pod, d *dest) (member, bool) {
 		}
 	}
 	slices.Sort(w.ips)
-	in := w.set != "" && !o.Spec.HostNetwork && o.Status.Phase != "Succeeded" && o.Status.Phase != "Failed" && len(o.Status.PodIPs) > 0 && s.allowed(o, d)
+	in := w.set != "" && !o.Spec.HostNetwork && o.Status.Phase != "Succeeded" && o.Status.Phase != "Failed" &&
+		len(o.Status.PodIPs) > 0 && s.allowed(o, d)
 	return w, in
 }
 
-// allowed says whether the producer lets a destination see an object. A value that is not understood lets nobody.
+// allowed reports whether the producer lets a destination see an object. A value that is not understood lets nobody.
 func (s *source) allowed(o metav1.Object, d *dest) bool {
 	value, ok := o.GetAnnotations()["semaphore.uw.io/export-to"]
 	if !ok {
@@ -257,7 +259,8 @@ func (d describe) String() string {
 		}
 		return fmt.Sprintf("of %q %v port %d", o.Labels["kubernetes.io/service-name"], ips, *o.Ports[0].Port)
 	case *corev1.Pod:
-		return fmt.Sprintf("%s %s %v %v %v host=%t", o.UID, o.Status.Phase, o.Labels, o.Annotations, o.Status.PodIPs, o.Spec.HostNetwork)
+		return fmt.Sprintf("%s %s %v %v %v host=%t", o.UID, o.Status.Phase, o.Labels, o.Annotations, o.Status.PodIPs,
+			o.Spec.HostNetwork)
 	}
 	return fmt.Sprintf("%T", d.Object)
 }
@@ -265,7 +268,7 @@ func (d describe) String() string {
 // viewOf is what a replica holds.
 func viewOf(source string, r *replica.Replica) *view {
 	v := newView(source)
-	for _, kind := range replica.Kinds {
+	for _, kind := range semaphorev1.Kinds {
 		for key, o := range r.All(kind) {
 			at := ref{key.Namespace, key.Name}
 			switch kind {
@@ -307,7 +310,8 @@ func heldNode(n *semaphorev1.Node) node {
 }
 
 func heldService(s *semaphorev1.Service) service {
-	out := service{headless: s.GetHeadless(), notReady: s.GetPublishNotReadyAddresses(), mirror: s.GetMirror(), global: s.GetGlobal()}
+	out := service{headless: s.GetHeadless(), notReady: s.GetPublishNotReadyAddresses(), mirror: s.GetMirror(),
+		global: s.GetGlobal()}
 	for _, p := range s.GetPorts() {
 		out.ports += fmt.Sprintf("%s/%s/%d", p.GetName(), p.GetProtocol(), p.GetPort())
 	}
@@ -320,7 +324,8 @@ func heldSlice(s *semaphorev1.EndpointSlice) slice {
 		out.ports += fmt.Sprintf("%s/%s/%d", p.GetName(), p.GetProtocol(), p.GetPort())
 	}
 	for _, e := range s.GetEndpoints() {
-		out.endpoints = append(out.endpoints, fmt.Sprintf("%s ready=%t %s", strings.Join(e.GetAddresses(), ","), e.GetReady(), e.GetHostname()))
+		out.endpoints = append(out.endpoints, fmt.Sprintf("%s ready=%t %s", strings.Join(e.GetAddresses(), ","), e.GetReady(),
+			e.GetHostname()))
 	}
 	return out
 }
@@ -374,7 +379,8 @@ func want(views []*view) wanted {
 			}
 			if !decided {
 				decided = true
-				w.services[name] = fmt.Sprintf("%s/%s headless=%t notReady=%t %s", first.source, first.ref, s.headless, s.notReady, s.ports)
+				w.services[name] = fmt.Sprintf("%s/%s headless=%t notReady=%t %s", first.source, first.ref, s.headless,
+					s.notReady, s.ports)
 			}
 			w.endpoints[within(name, v.source)] = v.endpoints(first.ref, strings.Contains(w.services[name], "headless=true"))
 		}
@@ -385,7 +391,8 @@ func want(views []*view) wanted {
 	return w
 }
 
-// endpoints are those of a service, each once: of what several slices say, or one says twice, that which is ready counts.
+// endpoints are those of a service, each once: of what several slices say, or one says twice, that which is ready
+// counts.
 func (v *view) endpoints(of ref, headless bool) map[string]bool {
 	best := map[string]string{}
 	for _, r := range slices.SortedFunc(maps.Keys(v.slices), func(a, b ref) int { return cmp.Compare(a.name, b.name) }) {
@@ -458,9 +465,9 @@ func sets(views []*view) map[named]map[string]bool {
 	return out
 }
 
-// peers are the peers of the devices of a destination's nodes, by source and node, in the order of the configuration. Who holds a
-// key, by key, keeps it as long as it can be a peer, and who keeps a pod CIDR, by source, node and CIDR, keeps it as long as it claims it;
-// holds is then changed to who does.
+// peers are the peers of the devices of a destination's nodes, by source and node, in the order of the configuration.
+// Who holds a key, by key, keeps it as long as it can be a peer, and who keeps a pod CIDR, by source, node and CIDR,
+// keeps it as long as it claims it; holds is then changed to who does.
 func peers(views []*view, holds map[string]string) map[string]string {
 	out := map[string]string{}
 	type candidate struct{ key, peer, text string }
@@ -479,7 +486,8 @@ func peers(views []*view, holds map[string]string) map[string]string {
 				for _, cidr := range v.nodes[r].cidrs {
 					p := netip.MustParsePrefix(cidr)
 					_, had := held[keptCIDR(v.source, r.name, cidr)]
-					if v.nodes[r].key == "" || had != before || slices.ContainsFunc(kept, func(c claim) bool { return c.node != r && c.prefix.Overlaps(p) }) {
+					if v.nodes[r].key == "" || had != before ||
+						slices.ContainsFunc(kept, func(c claim) bool { return c.node != r && c.prefix.Overlaps(p) }) {
 						continue
 					}
 					kept = append(kept, claim{r, p})

@@ -24,7 +24,7 @@ type wire struct {
 	// stalled, since a moment: nothing is delivered, and nobody notices before keepalive does.
 	stalled bool
 	since   time.Time
-	// slow is until when nothing is delivered, and then goes on by itself.
+	// slow is until when nothing is delivered; afterwards delivery continues.
 	slow time.Time
 	// broken says that the connection is gone, which each end notices in its own time.
 	broken                 bool
@@ -43,7 +43,7 @@ func (c *wire) take(queue *[][]byte) []byte {
 	return data
 }
 
-// dead says whether an end finds that nothing gets through any more.
+// dead reports whether an end finds that nothing gets through any more.
 func (c *wire) dead() bool {
 	return c.broken || c.stalled && c.w.now.Sub(c.since) > detectWithin
 }
@@ -54,23 +54,24 @@ type conn struct {
 	client  *upLink
 	server  *broker
 	session *replica.Session
-	// superseded says that the broker is to end it in favour of a newer one; old, that it is to end it for its age or because its
-	// certificate is not trusted any more.
+	// superseded says that the broker is to end it in favour of a newer one; old, that it is to end it for its age or
+	// because its certificate is not trusted any more.
 	superseded, old bool
 	// key is the certificate that the exporter showed.
 	key int
 	// acks are the broker's, as in the product. owed is since when an acknowledgement has been due; zero for not.
 	acks replica.Acks
 	owed time.Time
-	// told are the objects of the snapshot under way.
-	told map[replica.Key]bool
+	// listed are the objects of the snapshot that is being sent.
+	listed map[replica.Key]bool
 	// lossy says that a part of a snapshot was lost on the way, which no connection does and a faulty program may.
 	lossy bool
 }
 
 func (w *world) connect(l *upLink, b *broker) *conn {
 	w.ids++
-	c := &conn{wire: wire{w: w, id: w.ids}, client: l, server: b, session: b.replicas[l.x.source.name].Open(), key: l.x.source.key}
+	c := &conn{wire: wire{w: w, id: w.ids}, client: l, server: b, session: b.replicas[l.x.source.name].Open(),
+		key: l.x.source.key}
 	w.conns = append(w.conns, c)
 	return c
 }
@@ -116,7 +117,8 @@ func (c *conn) notice() bool {
 		c.client.fail("cut")
 		return true
 	}
-	if !c.serverGone && !c.server.paused && (dead || c.superseded || c.old || c.clientGone && !c.stalled && !c.w.now.Before(c.slow)) {
+	if !c.serverGone && !c.server.paused && (dead || c.superseded || c.old || c.clientGone && !c.stalled &&
+		!c.w.now.Before(c.slow)) {
 		c.server.ended(c, "cut, superseded or too old")
 		return true
 	}
@@ -150,13 +152,17 @@ type brief struct{ *semaphorev1.PublishRequest }
 func (b brief) String() string {
 	switch m := b.GetMessage().(type) {
 	case *semaphorev1.PublishRequest_Hello:
-		return fmt.Sprintf("hello, revisions %d to %d, term %d", m.Hello.GetOldestRevision(), m.Hello.GetHeadRevision(), m.Hello.GetTerm())
+		return fmt.Sprintf("hello, revisions %d to %d, term %d", m.Hello.GetOldestRevision(), m.Hello.GetHeadRevision(),
+			m.Hello.GetTerm())
 	case *semaphorev1.PublishRequest_SnapshotBegin:
-		return fmt.Sprintf("snapshot of %s at %d", semaphorev1.KindName(m.SnapshotBegin.GetKind()), m.SnapshotBegin.GetRevision())
+		return fmt.Sprintf("snapshot of %s at %d", semaphorev1.KindName(m.SnapshotBegin.GetKind()),
+			m.SnapshotBegin.GetRevision())
 	case *semaphorev1.PublishRequest_SnapshotEnd:
-		return fmt.Sprintf("snapshot of %s ends with %d", semaphorev1.KindName(m.SnapshotEnd.GetKind()), m.SnapshotEnd.GetObjects())
+		return fmt.Sprintf("snapshot of %s ends with %d", semaphorev1.KindName(m.SnapshotEnd.GetKind()),
+			m.SnapshotEnd.GetObjects())
 	case *semaphorev1.PublishRequest_SnapshotUnchanged:
-		return fmt.Sprintf("snapshot of %s unchanged with %d at %d", semaphorev1.KindName(m.SnapshotUnchanged.GetKind()), m.SnapshotUnchanged.GetObjects(), m.SnapshotUnchanged.GetRevision())
+		return fmt.Sprintf("snapshot of %s unchanged with %d at %d", semaphorev1.KindName(m.SnapshotUnchanged.GetKind()),
+			m.SnapshotUnchanged.GetObjects(), m.SnapshotUnchanged.GetRevision())
 	case *semaphorev1.PublishRequest_Heartbeat:
 		return fmt.Sprintf("heartbeat, head %d, sent %d", m.Heartbeat.GetHeadRevision(), m.Heartbeat.GetSentRevision())
 	case *semaphorev1.PublishRequest_Changes:

@@ -15,7 +15,7 @@ import (
 // This file checks that what a broker holds only ever goes forward through what an object really was.
 
 type pastKey struct {
-	dest string // what is exported, and of nodes what is told, differs by destination
+	dest string // what is exported, and of nodes which fields, differs by destination
 	kind int
 	ref  ref
 }
@@ -26,14 +26,14 @@ type past struct {
 	states []string
 	// services, for a slice, is whose it was in each state.
 	services []string
-	// nodes, for a node, is what each state is: a node may be told without CIDRs that overlap another's.
+	// nodes, for a node, is what each state is: a node may be exported without CIDRs that overlap another's.
 	nodes []node
 }
 
-// exported says whether the object ever was.
+// exported reports whether the object ever was.
 func (p *past) exported() bool { return p != nil && len(p.states) > 1 }
 
-// was says whether the object was what is held, in its i-th state.
+// was reports whether the object was what is held, in its i-th state.
 func (p *past) was(i int, held *semaphorev1.Object, state string) bool {
 	if held.GetNode() == nil || p.states[i] == "" {
 		return p.states[i] == state
@@ -113,18 +113,20 @@ func (p *reached) follow(c replica.Change) (invariant, problem string) {
 		return "I3", fmt.Sprintf("%s %s never was, and is held as %q", kindNames[key.kind], key.ref, state)
 	}
 	for i := p.at[key]; i < len(all.states); i++ {
-		if all.was(i, c.New, state) || state == "" && key.kind == kindSlice && all.services[i] != "" && p.hidden(ref{key.ref.namespace, all.services[i]}) {
+		if all.was(i, c.New, state) || state == "" && key.kind == kindSlice && all.services[i] != "" &&
+			p.hidden(ref{key.ref.namespace, all.services[i]}) {
 			p.at[key], p.now[key] = i, state
 			return "", ""
 		}
 	}
 	if state == "" {
-		return "I2", fmt.Sprintf("%s %s is removed, and was not deleted in %s since it was %q", kindNames[key.kind], key.ref, p.source.name, p.now[key])
+		return "I2", fmt.Sprintf("%s %s is removed, and was not deleted in %s since it was %q", kindNames[key.kind], key.ref,
+			p.source.name, p.now[key])
 	}
 	return "I3", fmt.Sprintf("%s %s goes back to %q from %q", kindNames[key.kind], key.ref, state, all.states[p.at[key]])
 }
 
-// hidden says whether a Service is not exported now, or was not at some time that the broker may have heard of.
+// hidden reports whether a Service is not exported now, or was not at some time that the broker may have heard of.
 func (p *reached) hidden(r ref) bool {
 	key := pastKey{p.dest.name, kindService, r}
 	all := p.source.past[key]
@@ -132,7 +134,7 @@ func (p *reached) hidden(r ref) bool {
 		return true
 	}
 	if p.source.w.settled == settledBraked {
-		return true // what the brake held back can go long after its Service went, and came again
+		return true // what the brake retained can be removed long after its Service was removed and exported again
 	}
 	for _, state := range all.states[p.at[key]:] {
 		if state == "" {
@@ -142,7 +144,7 @@ func (p *reached) hidden(r ref) bool {
 	return false
 }
 
-// mayKnow says whether a destination may be told of an object at all, be it by name (R26).
+// mayKnow reports whether a destination may receive an object at all, or its name (R26).
 func (s *source) mayKnow(d *dest, of *semaphorev1.ObjectKey) bool {
 	key := pastKey{d.name, kindOf[of.GetKind()], ref{of.GetNamespace(), of.GetName()}}
 	all := s.past[key]

@@ -11,15 +11,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // maxSteps bounds how long it may take until nothing happens any more. Runs that converge need a few hundred.
 const maxSteps = 20_000
 
-// settled is for how long nothing must have happened: longer than every backoff and hold. What the brake holds back goes
-// with a snapshot that is asked for some time after.
+// settled is for how long nothing must have happened: longer than every backoff and hold. What the brake retains is
+// removed with a snapshot that is requested some time later.
 const (
 	settled       = 35 * time.Second
 	settledBraked = 3 * time.Minute
@@ -114,7 +114,8 @@ func (w *world) converged() {
 		var truth []*view
 		for _, s := range w.sources {
 			truth = append(truth, s.truth(d))
-			w.same(fmt.Sprintf("what broker of %s holds of %s", d.name, s.name), s.truth(d).lines(), viewOf(s.name, d.leader.replicas[s.name]).lines())
+			w.same(fmt.Sprintf("what broker of %s holds of %s", d.name, s.name), s.truth(d).lines(),
+				viewOf(s.name, d.leader.replicas[s.name]).lines())
 			for _, refused := range d.leader.replicas[s.name].Refused() {
 				if !s.exports(d, kindOf[refused.Key.Kind], ref{refused.Key.Namespace, refused.Key.Name}) {
 					w.fail("I1", "broker of %s remembers that it refused %s of %s, which is not exported", d.name, refused.Key, s.name)
@@ -137,8 +138,8 @@ func (w *world) converged() {
 	}
 }
 
-// sameEndpoints checks that every endpoint is in one slice, and no other in any. None are made for a Service of somebody
-// else; those that stood when it came to be somebody else's may stand.
+// sameEndpoints checks that every endpoint is in one slice, and no other in any. None are made for a Service of
+// somebody else; those that existed when somebody else took it may stay.
 func (d *dest) sameEndpoints(wanted wanted) {
 	var want, got []string
 	foreign := func(service string) bool {
@@ -217,7 +218,8 @@ func (w *world) same(what string, want, got []string) {
 	}
 }
 
-// sameSets compares the policy sets, whose addresses may be in several objects each: in one of them, none of which is empty.
+// sameSets compares the policy sets, whose addresses may be in several objects each: in one of them, none of which is
+// empty.
 func (d *dest) sameSets(wanted map[string]string) {
 	most := slices.Max(d.w.setSizes)
 	whole := map[string]*calicov3.GlobalNetworkSet{}
@@ -231,8 +233,8 @@ func (d *dest) sameSets(wanted map[string]string) {
 			}
 			continue
 		}
-		// One that comes back while the write that takes it out is under way goes into the same object, though another may have
-		// its place.
+		// One that comes back while the write that takes it out is under way goes into the same object, though another may
+		// have its place.
 		newcomers := 0
 		for ip := range addresses(o) {
 			if !d.left[name][ip] {
@@ -268,7 +270,7 @@ func (d *dest) sameSets(wanted map[string]string) {
 }
 
 // sameTable compares what is in the cluster with what is wanted; what is not ours must be as it was.
-func sameTable[T apply.Object](w *world, t *table[T], others, wanted map[string]string, text func(T) string) {
+func sameTable[T writes.Object](w *world, t *table[T], others, wanted map[string]string, text func(T) string) {
 	var want, got []string
 	for name, line := range wanted {
 		if others[t.name+" "+name] == "" {

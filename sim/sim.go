@@ -75,7 +75,7 @@ type world struct {
 	agentConns []*agentConn
 }
 
-// Run plays one seed. tell, if not nil, is told every line of the trace.
+// Run plays one seed. tell, if not nil, receives every line of the trace.
 func Run(seed uint64, tell func(string)) Outcome {
 	if tell != nil {
 		return run(seed, newTrace(tell))
@@ -106,7 +106,8 @@ func run(seed uint64, t *trace) (out Outcome) {
 }
 
 func newWorld(seed uint64, t *trace) *world {
-	w := &world{seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), trace: t}
+	w := &world{seed: seed, rng: rand.New(rand.NewPCG(seed, 0)),
+		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), trace: t}
 	w.namespaces = 1 + w.rng.IntN(len(namespaces))
 	w.hostile = w.chance(0.5)
 	w.exported = [kinds]bool{true, true, true, true}
@@ -163,7 +164,8 @@ func (w *world) sourceNames() []string {
 }
 
 func (w *world) exportRules() catalog.Rules {
-	rules := catalog.Rules{LabelDomains: []string{naming.DefaultLabelDomain}, Mirror: mirrorSelector, Global: globalSelector, Tombstones: w.tombstones}
+	rules := catalog.Rules{LabelDomains: []string{naming.DefaultLabelDomain}, Mirror: mirrorSelector,
+		Global: globalSelector, Tombstones: w.tombstones}
 	if w.exported[kindNode] {
 		rules.Features = append(rules.Features, config.Encryption)
 	}
@@ -189,13 +191,13 @@ func mustSelect(text string) labels.Selector {
 	return s
 }
 
-// action is one thing that can happen; it says whether it did.
+// action is one thing that can happen; it reports whether it did.
 type action struct {
 	weight int
 	do     func(*world) bool
 }
 
-// work is what goes on by itself.
+// work is what continues without an event.
 var work = []action{
 	{12, (*world).watch},
 	{1, (*world).dial},
@@ -415,7 +417,8 @@ func (w *world) land() bool {
 
 // wait lets time pass.
 func (w *world) wait() bool {
-	w.pass(pick(w, []time.Duration{10 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond, time.Second, 3 * time.Second, 12 * time.Second}))
+	w.pass(pick(w, []time.Duration{10 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond,
+		300 * time.Millisecond, time.Second, 3 * time.Second, 12 * time.Second}))
 	return true
 }
 

@@ -15,7 +15,8 @@ import (
 
 // report is a failure as a person reads it.
 func report(f *Failure) string {
-	return fmt.Sprintf("%v\n%s\nagain, with all of the trace: SEED=%d go test ./sim -run TestSeed$ -v", f, strings.Join(f.Trace, "\n"), f.Seed)
+	return fmt.Sprintf("%v\n%s\nagain, with all of the trace: SEED=%d go test ./sim -run TestSeed$ -v", f,
+		strings.Join(f.Trace, "\n"), f.Seed)
 }
 
 // TestSeed plays the seed of the environment's SEED with all of its trace.
@@ -55,7 +56,7 @@ func seeds(t *testing.T) (from, n uint64) {
 	return number("FROM", 1), number("SEEDS", n)
 }
 
-// TestSeeds plays many seeds. It goes on after a failure to tell of a few, but not after one of the invariant UNTIL.
+// TestSeeds plays many seeds. It continues after a failure to report a few, but not after one of the invariant UNTIL.
 func TestSeeds(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(400)) // a fifth less time
 	from, n := seeds(t)
@@ -95,7 +96,8 @@ func TestSeeds(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	t.Logf("%d seeds from %d on, %d steps, %.0f seeds a second", done.Load(), from, steps.Load(), float64(done.Load())/time.Since(start).Seconds())
+	t.Logf("%d seeds from %d on, %d steps, %.0f seeds a second", done.Load(), from, steps.Load(),
+		float64(done.Load())/time.Since(start).Seconds())
 }
 
 // TestSuccession plays seeds of brokers that follow one another while nodes are withdrawn.
@@ -120,7 +122,8 @@ func TestASeedIsAlwaysTheSameRun(t *testing.T) {
 	for seed := range n {
 		quiet := func(string) {}
 		if a, b := Run(seed, quiet), Run(seed, quiet); a.Trace != b.Trace || a.Steps != b.Steps {
-			t.Errorf("seed %d: %d steps with trace %x, and then %d with %x: %s", seed, a.Steps, a.Trace, b.Steps, b.Trace, difference(seed))
+			t.Errorf("seed %d: %d steps with trace %x, and then %d with %x: %s", seed, a.Steps, a.Trace, b.Steps, b.Trace,
+				difference(seed))
 		}
 	}
 }

@@ -36,7 +36,7 @@ func (r ref) String() string {
 	return r.namespace + "/" + r.name
 }
 
-// event is one step of an object's life as an apiserver tells it.
+// event is one step of an object's life as an apiserver reports it.
 type event struct {
 	version uint64
 	ref     ref
@@ -58,7 +58,7 @@ type source struct {
 	uids  int
 	// key is the certificate that its exporters show.
 	key int
-	// past is what brokers may have been told of each object, for the model.
+	// past is what brokers may have received of each object, for the model.
 	past map[pastKey]*past
 }
 
@@ -119,7 +119,8 @@ func (s *source) mutate() bool {
 // withdraw takes away most of what there is of a kind, as somebody does who deletes a namespace or mistypes a selector.
 func (s *source) withdraw() bool {
 	kind := s.w.rng.IntN(kinds)
-	refs := slices.SortedFunc(maps.Keys(s.objects[kind]), func(a, b ref) int { return from{"", a}.compareByCluster(from{"", b}) })
+	refs := slices.SortedFunc(maps.Keys(s.objects[kind]),
+		func(a, b ref) int { return from{"", a}.compareByCluster(from{"", b}) })
 	if len(refs) == 0 {
 		return false
 	}
@@ -140,7 +141,8 @@ func (s *source) subnet() string { return fmt.Sprintf("10.%d", 20+s.index) }
 // address is an IP as a pod has it, of few, and sometimes one that the cluster has no right to.
 func (s *source) address() string {
 	if s.w.hostile && s.w.chance(0.1) {
-		return pick(s.w, []string{"169.254.169.254", "127.0.0.1", "10.1.0.5", "10.96.0.1", "8.8.8.8", fmt.Sprintf("10.%d.0.1", 20+(s.index+1)%3)})
+		return pick(s.w, []string{"169.254.169.254", "127.0.0.1", "10.1.0.5", "10.96.0.1", "8.8.8.8",
+			fmt.Sprintf("10.%d.0.1", 20+(s.index+1)%3)})
 	}
 	return fmt.Sprintf("%s.0.%d", s.subnet(), 1+s.w.rng.IntN(6))
 }

@@ -7,13 +7,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // table is the objects of one type in a destination's apiserver, with the rules that the real one has for
 // versions and preconditions. Objects are never changed once stored.
-type table[T apply.Object] struct {
+type table[T writes.Object] struct {
 	d       *dest
 	name    string
 	objects map[string]T
@@ -23,7 +23,7 @@ type table[T apply.Object] struct {
 	written func(name string, before, after T, by writer)
 }
 
-type told[T apply.Object] struct {
+type told[T writes.Object] struct {
 	name   string
 	object T
 	gone   bool
@@ -38,14 +38,23 @@ const (
 	bySomeone        // a person, or another program
 )
 
-func newTable[T apply.Object](d *dest, name string, written func(string, T, T, writer)) *table[T] {
+func newTable[T writes.Object](d *dest, name string, written func(string, T, T, writer)) *table[T] {
 	return &table[T]{d: d, name: name, objects: map[string]T{}, written: written}
 }
 
 func (t *table[T]) resource() schema.GroupResource { return schema.GroupResource{Resource: t.name} }
 
-func ours[T apply.Object](o T) bool {
+func ours[T writes.Object](o T) bool {
 	return o.GetLabels()[naming.LabelManagedBy] == naming.ManagedByBroker
+}
+
+// read returns the object under a name.
+func (t *table[T]) read(name string) (T, error) {
+	o, there := t.objects[name]
+	if !there {
+		return o, apierrors.NewNotFound(t.resource(), name)
+	}
+	return o, nil
 }
 
 // put stores o, which nobody else holds.

@@ -13,13 +13,14 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// This file is a simulation of its own: brokers that lead one after the other, nodes that are withdrawn while the leader changes, and the
-// peers that agents have meanwhile. Real: replica with admission and the brake, tunnels, mesh, peering.State. Simulated: the store in
-// which a broker keeps its peers for the next one, which lags, and the nodes, which have what the State of a broker says that was
-// told of all of a remote's nodes.
+// This file is a simulation of its own: brokers that lead one after the other, nodes that are withdrawn while the
+// leader changes, and the peers that agents have meanwhile. Real: replica with admission and the brake, tunnels, mesh,
+// peering.State. Simulated: the store in which a broker keeps its peers for the next one, which lags, and the nodes,
+// which have what the State of a broker says that was sent of all of a remote's nodes.
 
 // succession is one run of it.
 type succession struct {
@@ -29,7 +30,8 @@ type succession struct {
 	step    int
 	failure *Failure
 	config  *config.Broker
-	// truth are the nodes of each remote, by name; exported says that its exporter reads them, and emptied that it reads them without keys.
+	// truth are the nodes of each remote, by name; exported says that its exporter reads them, and emptied that it reads
+	// them without keys.
 	truth             map[string]map[string]*semaphorev1.Node
 	exported, emptied map[string]bool
 	revision          uint64
@@ -50,8 +52,9 @@ type succession struct {
 // Succession plays one seed of it.
 func Succession(seed uint64) *Failure {
 	s := &succession{
-		seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), config: successionConfig,
-		truth: map[string]map[string]*semaphorev1.Node{}, exported: map[string]bool{}, emptied: map[string]bool{},
+		seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
+		config: successionConfig,
+		truth:  map[string]map[string]*semaphorev1.Node{}, exported: map[string]bool{}, emptied: map[string]bool{},
 		kept: map[string]map[string]*semaphorev1.Node{}, peers: map[string]map[string]string{},
 	}
 	for i, r := range s.config.Remotes {
@@ -105,20 +108,21 @@ func (s *succession) fail(invariant, format string, args ...any) {
 // lead has a new broker lead. It knows what the store has.
 func (s *succession) lead() {
 	s.state = peering.NewState()
-	s.engine = tunnels.New(s.config, s.state, func(_, _, _, _ string) {}, func() time.Time { return s.now })
+	s.engine = tunnels.New(s.config, s.state, func(_, _ string, _ finding.Code, _ string) {},
+		func() time.Time { return s.now })
 	s.replicas, s.heard = map[string]*replica.Replica{}, map[string]bool{}
 	s.doubts, s.since = map[string]map[string]bool{}, map[string]time.Time{}
 	s.began = map[string]map[string]*semaphorev1.Node{}
 	for i := range s.config.Remotes {
 		r := &s.config.Remotes[i]
 		s.replicas[r.Name] = replica.New(r.Name, "d1", "sim", admission.New(r, s.config.LocalPrefixes).Check)
-		s.replicas[r.Name].Bound(r.Limits, s.config.Brake)
+		s.replicas[r.Name].SetLimits(r.Limits, s.config.Brake)
 		s.began[r.Name] = maps.Clone(s.kept[r.Name])
 	}
 	s.engine.Restore(s.began)
 }
 
-// keep has the store say what agents are told of a remote, as far as that is known whole.
+// keep makes the store have what agents receive of a remote, once it is complete.
 func (s *succession) keep(remote string) {
 	if !s.heard[remote] {
 		return
@@ -129,7 +133,7 @@ func (s *succession) keep(remote string) {
 	}
 }
 
-// exports are the nodes as the exporter of a remote tells of them now.
+// exports are the nodes as the exporter of a remote sends them now.
 func (s *succession) exports(remote string) map[string]*semaphorev1.Node {
 	if !s.exported[remote] {
 		return nil
@@ -152,20 +156,24 @@ func (s *succession) tell(remote string) {
 	kind := semaphorev1.Kind_KIND_NODE
 	changes := &semaphorev1.Changes{}
 	for i, name := range slices.Sorted(maps.Keys(all)) {
-		changes.Changes = append(changes.Changes, &semaphorev1.Change{Revision: uint64(i + 1), Change: &semaphorev1.Change_Upsert{Upsert: &semaphorev1.Object{
-			Key: &semaphorev1.ObjectKey{Kind: kind, Name: name}, Spec: &semaphorev1.Object_Node{Node: all[name]},
-		}}})
+		changes.Changes = append(changes.Changes,
+			&semaphorev1.Change{Revision: uint64(i + 1), Change: &semaphorev1.Change_Upsert{Upsert: &semaphorev1.Object{
+				Key: &semaphorev1.ObjectKey{Kind: kind, Name: name}, Spec: &semaphorev1.Object_Node{Node: all[name]},
+			}}})
 	}
 	first := !s.heard[remote]
 	if first {
 		s.doubt(remote, all)
 	}
 	for _, m := range []*semaphorev1.PublishRequest{
-		{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{Cluster: remote, ProtocolVersion: 1, MinProtocolVersion: 1,
-			Epoch: fmt.Sprint("e", s.revision), HeadRevision: s.revision, Kinds: []semaphorev1.Kind{kind}}}},
-		{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: s.revision}}},
+		{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{Cluster: remote, ProtocolVersion: 1,
+			MinProtocolVersion: 1,
+			Epoch:              fmt.Sprint("e", s.revision), HeadRevision: s.revision, Kinds: []semaphorev1.Kind{kind}}}},
+		{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind,
+			Revision: s.revision}}},
 		{Message: &semaphorev1.PublishRequest_Changes{Changes: changes}},
-		{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind, Revision: s.revision, Objects: uint64(len(all))}}},
+		{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind,
+			Revision: s.revision, Objects: uint64(len(all))}}},
 	} {
 		result, err := session.Receive(s.now, m)
 		if err != nil {
@@ -209,7 +217,8 @@ func (s *succession) take(remote string, result replica.Result) {
 	}
 }
 
-// follow has the agents' devices be what the broker says of remotes that it knows whole, and checks what that takes away.
+// follow has the agents' devices be what the broker says of remotes that it knows whole, and checks what that takes
+// away.
 func (s *succession) follow() {
 	for remote := range s.heard {
 		told := map[string]string{}
@@ -219,7 +228,12 @@ func (s *succession) follow() {
 		for name, had := range s.peers[remote] {
 			switch now, there := told[name]; {
 			case !there && s.doubts[remote][name]:
-				s.fail("brake", "the peer %s/%s goes: the first snapshot of this broker withdraws most of the peers that the one before had", remote, name)
+				s.fail(
+					"brake",
+					"the peer %s/%s goes: the first snapshot of this broker withdraws most of the peers that the one before had",
+					remote,
+					name,
+				)
 			case there && now != had:
 				s.fail("I3", "the peer %s/%s is %q, and was %q", remote, name, now, had)
 			case !there && s.exports(remote)[name].GetWireguard() != nil:
@@ -269,7 +283,8 @@ func (s *succession) settle() {
 			want[name] = fmt.Sprintf("%x %v", n.GetWireguard().GetPublicKey(), n.GetPodCidrs())
 		}
 		if got := s.peers[r.Name]; !maps.Equal(got, want) {
-			s.fail("I1", "the peers of %s are %s, and its nodes are %s", r.Name, strings.Join(slices.Sorted(maps.Keys(got)), " "), strings.Join(slices.Sorted(maps.Keys(want)), " "))
+			s.fail("I1", "the peers of %s are %s, and its nodes are %s", r.Name,
+				strings.Join(slices.Sorted(maps.Keys(got)), " "), strings.Join(slices.Sorted(maps.Keys(want)), " "))
 		}
 	}
 }

@@ -50,8 +50,8 @@ func (c *Cluster) installCalico(ctx context.Context) error {
 	return c.startKubeControllers(ctx)
 }
 
-// installCalicoAccounts creates the ServiceAccounts and rights of Calico's own manifest, as they are there. Its workloads
-// run as processes of the nodes.
+// installCalicoAccounts creates the ServiceAccounts and rights of Calico's own manifest, as they are there. Its
+// workloads run as processes of the nodes.
 func (c *Cluster) installCalicoAccounts(ctx context.Context) error {
 	data, err := os.ReadFile(c.tb.paths.CalicoManifest)
 	if err != nil {
@@ -74,8 +74,12 @@ func (c *Cluster) installCalicoAccounts(ctx context.Context) error {
 		}
 	}
 	if len(wanted) < 9 || c.cniTemplate == "" {
-		return fmt.Errorf("%s has %d accounts and rights, and a CNI configuration of %d bytes: it is not Calico's manifest as it was",
-			c.tb.paths.CalicoManifest, len(wanted), len(c.cniTemplate))
+		return fmt.Errorf(
+			"%s has %d accounts and rights, and a CNI configuration of %d bytes: it is not Calico's manifest as it was",
+			c.tb.paths.CalicoManifest,
+			len(wanted),
+			len(c.cniTemplate),
+		)
 	}
 	return c.createYAML(ctx, strings.Join(wanted, "\n---\n"))
 }
@@ -97,24 +101,39 @@ func (c *Cluster) startKubeControllers(ctx context.Context) error {
 	if err := clientcmd.WriteToFile(*config, file); err != nil {
 		return err
 	}
-	return c.run(ctx, "kube-controllers", c.controlPlane, []string{filepath.Base(c.tb.paths.CalicoKubeControllers)},
-		c.tb.paths.CalicoKubeControllers, "DATASTORE_TYPE=kubernetes", "ENABLED_CONTROLLERS=node", "KUBECONFIG="+file, "LOG_LEVEL=warning")
+	return c.run(
+		ctx,
+		"kube-controllers",
+		c.controlPlane,
+		[]string{filepath.Base(c.tb.paths.CalicoKubeControllers)},
+		c.tb.paths.CalicoKubeControllers,
+		"DATASTORE_TYPE=kubernetes",
+		"ENABLED_CONTROLLERS=node",
+		"KUBECONFIG="+file,
+		"LOG_LEVEL=warning",
+	)
 }
 
 // token asks for a token of one of Calico's ServiceAccounts that lasts as long as the testbed's certificates.
 func (c *Cluster) token(ctx context.Context, account string) (string, error) {
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](30 * 24 * 3600)}}
-	answer, err := c.Client.CoreV1().ServiceAccounts(calicoNamespace).CreateToken(ctx, account, request, metav1.CreateOptions{})
+	request := &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](30 * 24 * 3600)},
+	}
+	answer, err := c.Client.CoreV1().ServiceAccounts(calicoNamespace).CreateToken(ctx, account, request,
+		metav1.CreateOptions{})
 	if err != nil {
 		return "", fmt.Errorf("token of %s in %s: %w", account, c.Name, err)
 	}
 	return answer.Status.Token, nil
 }
 
-// startCalico does what the container calico-node of Calico's DaemonSet does on a node: calico/node's own start-up, which
-// keeps Felix, confd, BIRD and the rest running with runit. It returns when Felix has programmed the node.
+// startCalico does what the container calico-node of Calico's DaemonSet does on a node: calico/node's own start-up,
+// which keeps Felix, confd, BIRD and the rest running with runit. It returns when Felix has programmed the node.
 func (n *Node) startCalico(ctx context.Context) error {
 	c := n.cluster
+	if c.tb.options.CNI != CNICalico {
+		return nil
+	}
 	done := c.tb.times.span(c.Name, "calico-node/"+n.Name+" has programmed")
 	defer done()
 	token, err := c.token(ctx, "calico-node")
@@ -144,7 +163,8 @@ func (n *Node) startCalico(ctx context.Context) error {
 	if err := poll(ctx, 90*time.Second, "Felix on "+n.Name+" of "+c.Name, func(ctx context.Context) error {
 		return get(ctx, n.Netns, fmt.Sprintf("http://127.0.0.1:%d/readiness", felixHealthPort))
 	}); err != nil {
-		return fmt.Errorf("%w; what calico-node wrote last:\n%s", err, tail(filepath.Join(c.logs(), "calico-node-"+n.Name+".log"), 15))
+		return fmt.Errorf("%w; what calico-node wrote last:\n%s", err,
+			tail(filepath.Join(c.logs(), "calico-node-"+n.Name+".log"), 15))
 	}
 	return nil
 }
@@ -154,7 +174,7 @@ func (n *Node) copyCalicoFiles() error {
 	files := n.cluster.tb.paths.CalicoNodeFiles
 	etc := n.path("/etc")
 	for _, dir := range []string{"calico", "service"} {
-		// The restart of calico-node alone begins anew too.
+		// The restart of calico-node alone begins again too.
 		if err := os.RemoveAll(filepath.Join(etc, dir)); err != nil {
 			return err
 		}
@@ -182,7 +202,8 @@ func (n *Node) copyCalicoFiles() error {
 	}
 	unused := []string{"service/available/calico-bgp-daemon"}
 	if !n.IP6.IsValid() {
-		unused = append(unused, "service/available/bird6", "calico/confd/conf.d/bird6.toml", "calico/confd/conf.d/bird6_ipam.toml")
+		unused = append(unused, "service/available/bird6", "calico/confd/conf.d/bird6.toml",
+			"calico/confd/conf.d/bird6_ipam.toml")
 	}
 	for _, path := range unused {
 		if err := os.RemoveAll(filepath.Join(etc, path)); err != nil {
@@ -199,7 +220,8 @@ func (n *Node) copyCalicoFiles() error {
 		if err != nil {
 			return err
 		}
-		lines := slices.DeleteFunc(strings.Split(string(data), "\n"), func(line string) bool { return strings.Contains(line, "krt_tunnel") })
+		lines := slices.DeleteFunc(strings.Split(string(data), "\n"),
+			func(line string) bool { return strings.Contains(line, "krt_tunnel") })
 		if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o644); err != nil {
 			return err
 		}
@@ -239,7 +261,8 @@ func (c *Cluster) calicoEnv(n *Node) []string {
 
 // inClusterEnv is how a pod on the host network finds the apiserver before kube-proxy has done anything.
 func (c *Cluster) inClusterEnv() []string {
-	return []string{"KUBERNETES_SERVICE_HOST=" + c.addresses.controlPlane.String(), fmt.Sprintf("KUBERNETES_SERVICE_PORT=%d", apiPort)}
+	return []string{"KUBERNETES_SERVICE_HOST=" + c.addresses.controlPlane.String(),
+		fmt.Sprintf("KUBERNETES_SERVICE_PORT=%d", apiPort)}
 }
 
 var cniIPAM = regexp.MustCompile(`"ipam":\s*\{[^}]*\}`)
@@ -268,7 +291,11 @@ var brackets = regexp.MustCompile(`\[([0-9.]+)\]`)
 // would keep them so.
 func (n *Node) installCNI(ctx context.Context) error {
 	c := n.cluster
-	args := append([]string{"env", "KUBERNETES_NODE_NAME=" + n.Name, "NODENAME=" + n.Name, "CNI_CONF_NAME=10-calico.conflist", "CNI_MTU=0",
+	if c.tb.options.CNI == CNIBridge {
+		return n.installBridge(ctx)
+	}
+	args := append([]string{"env", "KUBERNETES_NODE_NAME=" + n.Name, "NODENAME=" + n.Name,
+		"CNI_CONF_NAME=10-calico.conflist", "CNI_MTU=0",
 		"SLEEP=false", "UPDATE_CNI_BINARIES=false", "CNI_NETWORK_CONFIG=" + c.cniConfig()}, c.inClusterEnv()...)
 	if _, err := n.Exec(ctx, append(args, filepath.Base(c.tb.paths.CalicoCNIInstall))...); err != nil {
 		return fmt.Errorf("write the CNI configuration: %w", err)
@@ -283,6 +310,9 @@ func (n *Node) installCNI(ctx context.Context) error {
 
 // waitMesh returns when each node has a session of BIRD with each other.
 func (c *Cluster) waitMesh(ctx context.Context) error {
+	if c.tb.options.CNI != CNICalico {
+		return nil
+	}
 	done := c.tb.times.span(c.Name, "BGP sessions between all nodes")
 	defer done()
 	sockets := []string{"bird.ctl"}
@@ -334,7 +364,8 @@ func birdSessions(socket string) ([]string, error) {
 	return nil, errors.Join(errors.New("BIRD's answer has no end"), lines.Err())
 }
 
-var blockAffinities = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "blockaffinities"}
+var blockAffinities = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1",
+	Resource: "blockaffinities"}
 
 // PodBlocks are the address blocks of a node: its BlockAffinities with IPAMCalico, its podCIDRs with IPAMHostLocal.
 func (n *Node) PodBlocks(ctx context.Context) ([]netip.Prefix, error) {

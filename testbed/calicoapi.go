@@ -14,7 +14,8 @@ import (
 // calicoAPIPort is where the Calico API server listens, beside the apiserver.
 const calicoAPIPort = 5443
 
-// calicoAPI has the apiserver ask the Calico API server for projectcalico.org/v3, under the names that Calico's own manifests have.
+// calicoAPI has the apiserver ask the Calico API server for projectcalico.org/v3, under the names that Calico's own
+// manifests have.
 const calicoAPI = `
 apiVersion: v1
 kind: Namespace
@@ -45,8 +46,9 @@ spec:
   service: {namespace: calico-apiserver, name: calico-api, port: 443}
 `
 
-// StartCalicoAPIServer runs the Calico API server in the control plane and returns when the apiserver serves projectcalico.org/v3 by it, in
-// which Calico's documents write policies. Without it, Calico's types are served as they are stored, in crd.projectcalico.org/v1.
+// StartCalicoAPIServer runs the Calico API server in the control plane and returns when the apiserver serves
+// projectcalico.org/v3 by it, in which Calico's documents write policies. Without it, Calico's types are served as they
+// are stored, in crd.projectcalico.org/v1.
 func (c *Cluster) StartCalicoAPIServer(ctx context.Context) error {
 	const name = "calico-apiserver"
 	ca, err := authority.New(name)
@@ -65,11 +67,13 @@ func (c *Cluster) StartCalicoAPIServer(ctx context.Context) error {
 	if err := c.run(ctx, name, c.controlPlane, []string{filepath.Base(program),
 		"--bind-address=" + c.addresses.controlPlane.String(), fmt.Sprintf("--secure-port=%d", calicoAPIPort),
 		"--tls-cert-file=" + filepath.Join(dir, "tls.crt"), "--tls-private-key-file=" + filepath.Join(dir, "tls.key"),
-		"--kubeconfig=" + c.Kubeconfig, "--authentication-kubeconfig=" + c.Kubeconfig, "--authorization-kubeconfig=" + c.Kubeconfig,
+		"--kubeconfig=" + c.Kubeconfig, "--authentication-kubeconfig=" + c.Kubeconfig, "--authorization-kubeconfig=" +
+			c.Kubeconfig,
 	}, program, "DATASTORE_TYPE=kubernetes", "KUBECONFIG="+c.Kubeconfig, "LOG_LEVEL=error"); err != nil {
 		return err
 	}
-	if err := c.createYAML(ctx, calicoAPI, "ADDRESS", c.addresses.controlPlane.String(), "CA", base64.StdEncoding.EncodeToString(ca.Cert)); err != nil {
+	if err := c.createYAML(ctx, calicoAPI, "ADDRESS", c.addresses.controlPlane.String(), "CA",
+		base64.StdEncoding.EncodeToString(ca.Cert)); err != nil {
 		return err
 	}
 	return poll(ctx, 60*time.Second, "projectcalico.org/v3 of "+c.Name, func(ctx context.Context) error {

@@ -89,8 +89,10 @@ func (c *Cluster) up(ctx context.Context) error {
 			return err
 		}
 		apiserver.open()
-		if err := c.installCalico(ctx); err != nil {
-			return err
+		if c.tb.options.CNI == CNICalico {
+			if err := c.installCalico(ctx); err != nil {
+				return err
+			}
 		}
 		calico.open()
 		return c.installDNS(ctx)
@@ -106,6 +108,9 @@ func (c *Cluster) up(ctx context.Context) error {
 			})
 		}
 		if err := ready.Wait(); err != nil {
+			return err
+		}
+		if err := c.routePods(ctx); err != nil {
 			return err
 		}
 		nodes.open()

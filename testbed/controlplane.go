@@ -31,15 +31,27 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	if err := c.tb.cgroups.Create(c.controlPlaneGroup()); err != nil {
 		return err
 	}
-	pki, data := c.pki(), filepath.Join(c.dir, "etcd")
+	for _, start := range []func(context.Context) error{
+		c.startEtcd, c.startAPIServer, c.startControllerManager, c.startScheduler,
+	} {
+		if err := start(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// etcdURL is on loopback of the control plane's namespace: nothing else reaches it.
+const etcdURL = "http://127.0.0.1:2379"
+
+// startEtcd starts etcd, and returns when it answers.
+func (c *Cluster) startEtcd(ctx context.Context) error {
+	data := filepath.Join(c.dir, "etcd")
 	if err := os.MkdirAll(data, 0o700); err != nil {
 		return err
 	}
-	services := both(a.services, a.services6)
 	done := c.tb.times.span(c.Name, "etcd answers")
-	p := c.tb.paths
-	// On loopback of the control plane's namespace: nothing else reaches it.
-	const etcdURL, peerURL = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
+	const peerURL = "http://127.0.0.1:2380"
 	if err := c.run(ctx, "etcd", c.controlPlane, []string{"etcd",
 		"--name=" + c.Name,
 		"--data-dir=" + data,
@@ -48,7 +60,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		"--initial-cluster=" + c.Name + "=" + peerURL,
 		"--unsafe-no-fsync", // the data need not outlive the machine
 		"--log-level=warn",
-	}, p.Etcd); err != nil {
+	}, c.tb.paths.Etcd); err != nil {
 		return err
 	}
 	if err := poll(ctx, 30*time.Second, "etcd of "+c.Name, func(ctx context.Context) error {
@@ -57,13 +69,17 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		return err
 	}
 	done()
+	return nil
+}
 
-	done = c.tb.times.span(c.Name, "kube-apiserver is ready")
+// startAPIServer starts kube-apiserver, and returns when it is ready.
+func (c *Cluster) startAPIServer(ctx context.Context) error {
+	pki, done := c.pki(), c.tb.times.span(c.Name, "kube-apiserver is ready")
 	if err := c.run(ctx, "kube-apiserver", c.controlPlane, []string{"kube-apiserver",
 		"--etcd-servers=" + etcdURL,
 		"--bind-address=" + c.addresses.controlPlane.String(), fmt.Sprintf("--secure-port=%d", apiPort),
 		"--advertise-address=" + c.addresses.controlPlane.String(),
-		"--service-cluster-ip-range=" + services,
+		"--service-cluster-ip-range=" + both(c.addresses.services, c.addresses.services6),
 		"--tls-cert-file=" + pki + "/apiserver.crt", "--tls-private-key-file=" + pki + "/apiserver.key",
 		"--client-ca-file=" + pki + "/ca.crt",
 		"--service-account-issuer=https://kubernetes.default.svc." + clusterDomain,
@@ -81,7 +97,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		"--enable-aggregator-routing=true",
 		"--allow-privileged=true",
 		"--profiling=false",
-	}, p.APIServer); err != nil {
+	}, c.tb.paths.APIServer); err != nil {
 		return err
 	}
 	if err := poll(ctx, 90*time.Second, "kube-apiserver of "+c.Name, func(ctx context.Context) error {
@@ -91,15 +107,22 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		return err
 	}
 	done()
+	return nil
+}
+
+func (c *Cluster) startControllerManager(ctx context.Context) error {
+	a := c.addresses
 	masks := []string{fmt.Sprintf("--node-cidr-mask-size=%d", podMask)}
 	if a.pods6.IsValid() {
-		masks = []string{fmt.Sprintf("--node-cidr-mask-size-ipv4=%d", podMask), fmt.Sprintf("--node-cidr-mask-size-ipv6=%d", podMask6)}
+		masks = []string{fmt.Sprintf("--node-cidr-mask-size-ipv4=%d", podMask),
+			fmt.Sprintf("--node-cidr-mask-size-ipv6=%d", podMask6)}
 	}
-	if err := c.run(ctx, "kube-controller-manager", c.controlPlane, append([]string{"kube-controller-manager",
+	return c.run(ctx, "kube-controller-manager", c.controlPlane, append([]string{"kube-controller-manager",
 		"--kubeconfig=" + filepath.Join(c.dir, "kube-controller-manager.kubeconfig"),
-		"--service-account-private-key-file=" + pki + "/service-account.key",
-		"--root-ca-file=" + pki + "/ca.crt",
-		"--allocate-node-cidrs=true", "--cluster-cidr=" + both(a.pods, a.pods6), "--service-cluster-ip-range=" + services,
+		"--service-account-private-key-file=" + c.pki() + "/service-account.key",
+		"--root-ca-file=" + c.pki() + "/ca.crt",
+		"--allocate-node-cidrs=true", "--cluster-cidr=" + both(a.pods, a.pods6), "--service-cluster-ip-range=" +
+			both(a.services, a.services6),
 		"--flex-volume-plugin-dir=" + filepath.Join(c.dir, "volumeplugins"),
 		"--leader-elect=false",
 		"--bind-address=127.0.0.1",
@@ -107,9 +130,10 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		"--kube-api-qps=500", "--kube-api-burst=1000",
 		"--concurrent-gc-syncs=2",
 		"--profiling=false",
-	}, masks...), p.ControllerManager); err != nil {
-		return err
-	}
+	}, masks...), c.tb.paths.ControllerManager)
+}
+
+func (c *Cluster) startScheduler(ctx context.Context) error {
 	return c.run(ctx, "kube-scheduler", c.controlPlane, []string{"kube-scheduler",
 		"--kubeconfig=" + filepath.Join(c.dir, "kube-scheduler.kubeconfig"),
 		"--leader-elect=false",
@@ -117,7 +141,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		"--authentication-skip-lookup=true",
 		"--kube-api-qps=500", "--kube-api-burst=1000",
 		"--profiling=false",
-	}, p.Scheduler)
+	}, c.tb.paths.Scheduler)
 }
 
 func (c *Cluster) pki() string { return filepath.Join(c.dir, "pki") }
@@ -144,7 +168,8 @@ func (c *Cluster) makePKI() error {
 		ips = append(ips, ip6)
 	}
 	server, err := ca.Server(
-		[]string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + clusterDomain}, ips)
+		[]string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + clusterDomain},
+		ips)
 	if err != nil {
 		return err
 	}
@@ -187,7 +212,8 @@ func (c *Cluster) makePKI() error {
 
 // run starts a component of the control plane in a root filesystem that shows the machine's programs and settings, the
 // testbed's directory and the program itself.
-func (c *Cluster) run(ctx context.Context, name string, ns *netns.Namespace, args []string, program string, env ...string) error {
+func (c *Cluster) run(ctx context.Context, name string, ns *netns.Namespace, args []string, program string,
+	env ...string) error {
 	mounts, err := systemMounts("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 	if err != nil {
 		return err

@@ -64,36 +64,39 @@ func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
 	if err != nil {
 		return fmt.Errorf("update the Corefile of %s: %w", c.Name, err)
 	}
-	return wait(ctx, 90*time.Second, 500*time.Millisecond, "the Corefile of "+c.Name+" in its pods", func(ctx context.Context) error {
-		list, err := c.Client.CoreV1().Pods(dnsNamespace).List(ctx, metav1.ListOptions{LabelSelector: dnsSelector})
-		if err != nil {
-			return err
-		}
-		for _, pod := range list.Items {
-			node := c.Node(pod.Spec.NodeName)
-			if node == nil || pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
-				continue
+	return wait(ctx, 90*time.Second, 500*time.Millisecond, "the Corefile of "+c.Name+" in its pods",
+		func(ctx context.Context) error {
+			list, err := c.Client.CoreV1().Pods(dnsNamespace).List(ctx, metav1.ListOptions{LabelSelector: dnsSelector})
+			if err != nil {
+				return err
 			}
-			file := node.path("/var/lib/kubelet/pods/" + string(pod.UID) + "/volumes/kubernetes.io~configmap/config/Corefile")
-			if has, err := os.ReadFile(file); err != nil || strings.TrimSpace(string(has)) != strings.TrimSpace(text) {
-				return errors.Join(fmt.Errorf("pod %s has another", pod.Name), err, c.SyncPods(ctx, dnsNamespace, dnsSelector))
+			for _, pod := range list.Items {
+				node := c.Node(pod.Spec.NodeName)
+				if node == nil || pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
+					continue
+				}
+				file := node.path("/var/lib/kubelet/pods/" + string(pod.UID) + "/volumes/kubernetes.io~configmap/config/Corefile")
+				if has, err := os.ReadFile(file); err != nil || strings.TrimSpace(string(has)) != strings.TrimSpace(text) {
+					return errors.Join(fmt.Errorf("pod %s has another", pod.Name), err, c.SyncPods(ctx, dnsNamespace, dnsSelector))
+				}
 			}
-		}
-		return nil
-	})
+			return nil
+		})
 }
 
 const dnsSelector = "k8s-app=kube-dns"
 
 // SyncPods makes kubelet look at pods now, by changing an annotation of theirs. By itself it takes up to a minute and a
-// half to bring a changed ConfigMap or Secret into a volume; this way it does so at once, if it has heard of the change.
+// half to bring a changed ConfigMap or Secret into a volume; this way it does so at once, if it has heard of the
+// change.
 func (c *Cluster) SyncPods(ctx context.Context, namespace, selector string) error {
 	pods := c.Client.CoreV1().Pods(namespace)
 	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
 		return err
 	}
-	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"testbed.semaphore/sync":%q}}}`, time.Now().Format(time.RFC3339Nano))
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"testbed.semaphore/sync":%q}}}`,
+		time.Now().Format(time.RFC3339Nano))
 	for _, pod := range list.Items {
 		_, err := pods.Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -111,8 +114,8 @@ func (c *Cluster) waitDNS(ctx context.Context, from *Node) error {
 		// A packet that no rule redirects yet is lost.
 		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		defer cancel()
-		// A lookup that is given up goes on in net's own goroutines, up to its own ten seconds; so its connection ends
-		// with the attempt, and there is no second one.
+		// A lookup that is given up continues in net's own goroutines, up to its own ten seconds; so its connection
+		// ends with the attempt, and there is no second one.
 		resolver := &net.Resolver{
 			PreferGo: true,
 			Dial: func(_ context.Context, network, _ string) (net.Conn, error) {

@@ -6,7 +6,7 @@
 // docs/testbed.md draws the picture.
 //
 // Because everything lives in namespaces, addresses are the same in every testbed and several run side by side. All
-// that belongs to testbed ID bears names that begin with sb-ID (network namespaces, control groups) or lies below
+// that belongs to testbed ID has names that begin with sb-ID (network namespaces, control groups) or lies below
 // Directory/ID (files).
 //
 // Up makes a testbed and Down removes it; Sweep removes what a killed process left. Files are cut by what they make:

@@ -42,7 +42,8 @@ func createFabric(id string, dual bool) (*netns.Namespace, error) {
 	for _, p := range prefixes {
 		gateway := netip.PrefixFrom(p.Addr().Next(), p.Bits())
 		// Duplicates are looked for with IPv6; there are none, and the address is of use at once.
-		if err := links.AddrAdd(bridge, &netlink.Addr{IPNet: ipNet(gateway), Flags: addressFlags(gateway.Addr())}); err != nil {
+		if err := links.AddrAdd(bridge,
+			&netlink.Addr{IPNet: ipNet(gateway), Flags: addressFlags(gateway.Addr())}); err != nil {
 			return nil, fmt.Errorf("give %s to %s: %w", gateway, fabricBridge, err)
 		}
 	}

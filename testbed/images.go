@@ -24,7 +24,8 @@ func (tb *Testbed) makeImages(ctx context.Context, builder *components.Builder) 
 		done()
 	}
 	defer tb.times.span("", "images are made")()
-	archives, err := (&images.Builder{Progress: tb.options.Progress}).Ensure(ctx, filepath.Join(tb.state.path, "images"), tb.paths, programs)
+	archives, err := (&images.Builder{Progress: tb.options.Progress}).Ensure(ctx, filepath.Join(tb.state.path, "images"),
+		tb.paths, programs)
 	if err != nil {
 		return nil, err
 	}

@@ -37,11 +37,12 @@ func checkMachine(ctx context.Context, o Options) (*cgroup.Hierarchies, error) {
 	return groups, errors.Join(errs...)
 }
 
-// How many instances of inotify(7) the components of a control plane and of a node have, counted; a few more for pods.
-const watchersOfCluster, watchersOfNode, watchersOfPods = 10, 9, 10
+// How many instances of inotify(7) the components of a control plane have, kube-apiserver 6 and kube-controller-manager
+// 1, and those of a node, kubelet 6, containerd 2 and kube-proxy 1, counted; a few more for pods.
+const watchersOfCluster, watchersOfNode, watchersOfPods = 7, 9, 4
 
-// checkWatchers says whether the machine has enough instances of inotify left, of which a user may have 128 by default, all
-// testbeds together: a component that gets none ends with "too many open files".
+// checkWatchers reports whether the machine has enough instances of inotify left, of which a user may have 128 by
+// default, all testbeds together: a component that gets none ends with "too many open files".
 func checkWatchers(o Options) error {
 	data, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances")
 	if err != nil {
@@ -67,7 +68,8 @@ func checkWatchers(o Options) error {
 		}
 	}
 	if used+need > most {
-		return fmt.Errorf("programs of this machine may watch files %d times (fs.inotify.max_user_instances), %d are taken and the testbed needs %d: "+
+		return fmt.Errorf("programs of this machine may watch files %d times (fs.inotify.max_user_instances), %d are taken "+
+			"and the testbed needs %d: "+
 			"take other testbeds down, or allow more with sysctl fs.inotify.max_user_instances=1024", most, used, need)
 	}
 	return nil

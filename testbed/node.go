@@ -254,7 +254,8 @@ func (n *Node) waitReady(ctx context.Context, since time.Time) error {
 			}
 			// Times of the API are whole seconds. After a reboot what kubelet said before it is still there.
 			if condition.Status != corev1.ConditionTrue || condition.LastHeartbeatTime.Time.Before(since.Truncate(time.Second)) {
-				return fmt.Errorf("condition Ready is %s since %s: %s", condition.Status, condition.LastHeartbeatTime, condition.Message)
+				return fmt.Errorf("condition Ready is %s since %s: %s", condition.Status, condition.LastHeartbeatTime,
+					condition.Message)
 			}
 			for _, taint := range object.Spec.Taints {
 				if taint.Key == corev1.TaintNodeNotReady || taint.Key == corev1.TaintNodeNetworkUnavailable {
@@ -269,7 +270,8 @@ func (n *Node) waitReady(ctx context.Context, since time.Time) error {
 
 // start brings a node up and returns when it is Ready. It does what it can before images are made, the apiserver
 // answers, and Calico's resources are there, for which the functions wait.
-func (n *Node) start(ctx context.Context, images func(context.Context) ([]string, error), apiserver, calico func(context.Context) error) error {
+func (n *Node) start(ctx context.Context, images func(context.Context) ([]string, error), apiserver,
+	calico func(context.Context) error) error {
 	began := time.Now()
 	if err := n.powerOn(ctx); err != nil {
 		return err
@@ -314,7 +316,7 @@ func (n *Node) Boot(ctx context.Context) error {
 	if err := n.start(ctx, n.cluster.tb.images, at, at); err != nil {
 		return fmt.Errorf("boot %s of %s: %w", n.Name, n.cluster.Name, err)
 	}
-	return n.cluster.tb.writeState()
+	return errors.Join(n.cluster.routePods(ctx), n.cluster.tb.writeState())
 }
 
 // PowerOff ends all that runs on the node at once, as the loss of its power does. Its network namespace, with all
@@ -371,8 +373,8 @@ func (n *Node) path(inside string) string {
 // Path is where this process sees a file of the node while the node has power: Path("/run/x").
 func (n *Node) Path(inside string) string { return n.path(inside) }
 
-// AddNode makes a further node join the cluster, and returns when it is Ready. Its name is the next one. kubeletFlags are
-// further flags of its kubelet, such as --register-with-taints.
+// AddNode makes a further node join the cluster, and returns when it is Ready. Its name is the next one. kubeletFlags
+// are further flags of its kubelet, such as --register-with-taints.
 func (c *Cluster) AddNode(ctx context.Context, kubeletFlags ...string) (*Node, error) {
 	c.nodesMu.Lock()
 	c.joined++
@@ -390,7 +392,7 @@ func (c *Cluster) AddNode(ctx context.Context, kubeletFlags ...string) (*Node, e
 	c.nodesMu.Lock()
 	c.Nodes = append(c.Nodes, n)
 	c.nodesMu.Unlock()
-	return n, c.tb.writeState()
+	return n, errors.Join(c.routePods(ctx), c.tb.writeState())
 }
 
 // RemoveNode powers a node off, deletes its Node object, and throws its disk away.
@@ -425,11 +427,13 @@ func (n *Node) startKubeProxy(ctx context.Context) error {
 	config, err := json.Marshal(map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
 		"mode": c.tb.options.KubeProxyMode, "hostnameOverride": n.Name, "clusterCIDR": cidr,
-		"clientConnection":   map[string]any{"kubeconfig": filepath.Join(c.dir, "kube-proxy.kubeconfig"), "qps": 500, "burst": 1000},
+		"clientConnection": map[string]any{"kubeconfig": filepath.Join(c.dir, "kube-proxy.kubeconfig"), "qps": 500,
+			"burst": 1000},
 		"healthzBindAddress": hostPort(netip.AddrFrom4([4]byte{127, 0, 0, 1}), proxyHealthPort),
 		"metricsBindAddress": "127.0.0.1:10249",
-		"conntrack":          map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-		"iptables":           map[string]any{"localhostNodePorts": false},
+		"conntrack": map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s",
+			"tcpCloseWaitTimeout": "0s"},
+		"iptables": map[string]any{"localhostNodePorts": false},
 	})
 	if err != nil {
 		return err
@@ -458,7 +462,8 @@ func (n *Node) ExecInput(ctx context.Context, stdin io.Reader, args ...string) (
 		Stdin: stdin, Stdout: &stdout, Stderr: &stderr,
 	})
 	if err != nil {
-		return stdout.String(), fmt.Errorf("%s on %s of %s: %w%s", strings.Join(args, " "), n.Name, n.cluster.Name, err, errorOutput(&stderr))
+		return stdout.String(), fmt.Errorf("%s on %s of %s: %w%s", strings.Join(args, " "), n.Name, n.cluster.Name, err,
+			errorOutput(&stderr))
 	}
 	return stdout.String(), nil
 }

@@ -21,14 +21,14 @@ import (
 // file is a file with settings of the node. They lie outside its disk, below the testbed's directory, which nodes see.
 func (n *Node) file(name string) string { return filepath.Join(n.disk, "settings", name) }
 
-// sysctls are settings of the whole machine that kubelet wants to have these values, and would set. A node is shown them
-// as set already; what is written to them stays in the node.
+// sysctls are settings of the whole machine that kubelet wants to have these values, and would set. A node is shown
+// them as set already; what is written to them stays in the node.
 var sysctls = map[string]string{
 	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// writeFiles writes what a node has on its disk before it boots. What a boot begins anew with is taken away.
+// writeFiles writes what a node has on its disk before it boots. What a boot begins again with is taken away.
 func (n *Node) writeFiles() error {
 	c := n.cluster
 	etc := filepath.Join(n.disk, "etc", "upper")
@@ -39,7 +39,8 @@ func (n *Node) writeFiles() error {
 	}
 	for _, dir := range []string{
 		"settings", "sysctl", "etc/upper/cni/net.d", "etc/upper/calico", "etc/upper/service", "opt/cni/bin", "var/tmp",
-		"var/lib/kubelet", "var/lib/containerd", "var/lib/calico", "var/lib/cni", "var/log/pods", "var/log/containers", "var/log/calico",
+		"var/lib/kubelet", "var/lib/containerd", "var/lib/calico", "var/lib/cni", "var/log/pods", "var/log/containers",
+		"var/log/calico",
 	} {
 		if err := os.MkdirAll(filepath.Join(n.disk, dir), 0o755); err != nil {
 			return fmt.Errorf("make the disk of %s: %w", n.Name, err)
@@ -54,7 +55,8 @@ func (n *Node) writeFiles() error {
 		"etc/upper/hosts": []byte(hosts), "etc/upper/hostname": []byte(n.hostname() + "\n"),
 		"etc/upper/machine-id": []byte(hex.EncodeToString(id[:16]) + "\n"),
 		// The fabric refuses questions at once: names outside the cluster are unknown.
-		"etc/upper/resolv.conf":    []byte("nameserver " + fabricPrefix.Addr().Next().String() + "\noptions timeout:1 attempts:1\n"),
+		"etc/upper/resolv.conf": []byte("nameserver " + fabricPrefix.Addr().Next().String() +
+			"\noptions timeout:1 attempts:1\n"),
 		"settings/containerd.toml": []byte(containerdConfig),
 	}
 	for name, value := range sysctls {
@@ -167,7 +169,8 @@ func (n *Node) mounts() ([]spawn.Mount, error) {
 		}
 	}
 	mounts = append(mounts, programMounts(
-		p.Containerd, p.ContainerdShim, p.Ctr, p.Runc, p.Kubelet, p.KubeProxy, p.CalicoNode, p.CalicoCNIInstall, p.Busybox, p.Kubectl)...)
+		p.Containerd, p.ContainerdShim, p.Ctr, p.Runc, p.Kubelet, p.KubeProxy, p.CalicoNode, p.CalicoCNIInstall, p.Busybox,
+		p.Kubectl)...)
 	mounts = append(mounts, legacyIPTables()...)
 	for _, dir := range []string{p.Bird, p.Runit} {
 		programs, err := programsIn(dir)
@@ -209,7 +212,7 @@ func programsIn(dir string) ([]string, error) {
 	return paths, nil
 }
 
-// answers says whether somebody listens at a socket.
+// answers reports whether somebody listens at a socket.
 func answers(socket string) error {
 	conn, err := net.Dial("unix", socket)
 	if err != nil {

@@ -121,7 +121,8 @@ func TestNodes(t *testing.T) {
 	n1 := c.Node("n1")
 	pod := func(node string) *Pod {
 		t.Helper()
-		list, err := c.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=echo", FieldSelector: "spec.nodeName=" + node})
+		list, err := c.Client.CoreV1().Pods("shop").List(ctx,
+			metav1.ListOptions{LabelSelector: "app=echo", FieldSelector: "spec.nodeName=" + node})
 		if err != nil || len(list.Items) != 1 {
 			t.Fatalf("pods of %s: %d, %v", node, len(list.Items), err)
 		}
@@ -153,7 +154,8 @@ func TestNodes(t *testing.T) {
 	})
 	t.Run("a node reboots", func(t *testing.T) {
 		before := pod("n1")
-		if _, err := n1.Exec(ctx, "sh", "-c", "echo x > /run/mark; echo x > /var/lib/mark; echo x > /etc/mark; ip link add left type veth peer name right"); err != nil {
+		if _, err := n1.Exec(ctx, "sh", "-c",
+			"echo x > /run/mark; echo x > /var/lib/mark; echo x > /etc/mark; ip link add left type veth peer name right"); err != nil {
 			t.Fatal(err)
 		}
 		if err := n1.PowerOff(); err != nil {
@@ -169,7 +171,8 @@ func TestNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 		out, err := n1.Exec(ctx, "sh", "-c", "ls /run/mark /var/lib/mark /etc/mark 2>/dev/null; ip -br link")
-		if err != nil || !strings.HasPrefix(out, "/etc/mark\n/var/lib/mark\n") && !strings.HasPrefix(out, "/var/lib/mark\n/etc/mark\n") ||
+		if err != nil || !strings.HasPrefix(out, "/etc/mark\n/var/lib/mark\n") &&
+			!strings.HasPrefix(out, "/var/lib/mark\n/etc/mark\n") ||
 			strings.Contains(out, "left") {
 			t.Errorf("files and links after the boot: %q, %v; want those of the disk alone", out, err)
 		}
@@ -195,7 +198,25 @@ func TestNodes(t *testing.T) {
 		if err != nil || len(list.Items) != 2 || len(c.Nodes) != 2 {
 			t.Errorf("nodes: %d objects, %d nodes, %v", len(list.Items), len(c.Nodes), err)
 		}
-		if err := WaitFor(ctx, 60*time.Second, "the removed node's pod to go", func(ctx context.Context) error {
+	})
+	t.Run("the scheduler's and the apiserver's ways of emptying a node", func(t *testing.T) {
+		if out, err := c.Kubectl(ctx, nil, "-n", "kube-system", "rollout", "status", "deployment/coredns",
+			"--timeout=60s"); err != nil {
+			t.Fatal(err, out)
+		}
+		if out, err := c.Kubectl(ctx, nil, "drain", "n1", "--ignore-daemonsets", "--delete-emptydir-data",
+			"--timeout=60s"); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		list, err := c.Client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=n1"})
+		if err != nil || len(list.Items) > 0 {
+			t.Errorf("pods on a drained node: %d, %v", len(list.Items), err)
+		}
+	})
+	t.Run("the pod collector's way of emptying a node that was removed", func(t *testing.T) {
+		// kube-controller-manager looks every 20 s, and deletes what it found at a look that was 40 s ago or more: 80 s
+		// (pkg/controller/podgc: gcCheckPeriod, quarantineTime).
+		if err := WaitFor(ctx, 90*time.Second, "the removed node's pod to go", func(ctx context.Context) error {
 			list, err := c.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=n3"})
 			if err == nil && len(list.Items) > 0 {
 				err = fmt.Errorf("%d are there", len(list.Items))
@@ -203,18 +224,6 @@ func TestNodes(t *testing.T) {
 			return err
 		}); err != nil {
 			t.Error(err)
-		}
-	})
-	t.Run("the scheduler's and the apiserver's ways of emptying a node", func(t *testing.T) {
-		if out, err := c.Kubectl(ctx, nil, "-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=60s"); err != nil {
-			t.Fatal(err, out)
-		}
-		if out, err := c.Kubectl(ctx, nil, "drain", "n1", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s"); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
-		list, err := c.Client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=n1"})
-		if err != nil || len(list.Items) > 0 {
-			t.Errorf("pods on a drained node: %d, %v", len(list.Items), err)
 		}
 	})
 }
@@ -263,6 +272,35 @@ func TestOptions(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestBridgeCNI: without Calico, pods of all nodes reach each other and Services with their own addresses, also those
+// of a node that joins and of one that was booted.
+func TestBridgeCNI(t *testing.T) {
+	c := upWith(t, Options{CNI: CNIBridge})
+	ctx := t.Context()
+	if err := c.ApplyYAML(ctx, daemonSet); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.AddNode(ctx); err != nil {
+		t.Fatal(err)
+	}
+	allReachAll(ctx, t, c)
+	out, err := c.Kubectl(ctx, nil, "get", "customresourcedefinitions", "-o", "name")
+	if err != nil || out != "" {
+		t.Errorf("there is something of Calico: %q, %v", out, err)
+	}
+	for _, n := range c.Nodes {
+		list, err := c.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.Name})
+		if err != nil || len(list.Items) != 1 || !n.PodCIDR.Contains(netip.MustParseAddr(list.Items[0].Status.PodIP)) {
+			t.Errorf("pods of %s, %s: %+v, %v", n.Name, n.PodCIDR, list.Items, err)
+		}
+	}
+	n := c.Nodes[1]
+	if err := errors.Join(n.PowerOff(), n.Boot(ctx)); err != nil {
+		t.Fatal(err)
+	}
+	allReachAll(ctx, t, c)
 }
 
 // TestUnified: nodes that know control groups of version 2 alone run pods.

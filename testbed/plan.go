@@ -21,7 +21,10 @@ type Options struct {
 	Clusters []ClusterSpec
 	// ID tells testbeds of one machine apart: one to eight lower case letters and digits; random when empty.
 	ID string
-	// IPAM says which plugin gives addresses to pods: IPAMCalico, which is the default, or IPAMHostLocal.
+	// CNI says what connects pods: CNICalico, which is the default, or CNIBridge.
+	CNI string
+	// IPAM says which plugin gives addresses to pods: IPAMCalico, which is the default, or IPAMHostLocal, which is all
+	// that CNIBridge has.
 	IPAM string
 	// IPFamilies are those of nodes, pods and Services: FamiliesIPv4, which is the default, or FamiliesDual.
 	IPFamilies string
@@ -44,6 +47,14 @@ type Options struct {
 	// Log gets what happens to processes and pods; a file in the testbed's logs directory when nil.
 	Log *slog.Logger
 }
+
+// Values of Options.CNI.
+const (
+	CNICalico = "calico"
+	// CNIBridge is the reference plugin bridge, with static routes between nodes. There is nothing of Calico, nor are
+	// there network policies.
+	CNIBridge = "bridge"
+)
 
 // Values of Options.IPAM.
 const (
@@ -77,8 +88,8 @@ const (
 // clusterDomain is the DNS domain of every cluster, as it is by default everywhere.
 const clusterDomain = "cluster.local"
 
-// fabricPrefix and fabricPrefix6 are the networks between all nodes; the first address of each is the default route of nodes, and leads
-// nowhere.
+// fabricPrefix and fabricPrefix6 are the networks between all nodes; the first address of each is the default route of
+// nodes, and leads nowhere.
 var fabricPrefix, fabricPrefix6 = netip.MustParsePrefix("172.18.0.0/16"), netip.MustParsePrefix("fd00:172:18::/48")
 
 // addresses is the address plan of one cluster. What is for IPv6 is invalid in a cluster that has none.
@@ -134,6 +145,10 @@ func (o *Options) complete() error {
 		o.Clusters = []ClusterSpec{{Name: "c1"}, {Name: "c2"}}
 	}
 	o.KubeProxyMode = cmp.Or(o.KubeProxyMode, "iptables")
+	o.CNI = cmp.Or(o.CNI, CNICalico)
+	if o.CNI == CNIBridge {
+		o.IPAM = cmp.Or(o.IPAM, IPAMHostLocal)
+	}
 	o.IPAM = cmp.Or(o.IPAM, IPAMCalico)
 	o.IPFamilies = cmp.Or(o.IPFamilies, FamiliesIPv4)
 	o.CgroupMount = cmp.Or(o.CgroupMount, cgroup.Mount)
@@ -146,12 +161,19 @@ func (o *Options) complete() error {
 		known       []string
 	}{
 		{"KubeProxyMode", o.KubeProxyMode, []string{"iptables", "nftables", "ipvs"}},
+		{"CNI", o.CNI, []string{CNICalico, CNIBridge}},
 		{"IPAM", o.IPAM, []string{IPAMCalico, IPAMHostLocal}},
 		{"IPFamilies", o.IPFamilies, []string{FamiliesIPv4, FamiliesDual}},
 	} {
 		if !slices.Contains(f.known, f.value) {
 			errs = append(errs, fmt.Errorf("%s %q: want %s", f.name, f.value, strings.Join(f.known, " or ")))
 		}
+	}
+	if o.CNI == CNIBridge && o.IPAM != IPAMHostLocal {
+		errs = append(errs, fmt.Errorf("IPAM %q: CNI %s has %s", o.IPAM, CNIBridge, IPAMHostLocal))
+	}
+	if o.CNI == CNIBridge && o.dual() {
+		errs = append(errs, fmt.Errorf("IPFamilies %q: CNI %s has %s", o.IPFamilies, CNIBridge, FamiliesIPv4))
 	}
 	if o.ID != "" && !idPattern.MatchString(o.ID) {
 		errs = append(errs, fmt.Errorf("ID %q: want one to eight lower case letters and digits", o.ID))
@@ -166,7 +188,14 @@ func (o *Options) complete() error {
 			c.Nodes = 2
 		}
 		if !clusterName.MatchString(c.Name) {
-			errs = append(errs, fmt.Errorf("Clusters[%d].Name %q: want at most ten lower case letters, digits and dashes, a letter first", i, c.Name))
+			errs = append(
+				errs,
+				fmt.Errorf(
+					"Clusters[%d].Name %q: want at most ten lower case letters, digits and dashes, a letter first",
+					i,
+					c.Name,
+				),
+			)
 		}
 		if seen[c.Name] {
 			errs = append(errs, fmt.Errorf("Clusters[%d].Name %q: is there already", i, c.Name))

@@ -28,8 +28,12 @@ func TestOptionsComplete(t *testing.T) {
 		{"negative nodes", Options{Clusters: []ClusterSpec{{Name: "a", Nodes: -1}}}, "Clusters[0].Nodes -1"},
 		{"many clusters", Options{Clusters: make([]ClusterSpec, 100)}, "100 of them"},
 		{"ID", Options{ID: "../x"}, `ID "../x"`},
-		{"kube-proxy mode", Options{KubeProxyMode: "nonsense"}, `KubeProxyMode "nonsense": want iptables or nftables or ipvs`},
+		{"kube-proxy mode", Options{KubeProxyMode: "nonsense"},
+			`KubeProxyMode "nonsense": want iptables or nftables or ipvs`},
 		{"IPAM", Options{IPAM: "dhcp"}, `IPAM "dhcp": want calico or host-local`},
+		{"CNI", Options{CNI: "flannel"}, `CNI "flannel": want calico or bridge`},
+		{"IPAM of another CNI", Options{CNI: CNIBridge, IPAM: IPAMCalico}, `IPAM "calico": CNI bridge has host-local`},
+		{"families of a CNI", Options{CNI: CNIBridge, IPFamilies: FamiliesDual}, `IPFamilies "dual": CNI bridge has ipv4`},
 		{"families", Options{IPFamilies: "ipv6"}, `IPFamilies "ipv6": want ipv4 or dual`},
 	} {
 		if err := c.options.complete(); err == nil || !strings.Contains(err.Error(), c.want) {

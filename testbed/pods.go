@@ -84,13 +84,14 @@ func (c *Cluster) running(object *corev1.Pod) (*Pod, error) {
 		return nil, errors.New("it has no address")
 	}
 	p.IP = p.IPs[0]
-	for _, s := range slices.Concat(object.Status.ContainerStatuses, object.Status.InitContainerStatuses, object.Status.EphemeralContainerStatuses) {
+	for _, s := range slices.Concat(object.Status.ContainerStatuses, object.Status.InitContainerStatuses,
+		object.Status.EphemeralContainerStatuses) {
 		if s.State.Running == nil {
 			continue
 		}
 		container, err := p.Node.container(object, strings.TrimPrefix(s.ContainerID, containerRuntime))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it has ended, and kubelet has not told the apiserver yet
+			continue // it has ended, and kubelet has not reported it to the apiserver yet
 		}
 		if err != nil {
 			return nil, err
@@ -172,7 +173,8 @@ func (c *Cluster) ExecPod(ctx context.Context, namespace, pod string, args ...st
 // Exec is what ExecPod does.
 func (p *Pod) Exec(ctx context.Context, args ...string) (string, error) {
 	fail := func(out string, err error, more string) (string, error) {
-		return out, fmt.Errorf("%s in pod %s/%s of %s: %w%s", strings.Join(args, " "), p.Namespace, p.Name, p.Node.cluster.Name, err, more)
+		return out, fmt.Errorf("%s in pod %s/%s of %s: %w%s", strings.Join(args, " "), p.Namespace, p.Name,
+			p.Node.cluster.Name, err, more)
 	}
 	if p.Container.PID == 0 {
 		return fail("", errors.New("its first container does not run"), "")

@@ -9,8 +9,8 @@ import (
 // pollEvery is short: each component's answer costs little, and all of them wait in a row.
 const pollEvery = 25 * time.Millisecond
 
-// WaitFor calls f until it returns nil. When the time is over, or ctx ends, the error says what was waited for and what f
-// said last.
+// WaitFor calls f until it returns nil. When the time is over, or ctx ends, the error says what was waited for and what
+// f said last.
 func WaitFor(ctx context.Context, within time.Duration, what string, f func(context.Context) error) error {
 	return wait(ctx, within, 100*time.Millisecond, what, f)
 }

@@ -39,7 +39,8 @@ const restartDelay = time.Second
 // stopGrace is how long a component has between SIGTERM and SIGKILL when it is asked to stop.
 const stopGrace = 5 * time.Second
 
-func newProcess(name, logFile string, start func() (*spawn.Process, error), log *slog.Logger, died func(error)) *Process {
+func newProcess(name, logFile string, start func() (*spawn.Process, error), log *slog.Logger,
+	died func(error)) *Process {
 	idle := make(chan struct{})
 	close(idle)
 	return &Process{
@@ -95,7 +96,7 @@ func (p *Process) once(ctx context.Context) error {
 		state.Code, state.Finished.Sub(state.Started).Round(time.Millisecond), tail(p.Log, 15))
 }
 
-// begin says whether the process is to be started, and if so that it is under way.
+// begin reports whether the process is to be started, and if so that it is under way.
 func (p *Process) begin() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

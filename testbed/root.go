@@ -47,8 +47,8 @@ func programMounts(paths ...string) []spawn.Mount {
 	return mounts
 }
 
-// legacyIPTables makes iptables mean the legacy variant, the one that Felix is told to use: what kube-proxy and a person
-// at a shell see is then in the same tables.
+// legacyIPTables makes iptables mean the legacy variant, the one that Felix is configured to use: what kube-proxy and a
+// person at a shell see is then in the same tables.
 func legacyIPTables() []spawn.Mount {
 	var mounts []spawn.Mount
 	for _, name := range []string{"iptables", "ip6tables"} {

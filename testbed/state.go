@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Directory holds a directory for each testbed of the machine, whoever made it, so that each can be found and none is
-// taken for the remains of a dead one.
+// Directory holds a directory for each testbed of the machine, of any user, so that each can be found and none is taken
+// for the remains of a dead one.
 const Directory = "/tmp/semaphore-testbed"
 
 // State is what other processes can know of a testbed.
@@ -82,7 +82,8 @@ func createStateDir(id string) (*stateDir, error) {
 			continue
 		}
 		if errors.Is(err, fs.ErrExist) {
-			return nil, fmt.Errorf("testbed %s is there already: take another ID, or remove it with `testbed down %s` or `testbed clean`", chosen, chosen)
+			return nil, fmt.Errorf("testbed %s is there already: take another ID, or remove it with `testbed down %s` or "+
+				"`testbed clean`", chosen, chosen)
 		}
 		if err != nil {
 			return nil, err

@@ -225,7 +225,8 @@ func unmountBelow(dir string) error {
 	}
 	var errs []error
 	for _, t := range slices.Backward(targets) {
-		if err := unix.Unmount(t, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		if err := unix.Unmount(t, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) &&
+			!errors.Is(err, unix.ENOENT) {
 			errs = append(errs, fmt.Errorf("unmount %s: %w", t, err))
 		}
 	}

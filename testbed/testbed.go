@@ -35,7 +35,7 @@ func manifest(name string) string {
 
 // Testbed is a set of clusters that runs.
 type Testbed struct {
-	// ID tells it from others on the machine.
+	// ID distinguishes it from others on the machine.
 	ID string
 
 	options    Options
@@ -64,8 +64,8 @@ type Testbed struct {
 }
 
 // Up makes a testbed and returns when everything in it is ready: apiservers; nodes, with kube-proxy and Felix in sync;
-// BGP sessions between nodes; CoreDNS answering. On failure, and when ctx ends during Up or at any time later, all is removed again; Down waits
-// for that.
+// BGP sessions between nodes; CoreDNS answering. On failure, and when ctx ends during Up or at any time later, all is
+// removed again; Down waits for that.
 func Up(ctx context.Context, options Options) (_ *Testbed, err error) {
 	if err := options.complete(); err != nil {
 		return nil, fmt.Errorf("testbed: options: %w", err)
@@ -83,7 +83,8 @@ func Up(ctx context.Context, options Options) (_ *Testbed, err error) {
 	defer fail(nil)
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	tb := &Testbed{
-		options: options, life: life, end: end, fail: fail, times: times{began: time.Now()}, cgroups: cgroups, imagesMade: newGate(),
+		options: options, life: life, end: end, fail: fail, times: times{began: time.Now()}, cgroups: cgroups,
+		imagesMade: newGate(),
 	}
 	if tb.state, err = createStateDir(options.ID); err != nil {
 		end()
@@ -172,7 +173,7 @@ func (tb *Testbed) up(ctx context.Context) error {
 // goroutines; each call returns when all is gone, with what went wrong.
 func (tb *Testbed) Down() error {
 	tb.down.Do(func() {
-		tb.settled.Store(true) // a component that dies now has been told to
+		tb.settled.Store(true) // a component that dies now was asked to
 		var nodes []*Node
 		for _, c := range tb.clusters {
 			nodes = append(nodes, c.Nodes...)
@@ -271,7 +272,7 @@ func (tb *Testbed) writeState() error {
 	return tb.state.write(s)
 }
 
-// background runs f until the testbed goes down; its error is told by Down.
+// background runs f until the testbed goes down; Down returns its error.
 func (tb *Testbed) background(f func(context.Context) error) {
 	tb.running.Go(func() {
 		if err := f(tb.life); err != nil {

@@ -51,7 +51,8 @@ func TestMain(m *testing.M) {
 			<-ctx.Done()
 			os.Exit(0)
 		case childTestbed:
-			tb, err := Up(ctx, Options{Clusters: []ClusterSpec{{Name: "c1", Nodes: 1}}, Programs: programs(), Progress: os.Stderr})
+			tb, err := Up(ctx, Options{Clusters: []ClusterSpec{{Name: "c1", Nodes: 1}}, Programs: programs(),
+				Progress: os.Stderr})
 			if err != nil {
 				fmt.Println("failed", err)
 				os.Exit(1)
@@ -293,7 +294,8 @@ func TestTwoClusters(t *testing.T) {
 		}
 	})
 	t.Run("components that are killed come back", func(t *testing.T) {
-		for _, name := range []string{"kube-apiserver", "kube-scheduler", "calico-node/n1", "kube-proxy/n2", "kubelet/n1", "containerd/n1"} {
+		for _, name := range []string{"kube-apiserver", "kube-scheduler", "calico-node/n1", "kube-proxy/n2", "kubelet/n1",
+			"containerd/n1"} {
 			if err := c2.Process(name).Kill(); err != nil {
 				t.Fatal(err)
 			}
@@ -329,7 +331,8 @@ func TestTwoClusters(t *testing.T) {
 	})
 	t.Run("a command on a node is in its namespaces", func(t *testing.T) {
 		n := c1.Node("n2")
-		out, err := n.Exec(ctx, "sh", "-c", "hostname; ip -o -4 address show eth0; iptables --version; echo x > /run/mark; echo x > /etc/mark")
+		out, err := n.Exec(ctx, "sh", "-c",
+			"hostname; ip -o -4 address show eth0; iptables --version; echo x > /run/mark; echo x > /etc/mark")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -367,7 +370,8 @@ func TestTwoClusters(t *testing.T) {
 			want string
 		}{
 			{[]string{"exec", "client", "--", "cat", "/etc/hostname"}, "client\n"},
-			{[]string{"exec", "client", "--", "sh", "-c", "cat /var/run/secrets/kubernetes.io/serviceaccount/namespace"}, "shop"},
+			{[]string{"exec", "client", "--", "sh", "-c", "cat /var/run/secrets/kubernetes.io/serviceaccount/namespace"},
+				"shop"},
 			{[]string{"logs", "deployment/echo"}, ""},
 		} {
 			out, err := c1.Kubectl(ctx, nil, append([]string{"-n", "shop"}, c.args...)...)
@@ -375,7 +379,8 @@ func TestTwoClusters(t *testing.T) {
 				t.Errorf("kubectl %s: %q, %v; want %q", strings.Join(c.args, " "), out, err, c.want)
 			}
 		}
-		forward := kubectl(ctx, c1.tb.paths.Kubectl, c1.Kubeconfig, "-n", "shop", "port-forward", "deployment/echo", "18080:8080")
+		forward := kubectl(ctx, c1.tb.paths.Kubectl, c1.Kubeconfig, "-n", "shop", "port-forward", "deployment/echo",
+			"18080:8080")
 		var said testkit.Buffer
 		forward.Stdout, forward.Stderr = &said, &said
 		if err := tb.Fabric().Do(forward.Start); err != nil {
@@ -417,13 +422,15 @@ metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: restricte
 		if err != nil {
 			t.Fatal(err, out)
 		}
-		if _, err := c1.Kubectl(ctx, nil, "-n", "guarded", "run", "root", "--image", Image); err == nil || !strings.Contains(err.Error(), "violates PodSecurity") {
+		if _, err := c1.Kubectl(ctx, nil, "-n", "guarded", "run", "root", "--image", Image); err == nil ||
+			!strings.Contains(err.Error(), "violates PodSecurity") {
 			t.Errorf("a pod that runs as root where that is not allowed: %v", err)
 		}
 		for pod, want := range map[string]string{"greedy": "OOMKilled", "unknown": "ErrImageNeverPull"} {
 			if err := WaitFor(ctx, 30*time.Second, "pod "+pod, func(ctx context.Context) error {
 				for _, s := range getPod(ctx, t, c1, pod).Status.ContainerStatuses {
-					if s.State.Terminated != nil && s.State.Terminated.Reason == want || s.State.Waiting != nil && s.State.Waiting.Reason == want {
+					if s.State.Terminated != nil && s.State.Terminated.Reason == want || s.State.Waiting != nil &&
+						s.State.Waiting.Reason == want {
 						return nil
 					}
 				}
@@ -444,7 +451,8 @@ metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: restricte
 				t.Errorf("%s is in none of the blocks of %s: %v", ip, n.Name, blocks)
 			}
 		}
-		out, err := c1.Kubectl(ctx, nil, "get", "ipamconfigs.crd.projectcalico.org", "default", "-o", "jsonpath={.spec.strictAffinity}")
+		out, err := c1.Kubectl(ctx, nil, "get", "ipamconfigs.crd.projectcalico.org", "default", "-o",
+			"jsonpath={.spec.strictAffinity}")
 		if err != nil || out != "true" {
 			t.Errorf("strict affinity: %q, %v", out, err)
 		}
@@ -467,13 +475,15 @@ metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: restricte
 			t.Fatal(err)
 		}
 		var name strings.Builder
-		if err := node.Join(ctx, spawn.JoinSpec{Args: []string{"hostname"}, Stdout: &name}); err != nil || name.String() != "c2-n1\n" {
+		if err := node.Join(ctx, spawn.JoinSpec{Args: []string{"hostname"}, Stdout: &name}); err != nil ||
+			name.String() != "c2-n1\n" {
 			t.Errorf("host name of n1: %q, %v", &name, err)
 		}
 		if _, err := cluster.Node("n3"); err == nil || !strings.Contains(err.Error(), "n1, n2") {
 			t.Errorf("n3: %v", err)
 		}
-		shell, startShell, err := state.ShellCommand(ctx, "sh", "-c", "kubectl config get-contexts -o name && kubectl --context c2 get node n2 -o name")
+		shell, startShell, err := state.ShellCommand(ctx, "sh", "-c",
+			"kubectl config get-contexts -o name && kubectl --context c2 get node n2 -o name")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -504,8 +514,8 @@ metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: restricte
 	}
 }
 
-// TestSideBySide: two testbeds with the same addresses run at once; one is killed without a chance to clean up, and what
-// it left is removed without touching the other.
+// TestSideBySide: two testbeds with the same addresses run at once; one is killed without a chance to clean up, and
+// what it left is removed without touching the other.
 func TestSideBySide(t *testing.T) {
 	needRoot(t)
 	self, err := os.Executable()
@@ -657,8 +667,8 @@ func remember(t *testing.T, id string) []process {
 	return all
 }
 
-// startOf is field 22 of /proc/PID/stat. A zombie counts as ended, and so does a process that the kernel is taking apart
-// (PF_EXITING in field 9): it has left its control group and executes nothing.
+// startOf is field 22 of /proc/PID/stat. A zombie counts as ended, and so does a process that the kernel is taking
+// apart (PF_EXITING in field 9): it has left its control group and executes nothing.
 func startOf(pid int) (string, bool) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -700,7 +710,8 @@ func nothingLeft(t *testing.T, id string, processes []process) {
 		if data, err := os.ReadFile(e); err == nil && strings.Contains(string(data), dir+"/") {
 			t.Errorf("%s: %q is left", e, data)
 		}
-		if data, err := os.ReadFile(filepath.Join(filepath.Dir(e), "mountinfo")); err == nil && strings.Contains(string(data), dir+"/") {
+		if data, err := os.ReadFile(filepath.Join(filepath.Dir(e), "mountinfo")); err == nil &&
+			strings.Contains(string(data), dir+"/") {
 			t.Errorf("%s has mounts of the testbed", filepath.Dir(e))
 		}
 	}

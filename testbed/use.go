@@ -81,8 +81,8 @@ func (c *Cluster) Node(name string) *Node {
 	return nil
 }
 
-// ControlPlane is the namespace where etcd and the apiserver are. etcd's clients, its HTTP gateway among them, are served
-// on port 2379 of its loopback, without TLS.
+// ControlPlane is the namespace where etcd and the apiserver are. etcd's clients, its HTTP gateway among them, are
+// served on port 2379 of its loopback, without TLS.
 func (c *Cluster) ControlPlane() *netns.Namespace { return c.controlPlane }
 
 // Process is a component by its name, or nil: "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
@@ -110,7 +110,8 @@ func (c *Cluster) Kubectl(ctx context.Context, stdin io.Reader, args ...string) 
 		err = cmd.Wait()
 	}
 	if err != nil {
-		return stdout.String(), fmt.Errorf("kubectl %s in %s: %w%s", strings.Join(args, " "), c.Name, err, errorOutput(&stderr))
+		return stdout.String(), fmt.Errorf("kubectl %s in %s: %w%s", strings.Join(args, " "), c.Name, err,
+			errorOutput(&stderr))
 	}
 	return stdout.String(), nil
 }
@@ -172,7 +173,8 @@ func (c *Cluster) WaitForDeployment(ctx context.Context, namespace, name string,
 		if d.Spec.Replicas != nil {
 			want = *d.Spec.Replicas
 		}
-		if s.ObservedGeneration < d.Generation || s.Replicas != want || s.UpdatedReplicas != want || s.AvailableReplicas != want {
+		if s.ObservedGeneration < d.Generation || s.Replicas != want || s.UpdatedReplicas != want ||
+			s.AvailableReplicas != want {
 			return fmt.Errorf("of %d replicas %d are there, %d of the newest version, %d available",
 				want, s.Replicas, s.UpdatedReplicas, s.AvailableReplicas)
 		}
@@ -211,7 +213,8 @@ func (c *Cluster) Diagnose(ctx context.Context, namespace string) string {
 
 // KubectlCommand prepares kubectl for a cluster of a testbed that another process owns. start starts it where the
 // apiserver is reached.
-func (s *State) KubectlCommand(ctx context.Context, cluster string, args ...string) (cmd *exec.Cmd, start func() error, err error) {
+func (s *State) KubectlCommand(ctx context.Context, cluster string, args ...string) (cmd *exec.Cmd, start func() error,
+	err error) {
 	c, err := s.Cluster(cluster)
 	if err != nil {
 		return nil, nil, err
@@ -224,8 +227,8 @@ func (s *State) KubectlCommand(ctx context.Context, cluster string, args ...stri
 	return cmd, func() error { return fabric.Do(cmd.Start) }, nil
 }
 
-// ShellCommand prepares a command on the fabric of a testbed that another process owns, for which kubectl is in PATH and
-// KUBECONFIG has all clusters. start starts it there.
+// ShellCommand prepares a command on the fabric of a testbed that another process owns, for which kubectl is in PATH
+// and KUBECONFIG has all clusters. start starts it there.
 func (s *State) ShellCommand(ctx context.Context, args ...string) (cmd *exec.Cmd, start func() error, err error) {
 	fabric, err := netns.Open(s.Fabric)
 	if err != nil {
@@ -238,7 +241,8 @@ func (s *State) ShellCommand(ctx context.Context, args ...string) (cmd *exec.Cmd
 		program = s.Kubectl
 	}
 	cmd = exec.CommandContext(ctx, program, args[1:]...)
-	cmd.Env = append(os.Environ(), "PATH="+path, "KUBECONFIG="+s.Kubeconfig, "KUBECACHEDIR="+filepath.Join(s.Dir, "kubectl-cache"),
+	cmd.Env = append(os.Environ(), "PATH="+path, "KUBECONFIG="+s.Kubeconfig,
+		"KUBECACHEDIR="+filepath.Join(s.Dir, "kubectl-cache"),
 		"SEMAPHORE_TESTBED="+s.ID)
 	return cmd, func() error { return fabric.Do(cmd.Start) }, nil
 }
@@ -264,7 +268,8 @@ func (c *ClusterState) Node(name string) (*NodeState, error) {
 		}
 		names = append(names, c.Nodes[i].Name)
 	}
-	return nil, fmt.Errorf("cluster %s has no node %s; it has %s. Pods are named NAMESPACE/POD", c.Name, name, strings.Join(names, ", "))
+	return nil, fmt.Errorf("cluster %s has no node %s; it has %s. Pods are named NAMESPACE/POD", c.Name, name,
+		strings.Join(names, ", "))
 }
 
 // Join runs a command on a node of a testbed that another process owns.

@@ -1,6 +1,7 @@
-// Package attach is the agent's stream to its broker: it begins anew whenever it ends, and
-// hands on what the broker says. What that means is not its business; a stream that breaks
-// changes nothing.
+// Package attach is the agent's stream to its broker: it begins again whenever it ends, and hands on what the broker
+// says. What that means is not its business; a stream that breaks changes nothing.
+//
+// It may import no other package of the agent.
 package attach
 
 import (
@@ -22,7 +23,7 @@ import (
 // window is how much of what the broker says may be on its way.
 const window = 1 << 20
 
-// Handler is told what happens on the stream, by one goroutine at a time. It must not wait for the stream.
+// Handler receives what happens on the stream, from one goroutine at a time. It must not wait for the stream.
 type Handler interface {
 	// Begin returns the first messages of a new stream.
 	Begin() []*semaphorev1.AttachRequest
@@ -37,7 +38,7 @@ type Stream struct {
 	cfg     *config.Agent
 	handler Handler
 	token   *tokenFile
-	// tokenEvery is how often a stream looks whether there is a new token.
+	// tokenEvery is the interval at which a stream checks for a new token.
 	tokenEvery time.Duration
 
 	mu sync.Mutex
@@ -48,7 +49,8 @@ type Stream struct {
 
 // New makes the stream. Nothing is dialled before Run.
 func New(cfg *config.Agent, handler Handler) *Stream {
-	return &Stream{cfg: cfg, handler: handler, token: &tokenFile{path: cfg.Broker.TokenFile}, tokenEvery: tokenEvery, more: make(chan struct{}, 1)}
+	return &Stream{cfg: cfg, handler: handler, token: &tokenFile{path: cfg.Broker.TokenFile}, tokenEvery: tokenEvery,
+		more: make(chan struct{}, 1)}
 }
 
 // Send has a report or an applied revision sent on the stream that stands, in place of one of its kind
@@ -120,7 +122,8 @@ const (
 // bounds has a message refused that a broker does not send: 4 MiB of empty changes, which gRPC would take, are 600 MiB
 // once decoded.
 func bounds() grpc.DialOption {
-	return grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.ForceCodecV2(wire.Codec{Most: maxDecoded}))
+	return grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage),
+		grpc.ForceCodecV2(wire.Codec{Most: maxDecoded}))
 }
 
 // one is one stream. It always returns an error.
@@ -162,7 +165,7 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 			}
 			for ; next != nil; next = s.take() {
 				if err := stream.Send(next); err != nil {
-					<-ctx.Done() // Recv is told the reason
+					<-ctx.Done() // Recv returns the reason
 					return ctx.Err()
 				}
 			}
@@ -175,6 +178,7 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 // to the broker.
 func Hello(epoch string, revision uint64, held []*semaphorev1.HeldCluster) *semaphorev1.AttachRequest {
 	return &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{
-		SoftwareVersion: program.Version, Features: []string{semaphorev1.FeatureRotateKey}, ResumeEpoch: epoch, ResumeRevision: revision, Held: held,
+		SoftwareVersion: program.Version, Features: []string{semaphorev1.FeatureRotateKey}, ResumeEpoch: epoch,
+		ResumeRevision: revision, Held: held,
 	}}}
 }

@@ -20,7 +20,8 @@ type endedCall struct {
 
 var errWhy = errors.New("why the server ended it")
 
-func (c *endedCall) Attach(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[semaphorev1.AttachRequest, semaphorev1.AttachResponse], error) {
+func (c *endedCall) Attach(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[semaphorev1.AttachRequest,
+	semaphorev1.AttachResponse], error) {
 	return c, nil
 }
 
@@ -53,7 +54,9 @@ func TestReasonOfAnEndedCall(t *testing.T) {
 
 func TestOutgoing(t *testing.T) {
 	applied := func(revision uint64) *semaphorev1.AttachRequest {
-		return &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: revision}}}
+		return &semaphorev1.AttachRequest{
+			Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: revision}},
+		}
 	}
 	report := &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{}}}
 	s := New(&config.Agent{}, quiet{})

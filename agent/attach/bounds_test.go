@@ -30,7 +30,8 @@ func heard(t *testing.T, change func(i int) *semaphorev1.PeeringChange, n int) (
 	}
 	listener := bufconn.Listen(1 << 20)
 	server := grpc.NewServer()
-	semaphorev1.RegisterPeeringServiceServer(server, says{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: all}}})
+	semaphorev1.RegisterPeeringServiceServer(server,
+		says{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: all}}})
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

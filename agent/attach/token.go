@@ -67,7 +67,7 @@ func (f *tokenFile) renewed() *semaphorev1.AttachRequest {
 	defer f.mu.Unlock()
 	if err != nil {
 		if f.problem != err.Error() {
-			slog.Warn("no token to show the broker; it goes on with the last one", "error", err)
+			slog.Warn("cannot read the token for the broker; the agent uses the last one", "error", err)
 		}
 		f.problem = err.Error()
 		return nil

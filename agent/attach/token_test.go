@@ -26,7 +26,8 @@ type openCall struct {
 	sent []*semaphorev1.AttachRequest
 }
 
-func (c *openCall) Attach(ctx context.Context, _ ...grpc.CallOption) (grpc.BidiStreamingClient[semaphorev1.AttachRequest, semaphorev1.AttachResponse], error) {
+func (c *openCall) Attach(ctx context.Context,
+	_ ...grpc.CallOption) (grpc.BidiStreamingClient[semaphorev1.AttachRequest, semaphorev1.AttachResponse], error) {
 	c.ctx = ctx
 	return c, nil
 }
@@ -78,7 +79,7 @@ func TestARenewedTokenIsShown(t *testing.T) {
 			{"first\n", ""},
 			{"second", "second"},
 			{"second\n\n", "second"},
-			{"", "second"}, // the kubelet writes anew
+			{"", "second"}, // the kubelet writes again
 			{strings.Repeat("x", maxToken+1), "second"},
 			{"third", "second third"},
 		} {
@@ -102,7 +103,8 @@ func TestARenewedTokenIsShown(t *testing.T) {
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-		if _, err := s.token.GetRequestMetadata(t.Context()); err == nil || !strings.Contains(err.Error(), "broker.tokenFile") {
+		if _, err := s.token.GetRequestMetadata(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), "broker.tokenFile") {
 			t.Errorf("a call with no token: %v", err)
 		}
 	})

@@ -1,9 +1,11 @@
 // Package cache keeps the last whole state that a broker wanted of its agents in a file on the node, so that a node
 // that boots while there is no broker has its tunnels back.
 //
-// What is read is what was written: the file bears a version, the cluster's name and a checksum, and one that is not
+// What is read is what was written: the file has a version, the cluster's name and a checksum, and one that is not
 // whole, or of another cluster or version, counts for nothing. The package knows no kernel and no broker: what the
 // state may do to the node is for package plan, which bounds it like a broker's word.
+//
+// Of the agent's packages it may import desired.
 package cache
 
 import (
@@ -49,8 +51,10 @@ type Contents struct {
 func (c *Contents) Guarded() []*semaphorev1.GuardedRemote {
 	out := slices.Clone(c.Guard)
 	for _, cluster := range slices.Sorted(maps.Keys(c.Networks)) {
-		if d := c.Networks[cluster].Device; !slices.ContainsFunc(out, func(r *semaphorev1.GuardedRemote) bool { return r.GetCluster() == cluster }) {
-			out = append(out, &semaphorev1.GuardedRemote{Cluster: cluster, PodSubnets: d.GetPodSubnets(), Permissive: d.GetPermissive()})
+		if d := c.Networks[cluster].Device; !slices.ContainsFunc(out,
+			func(r *semaphorev1.GuardedRemote) bool { return r.GetCluster() == cluster }) {
+			out = append(out, &semaphorev1.GuardedRemote{Cluster: cluster, PodSubnets: d.GetPodSubnets(),
+				Permissive: d.GetPermissive()})
 		}
 	}
 	return out
@@ -62,7 +66,7 @@ func Load(path, cluster string) (*Contents, error) {
 	return load(path, func(string) string { return cluster })
 }
 
-// LoadAny is Load for whoever does not know of which cluster the file is.
+// LoadAny is Load for callers that do not know the file's cluster.
 func LoadAny(path string) (*Contents, error) {
 	return load(path, func(named string) string { return named })
 }
@@ -95,7 +99,7 @@ func read(path string) ([]byte, fs.FileInfo, error) {
 	case !info.Mode().IsRegular():
 		return nil, nil, errors.New("is no regular file")
 	case info.Mode().Perm()&0o022 != 0:
-		// Whoever can write it could have this node send a remote's traffic to an end of his.
+		// A writer of the file could make this node send a remote's traffic to an endpoint of its own.
 		return nil, nil, fmt.Errorf("others can write it (mode %#o)", info.Mode().Perm())
 	case info.Size() > maxSize:
 		return nil, nil, fmt.Errorf("%d bytes, and no state has so many", info.Size())
@@ -120,7 +124,8 @@ func open(data []byte, cluster string) ([]byte, error) {
 	if v != version {
 		return nil, fmt.Errorf("it is of version %d, and this agent reads version %d", v, version)
 	}
-	if _, err := fmt.Sscanf(string(head[:min(len(head), 200)]), "semaphore-agent state %d %s %s", &v, &of, &sum); err != nil {
+	if _, err := fmt.Sscanf(string(head[:min(len(head), 200)]), "semaphore-agent state %d %s %s", &v, &of,
+		&sum); err != nil {
 		return nil, errors.New("its first line is damaged")
 	}
 	if of != cluster {
@@ -154,7 +159,8 @@ func decode(body []byte) (map[string]*desired.Network, []*semaphorev1.GuardedRem
 		case *semaphorev1.PeeringChange_Peer:
 			n := networks[c.Peer.GetKey().GetCluster()]
 			if n == nil {
-				return nil, nil, fmt.Errorf("entry %d is a peer of cluster %q, which has no device", i, c.Peer.GetKey().GetCluster())
+				return nil, nil, fmt.Errorf("entry %d is a peer of cluster %q, which has no device", i,
+					c.Peer.GetKey().GetCluster())
 			}
 			n.Peers[c.Peer.GetKey().GetNode()] = c.Peer
 		default:
@@ -169,9 +175,11 @@ func encode(cluster string, c Contents) ([]byte, error) {
 	all := semaphorev1.AgentState{Guard: c.Guard}
 	for _, remote := range slices.Sorted(maps.Keys(c.Networks)) {
 		n := c.Networks[remote]
-		all.Changes = append(all.Changes, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Device{Device: n.Device}})
+		all.Changes = append(all.Changes,
+			&semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Device{Device: n.Device}})
 		for _, node := range slices.Sorted(maps.Keys(n.Peers)) {
-			all.Changes = append(all.Changes, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{Peer: n.Peers[node]}})
+			all.Changes = append(all.Changes,
+				&semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{Peer: n.Peers[node]}})
 		}
 	}
 	body, err := proto.MarshalOptions{Deterministic: true}.Marshal(&all)

@@ -25,14 +25,16 @@ import (
 // state has so many peers in c2, and a device without one in c3.
 func state(peers int) map[string]*desired.Network {
 	n := &desired.Network{
-		Device: &semaphorev1.Device{Cluster: "c2", ListenPort: 51820, Mtu: 1380, PodSubnets: []string{"10.2.0.0/16"}, PersistentKeepalive: durationpb.New(25 * time.Second)},
-		Peers:  map[string]*semaphorev1.Peer{},
+		Device: &semaphorev1.Device{Cluster: "c2", ListenPort: 51820, Mtu: 1380, PodSubnets: []string{"10.2.0.0/16"},
+			PersistentKeepalive: durationpb.New(25 * time.Second)},
+		Peers: map[string]*semaphorev1.Peer{},
 	}
 	for i := range peers {
 		node := fmt.Sprintf("ip-10-20-%d-%d.eu-west-1.compute.internal", i/256, i%256)
 		n.Peers[node] = &semaphorev1.Peer{
-			Key:        &semaphorev1.PeerKey{Cluster: "c2", Node: node},
-			Wireguard:  &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 16), Address: fmt.Sprintf("10.20.%d.%d:51820", i/256, i%256)},
+			Key: &semaphorev1.PeerKey{Cluster: "c2", Node: node},
+			Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{byte(i), byte(i >> 8)}, 16),
+				Address: fmt.Sprintf("10.20.%d.%d:51820", i/256, i%256)},
 			AllowedIps: []string{fmt.Sprintf("10.2.%d.%d/32", i/256, i%256)},
 		}
 	}
@@ -86,7 +88,9 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 // What is not whole, or not ours, counts for nothing, and it is said why.
 func TestUnusable(t *testing.T) {
 	whole := encoded(t, "c1", 3)
-	orphan, err := encode("c1", Contents{Networks: map[string]*desired.Network{"c2": {Device: &semaphorev1.Device{Cluster: "c9"}, Peers: state(1)["c2"].Peers}}})
+	orphan, err := encode("c1",
+		Contents{Networks: map[string]*desired.Network{"c2": {Device: &semaphorev1.Device{Cluster: "c9"},
+			Peers: state(1)["c2"].Peers}}})
 	must(t, err)
 	for name, c := range map[string]struct {
 		data []byte
@@ -232,7 +236,7 @@ func TestWriter(t *testing.T) {
 	}
 	at := time.Now().Add(-time.Minute).Truncate(time.Second)
 	s.set(state(2), at)
-	// However often it is told, it writes a few times only.
+	// However often it is called, it writes a few times only.
 	for begin := time.Now(); time.Since(begin) < 300*time.Millisecond; time.Sleep(time.Millisecond) {
 		w.Changed()
 	}
@@ -246,7 +250,7 @@ func TestWriter(t *testing.T) {
 		t.Errorf("%v writes", n)
 	}
 
-	// The next one finds what it would write, and only notes that it was confirmed.
+	// The next one finds what it would write, and only records that it was confirmed.
 	before, err := os.Stat(file)
 	must(t, err)
 	at = at.Add(30 * time.Second)
@@ -256,12 +260,12 @@ func TestWriter(t *testing.T) {
 	after, err := os.Stat(file)
 	must(t, err)
 	if !os.SameFile(before, after) || !after.ModTime().Equal(at) || value(t, w, "ok") != 0 {
-		t.Errorf("what was there already is written anew: %v, of %s", !os.SameFile(before, after), after.ModTime())
+		t.Errorf("what was there already is written again: %v, of %s", !os.SameFile(before, after), after.ModTime())
 	}
 	if got := value(t, w, ""); got != float64(after.Size()) {
 		t.Errorf("%v bytes; want %d", got, after.Size())
 	}
-	// Damaged meanwhile, it is written anew.
+	// Damaged meanwhile, it is written again.
 	must(t, os.WriteFile(file, []byte("damaged"), 0o600))
 	start(t, NewWriter(file, "c1", s.snapshot))()
 	if _, err := Load(file, "c1"); err != nil {
@@ -269,7 +273,7 @@ func TestWriter(t *testing.T) {
 	}
 }
 
-// What cannot be written is told, leaves the old file as it is, and is tried again.
+// What cannot be written is reported, leaves the old file as it is, and is tried again.
 func TestWriterFails(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "agent.state")
@@ -281,7 +285,7 @@ func TestWriterFails(t *testing.T) {
 	w := NewWriter(file, "c1", s.snapshot)
 	defer start(t, w)()
 	w.Changed()
-	eventually(t, "it is told", func() bool { return strings.Contains(w.Problem(), "cannot be written") })
+	eventually(t, "it is reported", func() bool { return strings.Contains(w.Problem(), "cannot be written") })
 	if c, err := Load(file, "c1"); err != nil || !equal(c.Networks, state(1)) {
 		t.Errorf("the old file: %v", err)
 	}

@@ -15,8 +15,8 @@ import (
 const (
 	// gather is how long a change waits for those that come with it.
 	gather = 250 * time.Millisecond
-	// everyWrite is the least time between two writes: thousands of peers change all the time somewhere, and what is
-	// lost by a crash is told again by the broker.
+	// everyWrite is the least time between two writes: some of thousands of peers change all the time, and the broker
+	// sends again what a crash loses.
 	everyWrite = 5 * time.Second
 	// everyConfirm is how often a state that has not changed is noted as confirmed.
 	everyConfirm = time.Minute
@@ -48,11 +48,11 @@ func NewWriter(path, cluster string, snapshot Snapshot) *Writer {
 		path: path, cluster: cluster, snapshot: snapshot, dirty: make(chan struct{}, 1),
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_agent_state_file_writes_total",
-			Help: "Times that the state file was written; result is ok or error.",
+			Help: "Writes of the state file; result is ok or error.",
 		}, []string{"result"}),
 		bytes: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "semaphore_agent_state_file_bytes",
-			Help: "Size of the state file as it was last written or found.",
+			Help: "Size of the state file when it was last written or read.",
 		}),
 	}
 	for _, result := range []string{"ok", "error"} {
@@ -135,7 +135,7 @@ func (w *Writer) write() {
 			w.failed(nil)
 			return
 		}
-		// Someone took it away, or it cannot be changed: writing it anew tells.
+		// Someone took it away, or it cannot be changed: writing it again tells.
 	}
 	if err := replace(w.path, data, now.Confirmed); err != nil {
 		w.last = [sha256.Size]byte{}
@@ -150,11 +150,12 @@ func (w *Writer) write() {
 	w.failed(nil)
 }
 
-// failed notes how a write went, and tells it where that is news.
+// failed records the result of a write, and logs a change.
 func (w *Writer) failed(err error) {
 	problem := ""
 	if err != nil {
-		problem = "state file " + w.path + " cannot be written, a reboot without a broker would find an older state: " + unwrapped(err)
+		problem = "state file " + w.path + " cannot be written, a reboot without a broker would find an older state: " +
+			unwrapped(err)
 	}
 	w.mu.Lock()
 	news := problem != w.problem
@@ -168,7 +169,7 @@ func (w *Writer) failed(err error) {
 	}
 }
 
-// unwrapped is an error of a file without its path, which is told already.
+// unwrapped is an error of a file without its path, which the message has already.
 func unwrapped(err error) string {
 	var of *os.PathError
 	if errors.As(err, &of) {

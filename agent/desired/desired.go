@@ -1,9 +1,10 @@
-// Package desired keeps what the broker wants on this node, as its streams tell it.
+// Package desired holds the state that the broker desires on this node, as its streams send it.
 //
-// It is pure: messages in, the wanted state and what of it has changed out. Like the
-// broker's replica of a cluster it stages a whole state and takes it over at its end mark,
-// so that a reconnect changes nothing on the node by itself. What of a cluster was not said again goes
-// only once an end mark names the cluster as complete.
+// It is pure: it takes messages, and returns the desired state and what changed. Like the broker's replica it stages a
+// whole state and applies it at its end mark, so that a reconnect alone changes nothing on the node. What is not sent
+// again is removed only when an end mark names the cluster as complete.
+//
+// It may import no other package of the agent.
 package desired
 
 import (
@@ -19,37 +20,37 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Network is the wanted device to one remote cluster with its peers, by the name of the node.
+// Network is the desired device to one remote cluster with its peers, by node name.
 type Network struct {
 	Device *semaphorev1.Device
 	Peers  map[string]*semaphorev1.Peer
-	// Restored says that an earlier agent was told so, and that no broker has said since what it wants.
+	// Restored means that an earlier agent saved it, and no broker has sent it since.
 	Restored bool
-	// Heard are the nodes of a permissive remote that are sent to through the tunnel. No broker says so: it is filled
-	// in by whoever has looked at the device.
+	// Heard are the nodes of a permissive remote to which packets are sent through the tunnel. It is not sent by the
+	// broker, but set from the state of the device.
 	Heard map[string]bool
 }
 
-// Equal says whether both want the same, whoever said so.
+// Equal reports whether both desire the same, whatever their source.
 func (n *Network) Equal(other *Network) bool {
 	return proto.Equal(n.Device, other.Device) && maps.Equal(n.Heard, other.Heard) &&
 		maps.EqualFunc(n.Peers, other.Peers, func(a, b *semaphorev1.Peer) bool { return a == b || proto.Equal(a, b) })
 }
 
-// Dirty is what may differ from what was wanted before.
+// Dirty is what may have changed.
 type Dirty struct {
-	// Networks are clusters whose device has to be looked at as a whole.
+	// Networks are clusters whose device must be reconciled completely.
 	Networks map[string]bool
 	// Peers are single peers that changed, by cluster and node.
 	Peers map[string]map[string]bool
 }
 
-// NewDirty is the value for nothing.
+// NewDirty returns an empty Dirty.
 func NewDirty() Dirty {
 	return Dirty{Networks: map[string]bool{}, Peers: map[string]map[string]bool{}}
 }
 
-// Add adds what else may differ.
+// Add adds the content of another Dirty.
 func (d Dirty) Add(other Dirty) {
 	maps.Copy(d.Networks, other.Networks)
 	for cluster, nodes := range other.Peers {
@@ -60,51 +61,52 @@ func (d Dirty) Add(other Dirty) {
 	}
 }
 
-// Empty says that nothing differs.
+// Empty reports whether nothing changed.
 func (d Dirty) Empty() bool { return len(d.Networks) == 0 && len(d.Peers) == 0 }
 
-// State is what the broker wants.
+// State is the state that the broker desires.
 type State struct {
-	// epoch and revision are those of networks: they change together, when a whole state is taken over.
+	// epoch and revision are the position of networks; both are set when a whole state is applied.
 	epoch    string
 	revision uint64
-	// synced says that a whole state was ever heard.
+	// synced means that a whole state was received at least once.
 	synced   bool
 	networks map[string]*Network
-	// awaitingSync are clusters that no end mark of the epoch has named yet, with what was said of them
-	// since: what they have besides is from before, and goes once they are named. One of which nothing
-	// was known has no network before: its device may stand from before we began, with all its peers.
-	awaitingSync map[string]*told
+	// awaitingSync are clusters that no end mark of the epoch has named yet, with what was received of them since.
+	// Anything else that they have is older, and is removed once they are named. A cluster that was unknown has no
+	// network before: its device may exist from an earlier agent, with all its peers.
+	awaitingSync map[string]*staged
 	// named are the clusters that an end mark of the epoch has named.
 	named map[string]bool
 
-	// attached says that the stream has begun, current that networks is what this stream says.
+	// attached means that the stream has begun, current that networks is the state of this stream.
 	attached, current bool
-	// staging is a whole state that has not ended, and stagingEpoch its epoch; nil when none is under way.
-	staging      map[string]*told
+	// staging is a whole state in progress, and stagingEpoch its epoch; nil if there is none.
+	staging      map[string]*staged
 	stagingEpoch string
-	// spoken are the clusters that this stream has told of.
-	spoken map[string]bool
+	// received are the clusters of which this stream has sent something.
+	received map[string]bool
 }
 
-// told is what a stream has said of one cluster.
-type told struct {
-	// device is nil where none was named.
+// staged is what a stream has sent of one cluster.
+type staged struct {
+	// device is nil if none was sent.
 	device *semaphorev1.Device
-	// peers holds nil for one that was deleted.
+	// peers maps to nil for a deleted one.
 	peers map[string]*semaphorev1.Peer
-	// removed says that the device was deleted, perhaps to be named again later: nothing from before counts.
+	// removed means that the device was deleted, possibly to be sent again later: nothing older counts.
 	removed bool
 }
 
-func newTold() *told { return &told{peers: map[string]*semaphorev1.Peer{}} }
+func newStaged() *staged { return &staged{peers: map[string]*semaphorev1.Peer{}} }
 
-// New is the state in which nothing is known.
+// New makes a state in which nothing is known.
 func New() *State {
-	return &State{networks: map[string]*Network{}, awaitingSync: map[string]*told{}, named: map[string]bool{}, spoken: map[string]bool{}}
+	return &State{networks: map[string]*Network{}, awaitingSync: map[string]*staged{}, named: map[string]bool{},
+		received: map[string]bool{}}
 }
 
-// Resume is what to tell the broker of what is held.
+// Resume returns the position to send to the broker; zero for none.
 func (s *State) Resume() (epoch string, revision uint64) {
 	if !s.synced {
 		return "", 0
@@ -112,8 +114,8 @@ func (s *State) Resume() (epoch string, revision uint64) {
 	return s.epoch, s.revision
 }
 
-// Held is what to tell the broker of what is held of each remote, in case it cannot go on from Resume. What
-// it says of it counts on the stream that begins with this only.
+// Held returns the digests of what is held of each remote, for a broker that cannot resume. The broker's answer is
+// valid on the stream that begins with them.
 func (s *State) Held() []*semaphorev1.HeldCluster {
 	var held []*semaphorev1.HeldCluster
 	for _, cluster := range s.Clusters() {
@@ -127,99 +129,99 @@ func (s *State) Held() []*semaphorev1.HeldCluster {
 	return held
 }
 
-// Revision up to which changes were taken over, in the epoch of Resume.
+// Revision returns the revision up to which changes were applied, in the epoch of Resume.
 func (s *State) Revision() uint64 { return s.revision }
 
-// Current says whether what is wanted is what the present stream says: it went on from what was
-// held, or its whole state has been heard. Revisions may be told to the broker only then.
+// Current reports whether the state is that of the present stream: it resumed, or its whole state was received. Only
+// then revisions may be sent to the broker.
 func (s *State) Current() bool { return s.current }
 
-// Network is what is wanted for a cluster; nil when nothing is known of it.
+// Network returns the desired network of a cluster; nil if it is unknown.
 func (s *State) Network(cluster string) *Network { return s.networks[cluster] }
 
-// Clusters are those for which a device is wanted, sorted.
+// Clusters returns the clusters with a desired device, sorted.
 func (s *State) Clusters() []string { return slices.Sorted(maps.Keys(s.networks)) }
 
-// Begin is called before the first message of a stream.
+// Begin must be called before the first message of a stream.
 func (s *State) Begin() {
 	s.attached, s.current, s.staging = false, false, nil
-	clear(s.spoken)
+	clear(s.received)
 }
 
-// Receive takes one message. An error ends the stream; what is wanted is then as before the message.
+// Receive handles one message. An error ends the stream, and the state is as before the message.
 func (s *State) Receive(m *semaphorev1.AttachResponse) (Dirty, error) {
 	d := NewDirty()
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.AttachResponse_Attached:
-		return d, s.begin(m.Attached)
+		return d, s.handleAttached(m.Attached)
 	case *semaphorev1.AttachResponse_Changes:
 		if !s.attached {
-			return d, errors.New("the broker sends changes before it attached us")
+			return d, errors.New("the broker sends changes before it attached this agent")
 		}
 		if err := s.check(m.Changes.GetChanges()); err != nil {
 			return d, err
 		}
 		for _, c := range m.Changes.GetChanges() {
-			s.spoken[clusterOf(c)] = true
+			s.received[clusterOf(c)] = true
 			if s.staging != nil {
 				record(s.staging, c)
 			} else {
-				s.change(c, d)
+				s.applyChange(c, d)
 			}
 		}
 	case *semaphorev1.AttachResponse_Synced:
 		if !s.attached {
-			return d, errors.New("the broker sends an end mark before it attached us")
+			return d, errors.New("the broker sends an end mark before it attached this agent")
 		}
-		s.end(m.Synced, d)
+		s.applySynced(m.Synced, d)
 	case *semaphorev1.AttachResponse_Unchanged:
-		return d, s.keep(m.Unchanged.GetCluster())
+		return d, s.handleUnchanged(m.Unchanged.GetCluster())
 	}
-	// A message of no known kind is a later protocol's, and may be passed over.
+	// An unknown message belongs to a later protocol version, and may be ignored.
 	return d, nil
 }
 
-// keep takes all that is held of a cluster for said. It comes before anything else is said of the cluster: what
-// is held is then still what the stream began with, which is what the broker speaks of.
-func (s *State) keep(cluster string) error {
+// handleUnchanged treats everything that is held of a cluster as received. The broker sends it before anything else of
+// the cluster, so that the held state is still that of the stream's begin, which the broker means.
+func (s *State) handleUnchanged(cluster string) error {
 	n := s.networks[cluster]
 	switch {
 	case !s.attached:
-		return errors.New("the broker speaks of what we hold before it attached us")
+		return errors.New("the broker sends Unchanged before it attached this agent")
 	case n == nil:
-		return fmt.Errorf("the broker says that %q is unchanged, of which we hold nothing", cluster)
+		return fmt.Errorf("the broker sends Unchanged for %q, of which the agent holds nothing", cluster)
 	}
 	in := s.staging
 	if in == nil {
 		in = s.awaitingSync
 		if in[cluster] == nil {
-			return nil // known whole already
+			return nil // complete already
 		}
 	}
-	if s.spoken[cluster] {
-		return fmt.Errorf("the broker says that %q is unchanged after it told of it", cluster)
+	if s.received[cluster] {
+		return fmt.Errorf("the broker sends Unchanged for %q after other messages about it", cluster)
 	}
-	s.spoken[cluster] = true
-	in[cluster] = &told{device: n.Device, peers: maps.Clone(n.Peers)}
+	s.received[cluster] = true
+	in[cluster] = &staged{device: n.Device, peers: maps.Clone(n.Peers)}
 	return nil
 }
 
-func (s *State) begin(m *semaphorev1.Attached) error {
+func (s *State) handleAttached(m *semaphorev1.Attached) error {
 	if s.attached {
-		return errors.New("the broker attached us twice")
+		return errors.New("the broker attached this agent twice")
 	}
 	if m.GetResumed() && (m.GetEpoch() != s.epoch || !s.synced) {
-		return fmt.Errorf("the broker goes on in epoch %q, of which we hold nothing", m.GetEpoch())
+		return fmt.Errorf("the broker resumes epoch %q, of which the agent holds nothing", m.GetEpoch())
 	}
 	s.attached = true
 	s.current = m.GetResumed()
 	if !m.GetResumed() {
-		s.staging, s.stagingEpoch = map[string]*told{}, m.GetEpoch()
+		s.staging, s.stagingEpoch = map[string]*staged{}, m.GetEpoch()
 	}
 	return nil
 }
 
-// check finds what makes no sense in a message before any of it counts.
+// check validates a message before any of it is applied.
 func (s *State) check(changes []*semaphorev1.PeeringChange) error {
 	have := map[string]bool{}
 	known := func(cluster string) bool {
@@ -248,7 +250,7 @@ func (s *State) check(changes []*semaphorev1.PeeringChange) error {
 	return nil
 }
 
-// clusterOf is the cluster that a change is of.
+// clusterOf returns the cluster of a change.
 func clusterOf(c *semaphorev1.PeeringChange) string {
 	switch change := c.GetChange().(type) {
 	case *semaphorev1.PeeringChange_Device:
@@ -263,11 +265,11 @@ func clusterOf(c *semaphorev1.PeeringChange) string {
 	return ""
 }
 
-// record notes a change among what was said of clusters.
-func record(in map[string]*told, c *semaphorev1.PeeringChange) {
-	of := func(cluster string) *told {
+// record adds a change to what was received.
+func record(in map[string]*staged, c *semaphorev1.PeeringChange) {
+	of := func(cluster string) *staged {
 		if in[cluster] == nil {
-			in[cluster] = newTold()
+			in[cluster] = newStaged()
 		}
 		return in[cluster]
 	}
@@ -275,7 +277,7 @@ func record(in map[string]*told, c *semaphorev1.PeeringChange) {
 	case *semaphorev1.PeeringChange_Device:
 		of(change.Device.GetCluster()).device = change.Device
 	case *semaphorev1.PeeringChange_DeleteDevice:
-		in[change.DeleteDevice] = newTold()
+		in[change.DeleteDevice] = newStaged()
 		in[change.DeleteDevice].removed = true
 	case *semaphorev1.PeeringChange_Peer:
 		of(change.Peer.GetKey().GetCluster()).peers[change.Peer.GetKey().GetNode()] = change.Peer
@@ -284,17 +286,17 @@ func record(in map[string]*told, c *semaphorev1.PeeringChange) {
 	}
 }
 
-// change takes a single change over.
-func (s *State) change(c *semaphorev1.PeeringChange, d Dirty) {
+// applyChange applies a single change.
+func (s *State) applyChange(c *semaphorev1.PeeringChange, d Dirty) {
 	s.revision = c.GetRevision()
 	switch change := c.GetChange().(type) {
 	case *semaphorev1.PeeringChange_Device:
 		cluster := change.Device.GetCluster()
 		n := s.networks[cluster]
 		if n == nil && !s.named[cluster] {
-			// More of it may follow in other messages, so it counts at the end mark.
+			// More of it may follow in other messages, so it is applied at the end mark.
 			if s.awaitingSync[cluster] == nil {
-				s.awaitingSync[cluster] = newTold()
+				s.awaitingSync[cluster] = newStaged()
 			}
 			record(s.awaitingSync, c)
 			return
@@ -307,9 +309,9 @@ func (s *State) change(c *semaphorev1.PeeringChange, d Dirty) {
 			d.Networks[cluster] = true
 		}
 		n.Device = change.Device
-		s.prove(cluster, c)
+		s.recordAwaiting(cluster, c)
 	case *semaphorev1.PeeringChange_DeleteDevice:
-		// Also where nothing is known of it: a device that stands may be from before we began.
+		// This also applies to an unknown cluster: its device may exist from an earlier agent.
 		delete(s.networks, change.DeleteDevice)
 		delete(s.awaitingSync, change.DeleteDevice)
 		d.Networks[change.DeleteDevice] = true
@@ -321,18 +323,18 @@ func (s *State) change(c *semaphorev1.PeeringChange, d Dirty) {
 			}
 			n.Peers[key.GetNode()] = change.Peer
 		}
-		s.prove(key.GetCluster(), c)
+		s.recordAwaiting(key.GetCluster(), c)
 	case *semaphorev1.PeeringChange_DeletePeer:
 		if n := s.networks[change.DeletePeer.GetCluster()]; n != nil && n.Peers[change.DeletePeer.GetNode()] != nil {
 			delete(n.Peers, change.DeletePeer.GetNode())
 			d.peer(change.DeletePeer)
 		}
-		s.prove(change.DeletePeer.GetCluster(), c)
+		s.recordAwaiting(change.DeletePeer.GetCluster(), c)
 	}
 }
 
-// prove notes what was said of a cluster that is not known whole.
-func (s *State) prove(cluster string, c *semaphorev1.PeeringChange) {
+// recordAwaiting records what was received of a cluster that is not complete.
+func (s *State) recordAwaiting(cluster string, c *semaphorev1.PeeringChange) {
 	if s.awaitingSync[cluster] != nil {
 		record(s.awaitingSync, c)
 	}
@@ -345,10 +347,9 @@ func (d Dirty) peer(key *semaphorev1.PeerKey) {
 	d.Peers[key.GetCluster()][key.GetNode()] = true
 }
 
-// end takes a staged state over, and lets go of what clusters had that are complete now and did not
-// name it. A cluster that the mark does not name keeps what it has: the broker itself does not know yet
-// what it wants.
-func (s *State) end(m *semaphorev1.Synced, d Dirty) {
+// applySynced applies a staged state, and removes what complete clusters had and did not send again. A cluster that
+// the mark does not name keeps what it has: the broker does not know its desired state yet.
+func (s *State) applySynced(m *semaphorev1.Synced, d Dirty) {
 	s.revision, s.synced, s.current = m.GetRevision(), true, true
 	if s.staging != nil {
 		s.epoch, s.awaitingSync = s.stagingEpoch, s.staging
@@ -356,7 +357,7 @@ func (s *State) end(m *semaphorev1.Synced, d Dirty) {
 		clear(s.named)
 		for cluster := range s.networks {
 			if s.awaitingSync[cluster] == nil {
-				s.awaitingSync[cluster] = newTold()
+				s.awaitingSync[cluster] = newStaged()
 			}
 		}
 		for cluster, t := range s.awaitingSync {
@@ -380,7 +381,7 @@ func (s *State) end(m *semaphorev1.Synced, d Dirty) {
 }
 
 // merge adds what was staged for a cluster to what it has.
-func (s *State) merge(cluster string, t *told, d Dirty) {
+func (s *State) merge(cluster string, t *staged, d Dirty) {
 	if t.removed && t.device == nil {
 		delete(s.networks, cluster)
 		delete(s.awaitingSync, cluster)
@@ -395,7 +396,7 @@ func (s *State) merge(cluster string, t *told, d Dirty) {
 		n = &Network{Peers: map[string]*semaphorev1.Peer{}}
 		s.networks[cluster] = n
 	}
-	// The device has to be looked at only where it differs; peers, one by one.
+	// The device is reconciled only if it differs; peers, one by one.
 	if !proto.Equal(n.Device, t.device) {
 		d.Networks[cluster] = true
 	}
@@ -411,23 +412,23 @@ func (s *State) merge(cluster string, t *told, d Dirty) {
 		}
 	}
 	if t.removed {
-		s.dropUnsaid(cluster, t, d)
+		s.dropUnlisted(cluster, t, d)
 	}
 }
 
-// prune makes what a cluster has what was said of it.
-func (s *State) prune(cluster string, t *told, d Dirty) {
+// prune reduces what a cluster has to what was received of it.
+func (s *State) prune(cluster string, t *staged, d Dirty) {
 	switch {
 	case s.networks[cluster] == nil:
 	case t.device == nil:
 		delete(s.networks, cluster)
 		d.Networks[cluster] = true
 	default:
-		s.dropUnsaid(cluster, t, d)
+		s.dropUnlisted(cluster, t, d)
 	}
 }
 
-func (s *State) dropUnsaid(cluster string, t *told, d Dirty) {
+func (s *State) dropUnlisted(cluster string, t *staged, d Dirty) {
 	n := s.networks[cluster]
 	for node := range n.Peers {
 		if t.peers[node] == nil {
@@ -437,7 +438,7 @@ func (s *State) dropUnsaid(cluster string, t *told, d Dirty) {
 	}
 }
 
-// Endpoints are the addresses of the first peers, by the names of their nodes.
+// Endpoints returns the addresses of the first peers, by node name.
 func Endpoints(peers map[string]*semaphorev1.Peer, most int) (to []netip.Addr) {
 	for _, node := range slices.Sorted(maps.Keys(peers)) {
 		if len(to) == most {

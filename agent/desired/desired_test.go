@@ -12,23 +12,31 @@ import (
 )
 
 func attached(epoch string, resumed bool) *semaphorev1.AttachResponse {
-	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{Epoch: epoch, Resumed: resumed}}}
+	return &semaphorev1.AttachResponse{
+		Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{Epoch: epoch, Resumed: resumed}},
+	}
 }
 
 func changes(all ...*semaphorev1.PeeringChange) *semaphorev1.AttachResponse {
-	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: all}}}
+	return &semaphorev1.AttachResponse{
+		Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{Changes: all}},
+	}
 }
 
 func synced(revision uint64, clusters ...string) *semaphorev1.AttachResponse {
-	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: revision, Clusters: clusters}}}
+	return &semaphorev1.AttachResponse{
+		Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: revision, Clusters: clusters}},
+	}
 }
 
 func device(revision uint64, cluster string, port uint32) *semaphorev1.PeeringChange {
-	return &semaphorev1.PeeringChange{Revision: revision, Change: &semaphorev1.PeeringChange_Device{Device: &semaphorev1.Device{Cluster: cluster, ListenPort: port}}}
+	return &semaphorev1.PeeringChange{Revision: revision,
+		Change: &semaphorev1.PeeringChange_Device{Device: &semaphorev1.Device{Cluster: cluster, ListenPort: port}}}
 }
 
 func noDevice(revision uint64, cluster string) *semaphorev1.PeeringChange {
-	return &semaphorev1.PeeringChange{Revision: revision, Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: cluster}}
+	return &semaphorev1.PeeringChange{Revision: revision,
+		Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: cluster}}
 }
 
 func peer(revision uint64, cluster, node, allowed string) *semaphorev1.PeeringChange {
@@ -38,10 +46,11 @@ func peer(revision uint64, cluster, node, allowed string) *semaphorev1.PeeringCh
 }
 
 func noPeer(revision uint64, cluster, node string) *semaphorev1.PeeringChange {
-	return &semaphorev1.PeeringChange{Revision: revision, Change: &semaphorev1.PeeringChange_DeletePeer{DeletePeer: &semaphorev1.PeerKey{Cluster: cluster, Node: node}}}
+	return &semaphorev1.PeeringChange{Revision: revision,
+		Change: &semaphorev1.PeeringChange_DeletePeer{DeletePeer: &semaphorev1.PeerKey{Cluster: cluster, Node: node}}}
 }
 
-// begin starts a stream anew.
+// begin starts a stream again.
 var begin *semaphorev1.AttachResponse
 
 // dirty is Dirty as sorted lines: a cluster, or CLUSTER/NODE.
@@ -94,7 +103,8 @@ func TestState(t *testing.T) {
 	// Each case goes on from: c2 with peers n1 and n2, revision 3 of epoch A.
 	first := []*semaphorev1.AttachResponse{
 		begin, attached("A", false),
-		changes(device(1, "c2", 51820), peer(2, "c2", "n1", "10.2.1.0/24"), peer(3, "c2", "n2", "10.2.2.0/24")), synced(3, "c2"),
+		changes(device(1, "c2", 51820), peer(2, "c2", "n1", "10.2.1.0/24"), peer(3, "c2", "n2", "10.2.2.0/24")),
+		synced(3, "c2"),
 	}
 	whole := []string{"c2", "c2/n1 10.2.1.0/24", "c2/n2 10.2.2.0/24"}
 	for name, c := range map[string]struct {
@@ -132,17 +142,20 @@ func TestState(t *testing.T) {
 		"said again alike by another broker": {
 			[]*semaphorev1.AttachResponse{
 				begin, attached("B", false),
-				changes(device(1, "c2", 51820), peer(2, "c2", "n2", "10.2.2.0/24"), peer(3, "c2", "n1", "10.2.1.0/24")), synced(9, "c2"),
+				changes(device(1, "c2", 51820), peer(2, "c2", "n2", "10.2.2.0/24"), peer(3, "c2", "n1", "10.2.1.0/24")),
+				synced(9, "c2"),
 			}, whole, nil, "B", 9, true,
 		},
 		"said again otherwise": {
 			[]*semaphorev1.AttachResponse{
 				begin, attached("B", false),
-				changes(device(1, "c2", 51821), peer(2, "c2", "n2", "10.2.7.0/24"), peer(3, "c2", "n3", "10.2.3.0/24")), synced(3, "c2"),
+				changes(device(1, "c2", 51821), peer(2, "c2", "n2", "10.2.7.0/24"), peer(3, "c2", "n3", "10.2.3.0/24")),
+				synced(3, "c2"),
 			}, []string{"c2", "c2/n2 10.2.7.0/24", "c2/n3 10.2.3.0/24"}, []string{"c2", "c2/n1", "c2/n2", "c2/n3"}, "B", 3, true,
 		},
 		"a stream that breaks before its mark leaves all, the epoch too": {
-			[]*semaphorev1.AttachResponse{begin, attached("B", false), changes(device(1, "c2", 1)), begin}, whole, nil, "A", 3, false,
+			[]*semaphorev1.AttachResponse{begin, attached("B", false), changes(device(1, "c2", 1)), begin}, whole, nil,
+			"A", 3, false,
 		},
 		"before the mark of another epoch": {
 			[]*semaphorev1.AttachResponse{begin, attached("B", false), changes(device(1, "c2", 1))}, whole, nil, "A", 3, false,
@@ -160,7 +173,8 @@ func TestState(t *testing.T) {
 		},
 		"complete by a later mark: what was not said goes then": {
 			[]*semaphorev1.AttachResponse{
-				begin, attached("B", false), synced(0), changes(device(1, "c2", 51820), peer(2, "c2", "n2", "10.2.2.0/24")), synced(2, "c2"),
+				begin, attached("B", false), synced(0), changes(device(1, "c2", 51820), peer(2, "c2", "n2", "10.2.2.0/24")),
+				synced(2, "c2"),
 			}, []string{"c2", "c2/n2 10.2.2.0/24"}, []string{"c2/n1"}, "B", 2, true,
 		},
 		"complete by a later mark of a stream that went on": {
@@ -180,12 +194,14 @@ func TestState(t *testing.T) {
 		},
 		"device deleted and named again while staged": {
 			[]*semaphorev1.AttachResponse{
-				begin, attached("B", false), changes(noDevice(1, "c2"), device(2, "c2", 51820), peer(3, "c2", "n1", "10.2.1.0/24")), synced(3),
+				begin, attached("B", false), changes(noDevice(1, "c2"), device(2, "c2", 51820), peer(3, "c2", "n1", "10.2.1.0/24")),
+				synced(3),
 			}, []string{"c2", "c2/n1 10.2.1.0/24"}, []string{"c2/n2"}, "B", 3, true,
 		},
 		"device deleted and named again while not complete": {
 			[]*semaphorev1.AttachResponse{
-				begin, attached("B", false), synced(0), changes(noDevice(1, "c2"), device(2, "c2", 51820), peer(3, "c2", "n1", "10.2.1.0/24")), synced(3, "c2"),
+				begin, attached("B", false), synced(0),
+				changes(noDevice(1, "c2"), device(2, "c2", 51820), peer(3, "c2", "n1", "10.2.1.0/24")), synced(3, "c2"),
 			}, []string{"c2", "c2/n1 10.2.1.0/24"}, []string{"c2", "c2/n1"}, "B", 3, true,
 		},
 	} {
@@ -201,7 +217,8 @@ func TestState(t *testing.T) {
 			}
 			epoch, revision := s.Resume()
 			if epoch != c.epoch || revision != c.revision || s.Current() != c.current {
-				t.Errorf("resumes from %q %d, current %v; want %q %d, %v", epoch, revision, s.Current(), c.epoch, c.revision, c.current)
+				t.Errorf("resumes from %q %d, current %v; want %q %d, %v", epoch, revision, s.Current(), c.epoch,
+					c.revision, c.current)
 			}
 		})
 	}
@@ -220,19 +237,22 @@ func TestNothingKnown(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	for name, messages := range map[string][]*semaphorev1.AttachResponse{
-		"changes before attached":    {changes(device(4, "c3", 1))},
-		"mark before attached":       {synced(4)},
-		"attached twice":             {attached("A", true), attached("A", true)},
-		"goes on in another epoch":   {attached("B", true)},
-		"peer before its device":     {attached("A", true), changes(noDevice(4, "c2"), peer(5, "c3", "n1", "10.3.0.0/24"))},
-		"peer of a deleted device":   {attached("A", true), changes(noDevice(4, "c2"), peer(5, "c2", "n1", "10.2.0.0/24"))},
-		"peer before staged device":  {attached("B", false), changes(peer(1, "c2", "n1", "10.2.0.0/24"))},
-		"peer without any name":      {attached("A", true), changes(&semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{}})},
-		"peer of deleted, in staged": {attached("B", false), changes(device(1, "c2", 1), noDevice(2, "c2"), peer(3, "c2", "n1", "10.2.0.0/24"))},
+		"changes before attached":   {changes(device(4, "c3", 1))},
+		"mark before attached":      {synced(4)},
+		"attached twice":            {attached("A", true), attached("A", true)},
+		"goes on in another epoch":  {attached("B", true)},
+		"peer before its device":    {attached("A", true), changes(noDevice(4, "c2"), peer(5, "c3", "n1", "10.3.0.0/24"))},
+		"peer of a deleted device":  {attached("A", true), changes(noDevice(4, "c2"), peer(5, "c2", "n1", "10.2.0.0/24"))},
+		"peer before staged device": {attached("B", false), changes(peer(1, "c2", "n1", "10.2.0.0/24"))},
+		"peer without any name": {attached("A", true),
+			changes(&semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{}})},
+		"peer of deleted, in staged": {attached("B", false),
+			changes(device(1, "c2", 1), noDevice(2, "c2"), peer(3, "c2", "n1", "10.2.0.0/24"))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := New()
-			feed(t, s, begin, attached("A", false), changes(device(1, "c2", 51820), peer(2, "c2", "n1", "10.2.1.0/24")), synced(3, "c2"), begin)
+			feed(t, s, begin, attached("A", false), changes(device(1, "c2", 51820), peer(2, "c2", "n1", "10.2.1.0/24")),
+				synced(3, "c2"), begin)
 			before := held(s)
 			last := len(messages) - 1
 			feed(t, s, messages[:last]...)
@@ -263,7 +283,8 @@ func TestEqual(t *testing.T) {
 		equal bool
 	}{
 		"itself": {one, true}, "alike": {network(1, "n1"), true}, "another port": {network(2, "n1"), false},
-		"another peer": {network(1, "n2"), false}, "one more peer": {network(1, "n1", "n2"), false}, "no peer": {network(1), false},
+		"another peer": {network(1, "n2"), false}, "one more peer": {network(1, "n1", "n2"), false},
+		"no peer": {network(1), false},
 	} {
 		if got := one.Equal(c.other); got != c.equal {
 			t.Errorf("%s: %v", name, got)
@@ -272,7 +293,9 @@ func TestEqual(t *testing.T) {
 }
 
 func unchanged(cluster string) *semaphorev1.AttachResponse {
-	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Unchanged{Unchanged: &semaphorev1.Unchanged{Cluster: cluster}}}
+	return &semaphorev1.AttachResponse{
+		Message: &semaphorev1.AttachResponse_Unchanged{Unchanged: &semaphorev1.Unchanged{Cluster: cluster}},
+	}
 }
 
 // What the broker says is unchanged is proven and touches nothing.
@@ -280,7 +303,8 @@ func TestUnchanged(t *testing.T) {
 	first := func() *State {
 		s := New()
 		for _, m := range []*semaphorev1.AttachResponse{
-			attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a"), peer(3, "c2", "n2", "b"), device(4, "c3", 2)), synced(4, "c2", "c3"),
+			attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a"), peer(3, "c2", "n2", "b"),
+				device(4, "c3", 2)), synced(4, "c2", "c3"),
 		} {
 			if _, err := s.Receive(m); err != nil {
 				t.Fatal(err)
@@ -297,18 +321,26 @@ func TestUnchanged(t *testing.T) {
 		dirty    []string
 		err      bool
 	}{
-		{"with the whole state", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"), unchanged("c3"), synced(9, "c2", "c3")}, all, nil, false},
-		{"and the others are told", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"), synced(9, "c2", "c3")}, all[:3], []string{"c3"}, false},
-		{"followed by what changed then", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"), changes(noPeer(9, "c2", "n1")), synced(9, "c2")},
+		{"with the whole state", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"), unchanged("c3"),
+			synced(9, "c2", "c3")}, all, nil, false},
+		{"and the others are told", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"),
+			synced(9, "c2", "c3")}, all[:3], []string{"c3"}, false},
+		{"followed by what changed then", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"),
+			changes(noPeer(9, "c2", "n1")), synced(9, "c2")},
 			[]string{"c2", "c2/n2 b", "c3"}, []string{"c2/n1"}, false},
-		{"later", []*semaphorev1.AttachResponse{attached("B", false), synced(0), unchanged("c2"), synced(9, "c2"), unchanged("c3"), synced(10, "c2", "c3")}, all, nil, false},
-		{"later, followed by changes", []*semaphorev1.AttachResponse{attached("B", false), synced(0), unchanged("c2"), changes(peer(7, "c2", "n1", "z")), synced(9, "c2")},
+		{"later", []*semaphorev1.AttachResponse{attached("B", false), synced(0), unchanged("c2"), synced(9, "c2"),
+			unchanged("c3"), synced(10, "c2", "c3")}, all, nil, false},
+		{"later, followed by changes", []*semaphorev1.AttachResponse{attached("B", false), synced(0), unchanged("c2"),
+			changes(peer(7, "c2", "n1", "z")), synced(9, "c2")},
 			[]string{"c2", "c2/n1 z", "c2/n2 b", "c3"}, []string{"c2/n1"}, false},
-		{"of one that is proven", []*semaphorev1.AttachResponse{attached("A", true), unchanged("c2"), synced(4, "c2", "c3")}, all, nil, false},
+		{"of one that is proven", []*semaphorev1.AttachResponse{attached("A", true), unchanged("c2"), synced(4, "c2", "c3")},
+			all, nil, false},
 		{"before the stream begins", []*semaphorev1.AttachResponse{unchanged("c2")}, all, nil, true},
 		{"of what is not held", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c9")}, all, nil, true},
-		{"after it was told of", []*semaphorev1.AttachResponse{attached("B", false), changes(device(1, "c2", 1)), unchanged("c2")}, all, nil, true},
-		{"later, after it was told of", []*semaphorev1.AttachResponse{attached("B", false), synced(0), changes(device(1, "c2", 1)), unchanged("c2")}, all, nil, true},
+		{"after it was told of", []*semaphorev1.AttachResponse{attached("B", false), changes(device(1, "c2", 1)),
+			unchanged("c2")}, all, nil, true},
+		{"later, after it was told of", []*semaphorev1.AttachResponse{attached("B", false), synced(0),
+			changes(device(1, "c2", 1)), unchanged("c2")}, all, nil, true},
 		{"twice", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"), unchanged("c2")}, all, nil, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -338,7 +370,8 @@ func TestUnchanged(t *testing.T) {
 
 func TestHeldIsTheBrokersDigest(t *testing.T) {
 	s := New()
-	for _, m := range []*semaphorev1.AttachResponse{attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")), synced(2, "c2")} {
+	for _, m := range []*semaphorev1.AttachResponse{attached("A", false),
+		changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")), synced(2, "c2")} {
 		if _, err := s.Receive(m); err != nil {
 			t.Fatal(err)
 		}

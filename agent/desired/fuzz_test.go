@@ -40,7 +40,7 @@ func picture(s *State) string {
 			fmt.Fprintln(&b, node, n.Peers[node])
 		}
 	}
-	for _, in := range []map[string]*told{s.awaitingSync, s.staging} {
+	for _, in := range []map[string]*staged{s.awaitingSync, s.staging} {
 		for _, cluster := range slices.Sorted(maps.Keys(in)) {
 			fmt.Fprintln(&b, cluster, in[cluster].device, in[cluster].removed)
 			for _, node := range slices.Sorted(maps.Keys(in[cluster].peers)) {
@@ -48,19 +48,22 @@ func picture(s *State) string {
 			}
 		}
 	}
-	fmt.Fprintln(&b, slices.Sorted(maps.Keys(s.spoken)))
+	fmt.Fprintln(&b, slices.Sorted(maps.Keys(s.received)))
 	return b.String()
 }
 
 // Whatever a broker sends, nothing panics, a message that is refused leaves all as it was, and what is
 // wanted is well-formed: peers only beside a device, and dirty whatever differs.
 func FuzzReceive(f *testing.F) {
-	f.Add(delimited(attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")), synced(2, "c2"), changes(noPeer(3, "c2", "n1"))))
+	f.Add(delimited(attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")), synced(2, "c2"),
+		changes(noPeer(3, "c2", "n1"))))
 	f.Add(delimited(attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")), synced(2, "c2"), nil,
 		attached("B", false), unchanged("c2"), synced(1, "c2"), nil, attached("B", true), changes(noDevice(2, "c2"))))
-	f.Add(delimited(attached("A", false), synced(0), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")), synced(2, "c2"), nil,
+	f.Add(delimited(attached("A", false), synced(0), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")),
+		synced(2, "c2"), nil,
 		attached("B", false), synced(0), unchanged("c2"), changes(peer(7, "c2", "n1", "b")), synced(7, "c2")))
-	f.Add(delimited(attached("A", false), changes(noDevice(1, "c2"), device(2, "c2", 1), noDevice(3, "c2")), attached("A", true)))
+	f.Add(delimited(attached("A", false), changes(noDevice(1, "c2"), device(2, "c2", 1), noDevice(3, "c2")),
+		attached("A", true)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, n := New(), node{}
 		for r := bytes.NewReader(data); r.Len() > 0; {

@@ -242,7 +242,7 @@ func TestRandomStreams(t *testing.T) {
 			switch x := r.IntN(24); {
 			case x == 20:
 				keep()
-			case x == 21: // the agent starts anew
+			case x == 21: // the agent starts again
 				if r.IntN(2) == 0 {
 					keep() // it was asked to end
 				}
@@ -304,7 +304,8 @@ func TestRandomStreams(t *testing.T) {
 					break
 				}
 				if !d.Empty() {
-					t.Fatalf("seed %d: a reconnect (broker restarted: %v) with nothing changed makes dirty: %v", seed, restart, dirty(d))
+					t.Fatalf("seed %d: a reconnect (broker restarted: %v) with nothing changed makes dirty: %v", seed,
+						restart, dirty(d))
 				}
 			}
 		}

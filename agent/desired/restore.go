@@ -6,8 +6,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Restore takes over what an earlier agent was told, before the first stream begins. No broker can go on from
-// it: it says anew what it wants, for which it is told what is held. All that is restored is dirty.
+// Restore loads the state that an earlier agent saved, before the first stream begins. No broker can resume it: it
+// sends the desired state again, for which it receives the digests of what is held. Everything restored is dirty.
 func (s *State) Restore(networks map[string]*Network) Dirty {
 	d := NewDirty()
 	for cluster, n := range networks {
@@ -20,8 +20,8 @@ func (s *State) Restore(networks map[string]*Network) Dirty {
 	return d
 }
 
-// confirm notes that the broker has said what it wants for a cluster. Less is done by what is restored than by what
-// is wanted, so the device has to be looked at.
+// confirm records that the broker has sent the desired state of a cluster. Restored networks are applied only in part,
+// so the device must be reconciled.
 func (s *State) confirm(cluster string, d Dirty) {
 	if n := s.networks[cluster]; n != nil && n.Restored {
 		n.Restored = false
@@ -29,8 +29,8 @@ func (s *State) confirm(cluster string, d Dirty) {
 	}
 }
 
-// Snapshot is all that is wanted, to be kept for a later agent; false before a whole state was heard. Messages
-// themselves never change.
+// Snapshot returns the whole desired state, to be saved for a later agent; false before a whole state was received.
+// Messages are immutable.
 func (s *State) Snapshot() (map[string]*Network, bool) {
 	if !s.synced {
 		return nil, false
@@ -42,7 +42,7 @@ func (s *State) Snapshot() (map[string]*Network, bool) {
 	return out, true
 }
 
-// Proven says whether what is wanted for a cluster is what the present stream, or the last one, says it is.
+// Proven reports whether the desired state of a cluster was sent by the present or the last stream.
 func (s *State) Proven(cluster string) bool {
 	return s.current && s.networks[cluster] != nil && s.awaitingSync[cluster] == nil
 }

@@ -27,7 +27,8 @@ func TestRestore(t *testing.T) {
 		t.Error("a state of which nothing was heard is whole")
 	}
 	feed(t, first, begin, attached("A", false),
-		changes(device(1, "c2", 1), peer(2, "c2", "n1", "10.2.1.0/24"), device(3, "c3", 2), peer(4, "c3", "n1", "10.3.1.0/24")), synced(4, "c2", "c3"))
+		changes(device(1, "c2", 1), peer(2, "c2", "n1", "10.2.1.0/24"), device(3, "c3", 2),
+			peer(4, "c3", "n1", "10.3.1.0/24")), synced(4, "c2", "c3"))
 
 	t.Run("stays while nobody speaks", func(t *testing.T) {
 		s := restored(t, first)
@@ -67,7 +68,8 @@ func TestRestore(t *testing.T) {
 	})
 	t.Run("gives way to what the broker says", func(t *testing.T) {
 		s := restored(t, first)
-		feed(t, s, begin, attached("B", false), changes(device(1, "c2", 1), peer(2, "c2", "n2", "10.2.2.0/24")), synced(2, "c2"))
+		feed(t, s, begin, attached("B", false), changes(device(1, "c2", 1), peer(2, "c2", "n2", "10.2.2.0/24")),
+			synced(2, "c2"))
 		want := []string{"c2", "c2/n2 10.2.2.0/24", "c3", "c3/n1 10.3.1.0/24"}
 		if diff := cmp.Diff(want, held(s)); diff != "" {
 			t.Errorf("held (-want +got):\n%s", diff)

@@ -46,7 +46,7 @@ func (r *Reconciler) matchesApplied(d *device) (matches bool, is *wireguard.Devi
 			return false, is
 		}
 	}
-	return d.peers.Stands(d.cluster, d.applied.Device, d.lacking, is), is
+	return d.peers.Matches(d.cluster, d.applied.Device, d.lacking, is), is
 }
 
 // leaveRoamed has a plan leave those peers where they are that roamed there and are heard.

@@ -122,11 +122,11 @@ func (r *Reconciler) drain(ctx context.Context, done *outcome) (later []netip.Pr
 func (r *Reconciler) addRoute(claims *plan.Claims, s plan.Steps, prefix netip.Prefix) error {
 	err := r.kernel.AddRoute(s.Name, prefix, s.SourceOf(prefix))
 	now := time.Now()
-	if !errors.Is(err, wireguard.ErrTaken) || !claims.Retake(prefix, now) {
+	if !errors.Is(err, wireguard.ErrTaken) || !claims.MayRetake(prefix, now) {
 		return err
 	}
 	slog.Warn("another's route has taken the place of ours, which is put back", "device", s.Name, "route", err)
-	claims.Retaken(prefix, now)
+	claims.RecordRetake(prefix, now)
 	return r.kernel.ReplaceRoute(s.Name, prefix, s.SourceOf(prefix))
 }
 

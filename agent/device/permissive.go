@@ -68,7 +68,7 @@ func (r *Reconciler) hear(
 		}
 		p.hold, p.heldAt = hold, now
 	}
-	heard := p.heard.Look(now, peers, want.Peers, nodes, r.Peers.Silent(d.cluster), p.hold != "")
+	heard := p.heard.Update(now, peers, want.Peers, nodes, r.Peers.Silent(d.cluster), p.hold != "")
 	if want.Device.GetClear() {
 		heard = map[string]bool{}
 	}

@@ -6,6 +6,9 @@
 // are values that it asks session, hostnet, keys and peers for. Calls of the Kernel, events, the schedule and views on
 // the status.Board come out. What to change is decided by package plan, which is pure. It must not import package
 // agent, and reads or writes the node only through Kernel.
+//
+// Of the agent's packages it may import desired, events, hostnet, keys, peers, plan, problem, routing, schedule,
+// session, status and wireguard.
 package device
 
 import (
@@ -34,6 +37,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -98,6 +102,7 @@ type device struct {
 	conflicts []string
 	// problem is what is not as desired. contested says that it says that somebody else keeps changing the device.
 	problem   string
+	findings  []finding.Finding
 	contested bool
 	failure   *status.Failure
 	// claims are the routes that were ours.
@@ -130,7 +135,8 @@ func (r *Reconciler) device(cluster string) *device {
 
 // publish puts what is known of a device on the board.
 func (r *Reconciler) publish(d *device) {
-	view := status.Device{Report: d.report, Problem: d.problem, Failure: d.failure, Roamed: d.roamed}
+	view := status.Device{Report: d.report, Problem: d.problem, Findings: d.findings, Failure: d.failure,
+		Roamed: d.roamed}
 	if d.permissive != nil {
 		view.Clear = &status.Clear{Peers: d.permissive.waiting, Hold: d.permissive.hold}
 	}
@@ -163,7 +169,7 @@ func (r *Reconciler) set(ctx context.Context, cluster string, read *wireguard.De
 		done, err = r.apply(ctx, d, want, read, bounds, sources)
 	}
 	r.Keys.Track(cluster)
-	r.metrics.synced(d.name, "device", err, started)
+	r.metrics.synced(d.cluster, d.name, "device", err, started)
 	r.record(d, want, done, err)
 }
 
@@ -180,7 +186,8 @@ type outcome struct {
 
 // apply makes a device as desired. An error is one of the device itself. read is that of set.
 func (r *Reconciler) apply(
-	ctx context.Context, d *device, want *desired.Network, read *wireguard.Device, bounds plan.Bounds, sources plan.Sources,
+	ctx context.Context, d *device, want *desired.Network, read *wireguard.Device, bounds plan.Bounds,
+	sources plan.Sources,
 ) (done outcome, err error) {
 	if err := plan.Cluster(d.cluster); err != nil { // before anything is done, or read, in that name
 		return done, err
@@ -202,7 +209,7 @@ func (r *Reconciler) apply(
 		_ = r.Node.Protect(d.cluster, want, bounds, !ours)
 		return done, err
 	}
-	bounds.Standing = r.Node.RoutedSubnets(d.cluster, existing)
+	bounds.Existing = r.Node.RoutedSubnets(d.cluster, existing)
 	_ = r.Node.Protect(d.cluster, want, bounds, false)
 	if existing != nil && read == nil { // matchesApplied has
 		r.leaveRoamed(d, existing, plan.Endpoints(want), bounds)
@@ -234,7 +241,7 @@ func (r *Reconciler) apply(
 		err = fmt.Errorf("interface %s has gone while it was set up", d.name)
 	}
 	if err == nil {
-		d.claims.Stand(done.device.Routes)
+		d.claims.Record(done.device.Routes)
 	}
 	return done, err
 }
@@ -255,14 +262,14 @@ func (r *Reconciler) plan(
 	steps := plan.Network(d.cluster, want, bounds, key, existing)
 	steps.SetSources(sources, existing, takesEarly(want.Device))
 	if existing != nil {
-		d.claims.Stand(existing.Routes)
+		d.claims.Record(existing.Routes)
 	}
 	d.claims.Forget(steps.DeleteRoutes)
 	return steps, nil
 }
 
-// adopt takes note that a device of semaphore-wireguard's was taken over; err is what could not be done of it. The
-// device bears our marks from then on, so that this is reported once for each.
+// adopt records that a device of semaphore-wireguard's was taken over; err is what could not be done of it. The device
+// has our marks from then on, so that this is reported once for each.
 func (r *Reconciler) adopt(d *device, err error) {
 	detail := "from " + config.SemaphoreWireGuard
 	if err != nil {
@@ -287,7 +294,7 @@ func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[str
 		r.triggerHandshakes(d, &cfg)
 		err := r.configure(d.name, cfg)
 		r.Keys.Track(cluster)
-		r.metrics.synced(d.name, "peers", err, started)
+		r.metrics.synced(d.cluster, d.name, "peers", err, started)
 		if err != nil {
 			d.peers = nil
 			r.Set(ctx, cluster)
@@ -304,7 +311,7 @@ func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[str
 	}
 	d.report = proto.CloneOf(d.report)
 	d.report.Peers = uint32(d.peers.Peers())
-	r.metrics.refused.WithLabelValues(d.name).Set(float64(d.refused + d.peers.RefusedCount()))
+	r.metrics.refused.WithLabelValues(d.cluster, d.name).Set(float64(d.refused + d.peers.RefusedCount()))
 	r.describe(d, time.Now(), d.wrong)
 	r.publish(d)
 }
@@ -312,7 +319,7 @@ func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[str
 // EventsLost counts that events of the kernel were lost, for each of the devices. It is safe for concurrent use.
 func (r *Reconciler) EventsLost(clusters []string) {
 	for _, cluster := range clusters {
-		r.metrics.queueFull.WithLabelValues(naming.Device(cluster)).Inc()
+		r.metrics.queueFull.WithLabelValues(cluster, naming.Device(cluster)).Inc()
 	}
 }
 

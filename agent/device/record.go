@@ -1,10 +1,13 @@
 package device
 
 import (
+	"errors"
+	"io/fs"
 	"log/slog"
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -13,6 +16,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/problem"
 	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -22,6 +26,7 @@ func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
 		wrong = append(wrong, d.peers.Problems())
 	}
 	contest := r.Schedule.Contest(d.cluster, now)
+	d.findings = r.findings(d, contest, wrong)
 	d.contested = contest != nil
 	was := d.problem
 	d.problem = problem.With(problem.With(problem.Join(wrong...), contest), r.Keys.Problem(d.cluster))
@@ -32,6 +37,27 @@ func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
 		d.report = proto.CloneOf(d.report)
 		d.report.Problem = d.problem
 	}
+}
+
+// findings are what is wrong with a device, with codes. The first list of wrong is of the device, the others are of its
+// peers.
+func (r *Reconciler) findings(d *device, contest error, wrong [][]string) (found []finding.Finding) {
+	for i, lines := range wrong {
+		code := finding.DeviceFailed
+		if i > 0 {
+			code = finding.PeersContradict
+		}
+		if len(lines) > 0 { // the status has them with the device
+			found = append(found, finding.New(code, d.cluster, len(lines), lines...))
+		}
+	}
+	if contest != nil {
+		found = append(found, finding.New(finding.DeviceContested, d.cluster, 1, problem.Line(contest)))
+	}
+	if err := r.Keys.Problem(d.cluster); err != nil {
+		found = append(found, finding.New(finding.KeyFile, d.cluster, 1, problem.Line(err)))
+	}
+	return found
 }
 
 // record keeps what was done, and what is known of the device.
@@ -45,7 +71,7 @@ func (r *Reconciler) record(d *device, want *desired.Network, done outcome, err 
 	healed := err == nil && !steps.Empty() && !steps.OnlySources() && d.applied != nil && d.applied.Equal(want)
 	if healed {
 		r.Schedule.Healed(d.cluster, now)
-		r.metrics.heals.WithLabelValues(d.name).Inc()
+		r.metrics.heals.WithLabelValues(d.cluster, d.name).Inc()
 	}
 	d.peers, d.lacking, d.wrong = nil, done.lacking, wrongOf(done, err)
 	switch {
@@ -62,10 +88,10 @@ func (r *Reconciler) record(d *device, want *desired.Network, done outcome, err 
 		r.describe(d, now, d.wrong, done.RefusedPeers, done.Contradictions)
 	}
 	r.setFailure(d, now, done, err)
-	r.metrics.conflicts.WithLabelValues(d.name).Set(float64(len(done.Conflicts)))
-	r.metrics.unrouted.WithLabelValues(d.name).Set(float64(len(done.lacking)))
+	r.metrics.conflicts.WithLabelValues(d.cluster, d.name).Set(float64(len(done.Conflicts)))
+	r.metrics.unrouted.WithLabelValues(d.cluster, d.name).Set(float64(len(done.lacking)))
 	d.refused = len(done.Refused)
-	r.metrics.refused.WithLabelValues(d.name).Set(float64(d.refused + len(done.RefusedPeers)))
+	r.metrics.refused.WithLabelValues(d.cluster, d.name).Set(float64(d.refused + len(done.RefusedPeers)))
 	if done.device != nil {
 		d.report = proto.CloneOf(d.report)
 		describeReport(d.report, done.device)
@@ -97,6 +123,9 @@ func (r *Reconciler) setFailure(d *device, now time.Time, done outcome, err erro
 	switch {
 	case err != nil || !key.Durable:
 		r.fail(d, now, d.problem, false)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+			r.Schedule.Vanished(d.cluster, now)
+		}
 	case len(done.failed) > 0:
 		r.fail(d, now, d.problem, true)
 	default:
@@ -108,7 +137,7 @@ func (r *Reconciler) setFailure(d *device, now time.Time, done outcome, err erro
 func (r *Reconciler) fail(d *device, now time.Time, problem string, partial bool) {
 	d.failure = &status.Failure{Problem: problem, Partial: partial}
 	r.Schedule.Failed(d.cluster, now, partial)
-	r.metrics.requeues.WithLabelValues(d.name).Inc()
+	r.metrics.requeues.WithLabelValues(d.cluster, d.name).Inc()
 }
 
 // recordConflicts reports what of this node is in the way of a remote's subnets, when it begins and when it ends.
@@ -137,15 +166,15 @@ func wrongOf(done outcome, err error) []string {
 	return slices.Concat(lines, done.Refused, done.Conflicts)
 }
 
-// describeReport fills in what was read of a device. One that is not up yet has a port that the kernel chose, and nobody
-// may learn of it.
+// describeReport fills in what was read of a device. One that is not up yet has a port that the kernel chose, and
+// nobody may learn of it.
 func describeReport(r *semaphorev1.DeviceReport, d *wireguard.Device) {
 	// A copy: a part of d would keep all of it, with its peers, for as long as the report lives.
-	r.PublicKey, r.ListenPort, r.Backend = slices.Clone(d.PublicKey[:]), 0, d.Backend
+	r.PublicKey, r.ListenPort, r.Backend = slices.Clone(d.PublicKey[:]), 0, semaphorev1.BackendOf(d.Backend)
 	if d.Up {
 		r.ListenPort = uint32(d.ListenPort)
 	}
-	r.Peers = uint32(len(d.Peers))
+	r.Peers, r.Mtu = uint32(len(d.Peers)), uint32(d.MTU)
 	r.LastHandshake = status.NewestHandshake(d.Peers)
 }
 

@@ -20,12 +20,14 @@ func (r *Reconciler) remove(d *device) {
 	r.Schedule.Checked(d.cluster, now)
 	if err != nil {
 		text := problem.Truncate(err.Error())
+		if d.failure == nil || d.failure.Problem != text { // it is tried again and again
+			slog.Warn("cannot remove the device; the agent retries", "device", d.name, "error", err)
+		}
 		if d.report != nil {
 			d.problem = text
 			d.report = proto.CloneOf(d.report)
 			d.report.Problem = text
 		}
-		slog.Warn("device is to go and does not", "device", d.name, "error", err)
 		r.fail(d, now, text, false)
 		r.publish(d)
 		return
@@ -44,7 +46,7 @@ func (r *Reconciler) remove(d *device) {
 	}
 }
 
-// delete deletes a device if it is ours, and returns whether there was one.
+// delete deletes a device of ours, and reports whether there was one.
 func (r *Reconciler) delete(d *device) (existed bool, err error) {
 	if plan.Cluster(d.cluster) != nil {
 		return false, nil // no such cluster has ever had a device

@@ -17,8 +17,8 @@ import (
 const sessionsMaxAge = 10 * time.Second
 
 // Rotate replaces the key of a cluster, and returns the new public one. The new key is on the disk before the device
-// has it, and on the device before anybody is told. Until peers know it they can still send to us with the old one; see
-// docs/encryption.md.
+// has it, and on the device before the agent reports it. Until peers have it they can still send to us with the old
+// one; see docs/encryption.md.
 func (r *Reconciler) Rotate(ctx context.Context, cluster string) (wgtypes.Key, error) {
 	d := r.device(cluster)
 	key, err := r.Keys.Replace(cluster)

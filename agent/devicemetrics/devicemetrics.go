@@ -1,9 +1,11 @@
-// Package devicemetrics turns WireGuard devices, as they were read, into metrics. Those that semaphore-wireguard has
-// bear its names and labels, so that its users' dashboards go on.
+// Package devicemetrics turns WireGuard devices, as they were read, into metrics. Those of semaphore-wireguard keep
+// their names and labels, so that its users' dashboards still work.
 //
 // A device has thousands of peers and each has five series or more, which is most of what a scrape costs. So they are
 // built in a few large pieces, past the checks of a prometheus.Registry: the names and labels are these, and nobody
 // else's. The package reads no device; who calls Families has.
+//
+// Of the agent's packages it may import wireguard.
 package devicemetrics
 
 import (
@@ -16,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // Metric is what there is to know of one beforehand.
@@ -42,31 +45,41 @@ const (
 )
 
 // Names of labels, for pointers to them.
-var labelAllowed, labelBackend, labelDevice, labelEndpoint, labelKey = "allowed_ips", "backend", "device", "endpoint", "public_key"
+var labelAllowed, labelBackend, labelCluster, labelDevice, labelEndpoint, labelKey = "allowed_ips",
+	"backend", "cluster",
+	"device", "endpoint", "public_key"
 
 // All are the metrics.
 var All = [metrics]Metric{
-	backend:   {"semaphore_agent_device_backend_info", "Always 1; what a device is carried by, kernel or userspace.", dto.MetricType_GAUGE, []string{labelBackend, labelDevice}, false},
-	applied:   {"semaphore_agent_peers_applied", "Peers that a device has.", dto.MetricType_GAUGE, []string{labelDevice}, false},
-	device:    {"semaphore_wg_device_info", "Always 1; a WireGuard device of this node.", dto.MetricType_GAUGE, []string{labelDevice, labelKey}, false},
-	allowed:   {"semaphore_wg_peer_allowed_ips_info", "Always 1; an allowed IP of a peer.", dto.MetricType_GAUGE, []string{labelAllowed, labelDevice, labelKey}, true},
-	peer:      {"semaphore_wg_peer_info", "Always 1; a peer of a device.", dto.MetricType_GAUGE, []string{labelDevice, labelEndpoint, labelKey}, true},
-	handshake: {"semaphore_wg_peer_last_handshake_seconds", "Last handshake with a peer, Unix time; 0 for never.", dto.MetricType_GAUGE, []string{labelDevice, labelKey}, true},
-	received:  {"semaphore_wg_peer_receive_bytes_total", "Bytes received from a peer.", dto.MetricType_COUNTER, []string{labelDevice, labelKey}, true},
-	sent:      {"semaphore_wg_peer_transmit_bytes_total", "Bytes sent to a peer.", dto.MetricType_COUNTER, []string{labelDevice, labelKey}, true},
+	backend: {"semaphore_agent_device_backend_info", "Always 1; the backend of a device, kernel or userspace.",
+		dto.MetricType_GAUGE, []string{labelBackend, labelCluster, labelDevice}, false},
+	applied: {"semaphore_agent_peers_applied", "Peers that a device has.", dto.MetricType_GAUGE,
+		[]string{labelCluster, labelDevice}, false},
+	device: {"semaphore_wg_device_info", "Always 1; a WireGuard device of this node.", dto.MetricType_GAUGE,
+		[]string{labelCluster, labelDevice, labelKey}, false},
+	allowed: {"semaphore_wg_peer_allowed_ips_info", "Always 1; an allowed IP of a peer.", dto.MetricType_GAUGE,
+		[]string{labelAllowed, labelCluster, labelDevice, labelKey}, true},
+	peer: {"semaphore_wg_peer_info", "Always 1; a peer of a device.", dto.MetricType_GAUGE,
+		[]string{labelCluster, labelDevice, labelEndpoint, labelKey}, true},
+	handshake: {"semaphore_wg_peer_last_handshake_seconds", "Last handshake with a peer, Unix time; 0 for never.",
+		dto.MetricType_GAUGE, []string{labelCluster, labelDevice, labelKey}, true},
+	received: {"semaphore_wg_peer_receive_bytes_total", "Bytes received from a peer.", dto.MetricType_COUNTER,
+		[]string{labelCluster, labelDevice, labelKey}, true},
+	sent: {"semaphore_wg_peer_transmit_bytes_total", "Bytes sent to a peer.", dto.MetricType_COUNTER,
+		[]string{labelCluster, labelDevice, labelKey}, true},
 }
 
 // Families are the metrics of some devices, without their peers' unless those are asked for.
 func Families(devices []*wireguard.Device, peers bool) []*dto.MetricFamily {
 	b := newBuilder(devices, peers)
 	for _, d := range devices {
-		name := pair(&labelDevice, d.Name)
-		b.gauge(backend, 1, pair(&labelBackend, d.Backend), name)
-		b.gauge(applied, float64(len(d.Peers)), name)
-		b.gauge(device, 1, name, pair(&labelKey, d.PublicKey.String()))
+		cluster, name := pair(&labelCluster, clusterOf(d)), pair(&labelDevice, d.Name)
+		b.gauge(backend, 1, pair(&labelBackend, d.Backend), cluster, name)
+		b.gauge(applied, float64(len(d.Peers)), cluster, name)
+		b.gauge(device, 1, cluster, name, pair(&labelKey, d.PublicKey.String()))
 		if peers {
 			for i := range d.Peers {
-				b.peer(name, &d.Peers[i])
+				b.peer(cluster, name, &d.Peers[i])
 			}
 		}
 	}
@@ -77,6 +90,16 @@ func Families(devices []*wireguard.Device, peers bool) []*dto.MetricFamily {
 		}
 	}
 	return out
+}
+
+// clusterOf returns the remote cluster of a device, which its alias names. A device that is not the agent's yet has
+// none, and its own name.
+func clusterOf(d *wireguard.Device) string {
+	if cluster, ok := strings.CutPrefix(d.Alias, naming.DeviceAlias("")); ok {
+		return cluster
+	}
+	cluster, _ := strings.CutPrefix(d.Name, naming.DeviceAlias(""))
+	return cluster
 }
 
 // builder takes what it makes from slabs of one type each.
@@ -142,7 +165,7 @@ func pair(name *string, value string) *dto.LabelPair {
 
 var one = &dto.Gauge{Value: proto.Float64(1)}
 
-func (b *builder) peer(name *dto.LabelPair, p *wgtypes.Peer) {
+func (b *builder) peer(cluster, name *dto.LabelPair, p *wgtypes.Peer) {
 	label := func(name *string, appended []byte) *dto.LabelPair {
 		return b.pairs.put(dto.LabelPair{Name: name, Value: b.text(appended)})
 	}
@@ -150,20 +173,21 @@ func (b *builder) peer(name *dto.LabelPair, p *wgtypes.Peer) {
 	for i := range p.AllowedIPs {
 		ip, _ := netip.AddrFromSlice(p.AllowedIPs[i].IP)
 		ones, _ := p.AllowedIPs[i].Mask.Size()
-		b.add(allowed, label(&labelAllowed, netip.PrefixFrom(ip.Unmap(), ones).AppendTo(b.scratch)), name, key).Gauge = one
+		b.add(allowed, label(&labelAllowed, netip.PrefixFrom(ip.Unmap(), ones).AppendTo(b.scratch)), cluster, name,
+			key).Gauge = one
 	}
 	endpoint := b.scratch
 	if p.Endpoint != nil {
 		endpoint = p.Endpoint.AddrPort().AppendTo(endpoint)
 	}
-	b.add(peer, name, label(&labelEndpoint, endpoint), key).Gauge = one
+	b.add(peer, cluster, name, label(&labelEndpoint, endpoint), key).Gauge = one
 	last := int64(0)
 	if p.LastHandshakeTime.Unix() > 0 {
 		last = p.LastHandshakeTime.Unix()
 	}
-	b.gauge(handshake, float64(last), name, key)
-	b.counter(received, p.ReceiveBytes, name, key)
-	b.counter(sent, p.TransmitBytes, name, key)
+	b.gauge(handshake, float64(last), cluster, name, key)
+	b.counter(received, p.ReceiveBytes, cluster, name, key)
+	b.counter(sent, p.TransmitBytes, cluster, name, key)
 }
 
 func (b *builder) gauge(metric int, v float64, labels ...*dto.LabelPair) {

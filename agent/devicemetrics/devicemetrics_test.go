@@ -27,9 +27,11 @@ func scrape(w http.ResponseWriter, devices []*wireguard.Device, peers bool) {
 func TestFamilies(t *testing.T) {
 	devices := []*wireguard.Device{
 		{Name: "wireguard.c2", Backend: "kernel", PublicKey: wgtypes.Key{1}, Peers: []wgtypes.Peer{
-			{PublicKey: wgtypes.Key{2}, Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1).To4(), Port: 51820}, ReceiveBytes: 10, TransmitBytes: 1 << 40,
+			{PublicKey: wgtypes.Key{2}, Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1).To4(), Port: 51820}, ReceiveBytes: 10,
+				TransmitBytes:     1 << 40,
 				LastHandshakeTime: time.Unix(1_700_000_000, 5), AllowedIPs: []net.IPNet{
-					{IP: net.IPv4(10, 2, 1, 0).To4(), Mask: net.CIDRMask(24, 32)}, {IP: net.ParseIP("fd02::"), Mask: net.CIDRMask(64, 128)},
+					{IP: net.IPv4(10, 2, 1, 0).To4(), Mask: net.CIDRMask(24, 32)},
+					{IP: net.ParseIP("fd02::"), Mask: net.CIDRMask(64, 128)},
 				}},
 			{PublicKey: wgtypes.Key{3}, Endpoint: &net.UDPAddr{IP: net.ParseIP("2001:db8::1"), Port: 1}},
 			{PublicKey: wgtypes.Key{4}},
@@ -37,20 +39,25 @@ func TestFamilies(t *testing.T) {
 		{Name: "wireguard.c3", Backend: "userspace", PublicKey: wgtypes.Key{5}},
 	}
 	key := func(b byte) string { return wgtypes.Key{b}.String() }
-	own := strings.ReplaceAll(`# HELP semaphore_agent_device_backend_info Always 1; what a device is carried by, kernel or userspace.
+	own := strings.ReplaceAll(
+		`# HELP semaphore_agent_device_backend_info Always 1; the backend of a device, kernel or userspace.
 # TYPE semaphore_agent_device_backend_info gauge
 semaphore_agent_device_backend_info{backend="kernel",DEV} 1
-semaphore_agent_device_backend_info{backend="userspace",device="wireguard.c3"} 1
+semaphore_agent_device_backend_info{backend="userspace",cluster="c3",device="wireguard.c3"} 1
 # HELP semaphore_agent_peers_applied Peers that a device has.
 # TYPE semaphore_agent_peers_applied gauge
 semaphore_agent_peers_applied{DEV} 3
-semaphore_agent_peers_applied{device="wireguard.c3"} 0
+semaphore_agent_peers_applied{cluster="c3",device="wireguard.c3"} 0
 # HELP semaphore_wg_device_info Always 1; a WireGuard device of this node.
 # TYPE semaphore_wg_device_info gauge
 semaphore_wg_device_info{DEV,public_key="`+key(1)+`"} 1
-semaphore_wg_device_info{device="wireguard.c3",public_key="`+key(5)+`"} 1
-`, "DEV", `device="wireguard.c2"`)
-	peers := strings.NewReplacer("DEV", `device="wireguard.c2"`, "P2", `public_key="`+key(2)+`"`, "P3", `public_key="`+key(3)+`"`, "P4", `public_key="`+key(4)+`"`).
+semaphore_wg_device_info{cluster="c3",device="wireguard.c3",public_key="`+key(5)+`"} 1
+`,
+		"DEV",
+		`cluster="c2",device="wireguard.c2"`,
+	)
+	peers := strings.NewReplacer("DEV", `cluster="c2",device="wireguard.c2"`, "P2", `public_key="`+key(2)+`"`, "P3",
+		`public_key="`+key(3)+`"`, "P4", `public_key="`+key(4)+`"`).
 		Replace(`# HELP semaphore_wg_peer_allowed_ips_info Always 1; an allowed IP of a peer.
 # TYPE semaphore_wg_peer_allowed_ips_info gauge
 semaphore_wg_peer_allowed_ips_info{allowed_ips="10.2.1.0/24",DEV,P2} 1
@@ -87,7 +94,10 @@ semaphore_wg_peer_transmit_bytes_total{DEV,P4} 0
 		t.Errorf("of no device: %v", got)
 	}
 	// What a registry would check of them.
-	merged := prometheus.Gatherers{prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return Families(devices, true), nil }), prometheus.NewRegistry()}
+	merged := prometheus.Gatherers{prometheus.GathererFunc(func() ([]*dto.MetricFamily,
+		error) {
+		return Families(devices, true), nil
+	}), prometheus.NewRegistry()}
 	if _, err := merged.Gather(); err != nil {
 		t.Error(err)
 	}
@@ -105,7 +115,8 @@ func BenchmarkFamilies(b *testing.B) {
 	d := &wireguard.Device{Name: "wireguard.c2"}
 	for i := range 5000 {
 		d.Peers = append(d.Peers, wgtypes.Peer{
-			PublicKey: wgtypes.Key{byte(i), byte(i >> 8)}, Endpoint: &net.UDPAddr{IP: net.IPv4(172, 18, byte(i>>8), byte(i)).To4(), Port: 51820},
+			PublicKey:    wgtypes.Key{byte(i), byte(i >> 8)},
+			Endpoint:     &net.UDPAddr{IP: net.IPv4(172, 18, byte(i>>8), byte(i)).To4(), Port: 51820},
 			AllowedIPs:   []net.IPNet{{IP: net.IPv4(10, byte(i>>8), byte(i), 0).To4(), Mask: net.CIDRMask(24, 32)}},
 			ReceiveBytes: int64(i) * 1e6, TransmitBytes: int64(i) * 2e6, LastHandshakeTime: time.Unix(1_700_000_000+int64(i), 0),
 		})

@@ -1,7 +1,9 @@
-// Package events reports what happens on the node: to whoever watches the agent at its debug socket, and to the log.
+// Package events reports what happens on the node: to clients of the agent's debug socket, and to the log.
 //
 // It owns the recorder. An Event goes in; a record and, where the event says so, a line of the log come out. It imports
 // no other package of the agent and decides nothing: what is worth an event is its callers' business.
+//
+// It may import no other package of the agent.
 package events
 
 import (

@@ -2,14 +2,15 @@ package guard
 
 import "testing"
 
-// FuzzRemember: whatever comments the rules of the node's table bear, what they say of remotes has a device and subnets that are some.
-func FuzzRemember(f *testing.F) {
+// FuzzParseComments: whatever comments the rules of the node's table bear, what they say of remotes has a device and
+// subnets that are some.
+func FuzzParseComments(f *testing.F) {
 	f.Add("c2 wireguard.c2 10.2.0.0/16 drop", "c2 wireguard.c2 192.0.2.0/28 nodes 7773")
 	f.Add("c2 wireguard.c2 fd00::/48 count", "c2 x 192.0.2.0/28 x 99999999999999999999")
 	f.Add("c2  10.2.0.0/99 pass", "\xff \x00 ::ffff:10.0.0.0/100 y -1")
 	f.Fuzz(func(t *testing.T, rule, tunnel string) {
-		all := remember([]string{rule, rule, tunnel})
-		rememberTunnels(all, []string{tunnel, rule})
+		all := parseComments([]string{rule, rule, tunnel})
+		parseTunnelComments(all, []string{tunnel, rule})
 		for name, r := range all {
 			if name == "" || r.Device == "" || len(r.Subnets) == 0 {
 				t.Errorf("%q and %q say of %q %+v", rule, tunnel, name, r)

@@ -1,20 +1,23 @@
-// Package guard keeps packets to and from remote pods from going in the clear. For each remote there are, whatever
-// becomes of its device:
+// Package guard keeps packets to and from remote pods from being sent in the clear. Each remote has, whatever the
+// state of its device:
 //
-//   - unless the remote is permissive, an unreachable route for each of its pod subnets, in the agent's table and behind the route into the
-//     device: while there is no
-//     device, or no route into it, packets are refused rather than sent to the default gateway;
-//   - rules in a table of nftables that drop, and count, packets to the subnets that leave by any interface but
-//     the device, and packets from the subnets that enter by any other: the first, whatever route leads them there, the
-//     second because policies that name remote pods trust their addresses. Those of a permissive remote they only count;
-//   - rules that drop, and count, packets of the device's own between its port and a place where no node of the remote is: WireGuard sends to
-//     where a peer's last packet came from, and so would whoever has a peer's key choose whom this node sends to.
+//   - unless the remote is permissive, an unreachable route for each of its pod subnets, in the agent's table and
+//     behind the route into the device: while there is no device, or no route into it, packets are refused rather than
+//     sent to the default gateway;
+//   - rules in a table of nftables that drop, and count, packets to the subnets that leave by any interface but the
+//     device, and packets from the subnets that enter by any other: the first, whatever route leads them there, the
+//     second because policies that name remote pods trust their addresses. Those of a permissive remote they only
+//     count;
+//   - rules that drop, and count, packets of the device's own between its port and a place where no node of the remote
+//     is: WireGuard sends to where a peer's last packet came from, and so an attacker with a peer's key could choose
+//     whom this node sends to.
 //
-// They stand before the device does, stay when the agent stops, and go only with the remote.
+// They exist before the device, remain when the agent stops, and are removed only with the remote.
 //
-// The package owns that table of nftables and those routes, and nothing else of the node. It decides nothing: whoever
-// calls it has made sure that the subnets can be a remote's. It imports nothing of the agent but agent/routing and
-// agent/netevents.
+// The package owns that nftables table and those routes, and nothing else on the node. It decides nothing: its caller
+// has validated the subnets. It imports nothing of the agent but agent/routing and agent/netevents.
+//
+// Of the agent's packages it may import netevents and routing.
 package guard
 
 import (
@@ -27,28 +30,28 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
-// Guard is the node's. Clusters and Counts may be called at any time, all else by one goroutine.
+// Guard is the node's guard. Clusters and Counts are safe for concurrent use, all else is for one goroutine.
 type Guard struct {
 	inbound bool
 	table   routing.Table
-	// read reads what stands in nftables.
-	read func() (standing, error)
+	// read reads the existing rules.
+	read func() (ruleset, error)
 
 	mu      sync.Mutex
 	remotes Remotes
-	// loaded says that remotes hold what an earlier Guard has left. Until then removed are those that are not to be
-	// taken over of it any more.
+	// loaded means that remotes includes what an earlier Guard left. Until then removed are remotes that must not be
+	// loaded any more.
 	loaded  bool
 	removed map[string]bool
 }
 
-// New makes a Guard that goes on with what an earlier one has left on the node. inbound is whether packets
-// from remote pods are dropped when they enter past the device. Its routes are in table.
+// New makes a Guard that continues from what an earlier one left on the node. inbound selects whether packets from
+// remote pods that bypass the device are dropped on entry. Its routes are in table.
 func New(inbound bool, table routing.Table) *Guard {
-	return &Guard{inbound: inbound, table: table, read: read, remotes: Remotes{}, removed: map[string]bool{}}
+	return &Guard{inbound: inbound, table: table, read: readRuleset, remotes: Remotes{}, removed: map[string]bool{}}
 }
 
-// load reads what an earlier Guard has left, once. Without nftables that is nothing. It is called with mu held.
+// load reads what an earlier Guard left, once. Without nftables that is nothing. It must be called with mu held.
 func (g *Guard) load() error {
 	if g.loaded {
 		return nil
@@ -61,11 +64,11 @@ func (g *Guard) load() error {
 	if err != nil {
 		return err
 	}
-	remotes := remember(stands.comments[out])
-	rememberTunnels(remotes, stands.comments[arriving])
+	remotes := parseComments(stands.comments[out])
+	parseTunnelComments(remotes, stands.comments[arriving])
 	for cluster, r := range remotes {
-		// Nothing of it was refused, for whatever reason, and is not before that is known again.
-		r.Elsewhere = len(missing(r.Subnets, refused)) == len(r.Subnets)
+		// No unreachable route of it exists, for whatever reason; none is added before the reason is known again.
+		r.RoutedElsewhere = len(missing(r.Subnets, refused)) == len(r.Subnets)
 		if _, there := g.remotes[cluster]; !there && !g.removed[cluster] {
 			g.remotes[cluster] = r
 		}
@@ -74,15 +77,15 @@ func (g *Guard) load() error {
 	return nil
 }
 
-// Subnets are those of a cluster that are guarded, as far as that is known.
+// Subnets returns the guarded subnets of a cluster, as far as they are known.
 func (g *Guard) Subnets(cluster string) []netip.Prefix {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	_ = g.load() // then those that were set
+	_ = g.load() // on an error, those that were set remain
 	return slices.Clone(g.remotes[cluster].Subnets)
 }
 
-// Clusters are those that are guarded, sorted; none as long as that cannot be read.
+// Clusters returns the guarded clusters, sorted; none while they cannot be read.
 func (g *Guard) Clusters() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -92,8 +95,8 @@ func (g *Guard) Clusters() []string {
 	return slices.Sorted(maps.Keys(g.remotes))
 }
 
-// Set guards a remote cluster, in place of what was guarded of it before. It returns whether anything had to be
-// changed on the node.
+// Set guards a remote cluster, and replaces its earlier guard. It reports whether anything had to be changed on the
+// node.
 func (g *Guard) Set(cluster string, r Remote) (changed bool, err error) {
 	r.Subnets = slices.Clone(r.Subnets)
 	slices.SortFunc(r.Subnets, netip.Prefix.Compare)
@@ -104,20 +107,20 @@ func (g *Guard) Set(cluster string, r Remote) (changed bool, err error) {
 	if len(r.Subnets) == 0 {
 		return g.Remove(cluster)
 	}
-	return g.change(cluster, func(all Remotes) { all[cluster] = r })
+	return g.apply(cluster, func(all Remotes) { all[cluster] = r })
 }
 
-// Remove takes back all that guards a cluster. It is for a remote that has gone for good.
+// Remove removes the guard of a cluster, for a remote that was removed permanently.
 func (g *Guard) Remove(cluster string) (changed bool, err error) {
-	return g.change(cluster, func(all Remotes) { delete(all, cluster) })
+	return g.apply(cluster, func(all Remotes) { delete(all, cluster) })
 }
 
-// Look puts right what is not any more as it was set. It is called when someone else may have changed it.
-func (g *Guard) Look() (changed bool, err error) { return g.change("", func(Remotes) {}) }
+// Restore repairs rules and routes that somebody else may have changed.
+func (g *Guard) Restore() (changed bool, err error) { return g.apply("", func(Remotes) {}) }
 
-// change changes what is guarded of a cluster, and has the node follow. When it cannot be read what an earlier Guard
-// has left, the rules stay as they are for now, which loses nothing, and the routes follow all the same.
-func (g *Guard) change(cluster string, change func(Remotes)) (bool, error) {
+// apply changes the guard of a cluster, and applies it to the node. If the rules of an earlier Guard cannot be read,
+// the rules remain unchanged for now, which is safe, and the routes are applied anyway.
+func (g *Guard) apply(cluster string, change func(Remotes)) (bool, error) {
 	g.mu.Lock()
 	unread := g.load()
 	before := subnets(g.remotes)
@@ -136,8 +139,8 @@ func (g *Guard) change(cluster string, change func(Remotes)) (bool, error) {
 	return routes || rules, errors.Join(err1, err2)
 }
 
-// routes makes those unreachable routes that are missing, with the rules that lead packets to them, and takes out those
-// that are not wanted any more. One of another table, as of an earlier version, goes once ours stands.
+// routes adds missing unreachable routes with the rules that lead packets to them, and deletes those that are no
+// longer desired. Routes of another table, left by an earlier version, are deleted once the new ones exist.
 func (g *Guard) routes(remotes Remotes, gone []netip.Prefix) (bool, error) {
 	have, strays, err := g.unreachableRoutes()
 	if err != nil {
@@ -148,7 +151,7 @@ func (g *Guard) routes(remotes Remotes, gone []netip.Prefix) (bool, error) {
 	changed := len(lacking)+len(gone) > 0
 	var failed []error
 	for _, p := range lacking {
-		failed = append(failed, g.refuse(p))
+		failed = append(failed, g.addUnreachable(p))
 	}
 	ruled := map[int]bool{}
 	for _, p := range wanted {
@@ -164,7 +167,7 @@ func (g *Guard) routes(remotes Remotes, gone []netip.Prefix) (bool, error) {
 		}
 	}
 	for _, p := range gone {
-		failed = append(failed, g.unrefuse(p))
+		failed = append(failed, g.deleteUnreachable(p))
 	}
 	if len(gone) > 0 {
 		_, err := routing.Tidy()
@@ -173,7 +176,7 @@ func (g *Guard) routes(remotes Remotes, gone []netip.Prefix) (bool, error) {
 	return changed, errors.Join(failed...)
 }
 
-// rules writes the table where it is not as wanted.
+// rules writes the table if it is not as desired.
 func (g *Guard) rules(remotes Remotes) (bool, error) {
 	stands, err := g.read()
 	if err != nil {
@@ -182,17 +185,17 @@ func (g *Guard) rules(remotes Remotes) (bool, error) {
 	if len(remotes) == 0 {
 		return deleteTable()
 	}
-	if stands.as(remotes, g.inbound) {
+	if stands.matches(remotes, g.inbound) {
 		return false, nil
 	}
 	return true, write(remotes, g.inbound, stands)
 }
 
-// subnets are those that are refused where no route leads into a device.
+// subnets returns the subnets that need unreachable routes.
 func subnets(remotes Remotes) []netip.Prefix {
 	var all []netip.Prefix
 	for _, r := range remotes {
-		if !r.Permissive && !r.Elsewhere {
+		if !r.Permissive && !r.RoutedElsewhere {
 			all = append(all, r.Subnets...)
 		}
 	}
@@ -200,8 +203,8 @@ func subnets(remotes Remotes) []netip.Prefix {
 	return slices.Compact(all)
 }
 
-// Sweep takes out unreachable routes that nothing guarded needs: those of an agent that had no nftables to keep
-// in mind whose they were. It is called once all that is wanted is known.
+// Sweep deletes unreachable routes that belong to no guarded remote: those of an agent without nftables, which records
+// their clusters. It must be called once everything desired is known.
 func (g *Guard) Sweep() error {
 	have, strays, err := g.unreachableRoutes()
 	if err != nil {
@@ -217,7 +220,7 @@ func (g *Guard) Sweep() error {
 	var failed []error
 	gone := missing(have, wanted)
 	for _, p := range gone {
-		failed = append(failed, g.unrefuse(p))
+		failed = append(failed, g.deleteUnreachable(p))
 	}
 	for _, r := range strays {
 		failed = append(failed, r.Delete())
@@ -229,21 +232,21 @@ func (g *Guard) Sweep() error {
 	return errors.Join(failed...)
 }
 
-// Count is how many packets were dropped, since the remote is guarded.
+// Count is how many packets of a remote were dropped since it is guarded.
 type Count struct {
-	// Out would have left past the device, In have entered so.
+	// Out would have left without the device, In would have entered without it.
 	Out, In uint64
-	// Sent would have left for a place where no node of the remote is, and Arrived came from one, both in the tunnels'
-	// own packets. Tunnel says whether such packets are dropped.
+	// Sent had a destination where no node of the remote is, and Arrived a source, both among the tunnels' own
+	// packets. Tunnel means that such packets are dropped.
 	Tunnel        bool
 	Sent, Arrived uint64
-	// Permissive remotes have packets that did so, and passed: since they are permissive.
+	// PassedOut and PassedIn are the packets of a permissive remote that bypassed the device, since it is permissive.
 	Permissive          bool
 	PassedOut, PassedIn uint64
 }
 
-// Counts are by cluster. They go on over restarts of the agent, and start anew when the node does or someone
-// takes the table away.
+// Counts returns the counts by cluster. They continue over restarts of the agent, and start at 0 when the node
+// restarts or somebody deletes the table.
 func (g *Guard) Counts() (map[string]Count, error) {
 	stands, err := g.read()
 	if err != nil {
@@ -255,24 +258,26 @@ func (g *Guard) Counts() (map[string]Count, error) {
 	for cluster, r := range g.remotes {
 		counts[cluster] = Count{
 			Out: stands.counters[counterOf(out, r.Device)], In: stands.counters[counterOf(in, r.Device)],
-			Tunnel: r.tunnel(), Sent: stands.counters[counterOf(sending, r.Device)], Arrived: stands.counters[counterOf(arriving, r.Device)],
-			Permissive: r.Permissive, PassedOut: stands.counters[passedOf(out, r.Device)], PassedIn: stands.counters[passedOf(in, r.Device)],
+			Tunnel: r.tunnel(), Sent: stands.counters[counterOf(sending, r.Device)],
+			Arrived:    stands.counters[counterOf(arriving, r.Device)],
+			Permissive: r.Permissive, PassedOut: stands.counters[passedOf(out, r.Device)],
+			PassedIn: stands.counters[passedOf(in, r.Device)],
 		}
 	}
 	return counts, nil
 }
 
-// RemoveAll takes back all that guards, also that of another agent, and returns what it was, a line each.
+// RemoveAll removes all guards, also those of another agent, and returns what was removed, a line each.
 func RemoveAll() ([]string, error) {
 	var removed []string
 	there, failed := deleteTable()
 	if errors.Is(failed, ErrNoNFTables) {
-		failed = nil // nor is there anything of ours
+		failed = nil // then nothing of the agent exists either
 	}
 	if there {
 		removed = append(removed, "nftables table inet "+TableName)
 	}
-	routes, err := allRefusals()
+	routes, err := allUnreachableRoutes()
 	failed = errors.Join(failed, err)
 	for _, r := range routes {
 		if err := r.Delete(); err != nil {

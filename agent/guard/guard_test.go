@@ -56,7 +56,8 @@ func newWires(t *testing.T) *wires {
 	} {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = name
-		must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerNamespace: netlink.NsFd(int(handle.Fd()))}))
+		must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name,
+			PeerNamespace: netlink.NsFd(int(handle.Fd()))}))
 		for side, h := range []*netlink.Handle{{}, links} {
 			link, err := h.LinkByName(name)
 			must(t, err)
@@ -89,7 +90,8 @@ func (w *wires) watch(t *testing.T) func() int {
 			switch { // by the addresses in the packets' headers, behind Ethernet's of 14 bytes
 			case len(p.Data) >= 34 && p.Data[12] == 8 && p.Data[13] == 0 && p.Data[30] == 10 && p.Data[31] == 2:
 				n++
-			case len(p.Data) >= 54 && p.Data[12] == 0x86 && p.Data[13] == 0xdd && [4]byte(p.Data[38:42]) == [4]byte{0xfd, 0, 0, 2}:
+			case len(p.Data) >= 54 && p.Data[12] == 0x86 && p.Data[13] == 0xdd &&
+				[4]byte(p.Data[38:42]) == [4]byte{0xfd, 0, 0, 2}:
 				n++
 			}
 		}
@@ -197,8 +199,10 @@ func TestTunnels(t *testing.T) {
 				t.Fatalf("without a guard no packet arrives from %s", from)
 			}
 		}
-		set(t)(g.Set("c2", Remote{Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Port: 7775, Nodes: prefixes("198.51.100.0/24", "2001:db8:100::/64")}))
-		set(t)(g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16"), Port: 7776})) // whose nodes may be anywhere
+		set(t)(g.Set("c2", Remote{Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Port: 7775,
+			Nodes: prefixes("198.51.100.0/24", "2001:db8:100::/64")}))
+		// whose nodes may be anywhere
+		set(t)(g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16"), Port: 7776}))
 		for _, c := range []struct {
 			at, here string
 			want     bool
@@ -289,8 +293,8 @@ func TestGuard(t *testing.T) {
 		must(t, err)
 		conn.FlushRuleset()
 		must(t, conn.Flush())
-		must(t, g.unrefuse(netip.MustParsePrefix("10.3.0.0/16")))
-		set(t)(g.Look())
+		must(t, g.deleteUnreachable(netip.MustParsePrefix("10.3.0.0/16")))
+		set(t)(g.Restore())
 		if err := send("10.3.1.1"); err == nil {
 			t.Error("a packet to 10.3.1.1 follows the default route after the guard was healed")
 		}
@@ -299,7 +303,7 @@ func TestGuard(t *testing.T) {
 			t.Errorf("%+v after the guard was healed", got)
 		}
 
-		// An agent that starts anew, knows nothing of c3 and takes c2 out.
+		// An agent that starts again, knows nothing of c3 and takes c2 out.
 		g = New(true, routing.Default())
 		if diff := cmp.Diff([]string{"c2", "c3"}, g.Clusters()); diff != "" {
 			t.Errorf("remembered (-want +got):\n%s", diff)
@@ -317,7 +321,7 @@ func TestGuard(t *testing.T) {
 		if err := send("10.3.1.1"); err == nil {
 			t.Error("c3 went with c2")
 		}
-		stands, err := read()
+		stands, err := readRuleset()
 		must(t, err)
 		if len(stands.counters) != 2 {
 			t.Errorf("counters %v", stands.counters)
@@ -326,7 +330,8 @@ func TestGuard(t *testing.T) {
 		removed, err := RemoveAll()
 		must(t, err)
 		want := []string{
-			"nftables table inet semaphore", "unreachable route 10.3.0.0/16 of table 7394", "unreachable route fd00:3::/48 of table 7394",
+			"nftables table inet semaphore", "unreachable route 10.3.0.0/16 of table 7394",
+			"unreachable route fd00:3::/48 of table 7394",
 			"IPv4 rule 94 for table 7394", "IPv6 rule 94 for table 7394",
 		}
 		if diff := cmp.Diff(want, removed); diff != "" {
@@ -344,7 +349,8 @@ func neighbour(t *testing.T, device string, addresses ...string) {
 	t.Helper()
 	for _, a := range addresses {
 		must(t, netlink.NeighSet(&netlink.Neigh{
-			LinkIndex: linkIndex(t, device), State: netlink.NUD_PERMANENT, IP: net.ParseIP(a), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9},
+			LinkIndex: linkIndex(t, device), State: netlink.NUD_PERMANENT, IP: net.ParseIP(a),
+			HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9},
 		}))
 	}
 }
@@ -408,14 +414,15 @@ func TestEntering(t *testing.T) {
 		g := New(true, routing.Default())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		send(byBad, "by another")
-		eventually(t, "a packet that came in by another interface is counted", func() bool { return counts(t, g, "c2") == Count{In: 1} })
+		eventually(t, "a packet that came in by another interface is counted",
+			func() bool { return counts(t, g, "c2") == Count{In: 1} })
 		enters(byGood, "by the device")
 		if received["by another"] {
 			t.Error("a packet with a remote pod's address comes in by another interface")
 		}
 		// Where it is not wanted.
 		g = New(false, routing.Default())
-		set(t)(g.Look())
+		set(t)(g.Restore())
 		enters(byBad, "by another, which was not forbidden")
 		_, err = RemoveAll()
 		must(t, err)
@@ -534,10 +541,10 @@ func TestChangesOfOthers(t *testing.T) {
 			harm()
 			must(t, conn.Flush())
 			eventually(t, name+" is told", func() bool { return told.Load() > before })
-			if changed, err := g.Look(); !changed || err != nil {
+			if changed, err := g.Restore(); !changed || err != nil {
 				t.Errorf("%s: changed: %v, %v", name, changed, err)
 			}
-			if changed, err := g.Look(); changed || err != nil {
+			if changed, err := g.Restore(); changed || err != nil {
 				t.Errorf("%s: a second look changes: %v, %v", name, changed, err)
 			}
 			was := counts(t, g, "c2").Out
@@ -586,8 +593,9 @@ func TestNFTablesThatCannotBeRead(t *testing.T) {
 		set(t)(earlier.Set("c4", Remote{Device: "wireguard.c4", Subnets: prefixes("10.4.0.0/16")}))
 		g := New(true, routing.Default())
 		busy := errors.New("busy")
-		g.read = func() (standing, error) { return standing{}, busy }
-		if changed, err := g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16")}); !changed || !errors.Is(err, busy) {
+		g.read = func() (ruleset, error) { return ruleset{}, busy }
+		if changed, err := g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16")}); !changed ||
+			!errors.Is(err, busy) {
 			t.Errorf("changed: %v, %v", changed, err)
 		}
 		if err := send("10.3.1.1"); err == nil {
@@ -596,8 +604,8 @@ func TestNFTablesThatCannotBeRead(t *testing.T) {
 		if _, err := g.Remove("c4"); !errors.Is(err, busy) {
 			t.Error(err)
 		}
-		g.read = read
-		if changed, err := g.Look(); !changed || err != nil {
+		g.read = readRuleset
+		if changed, err := g.Restore(); !changed || err != nil {
 			t.Errorf("changed: %v, %v", changed, err)
 		}
 		if diff := cmp.Diff([]string{"c2", "c3"}, g.Clusters()); diff != "" {
@@ -616,7 +624,7 @@ func TestRoutesOfAnEarlierVersion(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
 		for _, prefix := range []string{"10.2.0.0/16", "fd00:2::/48"} {
-			r := New(true, routing.Default()).refusal(netip.MustParsePrefix(prefix))
+			r := New(true, routing.Default()).unreachableRoute(netip.MustParsePrefix(prefix))
 			r.Table = 0
 			must(t, netlink.RouteAdd(r))
 		}
@@ -664,13 +672,13 @@ func TestWatch(t *testing.T) {
 			t.Errorf("%d times told of another's table", n)
 		}
 		eventually(t, "all was deleted, and that is told", func() bool { // again and again: the watch may be late to begin
-			set(t)(g.Look())
+			set(t)(g.Restore())
 			conn.FlushRuleset()
 			must(t, conn.Flush())
 			return told.Load() > 0
 		})
-		set(t)(g.Look())
-		stands, err := read()
+		set(t)(g.Restore())
+		stands, err := readRuleset()
 		must(t, err)
 		if !slices.Contains(stands.comments[out], "c2 good 10.2.0.0/16 drop") {
 			t.Errorf("%v", stands.comments)
@@ -678,7 +686,7 @@ func TestWatch(t *testing.T) {
 		// Nothing to put right is nothing to write.
 		time.Sleep(100 * time.Millisecond)
 		before := told.Load()
-		if changed, err := g.Look(); changed || err != nil {
+		if changed, err := g.Restore(); changed || err != nil {
 			t.Errorf("changed: %v, %v", changed, err)
 		}
 		time.Sleep(100 * time.Millisecond)

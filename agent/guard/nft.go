@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TableName is the name of our table, of nftables' family inet.
+// TableName is the name of the agent's table, of nftables' family inet.
 const TableName = "semaphore"
 
 var table = &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet}
 
-// directions are all of them, in the order in which their chains are made.
+// directions are all directions, in the order in which their chains are created.
 var directions = []direction{out, in, sending, arriving}
 
 // base are the chains.
@@ -53,26 +53,28 @@ var base = map[direction]*nftables.Chain{
 	},
 }
 
-// standing is our table as it stands.
-type standing struct {
-	// comments of the rules, in their order, and what each of them does, as the kernel is told it; a chain that is not
-	// there, or is hooked elsewhere, has none.
-	comments map[direction][]string
-	does     map[direction][][]byte
-	// misplaced says that a chain of our name is not the one that we make, or lets all pass whatever its rules say, and
-	// asleep that the whole table does (dormant, nft(8)).
-	misplaced, asleep bool
-	counters          map[string]uint64 // packets
-	there             bool
+// ruleset is the existing table.
+type ruleset struct {
+	// comments of the rules in order, and their expressions as the kernel encodes them; none for a chain that is
+	// missing or hooked elsewhere.
+	comments    map[direction][]string
+	expressions map[direction][][]byte
+	// misplaced means that a chain of this name differs from ours, or accepts all packets whatever its rules say;
+	// dormant that the whole table does (nft(8)).
+	misplaced, dormant bool
+	counters           map[string]uint64 // packets
+	exists             bool
 }
 
-// ErrNoNFTables says that the kernel has no nftables, or does not let us use them.
-var ErrNoNFTables = errors.New("this node's kernel offers no nftables (nf_tables): nothing but the unreachable routes keeps packets " +
-	"to remote pods from leaving in the clear, and none are counted")
+// ErrNoNFTables means that the kernel has no nftables, or does not permit its use.
+var ErrNoNFTables = errors.New(
+	"this node's kernel has no nftables (nf_tables): only the unreachable routes keep packets " +
+		"to remote pods from leaving in the clear, and none are counted",
+)
 
-// offered asks for the ruleset's generation, which every kernel with nftables answers. The library would wait
-// forever for the answers of one that has none.
-func offered() error {
+// checkNFTables requests the ruleset's generation, which every kernel with nftables answers. The library would wait
+// for an answer forever on a kernel without.
+func checkNFTables() error {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	if _, err := request.Execute(unix.NETLINK_NETFILTER, 0); err != nil {
@@ -81,10 +83,10 @@ func offered() error {
 	return nil
 }
 
-// read reads the table.
-func read() (standing, error) {
-	s := standing{comments: map[direction][]string{}, does: map[direction][][]byte{}, counters: map[string]uint64{}}
-	if err := offered(); err != nil {
+// readRuleset reads the table.
+func readRuleset() (ruleset, error) {
+	s := ruleset{comments: map[direction][]string{}, expressions: map[direction][][]byte{}, counters: map[string]uint64{}}
+	if err := checkNFTables(); err != nil {
 		return s, err
 	}
 	conn, err := nftables.New()
@@ -96,11 +98,11 @@ func read() (standing, error) {
 		return s, fmt.Errorf("nftables: tables: %w", err)
 	}
 	at := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName })
-	if s.there = at >= 0; !s.there {
+	if s.exists = at >= 0; !s.exists {
 		return s, nil
 	}
-	// The kernel gives the flags in network order, and the library takes them as they come.
-	s.asleep = binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, tables[at].Flags))&dormant != 0
+	// The kernel returns the flags in network order, and the library does not convert them.
+	s.dormant = binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, tables[at].Flags))&dormant != 0
 	chains, err := conn.ListChainsOfTableFamily(table.Family)
 	if err != nil {
 		return s, fmt.Errorf("nftables: chains of table %s: %w", TableName, err)
@@ -110,7 +112,8 @@ func read() (standing, error) {
 			if c.Table.Name != TableName || c.Name != want.Name {
 				continue
 			}
-			if c.Hooknum == nil || c.Priority == nil || *c.Hooknum != *want.Hooknum || *c.Priority != *want.Priority || c.Type != want.Type {
+			if c.Hooknum == nil || c.Priority == nil || *c.Hooknum != *want.Hooknum || *c.Priority != *want.Priority ||
+				c.Type != want.Type {
 				s.misplaced = true
 				continue
 			}
@@ -121,7 +124,7 @@ func read() (standing, error) {
 			for _, r := range rules {
 				comment, _ := userdata.GetString(r.UserData, userdata.TypeComment)
 				s.comments[d] = append(s.comments[d], comment)
-				s.does[d] = append(s.does[d], marshal(r.Exprs))
+				s.expressions[d] = append(s.expressions[d], marshal(r.Exprs))
 			}
 		}
 	}
@@ -137,10 +140,10 @@ func read() (standing, error) {
 	return s, nil
 }
 
-// dormant is NFT_TABLE_F_DORMANT: the chains of such a table are hooked nowhere.
+// dormant is NFT_TABLE_F_DORMANT: the chains of such a table are not hooked.
 const dormant = 1
 
-// marshal is what expressions say, in a form that can be compared; nil for what cannot be written.
+// marshal encodes expressions for comparison; nil if they cannot be encoded.
 func marshal(exprs []expr.Any) []byte {
 	var all []byte
 	for _, e := range exprs {
@@ -153,9 +156,9 @@ func marshal(exprs []expr.Any) []byte {
 	return all
 }
 
-// as says whether the table is the one of remotes.
-func (s *standing) as(remotes Remotes, inbound bool) bool {
-	if s.misplaced || s.asleep {
+// matches reports whether the table is the desired one of remotes.
+func (s *ruleset) matches(remotes Remotes, inbound bool) bool {
+	if s.misplaced || s.dormant {
 		return false
 	}
 	for name := range remotes.counters() {
@@ -169,7 +172,7 @@ func (s *standing) as(remotes Remotes, inbound bool) bool {
 			return false
 		}
 		for i, r := range wanted {
-			if !bytes.Equal(s.does[d][i], marshal(r.expressions(d))) {
+			if !bytes.Equal(s.expressions[d][i], marshal(r.expressions(d))) {
 				return false
 			}
 		}
@@ -177,7 +180,7 @@ func (s *standing) as(remotes Remotes, inbound bool) bool {
 	return true
 }
 
-// commentsOf are those that a chain for rules has.
+// commentsOf returns the comments of the rules of a chain.
 func commentsOf(rules []rule) []string {
 	comments := make([]string, len(rules))
 	for i, r := range rules {
@@ -186,9 +189,9 @@ func commentsOf(rules []rule) []string {
 	return comments
 }
 
-// write makes the table that of remotes, given as it stands. It is one transaction: every packet meets either
-// the old rules or the new ones. Counters of remotes that stay go on.
-func write(remotes Remotes, inbound bool, stands standing) error {
+// write replaces the existing table by that of remotes. It is one transaction: every packet meets either the old rules
+// or the new ones. Counters of remotes that remain continue.
+func write(remotes Remotes, inbound bool, stands ruleset) error {
 	conn, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
@@ -226,10 +229,10 @@ func write(remotes Remotes, inbound bool, stands standing) error {
 	return nil
 }
 
-// deleteTable takes our table out. It returns whether there was one.
+// deleteTable deletes the agent's table. It reports whether it existed.
 func deleteTable() (bool, error) {
-	stands, err := read()
-	if err != nil || !stands.there {
+	stands, err := readRuleset()
+	if err != nil || !stands.exists {
 		return false, err
 	}
 	conn, err := nftables.New()

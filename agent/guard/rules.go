@@ -15,63 +15,65 @@ import (
 
 // Remote is what may be reached in one remote cluster, and the only interface that leads there.
 type Remote struct {
-	// Device is the name of the interface, at most 15 bytes; it need not be there.
+	// Device is the name of the interface, at most 15 bytes; it need not exist.
 	Device string
 	// Subnets are the remote's pod subnets, canonical.
 	Subnets []netip.Prefix
-	// Port is the UDP port of the device on this node, and Nodes are the subnets that the other ends of its tunnels are
-	// in. What comes to the port from elsewhere, or leaves from there to elsewhere, is dropped: WireGuard would follow
-	// a peer that roams there. No Nodes are anywhere.
+	// Port is the UDP port of the device on this node, and Nodes are the subnets of the remote's nodes. Packets
+	// between the port and other addresses are dropped: WireGuard would follow a peer that roams there. Without Nodes
+	// any address is accepted.
 	Port  int
 	Nodes []netip.Prefix
-	// Permissive has packets that go past the device counted and passed, and no route refused.
+	// Permissive counts packets that bypass the device instead of dropping them, and adds no unreachable routes.
 	Permissive bool
-	// Elsewhere says that routes outside of our table lead into the device, which ours would be before: until they lead
-	// there from our table, nothing is refused.
-	Elsewhere bool
-	// Closed says that an interface of the device's name, if there is one, is not ours: nothing passes by it either.
+	// RoutedElsewhere means that routes outside the agent's table lead into the device, which the agent's would
+	// precede: until its table routes into the device, it adds no unreachable routes.
+	RoutedElsewhere bool
+	// Closed means that an existing interface of the device's name is not the agent's: packets must not pass it
+	// either.
 	Closed bool
 }
 
-// tunnel says whether it is known where the other ends of the tunnels are.
+// tunnel reports whether the addresses of the remote's nodes are known.
 func (r Remote) tunnel() bool { return r.Port != 0 && len(r.Nodes) > 0 }
 
 // Remotes by the name of their cluster.
 type Remotes map[string]Remote
 
-// direction is one of the two ways in which packets can go past a device, or one of the two in which those of its
-// tunnels go.
+// direction is one of the two ways in which packets can bypass a device, or one of the two directions of its tunnels'
+// packets.
 type direction string
 
 const (
 	out direction = "out"
 	in  direction = "in"
-	// sending and arriving are for the packets that the device has encrypted or is to decrypt.
+	// sending and arriving are for the packets that the device has encrypted or will decrypt.
 	sending  direction = "sending"
 	arriving direction = "arriving"
 )
 
-// tunnel says whether a direction is of a device's own packets.
+// tunnel reports whether a direction is that of a device's own packets.
 func (d direction) tunnel() bool { return d == sending || d == arriving }
 
-// counterOf is the name of the counter of what was dropped, and passedOf of what went past a device and was let pass.
+// counterOf returns the name of the counter of dropped packets, and passedOf that of packets that bypassed a device
+// and were accepted.
 func counterOf(d direction, device string) string { return string(d) + "." + device }
 
 func passedOf(d direction, device string) string { return counterOf(d, device) + ".passed" }
 
-// verdict is what becomes of the packets that match a rule.
+// verdict is the action for packets that match a rule.
 type verdict string
 
 const (
-	// pass is for those that take the device.
+	// pass is for packets that pass the device.
 	pass verdict = "pass"
 	// drop and count are for all others; both count.
 	drop  verdict = "drop"
 	count verdict = "count"
 )
 
-// rule is one rule of a chain. The zero Prefix and Cluster are those of the rule for loopback, where
-// nothing leaves or enters the node. Port is that of a tunnel's packets; there is no Prefix for all addresses.
+// rule is one rule of a chain. The zero Prefix and Cluster are those of the rule for loopback, where nothing leaves or
+// enters the node. Port is the port of a tunnel's packets; then an invalid Prefix means all addresses.
 type rule struct {
 	Cluster, Device string
 	Prefix          netip.Prefix
@@ -79,7 +81,7 @@ type rule struct {
 	Verdict         verdict
 }
 
-// comment is what the kernel keeps of a rule as it is: by it a rule is known again, also by a later agent.
+// comment returns the text that the kernel stores with a rule: the agent, also a later one, recognizes the rule by it.
 func (r rule) comment() string {
 	if r.Cluster == "" {
 		return "loopback pass"
@@ -94,8 +96,8 @@ func (r rule) comment() string {
 	return strings.Join([]string{r.Cluster, r.Device, r.Prefix.String(), string(r.Verdict)}, " ")
 }
 
-// rules are those of a chain, in their order. The longest prefix comes first, as in routing, so that a
-// remote whose subnet lies within another's, which no broker should want, still has its own.
+// rules returns the rules of a chain, in order. The longest prefix comes first, as in routing, so that a remote whose
+// subnet lies within another's, which no broker should request, is still separate.
 func (all Remotes) rules() []rule {
 	var each, rules []rule
 	for cluster, r := range all {
@@ -108,7 +110,8 @@ func (all Remotes) rules() []rule {
 		}
 	}
 	slices.SortFunc(each, func(a, b rule) int {
-		return cmp.Or(cmp.Compare(b.Prefix.Bits(), a.Prefix.Bits()), a.Prefix.Compare(b.Prefix), cmp.Compare(a.Cluster, b.Cluster))
+		return cmp.Or(cmp.Compare(b.Prefix.Bits(), a.Prefix.Bits()), a.Prefix.Compare(b.Prefix),
+			cmp.Compare(a.Cluster, b.Cluster))
 	})
 	rules = append(rules, rule{})
 	for i, r := range each {
@@ -122,7 +125,7 @@ func (all Remotes) rules() []rule {
 	return rules
 }
 
-// tunnels are the rules for the packets of the devices themselves.
+// tunnels returns the rules for the packets of the devices themselves.
 func (all Remotes) tunnels() []rule {
 	var rules []rule
 	for _, cluster := range slices.Sorted(maps.Keys(all)) {
@@ -138,7 +141,7 @@ func (all Remotes) tunnels() []rule {
 	return rules
 }
 
-// of are the rules of a chain.
+// of returns the rules of a chain.
 func (all Remotes) of(d direction, inbound bool) []rule {
 	switch {
 	case d.tunnel():
@@ -149,8 +152,8 @@ func (all Remotes) of(d direction, inbound bool) []rule {
 	return all.rules()
 }
 
-// rememberTunnels adds to remotes what the rules with these comments say of their devices' packets.
-func rememberTunnels(all Remotes, comments []string) {
+// parseTunnelComments adds to remotes the ports and nodes in these rules' comments.
+func parseTunnelComments(all Remotes, comments []string) {
 	for _, c := range comments {
 		fields := strings.Fields(c)
 		if len(fields) != 5 {
@@ -169,8 +172,8 @@ func rememberTunnels(all Remotes, comments []string) {
 	}
 }
 
-// remember is the remotes that the rules with these comments guard. What is no comment of ours says nothing.
-func remember(comments []string) Remotes {
+// parseComments returns the remotes that the rules with these comments guard. It ignores other comments.
+func parseComments(comments []string) Remotes {
 	all := Remotes{}
 	passes := map[string]bool{}
 	for _, c := range comments {
@@ -205,7 +208,7 @@ func remember(comments []string) Remotes {
 	return all
 }
 
-// counters are the names of those that the rules count by.
+// counters returns the names of the counters of the rules.
 func (all Remotes) counters() map[string]bool {
 	names := map[string]bool{}
 	for _, r := range all {
@@ -220,7 +223,7 @@ func (all Remotes) counters() map[string]bool {
 	return names
 }
 
-// expressions are the rule as the kernel's virtual machine takes it, see nft(8), "nft --debug=netlink".
+// expressions returns the rule for the kernel's virtual machine, see nft(8), "nft --debug=netlink".
 func (r rule) expressions(d direction) []expr.Any {
 	if r.Port != 0 {
 		return r.tunnelExpressions(d)
@@ -249,7 +252,7 @@ func (r rule) expressions(d direction) []expr.Any {
 			&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: passedOf(d, r.Device)},
 			&expr.Verdict{Kind: expr.VerdictAccept})
 	}
-	// "Accept" is this table's word only: the chains of others still have theirs.
+	// "Accept" applies to this table only: other chains are still evaluated.
 	return append(append(exprs, by(r.Device)...), &expr.Verdict{Kind: expr.VerdictAccept})
 }
 
@@ -304,7 +307,7 @@ func mask(prefix netip.Prefix) []byte {
 	return bytes
 }
 
-// interfaceName is a name as the kernel compares it: all of IFNAMSIZ bytes.
+// interfaceName returns a name as the kernel compares it: all of IFNAMSIZ bytes.
 func interfaceName(name string) []byte {
 	padded := make([]byte, unix.IFNAMSIZ)
 	copy(padded, name)

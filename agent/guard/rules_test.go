@@ -29,7 +29,8 @@ func TestRules(t *testing.T) {
 			},
 		},
 		"a subnet inside another's comes first": {
-			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")}, "c3": {Device: "wireguard.c3", Subnets: prefixes("10.2.7.0/24")}},
+			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")},
+				"c3": {Device: "wireguard.c3", Subnets: prefixes("10.2.7.0/24")}},
 			[]string{
 				"loopback pass", "c3 wireguard.c3 10.2.7.0/24 pass", "c3 wireguard.c3 10.2.7.0/24 drop",
 				"c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 drop",
@@ -44,7 +45,8 @@ func TestRules(t *testing.T) {
 			[]string{"loopback pass", "c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 count"},
 		},
 		"a subnet of two passes both devices": {
-			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")}, "c3": {Device: "wireguard.c3", Subnets: prefixes("10.2.0.0/16")}},
+			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")},
+				"c3": {Device: "wireguard.c3", Subnets: prefixes("10.2.0.0/16")}},
 			[]string{
 				"loopback pass", "c2 wireguard.c2 10.2.0.0/16 pass", "c3 wireguard.c3 10.2.0.0/16 pass",
 				"c3 wireguard.c3 10.2.0.0/16 drop",
@@ -57,7 +59,7 @@ func TestRules(t *testing.T) {
 				t.Errorf("rules (-want +got):\n%s", diff)
 			}
 			samePrefix := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
-			if diff := cmp.Diff(c.remotes, remember(got), samePrefix); diff != "" {
+			if diff := cmp.Diff(c.remotes, parseComments(got), samePrefix); diff != "" {
 				t.Errorf("an agent that starts remembers (-want +got):\n%s", diff)
 			}
 		})
@@ -65,7 +67,8 @@ func TestRules(t *testing.T) {
 }
 
 func TestRemember(t *testing.T) {
-	if got := remember([]string{"", "somebody's own", "c2 wireguard.c2 10.2.0.0/16 log", "c2 wireguard.c2 10.2.0.0 pass"}); len(got) != 0 {
+	if got := parseComments([]string{"", "somebody's own", "c2 wireguard.c2 10.2.0.0/16 log",
+		"c2 wireguard.c2 10.2.0.0 pass"}); len(got) != 0 {
 		t.Errorf("%v", got)
 	}
 }

@@ -12,16 +12,16 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/netevents"
 )
 
-// Watch calls changed whenever the kernel tells that something was deleted or replaced of our table, such as by "nft
-// flush ruleset", or that events were lost, until ctx ends. Our own doing is told, too. changed may not wait. Where the
-// kernel has no nftables it waits for the end of ctx.
+// Watch calls changed when something of the table was deleted or replaced, such as by "nft flush ruleset", or when
+// events were lost, until ctx ends. Changes of this process are included. changed must not block. Without nftables it
+// waits for the end of ctx.
 func Watch(ctx context.Context, changed func()) error {
-	if offered() != nil {
+	if checkNFTables() != nil {
 		<-ctx.Done()
 		return ctx.Err()
 	}
 	source := netevents.Source{
-		Name: "nftables", Protocol: unix.NETLINK_NETFILTER, Groups: []uint{unix.NFNLGRP_NFTABLES}, Filter: changesOfOthers(),
+		Name: "nftables", Protocol: unix.NETLINK_NETFILTER, Groups: []uint{unix.NFNLGRP_NFTABLES}, Filter: watchFilter(),
 	}
 	return netevents.Follow(ctx, source, func(messages []syscall.NetlinkMessage) {
 		if slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool { return tableOf(m) == TableName }) {
@@ -30,7 +30,7 @@ func Watch(ctx context.Context, changed func()) error {
 	}, changed)
 }
 
-// tableOf is the name of the table that a message is about.
+// tableOf returns the name of the table that a message concerns.
 func tableOf(m syscall.NetlinkMessage) string {
 	if len(m.Data) < nl.SizeofNfgenmsg {
 		return ""
@@ -47,10 +47,10 @@ func tableOf(m syscall.NetlinkMessage) string {
 	return ""
 }
 
-// changesOfOthers has the kernel tell of nothing but deletions, which the replacement of a rule is as well, and of
-// tables that are made or changed: what kube-proxy and Calico add all the time does not concern us. A filter sees the
-// first of the messages of a transaction alone, and deleting all there is begins with any of these.
-func changesOfOthers() []bpf.Instruction {
+// watchFilter passes only deletions, which the replacement of a rule includes, and tables that are created or changed:
+// kube-proxy and Calico add rules all the time. A filter sees only the first message of a transaction, and deleting
+// everything begins with any of these.
+func watchFilter() []bpf.Instruction {
 	kinds := []uint16{
 		unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSET,
 		unix.NFT_MSG_DELSETELEM, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_DELFLOWTABLE, unix.NFT_MSG_NEWTABLE,

@@ -2,6 +2,7 @@ package hostnet
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"reflect"
@@ -67,6 +68,11 @@ func (m *Monitor) ReloadSubnets() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	problem := ""
+	if err == nil && s.Unnamed && !m.declared.subnets.Unnamed {
+		// A ConfigMap that was lost is no operator's word.
+		err = fmt.Errorf("subnetsFile %s names no remotes, and the file %s beside it is gone", m.cfg.SubnetsFile,
+			config.RemotesFile)
+	}
 	if err != nil {
 		problem = err.Error() + "; the one before it is used"
 	}
@@ -97,7 +103,7 @@ func (m *Monitor) declare(s *config.Subnets) {
 	m.work.Remotes = true
 }
 
-// Declares says whether there is a subnets file.
+// Declares reports whether there is a subnets file.
 func (m *Monitor) Declares() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -124,7 +124,7 @@ func (m *Monitor) GuardRemotes() {
 	}
 }
 
-// InterfaceIsOurs says whether nobody else has an interface with the name of the device to a cluster, but for
+// InterfaceIsOurs reports whether nobody else has an interface with the name of the device to a cluster, but for
 // semaphore-wireguard, which encrypts what goes past it.
 func (m *Monitor) InterfaceIsOurs(cluster string) (bool, error) {
 	links, err := m.kernel.Links()
@@ -137,7 +137,7 @@ func (m *Monitor) InterfaceIsOurs(cluster string) (bool, error) {
 		return true, nil
 	}
 	d, err := m.kernel.Device(name)
-	return err == nil && (d == nil || plan.OwnerOf(cluster, d) != plan.SomeoneElses), nil
+	return err == nil && (d == nil || plan.OwnerOf(cluster, d) != plan.Foreign), nil
 }
 
 // Guarded is what is guarded, of remotes with a desired device and of others, for a later agent and for a boot: without
@@ -184,8 +184,8 @@ func (m *Monitor) RoutedSubnets(cluster string, existing *wireguard.Device) []ne
 // from being set, which protects more. The cluster's name must have passed plan.Cluster.
 func (m *Monitor) Protect(cluster string, want *desired.Network, bounds plan.Bounds, closed bool) error {
 	device := naming.Device(cluster)
-	if bounds.Standing == nil {
-		bounds.Standing = m.RoutedSubnets(cluster, nil)
+	if bounds.Existing == nil {
+		bounds.Existing = m.RoutedSubnets(cluster, nil)
 	}
 	r := guard.Remote{Device: device, Permissive: want.Device.GetPermissive(), Closed: closed}
 	if own := bounds.Remote; own != nil {
@@ -200,7 +200,7 @@ func (m *Monitor) Protect(cluster string, want *desired.Network, bounds plan.Bou
 	if err != nil {
 		slog.Warn("cannot see whether routes lead into the device already", "device", device, "error", err)
 	}
-	r.Subnets, r.Elsewhere = subnets, elsewhere && !closed
+	r.Subnets, r.RoutedElsewhere = subnets, elsewhere && !closed
 	changed, err := m.guard.Set(cluster, r)
 	if changed {
 		slog.Info("guard set", "device", device, "subnets", subnets, "permissive", r.Permissive, "closed", r.Closed)
@@ -275,7 +275,7 @@ func (m *Monitor) guarded(err error) {
 // checkGuard sets the guard right where somebody changed it.
 func (m *Monitor) checkGuard() error {
 	known := m.session.Current() && len(m.board.Get().Orphans) == 0
-	changed, err := m.guard.Look()
+	changed, err := m.guard.Restore()
 	if changed {
 		slog.Warn("the guard had been changed and was set right")
 	}

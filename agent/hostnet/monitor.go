@@ -1,15 +1,17 @@
-// Package hostnet looks after the node around its WireGuard devices: its addresses, the guard of remote pod subnets,
+// Package hostnet monitors the node around its WireGuard devices: its addresses, the guard of remote pod subnets,
 // routes of others that lead past a device, and settings of the kernel.
 //
 // The Monitor owns that state under one lock that it never holds while it asks the kernel. Events of the kernel, the
 // broker's words about the node and the subnets file go in; bounds and sources for the devices' routes come out, and
 // what is wrong with the node goes to the status.Board. It sets the guard, and nothing of a device. It must not import
 // device, keys or peers.
+//
+// Of the agent's packages it may import cache, desired, events, guard, plan, problem, schedule, session, status, sysctl
+// and wireguard.
 package hostnet
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -20,13 +22,13 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/plan"
-	"github.com/kube-semaphore/semaphore/agent/problem"
 	"github.com/kube-semaphore/semaphore/agent/schedule"
 	"github.com/kube-semaphore/semaphore/agent/session"
 	"github.com/kube-semaphore/semaphore/agent/status"
 	"github.com/kube-semaphore/semaphore/agent/sysctl"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -35,8 +37,6 @@ const (
 	// maxAddressAge is how long listed addresses are used while the kernel reports no change. The list holds those of
 	// every Service where kube-proxy runs in its mode ipvs, and costs as much.
 	maxAddressAge = 10 * time.Minute
-	// maxProblems is how many problems of a node are named.
-	maxProblems = 20
 )
 
 // Kernel is what the Monitor reads of the node.
@@ -53,7 +53,7 @@ type Kernel interface {
 type Guard interface {
 	Clusters() []string
 	Counts() (map[string]guard.Count, error)
-	Look() (changed bool, err error)
+	Restore() (changed bool, err error)
 	Remove(cluster string) (changed bool, err error)
 	Set(cluster string, r guard.Remote) (changed bool, err error)
 	Subnets(cluster string) []netip.Prefix
@@ -64,10 +64,10 @@ type Guard interface {
 // changed the guard.
 type Work struct{ Remotes, Routes, Settings, Guard bool }
 
-// checks says whether there is anything for Check.
+// checks reports whether there is anything for Check.
 func (w Work) checks() bool { return w.Routes || w.Settings || w.Guard }
 
-// Monitor looks after the node. Its methods that ask the kernel are for one goroutine; the rest is safe for concurrent
+// Monitor monitors the node. Its methods that ask the kernel are for one goroutine; the rest is safe for concurrent
 // use.
 type Monitor struct {
 	cfg     *config.Agent
@@ -91,11 +91,9 @@ type Monitor struct {
 	addressesAt time.Time
 	stale       bool
 	// podCIDRs are the node's own, as the broker last said; none for unknown. reserved are addresses among them that
-	// are kept free for the node. networkHeard says that the broker sent them in a message of their own, not with
-	// Attached.
-	podCIDRs     []netip.Prefix
-	reserved     []netip.Addr
-	networkHeard bool
+	// are kept free for the node.
+	podCIDRs []netip.Prefix
+	reserved []netip.Addr
 	// subnets are those that are guarded for each remote.
 	subnets map[string][]netip.Prefix
 	// remotes are those to guard whether their nodes are known or not, by cluster: those of the subnets file; without
@@ -226,24 +224,11 @@ func (m *Monitor) nodeAddresses() ([]wireguard.Address, error) {
 	return now, nil
 }
 
-// SetNetwork takes what the broker says of this node in a message of its own. It returns whether routes may get another
+// SetNetwork takes the pod network of this node, as the broker sends it. It returns whether routes may get another
 // source.
 func (m *Monitor) SetNetwork(podCIDRs, reserved []string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.networkHeard = true
-	return m.setNetwork(podCIDRs, reserved)
-}
-
-// SetPodCIDRs takes what the broker says of this node when a stream begins. It returns whether routes may get another
-// source.
-func (m *Monitor) SetPodCIDRs(podCIDRs []string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return !m.networkHeard && m.setNetwork(podCIDRs, nil)
-}
-
-func (m *Monitor) setNetwork(podCIDRs, reserved []string) bool {
 	var own []netip.Prefix
 	for _, text := range podCIDRs {
 		if prefix, err := netip.ParsePrefix(text); err == nil {
@@ -297,7 +282,7 @@ func (m *Monitor) sources(addresses []wireguard.Address) plan.Sources {
 	return sources
 }
 
-// Check checks what is around the devices: it puts right what it can, and reports the rest.
+// Check checks what is around the devices: it heals what it can, and reports the rest.
 func (m *Monitor) Check(work Work) {
 	if !work.checks() {
 		return
@@ -369,24 +354,30 @@ func (m *Monitor) shadows(subnets map[string][]netip.Prefix) (map[string][]strin
 // publish puts what is known of the node on the board, and logs which problems are new and which have ended. It is
 // called with mu held.
 func (m *Monitor) publish() {
-	p := &m.problems
-	all := slices.Concat(m.declared.problems(), p.guard, p.source, p.settings, p.check)
-	for _, cluster := range slices.Sorted(maps.Keys(m.problems.shadows)) {
-		all = append(all, m.problems.shadows[cluster]...)
-	}
-	if more := len(all) - maxProblems; more > 0 {
-		all = append(all[:maxProblems:maxProblems], fmt.Sprintf("and %d more", more))
-	}
-	for i, p := range all {
-		if all[i] = problem.Truncate(p); !slices.Contains(m.node.Problems, all[i]) {
-			slog.Warn("the node is not as it should be", "problem", all[i])
+	before := m.node.Problems()
+	m.node.Findings = m.findings()
+	now := m.node.Problems()
+	for _, p := range now {
+		if !slices.Contains(before, p) {
+			slog.Warn("the node is not as it should be", "problem", p)
 		}
 	}
-	for _, p := range m.node.Problems {
-		if !slices.Contains(all, p) {
+	for _, p := range before {
+		if !slices.Contains(now, p) {
 			slog.Info("the node is as it should be again", "problem", p)
 		}
 	}
-	m.node.Problems = all
 	m.board.PutNode(m.node)
+}
+
+// findings are what is wrong with the node. It is called with mu held.
+func (m *Monitor) findings() []finding.Finding {
+	p := &m.problems
+	found := slices.Concat(finding.Lines(finding.SubnetsFile, "", m.declared.problems()),
+		finding.Lines(finding.Unguarded, "", p.guard), finding.Lines(finding.RouteSource, "", p.source),
+		finding.Lines(finding.NodeSettings, "", p.settings), finding.Lines(finding.NodeUnread, "", p.check))
+	for _, cluster := range slices.Sorted(maps.Keys(p.shadows)) {
+		found = append(found, finding.Lines(finding.ShadowRoute, cluster, p.shadows[cluster])...)
+	}
+	return found
 }

@@ -4,6 +4,8 @@
 // A Node does what a kernel would as far as the policy sees it, notes each change, and fails where a test says so. What
 // only a kernel can show, such as packets, handshakes and routes of others, is for tests on nodes. It is for tests
 // only.
+//
+// Of the agent's packages it may import guard, routing, sysctl and wireguard.
 package kerneltest
 
 import (
@@ -120,6 +122,24 @@ func (n *Node) Links() ([]wireguard.Link, error) {
 		links = append(links, wireguard.Link{Name: name, Alias: n.devices[name].Alias})
 	}
 	return links, n.failing["Links"]
+}
+
+// RouteTo implements lookup.Kernel: the device with the longest route.
+func (n *Node) RouteTo(to, _ netip.Addr) (link string, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	best := -1
+	for name, d := range n.devices {
+		for _, p := range d.Routes {
+			if p.Contains(to) && p.Bits() > best {
+				best, link = p.Bits(), name
+			}
+		}
+	}
+	if best < 0 {
+		return "eth0", n.failing["RouteTo"]
+	}
+	return link, n.failing["RouteTo"]
 }
 
 // Create implements device.Kernel.
@@ -325,7 +345,7 @@ func (g *Guard) Remove(cluster string) (changed bool, err error) {
 }
 
 // Look implements hostnet.Guard: nobody changes this guard.
-func (g *Guard) Look() (changed bool, err error) { return false, nil }
+func (g *Guard) Restore() (changed bool, err error) { return false, nil }
 
 // Sweep implements hostnet.Guard.
 func (g *Guard) Sweep() error { return nil }

@@ -4,6 +4,8 @@
 // holds while it calls out. Orders go in (Order, Ask, SetUndelivered); keys (Key, Replace) and decisions (Due, Asked)
 // come out. It touches no device: package device gives a key to its device. It must not import the other owners of the
 // agent's state (device, hostnet, peers, session).
+//
+// Of the agent's packages it may import events, problem, rotation and wireguard.
 package keys
 
 import (
@@ -76,17 +78,17 @@ func New(own, dir string, sink *events.Sink) *Rotator {
 		undelivered: map[string]string{}, waiting: map[string]string{},
 		rotations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_agent_key_rotations_total",
-			Help: "Times that a device's private key was replaced, for its age or because an operator asked for it.",
-		}, []string{"device"}),
+			Help: "Times that the agent replaced a device's private key, because of its age or on an operator's order.",
+		}, []string{"cluster", "device"}),
 		keyCreated: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "semaphore_agent_key_created_timestamp_seconds",
-			Help: "When a device's private key was made, Unix time.",
-		}, []string{"device"}),
+			Help: "Unix time of the creation of a device's private key.",
+		}, []string{"cluster", "device"}),
 		problems: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "semaphore_agent_key_file_problem",
 			Help: "1 while the file of a device's private key is damaged, lost, open to others, or cannot be written, " +
 				"or a damaged one lies beside it; the status says what to do.",
-		}, []string{"device"}),
+		}, []string{"cluster", "device"}),
 	}
 }
 
@@ -101,7 +103,7 @@ func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *wireguard.
 	device := naming.Device(cluster)
 	key, err := r.files.Of(device, existing)
 	if err != nil {
-		r.problems.WithLabelValues(device).Set(1)
+		r.problems.WithLabelValues(cluster, device).Set(1)
 		return wgtypes.Key{}, err
 	}
 	if !key.Durable && existing != nil && existing.PrivateKey != (wgtypes.Key{}) {
@@ -116,8 +118,8 @@ func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *wireguard.
 	if key.Problem != nil {
 		bad = 1
 	}
-	r.problems.WithLabelValues(device).Set(bad)
-	r.keyCreated.WithLabelValues(device).Set(float64(key.Created.Unix()))
+	r.problems.WithLabelValues(cluster, device).Set(bad)
+	r.keyCreated.WithLabelValues(cluster, device).Set(float64(key.Created.Unix()))
 	if key.Problem != nil && (was.Problem == nil || was.Problem.Error() != key.Problem.Error()) {
 		r.events.Emit(events.Device(cluster, "key-problem", key.Problem.Error()).
 			Log(slog.LevelError, "the file of a private key is not as it should be",
@@ -130,7 +132,7 @@ func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *wireguard.
 func (r *Rotator) Read(device string) (wgtypes.Key, error) { return wireguard.ReadKey(r.dir, device) }
 
 // Track makes the counter of a device that is to have a key.
-func (r *Rotator) Track(cluster string) { r.rotations.WithLabelValues(naming.Device(cluster)) }
+func (r *Rotator) Track(cluster string) { r.rotations.WithLabelValues(cluster, naming.Device(cluster)) }
 
 // Stored returns the key of a cluster as it was last read or written, and whether it was.
 func (r *Rotator) Stored(cluster string) (wireguard.StoredKey, bool) {
@@ -269,7 +271,7 @@ func (r *Rotator) Due(isSet func(cluster string) bool) (due, changed []string) {
 	return due, changed
 }
 
-// held says whether the remote would not learn of a new key, and nobody has forced one. It is called with mu held.
+// held reports whether the remote would not learn of a new key, and nobody has forced one. It is called with mu held.
 func (r *Rotator) held(cluster string) bool {
 	return r.undelivered[cluster] != "" && !r.schedule.Forced(cluster)
 }
@@ -313,7 +315,7 @@ func (r *Rotator) Replace(cluster string) (wireguard.StoredKey, error) {
 	return key, nil
 }
 
-// Replaced takes note that the device has the key that Replace returned. scheduled says that maxAge is known.
+// Replaced records that the device has the key that Replace returned. scheduled says that maxAge is known.
 func (r *Rotator) Replaced(cluster string, key wireguard.StoredKey, maxAge time.Duration, scheduled bool) {
 	device, public := naming.Device(cluster), key.Private.PublicKey()
 	r.mu.Lock()
@@ -322,8 +324,8 @@ func (r *Rotator) Replaced(cluster string, key wireguard.StoredKey, maxAge time.
 		r.schedule.Know(cluster, public, key.Created, maxAge, time.Now())
 	}
 	r.mu.Unlock()
-	r.rotations.WithLabelValues(device).Inc()
-	r.keyCreated.WithLabelValues(device).Set(float64(key.Created.Unix()))
+	r.rotations.WithLabelValues(cluster, device).Inc()
+	r.keyCreated.WithLabelValues(cluster, device).Set(float64(key.Created.Unix()))
 	r.events.Emit(events.Device(cluster, "rotate", "new public key "+public.String()).
 		Info("private key replaced", "device", device, "publicKey", public))
 }

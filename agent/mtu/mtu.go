@@ -2,6 +2,8 @@
 // carry, lowered to what the paths to them were measured to carry; and which peers' paths are to be measured next.
 //
 // It is pure: links, measurements and the time come in. agent/probe measures.
+//
+// It may import no other package of the agent.
 package mtu
 
 import (
@@ -77,10 +79,10 @@ type Target struct {
 
 // Result of a measurement.
 type Result struct {
-	// Answered says whether there is anybody who answers.
+	// Answered reports whether there is anybody who answers.
 	Answered bool
 	// Carries is the largest packet that came through, as the MTU of a device whose packets just fit: between Least and
-	// what was asked for. Less than Least is told as 0.
+	// the requested MTU. 0 means less than Least.
 	Carries int
 }
 
@@ -128,7 +130,7 @@ func (d *Device) Links(base int, why string) {
 }
 
 // Due returns which of the peers that talk to measure now, at most so many; each is taken to be under way then. exists
-// says whether a peer is still one.
+// reports whether a peer is still one.
 func (d *Device) Due(now time.Time, n int, talking iter.Seq2[Key, netip.AddrPort], exists func(Key) bool) []Target {
 	for key := range d.paths {
 		if !exists(key) {
@@ -224,7 +226,8 @@ func (d *Device) Decide(now time.Time) Verdict {
 			v.Unanswered++
 		default:
 			v.Measured++
-			if carries := max(p.Carries, Least); carries < fits || v.Limit != nil && carries == fits && slices.Compare(key[:], v.Limit[:]) < 0 {
+			if carries := max(p.Carries, Least); carries < fits || v.Limit != nil && carries == fits &&
+				slices.Compare(key[:], v.Limit[:]) < 0 {
 				fits, v.Limit, v.Carries = carries, &key, p.Carries
 			}
 		}

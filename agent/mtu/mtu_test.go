@@ -36,7 +36,8 @@ func TestFromLinks(t *testing.T) {
 	}{
 		{"none", nil, "1420 WireGuard's own, as no peer can be reached"},
 		{"IPv4", []Link{{four, "eth0", 1500}}, "1440 the way through eth0 carries 1500"},
-		{"IPv4 in IPv6", []Link{{netip.MustParseAddr("::ffff:192.0.2.1"), "eth0", 1500}}, "1440 the way through eth0 carries 1500"},
+		{"IPv4 in IPv6", []Link{{netip.MustParseAddr("::ffff:192.0.2.1"), "eth0", 1500}},
+			"1440 the way through eth0 carries 1500"},
 		{"IPv6", []Link{{six, "eth0", 1500}}, "1420 the way through eth0 carries 1500"},
 		{"both", []Link{{four, "eth0", 1500}, {six, "eth0", 1500}}, "1420 the way through eth0 carries 1500"},
 		{"two links", []Link{{four, "eth0", 9000}, {four, "vlan7", 1450}}, "1390 the way through vlan7 carries 1450"},
@@ -51,7 +52,7 @@ func TestFromLinks(t *testing.T) {
 	}
 }
 
-// A story is told in lines: "MINUTE links N", "MINUTE talk N" (peers 1 to N), "MINUTE peer N carries M", or "silent",
+// A story has lines: "MINUTE links N", "MINUTE talk N" (peers 1 to N), "MINUTE peer N carries M", or "silent",
 // "MINUTE moves N", and after each the MTU that is decided, with the peer that limits it.
 func TestStories(t *testing.T) {
 	for _, c := range []struct {

@@ -1,8 +1,10 @@
 // Package netdump lists what the kernel has by netlink, and has the kernel leave out what was not asked for: a node can
 // have tens of thousands of routes and addresses that are none of ours.
 //
-// It knows messages, not what they mean: that is for those who ask (agent/routing, agent/wireguard). It imports nothing
-// of ours.
+// It knows messages, not what they mean: that is for those who ask (agent/routing, agent/wireguard). It imports no
+// other package of semaphore.
+//
+// It may import no other package of the agent.
 package netdump
 
 import (
@@ -24,8 +26,8 @@ type Request struct {
 }
 
 // Each calls f with each message of the answer, without its netlink header. f may not keep it. The kernel heeds header
-// and attributes from Linux 4.20 on (NETLINK_GET_STRICT_CHK); an older one answers with more, so whoever asks looks
-// again.
+// and attributes from Linux 4.20 on (NETLINK_GET_STRICT_CHK); an older one answers with more, so the caller filters the
+// messages.
 func Each(r Request, f func(message []byte)) error {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {

@@ -1,7 +1,9 @@
-// Package netevents follows what the kernel tells of by netlink, and nothing of what it need not tell.
+// Package netevents subscribes to the kernel's netlink events, and filters those that nobody needs.
 //
-// It knows messages, not what they mean: that is for those who follow (agent/wireguard, agent/guard). It imports
-// nothing of ours.
+// It knows messages, not what they mean: that is up to its users (agent/wireguard, agent/guard). It imports no other
+// package of semaphore.
+//
+// It may import no other package of the agent.
 package netevents
 
 import (

@@ -6,10 +6,13 @@
 // variable SEMAPHORE_TEST_BACKEND names, alone, where it is set. See docs/testbed.md, "A real kernel".
 //
 // It is for tests only, and imports nothing of the agent but what carries a userspace device.
+//
+// Of the agent's packages it may import wireguard.
 package nodetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -41,7 +44,7 @@ const (
 	ownKernelVariable = "SEMAPHORE_TEST_OWN_KERNEL"
 )
 
-// OwnKernel says whether a test may change what is the whole machine's, such as what modules are loaded. A test that
+// OwnKernel reports whether a test may change what is the whole machine's, such as what modules are loaded. A test that
 // does so must not be parallel: then none that is runs beside it.
 func OwnKernel() bool { return os.Getenv(ownKernelVariable) == "1" }
 
@@ -74,7 +77,31 @@ func Main(m *testing.M) {
 		}
 		return
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(patient{m})
+}
+
+// patient lets the processes of deleted devices end, for which a goroutine each waits: on a busy machine that takes
+// longer than goleak does. A process that does not end prints its goroutines, as it is the one to blame.
+type patient struct{ *testing.M }
+
+func (m patient) Run() int {
+	code := m.M.Run()
+	for begin := time.Now(); time.Since(begin) < Patience(10*time.Second); time.Sleep(5 * time.Millisecond) {
+		if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); errors.Is(err, unix.ECHILD) {
+			return code
+		}
+	}
+	lists, _ := filepath.Glob("/proc/self/task/*/children")
+	for _, list := range lists {
+		children, _ := os.ReadFile(list)
+		for _, child := range strings.Fields(string(children)) {
+			if pid, err := strconv.Atoi(child); err == nil {
+				_ = unix.Kill(pid, unix.SIGQUIT)
+			}
+		}
+	}
+	time.Sleep(time.Second) // for what they print
+	return code
 }
 
 // carry does what cmd/semaphore-agent does with the same arguments.
@@ -127,7 +154,8 @@ func onNode(t *testing.T, test, backend string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience(3*time.Minute))
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^"+test+"$", "-test.v", "-test.timeout="+Patience(170*time.Second).String())
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^"+test+"$", "-test.v",
+		"-test.timeout="+Patience(170*time.Second).String())
 	// The race detector has each process, also those of devices, sleep for a second at its end.
 	cmd.Env = append(os.Environ(), inside+"="+test, backendVariable+"="+backend, "GORACE=atexit_sleep_ms=0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{

@@ -4,6 +4,8 @@
 // the results of probes go in; the MTU of a device, its silent peers, a part of the report and of the status come out
 // as values. It reads devices and never changes one. It must not import the other owners of the agent's state (device,
 // keys, hostnet, session): what the broker wants reaches it through Desired.
+//
+// Of the agent's packages it may import desired, events, mtu, probe, talk and wireguard.
 package peers
 
 import (
@@ -102,9 +104,8 @@ func New(kernel Kernel, desired Desired, sink *events.Sink, resize func(cluster 
 		devices: map[string]*device{}, again: make(chan struct{}, 1),
 		measurements: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_agent_path_measurements_total",
-			Help: "Paths to peers that were measured, by result: whole (as wide as the link), narrow, " +
-				"unanswered (no responder there) or failed.",
-		}, []string{"device", "result"}),
+			Help: "Measured paths to peers, by result: whole (as wide as the link), narrow, unanswered (no responder) or failed.",
+		}, []string{"cluster", "device", "result"}),
 	}
 }
 
@@ -123,10 +124,10 @@ func (m *Monitor) Forget(cluster string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.devices, cluster)
-	m.measurements.DeletePartialMatch(prometheus.Labels{"device": naming.Device(cluster)})
+	m.measurements.DeletePartialMatch(prometheus.Labels{"cluster": cluster})
 }
 
-// known says whether any peer of any device has an endpoint at the address. The responder answers no other.
+// known reports whether any peer of any device has an endpoint at the address. The responder answers no other.
 func (m *Monitor) known(at netip.Addr) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -294,7 +295,7 @@ func (m *Monitor) sample(cluster string) []probePath {
 	return paths
 }
 
-// fresh has the device read if nobody has for a while, and says whether its peers are known.
+// fresh has the device read if nobody has for a while, and reports whether its peers are known.
 func (m *Monitor) fresh(cluster string, want *semaphorev1.Device) bool {
 	m.mu.Lock()
 	stale := time.Since(m.device(cluster).talk.At()) >= 2*SampleEvery
@@ -304,7 +305,7 @@ func (m *Monitor) fresh(cluster string, want *semaphorev1.Device) bool {
 	}
 	d, err := m.kernel.Device(naming.Device(cluster))
 	if err != nil || d == nil {
-		return false // whoever sets the device reports it
+		return false // the device's reconciler reports it
 	}
 	m.Observe(cluster, want.GetPersistentKeepalive().AsDuration(), d.Peers)
 	return true
@@ -312,7 +313,7 @@ func (m *Monitor) fresh(cluster string, want *semaphorev1.Device) bool {
 
 // reportChanges reports other silent peers, and an MTU that has changed, for which it has the device set.
 func (m *Monitor) reportChanges(
-	cluster string, changed bool, silent []talk.Quiet, counts talk.Counts, was, is mtu.Verdict,
+	cluster string, changed bool, silent []talk.SilentPeer, counts talk.Counts, was, is mtu.Verdict,
 ) {
 	want := m.desired.Device(cluster)
 	if want == nil {
@@ -347,7 +348,7 @@ func (m *Monitor) probe(ctx context.Context, path probePath) error {
 	case r.Carries == path.most:
 		result = "whole"
 	}
-	m.measurements.WithLabelValues(naming.Device(path.cluster), result).Inc()
+	m.measurements.WithLabelValues(path.cluster, naming.Device(path.cluster), result).Inc()
 	m.mu.Lock()
 	m.probes--
 	if d := m.devices[path.cluster]; d != nil && d.mtu != nil {
@@ -394,7 +395,7 @@ func (m *Monitor) setProblem(problem string) bool {
 }
 
 // names are those of the nodes of peers, which the kernel knows by their keys. It is called without mu.
-func (m *Monitor) names(cluster string, peers []talk.Quiet) []string {
+func (m *Monitor) names(cluster string, peers []talk.SilentPeer) []string {
 	if len(peers) == 0 {
 		return nil
 	}

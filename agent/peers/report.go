@@ -29,7 +29,7 @@ const (
 )
 
 // silence is the event that other peers of a device are silent than before.
-func silence(cluster string, silent []talk.Quiet, names []string, counts talk.Counts) events.Event {
+func silence(cluster string, silent []talk.SilentPeer, names []string, counts talk.Counts) events.Event {
 	device := naming.Device(cluster)
 	if counts.Silent == 0 {
 		return events.Device(cluster, "talk", "no peer is silent any more").
@@ -48,7 +48,7 @@ func silence(cluster string, silent []talk.Quiet, names []string, counts talk.Co
 		Warn("peers do not answer", "device", device, "peers", counts.Silent, "which", which)
 }
 
-func reasonOf(q talk.Quiet) string {
+func reasonOf(q talk.SilentPeer) string {
 	endpoint := "no endpoint is known"
 	if q.Endpoint.IsValid() {
 		endpoint = "endpoint " + q.Endpoint.String()
@@ -65,7 +65,7 @@ func (m *Monitor) reasonOfMTU(want *semaphorev1.Device, v mtu.Verdict) string {
 	case want.GetMtu() != 0:
 		return "as configured"
 	case v.Limit != nil:
-		node := m.names(want.GetCluster(), []talk.Quiet{{Key: *v.Limit}})[0]
+		node := m.names(want.GetCluster(), []talk.SilentPeer{{Key: *v.Limit}})[0]
 		if v.Carries == 0 {
 			return fmt.Sprintf("the path to %s carries less than fits this, the least", node)
 		}
@@ -81,11 +81,11 @@ type sent struct {
 	at     time.Time
 	counts talk.Counts
 	newest time.Time
-	silent []talk.Quiet
+	silent []talk.SilentPeer
 }
 
-// reportDue says whether a new report would differ and enough time has passed since the last one. It is called with the
-// Monitor's mu held.
+// reportDue reports whether a new report would differ and enough time has passed since the last one. It is called with
+// the Monitor's mu held.
 func (d *device) reportDue(now time.Time) bool {
 	passed := now.Sub(d.sent.at)
 	counts := d.talk.Counts()
@@ -96,7 +96,7 @@ func (d *device) reportDue(now time.Time) bool {
 		!slices.EqualFunc(d.sent.silent, d.talk.Silent(MaxSilent), sameQuiet)
 }
 
-func sameQuiet(a, b talk.Quiet) bool {
+func sameQuiet(a, b talk.SilentPeer) bool {
 	return a.Key == b.Key && a.Since.Equal(b.Since) && a.Endpoint == b.Endpoint
 }
 
@@ -136,6 +136,25 @@ func (m *Monitor) Report(r *semaphorev1.DeviceReport) *semaphorev1.DeviceReport 
 		})
 	}
 	return r
+}
+
+// Session is the state of the session with a peer, and for a silent peer since when and why; "" for a peer that the
+// device did not have when it was last read.
+func (m *Monitor) Session(cluster string, key talk.Key) (state string, since time.Time, reason string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.devices[cluster]
+	if d == nil {
+		return "", time.Time{}, ""
+	}
+	is, q, ok := d.talk.Peer(key)
+	switch {
+	case !ok:
+		return "", time.Time{}, ""
+	case is == talk.Silent:
+		return is.String(), q.Since, reasonOf(q)
+	}
+	return is.String(), time.Time{}, ""
 }
 
 // Status is the status of the paths of a desired device; nil where nothing is known of them.
@@ -179,10 +198,10 @@ func timestampOf(t time.Time) *timestamppb.Timestamp {
 
 var (
 	peersDesc = prometheus.NewDesc("semaphore_agent_peers",
-		"Peers of a device by state: talking (with a session that works), silent (sent to, and no answer) or idle.",
-		[]string{"device", "state"}, nil)
+		"Peers of a device by state: talking (with a working session), silent (packets were sent, none received) or idle.",
+		[]string{"cluster", "device", "state"}, nil)
 	mtuDesc = prometheus.NewDesc("semaphore_agent_mtu_bytes",
-		"The MTU that was derived for a device; absent where it is configured.", []string{"device"}, nil)
+		"The MTU that the agent derived for a device; absent if it is configured.", []string{"cluster", "device"}, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -192,7 +211,7 @@ func (m *Monitor) Describe(ch chan<- *prometheus.Desc) {
 	m.measurements.Describe(ch)
 }
 
-// Collect implements prometheus.Collector. It sends nothing while it holds the lock: whoever scrapes may be slow.
+// Collect implements prometheus.Collector. It sends nothing while it holds the lock, because a scrape may be slow.
 func (m *Monitor) Collect(ch chan<- prometheus.Metric) {
 	var out []prometheus.Metric
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
@@ -203,10 +222,10 @@ func (m *Monitor) Collect(ch chan<- prometheus.Metric) {
 		device := naming.Device(cluster)
 		c := d.talk.Counts()
 		for state, n := range map[talk.State]int{talk.Talking: c.Talking, talk.Silent: c.Silent, talk.Idle: c.Idle} {
-			gauge(peersDesc, float64(n), device, state.String())
+			gauge(peersDesc, float64(n), cluster, device, state.String())
 		}
 		if d.verdict.MTU > 0 {
-			gauge(mtuDesc, float64(d.verdict.MTU), device)
+			gauge(mtuDesc, float64(d.verdict.MTU), cluster, device)
 		}
 	}
 	m.mu.Unlock()

@@ -10,34 +10,34 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Bounds are what the networks of remotes may be, whatever a broker says: the agent's own last line. What is
-// outside them is refused, prefix by prefix and peer by peer, and all else goes on.
+// Bounds limit what a broker may request, as the agent's own last defense. The agent refuses what is outside, prefix
+// by prefix and peer by peer, and applies the rest.
 type Bounds struct {
-	// Allowed hold all that may be routed or sent from; empty for anything that is not forbidden.
+	// Allowed contain everything that may be routed or sent from; without any, everything that is not forbidden.
 	Allowed []netip.Prefix
 	// Local are the subnets of the own cluster.
 	Local []netip.Prefix
-	// Own are the addresses of this node, with the length of their subnets.
+	// Own are the addresses of this node, with the lengths of their subnets.
 	Own []wireguard.Address
-	// hosts are hostsOf(Own) where many endpoints are to be compared with them.
+	// hosts caches hostsOf(Own) for the comparison with many endpoints.
 	hosts map[netip.Addr]string
-	// Remote is what the node's own configuration says of the remote; nil where it says nothing of any.
+	// Remote is the remote in the node's own configuration; nil if there is none.
 	Remote *Remote
-	// Standing are subnets that are routed or guarded already. An address that this node gets inside one of them does
-	// not end that: a tunnel that works is not torn down because of a new bridge.
-	Standing []netip.Prefix
+	// Existing are subnets that are routed or guarded already. An address that this node gets inside one of them does
+	// not end that: a working tunnel is not torn down because of a new bridge.
+	Existing []netip.Prefix
 }
 
-// Remote is one remote cluster, as the operator has configured it.
+// Remote is one remote cluster in the node's own configuration.
 type Remote struct {
-	// Pods hold all that is routed to it, Nodes the endpoints of all of its peers; no Nodes are any that can be nodes
-	// of a remote.
+	// Pods contain everything that is routed to it, Nodes the endpoints of its peers. Without Nodes any address that a
+	// remote node can have is permitted.
 	Pods, Nodes []netip.Prefix
 	// Port is the listen port of the device to it.
 	Port int
 }
 
-// port is the one that the remote is configured with, 0 for none.
+// port returns the configured port of the remote, 0 for none.
 func (b Bounds) port() int {
 	if b.Remote == nil {
 		return 0
@@ -45,25 +45,25 @@ func (b Bounds) port() int {
 	return b.Remote.Port
 }
 
-// mostSubnets is how many routes a device has at most: each is a route and several rules on every node, and pod subnets
-// of one cluster are a few.
-const mostSubnets = 256
+// maxSubnets is the limit of a device's routes: each is a route and several rules on every node, and a cluster has a
+// few pod subnets.
+const maxSubnets = 256
 
-// never are the ranges that no pod of a remote cluster can be in: this host, link-local, multicast.
-var never = []netip.Prefix{
+// forbidden are ranges that contain no pod of a remote cluster: this host, link-local, multicast.
+var forbidden = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
-	netip.MustParsePrefix("224.0.0.0/3"), netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+	netip.MustParsePrefix("224.0.0.0/3"), netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10"),
+	netip.MustParsePrefix("ff00::/8"),
 }
 
-// The widest prefix that is a cluster's: 10.0.0.0/8 is the largest range of private addresses (RFC 1918), and a site
-// has a /48 of IPv6 (RFC 6177), a provider rarely more than a /20. What is wider is half of a default route, or an
-// eighth.
+// The widest prefix of a cluster: 10.0.0.0/8 is the largest range of private addresses (RFC 1918), a site has a /48 of
+// IPv6 (RFC 6177) and a provider rarely more than a /20. A wider prefix would be a large part of a default route.
 const (
 	widest4 = 8
 	widest6 = 16
 )
 
-// possible reads a prefix of a remote, or says why it can be none, whatever addresses this node has.
+// possible parses a prefix of a remote, or returns why it cannot be one, whatever addresses this node has.
 func (b Bounds) possible(text string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil {
@@ -80,15 +80,15 @@ func (b Bounds) possible(text string) (netip.Prefix, error) {
 	case prefix.Addr().Is4In6():
 		return no("is IPv4 in IPv6")
 	case prefix.Bits() == 0:
-		return no("is everything")
+		return no("contains every address")
 	case prefix.Bits() < widest:
-		return no("is wider than /%d, and no cluster is", widest)
+		return no("is wider than /%d, which is more than a cluster has", widest)
 	case prefix != prefix.Masked():
 		return no("has bits set outside its mask")
 	}
-	for _, never := range never {
+	for _, never := range forbidden {
 		if prefix.Overlaps(never) {
-			return no("overlaps %s, which is no pod's", never)
+			return no("overlaps %s, which contains no pods", never)
 		}
 	}
 	for _, local := range b.Local {
@@ -105,8 +105,8 @@ func (b Bounds) possible(text string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// Endpoint says why a remote's node cannot be at an address; nil where it can. This node sends there whatever its pods
-// send to the remote, so whoever chooses the address chooses a target.
+// Endpoint returns why a remote node cannot have an address; nil if it can. This node sends all packets for the
+// remote's pods there, so that the address decides who gets them.
 func (b Bounds) Endpoint(at netip.AddrPort) error {
 	no := func(format string, args ...any) error {
 		return fmt.Errorf("%s "+format, append([]any{at}, args...)...)
@@ -119,8 +119,8 @@ func (b Bounds) Endpoint(at netip.AddrPort) error {
 		return no("is IPv4 in IPv6")
 	case addr.Zone() != "":
 		return no("has a zone")
-	case within(netip.PrefixFrom(addr, addr.BitLen()), never):
-		return no("is no address that a node can have for others")
+	case within(netip.PrefixFrom(addr, addr.BitLen()), forbidden):
+		return no("cannot be the address of another node")
 	}
 	hosts := b.hosts
 	if hosts == nil {
@@ -146,7 +146,7 @@ func (b Bounds) Endpoint(at netip.AddrPort) error {
 	return nil
 }
 
-// hostsOf are the addresses by which a node reaches itself, or all on a link, and what they are.
+// hostsOf returns the addresses by which a node reaches itself, or all hosts on a link, with a description.
 func hostsOf(own []wireguard.Address) map[netip.Addr]string {
 	hosts := make(map[netip.Addr]string, 2*len(own))
 	for _, a := range own {
@@ -160,8 +160,8 @@ func hostsOf(own []wireguard.Address) map[netip.Addr]string {
 	return hosts
 }
 
-// broadcast is the address that all hosts of an IPv4 subnet take packets to (RFC 919); none for subnets that have no
-// such address (RFC 3021), and for IPv6.
+// broadcast returns the broadcast address of an IPv4 subnet (RFC 919); none for subnets without one (RFC 3021) and for
+// IPv6.
 func broadcast(subnet netip.Prefix) netip.Addr {
 	if !subnet.Addr().Is4() || subnet.Bits() > 30 {
 		return netip.Addr{}
@@ -173,30 +173,32 @@ func broadcast(subnet netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(last)
 }
 
-// clash says what of this node is in the way of a prefix, and what to do about it; empty for nothing.
-func (b Bounds) clash(prefix netip.Prefix) string {
+// conflictOf describes the address of this node with which a prefix conflicts, and what to do; empty for none.
+func (b Bounds) conflictOf(prefix netip.Prefix) string {
 	allowed := within(prefix, b.Allowed)
 	for _, own := range b.Own {
 		at := own.Prefix.Addr()
 		switch {
 		case prefix.Contains(at):
-			return fmt.Sprintf("%s holds %s, an address of this node: give interface %s another subnet", prefix, at, own.Interface)
+			return fmt.Sprintf("%s contains %s, an address of this node: give interface %s another subnet", prefix, at,
+				own.Interface)
 		case prefix.Overlaps(own.Prefix.Masked()) && !allowed:
-			// What allowedSubnets names may lie in the subnet of a link: the operator knows the network.
-			return fmt.Sprintf("%s overlaps %s, a subnet of this node on interface %s; if it is a remote's, name it in allowedSubnets",
+			// allowedSubnets may name a part of a link's subnet: the operator knows the network.
+			return fmt.Sprintf("%s overlaps %s, a subnet of this node on interface %s; if it belongs to a remote, add it to "+
+				"allowedSubnets",
 				prefix, own.Prefix.Masked(), own.Interface)
 		}
 	}
 	return ""
 }
 
-// prefix reads a prefix of a remote that is routed, or says why it cannot be one. conflict is what is in the way of one
-// that is routed all the same, as it was before.
+// prefix parses a prefix of a remote that is to be routed, or returns why it cannot be. conflict describes what
+// conflicts with a prefix that remains routed, as it was before.
 func (b Bounds) prefix(text string) (prefix netip.Prefix, conflict string, err error) {
 	if prefix, err = b.possible(text); err != nil {
 		return netip.Prefix{}, "", err
 	}
-	if conflict = b.clash(prefix); conflict != "" && !slices.Contains(b.Standing, prefix) {
+	if conflict = b.conflictOf(prefix); conflict != "" && !slices.Contains(b.Existing, prefix) {
 		return netip.Prefix{}, "", errors.New(conflict)
 	}
 	return prefix, conflict, nil
@@ -211,20 +213,19 @@ func within(prefix netip.Prefix, all []netip.Prefix) bool {
 	return false
 }
 
-// The MTUs that an IP packet can have: the least of IPv4 (RFC 791), and the most.
+// The MTUs that an IP packet can have: the minimum of IPv4 (RFC 791), and the maximum.
 const (
-	leastMTU = 576
-	mostMTU  = 65535
+	minMTU = 576
+	maxMTU = 65535
 )
 
-// device says what of a device cannot be. configured is the port that the node's own configuration has for it, 0 for
-// none.
+// device returns what is invalid in a device. configured is its port in the node's own configuration, 0 for none.
 func device(d *semaphorev1.Device, configured int) (mtu, port error) {
-	if m := d.GetMtu(); m != 0 && (m < leastMTU || m > mostMTU) {
-		mtu = fmt.Errorf("mtu %d is not between %d and %d", m, leastMTU, mostMTU)
+	if m := d.GetMtu(); m != 0 && (m < minMTU || m > maxMTU) {
+		mtu = fmt.Errorf("mtu %d is not between %d and %d", m, minMTU, maxMTU)
 	}
 	if p := d.GetListenPort(); p == 0 || p > 65535 {
-		port = fmt.Errorf("listen port %d is none", p)
+		port = fmt.Errorf("listen port %d is not valid", p)
 	} else if configured != 0 && int(p) != configured {
 		port = fmt.Errorf("listen port %d is not the remote's listenPort %d (subnetsFile)", p, configured)
 	}

@@ -52,8 +52,8 @@ func TestR27(t *testing.T) {
 		{"as wide as may be", "11.0.0.0/8", open, ""},
 		{"as wide as may be of IPv6", "2a00::/16", open, ""},
 		{"nonsense", "10.2.0.0", open, "no '/'"},
-		{"everything", "0.0.0.0/0", open, "everything"},
-		{"everything of IPv6", "::/0", open, "everything"},
+		{"everything", "0.0.0.0/0", open, "every address"},
+		{"everything of IPv6", "::/0", open, "every address"},
 		{"half of everything", "0.0.0.0/1", open, "wider than /8"},
 		{"the other half", "128.0.0.0/1", open, "wider than /8"},
 		{"an eighth of IPv6", "2000::/3", open, "wider than /16"},
@@ -83,9 +83,11 @@ func TestR27(t *testing.T) {
 		{"not allowed", "10.3.0.0/16", closed, "outside allowedSubnets"},
 		{"more than allowed", "10.2.0.0/15", closed, "outside allowedSubnets"},
 		{"allowed in a link's subnet", "172.18.0.192/26", closed, ""},
-		{"allowed never means local", "10.1.0.0/24", Bounds{Allowed: prefixes("10.0.0.0/8"), Local: prefixes("10.1.0.0/16")}, "of the own cluster"},
-		{"allowed never means this node", "10.3.0.0/16", Bounds{Allowed: prefixes("10.0.0.0/8"), Own: addresses("10.3.0.7/16")}, "an address of this node"},
-		{"allowed never means link-local", "169.254.1.0/24", Bounds{Allowed: prefixes("169.0.0.0/8")}, "no pod's"},
+		{"allowed never means local", "10.1.0.0/24", Bounds{Allowed: prefixes("10.0.0.0/8"), Local: prefixes("10.1.0.0/16")},
+			"of the own cluster"},
+		{"allowed never means this node", "10.3.0.0/16",
+			Bounds{Allowed: prefixes("10.0.0.0/8"), Own: addresses("10.3.0.7/16")}, "an address of this node"},
+		{"allowed never means link-local", "169.254.1.0/24", Bounds{Allowed: prefixes("169.0.0.0/8")}, "contains no pods"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, _, err := c.bounds.prefix(c.prefix)
@@ -115,14 +117,17 @@ func TestR27LeavesTheRest(t *testing.T) {
 		t.Errorf("peers %v", stands.Peers)
 	}
 	refused := slices.Concat(s.Refused, s.RefusedPeers)
-	for i, word := range []string{"mtu 100000", "listen port 70000", "route 10.1.0.0/16", "peer thief: allowed IPs: 10.1.5.0/24"} {
+	for i, word := range []string{"mtu 100000", "listen port 70000", "route 10.1.0.0/16",
+		"peer thief: allowed IPs: 10.1.5.0/24"} {
 		if i >= len(refused) || !strings.HasPrefix(refused[i], word) {
 			t.Errorf("refused %q; want %q at %d", refused, word, i)
 		}
 	}
 	// Alone it is refused as well, and is no obstacle to others.
-	p := programmed(&desired.Network{Device: want.Device, Peers: map[string]*semaphorev1.Peer{"good": want.Peers["good"]}}, bounds)
-	if cfg := p.Change(map[string]*semaphorev1.Peer{"thief": want.Peers["thief"]}); len(cfg.Peers) != 0 || !slices.Equal(p.Refused(), s.RefusedPeers) {
+	p := programmed(&desired.Network{Device: want.Device, Peers: map[string]*semaphorev1.Peer{"good": want.Peers["good"]}},
+		bounds)
+	if cfg := p.Change(map[string]*semaphorev1.Peer{"thief": want.Peers["thief"]}); len(cfg.Peers) != 0 ||
+		!slices.Equal(p.Refused(), s.RefusedPeers) {
 		t.Errorf("a refused peer by itself: %+v, refused %q", cfg.Peers, p.Refused())
 	}
 	if cfg := p.Change(map[string]*semaphorev1.Peer{"good": nil}); len(cfg.Peers) != 1 || !cfg.Peers[0].Remove {
@@ -137,31 +142,35 @@ func TestR27LeavesTheRest(t *testing.T) {
 // peers lose nothing by either.
 func TestStandingSubnets(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16", "172.17.0.0/16", "fd00:2::/48"}, map[string]string{
-		"n1": "a 192.0.2.1:51820 10.2.200.0/24 fd00:2:0:1::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24 172.17.2.0/24", "n3": "c 192.0.2.3:51820 172.17.3.0/24",
+		"n1": "a 192.0.2.1:51820 10.2.200.0/24 fd00:2:0:1::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24 172.17.2.0/24",
+		"n3": "c 192.0.2.3:51820 172.17.3.0/24",
 	})
-	bounds := Bounds{Standing: prefixes("10.2.0.0/16"), Own: []wireguard.Address{
+	bounds := Bounds{Existing: prefixes("10.2.0.0/16"), Own: []wireguard.Address{
 		address("docker0", "10.2.200.1/24"), address("virbr0", "172.17.0.1/24"), address("eth0", "192.0.2.9/24"),
 	}}
 	s := Network("c2", want, bounds, wgtypes.Key{1}, nil)
 	stands := carryOut(t, nil, s)
-	if got := strings.Join(lines(stands), "; "); got != "10.2.0.0/16; a 192.0.2.1:51820 10.2.200.0/24 fd00:2:0:1::/64; b 192.0.2.2:51820 10.2.2.0/24; fd00:2::/48" {
+	if got := strings.Join(lines(stands),
+		"; "); got != "10.2.0.0/16; a 192.0.2.1:51820 10.2.200.0/24 fd00:2:0:1::/64; b 192.0.2.2:51820 10.2.2.0/24; fd00:2::/48" {
 		t.Errorf("stands: %s", got)
 	}
-	if len(s.Conflicts) != 1 || s.Conflicts[0] != "route 10.2.0.0/16 stays, and 10.2.0.0/16 holds 10.2.200.1, an address of this node: give interface docker0 another subnet" {
+	if len(s.Conflicts) != 1 || s.Conflicts[0] != "route 10.2.0.0/16 remains, but 10.2.0.0/16 contains 10.2.200.1, an "+
+		"address of this node: give interface docker0 another subnet" {
 		t.Errorf("conflicts %q", s.Conflicts)
 	}
 	refused := slices.Concat(s.Refused, s.RefusedPeers)
-	for i, word := range []string{"route 172.17.0.0/16: 172.17.0.0/16 holds 172.17.0.1, an address of this node: give interface virbr0", "peer n3: allowed IPs: 172.17.3.0/24 is in no pod subnet that is routed"} {
+	for i, word := range []string{"route 172.17.0.0/16: 172.17.0.0/16 contains 172.17.0.1, an address of this node: " +
+		"give interface virbr0", "peer n3: allowed IPs: 172.17.3.0/24 is not in a routed pod subnet"} {
 		if i >= len(refused) || !strings.HasPrefix(refused[i], word) {
 			t.Errorf("refused %q; want %q at %d", refused, word, i)
 		}
 	}
 	// The operator's word ends what stands, in either way.
 	for name, bounds := range map[string]Bounds{
-		"localSubnets":   {Standing: bounds.Standing, Local: prefixes("10.2.0.0/24")},
-		"allowedSubnets": {Standing: bounds.Standing, Allowed: prefixes("10.3.0.0/16")},
+		"localSubnets":   {Existing: bounds.Existing, Local: prefixes("10.2.0.0/24")},
+		"allowedSubnets": {Existing: bounds.Existing, Allowed: prefixes("10.3.0.0/16")},
 	} {
-		if s := Network("c2", want, bounds, wgtypes.Key{1}, stands); !slices.Contains(s.DeleteRoutes, bounds.Standing[0]) {
+		if s := Network("c2", want, bounds, wgtypes.Key{1}, stands); !slices.Contains(s.DeleteRoutes, bounds.Existing[0]) {
 			t.Errorf("%s: %v go", name, s.DeleteRoutes)
 		}
 	}
@@ -170,7 +179,8 @@ func TestStandingSubnets(t *testing.T) {
 // Whatever the broker says, no peer is where no node of the remote can be: this node would send there what its pods
 // send to the remote.
 func TestR27Endpoints(t *testing.T) {
-	open := Bounds{Local: prefixes("10.1.0.0/16", "10.101.0.0/16", "192.0.2.8/29"), Own: addresses("192.0.2.9/24", "fd18::5/64", "172.18.0.5/31")}
+	open := Bounds{Local: prefixes("10.1.0.0/16", "10.101.0.0/16", "192.0.2.8/29"),
+		Own: addresses("192.0.2.9/24", "fd18::5/64", "172.18.0.5/31")}
 	configured := open
 	configured.Remote = &Remote{Pods: prefixes("10.2.0.0/16"), Nodes: prefixes("192.0.2.16/28", "fd02:1::/64")}
 	for _, c := range []struct {
@@ -188,17 +198,17 @@ func TestR27Endpoints(t *testing.T) {
 		{"[fd00:ec2::254]:80", configured, "outside the remote's nodeSubnets"},
 		{"[64:ff9b::a01:1]:7775", configured, "outside the remote's nodeSubnets"},
 		{"10.2.3.4:7775", configured, "podSubnets"},
-		{"127.0.0.1:53", open, "no address that a node can have"},
-		{"[::1]:53", open, "no address that a node can have"},
-		{"169.254.169.254:80", open, "no address that a node can have"},
-		{"[fe80::1]:7775", open, "no address that a node can have"},
+		{"127.0.0.1:53", open, "cannot be the address of another node"},
+		{"[::1]:53", open, "cannot be the address of another node"},
+		{"169.254.169.254:80", open, "cannot be the address of another node"},
+		{"[fe80::1]:7775", open, "cannot be the address of another node"},
 		{"[fe80::1%eth0]:7775", open, "has a zone"},
-		{"224.0.0.1:7775", open, "no address that a node can have"},
-		{"[ff02::1]:7775", open, "no address that a node can have"},
-		{"240.0.0.1:7775", open, "no address that a node can have"},
-		{"255.255.255.255:7775", open, "no address that a node can have"},
-		{"0.0.0.0:7775", open, "no address that a node can have"},
-		{"[::]:7775", open, "no address that a node can have"},
+		{"224.0.0.1:7775", open, "cannot be the address of another node"},
+		{"[ff02::1]:7775", open, "cannot be the address of another node"},
+		{"240.0.0.1:7775", open, "cannot be the address of another node"},
+		{"255.255.255.255:7775", open, "cannot be the address of another node"},
+		{"0.0.0.0:7775", open, "cannot be the address of another node"},
+		{"[::]:7775", open, "cannot be the address of another node"},
 		{"[::ffff:192.0.2.17]:7775", open, "IPv4 in IPv6"},
 		{"192.0.2.17:0", open, "has no port"},
 		{"192.0.2.9:7775", open, "an address of this node"},
@@ -216,7 +226,8 @@ func TestR27Endpoints(t *testing.T) {
 			t.Errorf("%s: %v; want %q", c.endpoint, err, c.word)
 		}
 		// A peer is refused for it, and nothing else.
-		want := networkOf([]string{"10.2.0.0/16"}, map[string]string{"n1": "a " + c.endpoint + " 10.2.1.0/24", "n2": "b 192.0.2.18:7775 10.2.2.0/24"})
+		want := networkOf([]string{"10.2.0.0/16"}, map[string]string{"n1": "a " + c.endpoint + " 10.2.1.0/24",
+			"n2": "b 192.0.2.18:7775 10.2.2.0/24"})
 		peers, wanted := carryOut(t, nil, Network("c2", want, c.bounds, wgtypes.Key{1}, nil)).Peers, 2
 		if c.word != "" {
 			wanted = 1
@@ -234,7 +245,8 @@ func TestR27Configured(t *testing.T) {
 	for i := 1; i < 224; i++ {
 		eights = append(eights, fmt.Sprintf("%d.0.0.0/8", i))
 	}
-	s := Network("c2", networkOf(append(eights, "10.2.0.0/16", "8.8.8.0/24", "10.2.0.0/15"), nil), bounds, wgtypes.Key{1}, nil)
+	s := Network("c2", networkOf(append(eights, "10.2.0.0/16", "8.8.8.0/24", "10.2.0.0/15"), nil), bounds,
+		wgtypes.Key{1}, nil)
 	if !slices.Equal(s.Routed(), prefixes("10.2.0.0/16")) {
 		t.Errorf("routed: %v", s.Routed())
 	}
@@ -245,20 +257,22 @@ func TestR27Configured(t *testing.T) {
 	wantMany := networkOf(many, nil)
 	wantMany.Device.ListenPort = 7775
 	s = Network("c2", wantMany, bounds, wgtypes.Key{1}, nil)
-	if len(s.Routed()) != mostSubnets || !strings.Contains(s.Refused[0], "1000 subnets, and 256 are the most") {
+	if len(s.Routed()) != maxSubnets || !strings.Contains(s.Refused[0], "1000 subnets exceed the limit of 256") {
 		t.Errorf("%d routes, refused %q", len(s.Routed()), s.Refused)
 	}
 	want := networkOf([]string{"10.2.0.0/16"}, nil)
 	for port, word := range map[uint32]string{7775: "", 4789: "listen port 4789 is not the remote's listenPort 7775"} {
 		want.Device.ListenPort = port
-		if got := strings.Join(Network("c2", want, bounds, wgtypes.Key{1}, nil).Refused, "; "); got != word && !strings.HasPrefix(got, word+" ") {
+		if got := strings.Join(Network("c2", want, bounds, wgtypes.Key{1}, nil).Refused, "; "); got != word &&
+			!strings.HasPrefix(got, word+" ") {
 			t.Errorf("port %d: refused %q", port, got)
 		}
 	}
 }
 
 func FuzzPrefix(f *testing.F) {
-	for _, text := range []string{"10.2.0.0/16", "fd02::/48", "::ffff:10.2.0.0/112", "fe80::1%eth0/64", "10.2.0.0/016", "/8", ""} {
+	for _, text := range []string{"10.2.0.0/16", "fd02::/48", "::ffff:10.2.0.0/112", "fe80::1%eth0/64", "10.2.0.0/016",
+		"/8", ""} {
 		f.Add(text)
 	}
 	b := Bounds{Local: prefixes("10.1.0.0/16"), Own: addresses("172.18.0.5/24")}
@@ -268,7 +282,8 @@ func FuzzPrefix(f *testing.F) {
 			return
 		}
 		if prefix.Contains(netip.MustParseAddr("172.18.0.5")) || prefix.Overlaps(b.Local[0]) || prefix.Bits() < 8 ||
-			prefix.Addr().Zone() != "" || prefix != prefix.Masked() || prefix.Addr().IsLoopback() || prefix.Addr().IsMulticast() {
+			prefix.Addr().Zone() != "" || prefix != prefix.Masked() || prefix.Addr().IsLoopback() ||
+			prefix.Addr().IsMulticast() {
 			t.Errorf("%q is taken as %s", text, prefix)
 		}
 	})

@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// A route that another's has taken the place of is taken back so often in so long a time. Whoever takes it again
-// means it: then it is reported, and left to whoever sees the report.
+// A route that another one replaced is restored up to maxRetakes times within retakeWindow. After that somebody
+// replaces it on purpose: the agent reports it and leaves it.
 const (
 	maxRetakes   = 3
-	retakesUntil = 10 * time.Minute
+	retakeWindow = 10 * time.Minute
 )
 
-// Claims are the routes of one device that stood as ours. A route that is merely deleted can always be made again;
-// this is about those that "ip route replace" or the like has put another in the place of. The zero value has none.
+// Claims are the routes of one device that existed as its own. A route that is merely deleted can always be added
+// again; Claims are about routes that "ip route replace" or the like replaced. The zero value has none.
 type Claims struct {
 	held    map[netip.Prefix]bool
 	retaken map[netip.Prefix][]time.Time
 }
 
-// Stand notes the routes that stand now, and are wanted.
-func (c *Claims) Stand(routes []netip.Prefix) {
+// Record records desired routes that exist now.
+func (c *Claims) Record(routes []netip.Prefix) {
 	if c.held == nil {
 		c.held, c.retaken = map[netip.Prefix]bool{}, map[netip.Prefix][]time.Time{}
 	}
@@ -29,15 +29,15 @@ func (c *Claims) Stand(routes []netip.Prefix) {
 	}
 }
 
-// Retake says whether a route that does not stand may be put in the place of another's: only where it stood before,
-// and not without end. A route that may not be taken back is not ours any more until it stands again.
-func (c *Claims) Retake(prefix netip.Prefix, now time.Time) bool {
+// MayRetake reports whether a missing route may replace another one: only if it existed before, and not too often.
+// Otherwise the claim ends until the route exists again.
+func (c *Claims) MayRetake(prefix netip.Prefix, now time.Time) bool {
 	if !c.held[prefix] {
 		return false
 	}
 	var recent []time.Time
 	for _, t := range c.retaken[prefix] {
-		if now.Sub(t) < retakesUntil {
+		if now.Sub(t) < retakeWindow {
 			recent = append(recent, t)
 		}
 	}
@@ -48,15 +48,15 @@ func (c *Claims) Retake(prefix netip.Prefix, now time.Time) bool {
 	return true
 }
 
-// Retaken notes that a route was put in the place of another's.
-func (c *Claims) Retaken(prefix netip.Prefix, now time.Time) {
+// RecordRetake records that a route replaced another one.
+func (c *Claims) RecordRetake(prefix netip.Prefix, now time.Time) {
 	c.retaken[prefix] = append(c.retaken[prefix], now)
 	if n := len(c.retaken[prefix]); n > maxRetakes {
 		c.retaken[prefix] = c.retaken[prefix][n-maxRetakes:]
 	}
 }
 
-// Forget drops the claim to routes that are not wanted any more.
+// Forget drops the claims to routes that are no longer desired.
 func (c *Claims) Forget(routes []netip.Prefix) {
 	for _, r := range routes {
 		delete(c.held, r)

@@ -2,11 +2,11 @@ package plan
 
 import "slices"
 
-// claims are which nodes want what, of things that only one of them can have: the first by name. The outcome does not
-// depend on the order in which they came.
+// claims record which nodes claim a key or prefix that only one of them can have: the first by name gets it. The
+// outcome does not depend on the order of arrival.
 type claims[K comparable] struct {
 	first map[K]string
-	// rest are the others, sorted, where there are any.
+	// rest are the other claimants, sorted, if there are any.
 	rest map[K][]string
 }
 
@@ -47,10 +47,10 @@ func (c claims[K]) remove(k K, node string) {
 	}
 }
 
-// has says whether a thing is the node's.
+// has reports whether the node gets k.
 func (c claims[K]) has(k K, node string) bool { return c.first[k] == node }
 
-// each calls f with every node that wants a thing.
+// each calls f with every node that claims k.
 func (c claims[K]) each(k K, f func(node string)) {
 	if first, taken := c.first[k]; taken {
 		f(first)

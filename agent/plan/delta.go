@@ -15,28 +15,29 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// AppliedPeers is a network as it was last applied, by which single peers can be changed without a look at the device,
-// or at more of the other peers than contradict them: whatever is refused or contradicts each other.
+// AppliedPeers is a network as it was last applied. It plans changes of single peers without reading the device, and
+// considers other peers only if they conflict with these.
 type AppliedPeers struct {
 	bounds    Bounds
 	subnets   []netip.Prefix
 	keepalive time.Duration
-	// byNode are the nodes that can be peers, refused why others cannot.
+	// byNode are the valid peers, refused the reasons of the others.
 	byNode  map[string]peer
 	refused map[string]string
-	// Of several nodes with one key the first is the peer, and the others have nothing. Of several peers that want one
-	// prefix the first has it.
+	// Of several nodes with one key the first is the peer, and the others get nothing. Of several peers that claim one
+	// prefix the first gets it.
 	keys     claims[wgtypes.Key]
 	prefixes claims[netip.Prefix]
-	// problems are the lines of Problems; nil after a change that may change them.
+	// problems caches the lines of Problems; nil after a change that may change them.
 	problems []string
-	// routed are led into the device: the subnets, or of a permissive remote the prefixes of the peers that are heard.
+	// routed are the prefixes routed into the device: the subnets, or for a permissive remote the prefixes of the
+	// peers that were heard.
 	routed []netip.Prefix
 }
 
-// remember takes note of a network, of which these subnets are routed. Of this node's addresses only its peers'
-// endpoints are kept away.
-func remember(want *desired.Network, bounds Bounds, subnets []netip.Prefix) *AppliedPeers {
+// newAppliedPeers records a network of which these subnets are routed. Of this node's addresses it keeps only those
+// that endpoints are compared with.
+func newAppliedPeers(want *desired.Network, bounds Bounds, subnets []netip.Prefix) *AppliedPeers {
 	p := &AppliedPeers{
 		bounds:    bounds,
 		subnets:   subnets,
@@ -47,22 +48,22 @@ func remember(want *desired.Network, bounds Bounds, subnets []netip.Prefix) *App
 		prefixes:  newClaims[netip.Prefix](len(want.Peers)),
 	}
 	p.bounds.hosts = hostsOf(bounds.Own)
-	p.bounds.Own, p.bounds.Standing = nil, nil
+	p.bounds.Own, p.bounds.Existing = nil, nil
 	for node, is := range want.Peers {
 		p.add(node, is)
 	}
 	p.routed = subnets
 	if want.Device.GetPermissive() {
-		p.routed = p.routedTo(want.Heard)
+		p.routed = p.prefixesOf(want.Heard)
 	}
 	return p
 }
 
-// routedTo are the prefixes of some nodes.
-func (p *AppliedPeers) routedTo(nodes map[string]bool) []netip.Prefix {
+// prefixesOf returns the prefixes of some nodes.
+func (p *AppliedPeers) prefixesOf(nodes map[string]bool) []netip.Prefix {
 	var routed []netip.Prefix
 	for node := range nodes {
-		if is, ok := p.is(node); ok {
+		if is, ok := p.effectivePeer(node); ok {
 			routed = append(routed, is.prefixes...)
 		}
 	}
@@ -70,10 +71,9 @@ func (p *AppliedPeers) routedTo(nodes map[string]bool) []netip.Prefix {
 	return routed
 }
 
-// Change plans that some nodes' peers become those given, nil for one that goes, and remembers it.
+// Change plans the replacement of some nodes' peers, nil for a removed one, and records it.
 func (p *AppliedPeers) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.Config) {
-	// Who can come to have something else: the nodes themselves, those that want the same key, and those that want a
-	// prefix of any of these.
+	// Affected are the nodes themselves, those with the same key, and those that claim a prefix of any of these.
 	concerned := map[string]bool{}
 	keys, prefixes := map[wgtypes.Key]bool{}, map[netip.Prefix]bool{}
 	concern := func(node string) {
@@ -102,7 +102,7 @@ func (p *AppliedPeers) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.C
 	for prefix := range maps.Clone(prefixes) {
 		p.prefixes.each(prefix, func(node string) { concerned[node] = true })
 	}
-	before, contradicted := p.standing(concerned), p.contradicts()
+	before, contradicted := p.effectivePeers(concerned), p.hasContradictions()
 	for node := range nodes {
 		p.remove(node)
 	}
@@ -111,17 +111,18 @@ func (p *AppliedPeers) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.C
 			p.add(node, becomes)
 		}
 	}
-	if contradicted || p.contradicts() {
+	if contradicted || p.hasContradictions() {
 		p.problems = nil
 	}
-	after := p.standing(concerned)
+	after := p.effectivePeers(concerned)
 	for _, key := range slices.SortedFunc(maps.Keys(after), compareKeys) {
 		is := after[key]
 		was, there := before[key]
 		switch {
 		case there && was.endpoint == is.endpoint && slices.Equal(was.prefixes, is.prefixes):
-		case there && slices.Equal(was.prefixes, is.prefixes): // while they are replaced, packets have no way
-			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: key, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(is.endpoint),
+		case there && slices.Equal(was.prefixes, is.prefixes): // replacing allowed IPs would drop packets meanwhile
+			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: key, UpdateOnly: true,
+				Endpoint:                    net.UDPAddrFromAddrPort(is.endpoint),
 				PersistentKeepaliveInterval: &p.keepalive})
 		default:
 			cfg.Peers = append(cfg.Peers, is.config(p.keepalive))
@@ -137,19 +138,19 @@ func (p *AppliedPeers) Change(nodes map[string]*semaphorev1.Peer) (cfg wgtypes.C
 
 func compareKeys(a, b wgtypes.Key) int { return slices.Compare(a[:], b[:]) }
 
-// standing are the peers that some nodes come to, by key.
-func (p *AppliedPeers) standing(nodes map[string]bool) map[wgtypes.Key]peer {
+// effectivePeers returns the peers of some nodes, by key.
+func (p *AppliedPeers) effectivePeers(nodes map[string]bool) map[wgtypes.Key]peer {
 	out := map[wgtypes.Key]peer{}
 	for node := range nodes {
-		if is, ok := p.is(node); ok {
+		if is, ok := p.effectivePeer(node); ok {
 			out[is.key] = is
 		}
 	}
 	return out
 }
 
-// is what a node comes to; not ok for one that is no peer.
-func (p *AppliedPeers) is(node string) (is peer, ok bool) {
+// effectivePeer returns the peer of a node; ok is false if it has none.
+func (p *AppliedPeers) effectivePeer(node string) (is peer, ok bool) {
 	is, ok = p.byNode[node]
 	if !ok || !p.keys.has(is.key, node) {
 		return peer{}, false
@@ -161,7 +162,7 @@ func (p *AppliedPeers) is(node string) (is peer, ok bool) {
 	return is, true
 }
 
-// add notes a node that is not there.
+// add adds a node that is not present.
 func (p *AppliedPeers) add(node string, becomes *semaphorev1.Peer) {
 	is, err := parsePeer(becomes, p.bounds, p.subnets)
 	if err != nil {
@@ -175,12 +176,12 @@ func (p *AppliedPeers) add(node string, becomes *semaphorev1.Peer) {
 		return
 	}
 	if taken {
-		p.release(was)
+		p.releasePrefixes(was)
 	}
-	p.take(node)
+	p.claimPrefixes(node)
 }
 
-// remove drops a node.
+// remove removes a node.
 func (p *AppliedPeers) remove(node string) {
 	if _, ok := p.refused[node]; ok {
 		delete(p.refused, node)
@@ -192,30 +193,30 @@ func (p *AppliedPeers) remove(node string) {
 	}
 	had := p.keys.has(was.key, node)
 	if had {
-		p.release(node)
+		p.releasePrefixes(node)
 	}
 	p.keys.remove(was.key, node)
 	delete(p.byNode, node)
 	if next, taken := p.keys.first[was.key]; had && taken {
-		p.take(next)
+		p.claimPrefixes(next)
 	}
 }
 
-// take has a node want its prefixes, release no longer.
-func (p *AppliedPeers) take(node string) {
+// claimPrefixes claims a node's prefixes, releasePrefixes ends these claims.
+func (p *AppliedPeers) claimPrefixes(node string) {
 	for _, prefix := range p.byNode[node].prefixes {
 		p.prefixes.add(prefix, node)
 	}
 }
 
-func (p *AppliedPeers) release(node string) {
+func (p *AppliedPeers) releasePrefixes(node string) {
 	for _, prefix := range p.byNode[node].prefixes {
 		p.prefixes.remove(prefix, node)
 	}
 }
 
-// Problems are the nodes that can be no peers, and then the contradictions, a line each. They are made again only after
-// a change of one of them: a remote may have thousands. The caller must not change them.
+// Problems returns the refused nodes, and then the contradictions, a line each. They are computed only after a change,
+// as a remote may have thousands. The result must not be modified.
 func (p *AppliedPeers) Problems() []string {
 	if p.problems == nil {
 		p.problems = append([]string{}, p.Refused()...)
@@ -224,10 +225,12 @@ func (p *AppliedPeers) Problems() []string {
 	return p.problems
 }
 
-// contradicts says whether any two nodes want the same.
-func (p *AppliedPeers) contradicts() bool { return len(p.keys.rest) > 0 || len(p.prefixes.rest) > 0 }
+// hasContradictions reports whether two nodes claim the same.
+func (p *AppliedPeers) hasContradictions() bool {
+	return len(p.keys.rest) > 0 || len(p.prefixes.rest) > 0
+}
 
-// Refused are the nodes that can be no peers, and why, a line each.
+// Refused returns the refused nodes with the reasons, a line each.
 func (p *AppliedPeers) Refused() []string {
 	var lines []string
 	for _, node := range slices.Sorted(maps.Keys(p.refused)) {
@@ -236,43 +239,44 @@ func (p *AppliedPeers) Refused() []string {
 	return lines
 }
 
-// Contradictions are the contradictions, and how they were resolved, a line each.
+// Contradictions returns the contradictions with their outcome, a line each.
 func (p *AppliedPeers) Contradictions() []string {
 	var lines []string
 	for key, rest := range p.keys.rest {
 		for _, node := range rest {
-			lines = append(lines, fmt.Sprintf("peer %s has the public key of %s and is left out", node, p.keys.first[key]))
+			lines = append(lines, fmt.Sprintf("peer %s has the public key of %s and is ignored", node, p.keys.first[key]))
 		}
 	}
 	for prefix, rest := range p.prefixes.rest {
 		for _, node := range rest {
-			lines = append(lines, fmt.Sprintf("peer %s wants %s, which %s has", node, prefix, p.prefixes.first[prefix]))
+			lines = append(lines, fmt.Sprintf("peer %s claims %s, which belongs to %s", node, prefix, p.prefixes.first[prefix]))
 		}
 	}
 	slices.Sort(lines)
 	return lines
 }
 
-// Peers is how many peers the device has.
+// Peers returns how many peers the device has.
 func (p *AppliedPeers) Peers() int { return len(p.keys.first) }
 
-// RefusedCount is how many nodes can be no peers.
+// RefusedCount returns how many nodes are refused.
 func (p *AppliedPeers) RefusedCount() int { return len(p.refused) }
 
-// configs set all peers, by public key.
+// configs returns the complete configurations of all peers, by public key.
 func (p *AppliedPeers) configs() map[wgtypes.Key]wgtypes.PeerConfig {
 	out := make(map[wgtypes.Key]wgtypes.PeerConfig, len(p.keys.first))
 	for key, node := range p.keys.first {
-		is, _ := p.is(node)
+		is, _ := p.effectivePeer(node)
 		out[key] = is.config(p.keepalive)
 	}
 	return out
 }
 
-// Stands says whether a device is all as it was programmed, but for those routes that could not be made; if not,
-// Network plans what to do. It is called for looks that nearly always find that nothing is to be done, so it makes no
-// garbage but for peers that contradict each other. device is what was remembered.
-func (p *AppliedPeers) Stands(cluster string, device *semaphorev1.Device, failed []netip.Prefix, stands *wireguard.Device) bool {
+// Matches reports whether a device is as it was programmed, except for routes that failed; if not, Network plans the
+// steps. Periodic checks call it, which nearly always find no difference, so it allocates nothing except for peers
+// that contradict each other. device is the recorded one.
+func (p *AppliedPeers) Matches(cluster string, device *semaphorev1.Device, failed []netip.Prefix,
+	stands *wireguard.Device) bool {
 	s, _ := deviceSteps(cluster, device, p.bounds.port(), p.routed, stands.PrivateKey, stands)
 	if !s.Without(failed).Empty() || len(stands.Peers) != len(p.keys.first) {
 		return false
@@ -282,25 +286,26 @@ func (p *AppliedPeers) Stands(cluster string, device *semaphorev1.Device, failed
 		if !ok {
 			return false
 		}
-		if is, ok := p.is(node); !ok || !is.stands(&stands.Peers[i], p.keepalive) {
+		if is, ok := p.effectivePeer(node); !ok || !is.matches(&stands.Peers[i], p.keepalive) {
 			return false
 		}
 	}
 	return true
 }
 
-// Bounds are what it was programmed within.
+// Bounds returns the bounds that it was programmed with.
 func (p *AppliedPeers) Bounds() Bounds { return p.bounds }
 
-// Endpoint is a Wanted.
+// Endpoint implements Wanted.
 func (p *AppliedPeers) Endpoint(key wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool) {
 	node, ok = p.keys.first[key]
 	return node, p.byNode[node].endpoint, ok
 }
 
-// stands says whether a peer is as it is wanted.
-func (p peer) stands(is *wgtypes.Peer, keepalive time.Duration) bool {
-	if is.Endpoint == nil || unmap(is.Endpoint) != p.endpoint || is.PersistentKeepaliveInterval != keepalive || len(is.AllowedIPs) != len(p.prefixes) {
+// matches reports whether a peer is as desired.
+func (p peer) matches(is *wgtypes.Peer, keepalive time.Duration) bool {
+	if is.Endpoint == nil || unmap(is.Endpoint) != p.endpoint || is.PersistentKeepaliveInterval != keepalive ||
+		len(is.AllowedIPs) != len(p.prefixes) {
 		return false
 	}
 	for _, ip := range is.AllowedIPs {

@@ -8,20 +8,21 @@ import (
 )
 
 const (
-	// sessionLives is how long after a handshake packets can still be sent: REJECT_AFTER_TIME of the WireGuard paper,
-	// 6.1.
-	sessionLives = 180 * time.Second
-	// anyKeepalive triggers a handshake: WireGuard sends a packet at once when a keepalive is switched on.
+	// sessionLifetime is how long after a handshake packets can be sent: REJECT_AFTER_TIME of the WireGuard paper,
+	// section 6.1.
+	sessionLifetime = 180 * time.Second
+	// anyKeepalive triggers a handshake: WireGuard sends a packet immediately when a keepalive is enabled.
 	anyKeepalive = 25 * time.Second
 )
 
-// Live says whether packets can have been on their way to a peer, or from it, just now.
-func Live(p wgtypes.Peer, now time.Time) bool { return now.Sub(p.LastHandshakeTime) < sessionLives }
+// Live reports whether packets may be in flight to or from a peer.
+func Live(p wgtypes.Peer, now time.Time) bool { return now.Sub(p.LastHandshakeTime) < sessionLifetime }
 
-// Replaces says whether a configuration both sets peers and removes some, as when a node has a new key.
+// Replaces reports whether a configuration both sets and removes peers, as when a node has a new key.
 func Replaces(cfg wgtypes.Config) bool {
 	removes := func(p wgtypes.PeerConfig) bool { return p.Remove }
-	return slices.ContainsFunc(cfg.Peers, removes) && slices.ContainsFunc(cfg.Peers, func(p wgtypes.PeerConfig) bool { return !p.Remove })
+	return slices.ContainsFunc(cfg.Peers, removes) &&
+		slices.ContainsFunc(cfg.Peers, func(p wgtypes.PeerConfig) bool { return !p.Remove })
 }
 
 // TriggerHandshakes makes new peers start a handshake immediately when they take over allowed IPs of a removed peer
@@ -55,13 +56,15 @@ func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Ti
 	var peers []wgtypes.PeerConfig
 	for _, p := range cfg.Peers {
 		takes := slices.ContainsFunc(sorted(p.AllowedIPs), func(prefix string) bool { return had[prefix] })
-		if p.Remove || present[p.PublicKey] || !takes || p.PersistentKeepaliveInterval != nil && *p.PersistentKeepaliveInterval > 0 {
-			peers = append(peers, p) // one with a keepalive sends at once as it is
+		if p.Remove || present[p.PublicKey] || !takes || p.PersistentKeepaliveInterval != nil &&
+			*p.PersistentKeepaliveInterval > 0 {
+			peers = append(peers, p) // a peer with a keepalive sends immediately anyway
 			continue
 		}
 		on, off := anyKeepalive, time.Duration(0)
 		p.PersistentKeepaliveInterval = &on
-		peers = append(peers, p, wgtypes.PeerConfig{PublicKey: p.PublicKey, UpdateOnly: true, PersistentKeepaliveInterval: &off})
+		peers = append(peers, p, wgtypes.PeerConfig{PublicKey: p.PublicKey, UpdateOnly: true,
+			PersistentKeepaliveInterval: &off})
 	}
 	cfg.Peers = peers
 }

@@ -26,7 +26,8 @@ func TestTriggerHandshakes(t *testing.T) {
 		return wgtypes.Peer{PublicKey: wgtypes.Key{key}, LastHandshakeTime: now.Add(-shookHands), AllowedIPs: prefixes(ips)}
 	}
 	set := func(key byte, keepalive time.Duration, ips string) wgtypes.PeerConfig {
-		return wgtypes.PeerConfig{PublicKey: wgtypes.Key{key}, PersistentKeepaliveInterval: &keepalive, AllowedIPs: prefixes(ips)}
+		return wgtypes.PeerConfig{PublicKey: wgtypes.Key{key}, PersistentKeepaliveInterval: &keepalive,
+			AllowedIPs: prefixes(ips)}
 	}
 	gone := func(key byte) wgtypes.PeerConfig {
 		return wgtypes.PeerConfig{PublicKey: wgtypes.Key{key}, Remove: true}
@@ -49,9 +50,11 @@ func TestTriggerHandshakes(t *testing.T) {
 			[]wgtypes.PeerConfig{set(2, 10*time.Second, "10.2.1.0/24"), gone(1)}, "2:10s -1"},
 		{"other nodes that come and go", []wgtypes.Peer{stood(1, time.Minute, "10.2.1.0/24")},
 			[]wgtypes.PeerConfig{set(2, 0, "10.2.2.0/24"), gone(1)}, "2:0s -1"},
-		{"a peer that stays and gets a prefix", []wgtypes.Peer{stood(1, time.Minute, "10.2.1.0/24"), stood(2, time.Minute, "10.2.2.0/24")},
+		{"a peer that stays and gets a prefix", []wgtypes.Peer{stood(1, time.Minute, "10.2.1.0/24"),
+			stood(2, time.Minute, "10.2.2.0/24")},
 			[]wgtypes.PeerConfig{set(2, 0, "10.2.1.0/24 10.2.2.0/24"), gone(1)}, "2:0s -1"},
-		{"nobody goes", []wgtypes.Peer{stood(1, time.Minute, "10.2.1.0/24")}, []wgtypes.PeerConfig{set(2, 0, "10.2.1.0/24")}, "2:0s"},
+		{"nobody goes", []wgtypes.Peer{stood(1, time.Minute, "10.2.1.0/24")},
+			[]wgtypes.PeerConfig{set(2, 0, "10.2.1.0/24")}, "2:0s"},
 	} {
 		cfg := wgtypes.Config{Peers: c.change}
 		TriggerHandshakes(&cfg, c.stand, now)

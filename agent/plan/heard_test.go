@@ -42,7 +42,8 @@ func TestHeard(t *testing.T) {
 			{peers: []wgtypes.Peer{peer("n1", ago(time.Hour), keepalive)}, want: "n1"},
 		},
 		"an agent that starts, on a permissive device": {
-			{peers: []wgtypes.Peer{peer("n1", ago(time.Minute), keepalive), peer("n2", ago(time.Hour), keepalive), peer("stranger", now, keepalive)}, want: "n1"},
+			{peers: []wgtypes.Peer{peer("n1", ago(time.Minute), keepalive), peer("n2", ago(time.Hour), keepalive),
+				peer("stranger", now, keepalive)}, want: "n1"},
 		},
 		"a device that was strict": {
 			{peers: []wgtypes.Peer{peer("n1", ago(24*time.Hour), 0), peer("n2", never, 0)}, want: "n1"},
@@ -81,7 +82,8 @@ func TestHeard(t *testing.T) {
 				if l.replaced {
 					l.peers = nil
 				}
-				got := h.Look(at, l.peers, wanted, node, func(k wgtypes.Key) bool { n, _ := node(k); return n == l.silent }, l.hold)
+				got := h.Update(at, l.peers, wanted, node,
+					func(k wgtypes.Key) bool { n, _ := node(k); return n == l.silent }, l.hold)
 				if s := strings.Join(slices.Sorted(maps.Keys(got)), " "); s != l.want {
 					t.Errorf("look %d: %q, want %q", i, s, l.want)
 				}

@@ -10,40 +10,40 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Owner is who has made a standing interface that bears the name of the device for a cluster.
+// Owner is the owner of an existing interface with the name of the device for a cluster.
 type Owner int
 
-// Owners.
+// The owners.
 const (
-	// Ours is marked as such: by its alias, or by routes with our protocol number where the alias was taken off. So is
-	// a device that was begun and has no key yet.
+	// Ours has the agent's alias, or routes with its protocol number if the alias was removed. A device without a key
+	// that was just created is ours, too.
 	Ours Owner = iota
-	// SemaphoreWireguards is a device as semaphore-wireguard makes it, with a key and no mark of ours.
-	SemaphoreWireguards
-	// SomeoneElses is anything else.
-	SomeoneElses
+	// Predecessor is a device as semaphore-wireguard creates it, with a key and without the agent's marks.
+	Predecessor
+	// Foreign is anything else.
+	Foreign
 )
 
-// OwnerOf says who has made a standing interface.
+// OwnerOf returns the owner of an existing interface.
 func OwnerOf(cluster string, stands *wireguard.Device) Owner {
 	alias := naming.DeviceAlias(cluster)
 	switch {
 	case stands.Name != naming.Device(cluster):
-		return SomeoneElses
+		return Foreign
 	case stands.Alias == alias || len(stands.Routes) > 0:
 		return Ours
 	case stands.Alias != "":
-		return SomeoneElses
+		return Foreign
 	case stands.PrivateKey == (wgtypes.Key{}) && len(stands.Peers) == 0:
 		return Ours
-	case stands.Name == alias: // it knows no short names
-		return SemaphoreWireguards
+	case stands.Name == alias: // semaphore-wireguard has no shortened names
+		return Predecessor
 	}
-	return SomeoneElses
+	return Foreign
 }
 
-// CheckOwner refuses a standing interface that is not ours and that may not become so. adopts says that it is
-// semaphore-wireguard's and is to be taken over.
+// CheckOwner refuses an existing interface that is not ours and may not become so. adopts means that it belongs to
+// semaphore-wireguard and is to be adopted.
 func CheckOwner(cluster string, stands *wireguard.Device, adopt bool) (adopts bool, err error) {
 	if stands == nil {
 		return false, nil
@@ -51,12 +51,14 @@ func CheckOwner(cluster string, stands *wireguard.Device, adopt bool) (adopts bo
 	switch OwnerOf(cluster, stands) {
 	case Ours:
 		return false, nil
-	case SemaphoreWireguards:
+	case Predecessor:
 		if adopt {
 			return true, nil
 		}
-		return false, fmt.Errorf("interface %s stands with a key and is not ours: it is left as it is; if it is semaphore-wireguard's, end that on this node and set adoptFrom: [semaphore-wireguard]", stands.Name)
+		return false, fmt.Errorf("interface %s exists with a key and does not belong to this agent: it remains unchanged; "+
+			"if it belongs to semaphore-wireguard, stop that on this node and set adoptFrom: [semaphore-wireguard]", stands.Name)
 	default:
-		return false, fmt.Errorf("interface %s is someone else's: its alias is %q", stands.Name, strings.ToValidUTF8(stands.Alias, "?"))
+		return false, fmt.Errorf("interface %s belongs to another program: its alias is %q", stands.Name,
+			strings.ToValidUTF8(stands.Alias, "?"))
 	}
 }

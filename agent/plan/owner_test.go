@@ -25,25 +25,26 @@ func TestOwner(t *testing.T) {
 		{"that was begun", "c2", wireguard.Device{Name: "wireguard.c2"}, Ours},
 		{"that was begun, with a short name", long, wireguard.Device{Name: short}, Ours},
 		{"with a short name", long, keyed(wireguard.Device{Name: short, Alias: "wireguard." + long}), Ours},
-		{"as semaphore-wireguard makes it", "c2", keyed(wireguard.Device{Name: "wireguard.c2"}), SemaphoreWireguards},
-		{"without a key, with a peer", "c2", wireguard.Device{Name: "wireguard.c2", Peers: make([]wgtypes.Peer, 1)}, SemaphoreWireguards},
-		{"with a short name and no alias", long, keyed(wireguard.Device{Name: short}), SomeoneElses},
-		{"with another alias", "c2", keyed(wireguard.Device{Name: "wireguard.c2", Alias: "vpn"}), SomeoneElses},
-		{"with another cluster's alias", "c2", keyed(wireguard.Device{Name: "wireguard.c2", Alias: "wireguard.c3"}), SomeoneElses},
-		{"with another name", "c2", wireguard.Device{Name: "eth0"}, SomeoneElses},
+		{"as semaphore-wireguard makes it", "c2", keyed(wireguard.Device{Name: "wireguard.c2"}), Predecessor},
+		{"without a key, with a peer", "c2", wireguard.Device{Name: "wireguard.c2", Peers: make([]wgtypes.Peer, 1)},
+			Predecessor},
+		{"with a short name and no alias", long, keyed(wireguard.Device{Name: short}), Foreign},
+		{"with another alias", "c2", keyed(wireguard.Device{Name: "wireguard.c2", Alias: "vpn"}), Foreign},
+		{"with another cluster's alias", "c2", keyed(wireguard.Device{Name: "wireguard.c2", Alias: "wireguard.c3"}), Foreign},
+		{"with another name", "c2", wireguard.Device{Name: "eth0"}, Foreign},
 	} {
 		if got := OwnerOf(c.cluster, &c.stands); got != c.want {
 			t.Errorf("a device %s is of owner %d; want %d", c.name, got, c.want)
 		}
 		for _, adopt := range []bool{false, true} {
 			adopts, err := CheckOwner(c.cluster, &c.stands, adopt)
-			if want := c.want == SemaphoreWireguards && adopt; adopts != want {
+			if want := c.want == Predecessor && adopt; adopts != want {
 				t.Errorf("a device %s is adopted: %v; want %v", c.name, adopts, want)
 			}
 			if want := c.want == Ours || adopts; (err == nil) != want {
 				t.Errorf("a device %s, adopt %v: %v", c.name, adopt, err)
 			}
-			if c.want == SemaphoreWireguards && !adopt && !strings.Contains(err.Error(), "adoptFrom: [semaphore-wireguard]") {
+			if c.want == Predecessor && !adopt && !strings.Contains(err.Error(), "adoptFrom: [semaphore-wireguard]") {
 				t.Errorf("%v does not say what to do", err)
 			}
 		}
@@ -59,7 +60,8 @@ func TestAdoptedPeerKeepsItsAllowedIPs(t *testing.T) {
 	stands := carryOut(t, nil, Network("c2", want, Bounds{}, wgtypes.Key{1}, nil))
 	want.Device.PersistentKeepalive = nil
 	s := Network("c2", want, Bounds{}, wgtypes.Key{1}, stands)
-	if s.Config == nil || len(s.Config.Peers) != 1 || s.Config.Peers[0].ReplaceAllowedIPs || s.Config.Peers[0].AllowedIPs != nil || !s.Config.Peers[0].UpdateOnly {
+	if s.Config == nil || len(s.Config.Peers) != 1 || s.Config.Peers[0].ReplaceAllowedIPs ||
+		s.Config.Peers[0].AllowedIPs != nil || !s.Config.Peers[0].UpdateOnly {
 		t.Fatalf("%+v", s.Config)
 	}
 	if s := Network("c2", want, Bounds{}, wgtypes.Key{1}, carryOut(t, stands, s)); !s.Empty() {

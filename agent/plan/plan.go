@@ -1,8 +1,10 @@
-// Package plan decides what to change on a node: what is wanted and what stands in, the
-// smallest list of steps out. It is pure.
+// Package plan decides what to change on a node: it takes the desired and the existing state, and returns the smallest
+// list of steps. It is pure.
 //
-// It is also the agent's own last line: whatever a broker says, no step touches an
-// interface that cannot be ours, or routes what no remote pod subnet can be.
+// It is also the agent's own last defense: whatever a broker requests, no step touches an interface that cannot be the
+// agent's, or routes what cannot be a remote pod subnet.
+//
+// Of the agent's packages it may import desired, routing and wireguard.
 package plan
 
 import (
@@ -24,50 +26,50 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Steps are what to do to one device, in the order of the fields.
+// Steps are the steps for one device, in the order of the fields.
 type Steps struct {
 	Name, Alias string
 	MTU         int
-	// Create says that there is no device.
+	// Create means that the device does not exist.
 	Create bool
-	// SetLink says that alias, MTU or the up flag differ.
+	// SetLink means that alias, MTU or the up flag differ.
 	SetLink bool
-	// Config is nil when keys, port and peers are as wanted.
+	// Config is nil if keys, port and peers are as desired.
 	Config *wgtypes.Config
-	// DeleteRoutes are ours and not wanted; AddRoutes are wanted and missing.
+	// DeleteRoutes are the agent's and not desired; AddRoutes are desired and missing.
 	DeleteRoutes, AddRoutes []netip.Prefix
-	// ChangeRoutes stand with another source than that of Sources.
+	// ChangeRoutes exist with another source address than in Sources.
 	ChangeRoutes []netip.Prefix
-	// AddAddresses are those of Sources that the device lacks, DeleteAddresses those that it has besides.
+	// AddAddresses are missing on the device, DeleteAddresses are not desired.
 	AddAddresses, DeleteAddresses []netip.Addr
 	Sources                       Sources
-	// Refused are settings and routes of the device that are wanted and not done, RefusedPeers such peers, and why,
-	// a line each.
+	// Refused are desired settings and routes of the device that are not applied, RefusedPeers such peers, with the
+	// reasons, a line each.
 	Refused, RefusedPeers []string
-	// Conflicts are what of this node is in the way of subnets that stay routed all the same, a line each.
+	// Conflicts are conflicts of this node's addresses with subnets that remain routed, a line each.
 	Conflicts []string
-	// Contradictions are what contradicts itself in what is wanted, and how they were resolved, a line each: what they
-	// came to is done.
+	// Contradictions are contradictions within the desired state and their outcome, which is applied, a line each.
 	Contradictions []string
-	// subnets are those that are routed once the steps are done.
+	// subnets are the subnets that are routed after the steps.
 	subnets []netip.Prefix
-	// Applied is the network as it is once the steps are done, for changes of single peers.
+	// Applied is the network after the steps, for changes of single peers.
 	Applied *AppliedPeers
 }
 
-// Empty says that everything stands as wanted.
+// Empty reports whether everything is as desired.
 func (s Steps) Empty() bool {
-	return !s.Create && !s.SetLink && s.Config == nil && len(s.DeleteRoutes) == 0 && len(s.AddRoutes) == 0 && s.sourcesStand()
+	return !s.Create && !s.SetLink && s.Config == nil && len(s.DeleteRoutes) == 0 && len(s.AddRoutes) == 0 &&
+		s.sourcesMatch()
 }
 
-func (s Steps) sourcesStand() bool {
+func (s Steps) sourcesMatch() bool {
 	return len(s.ChangeRoutes) == 0 && len(s.AddAddresses) == 0 && len(s.DeleteAddresses) == 0
 }
 
-// Routed are the subnets that are routed once the steps are done.
+// Routed returns the subnets that are routed after the steps.
 func (s Steps) Routed() []netip.Prefix { return s.subnets }
 
-// Without are the steps but for adding and changing some routes.
+// Without returns the steps without adding and changing some routes.
 func (s Steps) Without(routes []netip.Prefix) Steps {
 	if len(routes) > 0 {
 		among := func(r netip.Prefix) bool { return slices.Contains(routes, r) }
@@ -77,22 +79,22 @@ func (s Steps) Without(routes []netip.Prefix) Steps {
 	return s
 }
 
-// clusterName is the rule of configurations: names of interfaces and key files are made of it.
+// clusterName is the rule of configurations: names of interfaces and key files are derived from it.
 var clusterName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$`)
 
-// Cluster refuses a cluster name that no configuration can have. Nothing may be done, or even
-// looked at, in the name of such a one.
+// Cluster refuses a cluster name that no configuration can have. The agent must not change, or even read, anything by
+// such a name.
 func Cluster(name string) error {
 	if !clusterName.MatchString(name) || !naming.IsDevice(naming.Device(name), naming.DeviceAlias(name)) {
-		return fmt.Errorf("%q is no cluster name", name)
+		return fmt.Errorf("%q is not a cluster name", name)
 	}
 	return nil
 }
 
-// deviceSteps plans what there is of a device besides its peers: interface, key, port and the routes to subnets. port
-// is the one that the node's own configuration has, 0 for none. known is the device as it stands, or one that has
-// nothing.
-func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []netip.Prefix, key wgtypes.Key, stands *wireguard.Device) (s Steps, known *wireguard.Device) {
+// deviceSteps plans everything of a device except its peers: interface, key, port and the routes to subnets. port is
+// the one in the node's own configuration, 0 for none. known is the existing device, or an empty one.
+func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []netip.Prefix, key wgtypes.Key,
+	stands *wireguard.Device) (s Steps, known *wireguard.Device) {
 	s = Steps{Name: naming.Device(cluster), Alias: naming.DeviceAlias(cluster), MTU: int(want.GetMtu())}
 	badMTU, badPort := device(want, port)
 	if badMTU != nil {
@@ -124,11 +126,11 @@ func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []n
 	return s, stands
 }
 
-// Network plans one device as a whole. stands is nil when there is none. The cluster's name must
-// have passed Cluster.
+// Network plans one device completely. stands is the existing device, nil for none. The cluster's name must have
+// passed Cluster.
 func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.Key, stands *wireguard.Device) Steps {
 	subnets, refused, conflicts := Subnets(want, bounds)
-	programmed := remember(want, bounds, subnets)
+	programmed := newAppliedPeers(want, bounds, subnets)
 	s, stands := deviceSteps(cluster, want.Device, bounds.port(), programmed.routed, key, stands)
 	s.Refused, s.Conflicts = append(s.Refused, refused...), conflicts
 	s.Applied = programmed
@@ -143,8 +145,8 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 		present[p.PublicKey] = true
 		if wanted, ok := peers[p.PublicKey]; !ok {
 			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
-		} else if !same(p, wanted) {
-			cfg.Peers = append(cfg.Peers, differing(p, wanted))
+		} else if !matchesConfig(p, wanted) {
+			cfg.Peers = append(cfg.Peers, changedConfig(p, wanted))
 		}
 	}
 	for k, p := range peers {
@@ -152,8 +154,8 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 			cfg.Peers = append(cfg.Peers, p)
 		}
 	}
-	// What goes goes last: a peer that has another's prefix from now on takes it, and at no moment has nobody got it.
-	// To remove a peer takes away only what it still has.
+	// Removals come last: a peer that gets another's prefix takes it over, so that the prefix always belongs to a
+	// peer. Removing a peer removes only what it still has.
 	slices.SortFunc(cfg.Peers, func(a, b wgtypes.PeerConfig) int {
 		if a.Remove != b.Remove {
 			if b.Remove {
@@ -172,13 +174,14 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 	return s
 }
 
-// Subnets are those of the remote that are routed, why others are not, and what is in the way of those that are all the
-// same, a line each.
+// Subnets returns the remote's subnets to route, why others are refused, and conflicts of those that remain routed, a
+// line each.
 func Subnets(want *desired.Network, bounds Bounds) (subnets []netip.Prefix, refused, conflicts []string) {
 	all := want.Device.GetPodSubnets()
-	if more := len(all) - mostSubnets; more > 0 {
-		refused = append(refused, fmt.Sprintf("routes: %d subnets, and %d are the most: %s and what follows is left out", len(all), mostSubnets, all[mostSubnets]))
-		all = all[:mostSubnets]
+	if more := len(all) - maxSubnets; more > 0 {
+		refused = append(refused, fmt.Sprintf("routes: %d subnets exceed the limit of %d: %s and the following are ignored",
+			len(all), maxSubnets, all[maxSubnets]))
+		all = all[:maxSubnets]
 	}
 	for _, text := range all {
 		prefix, conflict, err := bounds.prefix(text)
@@ -187,7 +190,7 @@ func Subnets(want *desired.Network, bounds Bounds) (subnets []netip.Prefix, refu
 			continue
 		}
 		if conflict != "" {
-			conflicts = append(conflicts, "route "+text+" stays, and "+conflict)
+			conflicts = append(conflicts, "route "+text+" remains, but "+conflict)
 		}
 		subnets = append(subnets, prefix)
 	}
@@ -199,35 +202,35 @@ func (s *Steps) routes(subnets []netip.Prefix, stands *wireguard.Device) {
 	for _, prefix := range subnets {
 		wanted[prefix] = true
 	}
-	// The kernel forgets routes when an interface goes down; Routes tells what is there.
+	// The kernel deletes routes when an interface goes down; Routes are the existing ones.
 	for _, r := range stands.Routes {
 		if !wanted[r] {
 			s.DeleteRoutes = append(s.DeleteRoutes, r)
-		} else if unruled(stands, r) {
-			continue // it leads nowhere; to add it adds what is missing
+		} else if withoutRule(stands, r) {
+			continue // packets do not find it; adding it again adds the missing rule
 		}
 		delete(wanted, r)
 	}
 	s.AddRoutes = slices.SortedFunc(maps.Keys(wanted), netip.Prefix.Compare)
 }
 
-// unruled says whether no packet finds a route of a standing device.
-func unruled(stands *wireguard.Device, r netip.Prefix) bool {
+// withoutRule reports whether the rule is missing that leads packets to a route of an existing device.
+func withoutRule(stands *wireguard.Device, r netip.Prefix) bool {
 	if r.Addr().Is6() {
 		return stands.UnruledV6
 	}
 	return stands.UnruledV4
 }
 
-// peer is what the broker says of a peer, checked.
+// peer is a validated peer.
 type peer struct {
 	key      wgtypes.Key
 	endpoint netip.AddrPort
 	prefixes []netip.Prefix
 }
 
-// parsePeer reads a peer, of which those prefixes count that lie in a subnet that is routed. One that lies in another
-// is the subnet's matter, which is refused itself, but for a peer that has none left.
+// parsePeer validates a peer. Only prefixes in a routed subnet count. A prefix in another subnet is ignored, as the
+// subnet itself is refused, unless the peer has no other.
 func parsePeer(p *semaphorev1.Peer, bounds Bounds, subnets []netip.Prefix) (out peer, err error) {
 	if out.key, err = wgtypes.NewKey(p.GetWireguard().GetPublicKey()); err != nil {
 		return out, fmt.Errorf("public key: %w", err)
@@ -252,12 +255,12 @@ func parsePeer(p *semaphorev1.Peer, bounds Bounds, subnets []netip.Prefix) (out 
 		}
 	}
 	if outside.IsValid() && len(out.prefixes) == 0 {
-		return out, fmt.Errorf("allowed IPs: %s is in no pod subnet that is routed", outside)
+		return out, fmt.Errorf("allowed IPs: %s is not in a routed pod subnet", outside)
 	}
 	return out, nil
 }
 
-// config sets all of a peer. Its fields have the types of what reads of devices return.
+// config returns the complete configuration of a peer. Its fields have the types that reading a device returns.
 func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
 	c := wgtypes.PeerConfig{
 		PublicKey:                   p.key,
@@ -271,23 +274,23 @@ func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
 	return c
 }
 
-// same says whether a peer stands as it is wanted.
-func same(stands wgtypes.Peer, want wgtypes.PeerConfig) bool {
+// matchesConfig reports whether an existing peer is as desired.
+func matchesConfig(stands wgtypes.Peer, want wgtypes.PeerConfig) bool {
 	return stands.Endpoint != nil && unmap(stands.Endpoint) == unmap(want.Endpoint) &&
 		stands.PersistentKeepaliveInterval == *want.PersistentKeepaliveInterval &&
 		slices.Equal(sorted(stands.AllowedIPs), sorted(want.AllowedIPs))
 }
 
-// differing is what makes a standing peer the one that is wanted. Allowed IPs that are right are not set again: while
-// they are replaced, packets have no way.
-func differing(stands wgtypes.Peer, want wgtypes.PeerConfig) wgtypes.PeerConfig {
+// changedConfig returns the configuration that makes an existing peer the desired one. It does not set unchanged
+// allowed IPs again, as packets would be dropped while they are replaced.
+func changedConfig(stands wgtypes.Peer, want wgtypes.PeerConfig) wgtypes.PeerConfig {
 	if slices.Equal(sorted(stands.AllowedIPs), sorted(want.AllowedIPs)) {
 		want.UpdateOnly, want.ReplaceAllowedIPs, want.AllowedIPs = true, false, nil
 	}
 	return want
 }
 
-// unmap has one form for an IPv4 address, which net.UDPAddr has two for.
+// unmap normalizes IPv4 addresses, of which net.UDPAddr has two forms.
 func unmap(a *net.UDPAddr) netip.AddrPort {
 	at := a.AddrPort()
 	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())

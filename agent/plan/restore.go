@@ -10,9 +10,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// restoring leaves of the steps those that add to a device that stands. What is wanted was then told to an earlier
-// agent, and the device may have been set by newer words than those that were kept: nothing that it has is taken away
-// or changed before the broker has spoken.
+// restoring reduces the steps to those that add to an existing device. An earlier agent saved the desired state, and
+// may have applied a newer one afterwards: nothing is removed or changed before the broker has sent its state.
 func (s *Steps) restoring(stands *wireguard.Device) {
 	s.MTU, s.SetLink, s.DeleteRoutes = stands.MTU, !stands.Up || stands.Alias != s.Alias, nil
 	if s.Config == nil {
@@ -27,7 +26,7 @@ func (s *Steps) restoring(stands *wireguard.Device) {
 	if stands.ListenPort == 0 || stands.PrivateKey == (wgtypes.Key{}) {
 		cfg.ListenPort = had.ListenPort // one that was never set up has none, or any
 	}
-	// Allowed IPs are one peer's: a peer that is added with those of another takes them from it.
+	// An allowed IP belongs to one peer: a new peer would take it from an existing one.
 	taken := map[netip.Prefix]bool{}
 	present := map[wgtypes.Key]bool{}
 	for _, p := range stands.Peers {

@@ -22,11 +22,13 @@ func TestF07RestoringOnlyAdds(t *testing.T) {
 
 	// Of before n1 had its new key, n2 its new address, and n3 was there; and when n4 and n5 were.
 	before := networkOf([]string{"10.2.0.0/16", "10.24.0.0/16"}, map[string]string{
-		"n1": "z 192.0.2.1:51820 10.2.1.0/24", "n2": "b 192.0.2.9:51820 10.2.2.0/24", "n4": "d 192.0.2.4:51820 10.2.4.0/24", "n5": "e 192.0.2.5:51820 10.2.5.0/24 10.2.3.0/24",
+		"n1": "z 192.0.2.1:51820 10.2.1.0/24", "n2": "b 192.0.2.9:51820 10.2.2.0/24", "n4": "d 192.0.2.4:51820 10.2.4.0/24",
+		"n5": "e 192.0.2.5:51820 10.2.5.0/24 10.2.3.0/24",
 	})
 	before.Restored = true
 	s := Network("c2", before, Bounds{}, wgtypes.Key{8}, stands)
-	if s.Create || s.SetLink || len(s.DeleteRoutes) > 0 || s.Config == nil || s.Config.PrivateKey != nil || s.Config.ListenPort != nil {
+	if s.Create || s.SetLink || len(s.DeleteRoutes) > 0 || s.Config == nil || s.Config.PrivateKey != nil ||
+		s.Config.ListenPort != nil {
 		t.Fatalf("%+v, %+v", s, s.Config)
 	}
 	after := carryOut(t, stands, s)
@@ -36,7 +38,8 @@ func TestF07RestoringOnlyAdds(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{
-		"a 192.0.2.1:51820 [{10.2.1.0 ffffff00}]", "b 192.0.2.2:51820 [{10.2.2.0 ffffff00}]", "c 192.0.2.3:51820 [{10.2.3.0 ffffff00}]",
+		"a 192.0.2.1:51820 [{10.2.1.0 ffffff00}]", "b 192.0.2.2:51820 [{10.2.2.0 ffffff00}]",
+		"c 192.0.2.3:51820 [{10.2.3.0 ffffff00}]",
 		"d 192.0.2.4:51820 [{10.2.4.0 ffffff00}]", "e 192.0.2.5:51820 [{10.2.5.0 ffffff00}]",
 	}
 	if !slices.Equal(got, want) {
@@ -68,7 +71,8 @@ func TestF08RestoringMakesWhatIsNotThere(t *testing.T) {
 	for name, stands := range map[string]*wireguard.Device{"nothing": nil, "a shell": &shell} {
 		s := Network("c2", want, Bounds{}, wgtypes.Key{9}, stands)
 		after := carryOut(t, stands, s)
-		if after.PrivateKey != full.PrivateKey || after.ListenPort != 51820 || after.MTU != 1380 || !after.Up || len(after.Peers) != 1 || len(after.Routes) != 1 {
+		if after.PrivateKey != full.PrivateKey || after.ListenPort != 51820 || after.MTU != 1380 || !after.Up ||
+			len(after.Peers) != 1 || len(after.Routes) != 1 {
 			t.Errorf("%s: %+v", name, after)
 		}
 	}

@@ -10,49 +10,48 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/desired"
 )
 
-// WireGuard sends to where a peer's last authentic packet came from: a peer behind source NAT moves its endpoint, and
-// nobody has written anything. Such an endpoint works, perhaps as the only one, so it is left while the peer is heard
-// at it. One that someone wrote looks the same, but nothing comes from there: a packet from elsewhere would move it on.
-// It is put right at the next look, and so is one where no node of the remote can be, heard or not: whoever has a
-// peer's key could otherwise have this node send to any address.
+// WireGuard sends to the source of a peer's last authentic packet: a peer behind source NAT moves its endpoint without
+// any configuration. Such an endpoint works, perhaps as the only one, so it is left while packets are received from
+// it. An endpoint that somebody wrote looks the same, but nothing is received from there: a packet from elsewhere
+// would move it. It is healed at the next check, and so is one where no node of the remote can be, whether or not
+// packets are received: an attacker with a peer's key could otherwise choose any address that this node sends to.
 const (
-	// ProofTime is how long something has to be received at it.
+	// ProofTime is how long packets must be received from it.
 	ProofTime = 200 * time.Millisecond
-	// After silence of endpointTimeout, in which at least endpointBytes were sent, a peer is not there any more:
-	// WireGuard would have it answer data within 10 s, and sends a handshake of 148 bytes each 5 s while
-	// it does not. A keepalive, which nobody answers, has 32 bytes.
+	// After endpointTimeout without an answer, in which at least endpointBytes were sent, a peer is no longer there:
+	// WireGuard would answer data within 10 s, and this node sends a handshake of 148 bytes every 5 s until then. A
+	// keepalive, which is not answered, has 32 bytes.
 	endpointTimeout = 20 * time.Second
 	endpointBytes   = 2 * 148
 )
 
-// Roaming follows the peers of a device that are not at the endpoint that is wanted. The zero value is
-// ready to use.
+// Roaming tracks the peers of a device that are not at the desired endpoint. The zero value is ready to use.
 type Roaming struct {
 	seen map[wgtypes.Key]*sighting
 }
 
-// sighting is a peer at an endpoint that is not the wanted one.
+// sighting is a peer at another endpoint than the desired one.
 type sighting struct {
 	at    netip.AddrPort
 	since time.Time
-	// heard is the last look at which more had been received than at the one before, and what had
-	// been received and sent by then; zero for never.
+	// heard is the last check at which more had been received than before, with the bytes received and sent by then;
+	// zero for never.
 	heard          time.Time
 	received, sent int64
 }
 
-// Roamed is a peer whose endpoint is left where it is.
+// Roamed is a peer whose endpoint is left unchanged.
 type Roamed struct {
 	Node       string
 	At, Wanted netip.AddrPort
-	// New says that it was not there at the look before.
+	// New means that it was not there at the check before.
 	New bool
 }
 
-// Wanted says which node a peer is and where it is wanted; ok is false for one that is not.
+// Wanted returns the node of a peer and its desired endpoint; ok is false for an undesired one.
 type Wanted func(wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool)
 
-// Endpoints is what a network wants, for Roaming.
+// Endpoints returns the desired endpoints of a network, for Roaming.
 func Endpoints(want *desired.Network) Wanted {
 	type place struct {
 		node     string
@@ -74,8 +73,8 @@ func Endpoints(want *desired.Network) Wanted {
 	}
 }
 
-// Look takes the peers of a device as they stand. Of those that are to be left where they are, which it returns,
-// it makes the endpoint the wanted one, so that a plan finds nothing to do about it.
+// Look evaluates the existing peers of a device. It returns the peers whose endpoints are to be left, and sets these
+// to the desired ones in peers, so that a plan finds no difference.
 func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted, bounds Bounds) []Roamed {
 	if bounds.hosts == nil {
 		bounds.hosts = hostsOf(bounds.Own)
@@ -99,7 +98,7 @@ func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted, bound
 		if seen == nil {
 			seen = map[wgtypes.Key]*sighting{}
 		}
-		seen[p.PublicKey] = s // remembered until it is put right, so that the next look says the same
+		seen[p.PublicKey] = s // remembered until it is healed, so that the next check has the same result
 		if known && !s.leave(now, p) {
 			continue
 		}
@@ -110,7 +109,8 @@ func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted, bound
 	return left
 }
 
-// Unproven says that the last look found a peer somewhere else that has to be heard there until the next one.
+// Unproven reports whether the last check found a peer at another endpoint that must be heard there until the next
+// one.
 func (r *Roaming) Unproven() bool {
 	for _, s := range r.seen {
 		if s.heard.IsZero() {
@@ -120,7 +120,7 @@ func (r *Roaming) Unproven() bool {
 	return false
 }
 
-// leave says whether a peer is to be left where it was seen before.
+// leave reports whether a peer is to be left where it was seen before.
 func (s *sighting) leave(now time.Time, p *wgtypes.Peer) bool {
 	switch {
 	case p.ReceiveBytes > s.received:

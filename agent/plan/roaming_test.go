@@ -16,7 +16,8 @@ import (
 func TestRoamingStaysInside(t *testing.T) {
 	bounds := Bounds{Remote: &Remote{Nodes: prefixes("192.0.2.16/28")}}
 	wanted := netip.MustParseAddrPort("192.0.2.17:7775")
-	for at, stays := range map[string]bool{"192.0.2.18:7775": true, "192.0.2.18:4242": true, "192.0.2.33:7775": false, "8.8.8.8:53": false, "127.0.0.1:53": false} {
+	for at, stays := range map[string]bool{"192.0.2.18:7775": true, "192.0.2.18:4242": true, "192.0.2.33:7775": false,
+		"8.8.8.8:53": false, "127.0.0.1:53": false} {
 		var r Roaming
 		now := time.Now()
 		for look := range 3 {
@@ -24,7 +25,8 @@ func TestRoamingStaysInside(t *testing.T) {
 				PublicKey: wgtypes.Key{1}, Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort(at)),
 				LastHandshakeTime: now, ReceiveBytes: int64(1000 * look), TransmitBytes: 1000,
 			}
-			left := r.Look(now.Add(time.Duration(look)*300*time.Millisecond), []wgtypes.Peer{p}, func(wgtypes.Key) (string, netip.AddrPort, bool) { return "n1", wanted, true }, bounds)
+			left := r.Look(now.Add(time.Duration(look)*300*time.Millisecond), []wgtypes.Peer{p},
+				func(wgtypes.Key) (string, netip.AddrPort, bool) { return "n1", wanted, true }, bounds)
 			if (len(left) == 1) != stays {
 				t.Errorf("%s, look %d: left there: %v", at, look, left)
 			}
@@ -43,13 +45,17 @@ func TestRoaming(t *testing.T) {
 		{"roamed, and heard there", 5, []string{"0 2 100 100", "1 9 200 150", "2 9 300 200", "3 9 300 250"}, "-+.."},
 		{"someone wrote it", 5, []string{"0 2 100 100", "1 9 100 150", "2 9 100 300", "2 9 100 300", "3 2 100 300"}, "-+---"},
 		{"put right, and it roamed again", 5, []string{"0 9 100 100", "1 9 100 150", "2 9 200 300"}, "+-."},
-		{"someone wrote it, and the next packet moved it back", 5, []string{"0 2 100 100", "1 9 100 150", "2 2 200 300"}, "-+-"},
+		{"someone wrote it, and the next packet moved it back", 5,
+			[]string{"0 2 100 100", "1 9 100 150", "2 2 200 300"}, "-+-"},
 		{"two looks in a row prove nothing", 5, []string{"0 9 100 100", "0 9 100 100", "1 9 100 100"}, "+.-"},
 		{"no session", 200, []string{"0 9 100 100"}, "-"},
 		{"no handshake ever", -1, []string{"0 9 0 0"}, "-"},
-		{"roamed, and nobody says anything", 5, []string{"0 9 100 100", "1 9 200 100", "11 9 200 132", "100 9 200 132", "400 9 200 164"}, "+...."},
-		{"roamed, and does not answer any more", 5, []string{"0 9 100 100", "1 9 200 100", "15 9 200 5000", "22 9 200 9000"}, "+..-"},
-		{"roamed, and answers late", 5, []string{"0 9 100 100", "1 9 200 100", "15 9 200 5000", "20 9 232 9000", "30 9 232 9100"}, "+...."},
+		{"roamed, and nobody says anything", 5, []string{"0 9 100 100", "1 9 200 100", "11 9 200 132", "100 9 200 132",
+			"400 9 200 164"}, "+...."},
+		{"roamed, and does not answer any more", 5, []string{"0 9 100 100", "1 9 200 100", "15 9 200 5000",
+			"22 9 200 9000"}, "+..-"},
+		{"roamed, and answers late", 5, []string{"0 9 100 100", "1 9 200 100", "15 9 200 5000", "20 9 232 9000",
+			"30 9 232 9100"}, "+...."},
 		{"roamed on", 5, []string{"0 9 100 100", "1 9 200 100", "2 8 200 100", "3 8 300 100", "4 8 300 100"}, "+.+.."},
 		{"roamed on, which someone wrote", 5, []string{"0 9 100 100", "1 9 200 100", "2 8 200 100", "3 8 200 100"}, "+.+-"},
 		{"taken out and set anew", 5, []string{"0 9 100 100", "1 9 200 100", "2 9 10 10", "3 9 10 10"}, "+.+-"},
@@ -72,9 +78,10 @@ func TestRoaming(t *testing.T) {
 					p.LastHandshakeTime = begin.Add(-time.Duration(c.handshake) * time.Second)
 				}
 				peers := []wgtypes.Peer{p, {PublicKey: wgtypes.Key{2}, Endpoint: p.Endpoint}} // the second is not wanted
-				left := r.Look(begin.Add(time.Duration(seconds)*time.Second), peers, func(key wgtypes.Key) (string, netip.AddrPort, bool) {
-					return "n1", at(2), key == wgtypes.Key{1}
-				}, Bounds{})
+				left := r.Look(begin.Add(time.Duration(seconds)*time.Second), peers,
+					func(key wgtypes.Key) (string, netip.AddrPort, bool) {
+						return "n1", at(2), key == wgtypes.Key{1}
+					}, Bounds{})
 				switch {
 				case len(left) == 0:
 					got += "-"
@@ -87,7 +94,8 @@ func TestRoaming(t *testing.T) {
 				default:
 					got += "."
 				}
-				if left[0].Node != "n1" || left[0].At != at(endpoint) || left[0].Wanted != at(2) || unmap(peers[0].Endpoint) != at(2) {
+				if left[0].Node != "n1" || left[0].At != at(endpoint) || left[0].Wanted != at(2) ||
+					unmap(peers[0].Endpoint) != at(2) {
 					t.Errorf("look %q: %+v, shown to the plan at %s", look, left[0], peers[0].Endpoint)
 				}
 			}
@@ -100,7 +108,8 @@ func TestRoaming(t *testing.T) {
 
 // What an agent finds where a node has moved while it was away.
 func TestEndpoints(t *testing.T) {
-	wanted := Endpoints(networkOf(nil, map[string]string{"n1": "a 192.0.2.1:1 10.2.1.0/24", "n2": "b nonsense 10.2.2.0/24"}))
+	wanted := Endpoints(networkOf(nil, map[string]string{"n1": "a 192.0.2.1:1 10.2.1.0/24",
+		"n2": "b nonsense 10.2.2.0/24"}))
 	if node, at, ok := wanted(wgtypes.Key(keyOf("a"))); node != "n1" || at.String() != "192.0.2.1:1" || !ok {
 		t.Error(node, at, ok)
 	}

@@ -8,12 +8,12 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// Inside says whether a route to prefix can concern packets to one of the subnets more than a route to the whole
-// subnet does: it is to the same prefix, or to a part of it.
+// Inside reports whether a route to prefix takes packets to a subnet from the route to that subnet: it is to the same
+// prefix, or to a part of it.
 func Inside(prefix netip.Prefix, subnets []netip.Prefix) bool { return within(prefix, subnets) }
 
-// Shadows are those routes of others in our table that lead packets for a device's subnets past it, each in a sentence.
-// One in the very place of ours is not among them: that one is told where ours cannot be made.
+// Shadows describes the routes of other programs in the agent's table that lead packets for a device's subnets past
+// it. A route in place of the agent's is not included: AddRoute reports it.
 func Shadows(device string, subnets []netip.Prefix, others []wireguard.Foreign) []string {
 	var lines []string
 	for _, r := range others {
@@ -21,7 +21,8 @@ func Shadows(device string, subnets []netip.Prefix, others []wireguard.Foreign) 
 		if in < 0 || r.Prefix == subnets[in] && r.Metric >= wireguard.MetricOf(r.Prefix) {
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("route %s (%s) leads packets for %s past %s, where they are stopped: remove it", r.Prefix, r.Text, subnets[in], device))
+		lines = append(lines, fmt.Sprintf("route %s (%s) leads packets for %s past %s, where they are stopped: remove it",
+			r.Prefix, r.Text, subnets[in], device))
 	}
 	slices.Sort(lines)
 	return slices.Compact(lines)

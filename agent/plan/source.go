@@ -9,17 +9,16 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// Sources are the addresses that packets of the node's own to remote pods bear. A remote node takes only such as are
-// among our allowed IPs there, which are the node's pod CIDRs, and the kernel would choose another.
+// Sources are the source addresses of the node's own packets to remote pods. A remote node accepts only sources within
+// this node's allowed IPs there, which are its pod CIDRs, and the kernel would choose another.
 type Sources struct {
-	// Known is false as long as nobody has said what the node's pod CIDRs are: then the routes that stand stay
-	// as they are.
+	// Known is false until the node's pod CIDRs are known: until then existing routes remain unchanged.
 	Known bool
 	// V4 and V6 are the zero Addr for none.
 	V4, V6 netip.Addr
 }
 
-// of is the source of a route.
+// of returns the source of a route.
 func (s Sources) of(prefix netip.Prefix) netip.Addr {
 	if prefix.Addr().Is6() {
 		return s.V6
@@ -27,25 +26,25 @@ func (s Sources) of(prefix netip.Prefix) netip.Addr {
 	return s.V4
 }
 
-// preferred are the interfaces that Calico and the CNI's bridge plugin give an address of the node's own pod CIDRs,
-// best first. Any other serves as well, if it has one.
+// preferred are the interfaces to which Calico and the CNI's bridge plugin give an address of the node's own pod
+// CIDRs, best first. Any other interface with one serves as well.
 var preferred = []string{"tunl0", "vxlan.calico", "vxlan-v6.calico", "wireguard.cali", "wg-v6.cali", "cni0"}
 
-// Source is what sources are chosen from besides the node's addresses.
+// Source has the inputs of ChooseSources besides the node's addresses.
 type Source struct {
 	// Setting is "auto", "none" or an address.
 	Setting string
-	// PodPrefixes are those that the node's pods have their addresses from, none for unknown.
+	// PodPrefixes are the node's pod CIDRs, none if unknown.
 	PodPrefixes []netip.Prefix
-	// Reserved are addresses among them that the broker keeps free for the node: they are for a family of which the
-	// node has none.
+	// Reserved are addresses among them that the broker keeps free for the node, for a family of which the node has
+	// none.
 	Reserved []netip.Addr
-	// Devices are the names of our own. What they have does not count: they have it by an earlier choice.
+	// Devices are the names of the agent's devices, whose addresses result from an earlier choice and do not count.
 	Devices []string
 }
 
-// ChooseSources chooses among the node's addresses, and those reserved for it. The choice does not depend on the order
-// of either. A problem is a sentence, empty for none.
+// ChooseSources chooses among the node's addresses, and those reserved for it. The choice does not depend on their
+// order. problem is a sentence, empty for none.
 func ChooseSources(from Source, addresses []wireguard.Address) (s Sources, problem string) {
 	var usable []wireguard.Address
 	for _, a := range addresses {
@@ -62,7 +61,8 @@ func ChooseSources(from Source, addresses []wireguard.Address) (s Sources, probl
 		there := err == nil && slices.ContainsFunc(usable, func(a wireguard.Address) bool { return a.Prefix.Addr() == addr })
 		switch {
 		case !there:
-			return Sources{Known: true}, fmt.Sprintf("routeSource %s is no address of this node: it reaches remote pods with no set source", from.Setting)
+			return Sources{Known: true},
+				fmt.Sprintf("routeSource %s is no address of this node: it reaches remote pods with no set source", from.Setting)
 		case addr.Is6():
 			return Sources{Known: true, V6: addr}, ""
 		}
@@ -101,10 +101,9 @@ func ChooseSources(from Source, addresses []wireguard.Address) (s Sources, probl
 	return s, ""
 }
 
-// SetSources adds to the steps that routes get these sources, and the device those addresses: what kube-proxy
-// masquerades leaves with the address of the device that it leaves by. A device that takes packets early, before routes
-// lead into it, as that of a permissive remote does, has an IPv4 address at any time: the placeholder, where it has no
-// other.
+// SetSources adds to the steps the sources of routes, and the addresses of the device: kube-proxy masquerades with the
+// address of the outgoing device. A device that receives packets before routes lead into it, as that of a permissive
+// remote does, always has an IPv4 address: the placeholder if it has no other.
 func (s *Steps) SetSources(sources Sources, stands *wireguard.Device, early bool) {
 	s.Sources = sources
 	var has, wanted []netip.Addr
@@ -129,7 +128,7 @@ func (s *Steps) SetSources(sources Sources, stands *wireguard.Device, early bool
 			wanted = append(wanted, at)
 		}
 	}
-	// Once it is there it stays until another takes its place: with the last address the kernel takes the routes out.
+	// Once it exists it remains until another replaces it: with the last address the kernel deletes the routes.
 	if !slices.ContainsFunc(wanted, netip.Addr.Is4) && (early || slices.Contains(has, wireguard.Placeholder)) {
 		wanted = append(wanted, wireguard.Placeholder)
 	}
@@ -139,10 +138,10 @@ func (s *Steps) SetSources(sources Sources, stands *wireguard.Device, early bool
 	s.AddAddresses, s.DeleteAddresses = missing(wanted, has), missing(has, wanted)
 }
 
-// SourceOf is the source that a route of the steps gets; the zero Addr for none.
+// SourceOf returns the source of a route of the steps; the zero Addr for none.
 func (s *Steps) SourceOf(prefix netip.Prefix) netip.Addr { return s.Sources.of(prefix) }
 
-// OnlySources says that nothing else differs.
+// OnlySources reports whether nothing else differs.
 func (s *Steps) OnlySources() bool {
 	rest := *s
 	rest.ChangeRoutes, rest.AddAddresses, rest.DeleteAddresses = nil, nil, nil

@@ -28,24 +28,39 @@ func TestChooseSources(t *testing.T) {
 		want      string // IPv4, IPv6; "unknown"
 		problem   bool
 	}{
-		"none is known":             {"auto", nil, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "", "unknown", false},
-		"none is there":             {"auto", own, []wireguard.Address{address("eth0", "192.0.2.1/24"), address("eth0", "10.1.8.1/24")}, "", "- -", false},
-		"Calico's tunnels":          {"auto", own, []wireguard.Address{address("eth0", "10.1.7.1/24"), address("tunl0", "10.1.7.9/32"), address("vxlan-v6.calico", "fd00:1:7::9/128")}, "", "10.1.7.9 fd00:1:7::9", false},
-		"the bridge's":              {"auto", own, []wireguard.Address{address("a", "10.1.7.1/24"), address("cni0", "10.1.7.2/24")}, "", "10.1.7.2 -", false},
-		"the lowest of others":      {"auto", own, []wireguard.Address{address("b", "10.1.7.10/24"), address("a", "10.1.7.11/24"), address("c", "10.1.7.9/24")}, "", "10.1.7.9 -", false},
-		"one that is not to be had": {"auto", own, []wireguard.Address{unusable, address("x", "fd00:1:7::2/128")}, "", "- fd00:1:7::2", false},
-		"a subnet around ours":      {"auto", own, []wireguard.Address{address("x", "10.1.7.5/16")}, "", "10.1.7.5 -", false},
-		"off":                       {"none", own, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "", "- -", false},
-		"reserved":                  {"auto", own, []wireguard.Address{address("eth0", "192.0.2.1/24")}, "10.1.7.1 fd00:1:7::1", "10.1.7.1 fd00:1:7::1", false},
-		"one and a reserved one":    {"auto", own, []wireguard.Address{address("tunl0", "10.1.7.9/32")}, "10.1.7.1 fd00:1:7::1", "10.1.7.9 fd00:1:7::1", false},
-		"reserved elsewhere":        {"auto", own, nil, "10.1.8.1", "- -", false},
-		"its own device's":          {"auto", own, []wireguard.Address{address("wireguard.c2", "10.1.7.9/32")}, "10.1.7.1", "10.1.7.1 -", false},
-		"Calico's WireGuard":        {"auto", own, []wireguard.Address{address("wireguard.cali", "10.1.7.9/32")}, "10.1.7.1", "10.1.7.9 -", false},
-		"none of what is reserved":  {"none", own, nil, "10.1.7.1", "- -", false},
-		"named, of its own device":  {"10.1.7.9", own, []wireguard.Address{address("wireguard.c2", "10.1.7.9/32")}, "", "- -", true},
-		"named":                     {"192.0.2.1", nil, []wireguard.Address{address("eth0", "192.0.2.1/24")}, "", "192.0.2.1 -", false},
-		"named, IPv6":               {"fd00::1", nil, []wireguard.Address{address("eth0", "fd00::1/64")}, "", "- fd00::1", false},
-		"named, and not there":      {"192.0.2.9", own, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "", "- -", true},
+		"none is known": {"auto", nil, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "",
+			"unknown", false},
+		"none is there": {"auto", own, []wireguard.Address{address("eth0", "192.0.2.1/24"),
+			address("eth0", "10.1.8.1/24")}, "", "- -", false},
+		"Calico's tunnels": {"auto", own, []wireguard.Address{address("eth0", "10.1.7.1/24"),
+			address("tunl0", "10.1.7.9/32"), address("vxlan-v6.calico", "fd00:1:7::9/128")}, "", "10.1.7.9 fd00:1:7::9", false},
+		"the bridge's": {"auto", own,
+			[]wireguard.Address{address("a", "10.1.7.1/24"), address("cni0", "10.1.7.2/24")}, "", "10.1.7.2 -", false},
+		"the lowest of others": {"auto", own,
+			[]wireguard.Address{address("b", "10.1.7.10/24"), address("a", "10.1.7.11/24"), address("c", "10.1.7.9/24")}, "",
+			"10.1.7.9 -", false},
+		"one that is not to be had": {"auto", own, []wireguard.Address{unusable, address("x", "fd00:1:7::2/128")}, "",
+			"- fd00:1:7::2", false},
+		"a subnet around ours": {"auto", own, []wireguard.Address{address("x", "10.1.7.5/16")}, "", "10.1.7.5 -", false},
+		"off":                  {"none", own, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "", "- -", false},
+		"reserved": {"auto", own, []wireguard.Address{address("eth0", "192.0.2.1/24")},
+			"10.1.7.1 fd00:1:7::1", "10.1.7.1 fd00:1:7::1", false},
+		"one and a reserved one": {"auto", own, []wireguard.Address{address("tunl0", "10.1.7.9/32")},
+			"10.1.7.1 fd00:1:7::1", "10.1.7.9 fd00:1:7::1", false},
+		"reserved elsewhere": {"auto", own, nil, "10.1.8.1", "- -", false},
+		"its own device's": {"auto", own, []wireguard.Address{address("wireguard.c2", "10.1.7.9/32")}, "10.1.7.1",
+			"10.1.7.1 -", false},
+		"Calico's WireGuard": {"auto", own, []wireguard.Address{address("wireguard.cali", "10.1.7.9/32")}, "10.1.7.1",
+			"10.1.7.9 -", false},
+		"none of what is reserved": {"none", own, nil, "10.1.7.1", "- -", false},
+		"named, of its own device": {"10.1.7.9", own, []wireguard.Address{address("wireguard.c2", "10.1.7.9/32")}, "",
+			"- -", true},
+		"named": {"192.0.2.1", nil, []wireguard.Address{address("eth0", "192.0.2.1/24")}, "",
+			"192.0.2.1 -", false},
+		"named, IPv6": {"fd00::1", nil, []wireguard.Address{address("eth0", "fd00::1/64")}, "",
+			"- fd00::1", false},
+		"named, and not there": {"192.0.2.9", own, []wireguard.Address{address("tunl0", "10.1.7.1/32")}, "",
+			"- -", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for range 2 {
@@ -87,13 +102,16 @@ func TestSetSources(t *testing.T) {
 		gone    []netip.Prefix
 		want    []netip.Prefix
 	}{
-		"no device":           {sources, nil, nil, nil},
-		"not known":           {Sources{}, stands(map[netip.Prefix]netip.Addr{routes[0]: v4}), nil, nil},
-		"none has one":        {sources, stands(nil), nil, routes},
-		"all have it":         {sources, stands(map[netip.Prefix]netip.Addr{routes[0]: v4, routes[1]: v4, routes[2]: v6}), nil, nil},
-		"one has another":     {sources, stands(map[netip.Prefix]netip.Addr{routes[0]: v4, routes[1]: v6, routes[2]: v6}), nil, routes[1:2]},
-		"one that goes":       {sources, stands(map[netip.Prefix]netip.Addr{routes[0]: v4, routes[2]: v6}), routes[1:2], nil},
-		"one is to have none": {Sources{Known: true, V4: v4}, stands(map[netip.Prefix]netip.Addr{routes[0]: v4, routes[1]: v4, routes[2]: v6}), nil, routes[2:]},
+		"no device":    {sources, nil, nil, nil},
+		"not known":    {Sources{}, stands(map[netip.Prefix]netip.Addr{routes[0]: v4}), nil, nil},
+		"none has one": {sources, stands(nil), nil, routes},
+		"all have it": {sources, stands(map[netip.Prefix]netip.Addr{routes[0]: v4, routes[1]: v4, routes[2]: v6}),
+			nil, nil},
+		"one has another": {sources, stands(map[netip.Prefix]netip.Addr{routes[0]: v4, routes[1]: v6, routes[2]: v6}),
+			nil, routes[1:2]},
+		"one that goes": {sources, stands(map[netip.Prefix]netip.Addr{routes[0]: v4, routes[2]: v6}), routes[1:2], nil},
+		"one is to have none": {Sources{Known: true, V4: v4},
+			stands(map[netip.Prefix]netip.Addr{routes[0]: v4, routes[1]: v4, routes[2]: v6}), nil, routes[2:]},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := Steps{DeleteRoutes: c.gone}
@@ -101,7 +119,8 @@ func TestSetSources(t *testing.T) {
 			if !slices.Equal(s.ChangeRoutes, c.want) {
 				t.Errorf("%v; want %v", s.ChangeRoutes, c.want)
 			}
-			if want := len(c.want) > 0 && len(c.gone) == 0; s.OnlySources() != want || s.Empty() != (len(c.want)+len(c.gone) == 0) {
+			if want := len(c.want) > 0 && len(c.gone) == 0; s.OnlySources() != want ||
+				s.Empty() != (len(c.want)+len(c.gone) == 0) {
 				t.Errorf("only sources: %v, empty: %v", s.OnlySources(), s.Empty())
 			}
 		})
@@ -124,7 +143,8 @@ func TestSourcesOnTheDevice(t *testing.T) {
 		add, remove []netip.Addr
 		early       bool
 	}{
-		"has none":        {both, []string{"10.2.0.0/16", "10.22.0.0/16", "fd00:2::/48"}, nil, addrs("10.1.7.1", "fd00:1:7::1"), nil, false},
+		"has none": {both, []string{"10.2.0.0/16", "10.22.0.0/16", "fd00:2::/48"}, nil,
+			addrs("10.1.7.1", "fd00:1:7::1"), nil, false},
 		"one family":      {both, []string{"10.2.0.0/16"}, nil, addrs("10.1.7.1"), nil, false},
 		"has them":        {both, []string{"10.2.0.0/16", "fd00:2::/48"}, addrs("10.1.7.1", "fd00:1:7::1"), nil, nil, false},
 		"has another":     {both, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), addrs("10.1.7.1"), addrs("10.1.7.9"), false},
@@ -132,13 +152,15 @@ func TestSourcesOnTheDevice(t *testing.T) {
 		"not known":       {Sources{}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, nil, false},
 		// One that takes packets before routes lead into it is never without an address of IPv4, and never loses its
 		// last.
-		"early, no route":              {both, nil, nil, addrs("192.0.0.8"), nil, true},
-		"early, not known":             {Sources{}, nil, nil, addrs("192.0.0.8"), nil, true},
-		"early, not known, has one":    {Sources{}, nil, addrs("10.1.7.9"), nil, nil, true},
-		"early, the first route":       {both, []string{"10.2.1.0/24"}, addrs("192.0.0.8"), addrs("10.1.7.1"), addrs("192.0.0.8"), true},
-		"early, the last route goes":   {both, nil, addrs("10.1.7.1"), addrs("192.0.0.8"), addrs("10.1.7.1"), true},
-		"early no more":                {Sources{Known: true}, []string{"10.2.0.0/16"}, addrs("192.0.0.8"), nil, nil, false},
-		"early no more, with a source": {both, []string{"10.2.0.0/16"}, addrs("192.0.0.8"), addrs("10.1.7.1"), addrs("192.0.0.8"), false},
+		"early, no route":           {both, nil, nil, addrs("192.0.0.8"), nil, true},
+		"early, not known":          {Sources{}, nil, nil, addrs("192.0.0.8"), nil, true},
+		"early, not known, has one": {Sources{}, nil, addrs("10.1.7.9"), nil, nil, true},
+		"early, the first route": {both, []string{"10.2.1.0/24"}, addrs("192.0.0.8"), addrs("10.1.7.1"),
+			addrs("192.0.0.8"), true},
+		"early, the last route goes": {both, nil, addrs("10.1.7.1"), addrs("192.0.0.8"), addrs("10.1.7.1"), true},
+		"early no more":              {Sources{Known: true}, []string{"10.2.0.0/16"}, addrs("192.0.0.8"), nil, nil, false},
+		"early no more, with a source": {both, []string{"10.2.0.0/16"}, addrs("192.0.0.8"), addrs("10.1.7.1"),
+			addrs("192.0.0.8"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := Network("c2", networkOf(c.subnets, nil), Bounds{}, wgtypes.Key{1}, nil)
@@ -166,16 +188,16 @@ func TestClaims(t *testing.T) {
 	p, q := prefixes("10.2.0.0/16")[0], prefixes("10.3.0.0/16")[0]
 	retake := func(want bool, why string) {
 		t.Helper()
-		if got := c.Retake(p, now); got != want {
+		if got := c.MayRetake(p, now); got != want {
 			t.Fatalf("%s: %v", why, got)
 		} else if got {
-			c.Retaken(p, now)
+			c.RecordRetake(p, now)
 		}
 	}
 	retake(false, "it never stood")
-	c.Stand([]netip.Prefix{q})
+	c.Record([]netip.Prefix{q})
 	retake(false, "another stood")
-	c.Stand([]netip.Prefix{p})
+	c.Record([]netip.Prefix{p})
 	for range maxRetakes {
 		retake(true, "it stood")
 		now = now.Add(time.Minute)
@@ -183,14 +205,14 @@ func TestClaims(t *testing.T) {
 	retake(false, "it was taken too often")
 	now = now.Add(time.Hour)
 	retake(false, "it was given up, and does not stand")
-	c.Stand([]netip.Prefix{p})
+	c.Record([]netip.Prefix{p})
 	retake(true, "it stands again, and the fight is long past")
 	c.Forget([]netip.Prefix{p})
 	retake(false, "it is not wanted any more")
-	c.Stand([]netip.Prefix{p})
+	c.Record([]netip.Prefix{p})
 	for range 10 * maxRetakes {
 		retake(true, "once in a while")
-		now = now.Add(retakesUntil/maxRetakes + time.Second)
+		now = now.Add(retakeWindow/maxRetakes + time.Second)
 	}
 }
 
@@ -215,7 +237,8 @@ func TestShadows(t *testing.T) {
 			r.Metric = 10*r.Metric + int(digit-'0')
 		}
 		got := Shadows("wireguard.c2", subnets, []wireguard.Foreign{r})
-		if (len(got) == 1) != want || want && !strings.Contains(got[0], prefix+" (via 192.0.2.9 proto bird) leads packets for ") {
+		if (len(got) == 1) != want || want &&
+			!strings.Contains(got[0], prefix+" (via 192.0.2.9 proto bird) leads packets for ") {
 			t.Errorf("%s: %q; told: %v", text, got, want)
 		}
 	}

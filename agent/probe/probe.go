@@ -8,6 +8,8 @@
 //
 // It knows nothing of WireGuard but the 32 bytes that a tunnel's packet has over the one it carries, in whose size all
 // is said here.
+//
+// It may import no other package of the agent.
 package probe
 
 import (

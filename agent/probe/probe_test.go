@@ -50,7 +50,8 @@ func TestMessages(t *testing.T) {
 	other := bytes.Clone(ask)
 	other[4]++
 	for name, b := range map[string][]byte{
-		"none": nil, "an answer": out, "a small one": small, "of another version": other, "of something else": make([]byte, 100), "cut off": ask[:10],
+		"none": nil, "an answer": out, "a small one": small, "of another version": other,
+		"of something else": make([]byte, 100), "cut off": ask[:10],
 	} {
 		if n := answer(make([]byte, answerSize), b); n != 0 {
 			t.Errorf("%s has an answer of %d bytes", name, n)
@@ -113,7 +114,8 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
-	if _, err := Measure(ctx, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), strangers.Port()), 1280, 1440); err != context.Canceled {
+	if _, err := Measure(ctx, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), strangers.Port()), 1280,
+		1440); err != context.Canceled {
 		t.Errorf("%v", err)
 	}
 	if _, err := Measure(t.Context(), netip.MustParseAddrPort("127.0.0.1:9"), 1441, 1440); err == nil {
@@ -157,7 +159,7 @@ func TestForgedAnswers(t *testing.T) {
 	}
 }
 
-// A responder answers only so often, and goes on afterwards.
+// A responder answers only so often, and continues afterwards.
 func TestLimit(t *testing.T) {
 	r, err := Listen(t.Context(), "127.0.0.1:0", anybody)
 	must(t, err)

@@ -24,7 +24,7 @@ const (
 
 // Result of a measurement.
 type Result struct {
-	// Answered says whether a responder is there.
+	// Answered reports whether a responder is there.
 	Answered bool
 	// Carries is the largest packet that a tunnel can carry whose packets just come through, of those from least to
 	// most; 0 for less than least.
@@ -94,7 +94,8 @@ func newProber(ctx context.Context, to netip.AddrPort) (*prober, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &prober{conn: conn.(*net.UDPConn), to: netip.AddrPortFrom(to.Addr().Unmap(), to.Port()), sent: map[uint64]int{}, data: make([]byte, largestData)}, nil
+	return &prober{conn: conn.(*net.UDPConn), to: netip.AddrPortFrom(to.Addr().Unmap(), to.Port()), sent: map[uint64]int{},
+		data: make([]byte, largestData)}, nil
 }
 
 func onSocket(do func(fd int) error) func(string, string, syscall.RawConn) error {

@@ -40,7 +40,8 @@ func Listen(ctx context.Context, address string, known func(netip.Addr) bool) (*
 	if err != nil {
 		return nil, fmt.Errorf("responder of path probes: %w", err)
 	}
-	return &Responder{conn: conn.(*net.UDPConn), known: known, limit: rate.NewLimiter(answersPerSecond, answersAtOnce)}, nil
+	return &Responder{conn: conn.(*net.UDPConn), known: known, limit: rate.NewLimiter(answersPerSecond, answersAtOnce)},
+		nil
 }
 
 // Port is where it listens.
@@ -83,7 +84,8 @@ func source(control []byte) []byte {
 		case m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_PKTINFO && len(m.Data) >= unix.SizeofInet4Pktinfo:
 			// struct in_pktinfo: index, the local address, the address in the header.
 			return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: [4]byte(m.Data[4:8])})
-		case m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO && len(m.Data) >= unix.SizeofInet6Pktinfo:
+		case m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO &&
+			len(m.Data) >= unix.SizeofInet6Pktinfo:
 			info := &unix.Inet6Pktinfo{Addr: [16]byte(m.Data[:16])}
 			if netip.AddrFrom16(info.Addr).IsLinkLocalUnicast() {
 				info.Ifindex = binary.NativeEndian.Uint32(m.Data[16:20])

@@ -28,7 +28,7 @@ func newSearch(least, most int) *search {
 	return s
 }
 
-// arrived notes that a size came through, at any time.
+// arrived records that a size came through, at any time.
 func (s *search) arrived(size int) {
 	s.through = max(s.through, min(size, s.most))
 	if s.lost <= s.through {

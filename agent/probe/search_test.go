@@ -7,7 +7,8 @@ import (
 
 // The largest size that comes through is found, in few rounds, wherever it is.
 func TestSearch(t *testing.T) {
-	for _, c := range []struct{ least, most, rounds, sizes int }{{1280, 1440, 4, 26}, {1280, 8940, 6, 42}, {1280, 1280, 1, 1}, {1280, 1281, 2, 3}} {
+	for _, c := range []struct{ least, most, rounds, sizes int }{{1280, 1440, 4, 26}, {1280, 8940, 6, 42},
+		{1280, 1280, 1, 1}, {1280, 1281, 2, 3}} {
 		for carries := c.least - 2; carries <= c.most+2; carries++ {
 			s := newSearch(c.least, c.most)
 			rounds, sizes := 0, 0
@@ -25,7 +26,8 @@ func TestSearch(t *testing.T) {
 				want = c.least - 1
 			}
 			if s.through != want || rounds > c.rounds || sizes > c.sizes {
-				t.Fatalf("between %d and %d: found %d after %d rounds and %d sizes; %d come through", c.least, c.most, s.through, rounds, sizes, carries)
+				t.Fatalf("between %d and %d: found %d after %d rounds and %d sizes; %d come through", c.least, c.most, s.through,
+					rounds, sizes, carries)
 			}
 			if carries >= c.most && rounds > 1 {
 				t.Fatalf("%d rounds on a path as wide as its links", rounds)

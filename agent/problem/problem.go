@@ -1,4 +1,6 @@
-// Package problem makes problems into texts that fit a report. It is pure and imports nothing of ours.
+// Package problem makes problems into texts that fit a report. It is pure and imports no other package of semaphore.
+//
+// It may import no other package of the agent.
 package problem
 
 import (

@@ -3,6 +3,8 @@
 //
 // It never waits for anything. Whether a key can be replaced at the moment it is due is for the caller to say, who then
 // asks again.
+//
+// It may import no other package of the agent.
 package rotation
 
 import (
@@ -45,7 +47,8 @@ type aged struct {
 
 // New is a schedule in which nothing is due.
 func New() *Schedule {
-	return &Schedule{asked: map[string]time.Time{}, forced: map[string]bool{}, aged: map[string]aged{}, notBefore: map[string]time.Time{}}
+	return &Schedule{asked: map[string]time.Time{}, forced: map[string]bool{}, aged: map[string]aged{},
+		notBefore: map[string]time.Time{}}
 }
 
 // Ask has the key for a cluster replaced at a time, or when it was asked for before, if that is earlier.
@@ -58,11 +61,10 @@ func (s *Schedule) Ask(cluster string, at time.Time) {
 // Force has what was asked for a cluster done whatever is in its way.
 func (s *Schedule) Force(cluster string) { s.forced[cluster] = true }
 
-// Forced says whether a cluster's key is to be replaced whatever is in the way.
+// Forced reports whether a cluster's key is to be replaced whatever is in the way.
 func (s *Schedule) Forced(cluster string) bool { return s.forced[cluster] }
 
-// Know takes note of the key that stands for a cluster, by its public half, and of the age that it may reach; 0 for
-// any.
+// Know records the key that stands for a cluster, by its public half, and of the age that it may reach; 0 for any.
 func (s *Schedule) Know(cluster string, public wgtypes.Key, created time.Time, maxAge time.Duration, now time.Time) {
 	if maxAge <= 0 {
 		delete(s.aged, cluster)
@@ -83,7 +85,7 @@ func (s *Schedule) Forget(cluster string) {
 	delete(s.notBefore, cluster)
 }
 
-// Replaced takes note that a key was replaced, whoever asked for it. Know tells of the new one.
+// Replaced records that a key was replaced, on anybody's request. Know reports the new one.
 func (s *Schedule) Replaced(cluster string) { s.Forget(cluster) }
 
 // Failed has the next attempt for a cluster made a while later.

@@ -65,7 +65,8 @@ func together(requests []*nl.NetlinkRequest, names []string) error {
 		return fmt.Errorf("netlink: %w", err)
 	}
 	defer unix.Close(socket)
-	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: answerTime}); err != nil {
+	if err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
+		&unix.Timeval{Sec: answerTime}); err != nil {
 		return fmt.Errorf("netlink: %w", err)
 	}
 	var all []byte

@@ -48,7 +48,8 @@ func (t Table) Each(filter Filter, f func(Route)) error {
 }
 
 func (t Table) each(family int, filter Filter, f func(Route)) error {
-	header := &nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(family), Protocol: uint8(filter.Protocol), Type: uint8(filter.Type)}}
+	header := &nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(family), Protocol: uint8(filter.Protocol),
+		Type: uint8(filter.Type)}}
 	request := netdump.Request{Type: unix.RTM_GETROUTE, Answer: unix.RTM_NEWROUTE, Header: header}
 	if t.ID != 0 {
 		request.Attributes = append(request.Attributes, netdump.Uint32(unix.RTA_TABLE, uint32(t.ID)))
@@ -128,8 +129,9 @@ func parse(m []byte) (r Route, ok bool, err error) {
 // Replace makes the route, or has it be as it was where it is there. It is one into an interface.
 func (r Route) Replace() error {
 	route := &netlink.Route{
-		Dst: IPNet(r.Prefix), Table: r.Table, Priority: r.Metric, Protocol: netlink.RouteProtocol(r.Protocol), LinkIndex: r.Link,
-		Scope: netlink.SCOPE_LINK, Src: r.Source.AsSlice(),
+		Dst: IPNet(r.Prefix), Table: r.Table, Priority: r.Metric, Protocol: netlink.RouteProtocol(r.Protocol),
+		LinkIndex: r.Link,
+		Scope:     netlink.SCOPE_LINK, Src: r.Source.AsSlice(),
 	}
 	if r.Gateway.IsValid() {
 		route.Gw, route.Scope = r.Gateway.AsSlice(), netlink.SCOPE_UNIVERSE
@@ -146,8 +148,9 @@ func (r Route) Replace() error {
 // Delete takes the route out; one that is not there any more is no error.
 func (r Route) Delete() error {
 	route := &netlink.Route{
-		Dst: IPNet(r.Prefix), Table: r.Table, Priority: r.Metric, Type: r.Type, Protocol: netlink.RouteProtocol(r.Protocol), LinkIndex: r.Link,
-		Scope: netlink.SCOPE_NOWHERE, // any, for the deletion of a route
+		Dst: IPNet(r.Prefix), Table: r.Table, Priority: r.Metric, Type: r.Type, Protocol: netlink.RouteProtocol(r.Protocol),
+		LinkIndex: r.Link,
+		Scope:     netlink.SCOPE_NOWHERE, // any, for the deletion of a route
 	}
 	if r.Gateway.IsValid() {
 		route.Gw = r.Gateway.AsSlice()
@@ -161,7 +164,7 @@ func (r Route) Delete() error {
 	return nil
 }
 
-// Name is what a route is called where it is told: what it is, to where, and in which table.
+// Name describes a route in messages: what it is, to where, and in which table.
 func (r Route) Name() string {
 	what := "route "
 	if r.Type == unix.RTN_UNREACHABLE {

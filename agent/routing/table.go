@@ -4,6 +4,8 @@
 //
 // It decides nothing: which routes there are is for agent/wireguard (into devices) and agent/guard (unreachable ones).
 // It imports nothing of the agent but agent/netdump.
+//
+// Of the agent's packages it may import netdump.
 package routing
 
 import (
@@ -52,15 +54,17 @@ func familyName(family int) string {
 	return "IPv4"
 }
 
-// leadsTo says whether all packets that come to a rule are looked up in our table.
+// leadsTo reports whether all packets that come to a rule are looked up in our table.
 func (t Table) leadsTo(r *netlink.Rule) bool {
 	return r.Priority == t.Priority && r.Table == t.ID && plain(r)
 }
 
-// plain says whether a rule is about all packets.
+// plain reports whether a rule is about all packets.
 func plain(r *netlink.Rule) bool {
-	return r.Src == nil && r.Dst == nil && r.Mark == 0 && r.IifName == "" && r.OifName == "" && !r.Invert && r.Goto < 0 && r.Tos == 0 &&
-		r.IPProto == 0 && r.Dport == nil && r.Sport == nil && r.UIDRange == nil && r.SuppressPrefixlen < 0 && r.SuppressIfgroup < 0 && r.TunID == 0
+	return r.Src == nil && r.Dst == nil && r.Mark == 0 && r.IifName == "" && r.OifName == "" && !r.Invert && r.Goto < 0 &&
+		r.Tos == 0 &&
+		r.IPProto == 0 && r.Dport == nil && r.Sport == nil && r.UIDRange == nil && r.SuppressPrefixlen < 0 &&
+		r.SuppressIfgroup < 0 && r.TunID == 0
 }
 
 func rules(family int) ([]netlink.Rule, error) {
@@ -74,7 +78,7 @@ func rules(family int) ([]netlink.Rule, error) {
 	return all, nil
 }
 
-// Ruled says whether packets of a family find the table.
+// Ruled reports whether packets of a family find the table.
 func (t Table) Ruled(family int) (bool, error) {
 	all, err := rules(family)
 	for i := range all {
@@ -158,8 +162,8 @@ func deleteRules(family int) (gone []string, failed error) {
 	return gone, failed
 }
 
-// RemoveAll takes out every route and every rule that is ours, of whatever table, and returns what they were, a line
-// each. The rules go first: from then on packets follow the main table, and never what is left of ours.
+// RemoveAll removes every route and every rule of ours, in any table, and returns them, a line each. It removes the
+// rules first: from then on packets follow the main table, and never what remains of ours.
 func RemoveAll() (gone []string, failed error) {
 	for _, family := range families {
 		rules, err := deleteRules(family)

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Whoever changes what we put right is met at once some times, then after longer and longer times, until it has left
-// the device alone for quietPeriod. There is no way to win against another program, and nobody gains by both writing
-// all the time.
+// The agent heals a change by another program immediately a few times, then after longer and longer waits, until the
+// program has left the device alone for quietPeriod. It cannot win against another program, and it is no use if both
+// write all the time.
 const (
 	freeHeals   = 10
 	quietPeriod = time.Minute
@@ -37,12 +37,12 @@ func (c *contest) pause(now time.Time) time.Duration {
 	return min(shortPause<<min(c.heals-freeHeals, 10), longPause)
 }
 
-// problem is a contest that goes on; nil for none.
+// problem describes a current contest; nil for none.
 func (c *contest) problem(now time.Time) error {
 	pause := c.pause(now)
 	if pause == 0 {
 		return nil
 	}
-	return fmt.Errorf("someone else keeps changing the device: it was put right %d times, the next time after %s; "+
+	return fmt.Errorf("another program keeps changing the device: the agent healed it %d times, the next time after %s; "+
 		"find who does, or stop the agent", c.heals, pause)
 }

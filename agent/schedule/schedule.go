@@ -3,6 +3,8 @@
 // It is pure: what happened to a device goes in with the time at which it did, and rounds of work come out. It owns the
 // rules of when a device is checked, healed and tried again, and what waits for them; it knows no device, no clock and
 // no other part of the agent. Its caller passes the time in, so that tests need no clock.
+//
+// It may import no other package of the agent.
 package schedule
 
 import (
@@ -15,8 +17,8 @@ import (
 const (
 	// FullCheck is how often everything is checked, also what the checks of single devices leave out.
 	FullCheck = 30 * time.Second
-	// HealGap is the least time between two checks of a device that somebody else changes: whoever fights us does not
-	// make us spin.
+	// HealGap is the least time between two checks of a device that somebody else changes, so that a fight does not
+	// make the agent spin.
 	HealGap = 250 * time.Millisecond
 	// A device that fails is tried again after MinRetry, then after twice as long, up to maxRetry, with jitter.
 	MinRetry = time.Second
@@ -103,10 +105,10 @@ func (s *Scheduler) device(cluster string) *device {
 	return d
 }
 
-// Checked takes note that a device was set or checked.
+// Checked records that a device was set or checked.
 func (s *Scheduler) Checked(cluster string, now time.Time) { s.device(cluster).checked = now }
 
-// Report takes note that a device is known, with so many peers. set says that it was set as desired: then it is polled.
+// Report records that a device is known, with so many peers. set says that it was set as desired: then it is polled.
 func (s *Scheduler) Report(cluster string, peers int, set bool) {
 	d := s.device(cluster)
 	d.reported, d.peers, d.set = true, peers, set
@@ -117,7 +119,7 @@ func (s *Scheduler) CheckWithin(cluster string, limit time.Duration) {
 	s.device(cluster).within = limit
 }
 
-// Failed takes note that a device could not be set; partial, that only routes could not.
+// Failed records that a device could not be set; partial, that only routes could not.
 func (s *Scheduler) Failed(cluster string, now time.Time, partial bool) {
 	d := s.device(cluster)
 	d.partial = partial
@@ -125,33 +127,41 @@ func (s *Scheduler) Failed(cluster string, now time.Time, partial bool) {
 	d.failures++
 }
 
+// Vanished records, after Failed, that the device was deleted while it was set. The first retry is immediate: a heal
+// that meets a second deletion would otherwise wait for longer than a heal takes.
+func (s *Scheduler) Vanished(cluster string, now time.Time) {
+	if d := s.device(cluster); d.failures == 1 {
+		d.retryAt = now
+	}
+}
+
 // Succeeded ends the failures of a device.
 func (s *Scheduler) Succeeded(cluster string) { s.device(cluster).failures = 0 }
 
-// Broken says whether a device could not be set at all.
+// Broken reports whether a device could not be set at all.
 func (s *Scheduler) Broken(cluster string) bool {
 	d := s.devices[cluster]
 	return d != nil && d.failures > 0 && !d.partial
 }
 
-// AnyBroken says whether any device is broken.
+// AnyBroken reports whether any device is broken.
 func (s *Scheduler) AnyBroken() bool {
 	return slices.ContainsFunc(slices.Collect(maps.Keys(s.devices)), s.Broken)
 }
 
-// Failing says whether a device is tried again because it could not be set, or not in full.
+// Failing reports whether a device is tried again because it could not be set, or not in full.
 func (s *Scheduler) Failing(cluster string) bool {
 	d := s.devices[cluster]
 	return d != nil && d.failures > 0
 }
 
-// Set says whether a device is as desired, as far as is known.
+// Set reports whether a device is as desired, as far as is known.
 func (s *Scheduler) Set(cluster string) bool {
 	d := s.devices[cluster]
 	return d != nil && d.reported && d.set && !s.Broken(cluster)
 }
 
-// Healed takes note that somebody else had changed a device.
+// Healed records that somebody else had changed a device.
 func (s *Scheduler) Healed(cluster string, now time.Time) { s.device(cluster).contest.healed(now) }
 
 // Contest is the problem that somebody else keeps changing a device; nil for none.
@@ -256,7 +266,7 @@ func (s *Scheduler) add(work Work) {
 	}
 }
 
-// Deferred says whether devices wait to be set.
+// Deferred reports whether devices wait to be set.
 func (s *Scheduler) Deferred() bool { return len(s.deferred.Devices) > 0 }
 
 // Next is when something is due by itself; zero for never.

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Some heals are at once; whoever goes on is met less and less, and reported; quiet ends it.
+// Some heals are at once; who continues is answered less and less often, and reported; quiet ends it.
 func TestContest(t *testing.T) {
 	var c contest
 	now := time.Unix(1_000_000, 0)
@@ -20,7 +20,8 @@ func TestContest(t *testing.T) {
 		}
 		now = now.Add(c.pause(now) + time.Second)
 	}
-	if got, want := strings.Join(pauses, " "), strings.Repeat("0s ", 10)+"1s 2s 4s 8s 16s 30s 30s 30s 30s 30s"; got != want {
+	if got, want := strings.Join(pauses, " "),
+		strings.Repeat("0s ", 10)+"1s 2s 4s 8s 16s 30s 30s 30s 30s 30s"; got != want {
 		t.Errorf("pauses %s\nwant   %s", got, want)
 	}
 	now = now.Add(quietPeriod)
@@ -30,6 +31,21 @@ func TestContest(t *testing.T) {
 	c.healed(now)
 	if c.pause(now) != 0 {
 		t.Errorf("the first heal after peace has a pause of %s", c.pause(now))
+	}
+}
+
+// A heal after a whole quietPeriod is the first of a new count.
+func TestContestEnds(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	c := contest{heals: freeHeals, last: now}
+	c.healed(now.Add(quietPeriod))
+	if c.heals != 1 {
+		t.Errorf("%d heals after %s of quiet", c.heals, quietPeriod)
+	}
+	c = contest{heals: freeHeals, last: now}
+	c.healed(now.Add(quietPeriod - 1))
+	if c.heals != freeHeals+1 {
+		t.Errorf("%d heals, the last one within %s", c.heals, quietPeriod)
 	}
 }
 
@@ -81,8 +97,21 @@ func TestCheckInterval(t *testing.T) {
 	}
 }
 
+// A device that went while it was set is tried again at once, and after that like any other.
+func TestVanished(t *testing.T) {
+	t.Parallel()
+	s := exact()
+	for i, want := range []time.Duration{0, 2 * time.Second, 4 * time.Second} {
+		s.Failed("c2", start, false)
+		s.Vanished("c2", start)
+		if got := s.Next(start).Sub(start); got != want {
+			t.Errorf("failure %d is tried again after %s; want %s", i, got, want)
+		}
+	}
+}
+
 // Retries come after one second, then after twice as long, up to 30 s, with jitter of at most a half; a success begins
-// anew.
+// again.
 func TestRetry(t *testing.T) {
 	t.Parallel()
 	s := exact()
@@ -150,7 +179,8 @@ func TestTake(t *testing.T) {
 	news := work("c3")
 	news.Peers["c2"] = map[string]bool{"n1": true}
 	news.Peers["c3"] = map[string]bool{"n1": true}
-	if r := s.Take(start, news, false, nil); !slices.Equal(r.Devices, []string{"c3"}) || len(r.Peers) != 1 || !r.Peers["c2"]["n1"] {
+	if r := s.Take(start, news, false, nil); !slices.Equal(r.Devices, []string{"c3"}) || len(r.Peers) != 1 ||
+		!r.Peers["c2"]["n1"] {
 		t.Errorf("%v", r)
 	}
 	if r := s.Take(start, heal("c2"), false, nil); len(r.Devices) > 0 {
@@ -178,7 +208,8 @@ func TestChecks(t *testing.T) {
 		t.Errorf("the next check is in %s", got)
 	}
 	s.Failed("c3", start, false)
-	if r := s.Take(start.Add(minCheck), NewWork(), false, nil); !slices.Equal(r.Checks, []string{"c2"}) || len(r.Devices) > 0 {
+	if r := s.Take(start.Add(minCheck), NewWork(), false, nil); !slices.Equal(r.Checks, []string{"c2"}) ||
+		len(r.Devices) > 0 {
 		t.Errorf("%v", r)
 	}
 	s.Failed("c3", start, true)
@@ -195,7 +226,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// Whoever fights us does not make us check more often.
+// Another writer does not make us check more often.
 func TestContestPausesChecks(t *testing.T) {
 	t.Parallel()
 	s := exact()

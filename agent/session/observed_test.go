@@ -25,7 +25,8 @@ func TestObserved(t *testing.T) {
 	o.Add("c2", "n1", time.Unix(10, 0))
 	o.Add("c2", "n2", time.Unix(40, 0))
 	o.Add("c3", "n1", time.Unix(50, 0))
-	if len(o) != 2 || len(o["c2"]) != 2 || o["c2"]["n1"].Unix() != 10 || o["c2"]["n2"].Unix() != 30 || o["c3"]["n1"].Unix() != 50 {
+	if len(o) != 2 || len(o["c2"]) != 2 || o["c2"]["n1"].Unix() != 10 || o["c2"]["n2"].Unix() != 30 ||
+		o["c3"]["n1"].Unix() != 50 {
 		t.Errorf("%v", o)
 	}
 }

@@ -4,6 +4,8 @@
 // go in (Receive). What has changed comes out together with the position up to which it is all of it (Take), and what
 // is desired as values that never change. It says what the node has done (Send). It must not import the other owners of
 // the agent's state (device, hostnet, keys, peers), nor anything that touches the kernel.
+//
+// Of the agent's packages it may import attach, cache, desired and events.
 package session
 
 import (
@@ -76,7 +78,7 @@ func New(cluster, broker string, sink *events.Sink, send func(*semaphorev1.Attac
 	}
 }
 
-// Restore takes over what an earlier agent was told, before the first stream.
+// Restore restores what the broker sent to an earlier agent, before the first stream.
 func (s *Session) Restore(networks map[string]*desired.Network, confirmed time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -198,21 +200,21 @@ func (s *Session) Observe(cluster, node string, at time.Time) {
 	s.observed.Add(cluster, node, at)
 }
 
-// RestoredTaken says whether an earlier agent's state was restored, and Take has returned all of its devices.
+// RestoredTaken reports whether an earlier agent's state was restored, and Take has returned all of its devices.
 func (s *Session) RestoredTaken() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.restoredAt.IsZero() && len(s.changed.Networks) == 0
 }
 
-// Listens says whether a broker is attached that has sent all.
+// Listens reports whether a broker is attached that has sent all.
 func (s *Session) Listens() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.attached && s.state.Current()
 }
 
-// Attached says whether the stream on which a position was taken goes on, and had sent all by then.
+// Attached reports whether the stream of a position is still open, and had sent everything by then.
 func (s *Session) Attached(at Position) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -317,7 +319,7 @@ func (s *Session) Clusters() []string {
 	return s.state.Clusters()
 }
 
-// Current says whether the desired state is what the present stream, or the last one, has sent in full.
+// Current reports whether the desired state is what the present stream, or the last one, has sent in full.
 func (s *Session) Current() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -369,8 +371,8 @@ type View struct {
 type Remote struct {
 	Cluster string
 	Peers   int
-	// Source is broker, or cache for what was restored and no broker has sent since.
-	Source string
+	// Source is the broker, or the cache for what was restored and no broker has sent since.
+	Source semaphorev1.StateSource
 	// ConfirmedAt is when a broker last confirmed it: now, if it does. Zero for never.
 	ConfirmedAt time.Time
 }
@@ -388,9 +390,10 @@ func (s *Session) View(now time.Time) View {
 	}
 	for _, cluster := range s.state.Clusters() {
 		n := s.state.Network(cluster)
-		r := Remote{Cluster: cluster, Peers: len(n.Peers), Source: "broker", ConfirmedAt: s.confirmed(cluster, now)}
+		r := Remote{Cluster: cluster, Peers: len(n.Peers), Source: semaphorev1.StateSource_STATE_SOURCE_BROKER,
+			ConfirmedAt: s.confirmed(cluster, now)}
 		if n.Restored {
-			r.Source = "cache"
+			r.Source = semaphorev1.StateSource_STATE_SOURCE_CACHE
 		}
 		v.Remotes = append(v.Remotes, r)
 	}

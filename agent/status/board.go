@@ -1,25 +1,30 @@
-// Package status keeps what the agent's parts know, for whoever asks: the broker, Prometheus, a kubelet, a person.
+// Package status keeps what the agent's parts know, for its readers: the broker, Prometheus, a kubelet, a person.
 //
 // The Board owns no state but views that the parts put there and never change afterwards. Reports, metrics, readiness
 // and status are functions of a View and of the session's. The package must not import the parts whose views it keeps
 // but for their plain values: device, hostnet and keys put, and are never asked.
+//
+// Of the agent's packages it may import guard, problem, session and wireguard.
 package status
 
 import (
+	"fmt"
 	"maps"
 	"sync"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/agent/guard"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // Device is what is known of one device of ours.
 type Device struct {
-	// Report is what the broker is told of it; nil for a device of which nothing is known but that it fails.
+	// Report is its part of the report to the broker; nil for a device of which only a failure is known.
 	Report *semaphorev1.DeviceReport
-	// Problem is what is not as desired.
-	Problem string
+	// Problem is what is not as desired, and Findings what of it has which code.
+	Problem  string
+	Findings []finding.Finding
 	// Failure is set while the device could not be set, or not in full, and is tried again.
 	Failure *Failure
 	// Roamed is how many peers are left at an endpoint that they roamed to.
@@ -46,7 +51,8 @@ type Clear struct {
 
 // Node is what is known of the node around the devices.
 type Node struct {
-	Problems     []string
+	// Findings are what is wrong with it.
+	Findings     []finding.Finding
 	ClearPackets uint64
 	// Heard says that the broker of this stream has named its remotes, and Guarded that each of them is guarded.
 	Heard, Guarded bool
@@ -54,6 +60,18 @@ type Node struct {
 	// seen.
 	Counts    map[string]guard.Count
 	LastClear map[string]time.Time
+}
+
+// shownProblems is how many problems of a node are named.
+const shownProblems = 20
+
+// Problems are the lines of the findings: the first ones, and how many more there are.
+func (n Node) Problems() []string {
+	all := finding.Texts(n.Findings)
+	if more := len(all) - shownProblems; more > 0 {
+		return append(all[:shownProblems], fmt.Sprintf("and %d more", more))
+	}
+	return all
 }
 
 // View is what is known at one time. Nobody may change it.
@@ -108,10 +126,10 @@ func (b *Board) PutOrphans(orphans map[string]*semaphorev1.DeviceReport) {
 // PutNode replaces what is known of the node.
 func (b *Board) PutNode(n Node) { b.update(func(v *View) { v.Node = n }) }
 
-// PutProgrammed notes that all that a broker sent was programmed.
+// PutProgrammed records that all that a broker sent was programmed.
 func (b *Board) PutProgrammed() { b.update(func(v *View) { v.Programmed = true }) }
 
-// PutRestored notes that all that was restored was programmed.
+// PutRestored records that all that was restored was programmed.
 func (b *Board) PutRestored() { b.update(func(v *View) { v.Restored = true }) }
 
 func (b *Board) update(change func(*View)) {

@@ -8,6 +8,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/session"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -18,29 +19,37 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var (
 	connectedDesc = desc("semaphore_agent_connected", "1 while attached to the broker.")
 	heardDesc     = desc("semaphore_agent_last_heard_timestamp_seconds",
-		"When the broker was last heard, Unix time; absent for never.")
+		"Unix time of the last message from the broker; absent before the first.")
 	stateDesc = desc("semaphore_agent_state_age_seconds",
-		"Seconds since a broker last stood by what is wanted of a device, 0 while one does; "+
-			"source is broker, or cache where none was heard since the start.",
-		"device", "source")
-	desiredDesc = desc("semaphore_agent_peers_desired", "Peers that the broker wants.", "device")
-	clearDesc   = desc("semaphore_agent_clear_packets_total",
-		"Packets of remote pods that were stopped on their way past the device, in the clear: out of the node, or in.",
-		"device", "direction")
+		"Seconds since a broker last confirmed the desired state of a device, 0 while one is connected; source is broker, "+
+			"or cache if no broker was connected since the start.",
+		"cluster", "device", "source")
+	desiredDesc = desc("semaphore_agent_peers_desired", "Peers that the broker sent.", "cluster", "device")
+	clearDesc   = desc(
+		"semaphore_agent_clear_packets_total",
+		"Unencrypted packets to or from remote pods that the guard dropped because they passed the device by: out of the node, or in.",
+		"cluster",
+		"device",
+		"direction",
+	)
 	passedDesc = desc("semaphore_agent_clear_passed_packets_total",
-		"Packets of the pods of a permissive remote that passed the device by, in the clear, and were let pass: "+
-			"out of the node, or in. Absent for a strict one.",
-		"device", "direction")
+		"Unencrypted packets to or from pods of a permissive remote that the guard passed: out of the node, or in. Absent "+
+			"for a strict one.",
+		"cluster", "device", "direction")
 	strayDesc = desc("semaphore_agent_tunnel_dropped_packets_total",
 		"Packets between a device's port and an address outside the remote's nodeSubnets, which were dropped: "+
 			"out of the node, or in. Absent without a subnets file.",
-		"device", "direction")
+		"cluster", "device", "direction")
 	waitingDesc = desc("semaphore_agent_clear_peers",
-		"Peers of a permissive remote to which packets go in the clear, as they were not heard in the tunnel yet, "+
-			"or not any more; all of them while it is `clear`. Absent for a strict one.",
-		"device")
-	roamedDesc = desc("semaphore_agent_peers_roamed",
-		"Peers whose packets come from another address than they are wanted at, and that are left there.", "device")
+		"Peers of a permissive remote to which packets go unencrypted, because nothing was received from them through the "+
+			"tunnel yet, or no longer; all of them while it is `clear`. Absent for a strict one.",
+		"cluster", "device")
+	roamedDesc = desc(
+		"semaphore_agent_peers_roamed",
+		"Peers whose packets come from another address than the configured endpoint, and whose endpoint the agent leaves there.",
+		"cluster",
+		"device",
+	)
 )
 
 // Metrics are those of the Board and of the session.
@@ -76,13 +85,14 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(heardDesc, float64(stream.Heard.UnixMilli())/1000)
 	}
 	for _, r := range stream.Remotes {
-		gauge(stateDesc, max(0, now.Sub(r.ConfirmedAt).Seconds()), r.Device(), r.Source)
-		gauge(desiredDesc, float64(r.Peers), r.Device())
-		gauge(roamedDesc, float64(view.Devices[r.Cluster].Roamed), r.Device())
+		gauge(stateDesc, max(0, now.Sub(r.ConfirmedAt).Seconds()), r.Cluster, r.Device(),
+			semaphorev1.StateSourceName(r.Source))
+		gauge(desiredDesc, float64(r.Peers), r.Cluster, r.Device())
+		gauge(roamedDesc, float64(view.Devices[r.Cluster].Roamed), r.Cluster, r.Device())
 	}
 	for cluster, d := range view.Devices {
 		if d.Clear != nil {
-			gauge(waitingDesc, float64(d.Clear.Peers), naming.Device(cluster))
+			gauge(waitingDesc, float64(d.Clear.Peers), cluster, naming.Device(cluster))
 		}
 	}
 	m.collectGuard(ch)
@@ -97,8 +107,8 @@ func (m *Metrics) collectGuard(ch chan<- prometheus.Metric) {
 	for cluster, c := range counts {
 		packets := func(d *prometheus.Desc, out, in uint64) {
 			device := naming.Device(cluster)
-			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(out), device, "out")
-			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(in), device, "in")
+			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(out), cluster, device, "out")
+			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(in), cluster, device, "in")
 		}
 		packets(clearDesc, c.Out, c.In)
 		if c.Tunnel {

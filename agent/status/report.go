@@ -15,6 +15,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/problem"
 	"github.com/kube-semaphore/semaphore/agent/session"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -24,7 +26,7 @@ const (
 	maxReport   = 192 << 10
 	maxProblems = 64
 	// notNamed is the problem of an orphan while the broker has sent all and does not name it.
-	notNamed = "the broker says nothing of this cluster, whose device is left as it stands"
+	notNamed = "the broker sent nothing about this cluster, so the agent leaves its device unchanged"
 )
 
 // orphan is the report of an orphan. Before the broker has sent all there is nothing to say against it.
@@ -37,11 +39,11 @@ func (v View) orphan(cluster string, stream session.View) *semaphorev1.DeviceRep
 	return r
 }
 
-// Report is what the broker is told of the node. peers adds to the report of a desired device what its peers are like.
+// Report returns the agent's report to the broker. peers adds the state of a desired device's peers.
 func Report(
 	v View, stream session.View, peers func(*semaphorev1.DeviceReport) *semaphorev1.DeviceReport,
 ) *semaphorev1.AgentReport {
-	r := &semaphorev1.AgentReport{Problems: v.Node.Problems, ClearPackets: v.Node.ClearPackets, Guarded: v.Node.Guarded}
+	r := &semaphorev1.AgentReport{Problems: v.Node.Problems(), ClearPackets: v.Node.ClearPackets, Guarded: v.Node.Guarded}
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
 		d := v.Devices[cluster]
 		if d.Report == nil {
@@ -61,8 +63,43 @@ func Report(
 			r.Devices = append(r.Devices, v.orphan(cluster, stream))
 		}
 	}
+	r.Findings = verdict.Messages(finding.Merge(v.findings(stream)))
+	r.Findings = r.Findings[:min(len(r.Findings), maxFindings)]
 	shorten(r)
 	return r
+}
+
+// maxFindings is how many findings a report has.
+const maxFindings = 16
+
+// findings are what is wrong with the node and its devices, but for what follows from a status.
+func (v View) findings(stream session.View) []finding.Finding {
+	found := slices.Clone(v.Node.Findings)
+	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
+		d := v.Devices[cluster]
+		found = append(found, d.Findings...)
+		if len(d.Findings) == 0 && d.Problem != "" {
+			found = append(found, finding.New(finding.DeviceFailed, cluster, 1, d.Problem))
+		}
+		if d.Clear != nil && d.Clear.Hold != "" {
+			found = append(found, finding.New(finding.ClearHold, cluster, 1, d.Clear.Hold))
+		}
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(v.Orphans)) {
+		if problem := v.orphan(cluster, stream).GetProblem(); problem != "" && v.Devices[cluster].Report == nil {
+			found = append(found, finding.New(finding.OrphanDevice, cluster, 1, problem))
+		}
+	}
+	return found
+}
+
+// Found are the findings of an agent's status, but for what follows from its fields.
+func (v View) Found(stream session.View) []finding.Finding {
+	found := v.findings(stream)
+	if err := Ready(v, stream); err != nil {
+		found = append(found, finding.New(finding.NotReady, "", 1, err.Error()))
+	}
+	return found
 }
 
 // addClear adds to the report of the device to a permissive remote what passes in the clear.
@@ -96,8 +133,8 @@ func shorten(r *semaphorev1.AgentReport) {
 	}
 }
 
-// Ready is nil once the node is as the broker wants it, or as an earlier agent was told, and while nothing fails. It
-// stays nil without a broker: what is set goes on.
+// Ready returns nil once the node is as the broker, or the state of an earlier agent, wants it, and while nothing
+// fails. It stays nil without a broker: the kernel keeps working.
 func Ready(v View, stream session.View) error {
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
 		if f := v.Devices[cluster].Failure; f != nil && !f.Partial {
@@ -123,7 +160,7 @@ func Remarks(v View, stream session.View, now time.Time) string {
 	for _, r := range stream.Remotes {
 		if r.ConfirmedAt.Before(now) {
 			remarks = append(remarks, fmt.Sprintf("device %s stale, age %s, from the %s",
-				r.Device(), max(0, now.Sub(r.ConfirmedAt)).Round(time.Second), r.Source))
+				r.Device(), max(0, now.Sub(r.ConfirmedAt)).Round(time.Second), semaphorev1.StateSourceName(r.Source)))
 		}
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
@@ -150,7 +187,7 @@ func Devices(v View, stream session.View) []string {
 // the paths of a desired device.
 func Status(v View, stream session.View, paths func(cluster string) *semaphorev1.PathsStatus,
 ) *semaphorev1.GetStatusResponse {
-	s := &semaphorev1.GetStatusResponse{Ready: Ready(v, stream) == nil, Problems: slices.Clone(v.Node.Problems)}
+	s := &semaphorev1.GetStatusResponse{Ready: Ready(v, stream) == nil}
 	// Those that are desired, those that are to be removed and are not, and the orphans.
 	clusters := map[string]bool{}
 	for _, r := range stream.Remotes {
@@ -190,23 +227,29 @@ func (v View) device(cluster string, stream session.View, paths func(cluster str
 	return d
 }
 
-// AddKernel adds to a status what the kernel has.
-func AddKernel(s *semaphorev1.GetStatusResponse, read func(name string) (*wireguard.Device, error)) {
+// AddKernel adds to a status what the kernel has. It returns the devices that cannot be read.
+func AddKernel(s *semaphorev1.GetStatusResponse, read func(name string) (*wireguard.Device, error),
+) (found []finding.Finding) {
+	unreadable := func(d *semaphorev1.DeviceStatus, why string) {
+		d.Problem = strings.TrimPrefix(d.Problem+"; "+why, "; ")
+		found = append(found, finding.New(finding.DeviceUnreadable, d.GetCluster(), 1, d.GetInterface()+": "+why))
+	}
 	for _, d := range s.Devices {
 		is, err := read(d.Interface)
 		switch {
 		case err != nil:
-			d.Problem = strings.TrimPrefix(d.Problem+"; "+err.Error(), "; ")
+			unreadable(d, err.Error())
 		case is == nil:
-			d.Problem = strings.TrimPrefix(d.Problem+"; there is no such interface", "; ")
+			unreadable(d, "there is no such interface")
 		default:
 			addDevice(d, is)
 		}
 	}
+	return found
 }
 
 func addDevice(d *semaphorev1.DeviceStatus, is *wireguard.Device) {
-	d.Backend, d.PublicKey = is.Backend, is.PublicKey.String()
+	d.Backend, d.PublicKey = semaphorev1.BackendOf(is.Backend), is.PublicKey.String()
 	d.ListenPort, d.Mtu = uint32(is.ListenPort), uint32(is.MTU)
 	d.PeersPresent = uint32(len(is.Peers))
 	d.LastHandshake = NewestHandshake(is.Peers)

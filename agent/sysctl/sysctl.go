@@ -3,6 +3,8 @@
 // the settings mean is in the kernel's Documentation/networking/ip-sysctl.rst.
 //
 // It imports nothing of the agent.
+//
+// It may import no other package of the agent.
 package sysctl
 
 import (
@@ -85,19 +87,25 @@ func Problems(v Values, networks []Network) []string {
 	var out []string
 	v4 := has(netip.Addr.Is4)
 	if v4 && off(forward4) {
-		out = append(out, "net.ipv4.ip_forward is 0: the node drops all packets between its pods and remote ones; set it to 1")
+		out = append(
+			out,
+			"net.ipv4.ip_forward is 0: the node drops all packets between its pods and remote ones; set it to 1",
+		)
 	}
 	if has(netip.Addr.Is6) && off(forward6) {
-		out = append(out, "net.ipv6.conf.all.forwarding is 0: the node drops all IPv6 packets between its pods and remote ones; set it to 1")
+		out = append(out, "net.ipv6.conf.all.forwarding is 0: the node drops all IPv6 packets between its pods and remote "+
+			"ones; set it to 1")
 	}
 	for _, n := range networks {
 		if v4 && !off(forward4) && off(ofDevice(n.Device, "forwarding")) {
-			out = append(out, fmt.Sprintf("net/ipv4/conf/%s/forwarding is 0: the node drops all packets of remote pods to its own; set it to 1", n.Device))
+			out = append(out, fmt.Sprintf("net/ipv4/conf/%s/forwarding is 0: the node drops all packets of remote pods to its "+
+				"own; set it to 1", n.Device))
 		}
 		own, known := v[ofDevice(n.Device, "rp_filter")]
 		// The greater of the two counts. With every route in its place a strict filter has nothing to object to.
 		if known && max(v[filter], own) == strict && n.Shadowed {
-			out = append(out, fmt.Sprintf("rp_filter is strict on %s, and routes lead past it: the node drops packets of those remote pods; "+
+			out = append(out, fmt.Sprintf("rp_filter is strict on %s, and routes lead past it: the node drops packets of "+
+				"those remote pods; "+
 				"remove the routes, or set net/ipv4/conf/%s/rp_filter to 2", n.Device, n.Device))
 		}
 	}

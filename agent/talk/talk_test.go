@@ -29,7 +29,7 @@ func (c *counted) shake(at time.Time) {
 	c.Handshake = at
 }
 
-// seconds says whether t is such a multiple of n, in a span.
+// seconds reports whether t is such a multiple of n, in a span.
 func each(t, n, from, to int) bool { return t >= from && t < to && (t-from)%n == 0 }
 
 // What happens in each second, and the states that come of it: "0 idle, 20 silent" says that it is idle from the first
@@ -215,7 +215,8 @@ func TestSilentPeers(t *testing.T) {
 	var d Device
 	samples := make([]Sample, 9)
 	for i := range samples {
-		samples[i] = Sample{Key: Key{byte(i)}, Endpoint: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i % 3)}), 51820)}
+		samples[i] = Sample{Key: Key{byte(i)},
+			Endpoint: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i % 3)}), 51820)}
 	}
 	changes := 0
 	for second := range 40 {
@@ -235,7 +236,8 @@ func TestSilentPeers(t *testing.T) {
 		t.Errorf("%d changes", changes)
 	}
 	silent := d.Silent(6)
-	if len(silent) != 6 || silent[0].Key != (Key{1}) || silent[0].Since != began.Add(5*time.Second) || silent[5].Since != began.Add(10*time.Second) {
+	if len(silent) != 6 || silent[0].Key != (Key{1}) || silent[0].Since != began.Add(5*time.Second) ||
+		silent[5].Since != began.Add(10*time.Second) {
 		t.Errorf("%+v", silent)
 	}
 	if at := netip.MustParseAddr("192.0.2.2"); !d.Known(at) || d.Known(at.Next()) {
@@ -268,7 +270,8 @@ func TestCountersGoBack(t *testing.T) {
 		t.Fatal("not silent")
 	}
 	s[0].Sent = 0
-	if !d.Observe(began.Add(20*time.Second), 0, s) || d.Counts().Silent != 0 || len(d.endpoints) != 1 || d.endpoints[netip.MustParseAddr("192.0.2.1")] != 1 {
+	if !d.Observe(began.Add(20*time.Second), 0, s) || d.Counts().Silent != 0 || len(d.endpoints) != 1 ||
+		d.endpoints[netip.MustParseAddr("192.0.2.1")] != 1 {
 		t.Errorf("%+v %v", d.Counts(), d.endpoints)
 	}
 }
@@ -276,7 +279,8 @@ func TestCountersGoBack(t *testing.T) {
 func BenchmarkObserve5000(b *testing.B) {
 	samples := make([]Sample, 5000)
 	for i := range samples {
-		samples[i] = Sample{Key: Key{byte(i), byte(i >> 8)}, Endpoint: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 51820), Handshake: began}
+		samples[i] = Sample{Key: Key{byte(i), byte(i >> 8)},
+			Endpoint: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 51820), Handshake: began}
 	}
 	var d Device
 	now := began

@@ -16,21 +16,21 @@ import (
 )
 
 // ServiceInterface is where kube-proxy puts the address of every Service in its mode ipvs (DefaultDummyDevice in its
-// code). They are as many as there are Services, in the table of local addresses like all others, and say nothing of
-// where the node is.
+// code). These addresses are as many as there are Services, and say nothing about the node's location.
 const ServiceInterface = "kube-ipvs0"
 
-// Address is one of the node's.
+// Address is an address of the node.
 type Address struct {
-	// Interface is the name of the one that has it.
+	// Interface is the name of its interface.
 	Interface string
 	// Prefix is the address with the length of its subnet.
 	Prefix netip.Prefix
-	// Usable says that packets can have it for a source: no other node was found to have it, nor may yet be.
+	// Usable means that packets can have it as a source: duplicate address detection has finished and found no other
+	// node.
 	Usable bool
 }
 
-// Addresses are those of the node's interfaces, without those of ServiceInterface.
+// Addresses returns the addresses of the node's interfaces, without those of ServiceInterface.
 func (h *Host) Addresses() ([]Address, error) {
 	names := map[int]string{}
 	var out []Address
@@ -55,12 +55,13 @@ func eachAddress(index int, f func(index int, a Address)) error {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		header := nl.NewIfAddrmsg(int(family))
 		header.Index = uint32(index)
-		err := netdump.Each(netdump.Request{Type: unix.RTM_GETADDR, Answer: unix.RTM_NEWADDR, Header: header}, func(m []byte) {
-			at, a, ok := parseAddress(m)
-			if ok && (index == 0 || index == at) {
-				f(at, a)
-			}
-		})
+		err := netdump.Each(netdump.Request{Type: unix.RTM_GETADDR, Answer: unix.RTM_NEWADDR, Header: header},
+			func(m []byte) {
+				at, a, ok := parseAddress(m)
+				if ok && (index == 0 || index == at) {
+					f(at, a)
+				}
+			})
 		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 			continue // a kernel without that family
 		}
@@ -74,7 +75,7 @@ func eachAddress(index int, f func(index int, a Address)) error {
 	return nil
 }
 
-// parseAddress reads struct ifaddrmsg and what follows it, rtnetlink(7).
+// parseAddress parses struct ifaddrmsg and its attributes, rtnetlink(7).
 func parseAddress(m []byte) (index int, a Address, ok bool) {
 	if len(m) < unix.SizeofIfAddrmsg {
 		return 0, a, false
@@ -103,12 +104,12 @@ func parseAddress(m []byte) (index int, a Address, ok bool) {
 	return int(binary.NativeEndian.Uint32(m[4:])), a, err == nil && a.Prefix.IsValid()
 }
 
-// Placeholder is the IPv4 dummy address (RFC 7600, section 4.8). A loose filter of reverse paths drops what comes out
-// of a device that has no IPv4 address, unless routes lead back into it (__fib_validate_source in Linux). Its scope is
-// the host: neither routes nor MASQUERADE choose it as a source, and several devices may have it.
+// Placeholder is the IPv4 dummy address (RFC 7600, section 4.8). A loose reverse path filter drops packets from a
+// device without an IPv4 address, unless routes lead back into it (__fib_validate_source in Linux). Its scope is the
+// host: neither routes nor MASQUERADE select it as a source, and several devices may have it.
 var Placeholder = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 
-// AddAddress gives a device an address, alone in its subnet.
+// AddAddress adds an address to a device, alone in its subnet.
 func (h *Host) AddAddress(name string, addr netip.Addr) error {
 	err := h.address(name, addr, netlink.AddrAdd)
 	if errors.Is(err, unix.EEXIST) {
@@ -117,8 +118,8 @@ func (h *Host) AddAddress(name string, addr netip.Addr) error {
 	return err
 }
 
-// DeleteAddress takes an address off a device. With the last one of IPv4 the kernel takes all routes into the device
-// out, of which those that do without the address are made again at once.
+// DeleteAddress removes an address from a device. With the last IPv4 address the kernel deletes all routes into the
+// device; those that do not need the address are added again immediately.
 func (h *Host) DeleteAddress(name string, addr netip.Addr) error {
 	if addr.Is6() {
 		err := h.address(name, addr, netlink.AddrDel)
@@ -159,7 +160,7 @@ func (h *Host) address(name string, addr netip.Addr, do func(netlink.Link, *netl
 	}
 	a := &netlink.Addr{IPNet: routing.IPNet(netip.PrefixFrom(addr, addr.BitLen()))}
 	if addr.Is6() {
-		a.Flags = unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE // nobody answers there, and there is no subnet to be routed
+		a.Flags = unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE // no other host answers there, and there is no subnet to route
 	}
 	if addr == Placeholder {
 		a.Scope = unix.RT_SCOPE_HOST

@@ -75,7 +75,8 @@ func (s *side) peer(t *testing.T, other *side) {
 	}
 	must(t, s.Do(func() error {
 		err := s.host.Configure(s.device, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
-			PublicKey: other.key.PublicKey(), Endpoint: &net.UDPAddr{IP: net.ParseIP(other.underlay), Port: 51820}, AllowedIPs: allowed,
+			PublicKey: other.key.PublicKey(), Endpoint: &net.UDPAddr{IP: net.ParseIP(other.underlay), Port: 51820},
+			AllowedIPs: allowed,
 		}}})
 		for _, pod := range other.pods {
 			err = errors.Join(err, s.host.AddRoute(s.device, netip.MustParsePrefix(pod), netip.Addr{}))
@@ -148,7 +149,8 @@ func TestBackendsTalkToEachOther(t *testing.T) {
 					if s == c1 {
 						want = nodetest.Backend()
 					}
-					if len(d.Peers) != 1 || d.Peers[0].LastHandshakeTime.IsZero() || d.Peers[0].ReceiveBytes == 0 || d.Backend != want {
+					if len(d.Peers) != 1 || d.Peers[0].LastHandshakeTime.IsZero() || d.Peers[0].ReceiveBytes == 0 ||
+						d.Backend != want {
 						t.Errorf("%s: backend %s, want %s; peers %+v", s.device, d.Backend, want, d.Peers)
 					}
 				}
@@ -174,7 +176,8 @@ func TestManyPeers(t *testing.T) {
 		for i := range count {
 			p := wgtypes.PeerConfig{
 				PublicKey: key(i), ReplaceAllowedIPs: true, Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, byte(i)), Port: 1 + i},
-				AllowedIPs: []net.IPNet{prefix(2, i>>8, i), {IP: net.ParseIP(fmt.Sprintf("fd00:2::%x", i)), Mask: net.CIDRMask(128, 128)}},
+				AllowedIPs: []net.IPNet{prefix(2, i>>8, i),
+					{IP: net.ParseIP(fmt.Sprintf("fd00:2::%x", i)), Mask: net.CIDRMask(128, 128)}},
 			}
 			if i == 200 { // more than fits one message
 				for j := range 600 {
@@ -210,7 +213,8 @@ func TestManyPeers(t *testing.T) {
 		}
 		must(t, h.Configure(device, gone))
 		peers := get(t, h, device).Peers
-		if len(peers) != count-count/2 || slices.ContainsFunc(peers, func(p wgtypes.Peer) bool { return p.PublicKey[2]%2 == 0 }) {
+		if len(peers) != count-count/2 ||
+			slices.ContainsFunc(peers, func(p wgtypes.Peer) bool { return p.PublicKey[2]%2 == 0 }) {
 			t.Errorf("every other removed: %d peers", len(peers))
 		}
 	})
@@ -228,7 +232,8 @@ func TestF29PortIsTaken(t *testing.T) {
 		must(t, h.Create(t.Context(), device, device, 1420))
 		t.Cleanup(func() { must(t, h.Delete(device)) })
 		set := func(port int) error {
-			return errors.Join(h.Configure(device, wgtypes.Config{PrivateKey: &private, ListenPort: &port}), h.SetLink(device, device, 1420, true))
+			return errors.Join(h.Configure(device, wgtypes.Config{PrivateKey: &private, ListenPort: &port}),
+				h.SetLink(device, device, 1420, true))
 		}
 		told := func(what string, err error) {
 			t.Helper()

@@ -60,7 +60,8 @@ func TestCarrier(t *testing.T) {
 		defer h.Close()
 		socket := filepath.Join(t.TempDir(), "carrier.sock")
 		h.SetUserspaceLauncher(socket)
-		if err := h.Create(t.Context(), device, device, 1420); !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "--serve") {
+		if err := h.Create(t.Context(), device, device, 1420); !errors.Is(err, unix.ENOENT) ||
+			!strings.Contains(err.Error(), "--serve") {
 			t.Errorf("with nobody who carries it: %v", err)
 		}
 		// An earlier one was killed.
@@ -83,17 +84,19 @@ func TestCarrier(t *testing.T) {
 		if info, err := os.Stat(socket); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("the socket is for all: %v, %v", info.Mode(), err)
 		}
-		if err := h.Create(t.Context(), "../"+device, device, 1420); err == nil || !strings.Contains(err.Error(), "404") && !strings.Contains(err.Error(), "400") {
+		if err := h.Create(t.Context(), "../"+device, device, 1420); err == nil || !strings.Contains(err.Error(), "404") &&
+			!strings.Contains(err.Error(), "400") {
 			t.Errorf("a path for a name: %v", err)
 		}
-		if err := h.Create(t.Context(), "a-name-that-is-too-long", device, 1420); err == nil || !strings.Contains(err.Error(), "400") {
+		if err := h.Create(t.Context(), "a-name-that-is-too-long", device, 1420); err == nil ||
+			!strings.Contains(err.Error(), "400") {
 			t.Errorf("a long name: %v", err)
 		}
 		// What it cannot do it says, in words.
 		must(t, unix.Mount("tmpfs", "/dev/net", "tmpfs", 0, ""))
 		err = h.Create(t.Context(), "wireguard.c4", "wireguard.c4", 1420)
 		must(t, unix.Unmount("/dev/net", 0))
-		if err == nil || !strings.Contains(err.Error(), "is /dev/net/tun there") {
+		if err == nil || !strings.Contains(err.Error(), "does /dev/net/tun exist") {
 			t.Errorf("without /dev/net/tun: %v", err)
 		}
 		must(t, h.Create(t.Context(), "wireguard.c3", "wireguard.c3", 1420))

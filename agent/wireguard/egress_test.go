@@ -17,7 +17,8 @@ func TestEgressLinks(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		var host *wireguard.Host // neither needs WireGuard
 		for _, command := range []string{
-			"link add da type veth peer name pa", "link set pa up", "link set da up mtu 1500", "addr add 192.0.2.1/24 dev da", "addr add 2001:db8:1::1/64 dev da nodad",
+			"link add da type veth peer name pa", "link set pa up", "link set da up mtu 1500", "addr add 192.0.2.1/24 dev da",
+			"addr add 2001:db8:1::1/64 dev da nodad",
 			"link add db type veth peer name pb", "link set pb up", "link set db up mtu 9000", "addr add 198.51.100.1/24 dev db",
 			"route add 203.0.113.0/24 via 198.51.100.2 mtu 8000",
 			"route add 203.0.114.0/24 nexthop via 192.0.2.9 nexthop via 198.51.100.9",

@@ -17,24 +17,24 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
-// eventBuffer is how much the kernel keeps for us while we are busy: thousands of events.
+// eventBuffer is the kernel's buffer for events in bytes: thousands of events.
 const eventBuffer = 4 << 20
 
-// Event is one change that the kernel tells of, perhaps our own. Of its fields those that apply are set.
+// Event is one change that the kernel reports, possibly made by this process. Only the fields that apply are set.
 type Event struct {
-	// Interface is one that was made, changed or deleted, that has other addresses, or into which a route of ours led
-	// that was.
+	// Interface was created, changed or deleted, has other addresses, or lost a route of the agent.
 	Interface string
-	// Route is the destination of a route of our table, ours or another's, that was made, changed or deleted.
+	// Route is the destination of a route in the agent's table, its own or another's, that was created, changed or
+	// deleted.
 	Route netip.Prefix
-	// Addresses of the node have changed, but for those of ServiceInterface; or Settings of net.ipv4.conf or
-	// net.ipv6.conf; or Rules of ours, or such as lead to our table.
+	// Addresses of the node have changed, except those of ServiceInterface; or Settings of net.ipv4.conf or
+	// net.ipv6.conf; or Rules of the agent, or that lead to its table.
 	Addresses, Settings, Rules bool
 }
 
-// Watch calls changed whenever the kernel tells that something was changed or deleted that can matter to our devices
-// and routes, which are in the given table, until ctx ends. missed is called when events were lost: anything may have
-// changed then. Neither may wait.
+// Watch calls changed when the kernel reports a change that may concern the agent's devices and routes, which are in
+// the given table, until ctx ends. missed is called when events were lost: anything may have changed then. Neither may
+// block.
 func Watch(ctx context.Context, table routing.Table, changed func(Event), missed func()) error {
 	source := netevents.Source{
 		Name: "interfaces and routes", Protocol: unix.NETLINK_ROUTE, Filter: noPodRoutes(), Buffer: eventBuffer,
@@ -52,17 +52,18 @@ func Watch(ctx context.Context, table routing.Table, changed func(Event), missed
 		}
 	}, func() {
 		once.Do(func() {
-			slog.Warn("the kernel has more to tell than we take in; looking at everything, now and whenever it happens again")
+			slog.Warn("the kernel dropped events because they were not read fast enough; the agent checks everything, now and " +
+				"whenever this happens again")
 		})
 		missed()
 	})
 }
 
-// calicoProtocol is that of the routes that Felix makes, one for each pod of the node (RTPROT_CALICO in its code).
+// calicoProtocol is the protocol of routes that Felix adds, one for each pod of the node (RTPROT_CALICO in its code).
 const calicoProtocol = 80
 
-// noPodRoutes has the kernel tell nothing of Calico's routes to the pods of this node, which come and go all the time,
-// nor of the local table. See struct rtmsg in rtnetlink(7).
+// noPodRoutes filters out Calico's routes to the pods of this node, which change all the time, and the local table.
+// See struct rtmsg in rtnetlink(7).
 func noPodRoutes() []bpf.Instruction {
 	const (
 		tableAt    = unix.SizeofNlMsghdr + 4
@@ -81,14 +82,14 @@ func noPodRoutes() []bpf.Instruction {
 	}
 }
 
-// reader reads messages.
+// reader parses messages.
 type reader struct {
 	table routing.Table
 	// names of interfaces that have or had addresses, by index.
 	names map[int]string
 }
 
-// name is that of an interface; empty for one that has gone.
+// name returns the name of an interface; empty for a deleted one.
 func (r *reader) name(index int) string {
 	name, known := r.names[index]
 	if !known {
@@ -100,19 +101,19 @@ func (r *reader) name(index int) string {
 	return name
 }
 
-// eventOf is what a message tells; zero for nothing that can matter.
+// eventOf returns the event of a message; zero if it does not concern the agent.
 func (r *reader) eventOf(m syscall.NetlinkMessage) Event {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		if len(m.Data) < unix.SizeofIfInfomsg {
 			return Event{}
 		}
-		delete(r.names, int(binary.NativeEndian.Uint32(m.Data[4:]))) // it may have another from now on
+		delete(r.names, int(binary.NativeEndian.Uint32(m.Data[4:]))) // its name may have changed
 		return Event{Interface: nl.BytesToString(attribute(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME))}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		return r.routeEvent(m.Data)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		// Every interface has a link-local address, and none of ours is one.
+		// Every interface has a link-local address, and the agent uses none.
 		const scopeAt, indexAt = 3, 4
 		if len(m.Data) < unix.SizeofIfAddrmsg || m.Data[scopeAt] == unix.RT_SCOPE_LINK {
 			return Event{}
@@ -128,7 +129,8 @@ func (r *reader) eventOf(m syscall.NetlinkMessage) Event {
 		}
 		attributes := m.Data[unix.SizeofRtMsg:]
 		of, protocol := attribute(attributes, unix.RTA_TABLE), attribute(attributes, nl.FRA_PROTOCOL)
-		ours := len(of) == 4 && int(binary.NativeEndian.Uint32(of)) == r.table.ID || len(protocol) == 1 && protocol[0] == routing.Protocol
+		ours := len(of) == 4 && int(binary.NativeEndian.Uint32(of)) == r.table.ID || len(protocol) == 1 &&
+			protocol[0] == routing.Protocol
 		return Event{Rules: ours}
 	case unix.RTM_NEWNETCONF:
 		return Event{Settings: true}
@@ -150,19 +152,21 @@ func (r *reader) routeEvent(data []byte) Event {
 		return Event{}
 	}
 	var e Event
-	if index := attribute(data[unix.SizeofRtMsg:], unix.RTA_OIF); len(index) == 4 && (ours || protocol == routing.Protocol) {
-		// When the interface has gone as well, its own message says so.
+	if index := attribute(data[unix.SizeofRtMsg:], unix.RTA_OIF); len(index) == 4 &&
+		(ours || protocol == routing.Protocol) {
+		// If the interface was deleted, too, its own message reports that.
 		if link, err := netlink.LinkByIndex(int(binary.NativeEndian.Uint32(index))); err == nil {
 			e.Interface = link.Attrs().Name
 		}
 	}
-	if addr, ok := netip.AddrFromSlice(attribute(data[unix.SizeofRtMsg:], unix.RTA_DST)); ours && ok && int(length) <= addr.BitLen() {
+	if addr, ok := netip.AddrFromSlice(attribute(data[unix.SizeofRtMsg:], unix.RTA_DST)); ours && ok &&
+		int(length) <= addr.BitLen() {
 		e.Route = netip.PrefixFrom(addr, int(length))
 	}
 	return e
 }
 
-// attribute is the value of the first attribute of a kind; nil for none.
+// attribute returns the value of the first attribute of a kind; nil for none.
 func attribute(data []byte, kind uint16) []byte {
 	for len(data) >= unix.SizeofRtAttr {
 		length := int(binary.NativeEndian.Uint16(data))

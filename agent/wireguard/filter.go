@@ -18,10 +18,10 @@ const (
 	off, loose      = 0, 2
 )
 
-// LoosenFilter has rp_filter of a device take IPv4 packets whose way back is by another interface, whatever the default
-// is that the node gives new interfaces. It changes nothing of others. Of the device's value and that of all interfaces
-// the greater counts. A loose filter still drops such packets on a device that has no address (fib_validate_source in
-// the kernel), so it is off where it can be; WireGuard itself takes nothing but what a peer may send.
+// LoosenFilter makes rp_filter of a device accept IPv4 packets whose route back uses another interface, whatever the
+// node's default for new interfaces is. It changes no other interface. The greater of the device's value and that of
+// all interfaces counts. A loose filter still drops such packets on a device without an address (fib_validate_source
+// in the kernel), so it is turned off if possible; WireGuard itself accepts only allowed IPs.
 func (h *Host) LoosenFilter(name string) error {
 	link, err := findLink(name)
 	if err != nil {
@@ -31,7 +31,8 @@ func (h *Host) LoosenFilter(name string) error {
 		return fmt.Errorf("interface %s: %w", name, fs.ErrNotExist)
 	}
 	value := uint32(loose)
-	if all, err := os.ReadFile("/proc/sys/net/ipv4/conf/all/rp_filter"); err == nil && strings.TrimSpace(string(all)) == "0" {
+	if all, err := os.ReadFile("/proc/sys/net/ipv4/conf/all/rp_filter"); err == nil &&
+		strings.TrimSpace(string(all)) == "0" {
 		value = off
 	}
 	request := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)

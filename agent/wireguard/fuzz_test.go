@@ -8,10 +8,12 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// FuzzKeyFile: whatever is in the file of a private key, it is a key or an error, and the error does not show what is in the file.
+// FuzzKeyFile: whatever is in the file of a private key, it is a key or an error, and the error does not show what is
+// in the file.
 func FuzzKeyFile(f *testing.F) {
 	key := wgtypes.Key{1, 2, 3}
-	for _, text := range []string{key.String(), key.String() + "\n", " " + key.String(), key.String()[:43], wgtypes.Key{}.String(), "", "\x00", key.String() + key.String()} {
+	for _, text := range []string{key.String(), key.String() + "\n", " " + key.String(), key.String()[:43],
+		wgtypes.Key{}.String(), "", "\x00", key.String() + key.String()} {
 		f.Add([]byte(text))
 	}
 	dir := f.TempDir()
@@ -28,7 +30,8 @@ func FuzzKeyFile(f *testing.F) {
 		if (err == nil) == (stored.Private == wgtypes.Key{}) {
 			t.Errorf("%q is the key %x and the error %v", data, stored.Private, err)
 		}
-		if want := path + " holds no key (32 bytes in base64): put the right one back, or move the file away to have a new one made"; err != nil && err.Error() != want {
+		if want := path + " contains no key (32 bytes in base64): restore the right one, or move the file away so that the " +
+			"agent generates a new key"; err != nil && err.Error() != want {
 			t.Errorf("the error is %q", err)
 		}
 	})

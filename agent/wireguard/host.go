@@ -1,8 +1,9 @@
-// Package wireguard is the agent's hands: WireGuard devices, their peers and routes on the
-// node it runs on, in the kernel or in userspace behind the same calls.
+// Package wireguard applies changes to the node: WireGuard devices, their peers and routes, in the kernel or in
+// userspace behind the same calls.
 //
-// It does what it is told and decides nothing. Whoever calls it has made sure that names
-// and prefixes are ones the agent may touch.
+// It decides nothing. Its caller has checked that names and prefixes are ones that the agent may touch.
+//
+// Of the agent's packages it may import netdump, netevents and routing.
 package wireguard
 
 import (
@@ -24,7 +25,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
-// Backends of a device.
+// The backends of a device.
 const (
 	Kernel    = "kernel"
 	Userspace = "userspace"
@@ -36,18 +37,18 @@ const (
 	DefaultMTU = 1420
 )
 
-// Host is the node. It is not safe for concurrent use, but for Device and Close.
+// Host is the node. It is not safe for concurrent use, except Device and Close.
 type Host struct {
 	wg atomic.Pointer[wgctrl.Client]
 	// backend is auto, kernel or userspace.
 	backend string
-	// carrier is the socket of whoever starts the processes of userspace devices; empty for this process itself.
-	carrier string
-	table   routing.Table
+	// launcher is the socket of the process that starts userspace devices; empty for this process itself.
+	launcher string
+	table    routing.Table
 }
 
-// NewHost opens what is needed to program the node. backend is auto (the kernel's WireGuard
-// where there is one, else wireguard-go), kernel or userspace.
+// NewHost opens what is needed to program the node. backend is auto (the kernel's WireGuard if it has it, else
+// wireguard-go), kernel or userspace.
 func NewHost(backend string) (*Host, error) {
 	client, err := wgctrl.New()
 	if err != nil {
@@ -58,19 +59,19 @@ func NewHost(backend string) (*Host, error) {
 	return h, nil
 }
 
-// SetUserspaceLauncher has the processes of userspace devices started by the one who serves a socket with ServeUserspace,
-// so that they do not end with the container of this one. It is called before the first Create.
-func (h *Host) SetUserspaceLauncher(socket string) { h.carrier = socket }
+// SetUserspaceLauncher makes another process, which serves a socket with ServeUserspace, start the processes of
+// userspace devices, so that they do not end with this container. It must be called before the first Create.
+func (h *Host) SetUserspaceLauncher(socket string) { h.launcher = socket }
 
-// UseTable has routes made in another table than the default. It is called before anything else.
+// UseTable sets the routing table instead of the default. It must be called before anything else.
 func (h *Host) UseTable(t routing.Table) { h.table = t }
 
-// Close lets go of the node and leaves it as it is.
+// Close closes the connections and leaves the node unchanged.
 func (h *Host) Close() error { return h.wg.Load().Close() }
 
-// lookAgain has devices of the kernel found whose module was loaded after this Host was made: a client looks for it
-// when it is opened, and holds nothing where there is none.
-func (h *Host) lookAgain(name string) error {
+// reopenForKernel opens a new client if the kernel's module was loaded after this Host was made: a client looks for it
+// only when it is opened.
+func (h *Host) reopenForKernel(name string) error {
 	if _, err := h.wg.Load().Device(name); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -84,26 +85,26 @@ func (h *Host) lookAgain(name string) error {
 	return h.wg.Swap(client).Close()
 }
 
-// Device is a device as it stands.
+// Device is an existing device.
 type Device struct {
 	Name, Alias, Backend string
 	Index, MTU           int
 	Up                   bool
-	// PrivateKey is what the device has, for comparison with the key file.
+	// PrivateKey is the device's key, for comparison with the key file.
 	PrivateKey, PublicKey wgtypes.Key
 	ListenPort            int
 	Peers                 []wgtypes.Peer
-	// Routes into the device that are in our table and bear our protocol number, and the preferred source addresses of
+	// Routes into the device in the agent's table with its protocol number, and the preferred source addresses of
 	// those that have one.
 	Routes  []netip.Prefix
 	Sources map[netip.Prefix]netip.Addr
-	// UnruledV4 and UnruledV6 say that the rule is missing by which packets of that family find our table.
+	// UnruledV4 and UnruledV6 mean that the rule is missing that leads packets of that family to the agent's table.
 	UnruledV4, UnruledV6 bool
-	// Addresses of the device that are alone in their subnet, but for link-local ones.
+	// Addresses of the device that are alone in their subnet, except link-local ones.
 	Addresses []netip.Addr
 }
 
-// Device reads a device. It is nil when there is none; that is no error.
+// Device reads a device. It returns nil without an error if it does not exist.
 func (h *Host) Device(name string) (*Device, error) {
 	link, err := findLink(name)
 	if link == nil || err != nil {
@@ -111,27 +112,29 @@ func (h *Host) Device(name string) (*Device, error) {
 	}
 	d, err := h.wg.Load().Device(name)
 	if err != nil {
-		// It may have been deleted between the two looks.
+		// It may have been deleted between the two reads.
 		if link, again := findLink(name); link == nil && again == nil {
 			return nil, nil
 		}
-		return nil, fmt.Errorf("interface %s is there and does not answer as a WireGuard device: %w", name, err)
+		return nil, fmt.Errorf("interface %s exists and does not answer as a WireGuard device: %w", name, err)
 	}
 	attrs := link.Attrs()
 	out := &Device{
-		Name: name, Alias: attrs.Alias, Backend: Userspace, Index: attrs.Index, MTU: attrs.MTU, Up: attrs.Flags&net.FlagUp != 0,
+		Name: name, Alias: attrs.Alias, Backend: Userspace, Index: attrs.Index, MTU: attrs.MTU,
+		Up:         attrs.Flags&net.FlagUp != 0,
 		PrivateKey: d.PrivateKey, PublicKey: d.PublicKey, ListenPort: d.ListenPort, Peers: d.Peers,
 	}
 	if d.Type == wgtypes.LinuxKernel {
 		out.Backend = Kernel
 	}
 	out.Sources = map[netip.Prefix]netip.Addr{}
-	err = h.table.Each(routing.Filter{Link: attrs.Index, Protocol: routing.Protocol, Type: unix.RTN_UNICAST}, func(r routing.Route) {
-		out.Routes = append(out.Routes, r.Prefix)
-		if r.Source.IsValid() {
-			out.Sources[r.Prefix] = r.Source
-		}
-	})
+	err = h.table.Each(routing.Filter{Link: attrs.Index, Protocol: routing.Protocol, Type: unix.RTN_UNICAST},
+		func(r routing.Route) {
+			out.Routes = append(out.Routes, r.Prefix)
+			if r.Source.IsValid() {
+				out.Sources[r.Prefix] = r.Source
+			}
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +157,7 @@ func (h *Host) Device(name string) (*Device, error) {
 	return out, nil
 }
 
-// findLink is nil when there is no interface of that name.
+// findLink returns nil if no interface has that name.
 func findLink(name string) (netlink.Link, error) {
 	link, err := netlink.LinkByName(name)
 	var missing netlink.LinkNotFoundError
@@ -167,7 +170,7 @@ func findLink(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// Create makes a device, down and with no key: nothing passes it yet.
+// Create creates a device, down and without a key: no packet passes it yet.
 func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
 	if h.backend != Userspace {
 		attrs := netlink.NewLinkAttrs()
@@ -175,26 +178,26 @@ func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
 		err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs})
 		switch {
 		case err == nil:
-			return errors.Join(h.lookAgain(name), h.SetLink(name, alias, mtu, false))
+			return errors.Join(h.reopenForKernel(name), h.SetLink(name, alias, mtu, false))
 		case errors.Is(err, unix.EOPNOTSUPP) && h.backend != Kernel:
 			// "Unknown device type": this kernel has no WireGuard.
 		default:
-			return fmt.Errorf("making WireGuard device %s: %w", name, err)
+			return fmt.Errorf("creating WireGuard device %s: %w", name, err)
 		}
 	}
 	start := func(ctx context.Context, name string, mtu int) error {
 		return startUserspace(ctx, h.wg.Load(), name, mtu)
 	}
-	if h.carrier != "" {
-		start = carrierClient(h.carrier).start
+	if h.launcher != "" {
+		start = launcherClient(h.launcher).start
 	}
 	if err := start(ctx, name, mtu); err != nil {
-		return fmt.Errorf("making userspace WireGuard device %s: %w", name, err)
+		return fmt.Errorf("creating userspace WireGuard device %s: %w", name, err)
 	}
 	return h.SetLink(name, alias, mtu, false)
 }
 
-// SetLink sets what ip-link(8) would.
+// SetLink sets what ip-link(8) would set.
 func (h *Host) SetLink(name, alias string, mtu int, up bool) error {
 	link, err := findLink(name)
 	if err != nil {
@@ -216,7 +219,7 @@ func (h *Host) SetLink(name, alias string, mtu int, up bool) error {
 	if up && attrs.Flags&net.FlagUp == 0 {
 		upErr := netlink.LinkSetUp(link)
 		if errors.Is(upErr, unix.EADDRINUSE) { // the kernel's WireGuard listens from here on
-			upErr = fmt.Errorf("its listen port is taken by someone else: %w", upErr)
+			upErr = fmt.Errorf("its listen port is in use by another program: %w", upErr)
 		}
 		err = errors.Join(err, upErr)
 	}
@@ -226,28 +229,28 @@ func (h *Host) SetLink(name, alias string, mtu int, up bool) error {
 	return nil
 }
 
-// Configure changes what cfg names of a device and leaves the rest. A listen port that is taken is EADDRINUSE, and a
-// device that stands keeps the one it has.
+// Configure changes what cfg names of a device and keeps the rest. It returns EADDRINUSE for a listen port that is in
+// use, and an existing device keeps its port.
 func (h *Host) Configure(name string, cfg wgtypes.Config) error {
 	var before *wgtypes.Device
-	if cfg.ListenPort != nil && answers(name) {
-		before, _ = h.wg.Load().Device(name) // one that does not answer will say so below
+	if cfg.ListenPort != nil && isServed(name) {
+		before, _ = h.wg.Load().Device(name) // a device that does not answer causes an error below
 	}
 	err := plain(h.wg.Load().ConfigureDevice(name, cfg))
 	switch {
 	case err == nil:
 		return nil
 	case cfg.ListenPort != nil && errors.Is(err, unix.EADDRINUSE):
-		err = fmt.Errorf("listen port %d is taken by someone else: %w", *cfg.ListenPort, err)
+		err = fmt.Errorf("listen port %d is in use by another program: %w", *cfg.ListenPort, err)
 		if before != nil && before.ListenPort != 0 {
-			// wireguard-go lets go of the old port first, and then hears nothing.
+			// wireguard-go closes the old port first, and then receives nothing.
 			err = errors.Join(err, plain(h.wg.Load().ConfigureDevice(name, wgtypes.Config{ListenPort: &before.ListenPort})))
 		}
 	}
 	return fmt.Errorf("configuring WireGuard device %s: %w", name, err)
 }
 
-// Delete takes a device out; with it go its peers and routes, and in userspace its process and socket.
+// Delete deletes a device, with it its peers and routes, and in userspace its process and socket.
 func (h *Host) Delete(name string) error {
 	link, err := findLink(name)
 	if link == nil || err != nil {
@@ -256,9 +259,9 @@ func (h *Host) Delete(name string) error {
 	if err := netlink.LinkDel(link); err != nil {
 		return fmt.Errorf("deleting interface %s: %w", name, err)
 	}
-	// A process ends within milliseconds; one that was killed has left its socket.
+	// The process ends within milliseconds; one that was killed has left its socket.
 	for range 400 {
-		if !answers(name) {
+		if !isServed(name) {
 			break
 		}
 		time.Sleep(5 * time.Millisecond)
@@ -270,7 +273,7 @@ func (h *Host) Delete(name string) error {
 // Link is the name and alias of an interface.
 type Link struct{ Name, Alias string }
 
-// Links are all interfaces of the node.
+// Links returns all interfaces of the node.
 func (*Host) Links() ([]Link, error) {
 	links, err := netlink.LinkList()
 	if err != nil {

@@ -92,10 +92,12 @@ func TestDeviceFromEndToEnd(t *testing.T) {
 			must(t, h.AddRoute(device, s, netip.Addr{})) // there is one already
 		}
 		d := get(t, h, device)
-		if d.Alias != "wireguard.c2" || d.MTU != 1400 || !d.Up || d.ListenPort != port || d.PrivateKey != private || d.PublicKey != private.PublicKey() {
+		if d.Alias != "wireguard.c2" || d.MTU != 1400 || !d.Up || d.ListenPort != port || d.PrivateKey != private ||
+			d.PublicKey != private.PublicKey() {
 			t.Errorf("%+v", d)
 		}
-		if len(d.Peers) != 1 || d.Peers[0].PublicKey != peer.PublicKey() || len(d.Peers[0].AllowedIPs) != 1 || d.Peers[0].PersistentKeepaliveInterval != keepalive {
+		if len(d.Peers) != 1 || d.Peers[0].PublicKey != peer.PublicKey() || len(d.Peers[0].AllowedIPs) != 1 ||
+			d.Peers[0].PersistentKeepaliveInterval != keepalive {
 			t.Errorf("peers %+v", d.Peers)
 		}
 		if !slices.Equal(d.Routes, subnets) {
@@ -153,7 +155,8 @@ func TestDeviceFromEndToEnd(t *testing.T) {
 		must(t, h.Delete(device))
 		must(t, h.Delete(device))
 		if userspace {
-			took := eventually(t, "the device's process removes its socket and ends", func() bool { return !exists(socket(device)) && len(children(t)) == 0 })
+			took := eventually(t, "the device's process removes its socket and ends",
+				func() bool { return !exists(socket(device)) && len(children(t)) == 0 })
 			t.Logf("its process ended in %s", took)
 		}
 	})
@@ -261,7 +264,8 @@ func TestWatch(t *testing.T) {
 		}
 		told := func(name string) func() bool { return toldOf(func(e Event) bool { return e.Interface == name }) }
 		eventually(t, "it watches", func() bool {
-			return exec.Command("ip", "link", "set", "lo", "mtu", fmt.Sprint(1500+time.Now().UnixNano()%1000)).Run() == nil && told("lo")()
+			return exec.Command("ip", "link", "set", "lo", "mtu", fmt.Sprint(1500+time.Now().UnixNano()%1000)).Run() == nil &&
+				told("lo")()
 		})
 		ip(t, "link add d0 type veth peer name p0")
 		eventually(t, "an interface appears", told("d0"))

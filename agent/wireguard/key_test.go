@@ -66,7 +66,8 @@ func TestKeyOfOthers(t *testing.T) {
 		must(t, os.Chtimes(path, made, made))
 		got, err := NewKeys(dir).Of(device, nil)
 		if err != nil || got.Private != key || !got.Durable || got.Problem != nil {
-			t.Errorf("mode %o: %v, the same: %v, durable: %v, problem: %v", mode, err, got.Private == key, got.Durable, got.Problem)
+			t.Errorf("mode %o: %v, the same: %v, durable: %v, problem: %v", mode, err, got.Private == key, got.Durable,
+				got.Problem)
 		}
 		if !got.Created.Equal(made) {
 			t.Errorf("mode %o: made %s; want the time of the file, %s", mode, got.Created, made)
@@ -88,7 +89,8 @@ var damages = map[string]func(path string) error{
 	"pipe":      func(path string) error { return unix.Mkfifo(path, 0o600) },
 	"link": func(path string) error {
 		key, err := wgtypes.GeneratePrivateKey()
-		return errors.Join(err, os.WriteFile(path+"-elsewhere", []byte(key.String()), 0o600), os.Symlink(path+"-elsewhere", path))
+		return errors.Join(err, os.WriteFile(path+"-elsewhere", []byte(key.String()), 0o600),
+			os.Symlink(path+"-elsewhere", path))
 	},
 	"link to nowhere": func(path string) error { return os.Symlink(path+"-elsewhere", path) },
 }
@@ -125,7 +127,8 @@ func TestDamagedKeyStays(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 				continue
 			}
-			if !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "to have a new") || strings.Contains(err.Error(), "AAAA") {
+			if !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "generates a new") ||
+				strings.Contains(err.Error(), "AAAA") {
 				t.Errorf("%s: the error names neither file nor fix, or what is in it: %v", name, err)
 			}
 		}
@@ -148,7 +151,8 @@ func TestDamagedKeyIsSavedFromTheDevice(t *testing.T) {
 		keys := NewKeys(dir)
 		key, err := keys.Of(device, stands)
 		if err != nil || key.Private != stands.PrivateKey || !key.Durable || key.Problem == nil {
-			t.Errorf("%s: %v, the device's: %v, durable: %v, problem: %v", name, err, key.Private == stands.PrivateKey, key.Durable, key.Problem)
+			t.Errorf("%s: %v, the device's: %v, durable: %v, problem: %v", name, err, key.Private == stands.PrivateKey,
+				key.Durable, key.Problem)
 			continue
 		}
 		if saved, err := ReadKey(dir, device); err != nil || saved != stands.PrivateKey {
@@ -186,7 +190,8 @@ func TestLostKeyFileIsWrittenBack(t *testing.T) {
 	stands := &Device{PrivateKey: wgtypes.Key{1, 2, 3}}
 	key, err := NewKeys(dir).Of(device, stands)
 	if err != nil || key.Private != stands.PrivateKey || !key.Durable || key.Problem != nil {
-		t.Errorf("%v, the device's: %v, durable: %v, problem: %v", err, key.Private == stands.PrivateKey, key.Durable, key.Problem)
+		t.Errorf("%v, the device's: %v, durable: %v, problem: %v", err, key.Private == stands.PrivateKey, key.Durable,
+			key.Problem)
 	}
 	if kept, err := ReadKey(dir, device); err != nil || kept != stands.PrivateKey {
 		t.Errorf("the file: %v, the device's: %v", err, kept == stands.PrivateKey)
@@ -208,7 +213,8 @@ func TestReplace(t *testing.T) {
 	fresh, err := keys.Replace(device)
 	must(t, err)
 	is, err := keys.Of(device, &Device{PrivateKey: old.Private}) // the file's word counts
-	if err != nil || is.Private != fresh.Private || is.Private == old.Private || !is.Durable || time.Since(is.Created) > time.Minute {
+	if err != nil || is.Private != fresh.Private || is.Private == old.Private || !is.Durable ||
+		time.Since(is.Created) > time.Minute {
 		t.Errorf("%v, the new one: %v, made %s", err, is.Private == fresh.Private, is.Created)
 	}
 	entries, err := os.ReadDir(dir)
@@ -298,8 +304,10 @@ func TestFullDisk(t *testing.T) {
 		fill()
 		stands := &Device{PrivateKey: old.Private}
 		key, err := keys.Of(device, stands)
-		if err != nil || key.Private != old.Private || key.Durable || !errors.Is(key.Problem, unix.ENOSPC) || !strings.Contains(key.Problem.Error(), "holds no key") {
-			t.Errorf("a damaged file on a full disk: %v, the device's: %v, durable: %v, problem: %v", err, key.Private == old.Private, key.Durable, key.Problem)
+		if err != nil || key.Private != old.Private || key.Durable || !errors.Is(key.Problem, unix.ENOSPC) ||
+			!strings.Contains(key.Problem.Error(), "contains no key") {
+			t.Errorf("a damaged file on a full disk: %v, the device's: %v, durable: %v, problem: %v", err,
+				key.Private == old.Private, key.Durable, key.Problem)
 		}
 		if what(t, path) != "---------- " {
 			t.Error("the damaged file was touched")

@@ -10,10 +10,10 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
-// Release puts routes into the main table that lead where those of a device do that are ours: without a source and of
-// the protocol that ip-route(8) gives those that it adds, which is what semaphore-wireguard leaves. A route that is in
-// the way is replaced, as semaphore-wireguard does. Ours stay, for routing.RemoveAll, so that a packet notices nothing.
-// It returns the routes.
+// Release adds routes to the main table that lead to the same places as the agent's routes of a device: without a
+// source, and with the protocol of routes that ip-route(8) adds, which semaphore-wireguard leaves. It replaces a
+// conflicting route, as semaphore-wireguard does. The agent's routes remain for routing.RemoveAll, so that no packet
+// is dropped. It returns the routes.
 func (h *Host) Release(name string) ([]string, error) {
 	stands, err := h.Device(name)
 	if stands == nil || err != nil {
@@ -31,7 +31,8 @@ func (h *Host) Release(name string) ([]string, error) {
 	}
 	var released []string
 	for _, prefix := range routes {
-		r := &netlink.Route{LinkIndex: stands.Index, Dst: routing.IPNet(prefix), Scope: netlink.SCOPE_LINK, Protocol: unix.RTPROT_BOOT}
+		r := &netlink.Route{LinkIndex: stands.Index, Dst: routing.IPNet(prefix), Scope: netlink.SCOPE_LINK,
+			Protocol: unix.RTPROT_BOOT}
 		if prefix.Addr().Is6() {
 			r.Scope = netlink.SCOPE_UNIVERSE
 		}
@@ -43,7 +44,7 @@ func (h *Host) Release(name string) ([]string, error) {
 	return released, nil
 }
 
-// Unmark takes off a device what says that it is ours: its alias, and the addresses that it was given.
+// Unmark removes the agent's marks from a device: its alias, and the addresses that it was given.
 func (h *Host) Unmark(name string) error {
 	stands, err := h.Device(name)
 	if stands == nil || err != nil {

@@ -50,7 +50,8 @@ func TestRelease(t *testing.T) {
 				t.Errorf("%q", out)
 			}
 		}
-		if out := ip(t, "-6 route show fd00:2::/48 table all"); strings.Count(out, "\n") != 1 || strings.Contains(out, "proto 94") {
+		if out := ip(t, "-6 route show fd00:2::/48 table all"); strings.Count(out, "\n") != 1 ||
+			strings.Contains(out, "proto 94") {
 			t.Errorf("%q", out)
 		}
 		if rules := ip(t, "rule") + ip(t, "-6 rule"); strings.Contains(rules, "7394") {

@@ -14,15 +14,15 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
-// Foreign is a route of our table that is not ours.
+// Foreign is a route of the agent's table that is not the agent's.
 type Foreign struct {
 	Prefix netip.Prefix
 	Metric int
-	// Text tells it nearly as ip-route(8) does, without the prefix.
+	// Text is nearly the text of ip-route(8), without the prefix.
 	Text string
 }
 
-// Foreign are the routes of our table that are not ours and for which wanted is true.
+// Foreign returns the routes of the agent's table that are not the agent's and for which wanted returns true.
 func (h *Host) Foreign(wanted func(netip.Prefix) bool) ([]Foreign, error) {
 	var out []Foreign
 	err := h.table.Each(routing.Filter{}, func(r routing.Route) {
@@ -33,8 +33,7 @@ func (h *Host) Foreign(wanted func(netip.Prefix) bool) ([]Foreign, error) {
 	return out, err
 }
 
-// PrefixOf is IPNet's reverse. It has one form for an IPv4 prefix, which net.IPNet has two for; ok is false where there
-// is none.
+// PrefixOf converts a net.IPNet, which has two forms of an IPv4 prefix; ok is false if there is none.
 func PrefixOf(n *net.IPNet) (prefix netip.Prefix, ok bool) {
 	if n == nil {
 		return netip.Prefix{}, false
@@ -44,20 +43,21 @@ func PrefixOf(n *net.IPNet) (prefix netip.Prefix, ok bool) {
 	return netip.PrefixFrom(addr.Unmap(), ones), ok
 }
 
-// ErrTaken says that another's route is in the place of one of ours.
-var ErrTaken = errors.New("there is one already, which is not ours")
+// ErrTaken means that another program's route has the place of the agent's.
+var ErrTaken = errors.New("another program has a route there")
 
-// AddRoute routes prefix into the device, in our table and with the rule that leads there, with the source address for
-// packets of the node's own; none when source is the zero Addr. A route of the table that leads there already is taken
-// over. One that leads elsewhere is someone's, stays, and gives ErrTaken.
+// AddRoute routes prefix into the device, in the agent's table and with the rule that leads there, with the source
+// address for the node's own packets; none if source is the zero Addr. It takes over an existing route that leads
+// there. A route that leads elsewhere belongs to another program: it remains, and causes ErrTaken.
 func (h *Host) AddRoute(name string, prefix netip.Prefix, source netip.Addr) error {
 	if err := h.route(name, prefix, source, netlink.RouteAdd); errors.Is(err, unix.EEXIST) {
-		elsewhere, found := h.othersWay(name, prefix)
+		elsewhere, found := h.conflictingRoute(name, prefix)
 		if found != nil {
 			return errors.Join(err, found)
 		}
 		if elsewhere != "" {
-			return fmt.Errorf("route %s of table %d: %w (%s): remove it to have it lead to %s", prefix, h.table.ID, ErrTaken, elsewhere, name)
+			return fmt.Errorf("route %s of table %d: %w (%s): remove it to have it lead to %s", prefix, h.table.ID, ErrTaken,
+				elsewhere, name)
 		}
 		if err := h.ReplaceRoute(name, prefix, source); err != nil {
 			return err
@@ -69,27 +69,28 @@ func (h *Host) AddRoute(name string, prefix netip.Prefix, source netip.Addr) err
 	return err
 }
 
-// ReplaceRoute is AddRoute in the place of whatever route of that metric there is.
+// ReplaceRoute is AddRoute in place of any existing route of that metric.
 func (h *Host) ReplaceRoute(name string, prefix netip.Prefix, source netip.Addr) error {
 	return h.route(name, prefix, source, netlink.RouteReplace)
 }
 
-// othersWay is where a route to prefix leads that is in the way of ours, empty for into the device.
-func (h *Host) othersWay(name string, prefix netip.Prefix) (way string, err error) {
+// conflictingRoute describes the route to prefix that is in place of the agent's, empty if it leads into the device.
+func (h *Host) conflictingRoute(name string, prefix netip.Prefix) (way string, err error) {
 	link, err := findLink(name)
 	if err != nil || link == nil {
 		return "", err
 	}
 	err = h.table.Each(routing.Filter{Family: routing.Family(prefix)}, func(r routing.Route) {
-		// Those of another metric are beside ours, not in its way.
-		if r.Prefix == prefix && r.Metric == MetricOf(prefix) && (r.Link != link.Attrs().Index || r.Gateway.IsValid() || r.Several) {
+		// A route of another metric does not conflict.
+		if r.Prefix == prefix && r.Metric == MetricOf(prefix) && (r.Link != link.Attrs().Index || r.Gateway.IsValid() ||
+			r.Several) {
 			way = r.Text()
 		}
 	})
 	return way, err
 }
 
-// MetricOf is the metric ("priority") of our routes into devices: that of a route that names none.
+// MetricOf returns the metric ("priority") of the agent's routes into devices: the kernel's default.
 func MetricOf(prefix netip.Prefix) int {
 	if prefix.Addr().Is6() {
 		return 1024 // IP6_RT_PRIO_USER
@@ -97,7 +98,7 @@ func MetricOf(prefix netip.Prefix) int {
 	return 0
 }
 
-// DeleteRoute takes our route to prefix out.
+// DeleteRoute deletes the agent's route to prefix.
 func (h *Host) DeleteRoute(name string, prefix netip.Prefix) error {
 	err := h.route(name, prefix, netip.Addr{}, netlink.RouteDel)
 	if errors.Is(err, unix.ESRCH) {
@@ -131,8 +132,9 @@ func (h *Host) route(name string, prefix netip.Prefix, source netip.Addr, do fun
 	return nil
 }
 
-// Strays are the routes into a device that are outside of our table and stand in for ours: those that bear our protocol
-// number, as of an earlier version, and those of the main table to just one of the subnets, as semaphore-wireguard's.
+// Strays returns the routes into a device outside the agent's table that replace its routes: those with its protocol
+// number, of an earlier version, and those of the main table to exactly one of the subnets, as semaphore-wireguard
+// adds.
 func (h *Host) Strays(name string, subnets []netip.Prefix) ([]routing.Route, error) {
 	link, err := findLink(name)
 	if link == nil || err != nil {
@@ -150,14 +152,18 @@ func (h *Host) Strays(name string, subnets []netip.Prefix) ([]routing.Route, err
 	return strays, err
 }
 
-// Elsewhere says whether packets to one of the subnets find their way into a device outside of our table, and not in
-// it.
+// Elsewhere reports whether packets to one of the subnets are routed into a device outside the agent's table, and not
+// in it.
 func (h *Host) Elsewhere(name string, subnets []netip.Prefix) (bool, error) {
 	strays, err := h.Strays(name, subnets)
 	if err != nil || len(strays) == 0 {
 		return false, err
 	}
 	inside := map[netip.Prefix]bool{}
-	err = h.table.Each(routing.Filter{Link: strays[0].Link, Protocol: routing.Protocol, Type: unix.RTN_UNICAST}, func(r routing.Route) { inside[r.Prefix] = true })
-	return slices.ContainsFunc(strays, func(r routing.Route) bool { return slices.Contains(subnets, r.Prefix) && !inside[r.Prefix] }), err
+	err = h.table.Each(routing.Filter{Link: strays[0].Link, Protocol: routing.Protocol, Type: unix.RTN_UNICAST},
+		func(r routing.Route) { inside[r.Prefix] = true })
+	return slices.ContainsFunc(strays, func(r routing.Route) bool {
+		return slices.Contains(subnets, r.Prefix) &&
+			!inside[r.Prefix]
+	}), err
 }

@@ -25,27 +25,31 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/netevents"
 )
 
-// UserspaceCommand is the subcommand under which the agent starts itself as a device's process.
+// UserspaceCommand is the subcommand by which the agent starts itself as a device's process.
 const UserspaceCommand = "wireguard-go"
 
-// socketDir is where wireguard-go, and whoever configures its devices, keeps their sockets.
+// socketDir is where wireguard-go, and programs that configure its devices, expect the sockets.
 const socketDir = "/var/run/wireguard"
 
 func socketPath(device string) string { return filepath.Join(socketDir, device+".sock") }
 
-// RunUserspace carries a device of wireguard-go: it makes the TUN interface and the UAPI socket, and
-// returns when the interface is deleted, or ctx ends and so it is.
+// RunUserspace runs a device of wireguard-go: it creates the TUN interface and the UAPI socket, and returns when the
+// interface is deleted, or deletes it when ctx ends.
 func RunUserspace(ctx context.Context, name string, mtu int) error {
-	// The device outlives the agent, whose standard error it logs to: what is written into a pipe that
-	// nobody reads any more is lost, and must not be the end of all tunnels.
+	// The device outlives the agent, to whose standard error it logs: a write to a pipe without a reader must not end
+	// all tunnels.
 	signal.Ignore(syscall.SIGPIPE)
 	t, err := tun.CreateTUN(name, mtu)
 	if err != nil {
 		return fmt.Errorf("TUN interface %s: %w", name, err)
 	}
 	log := slog.With("device", name)
-	if err := hearLinksOnly(t); err != nil {
-		log.Warn("the device ends when the kernel has more to tell than it takes in, such as of the addresses of many Services", "error", err)
+	if err := filterLinkMessages(t); err != nil {
+		log.Warn(
+			"the device will end when the kernel sends more events than it reads, such as for the addresses of many Services",
+			"error",
+			err,
+		)
 	}
 	d := device.NewDevice(t, conn.NewDefaultBind(), &device.Logger{
 		Verbosef: device.DiscardLogf,
@@ -69,7 +73,7 @@ func RunUserspace(ctx context.Context, name string, mtu int) error {
 				failed <- err
 				return
 			}
-			go d.IpcHandle(c) // ends when the caller hangs up
+			go d.IpcHandle(c) // ends when the client closes
 		}
 	}()
 	select {
@@ -85,11 +89,11 @@ func RunUserspace(ctx context.Context, name string, mtu int) error {
 	}
 }
 
-// hearLinksOnly has the kernel tell a TUN device of links alone, of which it looks at its own, and keep many such
-// messages. wireguard-go subscribes to addresses as well, has room for a few hundred messages, and ends the device when
-// there are more: kube-proxy in its mode ipvs, which gives the node an address for each Service, ends it so when it
-// starts. The socket is none that the library gives out.
-func hearLinksOnly(t tun.Device) error {
+// filterLinkMessages makes the kernel send a TUN device only messages about links, of which it needs its own, with a
+// large buffer. wireguard-go subscribes to addresses as well, has room for a few hundred messages, and ends the device
+// when there are more: kube-proxy in its mode ipvs, which gives the node an address for each Service, causes that when
+// it starts. The library does not export the socket.
+func filterLinkMessages(t tun.Device) error {
 	field := reflect.Indirect(reflect.ValueOf(t)).FieldByName("netlinkSock")
 	if !field.IsValid() || field.Kind() != reflect.Int {
 		return errors.New("this version of wireguard-go has no socket of that name")
@@ -104,8 +108,8 @@ func hearLinksOnly(t tun.Device) error {
 	return errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer))
 }
 
-// answers says whether a process serves a device's socket.
-func answers(device string) bool {
+// isServed reports whether a process serves a device's socket.
+func isServed(device string) bool {
 	c, err := net.Dial("unix", socketPath(device))
 	if err != nil {
 		return false
@@ -114,10 +118,10 @@ func answers(device string) bool {
 	return true
 }
 
-// RemoveDeadSocket takes away the socket file of a device whose process was killed. It returns whether there
-// was one. One that is served stays: its device may be in another network namespace.
+// RemoveDeadSocket removes the socket file of a device whose process was killed. It reports whether there was one. A
+// socket that is served remains: its device may be in another network namespace.
 func RemoveDeadSocket(device string) (bool, error) {
-	if _, err := os.Lstat(socketPath(device)); errors.Is(err, fs.ErrNotExist) || answers(device) {
+	if _, err := os.Lstat(socketPath(device)); errors.Is(err, fs.ErrNotExist) || isServed(device) {
 		return false, nil
 	}
 	err := os.Remove(socketPath(device))
@@ -127,7 +131,7 @@ func RemoveDeadSocket(device string) (bool, error) {
 	return err == nil, err
 }
 
-// Sockets are the devices that have a socket file.
+// Sockets returns the devices that have a socket file.
 func Sockets() ([]string, error) {
 	entries, err := os.ReadDir(socketDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -145,8 +149,8 @@ func Sockets() ([]string, error) {
 	return devices, nil
 }
 
-// plain makes the number in an error of wireguard-go's, which its client hands on as text ("errno=-98"), an error
-// that can be compared, as the kernel's are.
+// plain converts the number in an error of wireguard-go, which its client returns as text ("errno=-98"), to an error
+// that can be compared, like the kernel's.
 func plain(err error) error {
 	if err == nil {
 		return nil

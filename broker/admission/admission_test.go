@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -51,12 +52,14 @@ func service(ns, name string, s *semaphorev1.Service) *semaphorev1.Object {
 	}
 }
 
-func svcPort(name, protocol string, n int32) *semaphorev1.ServicePort {
-	return &semaphorev1.ServicePort{Name: name, Protocol: protocol, Port: n}
+func svcPort(name, protocol string, n int32) *semaphorev1.Port {
+	return &semaphorev1.Port{Name: name, Protocol: protocol, Port: n}
 }
 
-func settled(affinity int32, distribution string, prefer []string, minReady int32, whenGone string) *semaphorev1.Service {
-	return &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{svcPort("http", "TCP", 80)}, ClientIpAffinitySeconds: affinity, TrafficDistribution: distribution,
+func settled(affinity int32, distribution string, prefer []string, minReady int32,
+	whenGone semaphorev1.WhenGone) *semaphorev1.Service {
+	return &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{svcPort("http", "TCP", 80)},
+		ClientIpAffinitySeconds: affinity, TrafficDistribution: distribution,
 		GlobalSettings: &semaphorev1.GlobalSettings{Prefer: prefer, MinReady: minReady, WhenGone: whenGone}}
 }
 
@@ -70,10 +73,10 @@ func labelled(pairs ...string) *semaphorev1.Service {
 }
 
 func families(all ...string) *semaphorev1.Service {
-	return &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{svcPort("http", "TCP", 80)}, IpFamilies: all}
+	return &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{svcPort("http", "TCP", 80)}, IpFamilies: all}
 }
 
-func slice(addressType string, ports []*semaphorev1.EndpointPort, endpoints ...*semaphorev1.Endpoint) *semaphorev1.Object {
+func slice(addressType string, ports []*semaphorev1.Port, endpoints ...*semaphorev1.Endpoint) *semaphorev1.Object {
 	return &semaphorev1.Object{
 		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "echo-x7"},
 		Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: &semaphorev1.EndpointSlice{
@@ -103,7 +106,7 @@ func fromHex(s string) []byte {
 
 func TestCheck(t *testing.T) {
 	at := "172.18.2.11:51820"
-	tcp := []*semaphorev1.EndpointPort{{Name: "http", Protocol: "TCP", Port: 8080}}
+	tcp := []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 8080}}
 	manyEndpoints := make([]*semaphorev1.Endpoint, 1001)
 	for i := range manyEndpoints {
 		manyEndpoints[i] = ep(fmt.Sprintf("10.2.%d.%d", i/250, i%250))
@@ -116,114 +119,183 @@ func TestCheck(t *testing.T) {
 		name  string
 		in    *semaphorev1.Object
 		taken *semaphorev1.Object // nil for nothing
-		codes []Code
+		codes []finding.Code
 	}{
 		// Nodes: R7, R10, R11.
-		{"node", node("n1", wg(good, at), "10.2.1.0/24", "fd02:0:0:1::/64"), node("n1", wg(good, at), "10.2.1.0/24", "fd02:0:0:1::/64"), nil},
+		{"node", node("n1", wg(good, at), "10.2.1.0/24", "fd02:0:0:1::/64"),
+			node("n1", wg(good, at), "10.2.1.0/24", "fd02:0:0:1::/64"), nil},
 		{"node with a whole pod subnet", node("n1", nil, "10.2.0.0/16"), node("n1", nil, "10.2.0.0/16"), nil},
 		{"node without a key yet", node("n1", nil, "10.2.1.0/24"), node("n1", nil, "10.2.1.0/24"), nil},
-		{"node with IPv6 endpoint", node("n1", wg(good, "[fd18:2::11]:51820")), node("n1", wg(good, "[fd18:2::11]:51820")), nil},
-		{"CIDR of another cluster", node("n1", wg(good, at), "10.3.1.0/24", "10.2.1.0/24"), node("n1", wg(good, at), "10.2.1.0/24"), []Code{CIDROutsidePodSubnets}},
-		{"CIDR of ours", node("n1", nil, "10.1.1.0/24"), node("n1", nil), []Code{CIDROutsidePodSubnets}},
-		{"CIDR wider than the pod subnet", node("n1", nil, "10.0.0.0/8"), node("n1", nil), []Code{CIDROutsidePodSubnets}},
-		{"everything", node("n1", nil, "0.0.0.0/0", "::/0"), node("n1", nil), []Code{InvalidCIDR, InvalidCIDR}},
-		{"CIDR not canonical", node("n1", nil, "10.2.1.7/24"), node("n1", nil), []Code{InvalidCIDR}},
-		{"CIDR in other letters", node("n1", nil, "FD02:0:0:1::/64"), node("n1", nil), []Code{InvalidCIDR}},
-		{"CIDR that is none", node("n1", nil, "10.2.1.0"), node("n1", nil), []Code{InvalidCIDR}},
-		{"CIDR IPv4-mapped", node("n1", nil, "::ffff:10.2.1.0/120"), node("n1", nil), []Code{InvalidCIDR}},
-		{"too many CIDRs", node("n1", nil, slices.Repeat([]string{"10.2.1.0/24"}, maxPodCIDRs+1)...), nil, []Code{TooLarge}},
-		{"key too short", node("n1", wg(good[:31], at), "10.2.1.0/24"), node("n1", nil, "10.2.1.0/24"), []Code{InvalidPublicKey}},
-		{"key missing", node("n1", wg(nil, at)), node("n1", nil), []Code{InvalidPublicKey}},
-		{"key zero", node("n1", wg(make([]byte, 32), at)), node("n1", nil), []Code{InvalidPublicKey}},
-		{"key one", node("n1", wg(append([]byte{1}, make([]byte, 31)...), at)), node("n1", nil), []Code{InvalidPublicKey}},
-		{"key of order 8", node("n1", wg(fromHex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"), at)), node("n1", nil), []Code{InvalidPublicKey}},
-		{"endpoint is a name", node("n1", wg(good, "n1.example.org:51820")), node("n1", nil), []Code{InvalidEndpoint}},
-		{"endpoint without port", node("n1", wg(good, "172.18.2.11")), node("n1", nil), []Code{InvalidEndpoint}},
-		{"endpoint port 0", node("n1", wg(good, "172.18.2.11:0")), node("n1", nil), []Code{InvalidEndpoint}},
-		{"endpoint with zone", node("n1", wg(good, "[fe80::1%eth0]:1")), node("n1", nil), []Code{InvalidEndpoint}},
-		{"endpoint IPv4-mapped", node("n1", wg(good, "[::ffff:172.18.2.11]:1")), node("n1", nil), []Code{InvalidEndpoint}},
-		{"endpoint loopback", node("n1", wg(good, "127.0.0.1:1")), node("n1", nil), []Code{EndpointNotAllowed}},
-		{"endpoint loopback v6", node("n1", wg(good, "[::1]:1")), node("n1", nil), []Code{EndpointNotAllowed}},
-		{"endpoint link-local", node("n1", wg(good, "169.254.169.254:80")), node("n1", nil), []Code{EndpointNotAllowed}},
-		{"endpoint multicast", node("n1", wg(good, "224.0.0.1:1")), node("n1", nil), []Code{EndpointNotAllowed}},
-		{"endpoint broadcast", node("n1", wg(good, "255.255.255.255:1")), node("n1", nil), []Code{EndpointNotAllowed}},
-		{"endpoint unspecified", node("n1", wg(good, "0.0.0.0:1")), node("n1", nil), []Code{EndpointNotAllowed}},
-		{"endpoint in its pod subnets", node("n1", wg(good, "10.2.3.4:51820")), node("n1", nil), []Code{EndpointNotAllowed}},
-		{"endpoint in our subnets", node("n1", wg(good, "172.18.1.11:51820")), node("n1", nil), []Code{EndpointNotAllowed}},
-		{"endpoint outside its node subnets", node("n1", wg(good, "172.18.3.11:51820")), node("n1", nil), []Code{EndpointNotAllowed}},
-		{"node name", node("N_1", nil), nil, []Code{InvalidName}},
-		{"node with namespace", func() *semaphorev1.Object { o := node("n1", nil); o.Key.Namespace = "x"; return o }(), nil, []Code{Malformed}},
+		{"node with IPv6 endpoint", node("n1", wg(good, "[fd18:2::11]:51820")),
+			node("n1", wg(good, "[fd18:2::11]:51820")), nil},
+		{"CIDR of another cluster", node("n1", wg(good, at), "10.3.1.0/24", "10.2.1.0/24"),
+			node("n1", wg(good, at), "10.2.1.0/24"), []finding.Code{finding.CIDROutsidePodSubnets}},
+		{"CIDR of ours", node("n1", nil, "10.1.1.0/24"), node("n1", nil), []finding.Code{finding.CIDROutsidePodSubnets}},
+		{"CIDR wider than the pod subnet", node("n1", nil, "10.0.0.0/8"), node("n1", nil),
+			[]finding.Code{finding.CIDROutsidePodSubnets}},
+		{"everything", node("n1", nil, "0.0.0.0/0", "::/0"), node("n1", nil),
+			[]finding.Code{finding.InvalidCIDR, finding.InvalidCIDR}},
+		{"CIDR not canonical", node("n1", nil, "10.2.1.7/24"), node("n1", nil), []finding.Code{finding.InvalidCIDR}},
+		{"CIDR in other letters", node("n1", nil, "FD02:0:0:1::/64"), node("n1", nil), []finding.Code{finding.InvalidCIDR}},
+		{"CIDR that is none", node("n1", nil, "10.2.1.0"), node("n1", nil), []finding.Code{finding.InvalidCIDR}},
+		{"CIDR IPv4-mapped", node("n1", nil, "::ffff:10.2.1.0/120"), node("n1", nil), []finding.Code{finding.InvalidCIDR}},
+		{"too many CIDRs", node("n1", nil, slices.Repeat([]string{"10.2.1.0/24"}, maxPodCIDRs+1)...), nil,
+			[]finding.Code{finding.TooLarge}},
+		{"key too short", node("n1", wg(good[:31], at), "10.2.1.0/24"), node("n1", nil, "10.2.1.0/24"),
+			[]finding.Code{finding.InvalidPublicKey}},
+		{"key missing", node("n1", wg(nil, at)), node("n1", nil), []finding.Code{finding.InvalidPublicKey}},
+		{"key zero", node("n1", wg(make([]byte, 32), at)), node("n1", nil), []finding.Code{finding.InvalidPublicKey}},
+		{"key one", node("n1", wg(append([]byte{1}, make([]byte, 31)...), at)), node("n1", nil),
+			[]finding.Code{finding.InvalidPublicKey}},
+		{"key of order 8", node("n1", wg(fromHex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"), at)),
+			node("n1", nil), []finding.Code{finding.InvalidPublicKey}},
+		{"endpoint is a name", node("n1", wg(good, "n1.example.org:51820")), node("n1", nil),
+			[]finding.Code{finding.InvalidEndpoint}},
+		{"endpoint without port", node("n1", wg(good, "172.18.2.11")), node("n1", nil),
+			[]finding.Code{finding.InvalidEndpoint}},
+		{"endpoint port 0", node("n1", wg(good, "172.18.2.11:0")), node("n1", nil), []finding.Code{finding.InvalidEndpoint}},
+		{"endpoint with zone", node("n1", wg(good, "[fe80::1%eth0]:1")), node("n1", nil),
+			[]finding.Code{finding.InvalidEndpoint}},
+		{"endpoint IPv4-mapped", node("n1", wg(good, "[::ffff:172.18.2.11]:1")), node("n1", nil),
+			[]finding.Code{finding.InvalidEndpoint}},
+		{"endpoint loopback", node("n1", wg(good, "127.0.0.1:1")), node("n1", nil),
+			[]finding.Code{finding.EndpointNotAllowed}},
+		{"endpoint loopback v6", node("n1", wg(good, "[::1]:1")), node("n1", nil),
+			[]finding.Code{finding.EndpointNotAllowed}},
+		{"endpoint link-local", node("n1", wg(good, "169.254.169.254:80")), node("n1", nil),
+			[]finding.Code{finding.EndpointNotAllowed}},
+		{"endpoint multicast", node("n1", wg(good, "224.0.0.1:1")), node("n1", nil),
+			[]finding.Code{finding.EndpointNotAllowed}},
+		{"endpoint broadcast", node("n1", wg(good, "255.255.255.255:1")), node("n1", nil),
+			[]finding.Code{finding.EndpointNotAllowed}},
+		{"endpoint unspecified", node("n1", wg(good, "0.0.0.0:1")), node("n1", nil),
+			[]finding.Code{finding.EndpointNotAllowed}},
+		{"endpoint in its pod subnets", node("n1", wg(good, "10.2.3.4:51820")), node("n1", nil),
+			[]finding.Code{finding.EndpointNotAllowed}},
+		{"endpoint in our subnets", node("n1", wg(good, "172.18.1.11:51820")), node("n1", nil),
+			[]finding.Code{finding.EndpointNotAllowed}},
+		{"endpoint outside its node subnets", node("n1", wg(good, "172.18.3.11:51820")), node("n1", nil),
+			[]finding.Code{finding.EndpointNotAllowed}},
+		{"node name", node("N_1", nil), nil, []finding.Code{finding.InvalidName}},
+		{"node with namespace", func() *semaphorev1.Object { o := node("n1", nil); o.Key.Namespace = "x"; return o }(), nil,
+			[]finding.Code{finding.Malformed}},
 
 		// Services.
-		{"service", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("", "TCP", 80)}}),
-			service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("", "TCP", 80)}}), nil},
-		{"headless without ports", service("shop", "echo", &semaphorev1.Service{Headless: true}), service("shop", "echo", &semaphorev1.Service{Headless: true}), nil},
-		{"one number for two protocols", service("shop", "dns", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("udp", "UDP", 53), svcPort("tcp", "TCP", 53)}}),
-			service("shop", "dns", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("udp", "UDP", 53), svcPort("tcp", "TCP", 53)}}), nil},
-		{"service without ports", service("shop", "echo", &semaphorev1.Service{}), nil, []Code{InvalidPort}},
-		{"port 0", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("a", "TCP", 0)}}), nil, []Code{InvalidPort}},
-		{"port 65536", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("a", "TCP", 65536)}}), nil, []Code{InvalidPort}},
-		{"protocol", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("a", "tcp", 1)}}), nil, []Code{InvalidPort}},
-		{"names twice", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("a", "TCP", 1), svcPort("a", "TCP", 2)}}), nil, []Code{InvalidPort}},
-		{"ports twice", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("a", "TCP", 1), svcPort("b", "TCP", 1)}}), nil, []Code{InvalidPort}},
-		{"no name beside others", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("", "TCP", 1), svcPort("b", "TCP", 2)}}), nil, []Code{InvalidPort}},
-		{"port name", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{svcPort("A!", "TCP", 1)}}), nil, []Code{InvalidName}},
-		{"app protocol", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.ServicePort{{Protocol: "TCP", Port: 1, AppProtocol: "no good"}}}), nil, []Code{InvalidName}},
-		{"namespace", service("../x", "echo", &semaphorev1.Service{Headless: true}), nil, []Code{InvalidName}},
-		{"name with dots", service("shop", "a.b", &semaphorev1.Service{Headless: true}), nil, []Code{InvalidName}},
+		{"service", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.Port{svcPort("", "TCP", 80)}}),
+			service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.Port{svcPort("", "TCP", 80)}}), nil},
+		{"headless without ports", service("shop", "echo", &semaphorev1.Service{Headless: true}),
+			service("shop", "echo", &semaphorev1.Service{Headless: true}), nil},
+		{"one number for two protocols",
+			service("shop", "dns", &semaphorev1.Service{Ports: []*semaphorev1.Port{svcPort("udp", "UDP", 53),
+				svcPort("tcp", "TCP", 53)}}),
+			service("shop", "dns", &semaphorev1.Service{Ports: []*semaphorev1.Port{svcPort("udp", "UDP", 53),
+				svcPort("tcp", "TCP", 53)}}), nil},
+		{"service without ports", service("shop", "echo", &semaphorev1.Service{}), nil, []finding.Code{finding.InvalidPort}},
+		{"port 0", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.Port{svcPort("a", "TCP", 0)}}), nil,
+			[]finding.Code{finding.InvalidPort}},
+		{"port 65536", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.Port{svcPort("a", "TCP", 65536)}}),
+			nil, []finding.Code{finding.InvalidPort}},
+		{"protocol", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.Port{svcPort("a", "tcp", 1)}}), nil,
+			[]finding.Code{finding.InvalidPort}},
+		{"names twice", service("shop", "echo",
+			&semaphorev1.Service{Ports: []*semaphorev1.Port{svcPort("a", "TCP", 1), svcPort("a", "TCP", 2)}}), nil,
+			[]finding.Code{finding.InvalidPort}},
+		{"ports twice", service("shop", "echo",
+			&semaphorev1.Service{Ports: []*semaphorev1.Port{svcPort("a", "TCP", 1), svcPort("b", "TCP", 1)}}), nil,
+			[]finding.Code{finding.InvalidPort}},
+		{"no name beside others",
+			service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.Port{svcPort("", "TCP", 1),
+				svcPort("b", "TCP", 2)}}), nil, []finding.Code{finding.InvalidPort}},
+		{"port name", service("shop", "echo", &semaphorev1.Service{Ports: []*semaphorev1.Port{svcPort("A!", "TCP", 1)}}), nil,
+			[]finding.Code{finding.InvalidName}},
+		{"app protocol", service("shop", "echo",
+			&semaphorev1.Service{Ports: []*semaphorev1.Port{{Protocol: "TCP", Port: 1, AppProtocol: "no good"}}}), nil,
+			[]finding.Code{finding.InvalidName}},
+		{"namespace", service("../x", "echo", &semaphorev1.Service{Headless: true}), nil,
+			[]finding.Code{finding.InvalidName}},
+		{"name with dots", service("shop", "a.b", &semaphorev1.Service{Headless: true}), nil,
+			[]finding.Code{finding.InvalidName}},
 
 		// EndpointSlices: R13, R14, R20.
 		{"slice", slice("IPv4", tcp, ep("10.2.1.5")), slice("IPv4", tcp, ep("10.2.1.5")), nil},
 		{"slice v6", slice("IPv6", tcp, ep("fd02:0:0:1::5")), slice("IPv6", tcp, ep("fd02:0:0:1::5")), nil},
-		{"one bad endpoint", slice("IPv4", tcp, ep("10.2.1.5"), ep("169.254.169.254"), ep("10.2.1.6")), slice("IPv4", tcp, ep("10.2.1.5"), ep("10.2.1.6")), []Code{IPOutsidePodSubnets}},
-		{"the apiserver's address", slice("IPv4", tcp, ep("10.101.0.1")), slice("IPv4", tcp), []Code{IPOutsidePodSubnets}},
-		{"another cluster's pod", slice("IPv4", tcp, ep("10.3.1.5")), slice("IPv4", tcp), []Code{IPOutsidePodSubnets}},
-		{"our pod", slice("IPv4", tcp, ep("10.1.1.5")), slice("IPv4", tcp), []Code{IPOutsidePodSubnets}},
-		{"second address bad", slice("IPv4", tcp, ep("10.2.1.5", "10.3.1.5")), slice("IPv4", tcp), []Code{IPOutsidePodSubnets}},
-		{"IPv4-mapped", slice("IPv6", tcp, ep("::ffff:10.2.1.5")), slice("IPv6", tcp), []Code{InvalidIP}},
-		{"another spelling", slice("IPv6", tcp, ep("FD02::5")), slice("IPv6", tcp), []Code{InvalidIP}},
-		{"family", slice("IPv4", tcp, ep("fd02::5")), slice("IPv4", tcp), []Code{InvalidIP}},
-		{"a name", slice("IPv4", tcp, ep("example.org")), slice("IPv4", tcp), []Code{InvalidIP}},
-		{"no address", slice("IPv4", tcp, ep()), slice("IPv4", tcp), []Code{TooLarge}},
-		{"hostname", slice("IPv4", tcp, &semaphorev1.Endpoint{Addresses: []string{"10.2.1.5"}, Hostname: "a.b"}), slice("IPv4", tcp), []Code{InvalidName}},
-		{"FQDN", slice("FQDN", tcp, ep("example.org")), nil, []Code{InvalidAddressType}},
-		{"slice port", slice("IPv4", []*semaphorev1.EndpointPort{{Protocol: "TCP"}}), nil, []Code{InvalidPort}},
-		{"too many endpoints", slice("IPv4", tcp, manyEndpoints...), nil, []Code{TooLarge}},
+		{"one bad endpoint", slice("IPv4", tcp, ep("10.2.1.5"), ep("169.254.169.254"), ep("10.2.1.6")),
+			slice("IPv4", tcp, ep("10.2.1.5"), ep("10.2.1.6")), []finding.Code{finding.IPOutsidePodSubnets}},
+		{"the apiserver's address", slice("IPv4", tcp, ep("10.101.0.1")), slice("IPv4", tcp),
+			[]finding.Code{finding.IPOutsidePodSubnets}},
+		{"another cluster's pod", slice("IPv4", tcp, ep("10.3.1.5")), slice("IPv4", tcp),
+			[]finding.Code{finding.IPOutsidePodSubnets}},
+		{"our pod", slice("IPv4", tcp, ep("10.1.1.5")), slice("IPv4", tcp), []finding.Code{finding.IPOutsidePodSubnets}},
+		{"second address bad", slice("IPv4", tcp, ep("10.2.1.5", "10.3.1.5")), slice("IPv4", tcp),
+			[]finding.Code{finding.IPOutsidePodSubnets}},
+		{"IPv4-mapped", slice("IPv6", tcp, ep("::ffff:10.2.1.5")), slice("IPv6", tcp), []finding.Code{finding.InvalidIP}},
+		{"another spelling", slice("IPv6", tcp, ep("FD02::5")), slice("IPv6", tcp), []finding.Code{finding.InvalidIP}},
+		{"family", slice("IPv4", tcp, ep("fd02::5")), slice("IPv4", tcp), []finding.Code{finding.InvalidIP}},
+		{"a name", slice("IPv4", tcp, ep("example.org")), slice("IPv4", tcp), []finding.Code{finding.InvalidIP}},
+		{"no address", slice("IPv4", tcp, ep()), slice("IPv4", tcp), []finding.Code{finding.TooLarge}},
+		{"hostname", slice("IPv4", tcp, &semaphorev1.Endpoint{Addresses: []string{"10.2.1.5"}, Hostname: "a.b"}),
+			slice("IPv4", tcp), []finding.Code{finding.InvalidName}},
+		{"FQDN", slice("FQDN", tcp, ep("example.org")), nil, []finding.Code{finding.InvalidAddressType}},
+		{"slice port", slice("IPv4", []*semaphorev1.Port{{Protocol: "TCP"}}), nil, []finding.Code{finding.InvalidPort}},
+		{"too many endpoints", slice("IPv4", tcp, manyEndpoints...), nil, []finding.Code{finding.TooLarge}},
 
 		// Set members: R21, R22.
 		{"member", member("u1", "web", "10.2.1.5", "fd02::5"), member("u1", "web", "10.2.1.5", "fd02::5"), nil},
 		{"same address twice", member("u1", "web", "10.2.1.5", "10.2.1.5"), member("u1", "web", "10.2.1.5"), nil},
-		{"host's address", member("u1", "web", "172.18.2.11"), member("u1", "web"), []Code{IPOutsidePodSubnets}},
-		{"a prefix", member("u1", "web", "10.2.1.0/24"), member("u1", "web"), []Code{InvalidIP}},
-		{"IPv4-mapped member", member("u1", "web", "::ffff:10.2.1.5"), member("u1", "web"), []Code{InvalidIP}},
-		{"no UID", member("", "web", "10.2.1.5"), nil, []Code{InvalidName}},
-		{"no set", member("u1", "", "10.2.1.5"), nil, []Code{InvalidName}},
-		{"set is no label", member("u1", "a b", "10.2.1.5"), nil, []Code{InvalidName}},
-		{"set is no name", member("u1", "My_App", "10.2.1.5"), nil, []Code{InvalidName}},
+		{"host's address", member("u1", "web", "172.18.2.11"), member("u1", "web"),
+			[]finding.Code{finding.IPOutsidePodSubnets}},
+		{"a prefix", member("u1", "web", "10.2.1.0/24"), member("u1", "web"), []finding.Code{finding.InvalidIP}},
+		{"IPv4-mapped member", member("u1", "web", "::ffff:10.2.1.5"), member("u1", "web"),
+			[]finding.Code{finding.InvalidIP}},
+		{"no UID", member("", "web", "10.2.1.5"), nil, []finding.Code{finding.InvalidName}},
+		{"no set", member("u1", "", "10.2.1.5"), nil, []finding.Code{finding.InvalidName}},
+		{"set is no label", member("u1", "a b", "10.2.1.5"), nil, []finding.Code{finding.InvalidName}},
+		{"set is no name", member("u1", "My_App", "10.2.1.5"), nil, []finding.Code{finding.InvalidName}},
 
 		// Settings of a Service: it is taken without those that may not be.
-		{"settings", service("shop", "echo", settled(120, "PreferClose", []string{"c1", "c3"}, 2, "demote")), service("shop", "echo", settled(120, "PreferClose", []string{"c1", "c3"}, 2, "demote")), nil},
-		{"settings out of bounds", service("shop", "echo", settled(86401, "PreferMoon", []string{"c1", "c1"}, -1, "panic")), service("shop", "echo", settled(0, "", nil, 0, "")),
-			[]Code{InvalidSetting, InvalidSetting, InvalidSetting, InvalidSetting, InvalidSetting}},
-		{"too much of settings", service("shop", "echo", settled(-1, "", slices.Repeat([]string{"c1"}, 65), 1_000_001, "")), service("shop", "echo", settled(0, "", nil, 0, "")),
-			[]Code{InvalidSetting, InvalidSetting, InvalidSetting}},
-		{"IP families", service("shop", "echo", families("IPv6", "IPv4")), service("shop", "echo", families("IPv6", "IPv4")), nil},
-		{"a family twice", service("shop", "echo", families("IPv4", "IPv4")), service("shop", "echo", families()), []Code{InvalidSetting}},
-		{"no family", service("shop", "echo", families("IPv5")), service("shop", "echo", families()), []Code{InvalidSetting}},
-		{"labels", service("shop", "echo", labelled("a", "1", "app.kubernetes.io/name", "")), service("shop", "echo", labelled("a", "1", "app.kubernetes.io/name", "")), nil},
-		{"label with a key that is none", service("shop", "echo", labelled("a b", "1")), service("shop", "echo", labelled()), []Code{InvalidSetting}},
-		{"label with a value that is none", service("shop", "echo", labelled("a", "b\n")), service("shop", "echo", labelled()), []Code{InvalidSetting}},
-		{"label with a value that is too long", service("shop", "echo", labelled("a", strings.Repeat("x", 64))), service("shop", "echo", labelled()), []Code{InvalidSetting}},
-		{"label with a key that is too long", service("shop", "echo", labelled(strings.Repeat("x", 64), "1")), service("shop", "echo", labelled()), []Code{InvalidSetting}},
-		{"label twice", service("shop", "echo", labelled("a", "1", "a", "2")), service("shop", "echo", labelled()), []Code{InvalidSetting}},
-		{"too many labels", service("shop", "echo", labelled(manyLabels...)), service("shop", "echo", labelled()), []Code{InvalidSetting}},
-		{"prefer no cluster", service("shop", "echo", settled(0, "", []string{"C1"}, 3, "keep")), service("shop", "echo", settled(0, "", nil, 3, "keep")), []Code{InvalidSetting}},
+		{"settings", service("shop", "echo", settled(120, "PreferClose", []string{"c1", "c3"}, 2,
+			semaphorev1.WhenGone_WHEN_GONE_DEMOTE)),
+			service("shop", "echo", settled(120, "PreferClose", []string{"c1", "c3"}, 2, semaphorev1.WhenGone_WHEN_GONE_DEMOTE)),
+			nil},
+		{"settings out of bounds", service("shop", "echo", settled(86401, "PreferMoon", []string{"c1", "c1"}, -1, 9)),
+			service("shop", "echo", settled(0, "", nil, 0, 0)),
+			[]finding.Code{finding.InvalidSetting, finding.InvalidSetting, finding.InvalidSetting, finding.InvalidSetting,
+				finding.InvalidSetting}},
+		{"too much of settings", service("shop", "echo", settled(-1, "", slices.Repeat([]string{"c1"}, 65), 1_000_001, 0)),
+			service("shop", "echo", settled(0, "", nil, 0, 0)),
+			[]finding.Code{finding.InvalidSetting, finding.InvalidSetting, finding.InvalidSetting}},
+		{"IP families", service("shop", "echo", families("IPv6", "IPv4")),
+			service("shop", "echo", families("IPv6", "IPv4")), nil},
+		{"a family twice", service("shop", "echo", families("IPv4", "IPv4")), service("shop", "echo", families()),
+			[]finding.Code{finding.InvalidSetting}},
+		{"no family", service("shop", "echo", families("IPv5")), service("shop", "echo", families()),
+			[]finding.Code{finding.InvalidSetting}},
+		{"labels", service("shop", "echo", labelled("a", "1", "app.kubernetes.io/name", "")),
+			service("shop", "echo", labelled("a", "1", "app.kubernetes.io/name", "")), nil},
+		{"label with a key that is none", service("shop", "echo", labelled("a b", "1")), service("shop", "echo", labelled()),
+			[]finding.Code{finding.InvalidSetting}},
+		{"label with a value that is none", service("shop", "echo", labelled("a", "b\n")),
+			service("shop", "echo", labelled()), []finding.Code{finding.InvalidSetting}},
+		{"label with a value that is too long", service("shop", "echo", labelled("a", strings.Repeat("x", 64))),
+			service("shop", "echo", labelled()), []finding.Code{finding.InvalidSetting}},
+		{"label with a key that is too long", service("shop", "echo", labelled(strings.Repeat("x", 64), "1")),
+			service("shop", "echo", labelled()), []finding.Code{finding.InvalidSetting}},
+		{"label twice", service("shop", "echo", labelled("a", "1", "a", "2")), service("shop", "echo", labelled()),
+			[]finding.Code{finding.InvalidSetting}},
+		{"too many labels", service("shop", "echo", labelled(manyLabels...)), service("shop", "echo", labelled()),
+			[]finding.Code{finding.InvalidSetting}},
+		{"prefer no cluster", service("shop", "echo", settled(0, "", []string{"C1"}, 3, semaphorev1.WhenGone_WHEN_GONE_KEEP)),
+			service("shop", "echo", settled(0, "", nil, 3, semaphorev1.WhenGone_WHEN_GONE_KEEP)),
+			[]finding.Code{finding.InvalidSetting}},
 
 		// Messages that contradict themselves or come from a later version.
-		{"key of another kind", &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "a", Name: "b"}, Spec: node("n1", nil).Spec}, nil, []Code{Malformed}},
-		{"no spec", &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: "b"}}, nil, []Code{Malformed}},
-		{"unknown kind", &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: 77, Name: "b"}}, nil, []Code{UnknownKind}},
-		{"nothing", nil, nil, []Code{UnknownKind}},
+		{"key of another kind", &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE,
+			Namespace: "a", Name: "b"}, Spec: node("n1", nil).Spec}, nil, []finding.Code{finding.Malformed}},
+		{"no spec", &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: "b"}}, nil,
+			[]finding.Code{finding.Malformed}},
+		{"unknown kind", &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: 77, Name: "b"}}, nil,
+			[]finding.Code{finding.UnknownKind}},
+		{"nothing", nil, nil, []finding.Code{finding.UnknownKind}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before := proto.Clone(c.in)
@@ -234,7 +306,7 @@ func TestCheck(t *testing.T) {
 			if (taken == nil) != (c.taken == nil) || taken != nil && !proto.Equal(taken, c.taken) {
 				t.Errorf("taken %v, want %v", taken, c.taken)
 			}
-			var codes []Code
+			var codes []finding.Code
 			for _, r := range refusals {
 				codes = append(codes, r.Code)
 				if r.Reason == "" {
@@ -268,7 +340,8 @@ func FuzzCheckContainsAddresses(f *testing.F) {
 	f.Add("::ffff:10.2.1.5", "::/0", "[::1]:0")
 	f.Fuzz(func(t *testing.T, ip, cidr, address string) {
 		c := New(remote, local)
-		for _, o := range []*semaphorev1.Object{slice("IPv4", nil, ep(ip)), slice("IPv6", nil, ep(ip)), member("u", "s", ip), node("n1", wg(good, address), cidr)} {
+		for _, o := range []*semaphorev1.Object{slice("IPv4", nil, ep(ip)), slice("IPv6", nil, ep(ip)), member("u", "s", ip),
+			node("n1", wg(good, address), cidr)} {
 			taken, _ := c.Check(o)
 			for _, e := range taken.GetEndpointSlice().GetEndpoints() {
 				for _, a := range e.GetAddresses() {
@@ -287,7 +360,8 @@ func FuzzCheckContainsAddresses(f *testing.F) {
 					t.Fatalf("took %s", p)
 				}
 			}
-			if w := taken.GetNode().GetWireguard(); w != nil && !containsAddr(remote.NodePrefixes, netip.MustParseAddrPort(w.GetAddress()).Addr()) {
+			if w := taken.GetNode().GetWireguard(); w != nil &&
+				!containsAddr(remote.NodePrefixes, netip.MustParseAddrPort(w.GetAddress()).Addr()) {
 				t.Fatalf("took %s", w.GetAddress())
 			}
 		}

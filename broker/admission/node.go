@@ -5,15 +5,16 @@ import (
 	"crypto/ecdh"
 	"net/netip"
 
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// node takes a node without its bad pod CIDRs and without a bad end of its tunnel, so
-// that one wrong annotation costs a peer and not what else is known of the node.
-func (t *trial) node(o *semaphorev1.Object) *semaphorev1.Object {
+// node returns a node without its invalid pod CIDRs or tunnel endpoint, so that one wrong annotation costs the peer
+// but not everything else about the node.
+func (t *check) node(o *semaphorev1.Object) *semaphorev1.Object {
 	n := o.GetNode()
 	if len(n.GetPodCidrs()) > maxPodCIDRs {
-		t.refuse(TooLarge, "pod_cidrs: %d, and %d is the most", len(n.GetPodCidrs()), maxPodCIDRs)
+		t.refuse(finding.TooLarge, "pod_cidrs: %d exceed the limit of %d", len(n.GetPodCidrs()), maxPodCIDRs)
 		return nil
 	}
 	kept := make([]string, 0, len(n.GetPodCidrs()))
@@ -37,28 +38,28 @@ func (t *trial) node(o *semaphorev1.Object) *semaphorev1.Object {
 	return taken
 }
 
-// podCIDR is what becomes an allowed IP of the node's peer: what a packet's inner source
-// may be.
-func (t *trial) podCIDR(text string) bool {
+// podCIDR checks a prefix that becomes an allowed IP of the node's peer, and so permits inner source addresses.
+func (t *check) podCIDR(text string) bool {
 	p, err := netip.ParsePrefix(text)
 	switch {
 	case err != nil:
-		t.refuse(InvalidCIDR, "pod_cidrs: %q is no CIDR", text)
+		t.refuse(finding.InvalidCIDR, "pod_cidrs: %q is not a CIDR", text)
 	case p.Addr().Is4In6() || p != p.Masked() || p.String() != text:
-		t.refuse(InvalidCIDR, "pod_cidrs: %q is not canonical: use %s", text, p.Masked())
+		t.refuse(finding.InvalidCIDR, "pod_cidrs: %q is not canonical: use %s", text, p.Masked())
 	case p.Bits() == 0:
-		t.refuse(InvalidCIDR, "pod_cidrs: %s is everything", text)
+		t.refuse(finding.InvalidCIDR, "pod_cidrs: %s contains every address", text)
 	case !containsPrefix(t.remote.PodPrefixes, p):
-		t.refuse(CIDROutsidePodSubnets, "pod_cidrs: %s is outside the pod subnets %v of %s", p, t.remote.PodPrefixes, t.remote.Name)
+		t.refuse(finding.CIDROutsidePodSubnets, "pod_cidrs: %s is outside the pod subnets %v of %s", p, t.remote.PodPrefixes,
+			t.remote.Name)
 	default:
 		return true
 	}
 	return false
 }
 
-// anyKey stands for the local end in the test for points of low order (RFC 7748, section 6.1):
-// with such a peer every private key gives the same, known shared secret.
-var anyKey = func() *ecdh.PrivateKey {
+// probeKey is the local key for the detection of points of low order (RFC 7748, section 6.1): with such a peer every
+// private key results in the same, known shared secret.
+var probeKey = func() *ecdh.PrivateKey {
 	key, err := ecdh.X25519().NewPrivateKey(bytes.Repeat([]byte{7}, 32))
 	if err != nil {
 		panic(err) // any 32 bytes are a private key
@@ -66,25 +67,27 @@ var anyKey = func() *ecdh.PrivateKey {
 	return key
 }()
 
-func (t *trial) publicKey(raw []byte) bool {
+func (t *check) publicKey(raw []byte) bool {
 	public, err := ecdh.X25519().NewPublicKey(raw)
 	if err != nil {
-		t.refuse(InvalidPublicKey, "wireguard.public_key has %d bytes: a Curve25519 key has 32", len(raw))
+		t.refuse(finding.InvalidPublicKey, "wireguard.public_key has %d bytes: a Curve25519 key has 32", len(raw))
 		return false
 	}
 	if !canonicalKey(raw) {
-		t.refuse(InvalidPublicKey, "wireguard.public_key is another spelling of a key: it must be less than 2²⁵⁵-19 (RFC 7748, section 5)")
+		t.refuse(finding.InvalidPublicKey,
+			"wireguard.public_key is not canonical: it must be less than 2²⁵⁵-19 (RFC 7748, section 5)")
 		return false
 	}
-	if _, err := anyKey.ECDH(public); err != nil {
-		t.refuse(InvalidPublicKey, "wireguard.public_key is a point of low order (such as zero), which protects nothing")
+	if _, err := probeKey.ECDH(public); err != nil {
+		t.refuse(finding.InvalidPublicKey,
+			"wireguard.public_key is a point of low order (such as zero), whose shared secret is known")
 		return false
 	}
 	return true
 }
 
-// canonicalKey says whether a key is the one spelling of its point. Others mean the same to Curve25519, and would not
-// be seen to be another node's.
+// canonicalKey reports whether a key is the canonical encoding of its point. Other encodings mean the same to
+// Curve25519, and would not be recognized as another node's key.
 func canonicalKey(raw []byte) bool {
 	if raw[31] != 0x7f {
 		return raw[31] < 0x7f
@@ -97,11 +100,11 @@ func canonicalKey(raw []byte) bool {
 	return raw[0] < 0xed
 }
 
-// special are unicast ranges at which no node is, and packets to which would reach something else: "this network" and the reserved
-// class (RFC 1122, RFC 1112), what the IETF keeps for protocols, relays of 6to4 and benchmarks (RFC 6890), addresses of NAT64, 6to4
-// and Teredo, which stand for IPv4 ones, documentation and discarded ones; and single addresses at which clouds have their
-// metadata: EC2, Alibaba, Azure, Oracle.
-var special = mustPrefixes("0.0.0.0/8", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4",
+// reservedRanges are unicast ranges that contain no node, and packets to which would reach something else: "this
+// network" and the reserved class (RFC 1122, RFC 1112), IETF protocol assignments, 6to4 relays and benchmarks (RFC
+// 6890), NAT64, 6to4 and Teredo, which embed IPv4 addresses, documentation and discard ranges; and single addresses of
+// the metadata services of clouds: EC2, Alibaba, Azure, Oracle.
+var reservedRanges = mustPrefixes("0.0.0.0/8", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4",
 	"64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2002::/16", "3fff::/20", "fec0::/10", "::/96",
 	"fd00:ec2::/32", "100.100.100.200/32", "168.63.129.16/32", "fd20:ce::254/128")
 
@@ -112,33 +115,37 @@ func mustPrefixes(all ...string) (out []netip.Prefix) {
 	return out
 }
 
-// wireguardAddress is where this cluster's nodes will send packets to, so a remote must not be
-// able to name a place of its choice.
-func (t *trial) wireguardAddress(text string) bool {
+// wireguardAddress checks the address that this cluster's nodes will send packets to, so that a remote cannot choose
+// an arbitrary target.
+func (t *check) wireguardAddress(text string) bool {
 	ap, err := netip.ParseAddrPort(text)
 	if err != nil {
-		t.refuse(InvalidEndpoint, "wireguard.address %q: use IP:port or [IPv6]:port; names are not resolved", text)
+		t.refuse(finding.InvalidEndpoint, "wireguard.address %q: use IP:port or [IPv6]:port; names are not resolved", text)
 		return false
 	}
 	ip := ap.Addr()
 	switch {
 	case ip.Zone() != "" || ip.Is4In6():
-		t.refuse(InvalidEndpoint, "wireguard.address %q: use the plain form of the address", text)
+		t.refuse(finding.InvalidEndpoint, "wireguard.address %q: use the plain form of the address", text)
 	case ap.Port() == 0:
-		t.refuse(InvalidEndpoint, "wireguard.address %q: port 0 is none", text)
+		t.refuse(finding.InvalidEndpoint, "wireguard.address %q: port 0 is not valid", text)
 	case !ip.IsGlobalUnicast():
-		// Leaves out unspecified, loopback, link-local, multicast and broadcast.
-		t.refuse(EndpointNotAllowed, "wireguard.address %s is no address that a node of another cluster can have", ip)
-	case containsAddr(special, ip):
-		t.refuse(EndpointNotAllowed, "wireguard.address %s is in a range that stands for something else than a node (metadata, NAT64, 6to4, reserved)", ip)
+		// This excludes unspecified, loopback, link-local, multicast and broadcast addresses.
+		t.refuse(finding.EndpointNotAllowed, "wireguard.address %s cannot be the address of a node of another cluster", ip)
+	case containsAddr(reservedRanges, ip):
+		t.refuse(finding.EndpointNotAllowed,
+			"wireguard.address %s is in a range without nodes (metadata, NAT64, 6to4, reserved)", ip)
 	case containsAddr(t.others, ip):
-		t.refuse(EndpointNotAllowed, "wireguard.address %s is in the pod subnets of another cluster", ip)
+		t.refuse(finding.EndpointNotAllowed, "wireguard.address %s is in the pod subnets of another cluster", ip)
 	case containsAddr(t.remote.PodPrefixes, ip):
-		t.refuse(EndpointNotAllowed, "wireguard.address %s is in the pod subnets of %s: packets for the tunnel would go into the tunnel", ip, t.remote.Name)
+		t.refuse(finding.EndpointNotAllowed,
+			"wireguard.address %s is in the pod subnets of %s: packets for the tunnel would go into the tunnel", ip,
+			t.remote.Name)
 	case containsAddr(t.local, ip):
-		t.refuse(EndpointNotAllowed, "wireguard.address %s is in the subnets of this cluster", ip)
+		t.refuse(finding.EndpointNotAllowed, "wireguard.address %s is in the subnets of this cluster", ip)
 	case len(t.remote.NodePrefixes) > 0 && !containsAddr(t.remote.NodePrefixes, ip):
-		t.refuse(EndpointNotAllowed, "wireguard.address %s is outside the node subnets %v of %s", ip, t.remote.NodePrefixes, t.remote.Name)
+		t.refuse(finding.EndpointNotAllowed, "wireguard.address %s is outside the node subnets %v of %s", ip,
+			t.remote.NodePrefixes, t.remote.Name)
 	default:
 		return true
 	}

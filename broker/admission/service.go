@@ -8,10 +8,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// port is what the ports of Services and of EndpointSlices have in common.
+// port is the interface of the ports of Services and of EndpointSlices.
 type port interface {
 	GetName() string
 	GetProtocol() string
@@ -19,12 +21,12 @@ type port interface {
 	GetAppProtocol() string
 }
 
-// service takes a Service whole or not at all: a mirror that lacks a port would fail in
-// ways that are harder to see than a mirror that is not there.
-func (t *trial) service(o *semaphorev1.Object) *semaphorev1.Object {
+// service accepts a Service completely or not at all: a mirror that lacks a port would fail in ways that are harder to
+// notice than a missing mirror.
+func (t *check) service(o *semaphorev1.Object) *semaphorev1.Object {
 	s := o.GetService()
 	if len(s.GetPorts()) == 0 && !s.GetHeadless() {
-		t.refuse(InvalidPort, "ports: none, which only a headless Service may have")
+		t.refuse(finding.InvalidPort, "ports: a Service without ports must be headless")
 		return nil
 	}
 	if !ports(t, s.GetPorts()) {
@@ -37,12 +39,12 @@ func (t *trial) service(o *semaphorev1.Object) *semaphorev1.Object {
 	seen := map[numbered]bool{}
 	for _, p := range s.GetPorts() {
 		if p.GetName() == "" && len(s.GetPorts()) > 1 {
-			t.refuse(InvalidPort, "ports: port %d has no name, which it needs beside others", p.GetPort())
+			t.refuse(finding.InvalidPort, "ports: port %d has no name, which is required with several ports", p.GetPort())
 			return nil
 		}
 		n := numbered{p.GetProtocol(), p.GetPort()}
 		if seen[n] {
-			t.refuse(InvalidPort, "ports: %s %d is there twice", n.protocol, n.port)
+			t.refuse(finding.InvalidPort, "ports: %s %d is a duplicate", n.protocol, n.port)
 			return nil
 		}
 		seen[n] = true
@@ -50,8 +52,8 @@ func (t *trial) service(o *semaphorev1.Object) *semaphorev1.Object {
 	return t.settings(o)
 }
 
-// settings takes a Service without those of its settings that may not be: with the others it is still of use.
-func (t *trial) settings(o *semaphorev1.Object) *semaphorev1.Object {
+// settings returns a Service without its invalid settings: it is still useful with the others.
+func (t *check) settings(o *semaphorev1.Object) *semaphorev1.Object {
 	taken := o
 	leave := func(out func(s *semaphorev1.Service)) {
 		if taken == o {
@@ -64,45 +66,57 @@ func (t *trial) settings(o *semaphorev1.Object) *semaphorev1.Object {
 		leave(func(s *semaphorev1.Service) { s.Mirror = false })
 	}
 	if n := s.GetClientIpAffinitySeconds(); n < 0 || n > maxAffinity {
-		t.refuse(InvalidSetting, "client_ip_affinity_seconds: %d: use 0 to %d", n, maxAffinity)
+		t.refuse(finding.InvalidSetting, "client_ip_affinity_seconds: %d: use 0 to %d", n, maxAffinity)
 		leave(func(s *semaphorev1.Service) { s.ClientIpAffinitySeconds = 0 })
 	}
 	switch d := s.GetTrafficDistribution(); d {
-	case "", corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode:
+	case "", corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone,
+		corev1.ServiceTrafficDistributionPreferSameNode:
 	default:
-		t.refuse(InvalidSetting, "traffic_distribution: %.100q is not known", d)
+		t.refuse(finding.InvalidSetting, "traffic_distribution: %.100q is not known", d)
 		leave(func(s *semaphorev1.Service) { s.TrafficDistribution = "" })
 	}
-	if f := s.GetIpFamilies(); len(f) > 2 || slices.ContainsFunc(f, func(f string) bool { return f != "IPv4" && f != "IPv6" }) || len(f) == 2 && f[0] == f[1] {
-		t.refuse(InvalidSetting, "ip_families: %.100q: use IPv4, IPv6 or both", f)
+	if f := s.GetIpFamilies(); len(f) > 2 ||
+		slices.ContainsFunc(f, func(f string) bool { return f != "IPv4" && f != "IPv6" }) || len(f) == 2 && f[0] == f[1] {
+		t.refuse(finding.InvalidSetting, "ip_families: %.100q: use IPv4, IPv6 or both", f)
 		leave(func(s *semaphorev1.Service) { s.IpFamilies = nil })
 	}
 	if reason := labels(s.GetLabels()); reason != "" {
-		t.refuse(InvalidSetting, "labels: %s", reason)
+		t.refuse(finding.InvalidSetting, "labels: %s", reason)
 		leave(func(s *semaphorev1.Service) { s.Labels = nil })
+	}
+	if m := s.GetMultiCluster(); m != nil {
+		if reason := exported(m); reason != "" {
+			t.refuse(finding.InvalidExport, "multi_cluster: %s", reason)
+			leave(func(s *semaphorev1.Service) { s.MultiCluster.Labels, s.MultiCluster.Annotations = nil, nil })
+		}
+		if p := m.GetInternalTrafficPolicy(); p != "" && p != string(corev1.ServiceInternalTrafficPolicyCluster) &&
+			p != string(corev1.ServiceInternalTrafficPolicyLocal) {
+			t.refuse(finding.InvalidSetting, "multi_cluster.internal_traffic_policy: %.100q: use Cluster or Local", p)
+			leave(func(s *semaphorev1.Service) { s.MultiCluster.InternalTrafficPolicy = "" })
+		}
 	}
 	g := s.GetGlobalSettings()
 	if reason := preferred(g.GetPrefer()); reason != "" {
-		t.refuse(InvalidSetting, "global_settings.prefer: %s", reason)
+		t.refuse(finding.InvalidSetting, "global_settings.prefer: %s", reason)
 		leave(func(s *semaphorev1.Service) { s.GlobalSettings.Prefer = nil })
 	}
 	if n := g.GetMinReady(); n < 0 || n > maxMinReady {
-		t.refuse(InvalidSetting, "global_settings.min_ready: %d: use 0 to %d", n, maxMinReady)
+		t.refuse(finding.InvalidSetting, "global_settings.min_ready: %d: use 0 to %d", n, maxMinReady)
 		leave(func(s *semaphorev1.Service) { s.GlobalSettings.MinReady = 0 })
 	}
-	switch w := config.WhenGone(g.GetWhenGone()); w {
-	case "", config.Keep, config.Demote, config.Withdraw:
-	default:
-		t.refuse(InvalidSetting, "global_settings.when_gone: %.100q: use keep, demote or withdraw", w)
-		leave(func(s *semaphorev1.Service) { s.GlobalSettings.WhenGone = "" })
+	if w := g.GetWhenGone(); w != semaphorev1.WhenGone_WHEN_GONE_UNSPECIFIED && semaphorev1.WhenGoneName(w) == "" {
+		t.refuse(finding.InvalidSetting, "global_settings.when_gone: %d: use keep, demote or withdraw", w)
+		leave(func(s *semaphorev1.Service) { s.GlobalSettings.WhenGone = semaphorev1.WhenGone_WHEN_GONE_UNSPECIFIED })
 	}
 	return taken
 }
 
-// labels is why the labels of a Service may not be; empty if they may. Which of them are taken is for the mirror's own list to say.
+// labels returns why the labels of a Service are invalid; empty if they are valid. The mirror decides which of them to
+// use.
 func labels(all []*semaphorev1.Label) string {
 	if len(all) > config.MaxServiceLabels {
-		return fmt.Sprintf("%d, and %d is the most", len(all), config.MaxServiceLabels)
+		return fmt.Sprintf("%d exceed the limit of %d", len(all), config.MaxServiceLabels)
 	}
 	for i, l := range all {
 		for _, wrong := range validation.IsQualifiedName(l.GetKey()) {
@@ -112,31 +126,68 @@ func labels(all []*semaphorev1.Label) string {
 			return fmt.Sprintf("%s: value %.100q: %s", l.GetKey(), l.GetValue(), wrong)
 		}
 		if i > 0 && all[i-1].GetKey() >= l.GetKey() {
-			return fmt.Sprintf("%s is not in its place: each is there once, in the order of the keys", l.GetKey())
+			return fmt.Sprintf("%s is not sorted: each key must occur once, in order", l.GetKey())
 		}
 	}
 	return ""
 }
 
-// preferred is why an order of clusters may not be; empty if it may.
+// exported returns why the labels and annotations of a ServiceExport are invalid (R30); empty if they are valid. An
+// import with a label that a deployment tool acts on would be deleted by it, or delete something else.
+func exported(m *semaphorev1.MultiClusterExport) string {
+	type pair interface {
+		GetKey() string
+		GetValue() string
+	}
+	check := func(what string, n int, at func(int) pair) string {
+		size := 0
+		for i := range n {
+			key, value := at(i).GetKey(), at(i).GetValue()
+			size += len(key) + len(value)
+			switch {
+			case n > naming.MaxExported || size > naming.MaxExportedBytes:
+				return fmt.Sprintf("%s exceed the limit of %d with %d bytes", what, naming.MaxExported, naming.MaxExportedBytes)
+			case naming.ReservedExport(key):
+				return fmt.Sprintf("%s: key %.100q is reserved", what, key)
+			case i > 0 && at(i-1).GetKey() >= key:
+				return fmt.Sprintf("%s: %.100q is not sorted: each key must occur once, in order", what, key)
+			}
+			for _, wrong := range validation.IsQualifiedName(key) {
+				return fmt.Sprintf("%s: key %.100q: %s", what, key, wrong)
+			}
+		}
+		return ""
+	}
+	if reason := check("labels", len(m.GetLabels()), func(i int) pair { return m.GetLabels()[i] }); reason != "" {
+		return reason
+	}
+	for _, l := range m.GetLabels() {
+		for _, wrong := range validation.IsValidLabelValue(l.GetValue()) {
+			return fmt.Sprintf("labels: %s: value %.100q: %s", l.GetKey(), l.GetValue(), wrong)
+		}
+	}
+	return check("annotations", len(m.GetAnnotations()), func(i int) pair { return m.GetAnnotations()[i] })
+}
+
+// preferred returns why an order of clusters is invalid; empty if it is valid.
 func preferred(clusters []string) string {
 	if len(clusters) > maxPreferred {
-		return fmt.Sprintf("%d clusters, and %d is the most", len(clusters), maxPreferred)
+		return fmt.Sprintf("%d clusters exceed the limit of %d", len(clusters), maxPreferred)
 	}
 	for i, cluster := range clusters {
 		if err := config.ClusterName(cluster); err != nil {
 			return err.Error()
 		}
 		if slices.Contains(clusters[:i], cluster) {
-			return fmt.Sprintf("%s is there twice", cluster)
+			return fmt.Sprintf("%s is a duplicate", cluster)
 		}
 	}
 	return ""
 }
 
-func ports[P port](t *trial, all []P) bool {
+func ports[P port](t *check, all []P) bool {
 	if len(all) > maxPorts {
-		t.refuse(TooLarge, "ports: %d, and %d is the most", len(all), maxPorts)
+		t.refuse(finding.TooLarge, "ports: %d exceed the limit of %d", len(all), maxPorts)
 		return false
 	}
 	names := map[string]bool{}
@@ -145,26 +196,26 @@ func ports[P port](t *trial, all []P) bool {
 			return false
 		}
 		if names[p.GetName()] {
-			t.refuse(InvalidPort, "ports: the name %q is there twice", p.GetName())
+			t.refuse(finding.InvalidPort, "ports: the name %q is a duplicate", p.GetName())
 			return false
 		}
 		names[p.GetName()] = true
 		switch p.GetProtocol() {
 		case "TCP", "UDP", "SCTP":
 		default:
-			t.refuse(InvalidPort, "ports: protocol %q: use TCP, UDP or SCTP", p.GetProtocol())
+			t.refuse(finding.InvalidPort, "ports: protocol %q: use TCP, UDP or SCTP", p.GetProtocol())
 			return false
 		}
 		if p.GetPort() < 1 || p.GetPort() > 65535 {
-			t.refuse(InvalidPort, "ports: %d is no port", p.GetPort())
+			t.refuse(finding.InvalidPort, "ports: %d is not a port number", p.GetPort())
 			return false
 		}
 		if p.GetAppProtocol() != "" {
-			if t.long("ports: app_protocol", p.GetAppProtocol()) {
+			if t.tooLong("ports: app_protocol", p.GetAppProtocol()) {
 				return false
 			}
 			for _, e := range validation.IsQualifiedName(p.GetAppProtocol()) {
-				t.refuse(InvalidName, "ports: app_protocol %q: %s", p.GetAppProtocol(), e)
+				t.refuse(finding.InvalidName, "ports: app_protocol %q: %s", p.GetAppProtocol(), e)
 				return false
 			}
 		}
@@ -172,8 +223,8 @@ func ports[P port](t *trial, all []P) bool {
 	return true
 }
 
-// endpointSlice takes a slice without the endpoints that may not be.
-func (t *trial) endpointSlice(o *semaphorev1.Object) *semaphorev1.Object {
+// endpointSlice returns a slice without its invalid endpoints.
+func (t *check) endpointSlice(o *semaphorev1.Object) *semaphorev1.Object {
 	s := o.GetEndpointSlice()
 	if !t.label("service", s.GetService()) {
 		return nil
@@ -185,14 +236,14 @@ func (t *trial) endpointSlice(o *semaphorev1.Object) *semaphorev1.Object {
 	case "IPv6":
 		family = 6
 	default:
-		t.refuse(InvalidAddressType, "address_type %q: use IPv4 or IPv6; names are not resolved", s.GetAddressType())
+		t.refuse(finding.InvalidAddressType, "address_type %q: use IPv4 or IPv6; names are not resolved", s.GetAddressType())
 		return nil
 	}
 	if !ports(t, s.GetPorts()) {
 		return nil
 	}
 	if len(s.GetEndpoints()) > maxEndpoints {
-		t.refuse(TooLarge, "endpoints: %d, and %d is the most", len(s.GetEndpoints()), maxEndpoints)
+		t.refuse(finding.TooLarge, "endpoints: %d exceed the limit of %d", len(s.GetEndpoints()), maxEndpoints)
 		return nil
 	}
 	kept := make([]*semaphorev1.Endpoint, 0, len(s.GetEndpoints()))
@@ -209,9 +260,9 @@ func (t *trial) endpointSlice(o *semaphorev1.Object) *semaphorev1.Object {
 	return taken
 }
 
-func (t *trial) endpoint(e *semaphorev1.Endpoint, family int) bool {
+func (t *check) endpoint(e *semaphorev1.Endpoint, family int) bool {
 	if n := len(e.GetAddresses()); n == 0 || n > maxAddresses {
-		t.refuse(TooLarge, "endpoints: one has %d addresses: 1 to %d may be", n, maxAddresses)
+		t.refuse(finding.TooLarge, "endpoints: an endpoint has %d addresses: it must have 1 to %d", n, maxAddresses)
 		return false
 	}
 	for _, a := range e.GetAddresses() {
@@ -219,12 +270,12 @@ func (t *trial) endpoint(e *semaphorev1.Endpoint, family int) bool {
 			return false
 		}
 	}
-	if t.long("endpoints: zone", e.GetZone()) {
+	if t.tooLong("endpoints: zone", e.GetZone()) {
 		return false
 	}
-	// The zone is that of a label of a node, topology.kubernetes.io/zone.
+	// A zone is the value of a node's label topology.kubernetes.io/zone.
 	for _, wrong := range validation.IsValidLabelValue(e.GetZone()) {
-		t.refuse(InvalidName, "endpoints: zone %.100q: %s", e.GetZone(), wrong)
+		t.refuse(finding.InvalidName, "endpoints: zone %.100q: %s", e.GetZone(), wrong)
 		return false
 	}
 	return e.GetHostname() == "" || t.label("endpoints: hostname", e.GetHostname())

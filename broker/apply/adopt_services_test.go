@@ -20,8 +20,11 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/broker/endpoints"
+	"github.com/kube-semaphore/semaphore/broker/migrate"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
@@ -36,7 +39,7 @@ type handover struct {
 	slices    *wanted[*discoveryv1.EndpointSlice]
 	ofService *Objects[*corev1.Service]
 	ofSlice   *Objects[*discoveryv1.EndpointSlice]
-	leftovers *Leftovers
+	leftovers *migrate.Leftovers
 	// written and ofEndpoints are of the Endpoints, where the broker writes some.
 	written     *wanted[*endpoints.Endpoints]
 	ofEndpoints *Objects[*endpoints.Endpoints]
@@ -50,9 +53,12 @@ func TestHandover(t *testing.T) {
 	cfg := kubetest.Start(t)
 	h := &handover{
 		t: t, admin: kubernetes.NewForConfigOrDie(cfg), told: map[string]bool{},
-		endpoints: dynamic.NewForConfigOrDie(cfg).Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).Namespace("mirrors"),
+		endpoints: dynamic.NewForConfigOrDie(cfg).
+			Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).
+			Namespace("mirrors"),
 	}
-	if _, err := h.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := h.admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	const echo, global, old = "c2-shop-73736d-echo", "gl-shop-73736d-echo", "c2-shop-73736d-old"
@@ -61,8 +67,9 @@ func TestHandover(t *testing.T) {
 	h.theirs("c9-shop-73736d-echo", "c9", "10.9.0.1") // of no remote that is configured
 	h.theirGlobal(global, map[string]string{"c2": "10.2.0.1", "c1": "10.1.0.1"})
 	somebodys, err := h.admin.CoreV1().Services("mirrors").Create(t.Context(), &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-73736d-mine", Labels: map[string]string{naming.LabelMirrored: "true", naming.LabelMirrorPrefixSync: "c2"}},
-		Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": "mine"}, Ports: []corev1.ServicePort{{Port: 80}}},
+		ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-73736d-mine", Labels: map[string]string{naming.LabelMirrored: "true",
+			naming.LabelMirrorPrefixSync: "c2"}},
+		Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "mine"}, Ports: []corev1.ServicePort{{Port: 80}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -75,8 +82,8 @@ func TestHandover(t *testing.T) {
 	stop, ended := h.start(nil, nil, metadata)
 	h.want(echo, "c2", "10.2.0.1")
 	eventually(t, "what to do is told", func() (bool, string) {
-		said := strings.Join(h.ofService.Problems(), "\n")
-		return strings.Contains(said, "services.adoptFrom: [semaphore-service-mirror] takes it over"), said
+		said := strings.Join(finding.Texts(h.ofService.Findings()), "\n")
+		return strings.Contains(said, "set services.adoptFrom: [semaphore-service-mirror] to take it over"), said
 	})
 	<-ended // there is nothing for it to do
 	stop()
@@ -98,12 +105,14 @@ func TestHandover(t *testing.T) {
 				s.Annotations[naming.AnnotationSourceNamespace] == "shop", fmt.Sprint(s.Labels, s.Annotations)
 		})
 	}
-	eventually(t, "they wait", h.says("2 objects of semaphore-service-mirror stay for now, such as endpoints c2-shop-73736d-", "c2 has not told its services whole", "not all clusters have told"))
+	eventually(t, "they wait",
+		h.says("2 objects of semaphore-service-mirror stay for now, such as endpoints c2-shop-73736d-",
+			"c2 has not exported all its services", "not all clusters have exported"))
 
 	// c2 tells, and what it tells cannot be written: nothing goes for it.
 	h.want(echo, "c2", "none.such.address")
 	h.tell("c2")
-	eventually(t, "they wait for ours", h.says("not all EndpointSlices that stand in its place are written"))
+	eventually(t, "they wait for ours", h.says("not all EndpointSlices that replace it are written"))
 	if names := h.endpointsLeft(); !slices.Contains(names, echo) {
 		t.Errorf("the Endpoints are gone, and left are %v", names)
 	}
@@ -118,7 +127,8 @@ func TestHandover(t *testing.T) {
 	})
 	h.want(global, "c2", "10.2.0.2")
 	h.tell("")
-	eventually(t, "local endpoints are not given up", h.says("it has endpoints of this cluster, of which nobody tells the broker"))
+	eventually(t, "local endpoints are not given up",
+		h.says("it has endpoints of this cluster, which no exporter sends to the broker"))
 	if names := h.slicesLeft(); !slices.Equal(names, []string{"gl-echo-c1"}) {
 		t.Errorf("left of the global service: %v", names)
 	}
@@ -147,21 +157,26 @@ func TestHandover(t *testing.T) {
 		}
 	}
 	after := h.versions()
-	for _, name := range []string{"Service c9-shop-73736d-echo", "Endpoints c9-shop-73736d-echo", "Service " + somebodys.Name} {
+	for _, name := range []string{"Service c9-shop-73736d-echo", "Endpoints c9-shop-73736d-echo", "Service " +
+		somebodys.Name} {
 		if after[name] != before[name] {
 			t.Errorf("%s was touched", name)
 		}
 	}
 }
 
-// Where the broker writes Endpoints it takes over those that the tool left, once its slices are there, and they are never empty.
+// Where the broker writes Endpoints it takes over those that the tool left, once its slices are there, and they are
+// never empty.
 func TestHandoverOfEndpoints(t *testing.T) {
 	cfg := kubetest.Start(t)
 	h := &handover{
 		t: t, admin: kubernetes.NewForConfigOrDie(cfg), told: map[string]bool{},
-		endpoints: dynamic.NewForConfigOrDie(cfg).Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).Namespace("mirrors"),
+		endpoints: dynamic.NewForConfigOrDie(cfg).
+			Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).
+			Namespace("mirrors"),
 	}
-	if _, err := h.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := h.admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	kubetest.StartControllers(t, cfg, "endpoints-controller", "endpointslice-mirroring-controller")
@@ -171,9 +186,11 @@ func TestHandoverOfEndpoints(t *testing.T) {
 	h.written, _ = desired[*endpoints.Endpoints]()
 	list := func(address string) *endpoints.Endpoints {
 		o := &endpoints.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: echo, Namespace: "mirrors", Labels: map[string]string{
-			naming.LabelManagedBy: naming.ManagedByBroker, naming.LabelSourceCluster: "c2", naming.LabelMirrored: "true", naming.LabelMirrorPrefixSync: "c2", endpoints.SkipMirror: "true",
+			naming.LabelManagedBy: naming.ManagedByBroker, naming.LabelSourceCluster: "c2", naming.LabelMirrored: "true",
+			naming.LabelMirrorPrefixSync: "c2", endpoints.SkipMirror: "true",
 		}}}
-		o.Subsets = []endpoints.Subset{{Addresses: []endpoints.Address{{IP: address}}, Ports: []endpoints.Port{{Name: "web", Port: 80, Protocol: "TCP"}}}}
+		o.Subsets = []endpoints.Subset{{Addresses: []endpoints.Address{{IP: address}},
+			Ports: []endpoints.Port{{Name: "web", Port: 80, Protocol: "TCP"}}}}
 		return o
 	}
 	api := h.admin.CoreV1().Endpoints("mirrors")
@@ -188,12 +205,13 @@ func TestHandoverOfEndpoints(t *testing.T) {
 	h.written.set(list("10.2.0.2"))
 	h.ofEndpoints.Wake(echo)
 	eventually(t, "what to do is told", func() (bool, string) {
-		said := strings.Join(h.ofEndpoints.Problems(), "\n")
-		return strings.Contains(said, "services.adoptFrom: [semaphore-service-mirror] takes it over"), said
+		said := strings.Join(finding.Texts(h.ofEndpoints.Findings()), "\n")
+		return strings.Contains(said, "set services.adoptFrom: [semaphore-service-mirror] to take it over"), said
 	})
 	<-ended
 	stop()
-	if now, err := api.Get(t.Context(), echo, metav1.GetOptions{}); err != nil || now.ResourceVersion != theirs.ResourceVersion {
+	if now, err := api.Get(t.Context(), echo, metav1.GetOptions{}); err != nil ||
+		now.ResourceVersion != theirs.ResourceVersion {
 		t.Fatalf("touched: %v, %v", now, err)
 	}
 
@@ -207,17 +225,19 @@ func TestHandoverOfEndpoints(t *testing.T) {
 	defer watcher.Stop()
 	h.want(echo, "c2", "none.such.address")
 	h.tell("c2")
-	eventually(t, "they wait for ours", h.says("not all EndpointSlices that stand in its place are written"))
-	if said := h.ofEndpoints.Problems(); len(said) > 0 {
+	eventually(t, "they wait for ours", h.says("not all EndpointSlices that replace it are written"))
+	if said := finding.Texts(h.ofEndpoints.Findings()); len(said) > 0 {
 		t.Errorf("said %q", said)
 	}
-	if now, err := api.Get(t.Context(), echo, metav1.GetOptions{}); err != nil || now.ResourceVersion != theirs.ResourceVersion {
+	if now, err := api.Get(t.Context(), echo, metav1.GetOptions{}); err != nil ||
+		now.ResourceVersion != theirs.ResourceVersion {
 		t.Fatalf("touched: %v, %v", now, err)
 	}
 	h.want(echo, "c2", "10.2.0.2")
 	eventually(t, "they are ours", func() (bool, string) {
 		o, err := api.Get(t.Context(), echo, metav1.GetOptions{})
-		return err == nil && o.UID == theirs.UID && o.Labels[endpoints.SkipMirror] == "true" && o.Labels[naming.LabelManagedBy] == naming.ManagedByBroker &&
+		return err == nil && o.UID == theirs.UID && o.Labels[endpoints.SkipMirror] == "true" &&
+			o.Labels[naming.LabelManagedBy] == naming.ManagedByBroker &&
 			len(o.Subsets) == 1 && o.Subsets[0].Addresses[0].IP == "10.2.0.2", fmt.Sprint(o, err)
 	})
 	eventually(t, "those of a Service that is gone are gone", func() (bool, string) {
@@ -225,7 +245,8 @@ func TestHandoverOfEndpoints(t *testing.T) {
 		return !slices.Contains(names, old), fmt.Sprint(names)
 	})
 	eventually(t, "Kubernetes has taken away the slices that it made of them", func() (bool, string) {
-		all, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + echo})
+		all, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(t.Context(),
+			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + echo})
 		return err == nil && len(all.Items) == 1 && all.Items[0].Name == echo+"-1", fmt.Sprint(all, err)
 	})
 	<-ended
@@ -254,7 +275,8 @@ func (h *handover) theirs(name, prefix string, addresses ...string) {
 	}
 	endpoints := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": "Endpoints", "metadata": map[string]any{"name": name},
-		"subsets": []any{map[string]any{"addresses": subset, "ports": []any{map[string]any{"name": "web", "port": int64(80)}}}},
+		"subsets": []any{map[string]any{"addresses": subset,
+			"ports": []any{map[string]any{"name": "web", "port": int64(80)}}}},
 	}}
 	endpoints.SetLabels(labels)
 	if _, err := h.endpoints.Create(h.t.Context(), endpoints, metav1.CreateOptions{}); err != nil {
@@ -286,43 +308,47 @@ func (h *handover) createSlice(name, service, by string, addresses ...string) {
 	h.t.Helper()
 	s := slice(name, "", "IPv4", addresses...)
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: by}
-	if _, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").Create(h.t.Context(), s, metav1.CreateOptions{}); err != nil {
+	if _, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").Create(h.t.Context(), s,
+		metav1.CreateOptions{}); err != nil {
 		h.t.Fatal(err)
 	}
 }
 
-// start runs the loops until stop is called; ended is closed when Leftovers has ended.
-func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Interface) (stop func(), ended chan struct{}) {
+// start runs the loops until stop is called; ended is closed when migrate.Leftovers has ended.
+func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Interface) (stop func(),
+	ended chan struct{}) {
 	h.t.Helper()
 	opts := options(h.t)
-	adoption := &ServiceAdoption{From: from, Remotes: map[string]string{"c2": "c2"}, Events: opts.Events, Log: opts.Log}
+	adoption := &migrate.Services{From: from, Remotes: map[string]string{"c2": "c2"}, Events: opts.Events, Log: opts.Log}
 	if h.services == nil {
 		h.services, _ = desired[*corev1.Service]()
 		h.slices, _ = desired[*discoveryv1.EndpointSlice]()
 	}
 	h.ofService = AdoptingServices(h.admin, "mirrors", adoption, desiredOf(h.services), opts)
 	h.ofSlice = EndpointSlices(h.admin, "mirrors", desiredOf(h.slices), opts)
-	h.leftovers = NewLeftovers(h.admin, meta, "mirrors", adoption, h.ofService, h.ofSlice, func(cluster string) bool {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return h.told[cluster]
-	}, local)
+	h.leftovers = migrate.NewLeftovers(h.admin, meta, "mirrors", adoption, h.ofService, h.ofSlice,
+		func(cluster string) bool {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			return h.told[cluster]
+		}, local)
 	ended = make(chan struct{})
 	var stops []func()
 	if h.written != nil {
 		h.ofEndpoints = Endpoints(h.admin, "mirrors", adoption, desiredOf(h.written), opts)
 		h.leftovers.KeepEndpoints(h.admin, "mirrors")
-		stops = append(stops, run(h.t, h.ofEndpoints.Run))
+		stops = append(stops, testkit.Run(h.t, h.ofEndpoints.Run))
 	}
-	stops = append(stops, run(h.t, h.ofService.Run), run(h.t, h.ofSlice.Run), run(h.t, func(ctx context.Context) error {
-		err := h.leftovers.Run(ctx)
-		close(ended)
-		if err != nil {
-			return err
-		}
-		<-ctx.Done()
-		return ctx.Err()
-	}))
+	stops = append(stops, testkit.Run(h.t, h.ofService.Run), testkit.Run(h.t, h.ofSlice.Run),
+		testkit.Run(h.t, func(ctx context.Context) error {
+			err := h.leftovers.Run(ctx)
+			close(ended)
+			if err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}))
 	return func() {
 		for _, stop := range stops {
 			stop()
@@ -378,7 +404,8 @@ func (h *handover) endpointsLeft() (names []string) {
 }
 
 func (h *handover) slicesLeft() (names []string) {
-	list, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(h.t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + naming.ManagedByServiceMirror})
+	list, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(h.t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + naming.ManagedByServiceMirror})
 	if err != nil {
 		return []string{err.Error()}
 	}
@@ -406,7 +433,8 @@ func (h *handover) versions() map[string]string {
 	for _, e := range endpoints.Items {
 		out["Endpoints "+e.GetName()] = e.GetResourceVersion()
 	}
-	parts, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(h.t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "!=" + naming.ManagedByBroker})
+	parts, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").List(h.t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "!=" + naming.ManagedByBroker})
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -440,7 +468,8 @@ func (h *handover) watch() {
 	for i := range list.Items {
 		note(&list.Items[i], false)
 	}
-	sliceEvents, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").Watch(h.t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	sliceEvents, err := h.admin.DiscoveryV1().EndpointSlices("mirrors").Watch(h.t.Context(),
+		metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -464,7 +493,8 @@ func (h *handover) watch() {
 					endpointsOpen = nil
 				} else if e.Type == watch.Deleted {
 					name := e.Object.(*unstructured.Unstructured).GetName()
-					if err := h.admin.DiscoveryV1().EndpointSlices("mirrors").Delete(context.Background(), name+"-x7", metav1.DeleteOptions{}); err != nil {
+					if err := h.admin.DiscoveryV1().EndpointSlices("mirrors").Delete(context.Background(), name+"-x7",
+						metav1.DeleteOptions{}); err != nil {
 						h.t.Error(err)
 					}
 				}
@@ -490,42 +520,4 @@ func (h *handover) watch() {
 			}
 		}
 	}()
-}
-
-// What can be done about a Service that stays where it is.
-func TestServiceHints(t *testing.T) {
-	mirror := func(prefix string) map[string]string {
-		return map[string]string{naming.LabelMirrored: "true", naming.LabelMirrorPrefixSync: prefix}
-	}
-	global := map[string]string{naming.LabelGlobal: "true"}
-	for _, test := range []struct {
-		from     string
-		name     string
-		labels   map[string]string
-		selector map[string]string
-		want     string // of the hint; "mine" where it is taken over
-	}{
-		{"", "c2-shop-73736d-echo", mirror("c2"), nil, "services.adoptFrom: [semaphore-service-mirror] takes it over"},
-		{"semaphore-service-mirror", "c2-shop-73736d-echo", mirror("c2"), nil, "mine"},
-		{"semaphore-service-mirror", "gl-shop-73736d-echo", global, nil, "mine"},
-		{"semaphore-service-mirror", "c9-shop-73736d-echo", mirror("c9"), nil, `has the prefix "c9", which is the servicePrefix of no remote`},
-		{"semaphore-service-mirror", "c2-shop-echo", mirror("c2"), nil, "its name is none that semaphore-service-mirror gives: c2-NAMESPACE-73736d-NAME"},
-		{"semaphore-service-mirror", "shop-73736d-echo", global, nil, "gl-NAMESPACE-73736d-NAME"},
-		{"semaphore-service-mirror", "c2-shop-73736d-echo", nil, nil, ""},
-		{"semaphore-service-mirror", "c2-shop-73736d-echo", mirror("c2"), map[string]string{"app": "x"}, ""},
-		{"semaphore-service-mirror", "c2-shop-73736d-echo", with(mirror("c2"), naming.LabelManagedBy, "argocd"), nil, ""},
-	} {
-		a := &ServiceAdoption{From: []string{test.from}, Remotes: map[string]string{"c2": "c2"}}
-		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: test.name, Labels: test.labels}, Spec: corev1.ServiceSpec{Selector: test.selector}}
-		from, mine := a.source(s)
-		if mine != (test.want == "mine") {
-			t.Errorf("%s with %v: taken over %v", test.name, test.labels, mine)
-		}
-		if mine && (from.namespace != "shop" || from.name != "echo") {
-			t.Errorf("%s came from %+v", test.name, from)
-		}
-		if got := a.hint(s); !mine && (!strings.Contains(got, test.want) || test.want == "" && got != "") {
-			t.Errorf("%s with %v: %q, want %q", test.name, test.labels, got, test.want)
-		}
-	}
 }

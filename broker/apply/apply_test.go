@@ -1,7 +1,6 @@
 package apply
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +17,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -27,7 +25,9 @@ import (
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -35,38 +35,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// requests counts what a client asks of the apiserver, by method and resource.
-type requests struct {
-	mu  sync.Mutex
-	all []string
-}
-
-func (r *requests) wrap(next http.RoundTripper) http.RoundTripper {
-	return roundTripper(func(req *http.Request) (*http.Response, error) {
-		if !strings.Contains(req.URL.RawQuery, "watch=") {
-			r.mu.Lock()
-			r.all = append(r.all, req.Method+" "+req.URL.Path)
-			r.mu.Unlock()
-		}
-		return next.RoundTrip(req)
-	})
-}
-
-// take returns the requests since last time.
-func (r *requests) take() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	all := r.all
-	r.all = nil
-	return all
-}
-
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
 // wanted is a table of answers that a test changes.
-type wanted[T Object] struct {
+type wanted[T writes.Object] struct {
 	mu      sync.Mutex
 	objects map[string]T
 	// gone are the clusters that are known whole.
@@ -91,14 +61,14 @@ func (w *wanted[T]) know(cluster string) {
 	w.gone[cluster] = true
 }
 
-func desired[T Object]() (*wanted[T], Desired[T]) {
+func desired[T writes.Object]() (*wanted[T], writes.Desired[T]) {
 	w := &wanted[T]{objects: map[string]T{}, gone: map[string]bool{}}
 	return w, desiredOf(w)
 }
 
 // desiredOf is desired of a table that there is.
-func desiredOf[T Object](w *wanted[T]) Desired[T] {
-	return Desired[T]{
+func desiredOf[T writes.Object](w *wanted[T]) writes.Desired[T] {
+	return writes.Desired[T]{
 		Names: func() []string {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -108,21 +78,22 @@ func desiredOf[T Object](w *wanted[T]) Desired[T] {
 			}
 			return names
 		},
-		Want: func(name, owner string) Answer[T] {
+		Want: func(name, owner string) writes.Answer[T] {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			if o, ok := w.objects[name]; ok {
-				return Answer[T]{Verdict: Present, Object: o}
+				return writes.Answer[T]{Verdict: writes.Present, Object: o}
 			}
 			if w.gone[owner] {
-				return Answer[T]{Verdict: Absent}
+				return writes.Answer[T]{Verdict: writes.Absent}
 			}
-			return Answer[T]{Verdict: Unknown}
+			return writes.Answer[T]{Verdict: writes.Unknown}
 		},
 	}
 }
 
-// value is the sum of the samples of a metric whose labels' values are all of labels; of a histogram, of its observations.
+// value is the sum of the samples of a metric whose labels' values are all of labels; of a histogram, of its
+// observations.
 func value(t *testing.T, m *Metrics, name string, labels ...string) float64 {
 	t.Helper()
 	sum, _ := testkit.Metric(t, m.reg.(*prometheus.Registry), name, labels...)
@@ -130,31 +101,8 @@ func value(t *testing.T, m *Metrics, name string, labels ...string) float64 {
 }
 
 func options(t *testing.T) Options {
-	return Options{Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Workers: 4}
-}
-
-// run runs something until the test ends, and waits for its end.
-func run(t *testing.T, f func(context.Context) error) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- f(ctx) }()
-	var once sync.Once
-	stop = func() {
-		once.Do(func() {
-			cancel()
-			select {
-			case err := <-done:
-				if err != nil && err != context.Canceled {
-					t.Errorf("ended with %v", err)
-				}
-			case <-time.After(20 * time.Second):
-				t.Error("does not end")
-			}
-		})
-	}
-	t.Cleanup(stop)
-	return stop
+	return Options{Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""),
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Workers: 4}
 }
 
 // eventually waits for a condition that names what it last saw.
@@ -171,8 +119,10 @@ func service(name, cluster string, port int32, headless bool) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "mirrors", Labels: bearing(cluster)},
 		Spec: corev1.ServiceSpec{
-			Type: corev1.ServiceTypeClusterIP, IPFamilyPolicy: ptr.To(corev1.IPFamilyPolicyPreferDualStack), SessionAffinity: corev1.ServiceAffinityNone,
-			Ports: []corev1.ServicePort{{Name: "web", Protocol: corev1.ProtocolTCP, Port: port, TargetPort: intstr.FromInt32(port)}},
+			Type: corev1.ServiceTypeClusterIP, IPFamilyPolicy: ptr.To(corev1.IPFamilyPolicyPreferDualStack),
+			SessionAffinity: corev1.ServiceAffinityNone,
+			Ports: []corev1.ServicePort{{Name: "web", Protocol: corev1.ProtocolTCP, Port: port,
+				TargetPort: intstr.FromInt32(port)}},
 		},
 	}
 	if headless {
@@ -185,10 +135,12 @@ func slice(name, cluster, family string, addresses ...string) *discoveryv1.Endpo
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: name, Namespace: "mirrors", Labels: bearing(cluster)},
 		AddressType: discoveryv1.AddressType(family),
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("web"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(int32(80))}},
+		Ports: []discoveryv1.EndpointPort{{Name: ptr.To("web"), Protocol: ptr.To(corev1.ProtocolTCP),
+			Port: ptr.To(int32(80))}},
 	}
 	for _, a := range addresses {
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)}})
+		s.Endpoints = append(s.Endpoints,
+			discoveryv1.Endpoint{Addresses: []string{a}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)}})
 	}
 	return s
 }
@@ -196,23 +148,22 @@ func slice(name, cluster, family string, addresses ...string) *discoveryv1.Endpo
 func TestApply(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(cfg)
-	if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Run("services", func(t *testing.T) { testServices(t, cfg, admin) })
 	t.Run("slices", func(t *testing.T) { testSlices(t, cfg, admin) })
 	t.Run("unanswered", func(t *testing.T) { testUnanswered(t, cfg, admin) })
 	t.Run("newest state, once", func(t *testing.T) { testCoalescing(t, cfg, admin) })
-	t.Run("nodes", func(t *testing.T) { testNodes(t, cfg, admin) })
-	t.Run("events", func(t *testing.T) { testEvents(t, admin) })
 	t.Run("calico", func(t *testing.T) { testCalico(t, cfg) })
 }
 
 // counted is a client whose requests are counted.
-func counted(cfg *rest.Config) (kubernetes.Interface, *requests) {
-	r := &requests{}
+func counted(cfg *rest.Config) (kubernetes.Interface, *kubetest.Requests) {
+	r := &kubetest.Requests{}
 	cfg = kube.Protobuf(cfg)
-	cfg.Wrap(r.wrap)
+	cfg.Wrap(r.Wrap)
 	return kubernetes.NewForConfigOrDie(cfg), r
 }
 
@@ -224,7 +175,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	o := Services(client, "mirrors", d, opts)
 	w.set(service("a", "c2", 80, false))
 	w.set(service("h", "c2", 80, true))
-	stop := run(t, o.Run)
+	stop := testkit.Run(t, o.Run)
 	get := func(name string) (*corev1.Service, error) { return api.Get(ctx, name, metav1.GetOptions{}) }
 	eventually(t, "both are made", func() (bool, string) {
 		_, errA := get("a")
@@ -232,7 +183,8 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		return errA == nil && errH == nil && h.Spec.ClusterIP == "None", fmt.Sprint(errA, errH)
 	})
 	eventually(t, "synced", func() (bool, string) { return o.Synced() && o.present() == 2, "" })
-	if got := requests.take(); !slices.Equal(withoutLists(got), []string{"POST /api/v1/namespaces/mirrors/services", "POST /api/v1/namespaces/mirrors/services"}) {
+	if got := requests.Take(); !slices.Equal(withoutLists(got), []string{"POST /api/v1/namespaces/mirrors/services",
+		"POST /api/v1/namespaces/mirrors/services"}) {
 		t.Errorf("requests %v: two creates, no reads", got)
 	}
 
@@ -242,7 +194,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 			o.Mark("h", "c2", time.Now())
 			time.Sleep(5 * time.Millisecond)
 		}
-		if got := requests.take(); len(got) > 0 {
+		if got := requests.Take(); len(got) > 0 {
 			t.Errorf("requests %v", got)
 		}
 	})
@@ -250,19 +202,19 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		stop()
 		client, requests := counted(cfg)
 		o := Services(client, "mirrors", d, options(t))
-		stop := run(t, o.Run)
+		stop := testkit.Run(t, o.Run)
 		eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
 		time.Sleep(200 * time.Millisecond)
 		stop()
-		if got := withoutLists(requests.take()); len(got) > 0 {
+		if got := withoutLists(requests.Take()); len(got) > 0 {
 			t.Errorf("requests %v", got)
 		}
 	})
 	opts = options(t)
 	o = Services(client, "mirrors", d, opts)
-	run(t, o.Run)
+	testkit.Run(t, o.Run)
 	eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
-	requests.take()
+	requests.Take()
 	t.Run("edited by hand", func(t *testing.T) {
 		s, _ := get("a")
 		s.Spec.Ports[0].Port = 81
@@ -275,10 +227,11 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		start := time.Now()
 		eventually(t, "put right", func() (bool, string) {
 			s, _ := get("a")
-			return s.Spec.Ports[0].Port == 80 && len(s.Spec.ExternalIPs) == 0 && s.Labels["other"] == "x" && s.Annotations["someone"] == "else" && s.Spec.ClusterIP != "", fmt.Sprint(s)
+			return s.Spec.Ports[0].Port == 80 && len(s.Spec.ExternalIPs) == 0 && s.Labels["other"] == "x" &&
+				s.Annotations["someone"] == "else" && s.Spec.ClusterIP != "", fmt.Sprint(s)
 		})
 		t.Logf("after %s", time.Since(start).Round(time.Millisecond))
-		if got := withoutLists(requests.take()); !slices.Equal(got, []string{"PUT /api/v1/namespaces/mirrors/services/a"}) {
+		if got := withoutLists(requests.Take()); !slices.Equal(got, []string{"PUT /api/v1/namespaces/mirrors/services/a"}) {
 			t.Errorf("requests %v", got)
 		}
 	})
@@ -314,8 +267,8 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		w.set(service("taken", "c2", 80, false))
 		o.Mark("taken", "c2", time.Now())
 		eventually(t, "told", func() (bool, string) {
-			p := o.Problems()
-			return len(p) == 1 && strings.Contains(p[0], "not ours"), fmt.Sprint(p)
+			p := finding.Texts(o.Findings())
+			return len(p) == 1 && strings.Contains(p[0], "did not create"), fmt.Sprint(p)
 		})
 		if now, _ := get("taken"); now.ResourceVersion != foreign.ResourceVersion {
 			t.Error("it was written to")
@@ -328,7 +281,8 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		}
 		eventually(t, "made once the name is free", func() (bool, string) {
 			s, err := get("taken")
-			return err == nil && s.Labels[naming.LabelManagedBy] != "" && len(o.Problems()) == 0, fmt.Sprint(err, o.Problems())
+			return err == nil && s.Labels[naming.LabelManagedBy] != "" && len(finding.Texts(o.Findings())) == 0,
+				fmt.Sprint(err, finding.Texts(o.Findings()))
 		})
 	})
 	t.Run("not wanted", func(t *testing.T) {
@@ -345,7 +299,11 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 			t.Fatalf("removed for another cluster's sake: %v", err)
 		}
 		o.WakeOwned("c2")
-		eventually(t, "removed", func() (bool, string) { _, err := get("a"); return apierrors.IsNotFound(err), fmt.Sprint(err) })
+		eventually(t, "removed", func() (bool, string) {
+			_, err := get("a")
+			return apierrors.IsNotFound(err),
+				fmt.Sprint(err)
+		})
 		if _, err := get("h"); err != nil {
 			t.Error(err)
 		}
@@ -357,14 +315,20 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		w.set(service("good", "c2", 80, false))
 		o.Mark("denied", "c2", time.Now())
 		o.Mark("good", "c2", time.Now())
-		eventually(t, "the other one is made", func() (bool, string) { _, err := get("good"); return err == nil, fmt.Sprint(err) })
+		eventually(t, "the other one is made", func() (bool, string) {
+			_, err := get("good")
+			return err == nil,
+				fmt.Sprint(err)
+		})
 		eventually(t, "told", func() (bool, string) {
-			p := o.Problems()
+			p := finding.Texts(o.Findings())
 			return len(p) == 1 && strings.Contains(p[0], "denied"), fmt.Sprint(p)
 		})
 		w.unset("denied")
 		o.Mark("denied", "c2", time.Now())
-		eventually(t, "no problem left", func() (bool, string) { return len(o.Problems()) == 0, fmt.Sprint(o.Problems()) })
+		eventually(t, "no problem left", func() (bool, string) {
+			return len(finding.Texts(o.Findings())) == 0, fmt.Sprint(finding.Texts(o.Findings()))
+		})
 	})
 }
 
@@ -387,7 +351,7 @@ func testSlices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	o := EndpointSlices(client, "mirrors", d, opts)
 	w.set(slice("s", "c2", "IPv4", "10.2.0.1"))
 	w.set(slice("empty", "c2", "IPv4"))
-	run(t, o.Run)
+	testkit.Run(t, o.Run)
 	addresses := func(name string) string {
 		s, err := api.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
@@ -407,7 +371,7 @@ func testSlices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	// What the watch tells of them has a name looked at, too, and a write for its sake is nobody's propagation.
 	eventually(t, "both told by the watch", func() (bool, string) { n := len(o.owned()); return n == 2, fmt.Sprint(n) })
 	time.Sleep(50 * time.Millisecond)
-	requests.take()
+	requests.Take()
 	w.set(slice("s", "c2", "IPv4", "10.2.0.1", "10.2.0.2"))
 	o.Mark("s", "c2", time.Now())
 	eventually(t, "updated", is("IPv4 10.2.0.1 10.2.0.2"))
@@ -415,7 +379,8 @@ func testSlices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		n := value(t, opts.Metrics, "semaphore_broker_propagation_seconds", "c2", "endpointslice")
 		return n == 1, fmt.Sprint(n)
 	})
-	if got := withoutLists(requests.take()); !slices.Equal(got, []string{"PUT /apis/discovery.k8s.io/v1/namespaces/mirrors/endpointslices/s"}) {
+	if got := withoutLists(requests.Take()); !slices.Equal(got,
+		[]string{"PUT /apis/discovery.k8s.io/v1/namespaces/mirrors/endpointslices/s"}) {
 		t.Errorf("requests %v", got)
 	}
 	w.set(slice("s", "c2", "IPv6", "fd02::1"))
@@ -428,7 +393,7 @@ func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 	cut := false
 	cfg = rest.CopyConfig(cfg)
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(r *http.Request) (*http.Response, error) {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
 			response, err := next.RoundTrip(r)
 			if err == nil && r.Method == http.MethodPost && !cut {
 				cut = true
@@ -448,7 +413,7 @@ func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 		t.Fatal(err)
 	}
 	o.connection = connection
-	o.newest.reset(cache.NewStore(cache.MetaNamespaceKeyFunc))
+	o.reset(cache.NewStore(cache.MetaNamespaceKeyFunc))
 	o.synced.Store(true)
 	if err := o.reconcile(t.Context(), "unanswered"); err == nil {
 		t.Fatal("a write that was not answered is no error")
@@ -459,7 +424,7 @@ func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 	if n := value(t, opts.Metrics, "semaphore_broker_writes_total", "foreign"); n != 0 {
 		t.Errorf("%v objects of others, want none", n)
 	}
-	if err := o.reconcile(t.Context(), "unanswered"); !errors.As(err, new(conflict)) {
+	if err := o.reconcile(t.Context(), "unanswered"); !errors.As(err, new(writes.NotOurs)) {
 		t.Errorf("what is there still, and not to be seen as ours: %v", err)
 	}
 	if err := admin.CoreV1().Services("mirrors").Delete(t.Context(), "unanswered", metav1.DeleteOptions{}); err != nil {
@@ -481,9 +446,9 @@ func testCoalescing(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 	client, requests := counted(cfg)
 	w, d := desired[*discoveryv1.EndpointSlice]()
 	o := EndpointSlices(client, "mirrors", d, options(t))
-	run(t, o.Run)
+	testkit.Run(t, o.Run)
 	eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
-	requests.take()
+	requests.Take()
 	const changes = 500
 	for i := range changes {
 		w.set(slice("many", "c2", "IPv4", fmt.Sprintf("10.2.%d.%d", i/250, i%250)))
@@ -494,225 +459,15 @@ func testCoalescing(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) 
 		s, err := admin.DiscoveryV1().EndpointSlices("mirrors").Get(ctx, "many", metav1.GetOptions{})
 		return err == nil && s.Endpoints[0].Addresses[0] == "10.2.1.249", fmt.Sprint(s, err)
 	})
-	writes := withoutLists(requests.take())
+	writes := withoutLists(requests.Take())
 	if len(writes) < 2 || len(writes) > changes/3 {
 		t.Errorf("%d writes for %d changes", len(writes), changes)
 	}
 	t.Logf("%d changes, %d writes", changes, len(writes))
 	time.Sleep(300 * time.Millisecond)
-	if more := withoutLists(requests.take()); len(more) > 0 {
+	if more := withoutLists(requests.Take()); len(more) > 0 {
 		t.Errorf("writes after the last: %v", more)
 	}
-}
-
-func testNodes(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
-	ctx, api := t.Context(), admin.CoreV1().Nodes()
-	make := func(name, ip string) *corev1.Node {
-		n, err := api.Create(ctx, &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"someone": "else"}},
-			Spec:       corev1.NodeSpec{PodCIDR: "10.1.1.0/24", PodCIDRs: []string{"10.1.1.0/24", "fd01:1::/64"}},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ip == "" {
-			return n
-		}
-		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name}, {Type: corev1.NodeInternalIP, Address: ip}}
-		if n, err = api.UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	n1, n6, lost := make("n1", "172.18.1.11"), make("n6", "fd18:1::16"), make("lost", "")
-	client, requests := counted(cfg)
-	var mu sync.Mutex
-	var gone []types.UID
-	o := NewNodes(client, nil, func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, options(t))
-	podCIDRs := map[string][]string{}
-	o.OnChange(func(node *corev1.Node, _ bool) { mu.Lock(); podCIDRs[node.Name] = node.Spec.PodCIDRs; mu.Unlock() })
-	run(t, o.Run)
-	eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
-	if uid, ok := o.UID("n1"); !ok || uid != n1.UID {
-		t.Errorf("UID of n1: %s %v", uid, ok)
-	}
-	eventually(t, "pod CIDRs of n1", func() (bool, string) {
-		mu.Lock()
-		defer mu.Unlock()
-		return slices.Equal(podCIDRs["n1"], []string{"10.1.1.0/24", "fd01:1::/64"}), fmt.Sprint(podCIDRs)
-	})
-	requests.take()
-	tunnels := map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}, "c3": {PublicKey: [32]byte{2}, ListenPort: 51821}}
-	o.Report("n1", n1.UID, tunnels)
-	o.Report("n6", n6.UID, tunnels)
-	o.Report("lost", lost.UID, tunnels)
-	o.Report("unknown", "x", tunnels)
-	annotations := func(name string) map[string]string {
-		n, err := api.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n.Annotations
-	}
-	eventually(t, "annotated", func() (bool, string) {
-		a, b := annotations("n1"), annotations("n6")
-		return a["c2.wireguard.semaphore.uw.io/pubKey"] == "AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=" &&
-			a["c2.wireguard.semaphore.uw.io/endpoint"] == "172.18.1.11:51820" && a["c3.wireguard.semaphore.uw.io/endpoint"] == "172.18.1.11:51821" &&
-			a["someone"] == "else" && b["c2.wireguard.semaphore.uw.io/endpoint"] == "[fd18:1::16]:51820", fmt.Sprint(a, b)
-	})
-	eventually(t, "told of a node without address", func() (bool, string) {
-		p := o.Problems()
-		return len(p) == 1 && strings.Contains(p[0], "InternalIP"), fmt.Sprint(p)
-	})
-	if got := requests.take(); len(got) != 2 {
-		t.Errorf("requests %v: one patch a node", got)
-	}
-	t.Run("the same report again", func(t *testing.T) {
-		o.Report("n1", n1.UID, tunnels)
-		time.Sleep(100 * time.Millisecond)
-		if got := requests.take(); len(got) > 0 {
-			t.Errorf("requests %v", got)
-		}
-	})
-	t.Run("a device fewer leaves its annotations", func(t *testing.T) {
-		o.Report("n1", n1.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{9}, ListenPort: 51820}})
-		eventually(t, "the key is new", func() (bool, string) {
-			a := annotations("n1")
-			return strings.HasPrefix(a["c2.wireguard.semaphore.uw.io/pubKey"], "CQ"), fmt.Sprint(a)
-		})
-		if annotations("n1")["c3.wireguard.semaphore.uw.io/endpoint"] == "" {
-			t.Error("removed what nobody asked to remove")
-		}
-	})
-	t.Run("edited by hand", func(t *testing.T) {
-		if _, err := api.Patch(ctx, "n1", types.MergePatchType, []byte(`{"metadata":{"annotations":{"c2.wireguard.semaphore.uw.io/endpoint":"192.0.2.1:1"}}}`), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, "put right", func() (bool, string) {
-			a := annotations("n1")
-			return a["c2.wireguard.semaphore.uw.io/endpoint"] == "172.18.1.11:51820", fmt.Sprint(a)
-		})
-	})
-	t.Run("our taint goes once the node is guarded, and no other", func(t *testing.T) {
-		taint := `{"spec":{"taints":[{"key":"example.org/own","effect":"NoSchedule","value":"x"},
-			{"key":"semaphore.uw.io/agent-not-ready","effect":"NoSchedule"},{"key":"semaphore.uw.io/agent-not-ready","effect":"NoExecute"}]}}`
-		for _, name := range []string{"n1", "lost"} {
-			if _, err := api.Patch(ctx, name, types.MergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		time.Sleep(200 * time.Millisecond)
-		taints := func(name string) (keys []string) {
-			n, err := api.Get(ctx, name, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, t := range n.Spec.Taints {
-				keys = append(keys, t.Key)
-			}
-			return keys
-		}
-		if got := taints("n1"); len(got) != 3 {
-			t.Fatalf("before the agent has said that the node is guarded: %q", got)
-		}
-		o.Guarded("n1", "another")
-		o.Guarded("n1", n1.UID)
-		o.Guarded("lost", lost.UID) // which cannot be annotated
-		o.Guarded("unknown", "x")
-		for _, name := range []string{"n1", "lost"} {
-			eventually(t, name, func() (bool, string) {
-				got := taints(name)
-				return slices.Equal(got, []string{"example.org/own"}), fmt.Sprint(got)
-			})
-		}
-		if _, err := api.Patch(ctx, "n1", types.MergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, "tainted again", func() (bool, string) { got := taints("n1"); return len(got) == 1, fmt.Sprint(got) })
-	})
-	t.Run("made anew under its name", func(t *testing.T) {
-		if err := api.Delete(ctx, "n1", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		anew := make("n1", "172.18.1.11")
-		eventually(t, "seen", func() (bool, string) { uid, _ := o.UID("n1"); return uid == anew.UID, string(uid) })
-		o.Report("n1", n1.UID, tunnels) // of the agent of the old one
-		time.Sleep(200 * time.Millisecond)
-		if a := annotations("n1"); a["c2.wireguard.semaphore.uw.io/pubKey"] != "" {
-			t.Errorf("annotated for an agent of a node that is no more: %v", a)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if !slices.Contains(gone, n1.UID) {
-			t.Errorf("gone: %v", gone)
-		}
-	})
-}
-
-// Each Event is written, once, however many come at once; the rest waits for the limiter. One that could not be written
-// is written when it is asked for again.
-func testEvents(t *testing.T, admin kubernetes.Interface) {
-	ctx := t.Context()
-	metrics := NewMetrics(prometheus.NewRegistry())
-	events := func(namespace string) *Events {
-		e := NewEvents(admin, namespace, []string{"c2", "c3"}, metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
-		if e.perSecond != eventsPerSecond || e.burst != eventsBurst {
-			t.Errorf("%v events a second, %d at once", e.perSecond, e.burst)
-		}
-		e.perSecond = 50
-		run(t, e.Run)
-		return e
-	}
-	e := events("mirrors")
-	e.Warn("c2", "Refused", "service shop/echo of cluster c2: something")
-	e.Warn("c2", "Refused", "service shop/echo of cluster c2: something")
-	e.Warn("c2", "Refused", "service shop/other of cluster c2: "+strings.Repeat("ä", 2000))
-	for i := range 100 {
-		e.Warn("c2", "Refused", fmt.Sprint("flood ", i))
-	}
-	e.WarnOf("c2", "quota", "WriteFailed", "create of service a: quota")
-	e.WarnOf("c2", "quota", "WriteFailed", "create of service b: quota")
-	notes := func() map[string]int {
-		list, err := admin.EventsV1().Events("mirrors").List(ctx, metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		all := map[string]int{}
-		for _, e := range list.Items {
-			if e.Regarding.Kind == "Namespace" && e.Regarding.Name == "mirrors" {
-				all[e.Note]++
-			}
-		}
-		return all
-	}
-	eventually(t, "all are written", func() (bool, string) { n := len(notes()); return n >= 103, fmt.Sprint(n) })
-	all := notes()
-	for i := range 100 {
-		if n := all[fmt.Sprint("flood ", i)]; n != 1 {
-			t.Errorf("flood %d: %d times", i, n)
-		}
-	}
-	if all["service shop/echo of cluster c2: something"] != 1 || all["create of service a: quota"] != 1 || all["create of service b: quota"] != 0 {
-		t.Errorf("events %v", all)
-	}
-	if n := value(t, metrics, "semaphore_broker_events_total", "suppressed"); n != 2 {
-		t.Errorf("%v suppressed, want the two that say the same", n)
-	}
-
-	late := events("late")
-	late.Warn("c2", "Refused", "there is no namespace yet")
-	eventually(t, "refused", func() (bool, string) {
-		n := value(t, metrics, "semaphore_broker_events_total", "failed")
-		return n == 1, fmt.Sprint(n)
-	})
-	if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "late"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "written when it is asked for again", func() (bool, string) {
-		late.Warn("c2", "Refused", "there is no namespace yet")
-		list, err := admin.EventsV1().Events("late").List(ctx, metav1.ListOptions{})
-		return err == nil && len(list.Items) == 1, fmt.Sprint(err)
-	})
 }
 
 func testCalico(t *testing.T, cfg *rest.Config) {
@@ -721,10 +476,11 @@ func testCalico(t *testing.T, cfg *rest.Config) {
 	w, d := desired[*calicov3.GlobalNetworkSet]()
 	o := Sets(calico, nil, d, options(t))
 	set := func(nets ...string) *calicov3.GlobalNetworkSet {
-		return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-web", Labels: bearing("c2")}, Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
+		return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "c2-shop-web", Labels: bearing("c2")},
+			Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
 	}
 	w.set(set("10.2.0.1/32"))
-	stop := run(t, o.Run)
+	stop := testkit.Run(t, o.Run)
 	eventually(t, "told that there is no Calico", func() (bool, string) {
 		return strings.Contains(calico.Problem(), "Calico"), calico.Problem()
 	})
@@ -744,13 +500,14 @@ func testCalico(t *testing.T, cfg *rest.Config) {
 			seen = append(seen, now)
 		}
 	}
-	run(t, o.Run)
+	testkit.Run(t, o.Run)
 	client, err := kube.Calico(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	nets := func() string {
-		list, err := cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(t.Context(), metav1.ListOptions{})
+		list, err := cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(t.Context(),
+			metav1.ListOptions{})
 		if err != nil {
 			return err.Error()
 		}
@@ -778,13 +535,16 @@ func testCalico(t *testing.T, cfg *rest.Config) {
 	})
 
 	wp, dp := desired[*calicov3.IPPool]()
-	wp.set(&calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-c2-10-2-0-0-16", Labels: bearing("c2")}, Spec: calicov3.IPPoolSpec{
-		CIDR: "10.2.0.0/16", Disabled: true, IPIPMode: calicov3.IPIPModeNever, VXLANMode: calicov3.VXLANModeNever, NodeSelector: "all()", BlockSize: 26,
-	}})
+	wp.set(&calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-c2-10-2-0-0-16", Labels: bearing("c2")},
+		Spec: calicov3.IPPoolSpec{
+			CIDR: "10.2.0.0/16", Disabled: true, IPIPMode: calicov3.IPIPModeNever, VXLANMode: calicov3.VXLANModeNever,
+			NodeSelector: "all()", BlockSize: 26,
+		}})
 	p := Pools(calico, dp, options(t))
-	run(t, p.Run)
+	testkit.Run(t, p.Run)
 	eventually(t, "pool", func() (bool, string) {
-		list, err := cache.ToListerWatcherWithContext(client.IPPools().ListWatch(Owned)).ListWithContext(t.Context(), metav1.ListOptions{})
+		list, err := cache.ToListerWatcherWithContext(client.IPPools().ListWatch(writes.Owned)).ListWithContext(t.Context(),
+			metav1.ListOptions{})
 		if err != nil {
 			return false, err.Error()
 		}

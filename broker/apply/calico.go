@@ -17,44 +17,47 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/kinds"
+	"github.com/kube-semaphore/semaphore/broker/migrate"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// How often a cluster that serves no Calico types, or an apiserver that cannot be asked, is asked again.
+// Intervals of discovery: while the cluster serves no Calico types, and while the apiserver does not answer.
 const (
 	askAgain      = 30 * time.Second
 	askAgainAfter = 2 * time.Second
 )
 
-// Calico finds out, for as long as it takes, under which group the cluster serves Calico's types. That group is used
-// until the cluster serves it no more.
+// Calico discovers under which API group the cluster serves Calico's types, and retries until it finds one. It uses
+// that group until the cluster no longer serves it.
 type Calico struct {
 	cfg *rest.Config
 	log *slog.Logger
-	// again, and againAfter a failure, is when a cluster is asked again.
+	// again is the interval of discovery; againAfter is the interval after a failure.
 	again, againAfter time.Duration
 
-	asking  sync.Mutex // held by who asks
+	asking  sync.Mutex // held during discovery
 	mu      sync.Mutex
 	client  *kube.CalicoClient
 	problem string
 }
 
-// NewCalico makes it; nothing is asked yet.
+// NewCalico returns a Calico that has sent no request yet.
 func NewCalico(cfg *rest.Config, log *slog.Logger) *Calico {
 	return &Calico{cfg: cfg, log: log, again: askAgain, againAfter: askAgainAfter}
 }
 
-// Problem is why there is no client yet; empty when there is one or nobody has asked.
+// Problem is the reason why there is no client yet; empty if there is one or discovery has not begun.
 func (c *Calico) Problem() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.problem
 }
 
-// connect returns the client, or the context's error.
+// connect returns the client, or the error of the context.
 func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 	c.asking.Lock()
 	defer c.asking.Unlock()
@@ -67,7 +70,7 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 		}
 		client, err := kube.Calico(c.cfg)
 		if err == nil {
-			client.FieldManager = fieldManager
+			client.FieldManager = writes.FieldManager
 		}
 		c.mu.Lock()
 		c.client, c.problem = client, ""
@@ -85,7 +88,7 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 			wait = c.again
 		}
 		if now != last {
-			c.log.Warn("no policy sets and IPPools yet; the rest goes on", "again", wait, "error", err)
+			c.log.Warn("no policy sets and IPPools yet; the other features work", "again", wait, "error", err)
 		}
 		select {
 		case <-time.After(wait):
@@ -95,7 +98,7 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 	}
 }
 
-// ListSets lists GlobalNetworkSets, whichever group serves them.
+// ListSets lists GlobalNetworkSets of the group that serves them.
 func (c *Calico) ListSets(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	client, err := c.connect(ctx)
 	if err != nil {
@@ -104,7 +107,7 @@ func (c *Calico) ListSets(ctx context.Context, options metav1.ListOptions) (runt
 	return cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(ctx, options)
 }
 
-// Unserved takes note that the cluster does not serve the types as the client has them: it is asked anew.
+// unserved records that the cluster does not serve the types under the client's group. Discovery starts again.
 func (c *Calico) unserved(client *kube.CalicoClient) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,27 +117,50 @@ func (c *Calico) unserved(client *kube.CalicoClient) {
 	}
 }
 
-// Sets keeps the GlobalNetworkSets.
-func Sets(calico *Calico, adoption *Adoption, desired Desired[*calicov3.GlobalNetworkSet], options Options) *Objects[*calicov3.GlobalNetworkSet] {
-	return newObjects(kind[*calicov3.GlobalNetworkSet]{
-		name:    "globalnetworkset",
-		example: &calicov3.GlobalNetworkSet{},
-		paced:   true,
-		connect: connectCalico(calico, adoption, func(c *kube.CalicoClient, _ string) kube.CalicoResource[*calicov3.GlobalNetworkSet] {
+// Sets writes GlobalNetworkSets.
+func Sets(
+	calico *Calico, adoption *migrate.Sets, desired writes.Desired[*calicov3.GlobalNetworkSet], options Options,
+) *Objects[*calicov3.GlobalNetworkSet] {
+	k := setKind(kinds.GlobalNetworkSet, &calicov3.GlobalNetworkSet{},
+		func(s *calicov3.GlobalNetworkSet) (*metav1.ObjectMeta, *[]string) { return &s.ObjectMeta, &s.Spec.Nets })
+	k.connect = connectCalico(calico, adoption,
+		func(c *kube.CalicoClient, _ string) kube.CalicoResource[*calicov3.GlobalNetworkSet] {
 			return c.GlobalNetworkSets()
-		}),
-		merge: func(have, want *calicov3.GlobalNetworkSet) *calicov3.GlobalNetworkSet {
-			out := have.DeepCopy()
-			mergeSetMeta(&out.ObjectMeta, &want.ObjectMeta)
-			out.Spec.Nets = want.Spec.Nets
-			return out
-		},
-		equal: func(a, b *calicov3.GlobalNetworkSet) bool { return equality.Semantic.DeepEqual(a, b) },
-	}, desired, options)
+		})
+	return newObjects(k, desired, options)
 }
 
-// mergeSetMeta leaves a set that was taken over the value of the label managed-by that its tool gave it: policies of its users may
-// select by it.
+// NetworkSets keeps the sets in namespaces. Their names are NAMESPACE/NAME.
+func NetworkSets(calico *Calico, desired writes.Desired[*calicov3.NetworkSet],
+	options Options) *Objects[*calicov3.NetworkSet] {
+	k := setKind(kinds.NetworkSet, &calicov3.NetworkSet{},
+		func(s *calicov3.NetworkSet) (*metav1.ObjectMeta, *[]string) { return &s.ObjectMeta, &s.Spec.Nets })
+	k.everywhere, k.connect = true, connectCalico(calico, nil, (*kube.CalicoClient).NetworkSets)
+	return newObjects(k, desired, options)
+}
+
+// setKind is how sets of either type are compared and merged; parts is where one has its metadata and its addresses.
+func setKind[T writes.Object](name kinds.Kind, example T, parts func(T) (*metav1.ObjectMeta, *[]string)) kind[T] {
+	return kind[T]{
+		Kind: writes.Kind[T]{
+			Name:  name,
+			Paced: true,
+			Merge: func(have, want T) T {
+				out := have.DeepCopyObject().(T)
+				meta, nets := parts(out)
+				wantMeta, wantNets := parts(want)
+				mergeSetMeta(meta, wantMeta)
+				*nets = *wantNets
+				return out
+			},
+			Equal: func(a, b T) bool { return equality.Semantic.DeepEqual(a, b) },
+		},
+		example: example,
+	}
+}
+
+// mergeSetMeta keeps the value of the label managed-by that the previous tool gave an adopted set, because policies of
+// its users may select by it.
 func mergeSetMeta(have, want *metav1.ObjectMeta) {
 	was := have.Labels[naming.LabelSetManagedBy]
 	mergeMeta(have, want)
@@ -143,29 +169,25 @@ func mergeSetMeta(have, want *metav1.ObjectMeta) {
 	}
 }
 
-// NetworkSets keeps the sets in namespaces. Their names are NAMESPACE/NAME.
-func NetworkSets(calico *Calico, desired Desired[*calicov3.NetworkSet], options Options) *Objects[*calicov3.NetworkSet] {
-	return newObjects(kind[*calicov3.NetworkSet]{
-		name:       "networkset",
-		example:    &calicov3.NetworkSet{},
-		everywhere: true,
-		paced:      true,
-		connect:    connectCalico(calico, nil, (*kube.CalicoClient).NetworkSets),
-		merge: func(have, want *calicov3.NetworkSet) *calicov3.NetworkSet {
-			out := have.DeepCopy()
-			mergeSetMeta(&out.ObjectMeta, &want.ObjectMeta)
-			out.Spec.Nets = want.Spec.Nets
-			return out
-		},
-		equal: func(a, b *calicov3.NetworkSet) bool { return equality.Semantic.DeepEqual(a, b) },
-	}, desired, options)
-}
-
-// Pools keeps the disabled IPPools of the remotes' pod subnets. Where somebody else has a pool of such a subnet, under
-// whatever name, none is made beside it: Calico cannot tell which of two counts.
-func Pools(calico *Calico, desired Desired[*calicov3.IPPool], options Options) *Objects[*calicov3.IPPool] {
+// Pools writes the disabled IPPools for the remotes' pod subnets. If somebody else's pool already has such a subnet,
+// under any name, the broker creates none: with two pools of one subnet it is undefined which of them Calico uses.
+func Pools(calico *Calico, desired writes.Desired[*calicov3.IPPool], options Options) *Objects[*calicov3.IPPool] {
 	return newObjects(kind[*calicov3.IPPool]{
-		name:    "ippool",
+		Kind: writes.Kind[*calicov3.IPPool]{
+			Name: kinds.IPPool,
+			Merge: func(have, want *calicov3.IPPool) *calicov3.IPPool {
+				out := have.DeepCopy()
+				mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
+				out.Spec.Disabled, out.Spec.NATOutgoing = want.Spec.Disabled, want.Spec.NATOutgoing
+				out.Spec.DisableBGPExport = want.Spec.DisableBGPExport
+				out.Spec.IPIPMode, out.Spec.VXLANMode = want.Spec.IPIPMode, want.Spec.VXLANMode
+				out.Spec.NodeSelector = want.Spec.NodeSelector
+				return out
+			},
+			Equal: func(a, b *calicov3.IPPool) bool { return equality.Semantic.DeepEqual(a, b) },
+			// spec.cidr is immutable
+			Replace: func(have, want *calicov3.IPPool) bool { return have.Spec.CIDR != want.Spec.CIDR },
+		},
 		example: &calicov3.IPPool{},
 		connect: func(ctx context.Context) (connection[*calicov3.IPPool], error) {
 			var pools kube.CalicoResource[*calicov3.IPPool]
@@ -178,21 +200,10 @@ func Pools(calico *Calico, desired Desired[*calicov3.IPPool], options Options) *
 			}
 			return out, err
 		},
-		merge: func(have, want *calicov3.IPPool) *calicov3.IPPool {
-			out := have.DeepCopy()
-			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
-			out.Spec.Disabled, out.Spec.NATOutgoing = want.Spec.Disabled, want.Spec.NATOutgoing
-			out.Spec.DisableBGPExport = want.Spec.DisableBGPExport
-			out.Spec.IPIPMode, out.Spec.VXLANMode = want.Spec.IPIPMode, want.Spec.VXLANMode
-			out.Spec.NodeSelector = want.Spec.NodeSelector
-			return out
-		},
-		equal:   func(a, b *calicov3.IPPool) bool { return equality.Semantic.DeepEqual(a, b) },
-		replace: func(have, want *calicov3.IPPool) bool { return have.Spec.CIDR != want.Spec.CIDR }, // it cannot change
 	}, desired, options)
 }
 
-// foreignPool is the conflict with a pool of somebody else that overlaps the one that we want.
+// foreignPool is the conflict with an overlapping pool that the broker did not create.
 func foreignPool(ctx context.Context, pools kube.CalicoResource[*calicov3.IPPool], want *calicov3.IPPool) error {
 	subnet, err := netip.ParsePrefix(want.Spec.CIDR)
 	if err != nil {
@@ -205,35 +216,38 @@ func foreignPool(ctx context.Context, pools kube.CalicoResource[*calicov3.IPPool
 	for _, p := range list.(*calicov3.IPPoolList).Items {
 		kube.Unveil(&p)
 		has, err := netip.ParsePrefix(p.Spec.CIDR)
-		if err != nil || ours(&p) || !has.Overlaps(subnet) {
+		if err != nil || writes.Ours(&p) || !has.Overlaps(subnet) {
 			continue
 		}
-		return conflict{kind: "ippool", name: p.Name, hint: fmt.Sprintf(
-			"its %s overlaps %s of the cluster %s, so none is made beside it; remove it to have one made, or see to it yourself that it is disabled, without natOutgoing and with disableBGPExport",
+		return writes.NotOurs{Kind: kinds.IPPool, Name: p.Name, Hint: fmt.Sprintf(
+			"its %s overlaps %s of the cluster %s, so none is made beside it; remove it to have one made, or see to it "+
+				"yourself that it is disabled, without natOutgoing and with disableBGPExport",
 			has, subnet, want.Labels[naming.LabelSourceCluster])}
 	}
 	return nil
 }
 
-// calicoClient writes one of Calico's types.
+// calicoClient writes objects of one of Calico's types.
 type calicoClient[T kube.CalicoObject] struct {
 	in func(namespace string) kube.CalicoResource[T]
 }
 
-// connectCalico reaches one of Calico's types, once what is to be ours is marked as such.
-func connectCalico[T kube.CalicoObject](calico *Calico, adoption *Adoption, of func(c *kube.CalicoClient, namespace string) kube.CalicoResource[T]) func(context.Context) (connection[T], error) {
+// connectCalico connects to one of Calico's types, after it has labeled the objects to adopt.
+func connectCalico[T kube.CalicoObject](
+	calico *Calico, adoption *migrate.Sets, of func(c *kube.CalicoClient, namespace string) kube.CalicoResource[T],
+) func(context.Context) (connection[T], error) {
 	return func(ctx context.Context) (connection[T], error) {
 		c, err := calico.connect(ctx)
 		if err != nil {
 			return connection[T]{}, err
 		}
 		in := func(namespace string) kube.CalicoResource[T] { return of(c, namespace) }
-		adopter := adopter[T]{adoption, in, c.Veils(), calico.log}
-		adopter.all(ctx)
+		adopter := migrate.Adopter[T]{Sets: adoption, In: in, Veils: c.Veils(), Log: calico.log}
+		adopter.All(ctx)
 		out := connection[T]{
 			client:    calicoClient[T]{in},
-			listWatch: in("").ListWatch(Owned),
-			adopt:     adopter.one,
+			listWatch: in("").ListWatch(writes.Owned),
+			adopt:     adopter.One,
 			unserved:  func() { calico.unserved(c) },
 		}
 		return out, nil

@@ -8,11 +8,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 )
 
-// What the apiserver says in words only: which webhook it could not call (apiserver, admission/plugin/webhook), which quota is
-// full (admission/plugin/resourcequota), which right is missing (authorization, responsewriters), and which policy or webhook refused an object.
+// Some causes appear only in the text of the apiserver's error: which webhook it could not call (apiserver,
+// admission/plugin/webhook), which quota is full (admission/plugin/resourcequota), which right is missing
+// (authorization, responsewriters), and which policy or webhook refused an object.
 var (
 	webhookFailed   = regexp.MustCompile(`failed calling webhook "([^"]*)"`)
 	quotaExceeded   = regexp.MustCompile(`exceeded quota: ([^,]*),`)
@@ -22,7 +24,7 @@ var (
 	quotaNotCounted = regexp.MustCompile(`status unknown for quota: ([^,]*),`)
 )
 
-// causeOf tells why a write failed: for something that others need too, or for what the object is.
+// causeOf returns why a write failed: for a reason that it shares with other objects, or because of this object.
 func causeOf(err error) reconcile.Cause {
 	shared := func(name string) reconcile.Cause { return reconcile.Cause{Name: name, Shared: true} }
 	named := func(what string, in *regexp.Regexp) (string, bool) {
@@ -31,14 +33,15 @@ func causeOf(err error) reconcile.Cause {
 		}
 		return "", false
 	}
-	if errors.As(err, new(conflict)) {
-		return reconcile.Cause{} // each has another in its way
+	if errors.As(err, new(writes.NotOurs)) {
+		return reconcile.Cause{} // each object conflicts with another one
 	}
 	switch reason := apierrors.ReasonForError(err); {
 	case reason == metav1.StatusReasonUnknown:
 		return reconcile.Cause{Name: "the apiserver does not answer", All: true}
 	case reason == metav1.StatusReasonServiceUnavailable, reason == metav1.StatusReasonTooManyRequests,
-		reason == metav1.StatusReasonServerTimeout, reason == metav1.StatusReasonTimeout, reason == metav1.StatusReasonUnauthorized:
+		reason == metav1.StatusReasonServerTimeout, reason == metav1.StatusReasonTimeout,
+		reason == metav1.StatusReasonUnauthorized:
 		return reconcile.Cause{Name: "the apiserver answers " + string(reason), All: true}
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return shared("the namespace is being deleted")
@@ -48,13 +51,14 @@ func causeOf(err error) reconcile.Cause {
 		}
 		return shared("the apiserver answers " + string(reason))
 	case reason == metav1.StatusReasonForbidden:
-		for what, in := range map[string]*regexp.Regexp{"quota": quotaExceeded, "uncounted quota": quotaNotCounted, "missing right to": rightMissing} {
+		for what, in := range map[string]*regexp.Regexp{"quota": quotaExceeded, "uncounted quota": quotaNotCounted,
+			"missing right to": rightMissing} {
 			if name, ok := named(what, in); ok {
 				return shared(name)
 			}
 		}
 	}
-	// What refuses one object may refuse others, and may be mended for all of them at once.
+	// A policy or webhook that refuses one object may refuse others, and one change may fix all of them.
 	for what, in := range map[string]*regexp.Regexp{"policy": policyRefused, "webhook": webhookRefused} {
 		if name, ok := named(what, in); ok {
 			return reconcile.Cause{Name: name}

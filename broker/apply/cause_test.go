@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 )
 
@@ -20,26 +21,37 @@ func TestCauseOf(t *testing.T) {
 	status := func(code int32, reason metav1.StatusReason, message string) error {
 		return &apierrors.StatusError{ErrStatus: metav1.Status{Code: code, Reason: reason, Message: message}}
 	}
-	terminating := apierrors.NewForbidden(services, "s", errors.New("unable to create new content in namespace x because it is being terminated"))
-	terminating.ErrStatus.Details.Causes = append(terminating.ErrStatus.Details.Causes, metav1.StatusCause{Type: corev1.NamespaceTerminatingCause})
+	terminating := apierrors.NewForbidden(services, "s",
+		errors.New("unable to create new content in namespace x because it is being terminated"))
+	terminating.ErrStatus.Details.Causes = append(terminating.ErrStatus.Details.Causes,
+		metav1.StatusCause{Type: corev1.NamespaceTerminatingCause})
 	for _, c := range []struct {
 		err  error
 		want reconcile.Cause
 	}{
-		{errors.New("dial tcp 127.0.0.1:6443: connect: connection refused"), reconcile.Cause{Name: "the apiserver does not answer", All: true}},
+		{errors.New("dial tcp 127.0.0.1:6443: connect: connection refused"),
+			reconcile.Cause{Name: "the apiserver does not answer", All: true}},
 		{apierrors.NewServiceUnavailable("x"), reconcile.Cause{Name: "the apiserver answers ServiceUnavailable", All: true}},
 		{apierrors.NewTooManyRequests("x", 1), reconcile.Cause{Name: "the apiserver answers TooManyRequests", All: true}},
 		{apierrors.NewUnauthorized("x"), reconcile.Cause{Name: "the apiserver answers Unauthorized", All: true}},
 		{apierrors.NewInternalError(errors.New(`failed calling webhook "w.example.org": failed to call webhook: Post "https://x": dial tcp: refused`)),
 			reconcile.Cause{Name: "webhook that cannot be called: w.example.org", Shared: true}},
-		{apierrors.NewInternalError(errors.New("etcdserver: leader changed")), reconcile.Cause{Name: "the apiserver answers InternalError", Shared: true}},
-		{apierrors.NewForbidden(services, "s", errors.New("exceeded quota: few, requested: services=1, used: services=5, limited: services=5")), reconcile.Cause{Name: "quota few", Shared: true}},
-		{apierrors.NewForbidden(services, "s", errors.New(`User "broker" cannot create resource "services" in API group "" in the namespace "x"`)), reconcile.Cause{Name: "missing right to create", Shared: true}},
+		{apierrors.NewInternalError(errors.New("etcdserver: leader changed")),
+			reconcile.Cause{Name: "the apiserver answers InternalError", Shared: true}},
+		{apierrors.NewForbidden(services, "s",
+			errors.New("exceeded quota: few, requested: services=1, used: services=5, limited: services=5")),
+			reconcile.Cause{Name: "quota few", Shared: true}},
+		{apierrors.NewForbidden(services, "s",
+			errors.New(`User "broker" cannot create resource "services" in API group "" in the namespace "x"`)),
+			reconcile.Cause{Name: "missing right to create", Shared: true}},
 		{terminating, reconcile.Cause{Name: "the namespace is being deleted", Shared: true}},
-		{status(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, `services "s" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no`), reconcile.Cause{Name: "policy p"}},
-		{status(http.StatusForbidden, metav1.StatusReasonForbidden, `admission webhook "w" denied the request: no`), reconcile.Cause{Name: "webhook w"}},
+		{status(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid,
+			`services "s" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no`),
+			reconcile.Cause{Name: "policy p"}},
+		{status(http.StatusForbidden, metav1.StatusReasonForbidden, `admission webhook "w" denied the request: no`),
+			reconcile.Cause{Name: "webhook w"}},
 		{apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, "s", nil), reconcile.Cause{Name: "Invalid"}},
-		{conflict{kind: "service", name: "s"}, reconcile.Cause{}},
+		{writes.NotOurs{Kind: "service", Name: "s"}, reconcile.Cause{}},
 	} {
 		if got := causeOf(fmt.Errorf("apiserver: %w", c.err)); got != c.want {
 			t.Errorf("%v: %+v, want %+v", c.err, got, c.want)

@@ -18,88 +18,28 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/semaphore/broker/events"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
-
-// Restores come ever more rarely, and at once again when it was calm.
-func TestContests(t *testing.T) {
-	c, now, version := newContests(), time.Unix(1_800_000_000, 0), 1
-	who := func() (string, []string) { return "kyverno", []string{"spec.ports"} }
-	ours := func() string {
-		version++
-		v := fmt.Sprint(version)
-		c.agree("s", v)
-		return v
-	}
-	if contest, wait := c.meet("s", "7", now, who); contest != nil || wait != 0 {
-		t.Errorf("an object that was never as it is wanted: %+v, %s", contest, wait)
-	}
-	v := ours()
-	if contest, wait := c.meet("s", v, now, who); contest != nil || wait != 0 {
-		t.Errorf("one that nobody has changed: %+v, %s", contest, wait)
-	}
-	var waits []time.Duration
-	for range 20 {
-		_, wait := c.meet("s", "theirs", now, who)
-		if _, again := c.meet("s", "theirs again", now.Add(wait/2), who); again != wait-wait/2 {
-			t.Errorf("changed again after half of %s: %s are left", wait, again)
-		}
-		waits = append(waits, wait)
-		now = now.Add(wait)
-		if _, left := c.meet("s", "theirs", now, who); left != 0 {
-			t.Errorf("%s are left when it is due", left)
-		}
-		ours()
-	}
-	want := []time.Duration{0, 0, 0, ms(100), ms(200), ms(400), ms(800)}
-	if !slices.Equal(waits[:len(want)], want) || waits[19] != maxRestore {
-		t.Errorf("waits %s", waits)
-	}
-	lines := c.lines("service", now)
-	if len(lines) != 1 || !strings.Contains(lines[0], "service s: kyverno changes spec.ports each time") {
-		t.Errorf("lines %q", lines)
-	}
-	now = now.Add(2*maxRestore + time.Second)
-	if lines := c.lines("service", now); len(lines) != 0 {
-		t.Errorf("when it was calm: %q", lines)
-	}
-	if _, wait := c.meet("s", "theirs", now, who); wait != 0 {
-		t.Errorf("when it was calm: %s", wait)
-	}
-	c.forget("s")
-	if len(c.agreed)+len(c.all) != 0 {
-		t.Errorf("left over: %v %v", c.agreed, c.all)
-	}
-}
-
-func TestFieldsThatDiffer(t *testing.T) {
-	a := service("s", "c2", 80, false)
-	b := a.DeepCopy()
-	if got := fieldsThatDiffer(a, b); len(got) != 0 {
-		t.Errorf("equal objects differ in %v", got)
-	}
-	b.ResourceVersion = "7"
-	b.Labels["x/y"] = "z"
-	b.Annotations = map[string]string{"a": "b"}
-	b.Spec.Ports[0].Port = 81
-	b.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyLocal)
-	if got := strings.Join(fieldsThatDiffer(a, b), " "); got != "metadata.annotations[a] metadata.labels[x/y] spec.internalTrafficPolicy spec.ports" {
-		t.Errorf("they differ in %s", got)
-	}
-}
 
 // TestInterference has others change what the broker wrote, on a real apiserver.
 func TestInterference(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(cfg)
-	if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	client, requests := counted(cfg)
 	opts := options(t)
-	opts.Events = NewEvents(admin, "mirrors", nil, opts.Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
-	run(t, opts.Events.Run)
+	opts.Events = events.New(admin, "mirrors", nil, prometheus.NewRegistry(),
+		slog.New(slog.NewTextHandler(io.Discard, nil)))
+	testkit.Run(t, opts.Events.Run)
 	w, d := desired[*corev1.Service]()
 	o := Services(client, "mirrors", d, opts)
 	for _, name := range []string{"friend", "edited", "fought", "deleted", "unlabelled", "local"} {
@@ -108,7 +48,7 @@ func TestInterference(t *testing.T) {
 		s.Annotations = map[string]string{naming.AnnotationSourceNamespace: "shop", naming.AnnotationSourceName: name}
 		w.set(s)
 	}
-	stop := run(t, o.Run)
+	stop := testkit.Run(t, o.Run)
 	api := admin.CoreV1().Services("mirrors")
 	get := func(name string) *corev1.Service {
 		t.Helper()
@@ -120,7 +60,8 @@ func TestInterference(t *testing.T) {
 	}
 	patch := func(name, by, body string) {
 		t.Helper()
-		if _, err := api.Patch(ctx, name, types.MergePatchType, []byte(body), metav1.PatchOptions{FieldManager: by}); err != nil {
+		if _, err := api.Patch(ctx, name, types.MergePatchType, []byte(body),
+			metav1.PatchOptions{FieldManager: by}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -133,7 +74,8 @@ func TestInterference(t *testing.T) {
 			}
 			var notes []string
 			for _, e := range list.Items {
-				if e.Reason == reason && !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(e.Note, word) }) {
+				if e.Reason == reason && !slices.ContainsFunc(words,
+					func(word string) bool { return !strings.Contains(e.Note, word) }) {
 					return true, ""
 				}
 				notes = append(notes, e.Reason+": "+e.Note)
@@ -152,13 +94,17 @@ func TestInterference(t *testing.T) {
 	}
 	eventually(t, "all are made", func() (bool, string) { n := o.present(); return n == 6, fmt.Sprint(n) })
 	time.Sleep(100 * time.Millisecond)
-	requests.take()
+	requests.Take()
 
 	t.Run("labels, annotations and fields of others stay", func(t *testing.T) {
-		patch("friend", "kubectl-label", `{"metadata":{"labels":{"team":"shop","app.kubernetes.io/name":"x"},"annotations":{"note":"y"},"finalizers":["example.org/f"]}}`)
+		patch(
+			"friend",
+			"kubectl-label",
+			`{"metadata":{"labels":{"team":"shop","app.kubernetes.io/name":"x"},"annotations":{"note":"y"},"finalizers":["example.org/f"]}}`,
+		)
 		o.Mark("friend", "c2", time.Now())
 		time.Sleep(300 * time.Millisecond)
-		if got := withoutLists(requests.take()); len(got) > 0 {
+		if got := withoutLists(requests.Take()); len(got) > 0 {
 			t.Errorf("requests %v", got)
 		}
 		s := service("friend", "c2", 81, false)
@@ -166,10 +112,11 @@ func TestInterference(t *testing.T) {
 		w.set(s)
 		o.Mark("friend", "c2", time.Now())
 		eventually(t, "the port is another", func() (bool, string) { return get("friend").Spec.Ports[0].Port == 81, "" })
-		if s := get("friend"); s.Labels["team"] != "shop" || s.Labels["app.kubernetes.io/name"] != "x" || s.Annotations["note"] != "y" || len(s.Finalizers) != 1 {
+		if s := get("friend"); s.Labels["team"] != "shop" || s.Labels["app.kubernetes.io/name"] != "x" ||
+			s.Annotations["note"] != "y" || len(s.Finalizers) != 1 {
 			t.Errorf("after a write of ours: %v", s.ObjectMeta)
 		}
-		requests.take()
+		requests.Take()
 		patch("friend", "x", `{"metadata":{"finalizers":null}}`)
 	})
 	t.Run("what would lead nowhere is restored, and told", func(t *testing.T) {
@@ -178,10 +125,15 @@ func TestInterference(t *testing.T) {
 			return *get("local").Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyCluster
 		})
 		event("Restored", "service local", "kubectl-edit", "spec.internalTrafficPolicy")
-		patch("edited", "kubectl-label", `{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":"x"}},"spec":{"selector":{"a":"b"},"externalIPs":["192.0.2.1"]}}`)
+		patch(
+			"edited",
+			"kubectl-label",
+			`{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":"x"}},"spec":{"selector":{"a":"b"},"externalIPs":["192.0.2.1"]}}`,
+		)
 		withinASecond("all three", func() bool {
 			s := get("edited")
-			return s.Labels["service.kubernetes.io/service-proxy-name"] == "" && len(s.Spec.Selector)+len(s.Spec.ExternalIPs) == 0
+			return s.Labels["service.kubernetes.io/service-proxy-name"] == "" &&
+				len(s.Spec.Selector)+len(s.Spec.ExternalIPs) == 0
 		})
 		event("Restored", "service edited", "kubectl-label", "spec.selector")
 	})
@@ -195,18 +147,19 @@ func TestInterference(t *testing.T) {
 	})
 	t.Run("the label of ownership is taken off", func(t *testing.T) {
 		uid := get("unlabelled").UID
-		patch("unlabelled", "kubectl-label", `{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}},"spec":{"selector":{"a":"b"}}}`)
+		patch("unlabelled", "kubectl-label",
+			`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}},"spec":{"selector":{"a":"b"}}}`)
 		withinASecond("the label is back, on the same object", func() bool {
 			s := get("unlabelled")
 			return s.UID == uid && s.Labels[naming.LabelManagedBy] == naming.ManagedByBroker && len(s.Spec.Selector) == 0
 		})
 		event("Restored", "service unlabelled", naming.LabelManagedBy)
-		if problems := o.Problems(); len(problems) > 0 {
+		if problems := finding.Texts(o.Findings()); len(problems) > 0 {
 			t.Errorf("problems %q", problems)
 		}
 	})
 	t.Run("a controller that insists", func(t *testing.T) {
-		requests.take()
+		requests.Take()
 		fight, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
 		watch, err := api.Watch(fight, metav1.ListOptions{FieldSelector: "metadata.name=fought"})
@@ -220,14 +173,15 @@ func TestInterference(t *testing.T) {
 				lost++
 			}
 		}
-		writes := withoutLists(requests.take())
+		writes := withoutLists(requests.Take())
 		t.Logf("%d writes of the broker in 5 s, %d of the other", len(writes), lost)
 		// Three at once, and after 0.1, 0.3, 0.7, 1.5 and 3.1 s.
-		if len(writes) > freeRestores+6 {
+		if len(writes) > 3+6 {
 			t.Errorf("%d writes in a fight of five seconds", len(writes))
 		}
 		event("Contested", "service fought", "kyverno", "spec.sessionAffinity")
-		if problems := o.Problems(); len(problems) != 1 || !strings.Contains(problems[0], "service fought: kyverno changes spec.sessionAffinity") {
+		if problems := finding.Texts(o.Findings()); len(problems) != 1 ||
+			!strings.Contains(problems[0], "service fought: kyverno changes spec.sessionAffinity") {
 			t.Errorf("problems %q", problems)
 		}
 		if n := value(t, opts.Metrics, "semaphore_broker_restored_total", "service"); n < 4 {
@@ -243,18 +197,18 @@ func TestInterference(t *testing.T) {
 	})
 	t.Run("a policy that changes what is written", func(t *testing.T) {
 		mutate(t, admin)
-		requests.take()
+		requests.Take()
 		w.set(service("mutated", "c2", 80, false))
 		o.Mark("mutated", "c2", time.Now())
 		eventually(t, "told", func() (bool, string) {
-			p := o.Problems()
+			p := finding.Texts(o.Findings())
 			return slices.ContainsFunc(p, func(line string) bool {
 				return strings.Contains(line, "service mutated: a mutating webhook or policy changes spec.sessionAffinity")
 			}), fmt.Sprint(p)
 		})
 		event("Contested", "service mutated", "spec.sessionAffinity")
 		time.Sleep(3 * time.Second)
-		if n := len(withoutLists(requests.take())); n > freeRestores+8 {
+		if n := len(withoutLists(requests.Take())); n > 3+8 {
 			t.Errorf("%d writes", n)
 		}
 	})
@@ -263,11 +217,12 @@ func TestInterference(t *testing.T) {
 		patch("unlabelled", "kubectl-label", `{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`)
 		opts := options(t)
 		o := Services(client, "mirrors", d, opts)
-		run(t, o.Run)
+		testkit.Run(t, o.Run)
 		eventually(t, "told, with what to do", func() (bool, string) {
-			p := o.Problems()
+			p := finding.Texts(o.Findings())
 			return slices.ContainsFunc(p, func(line string) bool {
-				return strings.Contains(line, "service unlabelled") && strings.Contains(line, "put back app.kubernetes.io/managed-by=semaphore-broker, or delete it")
+				return strings.Contains(line, "service unlabelled") &&
+					strings.Contains(line, "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
 			}), fmt.Sprint(p)
 		})
 	})
@@ -277,10 +232,11 @@ func TestInterference(t *testing.T) {
 		one.Annotations = map[string]string{naming.AnnotationSourceNamespace: "shop", naming.AnnotationSourceName: "one"}
 		w.set(one)
 		o := EndpointSlices(client, "mirrors", d, options(t))
-		run(t, o.Run)
+		testkit.Run(t, o.Run)
 		eventually(t, "made", func() (bool, string) { return o.present() == 1, "" })
 		api := admin.DiscoveryV1().EndpointSlices("mirrors")
-		if _, err := api.Patch(ctx, "one", types.MergePatchType, []byte(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`), metav1.PatchOptions{}); err != nil {
+		if _, err := api.Patch(ctx, "one", types.MergePatchType,
+			[]byte(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`), metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		withinASecond("the label is back", func() bool {
@@ -302,20 +258,24 @@ func mutate(t *testing.T, admin kubernetes.Interface) {
 				ResourceNames: []string{"mutated"},
 				RuleWithOperations: admissionv1.RuleWithOperations{
 					Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
-					Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"services"}},
+					Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"},
+						Resources: []string{"services"}},
 				},
 			}}},
-			Mutations: []admissionv1.Mutation{{PatchType: admissionv1.PatchTypeApplyConfiguration, ApplyConfiguration: &admissionv1.ApplyConfiguration{
-				Expression: `Object{spec: Object.spec{sessionAffinity: "ClientIP"}}`,
-			}}},
+			Mutations: []admissionv1.Mutation{{PatchType: admissionv1.PatchTypeApplyConfiguration,
+				ApplyConfiguration: &admissionv1.ApplyConfiguration{
+					Expression: `Object{spec: Object.spec{sessionAffinity: "ClientIP"}}`,
+				}}},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = admin.AdmissionregistrationV1().MutatingAdmissionPolicyBindings().Create(ctx, &admissionv1.MutatingAdmissionPolicyBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "sticky"}, Spec: admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: "sticky"},
-	}, metav1.CreateOptions{})
+	_, err = admin.AdmissionregistrationV1().MutatingAdmissionPolicyBindings().Create(ctx,
+		&admissionv1.MutatingAdmissionPolicyBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "sticky"},
+			Spec:       admissionv1.MutatingAdmissionPolicyBindingSpec{PolicyName: "sticky"},
+		}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,22 +1,11 @@
-// Package apply carries out what the plans decide: it is the only part of the broker that writes
-// to an apiserver.
+// Package apply writes what the engines decide. No other part of the broker writes Services, EndpointSlices and
+// Calico's objects.
 //
-// Each type of object is an instance of one loop (Objects): keyed by name, fed by marks from the plans and
-// by an informer that sees nothing but what bears our labels. A write is made only when what is wanted differs
-// from what is there, of the newest state, without a read before it, and under the precondition that what is
-// there has not changed; an object of someone else under a name we want is left alone and told.
+// It owns, for each type of object, an instance of one loop (Objects): an informer of the objects that carry our
+// labels, a client, a queue of names and the metrics. In go the names that engines mark and the informer's events; out
+// go requests to the apiserver, Events and records. What is sent, and when, is decided by a writes.Machine.
 //
-// What is wanted has three answers (Verdict): this, nothing, and not known. Not known, which is what every
-// name of a remote gets before its snapshot is complete, leaves things as they are.
+// It decides nothing about clusters, names or contents, and may not import an engine or a stream.
 //
-// The package decides nothing about clusters, names or contents, and knows no stream.
+// Of the broker's packages it may import apply/writes, endpoints, events, informers, kinds, migrate and propagation.
 package apply
-
-import (
-	"k8s.io/apimachinery/pkg/labels"
-
-	"github.com/kube-semaphore/semaphore/internal/naming"
-)
-
-// Owned selects what this tool wrote, of any type.
-var Owned = labels.Set{naming.LabelManagedBy: naming.ManagedByBroker}.String()

@@ -10,11 +10,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// TestFamilies has Services of each IP family on clusters of one family and of both: each has those that are wanted of it and that
-// the cluster can give, when it is made, when the source changes, and where an earlier release made it with both.
+// TestFamilies has Services of each IP family on clusters of one family and of both: each has those that are wanted
+// of it and that the cluster can give, when it is made, when the source changes, and where an earlier release made it
+// with both.
 func TestFamilies(t *testing.T) {
 	const v4, v6 = "10.96.0.0/16", "fd00:10:96::/112"
 	for _, c := range []struct {
@@ -30,7 +33,8 @@ func TestFamilies(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := kubetest.StartWith(t, c.ranges)
 			ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(cfg)
-			if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
+			if _, err := admin.CoreV1().Namespaces().Create(ctx,
+				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			client, requests := counted(cfg)
@@ -48,8 +52,9 @@ func TestFamilies(t *testing.T) {
 				t.Helper()
 				eventually(t, name, func() (bool, string) {
 					s, err := admin.CoreV1().Services("mirrors").Get(ctx, name, metav1.GetOptions{})
-					return err == nil && fmt.Sprint(s.Spec.IPFamilies) == want && (s.Spec.ClusterIP == "None" || len(s.Spec.ClusterIPs) == len(s.Spec.IPFamilies)),
-						fmt.Sprint(s.Spec.IPFamilies, s.Spec.ClusterIPs, err, o.Problems())
+					return err == nil && fmt.Sprint(s.Spec.IPFamilies) == want &&
+							(s.Spec.ClusterIP == "None" || len(s.Spec.ClusterIPs) == len(s.Spec.IPFamilies)),
+						fmt.Sprint(s.Spec.IPFamilies, s.Spec.ClusterIPs, err, finding.Texts(o.Findings()))
 				})
 			}
 			of("only4", false, corev1.IPv4Protocol)
@@ -57,7 +62,7 @@ func TestFamilies(t *testing.T) {
 			of("both", false)
 			of("changes", false)
 			of("headless", true, corev1.IPv4Protocol)
-			run(t, o.Run)
+			testkit.Run(t, o.Run)
 			has("only4", c.only4)
 			has("only6", c.only6)
 			has("both", c.both)
@@ -83,19 +88,19 @@ func TestFamilies(t *testing.T) {
 			o.Mark("both", "c2", time.Now())
 			eventually(t, "the port is another", func() (bool, string) {
 				s, err := admin.CoreV1().Services("mirrors").Get(ctx, "both", metav1.GetOptions{})
-				return err == nil && s.Spec.Ports[0].Port == 81, fmt.Sprint(err, o.Problems())
+				return err == nil && s.Spec.Ports[0].Port == 81, fmt.Sprint(err, finding.Texts(o.Findings()))
 			})
 			// All is as it is wanted: nothing is written, and nobody is blamed.
 			time.Sleep(200 * time.Millisecond)
-			requests.take()
+			requests.Take()
 			for _, name := range []string{"only4", "only6", "both", "changes", "headless", "distributed"} {
 				o.Mark(name, "c2", time.Now())
 			}
 			time.Sleep(300 * time.Millisecond)
-			if got := withoutLists(requests.take()); len(got) > 0 {
+			if got := withoutLists(requests.Take()); len(got) > 0 {
 				t.Errorf("requests %v", got)
 			}
-			if p := o.Problems(); len(p) > 0 {
+			if p := finding.Texts(o.Findings()); len(p) > 0 {
 				t.Errorf("problems %q", p)
 			}
 		})

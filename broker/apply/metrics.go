@@ -5,21 +5,21 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/broker/propagation"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 )
 
-// Metrics are those of all writes to the apiserver.
+// Metrics are the metrics of all writes to the apiserver.
 type Metrics struct {
 	// Loops are the metrics of the queues.
 	Loops *reconcile.Metrics
-	// Propagation is how long changes took to be written, by remote and the name of the type they are written as.
+	// Propagation is the time from a change in a remote to its write here, by remote and name of the written type.
 	Propagation *propagation.Tracker
 
 	reg         prometheus.Registerer
 	writes      *prometheus.CounterVec
 	watchErrors *prometheus.CounterVec
-	events      *prometheus.CounterVec
 	restored    *prometheus.CounterVec
 	delayed     *prometheus.CounterVec
 }
@@ -32,16 +32,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		reg:         reg,
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_writes_total",
-			Help: "Writes to the apiserver, by kind of object, operation (create, update, delete, replace, patch) and result (ok; conflict: what is there had changed, tried again; foreign: the name is someone else's; error).",
+			Help: "Writes to the apiserver, by kind of object, operation (create, update, delete, replace, patch) and result " +
+				"(ok; conflict: the object had changed, the broker tries again; foreign: an object that the broker did not " +
+				"create has the name; error).",
 		}, []string{"kind", "op", "result"}),
 		watchErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_watch_errors_total",
 			Help: "Failed lists and watches of the own apiserver, by kind of object.",
 		}, []string{"kind"}),
-		events: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semaphore_broker_events_total",
-			Help: "Kubernetes Events about refusals, collisions and interference: written, suppressed (written lately or about to be, or too many of a remote wait), failed.",
-		}, []string{"result"}),
 	}
 	m.restored = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "semaphore_broker_restored_total",
@@ -51,25 +49,28 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Name: "semaphore_broker_writes_delayed_total",
 		Help: "Writes that waited because more was written for a remote than its limits.kibibytesPerSecond, by kind of object.",
 	}, []string{"cluster", "kind"})
-	reg.MustRegister(m.delayed, m.writes, m.watchErrors, m.events, m.restored)
+	reg.MustRegister(m.delayed, m.writes, m.watchErrors, m.restored)
 	return m
 }
 
-// count registers how many objects of a kind are wanted and how many are there.
-func (m *Metrics) count(kind string, desired, present func() int) {
+// count registers how many objects of a kind are desired and how many exist.
+func (m *Metrics) count(kind kinds.Kind, desired, present func() int) {
 	gauge := func(name, help string, f func() int) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "semaphore_broker_" + name, Help: help, ConstLabels: prometheus.Labels{"kind": kind},
+			Name: "semaphore_broker_" + name, Help: help, ConstLabels: prometheus.Labels{"kind": string(kind)},
 		}, func() float64 { return float64(f()) })
 	}
 	m.reg.MustRegister(
-		gauge("objects_desired", "Objects that are wanted in the own cluster.", desired),
-		gauge("objects_present", "Objects of this tool that are in the own cluster.", present),
+		gauge("objects_desired", "Objects that should exist in the own cluster.", desired),
+		gauge("objects_present", "Objects of semaphore that exist in the own cluster.", present),
 	)
 }
 
-func (m *Metrics) write(kind, op, result string) { m.writes.WithLabelValues(kind, op, result).Inc() }
+// Write counts a write.
+func (m *Metrics) Write(kind kinds.Kind, op, result string) {
+	m.writes.WithLabelValues(string(kind), op, result).Inc()
+}
 
-func (m *Metrics) propagated(cluster, kind string, d time.Duration) {
+func (m *Metrics) propagated(cluster string, kind kinds.Kind, d time.Duration) {
 	m.Propagation.Observe(cluster, kind, d)
 }

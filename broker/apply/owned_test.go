@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -18,16 +19,19 @@ import (
 // Who asks for what is owned may hold a lock that whoever is told of an object waits for.
 func TestOwnedWaitsForNobodyWhoIsTold(t *testing.T) {
 	telling, told, let := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	o := newObjects(kind[*corev1.Service]{name: "service", example: &corev1.Service{}}, Desired[*corev1.Service]{
-		Names: func() []string { return nil },
-		Observed: func(string, *corev1.Service, bool) {
-			close(telling)
-			<-let
-		},
-	}, Options{Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	o := newObjects(kind[*corev1.Service]{Kind: writes.Kind[*corev1.Service]{Name: "service"}, example: &corev1.Service{}},
+		writes.Desired[*corev1.Service]{
+			Names: func() []string { return nil },
+			Observed: func(string, *corev1.Service, bool) {
+				close(telling)
+				<-let
+			},
+		}, Options{Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""),
+			Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
-	o.newest.reset(store)
-	if err := store.Add(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s", Labels: map[string]string{naming.LabelSourceCluster: "c2"}}}); err != nil {
+	o.reset(store)
+	if err := store.Add(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s",
+		Labels: map[string]string{naming.LabelSourceCluster: "c2"}}}); err != nil {
 		t.Fatal(err)
 	}
 	go func() {

@@ -16,48 +16,56 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/informers"
+	"github.com/kube-semaphore/semaphore/broker/kinds"
+	"github.com/kube-semaphore/semaphore/broker/migrate"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Services keeps the mirror Services in namespace.
-func Services(kube kubernetes.Interface, namespace string, desired Desired[*corev1.Service], options Options) *Objects[*corev1.Service] {
+// Services writes the mirror Services in namespace.
+func Services(
+	kube kubernetes.Interface, namespace string, desired writes.Desired[*corev1.Service], options Options,
+) *Objects[*corev1.Service] {
 	api := kube.CoreV1().Services(namespace)
-	lacking := &lacking{is: map[string]bool{}}
+	lacking := &lacking{refused: map[string]bool{}}
 	return newObjects(kind[*corev1.Service]{
-		name:    "service",
-		paced:   true,
+		Kind: writes.Kind[*corev1.Service]{
+			Name:  kinds.Service,
+			Paced: true,
+			Merge: func(have, want *corev1.Service) *corev1.Service { return mergeService(have, lacking.without(want)) },
+			Equal: func(a, b *corev1.Service) bool { return equality.Semantic.DeepEqual(a, b) },
+			// spec.clusterIP is immutable, and so is the first of spec.ipFamilies.
+			Replace: func(have, want *corev1.Service) bool {
+				families := lacking.without(want).Spec.IPFamilies
+				return (have.Spec.ClusterIP == corev1.ClusterIPNone) != (want.Spec.ClusterIP == corev1.ClusterIPNone) ||
+					len(families) == 1 && len(have.Spec.IPFamilies) == 2 && have.Spec.IPFamilies[0] != families[0]
+			},
+		},
 		example: &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
 		connect: func(context.Context) (connection[*corev1.Service], error) {
 			return connection[*corev1.Service]{
 				client:    serviceClient{native[*corev1.Service]{api}, lacking},
-				listWatch: listWatch(api, metav1.ListOptions{LabelSelector: Owned}),
+				listWatch: informers.ListWatch(api, metav1.ListOptions{LabelSelector: writes.Owned}),
 			}, nil
-		},
-		merge: func(have, want *corev1.Service) *corev1.Service { return mergeService(have, lacking.without(want)) },
-		equal: func(a, b *corev1.Service) bool { return equality.Semantic.DeepEqual(a, b) },
-		// spec.clusterIP cannot change, nor the first of spec.ipFamilies.
-		replace: func(have, want *corev1.Service) bool {
-			families := lacking.without(want).Spec.IPFamilies
-			return (have.Spec.ClusterIP == corev1.ClusterIPNone) != (want.Spec.ClusterIP == corev1.ClusterIPNone) ||
-				len(families) == 1 && len(have.Spec.IPFamilies) == 2 && have.Spec.IPFamilies[0] != families[0]
 		},
 	}, desired, options)
 }
 
-// lacking is what this cluster has refused of Services: values that a later version knows, or an IP family that it does not have. Mirrors are
-// made without; it is found out again when the broker starts.
+// lacking records what this cluster refuses in Services: values that only later versions know, or an IP family that it
+// does not have. Mirrors are created without them. A restart of the broker forgets it.
 type lacking struct {
-	mu sync.Mutex
-	is map[string]bool
+	mu      sync.Mutex
+	refused map[string]bool
 }
 
-// The fields in which a Service is refused for what the cluster lacks.
+// The fields whose refusal means that the cluster lacks a value.
 const (
 	distributionField = "spec.trafficDistribution"
 	familiesField     = "spec.ipFamilies"
 )
 
-// learn notes what a refusal says that the cluster lacks, and whether it says so.
+// learn records what a refusal shows to be lacking, and reports whether it shows anything.
 func (l *lacking) learn(err error, s *corev1.Service) (learned bool) {
 	var status apierrors.APIStatus
 	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
@@ -68,20 +76,20 @@ func (l *lacking) learn(err error, s *corev1.Service) (learned bool) {
 	for _, cause := range status.Status().Details.Causes {
 		switch {
 		case cause.Field == distributionField && s.Spec.TrafficDistribution != nil:
-			l.is[distributionField+*s.Spec.TrafficDistribution], learned = true, true
+			l.refused[distributionField+*s.Spec.TrafficDistribution], learned = true, true
 		case strings.HasPrefix(cause.Field, familiesField) && len(s.Spec.IPFamilies) == 1:
-			l.is[familiesField+string(s.Spec.IPFamilies[0])], learned = true, true
+			l.refused[familiesField+string(s.Spec.IPFamilies[0])], learned = true, true
 		}
 	}
 	return learned
 }
 
-// without is a Service as this cluster can have it.
+// without returns a Service without what this cluster lacks.
 func (l *lacking) without(s *corev1.Service) *corev1.Service {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	distribution := s.Spec.TrafficDistribution != nil && l.is[distributionField+*s.Spec.TrafficDistribution]
-	family := len(s.Spec.IPFamilies) == 1 && l.is[familiesField+string(s.Spec.IPFamilies[0])]
+	distribution := s.Spec.TrafficDistribution != nil && l.refused[distributionField+*s.Spec.TrafficDistribution]
+	family := len(s.Spec.IPFamilies) == 1 && l.refused[familiesField+string(s.Spec.IPFamilies[0])]
 	if !distribution && !family {
 		return s
 	}
@@ -120,11 +128,12 @@ func (c serviceClient) Update(ctx context.Context, s *corev1.Service) (*corev1.S
 	return out, err
 }
 
-// mergeService leaves what the apiserver allocates (addresses, families) and what others annotate.
+// mergeService keeps what the apiserver allocates (addresses, families) and the annotations of others.
 func mergeService(have, want *corev1.Service) *corev1.Service {
 	out := have.DeepCopy()
 	if want.Labels[naming.LabelGlobal] == "true" {
-		delete(out.Annotations, corev1.AnnotationTopologyMode) // the only one that is ours at times
+		// the only annotation of its domain that the broker sets at times
+		delete(out.Annotations, corev1.AnnotationTopologyMode)
 	}
 	dropCopied(&out.ObjectMeta)
 	mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
@@ -133,7 +142,8 @@ func mergeService(have, want *corev1.Service) *corev1.Service {
 	out.Spec.Selector = nil
 	out.Spec.PublishNotReadyAddresses = want.Spec.PublishNotReadyAddresses
 	mergeFamilies(&out.Spec, &want.Spec)
-	out.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyCluster) // no endpoint of another cluster is local
+	// no endpoint of another cluster is local
+	out.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyCluster)
 	out.Spec.SessionAffinity = want.Spec.SessionAffinity
 	out.Spec.SessionAffinityConfig = want.Spec.SessionAffinityConfig
 	out.Spec.TrafficDistribution = want.Spec.TrafficDistribution
@@ -142,8 +152,8 @@ func mergeService(have, want *corev1.Service) *corev1.Service {
 	return out
 }
 
-// dropCopied takes off the labels that are those of the source: what is wanted of them comes with the rest. The annotation that names
-// them may have been changed by hand, so of labels that no source can set none is taken for copied.
+// dropCopied removes the labels copied from the source; the desired ones are added with the rest. Somebody may have
+// edited the annotation that lists them, so a label that no source can set is never taken for a copied one.
 func dropCopied(have *metav1.ObjectMeta) {
 	for _, key := range strings.Split(have.Annotations[naming.AnnotationCopiedLabels], ",") {
 		if !naming.ReservedLabel(key) {
@@ -153,8 +163,9 @@ func dropCopied(have *metav1.ObjectMeta) {
 	delete(have.Annotations, naming.AnnotationCopiedLabels)
 }
 
-// mergeFamilies brings the IP families to the one that is wanted, where it is one. A family more is taken off. One that
-// stands alone in place of the one that is wanted is given that beside it, where the cluster has both; then it is replaced.
+// mergeFamilies makes the IP families those of the desired Service, where it names one. It removes an additional
+// family. It adds the desired family beside a different one if the cluster has both, and replaces the Service
+// afterwards.
 func mergeFamilies(have, want *corev1.ServiceSpec) {
 	have.IPFamilyPolicy = want.IPFamilyPolicy
 	switch {
@@ -167,40 +178,132 @@ func mergeFamilies(have, want *corev1.ServiceSpec) {
 	}
 }
 
-// EndpointSlices keeps the slices of the mirrors in namespace.
-func EndpointSlices(kube kubernetes.Interface, namespace string, desired Desired[*discoveryv1.EndpointSlice], options Options) *Objects[*discoveryv1.EndpointSlice] {
+// AdoptingServices is Services that also adopts those of another tool: all that exist when it starts, and later those
+// that have the name of a desired one.
+func AdoptingServices(
+	kube kubernetes.Interface, namespace string, adoption *migrate.Services, desired writes.Desired[*corev1.Service],
+	options Options,
+) *Objects[*corev1.Service] {
+	o := Services(kube, namespace, desired, options)
+	adopter := adoption.Adopter(kube, namespace)
+	connect := o.kind.connect
+	o.kind.connect = func(ctx context.Context) (connection[*corev1.Service], error) {
+		out, err := connect(ctx)
+		if err == nil {
+			adopter.All(ctx)
+			out.adopt = adopter.One
+		}
+		return out, err
+	}
+	return o
+}
+
+// EndpointSlices writes the slices of the mirrors in namespace.
+func EndpointSlices(
+	kube kubernetes.Interface, namespace string, desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
+) *Objects[*discoveryv1.EndpointSlice] {
 	api := kube.DiscoveryV1().EndpointSlices(namespace)
 	return newObjects(kind[*discoveryv1.EndpointSlice]{
-		name:    "endpointslice",
-		paced:   true,
-		urgent:  leaves,
+		Kind:    sliceKind(kinds.EndpointSlice),
 		example: &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}},
-		connect: connect[*discoveryv1.EndpointSlice](api, listWatch(api, metav1.ListOptions{LabelSelector: Owned})),
-		merge: func(have, want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+		connect: connect[*discoveryv1.EndpointSlice](api,
+			informers.ListWatch(api, metav1.ListOptions{LabelSelector: writes.Owned})),
+	}, desired, options)
+}
+
+// ImportSlices writes the slices beside ServiceImports, in all namespaces. Their names are NAMESPACE/NAME.
+func ImportSlices(
+	kube kubernetes.Interface, desired writes.Desired[*discoveryv1.EndpointSlice], options Options,
+) *Objects[*discoveryv1.EndpointSlice] {
+	return newObjects(kind[*discoveryv1.EndpointSlice]{
+		Kind:       sliceKind(kinds.ImportSlice),
+		example:    &discoveryv1.EndpointSlice{},
+		everywhere: true,
+		connect: func(context.Context) (connection[*discoveryv1.EndpointSlice], error) {
+			return connection[*discoveryv1.EndpointSlice]{
+				client: slicesEverywhere{kube},
+				listWatch: informers.ListWatch(kube.DiscoveryV1().EndpointSlices(metav1.NamespaceAll),
+					metav1.ListOptions{LabelSelector: writes.OwnedImportSlices}),
+			}, nil
+		},
+	}, desired, options)
+}
+
+// slicesEverywhere writes slices of all namespaces.
+type slicesEverywhere struct{ kube kubernetes.Interface }
+
+func (c slicesEverywhere) in(o *discoveryv1.EndpointSlice) native[*discoveryv1.EndpointSlice] {
+	return native[*discoveryv1.EndpointSlice]{c.kube.DiscoveryV1().EndpointSlices(o.Namespace)}
+}
+
+func (c slicesEverywhere) Get(ctx context.Context, like *discoveryv1.EndpointSlice) (*discoveryv1.EndpointSlice,
+	error) {
+	return c.in(like).Get(ctx, like)
+}
+
+func (c slicesEverywhere) Create(ctx context.Context, o *discoveryv1.EndpointSlice) (*discoveryv1.EndpointSlice,
+	error) {
+	return c.in(o).Create(ctx, o)
+}
+
+func (c slicesEverywhere) Update(ctx context.Context, o *discoveryv1.EndpointSlice) (*discoveryv1.EndpointSlice,
+	error) {
+	return c.in(o).Update(ctx, o)
+}
+
+func (c slicesEverywhere) Delete(ctx context.Context, o *discoveryv1.EndpointSlice) error {
+	return c.in(o).Delete(ctx, o)
+}
+
+// sliceKind says how slices are compared and merged.
+func sliceKind(name kinds.Kind) writes.Kind[*discoveryv1.EndpointSlice] {
+	return writes.Kind[*discoveryv1.EndpointSlice]{
+		Name:   name,
+		Paced:  true,
+		Urgent: leaves,
+		Merge: func(have, want *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 			out := have.DeepCopy()
 			mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
 			out.Endpoints, out.Ports = want.Endpoints, want.Ports
 			return out
 		},
-		equal: func(a, b *discoveryv1.EndpointSlice) bool { return equality.Semantic.DeepEqual(a, b) },
-		replace: func(have, want *discoveryv1.EndpointSlice) bool {
-			return have.AddressType != want.AddressType // it cannot change
+		Equal: func(a, b *discoveryv1.EndpointSlice) bool { return equality.Semantic.DeepEqual(a, b) },
+		Replace: func(have, want *discoveryv1.EndpointSlice) bool {
+			return have.AddressType != want.AddressType // immutable
 		},
-	}, desired, options)
+	}
 }
 
-// typed is what the clients of Kubernetes' own types have.
-type typed[T Object] interface {
+// leaves reports whether a ready endpoint of one slice is not ready, or absent, in another: traffic to it fails until
+// the slice is written.
+func leaves(have, want *discoveryv1.EndpointSlice) bool {
+	ready := func(e *discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
+	stays := map[string]bool{}
+	for i := range want.Endpoints {
+		if e := &want.Endpoints[i]; len(e.Addresses) > 0 && ready(e) {
+			stays[e.Addresses[0]] = true
+		}
+	}
+	for i := range have.Endpoints {
+		if e := &have.Endpoints[i]; len(e.Addresses) > 0 && ready(e) && !stays[e.Addresses[0]] {
+			return true
+		}
+	}
+	return false
+}
+
+// typed are the methods that the clients of Kubernetes' own types have.
+type typed[T writes.Object] interface {
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 	Create(context.Context, T, metav1.CreateOptions) (T, error)
 	Update(context.Context, T, metav1.UpdateOptions) (T, error)
 	Delete(context.Context, string, metav1.DeleteOptions) error
 }
 
-// native writes Kubernetes' own types, which are always served.
-type native[T Object] struct{ api typed[T] }
+// native returns the connection to one of Kubernetes' own types, which are always served.
+type native[T writes.Object] struct{ api typed[T] }
 
-func connect[T Object](api typed[T], listWatch *cache.ListWatch) func(context.Context) (connection[T], error) {
+func connect[T writes.Object](api typed[T], listWatch *cache.ListWatch) func(context.Context) (connection[T], error) {
 	return func(context.Context) (connection[T], error) {
 		return connection[T]{client: native[T]{api}, listWatch: listWatch}, nil
 	}
@@ -211,24 +314,18 @@ func (c native[T]) Get(ctx context.Context, like T) (T, error) {
 }
 
 func (c native[T]) Create(ctx context.Context, o T) (T, error) {
-	return wrap(c.api.Create(ctx, o, metav1.CreateOptions{FieldManager: fieldManager}))
+	return wrap(c.api.Create(ctx, o, metav1.CreateOptions{FieldManager: writes.FieldManager}))
 }
 
 func (c native[T]) Update(ctx context.Context, o T) (T, error) {
-	return wrap(c.api.Update(ctx, o, metav1.UpdateOptions{FieldManager: fieldManager}))
+	return wrap(c.api.Update(ctx, o, metav1.UpdateOptions{FieldManager: writes.FieldManager}))
 }
 
 func (c native[T]) Delete(ctx context.Context, o T) error {
-	return c.api.Delete(ctx, o.GetName(), asSeen(o))
+	return c.api.Delete(ctx, o.GetName(), writes.AsSeen(o))
 }
 
-// asSeen has an object deleted only as it was seen.
-func asSeen(o metav1.Object) metav1.DeleteOptions {
-	uid, version := o.GetUID(), o.GetResourceVersion()
-	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}}
-}
-
-func wrap[T Object](o T, err error) (T, error) {
+func wrap[T writes.Object](o T, err error) (T, error) {
 	if err != nil {
 		return o, fmt.Errorf("apiserver: %w", err)
 	}

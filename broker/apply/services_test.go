@@ -11,22 +11,32 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// What is ours in a Service, or would keep it from leading anywhere, becomes as it is wanted, also where nothing is wanted of it
-// any more; the rest stays.
+// What is ours in a Service, or would keep it from leading anywhere, becomes as it is wanted, also where nothing is
+// wanted of it any more; the rest stays.
 func TestMergeService(t *testing.T) {
 	affinity := &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](60)}}
 	have := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "s", ResourceVersion: "7", Labels: map[string]string{"mine": "x", "service.kubernetes.io/service-proxy-name": "nobody", naming.LabelMirrored: "true", "team": "old", "tier": "web"},
-			Annotations: map[string]string{naming.AnnotationCopiedLabels: "team,tier", "other": "stays", corev1.AnnotationTopologyMode: "Auto"}},
-		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.9", SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: affinity, TrafficDistribution: ptr.To("PreferClose"),
-			ExternalIPs: []string{"192.0.2.1"}, Selector: map[string]string{"app": "x"}, InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyLocal)},
+		ObjectMeta: metav1.ObjectMeta{Name: "s", ResourceVersion: "7",
+			Labels: map[string]string{"mine": "x", "service.kubernetes.io/service-proxy-name": "nobody",
+				naming.LabelMirrored: "true", "team": "old", "tier": "web"},
+			Annotations: map[string]string{naming.AnnotationCopiedLabels: "team,tier", "other": "stays",
+				corev1.AnnotationTopologyMode: "Auto"}},
+		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.9", SessionAffinity: corev1.ServiceAffinityClientIP,
+			SessionAffinityConfig: affinity, TrafficDistribution: ptr.To("PreferClose"),
+			ExternalIPs: []string{"192.0.2.1"}, Selector: map[string]string{"app": "x"},
+			InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyLocal)},
 	}
 	global := map[string]string{naming.LabelGlobal: "true", "team": "new"} // the source has no tier any more
-	none := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Labels: global, Annotations: map[string]string{"a": "b", naming.AnnotationCopiedLabels: "team"}}, Spec: corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityNone, InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyCluster)}}
+	none := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Labels: global,
+		Annotations: map[string]string{"a": "b", naming.AnnotationCopiedLabels: "team"}},
+		Spec: corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityNone,
+			InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyCluster)}}
 	want := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "s", ResourceVersion: "7", Labels: map[string]string{naming.LabelGlobal: "true", "mine": "x", "team": "new"},
+		ObjectMeta: metav1.ObjectMeta{Name: "s", ResourceVersion: "7", Labels: map[string]string{naming.LabelGlobal: "true",
+			"mine": "x", "team": "new"},
 			Annotations: map[string]string{"other": "stays", "a": "b", naming.AnnotationCopiedLabels: "team"}},
-		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.9", SessionAffinity: corev1.ServiceAffinityNone, InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyCluster)},
+		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.9", SessionAffinity: corev1.ServiceAffinityNone,
+			InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyCluster)},
 	}
 	before := have.DeepCopy()
 	out := mergeService(have, none)
@@ -36,8 +46,10 @@ func TestMergeService(t *testing.T) {
 	if d := cmp.Diff(before, have); d != "" {
 		t.Errorf("it changed what is there:\n%s", d)
 	}
-	all := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{naming.LabelMirrored: "true"}, Annotations: map[string]string{"a": "b"}},
-		Spec: corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: affinity, TrafficDistribution: ptr.To("PreferSameZone")}}
+	all := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{naming.LabelMirrored: "true"},
+		Annotations: map[string]string{"a": "b"}},
+		Spec: corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: affinity,
+			TrafficDistribution: ptr.To("PreferSameZone")}}
 	again := mergeService(have, all)
 	if again.Spec.SessionAffinityConfig != affinity || *again.Spec.TrafficDistribution != "PreferSameZone" {
 		t.Errorf("%+v", again.Spec)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,16 +25,23 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/events"
+	"github.com/kube-semaphore/semaphore/broker/informers"
+	"github.com/kube-semaphore/semaphore/broker/migrate"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 var v3 = schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}
 
 func globalSet(name string, nets ...string) *calicov3.GlobalNetworkSet {
-	return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: bearing("c2")}, Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
+	return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: bearing("c2")},
+		Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
 }
 
 // quickCalico asks again soon.
@@ -59,14 +67,15 @@ func TestTheServedGroupChanges(t *testing.T) {
 		observed[name] = there
 	}
 	o := Sets(calico, nil, d, options(t))
-	run(t, o.Run)
+	testkit.Run(t, o.Run)
 
 	sets := func(gv schema.GroupVersion) string {
 		c, err := kube.CalicoIn(cfg, gv)
 		if err != nil {
 			t.Fatal(err)
 		}
-		list, err := cache.ToListerWatcherWithContext(c.GlobalNetworkSets().ListWatch("")).ListWithContext(t.Context(), metav1.ListOptions{})
+		list, err := cache.ToListerWatcherWithContext(c.GlobalNetworkSets().ListWatch("")).ListWithContext(t.Context(),
+			metav1.ListOptions{})
 		if err != nil {
 			return err.Error()
 		}
@@ -127,8 +136,8 @@ func TestTheServedGroupChanges(t *testing.T) {
 	eventually(t, "written again", has(kubetest.CalicoCRD, "c2-shop-web2=10.2.0.3/32"))
 }
 
-// What the Calico API server stores has our labels in an annotation. When it is taken away, what we wrote through it is ours as
-// before, also what is not wanted any more and what somebody wrote through it while we did not.
+// What the Calico API server stores has our labels in an annotation. When it is taken away, what we wrote through it
+// is ours as before, also what is not wanted any more and what somebody wrote through it while we did not.
 func TestTheCalicoAPIServerComesAndGoes(t *testing.T) {
 	cfg := kubetest.Start(t)
 	remove := kubetest.StartCalicoAPIServer(t, cfg)
@@ -138,7 +147,7 @@ func TestTheCalicoAPIServerComesAndGoes(t *testing.T) {
 	w.know("c2")
 	calico := quickCalico(cfg)
 	o := Sets(calico, nil, d, options(t))
-	run(t, o.Run)
+	testkit.Run(t, o.Run)
 
 	direct, err := kube.CalicoIn(cfg, kubetest.CalicoCRD)
 	if err != nil {
@@ -190,8 +199,8 @@ func TestTheCalicoAPIServerComesAndGoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.UID != before || s.Annotations["note"] != "ours" || len(o.Problems()) != 0 {
-		t.Errorf("%+v, problems %q", s.ObjectMeta, o.Problems())
+	if s.UID != before || s.Annotations["note"] != "ours" || len(finding.Texts(o.Findings())) != 0 {
+		t.Errorf("%+v, problems %q", s.ObjectMeta, finding.Texts(o.Findings()))
 	}
 }
 
@@ -209,7 +218,8 @@ func TestAdoption(t *testing.T) {
 		s := globalSet(name, nets...)
 		s.Labels = map[string]string{}
 		if tool != "" {
-			s.Labels = map[string]string{"managed-by": tool, domain + "/name": "n", domain + "/namespace": "shop", domain + "/cluster": cluster}
+			s.Labels = map[string]string{"managed-by": tool, domain + "/name": "n", domain + "/namespace": "shop", domain +
+				"/cluster": cluster}
 		}
 		s, err := client.GlobalNetworkSets().Create(ctx, s)
 		if err != nil {
@@ -227,7 +237,8 @@ func TestAdoption(t *testing.T) {
 		theirs("of-someone", "", "", "", "10.2.0.5/32"),
 	}
 	all := func() map[string]string {
-		list, err := cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(ctx, metav1.ListOptions{})
+		list, err := cache.ToListerWatcherWithContext(client.GlobalNetworkSets().ListWatch("")).ListWithContext(ctx,
+			metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -237,17 +248,19 @@ func TestAdoption(t *testing.T) {
 		}
 		return out
 	}
-	adoption := func(from ...string) *Adoption {
-		return &Adoption{From: from, LabelDomains: []string{domain}, Remotes: []string{"c2"}, Events: NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", nil, options(t).Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))}
+	adoption := func(from ...string) *migrate.Sets {
+		return &migrate.Sets{From: from, LabelDomains: []string{domain}, Remotes: []string{"c2"},
+			Events: events.New(kubernetes.NewForConfigOrDie(cfg), "default", nil, prometheus.NewRegistry(),
+				slog.New(slog.NewTextHandler(io.Discard, nil)))}
 	}
 	w, d := desired[*calicov3.GlobalNetworkSet]()
 
 	before := all()
 	w.set(globalSet("c2-shop-web", "10.2.0.1/32", "10.2.0.2/32"))
 	o := Sets(quickCalico(cfg), adoption(), d, options(t))
-	stop := run(t, o.Run)
+	stop := testkit.Run(t, o.Run)
 	eventually(t, "told whose it is, and what to do", func() (bool, string) {
-		problems := fmt.Sprint(o.Problems())
+		problems := fmt.Sprint(finding.Texts(o.Findings()))
 		return strings.Contains(problems, "sets.adoptFrom: [semaphore-policy]"), problems
 	})
 	stop()
@@ -256,7 +269,8 @@ func TestAdoption(t *testing.T) {
 	}
 
 	// Every state of the two that are taken over.
-	informer := cache.NewSharedIndexInformer(client.GlobalNetworkSets().ListWatch(""), &calicov3.GlobalNetworkSet{}, 0, nil)
+	informer := cache.NewSharedIndexInformer(client.GlobalNetworkSets().ListWatch(""),
+		&calicov3.GlobalNetworkSet{}, 0, nil)
 	var mu sync.Mutex
 	states := map[string][]string{}
 	seen := func(object any) {
@@ -265,14 +279,15 @@ func TestAdoption(t *testing.T) {
 		defer mu.Unlock()
 		states[s.Name] = append(states[s.Name], strings.Join(s.Spec.Nets, ","))
 	}
-	informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: seen, UpdateFunc: func(_, o any) { seen(o) }, DeleteFunc: func(object any) {
-		mu.Lock()
-		defer mu.Unlock()
-		if s, ok := object.(*calicov3.GlobalNetworkSet); ok {
-			states[s.Name] = append(states[s.Name], "none")
-		}
-	}})
-	run(t, func(ctx context.Context) error { informer.RunWithContext(ctx); return ctx.Err() })
+	informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: seen, UpdateFunc: func(_, o any) { seen(o) },
+		DeleteFunc: func(object any) {
+			mu.Lock()
+			defer mu.Unlock()
+			if s, ok := object.(*calicov3.GlobalNetworkSet); ok {
+				states[s.Name] = append(states[s.Name], "none")
+			}
+		}})
+	testkit.Run(t, func(ctx context.Context) error { informer.RunWithContext(ctx); return ctx.Err() })
 	became := func(name string, want ...string) func() (bool, string) {
 		return func() (bool, string) {
 			mu.Lock()
@@ -285,7 +300,7 @@ func TestAdoption(t *testing.T) {
 	// Nothing has been heard of the remote yet: what was there stays.
 	w.unset("c2-shop-web")
 	o = Sets(quickCalico(cfg), adoption("semaphore-policy"), d, options(t))
-	run(t, o.Run)
+	testkit.Run(t, o.Run)
 	eventually(t, "taken over", func() (bool, string) {
 		names, ok := o.Owned("c2")
 		slices.Sort(names)
@@ -295,8 +310,10 @@ func TestAdoption(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Labels[domain+"/name"] != "n" || s.Labels["managed-by"] != "semaphore-policy" || s.Annotations[naming.AnnotationSourceNamespace] != "shop" ||
-		s.Annotations[naming.AnnotationSourceName] != "n" || s.Labels[naming.LabelManagedBy] != naming.ManagedByBroker || len(s.Spec.Nets) != 1 {
+	if s.Labels[domain+"/name"] != "n" || s.Labels["managed-by"] != "semaphore-policy" ||
+		s.Annotations[naming.AnnotationSourceNamespace] != "shop" ||
+		s.Annotations[naming.AnnotationSourceName] != "n" || s.Labels[naming.LabelManagedBy] != naming.ManagedByBroker ||
+		len(s.Spec.Nets) != 1 {
 		t.Errorf("%+v", s)
 	}
 	w.set(globalSet("c2-shop-web", "10.2.0.2/32", "10.2.0.3/32"))
@@ -319,8 +336,8 @@ func TestAdoption(t *testing.T) {
 	}
 }
 
-// Sets of both tools, with the labels of either domain, become ours, and keep the label by which their tool marked them whatever is
-// written of them later.
+// Sets of both tools, with the labels of either domain, become ours, and keep the label by which their tool marked
+// them whatever is written of them later.
 func TestAdoptionOfBothOriginals(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets")
@@ -330,12 +347,14 @@ func TestAdoptionOfBothOriginals(t *testing.T) {
 	}
 	w, d := desired[*calicov3.GlobalNetworkSet]()
 	w.know("c2")
-	managers := map[string]string{"c2-shop-web": "semaphore-policy", "c2-shop-old": "calico-global-network-sync-operator", "c2-shop-new": ""}
+	managers := map[string]string{"c2-shop-web": "semaphore-policy", "c2-shop-old": "calico-global-network-sync-operator",
+		"c2-shop-new": ""}
 	const fresh = "calico-global-network-sync-operator" // sets.managedBy, that of new sets
 	domains := map[string]string{"c2-shop-web": naming.PolicyLabelDomain, "c2-shop-old": naming.DefaultLabelDomain}
 	for name, domain := range domains {
 		s := globalSet(name, "10.2.0.1/32")
-		s.Labels = map[string]string{"managed-by": managers[name], domain + "/name": "n", domain + "/namespace": "shop", domain + "/cluster": "c2"}
+		s.Labels = map[string]string{"managed-by": managers[name], domain + "/name": "n", domain + "/namespace": "shop",
+			domain + "/cluster": "c2"}
 		if _, err := client.GlobalNetworkSets().Create(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
@@ -351,9 +370,12 @@ func TestAdoptionOfBothOriginals(t *testing.T) {
 	for name := range managers {
 		want(name, "10.2.0.2/32")
 	}
-	events := NewEvents(kubernetes.NewForConfigOrDie(cfg), "default", nil, options(t).Metrics, slog.New(slog.NewTextHandler(io.Discard, nil)))
-	o := Sets(quickCalico(cfg), &Adoption{From: config.Originals, LabelDomains: []string{naming.PolicyLabelDomain, naming.DefaultLabelDomain}, Remotes: []string{"c2"}, Events: events}, d, options(t))
-	run(t, o.Run)
+	events := events.New(kubernetes.NewForConfigOrDie(cfg), "default", nil, prometheus.NewRegistry(),
+		slog.New(slog.NewTextHandler(io.Discard, nil)))
+	o := Sets(quickCalico(cfg),
+		&migrate.Sets{From: config.Originals, LabelDomains: []string{naming.PolicyLabelDomain, naming.DefaultLabelDomain},
+			Remotes: []string{"c2"}, Events: events}, d, options(t))
+	testkit.Run(t, o.Run)
 	become := func(what, ip string) {
 		t.Helper()
 		eventually(t, what, func() (bool, string) {
@@ -363,8 +385,10 @@ func TestAdoptionOfBothOriginals(t *testing.T) {
 				if err != nil {
 					return false, err.Error()
 				}
-				if got := s.Labels["managed-by"]; s.Labels[naming.LabelManagedBy] != naming.ManagedByBroker || !slices.Equal(s.Spec.Nets, []string{ip}) ||
-					got != cmp.Or(manager, fresh) || s.Labels[naming.PolicyLabelDomain+"/name"] != "n" || s.Labels[naming.DefaultLabelDomain+"/name"] != "n" {
+				if got := s.Labels["managed-by"]; s.Labels[naming.LabelManagedBy] != naming.ManagedByBroker ||
+					!slices.Equal(s.Spec.Nets, []string{ip}) ||
+					got != cmp.Or(manager, fresh) || s.Labels[naming.PolicyLabelDomain+"/name"] != "n" ||
+					s.Labels[naming.DefaultLabelDomain+"/name"] != "n" {
 					wrong = append(wrong, fmt.Sprint(name, s.Labels, s.Spec.Nets))
 				}
 			}
@@ -379,26 +403,6 @@ func TestAdoptionOfBothOriginals(t *testing.T) {
 	become("written later", "10.2.0.3/32")
 }
 
-// What can be done about a set that stays where it is.
-func TestHints(t *testing.T) {
-	a := adopter[*calicov3.GlobalNetworkSet]{Adoption: &Adoption{From: []string{"semaphore-policy"}, LabelDomains: []string{naming.PolicyLabelDomain}, Remotes: []string{"c2"}}}
-	for _, c := range []struct {
-		labels map[string]string
-		want   string
-	}{
-		{nil, ""},
-		{map[string]string{"managed-by": "helm"}, ""},
-		{map[string]string{"managed-by": "calico-global-network-sync-operator"}, "sets.adoptFrom: [calico-global-network-sync-operator]"},
-		{map[string]string{"managed-by": "semaphore-policy", "semaphore.uw.systems/cluster": "c2"}, "labelDomains: [semaphore.uw.systems]"},
-		{map[string]string{"managed-by": "semaphore-policy", "policy.semaphore.uw.io/cluster": "c9"}, "of no remote that is configured"},
-		{map[string]string{"managed-by": "semaphore-policy", naming.LabelManagedBy: "argocd"}, ""},
-	} {
-		if got := a.hint(&calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Labels: c.labels}}); !strings.Contains(got, c.want) || c.want == "" && got != "" {
-			t.Errorf("%v: %q, want %q", c.labels, got, c.want)
-		}
-	}
-}
-
 func TestNetworkSets(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "networksets")
@@ -406,7 +410,8 @@ func TestNetworkSets(t *testing.T) {
 	ctx := t.Context()
 	namespace := func(name string) {
 		t.Helper()
-		if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -416,7 +421,7 @@ func TestNetworkSets(t *testing.T) {
 	var mu sync.Mutex
 	var known []string
 	there := map[string]bool{}
-	namespaces := NewNamespaces(admin,
+	namespaces := informers.NewNamespaces(admin,
 		func(names []string) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -426,8 +431,8 @@ func TestNetworkSets(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			there[name] = is
-		}, options(t))
-	run(t, namespaces.Run)
+		}, options(t).Informers())
+	testkit.Run(t, namespaces.Run)
 	state := func(name string, want bool) func() (bool, string) {
 		return func() (bool, string) {
 			mu.Lock()
@@ -447,7 +452,8 @@ func TestNetworkSets(t *testing.T) {
 
 	// The same name in two namespaces is two objects.
 	set := func(ns string, nets ...string) *calicov3.NetworkSet {
-		return &calicov3.NetworkSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "c2-web", Labels: bearing("c2")}, Spec: calicov3.NetworkSetSpec{Nets: nets}}
+		return &calicov3.NetworkSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "c2-web", Labels: bearing("c2")},
+			Spec: calicov3.NetworkSetSpec{Nets: nets}}
 	}
 	w, d := desired[*calicov3.NetworkSet]()
 	put := func(s *calicov3.NetworkSet) {
@@ -459,14 +465,15 @@ func TestNetworkSets(t *testing.T) {
 	put(set("bank", "10.2.0.2/32"))
 	w.know("c2")
 	o := NetworkSets(quickCalico(cfg), d, options(t))
-	run(t, o.Run)
+	testkit.Run(t, o.Run)
 	client, err := kube.Calico(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	is := func(want string) func() (bool, string) {
 		return func() (bool, string) {
-			list, err := cache.ToListerWatcherWithContext(client.NetworkSets("").ListWatch(Owned)).ListWithContext(ctx, metav1.ListOptions{})
+			list, err := cache.ToListerWatcherWithContext(client.NetworkSets("").ListWatch(writes.Owned)).ListWithContext(ctx,
+				metav1.ListOptions{})
 			if err != nil {
 				return false, err.Error()
 			}
@@ -482,7 +489,8 @@ func TestNetworkSets(t *testing.T) {
 	put(set("shop", "10.2.0.1/32", "10.2.0.3/32"))
 	o.Mark("shop/c2-web", "c2", time.Now())
 	eventually(t, "updated", is("bank/c2-web=10.2.0.2/32 shop/c2-web=10.2.0.1/32,10.2.0.3/32"))
-	if names, _ := o.Owned("c2"); !slices.Equal(slices.Sorted(slices.Values(names)), []string{"bank/c2-web", "shop/c2-web"}) {
+	if names, _ := o.Owned("c2"); !slices.Equal(slices.Sorted(slices.Values(names)),
+		[]string{"bank/c2-web", "shop/c2-web"}) {
 		t.Errorf("owned: %v", names)
 	}
 	w.unset("bank/c2-web")

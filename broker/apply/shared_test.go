@@ -23,14 +23,17 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/broker/informers"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
-// TestSharedCauses has writes of many objects fail for a cause that they share while the objects change all the time. Few writes
-// are attempted meanwhile, and the last of all is written within two seconds of the recovery; where the machine alone takes more than
-// one of them for so many writes, within a second more than it takes.
+// TestSharedCauses has writes of many objects fail for a cause that they share while the objects change all the time.
+// Few writes are attempted meanwhile, and the last of all is written within two seconds of the recovery; where the
+// machine alone takes more than one of them for so many writes, within a second more than it takes.
 func TestSharedCauses(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(kube.Protobuf(cfg))
@@ -49,8 +52,10 @@ func TestSharedCauses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx := t.Context()
-			s := &sharedCause{admin: admin, cfg: rest.CopyConfig(cfg), namespace: "shared-" + strings.ReplaceAll(c.name, " ", "-")}
-			_, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}, metav1.CreateOptions{})
+			s := &sharedCause{admin: admin, cfg: rest.CopyConfig(cfg), namespace: "shared-" +
+				strings.ReplaceAll(c.name, " ", "-")}
+			_, err := admin.CoreV1().Namespaces().Create(ctx,
+				&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}, metav1.CreateOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -60,7 +65,7 @@ func TestSharedCauses(t *testing.T) {
 			opts := options(t)
 			opts.Workers = 16
 			o := EndpointSlices(kubernetes.NewForConfigOrDie(kube.Protobuf(s.cfg)), s.namespace, d, opts)
-			run(t, o.Run)
+			testkit.Run(t, o.Run)
 			eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
 			version, objects := 0, c.objects
 			change := func() {
@@ -92,11 +97,12 @@ func TestSharedCauses(t *testing.T) {
 			took := last.Sub(begin)
 			// What a machine needs for as many writes that nothing keeps.
 			direct = max(direct, s.direct(t, "after", objects))
-			t.Logf("%v attempts in %s; the last of %d is written after %s; directly they take %s", attempts, outage, objects, took.Round(time.Millisecond), direct.Round(time.Millisecond))
+			t.Logf("%v attempts in %s; the last of %d is written after %s; directly they take %s", attempts, outage, objects,
+				took.Round(time.Millisecond), direct.Round(time.Millisecond))
 			if limit := max(2*time.Second, time.Second+direct); took > limit {
 				t.Errorf("the last of %d is written %s after the recovery, want %s at most", objects, took, limit)
 			}
-			if problems := o.Problems(); len(problems) > 0 {
+			if problems := finding.Texts(o.Findings()); len(problems) > 0 {
 				t.Errorf("%d problems, such as %s", len(problems), problems[0])
 			}
 		})
@@ -119,8 +125,10 @@ func (s *sharedCause) followed(t *testing.T, objects int, address string) (last 
 		}
 	}
 	api := s.admin.DiscoveryV1().EndpointSlices(s.namespace)
-	informer := cache.NewSharedIndexInformer(listWatch(api, metav1.ListOptions{}), &discoveryv1.EndpointSlice{}, 0, nil)
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: saw, UpdateFunc: func(_, object any) { saw(object) }})
+	informer := cache.NewSharedIndexInformer(informers.ListWatch(api, metav1.ListOptions{}),
+		&discoveryv1.EndpointSlice{}, 0, nil)
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: saw,
+		UpdateFunc: func(_, object any) { saw(object) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +172,8 @@ func (s *sharedCause) direct(t *testing.T, when string, n int) time.Duration {
 func (s *sharedCause) attempt(ctx context.Context, admin kubernetes.Interface) error {
 	one := slice("probe", "c2", "IPv4", "10.2.0.1")
 	one.Namespace = s.namespace
-	_, err := admin.DiscoveryV1().EndpointSlices(s.namespace).Create(ctx, one, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	_, err := admin.DiscoveryV1().EndpointSlices(s.namespace).Create(ctx, one,
+		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	return err
 }
 
@@ -179,7 +188,7 @@ func (s *sharedCause) until(t *testing.T, admin kubernetes.Interface, text strin
 
 func awayApiserver(_ *testing.T, s *sharedCause) func() {
 	s.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(r *http.Request) (*http.Response, error) {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
 			if s.cut.Load() && r.Method != http.MethodGet {
 				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
 			}
@@ -195,12 +204,14 @@ func downWebhook(t *testing.T, s *sharedCause) func() {
 	_, err := api.Create(ctx, &admissionv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: s.namespace},
 		Webhooks: []admissionv1.ValidatingWebhook{{
-			Name: "down.example.org", ClientConfig: admissionv1.WebhookClientConfig{URL: &url}, FailurePolicy: ptr.To(admissionv1.Fail),
-			SideEffects: ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
+			Name: "down.example.org", ClientConfig: admissionv1.WebhookClientConfig{URL: &url},
+			FailurePolicy: ptr.To(admissionv1.Fail),
+			SideEffects:   ptr.To(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
 			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: s.namespace}},
 			Rules: []admissionv1.RuleWithOperations{{
 				Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
-				Rule:       admissionv1.Rule{APIGroups: []string{"discovery.k8s.io"}, APIVersions: []string{"v1"}, Resources: []string{"endpointslices"}},
+				Rule: admissionv1.Rule{APIGroups: []string{"discovery.k8s.io"}, APIVersions: []string{"v1"},
+					Resources: []string{"endpointslices"}},
 			}},
 		}},
 	}, metav1.CreateOptions{})
@@ -220,12 +231,14 @@ func fullQuota(t *testing.T, s *sharedCause) func() {
 	ctx, api := t.Context(), s.admin.CoreV1().ResourceQuotas(s.namespace)
 	const counted = "count/endpointslices.discovery.k8s.io"
 	quota, err := api.Create(ctx, &corev1.ResourceQuota{
-		ObjectMeta: metav1.ObjectMeta{Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{counted: resource.MustParse("0")}},
+		ObjectMeta: metav1.ObjectMeta{Name: "none"},
+		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{counted: resource.MustParse("0")}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	quota.Status = corev1.ResourceQuotaStatus{Hard: quota.Spec.Hard, Used: corev1.ResourceList{counted: resource.MustParse("0")}}
+	quota.Status = corev1.ResourceQuotaStatus{Hard: quota.Spec.Hard,
+		Used: corev1.ResourceList{counted: resource.MustParse("0")}}
 	if _, err := api.UpdateStatus(ctx, quota, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -244,14 +257,16 @@ func missingRight(t *testing.T, s *sharedCause) func() {
 	client := kubernetes.NewForConfigOrDie(s.cfg)
 	grant := func(name string, verbs ...string) {
 		t.Helper()
-		_, err := s.admin.RbacV1().Roles(s.namespace).Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: verbs},
-		}}, metav1.CreateOptions{})
+		_, err := s.admin.RbacV1().Roles(s.namespace).Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Rules: []rbacv1.PolicyRule{
+				{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: verbs},
+			}}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, err = s.admin.RbacV1().RoleBindings(s.namespace).Create(ctx, &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
+			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
+				Name: name},
 			Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "broker"}},
 		}, metav1.CreateOptions{})
 		if err != nil {

@@ -1,7 +1,6 @@
 package apply
 
 import (
-	"context"
 	"strings"
 	"testing"
 
@@ -12,7 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
@@ -22,7 +21,8 @@ func TestStaleWriter(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools")
 	admin := kubernetes.NewForConfigOrDie(cfg)
-	if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	calico := NewCalico(cfg, options(t).Log)
@@ -43,7 +43,8 @@ func TestStaleWriter(t *testing.T) {
 	})
 	t.Run("globalnetworkset", func(t *testing.T) {
 		set := func(nets ...string) *calicov3.GlobalNetworkSet {
-			return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "m", Labels: bearing("c2")}, Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
+			return &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "m", Labels: bearing("c2")},
+				Spec: calicov3.GlobalNetworkSetSpec{Nets: nets}}
 		}
 		w, d := desired[*calicov3.GlobalNetworkSet]()
 		stale(t, Sets(calico, nil, d, options(t)), w, set("10.2.0.1/32"), set("10.2.0.2/32"), set("10.2.0.3/32"))
@@ -51,17 +52,17 @@ func TestStaleWriter(t *testing.T) {
 	t.Run("ippool", func(t *testing.T) {
 		pool := func(selector string) *calicov3.IPPool {
 			return &calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "m", Labels: bearing("c2")}, Spec: calicov3.IPPoolSpec{
-				CIDR: "10.2.0.0/16", Disabled: true, IPIPMode: calicov3.IPIPModeNever, VXLANMode: calicov3.VXLANModeNever, NodeSelector: selector,
+				CIDR: "10.2.0.0/16", Disabled: true, IPIPMode: calicov3.IPIPModeNever, VXLANMode: calicov3.VXLANModeNever,
+				NodeSelector: selector,
 			}}
 		}
 		w, d := desired[*calicov3.IPPool]()
 		stale(t, Pools(calico, d, options(t)), w, pool("all()"), pool("has(x)"), pool("has(y)"))
 	})
-	t.Run("node", func(t *testing.T) { staleNode(t, admin) })
 }
 
 // stale has o, which saw first, write what it wants of it after a successor wrote theirs.
-func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, mine T) {
+func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, mine T) {
 	ctx, name := t.Context(), first.GetName()
 	connection, err := o.kind.connect(ctx)
 	if err != nil {
@@ -78,17 +79,18 @@ func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, m
 	}
 	// The store of an informer that hears nothing any more.
 	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
-	o.newest.reset(store)
+	o.reset(store)
 	look := func(object T) {
 		t.Helper()
-		o.newest.forget(key(object))
+		o.reset(store)
 		if err := store.Replace([]any{object}, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
 	unharmed := func(what string, want T) {
 		t.Helper()
-		list, err := cache.ToListerWatcherWithContext(connection.listWatch).ListWithContext(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		list, err := cache.ToListerWatcherWithContext(connection.listWatch).ListWithContext(ctx,
+			metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,17 +100,18 @@ func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, m
 				t.Fatal(err)
 			}
 		}
-		got, ok, _ := objects.GetByKey(key(want))
+		got, ok, _ := objects.GetByKey(writes.KeyOf(want))
 		if !ok {
 			t.Fatalf("%s: the object is gone", what)
 		}
 		if g := got.(T); g.GetUID() != want.GetUID() || g.GetResourceVersion() != want.GetResourceVersion() {
-			t.Fatalf("%s: the object was written: version %s, uid %s; want %s, %s", what, g.GetResourceVersion(), g.GetUID(), want.GetResourceVersion(), want.GetUID())
+			t.Fatalf("%s: the object was written: version %s, uid %s; want %s, %s", what, g.GetResourceVersion(), g.GetUID(),
+				want.GetResourceVersion(), want.GetUID())
 		}
 	}
 
 	seen := must(connection.client.Create(ctx, first))
-	newer := must(connection.client.Update(ctx, o.kind.merge(seen, theirs)))
+	newer := must(connection.client.Update(ctx, o.kind.Merge(seen, theirs)))
 	look(seen)
 	w.set(mine)
 	if err := done(o.reconcile(ctx, name)); err != nil {
@@ -124,12 +127,12 @@ func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, m
 	}
 	unharmed("delete", newer)
 
+	o.reset(store)
 	if err := store.Replace(nil, ""); err != nil {
 		t.Fatal(err)
 	}
-	o.newest.forget(key(seen))
 	w.set(mine)
-	if err := o.reconcile(ctx, name); err == nil || !strings.Contains(err.Error(), "is not ours") {
+	if err := o.reconcile(ctx, name); err == nil || !strings.Contains(err.Error(), "did not create") {
 		t.Errorf("create: %v", err)
 	}
 	unharmed("create", newer)
@@ -147,7 +150,7 @@ func stale[T Object](t *testing.T, o *Objects[T], w *wanted[T], first, theirs, m
 		}
 		unharmed("an object that was made anew", another)
 	}
-	if n := value(t, o.options.Metrics, "semaphore_broker_writes_total", o.kind.name, "conflict"); n != 4 {
+	if n := value(t, o.options.Metrics, "semaphore_broker_writes_total", string(o.kind.Name), "conflict"); n != 4 {
 		t.Errorf("%v conflicts counted, want 4", n)
 	}
 }
@@ -177,42 +180,4 @@ func items(t *testing.T, list any) []any {
 		t.Fatalf("a list of %T", list)
 	}
 	return out
-}
-
-// staleNode is stale for the annotations of a node.
-func staleNode(t *testing.T, admin kubernetes.Interface) {
-	ctx, api := t.Context(), admin.CoreV1().Nodes()
-	node, err := api.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.11"}}
-	if node, err = api.UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	n := NewNodes(admin, nil, nil, options(t))
-	n.newest.reset(cache.NewStore(cache.MetaNamespaceKeyFunc))
-	if err := n.newest.informed().Add(reduceNode(node)); err != nil {
-		t.Fatal(err)
-	}
-	n.Report("n1", node.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}})
-
-	theirs := node.DeepCopy()
-	theirs.Annotations = map[string]string{naming.PubKeyAnnotation("c2"): "the successor's", naming.EndpointAnnotation("c2"): "172.18.1.11:51999"}
-	if theirs, err = api.Update(ctx, theirs, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.reconcile(context.WithoutCancel(ctx), "n1"); err != nil {
-		t.Error(err)
-	}
-	got, err := api.Get(ctx, "n1", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.ResourceVersion != theirs.ResourceVersion {
-		t.Errorf("the node was written: %v", got.Annotations)
-	}
-	if c := value(t, n.options.Metrics, "semaphore_broker_writes_total", "node", "conflict"); c != 1 {
-		t.Errorf("%v conflicts counted, want 1", c)
-	}
 }

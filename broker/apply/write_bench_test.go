@@ -17,17 +17,20 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// BenchmarkWrite is one change of an object as it is written, by an update under a precondition, beside the same by server-side
-// apply: what ADR 14 rests on. apiserver-CPU-ms counts what the apiserver uses for it, whatever else the machine does.
+// BenchmarkWrite is one change of an object as it is written, by an update under a precondition, beside the same by
+// server-side apply: what ADR 14 rests on. apiserver-CPU-ms counts what the apiserver uses for it, whatever else the
+// machine does.
 func BenchmarkWrite(b *testing.B) {
 	cfg := kubetest.Start(b)
 	kubetest.InstallCalico(b, cfg, kubetest.CalicoCRD, "globalnetworksets")
 	ctx, admin := b.Context(), kubernetes.NewForConfigOrDie(kube.Protobuf(cfg))
-	_, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, metav1.CreateOptions{})
+	_, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}},
+		metav1.CreateOptions{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -42,11 +45,12 @@ func BenchmarkWrite(b *testing.B) {
 		return append(all, fmt.Sprintf("10.3.%d.%d", version/250, version%250+1))
 	}
 	b.Run("Service", func(b *testing.B) {
-		writes(b, cfg, native[*corev1.Service]{admin.CoreV1().Services("mirrors")}, "/api/v1/namespaces/mirrors/services/", "v1", "Service",
+		measureWrites(b, cfg, native[*corev1.Service]{admin.CoreV1().Services("mirrors")},
+			"/api/v1/namespaces/mirrors/services/", "v1", "Service",
 			func(version int) *corev1.Service { return service("s", "c2", int32(1+version%60000), false) }, mergeService)
 	})
 	b.Run("EndpointSlice-100", func(b *testing.B) {
-		writes(b, cfg, native[*discoveryv1.EndpointSlice]{admin.DiscoveryV1().EndpointSlices("mirrors")},
+		measureWrites(b, cfg, native[*discoveryv1.EndpointSlice]{admin.DiscoveryV1().EndpointSlices("mirrors")},
 			"/apis/discovery.k8s.io/v1/namespaces/mirrors/endpointslices/", "discovery.k8s.io/v1", "EndpointSlice",
 			func(version int) *discoveryv1.EndpointSlice {
 				return slice("s", "c2", "IPv4", addresses(100, version)...)
@@ -58,8 +62,15 @@ func BenchmarkWrite(b *testing.B) {
 			})
 	})
 	b.Run("GlobalNetworkSet-1000", func(b *testing.B) {
-		writes(b, cfg, calicoClient[*calicov3.GlobalNetworkSet]{func(string) kube.CalicoResource[*calicov3.GlobalNetworkSet] { return calico.GlobalNetworkSets() }},
-			"/apis/crd.projectcalico.org/v1/globalnetworksets/", "crd.projectcalico.org/v1", "GlobalNetworkSet",
+		measureWrites(
+			b,
+			cfg,
+			calicoClient[*calicov3.GlobalNetworkSet]{
+				func(string) kube.CalicoResource[*calicov3.GlobalNetworkSet] { return calico.GlobalNetworkSets() },
+			},
+			"/apis/crd.projectcalico.org/v1/globalnetworksets/",
+			"crd.projectcalico.org/v1",
+			"GlobalNetworkSet",
 			func(version int) *calicov3.GlobalNetworkSet {
 				set := &calicov3.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "s", Labels: bearing("c2")}}
 				for _, a := range addresses(1000, version) {
@@ -71,11 +82,13 @@ func BenchmarkWrite(b *testing.B) {
 				out := have.DeepCopy()
 				out.Spec.Nets = want.Spec.Nets
 				return out
-			})
+			},
+		)
 	})
 }
 
-func writes[T Object](b *testing.B, cfg *rest.Config, c client[T], path, apiVersion, kind string, version func(int) T, merge func(have, want T) T) {
+func measureWrites[T writes.Object](b *testing.B, cfg *rest.Config, c client[T], path, apiVersion, kind string,
+	version func(int) T, merge func(have, want T) T) {
 	ctx := b.Context()
 	must := func(err error) {
 		b.Helper()
@@ -127,6 +140,7 @@ func writes[T Object](b *testing.B, cfg *rest.Config, c client[T], path, apiVers
 		delete(object["metadata"].(map[string]any), "creationTimestamp")
 		body, err := json.Marshal(object)
 		must(err)
-		must(plain.Patch(types.ApplyPatchType).AbsPath(path+version(n).GetName()).Param("fieldManager", fieldManager).Param("force", "true").Body(body).Do(ctx).Error())
+		must(plain.Patch(types.ApplyPatchType).AbsPath(path+version(n).GetName()).Param("fieldManager",
+			writes.FieldManager).Param("force", "true").Body(body).Do(ctx).Error())
 	})
 }

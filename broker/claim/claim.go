@@ -1,26 +1,27 @@
-// Package claim decides who has a name that several want, by the state alone: of those who
-// claim it now, the first in order. It does not matter who came first, so that two
-// brokers, or one broker before and after a restart, decide alike.
+// Package claim decides which of several claimants gets a name, by the state alone: the first in order of those that
+// claim it now. The order of arrival does not matter, so that two brokers, or one broker before and after a restart,
+// decide alike.
 //
-// It is pure and imports nothing of ours.
+// It is pure and imports no other package of semaphore.
+//
+// It may import no other package of the broker.
 package claim
 
 import "slices"
 
-// Table is who claims which name. Nearly every name has one claimant, so that is what it
-// is built for.
+// Table records who claims which name. It is optimized for names with one claimant, which nearly all are.
 type Table[C comparable] struct {
 	compare func(a, b C) int
 	one     map[string]C
 	several map[string][]C // sorted, at least two
 }
 
-// New makes an empty table. compare orders claimants; the first has the name.
+// New makes an empty table. compare orders claimants; the first gets the name.
 func New[C comparable](compare func(a, b C) int) *Table[C] {
 	return &Table[C]{compare: compare, one: map[string]C{}, several: map[string][]C{}}
 }
 
-// Add claims name for c. Claiming twice is claiming once.
+// Add claims name for c. A second claim has no effect.
 func (t *Table[C]) Add(name string, c C) {
 	if all, ok := t.several[name]; ok {
 		if i, found := slices.BinarySearchFunc(all, c, t.compare); !found {
@@ -40,7 +41,7 @@ func (t *Table[C]) Add(name string, c C) {
 	}
 }
 
-// Remove ends c's claim of name.
+// Remove removes c's claim of name.
 func (t *Table[C]) Remove(name string, c C) {
 	if all, ok := t.several[name]; ok {
 		if i, found := slices.BinarySearchFunc(all, c, t.compare); found {
@@ -59,7 +60,7 @@ func (t *Table[C]) Remove(name string, c C) {
 	}
 }
 
-// Winner is who has the name.
+// Winner returns the claimant that gets the name.
 func (t *Table[C]) Winner(name string) (C, bool) {
 	if all, ok := t.several[name]; ok {
 		return all[0], true
@@ -68,7 +69,7 @@ func (t *Table[C]) Winner(name string) (C, bool) {
 	return c, ok
 }
 
-// Losers are those who claim the name and do not have it, in order. The slice must not be changed.
+// Losers returns the other claimants of the name, in order. The slice must not be modified.
 func (t *Table[C]) Losers(name string) []C {
 	if all, ok := t.several[name]; ok {
 		return all[1:]
@@ -76,7 +77,7 @@ func (t *Table[C]) Losers(name string) []C {
 	return nil
 }
 
-// Contested ranges over the names that several claim, in no order.
+// Contested iterates over the names with several claimants, in no order.
 func (t *Table[C]) Contested(yield func(name string, all []C) bool) {
 	for name, all := range t.several {
 		if !yield(name, all) {
@@ -85,7 +86,7 @@ func (t *Table[C]) Contested(yield func(name string, all []C) bool) {
 	}
 }
 
-// Names ranges over all names, in no order.
+// Names iterates over all names, in no order.
 func (t *Table[C]) Names(yield func(string) bool) {
 	for name := range t.one {
 		if !yield(name) {

@@ -1,8 +1,10 @@
-// Package drain knows what an operator wants empty: a cluster, a service, or a node of a cluster, whose endpoints are to be
-// out of use here though they are ready.
+// Package drain defines drains: an operator's order to use no endpoints of a cluster, a service, or a node of a
+// cluster, although they are ready.
 //
-// It is pure: drains as text and as values, which endpoints they cover, and until when. Where they are kept, and who
-// asks, is for its callers. It imports nothing that knows an apiserver.
+// It is pure: drains as text and as values, which endpoints they cover, and until when. Its callers store them and
+// apply them. It imports nothing that knows an apiserver.
+//
+// It may import no other package of the broker.
 package drain
 
 import (
@@ -22,15 +24,16 @@ import (
 
 // Target is what a drain covers: the endpoints of a cluster, of a service, or of a node.
 type Target struct {
-	// Cluster that the endpoints are in; empty, of a service, for every cluster.
+	// Cluster of the endpoints; empty for a service in every cluster.
 	Cluster string
-	// Namespace and Service are those that the service has in its own cluster; empty for all.
+	// Namespace and Service as in the service's own cluster; empty for all.
 	Namespace, Service string
 	// Node of the cluster; empty for all.
 	Node string
 }
 
-// String is such as "cluster c2", "service shop/echo", "service c2:shop/echo" or "node c2/n1", as operators write it.
+// String returns text such as "cluster c2", "service shop/echo", "service c2:shop/echo" or "node c2/n1", as operators
+// write it.
 func (t Target) String() string {
 	switch {
 	case t.Node != "":
@@ -43,7 +46,7 @@ func (t Target) String() string {
 	return "service " + t.Cluster + ":" + t.Namespace + "/" + t.Service
 }
 
-// Validate says what is wrong with the target, if anything is. Whether there is such a thing is another question.
+// Validate returns what is wrong with the target. It does not check that the target exists.
 func (t Target) Validate() error {
 	var errs []error
 	wrong := func(field, format string, args ...any) {
@@ -56,13 +59,13 @@ func (t Target) Validate() error {
 	}
 	switch {
 	case t.Node != "" && t.Namespace+t.Service != "":
-		wrong("node", "there is a service too: drain one of them")
+		wrong("node", "a service is set, too: drain one of them")
 	case t.Node != "" && t.Cluster == "":
-		wrong("cluster", "is empty: say which cluster the node is of")
+		wrong("cluster", "is empty: name the node's cluster")
 	case t.Node == "" && t.Namespace+t.Service == "" && t.Cluster == "":
-		wrong("cluster", "is empty, and so are service and node: say what to drain")
+		wrong("cluster", "is empty, and so are service and node: name what to drain")
 	case (t.Namespace == "") != (t.Service == ""):
-		wrong("namespace, service", "%q and %q: a service has both", t.Namespace, t.Service)
+		wrong("namespace, service", "%q and %q: a service needs both", t.Namespace, t.Service)
 	}
 	for _, label := range []struct{ field, value string }{{"namespace", t.Namespace}, {"service", t.Service}} {
 		if label.value != "" {
@@ -79,23 +82,23 @@ func (t Target) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Drain is one word of an operator.
+// Drain is one order of an operator.
 type Drain struct {
 	Target
-	// Prefixes that the node's pods have their addresses from; of a node only. What the node is called is for people.
+	// Prefixes of the node's pods; for a node only. Endpoints are compared with them, not with the node's name.
 	Prefixes []netip.Prefix
-	// Since is when it was asked for; zero for unknown.
+	// Since is when it was ordered; zero for unknown.
 	Since time.Time
-	// Until is when it ends; zero for when the operator says so.
+	// Until is when it ends; zero for an end by the operator.
 	Until time.Time
-	// By is who asked, as far as is known.
+	// By is who ordered it, if known.
 	By string
 }
 
-// Ended says whether the drain's time is over.
+// Ended reports whether the drain has ended.
 func (d Drain) Ended(now time.Time) bool { return !d.Until.IsZero() && !now.Before(d.Until) }
 
-// Validate says what is wrong with the drain, if anything is.
+// Validate returns what is wrong with the drain.
 func (d Drain) Validate() error {
 	err := d.Target.Validate()
 	switch {
@@ -104,22 +107,25 @@ func (d Drain) Validate() error {
 	case d.Node != "" && len(d.Prefixes) == 0:
 		err = errors.Join(err, fmt.Errorf("prefixes: none: name the subnets that the pods of node %s have", d.Node))
 	case !d.Since.IsZero() && !d.Until.IsZero() && !d.Since.Before(d.Until):
-		err = errors.Join(err, fmt.Errorf("until: %s is not after since, %s", d.Until.Format(time.RFC3339), d.Since.Format(time.RFC3339)))
+		err = errors.Join(err, fmt.Errorf("until: %s is not after since, %s", d.Until.Format(time.RFC3339),
+			d.Since.Format(time.RFC3339)))
 	}
 	return err
 }
 
-// Same says whether two drains say the same.
+// Same reports whether two drains are equal.
 func (d Drain) Same(o Drain) bool {
-	return d.Target == o.Target && slices.Equal(d.Prefixes, o.Prefixes) && d.Since.Equal(o.Since) && d.Until.Equal(o.Until) && d.By == o.By
+	return d.Target == o.Target && slices.Equal(d.Prefixes, o.Prefixes) && d.Since.Equal(o.Since) &&
+		d.Until.Equal(o.Until) && d.By == o.By
 }
 
 func (d Drain) compare(o Drain) int {
-	return cmp.Or(cmp.Compare(d.Cluster, o.Cluster), cmp.Compare(d.Namespace, o.Namespace), cmp.Compare(d.Service, o.Service), cmp.Compare(d.Node, o.Node),
+	return cmp.Or(cmp.Compare(d.Cluster, o.Cluster), cmp.Compare(d.Namespace, o.Namespace),
+		cmp.Compare(d.Service, o.Service), cmp.Compare(d.Node, o.Node),
 		d.Since.Compare(o.Since), d.Until.Compare(o.Until), strings.Compare(d.By, o.By))
 }
 
-// Set is drains to ask for endpoints. The zero value covers nothing. It does not change.
+// Set is an immutable set of drains. The zero value covers nothing.
 type Set struct {
 	all      []Drain
 	clusters map[string]Drain
@@ -127,11 +133,12 @@ type Set struct {
 	nodes    map[string]*bart.Table[Drain]
 }
 
-// NewSet is the set of all these drains, whether their time is over or not.
+// NewSet returns the set of all given drains, ended or not.
 func NewSet(all ...Drain) Set {
-	s := Set{all: slices.Clone(all), clusters: map[string]Drain{}, services: map[Target]Drain{}, nodes: map[string]*bart.Table[Drain]{}}
+	s := Set{all: slices.Clone(all), clusters: map[string]Drain{}, services: map[Target]Drain{},
+		nodes: map[string]*bart.Table[Drain]{}}
 	slices.SortFunc(s.all, Drain.compare)
-	// Of several that cover the same, the one that lasts longest is told of.
+	// Of several drains of the same target, the one that lasts longest is reported.
 	for _, d := range s.all {
 		switch {
 		case d.Node != "":
@@ -141,16 +148,16 @@ func NewSet(all ...Drain) Set {
 				s.nodes[d.Cluster] = table
 			}
 			for _, prefix := range d.Prefixes {
-				if was, ok := table.Get(prefix.Masked()); !ok || longer(d, was) {
+				if was, ok := table.Get(prefix.Masked()); !ok || lastsLonger(d, was) {
 					table.Insert(prefix.Masked(), d)
 				}
 			}
 		case d.Service != "":
-			if was, ok := s.services[d.Target]; !ok || longer(d, was) {
+			if was, ok := s.services[d.Target]; !ok || lastsLonger(d, was) {
 				s.services[d.Target] = d
 			}
 		default:
-			if was, ok := s.clusters[d.Cluster]; !ok || longer(d, was) {
+			if was, ok := s.clusters[d.Cluster]; !ok || lastsLonger(d, was) {
 				s.clusters[d.Cluster] = d
 			}
 		}
@@ -158,15 +165,15 @@ func NewSet(all ...Drain) Set {
 	return s
 }
 
-func longer(a, b Drain) bool {
+func lastsLonger(a, b Drain) bool {
 	return !b.Until.IsZero() && (a.Until.IsZero() || a.Until.After(b.Until))
 }
 
-// All are the drains, in the order of what they cover.
+// All returns the drains, sorted by target.
 func (s Set) All() []Drain { return slices.Clone(s.all) }
 
-// At is the set without what is over by now, and when the next one ends; zero for none.
-func (s Set) At(now time.Time) (left Set, next time.Time) {
+// Active returns the set without drains that have ended, and when the next one ends; zero for never.
+func (s Set) Active(now time.Time) (left Set, next time.Time) {
 	var all []Drain
 	for _, d := range s.all {
 		if d.Ended(now) {
@@ -180,13 +187,13 @@ func (s Set) At(now time.Time) (left Set, next time.Time) {
 	return NewSet(all...), next
 }
 
-// Node says whether a node of a cluster is drained.
+// Node reports whether a node of a cluster is drained.
 func (s Set) Node(cluster, node string) bool {
 	return slices.ContainsFunc(s.all, func(d Drain) bool { return d.Node != "" && d.Cluster == cluster && d.Node == node })
 }
 
-// With is the set in which the drain of a node covers what is known of it too: since it was drained the node may have been given
-// more subnets.
+// With returns the set in which drains of nodes also cover the currently known prefixes: a node may have got more
+// since it was drained.
 func (s Set) With(known func(cluster, node string) []netip.Prefix) Set {
 	all := s.All()
 	for i := range all {
@@ -203,11 +210,11 @@ func (s Set) With(known func(cluster, node string) []netip.Prefix) Set {
 	return NewSet(all...)
 }
 
-// Same says whether two sets say the same.
+// Same reports whether two sets are equal.
 func (s Set) Same(o Set) bool { return slices.EqualFunc(s.all, o.all, Drain.Same) }
 
-// Covers says whether an endpoint is to be out of use, and by which drain: one of the cluster before one of the
-// service, and that before one of a node. namespace and service are those of the source.
+// Covers reports whether a drain covers an endpoint, and which: a drain of the cluster before one of the service, and
+// that before one of a node. namespace and service are those of the source.
 func (s Set) Covers(cluster, namespace, service string, address netip.Addr) (Drain, bool) {
 	if d, ok := s.clusters[cluster]; ok {
 		return d, true

@@ -64,8 +64,10 @@ func until(d Drain, at time.Time) Drain {
 
 func TestOfSeveralTheLongestIsTold(t *testing.T) {
 	short, long, ever := noon.Add(time.Hour), noon.Add(2*time.Hour), time.Time{}
-	for _, d := range []Drain{ofCluster("c2"), ofService("c2", "shop", "echo"), ofService("", "shop", "echo"), ofNode("c2", "n1", "10.2.1.0/24")} {
-		for _, c := range []struct{ a, b, want time.Time }{{short, long, long}, {long, short, long}, {ever, short, ever}, {short, ever, ever}} {
+	for _, d := range []Drain{ofCluster("c2"), ofService("c2", "shop", "echo"), ofService("", "shop", "echo"),
+		ofNode("c2", "n1", "10.2.1.0/24")} {
+		for _, c := range []struct{ a, b, want time.Time }{{short, long, long}, {long, short, long}, {ever, short, ever},
+			{short, ever, ever}} {
 			got, ok := NewSet(until(d, c.a), until(d, c.b)).Covers("c2", "shop", "echo", netip.MustParseAddr("10.2.1.7"))
 			if !ok || !got.Until.Equal(c.want) {
 				t.Errorf("%s: %v until %s, not %s", d, ok, got.Until, c.want)
@@ -75,7 +77,8 @@ func TestOfSeveralTheLongestIsTold(t *testing.T) {
 }
 
 func TestAt(t *testing.T) {
-	set := NewSet(ofCluster("c4"), until(ofCluster("c2"), noon.Add(time.Hour)), until(ofCluster("c3"), noon.Add(2*time.Hour)))
+	set := NewSet(ofCluster("c4"), until(ofCluster("c2"), noon.Add(time.Hour)),
+		until(ofCluster("c3"), noon.Add(2*time.Hour)))
 	for _, c := range []struct {
 		after time.Duration
 		left  string
@@ -86,7 +89,7 @@ func TestAt(t *testing.T) {
 		{time.Hour, "[cluster c3 cluster c4]", 2 * time.Hour},
 		{3 * time.Hour, "[cluster c4]", 0},
 	} {
-		left, next := set.At(noon.Add(c.after))
+		left, next := set.Active(noon.Add(c.after))
 		want := time.Time{}
 		if c.next > 0 {
 			want = noon.Add(c.next)
@@ -108,7 +111,8 @@ func TestWith(t *testing.T) {
 		}
 		return nil
 	})
-	for address, want := range map[string][2]bool{"10.2.1.5": {true, true}, "10.2.2.5": {true, true}, "10.2.9.5": {false, true}, "10.2.9.65": {false, false}} {
+	for address, want := range map[string][2]bool{"10.2.1.5": {true, true}, "10.2.2.5": {true, true},
+		"10.2.9.5": {false, true}, "10.2.9.65": {false, false}} {
 		_, before := set.Covers("c2", "a", "b", netip.MustParseAddr(address))
 		_, after := more.Covers("c2", "a", "b", netip.MustParseAddr(address))
 		if before != want[0] || after != want[1] {
@@ -125,8 +129,10 @@ func TestText(t *testing.T) {
 	keys := map[string]Target{}
 	long := strings.Repeat(strings.Repeat("n", 60)+".", 4) + strings.Repeat("n", 9)
 	for _, d := range []Drain{
-		ofCluster("c2"), ofService("c2", "shop", "echo"), ofService("", "shop", "echo"), ofService("", "c2", "shop"), ofService("shop", "echo", "x"),
-		ofNode("c2", "n1.example.org", "10.2.1.0/24", "fd00:2::100/120"), ofNode("c2", long, "10.2.1.0/24"), ofNode("c2", long[:len(long)-1], "10.2.1.0/24"), ofNode("c3", long, "10.3.1.0/24"),
+		ofCluster("c2"), ofService("c2", "shop", "echo"), ofService("", "shop", "echo"), ofService("", "c2", "shop"),
+		ofService("shop", "echo", "x"),
+		ofNode("c2", "n1.example.org", "10.2.1.0/24", "fd00:2::100/120"), ofNode("c2", long, "10.2.1.0/24"),
+		ofNode("c2", long[:len(long)-1], "10.2.1.0/24"), ofNode("c3", long, "10.3.1.0/24"),
 		{Target: Target{Cluster: "c2"}, Since: noon, Until: noon.Add(time.Hour), By: "a\n\"person\": {of: note}"},
 	} {
 		got, err := Parse(d.Text())
@@ -149,24 +155,24 @@ func TestText(t *testing.T) {
 
 func TestParseRefuses(t *testing.T) {
 	for value, want := range map[string]string{
-		"":                                    "say what to drain",
+		"":                                    "name what to drain",
 		"cluster: [c2]":                       "cannot unmarshal",
 		"clutser: c2":                         `unknown field "clutser"`,
 		"cluster: C2":                         "no cluster name",
-		"node: n1\nprefixes: [10.0.0.0/8]":    "which cluster the node is of",
+		"node: n1\nprefixes: [10.0.0.0/8]":    "name the node's cluster",
 		"cluster: c2\nnode: n1":               "prefixes: none: name the subnets that the pods of node n1 have",
 		"cluster: c2\nprefixes: [10.0.0.0/8]": "only a node has them",
 		"cluster: c2\nnode: n1\nnamespace: a\nservice: b\nprefixes: [10.0.0.0/8]": "drain one of them",
 		"cluster: c2\nnode: N1\nprefixes: [10.0.0.0/8]":                           `node: "N1"`,
-		"namespace: shop":                                                       "a service has both",
-		"service: echo":                                                         "a service has both",
+		"namespace: shop":                                                       "a service needs both",
+		"service: echo":                                                         "a service needs both",
 		"namespace: shop\nservice: Echo":                                        `service: "Echo"`,
 		"namespace: a/b\nservice: echo":                                         `namespace: "a/b"`,
 		"cluster: c2\nnode: n1\nprefixes: [10.2.1.1/24]":                        "write 10.2.1.0/24",
 		"cluster: c2\nnode: n1\nprefixes: [0.0.0.0/0]":                          "drain the cluster",
-		"cluster: c2\nnode: n1\nprefixes: [n1]":                                 `prefixes[0]: "n1" is no subnet`,
-		"cluster: c2\nnode: n1\nprefixes: [\"::ffff:1.2.3.0/120\"]":             "is no subnet",
-		"cluster: c2\nuntil: tomorrow":                                          `until: "tomorrow" is no time`,
+		"cluster: c2\nnode: n1\nprefixes: [n1]":                                 `prefixes[0]: "n1" is not a subnet`,
+		"cluster: c2\nnode: n1\nprefixes: [\"::ffff:1.2.3.0/120\"]":             "is not a subnet",
+		"cluster: c2\nuntil: tomorrow":                                          `until: "tomorrow" is not a time`,
 		"cluster: c2\nsince: 2026-01-02T12:00:00Z\nuntil: 2026-01-02T12:00:00Z": "is not after since",
 	} {
 		if d, err := Parse(value); err == nil || !strings.Contains(err.Error(), want) {
@@ -187,6 +193,6 @@ func FuzzParse(f *testing.F) {
 		if again, err := Parse(d.Text()); err != nil || again.Target != d.Target {
 			t.Errorf("%q: %+v, and read again %+v, %v", value, d, again, err)
 		}
-		NewSet(d).At(noon)
+		NewSet(d).Active(noon)
 	})
 }

@@ -27,7 +27,8 @@ func FuzzDrainRequest(f *testing.F) {
 			return
 		}
 		to := req.GetTarget()
-		d := Drain{Target: Target{Cluster: to.GetCluster(), Namespace: to.GetNamespace(), Service: to.GetService(), Node: to.GetNode()}}
+		d := Drain{Target: Target{Cluster: to.GetCluster(), Namespace: to.GetNamespace(), Service: to.GetService(),
+			Node: to.GetNode()}}
 		if d.Validate() != nil {
 			return
 		}

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// text is a drain as it is kept and as people edit it: a few lines of YAML.
+// text is a drain as it is stored and edited: a few lines of YAML.
 type text struct {
 	Cluster   string   `json:"cluster,omitempty"`
 	Namespace string   `json:"namespace,omitempty"`
@@ -24,7 +24,7 @@ type text struct {
 	By        string   `json:"by,omitempty"`
 }
 
-// Parse reads a drain from its text. The error names each field that makes no sense.
+// Parse parses a drain. The error names each invalid field.
 func Parse(value string) (Drain, error) {
 	var t text
 	if err := yaml.UnmarshalStrict([]byte(value), &t); err != nil {
@@ -46,7 +46,7 @@ func Parse(value string) (Drain, error) {
 		}
 		var err error
 		if *into, err = time.Parse(time.RFC3339, value); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %q is no time, such as \"2026-01-02T15:04:05Z\"", field, value))
+			errs = append(errs, fmt.Errorf("%s: %q is not a time, such as \"2026-01-02T15:04:05Z\"", field, value))
 		}
 	}
 	at("since", t.Since, &d.Since)
@@ -57,21 +57,22 @@ func Parse(value string) (Drain, error) {
 	return d, d.Validate()
 }
 
-// ParsePrefix reads a subnet of a node's pods. One that is everything is refused: that is a drain of the cluster.
+// ParsePrefix parses a subnet of a node's pods. It refuses a prefix of all addresses, which would be a drain of the
+// cluster.
 func ParsePrefix(s string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(s)
 	switch {
 	case err != nil || prefix.Addr().Is4In6():
-		return netip.Prefix{}, fmt.Errorf("%q is no subnet, such as \"10.2.1.0/24\"", s)
+		return netip.Prefix{}, fmt.Errorf("%q is not a subnet, such as \"10.2.1.0/24\"", s)
 	case prefix != prefix.Masked():
 		return netip.Prefix{}, fmt.Errorf("%s has bits set outside its mask: write %s", s, prefix.Masked())
 	case prefix.Bits() == 0:
-		return netip.Prefix{}, fmt.Errorf("%s is everything: drain the cluster", s)
+		return netip.Prefix{}, fmt.Errorf("%s contains every address: drain the cluster", s)
 	}
 	return prefix, nil
 }
 
-// Text is the drain as Parse reads it. Times are cut to seconds.
+// Text returns the drain in the form that Parse accepts. Times are truncated to seconds.
 func (d Drain) Text() string {
 	t := text{Cluster: d.Cluster, Namespace: d.Namespace, Service: d.Service, Node: d.Node, By: d.By}
 	for _, p := range d.Prefixes {
@@ -84,14 +85,14 @@ func (d Drain) Text() string {
 		t.Until = d.Until.UTC().Format(time.RFC3339)
 	}
 	data, err := yaml.Marshal(t)
-	if err != nil { // of strings there is none
+	if err != nil { // cannot happen for strings
 		return ""
 	}
 	return string(data)
 }
 
-// Key is the name that a drain of the target is kept under: a key of a ConfigMap's data, which may have letters, digits, '-',
-// '_' and '.'. Two targets have two keys. Drains are read under any other key too.
+// Key returns the key of a drain of the target in a ConfigMap's data, which may contain letters, digits, '-', '_' and
+// '.'. Different targets have different keys. Drains under any other key are read, too.
 func (t Target) Key() string {
 	var key string
 	switch {
@@ -102,9 +103,9 @@ func (t Target) Key() string {
 	case t.Cluster == "":
 		key = "service." + t.Namespace + "." + t.Service
 	default:
-		key = "service." + t.Cluster + "." + t.Namespace + "." + t.Service // none of the three has a dot
+		key = "service." + t.Cluster + "." + t.Namespace + "." + t.Service // none of the three contains a dot
 	}
-	if len(validation.IsConfigMapKey(key)) > 0 { // a node's name is as long as a key
+	if len(validation.IsConfigMapKey(key)) > 0 { // the name of a node can be as long as a key
 		sum := sha256.Sum256([]byte(key))
 		key = "node." + t.Cluster + "." + hex.EncodeToString(sum[:16])
 	}

@@ -1,7 +1,10 @@
-// Package endpoints makes the Endpoints (core/v1) that tools read which read no EndpointSlices: of the slices of a Service, as Kubernetes'
-// own controller of Endpoints makes them of pods. It names the types of that API too, which Kubernetes calls deprecated.
+// Package endpoints computes Endpoints (core/v1) from the slices of a Service, for tools that read no EndpointSlices,
+// in the same way as Kubernetes' Endpoints controller computes them from pods. It alone names the types of that
+// deprecated API.
 //
 // It is pure, and knows nothing of remotes, plans and apiservers.
+//
+// It may import no other package of the broker.
 package endpoints
 
 import (
@@ -16,7 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The types of the API. They are written only where an operator asks for them.
+// The types of the deprecated API. They are written only if an operator asks for them.
 type (
 	//lint:ignore SA1019 tools that read no EndpointSlices are what this is for
 	Endpoints = corev1.Endpoints
@@ -27,19 +30,20 @@ type (
 	List    = corev1.EndpointsList
 )
 
-// MaxAddresses is how many addresses Kubernetes writes into one object at most, and OverCapacity the annotation that says that
-// there are more; its value is then Truncated.
+// MaxAddresses is the most that Kubernetes writes into one object. The annotation OverCapacity, with the value
+// Truncated, marks an object with more.
 const (
 	MaxAddresses = 1000
 	OverCapacity = corev1.EndpointsOverCapacity
 	Truncated    = "truncated"
 )
 
-// SkipMirror is the label by which Kubernetes makes no EndpointSlices of Endpoints.
+// SkipMirror is the label that keeps Kubernetes from mirroring Endpoints to EndpointSlices.
 const SkipMirror = discoveryv1.LabelSkipMirror
 
-// Of are the subsets of a Service that has EndpointSlices, those of one family: Endpoints know one. What is not ready is
-// listed as such, and what ends not at all. Of more than MaxAddresses some are left out, those that are ready last.
+// Of returns the subsets of a Service from its EndpointSlices, for one family: Endpoints have one. An endpoint that is
+// not ready is listed as such, a terminating one is left out. Above MaxAddresses, addresses that are not ready are left
+// out first.
 func Of(all []*discoveryv1.EndpointSlice, family discoveryv1.AddressType) (subsets []Subset, truncated bool) {
 	type group struct {
 		ports     []Port
@@ -99,11 +103,12 @@ func Of(all []*discoveryv1.EndpointSlice, family discoveryv1.AddressType) (subse
 	return truncate(subsets)
 }
 
-// portsOf are the ports of a slice. One without a number means all, which Endpoints cannot say.
+// portsOf returns the ports of a slice. A port without a number means all ports, which Endpoints cannot express.
 func portsOf(all []discoveryv1.EndpointPort) (out []Port) {
 	for _, p := range all {
 		if p.Port != nil {
-			out = append(out, Port{Name: ptr.Deref(p.Name, ""), Port: *p.Port, Protocol: ptr.Deref(p.Protocol, corev1.ProtocolTCP), AppProtocol: p.AppProtocol})
+			out = append(out, Port{Name: ptr.Deref(p.Name, ""), Port: *p.Port,
+				Protocol: ptr.Deref(p.Protocol, corev1.ProtocolTCP), AppProtocol: p.AppProtocol})
 		}
 	}
 	slices.SortFunc(out, func(a, b Port) int {
@@ -112,7 +117,7 @@ func portsOf(all []discoveryv1.EndpointPort) (out []Port) {
 	return out
 }
 
-// names tell lists of ports apart.
+// names returns a key for a list of ports.
 func names(ports []Port) string {
 	var out []string
 	for _, p := range ports {
@@ -121,7 +126,7 @@ func names(ports []Port) string {
 	return strings.Join(out, ",")
 }
 
-// truncate leaves MaxAddresses, as Kubernetes does: those that are ready before others, and of each subset as large a part.
+// truncate keeps MaxAddresses as Kubernetes does: ready addresses before others, and of each subset the same share.
 func truncate(subsets []Subset) (out []Subset, truncated bool) {
 	ready, notReady := 0, 0
 	for _, s := range subsets {
@@ -153,7 +158,7 @@ func truncate(subsets []Subset) (out []Subset, truncated bool) {
 	return out, true
 }
 
-// Leaves says whether an address that is ready in one object is not in another.
+// Leaves reports whether an address that is ready in one object is not ready in another.
 func Leaves(have, want *Endpoints) bool {
 	stays := map[string]bool{}
 	for _, s := range want.Subsets {

@@ -25,7 +25,8 @@ func at(address string) discoveryv1.Endpoint {
 }
 
 func is(ready, terminating bool, address string) discoveryv1.Endpoint {
-	return discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: &ready, Terminating: &terminating}}
+	return discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: &ready,
+		Terminating: &terminating}}
 }
 
 func many(n int, ready bool, c int) (all []discoveryv1.Endpoint) {
@@ -63,15 +64,23 @@ func TestOf(t *testing.T) {
 	}{
 		{"nothing", nil, ""},
 		{"a slice without endpoints", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80")}, ""},
-		{"in the order of the addresses", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80", at("10.2.0.2"), at("10.2.0.1"))}, "web/TCP/80 +10.2.0.1 +10.2.0.2"},
-		{"one family", []*discoveryv1.EndpointSlice{slice("IPv6", "web:80", at("fd00::1")), slice("IPv4", "web:80", at("10.2.0.1"))}, "web/TCP/80 +10.2.0.1"},
-		{"several slices of the same ports", []*discoveryv1.EndpointSlice{slice("IPv4", "b:2 a:1", at("10.2.0.2")), slice("IPv4", "a:1 b:2", at("10.2.0.1"))},
+		{"in the order of the addresses",
+			[]*discoveryv1.EndpointSlice{slice("IPv4", "web:80", at("10.2.0.2"), at("10.2.0.1"))},
+			"web/TCP/80 +10.2.0.1 +10.2.0.2"},
+		{"one family", []*discoveryv1.EndpointSlice{slice("IPv6", "web:80", at("fd00::1")),
+			slice("IPv4", "web:80", at("10.2.0.1"))}, "web/TCP/80 +10.2.0.1"},
+		{"several slices of the same ports", []*discoveryv1.EndpointSlice{slice("IPv4", "b:2 a:1", at("10.2.0.2")),
+			slice("IPv4", "a:1 b:2", at("10.2.0.1"))},
 			"a/TCP/1 b/TCP/2 +10.2.0.1 +10.2.0.2"},
-		{"other ports", []*discoveryv1.EndpointSlice{slice("IPv4", "web:8080", at("10.2.0.2")), slice("IPv4", "web:80", at("10.2.0.1"))},
+		{"other ports", []*discoveryv1.EndpointSlice{slice("IPv4", "web:8080", at("10.2.0.2")),
+			slice("IPv4", "web:80", at("10.2.0.1"))},
 			"web/TCP/80 +10.2.0.1\nweb/TCP/8080 +10.2.0.2"},
-		{"not ready, and one that ends", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80", is(false, false, "10.2.0.1"), is(false, true, "10.2.0.2"), is(true, true, "10.2.0.3"))},
+		{"not ready, and one that ends",
+			[]*discoveryv1.EndpointSlice{slice("IPv4", "web:80", is(false, false, "10.2.0.1"), is(false, true, "10.2.0.2"),
+				is(true, true, "10.2.0.3"))},
 			"web/TCP/80 +10.2.0.3 -10.2.0.1"},
-		{"twice, once ready", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80", is(false, false, "10.2.0.1")), slice("IPv4", "web:80", at("10.2.0.1"))}, "web/TCP/80 +10.2.0.1"},
+		{"twice, once ready", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80", is(false, false, "10.2.0.1")),
+			slice("IPv4", "web:80", at("10.2.0.1"))}, "web/TCP/80 +10.2.0.1"},
 		{"headless without ports", []*discoveryv1.EndpointSlice{slice("IPv4", "", named)}, "+10.2.0.7/echo-0"},
 	} {
 		got, truncated := Of(c.slices, discoveryv1.AddressTypeIPv4)
@@ -89,11 +98,17 @@ func TestTruncated(t *testing.T) {
 		ready, notReady []int
 		truncated       bool
 	}{
-		{"a thousand", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80", many(1000, true, 0)...)}, []int{1000}, []int{0}, false},
-		{"one more", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80", many(1001, true, 0)...)}, []int{1000}, []int{0}, true},
-		{"ready ones first", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80", append(many(900, true, 0), many(200, false, 100)...)...)}, []int{900}, []int{100}, true},
-		{"too many that are ready", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80", append(many(1100, true, 0), many(200, false, 100)...)...)}, []int{1000}, []int{0}, true},
-		{"of each subset a part", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80", many(1500, true, 0)...), slice("IPv4", "web:81", many(500, true, 100)...)}, []int{750, 250}, []int{0, 0}, true},
+		{"a thousand", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80", many(1000, true, 0)...)}, []int{1000},
+			[]int{0}, false},
+		{"one more", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80", many(1001, true, 0)...)}, []int{1000},
+			[]int{0}, true},
+		{"ready ones first", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80",
+			append(many(900, true, 0), many(200, false, 100)...)...)}, []int{900}, []int{100}, true},
+		{"too many that are ready",
+			[]*discoveryv1.EndpointSlice{slice("IPv4", "web:80", append(many(1100, true, 0), many(200, false, 100)...)...)},
+			[]int{1000}, []int{0}, true},
+		{"of each subset a part", []*discoveryv1.EndpointSlice{slice("IPv4", "web:80", many(1500, true, 0)...),
+			slice("IPv4", "web:81", many(500, true, 100)...)}, []int{750, 250}, []int{0, 0}, true},
 	} {
 		got, truncated := Of(c.slices, discoveryv1.AddressTypeIPv4)
 		var ready, notReady []int
@@ -101,7 +116,8 @@ func TestTruncated(t *testing.T) {
 			ready, notReady = append(ready, len(s.Addresses)), append(notReady, len(s.NotReadyAddresses))
 		}
 		if fmt.Sprint(ready, notReady, truncated) != fmt.Sprint(c.ready, c.notReady, c.truncated) {
-			t.Errorf("%s: %v ready, %v not, truncated: %v; want %v, %v, %v", c.name, ready, notReady, truncated, c.ready, c.notReady, c.truncated)
+			t.Errorf("%s: %v ready, %v not, truncated: %v; want %v, %v, %v", c.name, ready, notReady, truncated, c.ready,
+				c.notReady, c.truncated)
 		}
 	}
 }
@@ -111,7 +127,8 @@ func TestLeaves(t *testing.T) {
 		subsets, _ := Of(slices, discoveryv1.AddressTypeIPv4)
 		return &Endpoints{Subsets: subsets}
 	}
-	two, one := of(slice("IPv4", "web:80", at("10.2.0.1"), at("10.2.0.2"))), of(slice("IPv4", "web:80", at("10.2.0.1"), is(false, false, "10.2.0.2")))
+	two, one := of(slice("IPv4", "web:80", at("10.2.0.1"), at("10.2.0.2"))),
+		of(slice("IPv4", "web:80", at("10.2.0.1"), is(false, false, "10.2.0.2")))
 	if !Leaves(two, one) || Leaves(one, two) {
 		t.Errorf("of two to one: %v; of one to two: %v", Leaves(two, one), Leaves(one, two))
 	}

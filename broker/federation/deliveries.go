@@ -9,23 +9,23 @@ import (
 )
 
 const (
-	// deliveriesLast is how long the own exporter's word counts: it comes with its heartbeats, every 5 s.
-	deliveriesLast = 15 * time.Second
-	// maxDeliveryProblem bounds what is kept of a problem.
+	// deliveriesValid is how long a report of the own exporter counts: it sends one with each heartbeat, every 5 s.
+	deliveriesValid = 15 * time.Second
+	// maxDeliveryProblem bounds the text of a problem, in bytes.
 	maxDeliveryProblem = 200
 )
 
-// deliveries are what the own exporter last said of how it stands with the brokers of other clusters.
+// deliveries are the own exporter's last report of its deliveries to the brokers of other clusters.
 type deliveries struct {
 	mu sync.Mutex
-	// at is zero where it never said anything: it is of a version that does not, or there is none.
+	// at is zero if there was no report: the exporter's version sends none, or there is no exporter.
 	at  time.Time
 	all map[string]*semaphorev1.Delivery
 }
 
-func (d *deliveries) take(now time.Time, all []*semaphorev1.Delivery) {
+func (d *deliveries) set(now time.Time, all []*semaphorev1.Delivery) {
 	if len(all) == 0 {
-		return // of a version that says nothing; one that does publishes to another cluster too
+		return // the exporter's version sends no reports; one that does publishes to another cluster, too
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -41,24 +41,26 @@ func (d *deliveries) read() (at time.Time, all map[string]*semaphorev1.Delivery)
 	return d.at, d.all
 }
 
-// Undelivered are the configured remotes that do not receive what this cluster publishes, as far as can be known here, and
-// why, by cluster. The own exporter knows, and says so where it publishes to its own broker. Where it does not, the stream of
-// the remote's exporter to here stands for the one that cannot be seen: when the network between two clusters is cut, both end.
-// The words do not change while the cause is the same.
+// Undelivered returns the configured remotes that do not receive what this cluster publishes, as far as is known, with
+// the reason, by cluster. The own exporter reports it if it publishes to this broker. Otherwise the stream of the
+// remote's exporter indicates it: when the network between two clusters fails, both streams end. The text does not
+// change while the cause is the same.
 func (s *Server) Undelivered(now time.Time) map[string]string {
-	at, said := s.deliveries.read()
-	own := s.links[s.options.Cluster]
+	at, reported := s.deliveries.read()
+	own := s.all()[s.options.Cluster]
 	out := map[string]string{}
-	for cluster, l := range s.links {
+	for cluster, l := range s.all() {
 		if l == own {
 			continue
 		}
-		one := said[cluster]
+		one := reported[cluster]
 		switch {
-		case own != nil && at.IsZero() && !own.connected(), !at.IsZero() && now.Sub(at) > deliveriesLast:
-			out[cluster] = "this cluster's own exporter, which knows whether the remote's broker acknowledges, is not connected to this broker"
+		case own != nil && at.IsZero() && !own.connected(), !at.IsZero() && now.Sub(at) > deliveriesValid:
+			out[cluster] = "this cluster's own exporter, which knows whether the remote's broker acknowledges, is not " +
+				"connected to this broker"
 		case at.IsZero() && !l.connected():
-			out[cluster] = "the remote's exporter is not connected to this broker, and nothing else is known of the way to the remote"
+			out[cluster] = "the remote's exporter is not connected to this broker, and this cluster's exporter does not " +
+				"report its deliveries"
 		case at.IsZero(), one.GetAcknowledged():
 		case one == nil:
 			out[cluster] = "this cluster's exporter does not publish to the remote's broker"
@@ -72,4 +74,4 @@ func (s *Server) Undelivered(now time.Time) map[string]string {
 	return out
 }
 
-func (l *link) connected() bool { return l.connects.Load() }
+func (l *link) connected() bool { return l.isConnected.Load() }

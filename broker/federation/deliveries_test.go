@@ -8,11 +8,12 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Whether a remote receives what is published is what the own exporter says; where it can say nothing, what is seen of the
-// remote's.
+// Whether a remote receives what is published is what the own exporter says; where it can say nothing, what is seen of
+// the remote's.
 func TestUndelivered(t *testing.T) {
 	now := time.Now()
-	ok, not := &semaphorev1.Delivery{Cluster: "c2", Acknowledged: true}, &semaphorev1.Delivery{Cluster: "c2", Problem: "no stream"}
+	ok, not := &semaphorev1.Delivery{Cluster: "c2", Acknowledged: true},
+		&semaphorev1.Delivery{Cluster: "c2", Problem: "no stream"}
 	for name, c := range map[string]struct {
 		own, ownConnected, remoteConnected bool
 		said                               []*semaphorev1.Delivery
@@ -20,9 +21,12 @@ func TestUndelivered(t *testing.T) {
 		undelivered                        bool
 	}{
 		"acknowledged": {own: true, ownConnected: true, said: []*semaphorev1.Delivery{ok}},
-		"not acknowledged, and the remote publishes":     {own: true, ownConnected: true, remoteConnected: true, said: []*semaphorev1.Delivery{not}, undelivered: true},
-		"said too long ago":                              {own: true, remoteConnected: true, said: []*semaphorev1.Delivery{ok}, age: time.Minute, undelivered: true},
-		"of another remote only":                         {own: true, ownConnected: true, said: []*semaphorev1.Delivery{{Cluster: "c3", Acknowledged: true}}, undelivered: true},
+		"not acknowledged, and the remote publishes": {own: true, ownConnected: true, remoteConnected: true,
+			said: []*semaphorev1.Delivery{not}, undelivered: true},
+		"said too long ago": {own: true, remoteConnected: true,
+			said: []*semaphorev1.Delivery{ok}, age: time.Minute, undelivered: true},
+		"of another remote only": {own: true, ownConnected: true,
+			said: []*semaphorev1.Delivery{{Cluster: "c3", Acknowledged: true}}, undelivered: true},
 		"the own exporter is not there yet":              {own: true, remoteConnected: true, undelivered: true},
 		"the own exporter says nothing, the remote does": {own: true, ownConnected: true, remoteConnected: true},
 		"the own exporter says nothing, nor the remote":  {own: true, ownConnected: true, undelivered: true},
@@ -37,12 +41,12 @@ func TestUndelivered(t *testing.T) {
 			s := New(options)
 			connect := func(cluster string, is bool) {
 				if is {
-					s.links[cluster].connects.Store(true)
+					s.all()[cluster].isConnected.Store(true)
 				}
 			}
 			connect("c2", c.remoteConnected)
 			connect("c1", c.ownConnected)
-			s.deliveries.take(now.Add(-c.age), c.said)
+			s.deliveries.set(now.Add(-c.age), c.said)
 			got := s.Undelivered(now)
 			if why, is := got["c2"]; is != c.undelivered || is && why == "" || len(got) > 1 {
 				t.Errorf("%q", got)

@@ -9,14 +9,18 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// FuzzLook compares what look says of a message with what decoding it gives: the kind and the number of changes by which the broker
-// decides whether to decode it are those of the message.
+// FuzzLook compares what look says of a message with what decoding it gives: the kind and the number of changes by
+// which the broker decides whether to decode it are those of the message.
 func FuzzLook(f *testing.F) {
 	for _, m := range []*semaphorev1.PublishRequest{
 		{},
 		{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{Cluster: "c2", Epoch: "e"}}},
 		{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: 3}}},
-		{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{{Revision: 1}, {}, {Revision: 3}}}}},
+		{
+			Message: &semaphorev1.PublishRequest_Changes{
+				Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{{Revision: 1}, {}, {Revision: 3}}},
+			},
+		},
 	} {
 		data, err := proto.Marshal(m)
 		if err != nil {
@@ -28,7 +32,7 @@ func FuzzLook(f *testing.F) {
 	f.Add([]byte("\x1a\x02\x0a\x00\x1a\x02\x0a\x00"))
 	f.Add(append([]byte{0x1a, 0xfe, 0x0f}, bytes.Repeat([]byte{0x0a, 0x00}, 1023)...))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m, err := look(data)
+		m, err := inspect(data)
 		if m.name() == "" {
 			t.Fatal("a message without a name")
 		}

@@ -14,33 +14,33 @@ import (
 )
 
 const (
-	// maxWaiting is how many bytes of the messages of a stream may wait to be taken, as they came; then gRPC's flow control holds
-	// the exporter back. minWaiting is what each of them counts for at least.
-	maxWaiting = 1 << 20
-	minWaiting = 1 << 10
-	// maxDecoded is what one message may take of memory once it is decoded. 512 KiB of endpoints without anything but an address,
-	// the worst that an exporter sends, take about 9 MiB.
+	// maxQueued is how many undecoded bytes of a stream may wait; beyond it gRPC's flow control stops the exporter.
+	// minQueued is what each message counts at least.
+	maxQueued = 1 << 20
+	minQueued = 1 << 10
+	// maxDecoded is the limit of memory of one decoded message. 512 KiB of endpoints with nothing but an address, the
+	// worst that an exporter sends, take about 9 MiB.
 	maxDecoded = 12 << 20
-	// maxChanges of one message: exporters send as many.
+	// maxChanges is the limit of changes in a message, which is also the exporters' own.
 	maxChanges = 1000
-	// maxHello is the size of a Hello.
+	// maxHello is the limit of a Hello, in bytes.
 	maxHello = 16 << 10
 )
 
 const (
-	// MaxMessage is what an exporter may send at once, bytes, unpacked; senders stay under 512 KiB, but for a single object that is
-	// larger.
+	// MaxMessage is the limit of an uncompressed message in bytes. Exporters stay below 512 KiB, unless a single
+	// object is larger.
 	MaxMessage = 1 << 20
-	// maxOperator is what a message of an operator may take of memory once decoded.
+	// maxOperator is the limit of memory of an operator's decoded message.
 	maxOperator = 4 << 20
-	// maxStreams on one connection: an exporter has one, an operator some.
+	// maxStreams of one connection: an exporter has one, an operator several.
 	maxStreams = 16
-	// window is what may wait of a stream of an exporter, still packed. gRPC would let it grow to 16 MiB.
+	// window is the flow control window of an exporter's stream, compressed. gRPC would let it grow to 16 MiB.
 	window = 256 << 10
 )
 
-// ServerOptions are what a gRPC server that serves exporters needs beside what all have: Publish reads a message as it came, by
-// the codec, and decides by its bytes whether to decode it.
+// ServerOptions are the additional options of a gRPC server for exporters: Publish receives undecoded messages, and
+// decides by their bytes whether to decode them.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(wire.Codec{Most: maxOperator}),
@@ -50,43 +50,45 @@ func ServerOptions() []grpc.ServerOption {
 	}
 }
 
-// The fields of PublishRequest, by hand: a message is looked at before it is decoded.
+// The field numbers of PublishRequest, to inspect a message before it is decoded.
 const (
 	helloField             protowire.Number = 1
 	snapshotBeginField     protowire.Number = 2
 	changesField           protowire.Number = 3
 	snapshotEndField       protowire.Number = 4
 	snapshotUnchangedField protowire.Number = 6
-	// changeField is that of Changes.changes.
+	// changeField is the field Changes.changes.
 	changeField protowire.Number = 1
 )
 
-// message is one that has come and is not decoded yet.
+// message is an undecoded message.
 type message struct {
 	data wire.Raw
-	// kind is the field that it has, 0 for none, and changes how many Changes there are in it.
+	// kind is the number of its field, 0 for none, and changes the number of its changes.
 	kind    protowire.Number
 	changes int
 }
 
-// name is what the message is called in the protocol.
+// name returns the protocol's name of the message.
 func (m message) name() string {
 	if f := (&semaphorev1.PublishRequest{}).ProtoReflect().Descriptor().Fields().ByNumber(m.kind); f != nil {
 		return string(f.Name())
 	}
-	return "a message of no known sort"
+	return "a message of an unknown type"
 }
 
-// look sees what a message is, by its bytes. An error is a gRPC status.
-func look(data wire.Raw) (message, error) {
+// inspect determines what a message is without decoding it. An error is a gRPC status.
+func inspect(data wire.Raw) (message, error) {
 	m := message{data: data}
 	for rest := []byte(data); len(rest) > 0; {
 		number, kind, n := protowire.ConsumeField(rest)
 		if n < 0 {
-			return m, status.Errorf(codes.InvalidArgument, "a message of %d bytes that is none: %v", len(data), protowire.ParseError(n))
+			return m, status.Errorf(codes.InvalidArgument, "a message of %d bytes cannot be parsed: %v", len(data),
+				protowire.ParseError(n))
 		}
 		if m.kind != 0 {
-			return m, status.Errorf(codes.InvalidArgument, "a message with both the fields %d and %d: it holds one", m.kind, number)
+			return m, status.Errorf(codes.InvalidArgument, "a message has both fields %d and %d: it must have one",
+				m.kind, number)
 		}
 		m.kind = number
 		if number == changesField && kind == protowire.BytesType {
@@ -100,9 +102,10 @@ func look(data wire.Raw) (message, error) {
 	}
 	switch {
 	case m.changes > maxChanges:
-		return m, status.Errorf(codes.ResourceExhausted, "a message of %d changes: %d is the most", m.changes, maxChanges)
+		return m, status.Errorf(codes.ResourceExhausted, "a message of %d changes exceeds the limit of %d", m.changes,
+			maxChanges)
 	case m.kind == helloField && len(data) > maxHello:
-		return m, status.Errorf(codes.ResourceExhausted, "a hello of %d bytes: %d is the most", len(data), maxHello)
+		return m, status.Errorf(codes.ResourceExhausted, "a hello of %d bytes exceeds the limit of %d", len(data), maxHello)
 	}
 	return m, nil
 }
@@ -111,7 +114,7 @@ func (m *message) count(changes []byte) error {
 	for len(changes) > 0 {
 		number, kind, n := protowire.ConsumeField(changes)
 		if n < 0 {
-			return status.Errorf(codes.InvalidArgument, "changes that are none: %v", protowire.ParseError(n))
+			return status.Errorf(codes.InvalidArgument, "changes cannot be parsed: %v", protowire.ParseError(n))
 		}
 		if number == changeField && kind == protowire.BytesType { // decoding takes another for a field that it does not know
 			m.changes++
@@ -121,21 +124,21 @@ func (m *message) count(changes []byte) error {
 	return nil
 }
 
-// inbox is what has come on a stream and was not taken yet.
+// inbox holds the messages of a stream that are not handled yet.
 type inbox struct {
 	messages chan message
 	room     *semaphore.Weighted
-	// end is why nothing more comes, once messages is closed.
+	// end is the error that ended the stream, set before messages is closed.
 	end error
 }
 
 func newInbox() *inbox {
-	return &inbox{messages: make(chan message, maxWaiting/minWaiting), room: semaphore.NewWeighted(maxWaiting)}
+	return &inbox{messages: make(chan message, maxQueued/minQueued), room: semaphore.NewWeighted(maxQueued)}
 }
 
-func weight(m message) int64 { return int64(min(max(len(m.data), minWaiting), maxWaiting)) }
+func weight(m message) int64 { return int64(min(max(len(m.data), minQueued), maxQueued)) }
 
-// fill reads until the call ends.
+// fill receives messages until the call ends.
 func (in *inbox) fill(call grpc.BidiStreamingServer[semaphorev1.PublishRequest, semaphorev1.PublishResponse]) {
 	defer close(in.messages)
 	in.end = in.read(call.Context(), call)
@@ -147,16 +150,16 @@ func (in *inbox) read(ctx context.Context, call grpc.ServerStream) error {
 		if err := call.RecvMsg(&data); err != nil {
 			return err
 		}
-		m, err := look(data)
+		m, err := inspect(data)
 		if err != nil {
 			return err
 		}
 		if in.room.Acquire(ctx, weight(m)) != nil {
-			return errCut
+			return errDisconnected
 		}
-		in.messages <- m // there is room by what each counts for
+		in.messages <- m // never blocks, as each message weighs minQueued at least
 	}
 }
 
-// taken makes the room of a message that was taken free.
-func (in *inbox) taken(m message) { in.room.Release(weight(m)) }
+// release frees the room of a handled message.
+func (in *inbox) release(m message) { in.room.Release(weight(m)) }

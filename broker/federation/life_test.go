@@ -57,18 +57,22 @@ type taker struct{}
 
 func (taker) Take(string, replica.Result) {}
 
-// TestAStreamHasALife: a stream ends after maxLife at the latest, whatever its exporter does: one that goes on, one that is silent, and one
-// that takes no answers. So a key that was stolen or has expired, or whose root was taken out, is good no longer than that.
+// TestAStreamHasALife: a stream ends after maxStreamAge at the latest, whatever its exporter does: one that continues,
+// one that is silent, and one that takes no answers. So a key that was stolen or has expired, or whose root was taken
+// out, is good no longer than that.
 func TestAStreamHasALife(t *testing.T) {
-	for name, stuck := range map[string]bool{"it goes on": false, "it reads nothing": true} {
+	for name, stuck := range map[string]bool{"it continues": false, "it reads nothing": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := New(Options{
-					Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}, Sink: taker{}, Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
+					Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}, Sink: taker{},
+					Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
 				})
-				ctx, cancel := context.WithCancel(peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{}, AuthInfo: credentials.TLSInfo{
-					State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{{URIs: []*url.URL{{Scheme: "spiffe", Host: "c2", Path: "/exporter"}}}}},
-				}}))
+				ctx, cancel := context.WithCancel(peer.NewContext(t.Context(),
+					&peer.Peer{Addr: &net.TCPAddr{}, AuthInfo: credentials.TLSInfo{
+						State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{{URIs: []*url.URL{{Scheme: "spiffe", Host: "c2",
+							Path: "/exporter"}}}}},
+					}}))
 				st := &call{ctx: ctx, in: make(chan []byte), stuck: stuck}
 				ended := make(chan error, 1)
 				go func() {
@@ -88,10 +92,13 @@ func TestAStreamHasALife(t *testing.T) {
 				}
 				go func() {
 					send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
-						Cluster: "c2", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: "e", Kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE},
+						Cluster: "c2", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: "e",
+						Kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE},
 					}}})
 					for ctx.Err() == nil && !stuck {
-						send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{}}})
+						send(
+							&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{}}},
+						)
 						select {
 						case <-time.After(5 * time.Second):
 						case <-ctx.Done():
@@ -101,15 +108,15 @@ func TestAStreamHasALife(t *testing.T) {
 				select {
 				case err := <-ended:
 					t.Fatalf("it ended before half its time with %v", err)
-				case <-time.After(maxLife/2 - time.Second):
+				case <-time.After(maxStreamAge/2 - time.Second):
 				}
 				select {
 				case err := <-ended:
 					if status.Code(err) != codes.Aborted {
 						t.Errorf("it ended with %v", err)
 					}
-				case <-time.After(maxLife/2 + time.Second):
-					t.Errorf("it has not ended after %s", maxLife)
+				case <-time.After(maxStreamAge/2 + time.Second):
+					t.Errorf("it has not ended after %s", maxStreamAge)
 					cancel()
 				}
 			})

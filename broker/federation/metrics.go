@@ -9,7 +9,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Metrics are those of the remote clusters. A nil Metrics measures nothing.
+// Metrics are the metrics of remote clusters. A nil Metrics records nothing.
 type Metrics struct {
 	reg          prometheus.Registerer
 	refusedTotal *prometheus.CounterVec
@@ -23,15 +23,16 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		reg: reg,
 		refusedTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_refused_total",
-			Help: "Objects of a remote that were refused, in whole or in part, by reason; the codes are in docs/security.md.",
+			Help: "Objects of a remote that were refused, completely or in part, by reason; the codes are in docs/security.md.",
 		}, []string{"cluster", "kind", "code"}),
 		changesTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_changes_total",
-			Help: "Changes taken from a remote, those of snapshots not counted.",
+			Help: "Changes received from a remote, without those of snapshots.",
 		}, []string{"cluster", "kind", "op"}),
 		limitedTotal: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_broker_limited_total",
-			Help: "How often a remote was held back because it changed too fast (changes) or sent too much (bytes), or was refused because it began streams too often (streams).",
+			Help: "How often a remote was slowed down because it changed too fast (changes) or sent too much (bytes), or was " +
+				"refused because it opened streams too often (streams).",
 		}, []string{"cluster", "limit"}),
 	}
 	reg.MustRegister(m.refusedTotal, m.changesTotal, m.limitedTotal)
@@ -40,8 +41,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 
 func (m *Metrics) refused(cluster string, r replica.Refused) {
 	if m != nil {
-		kind := "unknown" // of kinds that do not exist there are any number
-		if slices.Contains(replica.Kinds, r.Key.Kind) {
+		kind := "unknown" // a remote could make up any number of kinds
+		if slices.Contains(semaphorev1.Kinds, r.Key.Kind) {
 			kind = semaphorev1.KindName(r.Key.Kind)
 		}
 		m.refusedTotal.WithLabelValues(cluster, kind, string(r.Code)).Inc()
@@ -71,28 +72,32 @@ var (
 	connectedDesc = prometheus.NewDesc("semaphore_broker_connected",
 		"1 while the exporter of a remote is connected.", []string{"cluster"}, nil)
 	lastHeardDesc = prometheus.NewDesc("semaphore_broker_last_heard_timestamp_seconds",
-		"When a remote's exporter was last heard, Unix time on this cluster's clock; 0 for never.", []string{"cluster"}, nil)
+		"Unix time of the last message of a remote's exporter, on this cluster's clock; 0 before the first.",
+		[]string{"cluster"}, nil)
 	kindHeardDesc = prometheus.NewDesc("semaphore_broker_kind_last_heard_timestamp_seconds",
-		"When a remote's exporter last spoke for a kind that it has told whole, Unix time on this cluster's clock: what is held is as old as that. Absent for never.",
+		"Unix time of the last message of a remote's exporter while the kind was complete, on this cluster's clock: the "+
+			"replica is as old as that. Absent before the first.",
 		[]string{"cluster", "kind"}, nil)
 	objectsDesc = prometheus.NewDesc("semaphore_broker_objects",
-		"Objects held of a remote.", []string{"cluster", "kind"}, nil)
+		"Objects of a remote in its replica.", []string{"cluster", "kind"}, nil)
 	refusedDesc = prometheus.NewDesc("semaphore_broker_refused",
-		"Objects of a remote that are refused now, in whole or in part.", []string{"cluster", "kind"}, nil)
+		"Objects of a remote that are refused now, completely or in part.", []string{"cluster", "kind"}, nil)
 	completeDesc = prometheus.NewDesc("semaphore_broker_snapshot_complete",
-		"1 once a whole snapshot of a kind was taken over from a remote; before, nothing of that kind is removed.", []string{"cluster", "kind"}, nil)
+		"1 once a snapshot of the kind from the remote was complete; before, the broker removes nothing of that kind.",
+		[]string{"cluster", "kind"}, nil)
 	limitDesc = prometheus.NewDesc("semaphore_broker_objects_limit",
-		"The most objects that are taken of a remote.", []string{"cluster", "kind"}, nil)
+		"The limit of objects of a remote.", []string{"cluster", "kind"}, nil)
 	heldBackDesc = prometheus.NewDesc("semaphore_broker_held_back",
-		"Objects of a remote that it has withdrawn and the brake holds.", []string{"cluster", "kind"}, nil)
+		"Objects that a remote has withdrawn and the brake retains.", []string{"cluster", "kind"}, nil)
 )
 
-// collector reads the links when it is scraped.
+// collector reads the links at each scrape.
 type collector struct{ server *Server }
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{connectedDesc, lastHeardDesc, kindHeardDesc, objectsDesc, refusedDesc, completeDesc, limitDesc, heldBackDesc} {
+	for _, d := range []*prometheus.Desc{connectedDesc, lastHeardDesc, kindHeardDesc, objectsDesc, refusedDesc,
+		completeDesc, limitDesc, heldBackDesc} {
 		ch <- d
 	}
 }
@@ -116,14 +121,15 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(lastHeardDesc, heard, l.Cluster)
 		for _, k := range l.Kinds {
+			kind := semaphorev1.KindName(k.Kind)
 			if k.LastHeard != nil {
-				gauge(kindHeardDesc, float64(k.LastHeard.AsTime().UnixMilli())/1000, l.Cluster, k.Kind)
+				gauge(kindHeardDesc, float64(k.LastHeard.AsTime().UnixMilli())/1000, l.Cluster, kind)
 			}
-			gauge(objectsDesc, float64(k.Objects), l.Cluster, k.Kind)
-			gauge(refusedDesc, float64(k.Refused), l.Cluster, k.Kind)
-			gauge(completeDesc, truth(k.Complete), l.Cluster, k.Kind)
-			gauge(limitDesc, float64(k.Limit), l.Cluster, k.Kind)
-			gauge(heldBackDesc, float64(k.HeldBack), l.Cluster, k.Kind)
+			gauge(objectsDesc, float64(k.Objects), l.Cluster, kind)
+			gauge(refusedDesc, float64(k.Refused), l.Cluster, kind)
+			gauge(completeDesc, truth(k.Complete), l.Cluster, kind)
+			gauge(limitDesc, float64(k.Limit), l.Cluster, kind)
+			gauge(heldBackDesc, float64(k.HeldBack), l.Cluster, kind)
 		}
 	}
 }

@@ -8,17 +8,17 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxOutcomes bounds what one stream is told of its services, and what is remembered of that.
+// maxOutcomes bounds the outcomes that are sent on one stream and remembered.
 const maxOutcomes = 1000
 
-// outcomes are what a stream was told of what became of its services.
+// outcomes are the outcomes of services that were sent on a stream.
 type outcomes map[outcomeKey]*semaphorev1.Outcome
 
 type outcomeKey struct{ namespace, name string }
 
-// news are the outcomes that differ from those that the stream was told, and the ends of those that are no more.
-func (o *outcomes) news(now []*semaphorev1.Outcome) (out []*semaphorev1.PublishResponse) {
-	tell := func(m *semaphorev1.Outcome) {
+// diff returns the outcomes that differ from those sent, and empty ones for those that ended.
+func (o *outcomes) diff(now []*semaphorev1.Outcome) (out []*semaphorev1.PublishResponse) {
+	send := func(m *semaphorev1.Outcome) {
 		out = append(out, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{Outcome: m}})
 	}
 	if *o == nil {
@@ -28,26 +28,28 @@ func (o *outcomes) news(now []*semaphorev1.Outcome) (out []*semaphorev1.PublishR
 	for _, m := range now[:min(len(now), maxOutcomes)] {
 		key := outcomeKey{m.GetKey().GetNamespace(), m.GetKey().GetName()}
 		if is[key] {
-			continue // the first one counts
+			continue // the first outcome of a service counts
 		}
 		is[key] = true
-		if was := (*o)[key]; was.GetCode() != m.GetCode() || was.GetReason() != m.GetReason() {
+		if was := (*o)[key]; was.GetCode() != m.GetCode() ||
+			was.GetReason() != m.GetReason() ||
+			was.GetConflict() != m.GetConflict() || !slices.Equal(was.GetConflicts(), m.GetConflicts()) {
 			(*o)[key] = m
-			tell(m)
+			send(m)
 		}
 	}
 	for key, was := range *o {
 		if !is[key] {
 			delete(*o, key)
-			tell(&semaphorev1.Outcome{Key: was.GetKey()})
+			send(&semaphorev1.Outcome{Key: was.GetKey()})
 		}
 	}
 	return out
 }
 
-// domainsDiffer says that a cluster finds the pods of sets by labels of other domains than those that sets have here; empty where it
-// does not, or one of both does not say. The caller holds l.mu.
-func (s *Server) domainsDiffer(l *link) string {
+// labelDomainsProblem describes that a remote puts pods into sets by labels of other domains than sets have here;
+// empty if it does not, or one of both is unknown. The caller must hold l.mu.
+func (s *Server) labelDomainsProblem(l *link) string {
 	if l.current == nil {
 		return ""
 	}
@@ -56,23 +58,11 @@ func (s *Server) domainsDiffer(l *link) string {
 		return ""
 	}
 	const most = 8
-	return fmt.Sprintf("cluster %s finds the pods of sets by labels of %.500q, and sets have labels of %q here: policies select by the latter; set labelDomains of both to the same, in one order",
+	return fmt.Sprintf("cluster %s finds the pods of sets by labels of %.500q, and sets have labels of %q here: "+
+		"policies select by the latter; set labelDomains of both to the same, in one order",
 		l.cluster, strings.Join(theirs[:min(len(theirs), most)], ", "), strings.Join(s.options.LabelDomains, ", "))
 }
 
 func sameDomains(a, b []string) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
-}
-
-// Problems are what is wrong with how clusters are set, a line each.
-func (s *Server) Problems() (lines []string) {
-	for _, l := range s.links {
-		l.mu.Lock()
-		if line := s.domainsDiffer(l); line != "" {
-			lines = append(lines, line)
-		}
-		l.mu.Unlock()
-	}
-	slices.Sort(lines)
-	return lines
 }

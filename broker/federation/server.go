@@ -1,9 +1,11 @@
-// Package federation serves the exporters of remote clusters, and that of the own one: FederationService over mTLS. It
-// lets each exporter speak for its own cluster only, keeps one replica for each cluster behind one lock, and hands
-// what changes on, in order, to a Sink.
+// Package federation serves the exporters of remote clusters and of the own cluster: FederationService over mTLS. It
+// lets each exporter speak only for its own cluster, keeps one replica for each cluster behind one lock, and passes
+// the changes, in order, to a Sink.
 //
-// Remotes share nothing here: one that is slow, hostile or gone costs the others nothing. The package
-// knows neither Kubernetes nor what the changes lead to.
+// Remotes share nothing here: a slow, hostile or failed remote costs the others nothing. The package knows neither
+// Kubernetes nor the consumers of the changes.
+//
+// Of the broker's packages it may import admission and replica.
 package federation
 
 import (
@@ -30,98 +32,112 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	"github.com/kube-semaphore/semaphore/internal/stream/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// helloTimeout is how long a stream may take to say who it is: those that say nothing must not add up.
+// helloTimeout is how long a stream may take to send Hello, so that silent streams do not accumulate.
 const helloTimeout = 10 * time.Second
 
 const (
-	// maxLife is how long a stream lives, and at least half of that. The exporter begins another, which costs no snapshot, and by
-	// which it proves anew who it is: a key that was stolen or has expired, or whose root was taken out, is good no longer.
-	maxLife = 40 * time.Minute
-	// maxOpen is how many streams of a cluster may be open: the newest, one that it takes over from, and some whose end
+	// maxStreamAge is the upper bound of a stream's random age limit; the lower bound is half of it. The exporter
+	// opens another, which costs no snapshot and proves its identity again: a certificate that expired, or whose root
+	// was removed, is no longer accepted.
+	maxStreamAge = 40 * time.Minute
+	// maxOpen is how many streams of a cluster may be open: the newest, the one that it replaces, and some whose end
 	// has not been noticed.
 	maxOpen = 4
 )
 
-// burst is how many seconds' worth of changes may come at once.
+// burst is how many seconds' worth of changes may arrive together.
 const burst = 10
 
-// Sink follows what is held of the remotes. Take is called for each message that led to something: in
-// order for one cluster, from several goroutines for several. It does not wait: the cluster's replica is locked meanwhile.
+// Sink receives the changes of replicas. Take is called for each message with an effect: in order for one cluster,
+// concurrently for several. It must not block, as the cluster's replica is locked.
 type Sink interface {
 	Take(cluster string, r replica.Result)
 }
 
 // Options of a Server.
 type Options struct {
-	// Cluster is the own one.
+	// Cluster is the own cluster.
 	Cluster string
 	Remotes []config.Remote
-	// Own is what is taken of the own cluster's exporter, as if it were a remote; nil for nothing. See config.Broker.Own.
+	// Own are the limits of the own cluster's exporter, which is then accepted like a remote; nil if it is not. See
+	// config.Broker.Own.
 	Own *config.Remote
 	// Local are the own cluster's subnets.
 	Local []netip.Prefix
 	Brake config.Brake
-	// Due says whether something waits for a remote to tell all anew; nil for never. It is asked at heartbeats.
-	Due func(cluster string) bool
-	// LabelDomains are those of the labels of sets here; none where no sets are written.
+	// ResyncDue reports whether an engine needs a snapshot of a remote; nil for never. It is called at heartbeats.
+	ResyncDue func(cluster string) bool
+	// LabelDomains are the domains of the labels of sets here; empty if no sets are written.
 	LabelDomains []string
-	// Outcomes tells what became of the services of a cluster that it would not expect, by key; nil for nothing. It is asked at heartbeats.
+	// Outcomes returns the unexpected outcomes of a cluster's services; nil for none. It is called at heartbeats.
 	Outcomes func(cluster string) []*semaphorev1.Outcome
-	// Warn tells people of the own cluster: a word and a sentence; nil for nobody.
-	Warn func(reason, note string)
+	// Warn notifies the operators of the own cluster with a reason and a sentence; may be nil.
+	Warn func(reason finding.Code, note string)
 	Sink Sink
-	// Room waits until the Sink has room for more of a cluster, before the next message is taken; waits is called before it does. Nil for a
-	// Sink that always has.
-	Room     func(ctx context.Context, cluster string, waits func() error) error
-	Metrics  *Metrics
-	Recorder *debug.Recorder
-	Log      *slog.Logger
+	// WaitForRoom waits until the Sink has room for another message of a cluster; waits is called before it blocks.
+	// May be nil.
+	WaitForRoom func(ctx context.Context, cluster string, waits func() error) error
+	Metrics     *Metrics
+	Recorder    *debug.Recorder
+	Log         *slog.Logger
 }
 
-// Server is the broker's end of all Publish streams.
+// Server is the broker's side of all Publish streams.
 type Server struct {
 	semaphorev1.UnimplementedFederationServiceServer
 	options Options
-	links   map[string]*link
+	// links are by cluster. The map is replaced and never changed.
+	links atomic.Pointer[map[string]*link]
+	// engines are those that take; only Follow and Change use it.
+	engines *engines
 
 	deliveries deliveries
 }
 
-// link is one cluster.
+// all returns the links by cluster. The map is never changed.
+func (s *Server) all() map[string]*link { return *s.links.Load() }
+
+// link is the state of one cluster over all its streams.
 type link struct {
 	cluster string
-	// kinds that are taken of it.
+	// remote is what the link was made for.
+	remote config.Remote
+	// kinds that are accepted from it.
 	kinds   []semaphorev1.Kind
 	mu      sync.Mutex
 	replica *replica.Replica
+	// to receives the changes; nil once the remote is removed.
+	to      *engines
 	current *stream
-	// changes and bytes limit how fast changes are read, and streams how often a stream begins.
+	// changes and bytes limit the rate of changes, and streams how often a stream is opened.
 	changes, bytes, streams *rate.Limiter
-	// open is how many streams of the cluster are open.
+	// open is the number of open streams.
 	open int
-	// since is when the link came to be connected, or not.
+	// since is when the link was last connected or disconnected.
 	since     time.Time
 	lastHeard time.Time
-	// spoke is when something other than a greeting last came: streams that only ever begin tell nothing of the remote. It is read
-	// without the lock.
-	spoke atomic.Pointer[time.Time]
-	// connects is current != nil, to those who do not have the lock, and view what readers last saw.
-	connects atomic.Bool
-	view     atomic.Pointer[view]
-	// hold is that of the brake.
-	hold      time.Duration
+	// lastPayload is when a message other than Hello last arrived, as streams that only begin say nothing about the
+	// remote. It is read without the lock.
+	lastPayload atomic.Pointer[time.Time]
+	// isConnected is current != nil for readers without the lock, and view is the last view.
+	isConnected atomic.Bool
+	view        atomic.Pointer[view]
+	// brakeHold is Brake.Hold.
+	brakeHold time.Duration
 	lastError string
-	// of the stream that is or was there last
+	// loggedRefusal is why the last stream was rejected that was logged; empty after one that was accepted.
+	loggedRefusal string
+	// address and software belong to the current or last stream.
 	address, software string
 }
 
@@ -129,86 +145,110 @@ type link struct {
 type stream struct {
 	session *replica.Session
 	address string
-	// ended is closed when the stream is to end, for why.
-	ended chan struct{}
-	once  sync.Once
-	why   error
-	// closed says that it has ended; the link's lock guards it and outcomes.
+	// ended is closed when the stream must end, after reason is set.
+	ended  chan struct{}
+	once   sync.Once
+	reason error
+	// closed means that the stream has ended; the link's lock guards it and outcomes.
 	closed   bool
 	outcomes outcomes
 }
 
-// stop ends the stream, even while it waits for an exporter that reads nothing.
+// stop ends the stream, even while it sends to an exporter that does not read.
 func (st *stream) stop(why error) {
 	st.once.Do(func() {
-		st.why = why
+		st.reason = why
 		close(st.ended)
 	})
 }
 
-// New makes a server; nothing of any remote is held yet.
+// New makes a server with empty replicas.
 func New(options Options) *Server {
-	s := &Server{options: options, links: map[string]*link{}}
-	for i := range options.Remotes {
-		var others []netip.Prefix
-		for j := range options.Remotes {
-			if j != i {
-				others = append(others, options.Remotes[j].PodPrefixes...)
-			}
-		}
-		s.add(&options.Remotes[i], replica.Kinds, admission.New(&options.Remotes[i], options.Local, others...))
-	}
-	if options.Own != nil {
-		s.add(options.Own, []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}, admission.Own(options.Own))
-	}
+	s := &Server{options: options}
+	s.links.Store(&map[string]*link{})
+	s.Follow(options.Remotes, options.Own, Engines{Sink: options.Sink, WaitForRoom: options.WaitForRoom,
+		ResyncDue: options.ResyncDue, Outcomes: options.Outcomes})
 	if options.Metrics != nil {
 		options.Metrics.links(s)
 	}
 	return s
 }
 
-func (s *Server) add(remote *config.Remote, kinds []semaphorev1.Kind, checker *admission.Checker) {
+// newLink makes the link of a remote, of which nothing is held yet.
+func (s *Server) newLink(remote config.Remote, kinds []semaphorev1.Kind, admit replica.Admit, to *engines) *link {
 	l := &link{
 		cluster: remote.Name,
+		remote:  remote,
+		to:      to,
 		kinds:   kinds,
-		replica: replica.New(remote.Name, s.options.Cluster, program.Version, checker.Check),
+		replica: replica.New(remote.Name, s.options.Cluster, program.Version, admit),
 		since:   time.Now(),
-		changes: limiter(float64(remote.Limits.ChangesPerSecond), burst*remote.Limits.ChangesPerSecond),
-		bytes:   limiter(float64(remote.Limits.KibibytesPerSecond<<10), config.ByteBurst*remote.Limits.KibibytesPerSecond<<10),
-		streams: limiter(float64(remote.Limits.StreamsPerMinute)/60, remote.Limits.StreamsPerMinute),
+		changes: limiter(changesOf(remote.Limits)),
+		bytes:   limiter(bytesOf(remote.Limits)),
+		streams: limiter(streamsOf(remote.Limits)),
 	}
-	l.replica.Bound(remote.Limits, s.options.Brake)
-	l.spoke.Store(&time.Time{})
-	l.hold = s.options.Brake.Hold.Duration
-	s.links[remote.Name] = l
+	l.replica.SetLimits(remote.Limits, s.options.Brake)
+	l.lastPayload.Store(&time.Time{})
+	l.brakeHold = s.options.Brake.Hold.Duration
+	return l
 }
 
-// limiter is one of a limit; 0 for none.
-func limiter(perSecond float64, burst int) *rate.Limiter {
+// changesOf, bytesOf and streamsOf are how much of each may come in a second, and at once.
+func changesOf(l config.Limits) (rate.Limit, int) {
+	return limitOf(float64(l.ChangesPerSecond), burst*l.ChangesPerSecond)
+}
+
+func bytesOf(l config.Limits) (rate.Limit, int) {
+	return limitOf(float64(l.KibibytesPerSecond<<10), config.ByteBurst*l.KibibytesPerSecond<<10)
+}
+
+func streamsOf(l config.Limits) (rate.Limit, int) {
+	return limitOf(float64(l.StreamsPerMinute)/60, l.StreamsPerMinute)
+}
+
+// limitOf is that of a number a second; 0 for none.
+func limitOf(perSecond float64, burst int) (rate.Limit, int) {
 	if perSecond == 0 {
-		return rate.NewLimiter(rate.Inf, 1)
+		return rate.Inf, 1
 	}
-	return rate.NewLimiter(rate.Limit(perSecond), burst)
+	return rate.Limit(perSecond), burst
 }
 
-// operates says whether an ID is an operator of this cluster, or a standby broker that carries one here.
-func (s *Server) operates(id spiffeid.ID) bool {
+// limiter is a new one, which is full.
+func limiter(limit rate.Limit, burst int) *rate.Limiter { return rate.NewLimiter(limit, burst) }
+
+// limit sets other limits.
+func (l *link) limit(limits config.Limits) {
+	for _, set := range []struct {
+		limiter *rate.Limiter
+		to      func(config.Limits) (rate.Limit, int)
+	}{{l.changes, changesOf}, {l.bytes, bytesOf}, {l.streams, streamsOf}} {
+		limit, burst := set.to(limits)
+		set.limiter.SetLimit(limit)
+		set.limiter.SetBurst(burst)
+	}
+}
+
+// isOperator reports whether an ID is an operator of this cluster, or a standby broker that relays one here.
+func (s *Server) isOperator(id spiffeid.ID) bool {
 	return id == identity.Semaphorectl(s.options.Cluster) || id == identity.Broker(s.options.Cluster)
 }
 
-// Authorize says whether an ID may connect at all: the exporters of the configured remotes, the own one where it is
-// taken, the own operators, and the own standbys.
+// Authorize returns an error unless an ID may connect: the exporters of the configured remotes, the own exporter if it
+// is accepted, the own operators and the own standbys.
 func (s *Server) Authorize(id spiffeid.ID) error {
-	if s.exporterOf(id) != nil || s.operates(id) {
+	if s.exporterOf(id) != nil || s.isOperator(id) {
 		return nil
 	}
 	if id == identity.Exporter(s.options.Cluster) {
 		return fmt.Errorf("%s is this cluster's own exporter, which is taken only with globalServices.podSubnets", id)
 	}
-	return fmt.Errorf("%s is neither the exporter of a configured remote nor %s", id, identity.Semaphorectl(s.options.Cluster))
+	return fmt.Errorf("%s is neither the exporter of a configured remote nor %s", id,
+		identity.Semaphorectl(s.options.Cluster))
 }
 
-// AuthorizeMethod says whether an ID may call a method: exporters publish, operators look and release, and neither does both.
+// AuthorizeMethod returns an error unless an ID may call a method: exporters publish, operators read and control, and
+// neither does both.
 func (s *Server) AuthorizeMethod(ctx context.Context, method string) error {
 	id, err := identity.PeerID(ctx)
 	if err != nil {
@@ -217,14 +257,14 @@ func (s *Server) AuthorizeMethod(ctx context.Context, method string) error {
 	federation := strings.HasPrefix(method, "/"+semaphorev1.FederationService_ServiceDesc.ServiceName+"/")
 	operating := strings.HasPrefix(method, "/"+semaphorev1.DebugService_ServiceDesc.ServiceName+"/") ||
 		strings.HasPrefix(method, "/"+semaphorev1.ControlService_ServiceDesc.ServiceName+"/")
-	if federation && s.exporterOf(id) != nil || operating && s.operates(id) {
+	if federation && s.exporterOf(id) != nil || operating && s.isOperator(id) {
 		return nil
 	}
 	return status.Errorf(codes.PermissionDenied, "%s may not call %s", id, method)
 }
 
 func (s *Server) exporterOf(id spiffeid.ID) *link {
-	l, ok := s.links[identity.ClusterOf(id)]
+	l, ok := s.all()[identity.ClusterOf(id)]
 	if !ok || id != identity.Exporter(l.cluster) {
 		return nil
 	}
@@ -241,10 +281,11 @@ func (s *Server) Publish(call grpc.BidiStreamingServer[semaphorev1.PublishReques
 	if l == nil {
 		return status.Errorf(codes.PermissionDenied, "%s is not the exporter of a configured remote", id)
 	}
-	// Before anything is done for the stream, and before it can disturb one that is there.
+	// This comes before any work for the stream, and before it can affect the current stream.
 	if !l.streams.Allow() {
 		s.options.Metrics.limited(l.cluster, "streams")
-		err := status.Errorf(codes.ResourceExhausted, "%s begins more than %d streams a minute (limits.streamsPerMinute of the remote)", id, l.streams.Burst())
+		err := status.Errorf(codes.ResourceExhausted,
+			"%s opens more than %d streams a minute (limits.streamsPerMinute of the remote)", id, l.streams.Burst())
 		l.mu.Lock()
 		if l.current == nil {
 			l.lastError = status.Convert(err).Message()
@@ -260,35 +301,36 @@ func (s *Server) Publish(call grpc.BidiStreamingServer[semaphorev1.PublishReques
 	if l.open >= maxOpen {
 		l.mu.Unlock()
 		s.options.Metrics.limited(l.cluster, "streams")
-		return status.Errorf(codes.ResourceExhausted, "%s has %d streams open, which is the most", id, maxOpen)
+		return status.Errorf(codes.ResourceExhausted, "%s has %d streams open, which is the limit", id, maxOpen)
 	}
 	l.open++
 	st.session = l.replica.Open()
 	l.mu.Unlock()
-	life := time.AfterFunc(maxLife/2+rand.N(maxLife/2), func() { st.stop(errOld) })
+	life := time.AfterFunc(maxStreamAge/2+rand.N(maxStreamAge/2), func() { st.stop(errTooOld) })
 	defer life.Stop()
 
-	// Recv, and Send to an exporter that reads nothing, can be left only by the end of the call: what serve does
-	// ends just after this function.
+	// Recv, and Send to an exporter that does not read, return only when the call ends: the goroutine ends just after
+	// this function.
 	go func() { st.stop(s.serve(l, st, call)) }()
 	<-st.ended
-	s.closed(l, st, st.why)
-	return st.why
+	s.streamClosed(l, st, st.reason)
+	return st.reason
 }
 
-// errCut is the end of a stream that the exporter, the network or the broker's own end has cut.
-var errCut = status.Error(codes.Canceled, "the connection was cut")
+// errDisconnected ends a stream that the exporter, the network or this broker has cut.
+var errDisconnected = status.Error(codes.Canceled, "the connection was cut")
 
-// errOld is the end of a stream that has lived as long as one may.
-var errOld = status.Error(codes.Aborted, "the stream is as old as one may be: begin another")
+// errTooOld ends a stream at its age limit.
+var errTooOld = status.Error(codes.Aborted, "the stream reached its age limit: open another")
 
 var errSuperseded = status.Error(codes.Aborted, replica.ErrSuperseded.Error())
 
-func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaphorev1.PublishRequest, semaphorev1.PublishResponse]) error {
+func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaphorev1.PublishRequest,
+	semaphorev1.PublishResponse]) error {
 	in := newInbox()
 	go in.fill(call)
-	silent := time.NewTimer(helloTimeout)
-	defer silent.Stop()
+	noHello := time.NewTimer(helloTimeout)
+	defer noHello.Stop()
 	var acks replica.Acks
 	acknowledge := func() error {
 		if m := acks.Flush(time.Now()); m != nil {
@@ -297,15 +339,15 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		return nil
 	}
 	for {
-		// The call's context is not asked: gRPC ends it also for a message that it does not take, and only Recv
-		// tells that (RESOURCE_EXHAUSTED for one over the limit).
+		// The call's context is not checked: gRPC cancels it also for a message over the limit, and only Recv returns
+		// that error (RESOURCE_EXHAUSTED).
 		var m message
 		var more bool
 		select {
 		case m, more = <-in.messages:
 		case <-st.ended:
-			return st.why
-		case <-silent.C:
+			return st.reason
+		case <-noHello.C:
 			if st.session.Hello() == nil {
 				return status.Errorf(codes.DeadlineExceeded, "no hello within %s", helloTimeout)
 			}
@@ -316,22 +358,22 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 		case errors.Is(in.end, io.EOF):
 			return nil
 		case status.Code(in.end) == codes.Canceled:
-			return errCut
+			return errDisconnected
 		default:
 			return in.end
 		}
-		// What may not come now is refused before it costs a wait or is decoded.
+		// Check what may arrive now before the message costs a wait or is decoded.
 		if st.session.Hello() == nil && m.kind != helloField {
 			return status.Errorf(codes.InvalidArgument, "%s before hello", m.name())
 		}
 		if err := s.pace(call.Context(), l, st, m, acknowledge); err != nil {
 			return err
 		}
-		if err := s.room(call.Context(), l, st, acknowledge); err != nil {
+		if err := s.waitForRoom(call.Context(), l, st, acknowledge); err != nil {
 			return err
 		}
 		responses, err := s.receive(l, st, m)
-		in.taken(m)
+		in.release(m)
 		for _, m := range acks.Send(time.Now(), responses, len(in.messages) > 0) {
 			if err := call.Send(m); err != nil {
 				return err
@@ -343,12 +385,12 @@ func (s *Server) serve(l *link, st *stream, call grpc.BidiStreamingServer[semaph
 	}
 }
 
-// pace waits until a message may be taken by the limits of changes and bytes a second. Nothing is read meanwhile, so that
-// gRPC's flow control holds the exporter back, which then sends the newest state of each object only. waits is called before the
-// first wait.
+// pace waits until the limits of changes and bytes per second permit a message. Nothing is read meanwhile, so that
+// gRPC's flow control stops the exporter, which later sends only the newest state of each object. waits is called
+// before the first wait.
 func (s *Server) pace(ctx context.Context, l *link, st *stream, m message, waits func() error) error {
-	l.mu.Lock() // what ends the stream closes the session meanwhile
-	n := cost(st.session, m)
+	l.mu.Lock() // closing the session takes the lock, too
+	n := rateLimitUnits(st.session, m)
 	l.mu.Unlock()
 	if err := s.wait(ctx, l, st, l.changes, "changes", n, waits); err != nil {
 		return err
@@ -356,8 +398,9 @@ func (s *Server) pace(ctx context.Context, l *link, st *stream, m message, waits
 	return s.wait(ctx, l, st, l.bytes, "bytes", len(m.data), waits)
 }
 
-// wait takes n of what a limiter gives.
-func (s *Server) wait(ctx context.Context, l *link, st *stream, limit *rate.Limiter, name string, n int, waits func() error) error {
+// wait takes n tokens from a limiter.
+func (s *Server) wait(ctx context.Context, l *link, st *stream, limit *rate.Limiter, name string, n int,
+	waits func() error) error {
 	for slowed := false; n > 0; {
 		part := min(n, max(1, limit.Burst()))
 		reserved := limit.ReserveN(time.Now(), part)
@@ -376,11 +419,11 @@ func (s *Server) wait(ctx context.Context, l *link, st *stream, limit *rate.Limi
 			case <-st.ended:
 				timer.Stop()
 				reserved.Cancel()
-				return st.why
+				return st.reason
 			case <-ctx.Done():
 				timer.Stop()
 				reserved.Cancel()
-				return errCut
+				return errDisconnected
 			}
 		}
 		n -= part
@@ -388,19 +431,25 @@ func (s *Server) wait(ctx context.Context, l *link, st *stream, limit *rate.Limi
 	return nil
 }
 
-// room waits until what this cluster's messages lead to has room. Nothing is read meanwhile, as in pace; waits is called before the wait.
-func (s *Server) room(ctx context.Context, l *link, st *stream, waits func() error) error {
-	if s.options.Room == nil {
+// waitForRoom waits until the Sink has room for the cluster. Nothing is read meanwhile, as in pace; waits is called
+// before it blocks.
+func (s *Server) waitForRoom(ctx context.Context, l *link, st *stream, waits func() error) error {
+	l.mu.Lock()
+	to := l.to
+	l.mu.Unlock()
+	if to == nil || to.WaitForRoom == nil {
 		return nil
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var sent error
-	err := s.options.Room(ctx, l.cluster, func() error {
+	err := to.WaitForRoom(ctx, l.cluster, func() error {
 		go func() { // ends with the wait
 			select {
 			case <-st.ended:
-				cancel(st.why)
+				cancel(st.reason)
+			case <-to.replaced:
+				cancel(errReplaced)
 			case <-ctx.Done():
 			}
 		}()
@@ -412,20 +461,22 @@ func (s *Server) room(ctx context.Context, l *link, st *stream, waits func() err
 		return nil
 	case sent != nil:
 		return sent
-	case context.Cause(ctx) == st.why && st.why != nil:
-		return st.why
+	case context.Cause(ctx) == errReplaced:
+		return nil // other engines receive the message
+	case context.Cause(ctx) == st.reason && st.reason != nil:
+		return st.reason
 	}
-	return errCut
+	return errDisconnected
 }
 
-// cost is how many changes a message counts for. A snapshot costs nothing for as many objects as may be held: it is
-// bounded by that, and by how often streams begin. What leads to nothing, of which there could be any number, costs
-// as much as a change.
-func cost(session *replica.Session, m message) int {
+// rateLimitUnits returns how many changes a message counts for. A snapshot up to the limit of objects is free, as that
+// limit and the limit of streams bound it. Messages without effect, of which there could be any number, count as one
+// change.
+func rateLimitUnits(session *replica.Session, m message) int {
 	switch m.kind {
 	case changesField:
 		if m.changes > 0 && session.Staging() {
-			return session.Beyond(m.changes)
+			return session.OverLimit(m.changes)
 		}
 		return max(1, m.changes)
 	case helloField, snapshotBeginField, snapshotEndField, snapshotUnchangedField:
@@ -434,14 +485,17 @@ func cost(session *replica.Session, m message) int {
 	return 1
 }
 
-// receive takes one message into the replica and hands on what it led to.
+// receive passes one message to the replica and delivers the result.
 func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.PublishResponse, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.to == nil {
+		return nil, errChanged // the next stream finds the remote as it is now
+	}
 	if st.closed || st.session.Hello() != nil && !st.session.Current() {
 		return nil, errSuperseded
 	}
-	// Under the lock: of each cluster one message at a time is decoded.
+	// Under the lock, so that one message of each cluster is decoded at a time.
 	m := &semaphorev1.PublishRequest{}
 	if err := wire.Decode(raw.data, m, maxDecoded); err != nil {
 		return nil, err
@@ -459,62 +513,67 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 	if st.session.Current() {
 		l.lastHeard = now
 		if err == nil && m.GetHello() == nil {
-			l.spoke.Store(&now)
+			l.lastPayload.Store(&now)
 		}
 		if l.current != st {
-			s.opened(l, st, now)
+			s.streamOpened(l, st, now)
 		}
 	}
 	if m.GetHeartbeat() != nil && err == nil && st.session.Current() && l.cluster == s.options.Cluster {
-		s.deliveries.take(now, m.GetHeartbeat().GetDeliveries())
+		s.deliveries.set(now, m.GetHeartbeat().GetDeliveries())
 	}
-	s.follow(l, result)
-	if err == nil && m.GetHeartbeat() != nil && st.session.Live() && s.options.Due != nil && s.options.Due(l.cluster) {
-		err = l.replica.Anew(now, "what an earlier broker wrote is held back")
+	s.deliver(l, result)
+	beat := err == nil && m.GetHeartbeat() != nil && st.session.Live() && l.to != nil
+	if beat && l.to.ResyncDue != nil && l.to.ResyncDue(l.cluster) {
+		err = l.replica.Resync(now, "the broker retains objects that an earlier broker wrote")
 	}
-	if m.GetHeartbeat() != nil && err == nil && st.session.Live() && s.options.Outcomes != nil {
-		result.Responses = append(result.Responses, st.outcomes.news(s.options.Outcomes(l.cluster))...)
+	if beat && err == nil && l.to.Outcomes != nil {
+		result.Responses = append(result.Responses, st.outcomes.diff(l.to.Outcomes(l.cluster))...)
 	}
 	return result.Responses, err
 }
 
-// follow tells what a message led to, and hands it on. The caller holds l.mu.
-func (s *Server) follow(l *link, r replica.Result) {
-	s.tell(l, r)
-	if len(r.Changes) > 0 || len(r.HeldBack) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 || r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
-		s.options.Sink.Take(l.cluster, r)
+// deliver records a result and passes it to the Sink. The caller must hold l.mu.
+func (s *Server) deliver(l *link, r replica.Result) {
+	s.record(l, r)
+	if len(r.Changes) > 0 || len(r.Retained) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 ||
+		r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
+		if l.to != nil {
+			l.to.Sink.Take(l.cluster, r)
+		}
 	}
 }
 
-// Release lets go what the brake holds of a remote, of some kinds or of all; see ControlService.
+// Release removes what the brake retains of a remote, of some kinds or of all; see ControlService.
 func (s *Server) Release(cluster string, kinds ...semaphorev1.Kind) ([]replica.Released, error) {
-	l, ok := s.links[cluster]
+	l, ok := s.all()[cluster]
 	if !ok {
-		return nil, status.Errorf(codes.NotFound, "%q is no configured remote", cluster)
+		return nil, status.Errorf(codes.NotFound, "%q is not a configured remote", cluster)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	result := l.replica.Release(time.Now(), kinds...)
-	s.follow(l, result)
+	s.deliver(l, result)
 	return result.Released, nil
 }
 
-// opened makes st the link's stream, once its Hello is accepted. The caller holds l.mu.
-func (s *Server) opened(l *link, st *stream, now time.Time) {
+// streamOpened makes st the link's current stream after its Hello was accepted. The caller must hold l.mu.
+func (s *Server) streamOpened(l *link, st *stream, now time.Time) {
 	if l.current != nil {
 		l.current.stop(errSuperseded)
 	}
-	l.current, l.since, l.lastError = st, now, ""
-	l.connects.Store(true)
+	l.current, l.since, l.lastError, l.loggedRefusal = st, now, "", ""
+	l.isConnected.Store(true)
 	l.address, l.software = st.address, st.session.Hello().GetSoftwareVersion()
-	if line := s.domainsDiffer(l); line != "" && s.options.Warn != nil {
-		s.options.Warn("LabelDomainsDiffer", line)
+	if line := s.labelDomainsProblem(l); line != "" && s.options.Warn != nil {
+		s.options.Warn(finding.LabelDomainsDiffer, line)
 	}
 	s.options.Log.Info("exporter connected", "cluster", l.cluster, "address", st.address, "version", l.software)
-	s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: "cluster " + l.cluster, Action: "connect", Detail: "from " + st.address})
+	s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: "cluster " + l.cluster, Action: "connect",
+		Detail: "from " + st.address})
 }
 
-func (s *Server) closed(l *link, st *stream, err error) {
+func (s *Server) streamClosed(l *link, st *stream, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	st.closed = true
@@ -526,50 +585,61 @@ func (s *Server) closed(l *link, st *stream, err error) {
 	}
 	if l.current != st {
 		if err == nil || errors.Is(err, errSuperseded) {
-			return // the stream that took its place is told
+			return // the stream that replaced it was logged
 		}
-		// It never got as far as a good Hello.
+		// Its Hello was never accepted. An exporter retries, and each reason is logged once.
 		if l.current == nil {
 			l.lastError = detail
 		}
-		s.options.Log.Warn("exporter refused", "cluster", l.cluster, "address", st.address, "error", detail)
+		if l.loggedRefusal != detail {
+			s.options.Log.Warn("the broker rejects an exporter", "cluster", l.cluster, "address", st.address, "error", detail)
+		}
+		l.loggedRefusal = detail
 		return
 	}
 	l.current, l.since, l.lastError = nil, time.Now(), detail
-	l.connects.Store(false)
+	l.isConnected.Store(false)
 	level := slog.LevelWarn
-	if errors.Is(err, errOld) {
-		level = slog.LevelInfo // it comes back at once
+	if errors.Is(err, errTooOld) {
+		level = slog.LevelInfo // the exporter opens another immediately
 	}
-	s.options.Log.Log(context.Background(), level, "exporter disconnected; what it exported stays", "cluster", l.cluster, "address", st.address, "reason", detail)
-	s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: "cluster " + l.cluster, Action: "disconnect", Detail: detail})
+	s.options.Log.Log(context.Background(), level, "exporter disconnected; the broker keeps its objects", "cluster",
+		l.cluster, "address", st.address, "reason", detail)
+	s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: "cluster " + l.cluster, Action: "disconnect",
+		Detail: detail})
 }
 
-// tell makes metrics and events of what a message led to.
-func (s *Server) tell(l *link, r replica.Result) {
+// record makes metrics, logs and events of a result.
+func (s *Server) record(l *link, r replica.Result) {
 	for _, refused := range r.Refused {
 		s.options.Metrics.refused(l.cluster, refused)
-		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: refused.Key.String(), Action: "refuse", Detail: string(refused.Code) + ": " + refused.Reason})
+		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: refused.Key.String(), Action: "refuse",
+			Detail: string(refused.Code) + ": " + refused.Reason})
 	}
-	for _, h := range r.HeldBack {
+	for _, h := range r.Retained {
 		name := semaphorev1.KindName(h.Kind)
 		if h.Objects == h.Total {
-			s.options.Log.Warn("the brake holds back a withdrawal", "cluster", l.cluster, "kind", name, "objects", h.Total, "of", h.Of)
+			s.options.Log.Warn("the brake retains withdrawn objects", "cluster", l.cluster, "kind", name, "objects", h.Total,
+				"of", h.Peak)
 		}
-		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "hold-back", Detail: fmt.Sprintf("%d objects, %d in all, of %d that were exported", h.Objects, h.Total, h.Of)})
+		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "hold-back",
+			Detail: fmt.Sprintf("%d objects, %d in total, of %d that were exported", h.Objects, h.Total, h.Peak)})
 	}
 	for _, released := range r.Released {
 		name := semaphorev1.KindName(released.Kind)
-		s.options.Log.Info("the brake lets go", "cluster", l.cluster, "kind", name, "objects", released.Objects, "why", released.Why)
-		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "release", Detail: fmt.Sprintf("%d objects: %s", released.Objects, released.Why)})
+		s.options.Log.Info("the brake releases objects", "cluster", l.cluster, "kind", name, "objects", released.Objects,
+			"why", released.Reason)
+		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "release",
+			Detail: fmt.Sprintf("%d objects: %s", released.Objects, released.Reason)})
 	}
 	if r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
 		name := semaphorev1.KindName(r.Completed)
-		detail := fmt.Sprintf("%d objects, %d of them changes to what was held", r.Taken, len(r.Changes))
+		detail := fmt.Sprintf("%d objects, %d changes to the replica", r.Taken, len(r.Changes))
 		if r.Unchanged {
-			detail = fmt.Sprintf("%d objects, as they were", r.Taken)
+			detail = fmt.Sprintf("%d objects, unchanged", r.Taken)
 		}
-		s.options.Log.Info("took over a snapshot", "cluster", l.cluster, "kind", name, "objects", r.Taken, "changes", len(r.Changes), "unchanged", r.Unchanged)
+		s.options.Log.Info("applied a snapshot", "cluster", l.cluster, "kind", name, "objects", r.Taken, "changes",
+			len(r.Changes), "unchanged", r.Unchanged)
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "snapshot", Detail: detail})
 		return
 	}
@@ -579,20 +649,21 @@ func (s *Server) tell(l *link, r replica.Result) {
 			action = "receive-delete"
 		}
 		s.options.Metrics.change(l.cluster, c)
-		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: c.Key.String(), Action: action, ObservedAt: c.ObservedAt})
+		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: c.Key.String(), Action: action,
+			ObservedAt: c.ObservedAt})
 	}
 }
 
-// Spoke is when each remote last said something that is no greeting; zero for never.
-func (s *Server) Spoke() map[string]time.Time {
-	out := make(map[string]time.Time, len(s.links))
-	for cluster, l := range s.links {
-		out[cluster] = *l.spoke.Load()
+// LastPayload returns when each remote last sent a message other than Hello; zero for never.
+func (s *Server) LastPayload() map[string]time.Time {
+	out := make(map[string]time.Time, len(s.all()))
+	for cluster, l := range s.all() {
+		out[cluster] = *l.lastPayload.Load()
 	}
 	return out
 }
 
-// Status is what is known of each remote, in the order of their names.
+// Status returns the status of each remote, sorted by name.
 func (s *Server) Status() []*semaphorev1.LinkStatus {
 	var out []*semaphorev1.LinkStatus
 	for _, v := range s.views() {
@@ -601,32 +672,43 @@ func (s *Server) Status() []*semaphorev1.LinkStatus {
 	return out
 }
 
-// views are what readers see of each link, in the order of their names. Who takes a message at the moment is waited for for a while,
-// all links together.
+// views returns the view of each link, sorted by name. It waits at most viewTimeout, for all links together, while
+// links handle messages.
 func (s *Server) views() []*view {
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(viewTimeout)
 	var out []*view
-	for _, cluster := range slices.Sorted(maps.Keys(s.links)) {
-		out = append(out, s.links[cluster].look(deadline))
+	links := s.all()
+	for _, cluster := range slices.Sorted(maps.Keys(links)) {
+		out = append(out, links[cluster].currentView(deadline))
 	}
 	return out
 }
 
-// patience is how long a reader waits for the locks of links: a snapshot of 100,000 objects takes longer to be taken over.
-const patience = 100 * time.Millisecond
-
-// maxRefused is how many refusals of a remote are shown.
-const maxRefused = 10
-
-// view is what readers see of a link: never changed once made.
-type view struct {
-	status   *semaphorev1.LinkStatus
-	heldBack []string
-	refused  []replica.Refused
+// Refused returns the code and the key of the first refused object of each remote that has one.
+func (s *Server) Refused() map[string]string {
+	all := map[string]string{}
+	for _, v := range s.views() {
+		if v.refused != "" {
+			all[v.status.GetCluster()] = v.refused
+		}
+	}
+	return all
 }
 
-// look is the view of a link now or, while a message is being taken that takes longer than until the deadline, as it last was.
-func (l *link) look(deadline time.Time) *view {
+// viewTimeout bounds how long a reader waits for the locks of links: applying a snapshot of 100,000 objects takes
+// longer.
+const viewTimeout = 100 * time.Millisecond
+
+// view is what readers see of a link; immutable.
+type view struct {
+	status *semaphorev1.LinkStatus
+	// refused is the code and the key of the first refused object; empty for none.
+	refused  string
+	findings []finding.Finding
+}
+
+// currentView returns the view of a link now, or the last one if the link handles a message until after the deadline.
+func (l *link) currentView(deadline time.Time) *view {
 	for !l.mu.TryLock() {
 		if v := l.view.Load(); v != nil && time.Now().After(deadline) {
 			return v
@@ -635,18 +717,21 @@ func (l *link) look(deadline time.Time) *view {
 	}
 	defer l.mu.Unlock()
 	v := &view{status: l.status()}
+	refused := l.replica.Refused()
+	if len(refused) > 0 {
+		v.refused = fmt.Sprintf("%s %s", refused[0].Code, refused[0].Key)
+	}
+	v.findings = refusals(l.cluster, refused)
 	for _, kind := range l.kinds {
-		if line := l.heldBack(kind); line != "" {
-			v.heldBack = append(v.heldBack, line)
+		if line := l.retainedProblem(kind); line != "" {
+			v.findings = append(v.findings, finding.Detail(finding.HeldBack, l.cluster, []string{line})...)
 		}
 	}
-	refused := l.replica.Refused()
-	v.refused = slices.Clone(refused[:min(maxRefused, len(refused))])
 	l.view.Store(v)
 	return v
 }
 
-// status is that of the link. The caller holds l.mu.
+// status returns the status of the link. The caller must hold l.mu.
 func (l *link) status() *semaphorev1.LinkStatus {
 	out := &semaphorev1.LinkStatus{
 		Cluster: l.cluster, Address: l.address, Connected: l.current != nil,
@@ -661,13 +746,13 @@ func (l *link) status() *semaphorev1.LinkStatus {
 	for _, kind := range l.kinds {
 		objects, refused := l.replica.Count(kind)
 		k := &semaphorev1.KindStatus{
-			Kind: semaphorev1.KindName(kind), Objects: uint64(objects), Refused: uint64(refused), Complete: l.replica.Complete(kind),
+			Kind: kind, Objects: uint64(objects), Refused: uint64(refused), Complete: l.replica.Complete(kind),
 			Limit: uint64(l.replica.Limit(kind)),
 		}
-		if heard := l.replica.Heard(kind); !heard.IsZero() {
+		if heard := l.replica.LastHeard(kind); !heard.IsZero() {
 			k.LastHeard = timestamppb.New(heard)
 		}
-		if back := l.replica.HeldBack(kind, 0); back.Total > 0 {
+		if back := l.replica.Retained(kind, 0); back.Total > 0 {
 			k.HeldBack, k.HeldBackSince = uint64(back.Total), timestamppb.New(back.Since)
 		}
 		out.Kinds = append(out.Kinds, k)
@@ -675,9 +760,10 @@ func (l *link) status() *semaphorev1.LinkStatus {
 	return out
 }
 
-// heldBack says what the brake holds of a kind, naming some of the objects; empty for nothing. The caller holds l.mu.
-func (l *link) heldBack(kind semaphorev1.Kind) string {
-	back := l.replica.HeldBack(kind, 3)
+// retainedProblem describes what the brake retains of a kind, naming some of the objects; empty for nothing. The
+// caller must hold l.mu.
+func (l *link) retainedProblem(kind semaphorev1.Kind) string {
+	back := l.replica.Retained(kind, 3)
 	if back.Total == 0 {
 		return ""
 	}
@@ -688,18 +774,15 @@ func (l *link) heldBack(kind semaphorev1.Kind) string {
 	if back.Total > len(names) {
 		names = append(names, fmt.Sprintf("%d more", back.Total-len(names)))
 	}
-	return fmt.Sprintf("held back since %s: cluster %s has withdrawn %s; they go when a whole snapshot lacks them after %s, or by `semaphorectl brake release %s`",
-		back.Since.UTC().Format(time.RFC3339), l.cluster, strings.Join(names, ", "), l.hold, l.cluster)
+	return fmt.Sprintf("retained since %s: cluster %s has withdrawn %s; the broker removes them when a complete "+
+		"snapshot lacks them after %s, or on `semaphorectl brake release %s`",
+		back.Since.UTC().Format(time.RFC3339), l.cluster, strings.Join(names, ", "), l.brakeHold, l.cluster)
 }
 
-// Describe is what status shows of all remotes: their links, and lines on what is held back and refused of each.
-func (s *Server) Describe() (links []*semaphorev1.LinkStatus, problems []string) {
+// Links returns the status of the links of all remotes.
+func (s *Server) Links() (links []*semaphorev1.LinkStatus) {
 	for _, v := range s.views() {
 		links = append(links, proto.CloneOf(v.status))
-		problems = append(problems, v.heldBack...)
-		for _, r := range v.refused {
-			problems = append(problems, fmt.Sprintf("refused %s of cluster %s: %s (%s)", r.Key, v.status.GetCluster(), r.Reason, r.Code))
-		}
 	}
-	return links, problems
+	return links
 }

@@ -1,8 +1,10 @@
-// Package front makes calls reach the broker that leads: it keeps the EndpointSlices of the broker's Services, which have no
-// selector, so that each names the leader's pod and nothing else. All replicas are ready, as a standby can take over; only one
-// is called. docs/adr/0023-calls-reach-the-leader.md weighs it against alternatives.
+// Package front routes calls to the broker that leads: it writes the EndpointSlices of the broker's Services, which
+// have no selector, so that each names only the leader's pod. All replicas are ready, since a standby can take over;
+// only one receives calls. docs/adr/0023-calls-reach-the-leader.md weighs it against alternatives.
 //
-// It knows the apiserver, the Lease by a function, and nothing of what the broker does.
+// It knows the apiserver, and the Lease through a function. It does not know what the broker does.
+//
+// It may import no other package of the broker.
 package front
 
 import (
@@ -33,35 +35,39 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// ManagedBy is the value of endpointslice.kubernetes.io/managed-by on the slices, by which controllers of Kubernetes leave them
-// alone.
+// ManagedBy is the value of endpointslice.kubernetes.io/managed-by on the slices, which makes Kubernetes' controllers
+// ignore them.
 const ManagedBy = "semaphore-broker-leader"
 
 const (
-	// heal is how often the leader compares the slices with itself, and how long it takes at most until one that somebody
-	// else changed or deleted is put back.
+	// heal is the interval at which the leader compares the slices, and so the longest time until it restores one that
+	// somebody else changed or deleted.
 	heal = 2 * time.Second
-	// readiness is how often a new leader looks whether it is ready for calls.
+	// readiness is the interval at which a new leader checks whether it is ready for calls.
 	readiness = 50 * time.Millisecond
-	// answer is how long the apiserver may take for a request.
+	// answer is the timeout of a request to the apiserver.
 	answer = 5 * time.Second
-	// farewell is how long a leader that ends tries to take its address away: no call is to wait for a pod that is gone.
+	// farewell bounds how long a leader that stops tries to remove its address: no call should go to a pod that has
+	// ended.
 	farewell = time.Second
 )
 
-// families are the address types that a pod may have, with the ends of the slices' names.
-var families = map[discoveryv1.AddressType]string{discoveryv1.AddressTypeIPv4: "-leader-ipv4", discoveryv1.AddressTypeIPv6: "-leader-ipv6"}
+// families are the address types that a pod may have, with the suffix of the slices' names.
+var families = map[discoveryv1.AddressType]string{discoveryv1.AddressTypeIPv4: "-leader-ipv4",
+	discoveryv1.AddressTypeIPv6: "-leader-ipv6"}
 
-// SliceName is that of the slice of a Service for an address type. RBAC names the same (deploy/broker/leader.yaml).
+// SliceName returns the name of the slice of a Service for an address type. RBAC has the same names
+// (deploy/broker/leader.yaml).
 func SliceName(service string, family discoveryv1.AddressType) string {
 	return service + families[family]
 }
 
-// PodOfEnvironment reads POD_NAME, POD_NAMESPACE, POD_UID, NODE_NAME and POD_IPS, which the manifests fill by the downward API
-// (https://kubernetes.io/docs/concepts/workloads/pods/downward-api/). Without POD_IPS, as outside of a cluster, it has no
-// addresses.
+// PodOfEnvironment reads POD_NAME, POD_NAMESPACE, POD_UID, NODE_NAME and POD_IPS, which the manifests fill by the
+// downward API (https://kubernetes.io/docs/concepts/workloads/pods/downward-api/). Without POD_IPS, as outside of a
+// cluster, the pod has no addresses.
 func PodOfEnvironment() (config.Pod, error) {
-	p := config.Pod{Namespace: os.Getenv("POD_NAMESPACE"), Name: os.Getenv("POD_NAME"), Node: os.Getenv("NODE_NAME"), UID: types.UID(os.Getenv("POD_UID"))}
+	p := config.Pod{Namespace: os.Getenv("POD_NAMESPACE"), Name: os.Getenv("POD_NAME"), Node: os.Getenv("NODE_NAME"),
+		UID: types.UID(os.Getenv("POD_UID"))}
 	text := os.Getenv("POD_IPS")
 	if text == "" {
 		return p, nil
@@ -73,7 +79,8 @@ func PodOfEnvironment() (config.Pod, error) {
 		}
 		p.IPs = append(p.IPs, addr.Unmap())
 	}
-	for name, value := range map[string]string{"POD_NAMESPACE": p.Namespace, "POD_NAME": p.Name, "POD_UID": string(p.UID), "NODE_NAME": p.Node} {
+	for name, value := range map[string]string{"POD_NAMESPACE": p.Namespace, "POD_NAME": p.Name, "POD_UID": string(p.UID),
+		"NODE_NAME": p.Node} {
 		if value == "" {
 			return p, fmt.Errorf("%s is empty beside POD_IPS: set it by the downward API", name)
 		}
@@ -81,7 +88,8 @@ func PodOfEnvironment() (config.Pod, error) {
 	return p, nil
 }
 
-// Ports are the named ports of this replica, from the addresses that it listens on; an address without a port is an error.
+// Ports returns the named ports of this replica, from the addresses that it listens on; an address without a port is an
+// error.
 func Ports(listen map[string]string) ([]discoveryv1.EndpointPort, error) {
 	var out []discoveryv1.EndpointPort
 	for _, name := range slices.Sorted(maps.Keys(listen)) {
@@ -93,7 +101,8 @@ func Ports(listen map[string]string) ([]discoveryv1.EndpointPort, error) {
 		if err != nil {
 			return nil, fmt.Errorf("port %s: %w", name, err)
 		}
-		out = append(out, discoveryv1.EndpointPort{Name: ptr.To(name), Port: ptr.To(int32(port)), Protocol: ptr.To(corev1.ProtocolTCP)})
+		out = append(out, discoveryv1.EndpointPort{Name: ptr.To(name), Port: ptr.To(int32(port)),
+			Protocol: ptr.To(corev1.ProtocolTCP)})
 	}
 	return out, nil
 }
@@ -102,43 +111,44 @@ func Ports(listen map[string]string) ([]discoveryv1.EndpointPort, error) {
 type Options struct {
 	Client kubernetes.Interface
 	Pod    config.Pod
-	// Services are the names of those that lead to the leader, in the pod's namespace.
+	// Services are the names of those that route to the leader, in the pod's namespace.
 	Services []string
-	// Ports are the same for each: kube-proxy takes those by whose name the Service has one.
+	// Ports are the same for each Service: kube-proxy uses those whose names the Service has.
 	Ports []discoveryv1.EndpointPort
-	// Holds asks the apiserver whether this replica has the lease.
+	// Holds asks the apiserver whether this replica holds the Lease.
 	Holds func(context.Context) error
-	// Ready is why the leader is not ready for calls yet.
+	// Ready returns why the leader is not ready for calls yet; nil if it is.
 	Ready func() error
 	Log   *slog.Logger
 }
 
-// Front keeps the slices while this replica leads.
+// Front writes the slices while this replica leads.
 type Front struct {
 	Options
 	api typeddiscoveryv1.EndpointSliceInterface
 
 	mu sync.Mutex
-	// problems are those of the last comparison, by slice.
+	// problems are the errors of the last comparison, by slice.
 	problems map[string]string
 }
 
-// New makes a front; it asks nothing yet.
+// New returns a Front. It sends no request yet.
 func New(o Options) *Front {
 	return &Front{Options: o, api: o.Client.DiscoveryV1().EndpointSlices(o.Pod.Namespace), problems: map[string]string{}}
 }
 
-// Problems are why calls may not reach this replica, a line each.
+// Problems returns why calls may not reach this replica, a line each.
 func (f *Front) Problems() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Sorted(maps.Values(f.problems))
 }
 
-// Run keeps the slices until ctx ends, and takes this replica's address out of them then. It runs while this replica leads.
+// Run writes the slices until ctx ends, and removes this replica's address from them then. The caller runs it while
+// this replica leads.
 func (f *Front) Run(ctx context.Context) error {
 	if len(f.Pod.IPs) == 0 {
-		f.Log.Info("POD_IPS is empty: the Services are not led to this replica")
+		f.Log.Info("POD_IPS is empty: the Services do not route to this replica")
 		return nil
 	}
 	for f.Ready() != nil {
@@ -161,8 +171,9 @@ func (f *Front) Run(ctx context.Context) error {
 	}
 }
 
-// each does something with the slice of each Service and family, and notes what went wrong.
-func (f *Front) each(ctx context.Context, do func(ctx context.Context, service string, family discoveryv1.AddressType) error) {
+// each calls a function for the slice of each Service and family, and records the errors.
+func (f *Front) each(ctx context.Context,
+	do func(ctx context.Context, service string, family discoveryv1.AddressType) error) {
 	for _, service := range f.Services {
 		for family := range families {
 			ctx, cancel := context.WithTimeout(ctx, answer)
@@ -173,9 +184,9 @@ func (f *Front) each(ctx context.Context, do func(ctx context.Context, service s
 	}
 }
 
-// note keeps the problem of a slice, nil for none, and logs when it comes and goes.
+// note records the problem of a slice, nil for none, and logs when one begins or ends.
 func (f *Front) note(slice string, err error) {
-	// Another wrote it meanwhile, or this replica ends: neither is a problem.
+	// Another replica wrote it meanwhile, or this replica stops: neither is a problem.
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, context.Canceled) {
 		return
 	}
@@ -185,19 +196,20 @@ func (f *Front) note(slice string, err error) {
 	switch {
 	case err == nil && was:
 		delete(f.problems, slice)
-		f.Log.Info("the Service leads to this replica", "endpointslice", slice)
+		f.Log.Info("the Service routes to this replica", "endpointslice", slice)
 	case err != nil:
-		f.problems[slice] = fmt.Sprintf("EndpointSlice %s/%s, by which calls reach this replica: %v", f.Pod.Namespace, slice, err)
+		f.problems[slice] = fmt.Sprintf("EndpointSlice %s/%s, by which calls reach this replica: %v", f.Pod.Namespace,
+			slice, err)
 		if !was {
 			f.Log.Warn("calls may not reach this replica", "endpointslice", slice, "error", err)
 		}
 	}
 }
 
-// lead makes a slice name this replica.
+// lead writes this replica into a slice.
 //
-// The order is what keeps a replica that was deposed and does not know it from taking calls back: it reads the slice, then the
-// Lease, then writes the version that it read. Either the Lease names the successor, or the successor writes after the Lease
+// The order keeps a deposed replica that does not know it from taking calls back: it reads the slice, then the Lease,
+// then writes the version that it read. Either the Lease names the successor, or the successor writes after the Lease
 // was read, and then the slice has another version or is overwritten.
 func (f *Front) lead(ctx context.Context, service string, family discoveryv1.AddressType) error {
 	have, err := f.api.Get(ctx, SliceName(service, family), metav1.GetOptions{})
@@ -226,7 +238,8 @@ func (f *Front) lead(ctx context.Context, service string, family discoveryv1.Add
 	return err
 }
 
-// leave empties the slices that name this replica: kube-proxy then refuses calls at once, until the next leader writes itself.
+// leave empties the slices that name this replica: kube-proxy then refuses calls immediately, until the next leader
+// writes itself.
 func (f *Front) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, farewell)
 	defer cancel()
@@ -235,7 +248,10 @@ func (f *Front) leave(ctx context.Context) {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		if err != nil || !slices.ContainsFunc(have.Endpoints, func(e discoveryv1.Endpoint) bool { return e.TargetRef != nil && e.TargetRef.UID == f.Pod.UID }) {
+		if err != nil || !slices.ContainsFunc(have.Endpoints, func(e discoveryv1.Endpoint) bool {
+			return e.TargetRef != nil &&
+				e.TargetRef.UID == f.Pod.UID
+		}) {
 			return err
 		}
 		have.Endpoints = []discoveryv1.Endpoint{}
@@ -244,17 +260,19 @@ func (f *Front) leave(ctx context.Context) {
 	})
 }
 
-// same says whether a slice leads to where it should; further labels and annotations are others' business.
+// same reports whether a slice has the desired content. Further labels and annotations belong to others.
 func same(have, want *discoveryv1.EndpointSlice) bool {
 	for name, value := range want.Labels {
 		if have.Labels[name] != value {
 			return false
 		}
 	}
-	return equality.Semantic.DeepEqual(have.Endpoints, want.Endpoints) && equality.Semantic.DeepEqual(have.Ports, want.Ports)
+	return equality.Semantic.DeepEqual(have.Endpoints, want.Endpoints) &&
+		equality.Semantic.DeepEqual(have.Ports, want.Ports)
 }
 
-// want is the slice of a Service that leads to this replica; without endpoints where it has no address of the family.
+// want returns the slice of a Service that routes to this replica; without endpoints if the replica has no address of
+// the family.
 func (f *Front) want(service string, family discoveryv1.AddressType) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -275,7 +293,7 @@ func (f *Front) want(service string, family discoveryv1.AddressType) *discoveryv
 		s.Endpoints = []discoveryv1.Endpoint{{
 			Addresses:  []string{addr.String()},
 			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false)},
-			// What externalTrafficPolicy: Local and load balancers that go to pods need to know.
+			// externalTrafficPolicy: Local, and load balancers that send to pods, need the node.
 			NodeName:  ptr.To(f.Pod.Node),
 			TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: f.Pod.Namespace, Name: f.Pod.Name, UID: f.Pod.UID},
 		}}

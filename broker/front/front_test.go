@@ -26,7 +26,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func replica(t *testing.T, client kubernetes.Interface, name, address string, holds func(context.Context) error) *Front {
+func replica(t *testing.T, client kubernetes.Interface, name, address string,
+	holds func(context.Context) error) *Front {
 	t.Helper()
 	ports, err := Ports(map[string]string{"federation": ":8443", "peering": ":8444"})
 	if err != nil {
@@ -37,15 +38,18 @@ func replica(t *testing.T, client kubernetes.Interface, name, address string, ho
 		ips = append(ips, netip.MustParseAddr(one))
 	}
 	return New(Options{
-		Client: client, Pod: config.Pod{Namespace: "default", Name: name, Node: "n1", UID: types.UID(name), IPs: ips}, Services: []string{"semaphore-broker"},
-		Ports: ports, Holds: holds, Ready: func() error { return nil }, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Client: client, Pod: config.Pod{Namespace: "default", Name: name, Node: "n1", UID: types.UID(name), IPs: ips},
+		Services: []string{"semaphore-broker"},
+		Ports:    ports, Holds: holds, Ready: func() error { return nil },
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 }
 
 // leadsTo are the addresses in the slices of the Service.
 func leadsTo(t *testing.T, client kubernetes.Interface) string {
 	t.Helper()
-	all, err := client.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=semaphore-broker"})
+	all, err := client.DiscoveryV1().EndpointSlices("default").List(t.Context(),
+		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=semaphore-broker"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +62,8 @@ func leadsTo(t *testing.T, client kubernetes.Interface) string {
 	return strings.Join(slices.Sorted(slices.Values(out)), " ")
 }
 
-// A replica that was deposed by force does not take calls back, whenever it finds out: calls lead to one replica at any time.
+// A replica that was deposed by force does not take calls back, whenever it finds out: calls lead to one replica at any
+// time.
 func TestOneReplicaIsCalled(t *testing.T) {
 	client := kubernetes.NewForConfigOrDie(kubetest.Start(t))
 	const ipv4 = discoveryv1.AddressTypeIPv4
@@ -135,7 +140,8 @@ func TestFamilies(t *testing.T) {
 }
 
 func TestPodOfEnvironment(t *testing.T) {
-	set := map[string]string{"POD_NAME": "b-0", "POD_NAMESPACE": "semaphore", "POD_UID": "u", "NODE_NAME": "n1", "POD_IPS": "192.0.2.1,2001:db8::1"}
+	set := map[string]string{"POD_NAME": "b-0", "POD_NAMESPACE": "semaphore", "POD_UID": "u", "NODE_NAME": "n1",
+		"POD_IPS": "192.0.2.1,2001:db8::1"}
 	for name, value := range set {
 		t.Setenv(name, value)
 	}

@@ -8,25 +8,25 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// cidrs are the pod CIDRs that the nodes of one remote claim, and who of those that overlap has lost. Who keeps one keeps it for as
-// long as it claims it: a claim that comes later takes nothing that works. Of claims that are decided on at one time the one whose
-// node's name comes first is kept. A change costs the claims that overlap what changed.
+// cidrs are the pod CIDRs that the nodes of one remote claim, and which of overlapping claims lost. A node keeps a
+// CIDR for as long as it claims it: a later claim takes nothing that works. Of claims that are resolved together, the
+// node that sorts first wins. A change costs time proportional to the claims that overlap it.
 type cidrs struct {
-	// claims are by prefix and, within one, in the order of their nodes.
+	// claims by prefix, sorted by node within a prefix.
 	claims *bart.Table[[]claim]
-	// kept is the node that keeps a prefix.
+	// kept maps a prefix to the node that keeps it.
 	kept *bart.Table[string]
-	// lost leads to the node that keeps what the claim overlaps.
+	// lost maps a claim to the node that keeps an overlapping prefix.
 	lost map[claim]string
-	// added are claims that were not decided on yet, freed the prefixes that were kept and are no more.
-	added []place
+	// added are claims that are not resolved yet, freed are prefixes that are no longer kept.
+	added []prefixClaim
 	freed []netip.Prefix
 }
 
 type claim struct{ node, cidr string }
 
-// place is a claim and where it is.
-type place struct {
+// prefixClaim is a claim with its parsed prefix.
+type prefixClaim struct {
 	prefix netip.Prefix
 	claim
 }
@@ -39,7 +39,7 @@ func compareClaims(a, b claim) int {
 	return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.cidr, b.cidr))
 }
 
-// replace has a node claim other CIDRs than before.
+// replace replaces the CIDRs that a node claims.
 func (c *cidrs) replace(node string, before, now []string) {
 	claimed := make(map[string]bool, len(before))
 	for _, text := range before {
@@ -64,7 +64,7 @@ func (c *cidrs) add(node, text string) {
 		}
 		return slices.Insert(all, i, is)
 	}); ok {
-		c.added = append(c.added, place{prefix, is})
+		c.added = append(c.added, prefixClaim{prefix, is})
 	}
 }
 
@@ -89,7 +89,7 @@ func (c *cidrs) remove(node, text string) {
 func (c *cidrs) modify(is claim, do func(all []claim, i int, there bool) []claim) (netip.Prefix, bool) {
 	prefix, err := netip.ParsePrefix(is.cidr)
 	if err != nil {
-		return prefix, false // admission lets no other in
+		return prefix, false // admission refuses others
 	}
 	prefix = prefix.Masked()
 	c.claims.Modify(prefix, func(all []claim, _ bool) ([]claim, bool) {
@@ -100,31 +100,31 @@ func (c *cidrs) modify(is claim, do func(all []claim, i int, there bool) []claim
 	return prefix, true
 }
 
-// settle decides on the claims that are new, and on those that lost to what is free now, and names the nodes for which that changed
-// something.
-func (c *cidrs) settle(changed func(node string)) {
+// resolve decides new claims and claims that had lost against freed prefixes. It calls changed for each node whose
+// outcome changes.
+func (c *cidrs) resolve(changed func(node string)) {
 	if len(c.added)+len(c.freed) == 0 {
 		return
 	}
-	undecided := map[place]bool{}
+	undecided := map[prefixClaim]bool{}
 	for _, a := range c.added {
 		if all, ok := c.claims.Get(a.prefix); ok && slices.Contains(all, a.claim) {
 			undecided[a] = true
 		}
 	}
 	for _, prefix := range c.freed {
-		c.overlapping(prefix, func(p place) {
+		c.overlapping(prefix, func(p prefixClaim) {
 			if _, lost := c.lost[p.claim]; lost {
 				undecided[p] = true
 			}
 		})
 	}
 	c.added, c.freed = nil, nil
-	order := make([]place, 0, len(undecided))
+	order := make([]prefixClaim, 0, len(undecided))
 	for p := range undecided {
 		order = append(order, p)
 	}
-	slices.SortFunc(order, func(a, b place) int { return compareClaims(a.claim, b.claim) })
+	slices.SortFunc(order, func(a, b prefixClaim) int { return compareClaims(a.claim, b.claim) })
 	for _, is := range order {
 		was, lost := c.lost[is.claim]
 		by, kept := c.kept.Get(is.prefix)
@@ -141,11 +141,11 @@ func (c *cidrs) settle(changed func(node string)) {
 	}
 }
 
-// overlapping calls do with the claims that overlap a prefix.
-func (c *cidrs) overlapping(prefix netip.Prefix, do func(place)) {
+// overlapping calls do for each claim that overlaps a prefix.
+func (c *cidrs) overlapping(prefix netip.Prefix, do func(prefixClaim)) {
 	each := func(at netip.Prefix, all []claim) {
 		for _, is := range all {
-			do(place{at, is})
+			do(prefixClaim{at, is})
 		}
 	}
 	for at, all := range c.claims.Supernets(prefix) {
@@ -156,10 +156,11 @@ func (c *cidrs) overlapping(prefix netip.Prefix, do func(place)) {
 	}
 }
 
-// keeperOf is another node than the claim's that keeps what overlaps it: the first by address, the widest first; "" for none.
-func (c *cidrs) keeperOf(is place) string {
+// keeperOf returns another node that keeps an overlapping prefix: the widest that contains it, else the first within
+// it; "" for none.
+func (c *cidrs) keeperOf(is prefixClaim) string {
 	keeper := ""
-	for _, node := range c.kept.Supernets(is.prefix) { // the widest comes last
+	for _, node := range c.kept.Supernets(is.prefix) { // ordered from narrow to wide
 		if node != is.node {
 			keeper = node
 		}

@@ -7,14 +7,14 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// shownCIDRs is how many pod CIDRs that a node lost are told of one by one. It may claim thousands.
-const shownCIDRs = 3
+// maxListedCIDRs is how many lost pod CIDRs of a node get a problem each. A node may claim thousands.
+const maxListedCIDRs = 3
 
-// decision is what comes of one node: a peer, if any, and what it lost to others.
+// decision is the outcome for one node: a peer, if it becomes one, and what it lost to other nodes.
 type decision struct {
 	peer     *semaphorev1.Peer
 	problems []string
-	// more is how many problems the last line stands for, beside itself.
+	// more is how many problems the last text summarizes beyond the first.
 	more int
 }
 
@@ -24,67 +24,76 @@ func (d *decision) problem(format string, args ...any) {
 
 func (p *Plan) name(who ref) string { return p.remotes[who.remote].config.Name + "/" + who.node }
 
-// owner is who of those who have a key is the peer with it; ok is false where none can be.
+// owner is the node that becomes the peer with a key; ok is false if no node can.
 type owner struct {
 	ref
 	ok bool
 }
 
-// owner is the one who is the peer with the key already, as long as it can be: neither the order of names or of the
-// configuration nor a node of the own cluster takes from a peer what works. Otherwise it is the first in order that can be one.
+// owner returns the present peer with the key for as long as it is eligible: neither the order of names or remotes nor
+// a node of the own cluster takes the key from a working peer. Otherwise it returns the first eligible node.
 func (p *Plan) owner(key string) owner {
 	if who, held := p.holders[key]; held && slices.Contains(p.byKey[key], who) && p.eligible(who) {
 		return owner{who, true}
 	}
 	for _, who := range p.byKey[key] {
-		if len(p.local.keys[key]) == 0 && p.eligible(who) {
+		if len(p.ownNodes.keys[key]) == 0 && p.eligible(who) {
 			return owner{who, true}
 		}
 	}
 	return owner{}
 }
 
-// eligible says whether a node could be a peer if nobody else had its key.
+// eligible reports whether a node could become a peer if no other node had its key.
 func (p *Plan) eligible(who ref) bool {
 	_, taken := p.addressTaken(who)
-	return !taken && len(p.allowed(who, nil)) > 0
+	return !taken && len(p.allowedIPs(who, nil)) > 0
 }
 
-// decide says what comes of a node that has a key, which is owner's.
+// decide decides the outcome for a node that has a key; owner is the owner of the key.
 func (p *Plan) decide(who ref, owner owner) decision {
 	var d decision
 	n := p.remotes[who.remote].nodes[who.node]
 	if node, taken := p.addressTaken(who); taken {
-		d.problem("node %s says that it is at %s, which is the address of this cluster's node %s: it is no peer",
-			p.name(who), host(n.GetWireguard()), node)
+		d.problem(
+			"node %s publishes the endpoint address %s, which belongs to this cluster's node %s: it does not become a peer",
+			p.name(who),
+			addressOf(n.GetWireguard()),
+			node,
+		)
 		return d
 	}
-	local := p.local.keys[keyOf(n)]
+	local := p.ownNodes.keys[keyOf(n)]
 	switch {
 	case owner.ok && owner.ref != who:
-		d.problem("node %s has the public key of %s: it is no peer until it has one of its own", p.name(who), p.name(owner.ref))
+		d.problem("node %s has the public key of %s: it does not become a peer until it has its own key", p.name(who),
+			p.name(owner.ref))
 		return d
 	case !owner.ok && len(local) > 0:
-		d.problem("node %s has the public key of this cluster's node %s: it is no peer until it has one of its own", p.name(who), local[0])
+		d.problem("node %s has the public key of this cluster's node %s: it does not become a peer until it has its own key",
+			p.name(who), local[0])
 		return d
 	case owner.ok && len(local) > 0:
-		d.problem("this cluster's node %s claims the public key of %s, which is a peer with it already and stays one", local[0], p.name(who))
+		d.problem("this cluster's node %s claims the public key of %s, which remains the peer with this key", local[0],
+			p.name(who))
 	}
-	if nodes := p.local.addresses[host(n.GetWireguard())]; len(nodes) > 0 {
-		d.problem("this cluster's node %s claims the address %s of %s, which is a peer there already and stays one", nodes[0], host(n.GetWireguard()), p.name(who))
+	if nodes := p.ownNodes.addresses[addressOf(n.GetWireguard())]; len(nodes) > 0 {
+		d.problem("this cluster's node %s claims the address %s of %s, which remains the peer at this address", nodes[0],
+			addressOf(n.GetWireguard()), p.name(who))
 	}
 	lost := 0
-	allowed := p.allowed(who, func(cidr, keeper string) {
-		if lost++; lost <= shownCIDRs {
-			d.problem("pod CIDR %s of node %s overlaps that of %s/%s, which keeps it", cidr, p.name(who), p.remotes[who.remote].config.Name, keeper)
+	allowed := p.allowedIPs(who, func(cidr, keeper string) {
+		if lost++; lost <= maxListedCIDRs {
+			d.problem("pod CIDR %s of node %s overlaps that of %s/%s, which keeps it", cidr, p.name(who),
+				p.remotes[who.remote].config.Name, keeper)
 		}
 	})
-	if more := lost - shownCIDRs; more > 0 {
+	if more := lost - maxListedCIDRs; more > 0 {
 		d.problem("%d more pod CIDRs of node %s overlap those of others, which keep them", more, p.name(who))
 		d.more = more - 1
 	}
 	if len(n.GetPodCidrs()) == 0 {
-		d.problem("node %s has a key and no pod CIDR: nothing could be sent to it", p.name(who))
+		d.problem("node %s has a key and no pod CIDR: it has no allowed IPs and does not become a peer", p.name(who))
 	}
 	if len(allowed) > 0 {
 		d.peer = &semaphorev1.Peer{
@@ -96,25 +105,25 @@ func (p *Plan) decide(who ref, owner owner) decision {
 	return d
 }
 
-// addressTaken says whether a node's end of the tunnel is at the address of a node of the own cluster, and which. A peer
-// that is there already keeps its place: a kubelet says what addresses its node has.
+// addressTaken reports whether a node's tunnel endpoint has the address of an own node, and of which. An existing peer
+// keeps its address, as a kubelet can report any address for its node.
 func (p *Plan) addressTaken(who ref) (node string, taken bool) {
 	r := p.remotes[who.remote]
-	at := host(r.nodes[who.node].GetWireguard())
-	nodes := p.local.addresses[at]
-	if len(nodes) == 0 || host(r.decided[who.node].peer.GetWireguard()) == at {
+	at := addressOf(r.nodes[who.node].GetWireguard())
+	nodes := p.ownNodes.addresses[at]
+	if len(nodes) == 0 || addressOf(r.decided[who.node].peer.GetWireguard()) == at {
 		return "", false
 	}
 	return nodes[0], true
 }
 
-// allowed are the pod CIDRs of a node that are not others'. Those that are, are told to lost, if there is one.
-func (p *Plan) allowed(who ref, lost func(cidr, keeper string)) []string {
+// allowedIPs returns the pod CIDRs of a node that it keeps. It calls lost, if not nil, for each of the others.
+func (p *Plan) allowedIPs(who ref, lost func(cidr, keeper string)) []string {
 	r := p.remotes[who.remote]
 	var allowed []string
 	for _, cidr := range r.nodes[who.node].GetPodCidrs() {
-		keeper, gone := r.cidrs.lost[claim{who.node, cidr}]
-		if !gone {
+		keeper, lostIt := r.cidrs.lost[claim{who.node, cidr}]
+		if !lostIt {
 			allowed = append(allowed, cidr)
 		} else if lost != nil {
 			lost(cidr, keeper)

@@ -30,7 +30,7 @@ func stands(p *Plan) standing {
 		for node, d := range r.decided {
 			if d.peer != nil {
 				s.holders[string(d.peer.Wireguard.PublicKey)] = ref{i, node}
-				s.at[ref{i, node}] = host(d.peer.Wireguard)
+				s.at[ref{i, node}] = addressOf(d.peer.Wireguard)
 			}
 		}
 		for prefix, node := range r.cidrs.kept.All() {
@@ -43,8 +43,8 @@ func stands(p *Plan) standing {
 	return s
 }
 
-// anew decides on all nodes of all remotes from what they are now and who was a peer before, in two rounds: the first finds
-// who has which key.
+// again decides on all nodes of all remotes from what they are now and who was a peer before, in two rounds: the first
+// finds who has which key.
 func anew(p *Plan, before standing) []whole {
 	keys := map[string]ref{}
 	first := decideAnew(p, before, nil)
@@ -53,7 +53,7 @@ func anew(p *Plan, before standing) []whole {
 			for _, peer := range first[i].Peers {
 				key, who := string(peer.Wireguard.PublicKey), ref{i, peer.Key.Node}
 				_, has := keys[key]
-				if by, ok := before.holders[key]; !has && (held && ok && by == who || !held && len(p.local.keys[key]) == 0) {
+				if by, ok := before.holders[key]; !has && (held && ok && by == who || !held && len(p.ownNodes.keys[key]) == 0) {
 					keys[key] = who
 				}
 			}
@@ -103,7 +103,8 @@ func decideAnew(p *Plan, before standing, keys map[string]ref) []whole {
 			for _, cidr := range n.PodCidrs {
 				prefix := netip.MustParsePrefix(cidr)
 				if i := slices.IndexFunc(kept, func(k place) bool { return k.node != name && k.prefix.Overlaps(prefix) }); i >= 0 {
-					lost = append(lost, fmt.Sprintf("pod CIDR %s of node %s overlaps that of %s/%s, which keeps it", cidr, who, r.config.Name, kept[i].node))
+					lost = append(lost, fmt.Sprintf("pod CIDR %s of node %s overlaps that of %s/%s, which keeps it", cidr, who,
+						r.config.Name, kept[i].node))
 				} else {
 					allowed = append(allowed, cidr)
 				}
@@ -112,32 +113,41 @@ func decideAnew(p *Plan, before standing, keys map[string]ref) []whole {
 			me := ref{i, name}
 			owner, owned := keys[string(n.Wireguard.PublicKey)]
 			mine := keys == nil || owned && owner == me
-			own := p.local.addresses[at]
-			switch local := p.local.keys[string(n.Wireguard.PublicKey)]; {
+			own := p.ownNodes.addresses[at]
+			switch local := p.ownNodes.keys[string(n.Wireguard.PublicKey)]; {
 			case len(own) > 0 && before.at[me] != at:
-				problem("node %s says that it is at %s, which is the address of this cluster's node %s: it is no peer", who, at, own[0])
+				problem(
+					"node %s publishes the endpoint address %s, which belongs to this cluster's node %s: it does not become a peer",
+					who,
+					at,
+					own[0],
+				)
 				continue
 			case !mine && owned:
-				problem("node %s has the public key of %s: it is no peer until it has one of its own", who, p.name(owner))
+				problem("node %s has the public key of %s: it does not become a peer until it has its own key", who, p.name(owner))
 				continue
 			case !mine && len(local) > 0:
-				problem("node %s has the public key of this cluster's node %s: it is no peer until it has one of its own", who, local[0])
+				problem("node %s has the public key of this cluster's node %s: it does not become a peer until it has its own key",
+					who, local[0])
 				continue
 			case mine && len(local) > 0:
-				problem("this cluster's node %s claims the public key of %s, which is a peer with it already and stays one", local[0], who)
+				problem("this cluster's node %s claims the public key of %s, which remains the peer with this key", local[0], who)
 			}
 			if len(own) > 0 {
-				problem("this cluster's node %s claims the address %s of %s, which is a peer there already and stays one", own[0], at, who)
+				problem("this cluster's node %s claims the address %s of %s, which remains the peer at this address",
+					own[0], at, who)
 			}
-			if more := len(lost) - shownCIDRs; more > 0 {
-				lost = append(lost[:shownCIDRs:shownCIDRs], fmt.Sprintf("%d more pod CIDRs of node %s overlap those of others, which keep them", more, who))
+			if more := len(lost) - maxListedCIDRs; more > 0 {
+				lost = append(lost[:maxListedCIDRs:maxListedCIDRs],
+					fmt.Sprintf("%d more pod CIDRs of node %s overlap those of others, which keep them", more, who))
 			}
 			m.Problems = append(m.Problems, lost...)
 			if len(n.PodCidrs) == 0 {
-				problem("node %s has a key and no pod CIDR: nothing could be sent to it", who)
+				problem("node %s has a key and no pod CIDR: it has no allowed IPs and does not become a peer", who)
 			}
 			if len(allowed) > 0 {
-				m.Peers = append(m.Peers, &semaphorev1.Peer{Key: &semaphorev1.PeerKey{Cluster: r.config.Name, Node: name}, Wireguard: n.Wireguard, AllowedIps: allowed})
+				m.Peers = append(m.Peers, &semaphorev1.Peer{Key: &semaphorev1.PeerKey{Cluster: r.config.Name, Node: name},
+					Wireguard: n.Wireguard, AllowedIps: allowed})
 			}
 		}
 		out = append(out, m)
@@ -145,7 +155,8 @@ func decideAnew(p *Plan, before standing, keys map[string]ref) []whole {
 	return out
 }
 
-// The peers are those that deciding anew would give, from what is claimed now and who was a peer before; and whoever was told only what changed knows it.
+// The peers are those that deciding again would give, from what is claimed now and who was a peer before; and whoever
+// was told only what changed knows it.
 func TestIncrementalIsAnew(t *testing.T) {
 	runs := 400
 	if testing.Short() {
@@ -168,7 +179,7 @@ func TestIncrementalIsAnew(t *testing.T) {
 				cluster, name := []string{"c2", "c3"}[r.IntN(2)], fmt.Sprint("n", r.IntN(8))
 				switch r.IntN(8) {
 				case 0:
-					p.Set(cluster, name, nil)
+					p.SetNode(cluster, name, nil)
 				case 1: // of the own cluster
 					var keys [][]byte
 					var addresses []netip.Addr
@@ -176,7 +187,7 @@ func TestIncrementalIsAnew(t *testing.T) {
 						keys = append(keys, bytes.Repeat([]byte{byte(1 + r.IntN(6))}, 32))
 						addresses = append(addresses, netip.AddrFrom4([4]byte{172, 18, 2, byte(1 + r.IntN(6))}))
 					}
-					p.SetLocal(fmt.Sprint("l", r.IntN(3)), keys, addresses)
+					p.SetOwnNode(fmt.Sprint("l", r.IntN(3)), keys, addresses)
 				default:
 					var cidrs []string
 					for range r.IntN(4) {
@@ -186,7 +197,7 @@ func TestIncrementalIsAnew(t *testing.T) {
 					if n.Wireguard != nil && r.IntN(3) == 0 {
 						n.Wireguard.Address = fmt.Sprintf("172.18.2.%d:1", 1+r.IntN(6))
 					}
-					p.Set(cluster, name, n)
+					p.SetNode(cluster, name, n)
 				}
 			}
 			if r.IntN(4) == 0 {
@@ -198,12 +209,13 @@ func TestIncrementalIsAnew(t *testing.T) {
 			for i, cluster := range []string{"c2", "c3"} {
 				got := meshOf(p, cluster)
 				if show(got) != show(want[i]) {
-					t.Fatalf("seed %d step %d, %s:\n%s\n%q\nanew it is\n%s\n%q", seed, step, cluster, show(got), got.Problems, show(want[i]), want[i].Problems)
+					t.Fatalf("seed %d step %d, %s:\n%s\n%q\nanew it is\n%s\n%q", seed, step, cluster, show(got), got.Problems,
+						show(want[i]), want[i].Problems)
 				}
 				if r.IntN(3) == 0 {
 					continue // what is not taken now is taken later
 				}
-				c := p.Take(cluster)
+				c := p.TakeChanges(cluster)
 				if !slices.Contains(changed, cluster) && len(c.Peers) > 0 {
 					t.Fatalf("seed %d step %d: %s changed and is not named", seed, step, cluster)
 				}
@@ -213,7 +225,8 @@ func TestIncrementalIsAnew(t *testing.T) {
 					}
 				}
 				if len(told[cluster]) != len(want[i].Peers) {
-					t.Fatalf("seed %d step %d: told of %d peers of %s, there are %d", seed, step, len(told[cluster]), cluster, len(want[i].Peers))
+					t.Fatalf("seed %d step %d: told of %d peers of %s, there are %d", seed, step, len(told[cluster]), cluster,
+						len(want[i].Peers))
 				}
 				for _, peer := range want[i].Peers {
 					if !proto.Equal(told[cluster][peer.Key.Node], peer) {
@@ -224,12 +237,22 @@ func TestIncrementalIsAnew(t *testing.T) {
 		}
 		for i := range p.remotes {
 			for name := range p.remotes[i].nodes {
-				p.Set(p.remotes[i].config.Name, name, nil)
+				p.SetNode(p.remotes[i].config.Name, name, nil)
 			}
 		}
 		p.Update()
 		for _, r := range p.remotes {
-			if len(r.cidrs.lost)+r.cidrs.claims.Size()+r.cidrs.kept.Size()+len(r.decided)+len(p.byKey)+len(p.byAddress)+len(p.holders) != 0 {
+			if len(
+				r.cidrs.lost,
+			)+r.cidrs.claims.Size()+r.cidrs.kept.Size()+len(
+				r.decided,
+			)+len(
+				p.byKey,
+			)+len(
+				p.byAddress,
+			)+len(
+				p.holders,
+			) != 0 {
 				t.Fatalf("seed %d: something is left of nobody: %v %v", seed, r.cidrs.lost, r.decided)
 			}
 		}
@@ -239,18 +262,19 @@ func TestIncrementalIsAnew(t *testing.T) {
 func benchPlan(nodes int) *Plan {
 	p := New(remotes())
 	for i := range nodes {
-		p.Set("c2", fmt.Sprintf("node-%05d", i), benchNode(i, 0))
+		p.SetNode("c2", fmt.Sprintf("node-%05d", i), benchNode(i, 0))
 	}
 	p.Update()
-	p.Take("c2")
-	p.Take("c3")
+	p.TakeChanges("c2")
+	p.TakeChanges("c3")
 	return p
 }
 
 func benchNode(i, key int) *semaphorev1.Node {
 	return &semaphorev1.Node{
-		PodCidrs:  []string{fmt.Sprintf("10.%d.%d.0/26", 64+i>>8, i&255)},
-		Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: fmt.Appendf(nil, "%016d%016d", i, key), Address: fmt.Sprintf("172.18.%d.%d:51820", i>>8, i&255)},
+		PodCidrs: []string{fmt.Sprintf("10.%d.%d.0/26", 64+i>>8, i&255)},
+		Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: fmt.Appendf(nil, "%016d%016d", i, key),
+			Address: fmt.Sprintf("172.18.%d.%d:51820", i>>8, i&255)},
 	}
 }
 
@@ -263,8 +287,8 @@ func BenchmarkOneNode(b *testing.B) {
 			key := 0
 			for b.Loop() {
 				key++
-				p.Set("c2", "node-00500", benchNode(500, key))
-				if p.Update(); len(p.Take("c2").Peers) != 1 {
+				p.SetNode("c2", "node-00500", benchNode(500, key))
+				if p.Update(); len(p.TakeChanges("c2").Peers) != 1 {
 					b.Fatal("not one changed")
 				}
 			}

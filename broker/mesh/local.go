@@ -7,39 +7,39 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// local are the nodes of the own cluster: nobody becomes a peer with the key of one of them, or at the address of one (R10, R11).
-// What a kubelet says of its node takes no peer away: it may annotate its Node with any key, and report any address.
-// A remote whose nodes share a subnet with ours could otherwise have our nodes send to each other what is meant for
-// it, and whoever has two ends with one key has a tunnel with himself.
-type local struct {
-	nodes map[string]ends
-	// keys and addresses lead to the names of the nodes that have them, in order.
+// ownNodes are the nodes of the own cluster. No remote node becomes a peer with the key or at the address of one (R10,
+// R11): a remote whose nodes share a subnet with this cluster could otherwise make own nodes send its traffic to each
+// other. Conversely, own nodes take nothing from an existing peer, as a kubelet may annotate its Node with any key and
+// report any address.
+type ownNodes struct {
+	nodes map[string]keysAndAddresses
+	// keys and addresses map to the names of the nodes that have them, sorted.
 	keys, addresses map[string][]string
 }
 
-// spareKeys are those that a node may have beside one for each remote, maxAddresses its addresses.
+// A node may have one key for each remote and spareKeys beside them, and maxAddresses addresses.
 const spareKeys, maxAddresses = 8, 16
 
-type ends struct{ keys, addresses []string }
+type keysAndAddresses struct{ keys, addresses []string }
 
-func newLocal() local {
-	return local{map[string]ends{}, map[string][]string{}, map[string][]string{}}
+func newOwnNodes() ownNodes {
+	return ownNodes{map[string]keysAndAddresses{}, map[string][]string{}, map[string][]string{}}
 }
 
-// SetLocal takes the public keys of a node of the own cluster and its addresses; none of either when it has
-// gone. It returns whether that is another than before: Update then decides what comes of it.
-func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) (changed bool) {
-	// A node has a key for each remote, and maybe some that are left of others. What a kubelet annotates beyond that is no key of ours.
+// SetOwnNode sets the public keys and addresses of an own node; none of either if it was deleted. It reports whether
+// they changed. Update recomputes what depends on them.
+func (p *Plan) SetOwnNode(node string, keys [][]byte, addresses []netip.Addr) (changed bool) {
+	// A node has a key for each remote, and possibly keys of removed remotes. Further annotations are ignored.
 	keys = keys[:min(len(keys), len(p.remotes)+spareKeys)]
 	addresses = addresses[:min(len(addresses), maxAddresses)]
-	var now ends
+	var now keysAndAddresses
 	for _, key := range keys {
 		now.keys = append(now.keys, string(key))
 	}
 	for _, a := range addresses {
 		now.addresses = append(now.addresses, a.String())
 	}
-	before := p.local.nodes[node]
+	before := p.ownNodes.nodes[node]
 	if slices.Equal(before.keys, now.keys) && slices.Equal(before.addresses, now.addresses) {
 		return false
 	}
@@ -55,23 +55,23 @@ func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) (cha
 		}
 	}
 	for _, key := range before.keys {
-		leave(p.local.keys, key)
+		leave(p.ownNodes.keys, key)
 	}
 	for _, a := range before.addresses {
-		leave(p.local.addresses, a)
+		leave(p.ownNodes.addresses, a)
 	}
 	for _, key := range now.keys {
-		join(p.local.keys, key)
+		join(p.ownNodes.keys, key)
 	}
 	for _, a := range now.addresses {
-		join(p.local.addresses, a)
+		join(p.ownNodes.addresses, a)
 	}
 	if len(keys) == 0 && len(addresses) == 0 {
-		delete(p.local.nodes, node)
+		delete(p.ownNodes.nodes, node)
 	} else {
-		p.local.nodes[node] = now
+		p.ownNodes.nodes[node] = now
 	}
-	for _, e := range []ends{before, now} {
+	for _, e := range []keysAndAddresses{before, now} {
 		for _, key := range e.keys {
 			p.dirtyKeys[key] = true
 		}
@@ -84,20 +84,20 @@ func (p *Plan) SetLocal(node string, keys [][]byte, addresses []netip.Addr) (cha
 	return true
 }
 
-// host is the address of a tunnel's end, without its port; "" for none.
-func host(wg *semaphorev1.WireGuardEndpoint) string {
+// addressOf returns the IP of a tunnel endpoint; "" for none.
+func addressOf(wg *semaphorev1.WireGuardEndpoint) string {
 	at, err := netip.ParseAddrPort(wg.GetAddress())
 	if err != nil {
-		return "" // admission lets no other in
+		return "" // admission refuses others
 	}
 	return at.Addr().String()
 }
 
-// NodeClaims are how many keys and addresses of peers each node of the own cluster claims and does not get, by its name; those that claim
-// none are left out.
+// NodeClaims returns how many keys and addresses of peers each own node claims without getting them, by node name,
+// without nodes that claim none.
 func (p *Plan) NodeClaims() map[string]int {
 	claims := map[string]int{}
-	for node, ends := range p.local.nodes {
+	for node, ends := range p.ownNodes.nodes {
 		for _, key := range ends.keys {
 			if who, held := p.holders[key]; held && p.remotes[who.remote].decided[who.node].peer != nil {
 				claims[node]++

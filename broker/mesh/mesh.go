@@ -1,14 +1,16 @@
-// Package mesh decides which WireGuard devices and peers the nodes of the own cluster need:
-// the same for all of them, from the nodes that each remote exports.
+// Package mesh decides which WireGuard devices and peers the nodes of the own cluster need, from the nodes that each
+// remote exports. All own nodes get the same.
 //
-// It is pure. Of two nodes that claim one key, whichever is a peer with it already keeps it, be the other of another remote or of
-// the own cluster: who comes later takes nothing that works. Where none is, the node whose name comes first has it, and a remote
-// that the configuration lists earlier comes before later ones. So it is decided too who has CIDRs of one remote that overlap. Who was
-// a peer under the broker before is one to begin with; see Restore.
-// WireGuard itself would give a prefix to whoever was configured last, which is theft made easy.
+// It is pure. If two nodes claim one key, the node that is already a peer with it keeps it, whether the other node
+// belongs to another remote or to the own cluster: a later claim takes nothing that works. If neither is a peer, the
+// node that sorts first gets the key; remotes sort in the order of the configuration. Overlapping CIDRs of one remote
+// are decided by the same rule. Peers under the previous broker count as present peers; see Restore. WireGuard itself
+// would move allowed IPs to whichever peer was configured last, which would make theft easy.
 //
-// One node that changes costs what it touches (itself, and those whose key, address or CIDRs it shares) and not
-// what there is. That the outcome is the one of deciding everything anew is what the tests of the package show.
+// A changed node costs only what it touches: itself, and nodes with which it shares a key, an address or a CIDR. The
+// tests show that the outcome equals deciding everything from the beginning.
+//
+// Of the broker's packages it may import problem.
 package mesh
 
 import (
@@ -21,26 +23,28 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Changes are what differs, since they were last taken, of what leads to one remote cluster.
+// Changes are the changes of one remote's device and peers since the last TakeChanges.
 type Changes struct {
-	// Device is the device as it is wanted, changed or not.
+	// Device is the desired device, changed or not.
 	Device *semaphorev1.Device
-	// Peers are by the name of their node: nil for one that is no peer any more. Who receives them must not change them.
+	// Peers by name of their node: nil for one that is no longer a peer. The receiver must not modify them.
 	Peers map[string]*semaphorev1.Peer
 }
 
-// Plan holds what leads to all remotes.
+// Plan holds the devices and peers for all remotes.
 type Plan struct {
-	remotes []*remote
-	local   local
-	// byKey and byAddress are the nodes of remotes that have it for their end of the tunnel, in their order.
+	// remotes have the places that refs name: a removed one leaves its place empty, for one that is added later.
+	remotes  []*remote
+	ownNodes ownNodes
+	// byKey and byAddress are the remote nodes with a public key or endpoint address, sorted.
 	byKey, byAddress map[string][]ref
-	// holders are who is the peer with a key.
+	// holders maps a key to the node that is the peer with it.
 	holders map[string]ref
-	// dirty are the nodes, and dirtyKeys the keys whose nodes, Update has to decide on.
+	// dirty are the nodes, and dirtyKeys the keys, that Update must decide.
 	dirty     map[ref]bool
 	dirtyKeys map[string]bool
 	problems  problem.Set
@@ -57,35 +61,71 @@ func compareRefs(a, b ref) int {
 }
 
 type remote struct {
+	// config is nil in an empty place.
 	config *config.Remote
 	nodes  map[string]*semaphorev1.Node
 	cidrs  cidrs
-	// decided is what came of each node; one of which nothing came is not in it.
+	// decided is the outcome for each node; nodes without a peer and problems are absent.
 	decided map[string]decision
-	// untaken are the nodes of which something else came since Take; taken says that there was one.
-	untaken map[string]bool
-	taken   bool
-	// restored are the nodes that were peers under the broker before.
+	// pending are the nodes whose outcome changed since TakeChanges; everTaken is false before the first.
+	pending   map[string]bool
+	everTaken bool
+	// deviceChanged means that the device is another than at the last TakeChanges.
+	deviceChanged bool
+	// restored are the nodes that were peers under the previous broker.
 	restored restored
 }
 
-// New makes the plan of the configured remotes, none of which has nodes yet.
+// New makes the plan of the configured remotes, without nodes.
 func New(remotes []config.Remote) *Plan {
 	p := &Plan{
-		local: newLocal(),
-		byKey: map[string][]ref{}, byAddress: map[string][]ref{}, holders: map[string]ref{},
+		ownNodes: newOwnNodes(),
+		byKey:    map[string][]ref{}, byAddress: map[string][]ref{}, holders: map[string]ref{},
 		dirty: map[ref]bool{}, dirtyKeys: map[string]bool{},
 	}
-	for i := range remotes {
-		p.remotes = append(p.remotes, &remote{
-			config: &remotes[i], nodes: map[string]*semaphorev1.Node{}, cidrs: newCIDRs(),
-			decided: map[string]decision{}, untaken: map[string]bool{},
-		})
-	}
+	p.Follow(remotes)
 	return p
 }
 
-// PodCIDRs are those that a remote says its node has, whether it is a peer or not.
+func newRemote(c *config.Remote) *remote {
+	return &remote{
+		config: c, nodes: map[string]*semaphorev1.Node{}, cidrs: newCIDRs(),
+		decided: map[string]decision{}, pending: map[string]bool{},
+	}
+}
+
+// Follow takes the configured remotes: one that is new begins without nodes, what is known of one that is missing is
+// dropped, and the others continue. Update recomputes what depends on that, and returns each remote whose device is
+// another now. A remote that is added sorts after those that are there.
+func (p *Plan) Follow(remotes []config.Remote) {
+	for i, r := range p.remotes {
+		if r.config == nil || slices.ContainsFunc(remotes, func(c config.Remote) bool { return c.Name == r.config.Name }) {
+			continue
+		}
+		r.restored = restored{}
+		for _, node := range slices.Sorted(maps.Keys(r.nodes)) {
+			p.setNode(i, node, nil)
+		}
+		p.Update() // gives others what the nodes had, and drops the problems of these
+		p.remotes[i] = newRemote(nil)
+	}
+	for i := range remotes {
+		c := &remotes[i]
+		if at := p.index(c.Name); at >= 0 {
+			r := p.remotes[at]
+			r.deviceChanged = r.deviceChanged || !proto.Equal(Device(r.config), Device(c))
+			r.config = c
+			continue
+		}
+		if at := slices.IndexFunc(p.remotes, func(r *remote) bool { return r.config == nil }); at >= 0 {
+			p.remotes[at] = newRemote(c)
+			continue
+		}
+		p.remotes = append(p.remotes, newRemote(c))
+	}
+}
+
+// PodCIDRs returns the pod CIDRs that a remote exports for a node, whether the node is a peer or not.
 func (p *Plan) PodCIDRs(cluster, node string) []string {
 	if i := p.index(cluster); i >= 0 {
 		return p.remotes[i].nodes[node].GetPodCidrs()
@@ -93,24 +133,24 @@ func (p *Plan) PodCIDRs(cluster, node string) []string {
 	return nil
 }
 
-// Set takes the newest state of a node of cluster; nil when it has gone. Update then decides what comes of it.
-func (p *Plan) Set(cluster, node string, state *semaphorev1.Node) {
+// SetNode sets the state of a node of cluster; nil if it was deleted. Update recomputes what depends on it.
+func (p *Plan) SetNode(cluster, node string, state *semaphorev1.Node) {
 	i := p.index(cluster)
 	if i < 0 {
 		return
 	}
-	if p.remotes[i].restored.keeps(node, state) {
+	if p.remotes[i].restored.retains(node, state) {
 		return
 	}
-	p.set(i, node, state)
+	p.setNode(i, node, state)
 }
 
-func (p *Plan) set(i int, node string, state *semaphorev1.Node) {
+func (p *Plan) setNode(i int, node string, state *semaphorev1.Node) {
 	r, who := p.remotes[i], ref{i, node}
 	var before, now []string // a node without a key claims nothing
 	if was := r.nodes[node]; was.GetWireguard() != nil {
 		drop(p.byKey, keyOf(was), who)
-		drop(p.byAddress, host(was.GetWireguard()), who)
+		drop(p.byAddress, addressOf(was.GetWireguard()), who)
 		p.dirtyKeys[keyOf(was)] = true
 		before = was.GetPodCidrs()
 	}
@@ -121,7 +161,7 @@ func (p *Plan) set(i int, node string, state *semaphorev1.Node) {
 	}
 	if state.GetWireguard() != nil {
 		add(p.byKey, keyOf(state), who)
-		add(p.byAddress, host(state.GetWireguard()), who)
+		add(p.byAddress, addressOf(state.GetWireguard()), who)
 		p.dirtyKeys[keyOf(state)] = true
 		now = state.GetPodCidrs()
 	}
@@ -148,13 +188,13 @@ func drop(from map[string][]ref, what string, who ref) {
 	}
 }
 
-// Update decides on all nodes that what was set since the last Update can touch. It returns the clusters that there
-// is something to Take of, in their order; one of which nothing was ever taken is always among them.
+// Update decides all nodes that depend on changes since the last Update. It returns the clusters with changes to take,
+// in the order of the configuration; a cluster of which nothing was ever taken is always included.
 func (p *Plan) Update() []string {
 	for i, r := range p.remotes {
-		r.cidrs.settle(func(node string) { p.dirty[ref{i, node}] = true })
+		r.cidrs.resolve(func(node string) { p.dirty[ref{i, node}] = true })
 	}
-	// Whether a node can keep its key says whether the next one with that key can have it.
+	// Whether a node can keep its key decides whether the next node with that key gets it.
 	for who := range p.dirty {
 		if n := p.remotes[who.remote].nodes[who.node]; n.GetWireguard() != nil {
 			p.dirtyKeys[keyOf(n)] = true
@@ -166,31 +206,31 @@ func (p *Plan) Update() []string {
 			delete(p.holders, key)
 		}
 		for _, who := range p.byKey[key] {
-			p.note(who, p.decide(who, owner))
+			p.record(who, p.decide(who, owner))
 			delete(p.dirty, who)
 		}
 	}
-	for who := range p.dirty { // those that are left have no key
-		p.note(who, decision{})
+	for who := range p.dirty { // the remaining nodes have no key
+		p.record(who, decision{})
 	}
 	clear(p.dirty)
 	clear(p.dirtyKeys)
 	var changed []string
 	for _, r := range p.remotes {
-		if len(r.untaken) > 0 || !r.taken {
+		if r.config != nil && (len(r.pending) > 0 || r.deviceChanged || !r.everTaken) {
 			changed = append(changed, r.config.Name)
 		}
 	}
 	return changed
 }
 
-func (p *Plan) note(who ref, now decision) {
+func (p *Plan) record(who ref, now decision) {
 	r := p.remotes[who.remote]
-	was := r.decided[who.node]
-	if proto.Equal(was.peer, now.peer) && slices.Equal(was.problems, now.problems) && was.more == now.more {
+	before := r.decided[who.node]
+	if proto.Equal(before.peer, now.peer) && slices.Equal(before.problems, now.problems) && before.more == now.more {
 		return
 	}
-	r.untaken[who.node] = true
+	r.pending[who.node] = true
 	if now.peer == nil && len(now.problems) == 0 {
 		delete(r.decided, who.node)
 	} else {
@@ -198,7 +238,7 @@ func (p *Plan) note(who ref, now decision) {
 	}
 	var problems []problem.Problem
 	for i, text := range now.problems {
-		one := problem.Problem{Cluster: r.config.Name, Object: who.node, Reason: PeerRefused, Text: text, Count: 1}
+		one := problem.Problem{Cluster: r.config.Name, Object: who.node, Reason: finding.PeerRefused, Text: text, Count: 1}
 		if i == len(now.problems)-1 {
 			one.Count += now.more
 		}
@@ -207,34 +247,31 @@ func (p *Plan) note(who ref, now decision) {
 	p.problems.Replace(p.name(who), problems)
 }
 
-// Take is what differs of a remote since it was last taken; at first, all there is.
-func (p *Plan) Take(cluster string) Changes {
+// TakeChanges returns the changes of a remote since the last call; everything on the first call.
+func (p *Plan) TakeChanges(cluster string) Changes {
 	i := p.index(cluster)
 	if i < 0 {
 		return Changes{}
 	}
 	r := p.remotes[i]
-	c := Changes{Device: Device(r.config), Peers: make(map[string]*semaphorev1.Peer, len(r.untaken))}
-	for _, node := range slices.Sorted(maps.Keys(r.untaken)) {
+	c := Changes{Device: Device(r.config), Peers: make(map[string]*semaphorev1.Peer, len(r.pending))}
+	for _, node := range slices.Sorted(maps.Keys(r.pending)) {
 		c.Peers[node] = r.decided[node].peer
 	}
-	clear(r.untaken)
-	r.taken = true
+	clear(r.pending)
+	r.everTaken, r.deviceChanged = true, false
 	return c
 }
 
-// PeerRefused is the reason of all problems: a node that lost something to another.
-const PeerRefused = "PeerRefused"
-
-// Problems are the nodes that lost something to another.
+// Problems returns the problems of nodes that lost something to another node.
 func (p *Plan) Problems() *problem.Set { return &p.problems }
 
-// index is the place of a remote in the configuration, -1 for one that is not there.
+// index returns the index of a remote in the configuration, -1 if it is not configured.
 func (p *Plan) index(cluster string) int {
-	return slices.IndexFunc(p.remotes, func(r *remote) bool { return r.config.Name == cluster })
+	return slices.IndexFunc(p.remotes, func(r *remote) bool { return r.config != nil && r.config.Name == cluster })
 }
 
-// Device is the device to a remote as it is configured, the same on every node.
+// Device returns the configured device to a remote, which is the same on every node.
 func Device(c *config.Remote) *semaphorev1.Device {
 	d := &semaphorev1.Device{
 		Cluster:    c.Name,

@@ -20,15 +20,18 @@ import (
 func remotes() []config.Remote {
 	return []config.Remote{
 		{Name: "c2", PodPrefixes: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd02::/48")},
-			WireGuard: config.WireGuard{ListenPort: 51820, MTU: 1380, PersistentKeepalive: config.Duration{Duration: 25 * time.Second}}},
-		{Name: "c3", PodPrefixes: []netip.Prefix{netip.MustParsePrefix("10.3.0.0/16")}, WireGuard: config.WireGuard{ListenPort: 51821}},
+			WireGuard: config.WireGuard{ListenPort: 51820, MTU: 1380,
+				PersistentKeepalive: config.Duration{Duration: 25 * time.Second}}},
+		{Name: "c3", PodPrefixes: []netip.Prefix{netip.MustParsePrefix("10.3.0.0/16")},
+			WireGuard: config.WireGuard{ListenPort: 51821}},
 	}
 }
 
 func node(key byte, cidrs ...string) *semaphorev1.Node {
 	n := &semaphorev1.Node{PodCidrs: cidrs}
 	if key != 0 {
-		n.Wireguard = &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{key}, 32), Address: fmt.Sprintf("172.18.2.%d:51820", key)}
+		n.Wireguard = &semaphorev1.WireGuardEndpoint{PublicKey: bytes.Repeat([]byte{key}, 32),
+			Address: fmt.Sprintf("172.18.2.%d:51820", key)}
 	}
 	return n
 }
@@ -56,7 +59,8 @@ func meshOf(p *Plan, cluster string) whole {
 func show(m whole) string {
 	var out []string
 	for _, p := range m.Peers {
-		out = append(out, fmt.Sprintf("%s key %d allowed %s", p.Key.Node, p.Wireguard.PublicKey[0], strings.Join(p.AllowedIps, ",")))
+		out = append(out, fmt.Sprintf("%s key %d allowed %s", p.Key.Node, p.Wireguard.PublicKey[0],
+			strings.Join(p.AllowedIps, ",")))
 	}
 	return strings.Join(out, "; ")
 }
@@ -67,11 +71,12 @@ func TestDevice(t *testing.T) {
 	if got := p.Update(); !slices.Equal(got, []string{"c2", "c3"}) {
 		t.Errorf("changed %v", got)
 	}
-	d := p.Take("c2").Device
-	if got := fmt.Sprintln(d.Cluster, d.ListenPort, d.Mtu, d.PodSubnets, d.PersistentKeepalive.AsDuration()); got != "c2 51820 1380 [10.2.0.0/16 fd02::/48] 25s\n" {
+	d := p.TakeChanges("c2").Device
+	if got := fmt.Sprintln(d.Cluster, d.ListenPort, d.Mtu, d.PodSubnets,
+		d.PersistentKeepalive.AsDuration()); got != "c2 51820 1380 [10.2.0.0/16 fd02::/48] 25s\n" {
 		t.Errorf("device %s", got)
 	}
-	if p.Take("c3").Device.PersistentKeepalive != nil {
+	if p.TakeChanges("c3").Device.PersistentKeepalive != nil {
 		t.Error("keepalive that was not configured")
 	}
 	if got := p.Update(); len(got) != 0 {
@@ -88,18 +93,24 @@ func TestPeers(t *testing.T) {
 	}{
 		{"peers", map[string]*semaphorev1.Node{"n2": node(2, "10.2.2.0/24"), "n1": node(1, "10.2.1.0/24", "fd02:0:0:1::/64")},
 			"n1 key 1 allowed 10.2.1.0/24,fd02:0:0:1::/64; n2 key 2 allowed 10.2.2.0/24", nil},
-		{"no key, no peer", map[string]*semaphorev1.Node{"n1": node(0, "10.2.1.0/24"), "n2": node(2, "10.2.2.0/24")}, "n2 key 2 allowed 10.2.2.0/24", nil},
-		{"no CIDR, no peer", map[string]*semaphorev1.Node{"n1": node(1)}, "", []string{"node c2/n1 has a key and no pod CIDR: nothing could be sent to it"}},
-		{"one key twice", map[string]*semaphorev1.Node{"n2": node(1, "10.2.2.0/24"), "n1": node(1, "10.2.1.0/24"), "n3": node(3, "10.2.3.0/24")},
+		{"no key, no peer", map[string]*semaphorev1.Node{"n1": node(0, "10.2.1.0/24"), "n2": node(2, "10.2.2.0/24")},
+			"n2 key 2 allowed 10.2.2.0/24", nil},
+		{"no CIDR, no peer", map[string]*semaphorev1.Node{"n1": node(1)}, "",
+			[]string{"node c2/n1 has a key and no pod CIDR: it has no allowed IPs and does not become a peer"}},
+		{"one key twice", map[string]*semaphorev1.Node{"n2": node(1, "10.2.2.0/24"), "n1": node(1, "10.2.1.0/24"),
+			"n3": node(3, "10.2.3.0/24")},
 			"n1 key 1 allowed 10.2.1.0/24; n3 key 3 allowed 10.2.3.0/24",
-			[]string{"node c2/n2 has the public key of c2/n1: it is no peer until it has one of its own"}},
-		{"one CIDR twice", map[string]*semaphorev1.Node{"n2": node(2, "10.2.1.0/24", "10.2.2.0/24"), "n1": node(1, "10.2.1.0/24")},
+			[]string{"node c2/n2 has the public key of c2/n1: it does not become a peer until it has its own key"}},
+		{"one CIDR twice", map[string]*semaphorev1.Node{"n2": node(2, "10.2.1.0/24", "10.2.2.0/24"),
+			"n1": node(1, "10.2.1.0/24")},
 			"n1 key 1 allowed 10.2.1.0/24; n2 key 2 allowed 10.2.2.0/24",
 			[]string{"pod CIDR 10.2.1.0/24 of node c2/n2 overlaps that of c2/n1, which keeps it"}},
-		{"a wider one", map[string]*semaphorev1.Node{"n2": node(2, "10.2.0.0/16"), "n1": node(1, "10.2.1.0/24"), "n3": node(3, "10.2.3.0/24")},
+		{"a wider one", map[string]*semaphorev1.Node{"n2": node(2, "10.2.0.0/16"), "n1": node(1, "10.2.1.0/24"),
+			"n3": node(3, "10.2.3.0/24")},
 			"n1 key 1 allowed 10.2.1.0/24; n3 key 3 allowed 10.2.3.0/24",
 			[]string{"pod CIDR 10.2.0.0/16 of node c2/n2 overlaps that of c2/n1, which keeps it"}},
-		{"a wider one that comes first", map[string]*semaphorev1.Node{"n1": node(1, "10.2.0.0/16"), "n2": node(2, "10.2.1.0/24"), "n3": node(3, "10.2.3.0/24")},
+		{"a wider one that comes first", map[string]*semaphorev1.Node{"n1": node(1, "10.2.0.0/16"),
+			"n2": node(2, "10.2.1.0/24"), "n3": node(3, "10.2.3.0/24")},
 			"n1 key 1 allowed 10.2.0.0/16", []string{
 				"pod CIDR 10.2.1.0/24 of node c2/n2 overlaps that of c2/n1, which keeps it",
 				"pod CIDR 10.2.3.0/24 of node c2/n3 overlaps that of c2/n1, which keeps it"}},
@@ -107,7 +118,7 @@ func TestPeers(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := New(remotes())
 			for name, n := range c.nodes {
-				p.Set("c2", name, n)
+				p.SetNode("c2", name, n)
 			}
 			p.Update()
 			m := meshOf(p, "c2")
@@ -123,32 +134,33 @@ func TestPeers(t *testing.T) {
 
 func TestKeyOfAnotherRemote(t *testing.T) {
 	p := New(remotes())
-	p.Set("c3", "n1", node(1, "10.3.1.0/24"))
+	p.SetNode("c3", "n1", node(1, "10.3.1.0/24"))
 	p.Update()
 	if show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24" {
 		t.Fatal(show(meshOf(p, "c3")))
 	}
 	// c2 comes first in the configuration, and takes nothing that works (H5 of the red team).
-	p.Take("c2")
-	p.Take("c3")
-	p.Set("c2", "a", node(1, "10.2.9.0/24"))
+	p.TakeChanges("c2")
+	p.TakeChanges("c3")
+	p.SetNode("c2", "a", node(1, "10.2.9.0/24"))
 	if got := p.Update(); !slices.Equal(got, []string{"c2"}) {
 		t.Errorf("changed %v", got)
 	}
 	if show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24" || len(meshOf(p, "c3").Problems) != 0 {
 		t.Errorf("%s %q", show(meshOf(p, "c3")), meshOf(p, "c3").Problems)
 	}
-	if got := meshOf(p, "c2"); show(got) != "" || got.Problems[0] != "node c2/a has the public key of c3/n1: it is no peer until it has one of its own" {
+	if got := meshOf(p, "c2"); show(got) != "" ||
+		got.Problems[0] != "node c2/a has the public key of c3/n1: it does not become a peer until it has its own key" {
 		t.Errorf("%s %q", show(got), got.Problems)
 	}
 	// It stays so while c3's node changes what else it says.
-	p.Set("c3", "n1", node(1, "10.3.1.0/24", "10.3.2.0/24"))
+	p.SetNode("c3", "n1", node(1, "10.3.1.0/24", "10.3.2.0/24"))
 	p.Update()
 	if show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24,10.3.2.0/24" {
 		t.Error(show(meshOf(p, "c3")))
 	}
 	// Who lets go of it has it no more.
-	p.Set("c3", "n1", node(2, "10.3.1.0/24"))
+	p.SetNode("c3", "n1", node(2, "10.3.1.0/24"))
 	p.Update()
 	if show(meshOf(p, "c2")) != "a key 1 allowed 10.2.9.0/24" || show(meshOf(p, "c3")) != "n1 key 2 allowed 10.3.1.0/24" {
 		t.Error(show(meshOf(p, "c2")), show(meshOf(p, "c3")))
@@ -172,12 +184,12 @@ func TestNoTheft(t *testing.T) {
 		}
 		a := New(remotes())
 		for name, n := range nodes {
-			a.Set("c2", name, n)
+			a.SetNode("c2", name, n)
 			a.Update()
 		}
 		ma := meshOf(a, "c2")
 		for name := range nodes { // each is told again, which changes nothing
-			a.Set("c2", name, proto.CloneOf(nodes[name]))
+			a.SetNode("c2", name, proto.CloneOf(nodes[name]))
 			a.Update()
 		}
 		if again := meshOf(a, "c2"); show(again) != show(ma) {
@@ -208,30 +220,44 @@ func TestNoTheft(t *testing.T) {
 	}
 }
 
-// Who was a peer under the broker before keeps key and pod CIDRs, whoever is heard first; what the remote does not tell again goes, unless
-// that is most of it.
+// Who was a peer under the broker before keeps key and pod CIDRs, whoever is heard first; what the remote does not tell
+// again goes, unless that is most of it. The first remote of the configuration is like any other.
+func TestFirstRemote(t *testing.T) {
+	p := New(remotes())
+	p.Restore("c2", map[string]*semaphorev1.Node{"n1": node(1, "10.2.1.0/24"), "n2": node(2, "10.2.2.0/24")})
+	now := time.Unix(1_000_000, 0)
+	brake := config.Brake{Percent: 50, AtLeast: 1, Hold: config.Duration{Duration: time.Minute}}
+	if !p.NodesComplete("c2", brake, now) || p.Retained("c2") != (Retained{2, 2, now}) {
+		t.Errorf("retained %+v", p.Retained("c2"))
+	}
+	if got := p.PodCIDRs("c2", "n1"); !slices.Equal(got, []string{"10.2.1.0/24"}) {
+		t.Errorf("pod CIDRs %v", got)
+	}
+}
+
 func TestRestore(t *testing.T) {
 	brake := config.Brake{Percent: 50, AtLeast: 2, Hold: config.Duration{Duration: time.Minute}}
 	now := time.Unix(1_800_000_000, 0)
 	restored := func() *Plan {
 		p := New(remotes())
-		p.Restore("c3", map[string]*semaphorev1.Node{"n1": node(1, "10.3.1.0/24"), "n2": node(2, "10.3.2.0/24"), "n3": node(3, "10.3.3.0/24")})
+		p.Restore("c3", map[string]*semaphorev1.Node{"n1": node(1, "10.3.1.0/24"), "n2": node(2, "10.3.2.0/24"),
+			"n3": node(3, "10.3.3.0/24")})
 		p.Restore("gone", map[string]*semaphorev1.Node{"n1": node(4)})
 		p.Update()
 		return p
 	}
 	whole := "n1 key 1 allowed 10.3.1.0/24; n2 key 2 allowed 10.3.2.0/24; n3 key 3 allowed 10.3.3.0/24"
 	p := restored()
-	p.Set("c2", "a", node(1, "10.2.1.0/24"))
+	p.SetNode("c2", "a", node(1, "10.2.1.0/24"))
 	p.Update()
 	if got := meshOf(p, "c2"); len(got.Peers) != 0 || len(got.Problems) != 1 {
 		t.Errorf("a thief that is heard first: %s %q", show(got), got.Problems)
 	}
-	p.Set("c3", "a", node(9, "10.3.0.0/16"))
+	p.SetNode("c3", "a", node(9, "10.3.0.0/16"))
 	for i := range byte(3) {
-		p.Set("c3", fmt.Sprint("n", i+1), node(i+1, fmt.Sprintf("10.3.%d.0/24", i+1)))
+		p.SetNode("c3", fmt.Sprint("n", i+1), node(i+1, fmt.Sprintf("10.3.%d.0/24", i+1)))
 	}
-	p.Heard("c3", brake, now)
+	p.NodesComplete("c3", brake, now)
 	p.Update()
 	if got := show(meshOf(p, "c3")); got != whole {
 		t.Errorf("after its remote is heard: %s", got)
@@ -239,9 +265,9 @@ func TestRestore(t *testing.T) {
 
 	// One of three goes at once.
 	p = restored()
-	p.Set("c3", "n1", node(1, "10.3.1.0/24"))
-	p.Set("c3", "n2", node(2, "10.3.2.0/24"))
-	if p.Heard("c3", brake, now) || p.HeldBack("c3").Peers != 0 {
+	p.SetNode("c3", "n1", node(1, "10.3.1.0/24"))
+	p.SetNode("c3", "n2", node(2, "10.3.2.0/24"))
+	if p.NodesComplete("c3", brake, now) || p.Retained("c3").Peers != 0 {
 		t.Error("one of three is held back")
 	}
 	if p.Update(); show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24; n2 key 2 allowed 10.3.2.0/24" {
@@ -250,20 +276,21 @@ func TestRestore(t *testing.T) {
 
 	// Two are held back: one that is told without its key, and one that is not told.
 	p = restored()
-	p.Set("c3", "n1", node(1, "10.3.1.0/24"))
-	p.Set("c3", "n2", node(0, "10.3.2.0/24"))
-	if !p.Heard("c3", brake, now) || p.HeldBack("c3") != (HeldBack{2, 3, now}) {
-		t.Errorf("held back: %v", p.HeldBack("c3"))
+	p.SetNode("c3", "n1", node(1, "10.3.1.0/24"))
+	p.SetNode("c3", "n2", node(0, "10.3.2.0/24"))
+	if !p.NodesComplete("c3", brake, now) || p.Retained("c3") != (Retained{2, 3, now}) {
+		t.Errorf("held back: %v", p.Retained("c3"))
 	}
-	if p.Heard("c3", brake, now.Add(time.Minute-1)) {
+	if p.NodesComplete("c3", brake, now.Add(time.Minute-1)) {
 		t.Error("it is told twice")
 	}
 	if p.Update(); show(meshOf(p, "c3")) != whole {
 		t.Error(show(meshOf(p, "c3")))
 	}
 	// One is told again, and is a node like any other.
-	p.Set("c3", "n2", node(5, "10.3.2.0/24"))
-	if p.Update(); show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24; n2 key 5 allowed 10.3.2.0/24; n3 key 3 allowed 10.3.3.0/24" {
+	p.SetNode("c3", "n2", node(5, "10.3.2.0/24"))
+	if p.Update(); show(meshOf(p,
+		"c3")) != "n1 key 1 allowed 10.3.1.0/24; n2 key 5 allowed 10.3.2.0/24; n3 key 3 allowed 10.3.3.0/24" {
 		t.Error(show(meshOf(p, "c3")))
 	}
 	if n := p.Release("c3"); n != 1 {
@@ -274,9 +301,9 @@ func TestRestore(t *testing.T) {
 	}
 	// Another snapshot after the time to hold lets them go.
 	p = restored()
-	p.Heard("c3", brake, now)
-	p.Heard("c3", brake, now.Add(time.Minute))
-	if p.Update(); len(meshOf(p, "c3").Peers) != 0 || p.HeldBack("c3").Peers != 0 {
+	p.NodesComplete("c3", brake, now)
+	p.NodesComplete("c3", brake, now.Add(time.Minute))
+	if p.Update(); len(meshOf(p, "c3").Peers) != 0 || p.Retained("c3").Peers != 0 {
 		t.Error(show(meshOf(p, "c3")))
 	}
 }

@@ -9,34 +9,35 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// restored are the nodes of a remote that were peers under the broker before, and of which the remote has not told anything yet that
-// makes them peers again. They have their keys and pod CIDRs, so that nobody takes these who happens to be heard first, and they are
-// the measure of what the remote's first snapshot withdraws.
+// restored are the nodes of a remote that were peers under the previous broker and have not been confirmed by the
+// remote. They keep their keys and pod CIDRs, so that a remote that connects first cannot take them, and the brake
+// compares the remote's first snapshot with them.
 type restored struct {
-	// nodes lead to what the remote has told of them instead: that they have no key or no pod CIDR; nil for nothing.
+	// nodes maps to the state that the remote sent instead, without a key or pod CIDR; nil if it sent none.
 	nodes map[string]*semaphorev1.Node
-	// stood is how many peers there were, since when the brake holds those that are left; zero for not.
-	stood int
+	// total is how many peers there were. since is when the brake began to retain them; zero if it does not.
+	total int
 	since time.Time
 }
 
-// Restore takes who was a peer of a remote under the broker before, by the names of the nodes. It is called before anything is Set.
+// Restore sets the peers of a remote under the previous broker, by node name. It must be called before SetNode.
 func (p *Plan) Restore(cluster string, peers map[string]*semaphorev1.Node) {
 	i := p.index(cluster)
 	if i < 0 {
-		return // it was taken out of the configuration
+		return // it was removed from the configuration
 	}
 	for node, state := range peers {
-		p.set(i, node, state)
+		p.setNode(i, node, state)
 	}
-	p.remotes[i].restored = restored{nodes: make(map[string]*semaphorev1.Node, len(peers)), stood: len(peers)}
+	p.remotes[i].restored = restored{nodes: make(map[string]*semaphorev1.Node, len(peers)), total: len(peers)}
 	for node := range peers {
 		p.remotes[i].restored.nodes[node] = nil
 	}
 }
 
-// keeps says whether a node stays as it was restored though the remote tells something else of it, until Heard decides on that.
-func (r *restored) keeps(node string, state *semaphorev1.Node) bool {
+// retains reports whether a node keeps its restored state, although the remote sent another, until NodesComplete
+// decides.
+func (r *restored) retains(node string, state *semaphorev1.Node) bool {
 	if _, is := r.nodes[node]; !is {
 		return false
 	}
@@ -48,22 +49,23 @@ func (r *restored) keeps(node string, state *semaphorev1.Node) bool {
 	return true
 }
 
-// HeldBack are the peers of a remote that its first snapshot would take away and that stay for now.
-type HeldBack struct {
-	// Peers that stay, Of as many as there were, Since when.
-	Peers, Of int
-	Since     time.Time
+// Retained are the peers of a remote that its first snapshot lacks and the brake retains.
+type Retained struct {
+	// Peers are retained of Total since Since.
+	Peers, Total int
+	Since        time.Time
 }
 
-// Heard says that a whole snapshot of a remote's nodes was Set: what was restored and is not in it has gone, unless that is most of what
-// there was. Then it stays until a snapshot that comes brake.Hold later, or Release. It returns whether that has begun just now.
-func (p *Plan) Heard(cluster string, brake config.Brake, now time.Time) (begins bool) {
+// NodesComplete must be called after SetNode was called for a complete snapshot of a remote's nodes. It removes
+// restored peers that the snapshot lacks, unless they are most of the total. Then they are retained until a snapshot
+// at least brake.Hold later, or Release. It reports whether the brake begins to retain with this call.
+func (p *Plan) NodesComplete(cluster string, brake config.Brake, now time.Time) (begins bool) {
 	i := p.index(cluster)
 	if i < 0 {
 		return false
 	}
 	r := &p.remotes[i].restored
-	if brake.Brakes(len(r.nodes), r.stood) && (r.since.IsZero() || now.Sub(r.since) < brake.Hold.Duration) {
+	if brake.Brakes(len(r.nodes), r.total) && (r.since.IsZero() || now.Sub(r.since) < brake.Hold.Duration) {
 		begins = r.since.IsZero()
 		if begins {
 			r.since = now
@@ -74,7 +76,7 @@ func (p *Plan) Heard(cluster string, brake config.Brake, now time.Time) (begins 
 	return false
 }
 
-// Release lets go what was restored of a remote and is held back, and returns how many peers that are.
+// Release removes the retained peers of a remote, and returns their number.
 func (p *Plan) Release(cluster string) int {
 	i := p.index(cluster)
 	if i < 0 {
@@ -83,17 +85,17 @@ func (p *Plan) Release(cluster string) int {
 	all := p.remotes[i].restored.nodes
 	p.remotes[i].restored = restored{}
 	for _, node := range slices.Sorted(maps.Keys(all)) {
-		p.set(i, node, all[node])
+		p.setNode(i, node, all[node])
 	}
 	return len(all)
 }
 
-// HeldBack is what is held back of a remote.
-func (p *Plan) HeldBack(cluster string) HeldBack {
+// Retained returns the retained peers of a remote.
+func (p *Plan) Retained(cluster string) Retained {
 	i := p.index(cluster)
 	if i < 0 || p.remotes[i].restored.since.IsZero() {
-		return HeldBack{}
+		return Retained{}
 	}
 	r := p.remotes[i].restored
-	return HeldBack{Peers: len(r.nodes), Of: r.stood, Since: r.since}
+	return Retained{Peers: len(r.nodes), Total: r.total, Since: r.since}
 }

@@ -13,8 +13,8 @@ import (
 
 func key(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
 
-// WireGuard gives a prefix to the peer that was set last. Here it stays with the node that had it first, whatever their names, and
-// the other is named.
+// WireGuard gives a prefix to the peer that was set last. Here it stays with the node that had it first, whatever their
+// names, and the other is named.
 func TestR08APrefixBelongsToOneNode(t *testing.T) {
 	nodes := map[string]*semaphorev1.Node{"a": node(1, "10.2.1.0/24"), "b": node(2, "10.2.1.128/25", "10.2.2.0/24")}
 	first := "a key 1 allowed 10.2.1.0/24; b key 2 allowed 10.2.2.0/24"
@@ -23,14 +23,15 @@ func TestR08APrefixBelongsToOneNode(t *testing.T) {
 		peers, lost, by, left string
 	}{
 		{[]string{"a", "b"}, first, "10.2.1.128/25 of node c2/b", "c2/a", "b key 2 allowed 10.2.1.128/25,10.2.2.0/24"},
-		{[]string{"b", "a"}, "b key 2 allowed 10.2.1.128/25,10.2.2.0/24", "10.2.1.0/24 of node c2/a", "c2/b", "a key 1 allowed 10.2.1.0/24"},
+		{[]string{"b", "a"}, "b key 2 allowed 10.2.1.128/25,10.2.2.0/24", "10.2.1.0/24 of node c2/a", "c2/b",
+			"a key 1 allowed 10.2.1.0/24"},
 		// Of those that come at one time it is the one whose name comes first.
 		{[]string{"b+a"}, first, "10.2.1.128/25 of node c2/b", "c2/a", "b key 2 allowed 10.2.1.128/25,10.2.2.0/24"},
 	} {
 		p := New(remotes())
 		for _, step := range c.order {
 			for _, name := range strings.Split(step, "+") {
-				p.Set("c2", name, nodes[name])
+				p.SetNode("c2", name, nodes[name])
 			}
 			p.Update()
 		}
@@ -42,7 +43,7 @@ func TestR08APrefixBelongsToOneNode(t *testing.T) {
 			t.Errorf("%v: problems %q", c.order, m.Problems)
 		}
 		// Who lets go of it has it no more.
-		p.Set("c2", strings.TrimPrefix(c.by, "c2/"), nil)
+		p.SetNode("c2", strings.TrimPrefix(c.by, "c2/"), nil)
 		p.Update()
 		if got := show(meshOf(p, "c2")); got != c.left {
 			t.Errorf("%v: %s", c.order, got)
@@ -53,50 +54,53 @@ func TestR08APrefixBelongsToOneNode(t *testing.T) {
 // Of two nodes with one key, of one remote or of two, the first is a peer; the rest is unharmed.
 func TestR10AKeyBelongsToOneNode(t *testing.T) {
 	p := New(remotes())
-	p.Set("c2", "a", node(1, "10.2.1.0/24"))
-	p.Set("c2", "b", node(1, "10.2.2.0/24"))
-	p.Set("c3", "a", node(1, "10.3.1.0/24"))
-	p.Set("c3", "b", node(3, "10.3.2.0/24"))
+	p.SetNode("c2", "a", node(1, "10.2.1.0/24"))
+	p.SetNode("c2", "b", node(1, "10.2.2.0/24"))
+	p.SetNode("c3", "a", node(1, "10.3.1.0/24"))
+	p.SetNode("c3", "b", node(3, "10.3.2.0/24"))
 	p.Update()
 	p.Update()
-	if c2, c3 := show(meshOf(p, "c2")), show(meshOf(p, "c3")); c2 != "a key 1 allowed 10.2.1.0/24" || c3 != "b key 3 allowed 10.3.2.0/24" {
+	if c2, c3 := show(meshOf(p, "c2")), show(meshOf(p, "c3")); c2 != "a key 1 allowed 10.2.1.0/24" ||
+		c3 != "b key 3 allowed 10.3.2.0/24" {
 		t.Errorf("peers of c2: %s; of c3: %s", c2, c3)
 	}
-	if got := fmt.Sprint(meshOf(p, "c3").Problems); got != "[node c3/a has the public key of c2/a: it is no peer until it has one of its own]" {
+	if got := fmt.Sprint(meshOf(p,
+		"c3").Problems); got != "[node c3/a has the public key of c2/a: it does not become a peer until it has its own key]" {
 		t.Errorf("problems %s", got)
 	}
 }
 
 func TestR10AKeyOfTheOwnClusterIsNoPeers(t *testing.T) {
 	p := New(remotes())
-	p.Set("c2", "a", node(1, "10.2.1.0/24"))
-	p.Set("c2", "b", node(2, "10.2.2.0/24"))
-	p.Set("c3", "a", node(3, "10.3.1.0/24"))
+	p.SetNode("c2", "a", node(1, "10.2.1.0/24"))
+	p.SetNode("c2", "b", node(2, "10.2.2.0/24"))
+	p.SetNode("c3", "a", node(3, "10.3.1.0/24"))
 	p.Update()
 	p.Update()
-	p.Take("c2")
-	p.Take("c3")
-	p.SetLocal("n1", [][]byte{key(9)}, nil)
+	p.TakeChanges("c2")
+	p.TakeChanges("c3")
+	p.SetOwnNode("n1", [][]byte{key(9)}, nil)
 	if changed := p.Update(); len(changed) != 0 {
 		t.Errorf("a key that nobody has changes %v", changed)
 	}
 	// A kubelet may annotate its Node with any keys, and takes no peer away by it (H6 of the red team).
-	p.SetLocal("n2", [][]byte{key(8), key(1), key(2), key(3)}, nil)
+	p.SetOwnNode("n2", [][]byte{key(8), key(1), key(2), key(3)}, nil)
 	p.Update()
 	m, m3 := meshOf(p, "c2"), meshOf(p, "c3")
 	if show(m) != "a key 1 allowed 10.2.1.0/24; b key 2 allowed 10.2.2.0/24" || show(m3) != "a key 3 allowed 10.3.1.0/24" {
 		t.Errorf("peers %s; %s", show(m), show(m3))
 	}
-	if len(m.Problems) != 2 || m.Problems[0] != "this cluster's node n2 claims the public key of c2/a, which is a peer with it already and stays one" {
+	if len(m.Problems) != 2 ||
+		m.Problems[0] != "this cluster's node n2 claims the public key of c2/a, which remains the peer with this key" {
 		t.Errorf("problems %q", m.Problems)
 	}
-	p.SetLocal("n2", nil, nil)
+	p.SetOwnNode("n2", nil, nil)
 	if p.Update(); len(meshOf(p, "c2").Problems) != 0 {
 		t.Errorf("problems %q", meshOf(p, "c2").Problems)
 	}
 	// And the other way round: the key is the own cluster's before a remote claims it.
-	p.SetLocal("n4", [][]byte{key(5)}, nil)
-	p.Set("c3", "a", node(5, "10.3.1.0/24"))
+	p.SetOwnNode("n4", [][]byte{key(5)}, nil)
+	p.SetNode("c3", "a", node(5, "10.3.1.0/24"))
 	p.Update()
 	if m := meshOf(p, "c3"); len(m.Peers) != 0 || len(m.Problems) != 1 {
 		t.Errorf("peers %s, problems %q", show(m), m.Problems)
@@ -106,32 +110,36 @@ func TestR10AKeyOfTheOwnClusterIsNoPeers(t *testing.T) {
 // Nodes of two clusters may share a subnet, but not an address.
 func TestR11APeerIsAtNoAddressOfTheOwnCluster(t *testing.T) {
 	p := New(remotes())
-	p.Set("c2", "a", node(1, "10.2.1.0/24"))
-	p.Set("c2", "b", node(2, "10.2.2.0/24"))
+	p.SetNode("c2", "a", node(1, "10.2.1.0/24"))
+	p.SetNode("c2", "b", node(2, "10.2.2.0/24"))
 	p.Update()
-	p.SetLocal("n1", [][]byte{key(9)}, []netip.Addr{netip.MustParseAddr("172.18.2.2")})
+	p.SetOwnNode("n1", [][]byte{key(9)}, []netip.Addr{netip.MustParseAddr("172.18.2.2")})
 	if changed := p.Update(); !slices.Contains(changed, "c2") {
 		t.Errorf("changed %v", changed)
 	}
 	m := meshOf(p, "c2")
 	if show(m) != "a key 1 allowed 10.2.1.0/24; b key 2 allowed 10.2.2.0/24" || len(m.Problems) != 1 ||
-		m.Problems[0] != "this cluster's node n1 claims the address 172.18.2.2 of c2/b, which is a peer there already and stays one" {
+		m.Problems[0] != "this cluster's node n1 claims the address 172.18.2.2 of c2/b, which remains the peer at this address" {
 		t.Errorf("peers %s, problems %q", show(m), m.Problems)
 	}
 	// Who comes to such an address is none.
-	p.Set("c2", "a", &semaphorev1.Node{PodCidrs: []string{"10.2.1.0/24"}, Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: key(1), Address: "172.18.2.2:1"}})
+	p.SetNode("c2", "a", &semaphorev1.Node{PodCidrs: []string{"10.2.1.0/24"},
+		Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: key(1), Address: "172.18.2.2:1"}})
 	p.Update()
-	if m := meshOf(p, "c2"); show(m) != "b key 2 allowed 10.2.2.0/24" || !strings.Contains(m.Problems[0], "node c2/a says that it is at 172.18.2.2, which is the address of this cluster's node n1") {
+	if m := meshOf(p, "c2"); show(m) != "b key 2 allowed 10.2.2.0/24" ||
+		!strings.Contains(m.Problems[0],
+			"node c2/a publishes the endpoint address 172.18.2.2, which belongs to this cluster's node n1") {
 		t.Errorf("peers %s, problems %q", show(m), m.Problems)
 	}
-	p.Set("c2", "a", node(1, "10.2.1.0/24"))
-	p.SetLocal("n1", nil, nil)
+	p.SetNode("c2", "a", node(1, "10.2.1.0/24"))
+	p.SetOwnNode("n1", nil, nil)
 	p.Update()
-	if m := meshOf(p, "c2"); len(m.Peers) != 2 || len(p.local.nodes)+len(p.local.keys)+len(p.local.addresses) != 0 {
-		t.Errorf("peers %s, local %v", show(m), p.local)
+	if m := meshOf(p, "c2"); len(m.Peers) != 2 ||
+		len(p.ownNodes.nodes)+len(p.ownNodes.keys)+len(p.ownNodes.addresses) != 0 {
+		t.Errorf("peers %s, local %v", show(m), p.ownNodes)
 	}
-	p.Set("c2", "a", nil)
-	p.Set("c2", "b", nil)
+	p.SetNode("c2", "a", nil)
+	p.SetNode("c2", "b", nil)
 	p.Update()
 	if len(p.byKey)+len(p.byAddress) != 0 {
 		t.Errorf("claims of nobody: %v %v", p.byKey, p.byAddress)

@@ -8,8 +8,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// BenchmarkWorstNode is the change of a node that costs most by the limits: the first of 5,000 nodes lets go of the subnet in which the 20,000 pod CIDRs of
-// the others are. To claim it again takes nothing from them.
+// BenchmarkWorstNode is the change of a node that costs most by the limits: the first of 5,000 nodes lets go of the
+// subnet in which the 20,000 pod CIDRs of the others are. To claim it again takes nothing from them.
 func BenchmarkWorstNode(b *testing.B) {
 	state := func(i int, cidrs ...string) *semaphorev1.Node {
 		return &semaphorev1.Node{PodCidrs: cidrs, Wireguard: &semaphorev1.WireGuardEndpoint{
@@ -22,7 +22,7 @@ func BenchmarkWorstNode(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
 		p := New(remotes())
-		p.Set("c2", "node-00000", state(0, "10.2.0.0/16"))
+		p.SetNode("c2", "node-00000", state(0, "10.2.0.0/16"))
 		p.Update()
 		for i := range 5000 {
 			var cidrs []string
@@ -30,14 +30,14 @@ func BenchmarkWorstNode(b *testing.B) {
 				at := 4*i + n
 				cidrs = append(cidrs, fmt.Sprintf("10.2.%d.%d/32", at>>8, at&255))
 			}
-			p.Set("c2", fmt.Sprintf("node-%05d", i+1), state(i+1, cidrs...))
+			p.SetNode("c2", fmt.Sprintf("node-%05d", i+1), state(i+1, cidrs...))
 		}
 		p.Update()
-		p.Take("c2")
+		p.TakeChanges("c2")
 		b.StartTimer()
-		p.Set("c2", "node-00000", state(0, "10.3.0.0/32"))
+		p.SetNode("c2", "node-00000", state(0, "10.3.0.0/32"))
 		p.Update()
-		if got := len(p.Take("c2").Peers); got != 5001 {
+		if got := len(p.TakeChanges("c2").Peers); got != 5001 {
 			b.Fatalf("%d peers changed", got)
 		}
 	}
@@ -52,18 +52,18 @@ func BenchmarkOneOfManyCIDRs(b *testing.B) {
 		if i == 0 {
 			n.PodCidrs = []string{"10.2.0.0/16"}
 		}
-		p.Set("c2", fmt.Sprintf("node-%05d", i), n)
+		p.SetNode("c2", fmt.Sprintf("node-%05d", i), n)
 	}
 	p.Update()
-	p.Take("c2")
+	p.TakeChanges("c2")
 	b.ReportAllocs()
 	key := 0
 	for b.Loop() {
 		key++
 		n := benchNode(500, key)
 		n.PodCidrs = []string{fmt.Sprintf("10.2.200.%d/32", key%250)}
-		p.Set("c2", "node-00500", n)
+		p.SetNode("c2", "node-00500", n)
 		p.Update()
-		p.Take("c2")
+		p.TakeChanges("c2")
 	}
 }

@@ -28,7 +28,8 @@ func has(addresses string) replica.Change {
 		New: &semaphorev1.Object{Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: endpoints("echo", addresses)}}}
 }
 
-// A broker that begins while a cluster is gone leaves all as it is, whatever it hears of others, until it knows of that cluster.
+// A broker that begins while a cluster is gone leaves all as it is, whatever it hears of others, until it knows of that
+// cluster.
 func TestAwait(t *testing.T) {
 	for name, rules := range map[string]string{
 		"no preference":   "",
@@ -72,7 +73,8 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-// A cluster that was out of use as nobody needed it is no cluster that was gone: a broker that begins uses it as soon as it is needed.
+// A cluster that was unused as nobody needed it is no cluster that was gone: a broker that begins uses it as soon as it
+// is needed.
 func TestAwaitKnowsWhoWasGone(t *testing.T) {
 	const notNeeded = "c1-1: 10.1.0.1; c2-1: 10.2.0.1-"
 	for name, k := range map[string]struct {
@@ -80,10 +82,12 @@ func TestAwaitKnowsWhoWasGone(t *testing.T) {
 		gone     bool
 		want     string
 	}{
-		"withdraw":           {&semaphorev1.GlobalSettings{LocalFirst: true, WhenGone: "withdraw"}, false, "c1-1: 10.1.0.1?; c2-1: 10.2.0.1"},
-		"demote":             {&semaphorev1.GlobalSettings{LocalFirst: true}, false, "c1-1: 10.1.0.1?; c2-1: 10.2.0.1"},
-		"withdraw, and gone": {&semaphorev1.GlobalSettings{LocalFirst: true, WhenGone: "withdraw"}, true, "c1-1: 10.1.0.1?; c2-1: 10.2.0.1-"},
-		"demote, and gone":   {&semaphorev1.GlobalSettings{LocalFirst: true}, true, "c1-1: 10.1.0.1?; c2-1: 10.2.0.1"},
+		"withdraw": {&semaphorev1.GlobalSettings{LocalFirst: true,
+			WhenGone: semaphorev1.WhenGone_WHEN_GONE_WITHDRAW}, false, "c1-1: 10.1.0.1?; c2-1: 10.2.0.1"},
+		"demote": {&semaphorev1.GlobalSettings{LocalFirst: true}, false, "c1-1: 10.1.0.1?; c2-1: 10.2.0.1"},
+		"withdraw, and gone": {&semaphorev1.GlobalSettings{LocalFirst: true,
+			WhenGone: semaphorev1.WhenGone_WHEN_GONE_WITHDRAW}, true, "c1-1: 10.1.0.1?; c2-1: 10.2.0.1-"},
+		"demote, and gone": {&semaphorev1.GlobalSettings{LocalFirst: true}, true, "c1-1: 10.1.0.1?; c2-1: 10.2.0.1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := blank(t, taken)
@@ -104,7 +108,7 @@ func TestAwaitKnowsWhoWasGone(t *testing.T) {
 	}
 }
 
-// A Service that an earlier release wrote does not say who was gone: who was out of use is taken for it.
+// A Service that an earlier release wrote does not say who was gone: who was unused is taken for it.
 func TestAwaitAfterAnEarlierRelease(t *testing.T) {
 	c := blank(t, "globalServices: {rules: [{whenGone: withdraw}]}")
 	c.apply("c2", offers("10.2.0.1")...)
@@ -132,7 +136,7 @@ func (c *cluster) restartedAwaiting(more ...string) *cluster {
 	return n
 }
 
-// What was in use is taken for there, and what is out of use is there if nothing else is ready.
+// What was in use is taken for there, and what is unused is there if nothing else is ready.
 func TestAwaitUses(t *testing.T) {
 	c := blank(t)
 	c.apply("c2", offers("10.2.0.1")...)
@@ -154,7 +158,7 @@ func TestAwaitUses(t *testing.T) {
 	c.slices[shared+"-c2-1"].Endpoints[0].Conditions.Ready = ptr.To(true)
 	c = c.restartedAwaiting()
 	c.is("half of it", shared, "c2-1: 10.2.0.1 10.2.0.2; c3-1: 10.4.0.1")
-	// What is out of use by a drain alone says nothing of the cluster.
+	// What is unused by a drain alone says nothing of the cluster.
 	c = blank(t)
 	c.apply("c2", offers("10.2.0.1")...)
 	c.apply("c3", offers("10.4.0.1")...)

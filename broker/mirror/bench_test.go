@@ -11,17 +11,21 @@ import (
 )
 
 // big is a plan that holds 100,000 endpoints of c2, in services of a size, whose source has 100 in a slice.
-func big(tb testing.TB, size int, service *semaphorev1.Service) (p *Plan, slice func(service, slice int, ready int) []replica.Change) {
+func big(tb testing.TB, size int, service *semaphorev1.Service) (p *Plan,
+	slice func(service, slice int, ready int) []replica.Change) {
 	const all, inSlice = 100_000, 100
 	cfg := configured(tb)
 	p = New(cfg)
 	p.Begin(began)
 	slice = func(service, slice, ready int) []replica.Change {
-		s := &semaphorev1.EndpointSlice{Service: fmt.Sprintf("s%d", service), AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{{Name: "web", Protocol: "TCP", Port: 8080}}}
+		s := &semaphorev1.EndpointSlice{Service: fmt.Sprintf("s%d", service), AddressType: "IPv4",
+			Ports: []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 8080}}}
 		for i := range min(size, inSlice) {
 			n := service*size + slice*inSlice + i
 			yes, is := true, i < ready
-			s.Endpoints = append(s.Endpoints, &semaphorev1.Endpoint{Addresses: []string{fmt.Sprintf("10.%d.%d.%d", 2+n>>16, n>>8&255, n&255)}, Ready: &is, Serving: &yes})
+			s.Endpoints = append(s.Endpoints,
+				&semaphorev1.Endpoint{Addresses: []string{fmt.Sprintf("10.%d.%d.%d", 2+n>>16, n>>8&255, n&255)}, Ready: &is,
+					Serving: &yes})
 		}
 		return []replica.Change{slc("shop", fmt.Sprintf("s%d-%d", service, slice), s)}
 	}
@@ -34,8 +38,8 @@ func big(tb testing.TB, size int, service *semaphorev1.Service) (p *Plan, slice 
 	return p, slice
 }
 
-// BenchmarkChange is what it takes to decide on the change of one endpoint, in a plan of 100,000, and to make the slice that is
-// to be written: for services of ten endpoints and of 10,000, which should make no difference.
+// BenchmarkChange is what it takes to decide on the change of one endpoint, in a plan of 100,000, and to make the slice
+// that is to be written: for services of ten endpoints and of 10,000, which should make no difference.
 func BenchmarkChange(b *testing.B) {
 	for _, size := range []int{10, 10_000} {
 		for name, service := range map[string]*semaphorev1.Service{"mirror": mirrored(), "global": global()} {
@@ -63,7 +67,8 @@ func BenchmarkChange(b *testing.B) {
 
 // BenchmarkMemory is what a plan of 100,000 endpoints holds beside what the replica has.
 func BenchmarkMemory(b *testing.B) {
-	for name, service := range map[string]*semaphorev1.Service{"mirror": mirrored(), "both": {Mirror: true, Global: true}} {
+	for name, service := range map[string]*semaphorev1.Service{"mirror": mirrored(),
+		"both": {Mirror: true, Global: true}} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				var before, between, after runtime.MemStats

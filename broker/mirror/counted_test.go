@@ -11,8 +11,8 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/problem"
 )
 
-// TestWhatIsCountedIsSo: what is counted as endpoints come and go (those that are ready for all ports, hostnames, problems) is what
-// counting anew gives.
+// TestWhatIsCountedIsSo: what is counted as endpoints come and go (those that are ready for all ports, hostnames,
+// problems) is what counting again gives.
 func TestWhatIsCountedIsSo(t *testing.T) {
 	n := uint64(200)
 	if testing.Short() {
@@ -54,7 +54,8 @@ func (h *history) recount(t *testing.T, when string) {
 				t.Fatalf("%s: of %s %v endpoints in %s are ready, not %v", when, cluster, share.families, name, want)
 			}
 		}
-		if want := namesakes(target); !maps.EqualFunc(want, target.hostnames.duplicates, maps.Equal[map[string]bool, map[string]bool]) {
+		if want := namesakes(target); !maps.EqualFunc(want, target.hostnames.duplicates,
+			maps.Equal[map[string]bool, map[string]bool]) {
 			t.Fatalf("%s: hostnames that are there twice in %s: %v, not %v", when, name, target.hostnames.duplicates, want)
 		}
 	}

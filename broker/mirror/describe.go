@@ -48,7 +48,7 @@ func (p *Plan) Describe(targets ...string) []Described {
 	var out []Described
 	for _, t := range p.selectTargets(targets) {
 		of := t.of
-		d := Described{Service: t.name, Global: t.global(), Headless: t.shape.headless, Due: t.due}
+		d := Described{Service: t.name, Global: t.shared(), Headless: t.shape.headless, Due: t.due}
 		if d.Global {
 			of = t.sourceName()
 			s := t.settings()
@@ -62,7 +62,8 @@ func (p *Plan) Describe(targets ...string) []Described {
 			if of.name == "" {
 				of = h.of
 			}
-			c := DescribedCluster{Cluster: cluster, Endpoints: len(h.sliceOf), InUse: !h.unused, Gone: p.gone[cluster], Differs: t.differences[cluster]}
+			c := DescribedCluster{Cluster: cluster, Endpoints: len(h.sliceOf), InUse: !h.unused, Gone: p.gone[cluster],
+				Differs: t.differences[cluster]}
 			for _, s := range h.all() {
 				c.Slices++
 				for i := range s.members {

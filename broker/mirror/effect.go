@@ -25,7 +25,7 @@ func (p *Plan) Affected(d drain.Drain, targets ...string) []Affected {
 		a := Affected{Service: t.name}
 		covers := false
 		for cluster, h := range t.perCluster {
-			withdrawn := t.global() && p.gone[cluster] && t.settings().WhenGone == config.Withdraw
+			withdrawn := t.shared() && p.gone[cluster] && t.settings().WhenGone == config.Withdraw
 			h.each(func(m *member, address netip.Addr) {
 				_, covered := set.Covers(cluster, h.of.namespace, h.of.name, address)
 				covers = covers || covered

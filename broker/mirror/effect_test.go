@@ -14,12 +14,15 @@ import (
 func TestAffected(t *testing.T) {
 	c := blank(t, "globalServices: {rules: [{prefer: [c2, c3], whenGone: withdraw}]}")
 	both := offers("10.2.0.1 10.2.0.2 10.2.0.3?")
-	both[0] = replica.Change{Key: both[0].Key, New: &semaphorev1.Object{Spec: &semaphorev1.Object_Service{Service: web(&semaphorev1.Service{Mirror: true, Global: true})}}}
+	both[0] = replica.Change{Key: both[0].Key,
+		New: &semaphorev1.Object{Spec: &semaphorev1.Object_Service{Service: web(&semaphorev1.Service{Mirror: true,
+			Global: true})}}}
 	c.apply("c2", both...)
 	c.apply("c3", offers("10.4.0.1 10.4.0.2")...)
 	c.heard("c2", "c2-a", "c3")
 	c.is("c2 suffices", shared, "c2-1: 10.2.0.1 10.2.0.2 10.2.0.3?; c3-1: 10.4.0.1- 10.4.0.2-")
-	node := drain.Drain{Target: drain.Target{Cluster: "c2", Node: "n1"}, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.0.2/31")}}
+	node := drain.Drain{Target: drain.Target{Cluster: "c2", Node: "n1"},
+		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.0.2/31")}}
 	of := func(cluster, namespace, service string) drain.Drain {
 		return drain.Drain{Target: drain.Target{Cluster: cluster, Namespace: namespace, Service: service}}
 	}
@@ -50,8 +53,8 @@ func TestAffected(t *testing.T) {
 	}
 }
 
-// BenchmarkDrain is a cluster that is drained and put back, of as many global services with ten endpoints of each of two
-// clusters: what is decided, and not what is written.
+// BenchmarkDrain is a cluster that is drained and put back, of as many global services with ten endpoints of each of
+// two clusters: what is decided, and not what is written.
 func BenchmarkDrain(b *testing.B) {
 	for _, services := range []int{1000, 5000} {
 		p := New(configured(b))

@@ -20,6 +20,8 @@ type clusterEndpoints struct {
 	// of is the source service. source is what the cluster exports for it; nil while the target does not use it.
 	of     ref
 	source *source
+	// filter leaves out ports of the endpoints; nil for none.
+	filter portFilter
 	// unused means that the target does not use these endpoints at present.
 	unused bool
 	// wasUsed and wasMasked record whether the previous broker used adopted endpoints, or masked them.
@@ -140,7 +142,8 @@ func (m *member) same(o *member) bool {
 		return m.exported == o.exported && m.existing == o.existing && m.drained == o.drained
 	}
 	a, b := m.exported, o.exported
-	return m.drained == o.drained && a.GetHostname() == b.GetHostname() && slices.Equal(a.GetAddresses(), b.GetAddresses()) &&
+	return m.drained == o.drained && a.GetHostname() == b.GetHostname() &&
+		slices.Equal(a.GetAddresses(), b.GetAddresses()) &&
 		ptr.Equal(a.Ready, b.Ready) && ptr.Equal(a.Serving, b.Serving) && ptr.Equal(a.Terminating, b.Terminating)
 }
 
@@ -162,10 +165,16 @@ func (w *work) sliceWithRoom(h *clusterEndpoints, g group) *slice {
 	}
 }
 
+// serves reports whether endpoints of a group serve all ports that they must serve to count as ready: all of a global
+// service, and of a derived Service those that their own cluster has.
+func (h *clusterEndpoints) serves(g group) bool {
+	return h.target.imported() || g.serves(h.target.served)
+}
+
 func (h *clusterEndpoints) groupFor(g group) *sliceGroup {
 	b := h.groups[g]
 	if b == nil {
-		b = &sliceGroup{serves: g.serves(h.target.served)}
+		b = &sliceGroup{serves: h.serves(g)}
 		if g.family() == discoveryv1.AddressTypeIPv6 {
 			b.family = 1
 		}
@@ -247,7 +256,7 @@ func (w *work) adoptSlice(name string, o *discoveryv1.EndpointSlice) {
 		m := member{address: k.address, existing: e, drained: w.isDrained(h, k.address)}
 		h.recordPreviousUse(&m)
 		if h.source != nil {
-			if told, ok := h.source.endpoints[k]; ok {
+			if told, ok := h.exported(k); ok {
 				m.exported, m.existing = told.endpoint, nil
 			}
 		}
@@ -275,13 +284,17 @@ func (p *Plan) inPodSubnets(cluster string, addresses []string) bool {
 func (w *work) placeAll(h *clusterEndpoints) {
 	all := make([]key, 0, len(h.source.endpoints))
 	for k := range h.source.endpoints {
-		all = append(all, k)
+		if k, ok := h.shown(k); ok {
+			all = append(all, k)
+		}
 	}
 	slices.SortFunc(all, func(a, b key) int {
 		return cmp.Or(cmp.Compare(a.address, b.address), cmp.Compare(a.text.Value(), b.text.Value()))
 	})
-	for _, k := range all {
-		w.upsert(h, k, member{exported: h.source.endpoints[k].endpoint})
+	for _, k := range slices.Compact(all) {
+		if st, ok := h.exported(k); ok {
+			w.upsert(h, k, member{exported: st.endpoint})
+		}
 	}
 }
 

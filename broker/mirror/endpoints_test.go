@@ -11,7 +11,8 @@ func TestEndpoints(t *testing.T) {
 	p := blank(t, "services: {endpoints: true}\nslices: {maxEndpoints: 2}")
 	p.heard("c2", "c3")
 	const echo, shared = "c2-shop-73736d-echo", "gl-shop-73736d-web"
-	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "echo-1", endpoints("echo", "10.2.0.3 10.2.0.1? 10.2.0.2 10.2.0.4~")),
+	p.apply("c2", svc("shop", "echo", mirrored()),
+		slc("shop", "echo-1", endpoints("echo", "10.2.0.3 10.2.0.1? 10.2.0.2 10.2.0.4~")),
 		svc("shop", "web", global()), slc("shop", "web-1", endpoints("web", "10.2.1.1")))
 	p.apply("c3", svc("shop", "web", global()), slc("shop", "web-1", endpoints("web", "10.4.1.1")))
 	is := func(name, want string) {

@@ -29,7 +29,10 @@ const topologyAuto = "Auto"
 // a global service. It is nil while the authoritative cluster is not complete; then the existing Service does not
 // change.
 func (t *target) authoritative() *semaphorev1.Service {
-	if !t.global() {
+	if t.imported() {
+		return t.merged
+	}
+	if !t.shared() {
 		if h := t.perCluster[t.of.cluster]; h != nil && h.source != nil {
 			return h.source.service
 		}
@@ -71,7 +74,7 @@ func (t *target) updateServedPorts() {
 	for _, h := range t.perCluster {
 		h.families = [2]int{}
 		for g, b := range h.groups {
-			if b.serves = g.serves(now); b.serves {
+			if b.serves = h.serves(g); b.serves {
 				h.families[b.family] += b.ready
 			}
 		}
@@ -80,8 +83,12 @@ func (t *target) updateServedPorts() {
 
 // offeredBefore reports whether a cluster that is not complete was part of the global service before.
 func (t *target) offeredBefore(cluster string) bool {
+	if t.imported() {
+		return t.exportedBefore(cluster)
+	}
 	s := t.existing()
-	return s != nil && !t.plan.complete[cluster] && slices.Contains(strings.Split(s.Annotations[naming.AnnotationGlobalClusters], ","), cluster)
+	return s != nil && !t.plan.complete[cluster] &&
+		slices.Contains(strings.Split(s.Annotations[naming.AnnotationGlobalClusters], ","), cluster)
 }
 
 // offeringClusters returns the clusters of a global service, including those of the existing Service that are not
@@ -146,9 +153,11 @@ func (t *target) rawSettings() prefer.Settings {
 	}
 	if service := t.authoritative(); service != nil {
 		g := service.GetGlobalSettings()
-		out := prefer.Settings{Prefer: g.GetPrefer(), MinReady: int(g.GetMinReady()), WhenGone: config.WhenGone(g.GetWhenGone())}
+		out := prefer.Settings{Prefer: g.GetPrefer(), MinReady: int(g.GetMinReady()),
+			WhenGone: config.WhenGone(semaphorev1.WhenGoneName(g.GetWhenGone()))}
 		if g.GetLocalFirst() && !t.shape.hints {
-			out.Prefer = append([]string{t.plan.own}, slices.DeleteFunc(slices.Clone(out.Prefer), func(c string) bool { return c == t.plan.own })...)
+			out.Prefer = append([]string{t.plan.own},
+				slices.DeleteFunc(slices.Clone(out.Prefer), func(c string) bool { return c == t.plan.own })...)
 		}
 		return out
 	}
@@ -174,7 +183,7 @@ func (w *work) choose(t *target, now time.Time) {
 		return
 	}
 	var offers []prefer.Offer
-	if t.global() {
+	if t.shared() {
 		t.updateServedPorts()
 		for _, cluster := range w.clusters {
 			if h := t.perCluster[cluster]; h != nil {
@@ -184,7 +193,7 @@ func (w *work) choose(t *target, now time.Time) {
 	}
 	inUse, again := w.chooser.InUse(t.name, t.settings(), offers, now)
 	for cluster, h := range t.perCluster {
-		unused := t.global() && !inUse[cluster]
+		unused := t.shared() && !inUse[cluster]
 		if unused != h.unused {
 			h.unused = unused
 			w.touchSlices(h)
@@ -217,7 +226,7 @@ func (w *work) touchAny(t *target) {
 func (t *target) updateDifferences() {
 	t.differences = nil
 	decides := t.authoritative()
-	if decides == nil || !t.global() {
+	if decides == nil || !t.shared() || t.imported() {
 		return
 	}
 	ruled := t.plan.rule(t.of) != nil
@@ -252,7 +261,9 @@ func differences(decides, s *semaphorev1.Service, ruled bool) []string {
 		a, b := s.GetGlobalSettings(), decides.GetGlobalSettings()
 		is("prefer-clusters", strings.Join(a.GetPrefer(), ","), strings.Join(b.GetPrefer(), ","))
 		is("min-ready", max(1, a.GetMinReady()), max(1, b.GetMinReady()))
-		is("when-gone", cmp.Or(a.GetWhenGone(), string(config.Demote)), cmp.Or(b.GetWhenGone(), string(config.Demote)))
+		const demote = semaphorev1.WhenGone_WHEN_GONE_DEMOTE
+		is("when-gone", semaphorev1.WhenGoneName(cmp.Or(a.GetWhenGone(), demote)),
+			semaphorev1.WhenGoneName(cmp.Or(b.GetWhenGone(), demote)))
 		is("local-first", a.GetLocalFirst(), b.GetLocalFirst())
 	}
 	return out

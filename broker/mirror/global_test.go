@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/drain"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -37,16 +38,20 @@ func TestGlobalService(t *testing.T) {
 	p.apply("c1", offering(global(), "10.1.0.1 10.1.0.2")...)
 	p.is("the own one too", glEcho, "c1-1: 10.1.0.1 10.1.0.2; c3-1: 10.4.0.1")
 	s := p.services[glEcho]
-	if d := diff(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "", "global-svc": "true"}, s.Labels); d != "" {
+	if d := diff(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker",
+		"semaphore.uw.io/source-cluster": "", "global-svc": "true"}, s.Labels); d != "" {
 		t.Error(d)
 	}
-	if d := diff(map[string]string{"semaphore.uw.io/source-namespace": "shop", "semaphore.uw.io/source-name": "echo", "global-svc-clusters": "c1,c3",
+	if d := diff(map[string]string{"semaphore.uw.io/source-namespace": "shop", "semaphore.uw.io/source-name": "echo",
+		"global-svc-clusters":             "c1,c3",
 		"semaphore.uw.io/prefer-clusters": "", "semaphore.uw.io/min-ready": "1", "semaphore.uw.io/when-gone": "demote",
 		"semaphore.uw.io/gone-clusters": ""}, s.Annotations); d != "" {
 		t.Error(d)
 	}
-	if d := diff(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c3", "global-svc": "true",
-		"kubernetes.io/service-name": glEcho, "endpointslice.kubernetes.io/managed-by": "semaphore-broker"}, p.slices[glEcho+"-c3-1"].Labels); d != "" {
+	if d := diff(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker",
+		"semaphore.uw.io/source-cluster": "c3", "global-svc": "true",
+		"kubernetes.io/service-name": glEcho, "endpointslice.kubernetes.io/managed-by": "semaphore-broker"},
+		p.slices[glEcho+"-c3-1"].Labels); d != "" {
 		t.Error(d)
 	}
 	if p.services["c1-shop-73736d-echo"] != nil {
@@ -68,18 +73,23 @@ func TestGlobalService(t *testing.T) {
 // R19: what a global service is says the first cluster of the configuration that offers it, whoever was first; and
 // what others say otherwise is told.
 func TestR19TheFirstClusterDecides(t *testing.T) {
-	ours := &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "web", Protocol: "TCP", Port: 80}}}
-	theirs := &semaphorev1.Service{Global: true, Headless: true, PublishNotReadyAddresses: true, ClientIpAffinitySeconds: 60, TrafficDistribution: "PreferClose",
-		Ports:          []*semaphorev1.ServicePort{{Name: "web", Protocol: "TCP", Port: 8080}, {Name: "x", Protocol: "UDP", Port: 9, AppProtocol: "h"}},
-		GlobalSettings: &semaphorev1.GlobalSettings{Prefer: []string{"c3"}, MinReady: 7, WhenGone: "keep", LocalFirst: true}}
+	ours := &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 80}}}
+	theirs := &semaphorev1.Service{Global: true, Headless: true, PublishNotReadyAddresses: true,
+		ClientIpAffinitySeconds: 60, TrafficDistribution: "PreferClose",
+		Ports: []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 8080},
+			{Name: "x", Protocol: "UDP", Port: 9, AppProtocol: "h"}},
+		GlobalSettings: &semaphorev1.GlobalSettings{Prefer: []string{"c3"}, MinReady: 7,
+			WhenGone: semaphorev1.WhenGone_WHEN_GONE_KEEP, LocalFirst: true}}
 	for _, order := range [][]string{{"c1", "c2", "c3"}, {"c3", "c2", "c1"}, {"c2", "c3", "c1"}} {
 		p := blank(t, taken)
 		p.heard("c1", "c2", "c2-a", "c3")
 		for _, cluster := range order {
-			p.apply(cluster, offering(map[string]*semaphorev1.Service{"c1": ours, "c2": theirs, "c3": ours}[cluster], map[string]string{"c1": "10.1.0.1", "c2": "10.2.0.1", "c3": "10.4.0.1"}[cluster])...)
+			p.apply(cluster, offering(map[string]*semaphorev1.Service{"c1": ours, "c2": theirs, "c3": ours}[cluster],
+				map[string]string{"c1": "10.1.0.1", "c2": "10.2.0.1", "c3": "10.4.0.1"}[cluster])...)
 		}
 		s := p.services[glEcho]
-		if len(s.Spec.Ports) != 1 || s.Spec.Ports[0].Port != 80 || s.Spec.ClusterIP != "" || s.Spec.SessionAffinity != "None" || s.Spec.TrafficDistribution != nil || s.Spec.PublishNotReadyAddresses {
+		if len(s.Spec.Ports) != 1 || s.Spec.Ports[0].Port != 80 || s.Spec.ClusterIP != "" ||
+			s.Spec.SessionAffinity != "None" || s.Spec.TrafficDistribution != nil || s.Spec.PublishNotReadyAddresses {
 			t.Errorf("%v: %+v", order, s.Spec)
 		}
 		if got := s.Annotations[naming.AnnotationMinReady]; got != "1" {
@@ -87,14 +97,17 @@ func TestR19TheFirstClusterDecides(t *testing.T) {
 		}
 		p.is(fmt.Sprint(order), glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
 		all := p.Problems().All()
-		want := "service shop/echo of cluster c2 has in the global service gl-shop-73736d-echo what c1 says of it: its own are ports web 8080/TCP, x 9/UDP (h), not web 80/TCP; headless true, not false; " +
-			"publishNotReadyAddresses true, not false; session affinity ClientIP (60 s), not None; trafficDistribution PreferClose, not none; " +
+		want := "service shop/echo of cluster c2 has in the global service gl-shop-73736d-echo what c1 says of it: its own " +
+			"are ports web 8080/TCP, x 9/UDP (h), not web 80/TCP; headless true, not false; " +
+			"publishNotReadyAddresses true, not false; session affinity ClientIP (60 s), not None; trafficDistribution " +
+			"PreferClose, not none; " +
 			"prefer-clusters c3, not none; min-ready 7, not 1; when-gone keep, not demote; local-first true, not false"
-		if len(all) != 1 || all[0].Text != want || all[0].Reason != Differs {
+		if len(all) != 1 || all[0].Text != want || all[0].Reason != finding.GlobalServiceDiffers {
 			t.Errorf("%v: problems %v", order, all)
 		}
 		p.apply("c1", svc("shop", "echo", nil))
-		if s := p.services[glEcho]; s.Spec.ClusterIP != "None" || s.Spec.SessionAffinity != "ClientIP" || s.Annotations[naming.AnnotationPreferClusters] != "c1,c3" {
+		if s := p.services[glEcho]; s.Spec.ClusterIP != "None" || s.Spec.SessionAffinity != "ClientIP" ||
+			s.Annotations[naming.AnnotationPreferClusters] != "c1,c3" {
 			t.Errorf("%v: c2 decides now, and it is %+v, %v", order, s.Spec, s.Annotations)
 		}
 		if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c3" {
@@ -106,7 +119,8 @@ func TestR19TheFirstClusterDecides(t *testing.T) {
 // An endpoint that is not there for all ports of the service does not count for the others.
 func TestEndpointsOfOtherPorts(t *testing.T) {
 	p := blank(t, taken)
-	p.apply("c1", svc("shop", "echo", settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2"}})), slc("shop", "a", endpoints("echo", "10.1.0.1")))
+	p.apply("c1", svc("shop", "echo", settled(&semaphorev1.GlobalSettings{Prefer: []string{"c2"}})),
+		slc("shop", "a", endpoints("echo", "10.1.0.1")))
 	other := endpoints("echo", "10.2.0.1")
 	other.Ports[0].Name = "http"
 	p.apply("c2", svc("shop", "echo", global()), slc("shop", "a", other))
@@ -120,15 +134,17 @@ func TestEndpointsOfOtherPorts(t *testing.T) {
 // Pods with an address of each family count once.
 func TestPodsOfTwoFamilies(t *testing.T) {
 	p := blank(t, taken)
-	six := &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv6", Ports: endpoints("echo", "").Ports, Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"fd01::1"}}}}
-	p.apply("c1", append(offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true, MinReady: 2}), "10.1.0.1"), slc("shop", "six", six))...)
+	six := &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv6", Ports: endpoints("echo", "").Ports,
+		Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"fd01::1"}}}}
+	p.apply("c1", append(offering(settled(&semaphorev1.GlobalSettings{LocalFirst: true, MinReady: 2}), "10.1.0.1"),
+		slc("shop", "six", six))...)
 	p.apply("c2", offering(global(), "10.2.0.1")...)
 	p.now = p.now.Add(time.Hour)
 	p.follow(p.Due(p.now))
 	p.is("one pod is not two", glEcho, "c1-1: 10.1.0.1; c1-2: fd01::1; c2-1: 10.2.0.1")
 }
 
-// What ends and is ready nevertheless, as with publishNotReadyAddresses, is out of use like all others.
+// What ends and is ready nevertheless, as with publishNotReadyAddresses, is unused like all others.
 func TestWhatEndsAndIsReady(t *testing.T) {
 	p := blank(t)
 	s := endpoints("echo", "10.2.0.1")
@@ -147,7 +163,14 @@ func TestNamesOfGlobalServices(t *testing.T) {
 	if s := p.services["gl-a-73736d-b-73736d-c"]; s == nil || s.Annotations[naming.AnnotationSourceNamespace] != "a" {
 		t.Errorf("services %v", sorted(p.services))
 	}
-	if all := p.Problems().All(); len(all) != 1 || !strings.Contains(all[0].Text, "is in no global service: that would be named gl-a-73736d-b-73736d-c, which is that of the global service of a/b-73736d-c") || !strings.HasPrefix(all[0].Object, "a-73736d-b/") {
+	if all := p.Problems().All(); len(all) != 1 || !strings.Contains(all[0].Text, "is in no global service: that would "+
+		"be named gl-a-73736d-b-73736d-c, which is that of the global service of a/b-73736d-c") ||
+		!strings.HasPrefix(all[0].Object, "a-73736d-b/") || all[0].Cluster != "c2" {
+		t.Errorf("problems %v", all)
+	}
+	// It concerns each cluster that exports the one that lost.
+	p.apply("c3", svc("a-73736d-b", "c", global()))
+	if all := p.Problems().All(); len(all) != 2 || all[0].Cluster == all[1].Cluster {
 		t.Errorf("problems %v", all)
 	}
 }
@@ -198,7 +221,8 @@ func TestARuleOfTheOperator(t *testing.T) {
 	p.now = p.now.Add(time.Hour)
 	p.follow(p.Due(p.now))
 	p.is("after a while", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1; c3-1: 10.4.0.1")
-	if s := p.services[glEcho]; s.Annotations[naming.AnnotationPreferClusters] != "c3,c2" || s.Annotations[corev1.AnnotationTopologyMode] != "" {
+	if s := p.services[glEcho]; s.Annotations[naming.AnnotationPreferClusters] != "c3,c2" ||
+		s.Annotations[corev1.AnnotationTopologyMode] != "" {
 		t.Errorf("annotations %v", s.Annotations)
 	}
 	p.follow(p.SetGone("c3", true, p.now))
@@ -250,7 +274,7 @@ func TestGone(t *testing.T) {
 	} {
 		p := blank(t, taken)
 		p.heard("c1", "c2", "c2-a", "c3")
-		p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{WhenGone: when}), "10.1.0.1")...)
+		p.apply("c1", offering(settled(&semaphorev1.GlobalSettings{WhenGone: semaphorev1.WhenGoneOf(when)}), "10.1.0.1")...)
 		both := global()
 		both.Mirror = true
 		p.apply("c2", offering(both, "10.2.0.1")...)
@@ -258,7 +282,9 @@ func TestGone(t *testing.T) {
 		p.is(when, glEcho, want)
 		p.is(when+", the mirror", echo, "c2-1: 10.2.0.1")
 		p.apply("c1", slc("shop", "a", nil))
-		p.is(when+", and no other has any", glEcho, map[string]string{"withdraw": "c2-1: 10.2.0.1-"}[when]+strings.Repeat("c2-1: 10.2.0.1", map[string]int{"withdraw": 0, "keep": 1, "demote": 1, "": 1}[when]))
+		p.is(when+", and no other has any", glEcho,
+			map[string]string{"withdraw": "c2-1: 10.2.0.1-"}[when]+strings.Repeat("c2-1: 10.2.0.1",
+				map[string]int{"withdraw": 0, "keep": 1, "demote": 1, "": 1}[when]))
 		p.follow(p.SetGone("c2", false, p.now))
 		p.is(when+", and back", glEcho, "c2-1: 10.2.0.1")
 		p.follow(p.SetGone("c1", true, p.now))
@@ -279,7 +305,8 @@ func TestDrains(t *testing.T) {
 	p.follow(p.Due(p.now))
 	p.is("no drains", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1 10.2.0.2 10.2.0.3~")
 	p.wrote()
-	p.follow(p.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2", Node: "n1"}, Prefixes: prefixes("10.2.0.2/31")}), p.now))
+	p.follow(p.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2", Node: "n1"},
+		Prefixes: prefixes("10.2.0.2/31")}), p.now))
 	p.is("a node: what is left is not enough", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3~")
 	p.is("a node, of the mirror too", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.3~")
 	if got := p.wrote(); !slices.Equal(got, []string{echo + "-c2-1", glEcho + "-c1-1", glEcho + "-c2-1"}) {
@@ -326,7 +353,8 @@ func TestAGlobalServiceWhoseDecidingClusterIsSilent(t *testing.T) {
 	}
 }
 
-// When all of them are known and the one that is preferred is dead, a broker that was started since can still do without it.
+// When all of them are known and the one that is preferred is dead, a broker that was started since can still do
+// without it.
 func TestFailoverAfterARestart(t *testing.T) {
 	p := blank(t, taken)
 	p.heard("c1", "c2", "c2-a", "c3")
@@ -352,25 +380,39 @@ func TestFailoverAfterARestart(t *testing.T) {
 
 // One that two clusters have is kept of both: who asks for the name gets the addresses of both.
 func TestHostnamesOfTwoClusters(t *testing.T) {
+	for _, isHeadless := range []bool{true, false} {
+		testHostnames(t, isHeadless)
+	}
+}
+
+func testHostnames(t *testing.T, isHeadless bool) {
+	t.Helper()
 	p := blank(t, taken)
 	named := func(address, hostname string) *semaphorev1.EndpointSlice {
 		s := endpoints("echo", address)
 		s.Endpoints[0].Hostname = hostname
 		return s
 	}
-	headless := &semaphorev1.Service{Global: true, Headless: true}
+	headless := &semaphorev1.Service{Global: true, Headless: isHeadless}
 	p.apply("c1", svc("shop", "echo", headless), slc("shop", "a", named("10.1.0.1", "echo-0")))
 	p.apply("c2", svc("shop", "echo", headless), slc("shop", "a", named("10.2.0.1", "echo-1")))
 	if all := p.Problems().All(); len(all) > 0 {
 		t.Errorf("problems %v", all)
 	}
 	p.apply("c2", slc("shop", "a", named("10.2.0.1", "echo-0")))
+	if !isHeadless { // no name of a pod leads to it
+		if all := p.Problems().All(); len(all) > 0 {
+			t.Errorf("of one that is not headless: %v", all)
+		}
+		return
+	}
 	for _, name := range []string{glEcho + "-c1-1", glEcho + "-c2-1"} {
 		if e := p.slices[name].Endpoints[0]; ptr.Deref(e.Hostname, "") != "echo-0" {
 			t.Errorf("%s: %v", name, e)
 		}
 	}
-	if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2" || !strings.Contains(all[0].Text, "hostname echo-0") {
+	if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2" ||
+		!strings.Contains(all[0].Text, "hostname echo-0") {
 		t.Errorf("problems %v", all)
 	}
 }
@@ -387,18 +429,26 @@ func TestDescribe(t *testing.T) {
 	p.follow(p.SetGone("c3", true, p.now))
 	p.follow(p.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2"}}), p.now))
 	want := []Described{
-		{Service: echo, Namespace: "shop", Name: "echo", Clusters: []DescribedCluster{{Cluster: "c2", Endpoints: 2, Ready: 1, Drained: 2, Slices: 1, InUse: true, Remembered: 2}}},
-		{Service: glEcho, Namespace: "shop", Name: "echo", Global: true, Prefer: []string{"c1"}, MinReady: 1, WhenGone: "demote", Clusters: []DescribedCluster{
-			{Cluster: "c1", Endpoints: 1, Ready: 1, Slices: 1, InUse: true}, {Cluster: "c3", Endpoints: 1, Ready: 1, Slices: 1, Gone: true, Remembered: 1}}},
+		{Service: echo, Namespace: "shop", Name: "echo",
+			Clusters: []DescribedCluster{{Cluster: "c2", Endpoints: 2, Ready: 1, Drained: 2, Slices: 1, InUse: true,
+				Remembered: 2}}},
+		{Service: glEcho, Namespace: "shop", Name: "echo", Global: true, Prefer: []string{"c1"}, MinReady: 1,
+			WhenGone: "demote", Clusters: []DescribedCluster{
+				{Cluster: "c1", Endpoints: 1, Ready: 1, Slices: 1, InUse: true},
+				{Cluster: "c3", Endpoints: 1, Ready: 1, Slices: 1, Gone: true, Remembered: 1}}},
 	}
 	if d := diff(want, p.Describe()); d != "" {
 		t.Error(d)
 	}
 }
 
-// Who takes part is the operator's word, where there is one: a remote cannot put itself into a service by offering one of its name.
+// Who takes part is the operator's word, where there is one: a remote cannot put itself into a service by offering one
+// of its name.
 func TestClustersThatTakeNoPart(t *testing.T) {
-	p := blank(t, "globalServices: {podSubnets: [10.1.0.0/16], rules: [{namespaces: [shop], names: [echo], clusters: [c1, c2]}]}")
+	p := blank(
+		t,
+		"globalServices: {podSubnets: [10.1.0.0/16], rules: [{namespaces: [shop], names: [echo], clusters: [c1, c2]}]}",
+	)
 	p.heard("c1", "c2", "c2-a", "c3")
 	p.apply("c3", offering(global(), "10.4.0.1")...)
 	if p.services[glEcho] != nil {

@@ -35,9 +35,12 @@ var historic = map[string]string{"c1": "10.1.0.", "c2": "10.2.0.", "c2-a": "10.3
 func newHistory(t *testing.T, seed uint64) *history {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	// Without hysteresis what is in use follows from the state alone.
-	more := fmt.Sprintf("slices: {maxEndpoints: %d}\nglobalServices: {podSubnets: [10.1.0.0/16], settle: 0s%s}", 1+rng.IntN(4),
-		[]string{"", ", localZones: [z]", ", rules: [{names: [web], prefer: [c3, c1], minReady: 2, whenGone: withdraw}]"}[rng.IntN(3)])
-	h := &history{cluster: before(t, more), rng: rng, more: more, said: map[string]map[replica.Key]replica.Change{}, goners: map[string]bool{}}
+	more := fmt.Sprintf("slices: {maxEndpoints: %d}\nglobalServices: {podSubnets: [10.1.0.0/16], settle: 0s%s}",
+		1+rng.IntN(4),
+		[]string{"", ", localZones: [z]",
+			", rules: [{names: [web], prefer: [c3, c1], minReady: 2, whenGone: withdraw}]"}[rng.IntN(3)])
+	h := &history{cluster: before(t, more), rng: rng, more: more, said: map[string]map[replica.Key]replica.Change{},
+		goners: map[string]bool{}}
 	if rng.IntN(2) == 0 {
 		h.follow(h.Begin(h.now))
 	}
@@ -54,9 +57,11 @@ func (h *history) randomService() *semaphorev1.Service {
 		return nil
 	}
 	s := &semaphorev1.Service{Mirror: h.rng.IntN(2) == 0, Global: h.rng.IntN(3) > 0, Headless: h.rng.IntN(4) == 0}
-	s.Ports = []*semaphorev1.ServicePort{{Name: pick(h, "web", "web", "api"), Protocol: "TCP", Port: 80}}
+	s.Ports = []*semaphorev1.Port{{Name: pick(h, "web", "web", "api"), Protocol: "TCP", Port: 80}}
 	if h.rng.IntN(2) == 0 {
-		s.GlobalSettings = &semaphorev1.GlobalSettings{Prefer: pick(h, nil, []string{"c2"}, []string{"c3", "c1"}), MinReady: h.rng.Int32N(4), WhenGone: pick(h, "", "keep", "withdraw"), LocalFirst: h.rng.IntN(2) == 0}
+		s.GlobalSettings = &semaphorev1.GlobalSettings{Prefer: pick(h, nil, []string{"c2"}, []string{"c3", "c1"}),
+			MinReady: h.rng.Int32N(4), WhenGone: pick(h, semaphorev1.WhenGone_WHEN_GONE_UNSPECIFIED,
+				semaphorev1.WhenGone_WHEN_GONE_KEEP, semaphorev1.WhenGone_WHEN_GONE_WITHDRAW), LocalFirst: h.rng.IntN(2) == 0}
 	}
 	return s
 }
@@ -67,11 +72,12 @@ func (h *history) randomSlice(cluster string) *semaphorev1.EndpointSlice {
 	}
 	s := &semaphorev1.EndpointSlice{Service: pick(h, "echo", "web"), AddressType: "IPv4"}
 	if h.rng.IntN(5) > 0 {
-		s.Ports = []*semaphorev1.EndpointPort{port(pick(h, "web", "web", "api"), "TCP", pick[int32](h, 8080, 8080, 9090))}
+		s.Ports = []*semaphorev1.Port{port(pick(h, "web", "web", "api"), "TCP", pick[int32](h, 8080, 8080, 9090))}
 	}
 	for range h.rng.IntN(7) {
 		e := &semaphorev1.Endpoint{Addresses: []string{fmt.Sprint(historic[cluster], h.rng.IntN(9))}}
-		e.Ready, e.Serving, e.Terminating = pick(h, nil, ptr.To(true), ptr.To(false)), pick(h, nil, ptr.To(true), ptr.To(false)), pick(h, nil, ptr.To(true), ptr.To(false))
+		e.Ready, e.Serving, e.Terminating = pick(h, nil, ptr.To(true), ptr.To(false)),
+			pick(h, nil, ptr.To(true), ptr.To(false)), pick(h, nil, ptr.To(true), ptr.To(false))
 		if h.rng.IntN(2) == 0 {
 			e.Hostname = pick(h, "p0", "p1")
 		}
@@ -90,7 +96,8 @@ func (h *history) step() {
 		return
 	case 1:
 		h.drains = pick(h, drain.Set{}, drain.NewSet(drain.Drain{Target: drain.Target{Cluster: cluster}}),
-			drain.NewSet(drain.Drain{Target: drain.Target{Namespace: "shop", Service: "echo"}}, drain.Drain{Target: drain.Target{Cluster: cluster, Node: "n"}, Prefixes: prefixes(historic[cluster] + "0/30")}))
+			drain.NewSet(drain.Drain{Target: drain.Target{Namespace: "shop", Service: "echo"}},
+				drain.Drain{Target: drain.Target{Cluster: cluster, Node: "n"}, Prefixes: prefixes(historic[cluster] + "0/30")}))
 		h.follow(h.SetDrains(h.drains, h.now))
 		return
 	case 2:
@@ -157,7 +164,8 @@ func (h *history) contents(c *cluster) (out []string, wrong []string) {
 			if e.Hints != nil {
 				hints = fmt.Sprint(e.Hints.ForZones)
 			}
-			out = append(out, fmt.Sprint(s.Labels, s.Annotations, s.AddressType, ports(s), e.Addresses, conditions(e.Conditions), ptr.Deref(e.Hostname, ""), hints))
+			out = append(out, fmt.Sprint(s.Labels, s.Annotations, s.AddressType, ports(s), e.Addresses, conditions(e.Conditions),
+				ptr.Deref(e.Hostname, ""), hints))
 		}
 	}
 	slices.Sort(out)
@@ -171,8 +179,8 @@ func ports(s *discoveryv1.EndpointSlice) (out []string) {
 	return out
 }
 
-// Whatever happens: what stands is what a plan that hears only how it ended wants, up to the slices that endpoints are in; each is in one
-// slice, and none is too full; and a broker that is started anew writes nothing.
+// Whatever happens: what stands is what a plan that hears only how it ended wants, up to the slices that endpoints are
+// in; each is in one slice, and none is too full; and a broker that is started again writes nothing.
 func TestHistoryDoesNotMatter(t *testing.T) {
 	n := uint64(300)
 	if testing.Short() {
@@ -221,7 +229,8 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 			}
 			again.follow(again.Begin(again.now))
 			if got := again.wrote(); len(got) > 0 {
-				t.Fatalf("seed %d: a restart writes %v before it has heard anything (%v):\n%s", seed, got, heardFirst, cmp.Diff(h.slices, again.slices)+cmp.Diff(h.services, again.services))
+				t.Fatalf("seed %d: a restart writes %v before it has heard anything (%v):\n%s", seed, got, heardFirst,
+					cmp.Diff(h.slices, again.slices)+cmp.Diff(h.services, again.services))
 			}
 			h.tell(again)
 			again.heard("c1", "c2", "c2-a", "c3")
@@ -240,13 +249,16 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 		if len(h.services)+len(h.slices) > 0 {
 			t.Fatalf("seed %d: all has gone, and there is %v %v", seed, sorted(h.services), sorted(h.slices))
 		}
-		if left := len(h.sources) + len(h.exportedSlices) + len(h.targets) + len(h.Plan.slices) + len(h.dirty) + len(h.waiting) + len(h.Problems().All()) + len(h.tooLong); left > 0 {
-			t.Fatalf("seed %d: all has gone, and %d things are remembered: %v", seed, left, []any{h.sources, h.exportedSlices, h.targets, sorted(h.Plan.slices), h.dirty, h.waiting, h.Problems().All(), h.tooLong})
+		if left := len(h.sources) + len(h.exportedSlices) + len(h.targets) + len(h.Plan.slices) + len(h.dirty) +
+			len(h.waiting) + len(h.Problems().All()) + len(h.tooLong); left > 0 {
+			t.Fatalf("seed %d: all has gone, and %d things are remembered: %v", seed, left,
+				[]any{h.sources, h.exportedSlices, h.targets, sorted(h.Plan.slices), h.dirty, h.waiting, h.Problems().All(),
+					h.tooLong})
 		}
 	}
 }
 
-// What a source says is out of use here only by our own word: with neither preference, drain nor a cluster that is gone,
+// What a source says is unused here only by our own word: with neither preference, drain nor a cluster that is gone,
 // everything is as the source says, but for what only we say.
 func TestNothingIsMaskedWithoutAReason(t *testing.T) {
 	for seed := range uint64(100) {

@@ -10,8 +10,8 @@ import (
 	legacy "github.com/kube-semaphore/semaphore/broker/endpoints"
 )
 
-// Endpoints returns the desired Endpoints beside the slices of a Service, of the Service's first family. The result is nil while the
-// authoritative cluster is not known or the Service does not exist.
+// Endpoints returns the desired Endpoints beside the slices of a Service, of the Service's first family. The result is
+// nil while the authoritative cluster is not known or the Service does not exist.
 func (p *Plan) Endpoints(service string) (out *legacy.Endpoints, wanted bool) {
 	t := p.targets[service]
 	switch {
@@ -20,7 +20,7 @@ func (p *Plan) Endpoints(service string) (out *legacy.Endpoints, wanted bool) {
 	case t.authoritative() == nil || !p.ServiceExists(service):
 		return nil, true
 	}
-	out = &legacy.Endpoints{ObjectMeta: p.meta(t, t.of.cluster, t.of)}
+	out = &legacy.Endpoints{ObjectMeta: p.meta(t, t.owner(), t.of)}
 	out.Labels[legacy.SkipMirror] = "true"
 	if t.shape.headless {
 		out.Labels[corev1.IsHeadlessService] = ""

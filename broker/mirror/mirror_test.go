@@ -68,7 +68,8 @@ func blank(t testing.TB, more ...string) *cluster {
 
 // before is a broker that does not know what is in its cluster.
 func before(t testing.TB, more ...string) *cluster {
-	return &cluster{Plan: New(configured(t, more...)), t: t, now: began, services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{}}
+	return &cluster{Plan: New(configured(t, more...)), t: t, now: began, services: map[string]*corev1.Service{},
+		slices: map[string]*discoveryv1.EndpointSlice{}}
 }
 
 // restarted is another broker in the same cluster, which has heard nothing yet.
@@ -123,7 +124,8 @@ func (c *cluster) look() {
 }
 
 func both(a, b Touches) Touches {
-	return Touches{append(a.Services, b.Services...), append(a.Slices, b.Slices...), append(a.Endpoints, b.Endpoints...)}
+	return Touches{append(a.Services, b.Services...), append(a.Slices, b.Slices...),
+		append(a.Endpoints, b.Endpoints...), append(a.Imports, b.Imports...), append(a.ImportSlices, b.ImportSlices...)}
 }
 
 func (c *cluster) writeService(name string) Touches {
@@ -134,7 +136,8 @@ func (c *cluster) writeService(name string) Touches {
 		return Touches{}
 	case wanted && want == nil, !wanted && have == nil, !wanted && c.HasUnconfirmedEndpoints(name):
 		return Touches{}
-	case have != nil && !c.mayGo(have.Labels[naming.LabelSourceCluster]) && (!wanted || want.Labels[naming.LabelSourceCluster] != have.Labels[naming.LabelSourceCluster]):
+	case have != nil && !c.mayGo(have.Labels[naming.LabelSourceCluster]) &&
+		(!wanted || want.Labels[naming.LabelSourceCluster] != have.Labels[naming.LabelSourceCluster]):
 		return Touches{}
 	case !wanted:
 		delete(c.services, name)
@@ -147,7 +150,7 @@ func (c *cluster) writeService(name string) Touches {
 	return c.ObserveService(name, c.services[name], c.now)
 }
 
-// mayGo says whether it is known what a cluster does not offer; of all clusters, where it is none.
+// mayGo reports whether it is known what a cluster does not offer; of all clusters, where it is none.
 func (c *cluster) mayGo(cluster string) bool {
 	if cluster == "" {
 		return !slices.ContainsFunc(c.clusters, func(one string) bool { return !c.complete[one] })
@@ -164,7 +167,8 @@ func (c *cluster) writeSlice(name string) Touches {
 	switch {
 	case !c.Begun():
 		return Touches{}
-	case !wanted && (have == nil || !c.endedOf(name, have.Labels[naming.LabelSourceCluster]) && !c.complete[have.Labels[naming.LabelSourceCluster]]):
+	case !wanted && (have == nil || !c.endedOf(name, have.Labels[naming.LabelSourceCluster]) &&
+		!c.complete[have.Labels[naming.LabelSourceCluster]]):
 		return Touches{}
 	case !wanted:
 		delete(c.slices, name)
@@ -185,7 +189,7 @@ func (c *cluster) wrote() []string {
 }
 
 // text is what stands of a Service: its slices, and for each of them the addresses. One that is not ready has a
-// question mark, one that is out of use a minus, and one that ends a tilde.
+// question mark, one that is unused a minus, and one that ends a tilde.
 func (c *cluster) text(service string) string {
 	var lines []string
 	for _, name := range sorted(c.slices) {
@@ -219,10 +223,12 @@ func (c *cluster) is(what, service, want string) {
 
 // endpoints are IPv4 slices of a service: "10.2.0.1 10.2.0.2?" with the marks of text.
 func endpoints(service, addresses string) *semaphorev1.EndpointSlice {
-	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{{Name: "web", Protocol: "TCP", Port: 8080}}}
+	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4",
+		Ports: []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 8080}}}
 	for _, text := range strings.Fields(addresses) {
 		address := strings.TrimRight(text, "?~")
-		e := &semaphorev1.Endpoint{Addresses: strings.Split(address, "+"), Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false)}
+		e := &semaphorev1.Endpoint{Addresses: strings.Split(address, "+"), Ready: ptr.To(true), Serving: ptr.To(true),
+			Terminating: ptr.To(false)}
 		switch {
 		case strings.HasSuffix(text, "?"):
 			e.Ready, e.Serving = ptr.To(false), ptr.To(false)
@@ -235,7 +241,7 @@ func endpoints(service, addresses string) *semaphorev1.EndpointSlice {
 }
 
 func web(s *semaphorev1.Service) *semaphorev1.Service {
-	s.Ports = append(s.Ports, &semaphorev1.ServicePort{Name: "web", Protocol: "TCP", Port: 80})
+	s.Ports = append(s.Ports, &semaphorev1.Port{Name: "web", Protocol: "TCP", Port: 80})
 	return s
 }
 
@@ -251,14 +257,16 @@ func svc(ns, name string, s *semaphorev1.Service) replica.Change {
 	if s == nil {
 		return change(semaphorev1.Kind_KIND_SERVICE, ns, name, nil)
 	}
-	return change(semaphorev1.Kind_KIND_SERVICE, ns, name, &semaphorev1.Object{Spec: &semaphorev1.Object_Service{Service: s}})
+	return change(semaphorev1.Kind_KIND_SERVICE, ns, name,
+		&semaphorev1.Object{Spec: &semaphorev1.Object_Service{Service: s}})
 }
 
 func slc(ns, name string, s *semaphorev1.EndpointSlice) replica.Change {
 	if s == nil {
 		return change(semaphorev1.Kind_KIND_ENDPOINT_SLICE, ns, name, nil)
 	}
-	return change(semaphorev1.Kind_KIND_ENDPOINT_SLICE, ns, name, &semaphorev1.Object{Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}})
+	return change(semaphorev1.Kind_KIND_ENDPOINT_SLICE, ns, name,
+		&semaphorev1.Object{Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}})
 }
 
 func names(all []Touched) []string {
@@ -274,10 +282,10 @@ func names(all []Touched) []string {
 func diff[T any](want, got T) string { return cmp.Diff(want, got) }
 
 func TestService(t *testing.T) {
-	web := &semaphorev1.ServicePort{Name: "web", Protocol: "TCP", Port: 80, AppProtocol: "kubernetes.io/h2c"}
-	dns := &semaphorev1.ServicePort{Name: "dns", Protocol: "UDP", Port: 53}
-	dnsTCP := &semaphorev1.ServicePort{Name: "dns-tcp", Protocol: "TCP", Port: 53}
-	sctp := &semaphorev1.ServicePort{Name: "s", Protocol: "SCTP", Port: 9}
+	web := &semaphorev1.Port{Name: "web", Protocol: "TCP", Port: 80, AppProtocol: "kubernetes.io/h2c"}
+	dns := &semaphorev1.Port{Name: "dns", Protocol: "UDP", Port: 53}
+	dnsTCP := &semaphorev1.Port{Name: "dns-tcp", Protocol: "TCP", Port: 53}
+	sctp := &semaphorev1.Port{Name: "s", Protocol: "SCTP", Port: 9}
 	for _, c := range []struct {
 		name     string
 		in       *semaphorev1.Service
@@ -288,22 +296,28 @@ func TestService(t *testing.T) {
 		families string
 		traffic  string
 	}{
-		{name: "ClusterIP", in: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{web, dns, sctp}},
+		{name: "ClusterIP", in: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{web, dns, sctp}},
 			ports: []string{"web TCP 80 80 kubernetes.io/h2c", "dns UDP 53 53 ", "s SCTP 9 9 "}},
-		{name: "one number, two protocols", in: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{dns, dnsTCP}},
+		{name: "one number, two protocols", in: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{dns, dnsTCP}},
 			ports: []string{"dns UDP 53 53 ", "dns-tcp TCP 53 53 "}},
-		{name: "a port without a name", in: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Protocol: "TCP", Port: 80}}},
+		{name: "a port without a name",
+			in:    &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{{Protocol: "TCP", Port: 80}}},
 			ports: []string{" TCP 80 80 "}},
-		{name: "headless", in: &semaphorev1.Service{Mirror: true, Headless: true, PublishNotReadyAddresses: true, Ports: []*semaphorev1.ServicePort{dns}},
+		{name: "headless", in: &semaphorev1.Service{Mirror: true, Headless: true, PublishNotReadyAddresses: true,
+			Ports: []*semaphorev1.Port{dns}},
 			headless: true, ports: []string{"dns UDP 53 53 "}, ready: true},
 		{name: "headless without ports", in: &semaphorev1.Service{Mirror: true, Headless: true}, headless: true},
-		{name: "session affinity", in: &semaphorev1.Service{Mirror: true, ClientIpAffinitySeconds: 60, Ports: []*semaphorev1.ServicePort{dns}},
+		{name: "session affinity", in: &semaphorev1.Service{Mirror: true, ClientIpAffinitySeconds: 60,
+			Ports: []*semaphorev1.Port{dns}},
 			ports: []string{"dns UDP 53 53 "}, affinity: 60},
-		{name: "traffic distribution", in: &semaphorev1.Service{Mirror: true, TrafficDistribution: "PreferSameZone", Ports: []*semaphorev1.ServicePort{dns}},
+		{name: "traffic distribution", in: &semaphorev1.Service{Mirror: true, TrafficDistribution: "PreferSameZone",
+			Ports: []*semaphorev1.Port{dns}},
 			ports: []string{"dns UDP 53 53 "}, traffic: "PreferSameZone"},
-		{name: "IPv6 alone", in: &semaphorev1.Service{Mirror: true, IpFamilies: []string{"IPv6"}, Ports: []*semaphorev1.ServicePort{dns}},
+		{name: "IPv6 alone", in: &semaphorev1.Service{Mirror: true, IpFamilies: []string{"IPv6"},
+			Ports: []*semaphorev1.Port{dns}},
 			ports: []string{"dns UDP 53 53 "}, families: "SingleStack [IPv6]"},
-		{name: "both families", in: &semaphorev1.Service{Mirror: true, IpFamilies: []string{"IPv6", "IPv4"}, Ports: []*semaphorev1.ServicePort{dns}},
+		{name: "both families", in: &semaphorev1.Service{Mirror: true, IpFamilies: []string{"IPv6", "IPv4"},
+			Ports: []*semaphorev1.Port{dns}},
 			ports: []string{"dns UDP 53 53 "}, families: "PreferDualStack []"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -316,10 +330,12 @@ func TestService(t *testing.T) {
 			if !ok {
 				t.Fatal("no mirror")
 			}
-			if (s.Spec.ClusterIP == "None") != c.headless || s.Spec.PublishNotReadyAddresses != c.ready || s.Spec.Type != "ClusterIP" || len(s.Spec.Selector) > 0 {
+			if (s.Spec.ClusterIP == "None") != c.headless || s.Spec.PublishNotReadyAddresses != c.ready ||
+				s.Spec.Type != "ClusterIP" || len(s.Spec.Selector) > 0 {
 				t.Errorf("spec %+v", s.Spec)
 			}
-			if affinity := s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP; affinity != (c.affinity > 0) || affinity && *s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != c.affinity {
+			if affinity := s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP; affinity != (c.affinity > 0) || affinity &&
+				*s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != c.affinity {
 				t.Errorf("session affinity %s, %v", s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig)
 			}
 			if c.families == "" {
@@ -333,15 +349,19 @@ func TestService(t *testing.T) {
 			}
 			var ports []string
 			for _, p := range s.Spec.Ports {
-				ports = append(ports, fmt.Sprint(p.Name, " ", p.Protocol, " ", p.Port, " ", p.TargetPort.String(), " ", ptr.Deref(p.AppProtocol, "")))
+				ports = append(ports, fmt.Sprint(p.Name, " ", p.Protocol, " ", p.Port, " ", p.TargetPort.String(), " ",
+					ptr.Deref(p.AppProtocol, "")))
 			}
 			if d := diff(c.ports, ports); d != "" {
 				t.Error(d)
 			}
-			if d := diff(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c3", "mirrored-svc": "true", "mirror-svc-prefix-sync": "three"}, s.Labels); d != "" {
+			if d := diff(map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker",
+				"semaphore.uw.io/source-cluster": "c3", "mirrored-svc": "true", "mirror-svc-prefix-sync": "three"},
+				s.Labels); d != "" {
 				t.Error(d)
 			}
-			if d := diff(map[string]string{"semaphore.uw.io/source-namespace": "shop", "semaphore.uw.io/source-name": "echo"}, s.Annotations); d != "" {
+			if d := diff(map[string]string{"semaphore.uw.io/source-namespace": "shop", "semaphore.uw.io/source-name": "echo"},
+				s.Annotations); d != "" {
 				t.Error(d)
 			}
 		})
@@ -351,9 +371,10 @@ func TestService(t *testing.T) {
 func TestSlice(t *testing.T) {
 	source := &semaphorev1.EndpointSlice{
 		Service: "echo", AddressType: "IPv4",
-		Ports: []*semaphorev1.EndpointPort{{Name: "web", Protocol: "TCP", Port: 8080}},
+		Ports: []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 8080}},
 		Endpoints: []*semaphorev1.Endpoint{
-			{Addresses: []string{"10.2.1.5"}, Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false), Hostname: "echo-0", Zone: "eu-1a"},
+			{Addresses: []string{"10.2.1.5"}, Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false),
+				Hostname: "echo-0", Zone: "eu-1a"},
 			{Addresses: []string{"10.2.1.6"}, Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(true)},
 			{Addresses: []string{"10.2.1.7", "10.2.1.8"}},
 		},
@@ -375,7 +396,8 @@ func TestSlice(t *testing.T) {
 				t.Fatal("no slice")
 			}
 			labels := map[string]string{
-				"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c2", "mirrored-svc": "true", "mirror-svc-prefix-sync": "c2",
+				"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c2", "mirrored-svc": "true",
+				"mirror-svc-prefix-sync":     "c2",
 				"kubernetes.io/service-name": "c2-shop-73736d-echo", "endpointslice.kubernetes.io/managed-by": "semaphore-broker",
 			}
 			var hostname *string
@@ -387,14 +409,17 @@ func TestSlice(t *testing.T) {
 				t.Error(d)
 			}
 			want := []discoveryv1.Endpoint{
-				{Addresses: []string{"10.2.1.5"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false)}, Hostname: hostname},
-				{Addresses: []string{"10.2.1.6"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(true)}},
+				{Addresses: []string{"10.2.1.5"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true),
+					Serving: ptr.To(true), Terminating: ptr.To(false)}, Hostname: hostname},
+				{Addresses: []string{"10.2.1.6"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(false),
+					Serving: ptr.To(true), Terminating: ptr.To(true)}},
 				{Addresses: []string{"10.2.1.7", "10.2.1.8"}},
 			}
 			if d := diff(want, s.Endpoints); d != "" {
 				t.Error(d)
 			}
-			if d := diff([]discoveryv1.EndpointPort{{Name: ptr.To("web"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(int32(8080))}}, s.Ports); d != "" {
+			if d := diff([]discoveryv1.EndpointPort{{Name: ptr.To("web"), Protocol: ptr.To(corev1.ProtocolTCP),
+				Port: ptr.To(int32(8080))}}, s.Ports); d != "" {
 				t.Error(d)
 			}
 		})
@@ -437,7 +462,9 @@ func TestNamesThatCannotBe(t *testing.T) {
 		t.Error("a name that the API does not take")
 	}
 	all := p.Problems().All()
-	if len(all) != 2 || all[0].Object != "shop/"+long || !strings.Contains(all[0].Text, "in no global service: that would be named gl-shop-73736d-"+long+", 65 characters") || !strings.Contains(all[1].Text, "is not mirrored") || all[1].Cluster != "c2" {
+	if len(all) != 2 || all[0].Object != "shop/"+long ||
+		!strings.Contains(all[0].Text, "in no global service: that would be named gl-shop-73736d-"+long+", 65 characters") ||
+		!strings.Contains(all[1].Text, "is not mirrored") || all[1].Cluster != "c2" {
 		t.Errorf("problems %v", all)
 	}
 	p.apply("c2", svc("shop", long, nil))
@@ -501,8 +528,23 @@ func prefixes(texts ...string) []netip.Prefix {
 	return out
 }
 
-// endedOf says whether all that a slice of a cluster held is known to be gone.
+// endedOf reports whether all that a slice of a cluster held is known to be gone.
 func (c *cluster) endedOf(slice, cluster string) bool {
 	of, ended := c.Ended(slice)
 	return ended && of == cluster
+}
+
+// A mirror has the labels of its source that the operator allows, and no other.
+func TestAllowedLabels(t *testing.T) {
+	p := blank(t)
+	p.apply("c3", svc("shop", "echo",
+		&semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 80}},
+			Labels: []*semaphorev1.Label{{Key: "app.kubernetes.io/name", Value: "echo"}, {Key: "team", Value: "shop"}}}))
+	s, ok := p.Service("three-shop-73736d-echo")
+	if !ok {
+		t.Fatal("no mirror")
+	}
+	if s.Labels["app.kubernetes.io/name"] != "echo" || s.Labels["team"] != "" {
+		t.Errorf("labels %v", s.Labels)
+	}
 }

@@ -31,7 +31,7 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 		return nil, true
 	}
 	out := &corev1.Service{
-		ObjectMeta: p.meta(t, t.of.cluster, t.of),
+		ObjectMeta: p.meta(t, t.owner(), t.of),
 		Spec: corev1.ServiceSpec{
 			Type:                     corev1.ServiceTypeClusterIP,
 			PublishNotReadyAddresses: source.GetPublishNotReadyAddresses(),
@@ -44,9 +44,10 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 	p.copyLabels(source, &out.ObjectMeta)
 	if families := source.GetIpFamilies(); len(families) == 1 {
 		// A ClusterIP of the other family would have no endpoints.
-		out.Spec.IPFamilyPolicy, out.Spec.IPFamilies = ptr.To(corev1.IPFamilyPolicySingleStack), []corev1.IPFamily{corev1.IPFamily(families[0])}
+		out.Spec.IPFamilyPolicy, out.Spec.IPFamilies = ptr.To(corev1.IPFamilyPolicySingleStack),
+			[]corev1.IPFamily{corev1.IPFamily(families[0])}
 	}
-	if t.global() {
+	if t.shared() {
 		p.describe(t, out)
 	}
 	if source.GetHeadless() {
@@ -54,7 +55,9 @@ func (p *Plan) Service(name string) (s *corev1.Service, wanted bool) {
 	}
 	if seconds := source.GetClientIpAffinitySeconds(); seconds > 0 {
 		out.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-		out.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(seconds)}}
+		out.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
+			ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(seconds)},
+		}
 	}
 	for _, port := range source.GetPorts() {
 		out.Spec.Ports = append(out.Spec.Ports, corev1.ServicePort{
@@ -87,7 +90,11 @@ func (p *Plan) copyLabels(source *semaphorev1.Service, out *metav1.ObjectMeta) {
 // cluster cannot be reached.
 func (p *Plan) describe(t *target, out *corev1.Service) {
 	s := t.settings()
-	out.Annotations[naming.AnnotationGlobalClusters] = strings.Join(t.offeringClusters(), ",")
+	if t.imported() {
+		out.Annotations[naming.AnnotationExportingClusters] = strings.Join(t.order, ",")
+	} else {
+		out.Annotations[naming.AnnotationGlobalClusters] = strings.Join(t.offeringClusters(), ",")
+	}
 	out.Annotations[naming.AnnotationPreferClusters] = strings.Join(s.Prefer, ",")
 	out.Annotations[naming.AnnotationMinReady] = strconv.Itoa(s.MinReady)
 	out.Annotations[naming.AnnotationWhenGone] = string(s.WhenGone)
@@ -154,11 +161,13 @@ func (m *member) endpoint(headless bool) discoveryv1.Endpoint {
 		return out
 	}
 	out := discoveryv1.Endpoint{
-		Addresses:  m.exported.GetAddresses(),
-		Conditions: discoveryv1.EndpointConditions{Ready: m.exported.Ready, Serving: m.exported.Serving, Terminating: m.exported.Terminating},
+		Addresses: m.exported.GetAddresses(),
+		Conditions: discoveryv1.EndpointConditions{Ready: m.exported.Ready, Serving: m.exported.Serving,
+			Terminating: m.exported.Terminating},
 	}
 	if isMasked(out.Conditions) {
-		out.Conditions.Serving = ptr.To(false) // this condition has no meaning for an endpoint that is neither ready nor terminating
+		// this condition has no meaning for an endpoint that is neither ready nor terminating
+		out.Conditions.Serving = ptr.To(false)
 	}
 	if headless {
 		out.Hostname = optional(m.exported.GetHostname()) // the DNS names of a StatefulSet's pods
@@ -187,6 +196,14 @@ func unmask(c discoveryv1.EndpointConditions) discoveryv1.EndpointConditions {
 	return c
 }
 
+// owner is the cluster that a Service belongs to; empty for one of several clusters.
+func (t *target) owner() string {
+	if t.shared() {
+		return ""
+	}
+	return t.of.cluster
+}
+
 // meta returns the metadata of an object of semaphore. A global Service belongs to no single cluster.
 func (p *Plan) meta(t *target, cluster string, of ref) metav1.ObjectMeta {
 	out := metav1.ObjectMeta{
@@ -201,9 +218,12 @@ func (p *Plan) meta(t *target, cluster string, of ref) metav1.ObjectMeta {
 			naming.AnnotationSourceName:      of.name,
 		},
 	}
-	if t.global() {
+	switch {
+	case t.imported():
+		out.Labels[naming.LabelImported] = "true"
+	case t.shared():
 		out.Labels[naming.LabelGlobal] = "true"
-	} else {
+	default:
 		out.Labels[naming.LabelMirrored] = "true"
 		out.Labels[naming.LabelMirrorPrefixSync] = p.prefixes[cluster]
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -13,18 +14,12 @@ import (
 type Outcome struct {
 	Namespace, Name string
 	// Code is one of the stable codes of Outcome in federation.proto.
-	Code string
+	Code finding.Code
 	// Reason is a sentence whose subject is the service.
 	Reason string
+	// Only the own cluster receives Conflict: it names the cluster that decides.
+	Conflict Conflict
 }
-
-// Codes of outcomes.
-const (
-	OutcomeTooLong    = "name-too-long"
-	OutcomeTaken      = "name-taken"
-	OutcomeNotWritten = "not-written"
-	OutcomeDiffers    = "differs"
-)
 
 // Outcomes returns the outcomes of a cluster's services, at most one per service, sorted by name. failing gives, by
 // name of a Service, why its write fails.
@@ -34,12 +29,16 @@ func (p *Plan) Outcomes(cluster string, failing map[string]string) []Outcome {
 		o := Outcome{}
 		o.Namespace, o.Name, _ = strings.Cut(problem.Object, "/")
 		switch problem.Code {
-		case TooLong:
-			o.Code, o.Reason = OutcomeTooLong, p.tooLongReason(ref{cluster, o.Namespace, o.Name})
-		case NameTaken:
-			o.Code, o.Reason = OutcomeTaken, "its Service would have the name of another: choose another name, or have the operator change servicePrefix"
-		case Settings:
-			o.Code, o.Reason = OutcomeDiffers, "its global service is as another cluster says, which comes first there, and what it says otherwise of ports, type or settings has no effect"
+		case finding.TooLong:
+			o.Code, o.Reason = finding.OutcomeTooLong, p.tooLongReason(ref{cluster, o.Namespace, o.Name})
+		case finding.NameTaken:
+			o.Code, o.Reason = finding.OutcomeTaken,
+				"its Service would have the name of another: choose another name, or have the operator change servicePrefix"
+		case finding.Settings:
+			o.Code, o.Reason = finding.OutcomeDiffers, "its global service is as another cluster says, which comes first "+
+				"there, and what it says otherwise of ports, type or settings has no effect"
+		case finding.Denied:
+			o.Code, o.Reason = finding.OutcomeDenied, "nothing is imported into its namespace there: the operator denies it"
 		default:
 			continue // it concerns only the operator of this cluster
 		}
@@ -50,14 +49,44 @@ func (p *Plan) Outcomes(cluster string, failing map[string]string) []Outcome {
 		if t == nil || t.of.name == "" {
 			continue
 		}
-		if t.of.cluster == cluster || t.global() && slices.Contains(t.offeringClusters(), cluster) {
-			out = append(out, Outcome{t.of.namespace, t.of.name, OutcomeNotWritten, reason})
+		if t.of.cluster == cluster || t.shared() && slices.Contains(t.offeringClusters(), cluster) {
+			out = append(out, Outcome{Namespace: t.of.namespace, Name: t.of.name, Code: finding.OutcomeNotWritten,
+				Reason: reason})
 		}
+	}
+	if cluster == p.own {
+		out = p.conflicts(out)
 	}
 	slices.SortStableFunc(out, func(a, b Outcome) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Code, b.Code))
 	})
 	return slices.CompactFunc(out, func(a, b Outcome) bool { return a.Namespace == b.Namespace && a.Name == b.Name })
+}
+
+// conflicts adds the conflicts of the own cluster's exports to the outcomes, of which a service may have several.
+func (p *Plan) conflicts(out []Outcome) []Outcome {
+	of := map[ref][]int{}
+	for i, o := range out {
+		r := ref{namespace: o.Namespace, name: o.Name}
+		of[r] = append(of[r], i)
+	}
+	for name, t := range p.targets {
+		if t.of.cluster != clusterSet || p.export(p.own, t.of) == nil {
+			continue
+		}
+		c := p.targets[name].conflict()
+		if len(c.Reasons) == 0 {
+			continue
+		}
+		known := of[ref{namespace: t.of.namespace, name: t.of.name}]
+		for _, i := range known {
+			out[i].Conflict = c
+		}
+		if len(known) == 0 {
+			out = append(out, Outcome{Namespace: t.of.namespace, Name: t.of.name, Code: finding.OutcomeConflict, Conflict: c})
+		}
+	}
+	return out
 }
 
 // tooLongReason names the Services whose names would be too long.
@@ -67,11 +96,13 @@ func (p *Plan) tooLongReason(r ref) string {
 	if s == nil {
 		return ""
 	}
-	if mirror := naming.Mirror(p.prefixes[r.cluster], r.namespace, r.name); s.service.GetMirror() && len(mirror) > maxServiceName {
+	if mirror := naming.Mirror(p.prefixes[r.cluster], r.namespace, r.name); s.service.GetMirror() &&
+		len(mirror) > maxServiceName {
 		names = append(names, mirror)
 	}
 	if global := naming.Global(r.namespace, r.name); s.service.GetGlobal() && len(global) > maxServiceName {
 		names = append(names, global)
 	}
-	return fmt.Sprintf("its Service would be named %s, and a Service's name has %d characters at most: shorten its name or its namespace's", strings.Join(names, " and "), maxServiceName)
+	return fmt.Sprintf("its Service would be named %s, and a Service's name has %d characters at most: shorten its name "+
+		"or its namespace's", strings.Join(names, " and "), maxServiceName)
 }

@@ -17,12 +17,14 @@ func TestOutcomes(t *testing.T) {
 		svc("shop", "fine", web(&semaphorev1.Service{Mirror: true})),
 		svc("a-shop", "secret", web(&semaphorev1.Service{Mirror: true})),
 		svc("shop", "broken", web(&semaphorev1.Service{Mirror: true})),
-		svc("shop", "echo", &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "web", Protocol: "TCP", Port: 81}}}),
+		svc("shop", "echo", &semaphorev1.Service{Global: true,
+			Ports: []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 81}}}),
 	)
 	p.apply("c2-a", svc("shop", "secret", web(&semaphorev1.Service{Mirror: true}))) // the name of c2's
 	p.apply("c1", svc("shop", "echo", global()))
 	p.heard("c1", "c2", "c2-a", "c3")
-	failing := map[string]string{"c2-shop-73736d-broken": "cannot be written", "gl-shop-73736d-echo": "cannot be written either", "nobody": "x"}
+	failing := map[string]string{"c2-shop-73736d-broken": "cannot be written",
+		"gl-shop-73736d-echo": "cannot be written either", "nobody": "x"}
 	for cluster, want := range map[string]string{
 		"c2":   "shop/broken not-written, shop/echo differs, shop/" + long + " name-too-long",
 		"c2-a": "shop/secret name-taken",

@@ -1,23 +1,28 @@
 // Package mirror decides which Services and EndpointSlices should exist in the own cluster for services of other
-// clusters: a mirror for each service that a remote exports as a mirror, and a global service for each name that one or
-// more clusters export as global.
+// clusters: a mirror for each service that a remote exports as a mirror, a global service for each name that one or
+// more clusters export as global, and a derived Service with a ServiceImport for each name that one or more clusters
+// export by a ServiceExport.
 //
-// The package is pure. Its inputs are changes of replicas and the objects that exist in the own cluster. Its outputs are
-// the names of objects whose desired state may have changed and, on request, the desired object of a name. It has no
-// clock: callers pass the time.
+// The package is pure. Its inputs are changes of replicas and the objects that exist in the own cluster. Its outputs
+// are the names of objects whose desired state may have changed and, on request, the desired object of a name. It has
+// no clock: callers pass the time.
 //
 //	source            what a cluster exports for one service: each endpoint once, in whatever exported slice it is
 //	target            a Service of semaphore; a mirror has one source, a global service one per cluster
 //	clusterEndpoints  the endpoints of one cluster in a target, in slices that semaphore names
 //
-// If two sources claim the same Service name, the first by cluster, namespace and name wins, independent of history; the
-// other becomes a problem. The slice of an endpoint depends on the slices that exist (docs/adr/0009-services.md);
+// If two sources claim the same Service name, the first by cluster, namespace and name wins, independent of history;
+// the other becomes a problem. The slice of an endpoint depends on the slices that exist (docs/adr/0009-services.md);
 // everything else depends only on the current inputs.
+//
+// Of the broker's packages it may import claim, drain, endpoints, prefer, problem and replica.
 package mirror
 
 import (
 	"cmp"
 	"container/heap"
+	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -31,6 +36,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -57,6 +63,16 @@ type Plan struct {
 	// legacy enables Endpoints beside the slices.
 	legacy bool
 	global *config.GlobalServices
+	// mcs are the settings of imports; nothing is imported into deniedNamespaces. ordered is true once the order in
+	// which exports were observed by an earlier broker is known. namespaces are those of the own cluster, nil while
+	// unknown. denied are the exports that are not imported, by the name of their Service.
+	mcs              *config.BrokerMCS
+	deniedNamespaces []string
+	ordered          bool
+	namespaces       map[string]bool
+	denied           map[string]ref
+	// exportCounts counts, by cluster, the Services that ServiceExports export.
+	exportCounts map[string]int
 
 	sources map[ref]*source
 	// exportedSlices are the EndpointSlices in the replicas.
@@ -106,6 +122,8 @@ type Touches struct {
 	Services, Slices []Touched
 	// Endpoints are the Endpoints objects beside the slices, where they are enabled.
 	Endpoints []Touched
+	// Imports are ServiceImports, NAMESPACE/NAME, and ImportSlices the EndpointSlices beside them.
+	Imports, ImportSlices []Touched
 }
 
 // New returns a plan that knows neither exports nor existing objects. It places no endpoint before Begin.
@@ -119,6 +137,9 @@ func New(cfg *config.Broker) *Plan {
 		labels:          cfg.Services.Labels,
 		legacy:          cfg.Services.Endpoints,
 		global:          &cfg.GlobalServices,
+		mcs:             &cfg.MCS,
+		denied:          map[string]ref{},
+		exportCounts:    map[string]int{},
 		sources:         map[ref]*source{},
 		exportedSlices:  map[ref]*semaphorev1.EndpointSlice{},
 		claims:          claim.New(ref.compare),
@@ -135,14 +156,66 @@ func New(cfg *config.Broker) *Plan {
 		dirty:           map[*target]bool{},
 		waiting:         map[*target]bool{},
 	}
-	if own := cfg.Own(); own != nil {
-		p.clusters = append(p.clusters, own.Name)
+	p.deniedNamespaces = []string{cfg.MirrorNamespace, cfg.Agents.Namespace}
+	p.configure(cfg.Remotes)
+	return p
+}
+
+// configure takes the configured remotes, in their order. The own cluster, where its exporter is accepted, comes first.
+func (p *Plan) configure(remotes []config.Remote) {
+	p.clusters = nil
+	if len(p.subnets[p.own]) > 0 {
+		p.clusters = append(p.clusters, p.own)
 	}
-	for _, r := range cfg.Remotes {
+	for _, r := range remotes {
 		p.clusters = append(p.clusters, r.Name)
 		p.prefixes[r.Name], p.subnets[r.Name] = r.ServicePrefix, r.PodPrefixes
 	}
-	return p
+}
+
+// Follow takes the configured remotes: one that is new begins without exports, what one that is missing exports is
+// withdrawn, and the others continue. Those that remain must have the same order, prefixes and subnets as before.
+func (p *Plan) Follow(remotes []config.Remote, now time.Time) Touches {
+	w := p.work("")
+	for _, cluster := range p.clusters {
+		if cluster != p.own && !slices.ContainsFunc(remotes, func(r config.Remote) bool { return r.Name == cluster }) {
+			w.removeCluster(cluster)
+		}
+	}
+	p.configure(remotes)
+	return w.finish(now)
+}
+
+// removeCluster withdraws all that a cluster exports, and forgets it.
+func (w *work) removeCluster(cluster string) {
+	of := func(refs iter.Seq[ref]) []ref {
+		var all []ref
+		for r := range refs {
+			if r.cluster == cluster {
+				all = append(all, r)
+			}
+		}
+		slices.SortFunc(all, ref.compare)
+		return all
+	}
+	for _, r := range of(maps.Keys(w.exportedSlices)) {
+		w.setSlice(r, nil)
+	}
+	w.flush()
+	for _, r := range of(maps.Keys(w.sources)) {
+		w.setService(r, nil)
+	}
+	for _, name := range sorted(w.targets) {
+		if h := w.targets[name].perCluster[cluster]; h != nil {
+			w.touchService(name)
+			w.removeUnconfirmed(h)
+		}
+	}
+	delete(w.prefixes, cluster)
+	delete(w.subnets, cluster)
+	delete(w.complete, cluster)
+	delete(w.gone, cluster)
+	delete(w.presenceUnknown, cluster)
 }
 
 // Apply takes changes of one cluster's replica. It ignores other kinds.
@@ -184,12 +257,16 @@ func (p *Plan) ObserveSlice(name string, o *discoveryv1.EndpointSlice, now time.
 // ObserveService records an existing Service of semaphore; nil if none of that name exists.
 func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Touches {
 	begins, family := p.existing[name] == nil && o != nil, p.family(name)
+	ips := clusterIPs(p.existing[name])
 	if p.existing[name] = o; o == nil {
 		delete(p.existing, name)
 	}
 	w := p.work("")
 	if begins || family != p.family(name) {
 		w.touchEndpoints(name)
+	}
+	if !slices.Equal(ips, clusterIPs(o)) {
+		w.touchImport(name)
 	}
 	if t := p.targets[name]; t != nil && begins {
 		for _, h := range t.perCluster { // their writes wait for the Service
@@ -202,6 +279,14 @@ func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Tou
 	return w.finish(now)
 }
 
+// clusterIPs are those of an existing Service.
+func clusterIPs(s *corev1.Service) []string {
+	if s == nil {
+		return nil
+	}
+	return s.Spec.ClusterIPs
+}
+
 // ServiceExists reports whether a Service of semaphore with that name exists. Slices are written only for such a
 // Service: a Service that somebody else made would otherwise send its traffic to another cluster.
 func (p *Plan) ServiceExists(service string) bool { return p.existing[service] != nil }
@@ -212,8 +297,14 @@ func (p *Plan) Begin(now time.Time) Touches {
 	if p.begun {
 		return Touches{}
 	}
-	p.begun = true
 	w := p.work("")
+	p.ordered = true
+	for _, name := range sorted(p.targets) { // before endpoints are placed: it decides on their ports
+		if p.targets[name].imported() {
+			w.rebindSources(name)
+		}
+	}
+	p.begun = true
 	for _, name := range sorted(p.seen) {
 		w.adoptSlice(name, p.seen[name])
 	}
@@ -350,7 +441,8 @@ func (p *Plan) Wants(service string) bool {
 // HoldsExported reports whether a slice holds an endpoint that the cluster exports, and not only unconfirmed ones.
 func (p *Plan) HoldsExported(cluster, slice string) bool {
 	s := p.slices[slice]
-	return s != nil && s.owner.cluster == cluster && slices.ContainsFunc(s.members, func(m member) bool { return m.exported != nil })
+	return s != nil && s.owner.cluster == cluster &&
+		slices.ContainsFunc(s.members, func(m member) bool { return m.exported != nil })
 }
 
 // Targets returns the names of all known Services, sorted.
@@ -408,12 +500,14 @@ type work struct {
 }
 
 type touchedName struct {
-	kind byte // 's' for a Service, 'l' for a slice, 'e' for Endpoints
+	// 's' for a Service, 'l' for a slice, 'e' for Endpoints, 'i' for a ServiceImport
+	kind byte
 	name string
 }
 
 func (p *Plan) work(cluster string) *work {
-	return &work{Plan: p, cluster: cluster, touched: map[touchedName]bool{}, problemsDirty: map[string]bool{}, isPending: map[endpointRef]bool{}}
+	return &work{Plan: p, cluster: cluster, touched: map[touchedName]bool{}, problemsDirty: map[string]bool{},
+		isPending: map[endpointRef]bool{}}
 }
 
 func (w *work) touchService(name string) {
@@ -422,6 +516,27 @@ func (w *work) touchService(name string) {
 		w.touches.Services = append(w.touches.Services, Touched{name, w.cluster, w.observedAt})
 	}
 	w.touchEndpoints(name)
+	w.touchImport(name)
+}
+
+// touchImport touches the ServiceImport that leads to a Service.
+func (w *work) touchImport(service string) {
+	s := w.existing[service]
+	switch t := w.targets[service]; {
+	case t != nil && t.of.cluster == clusterSet:
+		w.touchImportOf(t.of)
+	case s != nil && s.Labels[naming.LabelImported] == "true":
+		w.touchImportOf(ref{clusterSet, s.Annotations[naming.AnnotationSourceNamespace],
+			s.Annotations[naming.AnnotationSourceName]})
+	}
+}
+
+func (w *work) touchImportOf(of ref) {
+	name := of.namespace + "/" + of.name
+	if key := (touchedName{'i', name}); !w.touched[key] {
+		w.touched[key] = true
+		w.touches.Imports = append(w.touches.Imports, Touched{name, w.cluster, w.observedAt})
+	}
 }
 
 // touchEndpoints touches the Endpoints of a Service.
@@ -436,6 +551,9 @@ func (w *work) touchSlice(s *slice) {
 	if key := (touchedName{'l', s.name}); !w.touched[key] {
 		w.touched[key] = true
 		w.touches.Slices = append(w.touches.Slices, Touched{s.name, w.cluster, w.observedAt})
+		if name, ok := w.importSlice(s); ok {
+			w.touches.ImportSlices = append(w.touches.ImportSlices, Touched{name, w.cluster, w.observedAt})
+		}
 	}
 	w.touchEndpoints(s.owner.target.name)
 }
@@ -460,6 +578,7 @@ func (w *work) finish(now time.Time) Touches {
 	}
 	// The order depends only on the input.
 	slices.SortStableFunc(w.touches.Slices, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(w.touches.ImportSlices, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortStableFunc(w.touches.Services, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortStableFunc(w.touches.Endpoints, func(a, b Touched) int { return cmp.Compare(a.Name, b.Name) })
 	return w.touches

@@ -6,90 +6,133 @@ import (
 	"strings"
 
 	"github.com/kube-semaphore/semaphore/broker/problem"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Reasons of problems.
-const (
-	// NotMirrored means that no Service exists for the exported one.
-	NotMirrored = "NotMirrored"
-	// Differs means that the global service has other settings than the exported one.
-	Differs = "GlobalServiceDiffers"
-)
-
-// Codes of problems.
-const (
-	TooLong   = "TooLong"
-	NameTaken = "NameTaken"
-	Settings  = "Settings"
-	Hostname  = "Hostname"
-)
-
 // Codes are all codes.
-var Codes = []string{TooLong, NameTaken, Settings, Hostname}
+var Codes = []finding.Code{finding.TooLong, finding.NameTaken, finding.Settings, finding.Hostname,
+	finding.Denied, finding.Conflict}
 
 // Problems returns the problems of exported services.
 func (p *Plan) Problems() *problem.Set { return &p.problems }
 
 // problemsOf determines the problems of the services that claim a name.
 func (p *Plan) problemsOf(name string) (out []problem.Problem) {
-	add := func(r ref, reason, code, format string, args ...any) {
-		out = append(out, problem.Problem{
-			Cluster: r.cluster, Object: r.namespace + "/" + r.name, Reason: reason, Code: code,
-			Text: fmt.Sprintf("service %s/%s of cluster %s ", r.namespace, r.name, r.cluster) + fmt.Sprintf(format, args...),
-		})
+	out = append(p.tooLongProblems(name), p.nameTakenProblems(name)...)
+	out = append(out, p.importProblems(name)...)
+	if t := p.targets[name]; t != nil && t.shared() {
+		out = append(out, p.globalProblems(t)...)
 	}
-	// A global service concerns all clusters that export it.
-	each := func(r ref, do func(ref)) {
-		if r.cluster != "" {
-			do(r)
-			return
+	return out
+}
+
+// problemOf returns a problem of an exported service. The rest of the sentence begins with a verb.
+func problemOf(r ref, reason, code finding.Code, format string, args ...any) problem.Problem {
+	return problem.Problem{
+		Cluster: r.cluster, Object: r.namespace + "/" + r.name, Reason: reason, Code: code,
+		Text: fmt.Sprintf("service %s/%s of cluster %s ", r.namespace, r.name, r.cluster) + fmt.Sprintf(format, args...),
+	}
+}
+
+// exportedAs returns the exported services that a claim is made for: a global service concerns all clusters that
+// export it.
+func (p *Plan) exportedAs(r ref) (all []ref) {
+	if !r.shared() {
+		return []ref{r}
+	}
+	for _, cluster := range p.clusters {
+		s := p.offer(cluster, r)
+		if r.cluster == clusterSet {
+			s = p.export(cluster, r)
 		}
-		for _, cluster := range p.clusters {
-			if s := p.offer(cluster, r); s != nil {
-				do(s.ref)
-			}
+		if s != nil {
+			all = append(all, s.ref)
 		}
 	}
+	return all
+}
+
+// tooLongProblems returns the problems of services whose Service would have a name that is too long.
+func (p *Plan) tooLongProblems(name string) (out []problem.Problem) {
 	for _, r := range p.tooLong[name] {
-		each(r, func(of ref) {
+		for _, of := range p.exportedAs(r) {
 			if r.cluster == "" {
-				add(of, NotMirrored, TooLong, "is in no global service: that would be named %s, %d characters where a Service may have %d: shorten its name or its namespace's",
-					name, len(name), maxServiceName)
-				return
+				out = append(out, problemOf(of, finding.NotMirrored, finding.TooLong, "is in no global service: that would be "+
+					"named %s, %d characters where a Service may have %d: shorten its name or its namespace's",
+					name, len(name), maxServiceName))
+				continue
 			}
-			add(of, NotMirrored, TooLong, "is not mirrored: its mirror would be named %s, %d characters where a Service may have %d: shorten its name, "+
-				"its namespace's or the servicePrefix of %s", name, len(name), maxServiceName, r.cluster)
-		})
-	}
-	if losers := p.claims.Losers(name); len(losers) > 0 {
-		winner, _ := p.claims.Winner(name)
-		first := fmt.Sprintf("%s/%s of %s", winner.namespace, winner.name, winner.cluster)
-		if winner.cluster == "" {
-			first = fmt.Sprintf("the global service of %s/%s", winner.namespace, winner.name)
+			out = append(out, problemOf(of, finding.NotMirrored, finding.TooLong, "is not mirrored: its mirror would be named "+
+				"%s, %d characters where a Service may have %d: shorten its name, its namespace's or the servicePrefix of %s",
+				name, len(name), maxServiceName, r.cluster))
 		}
-		for _, r := range losers {
-			each(r, func(of ref) {
-				if r.cluster == "" {
-					add(of, NotMirrored, NameTaken, "is in no global service: that would be named %s, which is that of %s", name, first)
-					return
-				}
-				add(of, NotMirrored, NameTaken, "is not mirrored: its mirror would be named %s, which is that of %s", name, first)
-			})
+	}
+	return out
+}
+
+// nameTakenProblems returns the problems of services whose Service would have the name of another's.
+func (p *Plan) nameTakenProblems(name string) (out []problem.Problem) {
+	losers := p.claims.Losers(name)
+	if len(losers) == 0 {
+		return nil
+	}
+	winner, _ := p.claims.Winner(name)
+	first := fmt.Sprintf("%s/%s of %s", winner.namespace, winner.name, winner.cluster)
+	switch winner.cluster {
+	case clusterSet:
+		first = fmt.Sprintf("the import of %s/%s", winner.namespace, winner.name)
+	case "":
+		first = fmt.Sprintf("the global service of %s/%s", winner.namespace, winner.name)
+	}
+	for _, r := range losers {
+		what := "is not mirrored: its mirror"
+		switch r.cluster {
+		case clusterSet:
+			what = "is not imported: the derived Service"
+		case "":
+			what = "is in no global service: that"
+		}
+		for _, of := range p.exportedAs(r) {
+			out = append(out, problemOf(of, finding.NotMirrored, finding.NameTaken,
+				"%s would be named %s, which is that of %s", what, name, first))
+		}
+	}
+	return out
+}
+
+// importProblems returns the problems of exports of one name: what the operator denies, and in what they differ.
+func (p *Plan) importProblems(name string) (out []problem.Problem) {
+	if r, denied := p.denied[name]; denied {
+		for _, of := range p.exportedAs(r) {
+			out = append(out, problemOf(of, finding.NotMirrored, finding.Denied,
+				"is not imported: mcs.denyNamespaces denies its namespace"))
 		}
 	}
 	t := p.targets[name]
-	if t == nil || !t.global() {
+	if t == nil || !t.imported() {
 		return out
 	}
+	if c := t.conflict(); len(c.Reasons) > 0 {
+		out = append(out, problemOf(ref{t.order[0], t.of.namespace, t.of.name}, finding.GlobalServiceDiffers,
+			finding.Conflict, "is exported by several clusters: %s", c.Message))
+	}
+	return out
+}
+
+// globalProblems returns the problems of services whose global service differs from them.
+func (p *Plan) globalProblems(t *target) (out []problem.Problem) {
 	for _, cluster := range p.clusters {
 		of := ref{cluster, t.of.namespace, t.of.name}
 		if differs := t.differences[cluster]; len(differs) > 0 {
-			add(of, Differs, Settings, "has in the global service %s what %s says of it: its own are %s", t.name, t.authoritativeCluster(), strings.Join(differs, "; "))
+			out = append(out, problemOf(of, finding.GlobalServiceDiffers, finding.Settings,
+				"has in the global service %s what %s says of it: its own are %s", t.name, t.authoritativeCluster(),
+				strings.Join(differs, "; ")))
 		}
 		if twice := t.hostnames.duplicates[cluster]; t.shape.headless && len(twice) > 0 {
-			add(of, Differs, Hostname, "has in the global service %s a pod of the hostname %s (%d such), as another cluster has: the name stands for both",
-				t.name, first(twice), len(twice))
+			out = append(out, problemOf(of, finding.GlobalServiceDiffers, finding.Hostname, "has in the global service %s a "+
+				"pod of the hostname %s (%d such), as another cluster has: the name stands for both",
+				t.name, first(twice), len(twice)))
 		}
 	}
 	return out
@@ -177,7 +220,8 @@ func (w *work) countHostname(h *clusterEndpoints, hostname string, by int) {
 
 // unclaim removes a claimant of a name that is too long.
 func (p *Plan) unclaim(name string, claimant ref) {
-	if p.tooLong[name] = slices.DeleteFunc(p.tooLong[name], func(r ref) bool { return r == claimant }); len(p.tooLong[name]) == 0 {
+	if p.tooLong[name] = slices.DeleteFunc(p.tooLong[name],
+		func(r ref) bool { return r == claimant }); len(p.tooLong[name]) == 0 {
 		delete(p.tooLong, name)
 	}
 }

@@ -17,7 +17,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-var onlyLabels = []string{"app.kubernetes.io/managed-by", "endpointslice.kubernetes.io/managed-by", "kubernetes.io/service-name", "mirror-svc-prefix-sync",
+var onlyLabels = []string{"app.kubernetes.io/managed-by", "endpointslice.kubernetes.io/managed-by",
+	"kubernetes.io/service-name", "mirror-svc-prefix-sync",
 	"mirrored-svc", "semaphore.uw.io/source-cluster", "service.kubernetes.io/headless"}
 
 var onlyAnnotations = []string{"semaphore.uw.io/source-name", "semaphore.uw.io/source-namespace"}
@@ -39,8 +40,10 @@ func rest(t *testing.T, m *metav1.ObjectMeta) {
 // reservedLabels are what a remote says that wants to have more of its mirror than is on the list.
 func reservedLabels() (all []*semaphorev1.Label) {
 	for _, key := range []string{
-		"app.kubernetes.io/managed-by", "endpointslice.kubernetes.io/managed-by", "global-svc", "kubernetes.io/service-name", "managed-by",
-		"mirror-svc-prefix-sync", "mirror.semaphore.uw.io/mirror-service", "mirrored-svc", "node.k8s.io/x", "semaphore.uw.io/source-cluster",
+		"app.kubernetes.io/managed-by", "endpointslice.kubernetes.io/managed-by", "global-svc", "kubernetes.io/service-name",
+		"managed-by",
+		"mirror-svc-prefix-sync", "mirror.semaphore.uw.io/mirror-service", "mirrored-svc", "node.k8s.io/x",
+		"semaphore.uw.io/source-cluster",
 		"semaphore.uw.systems/name", "service.kubernetes.io/service-proxy-name", "team", "topology.kubernetes.io/zone",
 	} {
 		all = append(all, &semaphorev1.Label{Key: key, Value: "theirs"})
@@ -48,12 +51,12 @@ func reservedLabels() (all []*semaphorev1.Label) {
 	return all
 }
 
-// R15: of a Service only ports, IP families, the headless flag, publishNotReadyAddresses and labels that the operator lists are copied. The
-// wire has no more: a field that is added to it fails here until it has been thought of.
+// R15: of a Service only ports, IP families, the headless flag, publishNotReadyAddresses and labels that the operator
+// lists are copied. The wire has no more: a field that is added to it fails here until it has been thought of.
 func TestR15AMirrorHasNothingElseOfItsSource(t *testing.T) {
 	for message, known := range map[string]struct{ have, want int }{
-		"Service":     {(&semaphorev1.Service{}).ProtoReflect().Descriptor().Fields().Len(), 10},
-		"ServicePort": {(&semaphorev1.ServicePort{}).ProtoReflect().Descriptor().Fields().Len(), 4},
+		"Service":     {(&semaphorev1.Service{}).ProtoReflect().Descriptor().Fields().Len(), 11},
+		"ServicePort": {(&semaphorev1.Port{}).ProtoReflect().Descriptor().Fields().Len(), 4},
 	} {
 		if known.have != known.want {
 			t.Errorf("%s has %d fields, and %d are known here", message, known.have, known.want)
@@ -62,7 +65,7 @@ func TestR15AMirrorHasNothingElseOfItsSource(t *testing.T) {
 	p := blank(t)
 	p.apply("c3", svc("shop", "echo", &semaphorev1.Service{
 		Mirror: true, Global: true, Headless: true, PublishNotReadyAddresses: true,
-		Ports:  []*semaphorev1.ServicePort{{Name: "web", Protocol: "TCP", Port: 80, AppProtocol: "http"}},
+		Ports:  []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 80, AppProtocol: "http"}},
 		Labels: reservedLabels(),
 	}))
 	s, ok := p.Service("three-shop-73736d-echo")
@@ -91,9 +94,11 @@ func TestR16AnEndpointNamesNothingOfThisCluster(t *testing.T) {
 	p := blank(t)
 	p.apply("c3",
 		svc("shop", "echo", &semaphorev1.Service{Mirror: true, Headless: true}),
-		slc("shop", "echo-x7", &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{
-			{Addresses: []string{"10.3.1.5"}, Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false), Hostname: "n1", Zone: "zone-of-ours"},
-		}}),
+		slc("shop", "echo-x7", &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv4",
+			Endpoints: []*semaphorev1.Endpoint{
+				{Addresses: []string{"10.3.1.5"}, Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false),
+					Hostname: "n1", Zone: "zone-of-ours"},
+			}}),
 	)
 	_, all := p.Names()
 	if len(all) != 1 {
@@ -110,8 +115,8 @@ func TestR16AnEndpointNamesNothingOfThisCluster(t *testing.T) {
 	}
 }
 
-// R18: two Services whose mirrors would bear one name never share it; who has it is decided by their names alone, and the other is
-// told. Two remotes cannot have mirrors of one name: the configuration refuses the prefixes.
+// R18: two Services whose mirrors would bear one name never share it; who has it is decided by their names alone, and
+// the other is told. Two remotes cannot have mirrors of one name: the configuration refuses the prefixes.
 func TestR18ANameBelongsToOneSource(t *testing.T) {
 	const name = "c2-shop-73736d-a-73736d-b"
 	sources := [][2]string{{"shop", "a-73736d-b"}, {"shop-73736d-a", "b"}}
@@ -123,7 +128,8 @@ func TestR18ANameBelongsToOneSource(t *testing.T) {
 			p.apply("c2", svc(ns, service, mirrored()), slc(ns, service+"-1", endpoints(service, fmt.Sprint("10.2.0.", i+1))))
 		}
 		s, ok := p.Service(name)
-		if !ok || s.Annotations["semaphore.uw.io/source-namespace"] != "shop" || s.Annotations["semaphore.uw.io/source-name"] != "a-73736d-b" {
+		if !ok || s.Annotations["semaphore.uw.io/source-namespace"] != "shop" ||
+			s.Annotations["semaphore.uw.io/source-name"] != "a-73736d-b" {
 			t.Errorf("%v: mirror %v", order, s)
 		}
 		var addresses []string
@@ -135,7 +141,8 @@ func TestR18ANameBelongsToOneSource(t *testing.T) {
 		if fmt.Sprint(addresses) != fmt.Sprint([]string{name + " 10.2.0.1"}) {
 			t.Errorf("%v: endpoints %v", order, addresses)
 		}
-		if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2" || !strings.HasSuffix(all[0].Object, "shop-73736d-a/b") {
+		if all := p.Problems().All(); len(all) != 1 || all[0].Cluster != "c2" ||
+			!strings.HasSuffix(all[0].Object, "shop-73736d-a/b") {
 			t.Errorf("%v: problems %v", order, all)
 		}
 	}
@@ -147,7 +154,7 @@ remotes:
 - {name: c2-a, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}
 - {name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}
 `))
-	if err == nil || !strings.Contains(err.Error(), "their mirrors could bear the same names") {
+	if err == nil || !strings.Contains(err.Error(), "their mirrors could have the same names") {
 		t.Errorf("remotes whose mirrors could have one name: %v", err)
 	}
 }

@@ -17,8 +17,8 @@ import (
 
 const echo = "c2-shop-73736d-echo"
 
-func port(name, protocol string, number int32) *semaphorev1.EndpointPort {
-	return &semaphorev1.EndpointPort{Name: name, Protocol: protocol, Port: number}
+func port(name, protocol string, number int32) *semaphorev1.Port {
+	return &semaphorev1.Port{Name: name, Protocol: protocol, Port: number}
 }
 
 func conditions(c discoveryv1.EndpointConditions) string {
@@ -38,50 +38,74 @@ func TestShapes(t *testing.T) {
 	is := func(ready, serving, terminating *bool, address string) *semaphorev1.Endpoint {
 		return &semaphorev1.Endpoint{Addresses: []string{address}, Ready: ready, Serving: serving, Terminating: terminating}
 	}
-	web := []*semaphorev1.EndpointPort{port("web", "TCP", 8080)}
+	web := []*semaphorev1.Port{port("web", "TCP", 8080)}
 	for name, test := range map[string]struct {
 		headless bool
 		slices   []*semaphorev1.EndpointSlice
 		want     []string
 	}{
-		"none":                      {},
-		"a slice without ports":     {headless: true, slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}}, want: []string{"IPv4 []", "10.2.0.1 - - -"}},
+		"none": {},
+		"a slice without ports": {headless: true,
+			slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
+			want:   []string{"IPv4 []", "10.2.0.1 - - -"}},
 		"a slice without endpoints": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web}}},
-		"an endpoint without addresses": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at(), at("10.2.0.1")}}},
+		"an endpoint without addresses": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
+			Endpoints: []*semaphorev1.Endpoint{at(), at("10.2.0.1")}}},
 			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -"}},
-		"conditions": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{
-			is(nil, nil, nil, "10.2.0.1"), is(yes, nil, nil, "10.2.0.2"), is(no, nil, nil, "10.2.0.3"), is(yes, yes, no, "10.2.0.4"), is(no, no, no, "10.2.0.5"),
-			is(no, yes, yes, "10.2.0.6"), is(no, no, yes, "10.2.0.7"), is(yes, no, no, "10.2.0.8"), is(yes, yes, yes, "10.2.0.9")}}},
-			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -", "10.2.0.2 true - -", "10.2.0.3 false - -", "10.2.0.4 true true false", "10.2.0.5 false false false",
+		"conditions": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
+			Endpoints: []*semaphorev1.Endpoint{
+				is(nil, nil, nil, "10.2.0.1"), is(yes, nil, nil, "10.2.0.2"), is(no, nil, nil, "10.2.0.3"),
+				is(yes, yes, no, "10.2.0.4"), is(no, no, no, "10.2.0.5"),
+				is(no, yes, yes, "10.2.0.6"), is(no, no, yes, "10.2.0.7"), is(yes, no, no, "10.2.0.8"),
+				is(yes, yes, yes, "10.2.0.9")}}},
+			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -", "10.2.0.2 true - -", "10.2.0.3 false - -",
+				"10.2.0.4 true true false", "10.2.0.5 false false false",
 				"10.2.0.6 false true true", "10.2.0.7 false false true", "10.2.0.8 true false false", "10.2.0.9 true true true"}},
-		"what would say that it is out of use here": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{is(no, yes, no, "10.2.0.1")}}},
+		"what would say that it is out of use here": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
+			Endpoints: []*semaphorev1.Endpoint{is(no, yes, no, "10.2.0.1")}}},
 			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 false false false"}},
-		"several addresses of one endpoint": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.2", "10.2.0.1")}}},
+		"several addresses of one endpoint": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
+			Endpoints: []*semaphorev1.Endpoint{at("10.2.0.2", "10.2.0.1")}}},
 			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.2+10.2.0.1 - - -"}},
-		"a port without a name, one number with two protocols": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{port("dns", "UDP", 53), port("", "TCP", 53)}, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
+		"a port without a name, one number with two protocols": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4",
+			Ports:     []*semaphorev1.Port{port("dns", "UDP", 53), port("", "TCP", 53)},
+			Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
 			want: []string{"IPv4 [/TCP/53 dns/UDP/53]", "10.2.0.1 - - -"}},
-		"appProtocol": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{{Name: "web", Protocol: "TCP", Port: 80, AppProtocol: "kubernetes.io/h2c"}}, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
+		"appProtocol": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4",
+			Ports:     []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 80, AppProtocol: "kubernetes.io/h2c"}},
+			Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
 			want: []string{"IPv4 [web/TCP/80(kubernetes.io/h2c)]", "10.2.0.1 - - -"}},
-		"two families": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}, {AddressType: "IPv6", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("fd02::1")}}},
+		"two families": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
+			Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}},
+			{AddressType: "IPv6", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("fd02::1")}}},
 			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -", "IPv6 [web/TCP/8080]", "fd02::1 - - -"}},
 		"one name, two numbers, as in a rollout that changes the port": {slices: []*semaphorev1.EndpointSlice{
-			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}, {AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{port("web", "TCP", 9090)}, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.2")}}},
+			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}},
+			{AddressType: "IPv4", Ports: []*semaphorev1.Port{port("web", "TCP", 9090)},
+				Endpoints: []*semaphorev1.Endpoint{at("10.2.0.2")}}},
 			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -", "IPv4 [web/TCP/9090]", "10.2.0.2 - - -"}},
 		"one address, ports in two slices": {slices: []*semaphorev1.EndpointSlice{
-			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}, {AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{port("metrics", "TCP", 9090)}, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
+			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}},
+			{AddressType: "IPv4", Ports: []*semaphorev1.Port{port("metrics", "TCP", 9090)},
+				Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}}},
 			want: []string{"IPv4 [metrics/TCP/9090]", "10.2.0.1 - - -", "IPv4 [web/TCP/8080]", "10.2.0.1 - - -"}},
 		"ports in another order": {slices: []*semaphorev1.EndpointSlice{
-			{AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{port("a", "TCP", 1), port("b", "TCP", 2)}, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}},
-			{AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{port("b", "TCP", 2), port("a", "TCP", 1)}, Endpoints: []*semaphorev1.Endpoint{at("10.2.0.2")}}},
+			{AddressType: "IPv4", Ports: []*semaphorev1.Port{port("a", "TCP", 1), port("b", "TCP", 2)},
+				Endpoints: []*semaphorev1.Endpoint{at("10.2.0.1")}},
+			{AddressType: "IPv4", Ports: []*semaphorev1.Port{port("b", "TCP", 2), port("a", "TCP", 1)},
+				Endpoints: []*semaphorev1.Endpoint{at("10.2.0.2")}}},
 			want: []string{"IPv4 [a/TCP/1 b/TCP/2]", "10.2.0.1 - - -", "10.2.0.2 - - -"}},
 		"one endpoint twice: the one that is ready": {slices: []*semaphorev1.EndpointSlice{
-			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{is(no, yes, yes, "10.2.0.1"), is(yes, yes, no, "10.2.0.1"), is(no, no, no, "10.2.0.2")}},
+			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{is(no, yes, yes, "10.2.0.1"),
+				is(yes, yes, no, "10.2.0.1"), is(no, no, no, "10.2.0.2")}},
 			{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{is(yes, yes, no, "10.2.0.2")}}},
 			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 true true false", "10.2.0.2 true true false"}},
-		"hostnames of a headless service": {headless: true, slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{
-			{Addresses: []string{"10.2.0.1"}, Hostname: "echo-0", Zone: "z"}, {Addresses: []string{"10.2.0.2"}}}}},
+		"hostnames of a headless service": {headless: true,
+			slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{
+				{Addresses: []string{"10.2.0.1"}, Hostname: "echo-0", Zone: "z"}, {Addresses: []string{"10.2.0.2"}}}}},
 			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - - echo-0", "10.2.0.2 - - -"}},
-		"hostnames of another service": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web, Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}, Hostname: "echo-0"}}}},
+		"hostnames of another service": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
+			Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}, Hostname: "echo-0"}}}},
 			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -106,7 +130,8 @@ func TestShapes(t *testing.T) {
 				}
 				block := fmt.Sprintf("%s %v", s.AddressType, ports)
 				for _, e := range s.Endpoints {
-					block += "\n" + strings.TrimSpace(strings.Join(e.Addresses, "+")+" "+conditions(e.Conditions)+" "+ptr.Deref(e.Hostname, ""))
+					block += "\n" + strings.TrimSpace(strings.Join(e.Addresses,
+						"+")+" "+conditions(e.Conditions)+" "+ptr.Deref(e.Hostname, ""))
 				}
 				got = append(got, block)
 			}
@@ -121,7 +146,8 @@ func TestShapes(t *testing.T) {
 func TestAnEndpointStaysInItsSlice(t *testing.T) {
 	p := blank(t, "slices: {maxEndpoints: 2}")
 	p.heard("c2")
-	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3 10.2.0.4 10.2.0.5")))
+	p.apply("c2", svc("shop", "echo", mirrored()),
+		slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3 10.2.0.4 10.2.0.5")))
 	p.is("split", echo, "c2-1: 10.2.0.1 10.2.0.2; c2-2: 10.2.0.3 10.2.0.4; c2-3: 10.2.0.5")
 	p.wrote()
 	wrote := func(what string, want ...string) {
@@ -138,9 +164,11 @@ func TestAnEndpointStaysInItsSlice(t *testing.T) {
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.9 10.2.0.4 10.2.0.5")))
 	p.is("one pod in place of another", echo, "c2-1: 10.2.0.1 10.2.0.2; c2-2: 10.2.0.4 10.2.0.9; c2-3: 10.2.0.5")
 	wrote("one pod in place of another", echo+"-c2-2")
-	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.2 10.2.0.9 10.2.0.4 10.2.0.5")), slc("shop", "b", endpoints("echo", "10.2.0.1")))
+	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.2 10.2.0.9 10.2.0.4 10.2.0.5")),
+		slc("shop", "b", endpoints("echo", "10.2.0.1")))
 	wrote("the source moves an endpoint to another slice")
-	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.9 10.2.0.4 10.2.0.5")), slc("shop", "a", nil))
+	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.9 10.2.0.4 10.2.0.5")),
+		slc("shop", "a", nil))
 	wrote("and puts all into one")
 	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.4 10.2.0.5")))
 	p.is("a slice that is empty goes", echo, "c2-2: 10.2.0.4; c2-3: 10.2.0.5")
@@ -155,7 +183,8 @@ func TestAnEndpointOfTwoSlices(t *testing.T) {
 	for _, order := range [][]string{{"a", "b"}, {"b", "a"}} {
 		p := blank(t)
 		p.apply("c2", svc("shop", "echo", mirrored()))
-		of := map[string]*semaphorev1.EndpointSlice{"a": endpoints("echo", "10.2.0.1? 10.2.0.2~ 10.2.0.3"), "b": endpoints("echo", "10.2.0.1 10.2.0.2? 10.2.0.3?")}
+		of := map[string]*semaphorev1.EndpointSlice{"a": endpoints("echo", "10.2.0.1? 10.2.0.2~ 10.2.0.3"),
+			"b": endpoints("echo", "10.2.0.1 10.2.0.2? 10.2.0.3?")}
 		for _, name := range order {
 			p.apply("c2", slc("shop", name, of[name]))
 		}
@@ -173,10 +202,12 @@ func TestAnEndpointOfTwoSlices(t *testing.T) {
 	}
 }
 
-// A broker that is started anew finds every endpoint where it is, whatever the slices are called and however full they are.
+// A broker that is started again finds every endpoint where it is, whatever the slices are called and however full they
+// are.
 func TestSlicesThatStand(t *testing.T) {
 	p := blank(t, "slices: {maxEndpoints: 3}")
-	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3 10.2.0.4")))
+	p.apply("c2", svc("shop", "echo", mirrored()),
+		slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3 10.2.0.4")))
 	// As an earlier version would have called them, and with places that are not those of a first start.
 	swap := p.slices[echo+"-c2-2"]
 	swap.Name, swap.Endpoints[0].Addresses = echo+"-bffb91c3ac", []string{"10.2.0.2"}
@@ -199,7 +230,8 @@ func TestSlicesThatStand(t *testing.T) {
 	n.is("a lower limit", echo, "bffb91c3ac: 10.2.0.2 10.2.0.3; c2-1: 10.2.0.1 10.2.0.4")
 }
 
-// What stands of a cluster is what it offers, until it has been heard whole: it does not go, and can be put out of use and back.
+// What stands of a cluster is what it offers, until it has been heard whole: it does not go, and can be put unused and
+// back.
 func TestWhatStandsIsRemembered(t *testing.T) {
 	p := blank(t)
 	s := mirrored()
@@ -210,11 +242,13 @@ func TestWhatStandsIsRemembered(t *testing.T) {
 	if got := n.wrote(); len(got) > 0 {
 		t.Errorf("a restart writes %v", got)
 	}
-	n.follow(n.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2", Namespace: "shop", Service: "echo"}}), n.now))
+	n.follow(n.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Cluster: "c2", Namespace: "shop",
+		Service: "echo"}}), n.now))
 	n.is("a drain, and c2 is silent", echo, "c2-1: 10.2.0.1- 10.2.0.2? 10.2.0.3~")
 	n = n.restarted()
 	n.is("another restart, and no drains any more", echo, "c2-1: 10.2.0.1 10.2.0.2? 10.2.0.3~")
-	if s := n.slices[echo+"-c2-1"]; s.Labels[corev1.IsHeadlessService] != "" || !slices.Contains(sorted(s.Labels), corev1.IsHeadlessService) {
+	if s := n.slices[echo+"-c2-1"]; s.Labels[corev1.IsHeadlessService] != "" ||
+		!slices.Contains(sorted(s.Labels), corev1.IsHeadlessService) {
 		t.Errorf("labels %v", s.Labels)
 	}
 	n.apply("c2", svc("shop", "echo", s))
@@ -242,7 +276,10 @@ func TestWhatIsNotRemembered(t *testing.T) {
 		"an address of another cluster": func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = []string{"10.4.0.1"} },
 		"no address":                    func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = nil },
 		"a cluster that is none":        func(s *discoveryv1.EndpointSlice) { s.Labels[naming.LabelSourceCluster] = "c9" },
-		"no service":                    func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelServiceName) },
+		"no service": func(s *discoveryv1.EndpointSlice) {
+			delete(s.Labels,
+				discoveryv1.LabelServiceName)
+		},
 	} {
 		s := good.DeepCopy()
 		edit(s)

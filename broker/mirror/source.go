@@ -22,6 +22,8 @@ type source struct {
 	// further slices, best first.
 	endpoints map[key]exportedEndpoint
 	others    map[key][]exportedEndpoint
+	// groups counts the endpoints by group.
+	groups map[group]int
 	// users are the targets that use the endpoints.
 	users []*clusterEndpoints
 }
@@ -66,7 +68,8 @@ func groupOfExported(s *semaphorev1.EndpointSlice) group {
 func groupOfExisting(s *discoveryv1.EndpointSlice) group {
 	ports := make([][portFields]string, 0, len(s.Ports))
 	for _, p := range s.Ports {
-		ports = append(ports, [...]string{ptr.Deref(p.Name, ""), string(ptr.Deref(p.Protocol, corev1.ProtocolTCP)), strconv.Itoa(int(ptr.Deref(p.Port, 0))), ptr.Deref(p.AppProtocol, "")})
+		ports = append(ports, [...]string{ptr.Deref(p.Name, ""), string(ptr.Deref(p.Protocol, corev1.ProtocolTCP)),
+			strconv.Itoa(int(ptr.Deref(p.Port, 0))), ptr.Deref(p.AppProtocol, "")})
 	}
 	return groupOf(string(s.AddressType), ports)
 }
@@ -192,7 +195,7 @@ func (s *source) replaceSlice(slice string, old, now *semaphorev1.EndpointSlice,
 		k, st := key{group, address}, exportedEndpoint{slice, endpoints[address]}
 		was, ok := s.endpoints[k]
 		if !ok || was.slice == slice && len(s.others[k]) == 0 {
-			s.endpoints[k] = st
+			s.put(k, st)
 		} else { // several slices have it
 			s.rank(k, append(s.othersThan(k, slice), st))
 		}
@@ -206,8 +209,21 @@ func (s *source) removeEndpoint(k key, slice string) {
 		s.rank(k, rest)
 		return
 	}
+	if _, there := s.endpoints[k]; there {
+		if s.groups[k.group]--; s.groups[k.group] == 0 {
+			delete(s.groups, k.group)
+		}
+	}
 	delete(s.endpoints, k)
 	delete(s.others, k)
+}
+
+// put sets what is effective for an endpoint.
+func (s *source) put(k key, e exportedEndpoint) {
+	if _, there := s.endpoints[k]; !there {
+		s.groups[k.group]++
+	}
+	s.endpoints[k] = e
 }
 
 // othersThan returns what all slices but one export for an endpoint.
@@ -232,7 +248,7 @@ func (s *source) rank(k key, all []exportedEndpoint) {
 		}
 		return 1
 	})
-	s.endpoints[k] = all[0]
+	s.put(k, all[0])
 	if len(all) == 1 {
 		delete(s.others, k)
 		return

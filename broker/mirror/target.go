@@ -23,6 +23,11 @@ type target struct {
 	// differences lists, by cluster, which settings of a source differ from the target.
 	differences map[string][]string
 	hostnames   hostnames
+	// Of a Service that is derived from ServiceExports: the clusters that export it, the first of which decides; the
+	// Service that follows, nil while it is not known; and the ports that the endpoints of a cluster have in it.
+	order   []string
+	merged  *semaphorev1.Service
+	filters map[string]portFilter
 	// served are the ports that an endpoint must serve to count as ready; servedBy are the objects they were taken
 	// from.
 	served   map[portName]int
@@ -34,13 +39,18 @@ type target struct {
 // shape is what all slices of a target share.
 type shape struct{ headless, hints bool }
 
-func (t *target) global() bool {
+// shared reports whether the target has the endpoints of several clusters: a global service, or one that is derived
+// from ServiceExports.
+func (t *target) shared() bool {
 	if t.of.name == "" {
 		s := t.existing()
-		return s != nil && s.Labels[naming.LabelGlobal] == "true"
+		return s != nil && s.Labels[naming.LabelGlobal] == "true" || t.imported()
 	}
-	return t.of.cluster == ""
+	return t.of.shared()
 }
+
+// shared reports whether a ref names the services of several clusters.
+func (r ref) shared() bool { return r.cluster == "" || r.cluster == clusterSet }
 
 // existing is the Service as it exists in the own cluster; nil for none.
 func (t *target) existing() *corev1.Service { return t.plan.existing[t.name] }
@@ -59,7 +69,8 @@ func (w *work) target(name string) *target {
 func (t *target) endpointsOf(cluster string) *clusterEndpoints {
 	h := t.perCluster[cluster]
 	if h == nil {
-		h = &clusterEndpoints{target: t, cluster: cluster, sliceOf: map[key]*slice{}, groups: map[group]*sliceGroup{}, number: 1}
+		h = &clusterEndpoints{target: t, cluster: cluster, sliceOf: map[key]*slice{},
+			groups: map[group]*sliceGroup{}, number: 1}
 		t.perCluster[cluster] = h
 	}
 	return h
@@ -82,7 +93,7 @@ func (w *work) collect(t *target, cluster string) {
 
 // markDirty makes a target choose again which clusters it uses.
 func (w *work) markDirty(t *target) {
-	if t.global() {
+	if t.shared() {
 		w.dirty[t] = true
 	}
 }
@@ -93,6 +104,12 @@ func (w *work) setService(r ref, s *semaphorev1.Service) {
 		return
 	}
 	source := w.source(r)
+	if source.service.GetMultiCluster() != nil {
+		w.exportCounts[r.cluster]--
+	}
+	if s.GetMultiCluster() != nil {
+		w.exportCounts[r.cluster]++
+	}
 	source.service = s
 	names := []string{naming.Global(r.namespace, r.name)}
 	w.setClaim(names[0], ref{"", r.namespace, r.name}, slices.ContainsFunc(w.clusters, func(cluster string) bool {
@@ -102,6 +119,9 @@ func (w *work) setService(r ref, s *semaphorev1.Service) {
 		mirror := naming.Mirror(prefix, r.namespace, r.name)
 		names = append(names, mirror)
 		w.setClaim(mirror, r, s.GetMirror())
+	}
+	if w.mcs.Enabled {
+		names = append(names, w.setImport(r))
 	}
 	for _, name := range names {
 		w.rebindSources(name)
@@ -129,6 +149,12 @@ func (w *work) rebindSources(name string) {
 	of, claimed := w.claims.Winner(name)
 	wanted := map[string]*source{}
 	switch {
+	case claimed && of.cluster == clusterSet:
+		for _, cluster := range w.clusters {
+			if s := w.export(cluster, of); s != nil {
+				wanted[cluster] = s
+			}
+		}
 	case claimed && of.cluster != "":
 		wanted[of.cluster] = w.sources[of]
 	case claimed:
@@ -145,17 +171,25 @@ func (w *work) rebindSources(name string) {
 		}
 		t = w.target(name)
 	}
+	if t.of.cluster == clusterSet {
+		w.touchImportOf(t.of)
+	}
 	if t.of = of; !claimed {
 		t.of = ref{}
 	}
+	if t.imported() {
+		t.updateImport(wanted)
+	}
 	w.touchService(name)
 	for _, cluster := range slices.Sorted(maps.Keys(t.perCluster)) {
-		if h := t.perCluster[cluster]; h.source != nil && h.source != wanted[cluster] {
+		h := t.perCluster[cluster]
+		if h.source != nil && (h.source != wanted[cluster] || !h.filter.same(t.filters[cluster])) {
 			w.detach(h)
 		}
 	}
 	for _, cluster := range slices.Sorted(maps.Keys(wanted)) {
 		if h := t.endpointsOf(cluster); h.source == nil && !t.waitsFor(cluster) {
+			h.filter = t.filters[cluster]
 			w.attach(h, wanted[cluster])
 		}
 	}
@@ -171,7 +205,7 @@ func (w *work) rebindSources(name string) {
 // another cluster, which is not complete and may still claim the name.
 func (t *target) waitsFor(cluster string) bool {
 	s := t.existing()
-	if s == nil || t.global() {
+	if s == nil || t.shared() {
 		return false
 	}
 	other := s.Labels[naming.LabelSourceCluster]
@@ -183,7 +217,7 @@ func (w *work) updateShape(t *target) {
 	now := shape{}
 	if s := t.authoritative(); s != nil {
 		now.headless = s.GetHeadless()
-		now.hints = t.global() && w.hints(t, s)
+		now.hints = t.shared() && w.hints(t, s)
 	} else if s := t.existing(); s != nil {
 		now.headless = s.Spec.ClusterIP == corev1.ClusterIPNone
 		now.hints = s.Annotations[corev1.AnnotationTopologyMode] == topologyAuto
@@ -223,7 +257,7 @@ func serviceOf(r ref, s *semaphorev1.EndpointSlice) ref {
 func (w *work) source(r ref) *source {
 	s := w.sources[r]
 	if s == nil {
-		s = &source{ref: r, endpoints: map[key]exportedEndpoint{}}
+		s = &source{ref: r, endpoints: map[key]exportedEndpoint{}, groups: map[group]int{}}
 		w.sources[r] = s
 	}
 	return s
@@ -264,9 +298,11 @@ func (w *work) flush() {
 	each := func(do func(h *clusterEndpoints, k key, st exportedEndpoint, there bool)) {
 		for _, u := range w.pending {
 			w.observedAt = u.observedAt
-			st, there := u.source.endpoints[u.key]
 			for _, h := range u.source.users {
-				do(h, u.key, st, there)
+				if k, ok := h.shown(u.key); ok {
+					st, there := h.exported(k)
+					do(h, k, st, there)
+				}
 			}
 		}
 	}

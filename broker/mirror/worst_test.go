@@ -9,15 +9,16 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// worst is a plan with the costliest Service that the limits allow: a headless global one of 100 ports, whose 10,000 endpoints are in slices of one
-// each, no two of which have the same ports.
-func worst(b *testing.B) (p *cluster, slice func(i int, ready bool) replica.Change, service func(first int) replica.Change) {
+// worst is a plan with the costliest Service that the limits allow: a headless global one of 100 ports, whose 10,000
+// endpoints are in slices of one each, no two of which have the same ports.
+func worst(b *testing.B) (p *cluster, slice func(i int, ready bool) replica.Change,
+	service func(first int) replica.Change) {
 	const ports, slices = 100, 10_000
 	p = blank(b)
 	service = func(first int) replica.Change {
 		s := &semaphorev1.Service{Mirror: true, Global: true, Headless: true}
 		for i := range ports {
-			s.Ports = append(s.Ports, &semaphorev1.ServicePort{Name: fmt.Sprintf("p%d", first+i), Protocol: "TCP", Port: int32(1 + i)})
+			s.Ports = append(s.Ports, &semaphorev1.Port{Name: fmt.Sprintf("p%d", first+i), Protocol: "TCP", Port: int32(1 + i)})
 		}
 		return svc("shop", "wide", s)
 	}
@@ -26,7 +27,8 @@ func worst(b *testing.B) (p *cluster, slice func(i int, ready bool) replica.Chan
 			{Addresses: []string{fmt.Sprintf("10.2.%d.%d", i>>8, i&255)}, Ready: &ready, Hostname: fmt.Sprint("h", i)},
 		}}
 		for n := range ports {
-			s.Ports = append(s.Ports, &semaphorev1.EndpointPort{Name: fmt.Sprintf("p%d", n), Protocol: "TCP", Port: int32(1 + (i*7+n)%60_000)})
+			s.Ports = append(s.Ports, &semaphorev1.Port{Name: fmt.Sprintf("p%d", n), Protocol: "TCP",
+				Port: int32(1 + (i*7+n)%60_000)})
 		}
 		return slc("shop", fmt.Sprint("wide-", i), s)
 	}
@@ -64,7 +66,8 @@ func BenchmarkWorstService(b *testing.B) {
 	}
 }
 
-// BenchmarkWorstSwitch is the costliest Service that is offered as a global one, or not any more: all its endpoints come or go.
+// BenchmarkWorstSwitch is the costliest Service that is offered as a global one, or not any more: all its endpoints
+// come or go.
 func BenchmarkWorstSwitch(b *testing.B) {
 	p, _, service := worst(b)
 	b.ReportAllocs()

@@ -1,13 +1,17 @@
-// Package networksets is the engine of policy sets: it takes what remotes export of pods in sets, and says which GlobalNetworkSets and
-// NetworkSets stand in the own cluster, with which addresses, and in which order these are written.
+// Package networksets is the engine of policy sets: it decides which GlobalNetworkSets and NetworkSets exist in the
+// own cluster, with which addresses, and in which order they are written, from the pods in sets that remotes export.
 //
-// In go changes of replicas, from a queue that takes the remotes in turn; what stands in the cluster; and which namespaces there are. Out go
-// the names that may have to change, to the loops that write, which ask what is to be written under a name; and problems. An engine owns
-// its state, behind one lock that is held for a part of a message at a time. It writes nothing, and knows neither streams nor apiservers.
+// It takes changes of replicas, from a queue that serves the remotes in turn; the existing objects; and the existing
+// namespaces. It passes names that may have to change to the loops that write, which ask for the desired object; and
+// it reports problems. An engine owns its state, behind one lock that it holds for a part of a message at a time. It
+// writes nothing, and knows neither streams nor apiservers.
+//
+// Of the broker's packages it may import apply/writes, holders, kinds, policy, problem, queue and retain.
 package networksets
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -15,20 +19,24 @@ import (
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/holders"
+	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/broker/policy"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/retain"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 const kindMember = semaphorev1.Kind_KIND_SET_MEMBER
 
-// Engine is that of one broker. Its methods may be called from any goroutine.
+// Engine is the engine of one broker. Its methods are safe for concurrent use.
 type Engine struct {
-	warn  apply.Warn
+	warn  writes.Warn
+	brake config.Brake
 	now   func() time.Time
 	queue *queue.Queue
 
@@ -36,64 +44,111 @@ type Engine struct {
 	// kinds of objects that sets are written as.
 	kinds []*kind
 	names []string // of the remotes, sorted
+	// holders remembers who had which address.
+	holders *holders.Memory
 }
 
 // kind are the sets of all remotes as objects of one kind.
 type kind struct {
+	objects    kinds.Kind
 	namespaced bool
 	plan       *policy.Plan
 	problems   problem.Board
-	loop       apply.Loop
-	// guards are the rules for what stands of each remote.
+	loop       writes.Loop
+	// guards decide whether existing objects of each remote are retained.
 	guards map[string]*retain.Guard
-	// namespacesUnknown while it is not known which namespaces there are.
+	// namespacesUnknown is true until the existing namespaces are known.
 	namespacesUnknown bool
 }
 
-// New makes the engine of a broker that has heard nothing yet. now is the clock, time.Now but in a simulation.
-func New(cfg *config.Broker, warn apply.Warn, now func() time.Time) *Engine {
-	e := &Engine{warn: warn, now: now, queue: queue.New(nil, kindMember)}
-	for _, r := range cfg.Remotes {
-		e.names = append(e.names, r.Name)
-	}
-	slices.Sort(e.names)
-	add := func(objects string, namespaced bool) {
-		k := &kind{namespaced: namespaced, namespacesUnknown: namespaced, guards: map[string]*retain.Guard{}, plan: policy.New(cfg.Remotes, policy.Options{
-			LabelDomains: cfg.LabelDomains, ManagedBy: cfg.Sets.ManagedBy, MaxSetSize: cfg.Sets.MaxSize, Namespaced: namespaced,
-		})}
-		for _, name := range e.names {
-			k.guards[name] = retain.New(name, objects, cfg.Brake, kindMember)
-		}
+// New makes an engine without sets. now is the clock: time.Now except in a simulation.
+func New(cfg *config.Broker, warn writes.Warn, now func() time.Time) *Engine {
+	e := &Engine{warn: warn, brake: cfg.Brake, now: now, queue: queue.New(nil, kindMember),
+		holders: holders.New(holders.Room, now())}
+	add := func(objects kinds.Kind, namespaced bool) {
+		k := &kind{objects: objects, namespaced: namespaced, namespacesUnknown: namespaced,
+			guards: map[string]*retain.Guard{},
+			plan: policy.New(cfg.Remotes, policy.Options{
+				LabelDomains: cfg.LabelDomains, ManagedBy: cfg.Sets.ManagedBy, MaxSetSize: cfg.Sets.MaxSize, Namespaced: namespaced,
+			})}
 		e.kinds = append(e.kinds, k)
 	}
-	add("globalnetworksets", false)
+	add(kinds.GlobalNetworkSet, false)
 	if cfg.Sets.Namespaced {
-		add("networksets", true)
+		add(kinds.NetworkSet, true)
 		policy.Join(e.kinds[0].plan, e.kinds[1].plan)
 	}
+	e.configure(cfg.Remotes)
 	return e
 }
 
-// Bind says which loops write GlobalNetworkSets and, where there are any, NetworkSets. It is called once, before anything runs: the loops are made with
-// what is wanted.
-func (e *Engine) Bind(loops ...apply.Loop) {
+// configure makes the guards of the configured remotes, and drops those of others.
+func (e *Engine) configure(remotes []config.Remote) {
+	e.names = nil
+	for _, r := range remotes {
+		e.names = append(e.names, r.Name)
+	}
+	slices.Sort(e.names)
+	for _, k := range e.kinds {
+		maps.DeleteFunc(k.guards, func(name string, _ *retain.Guard) bool { return !slices.Contains(e.names, name) })
+		for _, name := range e.names {
+			if k.guards[name] == nil {
+				k.guards[name] = retain.New(name, k.objects, e.brake, kindMember)
+			}
+		}
+	}
+}
+
+// Follow takes the configured remotes. The sets of those that remain continue; a new one begins without sets, and the
+// objects of one that is missing are deleted. The names of sets must not depend on the difference: see policy.Longer.
+func (e *Engine) Follow(remotes []config.Remote) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	was := e.names
+	e.configure(remotes)
+	for _, k := range e.kinds {
+		for _, t := range k.plan.Follow(remotes) {
+			k.loop.Mark(t.Name, t.Cluster, t.ObservedAt)
+		}
+		k.problems.Take(k.plan.Problems(), e.warn)
+		e.evaluate(k)
+		for _, name := range was {
+			if !slices.Contains(e.names, name) {
+				k.loop.WakeOwned(name)
+			}
+		}
+	}
+}
+
+// Leftovers reports whether objects of a cluster exist, or something of it is queued.
+func (e *Engine) Leftovers(cluster string) bool {
+	return e.queue.Holds(cluster) || slices.ContainsFunc(e.kinds, func(k *kind) bool {
+		names, _ := k.loop.Owned(cluster) // those that are not known yet are observed like all others
+		return len(names) > 0
+	})
+}
+
+// Bind sets the loops that write GlobalNetworkSets and, if enabled, NetworkSets, which are made with the engine's
+// desired objects. It must be called once, before anything runs.
+func (e *Engine) Bind(loops ...writes.Loop) {
 	for i, loop := range loops {
 		e.kinds[i].loop = loop
 	}
 }
 
-// Queue is where what streams led to waits for the engine.
+// Queue returns the queue of replicas' changes for the engine.
 func (e *Engine) Queue() *queue.Queue { return e.queue }
 
-// Run takes what waits until ctx ends.
+// Run handles the queue until ctx ends.
 func (e *Engine) Run(ctx context.Context) error {
 	return e.queue.Run(ctx, e.Take, func() time.Time { return time.Time{} }, nil)
 }
 
-// Take applies a part of what a message led to.
+// Take handles a part of a message's changes.
 func (e *Engine) Take(p queue.Part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.holders.Take(p.Cluster, p.Changes, e.now())
 	for _, k := range e.kinds {
 		for _, t := range k.plan.Apply(p.Cluster, p.Changes) {
 			k.loop.Mark(t.Name, t.Cluster, t.ObservedAt)
@@ -108,17 +163,17 @@ func (e *Engine) Take(p queue.Part) {
 	}
 }
 
-// evaluate asks of each remote whether what stands of it as objects of a kind and is not wanted may go.
+// evaluate decides for each remote whether its undesired objects of a kind are retained.
 func (e *Engine) evaluate(k *kind) {
 	if k.namespacesUnknown {
-		return // of what is there, nothing can be known to be unwanted
+		return // no existing object is known to be undesired
 	}
 	for _, name := range e.names {
-		apply.Evaluate(k.guards[name], k.loop, e.now(), k.plan.Wants, e.warn)
+		writes.Evaluate(k.guards[name], k.loop, e.now(), k.plan.Wants, e.warn)
 	}
 }
 
-// LocalNamespaces takes which namespaces the own cluster has, once they are known.
+// LocalNamespaces sets the own cluster's namespaces, once they are known.
 func (e *Engine) LocalNamespaces(names []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -141,7 +196,7 @@ func (e *Engine) LocalNamespaces(names []string) {
 	}
 }
 
-// LocalNamespace takes whether the own cluster has a namespace, whenever that changes.
+// LocalNamespace is called when a namespace of the own cluster is created or deleted.
 func (e *Engine) LocalNamespace(name string, there bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -155,26 +210,28 @@ func (e *Engine) LocalNamespace(name string, there bool) {
 	}
 }
 
-// DesiredGlobal is what the loop of GlobalNetworkSets asks.
-func (e *Engine) DesiredGlobal() apply.Desired[*calicov3.GlobalNetworkSet] {
+// DesiredGlobal is the input of the loop of GlobalNetworkSets.
+func (e *Engine) DesiredGlobal() writes.Desired[*calicov3.GlobalNetworkSet] {
 	same := func(set *calicov3.GlobalNetworkSet) *calicov3.GlobalNetworkSet { return set }
 	return desired(e, e.kinds[0], same, same)
 }
 
-// DesiredNamespaced is what the loop of NetworkSets asks, where there is one.
-func (e *Engine) DesiredNamespaced() apply.Desired[*calicov3.NetworkSet] {
+// DesiredNamespaced is the input of the loop of NetworkSets.
+func (e *Engine) DesiredNamespaced() writes.Desired[*calicov3.NetworkSet] {
 	return desired(e, e.kinds[1],
 		func(set *calicov3.GlobalNetworkSet) *calicov3.NetworkSet {
 			return &calicov3.NetworkSet{ObjectMeta: set.ObjectMeta, Spec: calicov3.NetworkSetSpec{Nets: set.Spec.Nets}}
 		},
 		func(set *calicov3.NetworkSet) *calicov3.GlobalNetworkSet {
-			return &calicov3.GlobalNetworkSet{ObjectMeta: set.ObjectMeta, Spec: calicov3.GlobalNetworkSetSpec{Nets: set.Spec.Nets}}
+			return &calicov3.GlobalNetworkSet{ObjectMeta: set.ObjectMeta,
+				Spec: calicov3.GlobalNetworkSetSpec{Nets: set.Spec.Nets}}
 		})
 }
 
-// desired are sets as objects of another type, which differ in that alone.
-func desired[T apply.Object](e *Engine, k *kind, to func(*calicov3.GlobalNetworkSet) T, from func(T) *calicov3.GlobalNetworkSet) apply.Desired[T] {
-	return apply.Desired[T]{
+// desired returns sets as objects of another type.
+func desired[T writes.Object](e *Engine, k *kind, to func(*calicov3.GlobalNetworkSet) T,
+	from func(T) *calicov3.GlobalNetworkSet) writes.Desired[T] {
+	return writes.Desired[T]{
 		Names: func() []string {
 			e.mu.RLock()
 			defer e.mu.RUnlock()
@@ -185,20 +242,15 @@ func desired[T apply.Object](e *Engine, k *kind, to func(*calicov3.GlobalNetwork
 			defer e.mu.Unlock()
 			e.evaluate(k)
 		},
-		Want: func(name, owner string) apply.Answer[T] {
-			e.mu.Lock() // Set notes what is about to be written, and since when it holds something back
+		Want: func(name, owner string) writes.Answer[T] {
+			e.mu.RLock()
+			defer e.mu.RUnlock()
+			return answer(e, k, owner, to, func() policy.Decision { return k.plan.Set(name, e.now()) })
+		},
+		Reserve: func(name, owner string) writes.Answer[T] {
+			e.mu.Lock()
 			defer e.mu.Unlock()
-			if k.namespacesUnknown {
-				return apply.Answer[T]{Verdict: apply.Unknown}
-			}
-			d := k.plan.Set(name, e.now())
-			var want T
-			if d.Set != nil {
-				want = to(d.Set)
-			}
-			a := apply.Decide(want, d.Set != nil, owner, func(owner string) bool { return e.mayGo(k, owner) })
-			a.Again = d.Again
-			return a
+			return answer(e, k, owner, to, func() policy.Decision { return k.plan.Reserve(name, e.now()) })
 		},
 		Urgent: func(name string) bool {
 			e.mu.RLock()
@@ -226,24 +278,43 @@ func desired[T apply.Object](e *Engine, k *kind, to func(*calicov3.GlobalNetwork
 	}
 }
 
-// mayGo says whether what stands of a remote may go when it is not wanted. An object that does not say where it came from (its label
-// was taken off by hand) may when all remotes were heard.
-func (e *Engine) mayGo(k *kind, owner string) bool {
+// answer returns the answer that follows from a decision on a name. The caller must hold mu.
+func answer[T writes.Object](e *Engine, k *kind, owner string, to func(*calicov3.GlobalNetworkSet) T,
+	decide func() policy.Decision) writes.Answer[T] {
+	if k.namespacesUnknown {
+		return writes.Answer[T]{Verdict: writes.Unknown}
+	}
+	d := decide()
+	var want T
+	if d.Set != nil {
+		want = to(d.Set)
+	}
+	a := writes.Decide(want, d.Set != nil, owner, func(owner string) bool { return e.mayDelete(k, owner) })
+	a.Again = d.Again
+	return a
+}
+
+// mayDelete reports whether an undesired object of a remote may be deleted. An object without a source cluster (its
+// label was removed by hand) may be deleted when all remotes are complete.
+func (e *Engine) mayDelete(k *kind, owner string) bool {
 	if owner != "" {
 		g := k.guards[owner]
-		return g == nil || !g.Retains() // of a remote that is not configured: the operator's word
+		return g == nil || !g.Retains() // of a remote that the operator removed from the configuration
 	}
 	return !slices.ContainsFunc(e.names, func(name string) bool { return !k.guards[name].Heard() })
 }
 
-// ResyncDue says whether another whole snapshot of a remote would let go what its first one seemed to withdraw.
+// ResyncDue reports whether another complete snapshot of a remote would release retained objects.
 func (e *Engine) ResyncDue(cluster string) bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	return slices.ContainsFunc(e.kinds, func(k *kind) bool { return k.guards[cluster] != nil && k.guards[cluster].Due(e.now()) })
+	return slices.ContainsFunc(e.kinds, func(k *kind) bool {
+		return k.guards[cluster] != nil &&
+			k.guards[cluster].Due(e.now())
+	})
 }
 
-// Release lets go what the first snapshot of a remote withdrew and the brake holds, and returns how many objects go.
+// Release removes what the brake retains after the first snapshot of a remote, and returns the number of objects.
 func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -262,24 +333,22 @@ func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 	return released
 }
 
-// Problems are what is held back, a line each, and some of the sets of each remote that have no object.
-func (e *Engine) Problems() (lines []string) {
+// Findings are the sets without an object, and what is retained of what an earlier broker wrote.
+func (e *Engine) Findings() (found []finding.Finding) {
 	e.mu.RLock()
 	for _, k := range e.kinds {
 		for _, name := range e.names {
-			if line := k.guards[name].Problem(); line != "" {
-				lines = append(lines, line)
-			}
+			found = append(found, finding.Line(finding.HeldBack, name, k.guards[name].Problem())...)
 		}
 	}
 	e.mu.RUnlock()
 	for _, k := range e.kinds {
-		lines = append(lines, k.problems.Lines()...)
+		found = append(found, k.problems.Findings()...)
 	}
-	return lines
+	return found
 }
 
-// Sets are the sets that a request asks for, as policy.Plan.Describe does; those of all kinds of objects as one.
+// Sets returns the sets that a request selects, as policy.Plan.Describe does, merged over all kinds of objects.
 func (e *Engine) Sets(req *semaphorev1.ListSetsRequest, address netip.Addr) []*semaphorev1.PolicySet {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -302,7 +371,24 @@ func (e *Engine) Sets(req *semaphorev1.ListSetsRequest, address netip.Addr) []*s
 	return out
 }
 
-// union has each once, in the order of a and then b.
+// Holders returns who had an address, newest first, and since when that is complete.
+func (e *Engine) Holders(address netip.Addr) ([]*semaphorev1.Holder, time.Time) {
+	sets := e.Sets(&semaphorev1.ListSetsRequest{Address: address.String()}, address)
+	var now []holders.Holder
+	for _, s := range sets {
+		for _, pod := range s.GetPods() {
+			if slices.Contains(pod.GetIps(), address.String()) {
+				now = append(now, holders.Holder{Cluster: s.GetCluster(), Namespace: s.GetNamespace(), Pod: pod.GetName(),
+					UID: pod.GetUid(), Set: s.GetName()})
+			}
+		}
+	}
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return e.holders.Holders(address, now)
+}
+
+// union returns each element once, in the order of a and then b.
 func union(a, b []string) []string {
 	for _, one := range b {
 		if !slices.Contains(a, one) {

@@ -1,6 +1,8 @@
-// Package nodenet knows the pod network of the own cluster's nodes: the prefixes that the pods of each have their IPs
-// from, decided as the exporter decides what it publishes of the node (internal/podcidr). It reads the block affinities of
-// Calico's IPAM; nodes it is given. It does not know who asks.
+// Package nodenet computes the pod network of each node of the own cluster: the prefixes from which its pods get IPs,
+// decided as the exporter decides what it publishes of the node (internal/podcidr). It reads the block affinities of
+// Calico's IPAM; its caller passes the nodes.
+//
+// It does not know who asks. It may import no other package of the broker.
 package nodenet
 
 import (
@@ -30,44 +32,46 @@ import (
 
 // Options of Networks.
 type Options struct {
-	// From says where the prefixes of nodes come from, and Subnets are those of the own cluster.
+	// From is the configured source of the nodes' prefixes, and Subnets are those of the own cluster.
 	From    config.AllowedIPs
 	Subnets []netip.Prefix
-	// Affinities are read unless prefixes come from nodes alone.
+	// Affinities are read unless the prefixes come from nodes alone.
 	Affinities *kube.BlockAffinities
-	// Changed is called with the name of a node whose network differs from what it was.
+	// Changed is called with the name of a node whose network changed.
 	Changed func(node string)
-	// Reserve has addresses for the devices reserved in Calico's IPAM, by the client of that configuration; nil for not.
+	// Reserve, if not nil, is the client configuration with which addresses for the devices are reserved in Calico's
+	// IPAM.
 	Reserve *rest.Config
-	// NodesKnown says whether all nodes were given, and Knows whether the agent of a node is connected and was sent the
-	// node's network as it is now. Both are asked only to reserve.
+	// NodesKnown reports whether all nodes were passed. Knows reports whether the agent of a node is connected and has
+	// the node's current network. Only the reservation of addresses calls them.
 	NodesKnown func() bool
 	Knows      func(node string) bool
 	Log        *slog.Logger
 }
 
-// Networks are those of the nodes. It is safe for concurrent use.
+// Networks are the pod networks of the nodes. It is safe for concurrent use.
 type Networks struct {
 	options Options
 
 	mu    sync.Mutex
 	table *podcidr.Table
-	nodes map[string]*semaphorev1.NodeNetwork // never changed, but replaced
-	// own are the addresses that the host itself has in its pod network, by node.
+	nodes map[string]*semaphorev1.NodeNetwork // immutable: replaced as a whole
+	// own are the addresses of the host itself in its pod network, by node.
 	own map[string][]netip.Addr
-	// synced says that the block affinities are known, or that there are none; problem is why they are not followed.
-	synced  bool
-	problem string
+	// synced is set once the block affinities are known, or if there are none.
+	synced bool
+	// problem is why the block affinities cannot be watched.
+	problem *kube.Problem
 
-	// reserved is nil where nothing is reserved.
+	// reserved is nil if nothing is reserved.
 	reserved *reservations
 }
 
-// New makes it. Nothing is read before Run.
+// New returns Networks. It reads nothing before Run.
 func New(options Options) *Networks {
 	n := &Networks{
 		options: options, table: podcidr.New(options.From, options.Subnets), nodes: map[string]*semaphorev1.NodeNetwork{},
-		own: map[string][]netip.Addr{}, synced: options.From == config.NodePodCIDRs,
+		own: map[string][]netip.Addr{}, synced: options.From == config.NodePodCIDRs, problem: kube.NewProblem(options.Log),
 	}
 	if options.Reserve != nil {
 		n.reserved = &reservations{
@@ -78,7 +82,7 @@ func New(options Options) *Networks {
 	return n
 }
 
-// PutNode takes a node, and the addresses that the host itself has of its pod network, as far as they are known.
+// PutNode records a node, and the host's own addresses in its pod network, as far as they are known.
 func (n *Networks) PutNode(node *corev1.Node, own []netip.Addr) {
 	name := node.Name
 	n.mu.Lock()
@@ -91,7 +95,7 @@ func (n *Networks) PutNode(node *corev1.Node, own []netip.Addr) {
 	}
 }
 
-// DeleteNode takes the end of a node.
+// DeleteNode records the deletion of a node.
 func (n *Networks) DeleteNode(name string) {
 	n.mu.Lock()
 	delete(n.nodes, name)
@@ -100,7 +104,7 @@ func (n *Networks) DeleteNode(name string) {
 	n.change(func(t *podcidr.Table) podcidr.Changed { return t.DeleteNode(name) })
 }
 
-// Network is that of a node, which nobody changes any more; nil while it is not known.
+// Network returns the network of a node, which is immutable; nil while it is unknown.
 func (n *Networks) Network(node string) *semaphorev1.NodeNetwork {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -110,12 +114,12 @@ func (n *Networks) Network(node string) *semaphorev1.NodeNetwork {
 	return n.nodes[node]
 }
 
-// change changes the table, and calls Changed for each node whose network differs.
+// change changes the table, and calls Changed for each node whose network changed.
 func (n *Networks) change(change func(*podcidr.Table) podcidr.Changed) {
 	n.mu.Lock()
 	var differ []string
 	for _, step := range change(n.table).Nodes {
-		// The agents need no order: what is in the way of another node at a step is no remote node's yet.
+		// The order does not matter to agents: a prefix that two nodes have for a moment is not a remote node's yet.
 		if n.renew(step.Name) {
 			differ = append(differ, step.Name)
 		}
@@ -129,7 +133,7 @@ func (n *Networks) change(change func(*podcidr.Table) podcidr.Changed) {
 	}
 }
 
-// addressesChanged takes note that the addresses of a node may differ.
+// addressesChanged records that the addresses of a node may have changed.
 func (n *Networks) addressesChanged(name string) {
 	n.mu.Lock()
 	differs := n.nodes[name] != nil && n.renew(name) && n.synced
@@ -139,12 +143,13 @@ func (n *Networks) addressesChanged(name string) {
 	}
 }
 
-// renew puts the network of a node together, and says whether it differs from what it was. It is called with mu held.
+// renew computes the network of a node, and reports whether it changed. The caller holds mu.
 func (n *Networks) renew(name string) bool {
 	network := &semaphorev1.NodeNetwork{PodPrefixes: sorted(n.table.Prefixes(name))}
 	var v4, v6 bool
-	// With podCIDRs Calico annotates the address that tunl0 would have, whether there is a tunl0 or not (libcalico-go,
-	// lib/backend/k8s/resources/node.go). The candidate is that same address, and an agent prefers what its node has.
+	// With podCIDRs Calico annotates the address that tunl0 would have, whether tunl0 exists or not (libcalico-go,
+	// lib/backend/k8s/resources/node.go). The candidate is that same address, and an agent prefers an address that its
+	// node has.
 	if !n.table.HostLocal(name) {
 		for _, addr := range n.own[name] {
 			if n.table.Contains(name, addr) {
@@ -169,7 +174,7 @@ func (n *Networks) renew(name string) bool {
 	return true
 }
 
-// candidates are addresses of a node's pod network that no pod has or gets.
+// candidates returns addresses of a node's pod network that no pod has or gets.
 func (n *Networks) candidates(name string) []netip.Addr {
 	if !n.table.HostLocal(name) {
 		if n.reserved == nil {
@@ -177,9 +182,9 @@ func (n *Networks) candidates(name string) []netip.Addr {
 		}
 		return n.reserved.addresses(name)
 	}
-	// The first address of a podCIDR is the gateway's by default, which host-local gives to no pod, also where there is no
-	// such gateway, as with Calico (containernetworking/plugins, plugins/ipam/host-local; libcalico-go has the address of
-	// tunl0 so, getTunnelIp in lib/backend/k8s/resources/node.go).
+	// The first address of a podCIDR is the gateway's by default. host-local assigns it to no pod, even if there is no
+	// such gateway, as with Calico (containernetworking/plugins, plugins/ipam/host-local; libcalico-go uses it for
+	// tunl0, getTunnelIp in lib/backend/k8s/resources/node.go).
 	var out []netip.Addr
 	for _, text := range n.table.Prefixes(name) {
 		if prefix := netip.MustParsePrefix(text); prefix.Bits() < prefix.Addr().BitLen()-1 {
@@ -189,7 +194,7 @@ func (n *Networks) candidates(name string) []netip.Addr {
 	return out
 }
 
-// wanted are the blocks in which each node is to have an address; nil while they are not known.
+// wanted returns the blocks in which each node should have an address; nil while they are unknown.
 func (n *Networks) wanted() map[string]wants {
 	if !n.options.NodesKnown() {
 		return nil
@@ -225,14 +230,14 @@ func (n *Networks) wanted() map[string]wants {
 	return out
 }
 
-// sorted is prefixes in their order, of all families.
+// sorted returns prefixes of all families in order.
 func sorted(prefixes []string) []string {
 	out := slices.Clone(prefixes)
 	slices.SortFunc(out, func(a, b string) int { return netip.MustParsePrefix(a).Compare(netip.MustParsePrefix(b)) })
 	return out
 }
 
-// settled takes note that the block affinities are known.
+// settled records that the block affinities are known.
 func (n *Networks) settled() {
 	n.mu.Lock()
 	first := !n.synced
@@ -249,14 +254,9 @@ func (n *Networks) settled() {
 	}
 }
 
-// Problems are why the networks are not known, a line each.
+// Problems returns why networks are unknown, a line each.
 func (n *Networks) Problems() []string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var lines []string
-	if n.problem != "" {
-		lines = append(lines, n.problem)
-	}
+	lines := n.problem.Lines()
 	if n.reserved != nil {
 		all := n.reserved.lines()
 		lines = append(lines, all[:min(len(all), mostLines)]...)
@@ -267,29 +267,24 @@ func (n *Networks) Problems() []string {
 	return lines
 }
 
-// mostLines of one kind are in the status.
+// mostLines bounds the lines of one kind in the status.
 const mostLines = 20
 
-// failed takes the error of a list or a watch; nil for none.
+// failed records the error of a list or a watch; nil for none.
 func (n *Networks) failed(err error) {
 	problem := ""
 	switch {
 	case err == nil, errors.Is(err, kube.ErrListFirst):
 	case errors.Is(err, kube.ErrNoBlocks) && n.options.From == config.AutoAllowedIPs:
 		n.settled()
-	default:
-		problem = fmt.Sprintf("blocks of Calico's IPAM: %v; until they are read, no agent learns its node's pod network", err)
+	default: // an informer tries again
+		problem = fmt.Sprintf("blocks of Calico's IPAM: %v; until they are read, agents do not get their node's pod network",
+			err)
 	}
-	n.mu.Lock()
-	differs := problem != n.problem
-	n.problem = problem
-	n.mu.Unlock()
-	if differs && problem != "" {
-		n.options.Log.Warn("cannot follow the block affinities; trying again", "error", err)
-	}
+	n.problem.Set(problem)
 }
 
-// Run follows the block affinities, and reserves addresses, until ctx ends.
+// Run watches the block affinities, and reserves addresses, until ctx ends.
 func (n *Networks) Run(ctx context.Context) error {
 	var g errgroup.Group
 	g.Go(func() error { return n.follow(ctx) })
@@ -299,7 +294,7 @@ func (n *Networks) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// clearing ends the problem of an earlier list or watch when one succeeds. An informer reports errors only.
+// clearing ends the problem of an earlier list or watch when one succeeds. An informer reports only errors.
 func (n *Networks) clearing(lw *cache.ListWatch) *cache.ListWatch {
 	out := *lw
 	out.ListWithContextFunc = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -324,10 +319,14 @@ func (n *Networks) follow(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	informer := cache.NewSharedIndexInformerWithOptions(n.clearing(n.options.Affinities.ListWatch()), &kube.BlockAffinity{}, cache.SharedIndexInformerOptions{ObjectDescription: "blockaffinity"})
+	watched := n.clearing(kube.RetryWhileAway(n.options.Affinities.ListWatch(),
+		func(_ context.Context, _ string, _ int, err error) { n.failed(err) }))
+	informer := cache.NewSharedIndexInformerWithOptions(watched, &kube.BlockAffinity{},
+		cache.SharedIndexInformerOptions{ObjectDescription: "blockaffinity"})
 	if err := informer.SetTransform(func(object any) (any, error) {
 		if a, ok := object.(*kube.BlockAffinity); ok {
-			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, UID: a.UID, CreationTimestamp: a.CreationTimestamp, ResourceVersion: a.ResourceVersion}
+			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, UID: a.UID, CreationTimestamp: a.CreationTimestamp,
+				ResourceVersion: a.ResourceVersion}
 		}
 		return object, nil
 	}); err != nil {

@@ -82,8 +82,8 @@ func eventually(t *testing.T, what string, ok func() (bool, string)) {
 	testkit.Eventually(t, time.Minute, what, testkit.State(ok))
 }
 
-// noLeaks has the test fail if a goroutine of what it tests is left at its end. Connections to the apiserver that client-go keeps for
-// later are closed first: it dials another one whenever two requests find none.
+// noLeaks has the test fail if a goroutine of what it tests is left at its end. Connections to the apiserver that
+// client-go keeps for later are closed first: it dials another one whenever two requests find none.
 func noLeaks(t *testing.T, cfg *rest.Config) {
 	t.Helper()
 	already := goleak.IgnoreCurrent()
@@ -162,7 +162,8 @@ func testNetworks(t *testing.T, gv schema.GroupVersion) {
 	create("n2", "10.1.201.0/26")
 	has("n2", "10.1.201.0/26")
 	c.take()
-	if err := affinities.Delete(t.Context(), affinity("n1", "10.1.200.64/26").GetName(), metav1.DeleteOptions{}); err != nil {
+	if err := affinities.Delete(t.Context(), affinity("n1", "10.1.200.64/26").GetName(),
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	create("n2", "10.1.200.64/26")
@@ -201,8 +202,8 @@ func TestNetworksNotKnown(t *testing.T) {
 	}
 }
 
-// With podCIDRs the first address of each is for the node's devices, also where Calico's annotation says that the node has it:
-// Calico writes that without IP-in-IP too.
+// With podCIDRs the first address of each is for the node's devices, also where Calico's annotation says that the node
+// has it: Calico writes that without IP-in-IP too.
 func TestAddressesOfPodCIDRs(t *testing.T) {
 	own := netip.MustParseAddr("10.1.1.1")
 	for name, has := range map[string][]netip.Addr{"without an annotation": nil, "with one": {own}} {
@@ -220,15 +221,18 @@ func TestAddressesOfPodCIDRs(t *testing.T) {
 	}
 }
 
-// A list or a watch that succeeds ends the problem of one before, also when all was read long ago: an apiserver that starts
-// refuses what it will allow a moment later.
+// A list or a watch that succeeds ends the problem of one before, also when all was read long ago: an apiserver that
+// starts refuses what it will allow a moment later.
 func TestAProblemEnds(t *testing.T) {
-	n := &Networks{options: Options{From: config.AutoAllowedIPs, Changed: func(string) {}, Log: slog.New(slog.DiscardHandler)}}
+	n := New(Options{From: config.AutoAllowedIPs, Changed: func(string) {}, Log: slog.New(slog.DiscardHandler)})
 	lw := n.clearing(&cache.ListWatch{
 		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
 			return &kube.BlockAffinityList{}, nil
 		},
-		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewFake(), nil },
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface,
+			error) {
+			return watch.NewFake(), nil
+		},
 	})
 	for name, call := range map[string]func() error{
 		"list":  func() error { _, err := lw.ListWithContext(t.Context(), metav1.ListOptions{}); return err },

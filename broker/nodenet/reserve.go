@@ -22,51 +22,52 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Addresses reserved for devices are kept in shards, as Calico's CNI plugin lists all IPReservations for each pod: so many
-// objects at most, whatever the number of nodes. The names are those that deploy/features/tunnel-addresses has.
+// Reserved addresses are kept in this many shards at most, whatever the number of nodes, because Calico's CNI plugin
+// lists all IPReservations for each pod. deploy/features/tunnel-addresses has the same names.
 const shards = 16
 
 func shardName(i int) string { return fmt.Sprintf("semaphore-tunnel-addresses-%x", i) }
 
-// reservedFor is the annotation of a shard that has, by node and address, how far each reservation is.
+// reservedFor is the annotation of a shard with the state of each reservation, by node and address.
 const reservedFor = "semaphore.uw.io/reserved-for"
 
-// How far a reservation is.
+// The states of a reservation.
 const (
-	// pending: Calico's IPAM knows of it, and an assignment that began before may yet take the address.
+	// pending: Calico's IPAM knows the reservation, but an assignment that began before may still take the address.
 	pending = "pending"
-	// ready: no such assignment can be under way any more, and the address was free after that.
+	// ready: no such assignment can be running, and the address was free after that.
 	ready = "ready"
-	// retired: the node is to use it no more, and may not know so yet.
+	// retired: the node should no longer use the address, but its agent may not know that yet.
 	retired = "retired"
 )
 
-// timing is how long things take.
+// timing has the durations, which tests shorten.
 type timing struct {
-	// quarantine is longer than any assignment of an address by Calico's IPAM: its CNI plugin reads the IPReservations at
-	// the beginning of one, and gives up after 90 s (cni-plugin/pkg/ipamplugin, cmdAdd).
+	// quarantine is longer than any assignment of an address by Calico's IPAM: its CNI plugin reads the IPReservations
+	// at the beginning of one, and gives up after 90 s (cni-plugin/pkg/ipamplugin, cmdAdd).
 	quarantine time.Duration
-	// retire is how long an agent gets to take an address off its devices once it was sent the new network.
+	// retire is how long an agent has to remove an address from its devices after it received the new network.
 	retire time.Duration
-	// verify is how often it is seen whether a reserved address is still free: who asks Calico for one by name gets it.
+	// verify is the interval at which a reserved address is checked to be free: a pod that asks Calico for it by name
+	// gets it.
 	verify time.Duration
-	// pass is the time between looks at what is to be done.
+	// pass is the interval between two passes.
 	pass time.Duration
 }
 
 var ordinary = timing{quarantine: 2 * time.Minute, retire: time.Minute, verify: 10 * time.Minute, pass: 5 * time.Second}
 
-// reservations are those of all nodes. But for what Networks asks, one goroutine uses it.
+// reservations are those of all nodes. One goroutine uses it; Networks may call addresses at any time.
 type reservations struct {
 	cfg *rest.Config
 	log *slog.Logger
 	timing
-	// wanted are the blocks in which each node is to have an address, none for one that is to have none; nil while the nodes
-	// or the blocks are not known.
+	// wanted returns the blocks in which each node should have an address, none for a node that should have none; nil
+	// while the nodes or the blocks are unknown.
 	wanted func() map[string]wants
-	// knows says whether the agent of a node is connected and was sent the network as it is now.
+	// knows reports whether the agent of a node is connected and has the current network.
 	knows func(node string) bool
-	// changed is called with a node whose ready addresses differ.
+	// changed is called with a node whose ready addresses changed.
 	changed func(node string)
 	now     func() time.Time
 
@@ -78,7 +79,7 @@ type reservations struct {
 	problems []string
 }
 
-// wants are the blocks in which a node is to have an address.
+// wants are the blocks in which a node should have an address.
 type wants struct{ v4, v6 []netip.Prefix }
 
 func (w wants) of(addr netip.Addr) []netip.Prefix {
@@ -88,22 +89,23 @@ func (w wants) of(addr netip.Addr) []netip.Prefix {
 	return w.v6
 }
 
-// shard is one object and what is known beyond it.
+// shard is one object and its state.
 type shard struct {
-	// object is as the apiserver has it; nil for none.
+	// object is the apiserver's; nil if it does not exist.
 	object *calicov3.IPReservation
 	// states are by node and address.
 	states map[string]map[netip.Addr]state
 }
 
-// state is how far a reservation is, and since when in this process; checked is when the address was last seen free.
+// state is the state of a reservation, and the time since which this process knows it; checked is when the address was
+// last seen free.
 type state struct {
 	is      string
 	since   time.Time
 	checked time.Time
 }
 
-// addresses are those of a node that its agent may use.
+// addresses returns those that a node's agent may use.
 func (r *reservations) addresses(node string) []netip.Addr {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -118,9 +120,9 @@ func (r *reservations) lines() []string {
 
 // run reserves until ctx ends.
 func (r *reservations) run(ctx context.Context) error {
-	r.ipam, r.shards = nil, [shards]*shard{} // others may have led meanwhile
+	r.ipam, r.shards = nil, [shards]*shard{} // other replicas may have led meanwhile
 	for {
-		problems := r.look(ctx)
+		problems := r.runPass(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -140,12 +142,12 @@ func (r *reservations) run(ctx context.Context) error {
 	}
 }
 
-// look does what is to be done now, and returns what is in the way.
-func (r *reservations) look(ctx context.Context) (problems []string) {
+// runPass makes one pass, and returns the problems.
+func (r *reservations) runPass(ctx context.Context) (problems []string) {
 	if r.ipam == nil {
 		ipam, err := kube.NewCalicoIPAM(r.cfg)
 		if errors.Is(err, kube.ErrNoIPAM) {
-			return nil // then pods have their IPs from elsewhere
+			return nil // then pods get their IPs elsewhere
 		}
 		if err != nil {
 			return []string{"addresses for devices: " + err.Error()}
@@ -162,10 +164,10 @@ func (r *reservations) look(ctx context.Context) (problems []string) {
 		byShard[i] = append(byShard[i], node)
 	}
 	for i := range shards {
-		if err := r.lookAt(ctx, i, byShard[i], wanted, &problems); err != nil {
-			r.shards[i] = nil // read it again
+		if err := r.passShard(ctx, i, byShard[i], wanted, &problems); err != nil {
+			r.shards[i] = nil // read the shard again
 			if apierrors.IsNotFound(err) {
-				r.ipam = nil // perhaps it is another group that serves it now
+				r.ipam = nil // another API group may serve it now
 			}
 			if !apierrors.IsConflict(err) {
 				problems = append(problems, fmt.Sprintf("addresses for devices: ipreservation %s: %v", shardName(i), err))
@@ -195,7 +197,7 @@ func (r *reservations) load(ctx context.Context, i int) error {
 	default:
 		kube.Unveil(object)
 		if object.Labels[naming.LabelManagedBy] != naming.ManagedByBroker {
-			return fmt.Errorf("it is not ours: remove it to have addresses reserved")
+			return fmt.Errorf("semaphore did not create it: remove it, so that the broker can reserve addresses")
 		}
 		var said map[string]map[netip.Addr]string
 		if err := json.Unmarshal([]byte(object.Annotations[reservedFor]), &said); err != nil {
@@ -214,8 +216,9 @@ func (r *reservations) load(ctx context.Context, i int) error {
 	return nil
 }
 
-// lookAt does what is to be done for the nodes of a shard: all of it is one write.
-func (r *reservations) lookAt(ctx context.Context, i int, nodes []string, wanted map[string]wants, problems *[]string) error {
+// passShard makes one pass over the nodes of a shard, with one write.
+func (r *reservations) passShard(ctx context.Context, i int, nodes []string, wanted map[string]wants,
+	problems *[]string) error {
 	if r.shards[i] == nil {
 		if err := r.load(ctx, i); err != nil {
 			return err
@@ -226,8 +229,8 @@ func (r *reservations) lookAt(ctx context.Context, i int, nodes []string, wanted
 	for node, states := range it.states {
 		next[node] = maps.Clone(states)
 	}
-	// What is no longer the node's is retired, and let go once the node's agent has heard that it is not to use it. What is
-	// pending nobody was told of.
+	// An address that is no longer the node's is retired, and released once the node's agent no longer has it. No agent
+	// has a pending one.
 	for node, states := range next {
 		blocks, exists := wanted[node]
 		for addr, is := range states {
@@ -271,8 +274,9 @@ func within(addr netip.Addr, prefixes []netip.Prefix) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// reserve goes a step on with the address of a node in some blocks, which are of one family. The problem is why it has none.
-func (r *reservations) reserve(ctx context.Context, node string, blocks []netip.Prefix, states map[netip.Addr]state) (problem string, err error) {
+// reserve advances the reservation of a node in some blocks of one family. problem is why the node has no address.
+func (r *reservations) reserve(ctx context.Context, node string, blocks []netip.Prefix,
+	states map[netip.Addr]state) (problem string, err error) {
 	for _, addr := range slices.SortedFunc(maps.Keys(states), netip.Addr.Compare) {
 		is := states[addr]
 		at := slices.IndexFunc(blocks, func(p netip.Prefix) bool { return p.Contains(addr) })
@@ -289,10 +293,12 @@ func (r *reservations) reserve(ctx context.Context, node string, blocks []netip.
 		case err == nil && block.OfNode(node) && block.Free(addr):
 			states[addr] = state{is: ready, since: is.since, checked: r.now()}
 			return "", nil
-		case is.is == pending: // an assignment that was under way has it
+		case is.is == pending: // an assignment that was running has taken it
 			delete(states, addr)
 		default:
-			r.log.Warn("an address that is reserved for the devices of a node was taken; another is chosen", "node", node, "address", addr)
+			r.log.Warn("something took an address that is reserved for the devices of a node; the broker chooses another",
+				"node", node,
+				"address", addr)
 			states[addr] = state{is: retired, since: r.now()}
 		}
 	}
@@ -314,10 +320,11 @@ func (r *reservations) reserve(ctx context.Context, node string, blocks []netip.
 			}
 		}
 	}
-	return fmt.Sprintf("node %s: none of its blocks has a free address for its devices: pods on the host network, and what kube-proxy masquerades, do not reach remote clusters", node), nil
+	return fmt.Sprintf("node %s: none of its blocks has a free address for its devices: pods on the host network, and "+
+		"what kube-proxy masquerades, do not reach remote clusters", node), nil
 }
 
-// write makes the object of a shard what the states say.
+// write writes the object of a shard with the current states.
 func (r *reservations) write(ctx context.Context, i int, next map[string]map[netip.Addr]state) error {
 	said := map[string]map[netip.Addr]string{}
 	var reserved []string
@@ -365,7 +372,7 @@ func (r *reservations) write(ctx context.Context, i int, next map[string]map[net
 	return nil
 }
 
-// publish tells of the ready addresses of a shard, and of changes since before.
+// publish publishes the ready addresses of a shard, and calls changed for those that differ.
 func (r *reservations) publish(it *shard, before map[string]map[netip.Addr]state) {
 	names := map[string]bool{}
 	for node := range it.states {

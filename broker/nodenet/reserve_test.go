@@ -54,7 +54,8 @@ func newIPAM(t *testing.T, cfg *rest.Config) *ipam {
 func (i *ipam) call(ctx context.Context, command, node, pod string) (netip.Addr, error) {
 	conf, err := json.Marshal(map[string]any{
 		"cniVersion": "0.3.1", "name": "k8s-pod-network", "type": "calico", "datastore_type": "kubernetes", "nodename": node,
-		"log_level": "error", "ipam": map[string]any{"type": "calico-ipam"}, "kubernetes": map[string]any{"kubeconfig": i.kubecfg},
+		"log_level": "error", "ipam": map[string]any{"type": "calico-ipam"},
+		"kubernetes": map[string]any{"kubeconfig": i.kubecfg},
 	})
 	if err != nil {
 		return netip.Addr{}, err
@@ -63,7 +64,8 @@ func (i *ipam) call(ctx context.Context, command, node, pod string) (netip.Addr,
 	cmd := exec.CommandContext(ctx, i.plugin)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(conf), &out, &errs
 	cmd.Env = []string{
-		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + pod, "CNI_NETNS=/var/run/netns/none-" + pod, "CNI_IFNAME=eth0", "CNI_PATH=" + filepath.Dir(i.plugin),
+		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + pod, "CNI_NETNS=/var/run/netns/none-" +
+			pod, "CNI_IFNAME=eth0", "CNI_PATH=" + filepath.Dir(i.plugin),
 		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + pod, "PATH=" + os.Getenv("PATH"),
 	}
 	if err := cmd.Run(); err != nil {
@@ -82,18 +84,20 @@ func (i *ipam) call(ctx context.Context, command, node, pod string) (netip.Addr,
 	return prefix.Addr(), err
 }
 
-// TestReserved: with Calico's real IPAM at work on two nodes, an address that a node's devices may have is never a pod's:
-// over many pods that come and go at once, until no address is left; and when the block leaves the node, or its host has
-// an address of its own, the node is to have another or none, and the old one is free again.
+// TestReserved: with Calico's real IPAM at work on two nodes, an address that a node's devices may have is never a
+// pod's: over many pods that come and go at once, until no address is left; and when the block leaves the node, or its
+// host has an address of its own, the node is to have another or none, and the old one is free again.
 func TestReserved(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs Calico's IPAM plugin, which -short leaves out")
 	}
 	cfg := kubetest.Start(t)
-	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "ippools", "ipamblocks", "blockaffinities", "ipamhandles", "ipamconfigs", "ipreservations", "clusterinformations")
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "ippools", "ipamblocks", "blockaffinities", "ipamhandles",
+		"ipamconfigs", "ipreservations", "clusterinformations")
 	client := kubernetes.NewForConfigOrDie(cfg)
 	for _, name := range []string{"n1", "n2"} {
-		if _, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		if _, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -104,7 +108,8 @@ func TestReserved(t *testing.T) {
 	// Four blocks of 16.
 	if _, err := calico.IPPools().Create(t.Context(), &calicov3.IPPool{
 		ObjectMeta: metav1.ObjectMeta{Name: "pods"},
-		Spec: calicov3.IPPoolSpec{CIDR: "10.1.0.0/26", BlockSize: 28, NodeSelector: "all()", IPIPMode: calicov3.IPIPModeNever, VXLANMode: calicov3.VXLANModeNever,
+		Spec: calicov3.IPPoolSpec{CIDR: "10.1.0.0/26", BlockSize: 28, NodeSelector: "all()", IPIPMode: calicov3.IPIPModeNever,
+			VXLANMode:   calicov3.VXLANModeNever,
 			AllowedUses: []calicov3.IPPoolAllowedUse{calicov3.IPPoolAllowedUseWorkload, calicov3.IPPoolAllowedUseTunnel}},
 	}); err != nil {
 		t.Fatal(err)
@@ -114,12 +119,15 @@ func TestReserved(t *testing.T) {
 	var knows atomic.Bool
 	knows.Store(true)
 	n := New(Options{
-		From: config.AutoAllowedIPs, Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Affinities: kube.NewBlockAffinities(cfg),
-		Changed: func(string) {}, Reserve: cfg, NodesKnown: func() bool { return true }, Knows: func(string) bool { return knows.Load() },
-		Log: slog.New(slog.DiscardHandler),
+		From: config.AutoAllowedIPs, Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
+		Affinities: kube.NewBlockAffinities(cfg),
+		Changed:    func(string) {}, Reserve: cfg, NodesKnown: func() bool { return true },
+		Knows: func(string) bool { return knows.Load() },
+		Log:   slog.New(slog.DiscardHandler),
 	})
 	// What this plugin takes at most here is far less than the 90 s that it may.
-	n.reserved.timing = timing{quarantine: 10 * time.Second, retire: time.Second, verify: time.Hour, pass: 50 * time.Millisecond}
+	n.reserved.timing = timing{quarantine: 10 * time.Second, retire: time.Second, verify: time.Hour,
+		pass: 50 * time.Millisecond}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = n.Run(ctx) }()
@@ -127,7 +135,7 @@ func TestReserved(t *testing.T) {
 	n.PutNode(node("n1"), nil)
 	n.PutNode(node("n2"), nil)
 
-	// given is whatever an agent was ever told it may use, held what pods have now.
+	// given is whatever an agent ever received as its own, held what pods have now.
 	var mu sync.Mutex
 	held := map[netip.Addr]string{}
 	given := func(node string) (netip.Addr, bool) {
@@ -160,7 +168,8 @@ func TestReserved(t *testing.T) {
 				held[addr] = pod
 				mine = append(mine, pod)
 				never()
-			} else if full++; !strings.Contains(err.Error(), "no more free addresses") && !strings.Contains(err.Error(), "failed to request IPv4 addresses") &&
+			} else if full++; !strings.Contains(err.Error(), "no more free addresses") &&
+				!strings.Contains(err.Error(), "failed to request IPv4 addresses") &&
 				!strings.Contains(err.Error(), "Assigned 0 out of 1 requested") {
 				t.Errorf("%v", err)
 			}
@@ -210,11 +219,13 @@ func TestReserved(t *testing.T) {
 		mu.Unlock()
 	}
 	if again, _ := given("n1"); again != first || len(held) < 60 || len(held) > 62 {
-		t.Errorf("n1 has %s after %s, and of 64 addresses pods have %d: all but the two for devices, and those of pods whose ADD failed, are to be had", again, first, len(held))
+		t.Errorf("n1 has %s after %s, and of 64 addresses pods have %d: all but the two for devices, and those of pods "+
+			"whose ADD failed, are to be had", again, first, len(held))
 	}
-	t.Logf("%d pods were added while addresses were reserved and %d refused for want of an address; at last %d have one", added, full, len(held))
+	t.Logf("%d pods were added while addresses were reserved and %d refused for want of an address; at last %d have one",
+		added, full, len(held))
 
-	// The host of n1 gets an address of its own: ours is let go, but not while the agent may not know it.
+	// The host of n1 gets an address of its own: ours is released, but not while the agent may not know it.
 	knows.Store(false)
 	own := slices.SortedFunc(func(yield func(netip.Addr) bool) {
 		for addr := range held {
@@ -230,7 +241,7 @@ func TestReserved(t *testing.T) {
 		t.Errorf("the agent of n1 has not heard yet that it is to use %s no more, and a pod gets %s", first, addr)
 	}
 	knows.Store(true)
-	eventually(t, "a pod gets what was let go", func() (bool, string) {
+	eventually(t, "a pod gets what was released", func() (bool, string) {
 		addr, err := plugin.call(t.Context(), "ADD", "n1", "late")
 		return err == nil && addr == first, fmt.Sprint(addr, err)
 	})

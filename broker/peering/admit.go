@@ -21,10 +21,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/conns"
 )
 
-// maxToken is far above the length of any projected token, and far under what a review may cost.
+// maxToken is the limit of a token in bytes: far above any projected token, and cheap to review.
 const maxToken = 16 << 10
 
-// What a TokenReview tells of the pod and node a token is bound to (KEP-4193; Kubernetes 1.30).
+// Extra fields of a TokenReview: the pod and node that a token is bound to (KEP-4193; Kubernetes 1.30).
 const (
 	extraPodName  = "authentication.kubernetes.io/pod-name"
 	extraPodUID   = "authentication.kubernetes.io/pod-uid"
@@ -32,7 +32,7 @@ const (
 	extraNodeUID  = "authentication.kubernetes.io/node-uid"
 )
 
-// Agent is who attached, as its token proves it.
+// Agent identifies an attached agent, as its token proves.
 type Agent struct {
 	Node    string
 	NodeUID types.UID
@@ -42,30 +42,30 @@ type Agent struct {
 
 // LiveNodes are the nodes of the own cluster.
 type LiveNodes interface {
-	// UID is that of the live node of a name.
+	// UID returns the UID of the node with a name.
 	UID(name string) (types.UID, bool)
-	// Synced says whether the nodes are known yet.
+	// Synced reports whether the nodes are known.
 	Synced() bool
 }
 
 const (
-	// maxAdmissions is how many are admitted at a time, so that a herd of agents waits here and not in the apiserver;
-	// maxRenewals is the same for reviews of tokens of streams that stand, which can wait.
+	// maxAdmissions is how many agents are admitted at a time, so that a herd of agents waits here and not in the
+	// apiserver; maxRenewals bounds the repeated reviews of open streams, which can wait.
 	maxAdmissions = 32
 	maxRenewals   = 4
-	// admissionTimeout is how long an agent may wait to be admitted: 5,000 of them need less, all in all.
+	// admissionTimeout is how long an agent may wait for admission; all of 5,000 agents together need less.
 	admissionTimeout = 30 * time.Second
-	// reviewTimeout is how long the apiserver may take for one.
+	// reviewTimeout is how long the apiserver may take for one review.
 	reviewTimeout = 10 * time.Second
 )
 
-// Admission admits agents: each proves the node it speaks for by a projected token of its ServiceAccount.
+// Admission admits agents: each proves its node by a projected token of its ServiceAccount.
 type Admission struct {
 	kube   kubernetes.Interface
 	agents config.Agents
 	nodes  LiveNodes
 	refuse func(reason string)
-	// review says whose a token is. It is Admission.ask but in tests.
+	// review returns the agent that a token belongs to. It is Admission.reviewToken except in tests.
 	review func(ctx context.Context, token string) (Agent, error)
 
 	admissions, renewals *semaphore.Weighted
@@ -78,11 +78,11 @@ func newAdmission(o Options) *Admission {
 		admissions: semaphore.NewWeighted(maxAdmissions), renewals: semaphore.NewWeighted(maxRenewals),
 		failures: newFailures(time.Now),
 	}
-	a.review = a.ask
+	a.review = a.reviewToken
 	return a
 }
 
-// admitted is who was admitted to a call, and by which token.
+// admitted is the agent that was admitted to a call, and its token.
 type admitted struct {
 	agent Agent
 	token string
@@ -90,7 +90,7 @@ type admitted struct {
 
 type admittedKey struct{}
 
-// Admitted names the node whose agent Authenticate has admitted to a call; "" for none.
+// Admitted returns the node whose agent Authenticate admitted to a call; "" for none.
 func Admitted(ctx context.Context) string {
 	who, ok := ctx.Value(admittedKey{}).(admitted)
 	if !ok {
@@ -99,7 +99,7 @@ func Admitted(ctx context.Context) string {
 	return "node " + string(who.agent.NodeUID)
 }
 
-// Authenticate is an auth.AuthFunc: it admits a call, or says why not.
+// Authenticate is an auth.AuthFunc: it admits a call, or returns why not.
 func (a *Admission) Authenticate(ctx context.Context) (context.Context, error) {
 	from := ""
 	if p, ok := peer.FromContext(ctx); ok {
@@ -116,25 +116,26 @@ func (a *Admission) Authenticate(ctx context.Context) (context.Context, error) {
 func (a *Admission) admit(ctx context.Context, from string) (admitted, error) {
 	wait, cancel := context.WithTimeout(ctx, admissionTimeout)
 	defer cancel()
-	end, err := a.failures.begin(wait, from)
+	end, err := a.failures.acquire(wait, from)
 	if err != nil {
 		return admitted{}, err
 	}
 	token, err := auth.AuthFromMD(ctx, "bearer")
 	if err != nil {
 		end(true)
-		return admitted{}, status.Error(codes.Unauthenticated, "no bearer token: an agent shows the token of its ServiceAccount")
+		return admitted{}, status.Error(codes.Unauthenticated,
+			"no bearer token: an agent must send the token of its ServiceAccount")
 	}
-	agent, err := a.reviewed(wait, a.admissions, token)
+	agent, err := a.reviewQueued(wait, a.admissions, token)
 	code := status.Code(err)
 	end(code == codes.Unauthenticated || code == codes.PermissionDenied)
 	return admitted{agent, token}, err
 }
 
-// reviewed is review, in a queue with others. Its error is Unavailable where nothing can be said of the token.
-func (a *Admission) reviewed(ctx context.Context, queue *semaphore.Weighted, token string) (Agent, error) {
+// reviewQueued reviews a token when queue permits. The error is Unavailable if the token cannot be judged now.
+func (a *Admission) reviewQueued(ctx context.Context, queue *semaphore.Weighted, token string) (Agent, error) {
 	if err := queue.Acquire(ctx, 1); err != nil {
-		return Agent{}, status.Error(codes.Unavailable, "too many tokens are to be reviewed now")
+		return Agent{}, status.Error(codes.Unavailable, "too many tokens wait for a review")
 	}
 	defer queue.Release(1)
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
@@ -142,11 +143,11 @@ func (a *Admission) reviewed(ctx context.Context, queue *semaphore.Weighted, tok
 	return a.review(ctx, token)
 }
 
-// ask has the apiserver review a token. The order is that of ever closer questions; a token is proof of a node
-// only after the last.
-func (a *Admission) ask(ctx context.Context, token string) (Agent, error) {
+// reviewToken asks the apiserver to review a token, and checks the node and pod. Only after the last check does the
+// token prove the node.
+func (a *Admission) reviewToken(ctx context.Context, token string) (Agent, error) {
 	if len(token) > maxToken {
-		return Agent{}, status.Error(codes.Unauthenticated, "the token is too long to be one")
+		return Agent{}, status.Error(codes.Unauthenticated, "the token is too long")
 	}
 	review, err := a.kube.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
 		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{a.agents.Audience}},
@@ -155,39 +156,43 @@ func (a *Admission) ask(ctx context.Context, token string) (Agent, error) {
 		return Agent{}, status.Errorf(codes.Unavailable, "the token cannot be reviewed now: %v", err)
 	}
 	s := review.Status
-	// A reviewer that does not know audiences answers for its own: the audience must be among those it checked.
+	// A reviewer that does not support audiences answers for its own: the audience must be among those it checked.
 	if !s.Authenticated || s.Error != "" || !slices.Contains(s.Audiences, a.agents.Audience) {
-		return Agent{}, status.Errorf(codes.Unauthenticated, "the token is none for the audience %s, or has expired", a.agents.Audience)
+		return Agent{}, status.Errorf(codes.Unauthenticated, "the token is not valid for the audience %s, or has expired",
+			a.agents.Audience)
 	}
 	if want := "system:serviceaccount:" + a.agents.Namespace + ":" + a.agents.ServiceAccount; s.User.Username != want {
-		return Agent{}, status.Errorf(codes.PermissionDenied, "the token is that of %s, not of %s", s.User.Username, want)
+		return Agent{}, status.Errorf(codes.PermissionDenied, "the token belongs to %s, not to %s", s.User.Username, want)
 	}
 	var bound [4]string
 	for i, key := range []string{extraPodName, extraPodUID, extraNodeName, extraNodeUID} {
 		values := s.User.Extra[key]
 		if len(values) != 1 || values[0] == "" {
-			return Agent{}, status.Errorf(codes.PermissionDenied, "the token does not say its %s: it must be a projected token of a pod, of Kubernetes 1.30 or later", key)
+			return Agent{}, status.Errorf(codes.PermissionDenied,
+				"the token lacks %s: it must be a projected token of a pod, of Kubernetes 1.30 or later", key)
 		}
 		bound[i] = values[0]
 	}
 	agent := Agent{Pod: bound[0], PodUID: types.UID(bound[1]), Node: bound[2], NodeUID: types.UID(bound[3])}
-	// The review only copies the node out of the token, which outlives a node that is deleted and made anew.
+	// The review copies the node from the token, which can outlive a node that is deleted and created again.
 	if !a.nodes.Synced() {
 		return Agent{}, status.Error(codes.Unavailable, "the broker does not know the nodes yet")
 	}
 	if uid, ok := a.nodes.UID(agent.Node); !ok || uid != agent.NodeUID {
-		return Agent{}, status.Errorf(codes.PermissionDenied, "the token is that of a pod on a node %s with UID %s, which is not there", agent.Node, agent.NodeUID)
+		return Agent{}, status.Errorf(codes.PermissionDenied,
+			"the token belongs to a pod on a node %s with UID %s, which does not exist", agent.Node, agent.NodeUID)
 	}
 	pod, err := a.kube.CoreV1().Pods(a.agents.Namespace).Get(ctx, agent.Pod, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return Agent{}, status.Errorf(codes.PermissionDenied, "the token's pod %s is not there", agent.Pod)
+		return Agent{}, status.Errorf(codes.PermissionDenied, "the token's pod %s does not exist", agent.Pod)
 	case err != nil:
-		return Agent{}, status.Errorf(codes.Unavailable, "the token's pod cannot be looked up now: %v", err)
-	case pod.UID != agent.PodUID || pod.Spec.NodeName != agent.Node || pod.Spec.ServiceAccountName != a.agents.ServiceAccount:
-		return Agent{}, status.Errorf(codes.PermissionDenied, "the pod %s is another one than the token's", agent.Pod)
+		return Agent{}, status.Errorf(codes.Unavailable, "the token's pod cannot be read now: %v", err)
+	case pod.UID != agent.PodUID || pod.Spec.NodeName != agent.Node ||
+		pod.Spec.ServiceAccountName != a.agents.ServiceAccount:
+		return Agent{}, status.Errorf(codes.PermissionDenied, "the pod %s is not the token's pod", agent.Pod)
 	case pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
-		return Agent{}, status.Errorf(codes.PermissionDenied, "the pod %s ends", agent.Pod)
+		return Agent{}, status.Errorf(codes.PermissionDenied, "the pod %s is terminating or has ended", agent.Pod)
 	}
 	return agent, nil
 }

@@ -17,10 +17,11 @@ import (
 
 // A node that is deleted after its agent was admitted and before it said hello is told by nobody else.
 func TestANodeThatGoesBeforeHelloEndsTheStream(t *testing.T) {
-	live := &nodes{uids: map[string]types.UID{"n1": "u1", "n2": "u2-again"}, synced: true}
+	live := &knownNodes{uids: map[string]types.UID{"n1": "u1", "n2": "u2-again"}, synced: true}
 	s := New(Options{
 		Network: func(string) *semaphorev1.NodeNetwork { return nil },
-		Cluster: "c1", Agents: agents, Nodes: live, Reports: live, State: NewState(), Metrics: NewMetrics(prometheus.NewRegistry()),
+		Cluster: "c1", Agents: agents, Nodes: live, Reports: live, State: NewState(),
+		Metrics:  NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	for _, c := range []struct {
@@ -32,7 +33,7 @@ func TestANodeThatGoesBeforeHelloEndsTheStream(t *testing.T) {
 		a.ctx, a.cancel = context.WithCancel(t.Context())
 		defer a.cancel()
 		s.attach(a)
-		if got := status.Code(a.why); got != c.want || (a.ctx.Err() != nil) != (c.want != codes.OK) {
+		if got := status.Code(a.reason); got != c.want || (a.ctx.Err() != nil) != (c.want != codes.OK) {
 			t.Errorf("node %s with UID %s: %v, %v", c.node, c.uid, got, a.ctx.Err())
 		}
 	}

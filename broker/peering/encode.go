@@ -19,12 +19,12 @@ import (
 
 type entry = journal.Entry[key, *record]
 
-// record is a device or a peer in the journal. It is encoded when the first agent is to be told, and those
-// bytes are sent to all of them.
+// record is a device or a peer in the journal. It is encoded when the first agent needs it, and the bytes are sent to
+// all agents.
 type record struct {
 	change *semaphorev1.PeeringChange // a Device or a Peer, with no revision
 	digest digest.Digest
-	// A record is the value of the entry that put it, and of the one that deleted it, if any.
+	// A record is the value of the entry that put it, and of the entry that deleted it, if any.
 	put, deleted encoded
 }
 
@@ -35,7 +35,7 @@ type encoded struct {
 	err    error
 }
 
-// encode is an entry's bytes.
+// encode returns the bytes of an entry.
 func (s *State) encode(e *entry) (mem.Buffer, error) {
 	of := &e.Value.put
 	if e.Deleted {
@@ -55,13 +55,13 @@ func (s *State) encode(e *entry) (mem.Buffer, error) {
 	return of.buffer, of.err
 }
 
-// The fields that a batch is made of, by hand: AttachResponse.changes and PeeringChanges.changes.
+// The field numbers of a batch, which is encoded by hand: AttachResponse.changes and PeeringChanges.changes.
 const (
 	batchField   protowire.Number = 2
 	changesField protowire.Number = 1
 )
 
-// message is an entry as it is sent. It shares the entry's value, which nobody changes.
+// message returns an entry as it is sent. It shares the entry's immutable value.
 func message(e *entry) *semaphorev1.PeeringChange {
 	out := &semaphorev1.PeeringChange{Revision: e.Revision}
 	if !e.ObservedAt.IsZero() {
@@ -73,23 +73,24 @@ func message(e *entry) *semaphorev1.PeeringChange {
 	case e.Key.node == "":
 		out.Change = &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: e.Key.cluster}
 	default:
-		out.Change = &semaphorev1.PeeringChange_DeletePeer{DeletePeer: &semaphorev1.PeerKey{Cluster: e.Key.cluster, Node: e.Key.node}}
+		out.Change = &semaphorev1.PeeringChange_DeletePeer{DeletePeer: &semaphorev1.PeerKey{Cluster: e.Key.cluster,
+			Node: e.Key.node}}
 	}
 	return out
 }
 
-// Frame is one message to an agent. A batch of changes is in it encoded already, in buffers that it shares
-// with the frames of other agents.
+// Frame is one message to an agent. A batch of changes is already encoded, in buffers that frames of other agents
+// share.
 type Frame struct {
 	// message is nil for a batch.
 	message *semaphorev1.AttachResponse
-	// changes is how many a batch has, revision that of the last one, and buffers their encodings.
+	// changes is the number of changes of a batch, revision that of the last, buffers are their encodings.
 	changes  int
 	revision uint64
 	buffers  mem.BufferSlice
 }
 
-// Message is the message as an agent decodes it.
+// Message returns the message as an agent decodes it.
 func (f *Frame) Message() (*semaphorev1.AttachResponse, error) {
 	if f.message != nil {
 		return f.message, nil
@@ -98,11 +99,11 @@ func (f *Frame) Message() (*semaphorev1.AttachResponse, error) {
 	return m, proto.Unmarshal(f.buffers.Materialize(), m)
 }
 
-// batch is a frame of the first of some entries, as many as one may have; n is how many.
+// batch returns a frame of the first n entries, as many as the limits of a message permit.
 func (s *State) batch(entries []*entry) (f *Frame, n int, err error) {
-	f = &Frame{buffers: make(mem.BufferSlice, 1, min(len(entries), s.batchMost)+1)}
+	f = &Frame{buffers: make(mem.BufferSlice, 1, min(len(entries), s.maxChanges)+1)}
 	size := 0
-	for n < len(entries) && n < s.batchMost {
+	for n < len(entries) && n < s.maxChanges {
 		b, err := s.encode(entries[n])
 		if err != nil {
 			return nil, 0, err
@@ -120,26 +121,26 @@ func (s *State) batch(entries []*entry) (f *Frame, n int, err error) {
 	return f, n, nil
 }
 
-// ServerOptions are what a gRPC server that serves agents needs beside what all have: it sends a Frame's buffers as
-// they are, thousands of streams that have nothing to say cost it little, and what an agent sends is bounded.
+// ServerOptions are the additional options of a gRPC server for agents: it sends the buffers of a Frame unchanged,
+// idle streams of thousands of agents cost little memory, and messages of agents are bounded.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(codec{wire.Codec{Most: maxDecoded}}),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxConcurrentStreams(maxStreams),
-		// Agents say little. A window that does not grow spares the pings by which gRPC would look for its size.
+		// Agents send little. A constant window avoids the pings by which gRPC estimates the bandwidth.
 		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(window),
-		// The default would keep 32 KiB of each connection for reads. For writes it keeps none
-		// while nothing is written.
+		// By default gRPC keeps a read buffer of 32 KiB for each connection. It keeps no write buffer while idle.
 		grpc.ReadBufferSize(readBuffer),
 	}
 }
 
 const (
-	// maxMessage is what an agent may send at once, and maxDecoded what that may take of memory once decoded.
+	// maxMessage is the limit of a message of an agent in bytes, and maxDecoded of the memory that it takes once
+	// decoded.
 	maxMessage = 256 << 10
 	maxDecoded = 4 << 20
-	// maxStreams on one connection: an agent has one.
+	// maxStreams of one connection: an agent has one.
 	maxStreams = 2
 
 	window     = 64 << 10

@@ -30,14 +30,25 @@ func FuzzReceive(f *testing.F) {
 		}
 		return b.Bytes()
 	}
-	report := &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: []*semaphorev1.DeviceReport{
-		{Cluster: "c2", Interface: "wireguard.c2", PublicKey: make([]byte, 32), ListenPort: 1, Problem: "é"}, {Cluster: "c9"},
-	}}}}
-	applied := &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: 3}}}
+	report := &semaphorev1.AttachRequest{
+		Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: []*semaphorev1.DeviceReport{
+			{
+				Cluster:    "c2",
+				Interface:  "wireguard.c2",
+				PublicKey:  make([]byte, 32),
+				ListenPort: 1,
+				Problem:    "é",
+			}, {Cluster: "c9"},
+		}}},
+	}
+	applied := &semaphorev1.AttachRequest{
+		Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: 3}},
+	}
 	token := &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Token{Token: &semaphorev1.Token{Token: "t"}}}
 	f.Add(delimited(hello(&semaphorev1.AgentHello{}), report, nil, applied, nil, token))
 	f.Add(delimited(nil, hello(&semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}}), report))
-	f.Add(delimited(hello(&semaphorev1.AgentHello{ResumeEpoch: "E", ResumeRevision: 1 << 63, Held: []*semaphorev1.HeldCluster{digestOf("c2", had), digestOf("c3", had)}}), nil, nil, nil))
+	f.Add(delimited(hello(&semaphorev1.AgentHello{ResumeEpoch: "E", ResumeRevision: 1 << 63,
+		Held: []*semaphorev1.HeldCluster{digestOf("c2", had), digestOf("c3", had)}}), nil, nil, nil))
 	f.Add(delimited(report, applied, token, &semaphorev1.AttachRequest{}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s := NewState()
@@ -77,7 +88,8 @@ func FuzzReceive(f *testing.F) {
 				}
 			}
 			if len(session.foreign) > maxDevices || len(session.held) > len(remotes) || session.Applied() > s.journal.Head() {
-				t.Fatalf("%d foreign, %d held, applied %d of %d", len(session.foreign), len(session.held), session.Applied(), s.journal.Head())
+				t.Fatalf("%d foreign, %d held, applied %d of %d", len(session.foreign), len(session.held), session.Applied(),
+					s.journal.Head())
 			}
 			said(t, session)
 		}

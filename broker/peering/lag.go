@@ -2,36 +2,35 @@ package peering
 
 import "time"
 
-// maxUnapplied bounds what is remembered of an agent that applies nothing: so many changes, and one more of each
-// remote that is not among them.
+// maxUnapplied bounds the pending changes that are remembered of an agent that applies nothing: so many, and one more
+// for each remote that is not among them.
 const maxUnapplied = 64
 
-// lag follows which changes one agent was sent and has not applied. It is pure, and belongs to one stream.
-type lag struct{ unapplied []unapplied }
+// lag records which changes were sent to one agent and are not applied. It is pure, and belongs to one stream.
+type lag struct{ pending []pendingChange }
 
-// Propagated is a change that has come through to one node.
+// Propagated is a change that a node has applied.
 type Propagated struct {
-	// Cluster is the remote it is of.
+	// Cluster is the remote of the change.
 	Cluster string
-	// ObservedAt is when it was seen there, on the clock there.
+	// ObservedAt is when the change was observed there, on the clock of that cluster.
 	ObservedAt time.Time
 }
 
-// unapplied is a change, or what follows the last one of its remote that is remembered singly: then observedAt is
-// the oldest's, which has waited longest.
-type unapplied struct {
+// pendingChange is a change, or all later changes of its remote; then ObservedAt is that of the oldest.
+type pendingChange struct {
 	revision uint64 // the newest
 	Propagated
 }
 
-// sent notes a change that the agent is sent after it has heard the whole state; revisions grow.
+// sent records a change that was sent after the whole state; revisions grow.
 func (l *lag) sent(revision uint64, cluster string, observedAt time.Time) {
 	if observedAt.IsZero() {
 		return
 	}
-	if len(l.unapplied) >= maxUnapplied {
-		for i := len(l.unapplied) - 1; i >= 0; i-- {
-			if have := &l.unapplied[i]; have.Cluster == cluster {
+	if len(l.pending) >= maxUnapplied {
+		for i := len(l.pending) - 1; i >= 0; i-- {
+			if have := &l.pending[i]; have.Cluster == cluster {
 				have.revision = revision
 				if observedAt.Before(have.ObservedAt) {
 					have.ObservedAt = observedAt
@@ -40,20 +39,20 @@ func (l *lag) sent(revision uint64, cluster string, observedAt time.Time) {
 			}
 		}
 	}
-	l.unapplied = append(l.unapplied, unapplied{revision, Propagated{cluster, observedAt}})
+	l.pending = append(l.pending, pendingChange{revision, Propagated{cluster, observedAt}})
 }
 
-// applied returns what the agent has applied now, with everything up to revision.
+// applied returns the changes up to revision, which the agent has applied now.
 func (l *lag) applied(revision uint64) []Propagated {
 	var done []Propagated
-	kept := l.unapplied[:0]
-	for _, u := range l.unapplied {
+	kept := l.pending[:0]
+	for _, u := range l.pending {
 		if u.revision <= revision {
 			done = append(done, u.Propagated)
 		} else {
 			kept = append(kept, u)
 		}
 	}
-	l.unapplied = kept
+	l.pending = kept
 	return done
 }

@@ -43,13 +43,13 @@ func TestLagIsBounded(t *testing.T) {
 	l.sent(revision, "c9", at(20_000))
 	revision++
 	l.sent(revision, "c0", at(-1))
-	if n := len(l.unapplied); n != maxUnapplied+1 {
+	if n := len(l.pending); n != maxUnapplied+1 {
 		t.Errorf("%d remembered", n)
 	}
 	done := l.applied(revision)
 	oldest := slices.MinFunc(done, func(a, b Propagated) int { return a.ObservedAt.Compare(b.ObservedAt) })
-	if len(done) != maxUnapplied+1 || len(l.unapplied) != 0 || oldest.Cluster != "c0" || !oldest.ObservedAt.Equal(at(-1)) {
-		t.Errorf("%d applied, %d left, the oldest is %v", len(done), len(l.unapplied), oldest)
+	if len(done) != maxUnapplied+1 || len(l.pending) != 0 || oldest.Cluster != "c0" || !oldest.ObservedAt.Equal(at(-1)) {
+		t.Errorf("%d applied, %d left, the oldest is %v", len(done), len(l.pending), oldest)
 	}
 }
 
@@ -60,7 +60,11 @@ func TestSessionTellsWhatCameThrough(t *testing.T) {
 	}
 	applied := func(s *Session, revision uint64) []Propagated {
 		t.Helper()
-		r, err := s.Receive(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: revision}}})
+		r, err := s.Receive(
+			&semaphorev1.AttachRequest{
+				Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: revision}},
+			},
+		)
 		if err != nil || !r.Applied {
 			t.Fatal(r, err)
 		}

@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// failureBurst is how often a source may fail to be admitted in short order, and failureEvery how soon
-	// it may once more after that. Whoever is admitted costs it nothing.
-	failureBurst = 20
-	failureEvery = 5 * time.Second
-	// maxSources bounds what is remembered of sources; the longest unseen is forgotten first.
+	// A source may fail failureBurst times in a row to be admitted, and then once every failureInterval. Successful
+	// admissions do not count.
+	failureBurst    = 20
+	failureInterval = 5 * time.Second
+	// maxSources bounds the sources that are remembered; the least recently used is forgotten first.
 	maxSources = 4096
 )
 
-// failures limits how often each source may fail to be admitted: each attempt costs the apiserver a review.
+// failures limits how often each source may fail to be admitted, as each attempt costs the apiserver a review.
 type failures struct {
 	now func() time.Time
 
@@ -28,20 +28,20 @@ type failures struct {
 	sources *lru.Cache // source → *attempts
 }
 
-// attempts are those of one source. An attempt that is under way may fail, and counts as if it had.
+// attempts of one source. A running attempt may fail, and counts as failed until it ends.
 type attempts struct {
 	limiter *rate.Limiter
 	running int
-	ended   chan struct{} // closed and replaced when one ends
+	ended   chan struct{} // closed and replaced when an attempt ends
 }
 
 func newFailures(now func() time.Time) *failures {
 	return &failures{now: now, sources: lru.New(maxSources)}
 }
 
-// begin lets an attempt of a source begin, as soon as no more are under way than may fail; or refuses it where the source has
-// failed too often. Whoever was let begin calls end.
-func (f *failures) begin(ctx context.Context, source string) (end func(failed bool), err error) {
+// acquire waits until a source has no more running attempts than may fail, or returns an error if the source has
+// failed too often. The caller must call end.
+func (f *failures) acquire(ctx context.Context, source string) (end func(failed bool), err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for {
@@ -49,16 +49,17 @@ func (f *failures) begin(ctx context.Context, source string) (end func(failed bo
 		if of, ok := f.sources.Get(source); ok {
 			a = of.(*attempts)
 		} else {
-			a = &attempts{limiter: rate.NewLimiter(rate.Every(failureEvery), failureBurst), ended: make(chan struct{})}
+			a = &attempts{limiter: rate.NewLimiter(rate.Every(failureInterval), failureBurst), ended: make(chan struct{})}
 			f.sources.Add(source, a)
 		}
 		left := a.limiter.TokensAt(f.now())
 		if left < 1 {
-			return nil, status.Errorf(codes.ResourceExhausted, "%s was refused too often: once every %s is let through", source, failureEvery)
+			return nil, status.Errorf(codes.ResourceExhausted,
+				"%s was refused too often: the broker reviews one attempt every %s", source, failureInterval)
 		}
 		if left-float64(a.running) >= 1 {
 			a.running++
-			return func(failed bool) { f.end(a, failed) }, nil
+			return func(failed bool) { f.release(a, failed) }, nil
 		}
 		ended := a.ended
 		f.mu.Unlock()
@@ -73,7 +74,7 @@ func (f *failures) begin(ctx context.Context, source string) (end func(failed bo
 	}
 }
 
-func (f *failures) end(a *attempts, failed bool) {
+func (f *failures) release(a *attempts, failed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	a.running--

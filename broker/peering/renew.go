@@ -9,28 +9,28 @@ import (
 )
 
 const (
-	// renewEvery is how often the token of a stream is reviewed again, give or take a fifth: whoever came in one
-	// herd is not reviewed in one.
-	renewEvery = 5 * time.Minute
-	// confirmAfter is when a token that was not authenticated is reviewed once more, before its stream ends. The
-	// apiserver says so of a good one too while it cannot look something up.
-	confirmAfter = 10 * time.Second
-	// askAgainAfter is when a review that could not be made is tried again, give or take a fifth.
-	askAgainAfter = time.Minute
-	// maxLife is how long a stream lives, and at least half of that. The agent attaches again, which costs a review and nothing of
-	// the state, and checks anew who the broker is.
-	maxLife = 4 * time.Hour
+	// reviewInterval is how often the token of a stream is reviewed again, ± 20 %, so that agents that attached
+	// together are not reviewed together.
+	reviewInterval = 5 * time.Minute
+	// confirmDelay is the wait before the second review of a token that was not authenticated; the stream ends only if
+	// both fail. The apiserver also rejects a valid token while it cannot look something up.
+	confirmDelay = 10 * time.Second
+	// reviewRetry is the wait after a review that could not be made, ± 20 %.
+	reviewRetry = time.Minute
+	// maxStreamAge is the upper bound of a stream's random age limit; the lower bound is half of it. The agent
+	// attaches again, which costs one review and no state, and verifies the broker's certificate again.
+	maxStreamAge = 4 * time.Hour
 )
 
-// errOld is the end of a stream that has lived as long as one may.
-var errOld = status.Error(codes.Aborted, "the stream is as old as one may be: attach again")
+// errTooOld ends a stream at its age limit.
+var errTooOld = status.Error(codes.Aborted, "the stream reached its age limit: attach again")
 
-// renew reviews the newest token of a stream from time to time until the stream ends, and ends it when
-// the token is good no more, or the stream is old. While the apiserver cannot be asked the stream stays: what was admitted goes on.
-func (s *Server) renew(a *attachment) {
-	wait := spread(renewEvery)
+// reviewUntilEnd reviews the newest token of a stream periodically until the stream ends. It ends the stream when the
+// token is no longer valid, or at its age limit. While the apiserver cannot be asked, the stream remains.
+func (s *Server) reviewUntilEnd(a *attachment) {
+	wait := jitter(reviewInterval)
 	doubted := false
-	life := maxLife/2 + rand.N(maxLife/2)
+	life := maxStreamAge/2 + rand.N(maxStreamAge/2)
 	for {
 		timer := time.NewTimer(wait)
 		select {
@@ -42,38 +42,38 @@ func (s *Server) renew(a *attachment) {
 		a.mu.Lock()
 		token := a.token
 		a.mu.Unlock()
-		who, err := s.reviewed(a.ctx, s.renewals, token)
+		who, err := s.reviewQueued(a.ctx, s.renewals, token)
 		if a.ctx.Err() != nil {
 			return
 		}
 		switch code := status.Code(err); {
 		case err != nil && code != codes.Unauthenticated && code != codes.PermissionDenied:
-			// Nothing is known against the token.
-			s.options.Metrics.renewed("unknown")
+			// This says nothing about the token.
+			s.options.Metrics.reviewed("unknown")
 			a.setUnreviewed(status.Convert(err).Message())
-			wait = spread(askAgainAfter)
+			wait = jitter(reviewRetry)
 			continue
 		case code == codes.Unauthenticated && !doubted:
-			doubted, wait = true, confirmAfter
+			doubted, wait = true, confirmDelay
 			continue
 		case err == nil && who != a.agent:
-			// A stream is one pod's. Whoever holds another's token is not who was admitted.
-			err = status.Errorf(codes.PermissionDenied, "the newest token is that of pod %s on node %s, not of %s on %s",
+			// A stream belongs to one pod. Another pod's token does not prove the admitted agent.
+			err = status.Errorf(codes.PermissionDenied, "the newest token belongs to pod %s on node %s, not to %s on %s",
 				who.Pod, who.Node, a.agent.Pod, a.agent.Node)
 		}
 		a.setUnreviewed("")
 		if err != nil {
-			s.options.Metrics.renewed("refused")
+			s.options.Metrics.reviewed("refused")
 			a.stop(err)
 			return
 		}
-		s.options.Metrics.renewed("good")
-		// Only here: the apiserver has just answered, and lets the agent in again.
+		s.options.Metrics.reviewed("good")
+		// Only here: the apiserver has just answered, so the agent can attach again.
 		if time.Since(a.since) >= life {
-			a.stop(errOld)
+			a.stop(errTooOld)
 			return
 		}
-		doubted, wait = false, spread(renewEvery)
+		doubted, wait = false, jitter(reviewInterval)
 	}
 }
 
@@ -83,7 +83,7 @@ func (a *attachment) setUnreviewed(why string) {
 	a.unreviewed = why
 }
 
-// spread is d, give or take a fifth.
-func spread(d time.Duration) time.Duration {
+// jitter returns d ± 20 %.
+func jitter(d time.Duration) time.Duration {
 	return d*4/5 + rand.N(d*2/5)
 }

@@ -105,14 +105,16 @@ func identity(token string) (Agent, error) {
 }
 
 // everyNode has every node that anybody asks for, as identity has them.
-type everyNode struct{ *nodes }
+type everyNode struct{ *knownNodes }
 
 func (everyNode) UID(name string) (types.UID, bool) { return types.UID(name + "-uid"), true }
 
 func newReviewed() (*Server, *reviewer) {
 	s := New(Options{
-		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}, Nodes: everyNode{&nodes{synced: true}}, Reports: &nodes{}, State: NewState(),
-		Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
+		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}, Nodes: everyNode{&knownNodes{synced: true}},
+		Reports: &knownNodes{}, State: NewState(),
+		Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""),
+		Log: slog.New(slog.DiscardHandler),
 	})
 	r := &reviewer{answer: identity, takes: time.Millisecond}
 	s.review = r.review
@@ -148,7 +150,7 @@ func within(d time.Duration, ended <-chan error) (error, bool) {
 	}
 }
 
-const longest = renewEvery * 6 / 5
+const longest = reviewInterval * 6 / 5
 
 func TestTokensAreReviewedAgain(t *testing.T) {
 	denied := func(string) (Agent, error) {
@@ -181,21 +183,21 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 	})
 	run("until the stream is old", func(t *testing.T, s *Server, _ *reviewer) {
 		_, ended := s.open(t, "n1/a", false)
-		if err, over := within(maxLife/2-time.Second, ended); over {
+		if err, over := within(maxStreamAge/2-time.Second, ended); over {
 			t.Errorf("ended before its time with %v", err)
 		}
-		if err, over := within(maxLife/2+longest+time.Minute, ended); !over || status.Code(err) != codes.Aborted {
+		if err, over := within(maxStreamAge/2+longest+time.Minute, ended); !over || status.Code(err) != codes.Aborted {
 			t.Errorf("%v, %v", err, over)
 		}
 	})
 	run("of an old stream, while the apiserver does not answer", func(t *testing.T, s *Server, r *reviewer) {
 		_, ended := s.open(t, "n1/a", false)
 		r.set(func(string) (Agent, error) { return Agent{}, status.Error(codes.Unavailable, "no answer") })
-		if err, over := within(2*maxLife, ended); over {
+		if err, over := within(2*maxStreamAge, ended); over {
 			t.Errorf("ended with %v", err)
 		}
 		r.set(identity)
-		if err, over := within(2*askAgainAfter, ended); !over || status.Code(err) != codes.Aborted {
+		if err, over := within(2*reviewRetry, ended); !over || status.Code(err) != codes.Aborted {
 			t.Errorf("%v, %v", err, over)
 		}
 	})
@@ -216,7 +218,8 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 	run("that has expired", func(t *testing.T, s *Server, r *reviewer) {
 		_, ended := s.open(t, "n1/a", false)
 		r.set(unauthenticated)
-		if err, over := within(longest+confirmAfter+time.Second, ended); !over || status.Code(err) != codes.Unauthenticated || len(r.tokens) != 2 {
+		if err, over := within(longest+confirmDelay+time.Second, ended); !over || status.Code(err) != codes.Unauthenticated ||
+			len(r.tokens) != 2 {
 			t.Errorf("%v, %v after %d reviews", err, over, len(r.tokens))
 		}
 	})
@@ -233,7 +236,8 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 	run("of another node", func(t *testing.T, s *Server, _ *reviewer) {
 		st, ended := s.open(t, "n1/a", false)
 		st.token("n2/b")
-		if err, over := within(longest, ended); !over || status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "b on node n2") {
+		if err, over := within(longest, ended); !over || status.Code(err) != codes.PermissionDenied ||
+			!strings.Contains(err.Error(), "b on node n2") {
 			t.Errorf("%v, %v", err, over)
 		}
 	})
@@ -248,7 +252,7 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 	run("while the apiserver cannot be asked", func(t *testing.T, s *Server, r *reviewer) {
 		_, ended := s.open(t, "n1/a", false)
 		r.set(func(string) (Agent, error) { return Agent{}, status.Error(codes.Unavailable, "connection refused") })
-		if err, over := within(maxLife/2-5*time.Minute, ended); over {
+		if err, over := within(maxStreamAge/2-5*time.Minute, ended); over {
 			t.Fatalf("ended with %v", err)
 		}
 		problems := fmt.Sprint(s.Status(nil)[0].GetProblems())
@@ -259,7 +263,7 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 			t.Errorf("a newcomer: %v", err)
 		}
 		r.set(identity)
-		if err, over := within(2*askAgainAfter, ended); over || len(s.Status(nil)[0].GetProblems()) > 0 {
+		if err, over := within(2*reviewRetry, ended); over || len(s.Status(nil)[0].GetProblems()) > 0 {
 			t.Errorf("ended with %v; status %v", err, s.Status(nil))
 		}
 	})
@@ -272,7 +276,7 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 		if err, over := within(time.Hour, ended); over || len(s.Status(nil)[0].GetProblems()) == 0 {
 			t.Errorf("ended with %v", err)
 		}
-		s.NodeGone("n1-uid")
+		s.NodeDeleted("n1-uid")
 		if err, over := within(time.Second, ended); !over || status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%v, %v", err, over)
 		}
@@ -364,7 +368,7 @@ func TestFailuresAreLimitedBySource(t *testing.T) {
 		if code := admit("n1/a", "10.0.0.2"); code != codes.OK {
 			t.Errorf("another source: %s", code)
 		}
-		time.Sleep(failureEvery)
+		time.Sleep(failureInterval)
 		if a, b := admit("n1/a", "10.0.0.1"), admit("n1/a", "10.0.0.1"); a != codes.OK || b != codes.OK {
 			t.Errorf("a good token after a while: %s, %s", a, b)
 		}
@@ -377,7 +381,7 @@ func TestFailuresAreLimitedBySource(t *testing.T) {
 		}
 		r.set(identity)
 		for i := range 10 * maxSources { // from anywhere
-			if end, err := s.failures.begin(t.Context(), fmt.Sprint(i)); err == nil {
+			if end, err := s.failures.acquire(t.Context(), fmt.Sprint(i)); err == nil {
 				end(true)
 			}
 		}

@@ -11,30 +11,30 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// rotateEvery is the time that a node gets for itself when many are to make new keys and nothing else is asked for:
-// each new key is a handshake with every remote node that has traffic for it.
-const rotateEvery = 50 * time.Millisecond
+// rotateInterval is the time for each node when an operator rotates many keys without stating a duration: each new key
+// causes a handshake with every remote node that has traffic for it.
+const rotateInterval = 50 * time.Millisecond
 
-// maxRotations is how many words of an operator may wait for one agent.
+// maxRotations bounds the rotations that wait for one agent.
 const maxRotations = 64
 
-// Rotate has the agent told to make a new key, once it has been told all else. It returns whether the agent will
-// hear of it; else why not.
+// Rotate queues an order to rotate the agent's key, which is sent after everything else. It returns why the agent
+// cannot receive it, empty if it can.
 func (s *Session) Rotate(m *semaphorev1.RotateKey) (why string) {
 	switch {
 	case s.hello == nil:
-		return "its agent has not said hello yet"
+		return "its agent has not sent Hello yet"
 	case !slices.Contains(s.hello.GetFeatures(), semaphorev1.FeatureRotateKey):
-		return "its agent is of a version that cannot do it"
+		return "its agent's version does not support it"
 	case len(s.rotations) >= maxRotations:
-		return "its agent reads nothing"
+		return "its agent does not read its stream"
 	}
 	s.rotations = append(s.rotations, m)
 	return ""
 }
 
-// rotation is the next word of an operator; nil for none.
-func (s *Session) rotation() *Frame {
+// nextRotation returns the next order to rotate; nil for none.
+func (s *Session) nextRotation() *Frame {
 	if len(s.rotations) == 0 {
 		return nil
 	}
@@ -43,9 +43,11 @@ func (s *Session) rotation() *Frame {
 	return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_RotateKey{RotateKey: m}}}
 }
 
-// RotateKeys has the agents of nodes told to make new keys for a remote, or for every one where cluster is empty, over a
-// time; nil for so much a node. With force they do so also where the remote would not learn of the key. It returns who was told.
-func (s *Server) RotateKeys(cluster string, nodes []string, within *durationpb.Duration, force bool) []*semaphorev1.NodeRotation {
+// RotateKeys orders the agents of nodes to rotate their keys for a remote, or for every remote if cluster is empty,
+// spread over a duration; nil for rotateInterval a node. With force they rotate even if the remote would not receive
+// the key. It returns the result for each node.
+func (s *Server) RotateKeys(cluster string, nodes []string, within *durationpb.Duration,
+	force bool) []*semaphorev1.NodeRotation {
 	s.mu.Lock()
 	attached := make(map[string]*attachment, len(s.attached))
 	for _, a := range s.attached {
@@ -57,7 +59,7 @@ func (s *Server) RotateKeys(cluster string, nodes []string, within *durationpb.D
 		wanted[name] = true
 	}
 	if within == nil && len(wanted) > 1 {
-		within = durationpb.New(time.Duration(len(wanted)) * rotateEvery)
+		within = durationpb.New(time.Duration(len(wanted)) * rotateInterval)
 	}
 	m := &semaphorev1.RotateKey{Cluster: cluster, Within: within, Force: force}
 	out := make([]*semaphorev1.NodeRotation, 0, len(wanted))
@@ -68,15 +70,16 @@ func (s *Server) RotateKeys(cluster string, nodes []string, within *durationpb.D
 		if a == nil {
 			r.Problem = "no agent is attached"
 			if _, ok := s.options.Nodes.UID(name); !ok {
-				r.Problem = "there is no such node"
+				r.Problem = "the node does not exist"
 			}
 			continue
 		}
 		a.mu.Lock()
 		r.Problem = a.session.Rotate(m)
 		a.mu.Unlock()
-		if r.Told = r.Problem == ""; r.Told {
-			s.options.Recorder.Record(debug.Event{Object: "node " + name, Action: "rotate-key", Detail: "by an operator's word"})
+		if r.Accepted = r.Problem == ""; r.Accepted {
+			s.options.Recorder.Record(debug.Event{Object: "node " + name, Action: "rotate-key",
+				Detail: "by an operator's order"})
 			a.wake()
 		}
 	}

@@ -55,7 +55,8 @@ func TestSessionTellsOfARotation(t *testing.T) {
 			got = append(got, words(m))
 		}
 	}
-	equal(t, "all that is said", strings.Join(got, "; "), "attached n1 resumed=false; 1:c2 2:c2/a=1; synced 2 [c2]; rotate c2; rotate c3")
+	equal(t, "all that is said", strings.Join(got, "; "),
+		"attached n1 resumed=false; 1:c2 2:c2/a=1; synced 2 [c2]; rotate c2; rotate c3")
 	for range maxRotations {
 		session.Rotate(&semaphorev1.RotateKey{})
 	}
@@ -65,13 +66,15 @@ func TestSessionTellsOfARotation(t *testing.T) {
 }
 
 func TestRotateKeys(t *testing.T) {
-	live := &nodes{uids: map[string]types.UID{"n1": "u1", "n2": "u2", "n3": "u3"}, synced: true}
+	live := &knownNodes{uids: map[string]types.UID{"n1": "u1", "n2": "u2", "n3": "u3"}, synced: true}
 	s := New(Options{
-		Cluster: "c1", Agents: agents, Nodes: live, Reports: live, State: NewState(), Metrics: NewMetrics(prometheus.NewRegistry()),
+		Cluster: "c1", Agents: agents, Nodes: live, Reports: live, State: NewState(),
+		Metrics:  NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	for node, h := range map[string]*semaphorev1.AgentHello{"n1": canRotate, "n2": {}} {
-		a := &attachment{agent: Agent{Node: node, NodeUID: live.uids[node]}, more: make(chan struct{}, 1), session: open(t, s.options.State, h)}
+		a := &attachment{agent: Agent{Node: node, NodeUID: live.uids[node]}, received: make(chan struct{}, 1),
+			session: open(t, s.options.State, h)}
 		a.ctx, a.cancel = context.WithCancel(t.Context())
 		defer a.cancel()
 		s.attach(a)
@@ -83,15 +86,17 @@ func TestRotateKeys(t *testing.T) {
 		over   time.Duration
 	}{
 		{[]string{"n1"}, nil, "n1 told", 0},
-		{[]string{"n3", "n1", "n9", "n2", "n1"}, nil, "n1 told; n2 its agent is of a version that cannot do it; n3 no agent is attached; n9 there is no such node", 4 * rotateEvery},
+		{[]string{"n3", "n1", "n9", "n2", "n1"}, nil,
+			"n1 told; n2 its agent's version does not support it; n3 no agent is attached; n9 the node does not exist",
+			4 * rotateInterval},
 		{[]string{"n1"}, durationpb.New(time.Hour), "n1 told", time.Hour},
 	} {
 		var got []string
 		for _, n := range s.RotateKeys("c2", c.nodes, c.within, false) {
-			if n.Told != (n.Problem == "") {
+			if n.Accepted != (n.Problem == "") {
 				t.Errorf("%v", n)
 			}
-			got = append(got, strings.TrimSpace(fmt.Sprint(n.Node, " ", map[bool]string{true: "told"}[n.Told], n.Problem)))
+			got = append(got, strings.TrimSpace(fmt.Sprint(n.Node, " ", map[bool]string{true: "told"}[n.Accepted], n.Problem)))
 		}
 		equal(t, fmt.Sprint(c.nodes), strings.Join(got, "; "), c.want)
 		a := s.attached["u1"]
@@ -100,7 +105,7 @@ func TestRotateKeys(t *testing.T) {
 			t.Errorf("%v: told %v; want within %s", c.nodes, m, c.over)
 		}
 		select {
-		case <-a.more:
+		case <-a.received:
 		default:
 			t.Errorf("%v: the stream is not woken", c.nodes)
 		}

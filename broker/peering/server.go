@@ -1,11 +1,13 @@
-// Package peering serves the agents of the own nodes: PeeringService. It admits an agent for the node
-// that its token is bound to, tells all of them the same devices and peers from one journal, each at its own
-// pace, and hands on what they report.
+// Package peering serves the agents of the own nodes: PeeringService. It admits an agent for the node that its token
+// is bound to, sends the same devices and peers to all agents from one journal, to each at its own pace, and passes on
+// their reports.
 //
-// An agent that is slow is a revision that stands: it costs the others nothing, and catches up with the newest
-// states only. Nothing of a remote is told before its nodes are known whole.
+// A slow agent is only a position in the journal: it costs other agents nothing, and receives only the newest states
+// when it catches up. Nothing of a remote is sent before its nodes are complete.
 //
-// State and Session are the protocol, without I/O; Server carries it, and Admission says who may speak.
+// State and Session are the protocol without I/O; Server does the I/O, and Admission authenticates agents.
+//
+// Of the broker's packages it may import kinds, mesh, nodes, problem and propagation.
 package peering
 
 import (
@@ -23,111 +25,118 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
+	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/broker/propagation"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// helloTimeout is how long an agent may say nothing after it was admitted.
+// helloTimeout is how long an admitted agent may take to send Hello.
 const helloTimeout = 10 * time.Second
 
-// maxOpen is how many streams of a node may be open: the newest, one that it takes over from, and one whose end has not been
-// noticed.
+// maxOpen is how many streams of a node may be open: the newest, the one that it replaces, and one whose end has not
+// been noticed.
 const maxOpen = 3
 
-// Reports takes what agents report of their nodes.
+// Reports receives the reports of agents.
 type Reports interface {
-	Report(node string, uid types.UID, tunnels map[string]apply.Tunnel)
-	// Guarded says that a node guards the pod subnets of all configured remotes.
+	Report(node string, uid types.UID, tunnels map[string]nodes.Tunnel)
+	// Guarded is called when a node guards the pod subnets of all configured remotes.
 	Guarded(node string, uid types.UID)
 }
 
 // Options of a Server.
 type Options struct {
-	// Cluster is the own one.
+	// Cluster is the own cluster.
 	Cluster string
 	Remotes []config.Remote
 	Agents  config.Agents
 	Kube    kubernetes.Interface
 	Nodes   LiveNodes
-	// Network is the pod network of the live node of a name, which nobody changes any more; nil while it is not known, and without it no network is.
+	// Network returns the pod network of a node, which is immutable; nil while it is unknown. If the function is nil,
+	// no network is known.
 	Network func(node string) *semaphorev1.NodeNetwork
 	Reports Reports
 	State   *State
 	Metrics *Metrics
-	// Propagation is told how long changes took to be programmed on a node; nil for nobody.
+	// Propagation records how long changes took until a node applied them; may be nil.
 	Propagation *propagation.Tracker
-	// Recorder and Log are told who comes and goes.
+	// Recorder and Log record which agents attach and detach.
 	Recorder *debug.Recorder
 	Log      *slog.Logger
 }
 
-// Server is the broker's end of all Attach streams.
+// Server is the broker's side of all Attach streams.
 type Server struct {
 	semaphorev1.UnimplementedPeeringServiceServer
 	*Admission
-	options    Options
+	options Options
+	now     func() time.Time
+
+	mu sync.Mutex
+	// configured are the remotes, and guard what agents guard for them. Both are replaced, never changed.
 	configured map[string]bool
 	guard      *semaphorev1.Guard
-	now        func() time.Time
 
-	mu       sync.Mutex
-	attached map[types.UID]*attachment // by node
-	// undelivered is what each agent is told of remotes that do not receive what is published; nil for nothing.
+	attached map[types.UID]*attachment // by UID of the node
+	// undelivered is sent to each agent: the remotes that do not receive what is published; nil for none.
 	undelivered *semaphorev1.Undelivered
 	reasons     map[string]string
-	// perNode are the streams of each node, the oldest first, attached or not.
+	// perNode are the open streams of each node, oldest first, attached or not.
 	perNode map[types.UID][]*attachment
-	// gonePods are the pods that have ended for as long as one of them may be on its way from its admission to its stream.
-	gonePods map[types.UID]time.Time
+	// endedPods are the pods that ended recently, as long as one may be between its admission and its stream.
+	endedPods map[types.UID]time.Time
 }
 
-var errPodGone = status.Error(codes.PermissionDenied, "the pod has ended")
+var errPodEnded = status.Error(codes.PermissionDenied, "the pod has ended")
 
-// attachment is one agent's stream.
+// attachment is the stream of one agent.
 type attachment struct {
 	agent Agent
 	since time.Time
-	// ctx ends with the stream, or before it when the stream is to end; why says why.
+	// ctx ends with the stream, or before it when the stream must end; reason reports why.
 	ctx    context.Context
 	cancel context.CancelFunc
 	once   sync.Once
-	why    error
-	// more says that the agent has said something, which may have to be answered.
-	more chan struct{}
+	reason error
+	// received is signalled when the agent has sent something that may need an answer.
+	received chan struct{}
 
 	// ended is guarded by the server's lock.
 	ended bool
 
-	// mu guards the protocol and what was last reported.
+	// mu guards the protocol and the last report.
 	mu      sync.Mutex
 	session *Session
 	report  *Report
-	// reported is when the report came.
+	// reported is when the report was received.
 	reported time.Time
-	// token is the newest that the agent has shown, and unreviewed why it could not be reviewed lately, if so.
+	// token is the newest token of the agent, and unreviewed why it could not be reviewed lately, if so.
 	token      string
 	unreviewed string
 }
 
-// wake has the stream look whether there is something to say.
+// wake makes the sender check whether there is something to send.
 func (a *attachment) wake() {
 	select {
-	case a.more <- struct{}{}:
+	case a.received <- struct{}{}:
 	default:
 	}
 }
 
 func (a *attachment) stop(why error) {
 	a.once.Do(func() {
-		a.why = why
+		a.reason = why
 		a.cancel()
 	})
 }
@@ -137,29 +146,61 @@ func New(options Options) *Server {
 	if options.Network == nil {
 		options.Network = func(string) *semaphorev1.NodeNetwork { return nil }
 	}
-	s := &Server{options: options, configured: map[string]bool{}, now: time.Now, attached: map[types.UID]*attachment{}, perNode: map[types.UID][]*attachment{},
-		gonePods: map[types.UID]time.Time{}}
+	s := &Server{options: options, now: time.Now, attached: map[types.UID]*attachment{},
+		perNode:   map[types.UID][]*attachment{},
+		endedPods: map[types.UID]time.Time{}}
 	s.Admission = newAdmission(options)
-	for _, r := range options.Remotes {
-		s.configured[r.Name] = true
-	}
-	s.guard = guardOf(options.Remotes)
+	s.Follow(options.Remotes)
 	options.Metrics.streams(s)
 	return s
 }
 
-// guardOf is what agents guard before they know of any device.
+// Follow takes the configured remotes. Streams continue: their agents receive which remotes they guard now, and remove
+// the devices of those that are missing.
+func (s *Server) Follow(remotes []config.Remote) {
+	configured, guard := make(map[string]bool, len(remotes)), guardOf(remotes)
+	for _, r := range remotes {
+		configured[r.Name] = true
+	}
+	s.mu.Lock()
+	same := proto.Equal(guard, s.guard)
+	s.configured, s.guard = configured, guard
+	var open []*attachment
+	for _, of := range s.perNode {
+		open = append(open, of...)
+	}
+	s.mu.Unlock()
+	if same {
+		return // the guard names all that agents receive of the configuration beside devices
+	}
+	for _, a := range open {
+		a.mu.Lock()
+		a.session.Configure(configured, guard)
+		a.mu.Unlock()
+		a.wake()
+	}
+}
+
+// remotes are the configured remotes. The map must not be modified.
+func (s *Server) remotes() map[string]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.configured
+}
+
+// guardOf returns what agents guard before they receive any device.
 func guardOf(remotes []config.Remote) *semaphorev1.Guard {
 	m := &semaphorev1.Guard{}
 	for i := range remotes {
 		d := mesh.Device(&remotes[i])
-		m.Remotes = append(m.Remotes, &semaphorev1.GuardedRemote{Cluster: d.GetCluster(), PodSubnets: d.GetPodSubnets(), Permissive: d.GetPermissive()})
+		m.Remotes = append(m.Remotes, &semaphorev1.GuardedRemote{Cluster: d.GetCluster(), PodSubnets: d.GetPodSubnets(),
+			Permissive: d.GetPermissive()})
 	}
 	return m
 }
 
-// NodeGone ends the stream of a node that was deleted.
-func (s *Server) NodeGone(uid types.UID) {
+// NodeDeleted ends the stream of a deleted node.
+func (s *Server) NodeDeleted(uid types.UID) {
 	s.mu.Lock()
 	a := s.attached[uid]
 	s.mu.Unlock()
@@ -168,22 +209,22 @@ func (s *Server) NodeGone(uid types.UID) {
 	}
 }
 
-// PodGone ends the stream of a pod that was deleted or has ended, also if it attaches only now: its token may be good for a
-// while yet, in other hands too.
-func (s *Server) PodGone(uid types.UID) {
+// PodDeleted ends the stream of a pod that was deleted or has ended, even if it attaches later: its token may remain
+// valid for a while, possibly in an attacker's hands.
+func (s *Server) PodDeleted(uid types.UID) {
 	now := time.Now()
 	s.mu.Lock()
-	maps.DeleteFunc(s.gonePods, func(_ types.UID, since time.Time) bool { return now.Sub(since) > admissionTimeout })
-	s.gonePods[uid] = now
-	var gone []*attachment
+	maps.DeleteFunc(s.endedPods, func(_ types.UID, since time.Time) bool { return now.Sub(since) > admissionTimeout })
+	s.endedPods[uid] = now
+	var ended []*attachment
 	for _, a := range s.attached {
 		if a.agent.PodUID == uid {
-			gone = append(gone, a)
+			ended = append(ended, a)
 		}
 	}
 	s.mu.Unlock()
-	for _, a := range gone {
-		a.stop(errPodGone)
+	for _, a := range ended {
+		a.stop(errPodEnded)
 	}
 }
 
@@ -191,45 +232,47 @@ func (s *Server) PodGone(uid types.UID) {
 func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
 	who, ok := call.Context().Value(admittedKey{}).(admitted)
 	if !ok {
-		return status.Error(codes.Internal, "a call that nobody admitted")
+		return status.Error(codes.Internal, "the call was not admitted")
 	}
 	a := &attachment{
-		agent: who.agent, token: who.token, since: time.Now(), more: make(chan struct{}, 1),
-		session: s.options.State.Open(s.options.Cluster, who.agent.Node, s.configured),
+		agent: who.agent, token: who.token, since: time.Now(), received: make(chan struct{}, 1),
+		session: s.options.State.Open(s.options.Cluster, who.agent.Node, nil),
 	}
 	a.session.SetNetwork(s.options.Network(who.agent.Node))
-	a.session.Guard(s.guard)
 	a.ctx, a.cancel = context.WithCancel(call.Context())
-	defer s.opened(a)()
-	// Recv, and Send to an agent that reads nothing, can be left only by the end of the call: these goroutines
-	// end just after this function.
-	go func() { a.stop(s.listen(a, call)) }()
-	go func() { a.stop(s.tell(a, call)) }()
-	s.renew(a)
-	a.stop(status.FromContextError(call.Context().Err()).Err()) // unless it is known better
-	s.detach(a, a.why)
-	return a.why
+	defer s.trackOpen(a)()
+	// Recv, and Send to an agent that does not read, return only when the call ends: these goroutines end just after
+	// this function.
+	go func() { a.stop(s.receive(a, call)) }()
+	go func() { a.stop(s.send(a, call)) }()
+	s.reviewUntilEnd(a)
+	a.stop(status.FromContextError(call.Context().Err()).Err()) // only if no other reason is known
+	s.detach(a, a.reason)
+	return a.reason
 }
 
-// opened notes that a stream is open; where its node has too many, the oldest ends. The function returned notes its end.
-func (s *Server) opened(a *attachment) (closed func()) {
+// trackOpen records that a stream is open, and ends the oldest of the node if there are too many. The returned
+// function records its end.
+func (s *Server) trackOpen(a *attachment) (closed func()) {
 	uid := a.agent.NodeUID
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	a.session.Configure(s.configured, s.guard) // with the lock, so that it misses no change of them
 	s.perNode[uid] = append(s.perNode[uid], a)
 	if len(s.perNode[uid]) > maxOpen {
-		s.perNode[uid][0].stop(status.Errorf(codes.Aborted, "newer streams of this node: %d is the most", maxOpen))
+		s.perNode[uid][0].stop(status.Errorf(codes.Aborted, "the node has newer streams: the limit is %d", maxOpen))
 	}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.perNode[uid] = slices.DeleteFunc(s.perNode[uid], func(o *attachment) bool { return o == a }); len(s.perNode[uid]) == 0 {
+		if s.perNode[uid] = slices.DeleteFunc(s.perNode[uid],
+			func(o *attachment) bool { return o == a }); len(s.perNode[uid]) == 0 {
 			delete(s.perNode, uid)
 		}
 	}
 }
 
-// NetworkChanged has the agent of a node learn the node's pod network, which may have changed.
+// NetworkChanged sends a node's pod network to its agent if it has changed.
 func (s *Server) NetworkChanged(node string) {
 	uid, ok := s.options.Nodes.UID(node)
 	if !ok {
@@ -243,7 +286,7 @@ func (s *Server) NetworkChanged(node string) {
 	}
 }
 
-// KnowsNetwork says whether the agent of a node is connected and was sent the node's pod network as it is now.
+// KnowsNetwork reports whether the agent of a node is attached and was sent the node's current pod network.
 func (s *Server) KnowsNetwork(node string) bool {
 	uid, ok := s.options.Nodes.UID(node)
 	if !ok {
@@ -263,12 +306,12 @@ func (s *Server) KnowsNetwork(node string) bool {
 
 func (s *Server) readNetwork(a *attachment) {
 	a.mu.Lock()
-	a.session.SetNetwork(s.options.Network(a.agent.Node)) // read with the lock held: the last to come has the newest
+	a.session.SetNetwork(s.options.Network(a.agent.Node)) // read under the lock, so that the last caller has the newest
 	a.mu.Unlock()
 	a.wake()
 }
 
-// attach makes a the stream of its node; an earlier one of that node ends.
+// attach makes a the current stream of its node, and ends an earlier one.
 func (s *Server) attach(a *attachment) {
 	s.mu.Lock()
 	if a.ended {
@@ -278,24 +321,24 @@ func (s *Server) attach(a *attachment) {
 	older := s.attached[a.agent.NodeUID]
 	s.attached[a.agent.NodeUID] = a
 	undelivered := s.undelivered
-	_, podGone := s.gonePods[a.agent.PodUID]
+	_, podEnded := s.endedPods[a.agent.PodUID]
 	s.mu.Unlock()
-	if podGone { // between its admission and here
-		a.stop(errPodGone)
+	if podEnded { // it ended between its admission and here
+		a.stop(errPodEnded)
 		return
 	}
 	a.mu.Lock()
-	a.session.Undelivered(undelivered)
+	a.session.SetUndelivered(undelivered)
 	a.mu.Unlock()
 	if older != nil {
-		older.stop(status.Error(codes.Aborted, "a newer stream of this node has taken over"))
+		older.stop(status.Error(codes.Aborted, "a newer stream of this node replaced this one"))
 	}
-	// NodeGone finds those that are attached only: one whose node went between its admission and here is told here.
+	// NodeDeleted finds attached streams only; this finds a node that was deleted between admission and here.
 	if uid, ok := s.options.Nodes.UID(a.agent.Node); !ok || uid != a.agent.NodeUID {
 		a.stop(status.Error(codes.PermissionDenied, "the node was deleted"))
 		return
 	}
-	s.readNetwork(a) // NetworkChanged, too, finds only those that are attached
+	s.readNetwork(a) // NetworkChanged, too, finds attached streams only
 	s.options.Log.Info("agent attached", "node", a.agent.Node, "pod", a.agent.Pod)
 	s.options.Recorder.Record(debug.Event{Object: "node " + a.agent.Node, Action: "attach", Detail: "pod " + a.agent.Pod})
 }
@@ -319,8 +362,9 @@ func (s *Server) detach(a *attachment, err error) {
 	s.options.Recorder.Record(debug.Event{Object: "node " + a.agent.Node, Action: "detach", Detail: detail})
 }
 
-// listen takes what the agent says until the call ends.
-func (s *Server) listen(a *attachment, call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
+// receive handles the agent's messages until the call ends.
+func (s *Server) receive(a *attachment, call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
+	semaphorev1.AttachResponse]) error {
 	for {
 		m, err := call.Recv()
 		switch {
@@ -341,11 +385,11 @@ func (s *Server) listen(a *attachment, call grpc.BidiStreamingServer[semaphorev1
 		if err != nil {
 			return err
 		}
-		if received.Greeted {
-			s.attach(a) // before the report that follows is taken for an older stream's
+		if received.Hello {
+			s.attach(a) // before the report that follows is attributed to an older stream
 		}
 		for _, p := range received.Propagated {
-			s.options.Propagation.Observe(p.Cluster, semaphorev1.KindName(semaphorev1.Kind_KIND_NODE), time.Since(p.ObservedAt))
+			s.options.Propagation.Observe(p.Cluster, kinds.Node, time.Since(p.ObservedAt))
 		}
 		if received.Report != nil && s.current(a) {
 			s.options.Reports.Report(a.agent.Node, a.agent.NodeUID, received.Report.Tunnels)
@@ -353,24 +397,25 @@ func (s *Server) listen(a *attachment, call grpc.BidiStreamingServer[semaphorev1
 				s.options.Reports.Guarded(a.agent.Node, a.agent.NodeUID)
 			}
 		}
-		if received.Greeted || received.Report != nil { // nothing else is answered
+		if received.Hello || received.Report != nil { // nothing else is answered
 			a.wake()
 		}
 	}
 }
 
-// current says whether a is the newest stream of its node: only that one speaks for it.
+// current reports whether a is the newest stream of its node; reports of others are ignored.
 func (s *Server) current(a *attachment) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.attached[a.agent.NodeUID] == a
 }
 
-// tell sends the state and then its changes, until the stream ends.
-func (s *Server) tell(a *attachment, call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
+// send sends the state and then its changes until the stream ends.
+func (s *Server) send(a *attachment, call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
+	semaphorev1.AttachResponse]) error {
 	timer := time.NewTimer(helloTimeout)
 	defer timer.Stop()
-	silent := timer.C
+	noHello := timer.C
 	for {
 		a.mu.Lock()
 		frame, err := a.session.Next()
@@ -386,12 +431,12 @@ func (s *Server) tell(a *attachment, call grpc.BidiStreamingServer[semaphorev1.A
 			continue
 		}
 		if greeted {
-			silent = nil
+			noHello = nil
 		}
 		select {
 		case <-changed:
-		case <-a.more:
-		case <-silent:
+		case <-a.received:
+		case <-noHello:
 			return status.Errorf(codes.InvalidArgument, "no hello within %s", helloTimeout)
 		case <-a.ctx.Done():
 			return status.FromContextError(a.ctx.Err()).Err()
@@ -399,10 +444,7 @@ func (s *Server) tell(a *attachment, call grpc.BidiStreamingServer[semaphorev1.A
 	}
 }
 
-// Problems are what of the remotes agents are not told, a line each.
-func (s *Server) Problems() []string { return s.options.State.Problems() }
-
-// Status is what is known of the agent on each of the nodes named, and on any other that has one.
+// Status returns the status of the agent on each of the given nodes, and on any other node that has one.
 func (s *Server) Status(nodes []string) []*semaphorev1.NodeStatus {
 	s.mu.Lock()
 	attached := make([]*attachment, 0, len(s.attached))
@@ -432,32 +474,61 @@ func (s *Server) Status(nodes []string) []*semaphorev1.NodeStatus {
 		byNode[a.agent.Node] = out
 	}
 	out := make([]*semaphorev1.NodeStatus, 0, len(byNode))
-	told := 0
+	withProblems := 0
 	for _, n := range byNode {
 		out = append(out, n)
 		if len(n.Problems) > 0 {
-			told++
+			withProblems++
 		}
 	}
 	for _, n := range out {
-		n.Problems = fit(n.Problems, maxStatusProblems/max(told, 1))
+		n.Problems = truncateLines(n.Problems, maxStatusProblems/max(withProblems, 1))
 	}
 	slices.SortFunc(out, func(a, b *semaphorev1.NodeStatus) int { return cmp.Compare(a.Node, b.Node) })
 	return out
 }
 
-// maxStatusProblems is how many bytes the problems of all nodes may have in a status. Those that have any share them.
+// Findings are the peers that are not sent to agents, and what the attached agents report of their nodes, by node. The
+// lines of the latter are in the status of the nodes. An agent that reports problems without findings is older than
+// these.
+func (s *Server) Findings() []finding.Finding {
+	found := s.options.State.Findings()
+	s.mu.Lock()
+	attached := slices.Collect(maps.Values(s.attached))
+	s.mu.Unlock()
+	slices.SortFunc(attached, func(a, b *attachment) int { return cmp.Compare(a.agent.Node, b.agent.Node) })
+	for _, a := range attached {
+		before := "node " + a.agent.Node + ": "
+		a.mu.Lock()
+		report, unreviewed := a.report, a.unreviewed
+		a.mu.Unlock()
+		if unreviewed != "" {
+			found = append(found, finding.New(finding.TokenUnreviewed, "", 1, before+unreviewed))
+		}
+		switch {
+		case report == nil:
+		case len(report.Findings) == 0 && len(report.Problems) > 0:
+			found = append(found, finding.New(finding.Uncoded, "", len(report.Problems), before+report.Problems[0]))
+		default:
+			found = append(found, verdict.Findings(report.Findings, before)...)
+		}
+	}
+	return found
+}
+
+// maxStatusProblems is the limit of the problems of all nodes in a status, in bytes. Nodes with problems share it
+// evenly.
 const maxStatusProblems = 1 << 20
 
-// fit are the lines that there is room for, the first of them at least in part, and how many more there are.
-func fit(lines []string, most int) []string {
+// truncateLines returns the lines that fit, the first of them at least in part, and the number of the others.
+func truncateLines(lines []string, most int) []string {
 	size := 0
 	for i, line := range lines {
 		if size += len(line); size <= most {
 			continue
 		}
 		if i == 0 {
-			lines[i] = cut(line, most)
+			lines[i] = truncate(line, most)
 			i++
 		}
 		if rest := len(lines) - i; rest > 0 {

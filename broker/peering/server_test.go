@@ -28,14 +28,16 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/informers"
+	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// nodes are the live nodes, and what was reported of them.
-type nodes struct {
+// knownNodes are the live nodes, and what was reported of them.
+type knownNodes struct {
 	mu      sync.Mutex
 	uids    map[string]types.UID
 	synced  bool
@@ -43,32 +45,32 @@ type nodes struct {
 	reports []string
 }
 
-func (n *nodes) UID(name string) (types.UID, bool) {
+func (n *knownNodes) UID(name string) (types.UID, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	uid, ok := n.uids[name]
 	return uid, ok
 }
 
-func (n *nodes) Network(string) *semaphorev1.NodeNetwork {
+func (n *knownNodes) Network(string) *semaphorev1.NodeNetwork {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.network
 }
 
-func (n *nodes) setNetwork(prefixes ...string) {
+func (n *knownNodes) setNetwork(prefixes ...string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.network = &semaphorev1.NodeNetwork{PodPrefixes: prefixes}
 }
 
-func (n *nodes) Synced() bool {
+func (n *knownNodes) Synced() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.synced
 }
 
-func (n *nodes) Report(node string, uid types.UID, tunnels map[string]apply.Tunnel) {
+func (n *knownNodes) Report(node string, uid types.UID, tunnels map[string]nodes.Tunnel) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for cluster, t := range tunnels {
@@ -76,13 +78,13 @@ func (n *nodes) Report(node string, uid types.UID, tunnels map[string]apply.Tunn
 	}
 }
 
-func (n *nodes) Guarded(node string, uid types.UID) {
+func (n *knownNodes) Guarded(node string, uid types.UID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.reports = append(n.reports, fmt.Sprint(node, " ", uid, " guarded"))
 }
 
-func (n *nodes) reported() string {
+func (n *knownNodes) reported() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return strings.Join(n.reports, "; ")
@@ -93,7 +95,7 @@ type bench struct {
 	t      *testing.T
 	admin  kubernetes.Interface
 	rest   *rest.Config
-	nodes  *nodes
+	nodes  *knownNodes
 	state  *State
 	server *Server
 	conn   *grpc.ClientConn
@@ -103,16 +105,19 @@ type bench struct {
 var agents = config.Agents{Namespace: "semaphore", ServiceAccount: "semaphore-agent", Audience: "semaphore-broker.c1"}
 
 func newBench(t *testing.T) *bench {
-	b := &bench{t: t, rest: kubetest.Start(t), nodes: &nodes{uids: map[string]types.UID{}, synced: true}, state: NewState()}
+	b := &bench{t: t, rest: kubetest.Start(t), nodes: &knownNodes{uids: map[string]types.UID{}, synced: true},
+		state: NewState()}
 	b.admin = kubernetes.NewForConfigOrDie(b.rest)
 	already := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, already) })
 	ctx := t.Context()
-	if _, err := b.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := b.admin.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"semaphore-agent", "other"} {
-		if _, err := b.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		if _, err := b.admin.CoreV1().ServiceAccounts("semaphore").Create(ctx,
+			&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -133,7 +138,8 @@ func (b *bench) start(kube kubernetes.Interface) running {
 	b.t.Helper()
 	s := New(Options{
 		Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}, {Name: "c3"}}, Agents: agents,
-		Kube: kube, Nodes: b.nodes, Network: b.nodes.Network, Reports: b.nodes, State: b.state, Metrics: NewMetrics(prometheus.NewRegistry()),
+		Kube: kube, Nodes: b.nodes, Network: b.nodes.Network, Reports: b.nodes, State: b.state,
+		Metrics:  NewMetrics(prometheus.NewRegistry()),
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -152,7 +158,8 @@ func (b *bench) start(kube kubernetes.Interface) running {
 		<-done
 	})
 	dial := func() *grpc.ClientConn {
-		conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(),
+			grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			b.t.Fatal(err)
 		}
@@ -164,7 +171,8 @@ func (b *bench) start(kube kubernetes.Interface) running {
 
 func (b *bench) node(name string) *corev1.Node {
 	b.t.Helper()
-	n, err := b.admin.CoreV1().Nodes().Create(b.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	n, err := b.admin.CoreV1().Nodes().Create(b.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -178,7 +186,8 @@ func (b *bench) pod(name, node, account string) *corev1.Pod {
 	b.t.Helper()
 	p, err := b.admin.CoreV1().Pods("semaphore").Create(b.t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       corev1.PodSpec{NodeName: node, ServiceAccountName: account, Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
+		Spec: corev1.PodSpec{NodeName: node, ServiceAccountName: account,
+			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		b.t.Fatal(err)
@@ -194,9 +203,11 @@ func (b *bench) token(account, audience string, pod *corev1.Pod) string {
 		spec.Audiences = []string{audience}
 	}
 	if pod != nil {
-		spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
+		spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name,
+			UID: pod.UID}
 	}
-	out, err := b.admin.CoreV1().ServiceAccounts("semaphore").CreateToken(b.t.Context(), account, &authenticationv1.TokenRequest{Spec: spec}, metav1.CreateOptions{})
+	out, err := b.admin.CoreV1().ServiceAccounts("semaphore").CreateToken(b.t.Context(), account,
+		&authenticationv1.TokenRequest{Spec: spec}, metav1.CreateOptions{})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -218,7 +229,9 @@ func attach(t *testing.T, conn *grpc.ClientConn, token string) call {
 		t.Fatal(err)
 	}
 	// An error here is told by the first Recv.
-	_ = stream.Send(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}})
+	_ = stream.Send(
+		&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}},
+	)
 	return stream
 }
 
@@ -244,7 +257,7 @@ func TestAdmission(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if a := m.GetAttached(); a.GetNode() != "n1" || a.GetCluster() != "c1" || a.GetEpoch() == "" || a.GetPodCidrs() != nil {
+		if a := m.GetAttached(); a.GetNode() != "n1" || a.GetCluster() != "c1" || a.GetEpoch() == "" {
 			t.Errorf("%v", m)
 		}
 	})
@@ -263,8 +276,8 @@ func TestAdmission(t *testing.T) {
 				}
 			}
 		}
-		if m := next(); !slices.Equal(m.GetAttached().GetPodCidrs(), []string{"10.1.7.0/24", "fd00:1:7::/64"}) {
-			t.Errorf("attached: %v", m)
+		if m := next(); m.GetAttached() == nil {
+			t.Errorf("not attached: %v", m)
 		}
 		if m := next(); !slices.Equal(m.GetNodeNetwork().GetPodPrefixes(), []string{"10.1.7.0/24", "fd00:1:7::/64"}) {
 			t.Errorf("before any change, not the network: %v", m)
@@ -298,18 +311,22 @@ func TestAdmission(t *testing.T) {
 	refused("no token", "", codes.Unauthenticated, "no bearer token")
 	refused("nonsense", "nonsense", codes.Unauthenticated, "audience")
 	refused("too long", strings.Repeat("x", maxToken+1), codes.Unauthenticated, "too long")
-	refused("a broker of another cluster's audience", b.token("semaphore-agent", "semaphore-broker.c2", pod), codes.Unauthenticated, "audience")
+	refused("a broker of another cluster's audience", b.token("semaphore-agent", "semaphore-broker.c2", pod),
+		codes.Unauthenticated, "audience")
 	refused("the apiserver's own audience", b.token("semaphore-agent", "", pod), codes.Unauthenticated, "audience")
-	refused("another account", b.token("other", agents.Audience, b.pod("other", "n1", "other")), codes.PermissionDenied, "semaphore:other")
+	refused("another account", b.token("other", agents.Audience, b.pod("other", "n1", "other")), codes.PermissionDenied,
+		"semaphore:other")
 	refused("bound to no pod", b.token("semaphore-agent", agents.Audience, nil), codes.PermissionDenied, "pod-name")
-	refused("a pod on no node", b.token("semaphore-agent", agents.Audience, b.pod("nowhere", "", "semaphore-agent")), codes.PermissionDenied, "node-name")
+	refused("a pod on no node", b.token("semaphore-agent", agents.Audience, b.pod("nowhere", "", "semaphore-agent")),
+		codes.PermissionDenied, "node-name")
 
 	t.Run("one stream a node", func(t *testing.T) {
 		older := attach(t, b.conn, good)
 		if _, err := older.Recv(); err != nil {
 			t.Fatal(err)
 		}
-		newer := attach(t, b.conn, b.token("semaphore-agent", agents.Audience, b.pod("agent-n1-anew", "n1", "semaphore-agent")))
+		newer := attach(t, b.conn,
+			b.token("semaphore-agent", agents.Audience, b.pod("agent-n1-anew", "n1", "semaphore-agent")))
 		if _, err := newer.Recv(); err != nil {
 			t.Fatal(err)
 		}
@@ -344,7 +361,7 @@ func TestAdmission(t *testing.T) {
 		if _, err := stream.Recv(); err != nil {
 			t.Fatal(err)
 		}
-		b.server.NodeGone(n1.UID)
+		b.server.NodeDeleted(n1.UID)
 		if err := end(stream); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%v", err)
 		}
@@ -354,7 +371,7 @@ func TestAdmission(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.node("n1")
-	refused("the node was made anew under its name", good, codes.PermissionDenied, "not there")
+	refused("the node was made anew under its name", good, codes.PermissionDenied, "does not exist")
 	t.Run("the pod ends", func(t *testing.T) {
 		pod := b.pod("ends", "n2", "semaphore-agent")
 		token := b.token("semaphore-agent", agents.Audience, pod)
@@ -362,7 +379,8 @@ func TestAdmission(t *testing.T) {
 		if _, err := b.admin.CoreV1().Pods("semaphore").UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "ends") {
+		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied ||
+			!strings.Contains(err.Error(), "ends") {
 			t.Errorf("%v", err)
 		}
 	})
@@ -371,22 +389,24 @@ func TestAdmission(t *testing.T) {
 		token := b.token("semaphore-agent", agents.Audience, pod)
 		watching, stop := context.WithCancel(ctx)
 		done := make(chan struct{})
-		pods := apply.NewPods(b.admin, "semaphore", "semaphore-agent", b.server.PodGone,
-			apply.Options{Metrics: apply.NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)})
+		pods := informers.NewPods(b.admin, "semaphore", "semaphore-agent", b.server.PodDeleted,
+			apply.Options{Metrics: apply.NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)}.Informers())
 		go func() { defer close(done); _ = pods.Run(watching) }()
 		defer func() { stop(); <-done }()
 		stream := attach(t, b.conn, token)
 		if _, err := stream.Recv(); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.admin.CoreV1().Pods("semaphore").Delete(ctx, "deleted", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+		if err := b.admin.CoreV1().Pods("semaphore").Delete(ctx, "deleted",
+			metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
 			t.Fatal(err)
 		}
 		deleted := time.Now()
 		if err := end(stream); status.Code(err) != codes.PermissionDenied || time.Since(deleted) > 2*time.Second {
 			t.Errorf("%s after the pod's end: %v", time.Since(deleted), err)
 		}
-		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.Unauthenticated {
+		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied &&
+			status.Code(err) != codes.Unauthenticated {
 			t.Errorf("another stream of it: %v", err)
 		}
 	})
@@ -396,10 +416,12 @@ func TestAdmission(t *testing.T) {
 		if _, err := attach(t, b.conn, token).Recv(); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.admin.CoreV1().Pods("semaphore").Delete(ctx, "gone", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
+		if err := b.admin.CoreV1().Pods("semaphore").Delete(ctx, "gone",
+			metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
 			t.Fatal(err)
 		}
-		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.Unauthenticated {
+		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied &&
+			status.Code(err) != codes.Unauthenticated {
 			t.Errorf("%v", err)
 		}
 	})
@@ -412,12 +434,15 @@ func TestReports(t *testing.T) {
 	key := make([]byte, 32)
 	key[0] = 7
 	report := func(devices ...*semaphorev1.DeviceReport) *semaphorev1.AttachRequest {
-		return &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}}}
+		return &semaphorev1.AttachRequest{
+			Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}},
+		}
 	}
 	t.Run("keys of configured remotes", func(t *testing.T) {
 		stream := attach(t, b.conn, token)
 		first := report(
-			&semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: key, ListenPort: 51820, Problem: strings.Repeat("x", 2000)},
+			&semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: key, ListenPort: 51820,
+				Problem: strings.Repeat("x", 2000)},
 			&semaphorev1.DeviceReport{Cluster: "c3", ListenPort: 51821}, // no key yet
 			&semaphorev1.DeviceReport{Cluster: "c9", PublicKey: key, ListenPort: 51829},
 		)
@@ -485,7 +510,8 @@ func TestManyAgents(t *testing.T) {
 	for i := range 20 {
 		name := fmt.Sprint("n", i)
 		b.node(name)
-		streams = append(streams, attach(t, b.dial(), b.token("semaphore-agent", agents.Audience, b.pod("agent-"+name, name, "semaphore-agent"))))
+		streams = append(streams,
+			attach(t, b.dial(), b.token("semaphore-agent", agents.Audience, b.pod("agent-"+name, name, "semaphore-agent"))))
 	}
 	const rounds, peers = 50, 200
 	go func() {

@@ -8,27 +8,29 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/nodes"
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 const (
-	// A batch of changes stays far under gRPC's 4 MiB.
+	// A batch of changes stays far below gRPC's limit of 4 MiB.
 	maxBatch      = 1000
 	maxBatchBytes = 512 << 10
-	// What an agent may say: devices of one report, remotes it holds something of, and bytes of a name or a problem.
+	// Limits of what an agent sends: devices of one report, remotes that it holds, and bytes of a name or a problem.
 	maxDevices = 256
 	maxHeld    = 256
 	maxName    = 64
 	maxProblem = 512
-	// Problems of a node beyond these are not kept.
+	// Further problems of a node are dropped.
 	maxProblems = 64
 )
 
-// Session is the broker's end of one agent's stream as peering.proto has it: messages in, messages out. It
-// starts no goroutine, asks no clock and opens no socket: the server pumps it, and a simulation can. It is not
-// safe for concurrent use; State is.
+// Session is the broker's side of one agent's stream as peering.proto defines it: messages in, messages out. It starts
+// no goroutine, reads no clock and opens no socket: the server, or a simulation, drives it. It is not safe for
+// concurrent use; State is.
 //
 //	s := state.Open(cluster, node, configured)
 //	received, err := s.Receive(m)   for each message of the agent; an error ends the stream
@@ -39,87 +41,94 @@ type Session struct {
 	node    string
 	// configured are the remotes.
 	configured map[string]bool
-	// network is that of the node; nil for unknown. networkSent is the last one that was sent.
+	// network is the pod network of the node, nil if unknown; networkSent is the last one that was sent.
 	network, networkSent *semaphorev1.NodeNetwork
-	// guard is sent once, before any change; nil for not at all.
+	// guard is sent before any change, and again when the remotes change; nil if there is none to send.
 	guard *semaphorev1.Guard
-	// undelivered is the newest word of remotes that do not receive what is published, and undeliveredSent the last one that was
-	// sent; nil for none that is one.
+	// undelivered are the remotes that do not receive what is published, and undeliveredSent is the last message sent;
+	// nil for none.
 	undelivered, undeliveredSent *semaphorev1.Undelivered
 
 	hello    *semaphorev1.AgentHello
 	attached bool
-	// position is the revision up to which the agent has been told.
+	// position is the revision up to which changes were sent.
 	position uint64
-	// snapshot is what is left to send of a whole state, and unchanged are the words that stand
-	// for the parts of it that the agent has.
+	// snapshot are the entries of the whole state that remain to be sent, and unchanged are the messages in place of
+	// those that the agent has.
 	snapshot  []*entry
 	unchanged []*semaphorev1.Unchanged
-	// held are the digests of what the agent has of those remotes that it has not been told of.
+	// held are the digests of what the agent has of remotes of which nothing was sent yet.
 	held map[string]digest.Digest
-	// skip are the updates that tell what the agent has.
+	// skip are the updates whose content the agent has.
 	skip map[string]span
-	// synced says that an end mark was sent, which named the clusters of told.
-	synced bool
-	told   []string
-	// foreign are devices that the agent reports and no configured remote has; deleted are those it was
-	// told so of.
+	// synced means that an end mark was sent; syncedClusters are the clusters that it named.
+	synced         bool
+	syncedClusters []string
+	// foreign are devices that the agent reports and no configured remote has; deleted are those whose deletion was
+	// sent.
 	foreign []string
 	deleted map[string]bool
-	// rotations are words of operators that the agent is to be told.
+	// reported are the clusters of the devices in the last report.
+	reported []string
+	// rotations are the orders to rotate that wait to be sent.
 	rotations []*semaphorev1.RotateKey
-	// changed is closed once the state differs from what was last read of it, and current is set where all of that was sent: then
-	// known are the clusters that are known whole.
-	changed <-chan struct{}
-	current bool
-	known   []string
+	// changed is closed once the state differs from what was last read. current means that all of that was sent, and
+	// knownClusters are the complete clusters then.
+	changed       <-chan struct{}
+	current       bool
+	knownClusters []string
 
 	applied uint64
 	lag     lag
 	counts  Counts
 }
 
-// Counts are how a session has told of remotes.
+// Counts are how a session sent its state.
 type Counts struct {
-	// Resumed is 1 where the stream went on from an earlier one.
+	// Resumed is 1 if the stream resumed an earlier one.
 	Resumed int
-	// Unchanged are remotes of which the agent had all.
+	// Unchanged is the number of remotes of which the agent had everything.
 	Unchanged int
-	// Changes that were sent.
+	// Changes is the number of changes sent.
 	Changes int
 }
 
-// Received is what one message told.
+// Received is the content of one message.
 type Received struct {
-	// Greeted says that it was the first: the agent speaks for its node from now on.
-	Greeted bool
-	// Report is set by a report.
+	// Hello means that it was the first: the agent speaks for its node from now on.
+	Hello bool
+	// Report is nil if the message is not a report.
 	Report *Report
-	// Token is the agent's newest, where it sent one. It is not for logs.
+	// Token is the agent's newest token, if it sent one. It must not be logged.
 	Token string
-	// Applied says that Session.Applied has grown.
+	// Applied means that Session.Applied has grown.
 	Applied bool
-	// Propagated are changes that are in the agent's kernel now.
+	// Propagated are the changes that the agent applied to its kernel.
 	Propagated []Propagated
 }
 
-// Report is what an agent says of its node's devices, checked.
+// Report is an agent's report of its node's devices, validated.
 type Report struct {
-	// Tunnels are the node's ends of the tunnels to configured remotes, by cluster.
-	Tunnels map[string]apply.Tunnel
-	// Devices is the number of them, those of no configured remote too.
+	// Tunnels are the node's tunnel endpoints for configured remotes, by cluster.
+	Tunnels map[string]nodes.Tunnel
+	// Devices is the number of devices, those of no configured remote included.
 	Devices int
-	// Problems are a line each: those of the node, then those of its devices.
+	// Problems of the node, then of its devices, a line each.
 	Problems []string
-	// talks are how the node talks with those of configured remotes, by cluster, where the agent tells.
-	talks map[string]talks
-	// ClearPackets are those that were stopped in the clear.
+	// Findings of the node and its devices, as verdict.Findings reads them.
+	Findings []*semaphorev1.Finding
+	// handshakes are the node's handshakes with configured remotes, by cluster, if the agent reports them.
+	handshakes map[string]handshakeStats
+	// silent is how many of the node's peers do not answer, and silentIn their remote; empty for none or several.
+	silent   int
+	silentIn string
+	// ClearPackets is the number of clear packets that the guard dropped.
 	ClearPackets uint64
-	// Guarded says that the agent guards all that Session.Guard named.
+	// Guarded means that the agent guards everything that Session.SetGuard named.
 	Guarded bool
 }
 
-// Open begins a session with the agent of a node. cluster is the broker's own, configured the remotes.
+// Open begins a session with the agent of a node. cluster is the own cluster, configured are the remotes.
 func (s *State) Open(cluster, node string, configured map[string]bool) *Session {
 	return &Session{
 		state: s, cluster: cluster, node: node, configured: configured,
@@ -127,22 +136,42 @@ func (s *State) Open(cluster, node string, configured map[string]bool) *Session 
 	}
 }
 
-// SetNetwork takes the pod network of the agent's node, which nobody changes any more; nil for unknown.
+// SetNetwork sets the pod network of the agent's node, which is immutable; nil if unknown.
 func (s *Session) SetNetwork(network *semaphorev1.NodeNetwork) {
 	if network != nil {
 		s.network = network
 	}
 }
 
-// Guard has the agent guard the pod subnets of all configured remotes before it is sent anything else. It is called before the
-// first Next; the message must not change any more.
-func (s *Session) Guard(m *semaphorev1.Guard) { s.guard = m }
+// SetGuard makes the agent guard the pod subnets of all configured remotes before anything else is sent. It must be
+// called before the first Next. The message must not be modified.
+func (s *Session) SetGuard(m *semaphorev1.Guard) { s.guard = m }
 
-// Undelivered has the agent told which remotes do not receive what is published, where that is news; nil for none. The message must
-// not change any more.
-func (s *Session) Undelivered(m *semaphorev1.Undelivered) { s.undelivered = m }
+// Configure takes other remotes than those of Open, and the guard of these. Neither may be modified. A device that the
+// agent reported of a remote that is missing now is removed.
+func (s *Session) Configure(configured map[string]bool, guard *semaphorev1.Guard) {
+	s.configured, s.guard = configured, guard
+	maps.DeleteFunc(s.deleted, func(cluster string, _ bool) bool { return configured[cluster] })
+	s.foreign = slices.DeleteFunc(s.foreign, func(cluster string) bool { return configured[cluster] })
+	s.deleteForeign()
+}
 
-// sameNetwork says whether the network says what was sent already, and then takes it for sent.
+// deleteForeign has the devices deleted that the agent reported and no configured remote has. Each deletion is sent
+// once; an agent that reports ever more devices gets a limited number.
+func (s *Session) deleteForeign() {
+	for _, cluster := range s.reported {
+		if !s.configured[cluster] && !s.deleted[cluster] && len(s.deleted) < maxDevices {
+			s.deleted[cluster] = true
+			s.foreign = append(s.foreign, cluster)
+		}
+	}
+}
+
+// SetUndelivered sets the remotes that do not receive what is published, nil for none; Next sends it if it changed.
+// The message must not be modified.
+func (s *Session) SetUndelivered(m *semaphorev1.Undelivered) { s.undelivered = m }
+
+// sameNetwork reports whether an equal network was sent already, and then marks the current one as sent.
 func (s *Session) sameNetwork() bool {
 	if s.networkSent == nil || !proto.Equal(s.network, s.networkSent) {
 		return false
@@ -151,59 +180,61 @@ func (s *Session) sameNetwork() bool {
 	return true
 }
 
-// NetworkSent is the last pod network that was sent; nil for none.
+// NetworkSent returns the last pod network that was sent; nil for none.
 func (s *Session) NetworkSent() *semaphorev1.NodeNetwork { return s.networkSent }
 
-// Applied is the revision up to which the agent has all in its kernel.
+// Applied returns the revision up to which the agent has applied everything to its kernel.
 func (s *Session) Applied() uint64 { return s.applied }
 
-// Counts of what was sent so far.
+// Counts returns what was sent so far.
 func (s *Session) Counts() Counts { return s.counts }
 
-// Changed is closed once the state has changed since Next last returned nil.
+// Changed returns a channel that is closed when the state changes after Next returned nil.
 func (s *Session) Changed() <-chan struct{} { return s.changed }
 
-// Receive takes one message of the agent. An error, which is a gRPC status, ends the stream.
+// Receive handles one message of the agent. An error is a gRPC status and ends the stream.
 func (s *Session) Receive(m *semaphorev1.AttachRequest) (Received, error) {
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.AttachRequest_Hello:
-		return Received{Greeted: true}, s.greet(m.Hello)
+		return Received{Hello: true}, s.handleHello(m.Hello)
 	case *semaphorev1.AttachRequest_Report:
 		if s.hello == nil {
 			return Received{}, status.Error(codes.InvalidArgument, "report before hello")
 		}
-		report, err := s.report(m.Report)
+		report, err := s.checkReport(m.Report)
 		return Received{Report: report}, err
 	case *semaphorev1.AttachRequest_Applied:
 		if s.hello == nil {
 			return Received{}, status.Error(codes.InvalidArgument, "applied before hello")
 		}
-		// No more than was sent: what an agent says of the future would hide that it stays behind.
+		// At most what was sent: a larger revision would hide that the agent falls behind.
 		s.applied = min(m.Applied.GetRevision(), s.position)
 		return Received{Applied: true, Propagated: s.lag.applied(s.applied)}, nil
 	case *semaphorev1.AttachRequest_Token:
 		if token := m.Token.GetToken(); token == "" || len(token) > maxToken {
-			return Received{}, status.Errorf(codes.InvalidArgument, "token: %d bytes, and %d is the most", len(token), maxToken)
+			return Received{}, status.Errorf(codes.InvalidArgument, "token: %d bytes exceed the limit of %d",
+				len(token), maxToken)
 		}
 		return Received{Token: m.Token.GetToken()}, nil
 	}
-	// A message of no known kind is a later protocol's, and may be passed over.
+	// An unknown message belongs to a later protocol version, and may be ignored.
 	return Received{}, nil
 }
 
-func (s *Session) greet(hello *semaphorev1.AgentHello) error {
+func (s *Session) handleHello(hello *semaphorev1.AgentHello) error {
 	switch {
 	case s.hello != nil:
 		return status.Error(codes.InvalidArgument, "hello twice")
 	case len(hello.GetHeld()) > maxHeld:
-		return status.Errorf(codes.InvalidArgument, "hello.held: %d, and %d is the most", len(hello.GetHeld()), maxHeld)
+		return status.Errorf(codes.InvalidArgument, "hello.held: %d remotes exceed the limit of %d",
+			len(hello.GetHeld()), maxHeld)
 	}
 	if hello == nil {
 		hello = &semaphorev1.AgentHello{}
 	}
 	s.hello = hello
 	for _, h := range hello.GetHeld() {
-		// One that makes no sense is a later protocol's; without it the agent is told all.
+		// An invalid digest belongs to a later protocol version; without it the agent receives everything.
 		if d, ok := digest.Parse(h.GetDigest()); ok && s.configured[h.GetCluster()] {
 			s.held[h.GetCluster()] = d
 		}
@@ -211,122 +242,133 @@ func (s *Session) greet(hello *semaphorev1.AgentHello) error {
 	return nil
 }
 
-func (s *Session) report(r *semaphorev1.AgentReport) (*Report, error) {
+func (s *Session) checkReport(r *semaphorev1.AgentReport) (*Report, error) {
 	if len(r.GetDevices()) > maxDevices {
-		return nil, status.Errorf(codes.InvalidArgument, "report.devices: %d, and %d is the most", len(r.GetDevices()), maxDevices)
+		return nil, status.Errorf(codes.InvalidArgument, "report.devices: %d devices exceed the limit of %d",
+			len(r.GetDevices()), maxDevices)
 	}
-	out := &Report{Tunnels: map[string]apply.Tunnel{}, talks: map[string]talks{}, Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets(), Guarded: r.GetGuarded()}
+	out := &Report{Tunnels: map[string]nodes.Tunnel{}, handshakes: map[string]handshakeStats{},
+		Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets(), Guarded: r.GetGuarded()}
 	for _, problem := range r.GetProblems()[:min(len(r.GetProblems()), maxProblems)] {
-		out.Problems = append(out.Problems, cut(problem, maxProblem))
+		out.Problems = append(out.Problems, truncate(problem, maxProblem))
 	}
-	var foreign []string
+	out.Findings = findingsOf(r.GetFindings())
+	var reported []string
 	for _, d := range r.GetDevices() {
 		if len(d.GetCluster()) > maxName || len(d.GetInterface()) > maxName {
-			return nil, status.Errorf(codes.InvalidArgument, "report of a device: a cluster of %d and an interface of %d bytes, and %d is the most",
+			return nil, status.Errorf(codes.InvalidArgument,
+				"report of a device: a cluster of %d and an interface of %d bytes exceed the limit of %d",
 				len(d.GetCluster()), len(d.GetInterface()), maxName)
 		}
 		if problem := d.GetProblem(); problem != "" {
-			out.Problems = append(out.Problems, "device "+d.GetInterface()+": "+cut(problem, maxProblem))
+			out.Problems = append(out.Problems, "device "+d.GetInterface()+": "+truncate(problem, maxProblem))
 		}
+		reported = append(reported, d.GetCluster())
 		if !s.configured[d.GetCluster()] {
-			foreign = append(foreign, d.GetCluster())
 			continue
 		}
-		if t, ok := talksOf(d); ok {
-			out.talks[d.GetCluster()] = t
+		if t, ok := handshakeStatsOf(d); ok {
+			out.handshakes[d.GetCluster()] = t
 		}
 		if len(d.GetPublicKey()) == 0 {
-			continue // not durable yet
+			continue // the key is not durable yet
 		}
 		if len(d.GetPublicKey()) != 32 || d.GetListenPort() == 0 || d.GetListenPort() > 65535 {
-			return nil, status.Errorf(codes.InvalidArgument, "report of the device for %s: a key of %d bytes, port %d", d.GetCluster(), len(d.GetPublicKey()), d.GetListenPort())
+			return nil, status.Errorf(codes.InvalidArgument, "report of the device for %s: a key of %d bytes, port %d",
+				d.GetCluster(), len(d.GetPublicKey()), d.GetListenPort())
 		}
-		out.Tunnels[d.GetCluster()] = apply.Tunnel{PublicKey: [32]byte(d.GetPublicKey()), ListenPort: uint16(d.GetListenPort())}
+		out.Tunnels[d.GetCluster()] = nodes.Tunnel{PublicKey: [32]byte(d.GetPublicKey()),
+			ListenPort: uint16(d.GetListenPort())}
 	}
-	for _, cluster := range foreign {
-		// Each is told once; an agent that makes up ever more is told of so many.
-		if !s.deleted[cluster] && len(s.deleted) < maxDevices {
-			s.deleted[cluster] = true
-			s.foreign = append(s.foreign, cluster)
-		}
-	}
+	out.count()
+	s.reported = reported
+	s.deleteForeign()
 	return out, nil
 }
 
-// Next is the next message to send; nil when there is nothing to say until Changed is closed or
-// the agent has said something. An error, which is a gRPC status, ends the stream.
+// Next returns the next message to send; nil if there is none until Changed is closed or the agent sends something. An
+// error is a gRPC status and ends the stream.
 func (s *Session) Next() (*Frame, error) {
 	if s.hello == nil {
 		return nil, nil
 	}
 	if !s.attached {
-		return s.attach(), nil
+		return s.attachedFrame(), nil
 	}
-	if s.guard != nil {
-		m := s.guard
-		s.guard = nil
-		return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: m}}}, nil
-	}
-	if s.undelivered != s.undeliveredSent {
-		m := s.undelivered
-		s.undeliveredSent = m
-		if m == nil {
-			m = &semaphorev1.Undelivered{}
-		}
-		return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: m}}}, nil
-	}
-	if s.network != s.networkSent && !s.sameNetwork() {
-		s.networkSent = s.network
-		return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: s.network}}}, nil
+	if m := s.nextOfNode(); m != nil {
+		return &Frame{message: m}, nil
 	}
 	for {
 		if len(s.unchanged) > 0 {
 			m := s.unchanged[0]
 			s.unchanged = s.unchanged[1:]
 			s.counts.Unchanged++
-			return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Unchanged{Unchanged: m}}}, nil
+			return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Unchanged{Unchanged: m}}},
+				nil
 		}
 		if len(s.snapshot) > 0 {
 			f, n, err := s.batch(s.snapshot)
 			if s.snapshot = s.snapshot[n:]; len(s.snapshot) == 0 {
-				s.snapshot = nil // lets go of the entries that were sent
+				s.snapshot = nil // releases the entries that were sent
 			}
 			return f, err
 		}
-		// A change goes to thousands of agents at once: a stream that has all reads the shared state once for each.
+		// A change is sent to thousands of agents at once: a stream that is current reads the shared state once for
+		// each.
 		if s.current && !s.isChanged() {
-			return s.mark(s.known), nil
+			return s.idleFrame(s.knownClusters), nil
 		}
-		entries, next, known, err := s.look()
+		entries, next, known, err := s.readJournal()
 		s.current = false
 		switch {
 		case err != nil:
 			return nil, err
-		case len(s.unchanged) > 0: // first the word that stands for part of what has changed
+		case len(s.unchanged) > 0: // send these first, in place of a part of the changes
 		case len(entries) > 0:
 			f, n, err := s.batch(entries)
 			switch s.position = next; {
 			case n < len(entries):
 				s.position = f.revision
 			case known != nil:
-				s.current, s.known = true, *known
+				s.current, s.knownClusters = true, *known
 			}
-			if s.synced || s.counts.Resumed > 0 { // else it tells how things have long been
+			if s.synced || s.counts.Resumed > 0 { // else the change may have happened long ago
 				for _, e := range entries[:n] {
 					s.lag.sent(e.Revision, e.Key.cluster, e.ObservedAt)
 				}
 			}
 			return f, err
-		case known == nil: // all was skipped, and there is more
+		case known == nil: // everything was skipped, and there is more
 			s.position = next
 		default:
-			s.position, s.current, s.known = next, true, *known
-			return s.mark(s.known), nil
+			s.position, s.current, s.knownClusters = next, true, *known
+			return s.idleFrame(s.knownClusters), nil
 		}
 	}
 }
 
-// isChanged says whether the state has changed since it was last read.
+// nextOfNode returns the next message that is about the node or all remotes, and not about a change; nil for none.
+func (s *Session) nextOfNode() *semaphorev1.AttachResponse {
+	switch {
+	case s.guard != nil:
+		m := s.guard
+		s.guard = nil
+		return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Guard{Guard: m}}
+	case s.undelivered != s.undeliveredSent:
+		m := s.undelivered
+		s.undeliveredSent = m
+		if m == nil {
+			m = &semaphorev1.Undelivered{}
+		}
+		return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: m}}
+	case s.network != s.networkSent && !s.sameNetwork():
+		s.networkSent = s.network
+		return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: s.network}}
+	}
+	return nil
+}
+
+// isChanged reports whether the state has changed since it was last read.
 func (s *Session) isChanged() bool {
 	select {
 	case <-s.changed:
@@ -336,8 +378,8 @@ func (s *Session) isChanged() bool {
 	}
 }
 
-// attach answers the hello, and decides how the agent is told.
-func (s *Session) attach() *Frame {
+// attachedFrame returns the answer to Hello, and decides how the state is sent.
+func (s *Session) attachedFrame() *Frame {
 	s.attached = true
 	st := s.state
 	st.mu.Lock()
@@ -353,13 +395,13 @@ func (s *Session) attach() *Frame {
 		var all []*entry
 		var revision uint64
 		if known {
-			all, revision = s.goOn()
+			all, revision = s.catchUp()
 		} else {
 			all, revision = j.Snapshot()
 		}
 		s.position = revision
 		for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
-			held, t := s.held[cluster], st.told[cluster]
+			held, t := s.held[cluster], st.remotes[cluster]
 			switch {
 			case t == nil: // perhaps later
 				continue
@@ -371,42 +413,46 @@ func (s *Session) attach() *Frame {
 		}
 		s.snapshot = s.unskipped(all)
 	}
-	return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
-		Node: s.node, Cluster: s.cluster, Epoch: j.Epoch(), Resumed: resumed, PodCidrs: s.network.GetPodPrefixes(),
-	}}}}
+	return &Frame{
+		message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{
+			Node: s.node, Cluster: s.cluster, Epoch: j.Epoch(), Resumed: resumed,
+		}}},
+	}
 }
 
-// goOn is what to tell an agent that comes back after so long that not all deletions since are remembered. Of those remotes of which they are it goes on
-// with what it has, so that one which removes many peers does not have others told again. The caller holds the state's lock.
-func (s *Session) goOn() (rest []*entry, revision uint64) {
+// catchUp returns what an agent needs that returns so late that the journal has dropped deletions. For remotes whose
+// deletions are all remembered the agent continues from its position, so that one remote which removes many peers does
+// not cause others to be sent again. The caller must hold the state's lock.
+func (s *Session) catchUp() (rest []*entry, revision uint64) {
 	j := s.state.journal
-	goesOn := map[string]bool{}
+	continues := map[string]bool{}
 	for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
-		if t := s.state.told[cluster]; t != nil && t.digest != s.held[cluster] && !j.Misses(cluster, s.position) && t.had(s.position, s.held[cluster]) {
-			goesOn[cluster] = true
+		if t := s.state.remotes[cluster]; t != nil && t.digest != s.held[cluster] && !j.Misses(cluster, s.position) &&
+			t.hadDigest(s.position, s.held[cluster]) {
+			continues[cluster] = true
 			s.unchanged = append(s.unchanged, &semaphorev1.Unchanged{Cluster: cluster, Revision: s.position})
 			delete(s.held, cluster)
 		}
 	}
-	return j.Rest(s.position, func(cluster string) bool { return goesOn[cluster] })
+	return j.Rest(s.position, func(cluster string) bool { return continues[cluster] })
 }
 
-// look reads on in the journal: what the agent is to be told next, and the revision to go on from after
-// that. known is set when there is no more now: the clusters that are known whole by then. All of it is of
-// one moment between two updates, so that an end mark never names a cluster of which something is unsaid.
-func (s *Session) look() (entries []*entry, next uint64, known *[]string, err error) {
+// readJournal returns the next entries to send, and the revision to continue from after them. known is set if there
+// are no more: the complete clusters. All of it belongs to one moment between two updates, so that an end mark never
+// names a cluster with changes that were not sent.
+func (s *Session) readJournal() (entries []*entry, next uint64, known *[]string, err error) {
 	st := s.state
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	s.changed = st.changed
 	maps.DeleteFunc(s.skip, func(_ string, of span) bool { return of.upTo <= s.position })
 	for _, cluster := range slices.Sorted(maps.Keys(s.held)) {
-		held, t := s.held[cluster], st.told[cluster]
+		held, t := s.held[cluster], st.remotes[cluster]
 		if t == nil {
 			continue
 		}
-		// What the agent was told in between, by an earlier stream, is in its digest and not to be told again
-		// only if the whole update is.
+		// An earlier stream may have sent a part of the update, which the agent's digest includes. The update can be
+		// skipped only as a whole.
 		if s.position <= t.first.after && t.first.digest == held {
 			s.unchanged = append(s.unchanged, &semaphorev1.Unchanged{Cluster: cluster, Revision: t.first.upTo})
 			s.skip[cluster] = t.first
@@ -418,7 +464,8 @@ func (s *Session) look() (entries []*entry, next uint64, known *[]string, err er
 	}
 	entries, next, ok := st.journal.Since(s.position, maxBatch)
 	if !ok {
-		return nil, s.position, nil, status.Error(codes.Aborted, "fell too far behind: attach again for the whole state")
+		return nil, s.position, nil,
+			status.Error(codes.Aborted, "the agent is too far behind: attach again for the whole state")
 	}
 	if next == st.journal.Head() {
 		complete := st.complete
@@ -427,7 +474,7 @@ func (s *Session) look() (entries []*entry, next uint64, known *[]string, err er
 	return s.unskipped(entries), next, known, nil
 }
 
-// unskipped are those entries that tell the agent something. What it is given may be shared.
+// unskipped returns the entries that the agent needs. The argument may be shared.
 func (s *Session) unskipped(entries []*entry) []*entry {
 	if len(s.skip) == 0 {
 		return entries
@@ -450,16 +497,17 @@ func (s *Session) batch(entries []*entry) (*Frame, int, error) {
 	return f, n, nil
 }
 
-// mark is what there is to say to an agent that has been told all changes; nil for nothing.
-func (s *Session) mark(known []string) *Frame {
-	if !s.synced || !slices.Equal(s.told, known) {
-		s.synced, s.told = true, known
+// idleFrame returns the message to send after all changes: an end mark, a deletion of a foreign device or a rotation;
+// nil for none.
+func (s *Session) idleFrame(known []string) *Frame {
+	if !s.synced || !slices.Equal(s.syncedClusters, known) {
+		s.synced, s.syncedClusters = true, known
 		return &Frame{message: &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{
 			Synced: &semaphorev1.Synced{Revision: s.position, Clusters: known},
 		}}}
 	}
 	if len(s.foreign) == 0 {
-		return s.rotation()
+		return s.nextRotation()
 	}
 	cluster := s.foreign[0]
 	s.foreign = s.foreign[1:]
@@ -468,4 +516,20 @@ func (s *Session) mark(known []string) *Frame {
 			Revision: s.position, Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: cluster},
 		}}},
 	}}}
+}
+
+// maxFindings is how many findings of an agent are kept.
+const maxFindings = 16
+
+// findingsOf returns the findings of an agent, bounded: a copy, as the message may be large.
+func findingsOf(all []*semaphorev1.Finding) (out []*semaphorev1.Finding) {
+	for _, f := range all[:min(len(all), maxFindings)] {
+		kept := &semaphorev1.Finding{Code: truncate(f.GetCode(), maxName), Cluster: truncate(f.GetCluster(), maxName),
+			Count: max(1, f.GetCount()), Since: f.GetSince()}
+		for _, line := range f.GetFirst()[:min(len(f.GetFirst()), finding.Shown)] {
+			kept.First = append(kept.First, finding.Clean(line))
+		}
+		out = append(out, kept)
+	}
+	return out
 }

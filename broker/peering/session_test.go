@@ -33,7 +33,8 @@ func words(m *semaphorev1.AttachResponse) string {
 		case *semaphorev1.PeeringChange_DeleteDevice:
 			out = append(out, fmt.Sprintf("%d:-%s", c.Revision, change.DeleteDevice))
 		case *semaphorev1.PeeringChange_Peer:
-			out = append(out, fmt.Sprintf("%d:%s/%s=%s", c.Revision, change.Peer.Key.Cluster, change.Peer.Key.Node, change.Peer.AllowedIps[0]))
+			out = append(out, fmt.Sprintf("%d:%s/%s=%s", c.Revision, change.Peer.Key.Cluster, change.Peer.Key.Node,
+				change.Peer.AllowedIps[0]))
 		case *semaphorev1.PeeringChange_DeletePeer:
 			out = append(out, fmt.Sprintf("%d:-%s/%s", c.Revision, change.DeletePeer.Cluster, change.DeletePeer.Node))
 		}
@@ -69,7 +70,7 @@ func hello(h *semaphorev1.AgentHello) *semaphorev1.AttachRequest {
 func open(t *testing.T, s *State, h *semaphorev1.AgentHello) *Session {
 	t.Helper()
 	session := s.Open("c1", "n1", remotes)
-	if r, err := session.Receive(hello(h)); err != nil || !r.Greeted {
+	if r, err := session.Receive(hello(h)); err != nil || !r.Hello {
 		t.Fatal(r, err)
 	}
 	return session
@@ -109,17 +110,22 @@ func TestSession(t *testing.T) {
 	default:
 	}
 	equal(t, "a newcomer", said(t, open(t, s, nil)), "attached n1 resumed=false; 1:c2 7:c2/a=5; synced 7 [c2]")
-	equal(t, "one that goes on", said(t, open(t, s, &semaphorev1.AgentHello{ResumeEpoch: s.journal.Epoch(), ResumeRevision: 4})),
+	equal(t, "one that goes on",
+		said(t, open(t, s, &semaphorev1.AgentHello{ResumeEpoch: s.journal.Epoch(), ResumeRevision: 4})),
 		"attached n1 resumed=true; 5:-c2/b 7:c2/a=5; synced 7 [c2]")
 	equal(t, "one of another life", said(t, open(t, s, &semaphorev1.AgentHello{ResumeEpoch: "other", ResumeRevision: 4})),
 		"attached n1 resumed=false; 1:c2 7:c2/a=5; synced 7 [c2]")
-	equal(t, "one of the future", said(t, open(t, s, &semaphorev1.AgentHello{ResumeEpoch: s.journal.Epoch(), ResumeRevision: 8})),
+	equal(t, "one of the future",
+		said(t, open(t, s, &semaphorev1.AgentHello{ResumeEpoch: s.journal.Epoch(), ResumeRevision: 8})),
 		"attached n1 resumed=false; 1:c2 7:c2/a=5; synced 7 [c2]")
 
 	t.Run("reports", func(t *testing.T) {
-		r, err := session.Receive(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{
-			Devices: []*semaphorev1.DeviceReport{{Cluster: "c9"}, {Cluster: "c2", PublicKey: make([]byte, 32), ListenPort: 1}, {Cluster: "c9"}},
-		}}})
+		r, err := session.Receive(
+			&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{
+				Devices: []*semaphorev1.DeviceReport{{Cluster: "c9"}, {Cluster: "c2", PublicKey: make([]byte, 32), ListenPort: 1},
+					{Cluster: "c9"}},
+			}}},
+		)
 		if err != nil || len(r.Report.Tunnels) != 1 || r.Report.Devices != 3 {
 			t.Error(r, err)
 		}
@@ -127,7 +133,11 @@ func TestSession(t *testing.T) {
 	})
 	t.Run("applied", func(t *testing.T) {
 		for _, c := range []struct{ says, want uint64 }{{5, 5}, {99, 7}} {
-			_, err := session.Receive(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: c.says}}})
+			_, err := session.Receive(
+				&semaphorev1.AttachRequest{
+					Message: &semaphorev1.AttachRequest_Applied{Applied: &semaphorev1.Applied{Revision: c.says}},
+				},
+			)
 			if err != nil || session.Applied() != c.want {
 				t.Errorf("says %d: %v, %d", c.says, err, session.Applied())
 			}
@@ -148,9 +158,11 @@ func TestSession(t *testing.T) {
 func TestManyForeignDevicesAreBounded(t *testing.T) {
 	session := open(t, NewState(), nil)
 	for i := range 10 * maxDevices {
-		_, err := session.Receive(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{
-			Devices: []*semaphorev1.DeviceReport{{Cluster: fmt.Sprint("x", i)}},
-		}}})
+		_, err := session.Receive(
+			&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{
+				Devices: []*semaphorev1.DeviceReport{{Cluster: fmt.Sprint("x", i)}},
+			}}},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +189,8 @@ func TestUnchanged(t *testing.T) {
 		become(s, "c2", meshOf("c2", "a 1", "b 9", "c 3"), nil)
 		become(s, "c2", had, nil) // by another way
 		become(s, "c3", meshOf("c3", "z 1"), nil)
-		session := open(t, s, &semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{digestOf("c2", had), digestOf("c3", meshOf("c3"))}})
+		session := open(t, s, &semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{digestOf("c2", had),
+			digestOf("c3", meshOf("c3"))}})
 		equal(t, "said", said(t, session), "attached n1 resumed=false; unchanged c2 8; 7:c3 8:c3/z=1; synced 8 [c2 c3]")
 		become(s, "c2", meshOf("c2", "a 1", "b 3"), nil)
 		equal(t, "then", said(t, session), "9:c2/b=3")
@@ -211,20 +224,23 @@ func TestUnchanged(t *testing.T) {
 	t.Run("an agent that goes on in the middle of it is told", func(t *testing.T) {
 		s := NewState()
 		become(s, "c2", had, nil)
-		session := open(t, s, &semaphorev1.AgentHello{ResumeEpoch: s.journal.Epoch(), ResumeRevision: 2, Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}})
+		session := open(t, s, &semaphorev1.AgentHello{ResumeEpoch: s.journal.Epoch(), ResumeRevision: 2,
+			Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}})
 		equal(t, "said", said(t, session), "attached n1 resumed=true; 3:c2/b=2; synced 3 [c2]")
 	})
 	t.Run("an agent that goes on from before it is not", func(t *testing.T) {
 		s := NewState()
 		become(s, "c3", meshOf("c3"), nil)
 		become(s, "c2", had, nil)
-		session := open(t, s, &semaphorev1.AgentHello{ResumeEpoch: s.journal.Epoch(), ResumeRevision: 1, Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}})
+		session := open(t, s, &semaphorev1.AgentHello{ResumeEpoch: s.journal.Epoch(), ResumeRevision: 1,
+			Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}})
 		equal(t, "said", said(t, session), "attached n1 resumed=true; unchanged c2 4; synced 4 [c2 c3]")
 	})
 	t.Run("digests that make no sense", func(t *testing.T) {
 		s := NewState()
 		become(s, "c2", had, nil)
-		session := open(t, s, &semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{{Cluster: "c2", Digest: []byte("short")}, {}, {Cluster: "c9", Digest: make([]byte, 32)}}})
+		session := open(t, s, &semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{{Cluster: "c2",
+			Digest: []byte("short")}, {}, {Cluster: "c9", Digest: make([]byte, 32)}}})
 		equal(t, "said", said(t, session), "attached n1 resumed=false; 1:c2 2:c2/a=1 3:c2/b=2; synced 3 [c2]")
 	})
 }

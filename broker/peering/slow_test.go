@@ -39,7 +39,8 @@ func serve(t *testing.T, s *Server) (dial func() *grpc.ClientConn) {
 	})
 	return func() *grpc.ClientConn {
 		// The windows are those that gRPC begins with, and do not grow: what is in flight is known.
-		conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(),
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10))
 		if err != nil {
 			t.Fatal(err)
@@ -134,9 +135,11 @@ func TestAnAgentThatStopsReading(t *testing.T) {
 		t.Errorf("the heap has grown by %d bytes for one who reads nothing of %d", grown, told)
 	}
 	median := func(d []time.Duration) time.Duration { return d[len(d)/2] }
-	t.Logf("heap grown by %d KiB; median %s without it, %s beside it; slowest %s and %s", grown>>10, median(alone), median(beside), alone[len(alone)-1], beside[len(beside)-1])
+	t.Logf("heap grown by %d KiB; median %s without it, %s beside it; slowest %s and %s", grown>>10, median(alone),
+		median(beside), alone[len(alone)-1], beside[len(beside)-1])
 	if median(beside) > 5*median(alone)+5*time.Millisecond {
-		t.Errorf("a change takes %s to the others beside one who reads nothing, and %s without", median(beside), median(alone))
+		t.Errorf("a change takes %s to the others beside one who reads nothing, and %s without", median(beside),
+			median(alone))
 	}
 	if p := s.Status(nil); len(p) != others+1 {
 		t.Errorf("%d attached", len(p))

@@ -14,57 +14,60 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/problem"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 const (
-	// tombstones is how many removed peers are remembered for agents that come back, those of the remote that has most the shortest.
+	// tombstones is how many removed peers the journal keeps for agents that return; the remote with most removals
+	// loses its oldest first.
 	tombstones = 10_000
-	// maxHistory is how many of its last updates are remembered of a remote, to know what agents have that come back.
+	// maxHistory is how many updates of a remote are remembered, to recognize the state of agents that return.
 	maxHistory = 1_000
 )
 
-// maxEntry is the most bytes that a peer may have. One with as many pod CIDRs as are taken of a node has less, and a message
-// to an agent has room for several.
+// maxEntry is the limit of a peer in bytes. A peer with the maximal number of pod CIDRs has less, and several peers
+// fit into a message.
 const maxEntry = 64 << 10
 
 // key names a device (node is empty) or a peer.
 type key struct{ cluster, node string }
 
-// State is what every agent is to be told: the devices and peers of those remotes whose nodes are
-// known whole, in the order of their last changes.
+// State is what every agent receives: the devices and peers of the remotes whose nodes are complete, in the order of
+// their last changes.
 type State struct {
 	// The values are built once and never changed: all streams share them.
 	journal *journal.Journal[key, *record]
-	// encodings counts the changes that were encoded, however many agents were told them.
+	// encodings counts the changes that were encoded, however many agents received them.
 	encodings atomic.Uint64
 
-	// mu makes an update one step for whoever looks: between two, the journal's head, told and complete
-	// belong together.
+	// mu makes an update atomic for readers: between two updates the journal's head, remotes and complete are
+	// consistent.
 	mu       sync.Mutex
-	told     map[string]*told // by cluster
-	complete []string         // sorted
-	// batchMost is how many changes a message has at most.
-	batchMost int
-	tooLarge  map[key]int   // peers that agents are not told of, and how many bytes each has
-	changed   chan struct{} // closed and replaced by each update that changed something
+	remotes  map[string]*remoteState // by cluster
+	complete []string                // sorted
+	// maxChanges is the limit of changes in a message.
+	maxChanges int
+	tooLarge   map[key]int   // peers that are too large to be sent, and their bytes
+	changed    chan struct{} // closed and replaced by each update that changes something
 }
 
-// told is what agents are told of one cluster.
-type told struct {
-	// digest is that of the device and the peers.
+// remoteState is what agents receive of one remote.
+type remoteState struct {
+	// digest is the digest of the device and the peers.
 	digest digest.Digest
-	// first is the update that told of the cluster for the first time.
+	// first is the first update of the remote.
 	first span
 	// history are the last updates, in order.
 	history []span
 }
 
-// had says whether a digest is that of the cluster at a revision, as far as that is remembered.
-func (t *told) had(revision uint64, d digest.Digest) bool {
-	i, found := slices.BinarySearchFunc(t.history, revision, func(s span, revision uint64) int { return cmp.Compare(s.upTo, revision) })
+// hadDigest reports whether a digest was that of the remote at a revision, as far as that is remembered.
+func (t *remoteState) hadDigest(revision uint64, d digest.Digest) bool {
+	i, found := slices.BinarySearchFunc(t.history, revision,
+		func(s span, revision uint64) int { return cmp.Compare(s.upTo, revision) })
 	if !found {
 		// Between two updates, and not within one.
 		if i--; i < 0 || i+1 < len(t.history) && t.history[i+1].after < revision {
@@ -74,57 +77,57 @@ func (t *told) had(revision uint64, d digest.Digest) bool {
 	return t.history[i].digest == d
 }
 
-// span is one update in the journal: the revisions after one up to another, and the digest that a
-// cluster had then.
+// span is one update in the journal: its revisions are after < r ≤ upTo, and digest is that of the remote after it.
 type span struct {
 	after, upTo uint64
 	digest      digest.Digest
 }
 
-// NewState makes an empty state with an epoch of its own.
+// NewState makes an empty state with its own epoch.
 func NewState() *State { return NewStateOf(Sizes{}) }
 
-// Sizes of a State, each 0 for what the product has. A simulation needs small ones, for few peers to reach the limits.
+// Sizes of a State, each 0 for the product's. A simulation needs small sizes, so that few peers reach the limits.
 type Sizes struct {
 	// Tombstones is how many removed peers are remembered.
 	Tombstones int
-	// Batch is how many changes a message to an agent has at most.
+	// Batch is the limit of changes in a message.
 	Batch int
 }
 
-// NewStateOf makes an empty state of other sizes than the product's.
+// NewStateOf makes an empty state with other sizes.
 func NewStateOf(sizes Sizes) *State {
 	return &State{
-		journal:   journal.New[key, *record](cmp.Or(sizes.Tombstones, tombstones)).By(func(k key) string { return k.cluster }),
-		batchMost: cmp.Or(sizes.Batch, maxBatch),
-		told:      map[string]*told{}, tooLarge: map[key]int{},
+		journal: journal.New[key,
+			*record](cmp.Or(sizes.Tombstones, tombstones)).By(func(k key) string { return k.cluster }),
+		maxChanges: cmp.Or(sizes.Batch, maxBatch),
+		remotes:    map[string]*remoteState{}, tooLarge: map[key]int{},
 		changed: make(chan struct{}),
 	}
 }
 
-// Update takes what differs of one remote. It is called only once the remote's nodes are known whole, and says so to
-// the agents. observedAt is when the change of a node was seen in its cluster. It costs what differs, whatever there is.
+// Update applies the changes of one remote, which must be complete: its first update announces that to the agents.
+// observedAt is when a node's change was observed in its cluster. It costs time proportional to the changes.
 func (s *State) Update(cluster string, c mesh.Changes, observedAt map[string]time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.journal.Head()
-	t, known := s.told[cluster]
+	t, known := s.remotes[cluster]
 	if !known {
-		t = &told{}
-		s.told[cluster] = t
+		t = &remoteState{}
+		s.remotes[cluster] = t
 	}
-	// The device comes first: it holds back packets for pods whose node is not known yet.
+	// The device comes first: its routes and guard drop packets to pods whose node is unknown.
 	device := &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Device{Device: c.Device}}
 	if was, ok := s.journal.Get(key{cluster: cluster}); !ok || !proto.Equal(was.change.GetDevice(), c.Device) {
 		s.put(t, key{cluster: cluster}, device, c.Device, time.Time{})
 	}
-	// Who leaves goes first, then who loses something, so that what they had is free for others.
+	// Removed peers come first, then peers that give something up, so that others can take it.
 	var losing, others []string
 	for _, node := range slices.Sorted(maps.Keys(c.Peers)) {
 		k, is := key{cluster, node}, c.Peers[node]
 		was, there := s.journal.Get(k)
 		if is != nil && proto.Size(is) > maxEntry {
-			// An agent that cannot read one message is told of nothing after it.
+			// An agent could not read the message, nor anything after it.
 			if s.tooLarge[k] = proto.Size(is); there {
 				s.remove(t, k, observedAt[node])
 			}
@@ -134,7 +137,7 @@ func (s *State) Update(cluster string, c mesh.Changes, observedAt map[string]tim
 		switch {
 		case is == nil:
 			s.remove(t, k, observedAt[node])
-		case there && loses(was.change.GetPeer(), is):
+		case there && givesUp(was.change.GetPeer(), is):
 			losing = append(losing, node)
 		case !there || !proto.Equal(was.change.GetPeer(), is):
 			others = append(others, node)
@@ -142,7 +145,8 @@ func (s *State) Update(cluster string, c mesh.Changes, observedAt map[string]tim
 	}
 	for _, node := range slices.Concat(losing, others) {
 		p := c.Peers[node]
-		s.put(t, key{cluster, node}, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{Peer: p}}, p, observedAt[node])
+		s.put(t, key{cluster, node}, &semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_Peer{Peer: p}}, p,
+			observedAt[node])
 	}
 	if !known {
 		t.first = span{before, s.journal.Head(), t.digest}
@@ -158,13 +162,37 @@ func (s *State) Update(cluster string, c mesh.Changes, observedAt map[string]tim
 	}
 }
 
-// loses says whether a peer lets go of something that another may have now.
-func loses(was, is *semaphorev1.Peer) bool {
+// Remove removes the device and the peers of a remote that is no longer configured. Agents remove them when they
+// receive it.
+func (s *State) Remove(cluster string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.tooLarge, func(k key, _ int) bool { return k.cluster == cluster })
+	t, known := s.remotes[cluster]
+	if !known {
+		return
+	}
+	entries, _ := s.journal.Snapshot()
+	for _, e := range entries {
+		if e.Key.cluster == cluster && e.Key.node != "" {
+			s.remove(t, e.Key, time.Time{})
+		}
+	}
+	s.remove(t, key{cluster: cluster}, time.Time{}) // after its peers
+	delete(s.remotes, cluster)
+	s.complete = slices.DeleteFunc(slices.Clone(s.complete), func(c string) bool { return c == cluster })
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// givesUp reports whether a peer gives up a key or allowed IP that another peer may have now.
+func givesUp(was, is *semaphorev1.Peer) bool {
 	return !bytes.Equal(was.GetWireguard().GetPublicKey(), is.GetWireguard().GetPublicKey()) ||
 		slices.ContainsFunc(was.GetAllowedIps(), func(ip string) bool { return !slices.Contains(is.GetAllowedIps(), ip) })
 }
 
-func (s *State) put(t *told, k key, change *semaphorev1.PeeringChange, object proto.Message, observedAt time.Time) {
+func (s *State) put(t *remoteState, k key, change *semaphorev1.PeeringChange, object proto.Message,
+	observedAt time.Time) {
 	if was, ok := s.journal.Get(k); ok {
 		t.digest.Remove(was.digest)
 	}
@@ -173,26 +201,25 @@ func (s *State) put(t *told, k key, change *semaphorev1.PeeringChange, object pr
 	s.journal.Put(k, r, observedAt)
 }
 
-func (s *State) remove(t *told, k key, observedAt time.Time) {
+func (s *State) remove(t *remoteState, k key, observedAt time.Time) {
 	if was, ok := s.journal.Get(k); ok {
 		t.digest.Remove(was.digest)
 		s.journal.Delete(k, observedAt)
 	}
 }
 
-// Standing are the digests of what agents are told of each remote that was heard whole, and a channel that is closed when something has
-// changed.
-func (s *State) Standing() (map[string]digest.Digest, <-chan struct{}) {
+// Digests returns the digest of each complete remote, and a channel that is closed when something changes.
+func (s *State) Digests() (map[string]digest.Digest, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make(map[string]digest.Digest, len(s.told))
-	for cluster, t := range s.told {
+	out := make(map[string]digest.Digest, len(s.remotes))
+	for cluster, t := range s.remotes {
 		out[cluster] = t.digest
 	}
 	return out, s.changed
 }
 
-// PeersOf are the peers that agents are told of a remote, by the names of their nodes. Nobody changes them.
+// PeersOf returns the peers of a remote sorted by node name. They must not be modified.
 func (s *State) PeersOf(cluster string) []*semaphorev1.Peer {
 	entries, _ := s.journal.Snapshot()
 	var peers []*semaphorev1.Peer
@@ -201,24 +228,27 @@ func (s *State) PeersOf(cluster string) []*semaphorev1.Peer {
 			peers = append(peers, p)
 		}
 	}
-	slices.SortFunc(peers, func(a, b *semaphorev1.Peer) int { return cmp.Compare(a.GetKey().GetNode(), b.GetKey().GetNode()) })
+	slices.SortFunc(peers, func(a, b *semaphorev1.Peer) int {
+		return cmp.Compare(a.GetKey().GetNode(),
+			b.GetKey().GetNode())
+	})
 	return peers
 }
 
-// Problems are the peers that agents are not told of, a line each, in order.
-func (s *State) Problems() []string {
+// Findings are the peers that are not sent to agents, by cluster.
+func (s *State) Findings() (found []finding.Finding) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var set problem.Set
 	clusters := map[string]bool{}
 	for k, n := range s.tooLarge {
 		clusters[k.cluster] = true
-		set.Replace(k.cluster+"/"+k.node, []problem.Problem{{Cluster: k.cluster, Object: k.node,
-			Text: fmt.Sprintf("peer %s/%s has %d bytes, and %d is the most: no agent is told of it", k.cluster, k.node, n, maxEntry)}})
+		set.Replace(k.cluster+"/"+k.node, []problem.Problem{{Cluster: k.cluster, Object: k.node, Reason: finding.PeerTooLarge,
+			Text: fmt.Sprintf("peer %s/%s has %d bytes, more than the limit of %d: no agent receives it", k.cluster, k.node, n,
+				maxEntry)}})
 	}
-	var lines []string
 	for _, cluster := range slices.Sorted(maps.Keys(clusters)) {
-		lines = append(lines, set.Summary(cluster).Lines(cluster)...)
+		found = append(found, set.Summary(cluster).Findings(cluster)...)
 	}
-	return lines
+	return found
 }

@@ -15,7 +15,8 @@ import (
 
 // meshOf is all that leads to a cluster; nodes are "NAME CIDR".
 func meshOf(cluster string, nodes ...string) mesh.Changes {
-	m := mesh.Changes{Device: &semaphorev1.Device{Cluster: cluster, ListenPort: 51820}, Peers: map[string]*semaphorev1.Peer{}}
+	m := mesh.Changes{Device: &semaphorev1.Device{Cluster: cluster, ListenPort: 51820},
+		Peers: map[string]*semaphorev1.Peer{}}
 	for _, n := range nodes {
 		name, cidr, _ := strings.Cut(n, " ")
 		m.Peers[name] = &semaphorev1.Peer{Key: &semaphorev1.PeerKey{Cluster: cluster, Node: name}, AllowedIps: []string{cidr}}

@@ -12,43 +12,44 @@ import (
 )
 
 const (
-	// maxSilentKept is how many silent peers are kept of what a node tells of one remote; the number of them is kept in
+	// maxSilentKept bounds the silent peers that are kept of one node's report on one remote; their number is kept in
 	// any case.
 	maxSilentKept = 20
-	// maxNodeName is that of Kubernetes.
+	// maxNodeName is the limit of Kubernetes.
 	maxNodeName = 253
 	maxReason   = 160
-	// maxPairs is how many pairs a status lists.
+	// maxPairs bounds the pairs in a status.
 	maxPairs = 200
-	// talkLasts is how long a node that told that it talks is taken at its word. It tells anew when its newest handshake or its
-	// numbers have changed, at most every 30 s, and one of both does within the 180 s that a session lasts.
-	talkLasts = 4 * time.Minute
+	// talkingFor is how long a report that a node talks with a remote is valid. An agent reports again when its newest
+	// handshake or its counters change, at most every 30 s, and one of them changes within the 180 s of a session.
+	talkingFor = 4 * time.Minute
 )
 
-// talks is how one node talks with those of one remote, as its agent says.
-type talks struct {
+// handshakeStats are the handshakes of one node with the nodes of one remote, as its agent reports them.
+type handshakeStats struct {
 	talking, silent uint32
+	mtu             uint32
 	newest          time.Time
 	peers           []*semaphorev1.SilentPeer
-	clear           clear
+	clear           clearTraffic
 }
 
-// clear is what passes in the clear between one node, or all, and a permissive remote.
-type clear struct {
+// clearTraffic is the clear traffic between one node, or all, and a permissive remote.
+type clearTraffic struct {
 	permissive bool
 	out, in    uint64
 	last       time.Time
 	peers      uint32
 }
 
-// talksOf takes what a report says of a device's peers; false for an agent that does not tell.
-func talksOf(d *semaphorev1.DeviceReport) (talks, bool) {
-	t := talks{talking: d.GetPeersTalking(), silent: d.GetPeersSilent()}
+// handshakeStatsOf returns the handshakes in a device's report; false for an agent that does not report them.
+func handshakeStatsOf(d *semaphorev1.DeviceReport) (handshakeStats, bool) {
+	t := handshakeStats{talking: d.GetPeersTalking(), silent: d.GetPeersSilent(), mtu: min(d.GetMtu(), maxMTU)}
 	if t.talking+t.silent+d.GetPeersIdle() == 0 && d.GetPeers() > 0 && !d.GetPermissive() {
 		return t, false
 	}
 	if d.GetPermissive() {
-		t.clear = clear{true, d.GetClearOut(), d.GetClearIn(), time.Time{}, d.GetPeersClear()}
+		t.clear = clearTraffic{true, d.GetClearOut(), d.GetClearIn(), time.Time{}, d.GetPeersClear()}
 		if d.GetLastClear().IsValid() {
 			t.clear.last = d.GetLastClear().AsTime()
 		}
@@ -61,44 +62,55 @@ func talksOf(d *semaphorev1.DeviceReport) (talks, bool) {
 		if !since.IsValid() {
 			since = nil
 		}
-		t.peers = append(t.peers, &semaphorev1.SilentPeer{Node: cut(p.GetNode(), maxNodeName), Since: since, Reason: cut(p.GetReason(), maxReason)})
+		t.peers = append(t.peers, &semaphorev1.SilentPeer{Node: truncate(p.GetNode(), maxNodeName), Since: since,
+			Reason: truncate(p.GetReason(), maxReason)})
 	}
 	t.silent = max(t.silent, uint32(len(t.peers)))
 	return t, true
 }
 
-// cut is so much of a text as is kept: a character cut in two would make the status that holds it unsendable.
-func cut(text string, most int) string {
+// truncate cuts a text. A rune cut in two would make the status that contains it impossible to encode.
+func truncate(text string, most int) string {
 	return strings.ToValidUTF8(text[:min(len(text), most)], "")
 }
 
-// Tunnels is how the own nodes talk with those of one remote: what says whether a remote that is not heard of is really gone.
+// maxMTU is the limit of what a device can have.
+const maxMTU = 65535
+
+// Tunnels are the handshakes of own nodes with one remote. They show whether a remote without a stream is really gone.
 type Tunnels struct {
-	// Nodes that are attached and have told; of those, the ones that talk with at least one node of the remote, by
-	// a session of less than 180 s, as they told in the last 4 min, and those that get no answer from at least one.
+	// Nodes is how many attached nodes report on the remote. Talking is how many of them reported, within talkingFor, a
+	// session of less than 180 s with at least one node of the remote. Silent is how many get no answer from at least one.
 	Nodes, Talking, Silent int
-	// SilentPairs is how many pairs of nodes do not talk.
+	// MTU is the smallest of the devices in bytes; 0 if none reports it.
+	MTU int
+	// SilentPairs is the number of pairs of nodes without an answer.
 	SilentPairs int
-	// Newest handshake of any node, on that node's clock; zero for none. It can be 30 s older than the truth, as numbers are told
-	// every 30 s at most.
+	// Newest is the newest handshake of any node, on that node's clock; zero for none. It can be 30 s old, the
+	// interval of reports.
 	Newest time.Time
-	// Heard is when a node last told of it, on the clock here; zero for never. While nothing changes nothing is told.
+	// Heard is when a node last reported on the remote, on the local clock; zero for never. Agents do not report while
+	// nothing changes.
 	Heard time.Time
 }
 
-// Tunnels is how the own nodes talk with those of each remote, by cluster. A remote of which no attached node has told is
-// in it with no nodes: nothing can be said of it then.
+// Tunnels returns the handshakes of own nodes with each remote, by cluster. A remote on which no attached node reports
+// has Nodes 0: nothing is known of it.
 func (s *Server) Tunnels() map[string]Tunnels {
-	out := make(map[string]Tunnels, len(s.configured))
-	for cluster := range s.configured {
+	configured := s.remotes()
+	out := make(map[string]Tunnels, len(configured))
+	for cluster := range configured {
 		out[cluster] = Tunnels{}
 	}
 	now := s.now()
 	s.eachReport(func(_ string, r *Report, heard time.Time) {
-		for cluster, t := range r.talks {
+		for cluster, t := range r.handshakes {
 			all := out[cluster]
 			all.Nodes++
-			if t.talking > 0 && now.Sub(heard) < talkLasts {
+			if n := int(t.mtu); n > 0 && (all.MTU == 0 || n < all.MTU) {
+				all.MTU = n
+			}
+			if t.talking > 0 && now.Sub(heard) < talkingFor {
 				all.Talking++
 			}
 			if t.silent > 0 {
@@ -117,8 +129,9 @@ func (s *Server) Tunnels() map[string]Tunnels {
 	return out
 }
 
-// TalkStatus adds to a status who talks with whom, and which pairs of nodes do not, the longest silent first.
-func (s *Server) TalkStatus(out *semaphorev1.GetStatusResponse) {
+// TunnelStatus adds to a status the handshakes with each remote, and the silent pairs of nodes, the longest silent
+// first.
+func (s *Server) TunnelStatus(out *semaphorev1.GetStatusResponse) {
 	for cluster, t := range s.Tunnels() {
 		status := &semaphorev1.TunnelsStatus{
 			Cluster: cluster, Nodes: uint32(t.Nodes), NodesTalking: uint32(t.Talking), NodesSilent: uint32(t.Silent),
@@ -135,7 +148,7 @@ func (s *Server) TalkStatus(out *semaphorev1.GetStatusResponse) {
 		byCluster[t.GetCluster()] = t
 	}
 	s.eachReport(func(node string, r *Report, _ time.Time) {
-		for cluster, t := range r.talks {
+		for cluster, t := range r.handshakes {
 			if status := byCluster[cluster]; status != nil && t.clear.permissive {
 				status.Permissive = true
 				status.ClearOut += t.clear.out
@@ -146,7 +159,8 @@ func (s *Server) TalkStatus(out *semaphorev1.GetStatusResponse) {
 				if t.clear.peers > 0 {
 					status.NodesWaiting++
 				}
-				if last := timestamppb.New(t.clear.last); !t.clear.last.IsZero() && last.AsTime().After(status.GetLastClear().AsTime()) {
+				if last := timestamppb.New(t.clear.last); !t.clear.last.IsZero() &&
+					last.AsTime().After(status.GetLastClear().AsTime()) {
 					status.LastClear = last
 				}
 			}
@@ -158,12 +172,54 @@ func (s *Server) TalkStatus(out *semaphorev1.GetStatusResponse) {
 		}
 	})
 	slices.SortFunc(out.SilentPairs, func(a, b *semaphorev1.SilentPair) int {
-		return cmp.Or(a.GetSince().AsTime().Compare(b.GetSince().AsTime()), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.RemoteNode, b.RemoteNode))
+		return cmp.Or(a.GetSince().AsTime().Compare(b.GetSince().AsTime()), cmp.Compare(a.Node, b.Node),
+			cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.RemoteNode, b.RemoteNode))
 	})
 	out.SilentPairs = out.SilentPairs[:min(len(out.SilentPairs), maxPairs)]
 }
 
-// eachReport calls f with the last report of every agent that is attached, and when that came.
+// count counts the silent peers of a report.
+func (r *Report) count() {
+	remotes := 0
+	for cluster, t := range r.handshakes {
+		if t.silent > 0 {
+			remotes++
+			r.silent += int(t.silent)
+			r.silentIn = cluster
+		}
+	}
+	if remotes > 1 {
+		r.silentIn = ""
+	}
+}
+
+// Overview adds to a status what its findings follow from, and no more: those of the nodes that have no agent, and the
+// number of silent pairs. Its cost grows with the nodes, and not with the remotes that each reports on.
+func (s *Server) Overview(out *semaphorev1.GetStatusResponse, nodes []string) {
+	s.mu.Lock()
+	attached := make(map[string]bool, len(s.attached))
+	for _, a := range s.attached {
+		attached[a.agent.Node] = true
+	}
+	s.mu.Unlock()
+	for _, name := range nodes {
+		if !attached[name] {
+			out.Nodes = append(out.Nodes, &semaphorev1.NodeStatus{Node: name})
+		}
+	}
+	in := map[string]bool{}
+	s.eachReport(func(_ string, r *Report, _ time.Time) {
+		if r.silent > 0 {
+			out.SilentPairsTotal += uint64(r.silent)
+			in[r.silentIn] = true
+		}
+	})
+	for cluster := range in {
+		out.SilentPairs = append(out.SilentPairs, &semaphorev1.SilentPair{Cluster: cluster})
+	}
+}
+
+// eachReport calls f with the last report of every attached agent, and the time of the report.
 func (s *Server) eachReport(f func(node string, r *Report, heard time.Time)) {
 	s.mu.Lock()
 	attached := make([]*attachment, 0, len(s.attached))

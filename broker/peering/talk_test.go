@@ -19,26 +19,36 @@ var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 // talkers are a server and what agents have told it.
 func talkers(t *testing.T) (*Server, *prometheus.Registry, func(node string, devices ...*semaphorev1.DeviceReport)) {
 	registry := prometheus.NewRegistry()
-	s := New(Options{Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}, {Name: "c3"}}, State: NewState(), Metrics: NewMetrics(registry)})
+	s := New(Options{Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}, {Name: "c3"}}, State: NewState(),
+		Metrics: NewMetrics(registry)})
 	s.now = func() time.Time { return noon.Add(time.Minute) }
 	return s, registry, func(node string, devices ...*semaphorev1.DeviceReport) {
 		t.Helper()
 		session := open(t, NewState(), nil)
-		r, err := session.Receive(&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}}})
+		r, err := session.Receive(
+			&semaphorev1.AttachRequest{
+				Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: devices}},
+			},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.attached[types.UID(node)] = &attachment{agent: Agent{Node: node}, session: session, report: r.Report, reported: noon}
+		s.attached[types.UID(node)] = &attachment{agent: Agent{Node: node}, session: session, report: r.Report,
+			reported: noon}
 	}
 }
 
-func deviceTo(cluster string, talking, silent, idle uint32, handshake time.Duration, names ...string) *semaphorev1.DeviceReport {
-	d := &semaphorev1.DeviceReport{Cluster: cluster, Interface: "wireguard." + cluster, Peers: talking + silent + idle, PeersTalking: talking, PeersSilent: silent, PeersIdle: idle}
+func deviceTo(cluster string, talking, silent, idle uint32, handshake time.Duration,
+	names ...string) *semaphorev1.DeviceReport {
+	d := &semaphorev1.DeviceReport{Cluster: cluster, Interface: "wireguard." + cluster, Peers: talking + silent + idle,
+		PeersTalking: talking, PeersSilent: silent, PeersIdle: idle}
 	if handshake > 0 {
 		d.LastHandshake = timestamppb.New(noon.Add(-handshake))
 	}
 	for i, name := range names {
-		d.Silent = append(d.Silent, &semaphorev1.SilentPeer{Node: name, Since: timestamppb.New(noon.Add(-time.Duration(len(names)-i) * time.Minute)), Reason: "no answer"})
+		d.Silent = append(d.Silent,
+			&semaphorev1.SilentPeer{Node: name, Since: timestamppb.New(noon.Add(-time.Duration(len(names)-i) * time.Minute)),
+				Reason: "no answer"})
 	}
 	return d
 }
@@ -54,7 +64,8 @@ func gathered(t *testing.T, registry *prometheus.Registry) string {
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			if len(m.GetLabel()) == 1 && m.GetLabel()[0].GetName() == "cluster" {
-				out = append(out, fmt.Sprint(strings.TrimPrefix(f.GetName(), "semaphore_broker_"), " ", m.GetLabel()[0].GetValue(), " ", m.GetGauge().GetValue()))
+				out = append(out, fmt.Sprint(strings.TrimPrefix(f.GetName(), "semaphore_broker_"), " ", m.GetLabel()[0].GetValue(),
+					" ", m.GetGauge().GetValue()))
 			}
 		}
 	}
@@ -65,8 +76,11 @@ func TestTalk(t *testing.T) {
 	s, registry, told := talkers(t)
 	told("n1", deviceTo("c2", 2, 1, 0, 30*time.Second, "m3"), deviceTo("c3", 0, 0, 4, 0))
 	told("n2", deviceTo("c2", 1, 2, 0, 10*time.Second, "m1", "m3"), deviceTo("c9", 5, 5, 5, 0, "x"))
-	told("old", &semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", Peers: 3, LastHandshake: timestamppb.New(noon)})
-	if got, want := fmt.Sprint(s.Tunnels()["c2"]), fmt.Sprint(Tunnels{Nodes: 2, Talking: 2, Silent: 2, SilentPairs: 3, Newest: noon.Add(-10 * time.Second), Heard: noon}); got != want {
+	told("old", &semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", Peers: 3,
+		LastHandshake: timestamppb.New(noon)})
+	if got, want := fmt.Sprint(s.Tunnels()["c2"]),
+		fmt.Sprint(Tunnels{Nodes: 2, Talking: 2, Silent: 2, SilentPairs: 3, Newest: noon.Add(-10 * time.Second),
+			Heard: noon}); got != want {
 		t.Errorf("c2: %s; want %s", got, want)
 	}
 	if got, want := fmt.Sprint(s.Tunnels()["c3"]), fmt.Sprint(Tunnels{Nodes: 1, Heard: noon}); got != want {
@@ -77,7 +91,7 @@ func TestTalk(t *testing.T) {
 	}
 	show := func() string {
 		var out semaphorev1.GetStatusResponse
-		s.TalkStatus(&out)
+		s.TunnelStatus(&out)
 		var lines []string
 		for _, of := range out.Tunnels {
 			lines = append(lines, fmt.Sprintf("%s %d/%d/%d", of.Cluster, of.Nodes, of.NodesTalking, of.NodesSilent))
@@ -89,24 +103,26 @@ func TestTalk(t *testing.T) {
 		return strings.Join(lines, "; ")
 	}
 	equal(t, "status", show(), "c2 2/2/2; c3 1/0/0; 3; n2-c2/m1 2m0s; n1-c2/m3 1m0s; n2-c2/m3 1m0s")
-	equal(t, "metrics", gathered(t, registry), "last_handshake_timestamp_seconds c2 1.76735519e+09; nodes_talking c2 2; nodes_talking c3 0; silent_pairs c2 3; silent_pairs c3 0")
+	equal(t, "metrics", gathered(t, registry), "last_handshake_timestamp_seconds c2 1.76735519e+09; nodes_talking c2 2; "+
+		"nodes_talking c3 0; silent_pairs c2 3; silent_pairs c3 0")
 	// What a node told goes with its agent, and with the next report.
 	delete(s.attached, "n2")
 	told("n1", deviceTo("c2", 3, 0, 0, time.Second), deviceTo("c3", 0, 0, 4, 0))
 	equal(t, "status", show(), "c2 1/1/0; c3 1/0/0; 0")
 }
 
-// A node that told long ago that it talks would have told something since: it is not taken at its word. That it has told of
-// its device stays so.
+// A node that told long ago that it talks would have told something since: it is not taken at its word. That it has
+// told of its device stays so.
 func TestTalkIsFresh(t *testing.T) {
 	s, registry, told := talkers(t)
 	told("n1", deviceTo("c2", 2, 0, 0, time.Second))
-	for after, want := range map[time.Duration]int{talkLasts - 1: 1, talkLasts: 0} {
+	for after, want := range map[time.Duration]int{talkingFor - 1: 1, talkingFor: 0} {
 		s.now = func() time.Time { return noon.Add(after) }
 		if got := s.Tunnels()["c2"]; got.Nodes != 1 || got.Talking != want {
 			t.Errorf("after %s: %+v", after, got)
 		}
-		equal(t, "metrics", gathered(t, registry), fmt.Sprintf("last_handshake_timestamp_seconds c2 1.767355199e+09; nodes_talking c2 %d; nodes_talking c3 0; silent_pairs c2 0; silent_pairs c3 0", want))
+		equal(t, "metrics", gathered(t, registry), fmt.Sprintf("last_handshake_timestamp_seconds c2 1.767355199e+09; "+
+			"nodes_talking c2 %d; nodes_talking c3 0; silent_pairs c2 0; silent_pairs c3 0", want))
 	}
 }
 
@@ -125,12 +141,13 @@ func TestTalkIsBounded(t *testing.T) {
 		told(fmt.Sprintf("n%02d", i), d)
 	}
 	var out semaphorev1.GetStatusResponse
-	s.TalkStatus(&out)
+	s.TunnelStatus(&out)
 	if out.SilentPairsTotal != 100_000 || len(out.SilentPairs) != maxPairs {
 		t.Errorf("%d pairs, %d listed", out.SilentPairsTotal, len(out.SilentPairs))
 	}
-	kept := s.attached["n00"].report.talks["c2"].peers
-	if len(kept) != maxSilentKept || len(kept[0].Node) > maxNodeName || len(kept[1].Reason) > maxReason || kept[2].Since != nil {
+	kept := s.attached["n00"].report.handshakes["c2"].peers
+	if len(kept) != maxSilentKept || len(kept[0].Node) > maxNodeName || len(kept[1].Reason) > maxReason ||
+		kept[2].Since != nil {
 		t.Errorf("%d peers are kept: %v", len(kept), kept[:3])
 	}
 	if strings.ToValidUTF8(kept[0].Node, "?") != kept[0].Node {

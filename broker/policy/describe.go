@@ -16,87 +16,110 @@ const mostListed = 100
 // Describe compares the desired sets that match a request with the existing objects, sorted. address is the one in
 // the request; zero for none. The caller adds the state of the remotes.
 func (p *Plan) Describe(req *semaphorev1.ListSetsRequest, address netip.Addr) []*semaphorev1.PolicySet {
-	found := map[setRef]*described{}
-	of := func(s setRef) *described {
-		d := found[s]
-		if d == nil {
-			d = &described{set: &semaphorev1.PolicySet{Cluster: s.cluster, Namespace: s.namespace, Name: s.name}, objects: map[string]*semaphorev1.SetObject{}}
-			found[s] = d
-		}
-		return d
-	}
-	asked := func(s setRef) bool {
-		return (req.GetCluster() == "" || s.cluster == req.GetCluster()) &&
-			(req.GetNamespace() == "" || s.namespace == req.GetNamespace()) &&
-			(req.GetName() == "" || s.name == req.GetName())
-	}
+	d := &description{Plan: p, req: req, address: address, found: map[setRef]*described{}}
 	for s, m := range p.sets {
-		if !asked(s) {
-			continue
-		}
-		d, r := of(s), p.remotes[s.cluster]
-		d.address = m.partOf[address] > 0
-		for ip := range m.partOf {
-			if !p.hasNamespace(s) {
-				continue // the namespace does not exist here
-			}
-			object := p.objectNameOf(s, ip)
-			p.objectOf(d, object).Wanted++
-			if !r.isIn(ip, object) {
-				d.missing = append(d.missing, ip)
-			}
+		if d.selects(s) {
+			d.addDesired(s, m)
 		}
 	}
 	for cluster, r := range p.remotes {
-		for ip, all := range r.placements {
-			for _, at := range all {
-				// Before a remote is complete, the annotations of an object say which set it belongs to.
-				if at.set.cluster != cluster || !asked(at.set) {
-					continue
-				}
-				d := of(at.set)
-				p.objectOf(d, at.object).Present++
-				d.address = d.address || ip == address
-				m := p.sets[at.set]
-				if m == nil || m.partOf[ip] == 0 || p.objectNameOf(at.set, ip) != at.object {
-					d.leftover = append(d.leftover, ip)
-				}
-			}
-		}
-		for ref, pod := range r.pods {
-			if !asked(pod.set) || found[pod.set] == nil {
-				continue
-			}
-			d := found[pod.set]
-			one := &semaphorev1.SetPod{Name: ref.name, Uid: pod.uid}
-			for _, ip := range pod.ips {
-				one.Ips = append(one.Ips, ip.String())
-			}
-			d.set.Pods = append(d.set.Pods, one)
-			d.pod = d.pod || ref.name == req.GetPod()
-		}
-	}
-	for set, d := range found {
-		for _, problem := range p.problemsOf(set) {
-			_, d.set.Problem, _ = strings.Cut(problem.Text, ": ")
-		}
+		d.addExisting(cluster, r)
+		d.addPods(r)
 	}
 	var out []*semaphorev1.PolicySet
-	for _, d := range found {
-		if req.GetPod() == "" || d.pod {
-			if !address.IsValid() || d.address {
-				out = append(out, d.finish())
-			}
+	for s, one := range d.found {
+		for _, problem := range p.problemsOf(s) {
+			_, one.set.Problem, _ = strings.Cut(problem.Text, ": ")
+		}
+		if (req.GetPod() == "" || one.pod) && (!address.IsValid() || one.address) {
+			out = append(out, one.finish())
 		}
 	}
 	slices.SortFunc(out, CompareDescribed)
 	return out
 }
 
+// description is the answer to a request as it is made.
+type description struct {
+	*Plan
+	req     *semaphorev1.ListSetsRequest
+	address netip.Addr
+	found   map[setRef]*described
+}
+
+// selects reports whether the request is about a set.
+func (d *description) selects(s setRef) bool {
+	return (d.req.GetCluster() == "" || s.cluster == d.req.GetCluster()) &&
+		(d.req.GetNamespace() == "" || s.namespace == d.req.GetNamespace()) &&
+		(d.req.GetName() == "" || s.name == d.req.GetName())
+}
+
+func (d *description) of(s setRef) *described {
+	one := d.found[s]
+	if one == nil {
+		one = &described{set: &semaphorev1.PolicySet{Cluster: s.cluster, Namespace: s.namespace, Name: s.name},
+			objects: map[string]*semaphorev1.SetObject{}}
+		d.found[s] = one
+	}
+	return one
+}
+
+// addDesired adds the addresses that a set should have.
+func (d *description) addDesired(s setRef, m *members) {
+	one, r := d.of(s), d.remotes[s.cluster]
+	one.address = m.partOf[d.address] > 0
+	if !d.hasNamespace(s) {
+		return // the namespace does not exist here
+	}
+	for ip := range m.partOf {
+		object := d.objectNameOf(s, ip)
+		d.objectOf(one, object).Wanted++
+		if !r.isIn(ip, object) {
+			one.missing = append(one.missing, ip)
+		}
+	}
+}
+
+// addExisting adds the addresses in the existing objects of a remote.
+func (d *description) addExisting(cluster string, r *remote) {
+	for ip, all := range r.placements {
+		for _, at := range all {
+			// Before a remote is complete, the annotations of an object say which set it belongs to.
+			if at.set.cluster != cluster || !d.selects(at.set) {
+				continue
+			}
+			one := d.of(at.set)
+			d.objectOf(one, at.object).Present++
+			one.address = one.address || ip == d.address
+			m := d.sets[at.set]
+			if m == nil || m.partOf[ip] == 0 || d.objectNameOf(at.set, ip) != at.object {
+				one.leftover = append(one.leftover, ip)
+			}
+		}
+	}
+}
+
+// addPods adds the pods of the sets that were found.
+func (d *description) addPods(r *remote) {
+	for ref, pod := range r.pods {
+		one := d.found[pod.set]
+		if one == nil || !d.selects(pod.set) {
+			continue
+		}
+		added := &semaphorev1.SetPod{Name: ref.name, Uid: pod.uid}
+		for _, ip := range pod.ips {
+			added.Ips = append(added.Ips, ip.String())
+		}
+		one.set.Pods = append(one.set.Pods, added)
+		one.pod = one.pod || ref.name == d.req.GetPod()
+	}
+}
+
 // CompareDescribed orders the results of Describe.
 func CompareDescribed(a, b *semaphorev1.PolicySet) int {
 	for _, c := range []int{
-		strings.Compare(a.GetCluster(), b.GetCluster()), strings.Compare(a.GetNamespace(), b.GetNamespace()), strings.Compare(a.GetName(), b.GetName()),
+		strings.Compare(a.GetCluster(), b.GetCluster()), strings.Compare(a.GetNamespace(), b.GetNamespace()),
+		strings.Compare(a.GetName(), b.GetName()),
 	} {
 		if c != 0 {
 			return c

@@ -6,11 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// told is what Describe says, a set a line.
-func told(p *Plan, req *semaphorev1.ListSetsRequest) string {
+// setLines is what Describe returns, a set a line.
+func setLines(p *Plan, req *semaphorev1.ListSetsRequest) string {
 	var address netip.Addr
 	if req.GetAddress() != "" {
 		address = netip.MustParseAddr(req.GetAddress())
@@ -40,15 +41,17 @@ func TestDescribe(t *testing.T) {
 	k := newCluster(t, p)
 	is := func(what string, req *semaphorev1.ListSetsRequest, want ...string) {
 		t.Helper()
-		if got := told(p, req); got != strings.Join(want, "\n") {
+		if got := setLines(p, req); got != strings.Join(want, "\n") {
 			t.Errorf("%s:\n got %s\nwant %s", what, got, strings.Join(want, "\n     "))
 		}
 	}
 	all := &semaphorev1.ListSetsRequest{}
-	names := touchedNames(p.Apply("c2", pods("shop/a u1 web 10.2.0.1", "shop/b u2 web 10.2.0.2 fd02::2", "shop/idle u3 web", "bank/x u4 db 10.2.0.9")))
+	names := touchedNames(p.Apply("c2", pods("shop/a u1 web 10.2.0.1", "shop/b u2 web 10.2.0.2 fd02::2",
+		"shop/idle u3 web", "bank/x u4 db 10.2.0.9")))
 	is("nothing is written", all,
 		"c2/bank/db c2-bank-db:0/1 x(u4)=10.2.0.9 missing 10.2.0.9",
-		"c2/shop/web c2-shop-web:0/2 c2-shop-web.part-2:0/1 a(u1)=10.2.0.1 b(u2)=10.2.0.2,fd02::2 idle(u3)= missing 10.2.0.1,10.2.0.2,fd02::2")
+		"c2/shop/web c2-shop-web:0/2 c2-shop-web.part-2:0/1 a(u1)=10.2.0.1 b(u2)=10.2.0.2,fd02::2 idle(u3)= missing "+
+			"10.2.0.1,10.2.0.2,fd02::2")
 	k.settle(names...)
 	is("all is written", all,
 		"c2/bank/db c2-bank-db:1/1 x(u4)=10.2.0.9",
@@ -68,7 +71,7 @@ func TestDescribe(t *testing.T) {
 	is("they have gone", all, "c2/shop/web c2-shop-web:1/1 a(u1)=10.2.0.1 idle(u3)=")
 }
 
-// What another broker has written is told as what it is, before the remote has been heard.
+// What another broker has written is shown as what it is, before the remote has been heard.
 func TestDescribeWhatIsThere(t *testing.T) {
 	before := planOf(2)
 	written := newCluster(t, before)
@@ -77,7 +80,22 @@ func TestDescribeWhatIsThere(t *testing.T) {
 	for name, set := range written.sets {
 		p.Observed(name, set)
 	}
-	if got, want := told(p, &semaphorev1.ListSetsRequest{Address: "10.2.0.1"}), "c2/shop/web c2-shop-web:1/0 leftover 10.2.0.1"; got != want {
+	if got, want := setLines(p, &semaphorev1.ListSetsRequest{Address: "10.2.0.1"}),
+		"c2/shop/web c2-shop-web:1/0 leftover 10.2.0.1"; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// A set whose namespace does not exist in the own cluster has its pods, and no object that misses anything.
+func TestDescribeWithoutItsNamespace(t *testing.T) {
+	p := New([]config.Remote{{Name: "c2"}}, Options{LabelDomains: []string{"d"}, MaxSetSize: 100, Namespaced: true})
+	p.Apply("c2", pods("shop/a u1 web 10.2.0.1"))
+	all := &semaphorev1.ListSetsRequest{}
+	if got, want := setLines(p, all), "c2/shop/web a(u1)=10.2.0.1"; got != want {
+		t.Errorf("without the namespace: got %s, want %s", got, want)
+	}
+	p.Namespace("shop", true)
+	if got, want := setLines(p, all), "c2/shop/web c2-shop-web:0/1 a(u1)=10.2.0.1 missing 10.2.0.1"; got != want {
+		t.Errorf("with the namespace: got %s, want %s", got, want)
 	}
 }

@@ -17,7 +17,8 @@ type both struct{ global, namespaced *Plan }
 
 func newBoth() both {
 	remotes := []config.Remote{{Name: "c2"}}
-	b := both{New(remotes, Options{LabelDomains: []string{"d"}, MaxSetSize: 100}), New(remotes, Options{LabelDomains: []string{"d"}, MaxSetSize: 100, Namespaced: true})}
+	b := both{New(remotes, Options{LabelDomains: []string{"d"}, MaxSetSize: 100}),
+		New(remotes, Options{LabelDomains: []string{"d"}, MaxSetSize: 100, Namespaced: true})}
 	Join(b.global, b.namespaced)
 	b.namespaced.Namespace("shop", true)
 	return b
@@ -26,15 +27,17 @@ func newBoth() both {
 func (b both) pod(name, uid, set string, ips ...string) {
 	change := replica.Change{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: name}}
 	if set != "" {
-		change.New = &semaphorev1.Object{Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: uid, SetName: set, Ips: ips}}}
+		change.New = &semaphorev1.Object{Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: uid,
+			SetName: set, Ips: ips}}}
 	}
 	b.global.Apply("c2", []replica.Change{change})
 	b.namespaced.Apply("c2", []replica.Change{change})
 }
 
-// write carries out what is wanted under a name, and returns its addresses and which names of the other kind may have waited for that.
+// write carries out what is wanted under a name, and returns its addresses and which names of the other kind may have
+// waited for that.
 func (b both) write(p *Plan, name string, now time.Time) (nets []string, woken []string) {
-	d := p.Set(name, now)
+	d := p.Reserve(name, now)
 	if d.Set != nil {
 		nets = d.Set.Spec.Nets
 	}
@@ -50,7 +53,8 @@ func (b both) observed(p *Plan, name string, set *calicov3.GlobalNetworkSet) (wo
 	return other.Touched(p, name, nil)
 }
 
-// An address that passes to another pod joins no object of the new set, of either kind, while an object of the old one has it, of either kind.
+// An address that passes to another pod joins no object of the new set, of either kind, while an object of the old one
+// has it, of either kind.
 func TestOneOrderOverAllKinds(t *testing.T) {
 	b, now := newBoth(), time.Unix(0, 0)
 	b.pod("a", "1", "old", "10.2.0.1")

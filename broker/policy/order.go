@@ -164,19 +164,77 @@ type Decision struct {
 	Set *calicov3.GlobalNetworkSet
 	// Again is the time after which to call Set again; 0 to wait until Apply or Observed returns the name.
 	Again time.Duration
+
+	// held are the IPs whose removal the decision delays, and added those that its write adds.
+	held, added []netip.Addr
 }
 
-// Set decides which object to write under a name, and which of the desired changes wait.
-func (p *Plan) Set(name string, now time.Time) Decision {
+// Reserve is Set at the start of a write: it also records which IPs the write adds and whose removal it delays, so that
+// concurrent writes of other names take it into account. Writes under one name must not overlap: the previous one has
+// ended.
+func (p *Plan) Reserve(name string, now time.Time) Decision {
 	for _, r := range p.remotes {
-		// Writes under one name do not overlap: the previous one has ended.
 		r.endWrite(name, slices.SortedFunc(slices.Values(r.inFlightByObject[name]), netip.Addr.Compare))
 	}
+	d := p.Set(name, now)
+	for _, r := range p.remotes {
+		for _, ip := range d.held {
+			r.beginHold(ip, name, now)
+		}
+	}
+	if set, in := p.setForName(name); in != nil {
+		for _, ip := range d.added {
+			p.remotes[set.cluster].beginWrite(ip, name)
+		}
+	}
+	return d
+}
+
+// Set decides which object to write under a name, and which of the desired changes wait. It changes nothing.
+func (p *Plan) Set(name string, now time.Time) Decision {
 	set, in := p.setForName(name)
-	wanted := in != nil
-	var d Decision
-	var nets, kept []netip.Addr
-	var keeper setRef // the set whose IPs are kept
+	d, keeper := p.heldRemovals(name, in, now)
+	switch {
+	case len(d.held) > 0 && (in == nil || keeper != set):
+		// The set that had this name ends or gets another name. The object keeps the old labels and the held IPs
+		// until then.
+		d.Set = p.object(name, keeper, slices.Clone(d.held))
+		return d
+	case in == nil:
+		return d
+	}
+	r := p.remotes[set.cluster]
+	nets := slices.Clone(d.held)
+	for ip := range in {
+		if r.isIn(ip, name) {
+			nets = append(nets, ip)
+		}
+	}
+	room := p.options.MaxSetSize - len(nets)
+	for ip := range in {
+		switch {
+		case r.isIn(ip, name):
+		case len(d.held) > 0 && room <= 0:
+			// The IPs to be removed still count, and may return: the object would otherwise exceed the limit for
+			// good.
+		case r.mustLeaveOther(ip, name), p.mustLeaveJoined(set.cluster, ip):
+		case r.inFlightElsewhere(ip, name), p.inFlightElsewhereJoined(set.cluster, ip):
+			d.Again = max(d.Again, inFlightRetry)
+		default:
+			d.added = append(d.added, ip)
+			room--
+		}
+	}
+	nets = append(nets, d.added...)
+	if len(nets) > 0 || r.observed[name] != nil { // otherwise all of its IPs wait for another set
+		d.Set = p.object(name, set, nets)
+	}
+	return d
+}
+
+// heldRemovals returns the decision to delay the removal of IPs from an object that in does not have, and the set that
+// they belong to.
+func (p *Plan) heldRemovals(name string, in map[netip.Addr]bool, now time.Time) (d Decision, keeper setRef) {
 	for _, r := range p.remotes {
 		for _, ip := range r.observed[name] {
 			if in[ip] {
@@ -184,47 +242,11 @@ func (p *Plan) Set(name string, now time.Time) Decision {
 			}
 			if left, of := p.holdRemoval(r, ip, name, now); left > 0 {
 				d.Again = max(d.Again, left)
-				kept, keeper = append(kept, ip), of
+				d.held, keeper = append(d.held, ip), of
 			}
 		}
 	}
-	if len(kept) > 0 && (!wanted || keeper != set) {
-		// The set that had this name ends or gets another name. The object keeps the old labels and the kept IPs
-		// until then.
-		d.Set = p.object(name, keeper, kept)
-		return d
-	}
-	if !wanted {
-		return d
-	}
-	r := p.remotes[set.cluster]
-	room := p.options.MaxSetSize - len(kept)
-	for ip := range in {
-		if r.isIn(ip, name) {
-			room--
-		}
-	}
-	for ip := range in {
-		switch {
-		case r.isIn(ip, name):
-			nets = append(nets, ip)
-		case len(kept) > 0 && room <= 0:
-			// The IPs to be removed still count, and may return: the object would otherwise exceed the limit for
-			// good.
-		case r.mustLeaveOther(ip, name), p.mustLeaveJoined(set.cluster, ip):
-		case r.inFlightElsewhere(ip, name), p.inFlightElsewhereJoined(set.cluster, ip):
-			d.Again = max(d.Again, inFlightRetry)
-		default:
-			nets = append(nets, ip)
-			r.beginWrite(ip, name)
-			room--
-		}
-	}
-	nets = append(nets, kept...)
-	if len(nets) > 0 || r.observed[name] != nil { // otherwise all of its IPs wait for another set
-		d.Set = p.object(name, set, nets)
-	}
-	return d
+	return d, keeper
 }
 
 // isInFlight reports whether a write under way adds an IP to an object.
@@ -249,7 +271,8 @@ func (p *Plan) mustLeaveJoined(cluster string, ip netip.Addr) bool {
 
 // inFlightElsewhereJoined is inFlightElsewhere for objects of other kinds.
 func (p *Plan) inFlightElsewhereJoined(cluster string, ip netip.Addr) bool {
-	return slices.ContainsFunc(p.joined, func(other *Plan) bool { return other.remotes[cluster].inFlightElsewhere(ip, "") })
+	return slices.ContainsFunc(p.joined,
+		func(other *Plan) bool { return other.remotes[cluster].inFlightElsewhere(ip, "") })
 }
 
 // isSettled reports whether the objects of all kinds contain an IP where it belongs.
@@ -298,15 +321,24 @@ func (p *Plan) holdRemoval(r *remote, ip netip.Addr, name string, now time.Time)
 	if !ok || len(r.claims[ip]) > 1 || !p.hasNamespace(o.set) || p.isSettled(o.set, ip) {
 		return 0, setRef{}
 	}
-	for i := range r.placements[ip] {
-		at := &r.placements[ip][i]
+	for _, at := range r.placements[ip] {
 		if at.object != name || at.uid != o.uid {
 			continue
 		}
 		if at.held.IsZero() {
-			at.held = now
+			return holdRemoval, at.set
 		}
 		return holdRemoval - now.Sub(at.held), at.set
 	}
 	return 0, setRef{}
+}
+
+// beginHold records since when an object keeps an IP of a pod that moved to another set.
+func (r *remote) beginHold(ip netip.Addr, name string, now time.Time) {
+	o, owned := r.owner(ip)
+	for i := range r.placements[ip] {
+		if at := &r.placements[ip][i]; owned && at.object == name && at.uid == o.uid && at.held.IsZero() {
+			at.held = now
+		}
+	}
 }

@@ -3,6 +3,7 @@ package policy
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
@@ -13,24 +14,24 @@ func TestAnAddressOnItsWayIntoASetIsAsGoodAsThere(t *testing.T) {
 	p := plan()
 	k := newCluster(t, p)
 	p.Apply("c2", pods("a/p u1 s 10.2.0.1"))
-	written := p.Set("c2-a-s", k.now).Set // and under way from now on
+	written := p.Reserve("c2-a-s", k.now).Set // and under way from now on
 	p.Apply("c2", pods("a/p", "a/q u2 t 10.2.0.1"))
-	if d := p.Set("c2-a-t", k.now); d.Set != nil || d.Again == 0 {
+	if d := p.Reserve("c2-a-t", k.now); d.Set != nil || d.Again == 0 {
 		t.Fatalf("it joins %v while another set is written with it (again after %s)", d.Set, d.Again)
 	}
-	// The informer tells of what was there before: the write is still under way.
+	// The informer reports what was there before: the write is still under way.
 	p.Observed("c2-a-s", nil)
-	if d := p.Set("c2-a-t", k.now); d.Set != nil || d.Again == 0 {
+	if d := p.Reserve("c2-a-t", k.now); d.Set != nil || d.Again == 0 {
 		t.Fatalf("it joins %v because of what was before the write (again after %s)", d.Set, d.Again)
 	}
 	p.Observed("c2-a-s", written)
-	if d := p.Set("c2-a-t", k.now); d.Set != nil {
+	if d := p.Reserve("c2-a-t", k.now); d.Set != nil {
 		t.Fatalf("it joins %v while another set has it", d.Set.Spec.Nets)
 	}
 	if woken := k.reconcile("c2-a-s"); !slices.Contains(woken, "c2-a-t") {
 		t.Errorf("the address has left, which wakes %v", woken)
 	}
-	if d := p.Set("c2-a-t", k.now); d.Set == nil || !slices.Equal(d.Set.Spec.Nets, []string{"10.2.0.1/32"}) {
+	if d := p.Reserve("c2-a-t", k.now); d.Set == nil || !slices.Equal(d.Set.Spec.Nets, []string{"10.2.0.1/32"}) {
 		t.Errorf("nobody else has it, and %+v", d)
 	}
 }
@@ -40,14 +41,14 @@ func TestAnAddressThatNeverArrives(t *testing.T) {
 	p := plan()
 	k := newCluster(t, p)
 	p.Apply("c2", pods("a/p u1 s 10.2.0.1"))
-	p.Set("c2-a-s", k.now)
+	p.Reserve("c2-a-s", k.now)
 	p.Apply("c2", pods("a/p", "a/q u2 t 10.2.0.1"))
-	if d := p.Set("c2-a-t", k.now); d.Set != nil || d.Again == 0 {
+	if d := p.Reserve("c2-a-t", k.now); d.Set != nil || d.Again == 0 {
 		t.Errorf("while it is under way: %+v", d)
 	}
 	p.Observed("c2-a-s", nil)
-	p.Set("c2-a-s", k.now) // it has failed, and the set is looked at again
-	if d := p.Set("c2-a-t", k.now); d.Set == nil || d.Again != 0 {
+	p.Reserve("c2-a-s", k.now) // it has failed, and the set is looked at again
+	if d := p.Reserve("c2-a-t", k.now); d.Set == nil || d.Again != 0 {
 		t.Errorf("%+v", d)
 	}
 }
@@ -65,11 +66,37 @@ func TestANameThatPassesMakesNobodyOwner(t *testing.T) {
 	}
 	p.Apply("c2", pods("a-b/q u2 c 10.2.0.1", "a/r u3 b-c 10.2.0.3"))
 	suffixed := naming.SetWithSuffix("c2", "a-b", "c")
-	if d := p.Set(suffixed, k.now); d.Set != nil {
+	if d := p.Reserve(suffixed, k.now); d.Set != nil {
 		t.Errorf("it joins %v while the old set has it, as another pod's", d.Set.Spec.Nets)
 	}
 	k.settle("c2-a-b-c", suffixed)
 	if got := k.show(); got != suffixed+"=10.2.0.1/32 c2-a-b-c=10.2.0.3/32" {
 		t.Errorf("%s", got)
+	}
+}
+
+// TestSetOnlyReads: who asks what is wanted, and writes nothing, changes nothing: the answer stays the same, no other
+// set waits for a write that is not under way, and no hold begins.
+func TestSetOnlyReads(t *testing.T) {
+	p := plan()
+	k := newCluster(t, p)
+	p.Apply("c2", pods("a/p u1 s 10.2.0.1"))
+	if d := p.Set("c2-a-s", k.now); d.Set == nil || len(d.Set.Spec.Nets) != 1 {
+		t.Fatalf("before the write: %+v", d)
+	}
+	p.Apply("c2", pods("a/p", "a/q u2 t 10.2.0.1"))
+	if d := p.Set("c2-a-t", k.now); d.Set == nil || d.Again != 0 {
+		t.Errorf("it waits for a write that nobody began: %+v", d)
+	}
+	k.settle("c2-a-s", "c2-a-t")
+	p.Apply("c2", pods("a/q u2 s 10.2.0.1"))
+	for _, after := range []time.Duration{0, time.Second, holdRemoval} {
+		if d := p.Set("c2-a-t", k.now.Add(after)); d.Set == nil || d.Again != holdRemoval {
+			t.Errorf("after %s nobody has begun to hold the IP, and %+v", after, d)
+		}
+	}
+	p.Reserve("c2-a-t", k.now)
+	if d := p.Set("c2-a-t", k.now.Add(holdRemoval)); d.Set != nil {
+		t.Errorf("after it was held for %s: %+v", holdRemoval, d)
 	}
 }

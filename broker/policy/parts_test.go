@@ -37,20 +37,24 @@ func TestASetInParts(t *testing.T) {
 		}
 	}
 	step("c2-shop-web c2-shop-web.part-2 c2-shop-web.part-3",
-		"c2-shop-web.part-2=10.2.0.4/32,10.2.0.5/32,10.2.0.6/32 c2-shop-web.part-3=10.2.0.7/32 c2-shop-web=10.2.0.1/32,10.2.0.2/32,10.2.0.3/32",
+		"c2-shop-web.part-2=10.2.0.4/32,10.2.0.5/32,10.2.0.6/32 c2-shop-web.part-3=10.2.0.7/32 "+
+			"c2-shop-web=10.2.0.1/32,10.2.0.2/32,10.2.0.3/32",
 		web(1, 7)...)
 	for name, s := range k.sets {
-		if !maps.Equal(s.Labels, k.sets["c2-shop-web"].Labels) || !maps.Equal(s.Annotations, k.sets["c2-shop-web"].Annotations) {
+		if !maps.Equal(s.Labels, k.sets["c2-shop-web"].Labels) ||
+			!maps.Equal(s.Annotations, k.sets["c2-shop-web"].Annotations) {
 			t.Errorf("%s has labels of its own: %v %v", name, s.Labels, s.Annotations)
 		}
 	}
 	// One leaves: nobody moves.
 	step("c2-shop-web.part-2",
-		"c2-shop-web.part-2=10.2.0.4/32,10.2.0.6/32 c2-shop-web.part-3=10.2.0.7/32 c2-shop-web=10.2.0.1/32,10.2.0.2/32,10.2.0.3/32",
+		"c2-shop-web.part-2=10.2.0.4/32,10.2.0.6/32 c2-shop-web.part-3=10.2.0.7/32 "+
+			"c2-shop-web=10.2.0.1/32,10.2.0.2/32,10.2.0.3/32",
 		"shop/web-5")
 	// New ones go where there is room, from the front.
 	step("c2-shop-web.part-2 c2-shop-web.part-3",
-		"c2-shop-web.part-2=10.2.0.4/32,10.2.0.6/32,10.2.0.8/32 c2-shop-web.part-3=10.2.0.7/32,10.2.0.9/32 c2-shop-web=10.2.0.1/32,10.2.0.2/32,10.2.0.3/32",
+		"c2-shop-web.part-2=10.2.0.4/32,10.2.0.6/32,10.2.0.8/32 c2-shop-web.part-3=10.2.0.7/32,10.2.0.9/32 "+
+			"c2-shop-web=10.2.0.1/32,10.2.0.2/32,10.2.0.3/32",
 		web(8, 2)...)
 	// A part that is empty goes, also the first.
 	step("c2-shop-web c2-shop-web.part-3",
@@ -74,9 +78,11 @@ func TestPartsAfterARestart(t *testing.T) {
 		k := newCluster(t, before)
 		lines := web(1, 12)
 		k.settle(touchedNames(before.Apply("c2", pods(lines...)))...)
-		k.settle(touchedNames(before.Apply("c2", pods("shop/web-1", "shop/web-2", "shop/web-5", "shop/web-7", "shop/web-8", "shop/web-9")))...)
+		k.settle(touchedNames(before.Apply("c2", pods("shop/web-1", "shop/web-2", "shop/web-5", "shop/web-7", "shop/web-8",
+			"shop/web-9")))...)
 		lines = slices.DeleteFunc(lines, func(line string) bool {
-			return slices.Contains([]string{"1", "2", "5", "7", "8", "9"}, strings.TrimPrefix(strings.Fields(line)[0], "shop/web-"))
+			return slices.Contains([]string{"1", "2", "5", "7", "8", "9"},
+				strings.TrimPrefix(strings.Fields(line)[0], "shop/web-"))
 		})
 		written := k.show()
 		// Two pods are new since then.
@@ -120,9 +126,9 @@ func TestPartsAfterARestart(t *testing.T) {
 	}
 }
 
-// Less is allowed than before: what is there stays, and what is new goes elsewhere.
-// After a restart the loser of a name is heard of first, and has the name until the winner is: its parts are then those that the
-// cluster has under the name that it had, whatever parts it was given meanwhile.
+// Less is allowed than before: what is there stays, and what is new goes elsewhere. After a restart the loser of a name
+// is heard of first, and has the name until the winner is: its parts are then those that the cluster has under the name
+// that it had, whatever parts it was given meanwhile.
 func TestPartsOfASetWhoseNamePasses(t *testing.T) {
 	const loser, winner = "a-b/web-%d u%d c 10.2.0.%d", "a/db u99 b-c 10.2.0.99"
 	lines := []string{winner}
@@ -162,7 +168,8 @@ func TestPartsThatAreTooLarge(t *testing.T) {
 		names = append(names, p.Observed(name, s)...)
 	}
 	k.settle(names...)
-	if got, want := k.show(), "c2-shop-web.part-3=10.2.0.6/32 c2-shop-web=10.2.0.1/32,10.2.0.2/32,10.2.0.3/32,10.2.0.4/32,10.2.0.5/32"; got != want {
+	if got, want := k.show(), "c2-shop-web.part-3=10.2.0.6/32 "+
+		"c2-shop-web=10.2.0.1/32,10.2.0.2/32,10.2.0.3/32,10.2.0.4/32,10.2.0.5/32"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
@@ -187,9 +194,11 @@ func TestNamesOfParts(t *testing.T) {
 }
 
 func TestNamespacedSets(t *testing.T) {
-	p := New([]config.Remote{{Name: "c2"}}, Options{LabelDomains: []string{"semaphore.uw.systems"}, MaxSetSize: 1, Namespaced: true})
+	p := New([]config.Remote{{Name: "c2"}}, Options{LabelDomains: []string{"semaphore.uw.systems"}, MaxSetSize: 1,
+		Namespaced: true})
 	k := newCluster(t, p)
-	names := touchedNames(p.Apply("c2", pods("shop/p u1 web 10.2.0.1", "shop/q u2 web 10.2.0.2", "a/p u3 b-c 10.2.0.3", "a-b/p u4 c 10.2.0.4")))
+	names := touchedNames(p.Apply("c2", pods("shop/p u1 web 10.2.0.1", "shop/q u2 web 10.2.0.2", "a/p u3 b-c 10.2.0.3",
+		"a-b/p u4 c 10.2.0.4")))
 	k.settle(names...)
 	if got := k.show(); got != "" || len(p.Names()) != 0 {
 		t.Errorf("no namespace is there: %s, %v wanted", got, p.Names())
@@ -198,7 +207,8 @@ func TestNamespacedSets(t *testing.T) {
 	if got := k.show(); got != "shop/c2-shop-web.part-2=10.2.0.2/32 shop/c2-shop-web=10.2.0.1/32" {
 		t.Errorf("%s", got)
 	}
-	if s := k.sets["shop/c2-shop-web.part-2"]; s.Namespace != "shop" || s.Name != "c2-shop-web.part-2" || s.Labels["semaphore.uw.systems/name"] != "web" {
+	if s := k.sets["shop/c2-shop-web.part-2"]; s.Namespace != "shop" || s.Name != "c2-shop-web.part-2" ||
+		s.Labels["semaphore.uw.systems/name"] != "web" {
 		t.Errorf("%v", s)
 	}
 	// Here they do not collide.
@@ -226,23 +236,24 @@ func TestWhatWaitsToLeaveTakesAPlace(t *testing.T) {
 	k := newCluster(t, p)
 	k.settle(touchedNames(p.Apply("c2", pods("a/p u1 s 10.2.0.1 10.2.0.2")))...)
 	p.Apply("c2", pods("a/p u1 t 10.2.0.1 10.2.0.2", "a/q u2 s 10.2.0.3"))
-	d := p.Set("c2-a-s", k.now)
+	d := p.Reserve("c2-a-s", k.now)
 	if d.Set == nil || !slices.Equal(d.Set.Spec.Nets, []string{"10.2.0.1/32", "10.2.0.2/32"}) || d.Again == 0 {
 		t.Errorf("while they wait to leave: %+v", d)
 	}
 	k.settle("c2-a-t", "c2-a-s")
-	if d := p.Set("c2-a-s", k.now); d.Set == nil || !slices.Equal(d.Set.Spec.Nets, []string{"10.2.0.3/32"}) {
+	if d := p.Reserve("c2-a-s", k.now); d.Set == nil || !slices.Equal(d.Set.Spec.Nets, []string{"10.2.0.3/32"}) {
 		t.Errorf("when they have left: %+v", d)
 	}
 }
 
-// An IP stays in the object that has it until another object of the set has it, too: a write that is under way can fail.
+// An IP stays in the object that has it until another object of the set has it, too: a write that is under way can
+// fail.
 func TestAPartKeepsWhatIsOnItsWayIntoAnother(t *testing.T) {
 	for _, rejoins := range []bool{false, true} {
 		p := planOf(2)
 		p.Apply("c2", pods("shop/web-1 u1 web 10.2.0.1"))
 		const first, third = "c2-shop-web", "c2-shop-web.part-3"
-		written := p.Set(first, start).Set
+		written := p.Reserve(first, start).Set
 		if written == nil {
 			t.Fatal("the first object is not wanted")
 		}
@@ -254,7 +265,7 @@ func TestAPartKeepsWhatIsOnItsWayIntoAnother(t *testing.T) {
 			p.Apply("c2", pods("shop/web-1"))
 			p.Apply("c2", pods("shop/web-1 u1 web 10.2.0.1"))
 		}
-		if kept := p.Set(third, start).Set; kept == nil || len(kept.Spec.Nets) != 1 {
+		if kept := p.Reserve(third, start).Set; kept == nil || len(kept.Spec.Nets) != 1 {
 			t.Errorf("rejoins=%t: %s loses the IP, which is in no other object yet: %v", rejoins, third, kept)
 		}
 		// The write lands all the same: the IP stays in one of them.
@@ -264,5 +275,26 @@ func TestAPartKeepsWhatIsOnItsWayIntoAnother(t *testing.T) {
 		if got := k.show(); got != third+"=10.2.0.1/32" {
 			t.Errorf("rejoins=%t: in the end there is %s", rejoins, got)
 		}
+	}
+}
+
+// An address that follows the object that has it takes the place of one that no object has.
+func TestRoomForAddressesThatFollow(t *testing.T) {
+	before := planOf(2)
+	k := newCluster(t, before)
+	k.settle(touchedNames(before.Apply("c2", pods(web(2, 2)...)))...)
+	const written = "c2-shop-web=10.2.0.2/32,10.2.0.3/32"
+	if got := k.show(); got != written {
+		t.Fatal(got)
+	}
+	p := planOf(2)
+	k.p = p
+	names := touchedNames(p.Apply("c2", pods(web(1, 3)...))) // before it is known what exists
+	for name, s := range maps.Clone(k.sets) {
+		names = append(names, p.Observed(name, s)...)
+	}
+	k.settle(names...)
+	if got, want := k.show(), "c2-shop-web.part-2=10.2.0.1/32 "+written; got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }

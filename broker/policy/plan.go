@@ -1,5 +1,5 @@
-// Package policy decides which GlobalNetworkSets or NetworkSets should exist in the own cluster, and with which IPs: one
-// object for each set of each remote, or several for a set with many IPs.
+// Package policy decides which GlobalNetworkSets or NetworkSets should exist in the own cluster, and with which IPs:
+// one object for each set of each remote, or several for a set with many IPs.
 //
 // The package is pure. Its inputs are changes of replicas and the objects that exist. Its outputs are the names of
 // objects whose desired state may have changed and, on request, the object to write under a name.
@@ -7,7 +7,8 @@
 // Members. Pods, identified by UID, claim their IPs. An IP belongs to the set of the pod that claimed it last: if a new
 // pod already has the IP of a pod whose deletion is not known yet, the old pod's set loses the IP.
 //
-// Order of writes. Set takes into account which objects exist, as reported to Observed, and delays two kinds of change:
+// Order of writes. Set takes into account which objects exist, as reported to Observed, and which writes are under way,
+// as recorded by Reserve, and delays two kinds of change:
 //   - An IP that passes to another pod is not added to the new set while an object of the old set contains it, or is
 //     being written with it.
 //   - An IP of a pod whose set changed (its label changed) is not removed from the old set before an object of the new
@@ -15,11 +16,14 @@
 //
 // Observed returns the objects that waited for the reported one. After a restart of the broker the former owner of an
 // existing IP is unknown; the plan then assumes another pod.
+//
+// Of the broker's packages it may import claim, problem and replica.
 package policy
 
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -31,6 +35,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -120,6 +125,10 @@ type remote struct {
 
 type podRef struct{ namespace, name string }
 
+func (r podRef) compare(o podRef) int {
+	return cmp.Or(cmp.Compare(r.namespace, o.namespace), cmp.Compare(r.name, o.name))
+}
+
 type pod struct {
 	uid string
 	set setRef
@@ -163,22 +172,60 @@ func New(remotes []config.Remote, options Options) *Plan {
 		preferred:  claim.New(setRef.compare),
 		fallback:   claim.New(setRef.compare),
 	}
+	p.configure(remotes)
+	return p
+}
+
+// configure takes the configured remotes.
+func (p *Plan) configure(remotes []config.Remote) {
+	clear(p.longer)
 	for _, r := range remotes {
-		p.remotes[r.Name] = &remote{
-			pods:             map[podRef]*pod{},
-			claims:           map[netip.Addr][]*pod{},
-			placements:       map[netip.Addr][]placement{},
-			observed:         map[string][]netip.Addr{},
-			inFlight:         map[netip.Addr][]inFlight{},
-			inFlightByObject: map[string][]netip.Addr{},
-		}
-		for _, other := range remotes {
-			if other.Name != r.Name && naming.InSetsOf(r.Name, other.Name) {
-				p.longer[r.Name] = append(p.longer[r.Name], other.Name)
+		if p.remotes[r.Name] == nil {
+			p.remotes[r.Name] = &remote{
+				pods:             map[podRef]*pod{},
+				claims:           map[netip.Addr][]*pod{},
+				placements:       map[netip.Addr][]placement{},
+				observed:         map[string][]netip.Addr{},
+				inFlight:         map[netip.Addr][]inFlight{},
+				inFlightByObject: map[string][]netip.Addr{},
 			}
 		}
+		if longer := Longer(r.Name, remotes); len(longer) > 0 {
+			p.longer[r.Name] = longer
+		}
 	}
-	return p
+}
+
+// Longer returns the remotes whose names begin with the name of a remote and a dash: the names of that remote's sets
+// depend on them.
+func Longer(name string, remotes []config.Remote) (longer []string) {
+	for _, other := range remotes {
+		if other.Name != name && naming.InSetsOf(name, other.Name) {
+			longer = append(longer, other.Name)
+		}
+	}
+	return longer
+}
+
+// Follow takes the configured remotes: one that is new begins without pods, those of one that is missing are withdrawn,
+// and the others continue. Longer must be the same as before for each that remains.
+func (p *Plan) Follow(remotes []config.Remote) []Touched {
+	var touched []Touched
+	for _, cluster := range slices.Sorted(maps.Keys(p.remotes)) {
+		if slices.ContainsFunc(remotes, func(r config.Remote) bool { return r.Name == cluster }) {
+			continue
+		}
+		r, names := p.remotes[cluster], map[string]bool{}
+		for _, pod := range slices.SortedFunc(maps.Keys(r.pods), podRef.compare) {
+			maps.Copy(names, p.change(cluster, r, pod, nil))
+		}
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			touched = append(touched, Touched{Name: name, Cluster: cluster})
+		}
+		delete(p.remotes, cluster)
+	}
+	p.configure(remotes)
+	return touched
 }
 
 // Join gives plans a common order of writes. The plans write the same sets as objects of several kinds and receive
@@ -447,16 +494,14 @@ func (p *Plan) object(name string, set setRef, nets []netip.Addr) *calicov3.Glob
 		},
 	}
 	for _, domain := range p.options.LabelDomains {
-		out.Labels[domain+"/name"], out.Labels[domain+"/namespace"], out.Labels[domain+"/cluster"] = set.name, set.namespace, set.cluster
+		out.Labels[domain+"/name"], out.Labels[domain+"/namespace"], out.Labels[domain+"/cluster"] = set.name, set.namespace,
+			set.cluster
 	}
 	for _, ip := range nets {
 		out.Spec.Nets = append(out.Spec.Nets, netip.PrefixFrom(ip, ip.BitLen()).String())
 	}
 	return out
 }
-
-// NoSet is the reason of every problem: a set without an object.
-const NoSet = "NoSet"
 
 // Problems returns the sets that have no object.
 func (p *Plan) Problems() *problem.Set { return &p.problems }
@@ -483,7 +528,7 @@ func (p *Plan) problemsOf(set setRef) []problem.Problem {
 		kind = "NetworkSet"
 	}
 	return []problem.Problem{{
-		Cluster: set.cluster, Object: set.namespace + "/" + set.name, Reason: NoSet,
+		Cluster: set.cluster, Object: set.namespace + "/" + set.name, Reason: finding.NoSet,
 		Text: fmt.Sprintf("set %s/%s of cluster %s has no %s: both names it could have, %s and %s, are those of other sets",
 			set.namespace, set.name, set.cluster, kind, plain, suffixed),
 	}}

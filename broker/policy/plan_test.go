@@ -22,7 +22,8 @@ var start = time.Unix(1_800_000_000, 0)
 func plan() *Plan { return planOf(1000) }
 
 func planOf(size int) *Plan {
-	return New([]config.Remote{{Name: "c2"}, {Name: "c3"}}, Options{ManagedBy: "semaphore-policy", LabelDomains: []string{"semaphore.uw.systems"}, MaxSetSize: size})
+	return New([]config.Remote{{Name: "c2"}, {Name: "c3"}},
+		Options{ManagedBy: "semaphore-policy", LabelDomains: []string{"semaphore.uw.systems"}, MaxSetSize: size})
 }
 
 // pods writes changes as text: "shop/web-0 u1 web 10.2.1.5 10.2.1.6", or "shop/web-0" for one that has gone.
@@ -31,9 +32,11 @@ func pods(lines ...string) []replica.Change {
 	for _, line := range lines {
 		f := strings.Fields(line)
 		ns, name, _ := strings.Cut(f[0], "/")
-		c := replica.Change{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: ns, Name: name}, ObservedAt: start}
+		c := replica.Change{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: ns, Name: name},
+			ObservedAt: start}
 		if len(f) > 1 {
-			c.New = &semaphorev1.Object{Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: f[1], SetName: f[2], Ips: f[3:]}}}
+			c.New = &semaphorev1.Object{Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: f[1],
+				SetName: f[2], Ips: f[3:]}}}
 		}
 		out = append(out, c)
 	}
@@ -63,7 +66,7 @@ func touchedNames(all []Touched) []string {
 
 // reconcile does for one name what the loop does, and returns the names it wakes.
 func (c *cluster) reconcile(name string) []string {
-	d := c.p.Set(name, c.now)
+	d := c.p.Reserve(name, c.now)
 	if d.Set == nil {
 		delete(c.sets, name)
 	} else {
@@ -94,10 +97,11 @@ func (c *cluster) show() string {
 func TestSet(t *testing.T) {
 	p := plan()
 	touched := p.Apply("c2", pods("shop/web-1 u2 web 10.2.1.10 fd02::5", "shop/web-0 u1 web 10.2.1.9", "shop/idle u3 web"))
-	if got := touchedNames(touched); !slices.Equal(got, []string{"c2-shop-web"}) || !touched[0].ObservedAt.Equal(start) || touched[0].Cluster != "c2" {
+	if got := touchedNames(touched); !slices.Equal(got, []string{"c2-shop-web"}) || !touched[0].ObservedAt.Equal(start) ||
+		touched[0].Cluster != "c2" {
 		t.Errorf("touched %v", touched)
 	}
-	s := p.Set("c2-shop-web", start).Set
+	s := p.Reserve("c2-shop-web", start).Set
 	if s == nil {
 		t.Fatal("no set")
 	}
@@ -105,22 +109,24 @@ func TestSet(t *testing.T) {
 		t.Errorf("nets %v", s.Spec.Nets)
 	}
 	if want := map[string]string{
-		"managed-by": "semaphore-policy", "semaphore.uw.systems/name": "web", "semaphore.uw.systems/namespace": "shop", "semaphore.uw.systems/cluster": "c2",
+		"managed-by": "semaphore-policy", "semaphore.uw.systems/name": "web", "semaphore.uw.systems/namespace": "shop",
+		"semaphore.uw.systems/cluster": "c2",
 		"app.kubernetes.io/managed-by": "semaphore-broker", "semaphore.uw.io/source-cluster": "c2",
 	}; !maps.Equal(s.Labels, want) {
 		t.Errorf("labels %v", s.Labels)
 	}
-	if d := p.Set("c2-shop-other", start); d.Set != nil {
+	if d := p.Reserve("c2-shop-other", start); d.Set != nil {
 		t.Errorf("a set nobody wants: %+v", d)
 	}
 }
 
 // Sets of a cluster whose policies select by the label of an earlier release have that, all parts of them.
 func TestManagedBy(t *testing.T) {
-	p := New([]config.Remote{{Name: "c2"}}, Options{ManagedBy: "calico-global-network-sync-operator", LabelDomains: []string{"d"}, MaxSetSize: 1})
+	p := New([]config.Remote{{Name: "c2"}}, Options{ManagedBy: "calico-global-network-sync-operator",
+		LabelDomains: []string{"d"}, MaxSetSize: 1})
 	p.Apply("c2", pods("shop/web-1 u2 web 10.2.1.10", "shop/web-0 u1 web 10.2.1.9"))
 	for _, name := range []string{"c2-shop-web", "c2-shop-web.part-2"} {
-		if s := p.Set(name, start).Set; s == nil || s.Labels["managed-by"] != "calico-global-network-sync-operator" {
+		if s := p.Reserve(name, start).Set; s == nil || s.Labels["managed-by"] != "calico-global-network-sync-operator" {
 			t.Errorf("%s: %v", name, s)
 		}
 	}
@@ -138,24 +144,34 @@ func TestTransitions(t *testing.T) {
 		{"pod gone", []string{"a/p u1 s 10.2.0.1", "a/q u2 s 10.2.0.2"}, []string{"a/p"},
 			[]string{"c2-a-s"}, []string{"c2-a-s=10.2.0.2/32"}},
 		{"last pod gone", []string{"a/p u1 s 10.2.0.1"}, []string{"a/p"}, []string{"c2-a-s"}, []string{""}},
-		{"IP changes", []string{"a/p u1 s 10.2.0.1"}, []string{"a/p u1 s 10.2.0.2"}, []string{"c2-a-s"}, []string{"c2-a-s=10.2.0.2/32"}},
+		{"IP changes", []string{"a/p u1 s 10.2.0.1"}, []string{"a/p u1 s 10.2.0.2"}, []string{"c2-a-s"},
+			[]string{"c2-a-s=10.2.0.2/32"}},
 		{"IP reused in the set, add seen first (F14)", []string{"a/p u1 s 10.2.0.1"}, []string{"a/q u2 s 10.2.0.1", "a/p"},
 			[]string{"c2-a-s"}, []string{"c2-a-s=10.2.0.1/32"}},
-		{"pod of that name made anew with its IP", []string{"a/p u1 s 10.2.0.1"}, []string{"a/p u2 s 10.2.0.1"},
+		{"pod of that name created again with its IP", []string{"a/p u1 s 10.2.0.1"}, []string{"a/p u2 s 10.2.0.1"},
 			[]string{"c2-a-s"}, []string{"c2-a-s=10.2.0.1/32"}},
-		{"IP passes to another set (F15), new one first", []string{"a/p u1 s 10.2.0.1", "a/x u9 s 10.2.0.9"}, []string{"a/p", "a/q u2 t 10.2.0.1"},
-			[]string{"c2-a-t", "c2-a-s", "c2-a-t"}, []string{"c2-a-s=10.2.0.1/32,10.2.0.9/32", "c2-a-s=10.2.0.9/32", "c2-a-s=10.2.0.9/32 c2-a-t=10.2.0.1/32"}},
+		{"IP passes to another set (F15), new one first", []string{"a/p u1 s 10.2.0.1", "a/x u9 s 10.2.0.9"},
+			[]string{"a/p", "a/q u2 t 10.2.0.1"},
+			[]string{"c2-a-t", "c2-a-s", "c2-a-t"}, []string{"c2-a-s=10.2.0.1/32,10.2.0.9/32", "c2-a-s=10.2.0.9/32",
+				"c2-a-s=10.2.0.9/32 c2-a-t=10.2.0.1/32"}},
 		{"IP passes before the end of the old pod is known", []string{"a/p u1 s 10.2.0.1"}, []string{"a/q u2 t 10.2.0.1"},
 			[]string{"c2-a-t", "c2-a-s", "c2-a-t"}, []string{"c2-a-s=10.2.0.1/32", "", "c2-a-t=10.2.0.1/32"}},
-		{"IP passes to a set that has others", []string{"a/p u1 s 10.2.0.1", "a/x u9 t 10.2.0.9"}, []string{"a/p", "a/q u2 t 10.2.0.1", "a/y u8 t 10.2.0.8"},
-			[]string{"c2-a-t", "c2-a-s", "c2-a-t"}, []string{"c2-a-s=10.2.0.1/32 c2-a-t=10.2.0.8/32,10.2.0.9/32", "c2-a-t=10.2.0.8/32,10.2.0.9/32", "c2-a-t=10.2.0.1/32,10.2.0.8/32,10.2.0.9/32"}},
-		{"label changes (F17), old one first", []string{"a/p u1 s 10.2.0.1", "a/x u9 s 10.2.0.9"}, []string{"a/p u1 t 10.2.0.1"},
-			[]string{"c2-a-s", "c2-a-t", "c2-a-s"}, []string{"c2-a-s=10.2.0.1/32,10.2.0.9/32", "c2-a-s=10.2.0.1/32,10.2.0.9/32 c2-a-t=10.2.0.1/32", "c2-a-s=10.2.0.9/32 c2-a-t=10.2.0.1/32"}},
+		{"IP passes to a set that has others", []string{"a/p u1 s 10.2.0.1", "a/x u9 t 10.2.0.9"},
+			[]string{"a/p", "a/q u2 t 10.2.0.1", "a/y u8 t 10.2.0.8"},
+			[]string{"c2-a-t", "c2-a-s", "c2-a-t"}, []string{"c2-a-s=10.2.0.1/32 c2-a-t=10.2.0.8/32,10.2.0.9/32",
+				"c2-a-t=10.2.0.8/32,10.2.0.9/32", "c2-a-t=10.2.0.1/32,10.2.0.8/32,10.2.0.9/32"}},
+		{"label changes (F17), old one first", []string{"a/p u1 s 10.2.0.1", "a/x u9 s 10.2.0.9"},
+			[]string{"a/p u1 t 10.2.0.1"},
+			[]string{"c2-a-s", "c2-a-t", "c2-a-s"}, []string{"c2-a-s=10.2.0.1/32,10.2.0.9/32",
+				"c2-a-s=10.2.0.1/32,10.2.0.9/32 c2-a-t=10.2.0.1/32", "c2-a-s=10.2.0.9/32 c2-a-t=10.2.0.1/32"}},
 		{"label of the last pod changes", []string{"a/p u1 s 10.2.0.1"}, []string{"a/p u1 t 10.2.0.1"},
-			[]string{"c2-a-s", "c2-a-t", "c2-a-s"}, []string{"c2-a-s=10.2.0.1/32", "c2-a-s=10.2.0.1/32 c2-a-t=10.2.0.1/32", "c2-a-t=10.2.0.1/32"}},
+			[]string{"c2-a-s", "c2-a-t", "c2-a-s"}, []string{"c2-a-s=10.2.0.1/32", "c2-a-s=10.2.0.1/32 c2-a-t=10.2.0.1/32",
+				"c2-a-t=10.2.0.1/32"}},
 		{"label removed", []string{"a/p u1 s 10.2.0.1"}, []string{"a/p"}, []string{"c2-a-s"}, []string{""}},
-		{"while one pod goes, another moves", []string{"a/p u1 s 10.2.0.1", "a/q u2 s 10.2.0.2"}, []string{"a/p u1 t 10.2.0.1", "a/q"},
-			[]string{"c2-a-s", "c2-a-t", "c2-a-s"}, []string{"c2-a-s=10.2.0.1/32", "c2-a-s=10.2.0.1/32 c2-a-t=10.2.0.1/32", "c2-a-t=10.2.0.1/32"}},
+		{"while one pod goes, another moves", []string{"a/p u1 s 10.2.0.1", "a/q u2 s 10.2.0.2"},
+			[]string{"a/p u1 t 10.2.0.1", "a/q"},
+			[]string{"c2-a-s", "c2-a-t", "c2-a-s"}, []string{"c2-a-s=10.2.0.1/32", "c2-a-s=10.2.0.1/32 c2-a-t=10.2.0.1/32",
+				"c2-a-t=10.2.0.1/32"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := plan()
@@ -186,10 +202,10 @@ func TestRemovalIsHeldForAWhileOnly(t *testing.T) {
 	k := newCluster(t, p)
 	k.settle(touchedNames(p.Apply("c2", pods("a/p u1 s 10.2.0.1")))...)
 	p.Apply("c2", pods("a/p u1 t 10.2.0.1"))
-	if d := p.Set("c2-a-s", start); d.Set == nil || d.Again != holdRemoval {
+	if d := p.Reserve("c2-a-s", start); d.Set == nil || d.Again != holdRemoval {
 		t.Errorf("%+v", d)
 	}
-	if d := p.Set("c2-a-s", start.Add(holdRemoval)); d.Set != nil {
+	if d := p.Reserve("c2-a-s", start.Add(holdRemoval)); d.Set != nil {
 		t.Errorf("after %v: %+v", holdRemoval, d)
 	}
 }
@@ -246,10 +262,11 @@ func TestNamesThatCollide(t *testing.T) {
 	}
 }
 
-// Whatever namespaces and sets remotes have, and be they made to meet, no name is that of sets of two remotes: neither the
-// preferred ones, nor those with a suffix, nor those of parts.
+// Whatever namespaces and sets remotes have, and be they made to meet, no name is that of sets of two remotes: neither
+// the preferred ones, nor those with a suffix, nor those of parts.
 func TestNoNameIsOfTwoRemotes(t *testing.T) {
-	for _, clusters := range [][]string{{"c2", "c2-eu", "c2-eu-pay", "c2-eu-pay-web", "c3", "eu"}, {"c2", "c2-eu-pay", "c2-eu-pay-web"}, {"c2", "c2-eu"}} {
+	for _, clusters := range [][]string{{"c2", "c2-eu", "c2-eu-pay", "c2-eu-pay-web", "c3", "eu"},
+		{"c2", "c2-eu-pay", "c2-eu-pay-web"}, {"c2", "c2-eu"}} {
 		noNameIsOfTwo(t, clusters)
 	}
 }
@@ -260,7 +277,8 @@ func noNameIsOfTwo(t *testing.T, clusters []string) {
 	for _, name := range clusters {
 		remotes = append(remotes, config.Remote{Name: name})
 	}
-	p := New(remotes, Options{ManagedBy: "semaphore-policy", LabelDomains: []string{"semaphore.uw.systems"}, MaxSetSize: 1})
+	p := New(remotes, Options{ManagedBy: "semaphore-policy", LabelDomains: []string{"semaphore.uw.systems"},
+		MaxSetSize: 1})
 	namespaces := []string{"eu", "eu-pay", "pay", "eu-pay-web", "pay-web", "web", "part-2", "part"}
 	names := []string{"web", "pay-web", "pay", "x", "pay.web", "web.part-2", "pay.part-2", "eu-pay.web", "2", "part-2"}
 	of, objects := map[string]setRef{}, 0
@@ -309,7 +327,8 @@ func TestNamePassesWithoutAGap(t *testing.T) {
 	k.settle(touchedNames(p.Apply("c2", pods("a-b/q u2 c 10.2.0.2")))...)
 	names := touchedNames(p.Apply("c2", pods("a/p u1 b-c 10.2.0.1")))
 	k.reconcile("c2-a-b-c")
-	if got := k.show(); got != "c2-a-b-c=10.2.0.2/32" || k.sets["c2-a-b-c"].Labels["semaphore.uw.systems/namespace"] != "a-b" {
+	if got := k.show(); got != "c2-a-b-c=10.2.0.2/32" ||
+		k.sets["c2-a-b-c"].Labels["semaphore.uw.systems/namespace"] != "a-b" {
 		t.Errorf("%s", got)
 	}
 	k.settle(names...)
@@ -356,7 +375,7 @@ func runWrites(t *testing.T, rng *rand.Rand) {
 	uid := 0
 	reconcile := func(name string) {
 		delete(pending, name)
-		d := p.Set(name, start)
+		d := p.Reserve(name, start)
 		nets := map[string]bool{}
 		if d.Set != nil {
 			for _, n := range d.Set.Spec.Nets {
@@ -415,7 +434,7 @@ func runWrites(t *testing.T, rng *rand.Rand) {
 		old := live[name]
 		var now []string
 		switch {
-		case old == nil || rng.IntN(4) == 0: // a pod, made or made anew
+		case old == nil || rng.IntN(4) == 0: // a pod, made or made again
 			uid++
 			now = []string{fmt.Sprint("u", uid), fmt.Sprint("s", rng.IntN(3)), fmt.Sprint("10.2.0.", rng.IntN(3))}
 		case rng.IntN(2) == 0: // another label

@@ -11,7 +11,7 @@ import (
 func TestR22ASetHasNoLabelsOfTheRemotes(t *testing.T) {
 	p := plan()
 	p.Apply("c2", pods("shop/web-0 u1 admin 10.2.1.9 fd02::5"))
-	s := p.Set("c2-shop-admin", start).Set
+	s := p.Reserve("c2-shop-admin", start).Set
 	if s == nil {
 		t.Fatal("no set")
 	}

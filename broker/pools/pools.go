@@ -1,41 +1,71 @@
-// Package pools says which Calico IPPools the own cluster needs: a disabled one for each pod subnet of a remote. It depends on the configuration alone.
+// Package pools defines the Calico IPPools that the own cluster needs: a disabled one for each pod subnet of a remote.
+// They depend on the configuration alone.
+//
+// Of the broker's packages it may import apply/writes.
 package pools
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
+	"sync"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Desired wants one disabled IPPool for each remote pod subnet: Calico then takes what goes there for
-// pod traffic, so it neither masquerades it nor drops it as spoofed. It depends on the configuration alone.
+// Pools are the IPPools of the configured remotes.
+type Pools struct {
+	mu    sync.Mutex
+	pools map[string]*calicov3.IPPool
+}
+
+// New returns one disabled IPPool for each remote pod subnet. Calico then treats traffic to the subnet as pod
+// traffic: it neither masquerades it nor drops it as spoofed.
 //
-// Calico's BIRD learns the agents' routes to a remote from the kernel, and exports them to every BGP peer if they lie in
-// any pool that does not say disableBGPExport, disabled or not (projectcalico/calico, confd/etc/calico/confd/templates,
-// calico_export_to_bgp_peers). A node whose agent comes later then has another node's route in the place of its own
-// (submariner-io/submariner, pull request 3156).
-func Desired(remotes []config.Remote) apply.Desired[*calicov3.IPPool] {
+// Calico's BIRD learns the agents' routes to a remote from the kernel, and exports them to every BGP peer if they lie
+// in any pool that does not say disableBGPExport, disabled or not (projectcalico/calico,
+// confd/etc/calico/confd/templates, calico_export_to_bgp_peers). A node whose agent comes later then has another node's
+// route in the place of its own (submariner-io/submariner, pull request 3156).
+func New(remotes []config.Remote) *Pools {
+	p := &Pools{}
+	p.Follow(remotes)
+	return p
+}
+
+// Follow takes the configured remotes. The loop that writes must be woken afterwards.
+func (p *Pools) Follow(remotes []config.Remote) {
 	pools := map[string]*calicov3.IPPool{}
-	var names []string
 	for _, r := range remotes {
 		for _, subnet := range r.PodPrefixes {
 			pool := pool(r.Name, subnet)
 			pools[pool.Name] = pool
-			names = append(names, pool.Name)
 		}
 	}
-	return apply.Desired[*calicov3.IPPool]{
-		Names: func() []string { return names },
-		Want: func(name, _ string) apply.Answer[*calicov3.IPPool] {
-			if pool, ok := pools[name]; ok {
-				return apply.Answer[*calicov3.IPPool]{Verdict: apply.Present, Object: pool}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pools = pools
+}
+
+// Desired is the input of the loop that writes.
+func (p *Pools) Desired() writes.Desired[*calicov3.IPPool] {
+	return writes.Desired[*calicov3.IPPool]{
+		Names: func() []string {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return slices.Sorted(maps.Keys(p.pools))
+		},
+		Want: func(name, _ string) writes.Answer[*calicov3.IPPool] {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if pool, ok := p.pools[name]; ok {
+				return writes.Answer[*calicov3.IPPool]{Verdict: writes.Present, Object: pool}
 			}
-			return apply.Answer[*calicov3.IPPool]{Verdict: apply.Absent}
+			return writes.Answer[*calicov3.IPPool]{Verdict: writes.Absent}
 		},
 	}
 }
@@ -55,7 +85,7 @@ func pool(cluster string, subnet netip.Prefix) *calicov3.IPPool {
 		},
 		Spec: calicov3.IPPoolSpec{
 			CIDR:             subnet.String(),
-			Disabled:         true, // no pod of ours gets an IP of it
+			Disabled:         true, // no own pod gets an IP of it
 			DisableBGPExport: true,
 			NATOutgoing:      false,
 			IPIPMode:         calicov3.IPIPModeNever,

@@ -21,8 +21,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/events"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
@@ -35,15 +37,15 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// writes counts requests that change something, and keeps the bodies of Events.
-type writes struct {
+// writeCounter counts requests that change something, and keeps the bodies of Events.
+type writeCounter struct {
 	mu     sync.Mutex
 	lines  []string
 	events int
 }
 
-func (w *writes) RoundTrip(next http.RoundTripper) http.RoundTripper {
-	return roundTripper(func(r *http.Request) (*http.Response, error) {
+func (w *writeCounter) RoundTrip(next http.RoundTripper) http.RoundTripper {
+	return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
 		if r.Method != http.MethodGet {
 			w.mu.Lock()
 			if strings.Contains(r.URL.Path, "/events") {
@@ -57,10 +59,6 @@ func (w *writes) RoundTrip(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
 func testPools(t *testing.T, gv schema.GroupVersion) {
 	admin := kubetest.Start(t)
 	kubetest.InstallCalico(t, admin, gv, "globalnetworksets", "ippools")
@@ -68,20 +66,23 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	if err != nil || calico.GroupVersion != gv {
 		t.Fatal(calico, err)
 	}
-	if _, err := kubernetes.NewForConfigOrDie(admin).CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := kubernetes.NewForConfigOrDie(admin).CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	foreign, err := calico.IPPools().Create(t.Context(), &calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "mine"}, Spec: calicov3.IPPoolSpec{CIDR: "10.3.128.0/17", NATOutgoing: true, NodeSelector: "all()", BlockSize: 26}})
+	foreign, err := calico.IPPools().Create(t.Context(), &calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "mine"},
+		Spec: calicov3.IPPoolSpec{CIDR: "10.3.128.0/17", NATOutgoing: true, NodeSelector: "all()", BlockSize: 26}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	counted := &writes{}
+	counted := &writeCounter{}
 	cfg := rest.CopyConfig(admin)
 	cfg.Wrap(counted.RoundTrip)
 
 	there := func() (string, []calicov3.IPPool) {
 		t.Helper()
-		list, err := cache.ToListerWatcherWithContext(calico.IPPools().ListWatch("")).ListWithContext(t.Context(), metav1.ListOptions{})
+		list, err := cache.ToListerWatcherWithContext(calico.IPPools().ListWatch("")).ListWithContext(t.Context(),
+			metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,14 +96,17 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	}
 	run := func(remotes string) (pools *apply.Objects[*calicov3.IPPool], stop func()) {
 		t.Helper()
-		broker, err := config.Parse[config.Broker]([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [" + remotes + "]\n"))
+		broker, err := config.Parse[config.Broker]([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [" +
+			remotes + "]\n"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		metrics := apply.NewMetrics(prometheus.NewRegistry())
-		events := apply.NewEvents(kubernetes.NewForConfigOrDie(cfg), "semaphore", nil, metrics, slog.New(slog.DiscardHandler))
-		pools = apply.Pools(apply.NewCalico(cfg, slog.New(slog.DiscardHandler)), Desired(broker.Remotes), apply.Options{
-			Metrics: metrics, Recorder: debug.NewRecorder("broker", "c1", ""), Events: events, Log: slog.New(slog.DiscardHandler), Workers: 2,
+		registry := prometheus.NewRegistry()
+		metrics := apply.NewMetrics(registry)
+		events := events.New(kubernetes.NewForConfigOrDie(cfg), "semaphore", nil, registry, slog.New(slog.DiscardHandler))
+		pools = apply.Pools(apply.NewCalico(cfg, slog.New(slog.DiscardHandler)), New(broker.Remotes).Desired(), apply.Options{
+			Metrics: metrics, Recorder: debug.NewRecorder("broker", "c1", ""), Events: events,
+			Log: slog.New(slog.DiscardHandler), Workers: 2,
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -124,10 +128,13 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	const c3 = "{name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51821}}"
 
 	pools, stop := run(c2 + ", " + c3)
-	are("the pools of what nobody has a pool of", "mine semaphore-c2-10-2-0-0-16 semaphore-c2-10-20-0-0-28 semaphore-c2-fd00-2---48")
-	eventually("the other is told", func() (bool, string) {
-		p := pools.Problems()
-		return len(p) == 1 && strings.Contains(p[0], "there is a ippool mine that is not ours: its 10.3.128.0/17 overlaps 10.3.0.0/16 of the cluster c3"), fmt.Sprint(p)
+	are("the pools of what nobody has a pool of",
+		"mine semaphore-c2-10-2-0-0-16 semaphore-c2-10-20-0-0-28 semaphore-c2-fd00-2---48")
+	eventually("the other is reported", func() (bool, string) {
+		p := finding.Texts(pools.Findings())
+		return len(p) == 1 && strings.Contains(p[0],
+				"there is a ippool mine that semaphore did not create: its 10.3.128.0/17 overlaps 10.3.0.0/16 of the cluster c3"),
+			fmt.Sprint(p)
 	})
 	eventually("by an Event, too", func() (bool, string) {
 		counted.mu.Lock()
@@ -143,7 +150,8 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 			continue
 		}
 		block := map[string]int{"10.2.0.0/16": 26, "fd00:2::/48": 122, "10.20.0.0/28": 28}[p.Spec.CIDR]
-		if s := p.Spec; !s.Disabled || !s.DisableBGPExport || s.NATOutgoing || s.BlockSize != block || s.IPIPMode != calicov3.IPIPModeNever || s.VXLANMode != calicov3.VXLANModeNever {
+		if s := p.Spec; !s.Disabled || !s.DisableBGPExport || s.NATOutgoing || s.BlockSize != block ||
+			s.IPIPMode != calicov3.IPIPModeNever || s.VXLANMode != calicov3.VXLANModeNever {
 			t.Errorf("pool %s: %+v", p.Name, p.Spec)
 		}
 	}
@@ -152,7 +160,11 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	}
 	const all = "semaphore-c2-10-2-0-0-16 semaphore-c2-10-20-0-0-28 semaphore-c2-fd00-2---48 semaphore-c3-10-3-0-0-16"
 	are("the pool that was in the way is gone, and ours is there", all)
-	eventually("all is well", func() (bool, string) { p := pools.Problems(); return len(p) == 0, fmt.Sprint(p) })
+	eventually("all is well", func() (bool, string) {
+		p := finding.Texts(pools.Findings())
+		return len(p) == 0,
+			fmt.Sprint(p)
+	})
 	stop()
 
 	// A restart writes nothing.
@@ -187,7 +199,9 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	stop()
 
 	// A remote that is taken out of the configuration, and a subnet; somebody's pool that only looks like ours stays.
-	if _, err := calico.IPPools().Create(t.Context(), &calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-c3-10-9-0-0-16"}, Spec: calicov3.IPPoolSpec{CIDR: "10.9.0.0/16", NodeSelector: "all()", BlockSize: 26}}); err != nil {
+	if _, err := calico.IPPools().Create(t.Context(),
+		&calicov3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-c3-10-9-0-0-16"},
+			Spec: calicov3.IPPoolSpec{CIDR: "10.9.0.0/16", NodeSelector: "all()", BlockSize: 26}}); err != nil {
 		t.Fatal(err)
 	}
 	run("{name: c2, podSubnets: [10.2.0.0/16, 'fd00:2::/48'], nodeSubnets: [192.0.2.0/24]}")

@@ -1,8 +1,10 @@
-// Package prefer decides which clusters' endpoints a global service uses: those of the clusters that are
-// preferred, and of others as far as these do not suffice.
+// Package prefer decides which clusters' endpoints a global service uses: those of preferred clusters, and of others
+// if these do not suffice.
 //
-// It is pure: numbers of ready endpoints and the time come in, and it keeps no clock, goroutine or socket. It knows nothing of
-// slices, nor why a cluster is gone. Its caller owns it: it is not safe for concurrent use.
+// It is pure: it takes counts of ready endpoints and the time, and has no clock, goroutine or socket. It knows nothing
+// of slices, nor why a cluster is gone. It is not safe for concurrent use: its caller owns it.
+//
+// It may import no other package of the broker.
 package prefer
 
 import (
@@ -14,47 +16,47 @@ import (
 
 // Settings of one global service.
 type Settings struct {
-	// Prefer are clusters in order, each a place of its own; those that it does not name share the last place.
+	// Prefer are clusters in order, each with its own place; all others share the last place.
 	Prefer []string
-	// MinReady is how many ready endpoints suffice; less than 1 is 1.
+	// MinReady is how many ready endpoints suffice; at least 1.
 	MinReady int
-	// WhenGone is what becomes of a cluster that is gone; empty is config.Demote.
+	// WhenGone is how a cluster that is gone is treated; empty is config.Demote.
 	WhenGone config.WhenGone
 }
 
 // Offer is what one cluster has of the service.
 type Offer struct {
 	Cluster string
-	// Ready endpoints, those not counted that are out of use for another reason, such as a drain.
+	// Ready is the number of ready endpoints, without those excluded for another reason, such as a drain.
 	Ready int
-	// Gone says that the cluster is.
+	// Gone is true for a cluster that is gone.
 	Gone bool
 }
 
-// Chooser remembers of each service which clusters are in use that are needed no more, and since when. A new one knows
-// of none, and uses what is needed.
+// Chooser remembers for each service which clusters are used that are no longer needed, and since when. A new chooser
+// remembers none, and uses what is needed.
 type Chooser struct {
 	settle   time.Duration
 	services map[string]map[string]time.Time
 }
 
-// New makes a chooser that leaves a cluster only when those ahead of it have sufficed for settle.
+// New makes a chooser that stops using a cluster after preferred clusters have sufficed for settle.
 func New(settle time.Duration) *Chooser {
 	return &Chooser{settle: settle, services: map[string]map[string]time.Time{}}
 }
 
-// The ranks of clusters that are gone. Others have that of their place, from 0.
+// Ranks of clusters that are gone. Other clusters have the rank of their place, from 0.
 const (
-	behindAll = -1
-	out       = -2
+	rankLast  = -1
+	rankNever = -2
 )
 
 func rank(s Settings, o Offer) int {
 	if o.Gone && s.WhenGone == config.Withdraw {
-		return out
+		return rankNever
 	}
 	if o.Gone && s.WhenGone != config.Keep {
-		return behindAll
+		return rankLast
 	}
 	if place := slices.Index(s.Prefer, o.Cluster); place >= 0 {
 		return place
@@ -62,8 +64,8 @@ func rank(s Settings, o Offer) int {
 	return len(s.Prefer)
 }
 
-// needed is the last place that is needed; every place before it is in use too. behind says whether those are needed
-// that are behind all others.
+// needed returns the last place that is needed; every place before it is used, too. behind reports whether demoted
+// clusters are needed.
 func needed(s Settings, offers []Offer) (last int, behind bool) {
 	ready := make([]int, len(s.Prefer)+1)
 	all := 0
@@ -82,14 +84,15 @@ func needed(s Settings, offers []Offer) (last int, behind bool) {
 	return last, all == 0
 }
 
-// InUse says of each cluster that offers a service whether its endpoints are in use, and after how long that changes by itself; 0 for
-// not at all.
+// InUse reports for each cluster of a service whether its endpoints are used, and after how long that changes by time;
+// 0 for never.
 //
-// The places are in use in order, as many as together have MinReady ready endpoints, and all where that is not enough. A
-// cluster that is needed comes in at once. One that is not needed any more stays until it was not for the time that the chooser lets
-// pass, so that endpoints which come and go do not have others do the same. What is gone and not kept has no such
-// grace: it is in use while no other endpoint is ready (Demote), or never (Withdraw).
-func (c *Chooser) InUse(service string, s Settings, offers []Offer, now time.Time) (inUse map[string]bool, again time.Duration) {
+// Places are used in order, as many as have MinReady ready endpoints together, or all if that is not enough. A cluster
+// that becomes needed is used immediately. One that is no longer needed remains in use for the chooser's settle time,
+// so that flapping endpoints do not make others flap. A cluster that is gone and not kept has no such time: it is used
+// while no other endpoint is ready (Demote), or never (Withdraw).
+func (c *Chooser) InUse(service string, s Settings, offers []Offer, now time.Time) (inUse map[string]bool,
+	again time.Duration) {
 	last, behind := needed(s, offers)
 	inUse = make(map[string]bool, len(offers))
 	before := c.services[service]
@@ -97,10 +100,10 @@ func (c *Chooser) InUse(service string, s Settings, offers []Offer, now time.Tim
 	for _, o := range offers {
 		place := rank(s, o)
 		switch {
-		case place == out:
+		case place == rankNever:
 			inUse[o.Cluster] = false
 			continue
-		case place == behindAll:
+		case place == rankLast:
 			inUse[o.Cluster] = behind
 			continue
 		case place <= last:
@@ -132,5 +135,5 @@ func (c *Chooser) InUse(service string, s Settings, offers []Offer, now time.Tim
 	return inUse, again
 }
 
-// Forget lets go of what is remembered of a service.
+// Forget drops the memory of a service.
 func (c *Chooser) Forget(service string) { delete(c.services, service) }

@@ -115,7 +115,7 @@ func TestInTime(t *testing.T) {
 			{60 * s, "c1:1 c2:1", "c1 c2", 1 * s},
 			{61 * s, "c1:1 c2:1", "c1", 0},
 		}},
-		"whoever joins a place that is being left does not come in": {local, []step{
+		"a cluster that joins a place that is being left does not come in": {local, []step{
 			{0, "c1:0 c2:1", "c1 c2", 0},
 			{1 * s, "c1:1 c2:1", "c1 c2", 30 * s},
 			{2 * s, "c1:1 c2:1 c3:1", "c1 c2", 29 * s},
@@ -147,12 +147,14 @@ func TestInTime(t *testing.T) {
 			for _, step := range c.steps {
 				got, again := chooser.InUse("s", c.settings, offers(step.offers), noon.Add(step.at))
 				if show(got) != step.want || again != step.again {
-					t.Errorf("at %s, %s: %q is in use, again after %s; want %q, %s", step.at, step.offers, show(got), again, step.want, step.again)
+					t.Errorf("at %s, %s: %q is in use, again after %s; want %q, %s", step.at, step.offers, show(got), again, step.want,
+						step.again)
 				}
 			}
 			chooser.InUse("s", c.settings, offers("c1:0 c2:1"), noon)
 			chooser.Forget("s")
-			if got, _ := chooser.InUse("s", c.settings, offers("c1:1 c2:1!"), noon); c.settings.Prefer[0] == "c1" && show(got) != "c1" {
+			if got, _ := chooser.InUse("s", c.settings, offers("c1:1 c2:1!"), noon); c.settings.Prefer[0] == "c1" &&
+				show(got) != "c1" {
 				t.Errorf("forgotten, and %q is in use", show(got))
 			}
 			chooser.Forget("s")
@@ -175,7 +177,8 @@ func newScene(seed uint64) *scene {
 	clusters := []string{"c1", "c2", "c3", "c4"}
 	s.Shuffle(len(clusters), func(i, j int) { clusters[i], clusters[j] = clusters[j], clusters[i] })
 	s.settings = Settings{
-		Prefer: clusters[:s.IntN(4)], MinReady: 1 + s.IntN(4), WhenGone: []config.WhenGone{config.Keep, config.Demote, config.Withdraw}[s.IntN(3)],
+		Prefer: clusters[:s.IntN(4)], MinReady: 1 + s.IntN(4), WhenGone: []config.WhenGone{config.Keep, config.Demote,
+			config.Withdraw}[s.IntN(3)],
 	}
 	for _, cluster := range clusters[s.IntN(2):] {
 		s.offers = append(s.offers, Offer{Cluster: cluster, Ready: s.IntN(4)})
@@ -183,8 +186,8 @@ func newScene(seed uint64) *scene {
 	return s
 }
 
-// Something ready that may be used is used; what is needed is in use, and nothing else but what was needed within settle; and
-// a chooser that begins anew uses nothing that the old one does not.
+// Something ready that may be used is used; what is needed is in use, and nothing else but what was needed within
+// settle; and a chooser that begins again uses nothing that the old one does not.
 func TestInvariants(t *testing.T) {
 	for seed := range uint64(800) {
 		s := newScene(seed)
@@ -219,7 +222,7 @@ func TestInvariants(t *testing.T) {
 					t.Fatalf("%s: %s is needed", where, o.Cluster)
 				}
 				if got[o.Cluster] && !anew[o.Cluster] && (lastNeeded[o.Cluster].IsZero() || again == 0) {
-					t.Fatalf("%s: %s is not needed, was not, or stays for ever", where, o.Cluster)
+					t.Fatalf("%s: %s is not needed, was not, or stays permanently", where, o.Cluster)
 				}
 			}
 			if ready > 0 && used == 0 {

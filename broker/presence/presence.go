@@ -1,8 +1,10 @@
-// Package presence decides which remote clusters are gone: those whose exporter is silent, and with whose nodes none
-// of the own ones has a session. One of these alone is no more than a broken connection.
+// Package presence decides which remote clusters are gone: those whose exporter is stale and with whose nodes no own
+// node has a WireGuard session. One sign alone may be a broken connection.
 //
-// It looks at both every second and tells what changes. Where the signals come from, and what becomes of it, is for its
-// callers: it knows neither streams nor services.
+// It evaluates both signals every second and reports changes. It knows neither streams nor services: its callers
+// provide the signals and act on the changes.
+//
+// It may import no other package of the broker.
 package presence
 
 import (
@@ -16,22 +18,24 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 const (
-	// lookEvery is how often the signals are looked at.
-	lookEvery = time.Second
-	// late is when a look comes so late that this process stood still, and was the one that did not hear.
-	late = 5 * time.Second
-	// agentsTell is how long the agents of a broker that has just started have to attach and to tell.
-	agentsTell = 30 * time.Second
+	// pollInterval is how often the signals are evaluated.
+	pollInterval = time.Second
+	// pauseThreshold is the delay of a poll from which on this process itself was paused, and could not receive
+	// messages.
+	pauseThreshold = 5 * time.Second
+	// agentsGrace is how long agents may take to attach and report to a broker that has just started.
+	agentsGrace = 30 * time.Second
 )
 
-// Signals are what is known of one cluster.
+// Signals are the signals of one cluster.
 type Signals struct {
-	// Heard is when its exporter last spoke; zero for never.
-	Heard time.Time
-	// Agents have told how they talk with the cluster's nodes, and Talking of them have a session with one at least.
+	// LastHeard is when its exporter last sent a message; zero for never.
+	LastHeard time.Time
+	// Agents report on the cluster's nodes; Talking of them have a session with at least one.
 	Agents, Talking int
 }
 
@@ -39,23 +43,23 @@ type Signals struct {
 type Verdict int
 
 const (
-	// Unknown: it was not heard yet, and has not had the time for it. Nothing is changed for it.
+	// Unknown: there was no message yet, and not enough time for one. Nothing is changed for it.
 	Unknown Verdict = iota
-	// Here: there is a sign of it, or nobody who could say that it is gone.
+	// Here: there is a sign of it, or no agent could say that it is gone.
 	Here
-	// Gone: there is none.
+	// Gone: there is no sign of it.
 	Gone
 )
 
-// Decide is the verdict that follows was. silent is for how long nothing was heard of the cluster, or nobody listened for
-// it. A cluster is back with either signal; agents that are gone themselves are none.
+// Decide returns the verdict that follows was. silent is for how long no message was received, or no process listened.
+// Either signal suffices for Here; agents that detached are no signal.
 func Decide(was Verdict, s Signals, silent, silentAfter time.Duration) Verdict {
 	switch {
-	case s.Talking > 0 || !s.Heard.IsZero() && silent < silentAfter:
+	case s.Talking > 0 || !s.LastHeard.IsZero() && silent < silentAfter:
 		return Here
 	case was == Gone || silent >= silentAfter && s.Agents > 0:
 		return Gone
-	case was == Unknown && s.Heard.IsZero() && silent < silentAfter+agentsTell:
+	case was == Unknown && s.LastHeard.IsZero() && silent < silentAfter+agentsGrace:
 		return Unknown
 	}
 	return Here
@@ -63,39 +67,39 @@ func Decide(was Verdict, s Signals, silent, silentAfter time.Duration) Verdict {
 
 // Options of a Watch.
 type Options struct {
-	// Clusters are those that can be gone.
+	// Clusters to watch.
 	Clusters []string
-	// SilentAfter is how long nothing must have been heard.
+	// SilentAfter is how long there must have been no message.
 	SilentAfter time.Duration
-	// Look is what is known now, by cluster.
-	Look func() map[string]Signals
-	// Tell is told of each cluster once it is known whether it is gone, and then of every change.
-	Tell func(cluster string, gone bool)
-	// Warn tells people: a word and a sentence.
-	Warn     func(reason, note string)
+	// Read returns the current signals by cluster.
+	Read func() map[string]Signals
+	// OnChange is called for each cluster once its verdict is known, and then for every change.
+	OnChange func(cluster string, gone bool)
+	// Warn notifies operators with a reason and a sentence.
+	Warn     func(reason finding.Code, note string)
 	Recorder *debug.Recorder
 	Log      *slog.Logger
 }
 
-// Watch follows which clusters are gone.
+// Watch records which clusters are gone.
 type Watch struct {
 	options Options
 
-	mu       sync.Mutex
-	looked   time.Time // zero before the first look
-	from     time.Time // since when it was looked without a pause
-	clusters map[string]*cluster
+	mu          sync.Mutex
+	lastPoll    time.Time // zero before the first
+	polledSince time.Time // since when there was no pause
+	clusters    map[string]*cluster
 }
 
 type cluster struct {
 	Signals
 	verdict Verdict
 	since   time.Time
-	// silent is since when nothing was heard.
-	silent time.Time
+	// silentSince is when the last message was received.
+	silentSince time.Time
 }
 
-// New makes a watch that has not looked yet. It is a prometheus.Collector.
+// New makes a watch. It is a prometheus.Collector.
 func New(options Options) *Watch {
 	w := &Watch{options: options, clusters: map[string]*cluster{}}
 	for _, name := range options.Clusters {
@@ -104,12 +108,25 @@ func New(options Options) *Watch {
 	return w
 }
 
-// Run looks until ctx ends.
+// Follow takes the clusters to watch. What is known of those that remain continues.
+func (w *Watch) Follow(names []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	was := w.clusters
+	w.clusters, w.options.Clusters = map[string]*cluster{}, names
+	for _, name := range names {
+		if w.clusters[name] = was[name]; was[name] == nil {
+			w.clusters[name] = &cluster{}
+		}
+	}
+}
+
+// Run evaluates the signals until ctx ends.
 func (w *Watch) Run(ctx context.Context) error {
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		w.look(time.Now(), w.options.Look())
+		w.evaluate(time.Now(), w.options.Read())
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -118,81 +135,82 @@ func (w *Watch) Run(ctx context.Context) error {
 	}
 }
 
-// look takes what is known now.
-func (w *Watch) look(now time.Time, signals map[string]Signals) {
+// evaluate updates the verdicts.
+func (w *Watch) evaluate(now time.Time, signals map[string]Signals) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.looked.IsZero() || now.Sub(w.looked) > late {
-		w.from = now
+	if w.lastPoll.IsZero() || now.Sub(w.lastPoll) > pauseThreshold {
+		w.polledSince = now
 	}
-	w.looked = now
+	w.lastPoll = now
 	for _, name := range w.options.Clusters {
 		c := w.clusters[name]
 		c.Signals = signals[name]
-		c.silent = c.Heard
-		if w.from.After(c.silent) {
-			c.silent = w.from
+		c.silentSince = c.LastHeard
+		if w.polledSince.After(c.silentSince) {
+			c.silentSince = w.polledSince
 		}
-		verdict := Decide(c.verdict, c.Signals, now.Sub(c.silent), w.options.SilentAfter)
+		verdict := Decide(c.verdict, c.Signals, now.Sub(c.silentSince), w.options.SilentAfter)
 		if verdict == c.verdict {
 			continue
 		}
 		was := c.verdict
 		c.verdict, c.since = verdict, now
-		w.options.Tell(name, verdict == Gone)
+		w.options.OnChange(name, verdict == Gone)
 		switch {
 		case verdict == Gone:
 			note := w.problem(name)
-			w.options.Log.Warn("a cluster is gone", "cluster", name, "silent since", c.silent, "agents that tell", c.Agents)
+			w.options.Log.Warn("a cluster is gone", "cluster", name, "silentSince", c.silentSince, "agents", c.Agents)
 			w.options.Recorder.Record(debug.Event{Source: name, Object: "cluster " + name, Action: "gone", Detail: note})
-			w.options.Warn("ClusterGone", note)
+			w.options.Warn(finding.ClusterGone, note)
 		case was == Gone:
 			note := fmt.Sprintf("cluster %s is back: %s", name, w.sign(c))
 			w.options.Log.Info("a cluster is back", "cluster", name, "sign", w.sign(c))
 			w.options.Recorder.Record(debug.Event{Source: name, Object: "cluster " + name, Action: "back", Detail: note})
-			w.options.Warn("ClusterBack", note)
+			w.options.Warn(finding.ClusterBack, note)
 		}
 	}
 }
 
-// sign is why a cluster is not gone.
+// sign reports why a cluster is not gone.
 func (w *Watch) sign(c *cluster) string {
 	if c.Talking > 0 {
-		return fmt.Sprintf("%d of the %d nodes that tell talk with its nodes", c.Talking, c.Agents)
+		return fmt.Sprintf("%d of the %d nodes that report have a session with its nodes", c.Talking, c.Agents)
 	}
-	return "its exporter was heard at " + c.Heard.UTC().Format(time.RFC3339)
+	return "its exporter sent a message at " + c.LastHeard.UTC().Format(time.RFC3339)
 }
 
-// problem says of a cluster that is gone which signals say so, since when, and what that does.
+// problem reports why a cluster is gone, since when, and what follows.
 func (w *Watch) problem(name string) string {
 	c := w.clusters[name]
-	heard := "its exporter was last heard at " + c.Heard.UTC().Format(time.RFC3339)
-	if c.Heard.IsZero() {
-		heard = "its exporter was not heard since this broker began at " + c.silent.UTC().Format(time.RFC3339)
+	heard := "its exporter last sent a message at " + c.LastHeard.UTC().Format(time.RFC3339)
+	if c.LastHeard.IsZero() {
+		heard = "its exporter has sent nothing since this broker started at " + c.silentSince.UTC().Format(time.RFC3339)
 	}
-	agents := "no node tells any more how it talks with its nodes"
+	agents := "no node reports on sessions with its nodes"
 	if c.Agents > 0 {
-		agents = fmt.Sprintf("none of the %d nodes that tell talks with its nodes", c.Agents)
+		agents = fmt.Sprintf("none of the %d nodes that report has a session with its nodes", c.Agents)
 	}
-	return fmt.Sprintf("cluster %s is gone since %s: %s, and %s; its endpoints in global services are kept, demoted or withdrawn as these say, and mirrors stay as they are",
+	return fmt.Sprintf("cluster %s is gone since %s: %s, and %s; its endpoints in global services are kept, demoted or "+
+		"withdrawn as configured, and mirrors remain unchanged",
 		name, c.since.UTC().Format(time.RFC3339), heard, agents)
 }
 
-// Problems are the clusters that are gone, a line each.
-func (w *Watch) Problems() []string {
+// Findings are the clusters that are gone.
+func (w *Watch) Findings() (found []finding.Finding) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var lines []string
 	for _, name := range slices.Sorted(slices.Values(w.options.Clusters)) {
 		if w.clusters[name].verdict == Gone {
-			lines = append(lines, w.problem(name))
+			found = append(found, finding.Line(finding.ClusterGone, name, w.problem(name))...)
 		}
 	}
-	return lines
+	return found
 }
 
 var goneDesc = prometheus.NewDesc("semaphore_broker_cluster_gone",
-	"1 while a remote cluster is gone: its exporter is silent, and no node talks with its nodes.", []string{"cluster"}, nil)
+	"1 while a remote cluster is gone: its exporter is stale, and no own node has a session with its nodes.",
+	[]string{"cluster"}, nil)
 
 // Describe implements prometheus.Collector.
 func (w *Watch) Describe(ch chan<- *prometheus.Desc) { ch <- goneDesc }

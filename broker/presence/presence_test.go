@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -42,9 +43,9 @@ func TestDecide(t *testing.T) {
 		{"just started, and one agent talks", Unknown, unheard(3, 1), 0, Here},
 		{"just started, and it is heard", Unknown, heard(0, 0), 0, Here},
 		{"never heard, and agents say so too", Unknown, unheard(3, 0), after, Gone},
-		{"never heard, and the agents have yet to come", Unknown, unheard(0, 0), after + agentsTell - 1, Unknown},
-		{"never heard, and no agents come", Unknown, unheard(0, 0), after + agentsTell, Here},
-		{"no agents came until late", Here, unheard(1, 0), after + agentsTell + 1, Gone},
+		{"never heard, and the agents have yet to come", Unknown, unheard(0, 0), after + agentsGrace - 1, Unknown},
+		{"never heard, and no agents come", Unknown, unheard(0, 0), after + agentsGrace, Here},
+		{"no agents came until late", Here, unheard(1, 0), after + agentsGrace + 1, Gone},
 	} {
 		if got := Decide(c.was, c.is, c.silent, after); got != c.want {
 			t.Errorf("%s: %v; want %v", c.name, got, c.want)
@@ -52,26 +53,26 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// One signal that comes and goes, in whatever way, moves nothing while the other is there; and a cluster that is gone has
-// neither.
+// One signal that comes and goes, in whatever way, moves nothing while the other is there; and a cluster that is gone
+// has neither.
 func TestOneSignalMovesNothing(t *testing.T) {
 	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 6))
 		streams := seed%2 == 0 // the one that is steady
 		f := newFixture("c2")
-		s := Signals{Heard: noon, Agents: 3, Talking: 3}
+		s := Signals{LastHeard: noon, Agents: 3, Talking: 3}
 		for range 300 {
-			f.now = f.now.Add(lookEvery)
+			f.now = f.now.Add(pollInterval)
 			if streams {
-				s.Heard, s.Agents = f.now.Add(-time.Duration(r.IntN(int(after)))), r.IntN(4)
+				s.LastHeard, s.Agents = f.now.Add(-time.Duration(r.IntN(int(after)))), r.IntN(4)
 				s.Talking = r.IntN(s.Agents + 1)
 			} else {
 				s.Talking = 1 + r.IntN(3)
 				if r.IntN(20) == 0 {
-					s.Heard = f.now
+					s.LastHeard = f.now
 				}
 			}
-			f.look(f.now, map[string]Signals{"c2": s})
+			f.evaluate(f.now, map[string]Signals{"c2": s})
 		}
 		if got := strings.Join(f.told, "; "); got != "c2 false" {
 			t.Fatalf("seed %d: %s", seed, got)
@@ -89,8 +90,8 @@ func newFixture(clusters ...string) *fixture {
 	f := &fixture{now: noon}
 	f.Watch = New(Options{
 		Clusters: clusters, SilentAfter: after,
-		Tell:     func(cluster string, gone bool) { f.told = append(f.told, fmt.Sprint(cluster, " ", gone)) },
-		Warn:     func(reason, note string) { f.warned = append(f.warned, reason+": "+note) },
+		OnChange: func(cluster string, gone bool) { f.told = append(f.told, fmt.Sprint(cluster, " ", gone)) },
+		Warn:     func(reason finding.Code, note string) { f.warned = append(f.warned, string(reason)+": "+note) },
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
 	})
 	return f
@@ -99,8 +100,8 @@ func newFixture(clusters ...string) *fixture {
 // run looks every second until a time.
 func (f *fixture) run(to time.Duration, signals map[string]Signals) {
 	for end := noon.Add(to); f.now.Before(end); {
-		f.now = f.now.Add(lookEvery)
-		f.look(f.now, signals)
+		f.now = f.now.Add(pollInterval)
+		f.evaluate(f.now, signals)
 	}
 }
 
@@ -138,7 +139,9 @@ func TestGoneAndBack(t *testing.T) {
 	f.run(101*time.Second, s(0, 0))
 	equal(t, "told", strings.Join(f.told[2:], "; "), "c2 true")
 	equal(t, "metric", f.gone(t), "c2 1; c3 0")
-	if p := f.Problems(); len(p) != 1 || !strings.HasPrefix(p[0], "cluster c2 is gone since 2026-01-02T12:01:41Z: ") || !strings.Contains(p[0], "none of the 3 nodes that tell talks") {
+	if p := finding.Texts(f.Findings()); len(p) != 1 ||
+		!strings.HasPrefix(p[0], "cluster c2 is gone since 2026-01-02T12:01:41Z: ") ||
+		!strings.Contains(p[0], "none of the 3 nodes that report has a session") {
 		t.Errorf("%q", p)
 	}
 	f.run(200*time.Second, s(0, 0))
@@ -146,26 +149,27 @@ func TestGoneAndBack(t *testing.T) {
 	f.run(220*time.Second, s(200*time.Second, 0))
 	equal(t, "told", strings.Join(f.told[3:], "; "), "c2 false")
 	equal(t, "metric", f.gone(t), "c2 0; c3 0")
-	if len(f.Problems()) != 0 || len(f.warned) != 2 || !strings.HasPrefix(f.warned[1], "ClusterBack: cluster c2 is back: its exporter was heard") {
-		t.Errorf("%q, %q", f.Problems(), f.warned)
+	if len(finding.Texts(f.Findings())) != 0 || len(f.warned) != 2 ||
+		!strings.HasPrefix(f.warned[1], "ClusterBack: cluster c2 is back: its exporter sent a message") {
+		t.Errorf("%q, %q", finding.Texts(f.Findings()), f.warned)
 	}
 }
 
-// A process that stood still has not heard anybody, and says of nobody that he is gone before it has listened again.
+// A process that was stopped has heard no cluster, and reports none as gone before it has listened again.
 func TestStoodStill(t *testing.T) {
 	f := newFixture("c2")
 	s := map[string]Signals{"c2": {noon, 3, 0}}
 	f.run(10*time.Second, s)
 	f.now = f.now.Add(time.Hour)
-	f.look(f.now, s)
+	f.evaluate(f.now, s)
 	equal(t, "told", strings.Join(f.told, "; "), "c2 false")
 	for range 29 {
-		f.now = f.now.Add(lookEvery)
-		f.look(f.now, s)
+		f.now = f.now.Add(pollInterval)
+		f.evaluate(f.now, s)
 	}
 	equal(t, "told", strings.Join(f.told, "; "), "c2 false")
-	f.now = f.now.Add(lookEvery)
-	f.look(f.now, s)
+	f.now = f.now.Add(pollInterval)
+	f.evaluate(f.now, s)
 	equal(t, "told", strings.Join(f.told, "; "), "c2 false; c2 true")
 }
 
@@ -176,7 +180,8 @@ func TestStart(t *testing.T) {
 	equal(t, "told", strings.Join(f.told, "; "), "")
 	f.run(31*time.Second, map[string]Signals{"c2": {time.Time{}, 3, 0}})
 	equal(t, "told", strings.Join(f.told, "; "), "c2 true")
-	if p := f.Problems(); len(p) != 1 || !strings.Contains(p[0], "its exporter was not heard since this broker began at 2026-01-02T12:00:01Z") {
+	if p := finding.Texts(f.Findings()); len(p) != 1 ||
+		!strings.Contains(p[0], "its exporter has sent nothing since this broker started at 2026-01-02T12:00:01Z") {
 		t.Errorf("%q", p)
 	}
 }
@@ -184,7 +189,7 @@ func TestStart(t *testing.T) {
 func TestRunEnds(t *testing.T) {
 	f := newFixture("c2")
 	looked := make(chan struct{}, 10)
-	f.options.Look = func() map[string]Signals {
+	f.options.Read = func() map[string]Signals {
 		looked <- struct{}{}
 		return nil
 	}

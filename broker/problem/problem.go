@@ -1,35 +1,37 @@
-// Package problem keeps what is wrong with what each remote exports: what came and what went since it was last asked, and
-// a summary of each remote that is bounded, whatever the remote exports.
+// Package problem keeps what is wrong with what each remote exports: the problems that began and ended since the last
+// call, and a summary of each remote of bounded size, whatever the remote exports. It is pure, and imports
+// internal/finding for codes.
 //
-// It is pure, and imports nothing of ours. A Set belongs to one plan and is not safe for concurrent use; a Summary never changes.
+// A Set belongs to one plan and is not safe for concurrent use; a Summary is immutable.
+//
+// It may import no other package of the broker.
 package problem
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 // Shown is how many problems of a remote are shown in full. The others are counted.
 const Shown = 3
 
-// maxLine bounds a line of a summary, bytes.
-const maxLine = 500
-
-// Problem is one that a remote has.
+// Problem is one problem of a remote.
 type Problem struct {
 	Cluster string
-	// Object orders the problems of a remote, and names what has it.
+	// Object names the object that has the problem, and orders the problems of a remote.
 	Object string
-	// Reason is one word in CamelCase, for an Event. Code is one for a metric; empty where a remote's problems are counted as one.
-	Reason, Code string
+	// Reason is the reason of an Event, one word in CamelCase. Code is a metric's label; empty if a remote's problems
+	// are counted together.
+	Reason, Code finding.Code
 	// Text is a sentence.
 	Text string
-	// Count is how many things the problem stands for; 0 is 1.
+	// Count is how many things have the problem; 0 means 1.
 	Count int
 }
 
-// compare orders problems of one remote.
+// compare orders the problems of one remote.
 func (p Problem) compare(o Problem) int {
 	return cmp.Or(cmp.Compare(p.Object, o.Object), cmp.Compare(p.Text, o.Text))
 }
@@ -37,61 +39,34 @@ func (p Problem) compare(o Problem) int {
 // Summary is what is shown of the problems of one remote.
 type Summary struct {
 	// Counts are by code.
-	Counts map[string]int
+	Counts map[finding.Code]int
 	// First are the first problems, at most Shown.
 	First []Problem
-	// Total is how many problems there are.
+	// Total is the number of problems.
 	Total int
-}
-
-// Lines are the summary for people: the first problems, and how many more there are.
-func (s *Summary) Lines(cluster string) []string {
-	if s == nil {
-		return nil
-	}
-	var lines []string
-	for _, p := range s.First {
-		lines = append(lines, Cut(p.Text))
-	}
-	if more := s.Total - len(s.First); more > 0 {
-		lines = append(lines, fmt.Sprintf("cluster %s has %d more problems like these", cluster, more))
-	}
-	return lines
-}
-
-// Cut is a line without what is over the most that is shown of one.
-func Cut(line string) string {
-	if len(line) <= maxLine {
-		return line
-	}
-	end := maxLine
-	for end > 0 && line[end]&0xc0 == 0x80 { // not within a character
-		end--
-	}
-	return line[:end] + "…"
 }
 
 // Set holds the problems of all remotes. The zero value is empty.
 type Set struct {
-	// byKey are the problems that each key has, such as the name of an object.
+	// byKey are the problems of each key, such as the name of an object.
 	byKey   map[string][]Problem
 	remotes map[string]*remote
-	// added since Take.
+	// added since the last Take.
 	added []Problem
-	// changed are the remotes whose summary is another than at the last Take.
+	// changed are the remotes whose summary changed since the last Take.
 	changed map[string]bool
 }
 
 type remote struct {
-	counts map[string]int
+	counts map[finding.Code]int
 	total  int
-	// first are the first problems; unsorted says that they have to be looked for.
+	// first are the first problems; unsorted is set if they have to be found again.
 	first   []Problem
 	unknown bool
 	keys    map[string]bool
 }
 
-// Replace makes the problems of a key these.
+// Replace sets the problems of a key.
 func (s *Set) Replace(key string, now []Problem) {
 	was := s.byKey[key]
 	if slices.Equal(was, now) {
@@ -116,8 +91,9 @@ func (s *Set) Replace(key string, now []Problem) {
 			s.added = append(s.added, p)
 		}
 	}
-	for _, p := range was { // what is left of a remote that has others of the key
-		if r := s.remotes[p.Cluster]; r != nil && !slices.ContainsFunc(now, func(n Problem) bool { return n.Cluster == p.Cluster }) {
+	for _, p := range was { // remotes that no longer have a problem of the key
+		if r := s.remotes[p.Cluster]; r != nil &&
+			!slices.ContainsFunc(now, func(n Problem) bool { return n.Cluster == p.Cluster }) {
 			delete(r.keys, key)
 		}
 	}
@@ -126,7 +102,7 @@ func (s *Set) Replace(key string, now []Problem) {
 func (s *Set) add(key string, p Problem) {
 	r := s.remotes[p.Cluster]
 	if r == nil {
-		r = &remote{counts: map[string]int{}, keys: map[string]bool{}}
+		r = &remote{counts: map[finding.Code]int{}, keys: map[string]bool{}}
 		s.remotes[p.Cluster] = r
 	}
 	s.changed[p.Cluster] = true
@@ -139,7 +115,7 @@ func (s *Set) add(key string, p Problem) {
 	r.offer(p)
 }
 
-// offer takes a problem among the first, if it is one.
+// offer inserts a problem among the first if it belongs there.
 func (r *remote) offer(p Problem) {
 	i, _ := slices.BinarySearchFunc(r.first, p, Problem.compare)
 	if i < Shown {
@@ -155,11 +131,11 @@ func (s *Set) remove(_ string, p Problem) {
 	r.total--
 	if i := slices.Index(r.first, p); i >= 0 {
 		r.first = slices.Delete(r.first, i, i+1)
-		r.unknown = r.unknown || r.total > len(r.first) // the one that is the next is not known
+		r.unknown = r.unknown || r.total > len(r.first) // the problem that follows them is unknown
 	}
 }
 
-// Take is which problems came since it was last called, and the summaries of the remotes of which something differs.
+// Take returns the problems that began since the last Take, and the summaries of the remotes that changed.
 func (s *Set) Take() (added []Problem, changed map[string]*Summary) {
 	added, s.added = s.added, nil
 	if len(s.changed) == 0 {
@@ -173,7 +149,7 @@ func (s *Set) Take() (added []Problem, changed map[string]*Summary) {
 	return added, changed
 }
 
-// Summary is that of a remote now.
+// Summary returns the current summary of a remote.
 func (s *Set) Summary(cluster string) *Summary {
 	r := s.remotes[cluster]
 	if r == nil {
@@ -189,7 +165,7 @@ func (s *Set) Summary(cluster string) *Summary {
 			}
 		}
 	}
-	out := &Summary{Counts: map[string]int{}, First: slices.Clone(r.first), Total: r.total}
+	out := &Summary{Counts: map[finding.Code]int{}, First: slices.Clone(r.first), Total: r.total}
 	for code, n := range r.counts {
 		if n != 0 {
 			out.Counts[code] = n
@@ -198,7 +174,7 @@ func (s *Set) Summary(cluster string) *Summary {
 	return out
 }
 
-// Of are the problems of a remote, in the order of their objects.
+// Of returns the problems of a remote, ordered by object.
 func (s *Set) Of(cluster string) []Problem {
 	r := s.remotes[cluster]
 	if r == nil {
@@ -216,7 +192,7 @@ func (s *Set) Of(cluster string) []Problem {
 	return all
 }
 
-// All are all problems, in the order of the remotes and their objects.
+// All returns all problems, ordered by remote and object.
 func (s *Set) All() []Problem {
 	var all []Problem
 	for _, problems := range s.byKey {

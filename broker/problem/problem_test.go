@@ -5,9 +5,12 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// TestSummary: whatever comes and goes, the summary of a remote is that of its problems: their number, and the first three.
+// TestSummary: whatever comes and goes, the summary of a remote is that of its problems: their number, and the first
+// three.
 func TestSummary(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 50 {
@@ -17,7 +20,8 @@ func TestSummary(t *testing.T) {
 			key := fmt.Sprint("key", rng.IntN(12))
 			var now []Problem
 			for i := range rng.IntN(3) {
-				now = append(now, Problem{Cluster: fmt.Sprint("c", rng.IntN(2)), Object: key, Code: fmt.Sprint(rng.IntN(2)), Text: fmt.Sprint(i), Count: rng.IntN(4)})
+				now = append(now, Problem{Cluster: fmt.Sprint("c", rng.IntN(2)), Object: key,
+					Code: finding.Code(fmt.Sprint(rng.IntN(2))), Text: fmt.Sprint(i), Count: rng.IntN(4)})
 			}
 			before := model[key]
 			s.Replace(key, now)
@@ -30,7 +34,7 @@ func TestSummary(t *testing.T) {
 			}
 			for _, cluster := range []string{"c0", "c1"} {
 				var all []Problem
-				counts := map[string]int{}
+				counts := map[finding.Code]int{}
 				for _, problems := range model {
 					for _, p := range problems {
 						if p.Cluster == cluster {
@@ -42,7 +46,8 @@ func TestSummary(t *testing.T) {
 				slices.SortFunc(all, Problem.compare)
 				got := s.Summary(cluster)
 				same := func(a, b Problem) bool { return a.compare(b) == 0 }
-				if got.Total != len(all) || !slices.EqualFunc(got.First, all[:min(Shown, len(all))], same) || fmt.Sprint(got.Counts) != fmt.Sprint(counts) {
+				if got.Total != len(all) || !slices.EqualFunc(got.First, all[:min(Shown, len(all))], same) ||
+					fmt.Sprint(got.Counts) != fmt.Sprint(counts) {
 					t.Fatalf("%s: %+v, not %v of %v", cluster, got, counts, all)
 				}
 			}
@@ -54,14 +59,15 @@ func TestSummary(t *testing.T) {
 func TestLinesAreBounded(t *testing.T) {
 	var s Set
 	for i := range 10_000 {
-		s.Replace(fmt.Sprint(i), []Problem{{Cluster: "c2", Object: fmt.Sprint(i), Text: fmt.Sprintf("%d %01000d ä", i, 0)}})
+		s.Replace(fmt.Sprint(i), []Problem{{Cluster: "c2", Object: fmt.Sprint(i), Reason: finding.PeerRefused,
+			Text: fmt.Sprintf("%d %01000d ä", i, 0)}})
 	}
-	lines := s.Summary("c2").Lines("c2")
+	lines := finding.Texts(s.Summary("c2").Findings("c2"))
 	if len(lines) != Shown+1 || lines[Shown] != "cluster c2 has 9997 more problems like these" {
 		t.Fatalf("%.100q", lines)
 	}
 	for _, line := range lines {
-		if len(line) > maxLine+3 {
+		if len(line) > 500+len("…") {
 			t.Errorf("a line of %d bytes", len(line))
 		}
 	}

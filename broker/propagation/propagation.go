@@ -1,9 +1,11 @@
-// Package propagation keeps how long changes of remote clusters took to take effect in this one: for each remote
-// and kind the last hundred, for semaphorectl status, and all of them in one histogram.
+// Package propagation records how long changes of remote clusters took to take effect in this cluster: the last
+// hundred of each remote and kind for semaphorectl status, and all of them in one histogram.
 //
-// A time spans two clocks: a change begins when it is seen in its cluster, on that cluster's clock, and ends when it is
-// written to the apiserver or programmed on a node here, on the clock here. What the clocks differ by is in each
-// time, and can make it negative. Nothing is decided by it. The package imports nothing of ours.
+// A time spans two clocks: a change begins when it is observed in its cluster, on that cluster's clock, and ends when
+// it is written to the apiserver or programmed on a node, on the local clock. The difference of the clocks is part of
+// each time, and can make it negative. No decision depends on it.
+//
+// Of the broker's packages it may import kinds.
 package propagation
 
 import (
@@ -12,44 +14,51 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/semaphore/broker/kinds"
 )
 
-// remembered is how many times of one remote and kind are kept.
-const remembered = 100
+// maxTimes is how many times of one remote and kind are kept.
+const maxTimes = 100
 
-// Times are those of one remote and kind, from the seeing of a change at its source to its effect here.
+// Times are the times of one remote and kind, from the observation of a change at its source to its effect here.
 type Times struct {
-	// Last is the newest.
+	// Last is the newest time.
 	Last time.Duration
-	// Median and High are of the last hundred the middle one and the worst but one: the very worst is as often a
-	// restart as a trend.
+	// Median and High are the median and the second largest of the last hundred: the largest is often caused by a
+	// restart.
 	Median, High time.Duration
 }
 
-// Tracker keeps the times of all remotes. Its methods may be called from any goroutine; a nil Tracker keeps nothing.
+// Tracker records the times of all remotes. Its methods are safe for concurrent use; a nil Tracker records nothing.
 type Tracker struct {
 	histogram *prometheus.HistogramVec
 
 	mu    sync.Mutex
-	rings map[of]*ring
+	rings map[series]*ring
 }
 
-type of struct{ cluster, kind string }
+type series struct {
+	cluster string
+	kind    kinds.Kind
+}
 
-// ring holds the last times; next is where the next one goes once it is full.
+// ring holds the last times; next is the index of the oldest once it is full.
 type ring struct {
 	times []time.Duration
 	next  int
 	last  time.Duration
 }
 
-// New makes a tracker of nothing yet, and registers its histogram.
+// New makes an empty tracker, and registers its histogram.
 func New(reg prometheus.Registerer) *Tracker {
 	t := &Tracker{
-		rings: map[of]*ring{},
+		rings: map[series]*ring{},
 		histogram: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "semaphore_broker_propagation_seconds",
-			Help:    "Seconds from when a change was seen in the remote cluster, on that cluster's clock, to when it took effect here, on this one's: written to the apiserver, or of kind node programmed by one agent. A difference of the clocks is in it; what it makes negative counts as 0.",
+			Name: "semaphore_broker_propagation_seconds",
+			Help: "Seconds from the observation of a change in the remote cluster, on that cluster's clock, to its effect " +
+				"here, on this cluster's clock: the write to the apiserver, or for kind node the programming by one agent. It " +
+				"includes the difference of the clocks; negative values count as 0.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18),
 		}, []string{"cluster", "kind"}),
 	}
@@ -57,37 +66,38 @@ func New(reg prometheus.Registerer) *Tracker {
 	return t
 }
 
-// Observe takes note that a change of cluster, to an object that is written as kind, took effect d after it was seen there.
-func (t *Tracker) Observe(cluster, kind string, d time.Duration) {
+// Observe records that a change of cluster, to an object that is written as kind, took effect d after it was observed
+// there.
+func (t *Tracker) Observe(cluster string, kind kinds.Kind, d time.Duration) {
 	if t == nil {
 		return
 	}
-	// A negative observation would make the histogram's sum go back, which rate() takes for a restart.
-	t.histogram.WithLabelValues(cluster, kind).Observe(max(0, d).Seconds())
+	// A negative observation would decrease the histogram's sum, which rate() takes for a restart.
+	t.histogram.WithLabelValues(cluster, string(kind)).Observe(max(0, d).Seconds())
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := t.rings[of{cluster, kind}]
+	r := t.rings[series{cluster, kind}]
 	if r == nil {
 		r = &ring{}
-		t.rings[of{cluster, kind}] = r
+		t.rings[series{cluster, kind}] = r
 	}
 	r.last = d
-	if len(r.times) < remembered {
+	if len(r.times) < maxTimes {
 		r.times = append(r.times, d)
 		return
 	}
 	r.times[r.next] = d
-	r.next = (r.next + 1) % remembered
+	r.next = (r.next + 1) % maxTimes
 }
 
-// Times are those of a remote's kind; ok is false before its first.
-func (t *Tracker) Times(cluster, kind string) (times Times, ok bool) {
+// Times returns the times of a remote's kind; ok is false before the first.
+func (t *Tracker) Times(cluster string, kind kinds.Kind) (times Times, ok bool) {
 	if t == nil {
 		return Times{}, false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := t.rings[of{cluster, kind}]
+	r := t.rings[series{cluster, kind}]
 	if r == nil {
 		return Times{}, false
 	}

@@ -21,11 +21,12 @@ func TestTimes(t *testing.T) {
 		observed []time.Duration
 		want     Times
 	}{
-		"one":                  {upTo(1), Times{1 * ms, 1 * ms, 1 * ms}},
-		"two":                  {upTo(2), Times{2 * ms, 1 * ms, 1 * ms}},
-		"three":                {[]time.Duration{9 * ms, 1 * ms, 5 * ms}, Times{5 * ms, 5 * ms, 5 * ms}},
-		"a hundred":            {upTo(100), Times{100 * ms, 50 * ms, 99 * ms}},
-		"the oldest goes":      {append([]time.Duration{time.Hour, time.Hour}, upTo(100)...), Times{100 * ms, 50 * ms, 99 * ms}},
+		"one":       {upTo(1), Times{1 * ms, 1 * ms, 1 * ms}},
+		"two":       {upTo(2), Times{2 * ms, 1 * ms, 1 * ms}},
+		"three":     {[]time.Duration{9 * ms, 1 * ms, 5 * ms}, Times{5 * ms, 5 * ms, 5 * ms}},
+		"a hundred": {upTo(100), Times{100 * ms, 50 * ms, 99 * ms}},
+		"the oldest goes": {append([]time.Duration{time.Hour, time.Hour}, upTo(100)...),
+			Times{100 * ms, 50 * ms, 99 * ms}},
 		"several rounds":       {upTo(350), Times{350 * ms, 300 * ms, 349 * ms}},
 		"one that was late":    {append(upTo(50), time.Hour), Times{time.Hour, 26 * ms, 50 * ms}},
 		"clocks that disagree": {[]time.Duration{-3 * ms, -2 * ms, -1 * ms}, Times{-1 * ms, -2 * ms, -2 * ms}},
@@ -38,7 +39,7 @@ func TestTimes(t *testing.T) {
 			if got, ok := tracker.Times("c2", "service"); !ok || got != test.want {
 				t.Errorf("%v %v; want %v", got, ok, test.want)
 			}
-			for _, other := range []of{{"c3", "service"}, {"c2", "node"}} {
+			for _, other := range []series{{"c3", "service"}, {"c2", "node"}} {
 				if got, ok := tracker.Times(other.cluster, other.kind); ok {
 					t.Errorf("%v has %v", other, got)
 				}

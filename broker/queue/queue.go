@@ -1,8 +1,11 @@
-// Package queue keeps what streams of remotes led to until an engine takes it: a bounded FIFO a remote, taken in fair turns.
+// Package queue holds changes of replicas until an engine handles them: a bounded FIFO for each remote, served in fair
+// turns.
 //
-// A stream pushes without waiting, in the order of its remote's replica, and then waits for room before it reads on. An engine takes
-// turns over the remotes: a few hundred changes or milliseconds of one, then of the next. So a remote that changes more than an
-// engine can take waits for itself, and others wait for one turn of it.
+// A stream pushes without blocking, in the order of its remote's replica, and then waits for room before it reads on.
+// An engine handles a few hundred changes or milliseconds of one remote, then of the next. So a remote that changes
+// faster than an engine can handle delays itself, and others wait for one of its turns.
+//
+// Of the broker's packages it may import replica.
 package queue
 
 import (
@@ -17,69 +20,69 @@ import (
 )
 
 const (
-	// maxBatches and maxBytes are how much of a remote may wait before its stream does. A stream that has pushed waits then, so that
-	// each may exceed it by one message.
+	// maxBatches and maxBytes are how much of a remote may be queued before its stream must wait. A stream waits after
+	// a push, so that each limit may be exceeded by one message.
 	maxBatches, maxBytes = 16, 1 << 20
-	// turnChanges and turnTime bound a turn: it ends with the part by which either is reached.
+	// turnChanges and turnTime bound a turn: it ends with the part that reaches either.
 	turnChanges, turnTime = 256, 2 * time.Millisecond
 )
 
-// Part is a part of what one message led to.
+// Part is a part of the changes of one message.
 type Part struct {
 	Cluster string
 	Changes []replica.Change
-	// Completed is the kind of which a whole snapshot was taken over, with the last part of it.
+	// Completed is set with the last part of a message that completed a snapshot of the kind.
 	Completed semaphorev1.Kind
 }
 
-// Queue is what waits for one engine. Push and Room may be called from any goroutine, Turn by one at a time.
+// Queue is the queue of one engine. Push and WaitForRoom are safe for concurrent use, Turn is not.
 type Queue struct {
-	// takes are the kinds of which the engine takes changes.
-	takes map[semaphorev1.Kind]bool
-	cut   func([]replica.Change) [][]replica.Change
+	// kinds are the kinds of changes that the engine handles.
+	kinds map[semaphorev1.Kind]bool
+	split func([]replica.Change) [][]replica.Change
 
 	mu    sync.Mutex
 	fifos map[string]*fifo
-	// order are the remotes of which something waits, in the order of their turns.
+	// order are the remotes with queued changes, in the order of their turns.
 	order []string
-	news  chan struct{}
+	wake  chan struct{}
 }
 
 type fifo struct {
 	batches []batch
 	bytes   int
-	// queued says that the remote has a place in the order of turns.
+	// queued means that the remote is in order.
 	queued bool
-	// room is closed when there is some; nil while nobody waits for it.
+	// room is closed when there is room; nil while no stream waits.
 	room chan struct{}
 }
 
-// batch is what one message led to, as parts that are left.
+// batch holds the remaining parts of the changes of one message.
 type batch struct {
 	parts     [][]replica.Change
 	completed semaphorev1.Kind
 	bytes     int
 }
 
-// New makes an empty queue of an engine that takes changes of some kinds. cut takes the changes of one message apart where they
-// may be applied one after the other; nil for everywhere.
+// New makes an empty queue of an engine that handles changes of some kinds. split splits the changes of one message
+// where they may be applied separately; nil for everywhere.
 func New(cut func([]replica.Change) [][]replica.Change, kinds ...semaphorev1.Kind) *Queue {
-	q := &Queue{takes: map[semaphorev1.Kind]bool{}, cut: cut, fifos: map[string]*fifo{}, news: make(chan struct{}, 1)}
+	q := &Queue{kinds: map[semaphorev1.Kind]bool{}, split: cut, fifos: map[string]*fifo{}, wake: make(chan struct{}, 1)}
 	for _, kind := range kinds {
-		q.takes[kind] = true
+		q.kinds[kind] = true
 	}
 	return q
 }
 
-// Push appends what a message of a remote led to. It never waits.
+// Push appends the changes of a message of a remote. It never blocks.
 func (q *Queue) Push(cluster string, r replica.Result) {
 	b := batch{}
-	if q.takes[r.Completed] {
+	if q.kinds[r.Completed] {
 		b.completed = r.Completed
 	}
 	var changes []replica.Change
 	for _, c := range r.Changes {
-		if q.takes[c.Key.Kind] {
+		if q.kinds[c.Key.Kind] {
 			changes = append(changes, c)
 			if b.bytes < maxBytes {
 				b.bytes += proto.Size(c.New)
@@ -105,17 +108,17 @@ func (q *Queue) Push(cluster string, r replica.Result) {
 	q.Wake()
 }
 
-// parts are the changes of one message in pieces that are small where they can be.
+// parts splits the changes of one message into small parts where possible.
 func (q *Queue) parts(changes []replica.Change) [][]replica.Change {
 	const few = turnChanges / 8
 	if len(changes) == 0 {
 		return [][]replica.Change{nil}
 	}
-	if q.cut != nil {
+	if q.split != nil {
 		if len(changes) <= few {
 			return [][]replica.Change{changes}
 		}
-		return q.cut(changes)
+		return q.split(changes)
 	}
 	var parts [][]replica.Change
 	for len(changes) > few {
@@ -125,12 +128,20 @@ func (q *Queue) parts(changes []replica.Change) [][]replica.Change {
 	return append(parts, changes)
 }
 
-// full says whether a stream of the remote has to wait. The caller holds mu.
+// full reports whether a stream of the remote must wait. The caller must hold mu.
 func (f *fifo) full() bool {
 	return len(f.batches) >= maxBatches || f.bytes >= maxBytes && len(f.batches) > 1
 }
 
-// Full says whether a stream of a remote has to wait before it reads on.
+// Holds reports whether something of a remote is queued or handled.
+func (q *Queue) Holds(cluster string) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	f := q.fifos[cluster]
+	return f != nil && f.queued
+}
+
+// Full reports whether a stream of a remote must wait before it reads on.
 func (q *Queue) Full(cluster string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -138,8 +149,8 @@ func (q *Queue) Full(cluster string) bool {
 	return f != nil && f.full()
 }
 
-// Room waits until there is room for another message of a remote, or ctx ends.
-func (q *Queue) Room(ctx context.Context, cluster string) error {
+// WaitForRoom waits until there is room for another message of a remote, or ctx ends.
+func (q *Queue) WaitForRoom(ctx context.Context, cluster string) error {
 	for {
 		q.mu.Lock()
 		f := q.fifos[cluster]
@@ -160,7 +171,7 @@ func (q *Queue) Room(ctx context.Context, cluster string) error {
 	}
 }
 
-// Turn calls do with the next parts of the remote whose turn it is; false where nothing waits.
+// Turn calls do with the next parts of the remote whose turn it is. It returns false if nothing is queued.
 func (q *Queue) Turn(now func() time.Time, do func(Part)) bool {
 	q.mu.Lock()
 	if len(q.order) == 0 {
@@ -172,7 +183,7 @@ func (q *Queue) Turn(now func() time.Time, do func(Part)) bool {
 	q.mu.Unlock()
 	begin, changes := now(), 0
 	for {
-		// Only Turn takes from the front, and Push appends behind it.
+		// Only Turn removes from the front, and Push appends at the end.
 		q.mu.Lock()
 		b := &f.batches[0]
 		part := Part{Cluster: cluster, Changes: b.parts[0]}
@@ -202,7 +213,8 @@ func (q *Queue) Turn(now func() time.Time, do func(Part)) bool {
 	return true
 }
 
-// Run takes turns until ctx ends: do takes the parts, and time is called when next, which do and time may change, has come; zero for never.
+// Run takes turns until ctx ends: do handles parts, and due is called at the time that next returns, which do and due
+// may change; zero for never.
 func (q *Queue) Run(ctx context.Context, do func(Part), next func() time.Time, due func()) error {
 	for ctx.Err() == nil {
 		at := next()
@@ -217,7 +229,7 @@ func (q *Queue) Run(ctx context.Context, do func(Part), next func() time.Time, d
 			timer = time.After(max(time.Until(at), time.Millisecond))
 		}
 		select {
-		case <-q.news:
+		case <-q.wake:
 		case <-timer:
 		case <-ctx.Done():
 		}
@@ -225,10 +237,10 @@ func (q *Queue) Run(ctx context.Context, do func(Part), next func() time.Time, d
 	return ctx.Err()
 }
 
-// Wake has Run look at next again.
+// Wake makes Run call next again.
 func (q *Queue) Wake() {
 	select {
-	case q.news <- struct{}{}:
+	case q.wake <- struct{}{}:
 	default:
 	}
 }

@@ -37,7 +37,8 @@ func drain(q *Queue, do func(Part)) (turns []string) {
 	}
 }
 
-// TestTurns: what a remote told comes in its order, its end mark last; and who has told much waits for who has told little.
+// TestTurns: what a remote sent comes in its order, its end mark last; and who has sent much waits for who has sent
+// little.
 func TestTurns(t *testing.T) {
 	q := New(nil, kind)
 	q.Push("c2", result(0, 5000))
@@ -84,7 +85,8 @@ func TestTurnIsBounded(t *testing.T) {
 	}
 }
 
-// TestRoom: a stream waits while as much of its remote waits as may, other remotes' do not, and it goes on when there is room or it ends.
+// TestRoom: a stream waits while as much of its remote waits as may, other remotes' do not, and it continues when there
+// is room or it ends.
 func TestRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(func(c []replica.Change) [][]replica.Change { return [][]replica.Change{c} }, kind)
@@ -99,7 +101,7 @@ func TestRoom(t *testing.T) {
 		}
 		waits := func(ctx context.Context) chan error {
 			ended := make(chan error, 1)
-			go func() { ended <- q.Room(ctx, "c2") }()
+			go func() { ended <- q.WaitForRoom(ctx, "c2") }()
 			synctest.Wait()
 			return ended
 		}

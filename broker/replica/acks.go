@@ -6,19 +6,21 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// ackEvery is how long an acknowledgement may wait for a newer one.
-const ackEvery = time.Second
+// maxAckDelay is how long an acknowledgement may wait for a newer one.
+const maxAckDelay = time.Second
 
-// Acks decides when the acknowledgements of one stream go out. While more messages wait to be taken, an acknowledgement waits for a
-// newer one that replaces it, but no longer than ackEvery: an exporter that always has more to send still learns how far the broker
-// is. The zero value is ready to use.
+// Acks decides when the acknowledgements of one stream are sent. While more messages wait to be received, an
+// acknowledgement waits for a newer one that replaces it, but no longer than maxAckDelay: an exporter that always has
+// more to send learns how far the broker is. The zero value is ready to use.
 type Acks struct {
 	pending *semaphorev1.PublishResponse
 	sentAt  time.Time
 }
 
-// Send returns which of the responses to a message to send now, in order. waiting says that another message has come already.
-func (a *Acks) Send(now time.Time, responses []*semaphorev1.PublishResponse, waiting bool) []*semaphorev1.PublishResponse {
+// Send returns which of the responses to a message to send now, in order. waiting means that another message has
+// arrived already.
+func (a *Acks) Send(now time.Time, responses []*semaphorev1.PublishResponse,
+	waiting bool) []*semaphorev1.PublishResponse {
 	var send []*semaphorev1.PublishResponse
 	for _, m := range responses {
 		if m.GetAck() != nil {
@@ -27,13 +29,13 @@ func (a *Acks) Send(now time.Time, responses []*semaphorev1.PublishResponse, wai
 			send = append(send, m)
 		}
 	}
-	if a.pending != nil && (!waiting || now.Sub(a.sentAt) >= ackEvery) {
+	if a.pending != nil && (!waiting || now.Sub(a.sentAt) >= maxAckDelay) {
 		send = append(send, a.Flush(now))
 	}
 	return send
 }
 
-// Flush returns the acknowledgement that waits, and takes it for sent; nil for none. It is for a reader that pauses.
+// Flush returns the pending acknowledgement and marks it as sent; nil for none. A reader that pauses calls it.
 func (a *Acks) Flush(now time.Time) *semaphorev1.PublishResponse {
 	m := a.pending
 	if m != nil {

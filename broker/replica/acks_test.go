@@ -10,7 +10,9 @@ import (
 func TestAcks(t *testing.T) {
 	at := time.Unix(1_000, 0)
 	ack := func(revision uint64) *semaphorev1.PublishResponse {
-		return &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: revision}}}
+		return &semaphorev1.PublishResponse{
+			Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: revision}},
+		}
 	}
 	refusal := &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{Refusal: &semaphorev1.Refusal{}}}
 	// sent is what goes out in short: 0 for a refusal, else the revision of an acknowledgement.
@@ -37,7 +39,8 @@ func TestAcks(t *testing.T) {
 		{0, nil, false, []uint64{6}},
 	} {
 		at = at.Add(c.after)
-		if got := sent(acks.Send(at, c.responses, c.waiting)); len(got) != len(c.want) || len(got) > 0 && got[len(got)-1] != c.want[len(c.want)-1] {
+		if got := sent(acks.Send(at, c.responses, c.waiting)); len(got) != len(c.want) || len(got) > 0 &&
+			got[len(got)-1] != c.want[len(c.want)-1] {
 			t.Errorf("step %d: sends %d, and should send %d", i, got, c.want)
 		}
 	}

@@ -26,7 +26,7 @@ type braked struct {
 func newBraked(t *testing.T) *braked {
 	t.Helper()
 	b := &braked{Replica: newReplica(), t: t, now: now}
-	b.Bound(config.Limits{}, config.Brake{Percent: 50, AtLeast: 4, Hold: config.Duration{Duration: 10 * time.Minute}})
+	b.SetLimits(config.Limits{}, config.Brake{Percent: 50, AtLeast: 4, Hold: config.Duration{Duration: 10 * time.Minute}})
 	b.connect("e1", 10)
 	b.snapshot(10, members(0, 10)...)
 	return b
@@ -84,7 +84,7 @@ func (b *braked) remove(from uint64, names ...string) Result {
 func (b *braked) want(held, back int) {
 	b.t.Helper()
 	n, _ := b.Count(kMember)
-	if got := b.HeldBack(kMember, 0).Total; n != held || got != back {
+	if got := b.Retained(kMember, 0).Total; n != held || got != back {
 		b.t.Errorf("%d objects are held, %d of them held back; want %d and %d", n, got, held, back)
 	}
 }
@@ -94,16 +94,18 @@ func TestR24ASnapshotThatWithdrawsMost(t *testing.T) {
 	b.connect("e2", 20)
 	res := b.snapshot(20, "m0", "m1", "new")
 	// What it has is taken, what it lacks stays.
-	if show(res.Changes) != "+new" || len(res.HeldBack) != 1 || res.HeldBack[0] != (HeldBack{kMember, 8, 8, 10}) {
-		t.Fatalf("changes %s, held back %v", show(res.Changes), res.HeldBack)
+	if show(res.Changes) != "+new" || len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 8, 8, 10}) {
+		t.Fatalf("changes %s, held back %v", show(res.Changes), res.Retained)
 	}
 	b.want(11, 8)
-	if back := b.HeldBack(kMember, 2); len(back.Keys) != 2 || back.Keys[0].Name != "m2" || back.Keys[1].Name != "m3" || back.Total != 8 || !back.Since.Equal(now) {
+	if back := b.Retained(kMember, 2); len(back.Keys) != 2 || back.Keys[0].Name != "m2" || back.Keys[1].Name != "m3" ||
+		back.Total != 8 || !back.Since.Equal(now) {
 		t.Errorf("held back: %+v", back)
 	}
 	// Changes flow: to what is exported, and to what is held back and told again.
 	b.now = b.now.Add(2 * time.Minute)
-	if res := b.take(changes(upsert(21, kMember, "m0", "b"), upsert(22, kMember, "m2", "b"), upsert(23, kMember, "m3", "a"))); show(res.Changes) != "~m0 ~m2" {
+	if res := b.take(changes(upsert(21, kMember, "m0", "b"), upsert(22, kMember, "m2", "b"),
+		upsert(23, kMember, "m3", "a"))); show(res.Changes) != "~m0 ~m2" {
 		t.Errorf("changes %s", show(res.Changes))
 	}
 	b.want(11, 6)
@@ -164,8 +166,9 @@ func TestR24SingleChangesThatWithdrawMost(t *testing.T) {
 	b := newBraked(t)
 	res := b.remove(11, members(0, 10)...)
 	// Half may go in a minute.
-	if show(res.Changes) != "-m0 -m1 -m2 -m3 -m4" || len(res.HeldBack) != 1 || res.HeldBack[0] != (HeldBack{kMember, 5, 5, 10}) {
-		t.Fatalf("changes %s, held back %v", show(res.Changes), res.HeldBack)
+	if show(res.Changes) != "-m0 -m1 -m2 -m3 -m4" || len(res.Retained) != 1 ||
+		res.Retained[0] != (Retained{kMember, 5, 5, 10}) {
+		t.Fatalf("changes %s, held back %v", show(res.Changes), res.Retained)
 	}
 	b.want(5, 5)
 	if rev, _ := ackOf(res); rev != 20 {
@@ -203,7 +206,8 @@ func TestR24SlowEndsAndRolloutsAreNotBraked(t *testing.T) {
 	t.Run("replaced one by one", func(t *testing.T) {
 		b := newBraked(t)
 		for i := range 10 {
-			b.take(changes(upsert(uint64(11+2*i), kMember, fmt.Sprint("new", i), "a"), remove(uint64(12+2*i), kMember, fmt.Sprint("m", i))))
+			b.take(changes(upsert(uint64(11+2*i), kMember, fmt.Sprint("new", i), "a"),
+				remove(uint64(12+2*i), kMember, fmt.Sprint("m", i))))
 		}
 		b.want(10, 0)
 	})
@@ -244,7 +248,7 @@ func TestR24SlowEndsAndRolloutsAreNotBraked(t *testing.T) {
 	})
 	t.Run("switched off", func(t *testing.T) {
 		b := newBraked(t)
-		b.Bound(config.Limits{}, config.Brake{Percent: 100, AtLeast: 1})
+		b.SetLimits(config.Limits{}, config.Brake{Percent: 100, AtLeast: 1})
 		b.connect("e2", 20)
 		b.snapshot(20)
 		b.want(0, 0)
@@ -268,7 +272,8 @@ func TestR24WhatIsHeldBackMakesRoom(t *testing.T) {
 	// 3 are exported, and 9 of the 10 before lack; all fit.
 	b.want(12, 9)
 	res := b.take(changes(upsert(21, kMember, "new3", "a")))
-	if n := len(res.Changes); n != 10 || res.Changes[9].Key.Name != "new3" || res.Changes[9].New == nil || len(res.Refused) != 0 {
+	if n := len(res.Changes); n != 10 || res.Changes[9].Key.Name != "new3" || res.Changes[9].New == nil ||
+		len(res.Refused) != 0 {
 		t.Errorf("changes %s, refused %v", show(res.Changes), res.Refused)
 	}
 	b.want(4, 0)
@@ -285,10 +290,10 @@ func TestR24WhatIsHeldBackMakesRoom(t *testing.T) {
 
 func TestAnewForAnothersSake(t *testing.T) {
 	b := newBraked(t)
-	if err := b.Anew(b.now.Add(59*time.Second), "test"); err != nil {
+	if err := b.Resync(b.now.Add(59*time.Second), "test"); err != nil {
 		t.Errorf("a snapshot of less than a minute ago: %v", err)
 	}
-	if err := b.Anew(b.now.Add(time.Minute), "test"); status.Code(err) != codes.Aborted {
+	if err := b.Resync(b.now.Add(time.Minute), "test"); status.Code(err) != codes.Aborted {
 		t.Errorf("error %v", err)
 	}
 	if w := b.connect("e1", 10); w.ResumeRevision != 0 || len(w.Held) != 1 {
@@ -321,8 +326,8 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 		t.Run(version+" one by one", func(t *testing.T) {
 			b := newBraked(t)
 			res := b.take(changes(told(11, members(0, 10)...)...))
-			if n := len(res.Changes); n != 5 || len(res.HeldBack) != 1 || res.HeldBack[0] != (HeldBack{kMember, 5, 5, 10}) {
-				t.Fatalf("changes %s, held back %v", show(res.Changes), res.HeldBack)
+			if n := len(res.Changes); n != 5 || len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 5, 5, 10}) {
+				t.Fatalf("changes %s, held back %v", show(res.Changes), res.Retained)
 			}
 			for _, name := range members(5, 10) {
 				if o, ok := b.Get(KeyOf(object(kMember, name, "").Key)); !ok || o.GetSetMember().GetSetName() != "a" {
@@ -333,7 +338,8 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 			// It is known as it was told, so that nothing is sent again.
 			b.s.Close()
 			w := b.connect("e2", 20)
-			if sum := digestOf(told(11, members(0, 10)...)); len(w.Held) != 1 || w.Held[0].Objects != 10 || !bytes.Equal(w.Held[0].Digest, sum.Bytes()) {
+			if sum := digestOf(told(11, members(0, 10)...)); len(w.Held) != 1 || w.Held[0].Objects != 10 ||
+				!bytes.Equal(w.Held[0].Digest, sum.Bytes()) {
 				t.Errorf("welcome %v", w)
 			}
 			if res := b.Release(b.now); show(res.Changes) != let || res.Released[0].Objects != 5 {
@@ -347,21 +353,25 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 			for i := range 2 {
 				b.connect(fmt.Sprint("e", 2+i), 20)
 				res := b.take(begin(kMember, 20), changes(told(1, members(0, 10)...)...), end(kMember, 20, 10))
-				if len(res.Changes) != 0 || i == 0 && (len(res.HeldBack) != 1 || res.HeldBack[0] != (HeldBack{kMember, 10, 10, 10})) {
-					t.Fatalf("changes %s, held back %v", show(res.Changes), res.HeldBack)
+				if len(res.Changes) != 0 || i == 0 &&
+					(len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 10, 10, 10})) {
+					t.Fatalf("changes %s, held back %v", show(res.Changes), res.Retained)
 				}
 				b.want(10, 10)
 				consistent(t, b.Replica)
 				b.now = b.now.Add(5 * time.Minute)
 			}
 			// What is told again is an object like any other.
-			if res := b.take(changes(upsert(21, kMember, "m0", "a"), upsert(22, kMember, "m1", "b"))); show(res.Changes) != "~m1" {
+			if res := b.take(changes(upsert(21, kMember, "m0", "a"),
+				upsert(22, kMember, "m1", "b"))); show(res.Changes) != "~m1" {
 				t.Errorf("changes %s", show(res.Changes))
 			}
 			b.want(10, 8)
 			b.now = b.now.Add(5 * time.Minute)
 			b.connect("e4", 30)
-			res := b.take(begin(kMember, 30), changes(append(told(1, members(2, 10)...), upsert(21, kMember, "m0", "a"), upsert(22, kMember, "m1", "b"))...), end(kMember, 30, 10))
+			res := b.take(begin(kMember, 30),
+				changes(append(told(1, members(2, 10)...), upsert(21, kMember, "m0", "a"), upsert(22, kMember, "m1", "b"))...),
+				end(kMember, 30, 10))
 			if len(res.Changes) != 8 || len(res.Released) != 1 || res.Released[0].Objects != 8 {
 				t.Errorf("changes %s, released %v", show(res.Changes), res.Released)
 			}
@@ -370,7 +380,8 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 	}
 	t.Run("a few", func(t *testing.T) {
 		b := newBraked(t)
-		if res := b.take(changes(upsert(11, kMember, "m0", "hollow"), upsert(12, kMember, "m1", "bad"))); show(res.Changes) != "~m0 -m1" {
+		if res := b.take(changes(upsert(11, kMember, "m0", "hollow"),
+			upsert(12, kMember, "m1", "bad"))); show(res.Changes) != "~m0 -m1" {
 			t.Errorf("changes %s", show(res.Changes))
 		}
 	})

@@ -9,161 +9,160 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// contents is what the sender told of one kind, and what became of it.
+// contents are the objects of one kind that the sender sent, accepted or refused.
 type contents struct {
 	objects map[Key]held
 	refused map[Key]refused
-	// told is the digest of what the sender told, before admission, of count objects.
-	told  digest.Digest
-	count int
-	// limit is the most that may be held, used what is. perGroup are the addresses of each
+	// sentDigest is the digest of the objects as the sender sent them, before admission; count is their number.
+	sentDigest digest.Digest
+	count      int
+	// limit is the configured limit, used what the accepted objects use of it. perGroup are the addresses of each
 	// Service or set.
 	limit    limit
 	used     need
 	perGroup map[groupName]int
-	// over is how many of the refused ones lack room. forgotten is how many objects were refused beyond those that
-	// are remembered; of these nothing is known, so that told lacks them.
-	over      int
-	forgotten int
-	// back are the objects that the sender has withdrawn, emptied or had refused, and the brake holds as they were.
-	// They are among objects.
-	back map[Key]withheld
-	// hollow is how many of objects are; see isHollow. None of back is.
-	hollow int
-	// changed says that something has changed since room was last answered with roomy.
-	changed, roomy bool
+	// overLimit is how many refused objects exceed a limit. notRemembered is how many objects were refused beyond
+	// maxRefused; sentDigest lacks them.
+	overLimit     int
+	notRemembered int
+	// retained are the objects that the sender withdrew, emptied or had refused, and the brake keeps unchanged. They
+	// are a subset of objects.
+	retained map[Key]retention
+	// empty is how many of objects are empty; see isEmpty. Retained objects never are.
+	empty int
+	// changed means that something changed since hasRoom was computed.
+	changed, hasRoom bool
 }
 
 type held struct {
 	object   *semaphorev1.Object
 	revision uint64
-	// told is the digest of the object as it was told, of which object may be a part.
-	told digest.Digest
+	// sentDigest is the digest of the object as it was sent; object may be a part of it.
+	sentDigest digest.Digest
 }
 
-// withheld is what became of an object that the brake holds as it was.
-type withheld struct {
+// retention is the state of an object that the brake keeps unchanged.
+type retention struct {
 	since time.Time
-	// next is what the sender has emptied it to, and what is in told; nil for an object that is exported no more, or
-	// is refused.
-	next *held
+	// replacement is the empty object that the sender sent instead, which sentDigest includes; nil if the object was
+	// deleted or refused.
+	replacement *held
 }
 
 type refused struct {
 	Refused
-	told digest.Digest
-	// lacks is what an object needs that was refused for want of room; nil for other reasons.
-	lacks *need
+	sentDigest digest.Digest
+	// need is what the object would use of the limits, if it was refused because of one; nil for other reasons.
+	need *need
 }
 
-// maxRefused bounds the refusals of a kind that are remembered, and maxName the names in them: what is refused takes
-// room too.
+// maxRefused bounds the remembered refusals of a kind, and maxName the names in them, as refusals use memory too.
 const (
 	maxRefused = 10_000
-	maxName    = 253 // the longest that an apiserver takes
+	maxName    = 253 // limit of the Kubernetes API
 )
 
 func newContents(l limit) contents {
 	return contents{
 		objects: map[Key]held{}, refused: map[Key]refused{}, limit: l,
-		perGroup: map[groupName]int{}, back: map[Key]withheld{},
+		perGroup: map[groupName]int{}, retained: map[Key]retention{},
 	}
 }
 
-// has says whether the sender told of an object, whatever became of it.
-func (c *contents) has(key Key) (digest.Digest, bool) {
-	w, back := c.back[key]
-	if back && w.next != nil {
-		return w.next.told, true
+// digestOf returns the digest of an object as it was sent; false if the sender did not send it.
+func (c *contents) digestOf(key Key) (digest.Digest, bool) {
+	w, back := c.retained[key]
+	if back && w.replacement != nil {
+		return w.replacement.sentDigest, true
 	}
 	if h, ok := c.objects[key]; ok && !back {
-		return h.told, true
+		return h.sentDigest, true
 	}
 	r, ok := c.refused[key]
-	return r.told, ok
+	return r.sentDigest, ok
 }
 
-// forget takes an object out of what was told. What is held of it stays.
+// forget removes an object from what was sent. An accepted object remains.
 func (c *contents) forget(key Key) {
 	c.changed = true
-	if told, ok := c.has(key); ok {
-		c.told.Remove(told)
+	if told, ok := c.digestOf(key); ok {
+		c.sentDigest.Remove(told)
 		c.count--
 	}
 	if r, ok := c.refused[key]; ok {
-		if r.lacks != nil {
-			c.over--
+		if r.need != nil {
+			c.overLimit--
 		}
 		delete(c.refused, key)
 	}
-	if w, ok := c.back[key]; ok {
-		c.back[key] = withheld{since: w.since}
+	if w, ok := c.retained[key]; ok {
+		c.retained[key] = retention{since: w.since}
 	}
 }
 
-// remove takes an object out of everything.
+// remove removes an object completely.
 func (c *contents) remove(key Key) {
 	c.forget(key)
 	if h, ok := c.objects[key]; ok {
 		c.account(h.object, -1)
 		delete(c.objects, key)
-		delete(c.back, key)
+		delete(c.retained, key)
 	}
 }
 
-// hold keeps an object that was told.
-func (c *contents) hold(key Key, h held) {
+// add adds an accepted object.
+func (c *contents) add(key Key, h held) {
 	c.objects[key] = h
 	c.account(h.object, 1)
-	c.told.Add(h.told)
+	c.sentDigest.Add(h.sentDigest)
 	c.count++
 }
 
-// withhold keeps an object as it was though the sender told otherwise. What it told is in w, or refused.
-func (c *contents) withhold(key Key, h held, w withheld) {
+// retain keeps an object unchanged although the sender sent something else, which is in w or refused.
+func (c *contents) retain(key Key, h held, w retention) {
 	c.objects[key] = h
 	c.account(h.object, 1)
-	c.back[key] = w
+	c.retained[key] = w
 }
 
-// release lets an object go that the brake has held, to what the sender told of it.
+// release replaces a retained object by what the sender sent instead, if anything.
 func (c *contents) release(key Key) Change {
-	w, old := c.back[key], c.objects[key].object
+	w, old := c.retained[key], c.objects[key].object
 	c.account(old, -1)
 	delete(c.objects, key)
-	delete(c.back, key)
-	if w.next == nil {
+	delete(c.retained, key)
+	if w.replacement == nil {
 		return Change{Key: key, Old: old}
 	}
-	c.objects[key] = *w.next
-	c.account(w.next.object, 1)
-	return Change{Key: key, Old: old, New: w.next.object}
+	c.objects[key] = *w.replacement
+	c.account(w.replacement.object, 1)
+	return Change{Key: key, Old: old, New: w.replacement.object}
 }
 
-// refuse remembers that an object was told and refused; held says that a part of it is held all the same.
+// refuse remembers a refused object; held means that a part of it was accepted.
 func (c *contents) refuse(r refused, held bool) {
 	c.changed = true
 	switch {
 	case c.limit.unknown:
 		return
-	case !held && (len(c.refused) >= maxRefused || r.Key.long()):
-		c.forgotten++
+	case !held && (len(c.refused) >= maxRefused || r.Key.tooLong()):
+		c.notRemembered++
 		return
 	case !held:
-		c.told.Add(r.told)
+		c.sentDigest.Add(r.sentDigest)
 		c.count++
 	}
-	if r.lacks != nil {
-		c.over++
+	if r.need != nil {
+		c.overLimit++
 	}
 	c.refused[r.Key] = r
 }
 
-// account adds an object to what is used, or takes it away.
+// account adds an object to used, or subtracts it.
 func (c *contents) account(o *semaphorev1.Object, sign int) {
 	c.changed = true
-	if isHollow(o) {
-		c.hollow += sign
+	if isEmpty(o) {
+		c.empty += sign
 	}
 	n := needOf(o)
 	c.used.add(n, sign)
@@ -175,17 +174,17 @@ func (c *contents) account(o *semaphorev1.Object, sign int) {
 	}
 }
 
-// wanted is how many of the objects held the sender still exports with something in them.
-func (c *contents) wanted() int { return len(c.objects) - len(c.back) - c.hollow }
+// exported returns how many non-empty accepted objects the sender still exports.
+func (c *contents) exported() int { return len(c.objects) - len(c.retained) - c.empty }
 
-// isHollow says whether nothing follows from an object: a node that can be no peer, a Service that is offered to nobody, a slice or
-// a pod of a set without an address. To the brake it is one that is not there.
-func isHollow(o *semaphorev1.Object) bool {
+// isEmpty reports whether an object has no effect: a node that cannot be a peer, a Service that is exported in no
+// way, a slice or pod of a set without addresses. The brake treats it as deleted.
+func isEmpty(o *semaphorev1.Object) bool {
 	switch spec := o.GetSpec().(type) {
 	case *semaphorev1.Object_Node:
 		return spec.Node.GetWireguard() == nil || len(spec.Node.GetPodCidrs()) == 0
 	case *semaphorev1.Object_Service:
-		return !spec.Service.GetMirror() && !spec.Service.GetGlobal()
+		return !spec.Service.GetMirror() && !spec.Service.GetGlobal() && spec.Service.GetMultiCluster() == nil
 	case *semaphorev1.Object_EndpointSlice:
 		return needOf(o).addresses == 0
 	case *semaphorev1.Object_SetMember:
@@ -194,8 +193,8 @@ func isHollow(o *semaphorev1.Object) bool {
 	return false
 }
 
-// groupName is that of what an object's addresses are part of: the Service of a slice, the set of a member, or the node itself
-// that has pod CIDRs.
+// groupName is the group whose addresses have a limit together: the Service of a slice, the set of a member, or the
+// node with its pod CIDRs.
 type groupName struct{ namespace, name string }
 
 func (g groupName) String() string {
@@ -205,13 +204,16 @@ func (g groupName) String() string {
 	return g.namespace + "/" + g.name
 }
 
-// need is what an object takes of the limits of its kind.
+// need is what an object uses of the limits of its kind.
 type need struct {
-	// addresses are those of a slice or a pod of a set, or the pod CIDRs of a node.
+	// addresses of a slice or of a pod of a set, or pod CIDRs of a node.
 	objects, addresses, bytes int
-	// clusterIPs are the Services with a ClusterIP that are made for it. ports are its own.
+	// clusterIPs is how many Services with a ClusterIP the broker creates for the object. ports are the object's
+	// ports.
 	clusterIPs, ports int
-	group             groupName
+	// exports is 1 for a Service that a ServiceExport exports.
+	exports int
+	group   groupName
 }
 
 func needOf(o *semaphorev1.Object) need {
@@ -222,9 +224,13 @@ func needOf(o *semaphorev1.Object) need {
 		n.addresses = len(spec.Node.GetPodCidrs())
 	case *semaphorev1.Object_Service:
 		n.ports = len(spec.Service.GetPorts())
+		if spec.Service.GetMultiCluster() != nil {
+			n.exports = 1
+		}
 		if !spec.Service.GetHeadless() {
-			for _, made := range []bool{spec.Service.GetMirror(), spec.Service.GetGlobal()} {
-				if made {
+			for _, created := range []bool{spec.Service.GetMirror(), spec.Service.GetGlobal(),
+				spec.Service.GetMultiCluster() != nil} {
+				if created {
 					n.clusterIPs++
 				}
 			}
@@ -247,4 +253,5 @@ func (n *need) add(o need, sign int) {
 	n.addresses += sign * o.addresses
 	n.bytes += sign * o.bytes
 	n.clusterIPs += sign * o.clusterIPs
+	n.exports += sign * o.exports
 }

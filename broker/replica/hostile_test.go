@@ -34,12 +34,14 @@ func TestR04LongNamesTakeNoRoom(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			r := New("c2", "c1", "test", admission.New(&config.Remote{Name: "c2"}, nil).Check)
 			s := r.Open()
-			must(t, s, hello("e1", 1, 0, kNode, kService), begin(kNode, 1), end(kNode, 1, 0), begin(kService, 1), end(kService, 1, 0))
+			must(t, s, hello("e1", 1, 0, kNode, kService), begin(kNode, 1), end(kNode, 1, 0), begin(kService, 1),
+				end(kService, 1, 0))
 			before := heap()
 			const n = 100
 			refused := 0
 			for i := range n {
-				result, err := s.Receive(now, changes(&semaphorev1.Change{Revision: uint64(i + 2), Change: &semaphorev1.Change_Upsert{Upsert: bad(i)}}))
+				result, err := s.Receive(now,
+					changes(&semaphorev1.Change{Revision: uint64(i + 2), Change: &semaphorev1.Change_Upsert{Upsert: bad(i)}}))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -61,7 +63,8 @@ func TestR04LongNamesTakeNoRoom(t *testing.T) {
 	}
 }
 
-// Kinds that do not exist: any number of them, others on each stream. Those of the last stream are forgotten with the next.
+// Kinds that do not exist: any number of them, others on each stream. Those of the last stream are forgotten with the
+// next.
 func TestR05KindsThatDoNotExistTakeNoRoom(t *testing.T) {
 	r := New("c2", "c1", "test", admission.New(&config.Remote{Name: "c2"}, nil).Check)
 	for stream := range 20 {
@@ -77,7 +80,7 @@ func TestR05KindsThatDoNotExistTakeNoRoom(t *testing.T) {
 		must(t, s, sent(2, 2), changes(upsert(3, kinds[0], "y", "")))
 		s.Close()
 	}
-	if len(r.kinds) > len(Kinds)+10 {
+	if len(r.kinds) > len(semaphorev1.Kinds)+10 {
 		t.Errorf("%d kinds are remembered", len(r.kinds))
 	}
 	var kinds []semaphorev1.Kind

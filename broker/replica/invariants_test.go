@@ -16,8 +16,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// consistent checks that what is kept step by step is what comes out when it is worked out anew, and that it is
-// within its limits.
+// consistent checks that what is kept step by step is what comes out when it is worked out again, and that it is within
+// its limits.
 func consistent(t *testing.T, r *Replica) {
 	t.Helper()
 	for of, k := range r.kinds {
@@ -31,14 +31,14 @@ func consistent(t *testing.T, r *Replica) {
 			if n.group != (groupName{}) && n.addresses > 0 {
 				perGroup[n.group] += n.addresses
 			}
-			if w, back := k.back[key]; !back {
-				told.Add(h.told)
+			if w, back := k.retained[key]; !back {
+				told.Add(h.sentDigest)
 				count++
-			} else if w.next != nil {
-				told.Add(w.next.told)
+			} else if w.replacement != nil {
+				told.Add(w.replacement.sentDigest)
 				count++
 			}
-			if isHollow(h.object) {
+			if isEmpty(h.object) {
 				hollow++
 			}
 			if key.Kind != of || KeyOf(h.object.GetKey()) != key {
@@ -46,28 +46,29 @@ func consistent(t *testing.T, r *Replica) {
 			}
 		}
 		for key, refused := range k.refused {
-			w, back := k.back[key]
-			if _, held := k.objects[key]; !held || back && w.next == nil {
-				told.Add(refused.told)
+			w, back := k.retained[key]
+			if _, held := k.objects[key]; !held || back && w.replacement == nil {
+				told.Add(refused.sentDigest)
 				count++
 			}
-			if refused.lacks != nil {
+			if refused.need != nil {
 				over++
 			}
 		}
-		for key := range k.back {
-			if h, held := k.objects[key]; !held || isHollow(h.object) {
+		for key := range k.retained {
+			if h, held := k.objects[key]; !held || isEmpty(h.object) {
 				t.Fatalf("%s is held back and not held", key)
 			}
 		}
-		if hollow != k.hollow {
-			t.Fatalf("%d objects are hollow, kept %d", hollow, k.hollow)
+		if hollow != k.empty {
+			t.Fatalf("%d objects are hollow, kept %d", hollow, k.empty)
 		}
 		if used != k.used || !reflect.DeepEqual(perGroup, k.perGroup) {
 			t.Fatalf("%s: used %v %v, kept %v %v", semaphorev1.KindName(of), used, perGroup, k.used, k.perGroup)
 		}
-		if told != k.told || count != k.count || over != k.over {
-			t.Fatalf("%s: told %x of %d, %d over, kept %x of %d, %d over", semaphorev1.KindName(of), told, count, over, k.told, k.count, k.over)
+		if told != k.sentDigest || count != k.count || over != k.overLimit {
+			t.Fatalf("%s: told %x of %d, %d over, kept %x of %d, %d over", semaphorev1.KindName(of), told, count, over,
+				k.sentDigest, k.count, k.overLimit)
 		}
 		l := limitOf(of, r.limits)
 		for group, n := range k.perGroup {
@@ -75,7 +76,8 @@ func consistent(t *testing.T, r *Replica) {
 				t.Fatalf("%v has %d addresses", group, n)
 			}
 		}
-		if l.objects > 0 && used.objects > l.objects || l.addresses > 0 && used.addresses > l.addresses || l.bytes > 0 && used.bytes > l.bytes {
+		if l.objects > 0 && used.objects > l.objects || l.addresses > 0 && used.addresses > l.addresses || l.bytes > 0 &&
+			used.bytes > l.bytes {
 			t.Fatalf("%s: used %v, limit %+v", semaphorev1.KindName(of), used, l)
 		}
 		if len(k.refused) > maxRefused+len(k.objects) {
@@ -89,7 +91,8 @@ var fuzzed = &config.Remote{
 	Name:         "c2",
 	PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd02::/48")},
 	NodePrefixes: []netip.Prefix{netip.MustParsePrefix("172.18.2.0/24")},
-	Limits:       config.Limits{Nodes: 3, Services: 3, EndpointSlices: 3, Endpoints: 8, EndpointsPerService: 5, SetMembers: 3, SetIPs: 8, IPsPerSet: 5, MebibytesPerKind: 1},
+	Limits: config.Limits{Nodes: 3, Services: 3, EndpointSlices: 3, Endpoints: 8, EndpointsPerService: 5,
+		SetMembers: 3, SetIPs: 8, IPsPerSet: 5, MebibytesPerKind: 1},
 }
 
 // FuzzPublish: whatever an exporter sends, in one stream and then in another, nothing panics; what is held is
@@ -106,32 +109,39 @@ func FuzzPublish(f *testing.F) {
 	}
 	slice := func(revision uint64, name, ip string) *semaphorev1.Change {
 		return put(revision, &semaphorev1.Object{
-			Key:  &semaphorev1.ObjectKey{Kind: kSlice, Namespace: "shop", Name: name},
-			Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: &semaphorev1.EndpointSlice{Service: "echo", AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{ip}}}}},
+			Key: &semaphorev1.ObjectKey{Kind: kSlice, Namespace: "shop", Name: name},
+			Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: &semaphorev1.EndpointSlice{Service: "echo",
+				AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{ip}}}}},
 		})
 	}
 	member := func(revision uint64, name, ip string) *semaphorev1.Change {
 		return put(revision, &semaphorev1.Object{
-			Key:  &semaphorev1.ObjectKey{Kind: kMember, Namespace: "shop", Name: name},
-			Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: "u", SetName: "web", Ips: []string{ip}}},
+			Key: &semaphorev1.ObjectKey{Kind: kMember, Namespace: "shop", Name: name},
+			Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: "u", SetName: "web",
+				Ips: []string{ip}}},
 		})
 	}
 	end4 := func(kind semaphorev1.Kind, n uint64) *semaphorev1.PublishRequest { return end(kind, 9, n) }
 	whole := []*semaphorev1.PublishRequest{
 		hello("e1", 9, 0, kSlice, kMember),
 		begin(kSlice, 9), changes(slice(1, "a", "10.2.0.1"), slice(2, "b", "169.254.169.254")), end4(kSlice, 2),
-		begin(kMember, 9), changes(member(3, "a", "10.2.0.1"), member(4, "b", "10.2.0.2"), member(5, "c", "10.2.0.3"), member(6, "d", "10.2.0.4")), end4(kMember, 4),
-		changes(member(10, "a", "10.2.0.9"), put(11, object(kSlice, "x", ""))), changes(remove(12, kMember, "b"), remove(13, kMember, "c"), remove(14, kMember, "a")),
+		begin(kMember, 9), changes(member(3, "a", "10.2.0.1"), member(4, "b", "10.2.0.2"), member(5, "c", "10.2.0.3"),
+			member(6, "d", "10.2.0.4")), end4(kMember, 4),
+		changes(member(10, "a", "10.2.0.9"), put(11, object(kSlice, "x", ""))),
+		changes(remove(12, kMember, "b"), remove(13, kMember, "c"), remove(14, kMember, "a")),
 		sent(20, 20), heartbeat(21),
 	}
 	stream(whole...)
-	stream(append(append([]*semaphorev1.PublishRequest{}, whole...), hello("e1", 21, 0, kSlice, kMember), changes(member(22, "e", "10.2.0.5")), hello("e2", 1, 0, kMember), begin(kMember, 1), end(kMember, 1, 0), heartbeat(1))...)
-	stream(hello("e1", 0, 0, kMember), begin(kMember, 0), end(kMember, 0, 0), hello("e2", 0, 0, kMember), unchanged(kMember, 0, 0, digest.Digest{}), sent(5, 5))
+	stream(append(append([]*semaphorev1.PublishRequest{}, whole...), hello("e1", 21, 0, kSlice, kMember),
+		changes(member(22, "e", "10.2.0.5")), hello("e2", 1, 0, kMember), begin(kMember, 1), end(kMember, 1, 0),
+		heartbeat(1))...)
+	stream(hello("e1", 0, 0, kMember), begin(kMember, 0), end(kMember, 0, 0), hello("e2", 0, 0, kMember),
+		unchanged(kMember, 0, 0, digest.Digest{}), sent(5, 5))
 	stream(heartbeat(1))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0x0f})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r := New("c2", "c1", "test", admission.New(fuzzed, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}).Check)
-		r.Bound(fuzzed.Limits, config.Brake{Percent: 50, AtLeast: 2, Hold: config.Duration{Duration: time.Minute}})
+		r.SetLimits(fuzzed.Limits, config.Brake{Percent: 50, AtLeast: 2, Hold: config.Duration{Duration: time.Minute}})
 		state := map[Key]*semaphorev1.Object{}
 		at := now
 		s := r.Open()
@@ -161,7 +171,7 @@ func FuzzPublish(f *testing.F) {
 			}
 		}
 		n := 0
-		for _, of := range Kinds {
+		for _, of := range semaphorev1.Kinds {
 			for key, o := range r.All(of) {
 				n++
 				if !proto.Equal(o, state[key]) {
@@ -192,7 +202,8 @@ func within(t *testing.T, o *semaphorev1.Object) {
 			t.Fatalf("%s is outside of the pod subnets", a)
 		}
 	}
-	if w := o.GetNode().GetWireguard(); w != nil && !fuzzed.NodePrefixes[0].Contains(netip.MustParseAddrPort(w.GetAddress()).Addr()) {
+	if w := o.GetNode().GetWireguard(); w != nil &&
+		!fuzzed.NodePrefixes[0].Contains(netip.MustParseAddrPort(w.GetAddress()).Addr()) {
 		t.Fatalf("%s is outside of the node subnets", w.GetAddress())
 	}
 }

@@ -51,7 +51,7 @@ func (e *exporter) mutate() {
 	e.last[key] = step{e.head, modelVersions[e.rng.IntN(len(modelVersions))]}
 }
 
-// restart begins a new epoch: the journal is read anew from the cluster, in another order.
+// restart begins a new epoch: the journal is read again from the cluster, in another order.
 func (e *exporter) restart() {
 	e.epoch++
 	e.head, e.oldest = 0, 0
@@ -169,7 +169,7 @@ func runModel(t *testing.T, seed uint64) {
 	}
 	newReplica := func() *Replica {
 		r := newReplica()
-		r.Bound(limits, brake)
+		r.SetLimits(limits, brake)
 		return r
 	}
 	r := newReplica()
@@ -210,11 +210,11 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 		f.take(res)
 		consistent(t, r)
 		if m.GetHeartbeat() != nil && status.Code(err) == codes.Aborted {
-			// Asked to tell all anew: there is a reason for it, and the next stream does.
+			// Asked to tell all again: there is a reason for it, and the next stream does.
 			reason := false
 			for _, kind := range kinds {
 				k := r.kind(kind)
-				reason = reason || len(k.back) > 0 || k.over > 0
+				reason = reason || len(k.retained) > 0 || k.overLimit > 0
 			}
 			if !reason {
 				t.Fatalf("asked to tell all anew for nothing: %v", err)
@@ -228,11 +228,11 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 	}
 	same := func(kind semaphorev1.Kind) {
 		got, want := f.versions(kind), e.state(kind)
-		for key, w := range r.kind(kind).back {
-			if v := want[key]; v != "" && v != "hollow" && v != "bad" || (v == "hollow") != (w.next != nil) {
+		for key, w := range r.kind(kind).retained {
+			if v := want[key]; v != "" && v != "hollow" && v != "bad" || (v == "hollow") != (w.replacement != nil) {
 				t.Fatalf("%s is exported as %q, and held back", key, v)
 			}
-			if w.next != nil {
+			if w.replacement != nil {
 				delete(want, key)
 			}
 			delete(got, key)
@@ -284,7 +284,7 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 			}
 			stood := map[Key]bool{}
 			for key := range r.kind(kind).objects {
-				_, back := r.kind(kind).back[key]
+				_, back := r.kind(kind).retained[key]
 				stood[key] = !back
 			}
 			if _, ok := send(end(kind, e.head, uint64(len(all)))); !ok {

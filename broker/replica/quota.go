@@ -11,16 +11,16 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// limit is the most that may be held of one kind; 0 for no limit.
+// limit has the limits of one kind; 0 for no limit.
 type limit struct {
-	objects, addresses, clusterIPs, bytes, perGroup int
-	// ports is the most of one object.
+	objects, addresses, clusterIPs, exports, bytes, perGroup int
+	// ports is the limit of one object.
 	ports int
-	// The keys in the configuration that limit objects, addresses, and those of one group.
+	// objectsKey, addressesKey and perGroupKey are the configuration keys of the limits, for messages.
 	objectsKey, addressesKey, perGroupKey string
-	// addressesAre is what addresses are called, such as "pod CIDRs".
-	addressesAre string
-	// unknown says that the kind is none that exists: nothing of it is held, nor remembered.
+	// addressesName is the name of addresses in messages, such as "pod CIDRs".
+	addressesName string
+	// unknown means that the kind does not exist: nothing of it is accepted or remembered.
 	unknown bool
 }
 
@@ -29,36 +29,41 @@ func limitOf(kind semaphorev1.Kind, l config.Limits) limit {
 	switch kind {
 	case semaphorev1.Kind_KIND_NODE:
 		return limit{objects: l.Nodes, addresses: l.PodCIDRs, bytes: most, perGroup: l.PodCIDRsPerNode,
-			objectsKey: "nodes", addressesKey: "podCIDRs", perGroupKey: "podCIDRsPerNode", addressesAre: "pod CIDRs"}
+			objectsKey: "nodes", addressesKey: "podCIDRs", perGroupKey: "podCIDRsPerNode", addressesName: "pod CIDRs"}
 	case semaphorev1.Kind_KIND_SERVICE:
-		return limit{objects: l.Services, clusterIPs: l.ClusterIPs, bytes: most, ports: l.PortsPerService, objectsKey: "services"}
+		return limit{objects: l.Services, clusterIPs: l.ClusterIPs, exports: l.Exports, bytes: most,
+			ports:      l.PortsPerService,
+			objectsKey: "services"}
 	case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
-		return limit{objects: l.EndpointSlices, addresses: l.Endpoints, bytes: most, perGroup: l.EndpointsPerService, ports: l.PortsPerService,
-			objectsKey: "endpointSlices", addressesKey: "endpoints", perGroupKey: "endpointsPerService", addressesAre: "addresses"}
+		return limit{objects: l.EndpointSlices, addresses: l.Endpoints, bytes: most, perGroup: l.EndpointsPerService,
+			ports:      l.PortsPerService,
+			objectsKey: "endpointSlices", addressesKey: "endpoints", perGroupKey: "endpointsPerService",
+			addressesName: "addresses"}
 	case semaphorev1.Kind_KIND_SET_MEMBER:
 		return limit{objects: l.SetMembers, addresses: l.SetIPs, bytes: most, perGroup: l.IPsPerSet,
-			objectsKey: "setMembers", addressesKey: "setIPs", perGroupKey: "ipsPerSet", addressesAre: "addresses"}
+			objectsKey: "setMembers", addressesKey: "setIPs", perGroupKey: "ipsPerSet", addressesName: "addresses"}
 	}
 	return limit{unknown: true}
 }
 
 func exceeds(limit, used, more int) bool { return limit > 0 && more > 0 && used+more > limit }
 
-// resource is one of those that are limited.
+// resource is a limited resource.
 type resource int
 
 const (
-	enough resource = iota
+	noResource resource = iota
 	ofPorts
 	ofObjects
 	ofAddresses
 	ofClusterIPs
+	ofExports
 	ofBytes
 	ofGroup
 )
 
-// lacking is the first resource of which there is too little for an object beside what is held.
-func (c *contents) lacking(n need) resource {
+// exceeded returns the first resource whose limit an object would exceed, given what is used.
+func (c *contents) exceeded(n need) resource {
 	switch {
 	case exceeds(c.limit.ports, 0, n.ports):
 		return ofPorts
@@ -68,71 +73,84 @@ func (c *contents) lacking(n need) resource {
 		return ofAddresses
 	case exceeds(c.limit.clusterIPs, c.used.clusterIPs, n.clusterIPs):
 		return ofClusterIPs
+	case exceeds(c.limit.exports, c.used.exports, n.exports):
+		return ofExports
 	case exceeds(c.limit.bytes, c.used.bytes, n.bytes):
 		return ofBytes
 	case n.group != (groupName{}) && exceeds(c.limit.perGroup, c.perGroup[n.group], n.addresses):
 		return ofGroup
 	}
-	return enough
+	return noResource
 }
 
-// lacks says what of the limits an object would exceed beside what is held; "" when there is room.
-func (c *contents) lacks(n need) string {
-	switch c.lacking(n) {
+// overLimitReason returns the reason why an object would exceed a limit; "" if there is room.
+func (c *contents) overLimitReason(n need) string {
+	switch c.exceeded(n) {
 	case ofPorts:
-		return fmt.Sprintf("%d ports: %d is the most (limits.portsPerService of this remote)", n.ports, c.limit.ports)
+		return fmt.Sprintf("%d ports: the limit is %d (limits.portsPerService of this remote)", n.ports, c.limit.ports)
 	case ofObjects:
-		return fmt.Sprintf("%d are held, which is the most (limits.%s of this remote)", c.used.objects, c.limit.objectsKey)
+		return fmt.Sprintf("the limit of %d objects is reached (limits.%s of this remote)", c.used.objects,
+			c.limit.objectsKey)
 	case ofAddresses:
-		return fmt.Sprintf("%d %s beside the %d that are held: %d is the most (limits.%s of this remote)",
-			n.addresses, c.limit.addressesAre, c.used.addresses, c.limit.addresses, c.limit.addressesKey)
+		return fmt.Sprintf("%d %s beside %d accepted: the limit is %d (limits.%s of this remote)",
+			n.addresses, c.limit.addressesName, c.used.addresses, c.limit.addresses, c.limit.addressesKey)
 	case ofClusterIPs:
-		return fmt.Sprintf("%d Services with a cluster IP beside the %d that are made for it: %d is the most (limits.clusterIPs of this remote)",
-			n.clusterIPs, c.used.clusterIPs, c.limit.clusterIPs)
+		return fmt.Sprintf(
+			"%d Services with a cluster IP beside %d of this remote: the limit is %d (limits.clusterIPs of this remote)",
+			n.clusterIPs,
+			c.used.clusterIPs,
+			c.limit.clusterIPs,
+		)
+	case ofExports:
+		return fmt.Sprintf("the limit of %d Services that ServiceExports export is reached (limits.exports of this remote)",
+			c.limit.exports)
 	case ofBytes:
-		return fmt.Sprintf("%d bytes beside the %d that are held: %d is the most (limits.mebibytesPerKind of this remote)", n.bytes, c.used.bytes, c.limit.bytes)
+		return fmt.Sprintf("%d bytes beside %d accepted: the limit is %d (limits.mebibytesPerKind of this remote)", n.bytes,
+			c.used.bytes, c.limit.bytes)
 	case ofGroup:
-		return fmt.Sprintf("%d %s beside the %d that are held of %s: %d is the most (limits.%s of this remote)",
-			n.addresses, c.limit.addressesAre, c.perGroup[n.group], n.group, c.limit.perGroup, c.limit.perGroupKey)
+		return fmt.Sprintf("%d %s beside %d accepted of %s: the limit is %d (limits.%s of this remote)",
+			n.addresses, c.limit.addressesName, c.perGroup[n.group], n.group, c.limit.perGroup, c.limit.perGroupKey)
 	}
 	return ""
 }
 
-// fitting is what of an object fits that as a whole does not, where there was one before: of a slice, a pod of a set or a node
-// the addresses or pod CIDRs that were there and are, and of others as many as there is room for; of other objects, what stood. It
-// is nil where nothing stood or fits.
-func (c *contents) fitting(o, stood *semaphorev1.Object) *semaphorev1.Object {
-	if stood == nil {
+// partThatFits returns the part of an object over a limit that is accepted, if an earlier state of it was: of a slice,
+// a pod of a set or a node, the addresses or pod CIDRs that were accepted before and as many others as there is room
+// for; of other objects, the earlier state. It returns nil if there is no earlier state or nothing fits.
+func (c *contents) partThatFits(o, existing *semaphorev1.Object) *semaphorev1.Object {
+	if existing == nil {
 		return nil
 	}
 	n := needOf(o)
 	room := n.addresses
-	for _, free := range []struct{ limit, used int }{{c.limit.addresses, c.used.addresses}, {c.limit.perGroup, c.perGroup[n.group]}} {
+	for _, free := range []struct{ limit, used int }{{c.limit.addresses, c.used.addresses},
+		{c.limit.perGroup, c.perGroup[n.group]}} {
 		if free.limit > 0 {
 			room = min(room, free.limit-free.used)
 		}
 	}
-	out := stood
-	if n.ports <= c.limit.ports || c.limit.ports == 0 { // ports belong to all of an object
-		out = with(o, stood, room)
+	out := existing
+	if n.ports <= c.limit.ports || c.limit.ports == 0 { // ports cannot be split
+		out = withElements(o, existing, room)
 	}
-	if out == nil || c.lacks(needOf(out)) != "" {
+	if out == nil || c.overLimitReason(needOf(out)) != "" {
 		return nil
 	}
 	return out
 }
 
-// with is an object with those of its elements that stood, and as many others as there is room for, in their order. An object
-// without elements is what stood. It is nil where the two have nothing to do with each other.
-func with(o, stood *semaphorev1.Object, room int) *semaphorev1.Object {
-	if needOf(stood).group != needOf(o).group || o.GetSetMember().GetPodUid() != stood.GetSetMember().GetPodUid() {
+// withElements returns an object with those of its elements that existing has, and as many others as there is room for,
+// in order. An object without elements is replaced by existing. It returns nil if the two belong to different groups or
+// pods.
+func withElements(o, existing *semaphorev1.Object, room int) *semaphorev1.Object {
+	if needOf(existing).group != needOf(o).group || o.GetSetMember().GetPodUid() != existing.GetSetMember().GetPodUid() {
 		return nil
 	}
 	if needOf(o).group == (groupName{}) {
-		return stood
+		return existing
 	}
 	was := map[string]bool{}
-	for _, e := range elements(stood) {
+	for _, e := range elements(existing) {
 		was[e.name] = true
 	}
 	all := elements(o)
@@ -148,19 +166,20 @@ func with(o, stood *semaphorev1.Object, room int) *semaphorev1.Object {
 	out := proto.CloneOf(o)
 	switch spec := out.GetSpec().(type) {
 	case *semaphorev1.Object_Node:
-		spec.Node.PodCidrs = kept(spec.Node.GetPodCidrs(), keep)
+		spec.Node.PodCidrs = filter(spec.Node.GetPodCidrs(), keep)
 	case *semaphorev1.Object_EndpointSlice:
-		spec.EndpointSlice.Endpoints = kept(spec.EndpointSlice.GetEndpoints(), keep)
+		spec.EndpointSlice.Endpoints = filter(spec.EndpointSlice.GetEndpoints(), keep)
 	case *semaphorev1.Object_SetMember:
-		spec.SetMember.Ips = kept(spec.SetMember.GetIps(), keep)
+		spec.SetMember.Ips = filter(spec.SetMember.GetIps(), keep)
 	}
 	return out
 }
 
-// common is what of an object stood already, which it may not lose for what is new; nil for nothing.
-func common(o, stood *semaphorev1.Object) *semaphorev1.Object {
+// existingPart returns the part of an object that was accepted before, which new objects must not displace; nil for
+// none.
+func existingPart(o, existing *semaphorev1.Object) *semaphorev1.Object {
 	was := map[string]bool{}
-	for _, e := range elements(stood) {
+	for _, e := range elements(existing) {
 		was[e.name] = true
 	}
 	room := 0
@@ -169,10 +188,10 @@ func common(o, stood *semaphorev1.Object) *semaphorev1.Object {
 			room += e.size
 		}
 	}
-	return with(o, stood, room)
+	return withElements(o, existing, room)
 }
 
-// element is one of what an object has that counts for addresses: an endpoint, an IP of a pod, a pod CIDR of a node.
+// element is an endpoint of a slice, an IP of a pod or a pod CIDR of a node.
 type element struct {
 	name string
 	size int
@@ -196,7 +215,7 @@ func elements(o *semaphorev1.Object) (all []element) {
 	return all
 }
 
-func kept[T any](all []T, keep []bool) []T {
+func filter[T any](all []T, keep []bool) []T {
 	var out []T
 	for i, one := range all {
 		if keep[i] {
@@ -206,47 +225,48 @@ func kept[T any](all []T, keep []bool) []T {
 	return out
 }
 
-// room says whether objects that were refused for want of room could be taken now: all of them, or
-// some when a tenth of every limit is free, so that a remote at its limit is not asked over and over.
-func (c *contents) room() bool {
-	// Heartbeats ask, at any rate, and the answer costs a walk through what was refused.
+// roomForRefused reports whether objects that were refused because of a limit could be accepted now: all of them, or
+// some if a tenth of every limit is free, so that a remote at its limit is not asked for snapshots repeatedly.
+func (c *contents) roomForRefused() bool {
+	// Heartbeats call it at any rate, and the computation walks all refused objects.
 	if c.changed {
-		c.changed, c.roomy = false, c.hasRoom()
+		c.changed, c.hasRoom = false, c.computeRoom()
 	}
-	return c.roomy
+	return c.hasRoom
 }
 
-func (c *contents) hasRoom() bool {
-	if c.over == 0 && c.forgotten == 0 {
+func (c *contents) computeRoom() bool {
+	if c.overLimit == 0 && c.notRemembered == 0 {
 		return false
 	}
 	var all need
 	fits := 0
 	for key, r := range c.refused {
-		if r.lacks == nil {
+		if r.need == nil {
 			continue
 		}
-		n := *r.lacks
+		n := *r.need
 		if h, ok := c.objects[key]; ok {
-			n.add(needOf(h.object), -1) // a part of it has room already
+			n.add(needOf(h.object), -1) // a part of it is accepted already
 		}
-		if c.lacks(n) == "" {
+		if c.overLimitReason(n) == "" {
 			fits++
 			all.add(n, 1)
 		}
 	}
-	if fits > 0 && c.forgotten == 0 && c.lacks(all) == "" {
+	if fits > 0 && c.notRemembered == 0 && c.overLimitReason(all) == "" {
 		return true
 	}
 	free := func(limit, used int) bool { return limit == 0 || limit-used >= (limit+9)/10 }
-	return (fits > 0 || c.forgotten > 0) &&
-		free(c.limit.objects, c.used.objects) && free(c.limit.addresses, c.used.addresses) && free(c.limit.clusterIPs, c.used.clusterIPs) &&
+	return (fits > 0 || c.notRemembered > 0) &&
+		free(c.limit.objects, c.used.objects) && free(c.limit.addresses, c.used.addresses) &&
+		free(c.limit.clusterIPs, c.used.clusterIPs) && free(c.limit.exports, c.used.exports) &&
 		free(c.limit.bytes, c.used.bytes)
 }
 
 const (
-	// minAnew is how old a kind's last snapshot must be for another to be asked for.
-	minAnew = time.Minute
-	// maxAnew is how old it must be at most, where asking did not help.
-	maxAnew = time.Hour
+	// minResyncInterval is the minimal age of a kind's last snapshot before the broker requests another.
+	minResyncInterval = time.Minute
+	// maxResyncInterval is the upper bound of the interval, which grows while snapshots do not help.
+	maxResyncInterval = time.Hour
 )

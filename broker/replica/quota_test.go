@@ -11,18 +11,18 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 func limited(t *testing.T, l config.Limits) (*Replica, *Session) {
 	t.Helper()
 	r := newReplica()
-	r.Bound(l, config.Brake{Percent: 100})
+	r.SetLimits(l, config.Brake{Percent: 100})
 	s := r.Open()
 	must(t, s, hello("e1", 0, 0, kNode, kService, kSlice, kMember))
-	for _, of := range Kinds {
+	for _, of := range semaphorev1.Kinds {
 		must(t, s, begin(of, 0), end(of, 0, 0))
 	}
 	return r, s
@@ -33,11 +33,33 @@ func put(revision uint64, o *semaphorev1.Object) *semaphorev1.Change {
 	return &semaphorev1.Change{Revision: revision, Change: &semaphorev1.Change_Upsert{Upsert: o}}
 }
 
+// An object needs more only of what it has more of than before.
+func TestGrowth(t *testing.T) {
+	stood := sliceOf("s", "echo", 2)
+	if more := growth(stood, sliceOf("s", "echo", 2)); len(more) != 0 {
+		t.Errorf("the same needs more of %v", more)
+	}
+	of := func(more []limitedResource, want resource) bool {
+		return slices.ContainsFunc(more, func(r limitedResource) bool { return r.resource == want })
+	}
+	if more := growth(stood, sliceOf("s", "echo", 3)); !of(more, ofAddresses) || !of(more, ofGroup) ||
+		of(more, ofObjects) {
+		t.Errorf("an address more needs %v", more)
+	}
+	if more := growth(stood, sliceOf("s", "other", 2)); !of(more, ofGroup) || of(more, ofAddresses) {
+		t.Errorf("another service needs %v", more)
+	}
+	if more := growth(nil, stood); !of(more, ofObjects) || !of(more, ofGroup) {
+		t.Errorf("a new one needs %v", more)
+	}
+}
+
 func sliceOf(name, service string, addresses int) *semaphorev1.Object {
 	o := object(kSlice, name, service)
 	o.GetEndpointSlice().Endpoints = nil
 	for i := range addresses {
-		o.GetEndpointSlice().Endpoints = append(o.GetEndpointSlice().Endpoints, &semaphorev1.Endpoint{Addresses: []string{fmt.Sprint("10.2.0.", i)}})
+		o.GetEndpointSlice().Endpoints = append(o.GetEndpointSlice().Endpoints,
+			&semaphorev1.Endpoint{Addresses: []string{fmt.Sprint("10.2.0.", i)}})
 	}
 	return o
 }
@@ -64,10 +86,16 @@ func nodeOf(name string, cidrs int) *semaphorev1.Object {
 func serviceOf(name string, ports int, both bool) *semaphorev1.Object {
 	o := object(kService, name, "")
 	o.GetService().Mirror, o.GetService().Global = both, true
-	o.GetService().Ports = make([]*semaphorev1.ServicePort, ports)
+	o.GetService().Ports = make([]*semaphorev1.Port, ports)
 	for i := range ports {
-		o.GetService().Ports[i] = &semaphorev1.ServicePort{Port: int32(i)}
+		o.GetService().Ports[i] = &semaphorev1.Port{Port: int32(i)}
 	}
+	return o
+}
+
+func exportOf(name string, ports int) *semaphorev1.Object {
+	o := serviceOf(name, ports, false)
+	o.GetService().MultiCluster = &semaphorev1.MultiClusterExport{}
 	return o
 }
 
@@ -80,7 +108,7 @@ func headless(name string) *semaphorev1.Object {
 func portsOf(slice string, ports int) *semaphorev1.Object {
 	o := sliceOf(slice, "s", 1)
 	for i := range ports {
-		o.GetEndpointSlice().Ports = append(o.GetEndpointSlice().Ports, &semaphorev1.EndpointPort{Port: int32(i)})
+		o.GetEndpointSlice().Ports = append(o.GetEndpointSlice().Ports, &semaphorev1.Port{Port: int32(i)})
 	}
 	return o
 }
@@ -94,15 +122,23 @@ func TestR05WhatStoodStays(t *testing.T) {
 		// left is how many addresses, or ports, the object has afterwards: alone, and beside the newcomers.
 		left int
 	}{
-		"podCIDRs":            {config.Limits{PodCIDRs: 4}, nodeOf("a", 3), nodeOf("a", 6), []*semaphorev1.Object{nodeOf("b", 4)}, 4},
-		"podCIDRsPerNode":     {config.Limits{PodCIDRsPerNode: 4}, nodeOf("a", 3), nodeOf("a", 6), nil, 4},
-		"portsPerService":     {config.Limits{PortsPerService: 4}, serviceOf("a", 3, true), serviceOf("a", 5, true), nil, 3},
-		"ports of a slice":    {config.Limits{PortsPerService: 4}, portsOf("a", 3), portsOf("a", 5), nil, 3},
-		"clusterIPs":          {config.Limits{ClusterIPs: 1}, serviceOf("a", 3, false), serviceOf("a", 5, true), []*semaphorev1.Object{serviceOf("b", 1, false)}, 3},
-		"endpoints":           {config.Limits{Endpoints: 4}, sliceOf("a", "s", 3), sliceOf("a", "s", 6), []*semaphorev1.Object{sliceOf("b", "t", 4)}, 4},
-		"endpointsPerService": {config.Limits{EndpointsPerService: 4}, sliceOf("a", "s", 3), sliceOf("a", "s", 6), []*semaphorev1.Object{sliceOf("c", "t", 4), sliceOf("b", "s", 4), sliceOf("d", "t", 4)}, 4},
-		"setIPs":              {config.Limits{SetIPs: 4}, memberOf("a", 3), memberOf("a", 6), []*semaphorev1.Object{memberOf("b", 4)}, 4},
-		"services":            {config.Limits{Services: 2}, serviceOf("a", 3, true), serviceOf("a", 4, true), []*semaphorev1.Object{serviceOf("b", 1, true), serviceOf("c", 1, true)}, 4},
+		"podCIDRs": {config.Limits{PodCIDRs: 4}, nodeOf("a", 3), nodeOf("a", 6),
+			[]*semaphorev1.Object{nodeOf("b", 4)}, 4},
+		"podCIDRsPerNode":  {config.Limits{PodCIDRsPerNode: 4}, nodeOf("a", 3), nodeOf("a", 6), nil, 4},
+		"portsPerService":  {config.Limits{PortsPerService: 4}, serviceOf("a", 3, true), serviceOf("a", 5, true), nil, 3},
+		"ports of a slice": {config.Limits{PortsPerService: 4}, portsOf("a", 3), portsOf("a", 5), nil, 3},
+		"clusterIPs": {config.Limits{ClusterIPs: 1}, serviceOf("a", 3, false), serviceOf("a", 5, true),
+			[]*semaphorev1.Object{serviceOf("b", 1, false)}, 3},
+		"exports": {config.Limits{Exports: 1}, exportOf("a", 3), exportOf("a", 5),
+			[]*semaphorev1.Object{exportOf("b", 1)}, 5},
+		"endpoints": {config.Limits{Endpoints: 4}, sliceOf("a", "s", 3), sliceOf("a", "s", 6),
+			[]*semaphorev1.Object{sliceOf("b", "t", 4)}, 4},
+		"endpointsPerService": {config.Limits{EndpointsPerService: 4}, sliceOf("a", "s", 3), sliceOf("a", "s", 6),
+			[]*semaphorev1.Object{sliceOf("c", "t", 4), sliceOf("b", "s", 4), sliceOf("d", "t", 4)}, 4},
+		"setIPs": {config.Limits{SetIPs: 4}, memberOf("a", 3), memberOf("a", 6),
+			[]*semaphorev1.Object{memberOf("b", 4)}, 4},
+		"services": {config.Limits{Services: 2}, serviceOf("a", 3, true), serviceOf("a", 4, true),
+			[]*semaphorev1.Object{serviceOf("b", 1, true), serviceOf("c", 1, true)}, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			of := c.stood.Key.Kind
@@ -120,8 +156,8 @@ func TestR05WhatStoodStays(t *testing.T) {
 			}
 			r, s := limited(t, c.limits)
 			must(t, s, changes(put(1, c.stood)))
-			if name != "services" {
-				if res := must(t, s, changes(put(2, c.grown))); len(res.Refused) != 1 || res.Refused[0].Code != admission.OverQuota {
+			if name != "services" && name != "exports" { // more ports need no more of these
+				if res := must(t, s, changes(put(2, c.grown))); len(res.Refused) != 1 || res.Refused[0].Code != finding.OverQuota {
 					t.Errorf("refused %v", res.Refused)
 				}
 				left(r)
@@ -160,26 +196,38 @@ func TestR05EachLimitIsKept(t *testing.T) {
 		refused string
 	}{
 		{"podCIDRs", config.Limits{PodCIDRs: 5}, []*semaphorev1.Object{nodeOf("a", 3), nodeOf("b", 3), nodeOf("c", 2)}, "b"},
-		{"podCIDRsPerNode", config.Limits{PodCIDRsPerNode: 5}, []*semaphorev1.Object{nodeOf("a", 5), nodeOf("b", 6), nodeOf("c", 5)}, "b"},
-		{"portsPerService", config.Limits{PortsPerService: 5}, []*semaphorev1.Object{serviceOf("a", 5, true), serviceOf("b", 6, true), serviceOf("c", 5, true)}, "b"},
-		{"portsPerService", config.Limits{PortsPerService: 5}, []*semaphorev1.Object{portsOf("a", 5), portsOf("b", 6), portsOf("c", 5)}, "b"},
+		{"podCIDRsPerNode", config.Limits{PodCIDRsPerNode: 5}, []*semaphorev1.Object{nodeOf("a", 5), nodeOf("b", 6),
+			nodeOf("c", 5)}, "b"},
+		{"portsPerService", config.Limits{PortsPerService: 5},
+			[]*semaphorev1.Object{serviceOf("a", 5, true), serviceOf("b", 6, true), serviceOf("c", 5, true)}, "b"},
+		{"portsPerService", config.Limits{PortsPerService: 5}, []*semaphorev1.Object{portsOf("a", 5), portsOf("b", 6),
+			portsOf("c", 5)}, "b"},
 		// A mirror and a global service are one each; one that is headless has no address.
-		{"clusterIPs", config.Limits{ClusterIPs: 3}, []*semaphorev1.Object{serviceOf("a", 1, true), serviceOf("b", 1, false), serviceOf("c", 1, true)}, "c"},
-		{"clusterIPs", config.Limits{ClusterIPs: 2}, []*semaphorev1.Object{serviceOf("a", 1, true), serviceOf("b", 1, true), headless("c")}, "b"},
+		{"clusterIPs", config.Limits{ClusterIPs: 3}, []*semaphorev1.Object{serviceOf("a", 1, true), serviceOf("b", 1, false),
+			serviceOf("c", 1, true)}, "c"},
+		{"clusterIPs", config.Limits{ClusterIPs: 2}, []*semaphorev1.Object{serviceOf("a", 1, true), serviceOf("b", 1, true),
+			headless("c")}, "b"},
+		{"exports", config.Limits{Exports: 1}, []*semaphorev1.Object{exportOf("a", 1), exportOf("b", 1),
+			serviceOf("c", 1, true)}, "b"},
 		{"nodes", config.Limits{Nodes: 2}, many(kNode), "o2"},
 		{"services", config.Limits{Services: 2}, many(kService), "o2"},
 		{"endpointSlices", config.Limits{EndpointSlices: 2}, many(kSlice), "o2"},
 		{"setMembers", config.Limits{SetMembers: 2}, many(kMember), "o2"},
-		{"endpoints", config.Limits{Endpoints: 5}, []*semaphorev1.Object{sliceOf("a", "s", 3), sliceOf("b", "s", 3), sliceOf("c", "s", 2)}, "b"},
-		{"endpointsPerService", config.Limits{EndpointsPerService: 5}, []*semaphorev1.Object{sliceOf("a", "s", 3), sliceOf("b", "s", 3), sliceOf("c", "t", 5)}, "b"},
-		{"setIPs", config.Limits{SetIPs: 5}, []*semaphorev1.Object{memberOf("a", 3), memberOf("b", 3), memberOf("c", 2)}, "b"},
-		{"ipsPerSet", config.Limits{IPsPerSet: 5}, []*semaphorev1.Object{memberOf("a", 3), memberOf("b", 3), memberOf("c", 2)}, "b"},
-		{"mebibytesPerKind", config.Limits{MebibytesPerKind: 1}, []*semaphorev1.Object{object(kNode, "n1", "a"), big, object(kNode, "n2", "a")}, "big"},
+		{"endpoints", config.Limits{Endpoints: 5}, []*semaphorev1.Object{sliceOf("a", "s", 3), sliceOf("b", "s", 3),
+			sliceOf("c", "s", 2)}, "b"},
+		{"endpointsPerService", config.Limits{EndpointsPerService: 5},
+			[]*semaphorev1.Object{sliceOf("a", "s", 3), sliceOf("b", "s", 3), sliceOf("c", "t", 5)}, "b"},
+		{"setIPs", config.Limits{SetIPs: 5}, []*semaphorev1.Object{memberOf("a", 3), memberOf("b", 3),
+			memberOf("c", 2)}, "b"},
+		{"ipsPerSet", config.Limits{IPsPerSet: 5}, []*semaphorev1.Object{memberOf("a", 3), memberOf("b", 3),
+			memberOf("c", 2)}, "b"},
+		{"mebibytesPerKind", config.Limits{MebibytesPerKind: 1}, []*semaphorev1.Object{object(kNode, "n1", "a"), big,
+			object(kNode, "n2", "a")}, "big"},
 	} {
 		t.Run(c.key+" "+semaphorev1.KindName(c.objects[0].Key.Kind), func(t *testing.T) {
 			check := func(res Result) {
 				t.Helper()
-				if len(res.Refused) != 1 || res.Refused[0].Key.Name != c.refused || res.Refused[0].Code != admission.OverQuota ||
+				if len(res.Refused) != 1 || res.Refused[0].Key.Name != c.refused || res.Refused[0].Code != finding.OverQuota ||
 					!strings.Contains(res.Refused[0].Reason, "limits."+c.key+" ") {
 					t.Errorf("refused %+v, want %s by limits.%s", res.Refused, c.refused, c.key)
 				}
@@ -217,23 +265,26 @@ func TestR05EachLimitIsKept(t *testing.T) {
 func TestR05WhatIsThereMayChangeAndMakesRoomWhenItGoes(t *testing.T) {
 	r, s := limited(t, config.Limits{SetMembers: 2, SetIPs: 4})
 	must(t, s, changes(put(1, memberOf("a", 2)), put(2, memberOf("b", 2))))
-	if res := must(t, s, changes(put(3, memberOf("a", 1)), put(4, memberOf("a", 2)))); len(res.Refused) != 0 || len(res.Changes) != 2 {
+	if res := must(t, s, changes(put(3, memberOf("a", 1)), put(4, memberOf("a", 2)))); len(res.Refused) != 0 ||
+		len(res.Changes) != 2 {
 		t.Errorf("refused %v", res.Refused)
 	}
 	// Of a state that does not fit the overflow is refused, and what stood stays.
-	if res := must(t, s, changes(put(5, memberOf("a", 3)))); len(res.Refused) != 1 || show(res.Changes) != "" || len(r.kinds[kMember].objects) != 2 {
+	if res := must(t, s, changes(put(5, memberOf("a", 3)))); len(res.Refused) != 1 || show(res.Changes) != "" ||
+		len(r.kinds[kMember].objects) != 2 {
 		t.Errorf("refused %v, changes %s", res.Refused, show(res.Changes))
 	}
 	if res := must(t, s, changes(put(6, memberOf("c", 2)))); len(res.Refused) != 1 {
 		t.Errorf("refused %v", res.Refused)
 	}
 	must(t, s, changes(remove(7, kMember, "b"), remove(8, kMember, "c"), remove(9, kMember, "a")))
-	if k := r.kinds[kMember]; k.used != (need{}) || k.over != 0 || k.count != 0 || k.told != digestOf(nil) || len(k.perGroup) != 0 {
+	if k := r.kinds[kMember]; k.used != (need{}) || k.overLimit != 0 || k.count != 0 || k.sentDigest != digestOf(nil) ||
+		len(k.perGroup) != 0 {
 		t.Errorf("with nothing left: %+v", k.contents)
 	}
 }
 
-// What was refused for want of room does not stay out for ever.
+// What was refused for want of room does not stay out forever.
 func TestR05RoomThatReturnsIsUsed(t *testing.T) {
 	r, s := limited(t, config.Limits{SetMembers: 3})
 	beat := func(at time.Duration) error {
@@ -241,7 +292,8 @@ func TestR05RoomThatReturnsIsUsed(t *testing.T) {
 		_, err := s.Receive(now.Add(at), heartbeat(9))
 		return err
 	}
-	must(t, s, changes(upsert(1, kMember, "a", ""), upsert(2, kMember, "b", ""), upsert(3, kMember, "c", ""), upsert(4, kMember, "d", ""), upsert(5, kMember, "e", "")))
+	must(t, s, changes(upsert(1, kMember, "a", ""), upsert(2, kMember, "b", ""), upsert(3, kMember, "c", ""),
+		upsert(4, kMember, "d", ""), upsert(5, kMember, "e", "")))
 	if err := beat(time.Hour); err != nil {
 		t.Fatalf("with no room: %v", err)
 	}
@@ -250,7 +302,8 @@ func TestR05RoomThatReturnsIsUsed(t *testing.T) {
 	if err := beat(time.Minute - 1); err != nil {
 		t.Fatalf("so soon after a snapshot: %v", err)
 	}
-	if err := beat(time.Minute); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "room again for setmembers") {
+	if err := beat(time.Minute); status.Code(err) != codes.Aborted ||
+		!strings.Contains(err.Error(), "room again for setmembers") {
 		t.Fatalf("error %v", err)
 	}
 	s.Close()
@@ -259,7 +312,8 @@ func TestR05RoomThatReturnsIsUsed(t *testing.T) {
 	if w.ResumeRevision != 0 || len(w.Held) != 0 {
 		t.Errorf("welcome %v: neither a revision nor a digest helps", w)
 	}
-	must(t, s, begin(kMember, 9), changes(upsert(2, kMember, "b", ""), upsert(3, kMember, "c", ""), upsert(4, kMember, "d", ""), upsert(5, kMember, "e", "")), end(kMember, 9, 4))
+	must(t, s, begin(kMember, 9), changes(upsert(2, kMember, "b", ""), upsert(3, kMember, "c", ""),
+		upsert(4, kMember, "d", ""), upsert(5, kMember, "e", "")), end(kMember, 9, 4))
 	if held, refused := r.Count(kMember); held != 3 || refused != 1 {
 		t.Errorf("%d held, %d refused", held, refused)
 	}
@@ -285,12 +339,12 @@ func TestR05AskingAnewHasAnEnd(t *testing.T) {
 	var waits []time.Duration
 	at := now
 	for range 8 {
-		k.forgotten, k.changed = 1, true // as if something were refused each time
+		k.notRemembered, k.changed = 1, true // as if something were refused each time
 		var result Result
-		s.complete(at, kMember, k, 9, 0, &result)
+		s.completeKind(at, kMember, k, 9, 0, &result)
 		s.phase = live
 		wait := time.Duration(0)
-		for ; wait < 2*maxAnew; wait += time.Minute {
+		for ; wait < 2*maxResyncInterval; wait += time.Minute {
 			if _, err := s.Receive(at.Add(wait), heartbeat(9)); err != nil {
 				break
 			}

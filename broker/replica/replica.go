@@ -1,12 +1,13 @@
-// Package replica keeps what one remote cluster exports, as its exporter's streams tell it.
+// Package replica holds the objects that one remote cluster exports, as its exporter's streams send them.
 //
-// It is pure: a state machine fed with the messages of federation.proto, which returns the
-// answers to send and the changes to what is accepted. It starts no goroutine, asks no
-// clock and opens no socket; time is an argument. It is not safe for concurrent use: its
-// caller owns it.
+// It is pure: a state machine that takes the messages of federation.proto, and returns the responses to send and the
+// changes of accepted objects. It starts no goroutine, reads no clock and opens no socket; time is an argument. It is
+// not safe for concurrent use: its caller owns it.
 //
-// What makes it fail static: a snapshot is staged and taken over whole at its end mark, by
-// difference; until then, and whenever a stream ends, what was held stays.
+// It fails static: a snapshot is staged and applied completely at its end mark, as a difference. Until then, and
+// whenever a stream ends, the accepted objects remain.
+//
+// Of the broker's packages it may import admission.
 package replica
 
 import (
@@ -20,17 +21,10 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
-
-// Kinds are the kinds that exist, in the order of their numbers.
-var Kinds = []semaphorev1.Kind{
-	semaphorev1.Kind_KIND_NODE,
-	semaphorev1.Kind_KIND_SERVICE,
-	semaphorev1.Kind_KIND_ENDPOINT_SLICE,
-	semaphorev1.Kind_KIND_SET_MEMBER,
-}
 
 // Key names an object of the remote cluster.
 type Key struct {
@@ -38,17 +32,17 @@ type Key struct {
 	Namespace, Name string
 }
 
-// KeyOf is the key in a message.
+// KeyOf converts the key of a message.
 func KeyOf(k *semaphorev1.ObjectKey) Key {
 	return Key{k.GetKind(), k.GetNamespace(), k.GetName()}
 }
 
-// Proto is the key for a message.
+// Proto converts the key for a message.
 func (k Key) Proto() *semaphorev1.ObjectKey {
 	return &semaphorev1.ObjectKey{Kind: k.Kind, Namespace: k.Namespace, Name: k.Name}
 }
 
-// String is such as "service shop/echo" or "node n1".
+// String returns text such as "service shop/echo" or "node n1".
 func (k Key) String() string {
 	if k.Namespace == "" {
 		return semaphorev1.KindName(k.Kind) + " " + k.Name
@@ -56,11 +50,11 @@ func (k Key) String() string {
 	return semaphorev1.KindName(k.Kind) + " " + k.Namespace + "/" + k.Name
 }
 
-// long says that a part of the key is longer than any name: no object has it.
-func (k Key) long() bool { return len(k.Namespace) > maxName || len(k.Name) > maxName }
+// tooLong reports whether a part of the key exceeds the limit of names, so that no object can have it.
+func (k Key) tooLong() bool { return len(k.Namespace) > maxName || len(k.Name) > maxName }
 
-// short is the key as it is told of: with what is too long for a name cut off.
-func (k Key) short() Key {
+// truncated returns the key for messages, with parts cut to the limit of names.
+func (k Key) truncated() Key {
 	cut := func(s string) string {
 		if len(s) <= maxName {
 			return s
@@ -75,31 +69,30 @@ func (k Key) Compare(o Key) int {
 	return cmp.Or(cmp.Compare(k.Kind, o.Kind), cmp.Compare(k.Namespace, o.Namespace), cmp.Compare(k.Name, o.Name))
 }
 
-// Change is one change to what is held. Objects are immutable once held.
+// Change is one change of the accepted objects. Objects are immutable once accepted.
 type Change struct {
 	Key Key
-	// Old is nil for a new object, New for one that has gone.
+	// Old is nil for a new object, New for a deleted one.
 	Old, New *semaphorev1.Object
-	// ObservedAt is when the source saw the change, on its own clock; zero where it did not say,
-	// as for an object whose end shows only in that a snapshot lacks it, and for what a kind's first snapshot
-	// tells: that may have been so for long.
+	// ObservedAt is when the source observed the change, on its own clock. It is zero if the source did not say, for an
+	// object that a snapshot lacks, and for the first snapshot of a kind, whose objects may have existed for long.
 	ObservedAt time.Time
 }
 
-// Refused is an object that was not taken, or not whole.
+// Refused is an object that was refused, completely or in part.
 type Refused struct {
 	Key      Key
-	Code     admission.Code
+	Code     finding.Code
 	Reason   string
 	Revision uint64
-	// At is when, on the broker's clock.
+	// At is the time of the refusal on the broker's clock.
 	At time.Time
 }
 
-// Admit decides whether an object may be held; see admission.Checker.
+// Admit decides whether an object is accepted; see admission.Checker.
 type Admit func(*semaphorev1.Object) (taken *semaphorev1.Object, refusals []admission.Refusal)
 
-// Replica is what one remote cluster exports.
+// Replica holds the objects that one remote cluster exports.
 type Replica struct {
 	cluster, self, software string
 	admit                   Admit
@@ -109,40 +102,42 @@ type Replica struct {
 	current                 *Session
 }
 
-// kind is what is held of one kind.
+// kind is the state of one kind.
 type kind struct {
 	contents
-	// complete says that a whole snapshot was taken over, ever: what is not held is not there.
+	// complete means that a snapshot was applied at least once: an object that is absent does not exist.
 	complete bool
-	// epoch and revision are where the sender's journal stood.
+	// epoch and revision are the position in the sender's journal.
 	epoch    string
 	revision uint64
-	// past are where the journals of earlier senders stood, oldest first.
+	// past are the positions in the journals of earlier senders, oldest first.
 	past []position
-	// source names what the sender reads, and how far it had read.
+	// source identifies what the sender reads, and how far it has read.
 	source source
-	// heard is when the sender last spoke for this kind, snapshotAt when it last told all of it.
-	heard, snapshotAt time.Time
-	// anew says that the sender is to tell all of it once more. patience is how old the snapshot must be before it
-	// is asked for because of room; it grows while asking does not help.
-	anew     anew
-	patience time.Duration
-	// most is how many objects were exported at most since mostAt, mostBraked before the brake began to hold.
-	most, mostBraked int
-	mostAt           time.Time
+	// lastHeard is when the sender last sent a message while it was complete for this kind; snapshotAt is when its
+	// last snapshot ended.
+	lastHeard, snapshotAt time.Time
+	// resync means that the sender must send the kind again. resyncInterval is the minimal age of the snapshot before
+	// another is requested to fill free room; it grows while that does not help.
+	resync         resyncMode
+	resyncInterval time.Duration
+	// peak is the largest number of exported objects since peakAt; peakBeforeBrake is its value before the brake began
+	// to retain.
+	peak, peakBeforeBrake int
+	peakAt                time.Time
 }
 
-// position is a revision of the journal of one epoch.
+// position is a revision in the journal of one epoch.
 type position struct {
 	epoch    string
 	revision uint64
 }
 
-// maxPast is how many earlier epochs are remembered of a kind: more exporters than can have streams that are still on their way.
+// maxPast is the number of earlier epochs kept of a kind: more than there can be exporters with delayed streams.
 const maxPast = 16
 
-// taken is how far the journal of an epoch was taken; 0 where that is not known.
-func (k *kind) taken(epoch string) uint64 {
+// received is the revision up to which the journal of an epoch was received; 0 if unknown.
+func (k *kind) received(epoch string) uint64 {
 	if k.epoch == epoch {
 		return k.revision
 	}
@@ -154,8 +149,8 @@ func (k *kind) taken(epoch string) uint64 {
 	return 0
 }
 
-// enter notes that the journal of an epoch was taken up to a revision.
-func (k *kind) enter(epoch string, revision uint64) {
+// setPosition records that the journal of an epoch was received up to a revision.
+func (k *kind) setPosition(epoch string, revision uint64) {
 	if k.epoch != epoch {
 		k.past = slices.DeleteFunc(k.past, func(p position) bool { return p.epoch == epoch })
 		if k.epoch != "" {
@@ -166,13 +161,13 @@ func (k *kind) enter(epoch string, revision uint64) {
 	k.epoch, k.revision = epoch, revision
 }
 
-// anew says how much of a kind has to be told once more.
-type anew int
+// resyncMode is how much of a kind must be sent again.
+type resyncMode int
 
 const (
-	nothing    anew = iota
-	withDigest      // a digest will do
-	whole
+	noResync       resyncMode = iota
+	resyncByDigest            // a digest suffices
+	resyncFully
 )
 
 type source struct {
@@ -180,15 +175,15 @@ type source struct {
 	revision uint64
 }
 
-// seen notes how far a sender has read; within one source that grows only.
-func (s *source) seen(id string, revision uint64) {
+// advance records how far a sender has read; for one source this only grows.
+func (s *source) advance(id string, revision uint64) {
 	if s.id != id {
 		*s = source{id: id}
 	}
 	s.revision = max(s.revision, revision)
 }
 
-// New makes the empty replica of cluster, for the broker of self: without limits, and with the brake off.
+// New makes the empty replica of cluster for the broker of self, without limits and with the brake off.
 func New(cluster, self, softwareVersion string, admit Admit) *Replica {
 	return &Replica{
 		cluster: cluster, self: self, software: softwareVersion, admit: admit,
@@ -196,15 +191,40 @@ func New(cluster, self, softwareVersion string, admit Admit) *Replica {
 	}
 }
 
-// Bound sets limits and brake; it is called before anything else. Limits of 0 are none, and a brake of 0 is off.
-func (r *Replica) Bound(limits config.Limits, brake config.Brake) {
+// SetLimits sets limits and brake. A limit of 0 is no limit, and a brake of 0 is off. Held objects stay; new ones are
+// checked against the new limits.
+func (r *Replica) SetLimits(limits config.Limits, brake config.Brake) {
 	if brake.Percent == 0 {
 		brake.Percent = 100
 	}
 	r.limits, r.brake = limits, brake
+	for of, k := range r.kinds {
+		k.limit = limitOf(of, limits)
+	}
 }
 
-// Get returns an object that is held.
+// SetAdmit sets the admission of objects from now on.
+func (r *Replica) SetAdmit(admit Admit) { r.admit = admit }
+
+// Held returns all held objects for an engine that has none yet: a result for each complete kind.
+func (r *Replica) Held() []Result {
+	var all []Result
+	for _, of := range semaphorev1.Kinds {
+		k, ok := r.kinds[of]
+		if !ok || !k.complete {
+			continue // the snapshot that makes it complete has all of it
+		}
+		result := Result{Completed: of, Taken: len(k.objects), Unchanged: true}
+		for key, h := range k.objects {
+			result.Changes = append(result.Changes, Change{Key: key, New: h.object})
+		}
+		slices.SortFunc(result.Changes, func(a, b Change) int { return a.Key.Compare(b.Key) })
+		all = append(all, result)
+	}
+	return all
+}
+
+// Get returns an accepted object.
 func (r *Replica) Get(key Key) (*semaphorev1.Object, bool) {
 	if k, ok := r.kinds[key.Kind]; ok {
 		h, ok := k.objects[key]
@@ -213,7 +233,7 @@ func (r *Replica) Get(key Key) (*semaphorev1.Object, bool) {
 	return nil, false
 }
 
-// All ranges over what is held of a kind, in no order.
+// All iterates over the accepted objects of a kind in no order.
 func (r *Replica) All(of semaphorev1.Kind) iter.Seq2[Key, *semaphorev1.Object] {
 	return func(yield func(Key, *semaphorev1.Object) bool) {
 		k, ok := r.kinds[of]
@@ -228,34 +248,34 @@ func (r *Replica) All(of semaphorev1.Kind) iter.Seq2[Key, *semaphorev1.Object] {
 	}
 }
 
-// Complete says whether what is held of a kind is all there is: something that is not
-// held may be taken for gone only then.
+// Complete reports whether a complete snapshot of a kind was applied: only then does the absence of an object mean
+// that it was deleted.
 func (r *Replica) Complete(of semaphorev1.Kind) bool {
 	k, ok := r.kinds[of]
 	return ok && k.complete
 }
 
-// Count is how many objects of a kind are held, and how many were refused, in whole or in part.
+// Count returns how many objects of a kind were accepted, and how many were refused completely or in part.
 func (r *Replica) Count(of semaphorev1.Kind) (objects, refused int) {
 	if k, ok := r.kinds[of]; ok {
-		return len(k.objects), len(k.refused) + k.forgotten
+		return len(k.objects), len(k.refused) + k.notRemembered
 	}
 	return 0, 0
 }
 
-// Limit is the most objects of a kind that are held; 0 for no limit.
+// Limit returns the limit of objects of a kind; 0 for no limit.
 func (r *Replica) Limit(of semaphorev1.Kind) int { return limitOf(of, r.limits).objects }
 
-// Heard is when the sender last spoke for a kind that it had told whole: what is held is as old as that. It is zero
-// before.
-func (r *Replica) Heard(of semaphorev1.Kind) time.Time {
+// LastHeard returns when the sender last sent a message while it was complete for a kind, which is the age of the
+// accepted objects; zero before.
+func (r *Replica) LastHeard(of semaphorev1.Kind) time.Time {
 	if k, ok := r.kinds[of]; ok {
-		return k.heard
+		return k.lastHeard
 	}
 	return time.Time{}
 }
 
-// Refused are the refusals that stand, in the order of their keys; of very many not all are remembered.
+// Refused returns the current refusals sorted by key, up to maxRefused for a kind.
 func (r *Replica) Refused() []Refused {
 	var all []Refused
 	for _, k := range r.kinds {
@@ -276,108 +296,113 @@ func (r *Replica) kind(of semaphorev1.Kind) *kind {
 	return k
 }
 
-// accept puts an object through admission and into what is held of a kind, and returns what it is held as.
-func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now time.Time, result *Result) *semaphorev1.Object {
+// accept passes an object through admission and limits, and returns the accepted object.
+func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now time.Time,
+	result *Result) *semaphorev1.Object {
 	key := KeyOf(o.GetKey())
 	most := k.watermark(now)
-	stood, back := k.objects[key], k.back[key]
+	stood, back := k.objects[key], k.retained[key]
 	k.remove(key)
 	taken, refusals := r.admit(o)
 	var lacks *need
 	if taken != nil {
 		n := needOf(taken)
-		if k.lacks(n) != "" && len(k.back) > 0 {
-			r.letGo(k, key.Kind, now, "their room is needed", all, result)
+		if k.overLimitReason(n) != "" && len(k.retained) > 0 {
+			r.releaseWhere(k, key.Kind, now, "their room is needed", anyTime, result)
 		}
-		if reason := k.lacks(n); reason != "" {
-			// Who grows over a limit loses nothing that works: the overflow is refused.
-			taken, lacks = k.fitting(taken, stood.object), &n
-			refusals = append([]admission.Refusal{{Code: admission.OverQuota, Reason: reason}}, refusals...)
+		if reason := k.overLimitReason(n); reason != "" {
+			// A remote that grows over a limit loses nothing that works: only the excess is refused.
+			taken, lacks = k.partThatFits(taken, stood.object), &n
+			refusals = append([]admission.Refusal{{Code: finding.OverQuota, Reason: reason}}, refusals...)
 		}
 	}
 	told := held{taken, revision, digest.Of(o)}
 	of := taken
 	switch {
-	case stood.object != nil && !isHollow(stood.object) && (taken == nil || isHollow(taken)) &&
-		(!back.since.IsZero() || r.brake.Brakes(most-k.wanted(), most)):
-		// What is emptied or refused is withdrawn as much as what is deleted.
+	case stood.object != nil && !isEmpty(stood.object) && (taken == nil || isEmpty(taken)) &&
+		(!back.since.IsZero() || r.brake.Brakes(most-k.exported(), most)):
+		// An object that becomes empty or refused is withdrawn as much as a deleted one.
 		of = stood.object
-		r.withhold(k, key, stood, told, back, most, now, result)
+		r.retain(k, key, stood, told, back, most, now, result)
 	case taken != nil:
-		k.hold(key, told)
+		k.add(key, told)
 	}
 	k.refuseAll(key, refusals, told, lacks, now, result)
 	return of
 }
 
-// withhold keeps an object as it stood, of which the sender told something else, by which it is refused or hollow.
-func (r *Replica) withhold(k *kind, key Key, stood, told held, back withheld, most int, now time.Time, result *Result) {
+// retain keeps an object unchanged after the sender sent an empty or refused state of it.
+func (r *Replica) retain(k *kind, key Key, stood, told held, back retention, most int, now time.Time, result *Result) {
 	fresh := back.since.IsZero()
 	if fresh {
 		back.since = now
 	}
-	back.next = nil
+	back.replacement = nil
 	if told.object != nil {
-		back.next = &told
-		k.told.Add(told.told)
+		back.replacement = &told
+		k.sentDigest.Add(told.sentDigest)
 		k.count++
 	}
-	k.withhold(key, stood, back)
+	k.retain(key, stood, back)
 	if fresh {
-		r.braked(k, key.Kind, 1, most, result)
+		r.recordRetained(k, key.Kind, 1, most, result)
 	}
 }
 
-// refuseAll remembers and tells why an object was refused, in whole or in part.
-func (c *contents) refuseAll(key Key, refusals []admission.Refusal, told held, lacks *need, now time.Time, result *Result) {
+// refuseAll remembers why an object was refused, completely or in part, and adds the responses.
+func (c *contents) refuseAll(key Key, refusals []admission.Refusal, told held, lacks *need, now time.Time,
+	result *Result) {
 	for i, refusal := range refusals {
-		as := Refused{key.short(), refusal.Code, refusal.Reason, told.revision, now}
+		as := Refused{key.truncated(), refusal.Code, refusal.Reason, told.revision, now}
 		if i == 0 {
-			c.refuse(refused{as, told.told, lacks}, told.object != nil)
+			c.refuse(refused{as, told.sentDigest, lacks}, told.object != nil)
 		}
 		result.Refused = append(result.Refused, as)
-		result.Responses = append(result.Responses, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
-			Refusal: &semaphorev1.Refusal{Key: as.Key.Proto(), Revision: told.revision, Code: string(refusal.Code), Reason: refusal.Reason},
-		}})
+		result.Responses = append(result.Responses,
+			&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
+				Refusal: &semaphorev1.Refusal{Key: as.Key.Proto(), Revision: told.revision, Code: string(refusal.Code),
+					Reason: refusal.Reason},
+			}})
 	}
 }
 
-// takeOver replaces what is held of a kind by a whole snapshot. The difference becomes changes: what has gone first, then
-// what is new or other, in the order of the sender's journal. The brake may hold back what the snapshot lacks, or has empty.
-func (r *Replica) takeOver(k *kind, s *staging, now time.Time, result *Result) {
+// applySnapshot replaces the accepted objects of a kind by a complete snapshot. The differences become changes:
+// deletions first, then new and changed objects in the order of the sender's journal. The brake may retain objects that
+// the snapshot lacks or has empty.
+func (r *Replica) applySnapshot(k *kind, s *staging, now time.Time, result *Result) {
 	most := k.watermark(now)
-	brakes := r.brake.Brakes(most-s.wanted(), most)
-	var gone, back, released []Key
+	brakes := r.brake.Brakes(most-s.exported(), most)
+	var deleted, retained, released []Key
 	for key, h := range k.objects {
 		is, told := s.objects[key]
-		w, was := k.back[key]
+		w, was := k.retained[key]
 		switch {
-		case isHollow(h.object) && !told:
-			gone = append(gone, key)
-		case isHollow(h.object), told && !isHollow(is.object):
+		case isEmpty(h.object) && !told:
+			deleted = append(deleted, key)
+		case isEmpty(h.object), told && !isEmpty(is.object):
 		case was && now.Sub(w.since) >= r.brake.Hold.Duration:
 			released = append(released, key)
 		case was || brakes:
-			back = append(back, key)
+			retained = append(retained, key)
 		case !told:
-			gone = append(gone, key)
+			deleted = append(deleted, key)
 		}
 	}
 	old := k.contents
 	k.contents = s.contents
 	k.complete = true
-	// What is exported comes first; what is held back has what room is left.
-	slices.SortFunc(back, Key.Compare)
+	// Exported objects take precedence; retained objects get the remaining room.
+	slices.SortFunc(retained, Key.Compare)
 	fresh := 0
-	for _, key := range back {
-		w, was := old.back[key]
+	for _, key := range retained {
+		w, was := old.retained[key]
 		is, told := k.objects[key]
 		room := needOf(old.objects[key].object)
-		if w.next = nil; told {
-			w.next = &is
+		if w.replacement = nil; told {
+			w.replacement = &is
 			room.add(needOf(is.object), -1)
 		}
-		if k.lacks(room) != "" {
+		if k.overLimitReason(room) != "" {
 			released = append(released, key)
 			continue
 		}
@@ -388,30 +413,31 @@ func (r *Replica) takeOver(k *kind, s *staging, now time.Time, result *Result) {
 		if told {
 			k.account(is.object, -1)
 		}
-		k.withhold(key, old.objects[key], w)
+		k.retain(key, old.objects[key], w)
 	}
 	if fresh > 0 {
-		r.braked(k, s.kind, fresh, most, result)
+		r.recordRetained(k, s.kind, fresh, most, result)
 	}
 	if len(released) > 0 {
-		k.released(now)
-		result.Released = append(result.Released, Released{s.kind, len(released), "another whole snapshot lacks them still, or their room is needed"})
+		k.resetPeak(now)
+		result.Released = append(result.Released,
+			Released{s.kind, len(released), "another complete snapshot lacks them, or their room is needed"})
 	}
 	for _, key := range released {
 		if _, told := k.objects[key]; !told {
-			gone = append(gone, key)
+			deleted = append(deleted, key)
 		}
 	}
-	slices.SortFunc(gone, Key.Compare)
-	for _, key := range gone {
+	slices.SortFunc(deleted, Key.Compare)
+	for _, key := range deleted {
 		result.Changes = append(result.Changes, Change{Key: key, Old: old.objects[key].object})
 	}
-	result.Changes = append(result.Changes, s.changed(old.objects, k.back)...)
+	result.Changes = append(result.Changes, s.changed(old.objects, k.retained)...)
 }
 
-// changed are the objects of a snapshot that are new or other, in the order of the sender's journal, but for those that the
-// brake holds as they were.
-func (s *staging) changed(old map[Key]held, back map[Key]withheld) []Change {
+// changed returns the new and changed objects of a snapshot in the order of the sender's journal, without those that
+// the brake retains.
+func (s *staging) changed(old map[Key]held, back map[Key]retention) []Change {
 	type step struct {
 		revision uint64
 		Change

@@ -24,17 +24,18 @@ func TestAStreamThatGoesOnWithNothingNewIsLive(t *testing.T) {
 	if rev, ok := ackOf(result); !ok || rev != 2 {
 		t.Errorf("ack %d %v", rev, ok)
 	}
-	if !s.Live() || !r.Heard(kNode).Equal(later) {
-		t.Errorf("live %v; heard at %s, not %s", s.Live(), r.Heard(kNode), later)
+	if !s.Live() || !r.LastHeard(kNode).Equal(later) {
+		t.Errorf("live %v; heard at %s, not %s", s.Live(), r.LastHeard(kNode), later)
 	}
 }
 
 // What the brake holds is confirmed on such a stream too.
 func TestTheBrakeIsConfirmedOnAStreamThatGoesOnWithNothingNew(t *testing.T) {
 	r := newReplica()
-	r.Bound(config.Limits{}, config.Brake{Percent: 50, AtLeast: 1, Hold: config.Duration{Duration: 10 * time.Minute}})
-	must(t, r.Open(), hello("e1", 2, 0, kNode), begin(kNode, 2), changes(upsert(1, kNode, "n1", "a")), end(kNode, 2, 1), changes(remove(3, kNode, "n1")))
-	if b := r.HeldBack(kNode, 1); b.Total != 1 {
+	r.SetLimits(config.Limits{}, config.Brake{Percent: 50, AtLeast: 1, Hold: config.Duration{Duration: 10 * time.Minute}})
+	must(t, r.Open(), hello("e1", 2, 0, kNode), begin(kNode, 2), changes(upsert(1, kNode, "n1", "a")), end(kNode, 2, 1),
+		changes(remove(3, kNode, "n1")))
+	if b := r.Retained(kNode, 1); b.Total != 1 {
 		t.Fatalf("held back: %+v", b)
 	}
 	s := r.Open()

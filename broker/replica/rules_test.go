@@ -19,10 +19,11 @@ func TestR06NothingGoesBack(t *testing.T) {
 		"a hello from before what was taken": {hello("e1", 4, 0, kNode)},
 		"a snapshot from before the hello":   {hello("e1", 7, 0, kNode), begin(kNode, 6)},
 		"a change that was taken":            {hello("e1", 7, 0, kNode), changes(upsert(5, kNode, "a", "old"))},
-		"a change before another":            {hello("e1", 9, 0, kNode), changes(upsert(7, kNode, "a", "b")), changes(upsert(6, kNode, "a", "old"))},
-		"a change before the position":       {hello("e1", 9, 0, kNode), sent(8, 8), changes(upsert(7, kNode, "a", "old"))},
-		"another epoch's revisions":          {hello("e2", 1, 0, kNode), changes(upsert(6, kNode, "a", "other"))},
-		"the end of another snapshot":        {hello("e2", 1, 0, kNode), begin(kNode, 1), end(kNode, 5, 0)},
+		"a change before another": {hello("e1", 9, 0, kNode), changes(upsert(7, kNode, "a", "b")),
+			changes(upsert(6, kNode, "a", "old"))},
+		"a change before the position": {hello("e1", 9, 0, kNode), sent(8, 8), changes(upsert(7, kNode, "a", "old"))},
+		"another epoch's revisions":    {hello("e2", 1, 0, kNode), changes(upsert(6, kNode, "a", "other"))},
+		"the end of another snapshot":  {hello("e2", 1, 0, kNode), begin(kNode, 1), end(kNode, 5, 0)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newReplica()
@@ -40,8 +41,9 @@ func TestR06NothingGoesBack(t *testing.T) {
 	}
 }
 
-// A Hello that was under way while another exporter took over is of a journal that was taken further before (SEED=112622 of the
-// simulation): the epochs before the present one count, too, as many as are remembered, and one that comes back goes on from where it was.
+// A Hello that was under way while another exporter took over is of a journal that was taken further before
+// (SEED=112622 of the simulation): the epochs before the present one count, too, as many as are remembered, and one
+// that comes back goes on from where it was.
 func TestR06AnEarlierEpochDoesNotGoBack(t *testing.T) {
 	r := newReplica()
 	tell := func(epoch string, at uint64) {
@@ -78,9 +80,11 @@ func TestR25WhenASourceSawAChangeDecidesNothing(t *testing.T) {
 	r := newReplica()
 	s := r.Open()
 	must(t, s, hello("e1", 2, 0, kNode), begin(kNode, 2),
-		changes(at(upsert(1, kNode, "a", "v1"), timestamppb.New(now.Add(100*365*24*time.Hour))), at(upsert(2, kNode, "b", "v1"), nil)), end(kNode, 2, 2))
+		changes(at(upsert(1, kNode, "a", "v1"), timestamppb.New(now.Add(100*365*24*time.Hour))),
+			at(upsert(2, kNode, "b", "v1"), nil)), end(kNode, 2, 2))
 	res := must(t, s, changes(
-		at(upsert(3, kNode, "a", "v2"), timestamppb.New(time.Unix(0, 0))),                   // seen long before what it replaces
+		// seen long before what it replaces
+		at(upsert(3, kNode, "a", "v2"), timestamppb.New(time.Unix(0, 0))),
 		at(remove(4, kNode, "b"), &timestamppb.Timestamp{Seconds: 1 << 62, Nanos: -1}),      // no time at all
 		at(upsert(5, kNode, "c", "v1"), &timestamppb.Timestamp{Seconds: -62135596800 - 1}))) // before all times
 	if show(res.Changes) != "~a -b +c" {

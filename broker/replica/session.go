@@ -14,63 +14,62 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// The versions of the protocol that this broker speaks.
+// Protocol versions that this broker supports.
 const (
 	protocolVersion    = 1
 	minProtocolVersion = 1
 )
 
-// What a Hello may hold: bytes of a word, and kinds, those of later versions among them.
+// Limits of a Hello: bytes of a text, and kinds, those of later protocol versions included.
 const (
-	maxWord  = 256
+	maxText  = 256
 	maxKinds = 64
 )
 
-// ErrSuperseded is what a stream gets after a newer one of the same cluster has said Hello.
-var ErrSuperseded = errors.New("a newer stream of this cluster has taken over")
+// ErrSuperseded ends a stream after a newer one of the same cluster has sent Hello.
+var ErrSuperseded = errors.New("a newer stream of this cluster replaced this one")
 
-// Session is one stream of the remote's exporter. Any number may be open; the one that
-// said Hello last is heard.
+// Session is one stream of the remote's exporter. Several may be open; only the one that sent Hello last is current.
 type Session struct {
 	replica *Replica
 	phase   phase
 	hello   *semaphorev1.Hello
-	// exported are the kinds of the Hello; missing those whose snapshot has not come whole.
+	// exported are the kinds of the Hello; missing are those whose snapshot is not complete.
 	exported map[semaphorev1.Kind]bool
 	missing  map[semaphorev1.Kind]bool
-	// resume is the revision that Welcome offered to go on from.
+	// resume is the revision after which Welcome offered to resume.
 	resume uint64
-	// snapshot is the moment that all snapshots of the session are of; 0 before the first.
+	// snapshot is the revision of all snapshots of the session; 0 before the first.
 	snapshot uint64
 	staging  *staging
-	// last is the newest revision taken, head the newest that the sender said it has.
+	// last is the newest revision received, head the newest revision that the sender announced.
 	last, head uint64
 }
 
 type phase int
 
 const (
-	greeting     phase = iota // waiting for Hello
-	offered                   // Welcome offered to go on; the sender decides
-	snapshotting              // some kind's snapshot is missing
+	greeting     phase = iota // waits for Hello
+	offered                   // Welcome offered to resume; the sender decides
+	snapshotting              // a snapshot is missing
 	live
 )
 
-// Result is what one message led to.
+// Result is the outcome of one message.
 type Result struct {
 	// Responses to send, in this order.
 	Responses []*semaphorev1.PublishResponse
-	// Changes to what is held, in the order they are to be followed.
+	// Changes of the accepted objects, in the order in which they must be applied.
 	Changes []Change
-	// Refused are the refusals among Responses, as they are remembered.
+	// Refused are the refusals among Responses.
 	Refused []Refused
-	// Completed is the kind whose snapshot was taken over by this message, if one was. Taken is
-	// how many objects it holds now, Unchanged that the sender had nothing to tell beyond its digest.
+	// Completed is the kind whose snapshot this message completed, if it did. Taken is the number of its objects,
+	// Unchanged means that the sender sent only the digest.
 	Completed semaphorev1.Kind
 	Taken     int
 	Unchanged bool
-	// HeldBack and Released are what the brake did.
-	HeldBack []HeldBack
+	// Retained and Released are the actions of the brake.
+	Retained []Retained
 	Released []Released
 }
 
@@ -80,10 +79,10 @@ func (r *Result) ack(revision uint64) {
 	}})
 }
 
-// Open begins a session. It disturbs no other before its Hello is accepted.
+// Open begins a session. It does not affect other sessions before its Hello is accepted.
 func (r *Replica) Open() *Session { return &Session{replica: r} }
 
-// Close ends a session. Nothing that is held changes; a snapshot that has not ended is forgotten.
+// Close ends a session. Accepted objects remain; an incomplete snapshot is dropped.
 func (s *Session) Close() {
 	s.staging = nil
 	if s.replica.current == s {
@@ -91,38 +90,38 @@ func (s *Session) Close() {
 	}
 }
 
-// Hello is what the sender said of itself; nil before it did.
+// Hello returns the Hello of the sender; nil before it was received.
 func (s *Session) Hello() *semaphorev1.Hello { return s.hello }
 
-// Staging says whether a snapshot has begun and not ended.
+// Staging reports whether a snapshot is in progress.
 func (s *Session) Staging() bool { return s.staging != nil }
 
-// Beyond is how many of n more objects of the snapshot that has begun are beyond what may be held of the kind.
-func (s *Session) Beyond(n int) int {
+// OverLimit returns how many of n more objects of the snapshot in progress exceed the limit of the kind.
+func (s *Session) OverLimit(n int) int {
 	st := s.staging
 	may := st.limit.objects
 	switch {
 	case st.limit.unknown:
 		may = 0
 	case may == 0:
-		return 0 // there is no limit
+		return 0 // no limit
 	}
 	return max(0, n-max(0, may-int(st.sent)))
 }
 
-// Live says whether the snapshots are over, or the sender goes on without any.
+// Live reports whether the sender has sent all snapshots, or resumed.
 func (s *Session) Live() bool { return s.phase == live }
 
-// Behind is how many revisions of the sender's journal are not taken yet.
+// Behind returns how many revisions of the sender's journal have not been received.
 func (s *Session) Behind() uint64 {
 	return max(s.head, s.last) - s.last
 }
 
-// Current says whether this is the session that is heard.
+// Current reports whether this is the current session of the remote.
 func (s *Session) Current() bool { return s.replica.current == s }
 
-// Receive takes one message at a time. An error ends the session: it is a gRPC status, or
-// ErrSuperseded. What the message changed before the error stays changed.
+// Receive handles one message. An error ends the session: it is a gRPC status or ErrSuperseded. What the message
+// changed before the error remains changed.
 func (s *Session) Receive(now time.Time, m *semaphorev1.PublishRequest) (Result, error) {
 	if s.phase != greeting && !s.Current() {
 		return Result{}, ErrSuperseded
@@ -131,38 +130,38 @@ func (s *Session) Receive(now time.Time, m *semaphorev1.PublishRequest) (Result,
 	var err error
 	switch message := m.GetMessage().(type) {
 	case *semaphorev1.PublishRequest_Hello:
-		err = s.greet(message.Hello, &result)
+		err = s.handleHello(message.Hello, &result)
 	case *semaphorev1.PublishRequest_SnapshotBegin:
-		err = s.begin(message.SnapshotBegin)
+		err = s.handleSnapshotBegin(message.SnapshotBegin)
 	case *semaphorev1.PublishRequest_Changes:
-		err = s.changes(now, message.Changes, &result)
+		err = s.handleChanges(now, message.Changes, &result)
 	case *semaphorev1.PublishRequest_SnapshotEnd:
-		err = s.end(now, message.SnapshotEnd, &result)
+		err = s.handleSnapshotEnd(now, message.SnapshotEnd, &result)
 	case *semaphorev1.PublishRequest_Heartbeat:
-		err = s.beat(now, message.Heartbeat, &result)
+		err = s.handleHeartbeat(now, message.Heartbeat, &result)
 	case *semaphorev1.PublishRequest_SnapshotUnchanged:
-		err = s.unchanged(now, message.SnapshotUnchanged, &result)
+		err = s.handleUnchanged(now, message.SnapshotUnchanged, &result)
 	default:
-		// A later protocol's may be passed over: what matters is only said to those who said that they
-		// understand it.
+		// An unknown message of a later protocol may be ignored: a sender sends what matters only to receivers that
+		// announced support for it.
 		if len(m.ProtoReflect().GetUnknown()) == 0 {
-			err = violation("a message that holds nothing")
+			err = violation("a message without content")
 		}
 	}
 	if err == nil {
-		s.heard(now)
+		s.recordHeard(now)
 	}
 	return result, err
 }
 
-// heard notes that the sender has spoken for the kinds that it told whole.
-func (s *Session) heard(now time.Time) {
+// recordHeard records the time of a message for the kinds that are complete.
+func (s *Session) recordHeard(now time.Time) {
 	if s.phase != snapshotting && s.phase != live {
 		return
 	}
 	for of := range s.exported {
 		if k, ok := s.replica.kinds[of]; ok && !s.missing[of] {
-			k.heard = now
+			k.lastHeard = now
 		}
 	}
 }
@@ -171,74 +170,81 @@ func violation(format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, format, args...)
 }
 
-func (s *Session) greet(h *semaphorev1.Hello, result *Result) error {
+func (s *Session) handleHello(h *semaphorev1.Hello, result *Result) error {
 	r := s.replica
 	switch {
 	case s.phase != greeting:
 		return violation("hello twice")
 	case h.GetCluster() != r.cluster:
-		return status.Errorf(codes.PermissionDenied, "hello.cluster %.100q: the certificate is that of %q", h.GetCluster(), r.cluster)
+		return status.Errorf(codes.PermissionDenied, "hello.cluster %.100q: the certificate is for %q",
+			h.GetCluster(), r.cluster)
 	case h.GetMinProtocolVersion() > protocolVersion || h.GetProtocolVersion() < minProtocolVersion:
-		return status.Errorf(codes.FailedPrecondition, "no protocol version in common: the exporter speaks %d to %d, this broker %d to %d",
+		return status.Errorf(codes.FailedPrecondition,
+			"no common protocol version: the exporter supports %d to %d, this broker %d to %d",
 			h.GetMinProtocolVersion(), h.GetProtocolVersion(), minProtocolVersion, protocolVersion)
 	case h.GetEpoch() == "":
 		return violation("hello.epoch is empty")
-	case len(h.GetEpoch()) > maxWord || len(h.GetSourceId()) > maxWord || len(h.GetSoftwareVersion()) > maxWord:
-		return violation("hello: epoch, source_id and software_version have %d, %d and %d bytes: %d is the most",
-			len(h.GetEpoch()), len(h.GetSourceId()), len(h.GetSoftwareVersion()), maxWord)
+	case len(h.GetEpoch()) > maxText || len(h.GetSourceId()) > maxText || len(h.GetSoftwareVersion()) > maxText:
+		return violation("hello: epoch, source_id and software_version have %d, %d and %d bytes: the limit is %d",
+			len(h.GetEpoch()), len(h.GetSourceId()), len(h.GetSoftwareVersion()), maxText)
 	case len(h.GetKinds()) > maxKinds:
-		return violation("hello.kinds: %d, and %d is the most", len(h.GetKinds()), maxKinds)
+		return violation("hello.kinds: %d kinds exceed the limit of %d", len(h.GetKinds()), maxKinds)
 	case h.GetHeadRevision() < h.GetOldestRevision():
 		return violation("hello.head_revision %d is before oldest_revision %d", h.GetHeadRevision(), h.GetOldestRevision())
 	}
-	// F24: an exporter that was deposed while it was stopped comes back and does not know. One that is gone
-	// keeps nobody out: terms begin anew when a Lease is made anew.
+	// F24: a deposed exporter that was paused continues without knowing. A term matters only while the other exporter
+	// is connected, as terms start at 1 again when a Lease is created again.
 	if c := r.current; c != nil && h.GetTerm() != 0 && h.GetTerm() < c.hello.GetTerm() {
-		return status.Errorf(codes.FailedPrecondition, "hello.term %d: an exporter of term %d is connected", h.GetTerm(), c.hello.GetTerm())
+		return status.Errorf(codes.FailedPrecondition, "hello.term %d: an exporter of term %d is connected", h.GetTerm(),
+			c.hello.GetTerm())
 	}
 	exported := map[semaphorev1.Kind]bool{}
 	for _, k := range h.GetKinds() {
 		if k == semaphorev1.Kind_KIND_UNSPECIFIED || exported[k] {
-			return violation("hello.kinds: %s is unspecified or there twice", k)
+			return violation("hello.kinds: %s is unspecified or a duplicate", k)
 		}
 		exported[k] = true
-		// R6: within an epoch a journal does not go back, whoever was heard meanwhile. This one is an old
-		// stream's, or the exporter's state was put back to an earlier one.
-		if held, ok := r.kinds[k]; ok && held.taken(h.GetEpoch()) > h.GetHeadRevision() {
-			return violation("hello.head_revision %d is before %d, which was taken in the same epoch", h.GetHeadRevision(), held.taken(h.GetEpoch()))
+		// R6: within an epoch a journal does not go back, whichever exporter was heard in between. This Hello belongs
+		// to an old stream, or the exporter's state was restored from an earlier one.
+		if held, ok := r.kinds[k]; ok && held.received(h.GetEpoch()) > h.GetHeadRevision() {
+			return violation("hello.head_revision %d is before %d, which was received in the same epoch", h.GetHeadRevision(),
+				held.received(h.GetEpoch()))
 		}
 	}
-	// Of kinds that do not exist nothing is kept beyond the stream that had them.
-	maps.DeleteFunc(r.kinds, func(of semaphorev1.Kind, _ *kind) bool { return !slices.Contains(Kinds, of) })
+	// The replica keeps nothing of kinds that do not exist beyond the stream that sent them.
+	maps.DeleteFunc(r.kinds, func(of semaphorev1.Kind, _ *kind) bool { return !slices.Contains(semaphorev1.Kinds, of) })
 	s.head = h.GetHeadRevision()
 	s.hello, s.exported, s.missing = h, exported, map[semaphorev1.Kind]bool{}
 	r.current = s
-	welcome := &semaphorev1.Welcome{Cluster: r.self, ProtocolVersion: min(h.GetProtocolVersion(), protocolVersion), SoftwareVersion: r.software}
+	welcome := &semaphorev1.Welcome{Cluster: r.self, ProtocolVersion: min(h.GetProtocolVersion(), protocolVersion),
+		SoftwareVersion: r.software}
 	if s.resume = s.resumable(); s.resume > 0 && s.resume >= h.GetOldestRevision() {
 		welcome.ResumeEpoch, welcome.ResumeRevision = h.GetEpoch(), s.resume
 		s.phase, s.last = offered, s.resume
 	} else {
 		s.expectSnapshots()
 	}
-	for _, of := range Kinds {
-		// Of objects that were refused and are not remembered the digest knows nothing.
-		if k, ok := r.kinds[of]; ok && exported[of] && k.complete && k.forgotten == 0 && k.anew != whole {
+	for _, of := range semaphorev1.Kinds {
+		// The digest lacks refused objects that are not remembered.
+		if k, ok := r.kinds[of]; ok && exported[of] && k.complete && k.notRemembered == 0 && k.resync != resyncFully {
 			welcome.Held = append(welcome.Held, &semaphorev1.KindState{
-				Kind: of, Objects: uint64(k.count), Digest: k.told.Bytes(), SourceId: k.source.id, SourceRevision: k.source.revision,
+				Kind: of, Objects: uint64(k.count), Digest: k.sentDigest.Bytes(), SourceId: k.source.id,
+				SourceRevision: k.source.revision,
 			})
 		}
 	}
-	result.Responses = append(result.Responses, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome}})
+	result.Responses = append(result.Responses,
+		&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome}})
 	return nil
 }
 
-// resumable is the revision up to which every exported kind is held whole, in the sender's epoch; 0 for none.
+// resumable returns the revision up to which every exported kind is complete in the sender's epoch; 0 for none.
 func (s *Session) resumable() uint64 {
 	var from uint64
 	for of := range s.exported {
 		k, ok := s.replica.kinds[of]
-		if !ok || !k.complete || k.anew != nothing || k.epoch != s.hello.GetEpoch() || k.revision == 0 {
-			return 0 // a snapshot of an empty journal, at revision 0, cannot be told from none
+		if !ok || !k.complete || k.resync != noResync || k.epoch != s.hello.GetEpoch() || k.revision == 0 {
+			return 0 // a snapshot of an empty journal, at revision 0, cannot be distinguished from none
 		}
 		if from == 0 || k.revision < from {
 			from = k.revision
@@ -257,15 +263,15 @@ func (s *Session) expectSnapshots() {
 	}
 }
 
-// beat answers a heartbeat with where we stand, so that the sender hears of us as often as we of it.
-func (s *Session) beat(now time.Time, m *semaphorev1.Heartbeat, result *Result) error {
+// handleHeartbeat acknowledges the newest revision, so that the sender receives a message for each heartbeat.
+func (s *Session) handleHeartbeat(now time.Time, m *semaphorev1.Heartbeat, result *Result) error {
 	switch {
 	case s.phase == greeting:
 		return violation("heartbeat before hello")
 	case m.GetSentRevision() > m.GetHeadRevision():
 		return violation("heartbeat.sent_revision %d is after head_revision %d", m.GetSentRevision(), m.GetHeadRevision())
 	case s.phase == offered && m.GetSentRevision() >= s.resume:
-		// The sender goes on from where we offered, and had nothing for us since.
+		// The sender resumes at the offered revision, and has had no change for this broker since.
 		s.phase, s.last = live, s.resume
 	}
 	s.head = max(s.head, m.GetHeadRevision())
@@ -276,18 +282,18 @@ func (s *Session) beat(now time.Time, m *semaphorev1.Heartbeat, result *Result) 
 		if m.GetSentRevision() > s.last {
 			s.advance(m.GetSentRevision())
 		}
-		s.read(m.GetSources())
+		s.recordSources(m.GetSources())
 		result.ack(s.last)
-		return s.anew(now)
+		return s.requestResync(now)
 	}
 	return nil
 }
 
-// read notes how far the sender has read its source.
-func (s *Session) read(sources []*semaphorev1.SourceRevision) {
+// recordSources records how far the sender has read its source.
+func (s *Session) recordSources(sources []*semaphorev1.SourceRevision) {
 	for _, source := range sources {
 		if s.exported[source.GetKind()] {
-			s.replica.kind(source.GetKind()).source.seen(s.hello.GetSourceId(), source.GetSourceRevision())
+			s.replica.kind(source.GetKind()).source.advance(s.hello.GetSourceId(), source.GetSourceRevision())
 		}
 	}
 }
@@ -301,7 +307,7 @@ func (s *Session) advance(to uint64) {
 	}
 }
 
-func (s *Session) begin(m *semaphorev1.SnapshotBegin) error {
+func (s *Session) handleSnapshotBegin(m *semaphorev1.SnapshotBegin) error {
 	if err := s.mayBegin(m.GetKind(), m.GetRevision()); err != nil {
 		return err
 	}
@@ -309,7 +315,7 @@ func (s *Session) begin(m *semaphorev1.SnapshotBegin) error {
 	return nil
 }
 
-// mayBegin checks that a snapshot, or what stands for one, is in order.
+// mayBegin checks that a snapshot, or the digest in place of one, is allowed now.
 func (s *Session) mayBegin(of semaphorev1.Kind, revision uint64) error {
 	if s.phase == offered {
 		s.expectSnapshots()
@@ -323,50 +329,54 @@ func (s *Session) mayBegin(of semaphorev1.Kind, revision uint64) error {
 	case s.staging != nil:
 		return violation("snapshot of %s within that of %s", name, semaphorev1.KindName(s.staging.kind))
 	case !s.missing[of]:
-		return violation("snapshot of %s, which is not in hello.kinds or has come already", name)
+		return violation("snapshot of %s, which is not in hello.kinds or was complete already", name)
 	case revision < s.hello.GetHeadRevision():
 		return violation("snapshot of revision %d, before hello.head_revision %d", revision, s.hello.GetHeadRevision())
 	case s.snapshot != 0 && revision != s.snapshot:
-		return violation("snapshot of revision %d after one of %d: all must be of one moment", revision, s.snapshot)
+		return violation("snapshot of revision %d after one of %d: all must have one revision", revision, s.snapshot)
 	}
 	s.snapshot = revision
 	return nil
 }
 
-// unchanged takes a digest for a whole snapshot.
-func (s *Session) unchanged(now time.Time, m *semaphorev1.SnapshotUnchanged, result *Result) error {
+// handleUnchanged accepts a digest in place of a snapshot.
+func (s *Session) handleUnchanged(now time.Time, m *semaphorev1.SnapshotUnchanged, result *Result) error {
 	if err := s.mayBegin(m.GetKind(), m.GetRevision()); err != nil {
 		return err
 	}
 	k := s.replica.kind(m.GetKind())
-	told, ok := digest.Parse(m.GetDigest())
-	if !ok || !k.complete || k.forgotten > 0 || k.anew == whole || told != k.told || m.GetObjects() != uint64(k.count) {
-		return violation("the snapshot of %s is said to be unchanged, with %d objects and the digest %x; held are %d with %x",
-			semaphorev1.KindName(m.GetKind()), m.GetObjects(), m.GetDigest(), k.count, k.told)
+	sent, ok := digest.Parse(m.GetDigest())
+	if !ok || !k.complete || k.notRemembered > 0 || k.resync == resyncFully || sent != k.sentDigest ||
+		m.GetObjects() != uint64(k.count) {
+		return violation("unchanged snapshot of %s with %d objects and digest %x: the broker has %d objects with digest %x",
+			semaphorev1.KindName(m.GetKind()), m.GetObjects(), m.GetDigest(), k.count, k.sentDigest)
 	}
 	result.Unchanged = true
-	// The sender may be another than was told of what is refused.
+	// Another exporter may have received the refusals.
 	for _, key := range slices.SortedFunc(maps.Keys(k.refused), Key.Compare) {
 		r := k.refused[key]
-		result.Responses = append(result.Responses, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
-			Refusal: &semaphorev1.Refusal{Key: r.Key.Proto(), Revision: m.GetRevision(), Code: string(r.Code), Reason: r.Reason},
-		}})
+		result.Responses = append(result.Responses,
+			&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
+				Refusal: &semaphorev1.Refusal{Key: r.Key.Proto(), Revision: m.GetRevision(), Code: string(r.Code),
+					Reason: r.Reason},
+			}})
 	}
-	s.replica.confirm(k, m.GetKind(), now, result)
-	s.complete(now, m.GetKind(), k, m.GetRevision(), m.GetSourceRevision(), result)
+	s.replica.releaseConfirmed(k, m.GetKind(), now, result)
+	s.completeKind(now, m.GetKind(), k, m.GetRevision(), m.GetSourceRevision(), result)
 	return nil
 }
 
-// complete ends a kind's snapshot, whose contents k has.
-func (s *Session) complete(now time.Time, of semaphorev1.Kind, k *kind, revision, sourceRevision uint64, result *Result) {
+// completeKind ends the snapshot of a kind, whose contents are in k.
+func (s *Session) completeKind(now time.Time, of semaphorev1.Kind, k *kind, revision, sourceRevision uint64,
+	result *Result) {
 	result.Completed, result.Taken = of, len(k.objects)
-	k.enter(s.hello.GetEpoch(), revision)
-	k.source.seen(s.hello.GetSourceId(), sourceRevision)
-	k.snapshotAt, k.anew = now, nothing
-	if k.over == 0 && k.forgotten == 0 {
-		k.patience = 0
+	k.setPosition(s.hello.GetEpoch(), revision)
+	k.source.advance(s.hello.GetSourceId(), sourceRevision)
+	k.snapshotAt, k.resync = now, noResync
+	if k.overLimit == 0 && k.notRemembered == 0 {
+		k.resyncInterval = 0
 	} else {
-		k.patience = min(max(minAnew, 2*k.patience), maxAnew)
+		k.resyncInterval = min(max(minResyncInterval, 2*k.resyncInterval), maxResyncInterval)
 	}
 	delete(s.missing, of)
 	if len(s.missing) == 0 {
@@ -375,30 +385,32 @@ func (s *Session) complete(now time.Time, of semaphorev1.Kind, k *kind, revision
 	}
 }
 
-func (s *Session) end(now time.Time, m *semaphorev1.SnapshotEnd, result *Result) error {
+func (s *Session) handleSnapshotEnd(now time.Time, m *semaphorev1.SnapshotEnd, result *Result) error {
 	st := s.staging
 	switch {
 	case st == nil:
 		return violation("end of a snapshot that did not begin")
 	case m.GetKind() != st.kind || m.GetRevision() != st.revision:
-		return violation("end of a snapshot of %s at %d within that of %s at %d", semaphorev1.KindName(m.GetKind()), m.GetRevision(), semaphorev1.KindName(st.kind), st.revision)
+		return violation("end of a snapshot of %s at %d within that of %s at %d", semaphorev1.KindName(m.GetKind()),
+			m.GetRevision(), semaphorev1.KindName(st.kind), st.revision)
 	case m.GetObjects() != st.sent:
-		return violation("the snapshot of %s had %d objects, and its end says %d", semaphorev1.KindName(st.kind), st.sent, m.GetObjects())
+		return violation("the snapshot of %s had %d objects, and its end mark counts %d", semaphorev1.KindName(st.kind),
+			st.sent, m.GetObjects())
 	}
 	k := s.replica.kind(st.kind)
 	if !k.complete {
-		// The first snapshot tells how things have long been: when they came to be so is no measure of how long
-		// a change takes.
+		// The objects of the first snapshot may have existed for long: their times do not measure how long a change
+		// takes.
 		clear(st.observed)
 	}
-	s.replica.takeOver(k, st, now, result)
-	s.replica.recover(k, st.kind, now, result)
+	s.replica.applySnapshot(k, st, now, result)
+	s.replica.releaseIfRecovered(k, st.kind, now, result)
 	s.staging = nil
-	s.complete(now, st.kind, k, st.revision, m.GetSourceRevision(), result)
+	s.completeKind(now, st.kind, k, st.revision, m.GetSourceRevision(), result)
 	return nil
 }
 
-func (s *Session) changes(now time.Time, m *semaphorev1.Changes, result *Result) error {
+func (s *Session) handleChanges(now time.Time, m *semaphorev1.Changes, result *Result) error {
 	all := m.GetChanges()
 	if s.staging != nil {
 		return s.stage(now, all, result)
@@ -411,18 +423,18 @@ func (s *Session) changes(now time.Time, m *semaphorev1.Changes, result *Result)
 	case offered:
 		s.phase, s.last = live, s.resume
 	}
-	s.read(m.GetSources())
+	s.recordSources(m.GetSources())
 	for _, c := range all {
 		if c.GetRevision() <= s.last {
-			return violation("revision %d after %d: revisions grow", c.GetRevision(), s.last)
+			return violation("revision %d after %d: revisions must grow", c.GetRevision(), s.last)
 		}
-		if err := s.change(now, c, result); err != nil {
+		if err := s.handleChange(now, c, result); err != nil {
 			return err
 		}
 		s.last = c.GetRevision()
 	}
 	for of := range s.exported {
-		s.replica.recover(s.replica.kind(of), of, now, result)
+		s.replica.releaseIfRecovered(s.replica.kind(of), of, now, result)
 	}
 	s.advance(s.last)
 	if len(all) > 0 {
@@ -431,7 +443,7 @@ func (s *Session) changes(now time.Time, m *semaphorev1.Changes, result *Result)
 	return nil
 }
 
-func (s *Session) change(now time.Time, c *semaphorev1.Change, result *Result) error {
+func (s *Session) handleChange(now time.Time, c *semaphorev1.Change, result *Result) error {
 	var key Key
 	switch change := c.GetChange().(type) {
 	case *semaphorev1.Change_Upsert:
@@ -439,14 +451,15 @@ func (s *Session) change(now time.Time, c *semaphorev1.Change, result *Result) e
 	case *semaphorev1.Change_Delete:
 		key = KeyOf(change.Delete)
 	default:
-		return violation("revision %d holds no change", c.GetRevision())
+		return violation("revision %d contains no change", c.GetRevision())
 	}
 	if !s.exported[key.Kind] {
-		return violation("revision %d is about a %s, which is not in hello.kinds", c.GetRevision(), semaphorev1.KindName(key.Kind))
+		return violation("revision %d is about a %s, which is not in hello.kinds", c.GetRevision(),
+			semaphorev1.KindName(key.Kind))
 	}
 	k := s.replica.kind(key.Kind)
 	if c.GetRevision() <= k.revision {
-		return nil // resumed from an earlier revision, for another kind's sake
+		return nil // the stream resumed at an earlier revision for another kind
 	}
 	old := k.objects[key].object
 	var taken *semaphorev1.Object
@@ -470,15 +483,16 @@ func (s *Session) stage(now time.Time, all []*semaphorev1.Change, result *Result
 	for _, c := range all {
 		upsert := c.GetUpsert()
 		if upsert == nil {
-			return violation("revision %d within a snapshot is no upsert", c.GetRevision())
+			return violation("revision %d within a snapshot is not an upsert", c.GetRevision())
 		}
 		key := KeyOf(upsert.GetKey())
-		_, twice := st.has(key)
+		_, twice := st.digestOf(key)
 		switch {
 		case key.Kind != st.kind:
 			return violation("a %s in the snapshot of %s", semaphorev1.KindName(key.Kind), semaphorev1.KindName(st.kind))
 		case c.GetRevision() <= st.last || c.GetRevision() > st.revision:
-			return violation("revision %d after %d in a snapshot of revision %d: revisions grow", c.GetRevision(), st.last, st.revision)
+			return violation("revision %d after %d in a snapshot of revision %d: revisions must grow", c.GetRevision(), st.last,
+				st.revision)
 		case twice:
 			return violation("%s is in the snapshot twice", key)
 		}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -28,7 +29,7 @@ var now = time.Unix(1_800_000_000, 0)
 
 // admit refuses whatever is named "bad…" or of the version "bad" whole, and "half…" in part.
 func admit(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) {
-	refusal := []admission.Refusal{{Code: admission.Malformed, Reason: "for the test"}}
+	refusal := []admission.Refusal{{Code: finding.Malformed, Reason: "for the test"}}
 	switch name := o.GetKey().GetName(); {
 	case strings.HasPrefix(name, "bad"), proto.Equal(o, object(o.GetKey().GetKind(), name, "bad")):
 		return nil, refusal
@@ -42,24 +43,37 @@ func newReplica() *Replica { return New("c2", "c1", "test", admit) }
 
 func hello(epoch string, head, oldest uint64, kinds ...semaphorev1.Kind) *semaphorev1.PublishRequest {
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
-		Cluster: "c2", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: epoch, HeadRevision: head, OldestRevision: oldest, Kinds: kinds,
+		Cluster: "c2", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: epoch, HeadRevision: head, OldestRevision: oldest,
+		Kinds: kinds,
 	}}}
 }
 
 func begin(kind semaphorev1.Kind, revision uint64) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: revision}}}
+	return &semaphorev1.PublishRequest{
+		Message: &semaphorev1.PublishRequest_SnapshotBegin{
+			SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: kind, Revision: revision},
+		},
+	}
 }
 
 func end(kind semaphorev1.Kind, revision, objects uint64) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind, Revision: revision, Objects: objects}}}
+	return &semaphorev1.PublishRequest{
+		Message: &semaphorev1.PublishRequest_SnapshotEnd{
+			SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: kind, Revision: revision, Objects: objects},
+		},
+	}
 }
 
 func changes(all ...*semaphorev1.Change) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: all}}}
+	return &semaphorev1.PublishRequest{
+		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: all}},
+	}
 }
 
 func heartbeat(head uint64) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: head}}}
+	return &semaphorev1.PublishRequest{
+		Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: head}},
+	}
 }
 
 func sent(head, sent uint64) *semaphorev1.PublishRequest {
@@ -69,9 +83,11 @@ func sent(head, sent uint64) *semaphorev1.PublishRequest {
 }
 
 func unchanged(kind semaphorev1.Kind, revision, objects uint64, sum digest.Digest) *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{
-		Kind: kind, Revision: revision, Objects: objects, Digest: sum.Bytes(),
-	}}}
+	return &semaphorev1.PublishRequest{
+		Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{
+			Kind: kind, Revision: revision, Objects: objects, Digest: sum.Bytes(),
+		}},
+	}
 }
 
 func digestOf(upserts []*semaphorev1.Change) digest.Digest {
@@ -88,11 +104,14 @@ func object(kind semaphorev1.Kind, name, version string) *semaphorev1.Object {
 	switch kind {
 	case kNode:
 		o.Key.Namespace = ""
-		o.Spec = &semaphorev1.Object_Node{Node: &semaphorev1.Node{PodCidrs: []string{version}, Wireguard: &semaphorev1.WireGuardEndpoint{}}}
+		o.Spec = &semaphorev1.Object_Node{Node: &semaphorev1.Node{PodCidrs: []string{version},
+			Wireguard: &semaphorev1.WireGuardEndpoint{}}}
 	case kService:
-		o.Spec = &semaphorev1.Object_Service{Service: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: version}}}}
+		o.Spec = &semaphorev1.Object_Service{Service: &semaphorev1.Service{Mirror: true,
+			Ports: []*semaphorev1.Port{{Name: version}}}}
 	case kSlice:
-		o.Spec = &semaphorev1.Object_EndpointSlice{EndpointSlice: &semaphorev1.EndpointSlice{Service: version, Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}}}
+		o.Spec = &semaphorev1.Object_EndpointSlice{EndpointSlice: &semaphorev1.EndpointSlice{Service: version,
+			Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}}}
 	default:
 		o.Spec = &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{SetName: version, Ips: []string{"10.2.0.1"}}}
 	}
@@ -190,7 +209,8 @@ func TestSnapshotIsTakenOverAtItsEnd(t *testing.T) {
 	if rev, acked := ackOf(res); !acked || rev != 3 {
 		t.Errorf("ack %d %v", rev, acked)
 	}
-	res = must(t, s, heartbeat(3), changes(upsert(4, kNode, "n1", "b"), remove(5, kNode, "n2"), remove(6, kNode, "unknown"), upsert(9, kService, "s", "a")))
+	res = must(t, s, heartbeat(3), changes(upsert(4, kNode, "n1", "b"), remove(5, kNode, "n2"),
+		remove(6, kNode, "unknown"), upsert(9, kService, "s", "a")))
 	if show(res.Changes) != "~n1 -n2" {
 		t.Errorf("changes %s", show(res.Changes))
 	}
@@ -202,12 +222,14 @@ func TestSnapshotIsTakenOverAtItsEnd(t *testing.T) {
 func TestNewEpochIsTakenByDifference(t *testing.T) {
 	r := newReplica()
 	must(t, r.Open(), hello("e1", 3, 0, kNode), begin(kNode, 3),
-		changes(upsert(1, kNode, "same", "a"), upsert(2, kNode, "other", "a"), upsert(3, kNode, "gone", "a")), end(kNode, 3, 3))
+		changes(upsert(1, kNode, "same", "a"), upsert(2, kNode, "other", "a"), upsert(3, kNode, "gone", "a")),
+		end(kNode, 3, 3))
 	s := r.Open()
 	if w := welcomeOf(t, must(t, s, hello("e2", 9, 0, kNode))); w.ResumeEpoch != "" {
 		t.Errorf("offered to go on in another epoch: %v", w)
 	}
-	must(t, s, begin(kNode, 9), changes(upsert(7, kNode, "new", "a"), upsert(8, kNode, "same", "a"), upsert(9, kNode, "other", "b")))
+	must(t, s, begin(kNode, 9), changes(upsert(7, kNode, "new", "a"), upsert(8, kNode, "same", "a"),
+		upsert(9, kNode, "other", "b")))
 	if !r.Complete(kNode) {
 		t.Error("what was complete is not any more while a newer snapshot comes")
 	}
@@ -216,7 +238,8 @@ func TestNewEpochIsTakenByDifference(t *testing.T) {
 		t.Fatalf("changes %s", show(res.Changes))
 	}
 	if got := res.Changes[1].ObservedAt; !got.Equal(now.Add(7)) || !res.Changes[0].ObservedAt.IsZero() {
-		t.Errorf("observed at %v and %v; want the time of the change, and none for what shows only by its absence", got, res.Changes[0].ObservedAt)
+		t.Errorf("observed at %v and %v; want the time of the change, and none for what shows only by its absence", got,
+			res.Changes[0].ObservedAt)
 	}
 }
 
@@ -238,7 +261,8 @@ func TestResume(t *testing.T) {
 	snapshot := func(t *testing.T) *Replica {
 		r := newReplica()
 		s := r.Open()
-		must(t, s, hello("e1", 5, 0, kNode, kService), begin(kNode, 5), changes(upsert(4, kNode, "n1", "a")), end(kNode, 5, 1),
+		must(t, s, hello("e1", 5, 0, kNode, kService), begin(kNode, 5), changes(upsert(4, kNode, "n1", "a")),
+			end(kNode, 5, 1),
 			begin(kService, 5), changes(upsert(5, kService, "s", "a")), end(kService, 5, 1))
 		s.Close()
 		return r
@@ -256,7 +280,8 @@ func TestResume(t *testing.T) {
 		{"forgotten by the sender", hello("e1", 9, 6, kNode, kService), 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if w := welcomeOf(t, must(t, snapshot(t).Open(), c.hello)); w.ResumeRevision != c.want || (w.ResumeEpoch == "e1") != (c.want > 0) {
+			if w := welcomeOf(t, must(t, snapshot(t).Open(), c.hello)); w.ResumeRevision != c.want ||
+				(w.ResumeEpoch == "e1") != (c.want > 0) {
 				t.Errorf("welcome %v, want %d", w, c.want)
 			}
 		})
@@ -264,7 +289,8 @@ func TestResume(t *testing.T) {
 	t.Run("goes on with changes", func(t *testing.T) {
 		r := snapshot(t)
 		s := r.Open()
-		res := must(t, s, hello("e1", 7, 0, kNode, kService), heartbeat(7), changes(remove(6, kNode, "n1"), upsert(7, kService, "s", "b")))
+		res := must(t, s, hello("e1", 7, 0, kNode, kService), heartbeat(7),
+			changes(remove(6, kNode, "n1"), upsert(7, kService, "s", "b")))
 		if show(res.Changes) != "-n1 ~s" {
 			t.Errorf("changes %s", show(res.Changes))
 		}
@@ -285,7 +311,8 @@ func TestResume(t *testing.T) {
 		if w := welcomeOf(t, must(t, s, hello("e1", 9, 0, kNode, kService))); w.ResumeRevision != 5 {
 			t.Fatalf("welcome %v", w)
 		}
-		res := must(t, s, changes(upsert(7, kService, "s", "b"), upsert(8, kNode, "n1", "newer"), upsert(9, kService, "t", "a")))
+		res := must(t, s, changes(upsert(7, kService, "s", "b"), upsert(8, kNode, "n1", "newer"),
+			upsert(9, kService, "t", "a")))
 		if show(res.Changes) != "~s +t" {
 			t.Errorf("changes %s", show(res.Changes))
 		}
@@ -295,8 +322,10 @@ func TestResume(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	r := newReplica()
 	s := r.Open()
-	res := must(t, s, hello("e1", 3, 0, kNode), begin(kNode, 3), changes(upsert(1, kNode, "n1", "a"), upsert(2, kNode, "bad1", "a"), upsert(3, kNode, "half1", "a")))
-	if len(res.Responses) != 2 || res.Responses[0].GetRefusal().GetCode() != "malformed" || res.Responses[0].GetRefusal().GetKey().GetName() != "bad1" || res.Responses[0].GetRefusal().GetRevision() != 2 {
+	res := must(t, s, hello("e1", 3, 0, kNode), begin(kNode, 3),
+		changes(upsert(1, kNode, "n1", "a"), upsert(2, kNode, "bad1", "a"), upsert(3, kNode, "half1", "a")))
+	if len(res.Responses) != 2 || res.Responses[0].GetRefusal().GetCode() != "malformed" ||
+		res.Responses[0].GetRefusal().GetKey().GetName() != "bad1" || res.Responses[0].GetRefusal().GetRevision() != 2 {
 		t.Fatalf("responses %v", res.Responses)
 	}
 	if _, refused := r.Count(kNode); refused != 0 {
@@ -307,7 +336,8 @@ func TestRefusals(t *testing.T) {
 	if n, refused := r.Count(kNode); n != 2 || refused != 2 {
 		t.Errorf("%d held, %d refused", n, refused)
 	}
-	if all := r.Refused(); len(all) != 2 || all[0].Key.Name != "bad1" || all[1].Key.Name != "half1" || !all[0].At.Equal(now) {
+	if all := r.Refused(); len(all) != 2 || all[0].Key.Name != "bad1" || all[1].Key.Name != "half1" ||
+		!all[0].At.Equal(now) {
 		t.Errorf("refused %v", all)
 	}
 	must(t, s, changes(upsert(4, kNode, "half1", "a"), remove(5, kNode, "bad1")))
@@ -319,7 +349,7 @@ func TestRefusals(t *testing.T) {
 func TestNoStateOfARefusedObjectIsHeld(t *testing.T) {
 	r := New("c2", "c1", "test", func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) {
 		if o.GetNode().GetPodCidrs()[0] == "bad" {
-			return nil, []admission.Refusal{{Code: admission.InvalidCIDR, Reason: "for the test"}}
+			return nil, []admission.Refusal{{Code: finding.InvalidCIDR, Reason: "for the test"}}
 		}
 		return o, nil
 	})
@@ -341,7 +371,8 @@ func TestNewestStreamIsHeard(t *testing.T) {
 	older, newer := r.Open(), r.Open()
 	must(t, older, hello("e1", 2, 0, kNode), begin(kNode, 2), changes(upsert(1, kNode, "old", "a")))
 	must(t, newer, hello("e2", 1, 0, kNode), begin(kNode, 1), changes(upsert(1, kNode, "new", "a")), end(kNode, 1, 1))
-	for _, m := range []*semaphorev1.PublishRequest{changes(upsert(2, kNode, "old2", "a")), end(kNode, 2, 2), heartbeat(2)} {
+	for _, m := range []*semaphorev1.PublishRequest{changes(upsert(2, kNode, "old2", "a")), end(kNode, 2, 2),
+		heartbeat(2)} {
 		if _, err := older.Receive(now, m); !errors.Is(err, ErrSuperseded) {
 			t.Errorf("%v: %v", m, err)
 		}
@@ -386,14 +417,17 @@ func TestOrder(t *testing.T) {
 		{"end first", list{end(kNode, 1, 0)}, codes.InvalidArgument},
 		{"hello twice", list{h, h}, codes.InvalidArgument},
 		{"another cluster", list{hello2(func(h *semaphorev1.Hello) { h.Cluster = "c3" })}, codes.PermissionDenied},
-		{"newer protocol only", list{hello2(func(h *semaphorev1.Hello) { h.ProtocolVersion, h.MinProtocolVersion = 3, 2 })}, codes.FailedPrecondition},
-		{"no protocol", list{hello2(func(h *semaphorev1.Hello) { h.ProtocolVersion, h.MinProtocolVersion = 0, 0 })}, codes.FailedPrecondition},
+		{"newer protocol only", list{hello2(func(h *semaphorev1.Hello) { h.ProtocolVersion, h.MinProtocolVersion = 3, 2 })},
+			codes.FailedPrecondition},
+		{"no protocol", list{hello2(func(h *semaphorev1.Hello) { h.ProtocolVersion, h.MinProtocolVersion = 0, 0 })},
+			codes.FailedPrecondition},
 		{"no epoch", list{hello("", 5, 0, kNode)}, codes.InvalidArgument},
 		{"head before oldest", list{hello("e1", 5, 6, kNode)}, codes.InvalidArgument},
 		{"kind twice", list{hello("e1", 5, 0, kNode, kNode)}, codes.InvalidArgument},
 		{"no kind", list{hello("e1", 5, 0, 0)}, codes.InvalidArgument},
 		{"changes before snapshots", list{h, changes(upsert(6, kNode, "a", ""))}, codes.InvalidArgument},
-		{"changes between snapshots", list{h, begin(kNode, 5), end(kNode, 5, 0), changes(upsert(6, kNode, "a", ""))}, codes.InvalidArgument},
+		{"changes between snapshots", list{h, begin(kNode, 5), end(kNode, 5, 0), changes(upsert(6, kNode, "a", ""))},
+			codes.InvalidArgument},
 		{"snapshot of what is not exported", list{h, begin(kMember, 5)}, codes.InvalidArgument},
 		{"snapshot within another", list{h, begin(kNode, 5), begin(kService, 5)}, codes.InvalidArgument},
 		{"snapshot twice", list{h, begin(kNode, 5), end(kNode, 5, 0), begin(kNode, 5)}, codes.InvalidArgument},
@@ -402,22 +436,30 @@ func TestOrder(t *testing.T) {
 		{"snapshots of two moments", list{h, begin(kNode, 5), end(kNode, 5, 0), begin(kService, 6)}, codes.InvalidArgument},
 		{"end of another kind", list{h, begin(kNode, 5), end(kService, 5, 0)}, codes.InvalidArgument},
 		{"end of another revision", list{h, begin(kNode, 5), end(kNode, 6, 0)}, codes.InvalidArgument},
-		{"count too high", list{h, begin(kNode, 5), changes(upsert(1, kNode, "a", "")), end(kNode, 5, 2)}, codes.InvalidArgument},
-		{"count too low", list{h, begin(kNode, 5), changes(upsert(1, kNode, "a", "")), end(kNode, 5, 0)}, codes.InvalidArgument},
+		{"count too high", list{h, begin(kNode, 5), changes(upsert(1, kNode, "a", "")), end(kNode, 5, 2)},
+			codes.InvalidArgument},
+		{"count too low", list{h, begin(kNode, 5), changes(upsert(1, kNode, "a", "")), end(kNode, 5, 0)},
+			codes.InvalidArgument},
 		{"delete in a snapshot", list{h, begin(kNode, 5), changes(remove(1, kNode, "a"))}, codes.InvalidArgument},
-		{"another kind in a snapshot", list{h, begin(kNode, 5), changes(upsert(1, kService, "a", ""))}, codes.InvalidArgument},
-		{"object twice in a snapshot", list{h, begin(kNode, 5), changes(upsert(1, kNode, "a", ""), upsert(2, kNode, "a", ""))}, codes.InvalidArgument},
-		{"refused object twice in a snapshot", list{h, begin(kNode, 5), changes(upsert(1, kNode, "bad", ""), upsert(2, kNode, "bad", ""))}, codes.InvalidArgument},
-		{"snapshot goes back", list{h, begin(kNode, 5), changes(upsert(2, kNode, "a", "")), changes(upsert(1, kNode, "b", ""))}, codes.InvalidArgument},
+		{"another kind in a snapshot", list{h, begin(kNode, 5), changes(upsert(1, kService, "a", ""))},
+			codes.InvalidArgument},
+		{"object twice in a snapshot",
+			list{h, begin(kNode, 5), changes(upsert(1, kNode, "a", ""), upsert(2, kNode, "a", ""))}, codes.InvalidArgument},
+		{"refused object twice in a snapshot",
+			list{h, begin(kNode, 5), changes(upsert(1, kNode, "bad", ""), upsert(2, kNode, "bad", ""))}, codes.InvalidArgument},
+		{"snapshot goes back", list{h, begin(kNode, 5), changes(upsert(2, kNode, "a", "")),
+			changes(upsert(1, kNode, "b", ""))}, codes.InvalidArgument},
 		{"snapshot beyond its moment", list{h, begin(kNode, 5), changes(upsert(6, kNode, "a", ""))}, codes.InvalidArgument},
 		{"revision stands", with(toLive, changes(upsert(5, kNode, "a", ""))), codes.InvalidArgument},
-		{"revision goes back", with(toLive, changes(upsert(7, kNode, "a", "")), changes(upsert(6, kNode, "a", ""))), codes.InvalidArgument},
+		{"revision goes back", with(toLive, changes(upsert(7, kNode, "a", "")), changes(upsert(6, kNode, "a", ""))),
+			codes.InvalidArgument},
 		{"change of what is not exported", with(toLive, changes(upsert(6, kService, "a", ""))), codes.InvalidArgument},
 		{"unchanged first", list{unchanged(kNode, 5, 0, digest.Digest{})}, codes.InvalidArgument},
 		{"unchanged, of what was never whole", list{h, unchanged(kNode, 5, 0, digest.Digest{})}, codes.InvalidArgument},
 		{"unchanged when live", with(toLive, unchanged(kNode, 5, 0, digest.Digest{})), codes.InvalidArgument},
 		{"sent more than there is", with(toLive, sent(7, 8)), codes.InvalidArgument},
-		{"change from before what was sent", with(toLive, sent(8, 8), changes(upsert(8, kNode, "a", ""))), codes.InvalidArgument},
+		{"change from before what was sent", with(toLive, sent(8, 8), changes(upsert(8, kNode, "a", ""))),
+			codes.InvalidArgument},
 		{"empty change", with(toLive, changes(&semaphorev1.Change{Revision: 6})), codes.InvalidArgument},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -448,7 +490,8 @@ func TestHeartbeatsAreAnswered(t *testing.T) {
 	s := r.Open()
 	must(t, s, hello("e1", 3, 0, kMember))
 	if result := must(t, s, heartbeat(3)); len(result.Responses) != 0 {
-		t.Errorf("a heartbeat before the snapshot is answered by %v: nothing is held that an Ack could speak of", result.Responses)
+		t.Errorf("a heartbeat before the snapshot is answered by %v: nothing is held that an Ack could speak of",
+			result.Responses)
 	}
 	must(t, s, begin(kMember, 3), changes(upsert(2, kMember, "a", "1")), end(kMember, 3, 1))
 	if n := acked(must(t, s, heartbeat(5))); n != 3 {
@@ -468,19 +511,22 @@ func TestHeartbeatsAreAnswered(t *testing.T) {
 // The digest is of what was told: what was refused belongs to it, what was refused in part belongs to it whole.
 func TestUnchangedSnapshotIsSkipped(t *testing.T) {
 	r := newReplica()
-	told := []*semaphorev1.Change{upsert(1, kNode, "n1", "a"), upsert(2, kNode, "bad1", "a"), upsert(3, kNode, "half1", "a")}
+	told := []*semaphorev1.Change{upsert(1, kNode, "n1", "a"), upsert(2, kNode, "bad1", "a"),
+		upsert(3, kNode, "half1", "a")}
 	s := r.Open()
 	if w := welcomeOf(t, must(t, s, hello("e1", 3, 0, kNode))); len(w.Held) != 0 {
 		t.Errorf("an empty replica holds %v", w.Held)
 	}
 	must(t, s, begin(kNode, 3), changes(told...), end(kNode, 3, 3))
-	must(t, s, changes(upsert(4, kNode, "n2", "a"), upsert(5, kNode, "bad2", "a"), upsert(6, kNode, "bad1", "b"), remove(7, kNode, "n2"), remove(8, kNode, "bad2"), upsert(9, kNode, "bad1", "a")))
+	must(t, s, changes(upsert(4, kNode, "n2", "a"), upsert(5, kNode, "bad2", "a"), upsert(6, kNode, "bad1", "b"),
+		remove(7, kNode, "n2"), remove(8, kNode, "bad2"), upsert(9, kNode, "bad1", "a")))
 	s.Close()
 
 	s = r.Open()
 	w := welcomeOf(t, must(t, s, hello("e2", 3, 0, kNode, kService)))
 	sum := digestOf(told)
-	if len(w.Held) != 1 || w.Held[0].Kind != kNode || w.Held[0].Objects != 3 || string(w.Held[0].Digest) != string(sum.Bytes()) {
+	if len(w.Held) != 1 || w.Held[0].Kind != kNode || w.Held[0].Objects != 3 ||
+		string(w.Held[0].Digest) != string(sum.Bytes()) {
 		t.Fatalf("held %v, want 3 nodes with %x", w.Held, sum)
 	}
 	for name, m := range map[string]*semaphorev1.PublishRequest{
@@ -515,7 +561,8 @@ func TestUnchangedSnapshotIsSkipped(t *testing.T) {
 func TestHeartbeatMovesThePosition(t *testing.T) {
 	r := newReplica()
 	s := r.Open()
-	must(t, s, hello("e1", 3, 0, kNode, kService), sent(9, 9), begin(kNode, 3), end(kNode, 3, 0), sent(9, 9), begin(kService, 3), end(kService, 3, 0))
+	must(t, s, hello("e1", 3, 0, kNode, kService), sent(9, 9), begin(kNode, 3), end(kNode, 3, 0), sent(9, 9),
+		begin(kService, 3), end(kService, 3, 0))
 	if rev, _ := ackOf(must(t, s, sent(9, 7))); rev != 7 {
 		t.Errorf("ack %d after everything up to 7 was sent", rev)
 	}
@@ -568,7 +615,8 @@ func TestSources(t *testing.T) {
 		t.Errorf("before the snapshots are over: %s", got)
 	}
 	s = r.Open()
-	must(t, s, as("uid1", hello("e1", 3, 0, kNode, kService)), begin(kNode, 3), ended(kNode, 3, 100), begin(kService, 3), ended(kService, 3, 101),
+	must(t, s, as("uid1", hello("e1", 3, 0, kNode, kService)), begin(kNode, 3), ended(kNode, 3, 100), begin(kService, 3),
+		ended(kService, 3, 101),
 		read(kNode, 150), read(kNode, 120), read(kMember, 7))
 	if got := held("uid1"); got != "node uid1 150, service uid1 101" {
 		t.Errorf("after heartbeats: %s", got)
@@ -613,5 +661,17 @@ func TestDeposedExporterIsRefused(t *testing.T) {
 	must(t, after, as(2))
 	if !after.Current() {
 		t.Error("a leader that is gone keeps a new one out")
+	}
+}
+
+// A sender that exports no kind has nothing to send before its changes.
+func TestNoKinds(t *testing.T) {
+	r := newReplica()
+	s := r.Open()
+	if _, err := s.Receive(time.Unix(1, 0), hello("e1", 5, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if !s.Live() {
+		t.Error("snapshots are awaited of a sender without kinds")
 	}
 }

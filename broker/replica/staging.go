@@ -6,11 +6,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// staging is a snapshot that has not ended.
+// staging is a snapshot in progress.
 type staging struct {
 	contents
 	kind     semaphorev1.Kind
@@ -18,43 +19,45 @@ type staging struct {
 	last     uint64
 	sent     uint64
 	observed map[Key]time.Time
-	// newcomers are the objects that were given more of a resource than stood of them, in the order they came.
-	newcomers map[scarce][]Key
+	// newcomers are the objects that use more of a resource than their earlier state, in the order of arrival.
+	newcomers map[limitedResource][]Key
 }
 
-// scarce is a resource of the whole kind, or the addresses of a group.
-type scarce struct {
+// limitedResource is a resource of the whole kind, or the addresses of a group.
+type limitedResource struct {
 	resource
 	group groupName
 }
 
 func newStaging(of semaphorev1.Kind, revision uint64, l limit) *staging {
-	return &staging{contents: newContents(l), kind: of, revision: revision, observed: map[Key]time.Time{}, newcomers: map[scarce][]Key{}}
+	return &staging{contents: newContents(l), kind: of, revision: revision, observed: map[Key]time.Time{},
+		newcomers: map[limitedResource][]Key{}}
 }
 
-// stage puts an object through admission and into a snapshot to come, and returns whether something of it is held. Whatever the
-// order of the snapshot, what stood keeps its room: what is new and came earlier gives it back.
+// stage passes an object through admission and limits into the snapshot in progress, and reports whether any of it was
+// accepted. Existing objects keep their room whatever the order of the snapshot: newcomers that arrived earlier give
+// it back.
 func (r *Replica) stage(s *staging, o *semaphorev1.Object, revision uint64, now time.Time, result *Result) bool {
 	key := KeyOf(o.GetKey())
 	var stood *semaphorev1.Object
 	if k, ok := r.kinds[key.Kind]; ok {
-		stood = k.objects[key].object // the snapshot is to replace it
+		stood = k.objects[key].object // the snapshot will replace it
 	}
 	taken, refusals := r.admit(o)
 	told := held{taken, revision, digest.Of(o)}
 	var lacks *need
 	if taken != nil {
 		n := needOf(taken)
-		if s.lacks(n) != "" && stood != nil {
-			r.makeRoom(s, common(taken, stood), now, result)
+		if s.overLimitReason(n) != "" && stood != nil {
+			r.makeRoom(s, existingPart(taken, stood), now, result)
 		}
-		if reason := s.lacks(n); reason != "" {
-			told.object, lacks = s.fitting(taken, stood), &n
-			refusals = append([]admission.Refusal{{Code: admission.OverQuota, Reason: reason}}, refusals...)
+		if reason := s.overLimitReason(n); reason != "" {
+			told.object, lacks = s.partThatFits(taken, stood), &n
+			refusals = append([]admission.Refusal{{Code: finding.OverQuota, Reason: reason}}, refusals...)
 		}
 	}
 	if told.object != nil {
-		s.hold(key, told)
+		s.add(key, told)
 		for _, more := range growth(stood, told.object) {
 			s.newcomers[more] = append(s.newcomers[more], key)
 		}
@@ -63,8 +66,8 @@ func (r *Replica) stage(s *staging, o *semaphorev1.Object, revision uint64, now 
 	return told.object != nil
 }
 
-// growth is what an object has more of than what stood of it, if anything did.
-func growth(stood, is *semaphorev1.Object) (more []scarce) {
+// growth returns the resources of which an object uses more than its earlier state, if there was one.
+func growth(stood, is *semaphorev1.Object) (more []limitedResource) {
 	n := needOf(is)
 	var was need
 	if stood != nil {
@@ -73,39 +76,40 @@ func growth(stood, is *semaphorev1.Object) (more []scarce) {
 	for _, r := range []struct {
 		resource
 		was, is int
-	}{{ofObjects, was.objects, n.objects}, {ofAddresses, was.addresses, n.addresses}, {ofClusterIPs, was.clusterIPs, n.clusterIPs}, {ofBytes, was.bytes, n.bytes}} {
+	}{{ofObjects, was.objects, n.objects}, {ofAddresses, was.addresses, n.addresses},
+		{ofClusterIPs, was.clusterIPs, n.clusterIPs}, {ofExports, was.exports, n.exports}, {ofBytes, was.bytes, n.bytes}} {
 		if r.is > r.was {
-			more = append(more, scarce{resource: r.resource})
+			more = append(more, limitedResource{resource: r.resource})
 		}
 	}
 	if n.group != (groupName{}) && n.addresses > 0 && (n.group != was.group || n.addresses > was.addresses) {
-		more = append(more, scarce{ofGroup, n.group})
+		more = append(more, limitedResource{ofGroup, n.group})
 	}
 	return more
 }
 
-// makeRoom takes back what newcomers were given, from the last, until there is room for what stood of an object.
+// makeRoom displaces newcomers, the last first, until the existing part of an object fits.
 func (r *Replica) makeRoom(s *staging, stood *semaphorev1.Object, now time.Time, result *Result) {
 	if stood == nil {
 		return
 	}
 	n := needOf(stood)
 	for {
-		of := scarce{resource: s.lacking(n)}
+		of := limitedResource{resource: s.exceeded(n)}
 		if of.resource == ofGroup {
 			of.group = n.group
 		}
 		all := s.newcomers[of]
-		if len(all) == 0 { // there is enough, or nobody to take it from
+		if len(all) == 0 { // it fits, or no newcomer can be displaced
 			return
 		}
-		why, key := s.lacks(n), all[len(all)-1]
+		why, key := s.overLimitReason(n), all[len(all)-1]
 		s.newcomers[of] = all[:len(all)-1]
 		r.displace(s, key, why, now, result)
 	}
 }
 
-// displace leaves of a newcomer what stood of it, if anything, and refuses the rest.
+// displace reduces a newcomer to its existing part, if any, and refuses the rest.
 func (r *Replica) displace(s *staging, key Key, why string, now time.Time, result *Result) {
 	h, ok := s.objects[key]
 	if !ok {
@@ -114,7 +118,7 @@ func (r *Replica) displace(s *staging, key Key, why string, now time.Time, resul
 	lacks, left := needOf(h.object), h
 	left.object = nil
 	if k, ok := r.kinds[key.Kind]; ok && k.objects[key].object != nil {
-		left.object = common(h.object, k.objects[key].object)
+		left.object = existingPart(h.object, k.objects[key].object)
 	}
 	if left.object != nil && proto.Equal(left.object, h.object) {
 		return
@@ -122,7 +126,7 @@ func (r *Replica) displace(s *staging, key Key, why string, now time.Time, resul
 	s.remove(key)
 	delete(s.observed, key)
 	if left.object != nil {
-		s.hold(key, left)
+		s.add(key, left)
 	}
-	s.refuseAll(key, []admission.Refusal{{Code: admission.OverQuota, Reason: why}}, left, &lacks, now, result)
+	s.refuseAll(key, []admission.Refusal{{Code: finding.OverQuota, Reason: why}}, left, &lacks, now, result)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -76,7 +77,8 @@ func TestF38NewerExporter(t *testing.T) {
 	h.GetHello().Features = []string{"something-new"}
 	later(h.GetHello())
 	known := upsert(1, kService, "s", "a")
-	known.GetUpsert().GetService().Ports = []*semaphorev1.ServicePort{later(&semaphorev1.ServicePort{Name: "http", Protocol: "TCP", Port: 80})}
+	known.GetUpsert().GetService().Ports = []*semaphorev1.Port{later(&semaphorev1.Port{Name: "http", Protocol: "TCP",
+		Port: 80})}
 	later(known.GetUpsert().GetService())
 	unknownObject := later(&semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: kNew, Namespace: "ns", Name: "x"}})
 	unknown := &semaphorev1.Change{Revision: 2, Change: &semaphorev1.Change_Upsert{Upsert: unknownObject}}
@@ -102,7 +104,7 @@ func TestF38NewerExporter(t *testing.T) {
 		}
 		for _, f := range res.Refused {
 			refused++
-			if f.Key.Kind != kNew || f.Code != admission.UnknownKind {
+			if f.Key.Kind != kNew || f.Code != finding.UnknownKind {
 				t.Errorf("refused %v", f)
 			}
 		}
@@ -129,15 +131,17 @@ func TestF38WhatCannotBePassedOver(t *testing.T) {
 	tooNew.GetHello().ProtocolVersion, tooNew.GetHello().MinProtocolVersion = 9, 8
 	tooOld := hello("e1", 1, 0, kNode)
 	tooOld.GetHello().ProtocolVersion, tooOld.GetHello().MinProtocolVersion = 0, 0
-	whole := []*semaphorev1.PublishRequest{hello("e1", 1, 0, kNode), begin(kNode, 1), changes(upsert(1, kNode, "n1", "a")), end(kNode, 1, 1)}
+	whole := []*semaphorev1.PublishRequest{hello("e1", 1, 0, kNode), begin(kNode, 1), changes(upsert(1, kNode, "n1", "a")),
+		end(kNode, 1, 1)}
 	for name, test := range map[string]struct {
 		messages []*semaphorev1.PublishRequest
 		code     codes.Code
 	}{
-		"no version in common, newer":  {[]*semaphorev1.PublishRequest{tooNew}, codes.FailedPrecondition},
-		"no version in common, older":  {[]*semaphorev1.PublishRequest{tooOld}, codes.FailedPrecondition},
-		"a message that holds nothing": {append(whole, &semaphorev1.PublishRequest{}), codes.InvalidArgument},
-		"a change of a new sort":       {append(whole, changes(later(&semaphorev1.Change{Revision: 2}))), codes.InvalidArgument},
+		"no version in common, newer": {[]*semaphorev1.PublishRequest{tooNew}, codes.FailedPrecondition},
+		"no version in common, older": {[]*semaphorev1.PublishRequest{tooOld}, codes.FailedPrecondition},
+		"a message without content":   {append(whole, &semaphorev1.PublishRequest{}), codes.InvalidArgument},
+		"a change of a new sort": {append(whole, changes(later(&semaphorev1.Change{Revision: 2}))),
+			codes.InvalidArgument},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newReplica()

@@ -1,11 +1,15 @@
-// Package retain decides what must stay of what stands in the own cluster (fail static): an object that nobody wants goes only
-// once all was heard of the remote that it came from, and not while that would take away most of what stands of the remote.
+// Package retain decides which existing objects of a remote stay although the remote does not export them (fail
+// static): an object that is not desired is deleted only when the remote it came from is complete, and not while the
+// deletions would be most of what exists of that remote.
 //
-// The second is the brake of a broker that has just started. While it runs, each replica holds back a withdrawal of most of what its
-// remote exports; a broker that starts has nothing to compare a remote's first snapshot with, but what an earlier one
-// wrote. Objects that the first snapshot would take away stay until a later snapshot lacks them too, or the operator releases them.
+// The second rule is the brake of a broker that has just started. While it runs, each replica retains what its remote
+// withdraws if it is most of what the remote exports; a broker that starts can compare a remote's first snapshot only
+// with what an earlier broker wrote. Objects that the first snapshot would delete stay until a later snapshot lacks
+// them too, or the operator releases them.
 //
-// It is pure: the time and what stands are arguments, and it knows nothing of objects. Its caller owns it.
+// It is pure: time and existing objects are arguments. A Guard belongs to its caller and has no lock.
+//
+// Of the broker's packages it may import kinds.
 package retain
 
 import (
@@ -13,48 +17,52 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Count counts what stands of a remote: how many objects, and how many of them are not wanted. ok is false while it is not known what stands.
+// Count returns how many objects of a remote exist, and how many of them are not desired. ok is false while the
+// existing objects are not known.
 type Count func() (withdrawn, all int, ok bool)
 
-// Guard is the rule for the objects of one type that came from one remote. A new one retains everything.
+// Guard decides for the objects of one kind that came from one remote. A new Guard retains everything.
 type Guard struct {
 	cluster, objects string
 	brake            config.Brake
 	kinds            []semaphorev1.Kind
-	// snapshots counts those that were taken over, by kind.
+	// snapshots are the complete snapshots received, by kind.
 	snapshots map[semaphorev1.Kind]int
-	// confirmed says that what is not wanted may go: once so, it stays so, as the replica's own brake holds from then on.
+	// confirmed means that undesired objects may be deleted. It stays true: from then on the replica's brake decides.
 	confirmed bool
-	// evaluated is how many snapshots had been taken over when the question was last asked.
+	// evaluated is the number of snapshots at the last evaluation.
 	evaluated int
-	// since is when objects were first held; withdrawn of all that stand.
+	// since is when the Guard began to retain: withdrawn of all existing objects.
 	since          time.Time
 	withdrawn, all int
 }
 
-// New makes the guard of a remote's objects, such as "services". They are wanted by what the remote exports of kinds.
-func New(cluster, objects string, brake config.Brake, kinds ...semaphorev1.Kind) *Guard {
-	return &Guard{cluster: cluster, objects: objects, brake: brake, kinds: kinds, snapshots: map[semaphorev1.Kind]int{}}
+// New makes the Guard of a remote's objects of a kind. What the remote exports of the other kinds decides which are
+// desired.
+func New(cluster string, of kinds.Kind, brake config.Brake, exported ...semaphorev1.Kind) *Guard {
+	return &Guard{cluster: cluster, objects: of.Plural(), brake: brake, kinds: exported,
+		snapshots: map[semaphorev1.Kind]int{}}
 }
 
-// Cluster is the remote.
+// Cluster returns the remote.
 func (g *Guard) Cluster() string { return g.cluster }
 
-// Objects are what the guard is of, such as "services".
+// Objects names the objects, such as "services".
 func (g *Guard) Objects() string { return g.objects }
 
-// Complete takes note that a whole snapshot of a kind was taken over.
+// Complete counts a complete snapshot of a kind.
 func (g *Guard) Complete(kind semaphorev1.Kind) {
 	if slices.Contains(g.kinds, kind) {
 		g.snapshots[kind]++
 	}
 }
 
-// complete is how many whole snapshots there were of each of the kinds.
+// complete returns how many complete snapshots there were of every kind.
 func (g *Guard) complete() int {
 	n := g.snapshots[g.kinds[0]]
 	for _, kind := range g.kinds[1:] {
@@ -63,14 +71,14 @@ func (g *Guard) complete() int {
 	return n
 }
 
-// Heard says whether a whole snapshot was taken over of each kind.
+// Heard reports whether there was a complete snapshot of every kind.
 func (g *Guard) Heard() bool { return g.complete() > 0 }
 
-// Retains says whether what is not wanted has to stay.
+// Retains reports whether undesired objects stay.
 func (g *Guard) Retains() bool { return !g.confirmed || !g.Heard() }
 
-// Evaluate asks whether what is not wanted may go, where a snapshot was taken over since that was last asked. It returns whether the answer
-// is another than before, and a sentence for a person when objects begin to be held.
+// Evaluate decides after a new snapshot whether undesired objects may be deleted. It returns whether the answer
+// changed, and a sentence for the operator when the Guard begins to retain.
 func (g *Guard) Evaluate(now time.Time, count Count) (changed bool, warning string) {
 	snapshots := g.complete()
 	if g.confirmed || snapshots == 0 || snapshots == g.evaluated {
@@ -88,17 +96,25 @@ func (g *Guard) Evaluate(now time.Time, count Count) (changed bool, warning stri
 	}
 	if g.since.IsZero() {
 		g.since = now
-		warning = fmt.Sprintf("the first snapshot of cluster %s withdraws %d of %d objects (%s): they stay until a snapshot in %s or later says so too, or `semaphorectl brake release %s`",
-			g.cluster, withdrawn, all, g.objects, g.brake.Hold, g.cluster)
+		warning = fmt.Sprintf(
+			"the first snapshot of cluster %s withdraws %d of %d objects (%s): the broker retains them until a "+
+				"snapshot in %s or later lacks them too, or `semaphorectl brake release %s`",
+			g.cluster,
+			withdrawn,
+			all,
+			g.objects,
+			g.brake.Hold,
+			g.cluster,
+		)
 	}
 	g.withdrawn, g.all = withdrawn, all
 	return false, warning
 }
 
-// holds says whether objects are held that the last snapshot would take away.
+// holds reports whether the Guard retains objects that the last snapshot would delete.
 func (g *Guard) holds() bool { return !g.confirmed && !g.since.IsZero() }
 
-// Release lets go what is held, as the operator wants it, and returns how many objects that is.
+// Release ends retaining by order of an operator, and returns how many objects it concerns.
 func (g *Guard) Release() int {
 	if !g.holds() {
 		return 0
@@ -107,16 +123,17 @@ func (g *Guard) Release() int {
 	return g.withdrawn
 }
 
-// Due says whether another snapshot that lacks what is held would let it go.
+// Due reports whether another snapshot without the retained objects would release them.
 func (g *Guard) Due(now time.Time) bool {
 	return g.holds() && now.Sub(g.since) >= g.brake.Hold.Duration
 }
 
-// Problem is what is held, for a person; empty for nothing.
+// Problem describes what is retained, for the operator; empty for nothing.
 func (g *Guard) Problem() string {
 	if !g.holds() {
 		return ""
 	}
-	return fmt.Sprintf("held back since %s: cluster %s exports no more %d of the %d objects (%s) that an earlier broker wrote for it; they go when a snapshot says so again, or by `semaphorectl brake release %s`",
+	return fmt.Sprintf("retained since %s: cluster %s no longer exports %d of the %d objects (%s) that an earlier "+
+		"broker wrote for it; the broker removes them when another snapshot confirms it, or on `semaphorectl brake release %s`",
 		g.since.UTC().Format(time.RFC3339), g.cluster, g.withdrawn, g.all, g.objects, g.cluster)
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -15,7 +16,11 @@ const (
 
 func testBrake(t *testing.T) config.Brake {
 	t.Helper()
-	cfg, err := config.Parse[config.Broker]([]byte(`{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"], "nodeSubnets": ["192.0.2.0/24"]}]}`))
+	cfg, err := config.Parse[config.Broker](
+		[]byte(
+			`{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"], "nodeSubnets": ["192.0.2.0/24"]}]}`,
+		),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,6 +63,10 @@ func TestGuard(t *testing.T) {
 			{complete: service, withdrawn: 1, all: 40, retains: false},
 			{complete: service, withdrawn: 40, all: 40, retains: false}, // the replica's brake is what holds now
 		}},
+		"once all may go, the replica's brake is what holds": {[]semaphorev1.Kind{service}, []step{
+			{complete: service, all: 40, retains: false},
+			{complete: service, withdrawn: 40, all: 40, retains: false},
+		}},
 		"the operator releases": {[]semaphorev1.Kind{service}, []step{
 			{complete: service, withdrawn: 30, all: 40, retains: true, warns: true},
 			{release: true, retains: false},
@@ -73,7 +82,7 @@ func TestGuard(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g, now := New("c2", "services", brake, test.kinds...), time.Unix(1_000_000, 0)
+			g, now := New("c2", kinds.Service, brake, test.kinds...), time.Unix(1_000_000, 0)
 			for i, s := range test.steps {
 				now = now.Add(s.pass)
 				if s.complete != 0 {

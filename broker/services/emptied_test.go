@@ -3,16 +3,18 @@ package services_test
 import (
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Whoever removes by hand what is held leaves no object that asks, and so nobody who would learn that nothing is held
-// any more: every stream would be ended once a minute, for ever.
+// An operator who removes by hand what is retained leaves no object that asks, and so nothing that would learn that the
+// rest is released: every stream would be ended once a minute, forever.
 func TestWhatWasRemovedByHandIsHeldNoMore(t *testing.T) {
 	f := newFixture(t, 40)
 	f.snapshot(0)
 	f.verdict(0)
-	if len(f.Problems()) != 1 {
-		t.Fatalf("problems: %q", f.Problems())
+	if len(finding.Texts(f.Findings())) != 1 {
+		t.Fatalf("problems: %q", finding.Texts(f.Findings()))
 	}
 	f.loop.names = nil
 	f.now = f.now.Add(10 * time.Minute)
@@ -20,7 +22,7 @@ func TestWhatWasRemovedByHandIsHeldNoMore(t *testing.T) {
 		t.Fatal("no other snapshot is asked for")
 	}
 	f.snapshot(0)
-	if f.ResyncDue("c2") || len(f.Problems()) != 0 {
-		t.Errorf("due %v; problems %q", f.ResyncDue("c2"), f.Problems())
+	if f.ResyncDue("c2") || len(finding.Texts(f.Findings())) != 0 {
+		t.Errorf("due %v; problems %q", f.ResyncDue("c2"), finding.Texts(f.Findings()))
 	}
 }

@@ -13,8 +13,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// problems are the values of semaphore_broker_service_problems that are not 0, by remote and reason, and how many values
-// there are.
+// problems are the values of semaphore_broker_service_problems that are not 0, by remote and reason, and how many
+// values there are.
 func (f *fixture) problems(t *testing.T) (text string, values int) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
@@ -25,6 +25,9 @@ func (f *fixture) problems(t *testing.T) (text string, values int) {
 	}
 	var lines []string
 	for _, family := range families {
+		if family.GetName() != "semaphore_broker_service_problems" {
+			continue
+		}
 		for _, m := range family.GetMetric() {
 			labels := map[string]string{}
 			for _, l := range m.GetLabel() {
@@ -40,15 +43,15 @@ func (f *fixture) problems(t *testing.T) (text string, values int) {
 	return strings.Join(lines, ", "), values
 }
 
-// Services whose names are too long, or clash, and global services that differ are counted by remote and reason; a reason
-// without any is 0.
+// Services whose names are too long, or clash, and global services that differ are counted by remote and reason; a
+// reason without any is 0.
 func TestServiceProblemsAreCounted(t *testing.T) {
 	f := newFixture(t, 0)
 	long := strings.Repeat("n", 50)
 	exported := map[string]map[string]*semaphorev1.Object{"c2": {}, "c3": {}}
 	export := func(cluster, namespace, name string, s *semaphorev1.Service) {
 		if s.Ports == nil {
-			s.Ports = []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}
+			s.Ports = []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}
 		}
 		exported[cluster][namespace+"/"+name] = &semaphorev1.Object{
 			Key:  &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: namespace, Name: name},
@@ -75,7 +78,7 @@ func TestServiceProblemsAreCounted(t *testing.T) {
 	if want := "c2 NameTaken 1, c2 TooLong 2, c3 Settings 1, c3 TooLong 1"; text != want {
 		t.Errorf("the metric has %q, want %q", text, want)
 	}
-	if want := 2 * 4; values != want { // two remotes, four reasons
+	if want := 2 * 6; values != want { // two remotes, six reasons
 		t.Errorf("%d values, want %d", values, want)
 	}
 	// One that is not offered any more is not counted.

@@ -4,17 +4,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/networksets"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Where the own exporter is taken, what came of the own cluster is gone only once that has been heard whole; of kinds that
-// it is not asked of, it is not waited for.
+// Where the own exporter is taken, what came of the own cluster is gone only once that has been heard whole; of kinds
+// that it is not asked of, it is not waited for.
 func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 	for _, taken := range []bool{false, true} {
 		text := `{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "features": ["services", "policy"], "remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"]}]`
@@ -25,7 +26,7 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		warn := func(_, _, _, _ string) {}
+		warn := func(_, _ string, _ finding.Code, _ string) {}
 		p, s := services.New(cfg, warn, time.Now), networksets.New(cfg, warn, time.Now)
 		loop := &cluster{synced: true}
 		p.Bind(loop, loop)
@@ -36,22 +37,22 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 			p.Take(queue.Part{Cluster: cluster, Completed: kind})
 			s.Take(queue.Part{Cluster: cluster, Completed: kind})
 		}
-		is := func(what string, got, want apply.Verdict) {
+		is := func(what string, got, want writes.Verdict) {
 			t.Helper()
 			if got != want {
 				t.Errorf("own exporter taken %v: %s is %v, not %v", taken, what, got, want)
 			}
 		}
-		service := func(owner string) apply.Verdict { return services.Want("gl-shop-73736d-echo", owner).Verdict }
-		before, after := apply.Absent, apply.Absent
+		service := func(owner string) writes.Verdict { return services.Want("gl-shop-73736d-echo", owner).Verdict }
+		before, after := writes.Absent, writes.Absent
 		if taken {
-			before = apply.Unknown
+			before = writes.Unknown
 		}
 		is("a service of the own cluster", service("c1"), before)
 		complete("c2", semaphorev1.Kind_KIND_SERVICE)
 		is("a service of nobody", service(""), before)
 		complete("c2", semaphorev1.Kind_KIND_SET_MEMBER)
-		is("a set of nobody", sets.Want("c9-shop-web", "").Verdict, apply.Absent)
+		is("a set of nobody", sets.Want("c9-shop-web", "").Verdict, writes.Absent)
 		if taken {
 			complete("c1", semaphorev1.Kind_KIND_SERVICE)
 			is("a service of the own cluster", service("c1"), after)
@@ -68,34 +69,36 @@ type marked struct {
 
 func (m *marked) Mark(name, _ string, _ time.Time) { m.names = append(m.names, name) }
 
-// A Service of somebody else under the name of a mirror is given no endpoints: slices are made once the Service stands as ours,
-// and at once then.
+// A Service of somebody else under the name of a mirror is given no endpoints: slices are made once the Service stands
+// as ours, and at once then.
 func TestSlicesAreMadeForServicesThatAreOurs(t *testing.T) {
 	f := newFixture(t, 0)
 	loop := &marked{cluster: cluster{synced: true}}
 	f.Bind(f.loop, loop)
 	key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "s0-x"}
 	f.snapshot(1)
-	f.take("c2", replica.Result{Changes: []replica.Change{{Key: replica.KeyOf(key), New: &semaphorev1.Object{Key: key, Spec: &semaphorev1.Object_EndpointSlice{
-		EndpointSlice: &semaphorev1.EndpointSlice{Service: "s0", AddressType: "IPv4", Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}},
-	}}}}})
+	f.take("c2", replica.Result{Changes: []replica.Change{{Key: replica.KeyOf(key),
+		New: &semaphorev1.Object{Key: key, Spec: &semaphorev1.Object_EndpointSlice{
+			EndpointSlice: &semaphorev1.EndpointSlice{Service: "s0", AddressType: "IPv4",
+				Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}},
+		}}}}})
 	services, slices := f.DesiredServices(), f.DesiredSlices()
 	service := services.Want(mirrorName(0), "")
 	names := slices.Names()
-	if service.Verdict != apply.Present || len(names) != 1 {
+	if service.Verdict != writes.Present || len(names) != 1 {
 		t.Fatalf("wanted are %v and the slices %q", service.Verdict, names)
 	}
-	if a := slices.Want(names[0], ""); a.Verdict != apply.Unknown || a.Again == 0 {
+	if a := slices.Want(names[0], ""); a.Verdict != writes.Unknown || a.Again == 0 {
 		t.Errorf("without its Service the slice is %+v", a)
 	}
 	loop.names = nil
 	services.Observed(mirrorName(0), service.Object, true)
-	if a := slices.Want(names[0], ""); a.Verdict != apply.Present || len(loop.names) != 1 {
+	if a := slices.Want(names[0], ""); a.Verdict != writes.Present || len(loop.names) != 1 {
 		t.Errorf("with its Service the slice is %v, and %q are looked at", a.Verdict, loop.names)
 	}
 	// One that is there stays as it is to be when its Service goes for a moment.
 	services.Observed(mirrorName(0), nil, false)
-	if a := slices.Want(names[0], "c2"); a.Verdict != apply.Present {
+	if a := slices.Want(names[0], "c2"); a.Verdict != writes.Present {
 		t.Errorf("a slice that is there is %v", a.Verdict)
 	}
 }

@@ -8,14 +8,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// cluster is what is written in the own cluster, as a loop tells it.
+// cluster is what is written in the own cluster, as a loop reports it.
 type cluster struct {
 	names  []string
 	synced bool
@@ -43,8 +44,10 @@ type fixture struct {
 
 func newFixture(t *testing.T, there int) *fixture {
 	t.Helper()
-	cfg, err := config.Parse[config.Broker]([]byte(`{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "features": ["services"],
-		"remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"]}, {"name": "c3", "podSubnets": ["10.3.0.0/16"], "wireguard": {"listenPort": 51821}}]}`))
+	cfg, err := config.Parse[config.Broker](
+		[]byte(`{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "features": ["services"],
+		"remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"]}, {"name": "c3", "podSubnets": ["10.3.0.0/16"], "wireguard": {"listenPort": 51821}}]}`),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +55,8 @@ func newFixture(t *testing.T, there int) *fixture {
 	for i := range there {
 		f.loop.names = append(f.loop.names, mirrorName(i))
 	}
-	f.Engine = services.New(cfg, func(_, _, _, note string) { f.told = append(f.told, note) }, func() time.Time { return f.now })
+	f.Engine = services.New(cfg, func(_, _ string, _ finding.Code, note string) { f.told = append(f.told, note) },
+		func() time.Time { return f.now })
 	f.Bind(f.loop, &cluster{synced: true})
 	f.DesiredServices().Synced()
 	return f
@@ -65,9 +69,10 @@ func (f *fixture) snapshot(n int) {
 	var changes []replica.Change
 	for i := range n {
 		key := &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: fmt.Sprintf("s%d", i)}
-		changes = append(changes, replica.Change{Key: replica.KeyOf(key), New: &semaphorev1.Object{Key: key, Spec: &semaphorev1.Object_Service{
-			Service: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Protocol: "TCP", Port: 80}}},
-		}}})
+		changes = append(changes,
+			replica.Change{Key: replica.KeyOf(key), New: &semaphorev1.Object{Key: key, Spec: &semaphorev1.Object_Service{
+				Service: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{{Protocol: "TCP", Port: 80}}},
+			}}})
 	}
 	f.take("c2", replica.Result{Changes: changes, Completed: semaphorev1.Kind_KIND_SERVICE})
 	f.take("c2", replica.Result{Completed: semaphorev1.Kind_KIND_ENDPOINT_SLICE})
@@ -80,26 +85,26 @@ func (f *fixture) take(cluster string, r replica.Result) {
 	}
 }
 
-func (f *fixture) verdict(i int) apply.Verdict {
-	var a apply.Answer[*corev1.Service] = f.DesiredServices().Want(mirrorName(i), "c2")
+func (f *fixture) verdict(i int) writes.Verdict {
+	var a writes.Answer[*corev1.Service] = f.DesiredServices().Want(mirrorName(i), "c2")
 	return a.Verdict
 }
 
 func TestNothingIsGoneBeforeASnapshotIsWhole(t *testing.T) {
 	f := newFixture(t, 3)
 	f.take("c3", replica.Result{Completed: semaphorev1.Kind_KIND_SERVICE})
-	if v := f.verdict(0); v != apply.Unknown {
+	if v := f.verdict(0); v != writes.Unknown {
 		t.Errorf("with no snapshot of c2 the verdict is %v", v)
 	}
 	f.snapshot(2)
-	if a, b := f.verdict(0), f.verdict(2); a != apply.Present || b != apply.Absent {
+	if a, b := f.verdict(0), f.verdict(2); a != writes.Present || b != writes.Absent {
 		t.Errorf("with a snapshot of two the verdicts are %v and, for the third, %v", a, b)
 	}
 }
 
 func TestAnObjectOfARemoteThatIsNotConfiguredIsGone(t *testing.T) {
 	f := newFixture(t, 0)
-	if a := f.DesiredServices().Want("c9-shop-73736d-s0", "c9"); a.Verdict != apply.Absent {
+	if a := f.DesiredServices().Want("c9-shop-73736d-s0", "c9"); a.Verdict != writes.Absent {
 		t.Errorf("the verdict is %v", a.Verdict)
 	}
 }
@@ -107,21 +112,21 @@ func TestAnObjectOfARemoteThatIsNotConfiguredIsGone(t *testing.T) {
 func TestAFirstSnapshotThatWithdrawsMostIsHeld(t *testing.T) {
 	f := newFixture(t, 40)
 	f.snapshot(10)
-	if v := f.verdict(30); v != apply.Unknown {
+	if v := f.verdict(30); v != writes.Unknown {
 		t.Fatalf("30 of 40 withdrawn by a first snapshot, and the verdict is %v", v)
 	}
-	if v := f.verdict(5); v != apply.Present {
+	if v := f.verdict(5); v != writes.Present {
 		t.Errorf("what is exported has the verdict %v", v)
 	}
 	if len(f.told) != 1 || !strings.Contains(f.told[0], "withdraws 30 of 40") {
-		t.Errorf("told: %q", f.told)
+		t.Errorf("warned: %q", f.told)
 	}
-	if p := f.Problems(); len(p) != 1 || !strings.Contains(p[0], "held back") {
+	if p := finding.Texts(f.Findings()); len(p) != 1 || !strings.Contains(p[0], "retained since") {
 		t.Errorf("problems: %q", p)
 	}
 	f.snapshot(10)
-	if v := f.verdict(30); v != apply.Unknown {
-		t.Errorf("a second snapshot at once lets go: %v", v)
+	if v := f.verdict(30); v != writes.Unknown {
+		t.Errorf("a second snapshot at once releases: %v", v)
 	}
 	f.now = f.now.Add(9 * time.Minute)
 	if f.ResyncDue("c2") {
@@ -131,15 +136,15 @@ func TestAFirstSnapshotThatWithdrawsMostIsHeld(t *testing.T) {
 	if !f.ResyncDue("c2") || f.ResyncDue("c3") {
 		t.Error("after the hold no other snapshot is asked for, or one of another remote")
 	}
-	if v := f.verdict(30); v != apply.Unknown {
-		t.Errorf("time alone lets go: %v", v)
+	if v := f.verdict(30); v != writes.Unknown {
+		t.Errorf("time alone releases: %v", v)
 	}
 	f.snapshot(10)
-	if v := f.verdict(30); v != apply.Absent {
+	if v := f.verdict(30); v != writes.Absent {
 		t.Errorf("after the hold a snapshot that says the same has the verdict %v", v)
 	}
-	if f.ResyncDue("c2") || len(f.Problems()) != 0 {
-		t.Errorf("still held: %v", f.Problems())
+	if f.ResyncDue("c2") || len(finding.Texts(f.Findings())) != 0 {
+		t.Errorf("still held: %v", finding.Texts(f.Findings()))
 	}
 }
 
@@ -148,7 +153,7 @@ func TestASnapshotThatHasItAllAgainEndsTheHold(t *testing.T) {
 	f.snapshot(0)
 	f.verdict(0)
 	f.snapshot(39)
-	if v := f.verdict(39); v != apply.Absent {
+	if v := f.verdict(39); v != writes.Absent {
 		t.Errorf("one of 40 has gone, and the verdict is %v", v)
 	}
 }
@@ -161,12 +166,12 @@ func TestTheOperatorReleases(t *testing.T) {
 		t.Errorf("released %v of a remote of which nothing is held", let)
 	}
 	if let := f.Release("c2", semaphorev1.Kind_KIND_SET_MEMBER); len(let) != 0 {
-		t.Errorf("another kind's release lets go %v", let)
+		t.Errorf("another kind's release removes %v", let)
 	}
 	if let := f.Release("c2"); let[semaphorev1.Kind_KIND_SERVICE] != 30 || f.loop.woken == 0 {
 		t.Errorf("released %v, woken %d times", let, f.loop.woken)
 	}
-	if v := f.verdict(30); v != apply.Absent {
+	if v := f.verdict(30); v != writes.Absent {
 		t.Errorf("released, and the verdict is %v", v)
 	}
 }
@@ -175,12 +180,47 @@ func TestTheGuardWaitsForWhatIsThere(t *testing.T) {
 	f := newFixture(t, 40)
 	f.loop.synced = false
 	f.snapshot(10)
-	if v := f.verdict(30); v != apply.Unknown {
+	if v := f.verdict(30); v != writes.Unknown {
 		t.Errorf("what is there is not known, and the verdict is %v", v)
 	}
 	f.loop.synced, f.loop.names = true, f.loop.names[:11]
 	f.DesiredServices().Synced()
-	if v := f.verdict(10); v != apply.Absent {
+	if v := f.verdict(10); v != writes.Absent {
 		t.Errorf("one of eleven has gone, and the verdict is %v", v)
+	}
+}
+
+// TestWantOnlyReads: a slice whose endpoints were all withdrawn is deleted where it exists, however often somebody asks
+// whether it is wanted where it does not. Only the loop that is about to write it finds out that it does not exist.
+func TestWantOnlyReads(t *testing.T) {
+	f := newFixture(t, 0)
+	object := func(kind semaphorev1.Kind, o *semaphorev1.Object) replica.Change {
+		key := &semaphorev1.ObjectKey{Kind: kind, Namespace: "shop", Name: "web"}
+		return replica.Change{Key: replica.KeyOf(key), New: o}
+	}
+	ports := []*semaphorev1.Port{{Protocol: "TCP", Port: 80}}
+	f.take("c2", replica.Result{Changes: []replica.Change{
+		object(semaphorev1.Kind_KIND_SERVICE, &semaphorev1.Object{Spec: &semaphorev1.Object_Service{
+			Service: &semaphorev1.Service{Mirror: true, Ports: ports}}}),
+		object(semaphorev1.Kind_KIND_ENDPOINT_SLICE, &semaphorev1.Object{Spec: &semaphorev1.Object_EndpointSlice{
+			EndpointSlice: &semaphorev1.EndpointSlice{Service: "web", AddressType: "IPv4", Ports: ports,
+				Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}}}}}}),
+	}})
+	names := f.DesiredSlices().Names()
+	if len(names) != 1 {
+		t.Fatalf("the slices %v are wanted, not one", names)
+	}
+	f.take("c2", replica.Result{Changes: []replica.Change{object(semaphorev1.Kind_KIND_ENDPOINT_SLICE, nil)}})
+	desired := f.DesiredSlices()
+	for range 2 {
+		desired.Want(names[0], "")
+	}
+	desired.Start(names[0], "c2") // and its deletion fails
+	if a := desired.Want(names[0], "c2"); a.Verdict != writes.Absent {
+		t.Errorf("where it exists the verdict is %v", a.Verdict)
+	}
+	desired.Start(names[0], "")
+	if a := desired.Want(names[0], "c2"); a.Verdict != writes.Unknown {
+		t.Errorf("when its loop has found that it does not exist, the verdict is %v", a.Verdict)
 	}
 }

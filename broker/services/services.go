@@ -1,14 +1,19 @@
-// Package services is the engine of mirrors and global services: it takes what remotes export of Services and EndpointSlices, and says
-// which of both stand in the own cluster.
+// Package services is the engine of mirrors and global services: it decides which Services and EndpointSlices exist in
+// the own cluster, from those that remotes export.
 //
-// In go changes of replicas, from a queue that takes the remotes in turn; what stands in the cluster; which remotes are gone, and drains. Out go
-// the names that may have to change, to the loops that write, which ask what is wanted under a name; and problems. An engine owns
-// its state, behind one lock that is held for a part of a message at a time. It writes nothing, and knows neither streams nor apiservers.
+// It takes changes of replicas, from a queue that serves the remotes in turn; the existing objects; which remotes are
+// gone; and drains. It passes names that may have to change to the loops that write, which ask for the desired object;
+// and it reports problems. An engine owns its state, behind one lock that it holds for a part of a message at a time.
+// It writes nothing, and knows neither streams nor apiservers.
+//
+// Of the broker's packages it may import apply/writes, drain, endpoints, kinds, mirror, problem, queue, replica and
+// retain.
 package services
 
 import (
 	"cmp"
 	"context"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -17,16 +22,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/drain"
 	"github.com/kube-semaphore/semaphore/broker/endpoints"
+	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/retain"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -36,12 +44,15 @@ const (
 	kindSlice   = semaphorev1.Kind_KIND_ENDPOINT_SLICE
 )
 
-// afterService is when a slice is asked for again whose Service does not stand; it is asked for as soon as that does.
-const afterService = time.Minute
+// missingServiceRetry is when a slice is tried again whose Service does not exist; it is also tried when the Service
+// is created.
+const missingServiceRetry = time.Minute
 
-// Engine is that of one broker. Its methods may be called from any goroutine.
+// Engine is the engine of one broker. Its methods are safe for concurrent use.
 type Engine struct {
-	warn     apply.Warn
+	warn     writes.Warn
+	brake    config.Brake
+	own      *config.Remote
 	now      func() time.Time
 	queue    *queue.Queue
 	problems problem.Board
@@ -49,81 +60,165 @@ type Engine struct {
 	mu      sync.RWMutex
 	plan    *mirror.Plan
 	remotes map[string]*remote
-	// names are those of the remotes, sorted.
+	// names of the remotes, sorted.
 	names []string
-	// drains are as operators wrote them.
+	// drains as operators wrote them.
 	drains drain.Set
-	// services and slices are the loops that write, nil before Bind; endpoints is nil where none are wanted.
-	services, slices, endpoints apply.Loop
+	// services and slices are the loops that write, nil before Bind; endpoints and imports are nil if none are written.
+	services, slices, endpoints, imports writes.Loop
+	// importSlices writes the slices beside imports; nil if none are written.
+	importSlices writes.Loop
 }
 
-// remote is what is known of one, or of the own cluster where its exporter is taken.
+// remote is the state of one remote, or of the own cluster if its exporter is accepted.
 type remote struct {
 	name string
-	// services and slices are the rules for what stands of it.
+	// services and slices decide whether existing objects of the remote are retained.
 	services, slices *retain.Guard
-	// nodes are those of the remote, for drains.
+	// nodes of the remote, for drains.
 	nodes map[string]*semaphorev1.Node
 }
 
-// New makes the engine of a broker that has heard nothing yet. now is the clock, time.Now but in a simulation.
-func New(cfg *config.Broker, warn apply.Warn, now func() time.Time) *Engine {
+// New makes an engine without objects. now is the clock: time.Now except in a simulation.
+func New(cfg *config.Broker, warn writes.Warn, now func() time.Time) *Engine {
 	e := &Engine{
-		warn: warn, now: now, queue: queue.New(cut, kindNode, kindService, kindSlice),
+		warn: warn, brake: cfg.Brake, own: cfg.Own(), now: now, queue: queue.New(split, kindNode, kindService, kindSlice),
 		plan: mirror.New(cfg), remotes: map[string]*remote{},
 	}
-	add := func(name string) {
-		e.remotes[name] = &remote{
-			name:     name,
-			services: retain.New(name, "services", cfg.Brake, kindService),
-			slices:   retain.New(name, "endpointslices", cfg.Brake, kindService, kindSlice),
-			nodes:    map[string]*semaphorev1.Node{},
-		}
-		e.names = append(e.names, name)
-	}
-	for _, r := range cfg.Remotes {
-		add(r.Name)
-	}
-	if own := cfg.Own(); own != nil {
-		add(own.Name)
-	}
-	slices.Sort(e.names)
+	e.configure(cfg.Remotes)
 	return e
 }
 
-// Bind says which loops write Services and slices. It is called once, before anything runs: the loops are made with what is wanted.
-func (e *Engine) Bind(services, slices apply.Loop) { e.services, e.slices = services, slices }
-
-// BindEndpoints says which loop writes Endpoints. It is called after Bind, where they are wanted.
-func (e *Engine) BindEndpoints(endpoints apply.Loop) {
-	e.endpoints, e.services = endpoints, both{e.services, endpoints}
+// configure takes the configured remotes, and returns the names of those that are missing now.
+func (e *Engine) configure(remotes []config.Remote) (removed []string) {
+	all := map[string]*remote{}
+	add := func(name string) {
+		if all[name] = e.remotes[name]; all[name] == nil {
+			all[name] = &remote{
+				name:     name,
+				services: retain.New(name, kinds.Service, e.brake, kindService),
+				slices:   retain.New(name, kinds.EndpointSlice, e.brake, kindService, kindSlice),
+				nodes:    map[string]*semaphorev1.Node{},
+			}
+		}
+	}
+	for _, r := range remotes {
+		add(r.Name)
+	}
+	if e.own != nil {
+		add(e.own.Name)
+	}
+	for _, name := range e.names {
+		if all[name] == nil {
+			removed = append(removed, name)
+		}
+	}
+	e.remotes, e.names = all, slices.Sorted(maps.Keys(all))
+	return removed
 }
 
-// both are the loops of Services and of Endpoints, which come and go together.
-type both struct {
-	apply.Loop
-	endpoints apply.Loop
+// Follow takes the configured remotes. The Services of those that remain continue; a new one begins without any, and
+// the objects of one that is missing are deleted. Those that remain must have the same order, prefixes and subnets.
+func (e *Engine) Follow(remotes []config.Remote) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	removed := e.configure(remotes)
+	e.mark(e.plan.Follow(remotes, e.now()))
+	e.drain() // of nodes that are missing now
+	e.evaluate()
+	for _, name := range removed {
+		e.services.WakeOwned(name)
+		e.slices.WakeOwned(name)
+	}
+	if len(removed) > 0 { // global Services may have waited for them
+		e.services.WakeOwned("")
+		e.slices.WakeOwned("")
+	}
 }
 
-func (b both) WakeOwned(cluster string) {
+// Leftovers reports whether objects of a cluster exist, or something of it is queued.
+func (e *Engine) Leftovers(cluster string) bool {
+	owned := func(loop writes.Loop) bool {
+		names, _ := loop.Owned(cluster) // those that are not known yet are observed like all others
+		return len(names) > 0
+	}
+	return e.queue.Holds(cluster) || owned(e.services) || owned(e.slices)
+}
+
+// Bind sets the loops that write Services and slices, which are made with the engine's desired objects. It must be
+// called once, before anything runs.
+func (e *Engine) Bind(services, slices writes.Loop) { e.services, e.slices = services, slices }
+
+// BindEndpoints sets the loop that writes Endpoints, if they are desired. It must be called after Bind.
+func (e *Engine) BindEndpoints(endpoints writes.Loop) {
+	e.endpoints, e.services = endpoints, loops{e.services, endpoints}
+}
+
+// BindImports sets the loop that writes ServiceImports, if they are desired. It must be called after Bind.
+func (e *Engine) BindImports(imports writes.Loop) {
+	e.imports, e.services = imports, loops{e.services, imports}
+}
+
+// BindImportSlices sets the loop that writes the EndpointSlices beside ServiceImports, if they are desired. It must be
+// called after BindImports.
+func (e *Engine) BindImportSlices(importSlices writes.Loop) {
+	e.importSlices, e.slices = importSlices, loops{e.slices, importSlices}
+}
+
+// SetNamespaces sets which namespaces the own cluster has: ServiceImports are written only into these.
+func (e *Engine) SetNamespaces(names []string) {
+	e.mu.Lock()
+	imports, importSlices := e.plan.SetNamespaces(names)
+	e.mu.Unlock()
+	e.wakeImports(imports, importSlices)
+}
+
+// SetNamespace records whether a namespace exists.
+func (e *Engine) SetNamespace(name string, exists bool) {
+	e.mu.Lock()
+	imports, importSlices := e.plan.SetNamespace(name, exists)
+	e.mu.Unlock()
+	e.wakeImports(imports, importSlices)
+}
+
+func (e *Engine) wakeImports(imports, importSlices []string) {
+	for _, name := range imports {
+		e.imports.Wake(name)
+	}
+	if e.importSlices == nil {
+		return
+	}
+	for _, name := range importSlices {
+		e.importSlices.Wake(name)
+	}
+}
+
+// loops are a loop and that of other objects, which are created and deleted with its own: Endpoints and ServiceImports
+// with Services, and the slices beside ServiceImports with those of Services.
+type loops struct {
+	writes.Loop
+	with writes.Loop
+}
+
+func (b loops) WakeOwned(cluster string) {
 	b.Loop.WakeOwned(cluster)
-	b.endpoints.WakeOwned(cluster)
+	b.with.WakeOwned(cluster)
 }
 
-func (b both) WakeAll() {
+func (b loops) WakeAll() {
 	b.Loop.WakeAll()
-	b.endpoints.WakeAll()
+	b.with.WakeAll()
 }
 
-// Queue is where what streams led to waits for the engine.
+// Queue returns the queue of replicas' changes for the engine.
 func (e *Engine) Queue() *queue.Queue { return e.queue }
 
-// Run takes what waits until ctx ends, and decides what time alone changes.
+// Run handles the queue, and changes that are due by time, until ctx ends.
 func (e *Engine) Run(ctx context.Context) error {
 	return e.queue.Run(ctx, e.Take, e.Next, e.Due)
 }
 
-// Take applies a part of what a message led to.
+// Take handles a part of a message's changes.
 func (e *Engine) Take(p queue.Part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -150,59 +245,60 @@ func (e *Engine) Take(p queue.Part) {
 	if p.Completed == kindService || p.Completed == kindSlice {
 		r.services.Complete(p.Completed)
 		r.slices.Complete(p.Completed)
-		e.settle()
+		e.evaluate()
 		e.services.WakeOwned(p.Cluster)
-		e.services.WakeOwned("") // global ones, which wait for every cluster
+		e.services.WakeOwned("") // global Services wait for every cluster
 		e.slices.WakeOwned(p.Cluster)
 	}
 }
 
-// settle evaluates what must stay of each remote, and takes what is gone of those of which all was heard.
-func (e *Engine) settle() {
+// evaluate decides which objects of each remote are retained, and completes the remotes that retain none.
+func (e *Engine) evaluate() {
 	for _, name := range e.names {
 		r := e.remotes[name]
-		apply.Evaluate(r.services, e.services, e.now(), e.plan.Wants, e.warn)
+		writes.Evaluate(r.services, e.services, e.now(), e.plan.Wants, e.warn)
 		if !e.plan.Begun() {
-			continue // no endpoint has a place yet
+			continue // endpoints are not assigned to slices yet
 		}
-		apply.Evaluate(r.slices, e.slices, e.now(), func(slice string) bool { return e.plan.HoldsExported(name, slice) }, e.warn)
+		writes.Evaluate(r.slices, e.slices, e.now(),
+			func(slice string) bool { return e.plan.HoldsExported(name, slice) }, e.warn)
 		if !e.plan.IsComplete(name) && !r.slices.Retains() {
 			e.mark(e.plan.Complete(name, e.now()))
 		}
 	}
 }
 
-// synced is called when it has become known what stands in the cluster, as far as one loop knows. Decisions are made once both do: all names are
-// asked for again then, and none before.
+// synced is called when one loop knows the existing objects. Decisions begin when both do: then all names are
+// evaluated.
 func (e *Engine) synced() {
 	e.mu.Lock()
 	begins := !e.plan.Begun() && e.services.Synced() && e.slices.Synced()
 	if begins {
 		e.mark(e.plan.Begin(e.now()))
 	}
-	e.settle()
+	e.evaluate()
 	e.mu.Unlock()
-	if begins { // the loops ask for all names
+	if begins { // the loops evaluate all names
 		e.services.WakeAll()
 		e.slices.WakeAll()
 	}
 }
 
-// Next is when time alone changes something; zero for never.
+// Next returns when something changes by time alone; zero for never.
 func (e *Engine) Next() time.Time {
-	e.mu.Lock() // it forgets times that are none any more
+	e.mu.Lock() // it drops outdated times
 	defer e.mu.Unlock()
 	return e.plan.Next()
 }
 
-// Due decides what time alone has changed.
+// Due handles changes that are due by time.
 func (e *Engine) Due() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mark(e.plan.Due(e.now()))
 }
 
-// mark has the loops ask again for what was touched, and shows what is wrong now.
+// mark makes the loops evaluate the touched names again, and updates the problems.
 func (e *Engine) mark(touches mirror.Touches) {
 	for _, t := range touches.Services {
 		e.services.Mark(t.Name, t.Cluster, t.ObservedAt)
@@ -210,32 +306,42 @@ func (e *Engine) mark(touches mirror.Touches) {
 	for _, t := range touches.Slices {
 		e.slices.Mark(t.Name, t.Cluster, t.ObservedAt)
 	}
+	if e.imports != nil {
+		for _, t := range touches.Imports {
+			e.imports.Mark(t.Name, t.Cluster, t.ObservedAt)
+		}
+	}
+	if e.importSlices != nil {
+		for _, t := range touches.ImportSlices {
+			e.importSlices.Mark(t.Name, t.Cluster, t.ObservedAt)
+		}
+	}
 	if e.endpoints != nil {
 		for _, t := range touches.Endpoints {
 			e.endpoints.Mark(t.Name, t.Cluster, t.ObservedAt)
 		}
 	}
 	e.problems.Take(e.plan.Problems(), e.warn)
-	e.queue.Wake() // it may be another time that is next
+	e.queue.Wake() // the next due time may have changed
 }
 
-// SetGone takes whether a cluster is gone, by whatever signs. Global services that have other endpoints do without its
-// own, as their settings say.
+// SetGone sets whether a cluster is gone. Global services with other endpoints then use none of its endpoints, if so
+// configured.
 func (e *Engine) SetGone(cluster string, gone bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mark(e.plan.SetGone(cluster, gone, e.now()))
 }
 
-// Await says that it is being found out whether clusters are there: SetGone says so of each. Until then global services keep to
-// what the broker before found.
-func (e *Engine) Await(clusters ...string) {
+// MarkLivenessUnknown marks clusters whose liveness is not known until SetGone is called. Meanwhile global services
+// keep the decision of the previous broker.
+func (e *Engine) MarkLivenessUnknown(clusters ...string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.plan.MarkPresenceUnknown(clusters...)
 }
 
-// SetDrains takes what operators want out of use.
+// SetDrains sets the drains.
 func (e *Engine) SetDrains(all drain.Set) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -243,7 +349,7 @@ func (e *Engine) SetDrains(all drain.Set) {
 	e.drain()
 }
 
-// drain takes the drains to the services, those of nodes with all that is known of the nodes.
+// drain passes the drains to the plan, those of nodes with the known pod CIDRs of the nodes.
 func (e *Engine) drain() {
 	e.mark(e.plan.SetDrains(e.drains.With(func(cluster, node string) (out []netip.Prefix) {
 		r := e.remotes[cluster]
@@ -251,7 +357,7 @@ func (e *Engine) drain() {
 			return nil
 		}
 		for _, cidr := range r.nodes[node].GetPodCidrs() {
-			if prefix, err := netip.ParsePrefix(cidr); err == nil { // admission lets no other in
+			if prefix, err := netip.ParsePrefix(cidr); err == nil { // admission refuses others
 				out = append(out, prefix.Masked())
 			}
 		}
@@ -259,7 +365,7 @@ func (e *Engine) drain() {
 	}), e.now()))
 }
 
-// PodCIDRs are those that a remote says its node has; none for a node that is not known.
+// PodCIDRs returns the pod CIDRs that a remote exports for a node; none for an unknown node.
 func (e *Engine) PodCIDRs(cluster, node string) []string {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -269,13 +375,13 @@ func (e *Engine) PodCIDRs(cluster, node string) []string {
 	return nil
 }
 
-// Affected are the Services that have endpoints which a drain covers, or would.
+// Affected returns the Services with endpoints that a drain covers, or would cover.
 func (e *Engine) Affected(d drain.Drain) (out []mirror.Affected) {
 	e.inParts(func(targets []string) { out = append(out, e.plan.Affected(d, targets...)...) })
 	return out
 }
 
-// Drained is what the drains that hold keep out of use.
+// Drained returns what active drains exclude.
 func (e *Engine) Drained() map[drain.Target]mirror.Drained {
 	out := map[drain.Target]mirror.Drained{}
 	e.inParts(func(targets []string) {
@@ -288,30 +394,30 @@ func (e *Engine) Drained() map[drain.Target]mirror.Drained {
 	return out
 }
 
-// Services are the Services of ours that hold endpoints, and which clusters they use.
+// Services returns the Services of the broker with endpoints, and the clusters that they use.
 func (e *Engine) Services() (out []mirror.Described) {
 	e.inParts(func(targets []string) { out = append(out, e.plan.Describe(targets...)...) })
 	return out
 }
 
-// atOnce is how many Services are read with the lock held once: what a person asks keeps nobody waiting.
-const atOnce = 32
+// servicesPerLock is how many Services are read under one lock, so that an operator's request delays nothing.
+const servicesPerLock = 32
 
-// inParts calls do with some names of Services after the other, in order, and the lock held for reading.
+// inParts calls do with parts of the names of Services, in order, holding the read lock.
 func (e *Engine) inParts(do func(targets []string)) {
 	e.mu.RLock()
 	names := e.plan.Targets()
 	e.mu.RUnlock()
-	for part := range slices.Chunk(names, atOnce) {
+	for part := range slices.Chunk(names, servicesPerLock) {
 		e.mu.RLock()
 		do(part)
 		e.mu.RUnlock()
 	}
 }
 
-// Heard says whether a cluster has told all its services and endpoints, and nothing that it withdraws by that is held
-// back; all clusters, for an empty name.
-func (e *Engine) Heard(cluster string) bool {
+// ServicesComplete reports whether a cluster's services and endpoints are complete and none is retained; of all
+// clusters if the name is empty.
+func (e *Engine) ServicesComplete(cluster string) bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	if cluster != "" {
@@ -323,18 +429,19 @@ func (e *Engine) Heard(cluster string) bool {
 	})
 }
 
-// mayGo says whether a Service that came from a cluster may go when nobody wants it. One that does not say where it came from, because it is a global one
-// or because its label was taken off by hand, may when it can be of no remote. The caller holds mu.
-func (e *Engine) mayGo(owner string) bool {
+// mayDelete reports whether an undesired Service of a cluster may be deleted. A Service without a source cluster, a
+// global one or one whose label was removed by hand, may be deleted when it can belong to no remote. The caller must
+// hold mu.
+func (e *Engine) mayDelete(owner string) bool {
 	if owner != "" {
 		r := e.remotes[owner]
-		return r == nil || !r.services.Retains() // of a remote that is not configured: the operator's word
+		return r == nil || !r.services.Retains() // of a remote that the operator removed from the configuration
 	}
 	return !slices.ContainsFunc(e.names, func(name string) bool { return e.remotes[name].services.Retains() })
 }
 
-// slicesMayGo is mayGo of slices. One without a label may when all clusters were heard.
-func (e *Engine) slicesMayGo(owner string) bool {
+// mayDeleteSlice is mayDelete for slices. A slice without a label may be deleted when all clusters are complete.
+func (e *Engine) mayDeleteSlice(owner string) bool {
 	if owner != "" {
 		r := e.remotes[owner]
 		return r == nil || !r.slices.Retains()
@@ -342,7 +449,7 @@ func (e *Engine) slicesMayGo(owner string) bool {
 	return !slices.ContainsFunc(e.names, func(name string) bool { return !e.remotes[name].slices.Heard() })
 }
 
-// serviceNames are the names of the desired Services.
+// serviceNames returns the names of the desired Services.
 func (e *Engine) serviceNames() []string {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -350,15 +457,15 @@ func (e *Engine) serviceNames() []string {
 	return services
 }
 
-// answerOfService is the answer for a Service, or for an object that comes and goes with it. desired returns a zero object
-// although it is wanted while the object is not known.
+// answerOfService returns the answer for a Service, or for an object that exists with it. desired returns a zero
+// object with wanted if the desired object is not known yet.
 func answerOfService[T interface {
-	apply.Object
+	writes.Object
 	comparable
-}](e *Engine, name, owner string, desired func(name string) (object T, wanted bool)) apply.Answer[T] {
+}](e *Engine, name, owner string, desired func(name string) (object T, wanted bool)) writes.Answer[T] {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	unknown := apply.Answer[T]{Verdict: apply.Unknown}
+	unknown := writes.Answer[T]{Verdict: writes.Unknown}
 	if !e.plan.Begun() {
 		return unknown
 	}
@@ -366,15 +473,15 @@ func answerOfService[T interface {
 	if wanted && object == *new(T) || !wanted && e.plan.HasUnconfirmedEndpoints(name) {
 		return unknown
 	}
-	return apply.Decide(object, wanted, owner, e.mayGo)
+	return writes.Decide(object, wanted, owner, e.mayDelete)
 }
 
-// DesiredServices is what the loop of Services asks.
-func (e *Engine) DesiredServices() apply.Desired[*corev1.Service] {
-	return apply.Desired[*corev1.Service]{
+// DesiredServices is the input of the loop of Services.
+func (e *Engine) DesiredServices() writes.Desired[*corev1.Service] {
+	return writes.Desired[*corev1.Service]{
 		Names:  e.serviceNames,
 		Synced: e.synced,
-		Want: func(name, owner string) apply.Answer[*corev1.Service] {
+		Want: func(name, owner string) writes.Answer[*corev1.Service] {
 			return answerOfService(e, name, owner, e.plan.Service)
 		},
 		Observed: func(name string, service *corev1.Service, there bool) {
@@ -388,9 +495,9 @@ func (e *Engine) DesiredServices() apply.Desired[*corev1.Service] {
 	}
 }
 
-// DesiredSlices is what the loop of EndpointSlices asks.
-func (e *Engine) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
-	return apply.Desired[*discoveryv1.EndpointSlice]{
+// DesiredSlices is the input of the loop of EndpointSlices.
+func (e *Engine) DesiredSlices() writes.Desired[*discoveryv1.EndpointSlice] {
+	return writes.Desired[*discoveryv1.EndpointSlice]{
 		Names: func() []string {
 			e.mu.RLock()
 			defer e.mu.RUnlock()
@@ -398,12 +505,16 @@ func (e *Engine) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 			return names
 		},
 		Synced: e.synced,
-		Want: func(name, owner string) apply.Answer[*discoveryv1.EndpointSlice] {
-			answer, ended := e.wantSlice(name, owner)
+		Want: func(name, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
+			answer, _ := e.desiredSlice(name, owner)
+			return answer
+		},
+		Reserve: func(name, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
+			answer, ended := e.desiredSlice(name, owner)
 			if ended && owner == "" {
 				e.mu.Lock()
 				defer e.mu.Unlock()
-				e.plan.ForgetEnded(name) // nothing is to be remembered of it any more
+				e.plan.ForgetEnded(name) // it does not exist
 			}
 			return answer
 		},
@@ -418,36 +529,84 @@ func (e *Engine) DesiredSlices() apply.Desired[*discoveryv1.EndpointSlice] {
 	}
 }
 
-// DesiredEndpoints is what the loop of Endpoints asks. They come and go with their Services.
-func (e *Engine) DesiredEndpoints() apply.Desired[*endpoints.Endpoints] {
-	return apply.Desired[*endpoints.Endpoints]{
+// DesiredEndpoints is the input of the loop of Endpoints, which exist with their Services.
+func (e *Engine) DesiredEndpoints() writes.Desired[*endpoints.Endpoints] {
+	return writes.Desired[*endpoints.Endpoints]{
 		Names: e.serviceNames,
-		Want: func(name, owner string) apply.Answer[*endpoints.Endpoints] {
+		Want: func(name, owner string) writes.Answer[*endpoints.Endpoints] {
 			return answerOfService(e, name, owner, e.plan.Endpoints)
 		},
 	}
 }
 
-// wantSlice is what is wanted under the name of a slice. ended says that something is remembered of one that has ended.
-func (e *Engine) wantSlice(name, owner string) (a apply.Answer[*discoveryv1.EndpointSlice], ended bool) {
+// DesiredImports is the input of the loop of ServiceImports, whose names are NAMESPACE/NAME.
+func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
+	return writes.Desired[*mcsv1beta1.ServiceImport]{
+		Names: func() []string {
+			e.mu.RLock()
+			defer e.mu.RUnlock()
+			return e.plan.Imports()
+		},
+		Want: func(name, owner string) writes.Answer[*mcsv1beta1.ServiceImport] {
+			e.mu.RLock()
+			defer e.mu.RUnlock()
+			unknown := writes.Answer[*mcsv1beta1.ServiceImport]{Verdict: writes.Unknown}
+			if !e.plan.Begun() {
+				return unknown
+			}
+			object, wanted := e.plan.Import(name)
+			if wanted && object == nil || !wanted && e.plan.HasUnconfirmedEndpoints(mirror.DerivedService(name)) {
+				return unknown
+			}
+			return writes.Decide(object, wanted, owner, e.mayDelete)
+		},
+	}
+}
+
+// DesiredImportSlices is the input of the loop of the slices beside ServiceImports, whose names are NAMESPACE/NAME.
+func (e *Engine) DesiredImportSlices() writes.Desired[*discoveryv1.EndpointSlice] {
+	return writes.Desired[*discoveryv1.EndpointSlice]{
+		Names: func() []string {
+			e.mu.RLock()
+			defer e.mu.RUnlock()
+			return e.plan.ImportSlices()
+		},
+		Want: func(name, owner string) writes.Answer[*discoveryv1.EndpointSlice] {
+			e.mu.RLock()
+			defer e.mu.RUnlock()
+			slice, wanted := (*discoveryv1.EndpointSlice)(nil), true
+			if e.plan.Begun() {
+				slice, wanted = e.plan.ImportSlice(name)
+			}
+			if wanted && slice == nil {
+				return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown}
+			}
+			// It follows the slice of the derived Service, for which the guards decide.
+			return writes.Decide(slice, wanted, owner, func(string) bool { return true })
+		},
+	}
+}
+
+// desiredSlice returns the answer for a slice. ended means that the plan remembers an ended slice of the name.
+func (e *Engine) desiredSlice(name, owner string) (a writes.Answer[*discoveryv1.EndpointSlice], ended bool) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	if !e.plan.Begun() {
-		return apply.Answer[*discoveryv1.EndpointSlice]{Verdict: apply.Unknown}, false
+		return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown}, false
 	}
 	of, ended := e.plan.Ended(name)
 	if ended && of == owner {
-		return apply.Answer[*discoveryv1.EndpointSlice]{Verdict: apply.Absent}, true
+		return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Absent}, true
 	}
 	s, _, wanted := e.plan.Slice(name)
-	a = apply.Decide(s, wanted, owner, e.slicesMayGo)
-	if a.Verdict == apply.Present && owner == "" && !e.plan.ServiceExists(s.Labels[discoveryv1.LabelServiceName]) {
-		return apply.Answer[*discoveryv1.EndpointSlice]{Verdict: apply.Unknown, Again: afterService}, ended
+	a = writes.Decide(s, wanted, owner, e.mayDeleteSlice)
+	if a.Verdict == writes.Present && owner == "" && !e.plan.ServiceExists(s.Labels[discoveryv1.LabelServiceName]) {
+		return writes.Answer[*discoveryv1.EndpointSlice]{Verdict: writes.Unknown, Again: missingServiceRetry}, ended
 	}
 	return a, ended
 }
 
-// ResyncDue says whether another whole snapshot of a remote would let go what its first one seemed to withdraw.
+// ResyncDue reports whether another complete snapshot of a remote would release retained objects.
 func (e *Engine) ResyncDue(cluster string) bool {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -455,8 +614,8 @@ func (e *Engine) ResyncDue(cluster string) bool {
 	return r != nil && (r.services.Due(e.now()) || r.slices.Due(e.now()))
 }
 
-// Release lets go what the first snapshot of a remote withdrew and the brake holds, of some kinds or of all. It returns
-// how many objects go, by the kind that they were made for.
+// Release removes what the brake retains after the first snapshot of a remote, of some kinds or of all. It returns the
+// number of objects by the kind that they were made for.
 func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -473,30 +632,29 @@ func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 		}
 	}
 	if len(released) > 0 {
-		e.settle()
+		e.evaluate()
 		e.services.WakeOwned(cluster)
 		e.slices.WakeOwned(cluster)
 	}
 	return released
 }
 
-// Problems are what is held back, a line each, and some of what is wrong with each remote's services.
-func (e *Engine) Problems() (lines []string) {
+// Findings are the services of remotes that have no mirror, or another than was exported, and what is retained of what
+// an earlier broker wrote.
+func (e *Engine) Findings() (found []finding.Finding) {
 	e.mu.RLock()
 	for _, name := range e.names {
 		for _, g := range []*retain.Guard{e.remotes[name].slices, e.remotes[name].services} {
-			if line := g.Problem(); line != "" {
-				lines = append(lines, line)
-			}
+			found = append(found, finding.Line(finding.HeldBack, name, g.Problem())...)
 		}
 	}
 	e.mu.RUnlock()
-	return append(lines, e.problems.Lines()...)
+	return append(found, e.problems.Findings()...)
 }
 
-// cut takes the changes of one message apart at borders of Services: an endpoint that passes from one slice of a Service to another within
-// a message has not gone. What a slice says that passes from one Service to another belongs to both.
-func cut(changes []replica.Change) [][]replica.Change {
+// split splits the changes of one message between Services, so that an endpoint that moves between slices of a Service
+// within a message is not removed in between. A slice that moves to another Service joins both.
+func split(changes []replica.Change) [][]replica.Change {
 	type service struct{ namespace, name string }
 	group := map[service]int{}
 	parent := []int{}
@@ -555,18 +713,32 @@ func cut(changes []replica.Change) [][]replica.Change {
 }
 
 var serviceProblems = prometheus.NewDesc("semaphore_broker_service_problems",
-	"Services of a remote that are not mirrored, or not as they say, by reason: TooLong and NameTaken (the name that a mirror or global service would have), Settings (its global service has another cluster's), Hostname (another cluster's pod has the same name in its global service).",
+	"Services of a remote that are not mirrored, or not as configured, by reason: TooLong and NameTaken (the name of "+
+		"its mirror or global service), Settings (its global service has another cluster's), Hostname (another cluster's "+
+		"pod has the same name in its global service), Denied (its ServiceExport is of a denied namespace), Conflict (exports "+
+		"of other clusters differ from it, and it decides).",
 	[]string{"cluster", "reason"}, nil)
 
+var exportedServices = prometheus.NewDesc("semaphore_broker_exports",
+	"Services of a cluster, the own one too, that ServiceExports export.", []string{"cluster"}, nil)
+
 // Describe implements prometheus.Collector.
-func (e *Engine) Describe(ch chan<- *prometheus.Desc) { ch <- serviceProblems }
+func (e *Engine) Describe(ch chan<- *prometheus.Desc) { ch <- serviceProblems; ch <- exportedServices }
 
 // Collect implements prometheus.Collector.
 func (e *Engine) Collect(ch chan<- prometheus.Metric) {
-	for _, cluster := range e.names {
+	e.mu.RLock()
+	names, exports := e.names, map[string]int{}
+	for _, cluster := range names {
+		exports[cluster] = e.plan.Exports(cluster)
+	}
+	e.mu.RUnlock()
+	for _, cluster := range names {
+		ch <- prometheus.MustNewConstMetric(exportedServices, prometheus.GaugeValue, float64(exports[cluster]), cluster)
 		of := e.problems.Of(cluster)
-		for _, code := range mirror.Codes { // also those of 0, so that it can be seen
-			ch <- prometheus.MustNewConstMetric(serviceProblems, prometheus.GaugeValue, float64(of.Counts[code]), cluster, code)
+		for _, code := range mirror.Codes { // also zeros, so that the metric exists
+			ch <- prometheus.MustNewConstMetric(serviceProblems, prometheus.GaugeValue, float64(of.Counts[code]), cluster,
+				string(code))
 		}
 	}
 }

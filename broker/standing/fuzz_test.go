@@ -6,10 +6,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// FuzzUnpack: whatever is in the ConfigMap, packed or not, unpacking it does not panic, gives peers or an error and never both, and what
-// is unpacked is the same when it is packed again.
+// FuzzUnpack: whatever is in the ConfigMap, packed or not, unpacking it does not panic, gives peers or an error and
+// never both, and what is unpacked is the same when it is packed again.
 func FuzzUnpack(f *testing.F) {
-	packed, err := pack([]*semaphorev1.Peer{peer("c2", "n1", 1, "10.2.1.0/24"), peer("c2", "n2", 2, "10.2.2.0/24", "fd00:2::/64")})
+	packed, err := pack([]*semaphorev1.Peer{peer("c2", "n1", 1, "10.2.1.0/24"),
+		peer("c2", "n2", 2, "10.2.2.0/24", "fd00:2::/64")})
 	if err != nil {
 		f.Fatal(err)
 	}

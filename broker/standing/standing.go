@@ -1,8 +1,11 @@
-// Package standing keeps in the own cluster which peers its agents were given last, so that the next broker knows who has which key and
-// pod CIDR before it hears any remote: whoever happens to be heard first takes nothing from who had it.
+// Package standing stores in the own cluster which peers its agents have, so that the next broker knows which node has
+// which key and pod CIDR before a remote connects: a remote that connects first takes nothing from a node that had it.
 //
-// Peers go in as peering.State has them, and come out once, when a broker begins to lead. It imports nothing of what decides.
-// What is kept is as trusted as the broker's own writes, and checked like what a remote says: the configuration may have changed.
+// It writes peers as peering.State has them, and reads them once, when a broker begins to lead. It imports nothing
+// that decides. Stored peers are as trusted as the broker's own writes, and are checked like a remote's nodes, as the
+// configuration may have changed.
+//
+// It may import no other package of the broker.
 package standing
 
 import (
@@ -25,6 +28,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	"github.com/kube-semaphore/semaphore/internal/stream/wire"
@@ -32,81 +36,89 @@ import (
 )
 
 const (
-	// Shards is how many ConfigMaps there are: each holds 1 MiB at most, about 15,000 peers, and RBAC names them one by one.
+	// Shards is the number of ConfigMaps. Each holds at most 1 MiB, about 15,000 peers, and RBAC names them one by
+	// one.
 	Shards = 4
-	// maxBytes of what is kept of a remote; an apiserver takes a ConfigMap of 1 MiB.
+	// maxBytes is the limit of a remote's stored peers; an apiserver accepts a ConfigMap of 1 MiB.
 	maxBytes = 900 << 10
-	// maxUnpacked bounds what is read of a remote.
+	// maxUnpacked is the limit of a remote's peers, decompressed.
 	maxUnpacked = 64 << 20
-	// maxDecoded bounds what that takes of memory: two bytes can stand for an empty message.
+	// maxDecoded is the limit of the memory for that: two bytes can be an empty message.
 	maxDecoded = 4 * maxUnpacked
-	// settle is how long more changes are waited for before a remote is written.
-	settle = time.Second
-	// bytesPerSecond bounds what is written while peers change all the time: each write is all of a remote.
+	// batchDelay is how long to wait for more changes before a remote is written.
+	batchDelay = time.Second
+	// bytesPerSecond bounds the rate of writes while peers change all the time: each write contains all peers of a
+	// remote.
 	bytesPerSecond = 16 << 10
-	// again is how long it is waited after a failure.
-	again = 2 * time.Second
+	// retryInterval is the wait after a failure.
+	retryInterval = 2 * time.Second
 )
 
-// Name is that of a ConfigMap.
+// Name returns the name of a ConfigMap.
 func Name(shard int) string { return fmt.Sprintf("semaphore-peers-%d", shard) }
 
-// Peers is where the peers come from; see peering.State.
+// Peers is the source of the peers; see peering.State.
 type Peers interface {
-	// Standing are the digests of what agents are told of each remote that was heard whole, and a channel that is closed when
+	// Digests returns the digest of each complete remote, and a channel that is closed when
 	// something has changed.
-	Standing() (map[string]digest.Digest, <-chan struct{})
-	// PeersOf are those of a remote, which nobody changes.
+	Digests() (map[string]digest.Digest, <-chan struct{})
+	// PeersOf returns the peers of a remote, which must not be modified.
 	PeersOf(cluster string) []*semaphorev1.Peer
 }
 
 // Store reads and writes the ConfigMaps.
 type Store struct {
 	api     corev1client.ConfigMapInterface
-	remotes map[string]bool
 	log     *slog.Logger
+	problem *kube.Problem
+	// removed has a value when a remote was removed.
+	removed chan struct{}
 
 	mu      sync.Mutex
-	problem string
+	remotes map[string]bool
 }
 
-// New makes it. remotes are those of the configuration: of others nothing is kept.
-func New(kube kubernetes.Interface, namespace string, remotes []string, log *slog.Logger) *Store {
-	s := &Store{api: kube.CoreV1().ConfigMaps(namespace), remotes: map[string]bool{}, log: log}
-	for _, r := range remotes {
-		s.remotes[r] = true
+// New makes a store of the peers of the configured remotes.
+func New(client kubernetes.Interface, namespace string, remotes []string, log *slog.Logger) *Store {
+	s := &Store{
+		api: client.CoreV1().ConfigMaps(namespace), log: log, problem: kube.NewProblem(log), removed: make(chan struct{}, 1),
 	}
+	s.Follow(remotes)
 	return s
 }
 
-// Problems are why nothing is kept, a line for each.
-func (s *Store) Problems() []string {
+// Follow takes the configured remotes. The stored peers of others are removed.
+func (s *Store) Follow(remotes []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.problem == "" {
-		return nil
+	s.remotes = map[string]bool{}
+	for _, r := range remotes {
+		s.remotes[r] = true
 	}
-	return []string{s.problem}
+	select {
+	case s.removed <- struct{}{}:
+	default: // Run has not looked yet
+	}
 }
 
-func (s *Store) tell(problem string) {
+func (s *Store) configured(cluster string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if problem != "" && problem != s.problem {
-		s.log.Warn(problem)
-	}
-	s.problem = problem
+	return s.remotes[cluster]
 }
 
-// shard is where a remote is kept.
+// Problems returns why peers are not stored, a line each.
+func (s *Store) Problems() []string { return s.problem.Lines() }
+
+// shard returns the ConfigMap of a remote.
 func shard(cluster string) int {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(cluster)) // never fails
 	return int(h.Sum32() % Shards)
 }
 
-// Load reads the peers of the configured remotes, by remote and node. It waits until the apiserver answers. Where the broker has no right
-// to them there are none, which is told.
+// Load reads the peers of the configured remotes, by remote and node. It waits until the apiserver answers. Without
+// the right to read them it returns none, and a problem.
 func (s *Store) Load(ctx context.Context) (map[string]map[string]*semaphorev1.Node, error) {
 	all := map[string]map[string]*semaphorev1.Node{}
 	for i := range Shards {
@@ -119,27 +131,28 @@ func (s *Store) Load(ctx context.Context) (map[string]map[string]*semaphorev1.No
 			if apierrors.IsNotFound(err) {
 				break
 			}
-			s.tell(fmt.Sprintf("peers of the broker before are not known: ConfigMap %s: %v", Name(i), err))
+			s.problem.Set(fmt.Sprintf("the peers of the previous broker are not known: ConfigMap %s: %v", Name(i), err))
 			if apierrors.IsForbidden(err) {
 				return all, nil
 			}
-			if err := sleep(ctx, again); err != nil {
+			if err := kube.Sleep(ctx, retryInterval); err != nil {
 				return nil, err
 			}
 		}
 	}
-	s.tell("")
+	s.problem.Set("")
 	return all, nil
 }
 
 func (s *Store) read(object *corev1.ConfigMap, all map[string]map[string]*semaphorev1.Node) {
 	for cluster, data := range object.BinaryData {
-		if !s.remotes[cluster] {
+		if !s.configured(cluster) {
 			continue
 		}
 		peers, err := unpack(data)
 		if err != nil {
-			s.log.Warn("peers of the broker before cannot be read, and are not known", "configmap", object.Name, "cluster", cluster, "error", err)
+			s.log.Warn("the stored peers of a remote cannot be decoded, and are not known", "configmap", object.Name, "cluster",
+				cluster, "error", err)
 			continue
 		}
 		all[cluster] = map[string]*semaphorev1.Node{}
@@ -149,15 +162,24 @@ func (s *Store) read(object *corev1.ConfigMap, all map[string]map[string]*semaph
 	}
 }
 
-// Run writes what changes until ctx ends.
+// Run writes changes until ctx ends.
 func (s *Store) Run(ctx context.Context, peers Peers) error {
 	written := map[string]digest.Digest{}
 	forgotten := false
 	for {
-		now, changed := peers.Standing()
+		select {
+		case <-s.removed:
+			forgotten = false
+		default:
+		}
+		now, changed := peers.Digests()
+		maps.DeleteFunc(written, func(cluster string, _ digest.Digest) bool {
+			_, is := now[cluster]
+			return !is
+		})
 		wait := time.Duration(0)
 		for _, cluster := range slices.Sorted(maps.Keys(now)) {
-			if was, ok := written[cluster]; ok && was == now[cluster] {
+			if was, ok := written[cluster]; ok && was == now[cluster] || !s.configured(cluster) {
 				continue
 			}
 			n, err := s.save(ctx, cluster, peers.PeersOf(cluster))
@@ -165,45 +187,48 @@ func (s *Store) Run(ctx context.Context, peers Peers) error {
 				return ctx.Err()
 			}
 			if err != nil {
-				s.tell(fmt.Sprintf("peers are not kept for the next broker: %v", err))
-				wait = again
+				s.problem.Set(fmt.Sprintf("the peers are not stored for the next broker: %v", err))
+				wait = retryInterval
 				continue
 			}
 			written[cluster] = now[cluster]
 			wait += time.Duration(n) * time.Second / bytesPerSecond
-			s.tell("")
+			s.problem.Set("")
 		}
 		if !forgotten {
-			forgotten = s.forget(ctx) == nil
+			forgotten = s.removeUnconfigured(ctx) == nil
 		}
 		if wait == 0 {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-changed:
+			case <-s.removed:
+				forgotten = false
 			}
 		}
-		if err := sleep(ctx, max(wait, settle)); err != nil {
+		if err := kube.Sleep(ctx, max(wait, batchDelay)); err != nil {
 			return err
 		}
 	}
 }
 
-// save writes the peers of a remote, and returns how many bytes they are.
+// save writes the peers of a remote, and returns their size in bytes.
 func (s *Store) save(ctx context.Context, cluster string, peers []*semaphorev1.Peer) (int, error) {
 	data, err := pack(peers)
 	if err != nil {
 		return 0, err
 	}
 	if len(data) > maxBytes {
-		// Those that are kept are better than none.
+		// A part of the peers is better than none.
 		data, err = pack(peers[:len(peers)*maxBytes/len(data)])
 		if err != nil {
 			return 0, err
 		}
-		s.log.Warn("a remote has more peers than are kept for the next broker", "cluster", cluster, "peers", len(peers), "bytes", maxBytes)
+		s.log.Warn("a remote has more peers than can be stored for the next broker", "cluster", cluster, "peers", len(peers),
+			"bytes", maxBytes)
 	}
-	return len(data), s.change(ctx, shard(cluster), func(object *corev1.ConfigMap) bool {
+	return len(data), s.modify(ctx, shard(cluster), func(object *corev1.ConfigMap) bool {
 		if had, ok := object.BinaryData[cluster]; ok && bytes.Equal(had, data) {
 			return false
 		}
@@ -212,15 +237,15 @@ func (s *Store) save(ctx context.Context, cluster string, peers []*semaphorev1.P
 	})
 }
 
-// forget removes what is kept of remotes that were taken out of the configuration.
-func (s *Store) forget(ctx context.Context) error {
+// removeUnconfigured removes the peers of remotes that were removed from the configuration.
+func (s *Store) removeUnconfigured(ctx context.Context) error {
 	for i := range Shards {
 		if _, err := s.api.Get(ctx, Name(i), metav1.GetOptions{}); apierrors.IsNotFound(err) {
 			continue
 		}
-		if err := s.change(ctx, i, func(object *corev1.ConfigMap) bool {
+		if err := s.modify(ctx, i, func(object *corev1.ConfigMap) bool {
 			before := len(object.BinaryData)
-			maps.DeleteFunc(object.BinaryData, func(cluster string, _ []byte) bool { return !s.remotes[cluster] })
+			maps.DeleteFunc(object.BinaryData, func(cluster string, _ []byte) bool { return !s.configured(cluster) })
 			return len(object.BinaryData) != before
 		}); err != nil {
 			return err
@@ -229,13 +254,14 @@ func (s *Store) forget(ctx context.Context) error {
 	return nil
 }
 
-// change makes or updates a ConfigMap; do says whether there is something to write.
-func (s *Store) change(ctx context.Context, shard int, do func(*corev1.ConfigMap) bool) error {
+// modify creates or updates a ConfigMap; do reports whether there is something to write.
+func (s *Store) modify(ctx context.Context, shard int, do func(*corev1.ConfigMap) bool) error {
 	object, err := s.api.Get(ctx, Name(shard), metav1.GetOptions{})
 	missing := apierrors.IsNotFound(err)
 	switch {
 	case missing:
-		object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: Name(shard), Labels: map[string]string{naming.LabelManagedBy: naming.ManagedByBroker}}}
+		object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: Name(shard),
+			Labels: map[string]string{naming.LabelManagedBy: naming.ManagedByBroker}}}
 	case err != nil:
 		return fmt.Errorf("ConfigMap %s: %w", Name(shard), err)
 	}
@@ -256,8 +282,8 @@ func (s *Store) change(ctx context.Context, shard int, do func(*corev1.ConfigMap
 	return nil
 }
 
-// pack is the peers as gzipped PeeringChanges, the message by which agents are told of them. The time of a packing is not in it: the same
-// peers are the same bytes.
+// pack encodes the peers as gzipped PeeringChanges, the message that agents receive. It contains no time: the same
+// peers result in the same bytes.
 func pack(peers []*semaphorev1.Peer) ([]byte, error) {
 	m := &semaphorev1.PeeringChanges{}
 	for _, p := range peers {
@@ -301,13 +327,4 @@ func unpack(data []byte) ([]*semaphorev1.Peer, error) {
 		}
 	}
 	return peers, nil
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
 }

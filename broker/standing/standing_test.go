@@ -56,7 +56,8 @@ func TestUnpack(t *testing.T) {
 		t.Error("the same peers are other bytes, and would be written again")
 	}
 	mixed, err := proto.Marshal(&semaphorev1.PeeringChanges{Changes: []*semaphorev1.PeeringChange{
-		{}, {Change: &semaphorev1.PeeringChange_DeletePeer{DeletePeer: two[0].GetKey()}}, {Change: &semaphorev1.PeeringChange_Peer{Peer: two[1]}},
+		{}, {Change: &semaphorev1.PeeringChange_DeletePeer{DeletePeer: two[0].GetKey()}},
+		{Change: &semaphorev1.PeeringChange_Peer{Peer: two[1]}},
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -69,17 +70,20 @@ func TestUnpack(t *testing.T) {
 		data []byte
 		want string // the nodes, or the error
 	}{
-		"as it was packed":                  {packed, "n1 n2"},
-		"of no peers":                       {none, ""},
-		"nothing":                           {nil, "error: EOF"},
-		"no gzip":                           {[]byte("peers"), "error: unexpected EOF"},
-		"the end is missing":                {packed[:len(packed)-9], "error: unexpected EOF"},
-		"one byte differs":                  {append(slices.Clone(packed[:len(packed)-8]), append([]byte{packed[len(packed)-8] ^ 1}, packed[len(packed)-7:]...)...), "error: gzip: invalid checksum"},
-		"no message":                        {gzipped(t, []byte{0xff}), "error: rpc error: code = InvalidArgument desc = a message of 1 bytes that is none"},
+		"as it was packed":   {packed, "n1 n2"},
+		"of no peers":        {none, ""},
+		"nothing":            {nil, "error: EOF"},
+		"no gzip":            {[]byte("peers"), "error: unexpected EOF"},
+		"the end is missing": {packed[:len(packed)-9], "error: unexpected EOF"},
+		"one byte differs": {append(slices.Clone(packed[:len(packed)-8]),
+			append([]byte{packed[len(packed)-8] ^ 1}, packed[len(packed)-7:]...)...), "error: gzip: invalid checksum"},
+		"no message": {gzipped(t, []byte{0xff}),
+			"error: rpc error: code = InvalidArgument desc = a message of 1 bytes that is none"},
 		"changes that are no peers":         {gzipped(t, mixed), "n2"},
 		"small when packed, large unpacked": {gzipped(t, make([]byte, maxUnpacked+1)), "error: more than 67108864 bytes"},
 		"small unpacked, large decoded": {gzipped(t, bytes.Repeat([]byte{0x0a, 0}, maxUnpacked/2)),
-			"error: rpc error: code = ResourceExhausted desc = a message of 67108864 bytes would take more than 268435456 bytes once decoded"},
+			"error: rpc error: code = ResourceExhausted desc = a message of 67108864 bytes would take more than 268435456 " +
+				"bytes once decoded"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			peers, err := unpack(test.data)
@@ -91,7 +95,8 @@ func TestUnpack(t *testing.T) {
 			if err != nil {
 				got = "error: " + err.Error()
 			}
-			if want, isError := strings.CutPrefix(test.want, "error: "); isError && !strings.HasPrefix(got, "error: "+want) || !isError && got != test.want {
+			if want, isError := strings.CutPrefix(test.want, "error: "); isError && !strings.HasPrefix(got, "error: "+want) ||
+				!isError && got != test.want {
 				t.Errorf("unpacked are %q, want %q", got, test.want)
 			}
 		})
@@ -125,13 +130,14 @@ func TestRead(t *testing.T) {
 		t.Fatalf("read are %v", all)
 	}
 	n1 := all["c2"]["n1"]
-	if got := n1.GetPodCidrs(); len(got) != 1 || got[0] != "10.2.1.0/24" || n1.GetWireguard().GetPublicKey()[0] != 1 || n1.GetWireguard().GetAddress() != "192.0.2.1:51820" {
+	if got := n1.GetPodCidrs(); len(got) != 1 || got[0] != "10.2.1.0/24" || n1.GetWireguard().GetPublicKey()[0] != 1 ||
+		n1.GetWireguard().GetAddress() != "192.0.2.1:51820" {
 		t.Errorf("n1 was %v", n1)
 	}
 }
 
-// told is what agents are told, as peering.State has it. It implements Peers.
-type told struct {
+// received is what agents receive, as peering.State has it. It implements Peers.
+type received struct {
 	mu      sync.Mutex
 	peers   map[string][]*semaphorev1.Peer
 	version byte
@@ -139,11 +145,12 @@ type told struct {
 	changed chan struct{}
 }
 
-func newTold() *told {
-	return &told{peers: map[string][]*semaphorev1.Peer{}, digests: map[string]digest.Digest{}, changed: make(chan struct{})}
+func newTold() *received {
+	return &received{peers: map[string][]*semaphorev1.Peer{}, digests: map[string]digest.Digest{},
+		changed: make(chan struct{})}
 }
 
-func (a *told) set(cluster string, peers ...*semaphorev1.Peer) {
+func (a *received) set(cluster string, peers ...*semaphorev1.Peer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.version++
@@ -152,7 +159,7 @@ func (a *told) set(cluster string, peers ...*semaphorev1.Peer) {
 	a.changed = make(chan struct{})
 }
 
-func (a *told) Standing() (map[string]digest.Digest, <-chan struct{}) {
+func (a *received) Digests() (map[string]digest.Digest, <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	out := map[string]digest.Digest{}
@@ -162,7 +169,7 @@ func (a *told) Standing() (map[string]digest.Digest, <-chan struct{}) {
 	return out, a.changed
 }
 
-func (a *told) PeersOf(cluster string) []*semaphorev1.Peer {
+func (a *received) PeersOf(cluster string) []*semaphorev1.Peer {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.peers[cluster]
@@ -199,7 +206,8 @@ func (b *bench) loads(s *Store) string {
 	var lines []string
 	for cluster, nodes := range all {
 		for name, n := range nodes {
-			lines = append(lines, fmt.Sprintf("%s/%s %d %s", cluster, name, n.GetWireguard().GetPublicKey()[0], strings.Join(n.GetPodCidrs(), " ")))
+			lines = append(lines, fmt.Sprintf("%s/%s %d %s", cluster, name, n.GetWireguard().GetPublicKey()[0],
+				strings.Join(n.GetPodCidrs(), " ")))
 		}
 	}
 	slices.Sort(lines)
@@ -223,7 +231,8 @@ func (b *bench) version(cluster string) string {
 func TestStore(t *testing.T) {
 	api := kubetest.Start(t)
 	b := &bench{t: t, api: api, admin: kubernetes.NewForConfigOrDie(api)}
-	if _, err := b.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := b.admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	quiet := slog.New(slog.DiscardHandler)
@@ -248,10 +257,10 @@ func TestStore(t *testing.T) {
 	agents.set("c2", peer("c2", "n2", 2, "10.2.2.0/24"))
 	b.within("a peer that has gone is not kept", is("c2/n2 2 10.2.2.0/24, c3/n1 3 10.3.1.0/24"))
 	stop()
-	next, told := open("c2", "c3"), b.version("c2")
+	next, received := open("c2", "c3"), b.version("c2")
 	stop = b.follow(next, agents)
-	time.Sleep(2 * settle)
-	if b.version("c3") != quietRemote || b.version("c2") != told {
+	time.Sleep(2 * batchDelay)
+	if b.version("c3") != quietRemote || b.version("c2") != received {
 		t.Error("what did not change was written again")
 	}
 	// Nor does an empty one of a remote that was heard whole: that it has no peers is known then.
@@ -281,7 +290,8 @@ func TestStore(t *testing.T) {
 	stop = b.follow(large, agents)
 	b.within("most of a large remote is kept", func() (bool, string) {
 		all, err := large.Load(t.Context())
-		return err == nil && len(all["c2"]) > 10_000, fmt.Sprintf("%d of %d, %v, %v", len(all["c2"]), len(many), err, large.Problems())
+		return err == nil && len(all["c2"]) > 10_000, fmt.Sprintf("%d of %d, %v, %v", len(all["c2"]), len(many), err,
+			large.Problems())
 	})
 	stop()
 	if p := large.Problems(); len(p) != 0 {
@@ -289,11 +299,13 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// TestStoreWithoutRights: the broker leads without the peers of the one before, the status says so, and once it may write it does.
+// TestStoreWithoutRights: the broker leads without the peers of the one before, the status says so, and once it may
+// write it does.
 func TestStoreWithoutRights(t *testing.T) {
 	api := kubetest.Start(t)
 	b := &bench{t: t, api: api, admin: kubernetes.NewForConfigOrDie(api)}
-	if _, err := b.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := b.admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	limited := rest.CopyConfig(api)
@@ -302,7 +314,10 @@ func TestStoreWithoutRights(t *testing.T) {
 	if is := b.loads(s); is != "" {
 		t.Errorf("without rights, %q is read", is)
 	}
-	if p := strings.Join(s.Problems(), "\n"); !strings.Contains(p, `peers of the broker before are not known: ConfigMap semaphore-peers-0: configmaps "semaphore-peers-0" is forbidden`) {
+	if p := strings.Join(s.Problems(), "\n"); !strings.Contains(
+		p,
+		`the peers of the previous broker are not known: ConfigMap semaphore-peers-0: configmaps "semaphore-peers-0" is forbidden`,
+	) {
 		t.Errorf("problems are %q", p)
 	}
 	agents := newTold()
@@ -310,17 +325,20 @@ func TestStoreWithoutRights(t *testing.T) {
 	b.follow(s, agents)
 	b.within("it is said that nothing is kept", func() (bool, string) {
 		p := strings.Join(s.Problems(), "\n")
-		return strings.Contains(p, "peers are not kept for the next broker: ConfigMap semaphore-peers-0: ") && strings.Contains(p, "forbidden"), p
+		return strings.Contains(p, "the peers are not stored for the next broker: ConfigMap semaphore-peers-0: ") &&
+			strings.Contains(p, "forbidden"), p
 	})
 	role := &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Name: "all"},
-		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "update"}}},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"},
+			Verbs: []string{"get", "create", "update"}}},
 	}
 	if _, err := b.admin.RbacV1().Roles("semaphore").Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.admin.RbacV1().RoleBindings("semaphore").Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "all"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "all"},
+		ObjectMeta: metav1.ObjectMeta{Name: "all"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
+			Name: "all"},
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "nobody"}},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

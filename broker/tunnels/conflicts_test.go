@@ -16,10 +16,11 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// allowed are the allowed IPs of each peer, as agents are told.
+// allowed are the allowed IPs of each peer, as agents receive them.
 type allowed map[string]string
 
 func (a allowed) Update(cluster string, c mesh.Changes, _ map[string]time.Time) {
@@ -30,8 +31,13 @@ func (a allowed) Update(cluster string, c mesh.Changes, _ map[string]time.Time) 
 	}
 }
 
+func (a allowed) Remove(cluster string) {
+	maps.DeleteFunc(a, func(node, _ string) bool { return strings.HasPrefix(node, cluster+"/") })
+}
+
 func conflicting(key byte, address string, cidrs ...string) *semaphorev1.Node {
-	return &semaphorev1.Node{PodCidrs: cidrs, Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{key}, 32), Address: address + ":51820"}}
+	return &semaphorev1.Node{PodCidrs: cidrs,
+		Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{key}, 32), Address: address + ":51820"}}
 }
 
 type late struct {
@@ -39,8 +45,8 @@ type late struct {
 	told, of string
 }
 
-// TestConflicts: who has a key or an address already keeps it, and of CIDRs the same node in whatever order they came; and what the
-// other lost is told by an Event, in the status and as a metric, until it is settled.
+// TestConflicts: who has a key or an address already keeps it, and of CIDRs the same node in whatever order they came;
+// and what the other lost is reported by an Event, in the status and as a metric, until it is settled.
 func TestConflicts(t *testing.T) {
 	type nodes map[string]*semaphorev1.Node // by CLUSTER/NAME
 	for name, test := range map[string]struct {
@@ -53,50 +59,61 @@ func TestConflicts(t *testing.T) {
 		late *late
 	}{
 		"one CIDR of two nodes": {
-			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(2, "192.0.2.2", "10.2.1.0/24", "10.2.2.0/24")},
-			want:  allowed{"c2/a": "10.2.1.0/24", "c2/b": "10.2.2.0/24"},
-			told:  "pod CIDR 10.2.1.0/24 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
-			late: &late{allowed{"c2/b": "10.2.1.0/24 10.2.2.0/24"}, "pod CIDR 10.2.1.0/24 of node c2/a overlaps that of c2/b, which keeps it", "c2"},
+			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"),
+				"c2/b": conflicting(2, "192.0.2.2", "10.2.1.0/24", "10.2.2.0/24")},
+			want: allowed{"c2/a": "10.2.1.0/24", "c2/b": "10.2.2.0/24"},
+			told: "pod CIDR 10.2.1.0/24 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
+			late: &late{allowed{"c2/b": "10.2.1.0/24 10.2.2.0/24"},
+				"pod CIDR 10.2.1.0/24 of node c2/a overlaps that of c2/b, which keeps it", "c2"},
 		},
 		"CIDRs that overlap in part": {
-			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.64/26"), "c2/b": conflicting(2, "192.0.2.2", "10.2.1.0/24", "fd00:2::/64")},
-			want:  allowed{"c2/a": "10.2.1.64/26", "c2/b": "fd00:2::/64"},
-			told:  "pod CIDR 10.2.1.0/24 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
-			late: &late{allowed{"c2/b": "10.2.1.0/24 fd00:2::/64"}, "pod CIDR 10.2.1.64/26 of node c2/a overlaps that of c2/b, which keeps it", "c2"},
+			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.64/26"),
+				"c2/b": conflicting(2, "192.0.2.2", "10.2.1.0/24", "fd00:2::/64")},
+			want: allowed{"c2/a": "10.2.1.64/26", "c2/b": "fd00:2::/64"},
+			told: "pod CIDR 10.2.1.0/24 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
+			late: &late{allowed{"c2/b": "10.2.1.0/24 fd00:2::/64"},
+				"pod CIDR 10.2.1.64/26 of node c2/a overlaps that of c2/b, which keeps it", "c2"},
 		},
 		"one IPv6 block of two nodes": {
-			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "fd00:2::40/122"), "c2/b": conflicting(2, "192.0.2.2", "fd00:2::/112")},
-			want:  allowed{"c2/a": "fd00:2::40/122"},
-			told:  "pod CIDR fd00:2::/112 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
-			late: &late{allowed{"c2/b": "fd00:2::/112"}, "pod CIDR fd00:2::40/122 of node c2/a overlaps that of c2/b, which keeps it", "c2"},
+			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "fd00:2::40/122"),
+				"c2/b": conflicting(2, "192.0.2.2", "fd00:2::/112")},
+			want: allowed{"c2/a": "fd00:2::40/122"},
+			told: "pod CIDR fd00:2::/112 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
+			late: &late{allowed{"c2/b": "fd00:2::/112"},
+				"pod CIDR fd00:2::40/122 of node c2/a overlaps that of c2/b, which keeps it", "c2"},
 		},
 		"one key of two nodes": {
 			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(1, "192.0.2.2", "10.2.2.0/24")},
 			want:  allowed{"c2/a": "10.2.1.0/24"},
-			told:  "node c2/b has the public key of c2/a: it is no peer until it has one of its own", of: "c2",
-			late: &late{allowed{"c2/b": "10.2.2.0/24"}, "node c2/a has the public key of c2/b: it is no peer until it has one of its own", "c2"},
+			told:  "node c2/b has the public key of c2/a: it does not become a peer until it has its own key", of: "c2",
+			late: &late{allowed{"c2/b": "10.2.2.0/24"},
+				"node c2/a has the public key of c2/b: it does not become a peer until it has its own key", "c2"},
 		},
 		"one key of two remotes": { // neither names nor the order of the configuration take what works
 			nodes: nodes{"c3/a": conflicting(1, "192.0.2.3", "10.3.1.0/24"), "c2/z": conflicting(1, "192.0.2.2", "10.2.2.0/24")},
 			want:  allowed{"c2/z": "10.2.2.0/24"},
-			told:  "node c3/a has the public key of c2/z: it is no peer until it has one of its own", of: "c3",
-			late: &late{allowed{"c3/a": "10.3.1.0/24"}, "node c2/z has the public key of c3/a: it is no peer until it has one of its own", "c2"},
+			told:  "node c3/a has the public key of c2/z: it does not become a peer until it has its own key", of: "c3",
+			late: &late{allowed{"c3/a": "10.3.1.0/24"},
+				"node c2/z has the public key of c3/a: it does not become a peer until it has its own key", "c2"},
 		},
 		"the key of a node of the own cluster": {
 			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(9, "192.0.2.2", "10.2.2.0/24")},
 			local: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{9}, 32), Address: "198.51.100.1"},
 			want:  allowed{"c2/a": "10.2.1.0/24"},
-			told:  "node c2/b has the public key of this cluster's node l1: it is no peer until it has one of its own", of: "c2",
+			told:  "node c2/b has the public key of this cluster's node l1: it does not become a peer until it has its own key",
+			of:    "c2",
 			late: &late{allowed{"c2/a": "10.2.1.0/24", "c2/b": "10.2.2.0/24"},
-				"this cluster's node l1 claims the public key of c2/b, which is a peer with it already and stays one", "c2"},
+				"this cluster's node l1 claims the public key of c2/b, which remains the peer with this key", "c2"},
 		},
 		"the address of a node of the own cluster": {
-			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(2, "198.51.100.1", "10.2.2.0/24")},
+			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"),
+				"c2/b": conflicting(2, "198.51.100.1", "10.2.2.0/24")},
 			local: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{9}, 32), Address: "198.51.100.1"},
 			want:  allowed{"c2/a": "10.2.1.0/24"},
-			told:  "node c2/b says that it is at 198.51.100.1, which is the address of this cluster's node l1: it is no peer", of: "c2",
+			told: "node c2/b publishes the endpoint address 198.51.100.1, which belongs to this cluster's node l1: it does " +
+				"not become a peer", of: "c2",
 			late: &late{allowed{"c2/a": "10.2.1.0/24", "c2/b": "10.2.2.0/24"},
-				"this cluster's node l1 claims the address 198.51.100.1 of c2/b, which is a peer there already and stays one", "c2"},
+				"this cluster's node l1 claims the address 198.51.100.1 of c2/b, which remains the peer at this address", "c2"},
 		},
 	} {
 		for _, reversed := range []bool{false, true} {
@@ -115,13 +132,15 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 					t.Fatal(err)
 				}
 				peers, events := allowed{}, map[string]int{}
-				p := New(cfg, peers, func(_, _, reason, note string) { events[reason+": "+note]++ }, time.Now)
+				p := New(cfg, peers, func(_, _ string, reason finding.Code, note string) { events[string(reason)+": "+note]++ },
+					time.Now)
 				reg := prometheus.NewRegistry()
 				reg.MustRegister(p)
 				metric := func() map[string]float64 {
 					t.Helper()
 					families, err := reg.Gather()
-					families = slices.DeleteFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() != "semaphore_broker_peer_problems" })
+					families = slices.DeleteFunc(families,
+						func(f *dto.MetricFamily) bool { return f.GetName() != "semaphore_broker_peer_problems" })
 					if err != nil || len(families) != 1 {
 						t.Fatal(families, err)
 					}
@@ -160,9 +179,9 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 					local()
 				}
 				if !maps.Equal(peers, test.want) {
-					t.Errorf("agents are told of %v, not %v", peers, test.want)
+					t.Errorf("agents receive %v, not %v", peers, test.want)
 				}
-				if got := p.Problems(); !slices.Equal(got, []string{test.told}) {
+				if got := finding.Texts(p.Findings()); !slices.Equal(got, []string{test.told}) {
 					t.Errorf("the status says %q, not %q", got, test.told)
 				}
 				if events["PeerRefused: "+test.told] == 0 {
@@ -171,14 +190,14 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 				if got := metric(); got[test.of] != 1 || got["c2"]+got["c3"] != 1 {
 					t.Errorf("the metric says %v", got)
 				}
-				// Whoever keeps it goes, and the other has it.
+				// The node that keeps it goes, and the other has it.
 				for _, who := range order {
 					if !strings.Contains(test.told, "node "+who) {
 						take(who, nil)
 					}
 				}
 				p.LocalNode("l1", nil, nil)
-				if got := p.Problems(); len(got) != 0 || metric()[test.of] != 0 {
+				if got := finding.Texts(p.Findings()); len(got) != 0 || metric()[test.of] != 0 {
 					t.Errorf("all is settled, and the status says %q, the metric %v", got, metric())
 				}
 			})

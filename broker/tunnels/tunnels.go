@@ -1,8 +1,11 @@
-// Package tunnels is the engine of encryption: it takes what remotes export of their nodes, and says which WireGuard devices and peers the nodes of the
-// own cluster need.
+// Package tunnels is the engine of encryption: it decides which WireGuard devices and peers the own nodes need, from
+// the nodes that remotes export.
 //
-// In go changes of replicas, from a queue that takes the remotes in turn, and the nodes of the own cluster. Out goes what differs, to the streams of
-// agents; and problems. An engine owns its state, behind one lock that is held for a part of a message at a time.
+// It takes changes of replicas, from a queue that serves the remotes in turn, and the own cluster's nodes. It passes
+// changes to the agents' streams, and reports problems. An engine owns its state, behind one lock that it holds for a
+// part of a message at a time.
+//
+// Of the broker's packages it may import apply/writes, mesh, problem, queue and replica.
 package tunnels
 
 import (
@@ -14,91 +17,121 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 const kindNode = semaphorev1.Kind_KIND_NODE
 
-// Peers takes what changes of the meshes; see peering.State.
+// Peers receives the changes of devices and peers; see peering.State.
 type Peers interface {
 	Update(cluster string, c mesh.Changes, observedAt map[string]time.Time)
+	// Remove removes the device and all peers of a remote that is no longer configured.
+	Remove(cluster string)
 }
 
-// Engine is that of one broker. Its methods may be called from any goroutine.
+// Engine is the engine of one broker. Its methods are safe for concurrent use.
 type Engine struct {
 	peers    Peers
-	warn     apply.Warn
+	warn     writes.Warn
 	brake    config.Brake
 	now      func() time.Time
 	queue    *queue.Queue
 	problems problem.Board
-	names    []string // of the remotes, sorted
 
-	mu   sync.Mutex
-	plan *mesh.Plan
-	// complete are the remotes of which all nodes were heard.
+	mu    sync.Mutex
+	plan  *mesh.Plan
+	names []string // of the remotes, sorted
+	// complete are the remotes whose nodes were complete once.
 	complete map[string]bool
 }
 
-// New makes the engine of a broker that has heard nothing yet. now is the clock, time.Now but in a simulation.
-func New(cfg *config.Broker, peers Peers, warn apply.Warn, now func() time.Time) *Engine {
-	e := &Engine{peers: peers, warn: warn, brake: cfg.Brake, now: now, queue: queue.New(cut, kindNode), plan: mesh.New(cfg.Remotes), complete: map[string]bool{}}
-	for _, r := range cfg.Remotes {
-		e.names = append(e.names, r.Name)
-	}
-	slices.Sort(e.names)
+// New makes an engine without nodes. now is the clock: time.Now except in a simulation.
+func New(cfg *config.Broker, peers Peers, warn writes.Warn, now func() time.Time) *Engine {
+	e := &Engine{peers: peers, warn: warn, brake: cfg.Brake, now: now, queue: queue.New(split, kindNode),
+		plan: mesh.New(cfg.Remotes), complete: map[string]bool{}, names: namesOf(cfg.Remotes)}
 	return e
 }
 
-// cut takes the changes of one message apart: each part is published as one.
-func cut(changes []replica.Change) [][]replica.Change {
+func namesOf(remotes []config.Remote) (names []string) {
+	for _, r := range remotes {
+		names = append(names, r.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Follow takes the configured remotes. What is decided of those that remain continues; a new one begins without nodes,
+// and the device of one that is missing is removed. The rules by which nodes are admitted must be the same as before.
+func (e *Engine) Follow(remotes []config.Remote) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	was := e.names
+	e.names = namesOf(remotes)
+	e.plan.Follow(remotes)
+	for _, name := range was {
+		if !slices.Contains(e.names, name) {
+			delete(e.complete, name)
+			e.peers.Remove(name)
+		}
+	}
+	e.update("", nil)
+}
+
+// split splits the changes of one message: each part is published separately.
+func split(changes []replica.Change) [][]replica.Change {
 	return slices.Collect(slices.Chunk(changes, 256))
 }
 
-// Queue is where what streams led to waits for the engine.
+// Queue returns the queue of replicas' changes for the engine.
 func (e *Engine) Queue() *queue.Queue { return e.queue }
 
-// Run takes what waits until ctx ends.
+// Leftovers reports whether something of a cluster is queued.
+func (e *Engine) Leftovers(cluster string) bool { return e.queue.Holds(cluster) }
+
+// Run handles the queue until ctx ends.
 func (e *Engine) Run(ctx context.Context) error {
 	return e.queue.Run(ctx, e.Take, func() time.Time { return time.Time{} }, nil)
 }
 
-// Take applies a part of what a message led to.
+// Take handles a part of a message's changes.
 func (e *Engine) Take(p queue.Part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if !slices.Contains(e.names, p.Cluster) {
+		return // it was removed with this in the queue
+	}
 	if p.Completed == kindNode {
 		e.complete[p.Cluster] = true
 	}
 	observedAt := map[string]time.Time{}
 	for _, c := range p.Changes {
 		observedAt[c.Key.Name] = c.ObservedAt
-		e.plan.Set(p.Cluster, c.Key.Name, c.New.GetNode())
+		e.plan.SetNode(p.Cluster, c.Key.Name, c.New.GetNode())
 	}
 	if p.Completed == kindNode {
-		e.heard(p.Cluster)
+		e.nodesComplete(p.Cluster)
 	}
 	e.update(p.Cluster, observedAt)
 }
 
-// LocalNode takes what the mesh must know of a node of the own cluster: the public keys of its devices and its
-// addresses; none of either when it has gone.
+// LocalNode sets the public keys and addresses of an own node; none of either if it was deleted.
 func (e *Engine) LocalNode(name string, keys [][]byte, addresses []netip.Addr) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.plan.SetLocal(name, keys, addresses) {
+	if e.plan.SetOwnNode(name, keys, addresses) {
 		e.update("", nil)
 	}
 }
 
-// update publishes what differs of the meshes. observedAt is of the nodes of one cluster, the source: what it changed of
-// others was seen nowhere else. What differs of a remote that is not known whole waits until it is.
+// update publishes the changes of all remotes. observedAt belongs to the nodes of one cluster, the source; changes of
+// others follow from it and were observed nowhere else. Changes of a remote wait until its nodes are complete.
 func (e *Engine) update(source string, observedAt map[string]time.Time) {
 	changes := e.plan.Update()
 	e.problems.Take(e.plan.Problems(), e.warn)
@@ -106,7 +139,7 @@ func (e *Engine) update(source string, observedAt map[string]time.Time) {
 		if !e.complete[changed] {
 			continue
 		}
-		if c := e.plan.Take(changed); changed == source {
+		if c := e.plan.TakeChanges(changed); changed == source {
 			e.peers.Update(changed, c, observedAt)
 		} else {
 			e.peers.Update(changed, c, nil)
@@ -114,23 +147,30 @@ func (e *Engine) update(source string, observedAt map[string]time.Time) {
 	}
 }
 
-// Problems are what is held back, a line each, and some of what is wrong with each remote's nodes.
-func (e *Engine) Problems() []string { return append(e.heldPeers(), e.problems.Lines()...) }
+// Findings are the nodes that lost something to another node, and peers that are retained.
+func (e *Engine) Findings() []finding.Finding {
+	return append(e.retainedFindings(), e.problems.Findings()...)
+}
 
 var peerProblems = prometheus.NewDesc("semaphore_broker_peer_problems",
-	"What nodes of a remote claim (keys, pod CIDRs, addresses) and do not have, as it is another's, or lack.", []string{"cluster"}, nil)
+	"Problems of a remote's nodes: keys, pod CIDRs and addresses that belong to another node, or are missing.",
+	[]string{"cluster"}, nil)
 
 // Describe implements prometheus.Collector.
 func (e *Engine) Describe(ch chan<- *prometheus.Desc) {
 	ch <- peerProblems
-	ch <- heldPeersDesc
+	ch <- retainedDesc
 	ch <- nodeClaimsDesc
 }
 
 // Collect implements prometheus.Collector.
 func (e *Engine) Collect(ch chan<- prometheus.Metric) {
-	for _, cluster := range e.names { // also those of 0, so that it can be seen
-		ch <- prometheus.MustNewConstMetric(peerProblems, prometheus.GaugeValue, float64(e.problems.Of(cluster).Counts[""]), cluster)
+	e.mu.Lock()
+	names := e.names
+	e.mu.Unlock()
+	for _, cluster := range names { // also zeros, so that the metric exists
+		ch <- prometheus.MustNewConstMetric(peerProblems, prometheus.GaugeValue,
+			float64(e.problems.Of(cluster).Counts[""]), cluster)
 	}
-	e.collectStanding(ch)
+	e.collectRetained(ch)
 }

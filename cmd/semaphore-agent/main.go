@@ -30,8 +30,9 @@ func main() {
 			return agent.Run(ctx, cfg)
 		},
 	})
-	cmd.Flags().StringVar(&carrier, "userspace-socket", os.Getenv("SEMAPHORE_USERSPACE_SOCKET"), "unix socket of a semaphore-agent wireguard-go --serve in another container, "+
-		"which then carries userspace devices; empty for this process to start theirs")
+	cmd.Flags().StringVar(&carrier, "userspace-socket", os.Getenv("SEMAPHORE_USERSPACE_SOCKET"),
+		"unix socket of a semaphore-agent wireguard-go --serve in another container, "+
+			"which then carries userspace devices; empty for this process to start theirs")
 	cmd.AddCommand(cleanupCommand(), guardCommand(), userspaceCommand())
 	program.Main(cmd)
 }
@@ -57,7 +58,8 @@ func cleanupCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&options.Keys, "keys", false, "remove the private keys too: a later agent makes new ones")
-	cmd.Flags().BoolVar(&options.LeaveDevices, "leave-devices", false, "leave devices, peers and routes as they stand, for semaphore-wireguard to go on with")
+	cmd.Flags().BoolVar(&options.LeaveDevices, "leave-devices", false,
+		"leave devices, peers and routes unchanged, so that semaphore-wireguard can use them")
 	cmd.MarkFlagsMutuallyExclusive("keys", "leave-devices")
 	cmd.Flags().BoolVar(&wait, "wait", false, "stay until asked to stop, and tell on --listen whether the node is clean")
 	cmd.Flags().StringVar(&listen, "listen", ":7774", "with --wait: address of /healthz and /readyz")
@@ -68,15 +70,18 @@ func cleanupCommand() *cobra.Command {
 func guardCommand() *cobra.Command {
 	var options agent.BootGuard
 	cmd := &cobra.Command{
-		Use:   "guard",
-		Short: "guard what this node's agent guarded before the node booted: keep packets to and from remote pods from passing in the clear",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return agent.GuardAtBoot(cmd.OutOrStdout(), options) },
+		Use: "guard",
+		Short: "guard what this node's agent guarded before the node booted: keep packets to and from remote pods from " +
+			"passing in the clear",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return agent.GuardAtBoot(cmd.OutOrStdout(), options) },
 	}
-	cmd.Flags().StringVar(&options.StateFile, "state-file", "/var/lib/semaphore-wireguard/agent.state", "stateFile of the agent")
+	cmd.Flags().StringVar(&options.StateFile, "state-file", "/var/lib/semaphore-wireguard/agent.state",
+		"stateFile of the agent")
 	cmd.Flags().BoolVar(&options.Inbound, "inbound", true, "guardInbound of the agent")
 	cmd.Flags().IntVar(&options.Table.ID, "routing-table", routing.DefaultTable, "routing.table of the agent")
-	cmd.Flags().IntVar(&options.Table.Priority, "rule-priority", routing.DefaultPriority, "routing.rulePriority of the agent")
+	cmd.Flags().IntVar(&options.Table.Priority, "rule-priority", routing.DefaultPriority,
+		"routing.rulePriority of the agent")
 	return cmd
 }
 
@@ -127,6 +132,6 @@ func userspaceCommand() *cobra.Command {
 			return wireguard.RunUserspace(cmd.Context(), args[0], mtu)
 		},
 	}
-	cmd.Flags().StringVar(&socket, "serve", "", "start the processes of devices for whoever asks at this unix socket")
+	cmd.Flags().StringVar(&socket, "serve", "", "start the processes of devices on request at this unix socket")
 	return cmd
 }

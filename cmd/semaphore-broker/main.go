@@ -5,14 +5,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/semaphore/broker"
+	"github.com/kube-semaphore/semaphore/broker/uninstall"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
-// threads is how many goroutines of the broker run at once at least. With one a core, what came from one remote waits in Go's queues behind the work
-// of another, and while the kernel gives a core to another process, all that waits for that core waits too. With more of them it is the
-// kernel that shares the cores, and a thread that has run little comes first. Beside the worst remote, on two cores with a load of 20 to 40,
-// the p99 of another remote's acknowledgements is 90 to 145 ms with 8, and 220 to 890 ms with 2.
+// threads is how many goroutines of the broker run at once at least. With one a core, what came from one remote waits
+// in Go's queues behind the work of another, and while the kernel gives a core to another process, all that waits for
+// that core waits too. With more of them it is the kernel that shares the cores, and a thread that has run little comes
+// first. Beside the worst remote, on two cores with a load of 20 to 40, the p99 of another remote's acknowledgements is
+// 90 to 145 ms with 8, and 220 to 890 ms with 2.
 const threads = 8
 
 func main() {
@@ -39,7 +41,7 @@ func cleanup() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return broker.Cleanup(cmd.Context(), cfg, dryRun, cmd.OutOrStdout())
+			return uninstall.Run(cmd.Context(), cfg, dryRun, cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only tell what would be removed")

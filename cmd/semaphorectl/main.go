@@ -1,10 +1,12 @@
 // Command semaphorectl asks the parts of semaphore what they know and do, and makes keys
-// and DNS blocks for operators.
+// and DNS blocks for operators. Under the name kubectl-semaphore it is a plugin of kubectl.
 package main
 
 import (
+	"os"
+
 	"github.com/kube-semaphore/semaphore/internal/ctl"
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
-func main() { program.Main(ctl.Command()) }
+func main() { program.Main(ctl.CommandAs(os.Args[0], os.Args[1:])) }

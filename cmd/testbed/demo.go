@@ -81,7 +81,8 @@ func (d *demo) run(ctx context.Context) (err error) {
 	})
 	defer stop()
 
-	d.say("two clusters: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, CoreDNS; two nodes each with containerd, kubelet, kube-proxy and Calico (Felix, BIRD)")
+	d.say("two clusters: etcd, kube-apiserver, kube-controller-manager, kube-scheduler, CoreDNS; two nodes each with " +
+		"containerd, kubelet, kube-proxy and Calico (Felix, BIRD)")
 	tb, err := testbed.Up(life, testbed.Options{Progress: d.out})
 	if err != nil {
 		return err

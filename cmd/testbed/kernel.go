@@ -20,13 +20,14 @@ func testKernelCommand() *cobra.Command {
 	builder := components.Builder{}
 	tests := machine.Tests{
 		Using: components.Module + "/agent/nodetest",
-		Env:   []string{"SEMAPHORE_TEST_BACKEND=kernel", fmt.Sprintf("SEMAPHORE_TEST_SLOWNESS=%d", slowness), "SEMAPHORE_TEST_OWN_KERNEL=1", "CI=true"},
+		Env: []string{"SEMAPHORE_TEST_BACKEND=kernel", fmt.Sprintf("SEMAPHORE_TEST_SLOWNESS=%d", slowness),
+			"SEMAPHORE_TEST_OWN_KERNEL=1", "CI=true"},
 	}
 	cmd := &cobra.Command{
 		Use:   "test-kernel [PACKAGES...]",
 		Short: "run the agent's tests on WireGuard of a real kernel, in an emulated machine",
-		Long: `Builds the tests of packages (./agent/... if none are named) that need a node, those that import agent/nodetest, and
-runs them in an emulated machine with Debian's kernel, on the kernel's WireGuard.
+		Long: `Builds the tests of packages (./agent/... if none are named) that need a node, those that import
+agent/nodetest, and runs them in an emulated machine with Debian's kernel, on the kernel's WireGuard.
 
 Where no such machine can be had that is said and is no failure, but for CI=true.`,
 		Example: "  testbed test-kernel\n  testbed test-kernel --run TestHealing --count 5 ./agent",

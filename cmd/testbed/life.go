@@ -34,10 +34,15 @@ func upCommand() *cobra.Command {
 	cmd.Flags().StringSliceVar(&clusters, "clusters", []string{"c1", "c2"}, "names of the clusters")
 	cmd.Flags().IntVar(&nodes, "nodes", 2, "nodes of each cluster")
 	cmd.Flags().StringVar(&options.ID, "id", "", "the testbed's ID (default: random)")
-	cmd.Flags().StringVar(&options.IPAM, "ipam", testbed.IPAMCalico, "what gives addresses to pods: calico or host-local")
-	cmd.Flags().StringVar(&options.IPFamilies, "ip-families", testbed.FamiliesIPv4, "of nodes, pods and Services: ipv4 or dual")
-	cmd.Flags().StringVar(&options.KubeProxyMode, "kube-proxy-mode", "iptables", "iptables, nftables or ipvs, where the kernel has it")
-	cmd.Flags().StringVar(&options.Repository, "repo", "", "the checkout that programs are built from (default: the one around the working directory)")
+	cmd.Flags().StringVar(&options.CNI, "cni", testbed.CNICalico, "what connects pods: calico or bridge")
+	cmd.Flags().StringVar(&options.IPAM, "ipam", "",
+		"what gives addresses to pods: calico or host-local (default: calico, host-local with --cni bridge)")
+	cmd.Flags().StringVar(&options.IPFamilies, "ip-families", testbed.FamiliesIPv4,
+		"of nodes, pods and Services: ipv4 or dual")
+	cmd.Flags().StringVar(&options.KubeProxyMode, "kube-proxy-mode", "iptables",
+		"iptables, nftables or ipvs, where the kernel has it")
+	cmd.Flags().StringVar(&options.Repository, "repo", "",
+		"the checkout that programs are built from (default: the one around the working directory)")
 	return cmd
 }
 
@@ -149,7 +154,8 @@ func listCommand() *cobra.Command {
 				for _, c := range s.Clusters {
 					clusters = append(clusters, fmt.Sprintf("%s (%d nodes)", c.Name, len(c.Nodes)))
 				}
-				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", s.ID, s.Owner, time.Since(s.Started).Round(time.Second), condition, strings.Join(clusters, ", "))
+				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", s.ID, s.Owner, time.Since(s.Started).Round(time.Second), condition,
+					strings.Join(clusters, ", "))
 			}
 			return w.Flush()
 		},

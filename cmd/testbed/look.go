@@ -59,8 +59,9 @@ func shellCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "shell [-t ID] [-- COMMAND...]",
 		Short: "a shell in which plain kubectl reaches all clusters of a testbed",
-		Long: `Starts a shell, or a command, on the network between the nodes of a testbed, with KUBECONFIG set: plain kubectl, and
-every other client, reaches the clusters. Each is a context of its own name: kubectl --context c2 get pods -A`,
+		Long: `Starts a shell, or a command, on the network between the nodes of a testbed, with KUBECONFIG set: plain
+kubectl, and every other client, reaches the clusters. Each is a context of its own name: kubectl --context c2
+get pods -A`,
 		Args: cobra.ArbitraryArgs,
 	}
 	id := withTestbed(cmd)
@@ -137,7 +138,8 @@ func enter(ctx context.Context, state *testbed.State, clusterName, where string,
 	if len(command) == 0 {
 		command = []string{"bash"}
 	}
-	err = node.Join(ctx, spawn.JoinSpec{Args: command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, TTY: terminal})
+	err = node.Join(ctx, spawn.JoinSpec{Args: command, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		TTY: terminal})
 	var exit *exec.ExitError
 	if err == nil || errors.As(err, &exit) {
 		return ran(err)
@@ -206,7 +208,8 @@ func partPod(ctx context.Context, state *testbed.State, cluster, namespace, part
 	case 1:
 		return pods[0], nil
 	case 0:
-		return "", fmt.Errorf("namespace %s of cluster %s has no pod of part %q; parts are broker, exporter and agent@NODE", namespace, cluster, part)
+		return "", fmt.Errorf("namespace %s of cluster %s has no pod of part %q; parts are broker, exporter and agent@NODE",
+			namespace, cluster, part)
 	default:
 		return "", fmt.Errorf("part %q has pods %s: say which with %s@NODE", part, strings.Join(pods, ", "), component)
 	}
@@ -285,5 +288,6 @@ func logFile(cluster *testbed.ClusterState, what string) (string, error) {
 	for i := range known {
 		known[i] = strings.TrimSuffix(filepath.Base(known[i]), ".log")
 	}
-	return "", fmt.Errorf("cluster %s has no component %s; it has %s. Pods are named NAMESPACE/POD", cluster.Name, what, strings.Join(known, ", "))
+	return "", fmt.Errorf("cluster %s has no component %s; it has %s. Pods are named NAMESPACE/POD", cluster.Name, what,
+		strings.Join(known, ", "))
 }

@@ -53,7 +53,7 @@ func main() {
 		upCommand(), downCommand(), listCommand(), cleanCommand(), demoCommand(),
 		shellCommand(), kubectlCommand(), execCommand(), ctlCommand(), logsCommand(),
 		buildCommand(), depsCommand(), testKernelCommand(),
-		echoCommand(), sleepCommand(),
+		echoCommand(), helloCommand(), sleepCommand(),
 	)
 	err := root.ExecuteContext(ctx)
 	var ran ranError

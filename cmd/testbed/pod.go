@@ -22,6 +22,20 @@ func echoCommand() *cobra.Command {
 	return cmd
 }
 
+func helloCommand() *cobra.Command {
+	var listen string
+	cmd := &cobra.Command{
+		Use:   "hello TEXT",
+		Short: "in a pod: answer TCP and UDP with a text",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return echo.Hello(cmd.Context(), listen, args[0])
+		},
+	}
+	cmd.Flags().StringVar(&listen, "listen", ":42", "address to listen on")
+	return cmd
+}
+
 func sleepCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "sleep",

@@ -33,7 +33,8 @@ func buildCommand() *cobra.Command {
 				{"kubelet", paths.Kubelet}, {"kube-proxy", paths.KubeProxy}, {"kubectl", paths.Kubectl},
 				{"containerd", paths.Containerd}, {"its shim", paths.ContainerdShim}, {"ctr", paths.Ctr}, {"runc", paths.Runc},
 				{"CNI plugins", paths.CNIPlugins}, {"CoreDNS", paths.CoreDNS},
-				{"calico-node", paths.CalicoNode}, {"Calico's CNI plugin", paths.CalicoCNI}, {"its installer", paths.CalicoCNIInstall},
+				{"calico-node", paths.CalicoNode}, {"Calico's CNI plugin", paths.CalicoCNI},
+				{"its installer", paths.CalicoCNIInstall},
 				{"Calico's kube-controllers", paths.CalicoKubeControllers},
 				{"Calico API server", paths.CalicoAPIServer}, {"Calico's CRDs", paths.CalicoCRDs},
 				{"files of calico/node", paths.CalicoNodeFiles}, {"Calico's manifest", paths.CalicoManifest},
@@ -45,7 +46,8 @@ func buildCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&anyway, "anyway", false, "build on a machine that cannot hold a testbed, too")
-	cmd.Flags().StringVar(&repo, "repo", "", "the checkout whose tools/ are built (default: the one around the working directory)")
+	cmd.Flags().StringVar(&repo, "repo", "",
+		"the checkout whose tools/ are built (default: the one around the working directory)")
 	return cmd
 }
 

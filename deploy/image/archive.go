@@ -49,7 +49,8 @@ func WriteRelease(dir, version string, platforms ...Platform) (written []string,
 	if err != nil {
 		return nil, err
 	}
-	written = append(written, fmt.Sprintf("%s.tar: OCI archive of %s@%s, %d MB", prefix, reference, digest, info.Size()>>20))
+	written = append(written, fmt.Sprintf("%s.tar: OCI archive of %s@%s, %d MB", prefix, reference, digest,
+		info.Size()>>20))
 	for _, p := range platforms {
 		config, err := p.Image.ConfigFile()
 		if err != nil {
@@ -76,13 +77,15 @@ func Index(platforms ...Platform) (v1.ImageIndex, error) {
 		if err != nil {
 			return nil, err
 		}
-		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: p.Image, Descriptor: v1.Descriptor{Platform: config.Platform()}})
+		index = mutate.AppendManifests(index,
+			mutate.IndexAddendum{Add: p.Image, Descriptor: v1.Descriptor{Platform: config.Platform()}})
 	}
 	return index, nil
 }
 
-// Write writes an archive in the OCI image layout, which `ctr images import`, `docker load`, `podman load` and skopeo read:
-// the one image there is, or an index of them, with their SBOMs as referrers. The archive appears complete or not at all.
+// Write writes an archive in the OCI image layout, which `ctr images import`, `docker load`, `podman load` and skopeo
+// read: the one image there is, or an index of them, with their SBOMs as referrers. The archive appears complete or not
+// at all.
 func Write(file, reference string, platforms ...Platform) error {
 	ref, err := name.NewTag(reference)
 	if err != nil {

@@ -44,6 +44,7 @@ func New(spec Spec) (v1.Image, error) {
 		return nil, fmt.Errorf("put an image together: %w", err)
 	}
 	config = config.DeepCopy()
-	config.OS, config.Architecture, config.Created, config.Config = "linux", spec.Arch, v1.Time{Time: spec.Created}, spec.Config
+	config.OS, config.Architecture, config.Created, config.Config = "linux", spec.Arch, v1.Time{Time: spec.Created},
+		spec.Config
 	return mutate.ConfigFile(image, config)
 }

@@ -68,7 +68,8 @@ func program(t *testing.T, arch string, args ...string) string {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.CommandContext(t.Context(), "go", append(append([]string{"build", "-buildvcs=false", "-o", "program"}, args...), ".")...)
+	cmd := exec.CommandContext(t.Context(), "go",
+		append(append([]string{"build", "-buildvcs=false", "-o", "program"}, args...), ".")...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOWORK=off", "GOARCH="+arch)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -80,7 +81,8 @@ func program(t *testing.T, arch string, args ...string) string {
 
 func release(t *testing.T, arch string, args ...string) Release {
 	t.Helper()
-	r := Release{Arch: arch, Programs: map[string]string{}, Version: "v1.2.3", Revision: "0123", Created: time.Unix(1700000000, 0).UTC()}
+	r := Release{Arch: arch, Programs: map[string]string{}, Version: "v1.2.3", Revision: "0123",
+		Created: time.Unix(1700000000, 0).UTC()}
 	file := program(t, arch, args...)
 	for _, name := range Programs {
 		r.Programs[name] = file
@@ -106,8 +108,8 @@ func files(t *testing.T, image v1.Image) map[string]*tar.Header {
 	}
 }
 
-// TestProduct: the image is for its architecture, has the programs where the manifests start them and everything else as
-// documented, belongs to root, and nothing in it has a time but the one it was given.
+// TestProduct: the image is for its architecture, has the programs where the manifests start them and everything else
+// as documented, belongs to root, and nothing in it has a time but the one it was given.
 func TestProduct(t *testing.T) {
 	for _, arch := range Architectures {
 		image, err := Product(release(t, arch, "-trimpath"))
@@ -121,15 +123,19 @@ func TestProduct(t *testing.T) {
 		if config.OS != "linux" || config.Architecture != arch || !config.Created.Equal(time.Unix(1700000000, 0)) {
 			t.Errorf("made for %s: %s/%s of %s", arch, config.OS, config.Architecture, config.Created)
 		}
-		if c := config.Config; c.User != "65532:65532" || !slices.Equal(c.Env, []string{"PATH=/usr/local/bin"}) || c.Entrypoint != nil || c.Cmd != nil ||
+		if c := config.Config; c.User != "65532:65532" || !slices.Equal(c.Env, []string{"PATH=/usr/local/bin"}) ||
+			c.Entrypoint != nil || c.Cmd != nil ||
 			c.Labels["org.opencontainers.image.version"] != "v1.2.3" || c.Labels["org.opencontainers.image.revision"] != "0123" {
 			t.Errorf("configuration of the image: %+v", c)
 		}
 		got := files(t, image)
 		for path, mode := range map[string]int64{
-			"/usr/local/bin/semaphore-exporter": 0o755, "/usr/local/bin/semaphore-broker": 0o755, "/usr/local/bin/semaphore-agent": 0o755,
-			"/usr/local/bin/semaphorectl": 0o755, "/tmp": 0o1777, "/etc/passwd": 0o644, "/etc/group": 0o644, "/run/semaphore": 0o755,
-			"/etc/semaphore/tls": 0o755, "/etc/semaphore/bundles": 0o755, "/etc/semaphore/subnets": 0o755, "/var/run/secrets/semaphore": 0o755, "/var/run/wireguard": 0o755,
+			"/usr/local/bin/semaphore-exporter": 0o755, "/usr/local/bin/semaphore-broker": 0o755,
+			"/usr/local/bin/semaphore-agent": 0o755,
+			"/usr/local/bin/semaphorectl":    0o755, "/tmp": 0o1777, "/etc/passwd": 0o644, "/etc/group": 0o644,
+			"/run/semaphore":     0o755,
+			"/etc/semaphore/tls": 0o755, "/etc/semaphore/bundles": 0o755, "/etc/semaphore/subnets": 0o755,
+			"/var/run/secrets/semaphore": 0o755, "/var/run/wireguard": 0o755,
 			"/var/lib/semaphore-wireguard": 0o755,
 		} {
 			header, ok := got[path]
@@ -142,7 +148,8 @@ func TestProduct(t *testing.T) {
 				t.Errorf("%s in the image: of %d:%d (%s), changed %s", path, header.Uid, header.Gid, header.Uname, header.ModTime)
 			}
 		}
-		if len(got) != 14+len([]string{"/etc", "/etc/semaphore", "/run", "/usr", "/usr/local", "/usr/local/bin", "/var", "/var/lib", "/var/run", "/var/run/secrets"}) {
+		if len(got) != 14+len([]string{"/etc", "/etc/semaphore", "/run", "/usr", "/usr/local", "/usr/local/bin", "/var",
+			"/var/lib", "/var/run", "/var/run/secrets"}) {
 			t.Errorf("the image has more or less than documented: %q", slices.Sorted(maps.Keys(got)))
 		}
 	}
@@ -195,7 +202,8 @@ func TestUnfitPrograms(t *testing.T) {
 		want   string
 	}{
 		{"architecture", func(r *Release) { r.Arch = "arm64" }, "is built with GOARCH=amd64, want arm64"},
-		{"path of the checkout", func(r *Release) { r.Programs["semaphore-broker"] = program(t, "amd64") }, "semaphore-broker"},
+		{"path of the checkout", func(r *Release) { r.Programs["semaphore-broker"] = program(t, "amd64", "-trimpath=false") },
+			"semaphore-broker"},
 		{"missing", func(r *Release) { delete(r.Programs, "semaphorectl") }, "no program semaphorectl is given"},
 		{"not Go", func(r *Release) { r.Programs["semaphorectl"] = "/bin/true" }, "program semaphorectl"},
 	} {
@@ -220,7 +228,8 @@ func TestEntries(t *testing.T) {
 		"invalid argument":         {Copy("/a", 0o644, "/dev/null")},
 		"/l, which is no director": {Link("/l", "x"), File("/l/b", 0o644, "")},
 	} {
-		if _, err := New(Spec{Arch: "amd64", Layers: [][]Entry{entries}}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := New(Spec{Arch: "amd64", Layers: [][]Entry{entries}}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v: error %v, want %q", entries, err, want)
 		}
 	}
@@ -230,7 +239,8 @@ func TestEntries(t *testing.T) {
 func TestSBOM(t *testing.T) {
 	r := release(t, "arm64", "-trimpath")
 	r.Programs["semaphorectl"] = filepath.Join(t.TempDir(), "image") // any program that has modules of others in it
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-o", r.Programs["semaphorectl"], "../../cmd/image")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-o",
+		r.Programs["semaphorectl"], "../../cmd/image")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", cmd, err, out)
 	}
@@ -284,7 +294,8 @@ func TestSBOM(t *testing.T) {
 	}
 }
 
-// TestWriteRelease: the archive has an index of both architectures under the reference, and each image's SBOM refers to it.
+// TestWriteRelease: the archive has an index of both architectures under the reference, and each image's SBOM refers to
+// it.
 func TestWriteRelease(t *testing.T) {
 	var platforms []Platform
 	for _, arch := range Architectures {
@@ -309,7 +320,8 @@ func TestWriteRelease(t *testing.T) {
 		}
 	}
 	unpacked := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "tar", "-xf", filepath.Join(dir, "semaphore-v1.2.3.tar"), "-C", unpacked).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "tar", "-xf", filepath.Join(dir, "semaphore-v1.2.3.tar"), "-C",
+		unpacked).CombinedOutput(); err != nil {
 		t.Fatalf("tar: %v\n%s", err, out)
 	}
 	top, err := layout.ImageIndexFromPath(unpacked)
@@ -324,7 +336,8 @@ func TestWriteRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := manifest.Manifests[0]
-	if !first.MediaType.IsIndex() || first.Annotations["io.containerd.image.name"] != "ghcr.io/kube-semaphore/semaphore:v1.2.3" {
+	if !first.MediaType.IsIndex() ||
+		first.Annotations["io.containerd.image.name"] != "ghcr.io/kube-semaphore/semaphore:v1.2.3" {
 		t.Errorf("first in the archive: %+v", first)
 	}
 	inner, err := top.ImageIndex(first.Digest)
@@ -358,9 +371,11 @@ func TestWriteRelease(t *testing.T) {
 	}
 }
 
-// TestPush: a registry has the index under the reference afterwards, and answers with the SBOM when asked what refers to an image.
+// TestPush: a registry has the index under the reference afterwards, and answers with the SBOM when asked what refers
+// to an image.
 func TestPush(t *testing.T) {
-	server := httptest.NewServer(registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0))))
+	server := httptest.NewServer(registry.New(registry.WithReferrersSupport(true),
+		registry.Logger(log.New(io.Discard, "", 0))))
 	defer server.Close()
 	reference := strings.TrimPrefix(server.URL, "http://") + "/semaphore:v1.2.3"
 	var platforms []Platform
@@ -404,7 +419,8 @@ func TestPush(t *testing.T) {
 			t.Errorf("what refers to %s: %+v", image, manifest.Manifests)
 			continue
 		}
-		artifact, err := remote.Image(tag.Context().Digest(manifest.Manifests[0].Digest.String()), remote.WithContext(t.Context()))
+		artifact, err := remote.Image(tag.Context().Digest(manifest.Manifests[0].Digest.String()),
+			remote.WithContext(t.Context()))
 		if err != nil {
 			t.Fatal(err)
 		}

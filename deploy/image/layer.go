@@ -28,8 +28,8 @@ type Entry struct {
 	target string // of a link
 }
 
-// Dir is a directory; those above an entry are there without being named, with mode 0755. Of the mode the permissions and
-// fs.ModeSticky are taken.
+// Dir is a directory; those above an entry are there without being named, with mode 0755. Of the mode the permissions
+// and fs.ModeSticky are taken.
 func Dir(path string, mode fs.FileMode) Entry { return Entry{path: path, mode: fs.ModeDir | mode} }
 
 // File is a file with this content.
@@ -89,7 +89,8 @@ func writeTar(w io.Writer, entries []Entry) error {
 }
 
 func (e Entry) write(tw *tar.Writer) error {
-	header := &tar.Header{Name: strings.TrimPrefix(e.path, "/"), Mode: int64(e.mode.Perm()), ModTime: epoch, Format: tar.FormatPAX}
+	header := &tar.Header{Name: strings.TrimPrefix(e.path, "/"), Mode: int64(e.mode.Perm()), ModTime: epoch,
+		Format: tar.FormatPAX}
 	if e.mode&fs.ModeSticky != 0 {
 		header.Mode |= 0o1000
 	}

@@ -23,8 +23,8 @@ var Architectures = []string{"amd64", "arm64"}
 // programDir is where the manifests start the programs.
 const programDir = "/usr/local/bin"
 
-// base is all of the product's image but the programs: the directories that the manifests mount something on, as the root
-// filesystem is read-only, and the names of two users. There is no shell and no package to patch.
+// base is all of the product's image but the programs: the directories that the manifests mount something on, as the
+// root filesystem is read-only, and the names of two users. There is no shell and no package to patch.
 var base = []Entry{
 	Dir("/etc/semaphore/bundles", 0o755),
 	Dir("/etc/semaphore/subnets", 0o755),
@@ -99,7 +99,8 @@ func (r Release) checkProgram(name string) error {
 		{"-trimpath", "true", "a program has the path of its checkout otherwise"},
 	} {
 		if settings[want.key] != want.value {
-			errs = append(errs, fmt.Errorf("is built with %s=%s, want %s: %s", want.key, settings[want.key], want.value, want.why))
+			errs = append(errs, fmt.Errorf("is built with %s=%s, want %s: %s", want.key, settings[want.key],
+				want.value, want.why))
 		}
 	}
 	if len(errs) > 0 {

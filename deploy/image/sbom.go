@@ -35,8 +35,9 @@ func SBOM(r Release, image v1.Image) ([]byte, error) {
 	const repository = "pkg:oci/semaphore"
 	root := cdx.Component{
 		Type: cdx.ComponentTypeContainer, BOMRef: repository + "@" + digest.String(), Name: Reference, Version: r.Version,
-		PackageURL: fmt.Sprintf("%s@%s?arch=%s&repository_url=%s", repository, strings.ReplaceAll(digest.String(), ":", "%3A"), r.Arch, Reference),
-		Hashes:     &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: digest.Hex}},
+		PackageURL: fmt.Sprintf("%s@%s?arch=%s&repository_url=%s", repository,
+			strings.ReplaceAll(digest.String(), ":", "%3A"), r.Arch, Reference),
+		Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: digest.Hex}},
 	}
 	modules := map[string]cdx.Component{}
 	var programs []cdx.Component
@@ -81,7 +82,8 @@ func SBOM(r Release, image v1.Image) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// modulesOf are the modules in a program, but its own: Go's own library, and what it requires, as it is after replacements.
+// modulesOf are the modules in a program, but its own: Go's own library, and what it requires, as it is after
+// replacements.
 func modulesOf(info *buildinfo.BuildInfo) []cdx.Component {
 	modules := []*debug.Module{{Path: "std", Version: strings.TrimPrefix(info.GoVersion, "go")}}
 	for _, m := range info.Deps {
@@ -94,7 +96,8 @@ func modulesOf(info *buildinfo.BuildInfo) []cdx.Component {
 	for i, m := range modules {
 		purl := fmt.Sprintf("pkg:golang/%s@%s", m.Path, m.Version)
 		components[i] = cdx.Component{
-			Type: cdx.ComponentTypeLibrary, BOMRef: purl, Name: m.Path, Version: m.Version, PackageURL: purl, Scope: cdx.ScopeRequired,
+			Type: cdx.ComponentTypeLibrary, BOMRef: purl, Name: m.Path, Version: m.Version, PackageURL: purl,
+			Scope: cdx.ScopeRequired,
 		}
 		if m.Sum != "" { // which is Go's own, over all files of the module
 			components[i].Properties = &[]cdx.Property{{Name: "go:sum", Value: m.Sum}}
@@ -114,5 +117,6 @@ func referrer(sbom []byte, image v1.Image) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return mutate.Subject(artifact, v1.Descriptor{MediaType: subject.MediaType, Digest: subject.Digest, Size: subject.Size}).(v1.Image), nil
+	return mutate.Subject(artifact, v1.Descriptor{MediaType: subject.MediaType, Digest: subject.Digest,
+		Size: subject.Size}).(v1.Image), nil
 }

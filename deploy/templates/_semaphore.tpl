@@ -6,7 +6,7 @@ object by object.
 {{- $f := .Values.features -}}
 {{- $c := .Values.components -}}
 {{- $files := list "broker/deployment.yaml" "broker/disruption.yaml" "broker/service.yaml" "broker/serviceaccount.yaml" "broker/leader.yaml"
-  "broker/rbac.yaml" "broker/node-writes.yaml" "broker/object-writes.yaml" "exporter/deployment.yaml" "exporter/disruption.yaml"
+  "broker/rbac.yaml" "broker/node-writes.yaml" "broker/object-writes.yaml" "broker/remotes.yaml" "exporter/remotes.yaml" "exporter/deployment.yaml" "exporter/disruption.yaml"
   "exporter/service.yaml" "exporter/serviceaccount.yaml" "exporter/leader.yaml" "exporter/source.yaml" -}}
 {{- if .Values.createNamespace }}{{ $files = append $files "namespace/namespace.yaml" }}{{ end -}}
 {{- if $f.encryption }}{{ $files = concat $files (list "agent/daemonset.yaml" "agent/service.yaml" "agent/serviceaccount.yaml") }}{{ end -}}
@@ -17,6 +17,11 @@ object by object.
   "network-policies/policies.yaml" "networksets" "networksets/rbac.yaml" "tunnelAddresses" "tunnel-addresses/rbac.yaml" "monitors"
   "monitors/monitors.yaml" "alerts" "alerts/rules.yaml" -}}
 {{- if index $c $name }}{{ $files = append $files (printf "features/%s" $file) }}{{ end -}}
+{{- end -}}
+{{- if $c.mcs }}{{ $files = concat $files (list "features/mcs/rbac.yaml" "features/mcs/writes.yaml") }}{{ end -}}
+{{- if .Values.foreignExporter -}}
+{{- $files = list "exporter/deployment.yaml" "exporter/disruption.yaml" "exporter/service.yaml" "exporter/serviceaccount.yaml" "exporter/leader.yaml" -}}
+{{- if .Values.createNamespace }}{{ $files = append $files "foreign-exporter/namespace.yaml" }}{{ end -}}
 {{- end -}}
 {{- toYaml $files -}}
 {{- end -}}
@@ -52,7 +57,7 @@ data:
 {{- $namespace := $root.Release.Namespace -}}
 {{- if hasKey $o.metadata "namespace" }}{{ $_ := set $o.metadata "namespace" $namespace }}{{ end -}}
 {{- if eq $o.kind "Namespace" }}{{ $_ := set $o.metadata "name" $namespace }}{{ end -}}
-{{- range $subject := ($o.subjects | default list) }}{{ if hasKey $subject "namespace" }}{{ $_ := set $subject "namespace" $namespace }}{{ end }}{{ end -}}
+{{- range $subject := ($o.subjects | default list) }}{{ if eq ($subject.namespace | default "") "semaphore" }}{{ $_ := set $subject "namespace" $namespace }}{{ end }}{{ end -}}
 {{- if has $o.kind (list "Deployment" "DaemonSet") -}}
 {{- $part := trimPrefix "semaphore-" $o.metadata.name -}}
 {{- $values := index $root.Values $part -}}
@@ -67,6 +72,13 @@ data:
 {{- if $values.resources }}{{ $_ := set $container "resources" $values.resources }}{{ end -}}
 {{- $config := include "semaphore.config" (dict "root" $root "config" $values.config "agent" (eq $part "agent")) -}}
 {{- $_ := set $template.metadata "annotations" (dict "checksum/config" ($config | sha256sum)) -}}
+{{- if $root.Values.foreignExporter -}}
+{{- $_ := unset $template.spec "priorityClassName" -}}
+{{- if not $values.resources }}{{ $_ := set $container.resources "limits" (dict "memory" "1Gi") }}{{ end -}}
+{{- $_ := set $container "env" (list (dict "name" "GOMEMLIMIT" "value" "900MiB")) -}}
+{{- $_ := set $container "volumeMounts" (append $container.volumeMounts (dict "name" "reader" "mountPath" "/etc/semaphore/reader" "readOnly" true)) -}}
+{{- $_ := set $template.spec "volumes" (append $template.spec.volumes (dict "name" "reader" "secret" (dict "secretName" "semaphore-reader"))) -}}
+{{- end -}}
 {{- if eq $part "agent" -}}
 {{- range $volume := $template.spec.volumes -}}
 {{- if eq $volume.name "token" -}}

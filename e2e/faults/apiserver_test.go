@@ -7,8 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -85,7 +88,8 @@ func TestF09_OwnAPIServerRestartsMidWrite(t *testing.T) {
 	// Mid-write: some mirrors are there, most are not.
 	var there int
 	eventually(t, settle, func(ctx context.Context) error {
-		list, err := b.c1.Client.CoreV1().Services(e2e.Namespace).List(ctx, metav1.ListOptions{LabelSelector: managedLabel + "=" + managedBy})
+		list, err := b.c1.Client.CoreV1().Services(e2e.Namespace).List(ctx,
+			metav1.ListOptions{LabelSelector: managedLabel + "=" + managedBy})
 		if err != nil {
 			return err
 		}
@@ -121,7 +125,167 @@ func TestF09_OwnAPIServerRestartsMidWrite(t *testing.T) {
 	}
 	takeBack()
 	b.converges(t, settle)
-	t.Logf("killed when %d of %d mirrors were there; whole %s after it was back, each object written once; %s", there, burst, seconds(took), g.finish())
+	t.Logf("killed when %d of %d mirrors were there; whole %s after it was back, each object written once; %s", there,
+		burst, seconds(took), g.finish())
+}
+
+// The own apiserver is away for a minute, in which the broker ends, as it cannot renew its lease, and much changes in
+// the remote: meanwhile nothing is lost on the wire, and afterwards each object is written once.
+func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
+	const (
+		away  = time.Minute
+		fresh = 8
+	)
+	b := onBed(t)
+	// what becomes of the mirror of each name, and of its slice: one of another port is another slice
+	op := map[string]string{}
+	for i := range fresh {
+		op[fmt.Sprintf("away-%03d", i)] = "create"
+	}
+	for i := 20; i < 26; i++ {
+		op[fmt.Sprintf("many-%03d", i)] = "delete"
+	}
+	for i := 26; i < 29; i++ {
+		op[fmt.Sprintf("many-%03d", i)] = "update"
+	}
+	nameOf := func(ch change) string {
+		_, name, _ := strings.Cut(ch.name, "-73736d-")
+		if len(name) < len("away-000") {
+			return ""
+		}
+		return name[:len("away-000")]
+	}
+	g := b.watch(t)
+	g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && ch.managed && op[nameOf(ch)] != "" })
+	p := b.c1.Process("kube-apiserver")
+	if err := p.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	stopped := time.Now()
+	restore := func() {
+		var errs []error
+		for name, what := range op {
+			var number int
+			if _, err := fmt.Sscanf(name[len("many-"):], "%d", &number); err != nil {
+				t.Fatal(err)
+			}
+			if what != "delete" {
+				errs = append(errs, withdraw(life, b.c2, name))
+			}
+			if what != "create" {
+				errs = append(errs, offer(life, b.c2, name, number))
+			}
+		}
+		if err := errors.Join(errs...); err != nil {
+			t.Error(err)
+		}
+	}
+	changed, restored := false, false
+	t.Cleanup(func() {
+		p.Start()
+		if changed && !restored {
+			restore()
+		}
+	})
+	// Some come at once, while the broker that led still tries, and the others when it has ended.
+	number := 2000
+	for _, part := range []struct {
+		at  time.Duration
+		odd int
+	}{{0, 0}, {away / 2, 1}} {
+		pause(t, part.at-time.Since(stopped))
+		changed = true
+		for i, name := range slices.Sorted(maps.Keys(op)) {
+			if i%2 != part.odd {
+				continue
+			}
+			number++
+			var errs []error
+			if op[name] != "create" {
+				errs = append(errs, withdraw(t.Context(), b.c2, name))
+			}
+			if op[name] != "delete" {
+				errs = append(errs, offer(t.Context(), b.c2, name, number))
+			}
+			if err := errors.Join(errs...); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	pause(t, away-time.Since(stopped))
+	p.Start()
+	eventually(t, settle, func(ctx context.Context) error {
+		_, err := b.c1.Client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		return err
+	})
+	back := time.Now()
+	// An apiserver that ends takes its address out of the Service kubernetes. kube-proxy, whose watch has failed for a
+	// minute, tries it again only every 30 to 60 s (client-go's reflector): until then no pod of the cluster reaches the
+	// apiserver.
+	reached := eventually(t, settle,
+		func(ctx context.Context) error { return reachAPIServer(ctx, b.c1, "broker", "exporter") })
+	// the lease of the broker that led is in it, and how long exporters wait between attempts
+	took := b.converges(t, settle)
+	whole := time.Since(back)
+	writes := map[string][]string{}
+	for _, ch := range g.sofar(b.c1) {
+		writes[ch.resource+" "+ch.name] = append(writes[ch.resource+" "+ch.name], ch.op)
+		want := op[nameOf(ch)]
+		replaced := want == "update" && ch.resource == "endpointslices" && (ch.op == "delete" || ch.op == "create")
+		if ch.op != want && !replaced {
+			t.Errorf("%s; want %s", ch, want)
+		}
+	}
+	wanted := 0
+	for _, what := range op {
+		if wanted += 2; what == "update" {
+			wanted++
+		}
+	}
+	for name, ops := range writes {
+		if len(ops) != 1 {
+			t.Errorf("%s: %v; want it written once", name, ops)
+		}
+	}
+	if len(writes) != wanted {
+		t.Errorf("%d objects were written, want %d", len(writes), wanted)
+	}
+	restored = true
+	restore()
+	g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && ch.managed && op[nameOf(ch)] != "" })
+	b.converges(t, settle)
+	t.Logf("away for %s; pods reached it %s after it was back, all was whole %s after that (%s after it was back), each "+
+		"of %d objects written once; %s",
+		away, seconds(reached), seconds(took), seconds(whole), len(writes), g.finish())
+}
+
+// reachAPIServer reports whether all replicas of parts reach the apiserver of their cluster as pods do, by its Service.
+func reachAPIServer(ctx context.Context, c *testbed.Cluster, parts ...string) error {
+	service, err := c.Client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	address := net.JoinHostPort(service.Spec.ClusterIP, "443")
+	for _, name := range parts {
+		replicas, err := part(ctx, c, name)
+		if err != nil {
+			return err
+		}
+		for _, p := range replicas {
+			running, err := c.Pod(ctx, p.Namespace, p.Name)
+			if err != nil {
+				return err
+			}
+			dialing, cancel := context.WithTimeout(ctx, time.Second)
+			conn, err := running.Netns.DialContext(dialing, "tcp", address)
+			cancel()
+			if err != nil {
+				return fmt.Errorf("%s: %w", p.Name, err)
+			}
+			conn.Close()
+		}
+	}
+	return nil
 }
 
 // The remote apiserver restarts: its exporter goes on watching where it was, and the broker is told nothing.
@@ -170,17 +334,21 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 			before, after float64
 			want          float64
 		}{
-			{"semaphore_exporter_changes_sent_total", sent["semaphore_exporter_changes_sent_total"], sentNow["semaphore_exporter_changes_sent_total"], 2},
-			{"semaphore_exporter_streams_ended_total", sent["semaphore_exporter_streams_ended_total"], sentNow["semaphore_exporter_streams_ended_total"], 0},
-			{"semaphore_broker_changes_total", taken["semaphore_broker_changes_total"], takenNow["semaphore_broker_changes_total"], 2},
+			{"semaphore_exporter_changes_sent_total", sent["semaphore_exporter_changes_sent_total"],
+				sentNow["semaphore_exporter_changes_sent_total"], 2},
+			{"semaphore_exporter_streams_ended_total", sent["semaphore_exporter_streams_ended_total"],
+				sentNow["semaphore_exporter_streams_ended_total"], 0},
+			{"semaphore_broker_changes_total", taken["semaphore_broker_changes_total"],
+				takenNow["semaphore_broker_changes_total"], 2},
 		} {
 			if m.after-m.before != m.want {
-				t.Errorf("%s went from %v to %v; want %v more: the Service made afterwards and its slice", m.name, m.before, m.after, m.want)
+				t.Errorf("%s went from %v to %v; want %v more: the Service made afterwards and its slice", m.name, m.before,
+					m.after, m.want)
 			}
 		}
 	} else {
-		// An apiserver that is away for longer than two thirds of the lease costs its leader the place, and the next one
-		// reads all anew. The broker's cluster must not notice that either.
+		// An apiserver that is away for longer than two thirds of the lease costs its leader the place, and the next
+		// one reads all again. The broker's cluster must not notice that either.
 		t.Logf("the exporter that led could not renew its lease for so long; another leads")
 	}
 	if n := len(g.sofar(b.c1)); n != 2 {
@@ -190,8 +358,8 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 		seconds(down), seconds(took), b.logLines(b.c2, "exporter")-lines, g.finish())
 }
 
-// The exporters are cut off from their apiserver while objects are deleted and etcd forgets that they were there: no watch
-// can tell of the deletes, and they take effect all the same.
+// The exporters are cut off from their apiserver while objects are deleted and etcd forgets that they were there: no
+// watch can tell of the deletes, and they take effect all the same.
 func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
@@ -259,7 +427,8 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 		}
 	}
 	took := b.converges(t, settle)
-	// An exporter that could not renew its lease for too long has ended, and another one, or its next start, reads all anew.
+	// An exporter that could not renew its lease for too long has ended, and another one, or its next start, reads all
+	// again.
 	after, err := metrics(ctx, waitActive(t, b.c2, "exporter"))
 	if err != nil {
 		t.Fatal(err)
@@ -274,12 +443,13 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 		t.Errorf("%d objects were deleted, want the mirrors and slices of %d Services", deletes, len(gone))
 	}
 	errs := after["semaphore_exporter_watch_errors_total"] - before["semaphore_exporter_watch_errors_total"]
-	t.Logf("compacted at revision %d; %d deletes took effect %s after the exporter reached its apiserver again; %v failed lists and watches; %s",
+	t.Logf("compacted at revision %d; %d deletes took effect %s after the exporter reached its apiserver again; %v "+
+		"failed lists and watches; %s",
 		revision, deletes, seconds(took), errs, g.finish())
 }
 
-// cutOffFromAPIServer drops everything between a pod and its apiserver. The pod's namespace is good until the test ends,
-// whatever becomes of the containers.
+// cutOffFromAPIServer drops everything between a pod and its apiserver. The pod's namespace is good until the test
+// ends, whatever becomes of the containers.
 func cutOffFromAPIServer(t *testing.T, pod *testbed.Pod) (ns *netns.Namespace, mend func()) {
 	t.Helper()
 	rules := [][]string{
@@ -347,7 +517,8 @@ func compact(ctx context.Context, c *testbed.Cluster) (int64, error) {
 	if err := call("/v3/kv/range", map[string]any{"key": []byte("none")}, &head); err != nil {
 		return 0, err
 	}
-	return head.Header.Revision, call("/v3/kv/compaction", map[string]any{"revision": head.Header.Revision, "physical": true}, &struct{}{})
+	return head.Header.Revision,
+		call("/v3/kv/compaction", map[string]any{"revision": head.Header.Revision, "physical": true}, &struct{}{})
 }
 
 // Agents cannot be looked up (the broker may not ask for TokenReviews): the streams that stand go on, a new one waits

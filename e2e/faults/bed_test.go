@@ -287,7 +287,7 @@ func get(ctx context.Context, ns *netns.Namespace, path string, into *bytes.Buff
 	return nil
 }
 
-// process is the first process of a pod's first container, which kubelet starts anew as another one.
+// process is the first process of a pod's first container, which kubelet starts again as another one.
 type process struct{ pid int }
 
 func processOf(p *testbed.Pod) process { return process{p.Container.PID} }
@@ -355,7 +355,7 @@ func pause(t *testing.T, d time.Duration) {
 // seconds is a duration for a person.
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
 
-// containsWord says whether the name of a mirror or set bears that of its source.
+// containsWord reports whether the name of a mirror or set has that of its source.
 
 // iptables runs iptables inside a namespace of the testbed.
 func iptables(ns *netns.Namespace, args ...string) error {
@@ -372,7 +372,8 @@ func inNamespace(ns *netns.Namespace, program string, args ...string) error {
 		err = cmd.Wait()
 	}
 	if err != nil {
-		return fmt.Errorf("%s %s in %s: %w: %s", program, strings.Join(args, " "), ns.Name(), err, strings.TrimSpace(out.String()))
+		return fmt.Errorf("%s %s in %s: %w: %s", program, strings.Join(args, " "), ns.Name(), err,
+			strings.TrimSpace(out.String()))
 	}
 	return nil
 }

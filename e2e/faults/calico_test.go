@@ -14,7 +14,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// A cluster without Calico: its broker is ready, says what is missing, and does all that needs no Calico. Sets come once Calico does.
+// A cluster without Calico: its broker is ready, says what is missing, and does all that needs no Calico. Sets come
+// once Calico does.
 func TestNoCalico(t *testing.T) {
 	l := newLab(t, "a")
 	both := config{"features": []string{"services", "policy"}}

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// Certificates are replaced while streams stand, and then the authority that signs them, in its three steps: no stream ends
-// for it, new handshakes use what is new, and there is no moment at which one fails.
+// Certificates are replaced while streams stand, and then the authority that signs them, in its three steps: no stream
+// ends for it, new handshakes use what is new, and there is no moment at which one fails.
 func TestF19_CertificatesAndAuthorityReplaced(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
@@ -46,7 +46,8 @@ func TestF19_CertificatesAndAuthorityReplaced(t *testing.T) {
 			key := end.c.Name
 			at := since(end.c, end.name, end.other)
 			if was, ok := began[key]; ok && !was.Equal(at) {
-				t.Errorf("after %s: the stream of %s's exporter is of %s, it was of %s", after, key, at.Format(time.TimeOnly), was.Format(time.TimeOnly))
+				t.Errorf("after %s: the stream of %s's exporter is of %s, it was of %s", after, key, at.Format(time.TimeOnly),
+					was.Format(time.TimeOnly))
 			}
 			began[key] = at
 		}
@@ -91,7 +92,8 @@ func TestF19_CertificatesAndAuthorityReplaced(t *testing.T) {
 		})
 		clear(began)
 		stand("a new handshake")
-		took = append(took, fmt.Sprintf("%s: in use after %s, new handshakes after %s", step.what, seconds(spread), seconds(again)))
+		took = append(took, fmt.Sprintf("%s: in use after %s, new handshakes after %s", step.what, seconds(spread),
+			seconds(again)))
 	}
 	t.Logf("%s; %s", strings.Join(took, "; "), g.finish())
 }
@@ -113,7 +115,8 @@ func (b *bed) distribute(ctx context.Context) error {
 	}
 	for _, c := range b.tb.Clusters() {
 		other := b.other(c).Name
-		secrets, err := b.install.Semaphorectl(ctx, "pki", "secrets", "--dir", b.install.PKI(c.Name), "--namespace", e2e.Namespace,
+		secrets, err := b.install.Semaphorectl(ctx, "pki", "secrets", "--dir", b.install.PKI(c.Name), "--namespace",
+			e2e.Namespace,
 			"--peer-bundle", other+"="+filepath.Join(dir, other))
 		if err != nil {
 			return err
@@ -126,7 +129,8 @@ func (b *bed) distribute(ctx context.Context) error {
 }
 
 // inUse is nil when all that an operator has distributed has reached those who use it: the files of every pod, and what
-// the broker of c2 shows whoever connects. Kubelet is told to look at once; by itself it takes up to a minute and a half.
+// the broker of c2 shows whoever connects. Kubelet is told to look at once; by itself it takes up to a minute and a
+// half.
 func (b *bed) inUse(ctx context.Context, pki string) error {
 	bundles, err := os.ReadFile(filepath.Join(b.tb.Dir(), "bundles", "c2"))
 	if err != nil {
@@ -162,7 +166,8 @@ func (b *bed) inUse(ctx context.Context, pki string) error {
 	if err != nil {
 		return err
 	}
-	own, err := tls.LoadX509KeyPair(filepath.Join(b.install.PKI("c1"), "exporter", "tls.crt"), filepath.Join(b.install.PKI("c1"), "exporter", "tls.key"))
+	own, err := tls.LoadX509KeyPair(filepath.Join(b.install.PKI("c1"), "exporter", "tls.crt"),
+		filepath.Join(b.install.PKI("c1"), "exporter", "tls.key"))
 	if err != nil {
 		return err
 	}
@@ -171,7 +176,8 @@ func (b *bed) inUse(ctx context.Context, pki string) error {
 		return err
 	}
 	defer raw.Close()
-	conn := tls.Client(raw, &tls.Config{Certificates: []tls.Certificate{own}, InsecureSkipVerify: true, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13})
+	conn := tls.Client(raw, &tls.Config{Certificates: []tls.Certificate{own}, InsecureSkipVerify: true,
+		NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13})
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if err := conn.HandshakeContext(ctx); err != nil {

@@ -151,9 +151,9 @@ func (g *guard) sofar(c *testbed.Cluster) []change {
 	return nil
 }
 
-// untouched fails the test if anything changed that the case did not allow: checkers I2 (nothing withdrawn), I3 (nothing
-// goes back), I4 (nothing outside the remote's subnets) and I5 (nothing of somebody else's). It may be called while the
-// fault lasts, and finish calls it at the end.
+// untouched fails the test if anything changed that the case did not allow: checkers I2 (nothing withdrawn), I3
+// (nothing goes back), I4 (nothing outside the remote's subnets) and I5 (nothing of somebody else's). It may be called
+// while the fault lasts, and finish calls it at the end.
 func (g *guard) untouched() {
 	g.t.Helper()
 	for _, c := range g.b.tb.Clusters() {

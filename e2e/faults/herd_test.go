@@ -63,7 +63,8 @@ func (g *grazer) Begin() []*semaphorev1.AttachRequest {
 	return []*semaphorev1.AttachRequest{
 		attach.Hello(epoch, revision, g.state.Held()),
 		{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{Devices: []*semaphorev1.DeviceReport{{
-			Cluster: "a", Interface: "wireguard.a", PublicKey: g.key, ListenPort: 51820, Backend: "userspace",
+			Cluster: "a", Interface: "wireguard.a", PublicKey: g.key, ListenPort: 51820,
+			Backend: semaphorev1.Backend_BACKEND_USERSPACE,
 		}}}}},
 	}
 }
@@ -107,7 +108,8 @@ func (l *lab) herd(n int, peering string) *herd {
 	ctx, end := context.WithCancel(life)
 	h := &herd{end: end}
 	l.t.Cleanup(func() { end(); h.done.Wait() })
-	if _, err := l.kube.CoreV1().ServiceAccounts(e2e.Namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := l.kube.CoreV1().ServiceAccounts(e2e.Namespace).Create(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{}); err != nil {
 		l.t.Fatal(err)
 	}
 	config := rest.CopyConfig(l.rest)
@@ -117,7 +119,8 @@ func (l *lab) herd(n int, peering string) *herd {
 	made.SetLimit(16)
 	for i := range n {
 		key := publicKey("agent", i)
-		h.agents = append(h.agents, &grazer{node: fmt.Sprintf("node-%04d", i), state: desired.New(), peers: map[string]string{}, key: key})
+		h.agents = append(h.agents, &grazer{node: fmt.Sprintf("node-%04d", i), state: desired.New(),
+			peers: map[string]string{}, key: key})
 		made.Go(func() error { return l.admit(mctx, client, i) })
 	}
 	if err := made.Wait(); err != nil {
@@ -138,7 +141,8 @@ func (l *lab) admit(ctx context.Context, client kubernetes.Interface, i int) err
 	node := fmt.Sprintf("node-%04d", i)
 	if _, err := client.CoreV1().Nodes().Create(ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: node},
-		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("172.20.%d.%d", i/250, 1+i%250)}}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP,
+			Address: fmt.Sprintf("172.20.%d.%d", i/250, 1+i%250)}}},
 	}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
@@ -152,12 +156,13 @@ func (l *lab) admit(ctx context.Context, client kubernetes.Interface, i int) err
 	if err != nil {
 		return err
 	}
-	token, err := client.CoreV1().ServiceAccounts(e2e.Namespace).CreateToken(ctx, "semaphore-agent", &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{
-			Audiences:      []string{"semaphore-broker.hub"},
-			BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
-		},
-	}, metav1.CreateOptions{})
+	token, err := client.CoreV1().ServiceAccounts(e2e.Namespace).CreateToken(ctx, "semaphore-agent",
+		&authenticationv1.TokenRequest{
+			Spec: authenticationv1.TokenRequestSpec{
+				Audiences:      []string{"semaphore-broker.hub"},
+				BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+			},
+		}, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
@@ -213,10 +218,11 @@ type player struct {
 	welcome  *semaphorev1.Welcome
 }
 
-// play publishes n nodes of cluster a to a broker until the test ends, anew whenever the stream ends.
+// play publishes n nodes of cluster a to a broker until the test ends, again whenever the stream ends.
 func (l *lab) play(n int, address string) *player {
 	l.t.Helper()
-	p := &player{l: l, address: address, epoch: "played", revision: uint64(n), pending: make(chan *semaphorev1.Change, 1024)}
+	p := &player{l: l, address: address, epoch: "played", revision: uint64(n),
+		pending: make(chan *semaphorev1.Change, 1024)}
 	for i := range n {
 		p.nodes, p.at = append(p.nodes, playedNode(i, 51820)), append(p.at, uint64(i+1))
 	}
@@ -242,8 +248,9 @@ func playedNode(i, port int) *semaphorev1.Object {
 	return &semaphorev1.Object{
 		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_NODE, Name: fmt.Sprintf("peer-%04d", i)},
 		Spec: &semaphorev1.Object_Node{Node: &semaphorev1.Node{
-			PodCidrs:  []string{fmt.Sprintf("10.11.%d.%d/26", i/4, i%4*64)},
-			Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: key, Address: fmt.Sprintf("172.21.%d.%d:%d", i/250, 1+i%250, port)},
+			PodCidrs: []string{fmt.Sprintf("10.11.%d.%d/26", i/4, i%4*64)},
+			Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: key,
+				Address: fmt.Sprintf("172.21.%d.%d:%d", i/250, 1+i%250, port)},
 		}},
 	}
 }
@@ -258,7 +265,8 @@ func (p *player) stream(ctx context.Context, client semaphorev1.FederationServic
 	revision := p.revision
 	var all []*semaphorev1.Change
 	for i, n := range p.nodes {
-		all = append(all, &semaphorev1.Change{Revision: p.at[i], ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: n}})
+		all = append(all, &semaphorev1.Change{Revision: p.at[i], ObservedAt: timestamppb.Now(),
+			Change: &semaphorev1.Change_Upsert{Upsert: n}})
 	}
 	p.mu.Unlock()
 	slices.SortFunc(all, func(a, b *semaphorev1.Change) int { return cmp.Compare(a.GetRevision(), b.GetRevision()) })
@@ -280,10 +288,16 @@ func (p *player) stream(ctx context.Context, client semaphorev1.FederationServic
 		SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_NODE, Revision: revision},
 	}}}
 	for batch := range slices.Chunk(all, 100) {
-		messages = append(messages, &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: batch}}})
+		messages = append(
+			messages,
+			&semaphorev1.PublishRequest{
+				Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: batch}},
+			},
+		)
 	}
 	messages = append(messages, &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
-		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_NODE, Revision: revision, Objects: uint64(len(all))},
+		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_NODE, Revision: revision,
+			Objects: uint64(len(all))},
 	}})
 	for _, m := range messages {
 		if err := stream.Send(m); err != nil {
@@ -307,9 +321,13 @@ func (p *player) stream(ctx context.Context, client semaphorev1.FederationServic
 			case <-ctx.Done():
 				return ctx.Err()
 			case c := <-p.pending:
-				m = &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{c}}}}
+				m = &semaphorev1.PublishRequest{
+					Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{c}}},
+				}
 			case <-beat.C:
-				m = &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: revision}}}
+				m = &semaphorev1.PublishRequest{
+					Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: &semaphorev1.Heartbeat{HeadRevision: revision}},
+				}
 			}
 			if err := stream.Send(m); err != nil {
 				<-ctx.Done()
@@ -326,7 +344,8 @@ func (p *player) move(i, port int) (node, address string) {
 	p.mu.Lock()
 	p.revision++
 	p.nodes[i], p.at[i] = n, p.revision
-	c := &semaphorev1.Change{Revision: p.revision, ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: n}}
+	c := &semaphorev1.Change{Revision: p.revision, ObservedAt: timestamppb.Now(),
+		Change: &semaphorev1.Change_Upsert{Upsert: n}}
 	p.mu.Unlock()
 	p.pending <- c
 	return n.GetKey().GetName(), n.GetNode().GetWireguard().GetAddress()
@@ -338,8 +357,8 @@ var encrypting = config{"features": []string{"encryption"}}
 // herdBound is how soon all agents must be current after a broker's restart.
 const herdBound = 30 * time.Second
 
-// The broker is killed and comes back: a thousand agents attach again within 30 s, and as nothing has changed nothing is
-// told to any of them, and nothing is written.
+// The broker is killed and comes back: a thousand agents attach again within 30 s, and as nothing has changed nothing
+// is told to any of them, and nothing is written.
 func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 	const agents, peers = 1000, 200
 	l := newLab(t, "a")
@@ -368,7 +387,7 @@ func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 		return nil
 	})
 	told := h.told()
-	memory, err := residentOf(broker.cmd.Process.Pid)
+	memory, err := residentOf(broker.PID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -388,7 +407,8 @@ func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 	if n := broker.metric("semaphore_broker_writes_total"); n > 0 {
 		t.Errorf("%v objects were written, want none", n)
 	}
-	t.Logf("%d agents with %d peers: ready to attach after %s, all current first after %s (%d changes told); after the kill all current in %s, %d changes told; broker %d MiB",
+	t.Logf("%d agents with %d peers: ready to attach after %s, all current first after %s (%d changes told); after the "+
+		"kill all current in %s, %d changes told; broker %d MiB",
 		agents, peers, seconds(prepared), seconds(first), told, seconds(took), h.told()-told, memory>>10)
 }
 
@@ -401,7 +421,8 @@ func TestF25_SlowAgent(t *testing.T) {
 	p := l.play(peers, broker.address)
 	h := l.herd(agents, broker.peering)
 	h.wait(t, settle, "current", func(g *grazer) bool { return g.current && len(g.peers) == peers })
-	slow := &grazer{node: fmt.Sprintf("node-%04d", agents), state: desired.New(), peers: map[string]string{}, key: make([]byte, 32)}
+	slow := &grazer{node: fmt.Sprintf("node-%04d", agents), state: desired.New(), peers: map[string]string{},
+		key: make([]byte, 32)}
 	slow.key[0] = 1
 	if err := l.admit(t.Context(), l.kube, agents); err != nil {
 		t.Fatal(err)
@@ -432,7 +453,7 @@ func TestF25_SlowAgent(t *testing.T) {
 		return worst
 	}
 	calm := churn()
-	before, err := residentOf(broker.cmd.Process.Pid)
+	before, err := residentOf(broker.PID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -443,7 +464,7 @@ func TestF25_SlowAgent(t *testing.T) {
 	// From now on it does not read; its connection lives, as its pings are answered.
 	heard := slow.changes
 	during := churn()
-	after, err := residentOf(broker.cmd.Process.Pid)
+	after, err := residentOf(broker.PID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -464,12 +485,14 @@ func TestF25_SlowAgent(t *testing.T) {
 		t.Errorf("with a slow agent a change took the others %s, without %s", seconds(during), seconds(calm))
 	}
 	if most := rounds * peers / 2; caught > most {
-		t.Errorf("the slow agent was told %d changes of %d, want the newest of each object: at most %d", caught, rounds*peers, most)
+		t.Errorf("the slow agent was told %d changes of %d, want the newest of each object: at most %d", caught,
+			rounds*peers, most)
 	}
 	if grown := after - before; grown > 64<<10 {
 		t.Errorf("the broker grew by %d MiB", grown>>10)
 	}
-	t.Logf("%d changes: the others had all within %s before and %s while one did not read; it was told %d when it read again; broker %d MiB before, %d MiB after",
+	t.Logf("%d changes: the others had all within %s before and %s while one did not read; it was told %d when it read "+
+		"again; broker %d MiB before, %d MiB after",
 		rounds*peers, seconds(calm), seconds(during), caught, before>>10, after>>10)
 }
 
@@ -483,7 +506,8 @@ func (l *lab) attach(g *grazer, i int, peering string) (read func()) {
 	}
 	const window = 64 << 10
 	conn, err := grpc.NewClient(peering,
-		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13})),
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"},
+			MinVersion: tls.VersionTLS13})),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window))
 	if err != nil {
 		l.t.Fatal(err)

@@ -13,12 +13,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -33,6 +31,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/e2e"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -47,8 +46,8 @@ func buildPrograms(ctx context.Context) (map[string]string, error) {
 	return (&components.Builder{Progress: os.Stderr}).Programs(ctx)
 }
 
-// lab is an apiserver, and programs of the checkout as processes on loopback. The broker's cluster is "hub"; exporters of
-// several clusters read the one apiserver, each exporting what bears its own label.
+// lab is an apiserver, and programs of the checkout as processes on loopback. The broker's cluster is "hub"; exporters
+// of several clusters read the one apiserver, each exporting what has its own label.
 type lab struct {
 	t    *testing.T
 	dir  string
@@ -74,7 +73,8 @@ func newLab(t *testing.T, remotes ...string) *lab {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	l := &lab{t: t, dir: dir, rest: config, kube: kubernetes.NewForConfigOrDie(config), bins: bins, subnets: map[string]string{}, daemons: new([]*daemon)}
+	l := &lab{t: t, dir: dir, rest: config, kube: kubernetes.NewForConfigOrDie(config), bins: bins,
+		subnets: map[string]string{}, daemons: new([]*daemon)}
 	for i, name := range append([]string{"hub"}, remotes...) {
 		l.ctl("pki", "init", "--cluster", name, "--dir", l.path("pki", name))
 		bundle := l.ctl("pki", "bundle", "--dir", l.path("pki", name))
@@ -84,7 +84,8 @@ func newLab(t *testing.T, remotes ...string) *lab {
 		}
 	}
 	for _, name := range []string{e2e.Namespace, "shop"} {
-		if _, err := l.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		if _, err := l.kube.CoreV1().Namespaces().Create(t.Context(),
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -116,14 +117,13 @@ func (l *lab) ctl(args ...string) string {
 
 // daemon is a program that runs until it is killed or the test ends.
 type daemon struct {
+	*testkit.Process
+
 	t            *testing.T
 	name, log    string
 	socket, http string
 	address      string // of a broker's federation listener
 	peering      string // of a broker's peering listener
-	cmd          *exec.Cmd
-	exited       chan struct{}
-	err          error // once exited is closed
 	program, cfg string
 	killed       bool // by the test
 }
@@ -134,22 +134,26 @@ type config map[string]any
 // tls is the section with a part's keys.
 func (l *lab) tls(cluster, part string) config {
 	return config{
-		"certFile": l.path("pki", cluster, part, "tls.crt"), "keyFile": l.path("pki", cluster, part, "tls.key"), "bundleDir": l.path("bundles"),
+		"certFile": l.path("pki", cluster, part, "tls.crt"), "keyFile": l.path("pki", cluster, part, "tls.key"),
+		"bundleDir": l.path("bundles"),
 	}
 }
 
 // broker starts the hub's broker for all remotes; more is what else its configuration says.
 func (l *lab) broker(more config) *daemon {
 	l.t.Helper()
-	d := &daemon{name: "broker", program: "semaphore-broker", address: loopback.Address(l.t), peering: loopback.Address(l.t)}
+	d := &daemon{name: "broker", program: "semaphore-broker", address: loopback.Address(l.t),
+		peering: loopback.Address(l.t)}
 	var remotes []config
 	for i, name := range slices.Sorted(maps.Keys(l.subnets)) {
 		remotes = append(remotes, config{
-			"name": name, "podSubnets": []string{l.subnets[name]}, "nodeSubnets": []string{"172.16.0.0/12"}, "wireguard": config{"listenPort": 51820 + i},
+			"name": name, "podSubnets": []string{l.subnets[name]}, "nodeSubnets": []string{"172.16.0.0/12"},
+			"wireguard": config{"listenPort": 51820 + i},
 		})
 	}
 	return l.start(d, config{
-		"cluster": "hub", "features": []string{"services"}, "remotes": remotes, "localSubnets": []string{"10.10.0.0/16", "10.96.0.0/16"},
+		"cluster": "hub", "features": []string{"services"}, "remotes": remotes,
+		"localSubnets":   []string{"10.10.0.0/16", "10.96.0.0/16"},
 		"leaderElection": config{"enabled": false},
 		"tls":            l.tls("hub", "broker"), "kube": config{"kubeConfigPath": kubetest.Kubeconfig(l.t, l.rest)},
 	}, config{"federation": d.address, "peering": d.peering}, more)
@@ -168,7 +172,8 @@ func (l *lab) exporter(cluster, address string, more config) *daemon {
 
 func (l *lab) start(d *daemon, cfg, listen, more config) *daemon {
 	l.t.Helper()
-	d.t, d.socket, d.http, d.log, d.cfg = l.t, l.path(d.name+".sock"), loopback.Address(l.t), l.path(d.name+".log"), l.path(d.name+".yaml")
+	d.t, d.socket, d.http, d.log, d.cfg = l.t, l.path(d.name+".sock"), loopback.Address(l.t), l.path(d.name+".log"),
+		l.path(d.name+".yaml")
 	d.program = l.bins[d.program]
 	all := config{"http": d.http, "debugSocket": d.socket}
 	maps.Copy(all, listen)
@@ -187,66 +192,25 @@ func (l *lab) start(d *daemon, cfg, listen, more config) *daemon {
 // run starts the program, again if it was killed.
 func (d *daemon) run() {
 	d.t.Helper()
-	log, err := os.OpenFile(d.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	process, err := testkit.Start(d.t, d.name, d.log, exec.Command(d.program, "--config", d.cfg))
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	cmd := exec.Command(d.program, "--config", d.cfg)
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	exited := make(chan struct{})
-	started := make(chan error)
-	go func() {
-		defer log.Close()
-		// The death signal comes when the thread that started the process ends.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			d.err = cmd.Wait()
-			close(exited)
-		}
-	}()
-	if err := <-started; err != nil {
-		d.t.Fatalf("%s: %v", d.name, err)
-	}
-	d.cmd, d.exited, d.killed = cmd, exited, false
-	d.t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-exited
-		if d.t.Failed() {
-			d.t.Logf("%s wrote at last:\n%s", d.name, d.tail())
-		}
-	})
+	d.Process, d.killed = process, false
 }
 
 // kill ends the program as a crash would.
 func (d *daemon) kill() {
 	d.t.Helper()
 	d.killed = true
-	if err := d.cmd.Process.Kill(); err != nil {
-		d.t.Fatal(err)
-	}
-	<-d.exited
+	d.Kill(d.t)
 }
 
 func (d *daemon) runs() error {
-	select {
-	case <-d.exited:
-		return fmt.Errorf("%s has ended: %v\n%s", d.name, d.err, d.tail())
-	default:
+	if d.Runs() {
 		return nil
 	}
-}
-
-func (d *daemon) tail() string {
-	data, err := os.ReadFile(d.log)
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	return strings.Join(lines[max(0, len(lines)-25):], "\n")
+	return fmt.Errorf("%s has ended: %v\n%s", d.name, d.Err, d.Tail())
 }
 
 // status is what the program says of itself on its socket.
@@ -350,7 +314,10 @@ func (l *lab) via(address string) *proxy.Proxy {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	p := proxy.New(listener, func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "tcp", address) })
+	p := proxy.New(listener, func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp",
+			address)
+	})
 	ctx, end := context.WithCancel(life)
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -380,7 +347,8 @@ func (l *lab) offer(cluster, name string, number int, address string) {
 		l.t.Fatal(err)
 	}
 	if _, err := l.kube.DiscoveryV1().EndpointSlices("shop").Create(ctx, &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{"lab": cluster, discoveryv1.LabelServiceName: name}},
+		ObjectMeta: metav1.ObjectMeta{Name: name,
+			Labels: map[string]string{"lab": cluster, discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{address}}},
 		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
@@ -435,7 +403,8 @@ func (l *lab) mustMirrors(cluster string) view {
 	return v
 }
 
-// waitMirrors waits until a remote has exactly so many Services mirrored, each with its slice, and returns how long it took.
+// waitMirrors waits until a remote has exactly so many Services mirrored, each with its slice, and returns how long it
+// took.
 func (l *lab) waitMirrors(cluster string, services int) time.Duration {
 	l.t.Helper()
 	return eventually(l.t, settle, func(ctx context.Context) error {
@@ -465,7 +434,8 @@ func (l *lab) unchanged(cluster string, was view) {
 // dial connects to a broker's federation listener as a part of a cluster would.
 func (l *lab) dial(address, cluster, part string) *grpc.ClientConn {
 	l.t.Helper()
-	certificate, err := tls.LoadX509KeyPair(l.path("pki", cluster, part, "tls.crt"), l.path("pki", cluster, part, "tls.key"))
+	certificate, err := tls.LoadX509KeyPair(l.path("pki", cluster, part, "tls.crt"),
+		l.path("pki", cluster, part, "tls.key"))
 	if err != nil {
 		l.t.Fatal(err)
 	}

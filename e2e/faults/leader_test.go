@@ -125,7 +125,8 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 	if n := len(g.sofar(b.c1)); n != 2 {
 		t.Errorf("%d objects were written, want the mirror and the slice of one Service", n)
 	}
-	t.Logf("cut off from its apiserver the leader stopped after %s, the lease was another's after %s, who wrote after %s; whole %s after mending; %s",
+	t.Logf("cut off from its apiserver the leader stopped after %s, the lease was another's after %s, who wrote after "+
+		"%s; whole %s after mending; %s",
 		seconds(stopped), seconds(taken), seconds(worked), seconds(took), g.finish())
 }
 
@@ -210,7 +211,8 @@ func TestF24_StoppedLeaderGoesOn(t *testing.T) {
 			if n := len(g.sofar(b.c1)); n != 2 {
 				t.Errorf("%d objects were written, want the mirror and the slice of one Service", n)
 			}
-			t.Logf("another led after %s; the old one went on after %s and ended %s later, having written nothing; whole %s after that; %s",
+			t.Logf("another led after %s; the old one went on after %s and ended %s later, having written nothing; whole %s "+
+				"after that; %s",
 				seconds(takeover), seconds(asleep), seconds(ended), seconds(took), g.finish())
 		})
 	}

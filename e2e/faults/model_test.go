@@ -32,9 +32,10 @@ const (
 var (
 	servicesResource = schema.GroupVersionResource{Version: "v1", Resource: "services"}
 	slicesResource   = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
-	setsResource     = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "globalnetworksets"}
-	poolsResource    = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "ippools"}
-	nodesResource    = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	setsResource     = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1",
+		Resource: "globalnetworksets"}
+	poolsResource = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "ippools"}
+	nodesResource = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 )
 
 // view is what is, or should be, in one cluster because of the other: a line of text for each thing.
@@ -89,7 +90,8 @@ func wanted(ctx context.Context, src, dst *testbed.Cluster) (view, error) {
 	}
 	sets := map[string][]string{}
 	for _, p := range pods.Items {
-		if p.Status.PodIP == "" || p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		if p.Status.PodIP == "" || p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded ||
+			p.Status.Phase == corev1.PodFailed {
 			continue
 		}
 		name := src.Name + "-" + p.Namespace + "-" + p.Labels[setLabel]
@@ -190,7 +192,8 @@ func endpointsOf(ctx context.Context, c *testbed.Cluster, namespace, selector st
 	for _, s := range list.Items {
 		key := s.Namespace + "/" + s.Labels[discoveryv1.LabelServiceName]
 		for _, e := range s.Endpoints {
-			out[key] = append(out[key], fmt.Sprintf("%s ready=%t", strings.Join(e.Addresses, ","), e.Conditions.Ready == nil || *e.Conditions.Ready))
+			out[key] = append(out[key], fmt.Sprintf("%s ready=%t", strings.Join(e.Addresses, ","), e.Conditions.Ready == nil ||
+				*e.Conditions.Ready))
 		}
 	}
 	return out, nil
@@ -214,7 +217,12 @@ type kernel struct {
 // kernelOf asks the node's kernel and WireGuard devices.
 func kernelOf(ctx context.Context, n *testbed.Node) (kernel, error) {
 	var out kernel
-	text, err := n.Exec(ctx, "sh", "-c", "ip -o link show type tun && echo -- && wg show all allowed-ips && echo -- && ip -4 route show table all proto "+routeProtocol)
+	text, err := n.Exec(
+		ctx,
+		"sh",
+		"-c",
+		"ip -o link show type tun && echo -- && wg show all allowed-ips && echo -- && ip -4 route show table all proto "+routeProtocol,
+	)
 	if err != nil {
 		return out, err
 	}
@@ -224,7 +232,7 @@ func kernelOf(ctx context.Context, n *testbed.Node) (kernel, error) {
 	}
 	for line := range strings.Lines(sections[0]) {
 		if f := strings.Fields(line); len(f) > 1 {
-			out.devices = append(out.devices, f[0]+f[1]) // its number tells whether it was made anew
+			out.devices = append(out.devices, f[0]+f[1]) // its number tells whether it was made again
 		}
 	}
 	for line := range strings.Lines(sections[1]) {
@@ -340,7 +348,8 @@ func offer(ctx context.Context, c *testbed.Cluster, name string, number int) err
 	labels := map[string]string{mirrorLabel: "true"}
 	if _, err := c.Client.CoreV1().Services("shop").Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: int32(8000 + number), Protocol: corev1.ProtocolTCP}}},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: int32(8000 + number),
+			Protocol: corev1.ProtocolTCP}}},
 	}, metav1.CreateOptions{}); err != nil {
 		return err
 	}

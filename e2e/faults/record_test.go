@@ -54,9 +54,11 @@ func newRecord(ctx context.Context, c *testbed.Cluster, running *sync.WaitGroup)
 	r := &record{cluster: c, stores: map[schema.GroupVersionResource]cache.Store{}}
 	var synced []cache.InformerSynced
 	for resource, namespace := range map[schema.GroupVersionResource]string{
-		servicesResource: e2e.Namespace, slicesResource: e2e.Namespace, setsResource: "", poolsResource: "", nodesResource: "",
+		servicesResource: e2e.Namespace, slicesResource: e2e.Namespace, setsResource: "", poolsResource: "",
+		nodesResource: "",
 	} {
-		informer := dynamicinformer.NewFilteredDynamicInformer(c.Dynamic, resource, namespace, 0, cache.Indexers{}, nil).Informer()
+		informer := dynamicinformer.NewFilteredDynamicInformer(c.Dynamic, resource, namespace, 0, cache.Indexers{},
+			nil).Informer()
 		// An apiserver that is away is a part of many cases.
 		if err := informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}); err != nil {
 			return nil, err

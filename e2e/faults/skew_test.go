@@ -105,7 +105,7 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 	service := &semaphorev1.Object{
 		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "skewed"},
 		Spec: &semaphorev1.Object_Service{Service: &semaphorev1.Service{
-			Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}},
+			Mirror: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}},
 		}},
 	}
 	if alter != nil {
@@ -116,10 +116,13 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 	var stream semaphorev1.FederationService_PublishClient
 	eventually(t, settle, func(context.Context) error { // the broker may not listen yet
 		var err error
-		if stream, err = semaphorev1.NewFederationServiceClient(l.dial(broker.address, "a", "exporter")).Publish(ctx); err != nil {
+		if stream, err = semaphorev1.NewFederationServiceClient(l.dial(broker.address, "a",
+			"exporter")).Publish(ctx); err != nil {
 			return err
 		}
-		if err = stream.Send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: hello}}); err != nil {
+		if err = stream.Send(&semaphorev1.PublishRequest{
+			Message: &semaphorev1.PublishRequest_Hello{Hello: hello},
+		}); err != nil {
 			return err
 		}
 		m, err := stream.Recv()
@@ -129,23 +132,51 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 		return err
 	})
 	messages := []*semaphorev1.PublishRequest{
-		{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1}}},
+		{
+			Message: &semaphorev1.PublishRequest_SnapshotBegin{
+				SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1},
+			},
+		},
 		{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
 			{Revision: 1, ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: service}},
 		}}}},
-		{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1, Objects: 1}}},
-		{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Revision: 1}}},
-		{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Revision: 1}}},
+		{
+			Message: &semaphorev1.PublishRequest_SnapshotEnd{
+				SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1, Objects: 1},
+			},
+		},
+		{
+			Message: &semaphorev1.PublishRequest_SnapshotBegin{
+				SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Revision: 1},
+			},
+		},
+		{
+			Message: &semaphorev1.PublishRequest_SnapshotEnd{
+				SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Revision: 1},
+			},
+		},
 	}
 	if later := semaphorev1.Kind(99); slices.Contains(hello.Kinds, later) {
 		object := &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: later, Name: "of-a-later-version"}}
 		unknown(object)
-		messages = append(messages,
-			&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotBegin{SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: later, Revision: 1}}},
-			&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
-				{Revision: 1, ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: object}},
-			}}}},
-			&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: later, Revision: 1, Objects: 1}}})
+		messages = append(
+			messages,
+			&semaphorev1.PublishRequest{
+				Message: &semaphorev1.PublishRequest_SnapshotBegin{
+					SnapshotBegin: &semaphorev1.SnapshotBegin{Kind: later, Revision: 1},
+				},
+			},
+			&semaphorev1.PublishRequest{
+				Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
+					{Revision: 1, ObservedAt: timestamppb.Now(), Change: &semaphorev1.Change_Upsert{Upsert: object}},
+				}}},
+			},
+			&semaphorev1.PublishRequest{
+				Message: &semaphorev1.PublishRequest_SnapshotEnd{
+					SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: later, Revision: 1, Objects: 1},
+				},
+			},
+		)
 	}
 	for _, m := range messages {
 		if err := stream.Send(m); err != nil {
@@ -179,9 +210,10 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 		return nil
 	})
 	// The stream goes on.
-	if err := stream.Send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
-		{Revision: 2, Change: &semaphorev1.Change_Delete{Delete: service.GetKey()}},
-	}}}}); err != nil {
+	if err := stream.Send(&semaphorev1.PublishRequest{
+		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
+			{Revision: 2, Change: &semaphorev1.Change_Delete{Delete: service.GetKey()}},
+		}}}}); err != nil {
 		t.Fatal(err)
 	}
 	l.waitMirrors("a", 0)
@@ -189,7 +221,8 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 	return name
 }
 
-// playedBroker is a broker of another version, played: it answers Hello with a Welcome of its own, and notes what it hears.
+// playedBroker is a broker of another version, played: it answers Hello with a Welcome of its own, and notes what it
+// hears.
 type playedBroker struct {
 	semaphorev1.UnimplementedFederationServiceServer
 	welcome *semaphorev1.Welcome
@@ -221,7 +254,9 @@ func (p *playedBroker) Publish(stream semaphorev1.FederationService_PublishServe
 				revision = c.GetRevision()
 			}
 			if p.ended {
-				answer = &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: revision}}}
+				answer = &semaphorev1.PublishResponse{
+					Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: revision}},
+				}
 			}
 		case *semaphorev1.PublishRequest_SnapshotEnd:
 			p.ended = true
@@ -238,7 +273,8 @@ func (p *playedBroker) Publish(stream semaphorev1.FederationService_PublishServe
 // serve serves the played broker with the hub's own certificate until the test ends.
 func (p *playedBroker) serve(t *testing.T, l *lab) string {
 	t.Helper()
-	certificate, err := tls.LoadX509KeyPair(l.path("pki", "hub", "broker", "tls.crt"), l.path("pki", "hub", "broker", "tls.key"))
+	certificate, err := tls.LoadX509KeyPair(l.path("pki", "hub", "broker", "tls.crt"),
+		l.path("pki", "hub", "broker", "tls.key"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +283,8 @@ func (p *playedBroker) serve(t *testing.T, l *lab) string {
 		t.Fatal(err)
 	}
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
-		Certificates: []tls.Certificate{certificate}, ClientAuth: tls.RequireAnyClientCert, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
+		Certificates: []tls.Certificate{certificate}, ClientAuth: tls.RequireAnyClientCert, MinVersion: tls.VersionTLS13,
+		NextProtos: []string{"h2"},
 	})))
 	semaphorev1.RegisterFederationServiceServer(server, p)
 	done := make(chan struct{})
@@ -289,7 +326,8 @@ func TestF18_ClocksApart(t *testing.T) {
 	if early := time.Since(certificate.NotBefore); early < 5*time.Minute {
 		t.Errorf("a new certificate began %s ago, want at least 5 min: clocks differ", early.Round(time.Second))
 	}
-	for name, ahead := range map[string]time.Duration{"ahead by ten minutes": 10 * time.Minute, "behind by ten minutes": -10 * time.Minute} {
+	for name, ahead := range map[string]time.Duration{"ahead by ten minutes": 10 * time.Minute,
+		"behind by ten minutes": -10 * time.Minute} {
 		t.Run(name, func(t *testing.T) {
 			// Ahead: it begins in ten minutes. Behind: it ended ten minutes ago.
 			begin, end := time.Now().Add(ahead), time.Now().Add(time.Hour)
@@ -306,7 +344,7 @@ func TestF18_ClocksApart(t *testing.T) {
 			exporter.run()
 			var said string
 			eventually(t, settle, func(ctx context.Context) error {
-				for line := range strings.Lines(exporter.tail()) {
+				for line := range strings.Lines(exporter.Tail()) {
 					if strings.Contains(line, "our clock says") {
 						said = line
 						return nil
@@ -348,7 +386,8 @@ func issue(t *testing.T, l *lab, cluster, part string, from, until time.Time) (c
 	id := &url.URL{Scheme: "spiffe", Host: cluster, Path: "/" + part}
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: from, NotAfter: until, URIs: []*url.URL{id},
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth,
+			x509.ExtKeyUsageClientAuth},
 		BasicConstraintsValid: true,
 	}, ca.Leaf, private.Public(), ca.PrivateKey)
 	if err != nil {
@@ -358,7 +397,8 @@ func issue(t *testing.T, l *lab, cluster, part string, from, until time.Time) (c
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}))
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
+		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}))
 }
 
 // on is the lab for a subtest.
@@ -368,8 +408,9 @@ func (l *lab) on(t *testing.T) *lab {
 	return &copied
 }
 
-// The apiserver that an exporter reads lags behind the one that an earlier exporter had read: what the broker was told from there
-// is newer, and the exporter says nothing of that kind, tells of it, and speaks as soon as it has read as far.
+// The apiserver that an exporter reads lags behind the one that an earlier exporter had read: what the broker was told
+// from there is newer, and the exporter says nothing of that kind, tells of it, and speaks as soon as it has read as
+// far.
 func TestF03_ApiserverThatLags(t *testing.T) {
 	l := newLab(t, "a")
 	l.offer("a", "first", 1, "")
@@ -391,10 +432,13 @@ func TestF03_ApiserverThatLags(t *testing.T) {
 	}
 	// The apiserver here does not lag; the broker is ahead of it instead, by some writes, which the test then makes.
 	needed := revision() + 60
-	played := &playedBroker{welcome: &semaphorev1.Welcome{Cluster: "hub", ProtocolVersion: 1, Held: []*semaphorev1.KindState{{
-		Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 1, Digest: make([]byte, 32), SourceId: string(system.UID), SourceRevision: needed,
-	}}}}
-	// Both of its watches of Services see the writes. One that sees none learns by a bookmark, once a minute, how far it is.
+	played := &playedBroker{welcome: &semaphorev1.Welcome{Cluster: "hub", ProtocolVersion: 1,
+		Held: []*semaphorev1.KindState{{
+			Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 1, Digest: make([]byte, 32), SourceId: string(system.UID),
+			SourceRevision: needed,
+		}}}}
+	// Both of its watches of Services see the writes. One that sees none learns by a bookmark, once a minute, how far it
+	// is.
 	exporter := l.exporter("a", played.serve(t, l), config{"globalSelector": "lab=a"})
 	var alarm string
 	eventually(t, settle, func(ctx context.Context) error {
@@ -425,5 +469,6 @@ func TestF03_ApiserverThatLags(t *testing.T) {
 		}
 		return nil
 	})
-	t.Logf("silent while behind, and said: %s; told all %s after %d writes had brought its source as far", alarm, seconds(took), written)
+	t.Logf("silent while behind, and said: %s; told all %s after %d writes had brought its source as far", alarm,
+		seconds(took), written)
 }

@@ -18,7 +18,8 @@ import (
 const halfOpenBound = 15 * time.Second
 
 // linkTo is what an active part says of its stream to or from a cluster.
-func linkTo(ctx context.Context, c *testbed.Cluster, name, cluster string) (*testbed.Pod, *semaphorev1.LinkStatus, error) {
+func linkTo(ctx context.Context, c *testbed.Cluster, name, cluster string) (*testbed.Pod,
+	*semaphorev1.LinkStatus, error) {
 	pod, err := active(ctx, c, name)
 	if err != nil {
 		return nil, nil, err
@@ -46,7 +47,7 @@ func TestF01_BrokerKilledMidSnapshot(t *testing.T) {
 		}
 	}
 	var seen string
-	// mid says whether a snapshot of the new broker was seen on its way, rather than whole at the first look.
+	// mid reports whether a snapshot of the new broker was seen on its way, rather than whole at the first look.
 	mid := func() (partly bool) {
 		eventually(t, settle, func(ctx context.Context) error {
 			_, l, err := linkTo(ctx, b.c1, "broker", "c2")
@@ -89,8 +90,8 @@ func TestF01_BrokerKilledMidSnapshot(t *testing.T) {
 	t.Logf("killed at: %s; whole again after %s; %s", seen, seconds(took), g.finish())
 }
 
-// An exporter that restarts while nothing has changed costs nothing: no snapshot is sent again, no object is written, no
-// agent is told anything.
+// An exporter that restarts while nothing has changed costs nothing: no snapshot is sent again, no object is written,
+// no agent is told anything.
 func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
@@ -122,7 +123,8 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"semaphore_broker_writes_total", "semaphore_broker_changes_total", "semaphore_broker_peering_revision"} {
+	for _, name := range []string{"semaphore_broker_writes_total", "semaphore_broker_changes_total",
+		"semaphore_broker_peering_revision"} {
 		if before[name] != after[name] {
 			t.Errorf("%s went from %v to %v", name, before[name], after[name])
 		}
@@ -135,7 +137,8 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 	if n := sent["semaphore_exporter_changes_sent_total"]; n > 0 {
 		t.Errorf("the new exporter sent %v objects, want none: the broker holds what it would tell", n)
 	}
-	t.Logf("connected again after %s, %d bytes in all, 0 writes, 0 messages to agents; %s", seconds(took), bytes, g.finish())
+	t.Logf("connected again after %s, %d bytes in all, 0 writes, 0 messages to agents; %s", seconds(took), bytes,
+		g.finish())
 }
 
 // A connection whose other end is gone without a word is noticed within 15 s, from either end; all state is kept.
@@ -235,8 +238,8 @@ func (b *bed) drop(t *testing.T, to *testbed.Cluster) (mend func()) {
 	}
 }
 
-// Two clusters are parted while much changes in one of them; meanwhile nothing is withdrawn in the other, and afterwards
-// it is as it would have been without, with the deletions.
+// Two clusters are parted while much changes in one of them; meanwhile nothing is withdrawn in the other, and
+// afterwards it is as it would have been without, with the deletions.
 func TestF05_PartitionWithChurn(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
@@ -281,7 +284,7 @@ func TestF05_PartitionWithChurn(t *testing.T) {
 	t.Logf("parted for %s; whole %s after healing; %s", parted, seconds(took), g.finish())
 }
 
-// churned says whether an object of c1 follows from what F05 changed.
+// churned reports whether an object of c1 follows from what F05 changed.
 func (b *bed) churned(name string) bool {
 	for i := range 8 {
 		for _, s := range []string{fmt.Sprintf("many-%03d", i), fmt.Sprintf("late-%03d", i)} {
@@ -298,7 +301,8 @@ func (b *bed) refill(t *testing.T) {
 	t.Helper()
 	var errs []error
 	for i := range 8 {
-		errs = append(errs, withdraw(life, b.c2, fmt.Sprintf("late-%03d", i)), offer(life, b.c2, fmt.Sprintf("many-%03d", i), i))
+		errs = append(errs, withdraw(life, b.c2, fmt.Sprintf("late-%03d", i)),
+			offer(life, b.c2, fmt.Sprintf("many-%03d", i), i))
 	}
 	_, err := b.c2.Kubectl(life, nil, "-n", "shop", "scale", "deployment/server", "--replicas=2")
 	if err := errors.Join(append(errs, err)...); err != nil {

@@ -101,7 +101,8 @@ func moving(t *testing.T, w *world) {
 		return nil
 	})
 	now := stands(t)
-	if now.Index != before.Index || now.PrivateKey != before.PrivateKey || now.ListenPort != before.ListenPort || now.MTU != before.MTU {
+	if now.Index != before.Index || now.PrivateKey != before.PrivateKey || now.ListenPort != before.ListenPort ||
+		now.MTU != before.MTU {
 		t.Errorf("the device is %+v; it was %+v", now, before)
 	}
 	if now.Alias != device || len(now.Routes) != 1 || now.Peers[0].PersistentKeepaliveInterval != 0 {
@@ -144,8 +145,8 @@ func moving(t *testing.T, w *world) {
 }
 
 // A cluster that runs semaphore pairs with one that runs semaphore-wireguard, from nothing, and each follows what the
-// other says by the annotations: a key that is new, a node that comes or goes. At last the remote is taken out while the
-// node is away.
+// other says by the annotations: a key that is new, a node that comes or goes. At last the remote is taken out while
+// the node is away.
 func pairing(t *testing.T, w *world) {
 	stopSemaphore := w.semaphore(c2Remote)
 	stopAgent := w.agent(w.agentConfig("removeKeys: true"))
@@ -180,7 +181,8 @@ func pairing(t *testing.T, w *world) {
 	deleteDevice(t, here, device)
 	stopAgent = w.agent(w.agentConfig("removeKeys: true"))
 	eventually(t, "c1's node says its new key", func() error {
-		if got := w.annotations(w.c1)["c2.wireguard.semaphore.uw.io/pubKey"]; got != stands(t).PublicKey.String() || got == key.PublicKey().String() {
+		if got := w.annotations(w.c1)["c2.wireguard.semaphore.uw.io/pubKey"]; got != stands(t).PublicKey.String() ||
+			got == key.PublicKey().String() {
 			return fmt.Errorf("it says %q", got)
 		}
 		return nil
@@ -200,7 +202,9 @@ func pairing(t *testing.T, w *world) {
 	if d := stands(t); d == nil {
 		t.Fatal("the device does not outlive the agent")
 	}
-	stopSemaphore = w.semaphore(`[{name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51830}}]`)
+	stopSemaphore = w.semaphore(
+		`[{name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51830}}]`,
+	)
 	cfg := w.agentConfig("removeKeys: true")
 	stopAgent = w.agent(cfg)
 	eventually(t, "the device goes, and its key", func() error {

@@ -79,8 +79,10 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{
 		t: t, dir: t.TempDir(),
-		c1: &side{name: "c1", node: "a1", address: "192.0.2.1", podCIDR: "10.1.1.0/24", podSubnet: "10.1.0.0/16", pod: "10.1.1.1"},
-		c2: &side{name: "c2", node: "b1", address: "192.0.2.2", podCIDR: "10.2.1.0/24", podSubnet: "10.2.0.0/16", pod: "10.2.1.1"},
+		c1: &side{name: "c1", node: "a1", address: "192.0.2.1", podCIDR: "10.1.1.0/24", podSubnet: "10.1.0.0/16",
+			pod: "10.1.1.1"},
+		c2: &side{name: "c2", node: "b1", address: "192.0.2.2", podCIDR: "10.2.1.0/24", podSubnet: "10.2.0.0/16",
+			pod: "10.2.1.1"},
 	}
 	ns, err := netns.Create("b1")
 	must(t, err)
@@ -99,7 +101,8 @@ func newWorld(t *testing.T) *world {
 		s.rest = kubetest.Start(t)
 		s.kube = kubernetes.NewForConfigOrDie(s.rest)
 		w.addNode(s, s.node, s.address, s.podCIDR)
-		must(t, pki.Init(filepath.Join(w.dir, s.name, "pki"), s.name, pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+		must(t, pki.Init(filepath.Join(w.dir, s.name, "pki"), s.name,
+			pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
 		roots, err := os.ReadFile(filepath.Join(w.dir, s.name, "pki", "ca.crt"))
 		must(t, err)
 		must(t, os.MkdirAll(filepath.Join(w.dir, "bundles"), 0o700))
@@ -130,19 +133,23 @@ func (w *world) addNode(s *side, name, address, podCIDR string) {
 func (w *world) admit(s *side) string {
 	w.t.Helper()
 	ctx := w.t.Context()
-	_, err := s.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{})
+	_, err := s.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}},
+		metav1.CreateOptions{})
 	must(w.t, err)
-	_, err = s.kube.CoreV1().ServiceAccounts("semaphore").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{})
+	_, err = s.kube.CoreV1().ServiceAccounts("semaphore").Create(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{})
 	must(w.t, err)
 	pod, err := s.kube.CoreV1().Pods("semaphore").Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"},
-		Spec:       corev1.PodSpec{NodeName: s.node, ServiceAccountName: "semaphore-agent", Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
+		Spec: corev1.PodSpec{NodeName: s.node, ServiceAccountName: "semaphore-agent",
+			Containers: []corev1.Container{{Name: "agent", Image: "semaphore"}}},
 	}, metav1.CreateOptions{})
 	must(w.t, err)
-	token, err := s.kube.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, "semaphore-agent", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		Audiences:      []string{"semaphore-broker." + s.name},
-		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
-	}}, metav1.CreateOptions{})
+	token, err := s.kube.CoreV1().ServiceAccounts("semaphore").CreateToken(ctx, "semaphore-agent",
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+			Audiences:      []string{"semaphore-broker." + s.name},
+			BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+		}}, metav1.CreateOptions{})
 	must(w.t, err)
 	file := filepath.Join(w.dir, s.name, "token")
 	must(w.t, os.WriteFile(file, []byte(token.Status.Token), 0o600))
@@ -172,13 +179,15 @@ func (w *world) starts(what string, run func(context.Context) error) (stop func(
 // original1 and original2 run semaphore-wireguard's stand-in on either node.
 func (w *world) original1() (stop func()) {
 	w.t.Helper()
-	o := &original{local: "c1", remote: "c2", node: "a1", port: 51820, mtu: 1380, podSubnet: "10.2.0.0/16", keyPath: w.c1.keyPath, own: w.c1.kube, other: w.c2.kube, on: here}
+	o := &original{local: "c1", remote: "c2", node: "a1", port: 51820, mtu: 1380, podSubnet: "10.2.0.0/16",
+		keyPath: w.c1.keyPath, own: w.c1.kube, other: w.c2.kube, on: here}
 	return w.original(o)
 }
 
 func (w *world) original2() (stop func()) {
 	w.t.Helper()
-	o := &original{local: "c2", remote: "c1", node: "b1", port: 51820, mtu: 1380, podSubnet: "10.1.0.0/16", keyPath: w.c2.keyPath, own: w.c2.kube, other: w.c1.kube, on: w.there}
+	o := &original{local: "c2", remote: "c1", node: "b1", port: 51820, mtu: 1380, podSubnet: "10.1.0.0/16",
+		keyPath: w.c2.keyPath, own: w.c2.kube, other: w.c1.kube, on: w.there}
 	return w.original(o)
 }
 

@@ -6,17 +6,17 @@ import (
 	"unique"
 )
 
-// Audience is a set of clusters with brokers that may see an object. Values are compared with ==. One
-// that names clusters is their sorted names between commas, such as ",c2,c3,"; equal ones share their memory.
+// Audience is a set of clusters with brokers that may receive an object. Values are compared with ==. A set of named
+// clusters is their sorted names between commas, such as ",c2,c3,"; equal sets share their memory.
 type Audience string
 
-// The two audiences that name nobody.
+// The audiences without and with all clusters.
 const (
 	Nobody   Audience = ""
 	Everyone Audience = "*"
 )
 
-// For is the audience of some clusters.
+// For returns the audience of the given clusters.
 func For(clusters ...string) Audience {
 	if len(clusters) == 0 {
 		return Nobody
@@ -36,7 +36,7 @@ func (a Audience) Has(cluster string) bool {
 	return strings.Contains(string(a), ","+cluster+",")
 }
 
-// String is such as "c2, c3".
+// String returns text such as "c2, c3".
 func (a Audience) String() string {
 	switch a {
 	case Everyone:
@@ -47,11 +47,11 @@ func (a Audience) String() string {
 	return strings.ReplaceAll(strings.Trim(string(a), ","), ",", ", ")
 }
 
-// universe is every cluster that there is a broker for, sorted. It is what sets of clusters are reckoned in.
+// universe is every cluster that has a broker to publish to, sorted. Set operations on audiences refer to it.
 type universe []string
 
-// of is the audience of those clusters that are in.
-func (u universe) of(in func(cluster string) bool) Audience {
+// filter returns the audience of the clusters for which in is true.
+func (u universe) filter(in func(cluster string) bool) Audience {
 	named := make([]string, 0, len(u))
 	for _, cluster := range u {
 		if in(cluster) {
@@ -64,32 +64,32 @@ func (u universe) of(in func(cluster string) bool) Audience {
 	return For(named...)
 }
 
-func (u universe) both(a, b Audience) Audience {
+func (u universe) intersect(a, b Audience) Audience {
 	switch {
 	case a == b || b == Everyone:
 		return a
 	case a == Everyone:
 		return b
 	}
-	return u.of(func(c string) bool { return a.Has(c) && b.Has(c) })
+	return u.filter(func(c string) bool { return a.Has(c) && b.Has(c) })
 }
 
-func (u universe) either(a, b Audience) Audience {
+func (u universe) union(a, b Audience) Audience {
 	switch {
 	case a == b || b == Nobody:
 		return a
 	case a == Nobody:
 		return b
 	}
-	return u.of(func(c string) bool { return a.Has(c) || b.Has(c) })
+	return u.filter(func(c string) bool { return a.Has(c) || b.Has(c) })
 }
 
-func (u universe) without(a, b Audience) Audience {
+func (u universe) subtract(a, b Audience) Audience {
 	switch {
 	case a == Nobody || b == Nobody:
 		return a
 	case a == b || b == Everyone:
 		return Nobody
 	}
-	return u.of(func(c string) bool { return a.Has(c) && !b.Has(c) })
+	return u.filter(func(c string) bool { return a.Has(c) && !b.Has(c) })
 }

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/podcidr"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -72,23 +73,30 @@ func TestBlocksOfOneNode(t *testing.T) {
 			},
 			want: "10.1.2.64/26 10.1.9.0/26 fd00:1:0:7::/122",
 		},
-		"pending is no node's yet":                      {affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0/26", "pending", 1)}},
-		"pods of a block that is given up may be there": {affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0/26", "pendingDeletion", 1)}, want: "10.1.2.0/26"},
-		"an older Calico has no states":                 {affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0/26", "", 1)}, want: "10.1.2.0/26"},
+		"pending is no node's yet": {affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0/26",
+			"pending", 1)}},
+		"pods of a block that is given up may be there": {affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0/26",
+			"pendingDeletion", 1)}, want: "10.1.2.0/26"},
+		"an older Calico has no states": {affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0/26", "",
+			1)}, want: "10.1.2.0/26"},
 		"deleted, in the words of the CRD and of v3": {affinities: []*kube.BlockAffinity{
-			affinity("n1", "10.1.2.0/26", "confirmed", 1, deleted("true")), affinity("n1", "10.1.3.0/26", "confirmed", 1, deleted("")),
+			affinity("n1", "10.1.2.0/26", "confirmed", 1, deleted("true")),
+			affinity("n1", "10.1.3.0/26", "confirmed", 1, deleted("")),
 		}, want: "10.1.3.0/26"},
 		"deleted is no word that there is": {
 			affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0/26", "confirmed", 1, deleted("perhaps"))},
 			problem:    `node n1: block affinity n1-10-1-2-0-26: spec.deleted: "perhaps" is neither true nor false`,
 		},
 		"no CIDR": {
-			affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0", "confirmed", 1), affinity("n1", "10.1.3.0/26", "confirmed", 1)},
-			want:       "10.1.3.0/26", problem: "node n1: block affinity n1-10-1-2-0: spec.cidr: ",
+			affinities: []*kube.BlockAffinity{affinity("n1", "10.1.2.0", "confirmed", 1),
+				affinity("n1", "10.1.3.0/26", "confirmed", 1)},
+			want: "10.1.3.0/26", problem: "node n1: block affinity n1-10-1-2-0: spec.cidr: ",
 		},
 		"outside the pod subnets": {
-			affinities: []*kube.BlockAffinity{affinity("n1", "10.9.2.0/26", "confirmed", 1), affinity("n1", "10.1.3.0/26", "confirmed", 1)},
-			want:       "10.1.3.0/26", problem: "node n1: block affinities: 10.9.2.0/26 lies outside podSubnets and is not exported",
+			affinities: []*kube.BlockAffinity{affinity("n1", "10.9.2.0/26", "confirmed", 1),
+				affinity("n1", "10.1.3.0/26", "confirmed", 1)},
+			want:    "10.1.3.0/26",
+			problem: "node n1: block affinities: 10.9.2.0/26 lies outside podSubnets and is not exported",
 		},
 		"of load balancers, which have no node": {affinities: []*kube.BlockAffinity{
 			affinity("n1", "10.1.2.0/26", "confirmed", 1, func(a *kube.BlockAffinity) { a.Spec.Type = "virtual" }),
@@ -97,7 +105,7 @@ func TestBlocksOfOneNode(t *testing.T) {
 		}, want: "10.1.4.0/26"},
 		"of what is no node": {
 			affinities: []*kube.BlockAffinity{affinity("n9", "10.1.2.0/26", "confirmed", 1)},
-			problem:    "node n9: block affinities: 1 name it, and it is no node",
+			problem:    "node n9: block affinities: 1 name it, but no such node exists",
 		},
 	} {
 		for _, nodeFirst := range []bool{true, false} {
@@ -117,7 +125,7 @@ func TestBlocksOfOneNode(t *testing.T) {
 				if got := blocksOf(c)["n1"]; got != test.want {
 					t.Errorf("exported are %q, not %q", got, test.want)
 				}
-				got := strings.Join(c.Problems(), "\n")
+				got := strings.Join(finding.Texts(c.Findings()), "\n")
 				if (got == "") != (test.problem == "") || !strings.Contains(got, test.problem) {
 					t.Errorf("problems are %q, not %q", got, test.problem)
 				}
@@ -130,7 +138,7 @@ func TestBlocksOfOneNode(t *testing.T) {
 				for _, a := range test.affinities {
 					c.DeleteBlock(a.Name, time.Now())
 				}
-				if p := c.Problems(); len(p) != 0 || !c.prefixes.Empty() {
+				if p := finding.Texts(c.Findings()); len(p) != 0 || !c.prefixes.Empty() {
 					t.Errorf("all is gone, and left are problems %q, prefixes %+v", p, c.prefixes)
 				}
 			})
@@ -184,7 +192,8 @@ func TestABlockIsOneNodes(t *testing.T) {
 	steps()
 	c.PutBlock(affinity("n1", block, "pendingDeletion", 20), now)
 	steps()
-	if p := c.Problems(); len(p) != 1 || !strings.Contains(p[0], "node n1: block affinities: 10.1.2.0/26 overlaps that of node n2 and is not exported") {
+	if p := finding.Texts(c.Findings()); len(p) != 1 ||
+		!strings.Contains(p[0], "node n1: block affinities: 10.1.2.0/26 overlaps that of node n2 and is not exported") {
 		t.Errorf("problems are %q", p)
 	}
 	c.PutBlock(affinity("n2", block, "pendingDeletion", 13), now)
@@ -201,15 +210,16 @@ func TestABlockIsOneNodes(t *testing.T) {
 	steps("n1: ", "n2: "+block)
 	c.DeleteNode("n2", now)
 	steps("n2 gone")
-	if p := c.Problems(); len(p) != 1 || !strings.Contains(p[0], "node n2: block affinities: 1 name it, and it is no node") {
+	if p := finding.Texts(c.Findings()); len(p) != 1 ||
+		!strings.Contains(p[0], "node n2: block affinities: 1 name it, but no such node exists") {
 		t.Errorf("problems are %q", p)
 	}
-	if n := c.CountProblems()[StrayBlocks]; n != 1 {
-		t.Errorf("%d problems are of reason %s", n, StrayBlocks)
+	if n := c.CountProblems()[finding.StrayBlocks]; n != 1 {
+		t.Errorf("%d problems are of reason %s", n, finding.StrayBlocks)
 	}
 	c.PutNode(newNode("n2", nil, nil), now)
 	steps("n2: " + block)
-	if p := c.Problems(); len(p) != 0 {
+	if p := finding.Texts(c.Findings()); len(p) != 0 {
 		t.Errorf("problems are %q", p)
 	}
 }
@@ -229,7 +239,8 @@ func testBlocksDependOnTheState(t *testing.T, from config.AllowedIPs) {
 		c.prefixes = podcidr.New(from, c.rules.PodSubnets)
 		return c
 	}
-	blocks := []string{"10.1.0.0/26", "10.1.0.64/26", "10.1.0.0/25", "10.1.0.0/27", "fd00:1::/122", "10.9.0.0/26", "nonsense"}
+	blocks := []string{"10.1.0.0/26", "10.1.0.64/26", "10.1.0.0/25", "10.1.0.0/27", "fd00:1::/122", "10.9.0.0/26",
+		"nonsense"}
 	states := []string{"confirmed", "confirmed", "pending", "pendingDeletion"}
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 7))
@@ -238,7 +249,8 @@ func testBlocksDependOnTheState(t *testing.T, from config.AllowedIPs) {
 		held, head := map[string][]netip.Prefix{}, uint64(0)
 		for version := range 60 {
 			node := fmt.Sprint("n", rnd.IntN(4))
-			a := affinity(node, blocks[rnd.IntN(len(blocks))], states[rnd.IntN(4)], version+1, deleted([]kube.Word{"false", "false", "true", ""}[rnd.IntN(4)]))
+			a := affinity(node, blocks[rnd.IntN(len(blocks))], states[rnd.IntN(4)], version+1,
+				deleted([]kube.Word{"false", "false", "true", ""}[rnd.IntN(4)]))
 			switch rnd.IntN(6) {
 			case 0:
 				nodes[node] = podCIDRs[rnd.IntN(len(podCIDRs))]
@@ -281,7 +293,8 @@ func testBlocksDependOnTheState(t *testing.T, from config.AllowedIPs) {
 		for name, has := range nodes {
 			again.PutNode(newNode(name, has, nil), time.Now())
 		}
-		got, want := fmt.Sprint(blocksOf(c), c.Problems()), fmt.Sprint(blocksOf(again), again.Problems())
+		got := fmt.Sprint(blocksOf(c), finding.Texts(c.Findings()))
+		want := fmt.Sprint(blocksOf(again), finding.Texts(again.Findings()))
 		if got != want {
 			t.Fatalf("seed %d: %s\nand in another order %s", seed, got, want)
 		}
@@ -310,8 +323,8 @@ func BenchmarkBlocks(b *testing.B) {
 	}
 }
 
-// TestOutsideNode: IPs of endpoints and pods that no remote cluster reaches, as they are not in what is published of their
-// node, come and go with either.
+// TestOutsideNode: IPs of endpoints and pods that no remote cluster reaches, as they are not in what is published of
+// their node, come and go with either.
 func TestOutsideNode(t *testing.T) {
 	c := withRules(t, func(r *Rules) { r.AllowedIPs = config.AutoAllowedIPs })
 	now := time.Now()
@@ -320,10 +333,10 @@ func TestOutsideNode(t *testing.T) {
 		if got := c.OutsidePrefixes(); got != n {
 			t.Errorf("%d IPs are outside; want %d", got, n)
 		}
-		if got := c.CountProblems()[OutsideNode]; got != len(want) {
+		if got := c.CountProblems()[finding.OutsideNode]; got != len(want) {
 			t.Errorf("%d nodes have such; want %d", got, len(want))
 		}
-		got := c.Problems()
+		got := finding.Texts(c.Findings())
 		if len(got) != len(want) {
 			t.Fatalf("problems are %q; want %q", got, want)
 		}
@@ -335,7 +348,8 @@ func TestOutsideNode(t *testing.T) {
 	}
 	slice := func(name string, at ...string) *discoveryv1.EndpointSlice {
 		s := &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
+				Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 			AddressType: discoveryv1.AddressTypeIPv4,
 		}
 		for _, text := range at {
@@ -348,30 +362,36 @@ func TestOutsideNode(t *testing.T) {
 	says(0) // nothing is known of the nodes yet
 	c.PutNode(newNode("n1", []string{"10.1.1.0/24"}, nil), now)
 	c.PutNode(newNode("n2", []string{"10.1.2.0/24"}, nil), now)
-	const two = "node n2: 2 IPs of endpoints and pods lie outside what is published of the node (10.1.2.0/24), so no remote cluster reaches them; " +
+	const two = "node n2: 2 IPs of endpoints and pods lie outside the node's exported prefixes (10.1.2.0/24), so no " +
+		"remote cluster reaches them; " +
 		"the first is 10.1.9.9 of endpointslice shop/web-1"
 	says(2, two)
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{c.rules.LabelDomains[0] + "/name": "web"}},
-		Spec:       corev1.PodSpec{NodeName: "n1"}, Status: corev1.PodStatus{PodIP: "10.1.9.7"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web",
+			Labels: map[string]string{c.rules.LabelDomains[0] + "/name": "web"}},
+		Spec: corev1.PodSpec{NodeName: "n1"}, Status: corev1.PodStatus{PodIP: "10.1.9.7"},
 	}
 	c.PutPod(pod, now)
-	says(3, "node n1: 1 IPs of endpoints and pods lie outside what is published of the node (10.1.1.0/24), so no remote cluster reaches them; "+
+	says(3, "node n1: 1 IPs of endpoints and pods lie outside the node's exported prefixes (10.1.1.0/24), so no remote "+
+		"cluster reaches them; "+
 		"the first is 10.1.9.7 of setmember shop/web", two)
 
 	// Blocks show that it is Calico's IPAM: now it is others that are outside.
 	c.PutBlock(affinity("n2", "10.1.9.0/29", "confirmed", 1), now)
 	c.PutBlock(affinity("n2", "10.1.9.8/29", "confirmed", 2), now)
 	c.PutBlock(affinity("n1", "10.1.1.0/26", "confirmed", 3), now)
-	says(2, "node n1: 1 IPs of endpoints and pods lie outside what is published of the node (10.1.1.0/26), so no remote cluster reaches them; "+
+	says(2, "node n1: 1 IPs of endpoints and pods lie outside the node's exported prefixes (10.1.1.0/26), so no remote "+
+		"cluster reaches them; "+
 		"the first is 10.1.9.7 of setmember shop/web",
-		"node n2: 1 IPs of endpoints and pods lie outside what is published of the node (10.1.9.0/29, 10.1.9.8/29), so no remote cluster reaches them; "+
+		"node n2: 1 IPs of endpoints and pods lie outside the node's exported prefixes (10.1.9.0/29, 10.1.9.8/29), so no "+
+			"remote cluster reaches them; "+
 			"the first is 10.1.2.5 of endpointslice shop/web-1")
 	c.PutSlice(slice("web-1", "10.1.1.5@n1", "10.1.9.9@n2"), now)
 	c.DeletePod("shop", "web", now)
 	says(0)
 	c.PutBlock(affinity("n2", "10.1.9.8/29", "pending", 4), now)
-	says(1, "node n2: 1 IPs of endpoints and pods lie outside what is published of the node (10.1.9.0/29), so no remote cluster reaches them; "+
+	says(1, "node n2: 1 IPs of endpoints and pods lie outside the node's exported prefixes (10.1.9.0/29), so no remote "+
+		"cluster reaches them; "+
 		"the first is 10.1.9.9 of endpointslice shop/web-1")
 	c.DeleteNode("n2", now)
 	if got := c.OutsidePrefixes(); got != 0 {
@@ -379,7 +399,7 @@ func TestOutsideNode(t *testing.T) {
 	}
 	c.DeleteSlice("shop", "web-1", now)
 	c.DeleteNode("n1", now)
-	if w := c.whereabouts; len(w.of)+len(w.on)+len(w.outside) != 0 {
+	if w := c.locations; len(w.byNode)+len(w.nodesOf)+len(w.outside) != 0 {
 		t.Errorf("all is gone, and left is %+v", w)
 	}
 }

@@ -1,9 +1,10 @@
-// Package catalog decides what a cluster exports: Kubernetes objects in, exported objects
-// out, in a journal that publishers read.
+// Package catalog decides what a cluster exports. It takes Kubernetes objects and writes exported objects into a
+// journal that publishers read.
 //
-// It is where an object is reduced to what the other side needs; a change to anything else
-// makes no revision and so costs nothing on the wire. It does no I/O, asks no clock and
-// knows nothing of streams.
+// It reduces an object to the fields that a receiver needs: a change to any other field makes no revision and sends
+// nothing. It is pure: it does no I/O, reads no clock and imports nothing of streams.
+//
+// It may import no other package of the exporter.
 package catalog
 
 import (
@@ -14,32 +15,35 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/podcidr"
 	"github.com/kube-semaphore/semaphore/internal/stream/journal"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// tombstones is how many deletions are remembered for brokers that come back.
+// tombstones is how many deletions the journal keeps for brokers that resume a stream.
 const tombstones = 10_000
 
 // Key names an exported object.
 type Key struct {
-	// Audience is set where a cluster is told something of its own under the name: its end of a node's tunnels.
+	// Audience is set for an object that differs by cluster: a node has a tunnel endpoint for each remote.
 	Audience        string
 	Kind            semaphorev1.Kind
 	Namespace, Name string
 }
 
-// Proto is the key for a message.
+// Proto returns the key as it is sent.
 func (k Key) Proto() *semaphorev1.ObjectKey {
 	return &semaphorev1.ObjectKey{Kind: k.Kind, Namespace: k.Namespace, Name: k.Name}
 }
 
-// String is such as "service shop/echo", with the audience where there is one.
+// String returns text such as "service shop/echo", followed by the audience if the key has one.
 func (k Key) String() string {
 	s := semaphorev1.KindName(k.Kind) + " "
 	if k.Namespace != "" {
@@ -52,31 +56,37 @@ func (k Key) String() string {
 	return s
 }
 
-// Rules say what is exported, and for whom.
+// Rules decide what is exported, and to which clusters.
 type Rules struct {
 	Features config.Features
-	// Own is the name of the cluster. Where it is also one of Clusters, its broker is told of global services, all of
-	// them, and of nothing else: it has no tunnel to itself, no mirrors and no sets of its own.
+	// Own is the name of the own cluster. If Clusters contains it, its broker receives all global services and
+	// nothing else: a cluster has no tunnel to itself, and no mirrors or sets of its own objects.
 	Own string
-	// Clusters are those with a broker to publish to.
+	// Clusters are the clusters with a broker to publish to.
 	Clusters []string
-	// Mirror and Global select the Services that are offered.
+	// Mirror and Global select the Services to export.
 	Mirror, Global labels.Selector
-	// ServiceLabels are the labels of Services that other clusters are told.
+	// ServiceLabels selects the labels of Services that are exported.
 	ServiceLabels config.LabelKeys
-	// LabelDomains are those of the labels that put a pod into a set. Of several that a pod has, the first counts.
+	// MultiCluster says that ServiceExports export Services, too.
+	MultiCluster bool
+	// LabelDomains are the domains of the labels that put a pod into a set. The first domain that a pod has a label of
+	// counts.
 	LabelDomains []string
-	// Export says for whom Services and pods are; the first rule that matches. All are for everyone where none does.
+	// Export restricts the audience of Services and pods: the first rule that matches decides. Without a match the
+	// audience is every cluster.
 	Export []ExportRule
-	// PodSubnets hold the IPs of the cluster's pods; where there are any, nothing outside them is exported.
+	// Follows says that the clusters and their rules change: see SetRemotes.
+	Follows bool
+	// PodSubnets contain the IPs of the cluster's pods. If not empty, IPs outside them are not exported.
 	PodSubnets []netip.Prefix
-	// AllowedIPs says where the prefixes are found that nodes export.
+	// AllowedIPs selects the source of the prefixes that nodes export.
 	AllowedIPs config.AllowedIPs
-	// Tombstones is how many deletions are remembered; 10,000 when 0.
+	// Tombstones is how many deletions the journal keeps; 10,000 if 0.
 	Tombstones int
 }
 
-// KindsFor are the kinds that a cluster is told of.
+// KindsFor returns the kinds that are exported to a cluster.
 func (r Rules) KindsFor(cluster string) []semaphorev1.Kind {
 	if cluster == r.Own {
 		return Rules{Features: config.Features{config.Services}}.Kinds()
@@ -84,7 +94,7 @@ func (r Rules) KindsFor(cluster string) []semaphorev1.Kind {
 	return r.Kinds()
 }
 
-// Kinds are the kinds that are exported under these rules.
+// Kinds returns the kinds that are exported under these rules.
 func (r Rules) Kinds() []semaphorev1.Kind {
 	var kinds []semaphorev1.Kind
 	if r.Features.Has(config.Encryption) {
@@ -99,36 +109,41 @@ func (r Rules) Kinds() []semaphorev1.Kind {
 	return kinds
 }
 
-// Catalog is what one cluster exports. Its methods may be called from any goroutine.
+// Catalog is what one cluster exports. Its methods are safe for concurrent use.
 type Catalog struct {
 	rules   Rules
 	journal *Journal
-	// all are the clusters with brokers, others those but the own one, ruled those of each of the rules.
-	all    universe
-	others Audience
-	ruled  []Audience
-	// home is the own cluster where it is one of all, else nobody.
-	home Audience
-	// remotes are the others each, in the order of the rules, and only each of them alone.
-	remotes []string
-	only    map[string]Audience
+	// clusters have a broker, others are clusters without the own one, ruleAudiences are the clusters of each export
+	// rule.
+	clusters      universe
+	others        Audience
+	ruleAudiences []Audience
+	// own is the own cluster if it is one of clusters, else Nobody.
+	own Audience
+	// perCluster are the rules of single clusters.
+	perCluster map[string][]OfferRule
+	// remotes are the single clusters of others in the order of the rules, and audienceOf is the audience of one
+	// remote.
+	remotes    []string
+	audienceOf map[string]Audience
 
 	mu       sync.Mutex
 	nodes    map[string]*corev1.Node
 	prefixes *podcidr.Table
-	// whereabouts of endpoints and pods.
-	whereabouts whereabouts
-	// slices of every Service, exported or not: a slice can come before its Service does.
+	// locations of exported endpoints and pods.
+	locations locations
+	// slices of every Service, exported or not: a slice can arrive before its Service.
 	slices map[name]map[string]*semaphorev1.Object
-	// serviceOf is the Service that a slice belonged to when it was last seen.
+	// serviceOf is the Service that a slice belonged to in its last state.
 	serviceOf map[name]name
-	problems  map[problem]string
-	// offers are the Services that bear a label that offers them; offersVersion counts their changes.
+	problems  map[problemKey]string
+	multi     multiCluster
+	// offers are the Services with a label that offers them; offersVersion counts their changes.
 	offers        map[name]*offered
 	offersVersion uint64
-	// exportTo is what the values of the annotation say that were seen.
+	// exportTo caches parsed values of the annotation.
 	exportTo map[string]exportTo
-	// objects is how many are exported, by kind and audience.
+	// objects is the number of exported objects by kind and audience.
 	objects map[semaphorev1.Kind]map[Audience]int
 }
 
@@ -138,43 +153,74 @@ type name struct{ namespace, name string }
 // New makes an empty catalog.
 func New(rules Rules) *Catalog {
 	c := &Catalog{
-		rules:       rules,
-		journal:     journal.New[Key, Export](cmp.Or(rules.Tombstones, tombstones)),
-		all:         slices.Sorted(slices.Values(rules.Clusters)),
-		only:        map[string]Audience{},
-		nodes:       map[string]*corev1.Node{},
-		prefixes:    podcidr.New(cmp.Or(rules.AllowedIPs, config.AutoAllowedIPs), rules.PodSubnets),
-		whereabouts: newWhereabouts(),
-		slices:      map[name]map[string]*semaphorev1.Object{},
-		serviceOf:   map[name]name{},
-		problems:    map[problem]string{},
-		offers:      map[name]*offered{},
-		exportTo:    map[string]exportTo{},
-		objects:     map[semaphorev1.Kind]map[Audience]int{},
+		rules:      rules,
+		journal:    journal.New[Key, Export](cmp.Or(rules.Tombstones, tombstones)),
+		clusters:   slices.Sorted(slices.Values(rules.Clusters)),
+		audienceOf: map[string]Audience{},
+		nodes:      map[string]*corev1.Node{},
+		prefixes:   podcidr.New(cmp.Or(rules.AllowedIPs, config.AutoAllowedIPs), rules.PodSubnets),
+		locations:  newLocations(),
+		slices:     map[name]map[string]*semaphorev1.Object{},
+		serviceOf:  map[name]name{},
+		problems:   map[problemKey]string{},
+		multi: multiCluster{
+			exports: map[name]*mcsv1beta1.ServiceExport{}, services: map[name]*corev1.Service{},
+			slices: map[name]map[string]*discoveryv1.EndpointSlice{}, serviceOf: map[name]name{},
+		},
+		offers:   map[name]*offered{},
+		exportTo: map[string]exportTo{},
+		objects:  map[semaphorev1.Kind]map[Audience]int{},
 	}
-	for _, r := range rules.Export {
-		c.ruled = append(c.ruled, c.all.of(func(cluster string) bool { return slices.Contains(r.Clusters, cluster) }))
-	}
-	c.others = Everyone
-	for _, cluster := range rules.Clusters {
-		if cluster == rules.Own {
-			c.home = For(cluster)
-			c.others = c.all.without(Everyone, c.home)
-			continue
-		}
-		c.remotes = append(c.remotes, cluster)
-		c.only[cluster] = For(cluster)
-	}
+	c.setClusters(rules.Clusters)
 	return c
 }
 
-// Journal is what is exported now, and the order in which it came to be.
+// setClusters sets the clusters that have a broker.
+func (c *Catalog) setClusters(clusters []string) {
+	c.clusters = slices.Sorted(slices.Values(clusters))
+	c.ruleAudiences, c.remotes, c.audienceOf, c.own = nil, nil, map[string]Audience{}, Nobody
+	for _, r := range c.rules.Export {
+		c.ruleAudiences = append(c.ruleAudiences,
+			c.clusters.filter(func(cluster string) bool { return slices.Contains(r.Clusters, cluster) }))
+	}
+	c.others = Everyone
+	for _, cluster := range clusters {
+		if cluster == c.rules.Own {
+			c.own = For(cluster)
+			c.others = c.clusters.subtract(Everyone, c.own)
+			continue
+		}
+		c.remotes = append(c.remotes, cluster)
+		c.audienceOf[cluster] = For(cluster)
+	}
+}
+
+// SetRemotes sets other clusters that have brokers, and their rules. What they receive follows once all sources are put
+// again; until then no stream to a new cluster may begin. The catalog forgets what a removed cluster received.
+func (c *Catalog) SetRemotes(clusters []string, offers map[string][]OfferRule, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, cluster := range c.remotes {
+		if slices.Contains(clusters, cluster) {
+			continue
+		}
+		for node := range c.nodes {
+			c.withdraw(nodeKey(cluster, node), now)
+			c.forgetProblems(nodeKey(cluster, node))
+		}
+	}
+	c.perCluster = offers
+	clear(c.exportTo)
+	c.setClusters(clusters)
+}
+
+// Journal returns the exported objects in the order of their revisions.
 func (c *Catalog) Journal() *Journal { return c.journal }
 
-// Rules that the catalog was made with.
+// Rules returns the rules that the catalog was made with.
 func (c *Catalog) Rules() Rules { return c.rules }
 
-// Objects is how many objects of a kind a cluster may see.
+// Objects returns how many objects of a kind are exported to a cluster.
 func (c *Catalog) Objects(cluster string, kind semaphorev1.Kind) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -187,7 +233,7 @@ func (c *Catalog) Objects(cluster string, kind semaphorev1.Kind) int {
 	return total
 }
 
-// Exports reports whether a cluster may see an object, under the name by which it knows it.
+// Exports reports whether an object is exported to a cluster. The broker's key of an object has no audience.
 func (c *Catalog) Exports(cluster string, key Key) bool {
 	for _, audience := range []string{"", cluster} {
 		key.Audience = audience
@@ -198,20 +244,20 @@ func (c *Catalog) Exports(cluster string, key Key) bool {
 	return false
 }
 
-// put makes a revision only when what is exported, or for whom, differs.
+// put makes a revision only if the exported object, or its audience, changes.
 func (c *Catalog) put(key Key, object *semaphorev1.Object, to Audience, now time.Time) {
 	if to == Nobody {
-		c.problem(key, Unsendable, "")
+		c.setProblem(key, finding.Unsendable, "")
 		c.withdraw(key, now)
 		return
 	}
 	e, err := NewExport(object, to)
 	if err != nil {
-		c.problem(key, Unsendable, err.Error())
+		c.setProblem(key, finding.Unsendable, err.Error())
 		c.withdraw(key, now)
 		return
 	}
-	c.problem(key, Unsendable, "")
+	c.setProblem(key, finding.Unsendable, "")
 	old, ok := c.journal.Last(key)
 	if ok && !old.Deleted {
 		if old.Value.Digest == e.Digest && old.Value.To == to {
@@ -219,14 +265,15 @@ func (c *Catalog) put(key Key, object *semaphorev1.Object, to Audience, now time
 		}
 		c.count(key.Kind, old.Value.To, -1)
 	}
+	e.contentAt, e.since = c.journal.Head()+1, to
 	if ok {
-		e.succeed(old, c.journal.Head()+1, c.all)
+		e.inheritWithdrawn(old, c.journal.Head()+1, c.clusters)
 	}
 	c.count(key.Kind, to, +1)
 	c.journal.Put(key, e, now)
 }
 
-// withdraw ends what is exported under a key, if anything is.
+// withdraw deletes the exported object of a key, if there is one.
 func (c *Catalog) withdraw(key Key, now time.Time) {
 	if old, ok := c.journal.Get(key); ok {
 		c.count(key.Kind, old.To, -1)
@@ -243,37 +290,37 @@ func (c *Catalog) count(kind semaphorev1.Kind, to Audience, by int) {
 	}
 }
 
-// PutPod takes a pod as it is now.
+// PutPod updates a pod.
 func (c *Catalog) PutPod(p *corev1.Pod, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := podKey(p.Namespace, p.Name)
 	member, outside := projectPod(p, c.rules.LabelDomains, c.rules.PodSubnets)
-	c.problem(key, OutsidePodSubnets, outside)
-	c.problem(key, SetLabels, otherSets(p, c.rules.LabelDomains, member))
+	c.setProblem(key, finding.OutsidePodSubnets, outside)
+	c.setProblem(key, finding.SetLabels, otherSets(p, c.rules.LabelDomains, member))
 	var at map[string][]netip.Addr
 	if member != nil && p.Spec.NodeName != "" {
 		at = map[string][]netip.Addr{p.Spec.NodeName: addresses(member.GetIps())}
 	}
-	c.locate(key, at)
+	c.setLocation(key, at)
 	if member == nil {
-		c.problem(key, ExportTo, "")
-		c.problem(key, Unsendable, "")
+		c.setProblem(key, finding.ExportTo, "")
+		c.setProblem(key, finding.Unsendable, "")
 		c.withdraw(key, now)
 		return
 	}
 	to, problem := c.audience(config.Policy, p.Namespace, p.Labels, p.Annotations)
-	c.problem(key, ExportTo, problem)
+	c.setProblem(key, finding.ExportTo, problem)
 	c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_SetMember{SetMember: member}}, to, now)
 }
 
-// DeletePod takes a pod's end.
+// DeletePod removes a pod.
 func (c *Catalog) DeletePod(namespace, name string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key := podKey(namespace, name)
 	c.forgetProblems(key)
-	c.locate(key, nil)
+	c.setLocation(key, nil)
 	c.withdraw(key, now)
 }
 
@@ -281,8 +328,9 @@ func podKey(namespace, name string) Key {
 	return Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: namespace, Name: name}
 }
 
-// mirrored reports whether an object is itself a mirror or a global service, ours or the original's: what came from
-// another cluster is never exported again.
-func mirrored(labels map[string]string) bool {
-	return labels[naming.LabelManagedBy] == naming.ManagedByBroker || labels[naming.LabelMirrored] == "true" || labels[naming.LabelGlobal] == "true"
+// isImported reports whether an object is a mirror or a global service of semaphore or of the tool before it. An
+// object of another cluster is never exported again.
+func isImported(labels map[string]string) bool {
+	return labels[naming.LabelManagedBy] == naming.ManagedByBroker || labels[naming.LabelMirrored] == "true" ||
+		labels[naming.LabelGlobal] == "true"
 }

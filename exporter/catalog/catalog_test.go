@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -58,7 +59,8 @@ func newCatalog(t *testing.T) *Catalog {
 		Global:       parse(naming.DefaultGlobalSelector),
 		LabelDomains: []string{naming.DefaultLabelDomain},
 
-		ServiceLabels: config.LabelKeys{"app.kubernetes.io/*", "team", "mirrored-svc", "semaphore.uw.io/*"}, // what is reserved is not told
+		// what is reserved is not told
+		ServiceLabels: config.LabelKeys{"app.kubernetes.io/*", "team", "mirrored-svc", "semaphore.uw.io/*"},
 	})
 }
 
@@ -116,7 +118,8 @@ func newService(name string, labels map[string]string, edit ...func(*corev1.Serv
 
 func newSlice(name, service string, addresses ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: with(mirrorLabels, discoveryv1.LabelServiceName, service)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name,
+			Labels: with(mirrorLabels, discoveryv1.LabelServiceName, service)},
 		AddressType: discoveryv1.AddressTypeIPv4,
 	}
 	for _, a := range addresses {
@@ -127,8 +130,9 @@ func newSlice(name, service string, addresses ...string) *discoveryv1.EndpointSl
 
 func newPod(name, set string, edit ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("uid of " + name), Labels: map[string]string{setLabel: set}},
-		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.1.1", PodIPs: []corev1.PodIP{{IP: "10.1.1.1"}}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("uid of " + name),
+			Labels: map[string]string{setLabel: set}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.1.1", PodIPs: []corev1.PodIP{{IP: "10.1.1.1"}}},
 	}
 	for _, e := range edit {
 		e(p)
@@ -160,7 +164,8 @@ func TestNodes(t *testing.T) {
 		},
 		"an end on IPv6": {
 			node: newNode("n1", nil, end("c2", publicKey(2), "[2001:db8::1]:51820")),
-			want: &semaphorev1.Node{Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{2}, 32), Address: "[2001:db8::1]:51820"}},
+			want: &semaphorev1.Node{Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{2}, 32),
+				Address: "[2001:db8::1]:51820"}},
 		},
 		"a key without an endpoint": {
 			node: newNode("n1", nil, map[string]string{naming.PubKeyAnnotation("c2"): publicKey(2)}),
@@ -169,26 +174,27 @@ func TestNodes(t *testing.T) {
 		"a key that is none": {
 			node:    newNode("n1", []string{"10.1.1.0/24"}, end("c2", "abc", "192.0.2.1:51820")),
 			want:    &semaphorev1.Node{PodCidrs: []string{"10.1.1.0/24"}},
-			problem: `node n1 for c2: annotation c2.wireguard.semaphore.uw.io/pubKey: "abc" is no WireGuard public key`,
+			problem: `node n1 for c2: annotation c2.wireguard.semaphore.uw.io/pubKey: "abc" is not a WireGuard public key`,
 		},
 		"a key that is too short": {
 			node:    newNode("n1", nil, end("c2", base64.StdEncoding.EncodeToString([]byte("short")), "192.0.2.1:51820")),
 			want:    &semaphorev1.Node{},
-			problem: "is no WireGuard public key (32 bytes in base64)",
+			problem: "is not a WireGuard public key (32 bytes in base64)",
 		},
 		"an endpoint with a name": {
 			node:    newNode("n1", nil, end("c2", publicKey(2), "n1.example.org:51820")),
 			want:    &semaphorev1.Node{},
-			problem: `annotation c2.wireguard.semaphore.uw.io/endpoint: "n1.example.org:51820" is no IP:port`,
+			problem: `annotation c2.wireguard.semaphore.uw.io/endpoint: "n1.example.org:51820" is not an IP:port`,
 		},
 		"an endpoint without a port": {
 			node:    newNode("n1", nil, end("c2", publicKey(2), "192.0.2.1:0")),
 			want:    &semaphorev1.Node{},
-			problem: "is no IP:port",
+			problem: "is not an IP:port",
 		},
 		"a pod CIDR that is none": {
-			node:    newNode("n1", []string{"10.1.1.0/24", "nonsense"}, end("c2", publicKey(2), "192.0.2.1:1")),
-			want:    &semaphorev1.Node{PodCidrs: []string{"10.1.1.0/24"}, Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{2}, 32), Address: "192.0.2.1:1"}},
+			node: newNode("n1", []string{"10.1.1.0/24", "nonsense"}, end("c2", publicKey(2), "192.0.2.1:1")),
+			want: &semaphorev1.Node{PodCidrs: []string{"10.1.1.0/24"},
+				Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{2}, 32), Address: "192.0.2.1:1"}},
 			problem: "spec.podCIDRs",
 		},
 	} {
@@ -202,13 +208,13 @@ func TestNodes(t *testing.T) {
 			if end := content(c)["node n1 for c3"].GetNode().GetWireguard(); end != nil {
 				t.Errorf("c3 is told of c2's end of the tunnel: %v", end)
 			}
-			problems := strings.Join(c.Problems(), "\n")
+			problems := strings.Join(finding.Texts(c.Findings()), "\n")
 			if test.problem == "" && problems != "" || !strings.Contains(problems, test.problem) {
 				t.Errorf("problems are %q, not %q", problems, test.problem)
 			}
 			c.DeleteNode("n1", now)
 			exports(t, c)
-			if p := c.Problems(); len(p) != 0 {
+			if p := finding.Texts(c.Findings()); len(p) != 0 {
 				t.Errorf("the node is gone, and its problems are not: %q", p)
 			}
 		})
@@ -238,17 +244,19 @@ func TestServices(t *testing.T) {
 		"no label": {service: newService("echo", nil)},
 		"for mirrors": {
 			service: newService("echo", mirrorLabels),
-			want:    &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+			want:    &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
 		},
 		"for the global service": {
 			service: newService("echo", globalLabels),
-			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
 		},
 		"for both": {
 			service: newService("echo", bothLabels),
-			want:    &semaphorev1.Service{Mirror: true, Global: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+			want: &semaphorev1.Service{Mirror: true, Global: true,
+				Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
 		},
-		"the label with another value": {service: newService("echo", map[string]string{"mirror.semaphore.uw.io/mirror-service": "false"})},
+		"the label with another value": {service: newService("echo",
+			map[string]string{"mirror.semaphore.uw.io/mirror-service": "false"})},
 		"headless, several ports": {
 			service: newService("echo", mirrorLabels, func(s *corev1.Service) {
 				s.Spec.ClusterIP, s.Spec.PublishNotReadyAddresses = corev1.ClusterIPNone, true
@@ -257,80 +265,96 @@ func TestServices(t *testing.T) {
 					{Name: "api", Protocol: corev1.ProtocolTCP, Port: 443, AppProtocol: &grpc},
 				}
 			}),
-			want: &semaphorev1.Service{Mirror: true, Headless: true, PublishNotReadyAddresses: true, Ports: []*semaphorev1.ServicePort{
+			want: &semaphorev1.Service{Mirror: true, Headless: true, PublishNotReadyAddresses: true, Ports: []*semaphorev1.Port{
 				{Name: "dns", Protocol: "UDP", Port: 53}, {Name: "api", Protocol: "TCP", Port: 443, AppProtocol: "grpc"},
 			}},
 		},
 		"affinity and distribution": {
 			service: newService("echo", mirrorLabels, func(s *corev1.Service) {
 				s.Spec.SessionAffinity, s.Spec.TrafficDistribution = corev1.ServiceAffinityClientIP, ptr("PreferSameZone")
-				s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}}
+				s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
+					ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(60))},
+				}
 			}),
-			want: &semaphorev1.Service{Mirror: true, ClientIpAffinitySeconds: 60, TrafficDistribution: "PreferSameZone", Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+			want: &semaphorev1.Service{Mirror: true, ClientIpAffinitySeconds: 60, TrafficDistribution: "PreferSameZone",
+				Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
 		},
 		"one family": {
-			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} }),
-			want:    &semaphorev1.Service{Mirror: true, IpFamilies: []string{"IPv6"}, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+			service: newService("echo", mirrorLabels,
+				func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} }),
+			want: &semaphorev1.Service{Mirror: true, IpFamilies: []string{"IPv6"},
+				Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
 		},
 		"affinity without a time": {
-			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }),
-			want:    &semaphorev1.Service{Mirror: true, ClientIpAffinitySeconds: 10800, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+			service: newService("echo", mirrorLabels,
+				func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }),
+			want: &semaphorev1.Service{Mirror: true, ClientIpAffinitySeconds: 10800,
+				Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
 		},
 		"labels": {
-			service: newService("echo", with(mirrorLabels, "app.kubernetes.io/name", "echo", "app.kubernetes.io/managed-by", "Helm", "team", "shop",
-				"topology.kubernetes.io/zone", "a", "mirrored-svc", "", "service.kubernetes.io/headless", "", "semaphore.uw.io/source-cluster", "c3", "tier", "web")),
-			want: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}},
+			service: newService("echo", with(mirrorLabels, "app.kubernetes.io/name", "echo", "app.kubernetes.io/managed-by",
+				"Helm", "team", "shop",
+				"topology.kubernetes.io/zone", "a", "mirrored-svc", "", "service.kubernetes.io/headless", "",
+				"semaphore.uw.io/source-cluster", "c3", "tier", "web")),
+			want: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}},
 				Labels: []*semaphorev1.Label{{Key: "app.kubernetes.io/name", Value: "echo"}, {Key: "team", Value: "shop"}}},
 		},
 		"too many labels": {
 			service: newService("echo", with(mirrorLabels, manyLabels...)),
-			want:    &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}, Labels: firstLabels},
-			problem: "2 of its labels are not told to other clusters: 32 is the most",
+			want: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}},
+				Labels: firstLabels},
+			problem: "2 of its labels are not exported: the limit is 32",
 		},
 		"a distribution of the future": {
-			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.TrafficDistribution = ptr("PreferMoon") }),
-			want:    &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+			service: newService("echo", mirrorLabels,
+				func(s *corev1.Service) { s.Spec.TrafficDistribution = ptr("PreferMoon") }),
+			want:    &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
 			problem: `spec.trafficDistribution "PreferMoon" is not known`,
 		},
 		"settings of the global service": {
 			service: newService("echo", with(globalLabels, naming.LabelRouting, "local-first"), annotated(map[string]string{
 				naming.AnnotationPreferClusters: "c2, c3", naming.AnnotationMinReady: "2", naming.AnnotationWhenGone: "withdraw"})),
-			want: &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}},
-				GlobalSettings: &semaphorev1.GlobalSettings{Prefer: []string{"c2", "c3"}, MinReady: 2, WhenGone: "withdraw", LocalFirst: true}},
+			want: &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}},
+				GlobalSettings: &semaphorev1.GlobalSettings{Prefer: []string{"c2", "c3"}, MinReady: 2,
+					WhenGone: semaphorev1.WhenGone_WHEN_GONE_WITHDRAW, LocalFirst: true}},
 		},
 		"settings of a global service that it is not": {
 			service: newService("echo", mirrorLabels, annotated(map[string]string{naming.AnnotationMinReady: "many"})),
-			want:    &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
+			want:    &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
 		},
 		"clusters that are none": {
-			service: newService("echo", globalLabels, annotated(map[string]string{naming.AnnotationPreferClusters: "c2,C3", naming.AnnotationMinReady: "2"})),
-			want: &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}},
+			service: newService("echo", globalLabels,
+				annotated(map[string]string{naming.AnnotationPreferClusters: "c2,C3", naming.AnnotationMinReady: "2"})),
+			want: &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}},
 				GlobalSettings: &semaphorev1.GlobalSettings{MinReady: 2}},
-			problem: `annotation semaphore.uw.io/prefer-clusters: "c2,C3" is not heeded`,
+			problem: `annotation semaphore.uw.io/prefer-clusters: "c2,C3" is ignored`,
 		},
 		"a cluster twice": {
 			service: newService("echo", globalLabels, annotated(map[string]string{naming.AnnotationPreferClusters: "c2,c2"})),
-			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
-			problem: `"c2,c2" is not heeded`,
+			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
+			problem: `"c2,c2" is ignored`,
 		},
 		"no number": {
 			service: newService("echo", globalLabels, annotated(map[string]string{naming.AnnotationMinReady: "0"})),
-			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
-			problem: `annotation semaphore.uw.io/min-ready: "0" is not heeded: use a number of endpoints from 1 to 1000000`,
+			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
+			problem: `annotation semaphore.uw.io/min-ready: "0" is ignored: use a number of endpoints from 1 to 1000000`,
 		},
 		"no way to be gone, and no routing": {
-			service: newService("echo", with(globalLabels, naming.LabelRouting, "far-first"), annotated(map[string]string{naming.AnnotationWhenGone: "panic"})),
-			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}},
-			problem: `annotation semaphore.uw.io/when-gone: "panic" is not heeded: use keep, demote or withdraw; label mirror.semaphore.uw.io/global-service-routing-strategy: "far-first" is not heeded`,
+			service: newService("echo", with(globalLabels, naming.LabelRouting, "far-first"),
+				annotated(map[string]string{naming.AnnotationWhenGone: "panic"})),
+			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
+			problem: `annotation semaphore.uw.io/when-gone: "panic" is ignored: use keep, demote or withdraw; label mirror.semaphore.uw.io/global-service-routing-strategy: "far-first" is ignored`,
 		},
 		"ExternalName": {
 			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }),
 			problem: "service shop/echo: spec.type ExternalName has no endpoints to offer",
 		},
-		"a mirror of ours":                   {service: newService("echo", with(mirrorLabels, naming.LabelManagedBy, naming.ManagedByBroker))},
+		"a mirror of ours": {service: newService("echo",
+			with(mirrorLabels, naming.LabelManagedBy, naming.ManagedByBroker))},
 		"a mirror of the original's":         {service: newService("echo", with(mirrorLabels, naming.LabelMirrored, "true"))},
 		"a global service of the original's": {service: newService("echo", with(globalLabels, naming.LabelGlobal, "true"))},
-		"managed by something else's":        {service: newService("echo", with(mirrorLabels, naming.LabelManagedBy, "Helm")), want: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: 80}}}},
+		"managed by something else's": {service: newService("echo", with(mirrorLabels, naming.LabelManagedBy, "Helm")),
+			want: &semaphorev1.Service{Mirror: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCatalog(t)
@@ -338,13 +362,13 @@ func TestServices(t *testing.T) {
 			if d := cmp.Diff(test.want, content(c)["service shop/echo"].GetService(), protocmp.Transform()); d != "" {
 				t.Errorf("-want +got:\n%s", d)
 			}
-			problems := strings.Join(c.Problems(), "\n")
+			problems := strings.Join(finding.Texts(c.Findings()), "\n")
 			if test.problem == "" && problems != "" || !strings.Contains(problems, test.problem) {
 				t.Errorf("problems are %q, not %q", problems, test.problem)
 			}
 			c.DeleteService("shop", "echo", now)
 			exports(t, c)
-			if p := c.Problems(); len(p) != 0 {
+			if p := finding.Texts(c.Findings()); len(p) != 0 {
 				t.Errorf("the service is gone, and its problems are not: %q", p)
 			}
 		})
@@ -367,7 +391,8 @@ func TestSliceContent(t *testing.T) {
 	c.PutSlice(s, time.Now())
 	want := &semaphorev1.EndpointSlice{
 		Service: "echo", AddressType: "IPv4",
-		Ports: []*semaphorev1.EndpointPort{{Name: "dns", Protocol: "UDP", Port: 5353}}, // one without a number is for nobody who forwards to it
+		// one without a number is for nobody who forwards to it
+		Ports: []*semaphorev1.Port{{Name: "dns", Protocol: "UDP", Port: 5353}},
 		Endpoints: []*semaphorev1.Endpoint{{
 			Addresses: []string{"10.1.1.1"}, Ready: &no, Terminating: &yes, Hostname: "echo-0", Zone: "z1",
 		}},
@@ -443,15 +468,19 @@ func TestPods(t *testing.T) {
 		"both families": {func(p *corev1.Pod) {
 			p.Status.PodIPs = []corev1.PodIP{{IP: "2001:db8::1"}, {IP: "10.1.1.1"}}
 		}, []string{"10.1.1.1", "2001:db8::1"}},
-		"only status.podIP":       {func(p *corev1.Pod) { p.Status.PodIPs = nil }, []string{"10.1.1.1"}},
-		"being deleted, running":  {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: now} }, []string{"10.1.1.1"}},
+		"only status.podIP": {func(p *corev1.Pod) { p.Status.PodIPs = nil }, []string{"10.1.1.1"}},
+		"being deleted, running": {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: now} },
+			[]string{"10.1.1.1"}},
 		"unknown":                 {func(p *corev1.Pod) { p.Status.Phase = corev1.PodUnknown }, []string{"10.1.1.1"}},
 		"succeeded":               {func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, nil},
 		"failed":                  {func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, nil},
 		"no IP yet":               {func(p *corev1.Pod) { p.Status = corev1.PodStatus{Phase: corev1.PodPending} }, nil},
 		"on the host's network":   {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, nil},
 		"the set's name is empty": {func(p *corev1.Pod) { p.Labels[setLabel] = "" }, nil},
-		"another domain's label":  {func(p *corev1.Pod) { p.Labels = map[string]string{naming.PolicyLabelDomain + "/name": "front"} }, nil},
+		"another domain's label": {func(p *corev1.Pod) {
+			p.Labels = map[string]string{naming.PolicyLabelDomain +
+				"/name": "front"}
+		}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCatalog(t)
@@ -490,12 +519,12 @@ func TestPodsOfSeveralDomains(t *testing.T) {
 	} {
 		c.PutPod(newPod("web", "", func(p *corev1.Pod) { p.Labels = k.labels }), time.Now())
 		e, _ := c.journal.Get(podKey("shop", "web"))
-		if got := e.Object.GetSetMember().GetSetName(); got != k.set || c.CountProblems()[SetLabels] != k.problems {
-			t.Errorf("%s: set %q, problems %q", name, got, c.Problems())
+		if got := e.Object.GetSetMember().GetSetName(); got != k.set || c.CountProblems()[finding.SetLabels] != k.problems {
+			t.Errorf("%s: set %q, problems %q", name, got, finding.Texts(c.Findings()))
 		}
 		c.DeletePod("shop", "web", time.Now())
-		if len(c.Problems()) > 0 {
-			t.Errorf("%s: %q of a pod that has gone", name, c.Problems())
+		if len(finding.Texts(c.Findings())) > 0 {
+			t.Errorf("%s: %q of a pod that has gone", name, finding.Texts(c.Findings()))
 		}
 	}
 }
@@ -504,7 +533,8 @@ func TestNothingForWhatIsNotExported(t *testing.T) {
 	now := time.Now()
 	c := newCatalog(t)
 	node := newNode("n1", []string{"10.1.1.0/24"}, end("c2", publicKey(2), "192.0.2.1:51820"))
-	service, slice, pod := newService("echo", mirrorLabels), newSlice("echo-1", "echo", "10.1.1.1"), newPod("web-0", "front")
+	service, slice, pod := newService("echo", mirrorLabels), newSlice("echo-1", "echo", "10.1.1.1"),
+		newPod("web-0", "front")
 	put := func() (revisions uint64) {
 		head := c.Journal().Head()
 		c.PutNode(node, now)
@@ -583,12 +613,12 @@ func TestRandomOrder(t *testing.T) {
 		if d := cmp.Diff(content(want), content(got), protocmp.Transform()); d != "" {
 			t.Fatalf("seed %d (-want +got):\n%s", seed, d)
 		}
-		for _, cluster := range got.all {
+		for _, cluster := range got.clusters {
 			if d := cmp.Diff(sees(want, cluster), sees(got, cluster)); d != "" {
 				t.Fatalf("seed %d: seen by %s are (-want +got):\n%s", seed, cluster, d)
 			}
 		}
-		if d := cmp.Diff(want.Problems(), got.Problems()); d != "" {
+		if d := cmp.Diff(finding.Texts(want.Findings()), finding.Texts(got.Findings())); d != "" {
 			t.Fatalf("seed %d: problems (-want +got):\n%s", seed, d)
 		}
 		for service, of := range got.slices {
@@ -611,7 +641,8 @@ func randomEvent(rnd *rand.Rand) event {
 			return event{"node " + name, func(c *Catalog) { c.DeleteNode(name, now) }}
 		}
 		endpoint := []string{"192.0.2.1:1", "192.0.2.1:2", "nonsense"}[rnd.IntN(3)]
-		node := newNode(name, []string{"10.1.1.0/24"}, end([]string{"c2", "c3"}[rnd.IntN(2)], publicKey(byte(rnd.IntN(3))), endpoint))
+		node := newNode(name, []string{"10.1.1.0/24"},
+			end([]string{"c2", "c3"}[rnd.IntN(2)], publicKey(byte(rnd.IntN(3))), endpoint))
 		return event{"node " + name, func(c *Catalog) { c.PutNode(node, now) }}
 	case 1:
 		name := services[rnd.IntN(2)]

@@ -11,85 +11,96 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// MaxObject is the most bytes that one object may have, encoded; a larger one is not exported. The largest
-// that an apiserver takes, an EndpointSlice of 1,000 endpoints, has some 100 KiB.
+// MaxObject is the size limit of one object in bytes, encoded; a larger object is not exported. An EndpointSlice of
+// 1,000 endpoints, the largest that an apiserver accepts, has some 100 KiB.
 const MaxObject = 1 << 20
 
-// Journal is what publishers read.
+// Journal is the list of changes that publishers read.
 type Journal = journal.Journal[Key, Export]
 
-// Entry is a step in the life of one exported object.
+// Entry is the newest change of one exported object.
 type Entry = journal.Entry[Key, Export]
 
-// Export is an object and who may see it. It is immutable.
+// Export is an object with its audience. It is immutable.
 type Export struct {
 	Object *semaphorev1.Object
-	// Digest is that of Object alone.
+	// Digest is the digest of Object alone.
 	Digest digest.Digest
-	// To are the clusters that may see the object.
+	// To are the clusters that receive the object.
 	To Audience
-	// withdrawn are those that could see it once and no longer may, the last of them since
-	// revision withdrawnAt: a reader that was told all there was then, or later, knows.
+	// withdrawn are the clusters that received the object before and may no longer; withdrawnAt is the revision at
+	// which the last of them lost it. A reader that was complete at or after that revision has sent the deletion.
 	withdrawn   Audience
 	withdrawnAt uint64
+	// contentAt is the revision since which the object is as it is, and since are those that could see it ever since then:
+	// for them, a later revision says nothing new.
+	contentAt uint64
+	since     Audience
 }
 
 var encoding = proto.MarshalOptions{Deterministic: true}
 
-// NewExport is an object for an audience. It fails for what cannot be sent.
+// NewExport returns an object with its audience. It returns an error if the object cannot be sent.
 func NewExport(object *semaphorev1.Object, to Audience) (Export, error) {
 	data, err := encoding.Marshal(object)
 	if err != nil {
 		return Export{}, fmt.Errorf("it cannot be encoded: %w", err)
 	}
 	if len(data) > MaxObject {
-		return Export{}, fmt.Errorf("it has %d bytes, and %d is the most that is sent: make it smaller", len(data), MaxObject)
+		return Export{}, fmt.Errorf("it has %d bytes, more than the limit of %d: make it smaller", len(data), MaxObject)
 	}
 	// As digest.Of, without encoding twice.
 	return Export{Object: object, Digest: sha256.Sum256(data), To: to}, nil
 }
 
-// Sight is what a step in the life of an object looks like from one cluster.
-type Sight int
+// ChangeType is what an entry means for one cluster.
+type ChangeType int
 
-// What there is to see.
+// The types of changes.
 const (
-	// Nothing is to be seen: the object never was that cluster's to know of, or no longer is and it was told.
-	Nothing Sight = iota
-	// Upsert is a new or changed object.
+	// NoChange: the object was never exported to the cluster, or the cluster has received the deletion.
+	NoChange ChangeType = iota
+	// Upsert: the object is new or changed.
 	Upsert
-	// Delete is the end of an object, or of the cluster's right to see it.
+	// Delete: the object is deleted, or is no longer exported to the cluster.
 	Delete
 )
 
-// Seen is what a step looks like to a reader for cluster that has been told all there was at revision whole; 0 for a
-// reader that does not know. Nothing that is not for a cluster may reach it, not even a name.
-func Seen(e *Entry, cluster string, whole uint64) Sight {
+// ChangeFor returns what an entry means for a reader for cluster. complete is the newest revision at which the reader
+// had sent everything; 0 if unknown. Nothing, not even a name, may reach a cluster outside the audience.
+func ChangeFor(e *Entry, cluster string, complete uint64) ChangeType {
 	switch {
 	case e.Value.To.Has(cluster):
-		if e.Deleted {
+		switch {
+		case e.Deleted:
 			return Delete
+		case complete > 0 && complete >= e.Value.contentAt && e.Value.since.Has(cluster):
+			return NoChange // it was sent; only the audience has changed
 		}
 		return Upsert
-	case whole < e.Value.withdrawnAt && e.Value.withdrawn.Has(cluster):
+	case complete < e.Value.withdrawnAt && e.Value.withdrawn.Has(cluster):
 		return Delete
 	}
-	return Nothing
+	return NoChange
 }
 
-// succeed carries on who could see the object before: old is its last step.
-func (e *Export) succeed(old *Entry, at uint64, all universe) {
+// inheritWithdrawn records which clusters lose the object at revision at, and which have had it unchanged; old is the
+// entry that this export replaces.
+func (e *Export) inheritWithdrawn(old *Entry, at uint64, all universe) {
+	if !old.Deleted && old.Value.Digest == e.Digest {
+		e.contentAt, e.since = old.Value.contentAt, all.intersect(old.Value.since, e.To)
+	}
 	e.withdrawn, e.withdrawnAt = old.Value.withdrawn, old.Value.withdrawnAt
-	lost := all.without(old.Value.To, e.To)
+	lost := all.subtract(old.Value.To, e.To)
 	switch {
 	case lost == Nobody:
 	case old.Deleted:
-		// Its end told them.
-		e.withdrawn, e.withdrawnAt = all.either(e.withdrawn, lost), old.Revision
+		// The deletion informed them.
+		e.withdrawn, e.withdrawnAt = all.union(e.withdrawn, lost), old.Revision
 	default:
-		e.withdrawn, e.withdrawnAt = all.either(e.withdrawn, lost), at
+		e.withdrawn, e.withdrawnAt = all.union(e.withdrawn, lost), at
 	}
-	if e.withdrawn = all.without(e.withdrawn, e.To); e.withdrawn == Nobody {
+	if e.withdrawn = all.subtract(e.withdrawn, e.To); e.withdrawn == Nobody {
 		e.withdrawnAt = 0
 	}
 }

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -78,27 +80,33 @@ func TestR26WhoSeesWhat(t *testing.T) {
 		pod     string
 		problem string
 	}{
-		"nothing said":                      {service: "c2 c3 c4", pod: "c2 c3 c4"},
-		"two clusters":                      {value: ptr("c3,c2"), service: "c2 c3", pod: "c2 c3"},
-		"blanks":                            {value: ptr(" c3 , c2 "), service: "c2 c3", pod: "c2 c3"},
-		"the same twice":                    {value: ptr("c2,c2"), service: "c2", pod: "c2"},
-		"all by name":                       {value: ptr("c2,c3,c4"), service: "c2 c3 c4", pod: "c2 c3 c4"},
-		"none":                              {value: ptr("none")},
-		"a cluster that there is not":       {value: ptr("c2,c9"), service: "c2", pod: "c2", problem: `annotation semaphore.uw.io/export-to: "c2,c9" names "c9", for which there is no broker: the object is for c2 only`},
-		"no cluster that there is":          {value: ptr("c9"), problem: `the object is for no cluster only`},
-		"none and a cluster":                {value: ptr("none,c2"), service: "c2", pod: "c2", problem: `names "none"`},
-		"empty":                             {value: ptr(""), problem: `annotation semaphore.uw.io/export-to: "" is not understood, so nobody sees the object`},
-		"an empty part":                     {value: ptr("c2,,c3"), problem: "is not understood"},
-		"a pattern":                         {value: ptr("c*"), problem: "is not understood"},
-		"two lines":                         {value: ptr("c2\nc3"), problem: `"c2\nc3" is not understood`},
-		"a long one is cut short":           {value: &long, problem: `: "` + strings.Repeat("x", 200) + `" is not`},
-		"no rule matches":                   {rules: rules, service: "c2 c3 c4", pod: "c2 c3 c4"},
-		"a rule each":                       {rules: rules, labels: map[string]string{"team": "payments"}, service: "c2"},
-		"the annotation narrows the rule":   {rules: rules, labels: map[string]string{"team": "payments"}, value: ptr("none")},
-		"the annotation widens nothing":     {rules: rules, labels: map[string]string{"team": "payments"}, value: ptr("c2,c3"), service: "c2"},
-		"the annotation misses the rule":    {rules: rules, labels: map[string]string{"team": "payments"}, value: ptr("c3")},
-		"the first that matches decides":    {rules: append([]ExportRule{{Clusters: []string{"c4"}}}, rules...), labels: map[string]string{"team": "payments"}, service: "c4", pod: "c4"},
-		"a rule for all clusters is no end": {rules: []ExportRule{{Clusters: []string{"c2", "c3", "c4"}}}, service: "c2 c3 c4", pod: "c2 c3 c4"},
+		"nothing said":   {service: "c2 c3 c4", pod: "c2 c3 c4"},
+		"two clusters":   {value: ptr("c3,c2"), service: "c2 c3", pod: "c2 c3"},
+		"blanks":         {value: ptr(" c3 , c2 "), service: "c2 c3", pod: "c2 c3"},
+		"the same twice": {value: ptr("c2,c2"), service: "c2", pod: "c2"},
+		"all by name":    {value: ptr("c2,c3,c4"), service: "c2 c3 c4", pod: "c2 c3 c4"},
+		"none":           {value: ptr("none")},
+		"a cluster that there is not": {value: ptr("c2,c9"), service: "c2", pod: "c2",
+			problem: `annotation semaphore.uw.io/export-to: "c2,c9" names "c9", for which no broker is configured: the object is exported to c2 only`},
+		"no cluster that there is": {value: ptr("c9"), problem: `the object is exported to no cluster only`},
+		"none and a cluster":       {value: ptr("none,c2"), service: "c2", pod: "c2", problem: `names "none"`},
+		"empty": {value: ptr(""),
+			problem: `annotation semaphore.uw.io/export-to: "" cannot be parsed, so no cluster receives the object`},
+		"an empty part":           {value: ptr("c2,,c3"), problem: "cannot be parsed"},
+		"a pattern":               {value: ptr("c*"), problem: "cannot be parsed"},
+		"two lines":               {value: ptr("c2\nc3"), problem: `"c2\nc3" cannot be parsed`},
+		"a long one is cut short": {value: &long, problem: `: "` + strings.Repeat("x", 200) + `" cannot be`},
+		"no rule matches":         {rules: rules, service: "c2 c3 c4", pod: "c2 c3 c4"},
+		"a rule each":             {rules: rules, labels: map[string]string{"team": "payments"}, service: "c2"},
+		"the annotation narrows the rule": {rules: rules, labels: map[string]string{"team": "payments"},
+			value: ptr("none")},
+		"the annotation widens nothing": {rules: rules, labels: map[string]string{"team": "payments"},
+			value: ptr("c2,c3"), service: "c2"},
+		"the annotation misses the rule": {rules: rules, labels: map[string]string{"team": "payments"}, value: ptr("c3")},
+		"the first that matches decides": {rules: append([]ExportRule{{Clusters: []string{"c4"}}}, rules...),
+			labels: map[string]string{"team": "payments"}, service: "c4", pod: "c4"},
+		"a rule for all clusters is no end": {rules: []ExportRule{{Clusters: []string{"c2", "c3", "c4"}}},
+			service: "c2 c3 c4", pod: "c2 c3 c4"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := withRules(t, func(r *Rules) { r.Export = test.rules })
@@ -116,7 +124,7 @@ func TestR26WhoSeesWhat(t *testing.T) {
 			c.PutSlice(newSlice("echo-1", "echo", "10.1.1.1"), now)
 			c.PutPod(pod, now)
 			var services, pods []string
-			for _, cluster := range c.all {
+			for _, cluster := range c.clusters {
 				got := sees(c, cluster)
 				if slices.Contains(got, "service shop/echo") != slices.Contains(got, "endpointslice shop/echo-1") {
 					t.Errorf("%s sees %q: the Service and its slice are not for the same clusters", cluster, got)
@@ -127,7 +135,8 @@ func TestR26WhoSeesWhat(t *testing.T) {
 				if slices.Contains(got, "setmember shop/web") {
 					pods = append(pods, cluster)
 				}
-				if n := c.Objects(cluster, semaphorev1.Kind_KIND_SET_MEMBER); n != strings.Count(strings.Join(got, " "), "setmember") {
+				if n := c.Objects(cluster, semaphorev1.Kind_KIND_SET_MEMBER); n != strings.Count(strings.Join(got, " "),
+					"setmember") {
 					t.Errorf("%d pods are counted for %s, which sees %q", n, cluster, got)
 				}
 			}
@@ -137,20 +146,27 @@ func TestR26WhoSeesWhat(t *testing.T) {
 			if got := strings.Join(pods, " "); got != test.pod {
 				t.Errorf("the pod is seen by %q, not %q", got, test.pod)
 			}
-			problems := c.Problems()
+			problems := finding.Texts(c.Findings())
 			want := 0
 			if test.problem != "" {
 				want = 2
 			}
-			if len(problems) != want || c.CountProblems()[ExportTo] != want || want > 0 && !strings.Contains(problems[0], test.problem) {
+			if len(problems) != want || c.CountProblems()[finding.ExportTo] != want || want > 0 &&
+				!strings.Contains(problems[0], test.problem) {
 				t.Errorf("problems are %q, not %d with %q", problems, want, test.problem)
 			}
 			c.DeleteService("shop", "echo", now)
 			c.DeletePod("shop", "web", now)
-			if p := c.Problems(); len(p) != 0 {
+			if p := finding.Texts(c.Findings()); len(p) != 0 {
 				t.Errorf("all is gone but %q", p)
 			}
-			if len(c.objects[semaphorev1.Kind_KIND_SERVICE])+len(c.objects[semaphorev1.Kind_KIND_SET_MEMBER])+len(c.objects[semaphorev1.Kind_KIND_ENDPOINT_SLICE]) != 0 {
+			if len(
+				c.objects[semaphorev1.Kind_KIND_SERVICE],
+			)+len(
+				c.objects[semaphorev1.Kind_KIND_SET_MEMBER],
+			)+len(
+				c.objects[semaphorev1.Kind_KIND_ENDPOINT_SLICE],
+			) != 0 {
 				t.Errorf("all is gone, and counted are %v", c.objects)
 			}
 		})
@@ -176,8 +192,8 @@ func TestSeen(t *testing.T) {
 			t.Fatal("there is nothing")
 		}
 		out := ""
-		for _, cluster := range c.all {
-			out += []string{"-", "upsert", "delete"}[Seen(e, cluster, whole)] + " "
+		for _, cluster := range c.clusters {
+			out += []string{"-", "upsert", "delete"}[ChangeFor(e, cluster, whole)] + " "
 		}
 		return strings.TrimSpace(out)
 	}
@@ -188,9 +204,9 @@ func TestSeen(t *testing.T) {
 	}{
 		{func() { put("c2,c3") }, 0, "upsert upsert -"},                                // 1
 		{func() { put("c2") }, 0, "upsert delete -"},                                   // 2
-		{func() {}, 1, "upsert delete -"},                                              // had it, has not heard
-		{func() {}, 2, "upsert - -"},                                                   // has heard
-		{func() { put("c2,c4") }, 1, "upsert delete upsert"},                           // 3
+		{func() {}, 1, "- delete -"},                                                   // c2 has it as it is, c3 had it
+		{func() {}, 2, "- - -"},                                                        // has heard
+		{func() { put("c2,c4") }, 1, "- delete upsert"},                                // 3
 		{func() { put("c4") }, 2, "delete delete upsert"},                              // 4: c3 is told again by the way
 		{func() { c.DeletePod("shop", "web", time.Now()) }, 3, "delete delete delete"}, // 5
 		{func() {}, 4, "- - delete"},                                                   //
@@ -216,7 +232,8 @@ func TestSeen(t *testing.T) {
 func TestNarrowerServiceLosesSlicesFirst(t *testing.T) {
 	c := withRules(t, nil)
 	echo := func(value string) {
-		c.PutService(newService("echo", mirrorLabels, func(s *corev1.Service) { s.Annotations = exportToAnnotation(value) }), time.Now())
+		c.PutService(newService("echo", mirrorLabels, func(s *corev1.Service) { s.Annotations = exportToAnnotation(value) }),
+			time.Now())
 	}
 	since := func(from uint64) string {
 		changes, _, _ := c.Journal().Since(from, 10)
@@ -263,7 +280,7 @@ func TestR12PodCIDRs(t *testing.T) {
 				t.Errorf("%s has %q, not %q", name, got, w)
 			}
 		}
-		got := c.Problems()
+		got := finding.Texts(c.Findings())
 		if len(got) != len(problems) {
 			t.Errorf("problems are %q, not %q", got, problems)
 			return
@@ -308,13 +325,15 @@ func TestR12PodCIDRs(t *testing.T) {
 	head := c.Journal().Head()
 	c.PutNode(node("n1", "10.1.2.0/24"), now)
 	check(map[string]string{"n1": "10.1.2.0/24", "n2": "fd00:1:0:2::/64", "n4": ""},
-		"node n2: spec.podCIDRs: 10.1.2.0/24 overlaps that of node n1", "node n4: spec.podCIDRs: 10.1.2.128/25 overlaps that of node n1")
+		"node n2: spec.podCIDRs: 10.1.2.0/24 overlaps that of node n1",
+		"node n4: spec.podCIDRs: 10.1.2.128/25 overlaps that of node n1")
 	if changes, _, _ := c.Journal().Since(head, 1); changes[0].Key.Name != "n2" {
 		t.Errorf("%s changed first: two nodes had one CIDR", changes[0].Key)
 	}
 	head = c.Journal().Head()
 	c.DeleteNode("n1", now)
-	check(map[string]string{"n1": "no such node", "n2": "10.1.2.0/24 fd00:1:0:2::/64", "n4": ""}, "node n4: spec.podCIDRs: 10.1.2.128/25 overlaps that of node n2")
+	check(map[string]string{"n1": "no such node", "n2": "10.1.2.0/24 fd00:1:0:2::/64", "n4": ""},
+		"node n4: spec.podCIDRs: 10.1.2.128/25 overlaps that of node n2")
 	if changes, _, _ := c.Journal().Since(head, 1); changes[0].Key.Name != "n1" {
 		t.Errorf("%s changed first: two nodes had one CIDR", changes[0].Key)
 	}
@@ -344,7 +363,8 @@ func TestR12OverlapsDependOnTheState(t *testing.T) {
 			}
 			var cidrs []string
 			for range rnd.IntN(3) {
-				cidrs = append(cidrs, []string{"10.1.0.0/24", "10.1.1.0/24", "10.1.0.0/23", "10.1.1.128/25", "fd00::/64", "fd00::/48", "nonsense"}[rnd.IntN(7)])
+				cidrs = append(cidrs, []string{"10.1.0.0/24", "10.1.1.0/24", "10.1.0.0/23", "10.1.1.128/25", "fd00::/64",
+					"fd00::/48", "nonsense"}[rnd.IntN(7)])
 			}
 			last[name] = newNode(name, cidrs, nil)
 			last[name].UID = types.UID(fmt.Sprint(rnd.IntN(1000)))
@@ -355,9 +375,17 @@ func TestR12OverlapsDependOnTheState(t *testing.T) {
 		for _, n := range last {
 			again.PutNode(n, time.Now())
 		}
-		got, want := fmt.Sprint(content(c), c.Problems()), fmt.Sprint(content(again), again.Problems())
+		got := fmt.Sprint(content(c), finding.Texts(c.Findings()))
+		want := fmt.Sprint(content(again), finding.Texts(again.Findings()))
 		if got != want {
 			t.Fatalf("seed %d: %s\nand in another order %s", seed, got, want)
+		}
+		counts := map[finding.Code]int{}
+		for _, f := range c.Findings() {
+			counts[f.Code] += int(f.Count)
+		}
+		if count := c.CountProblems(); !maps.Equal(count, counts) {
+			t.Fatalf("seed %d: the metrics count %v and the status finds %v", seed, count, counts)
 		}
 		var taken []netip.Prefix
 		var by []string
@@ -385,10 +413,12 @@ func TestR12IPsOutsideThePodSubnets(t *testing.T) {
 	slice := newSlice("echo-1", "echo", "10.1.1.1", "169.254.169.254", "10.2.0.1", "no address")
 	slice.Endpoints[0].Addresses = append(slice.Endpoints[0].Addresses, "127.0.0.1")
 	c.PutSlice(slice, now)
-	c.PutPod(newPod("half", "front", func(p *corev1.Pod) { p.Status.PodIPs = []corev1.PodIP{{IP: "10.1.1.2"}, {IP: "192.0.2.1"}} }), now)
+	c.PutPod(newPod("half", "front",
+		func(p *corev1.Pod) { p.Status.PodIPs = []corev1.PodIP{{IP: "10.1.1.2"}, {IP: "192.0.2.1"}} }), now)
 	c.PutPod(newPod("out", "front", func(p *corev1.Pod) { p.Status.PodIPs = []corev1.PodIP{{IP: "192.0.2.1"}} }), now)
 	exports(t, c, "service shop/echo", "endpointslice shop/echo-1", "setmember shop/half")
-	if got := content(c)["endpointslice shop/echo-1"].GetEndpointSlice().GetEndpoints(); len(got) != 1 || len(got[0].GetAddresses()) != 1 || got[0].GetAddresses()[0] != "10.1.1.1" {
+	if got := content(c)["endpointslice shop/echo-1"].GetEndpointSlice().GetEndpoints(); len(got) != 1 ||
+		len(got[0].GetAddresses()) != 1 || got[0].GetAddresses()[0] != "10.1.1.1" {
 		t.Errorf("endpoints are %v", got)
 	}
 	want := []string{
@@ -396,13 +426,13 @@ func TestR12IPsOutsideThePodSubnets(t *testing.T) {
 		`setmember shop/half: IP "192.0.2.1" lies outside podSubnets and is not exported`,
 		`setmember shop/out: IP "192.0.2.1" lies outside podSubnets and is not exported`,
 	}
-	if got := c.Problems(); !slices.Equal(got, want) {
+	if got := finding.Texts(c.Findings()); !slices.Equal(got, want) {
 		t.Errorf("problems are %q", got)
 	}
 	c.PutSlice(newSlice("echo-1", "echo", "10.1.1.1"), now)
 	c.PutPod(newPod("half", "front"), now)
 	c.DeletePod("shop", "out", now)
-	if got := c.Problems(); len(got) != 0 {
+	if got := finding.Texts(c.Findings()); len(got) != 0 {
 		t.Errorf("all is well, and problems are %q", got)
 	}
 }
@@ -414,20 +444,22 @@ func TestF26WhatCannotBeSent(t *testing.T) {
 	c.PutService(newService("echo", mirrorLabels), now)
 	big := newSlice("big", "echo")
 	for i := range 1000 {
-		big.Endpoints = append(big.Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.1.1.1"}, Zone: ptr(fmt.Sprint(i, strings.Repeat("z", 2000)))})
+		big.Endpoints = append(big.Endpoints, discoveryv1.Endpoint{Addresses: []string{"10.1.1.1"},
+			Zone: ptr(fmt.Sprint(i, strings.Repeat("z", 2000)))})
 	}
 	c.PutSlice(newSlice("big", "echo", "10.1.1.1"), now)
 	c.PutSlice(big, now)
 	c.PutPod(newPod("bad", "front", func(p *corev1.Pod) { p.UID = types.UID("\xff") }), now)
 	exports(t, c, "service shop/echo")
-	got := strings.Join(c.Problems(), "\n")
-	if !strings.Contains(got, "endpointslice shop/big: it has 20") || !strings.Contains(got, "setmember shop/bad: it cannot be encoded") {
+	got := strings.Join(finding.Texts(c.Findings()), "\n")
+	if !strings.Contains(got, "endpointslice shop/big: it has 20") ||
+		!strings.Contains(got, "setmember shop/bad: it cannot be encoded") {
 		t.Errorf("problems are %q", got)
 	}
 	c.PutSlice(newSlice("big", "echo", "10.1.1.1"), now)
 	c.PutPod(newPod("bad", "front"), now)
 	exports(t, c, "service shop/echo", "endpointslice shop/big", "setmember shop/bad")
-	if got := c.Problems(); len(got) != 0 {
+	if got := finding.Texts(c.Findings()); len(got) != 0 {
 		t.Errorf("all is well, and problems are %q", got)
 	}
 	// The digest is that of the messages that brokers get.
@@ -445,13 +477,14 @@ func TestAudiences(t *testing.T) {
 	u := universe{"a", "b", "c", "c-d"}
 	all := []Audience{Nobody, Everyone}
 	for bits := range 1 << len(u) {
-		all = append(all, u.of(func(c string) bool { return bits>>slices.Index(u, c)&1 == 1 }))
+		all = append(all, u.filter(func(c string) bool { return bits>>slices.Index(u, c)&1 == 1 }))
 	}
 	for _, a := range all {
 		for _, b := range all {
-			both, either, without := u.both(a, b), u.either(a, b), u.without(a, b)
+			both, either, without := u.intersect(a, b), u.union(a, b), u.subtract(a, b)
 			for _, c := range u {
-				if both.Has(c) != (a.Has(c) && b.Has(c)) || either.Has(c) != (a.Has(c) || b.Has(c)) || without.Has(c) != (a.Has(c) && !b.Has(c)) {
+				if both.Has(c) != (a.Has(c) && b.Has(c)) || either.Has(c) != (a.Has(c) || b.Has(c)) ||
+					without.Has(c) != (a.Has(c) && !b.Has(c)) {
 					t.Errorf("%s of %q and %q: both %q, either %q, the first only %q", c, a, b, both, either, without)
 				}
 			}
@@ -462,7 +495,8 @@ func TestAudiences(t *testing.T) {
 			}
 		}
 	}
-	if a := For("c-d"); a.Has("c") || a.Has("d") || a.Has("") || Nobody.Has("a") || !Everyone.Has("x") || a.String() != "c-d" {
+	if a := For("c-d"); a.Has("c") || a.Has("d") || a.Has("") || Nobody.Has("a") || !Everyone.Has("x") ||
+		a.String() != "c-d" {
 		t.Errorf("%q has what it has not", string(a))
 	}
 }

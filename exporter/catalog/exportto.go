@@ -11,15 +11,15 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// ExportRule says for which clusters some objects are; see config.ExportRule.
+// ExportRule restricts the audience of some objects; see config.ExportRule.
 type ExportRule struct {
-	// Features whose objects it is about: services or policy; all for none.
+	// Features whose objects the rule matches: services or policy; all if empty.
 	Features config.Features
-	// Namespaces that it is about; all for none.
+	// Namespaces that the rule matches; all if empty.
 	Namespaces []string
-	// Selector of labels that it is about; nil for all.
+	// Selector of labels that the rule matches; all if nil.
 	Selector labels.Selector
-	// Clusters that may see these objects.
+	// Clusters that receive the objects.
 	Clusters []string
 }
 
@@ -29,7 +29,7 @@ func (r ExportRule) matches(feature config.Feature, namespace string, set labels
 		(r.Selector == nil || r.Selector.Matches(set))
 }
 
-// SelectedLabels are the keys of labels that decide for whom an object is.
+// SelectedLabels returns the keys of the labels that export rules select by.
 func (r Rules) SelectedLabels() []string {
 	var keys []string
 	for _, rule := range r.Export {
@@ -45,44 +45,78 @@ func (r Rules) SelectedLabels() []string {
 	return slices.Compact(keys)
 }
 
-// audience is which of the others may see an object: those whom the first rule that matches lets see it, and of them
-// those whom its annotation names. What cannot be understood names nobody.
-func (c *Catalog) audience(feature config.Feature, namespace string, set, annotations map[string]string) (to Audience, problem string) {
+// audience returns which remotes receive an object: the clusters of the first rule that matches, restricted to those
+// that the annotation names. An annotation that cannot be parsed means Nobody.
+func (c *Catalog) audience(feature config.Feature, namespace string, set, annotations map[string]string) (to Audience,
+	problem string) {
 	to = c.others
 	for i, rule := range c.rules.Export {
 		if rule.matches(feature, namespace, set) {
-			to = c.ruled[i]
+			to = c.ruleAudiences[i]
 			break
 		}
 	}
+	to = c.offered(to, feature, namespace, set)
 	value, ok := annotations[naming.AnnotationExportTo]
 	if !ok {
 		return to, ""
 	}
+	only, problem := c.parsedExportTo(value)
+	return c.clusters.intersect(to, only), problem
+}
+
+// parsedExportTo is parseExportTo with a cache.
+func (c *Catalog) parsedExportTo(value string) (to Audience, problem string) {
 	it, ok := c.exportTo[value]
 	if !ok {
-		it.to, it.problem = parseExportTo(value, c.all)
+		it.to, it.problem = parseExportTo(value, c.clusters)
 		if len(c.exportTo) == maxExportTo {
 			clear(c.exportTo)
 		}
 		c.exportTo[strings.Clone(value)] = it
 	}
-	return c.all.both(to, it.to), it.problem
+	return it.to, it.problem
 }
 
-// exportTo is what a value of the annotation says.
+// OfferRule offers some objects to one cluster, or withholds them.
+type OfferRule struct {
+	ExportRule
+	Offers bool
+}
+
+// offered is an audience without those whose own rules withhold an object from them. The first rule that matches
+// decides.
+func (c *Catalog) offered(to Audience, feature config.Feature, namespace string, set labels.Set) Audience {
+	var withheld []string
+	for cluster, rules := range c.perCluster {
+		for _, rule := range rules {
+			if rule.matches(feature, namespace, set) {
+				if !rule.Offers {
+					withheld = append(withheld, cluster)
+				}
+				break
+			}
+		}
+	}
+	if len(withheld) == 0 {
+		return to
+	}
+	return c.clusters.subtract(to, For(withheld...))
+}
+
+// exportTo is a parsed value of the annotation.
 type exportTo struct {
 	to      Audience
 	problem string
 }
 
-// maxExportTo is how many values of the annotation are remembered; in a cluster there are a handful.
+// maxExportTo bounds the cache of parsed values; a cluster has a handful.
 const maxExportTo = 1000
 
-// exportToNone is the value for nobody.
+// exportToNone is the value for no cluster.
 const exportToNone = "none"
 
-// parseExportTo reads the annotation's value: "c2,c3" or "none". Clusters that are not known are left out.
+// parseExportTo parses "c2,c3" or "none". Clusters that are not configured are left out.
 func parseExportTo(value string, all universe) (to Audience, problem string) {
 	if strings.TrimSpace(value) == exportToNone {
 		return Nobody, ""
@@ -92,7 +126,8 @@ func parseExportTo(value string, all universe) (to Audience, problem string) {
 	for _, part := range strings.Split(value, ",") {
 		cluster := strings.TrimSpace(part)
 		if err := config.ClusterName(cluster); err != nil {
-			return Nobody, fmt.Sprintf("%s is not understood, so nobody sees the object: name clusters, as in \"c2,c3\", or %q", quoted, exportToNone)
+			return Nobody, fmt.Sprintf("%s cannot be parsed, so no cluster receives the object: name clusters, as in "+
+				"\"c2,c3\", or %q", quoted, exportToNone)
 		}
 		if slices.Contains(all, cluster) {
 			named = append(named, cluster)
@@ -100,9 +135,10 @@ func parseExportTo(value string, all universe) (to Audience, problem string) {
 			unknown = append(unknown, cluster)
 		}
 	}
-	to = all.of(func(cluster string) bool { return slices.Contains(named, cluster) })
+	to = all.filter(func(cluster string) bool { return slices.Contains(named, cluster) })
 	if len(unknown) > 0 {
-		problem = fmt.Sprintf("%s names %.200q, for which there is no broker: the object is for %s only", quoted, strings.Join(unknown, ", "), to)
+		problem = fmt.Sprintf("%s names %.200q, for which no broker is configured: the object is exported to %s only", quoted,
+			strings.Join(unknown, ", "), to)
 	}
 	return to, problem
 }

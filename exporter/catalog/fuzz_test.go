@@ -7,11 +7,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// FuzzCatalogAnnotations writes anything into the annotations that the catalog reads. However it does, there is no panic,
-// nobody sees what the text does not name in full, and whatever is not understood is told.
+// FuzzCatalogAnnotations writes anything into the annotations that the catalog reads. However it does, there is no
+// panic, nobody sees what the text does not name in full, and whatever is not understood is told.
 func FuzzCatalogAnnotations(f *testing.F) {
 	f.Add("c2,c3", publicKey(2), "192.0.2.1:51820", "10.1.1.0/24")
 	f.Add("none", "", "", "")
@@ -31,7 +32,7 @@ func FuzzCatalogAnnotations(f *testing.F) {
 		}), now)
 		c.PutNode(newNode("n2", []string{cidr}, nil), now)
 		seen := 0
-		for _, cluster := range c.all {
+		for _, cluster := range c.clusters {
 			got := sees(c, cluster)
 			if len(got) != 0 && len(got) != 3 {
 				t.Fatalf("%s sees %q: what has one annotation is not for the same clusters", cluster, got)
@@ -43,8 +44,8 @@ func FuzzCatalogAnnotations(f *testing.F) {
 				}
 			}
 		}
-		if seen == 0 && strings.TrimSpace(exportTo) != "none" && c.CountProblems()[ExportTo] != 2 {
-			t.Fatalf("nobody sees anything for %q, and problems are %q", exportTo, c.Problems())
+		if seen == 0 && strings.TrimSpace(exportTo) != "none" && c.CountProblems()[finding.ExportTo] != 2 {
+			t.Fatalf("nobody sees anything for %q, and problems are %q", exportTo, finding.Texts(c.Findings()))
 		}
 		n1, _ := c.Journal().Get(nodeKey("c2", "n1"))
 		if end := n1.Object.GetNode().GetWireguard(); end != nil && len(end.GetPublicKey()) != 32 {
@@ -55,7 +56,7 @@ func FuzzCatalogAnnotations(f *testing.F) {
 		c.DeleteService("shop", "echo", now)
 		c.DeleteNode("n1", now)
 		c.DeleteNode("n2", now)
-		if p := c.Problems(); c.Journal().Len() != 0 || len(p) != 0 || !c.prefixes.Empty() {
+		if p := finding.Texts(c.Findings()); c.Journal().Len() != 0 || len(p) != 0 || !c.prefixes.Empty() {
 			t.Fatalf("all is gone, and left are %d objects, problems %q, prefixes %+v", c.Journal().Len(), p, c.prefixes)
 		}
 	})

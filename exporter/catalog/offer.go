@@ -11,29 +11,34 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// This file reduces a Service to what other clusters are told of it.
+// This file reduces a Service to what is exported of it.
 
-// What a Service may say of its global service. A broker refuses more.
+// Limits of the settings of a global service. A broker refuses more.
 const (
 	maxPreferred = 64
 	maxMinReady  = 1_000_000
 )
 
-// trafficDistributions are the values that the API knows.
+// trafficDistributions are the values that the Kubernetes API defines.
 var trafficDistributions = []string{
-	corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode,
+	corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone,
+	corev1.ServiceTrafficDistributionPreferSameNode,
 }
 
-// projectService is nil for a Service that is not offered, and problem says why where it seems to be meant to be.
-// unheeded says what of its settings is left out, as it cannot be understood.
-func (r Rules) projectService(s *corev1.Service) (service *semaphorev1.Service, problem, unheeded string) {
+// projectService returns nil for a Service that is not exported; problem reports why if it has a label that offers it,
+// or a ServiceExport.
+// ignored lists its settings that are invalid and left out.
+func (r Rules) projectService(s *corev1.Service, export *mcsv1beta1.ServiceExport) (service *semaphorev1.Service,
+	problem, ignored string) {
 	mirror, global := r.Mirror.Matches(labels.Set(s.Labels)), r.Global.Matches(labels.Set(s.Labels))
-	if !mirror && !global || mirrored(s.Labels) {
+	if !mirror && !global && export == nil || isImported(s.Labels) {
 		return nil, "", ""
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
@@ -50,26 +55,40 @@ func (r Rules) projectService(s *corev1.Service) (service *semaphorev1.Service, 
 		service.IpFamilies = append(service.IpFamilies, string(family))
 	}
 	var more int
-	if service.Labels, more = r.labels(s.Labels); more > 0 {
-		left = append(left, fmt.Sprintf("%d of its labels are not told to other clusters: %d is the most, and those whose keys come first are", more, config.MaxServiceLabels))
+	if service.Labels, more = r.exportedLabels(s.Labels); more > 0 {
+		left = append(
+			left,
+			fmt.Sprintf(
+				"%d of its labels are not exported: the limit is %d, and the first by key are exported",
+				more,
+				config.MaxServiceLabels,
+			),
+		)
 	}
 	for _, p := range s.Spec.Ports {
-		service.Ports = append(service.Ports, &semaphorev1.ServicePort{
+		service.Ports = append(service.Ports, &semaphorev1.Port{
 			Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, AppProtocol: value(p.AppProtocol),
 		})
 	}
 	if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		service.ClientIpAffinitySeconds = corev1.DefaultClientIPServiceAffinitySeconds
-		if config := s.Spec.SessionAffinityConfig; config != nil && config.ClientIP != nil && config.ClientIP.TimeoutSeconds != nil {
+		if config := s.Spec.SessionAffinityConfig; config != nil && config.ClientIP != nil &&
+			config.ClientIP.TimeoutSeconds != nil {
 			service.ClientIpAffinitySeconds = *config.ClientIP.TimeoutSeconds
 		}
 	}
 	if d := value(s.Spec.TrafficDistribution); slices.Contains(trafficDistributions, d) {
 		service.TrafficDistribution = d
 	} else if d != "" {
-		left = append(left, fmt.Sprintf("spec.trafficDistribution %.100q is not known and not told to other clusters: use %s", d, strings.Join(trafficDistributions, ", ")))
+		left = append(left, fmt.Sprintf("spec.trafficDistribution %.100q is not known and not exported: use %s", d,
+			strings.Join(trafficDistributions, ", ")))
 	}
-	if global {
+	if export != nil {
+		multiCluster, wrong := multiClusterExport(s, export)
+		service.MultiCluster = multiCluster
+		left = append(left, wrong...)
+	}
+	if global || export != nil {
 		settings, wrong := globalSettings(s)
 		service.GlobalSettings = settings
 		left = append(left, wrong...)
@@ -77,24 +96,25 @@ func (r Rules) projectService(s *corev1.Service) (service *semaphorev1.Service, 
 	return service, "", strings.Join(left, "; ")
 }
 
-// labels are those that other clusters are told, and how many more there are than may be.
-func (r Rules) labels(all map[string]string) (told []*semaphorev1.Label, more int) {
+// exportedLabels returns the labels that are exported, and how many are left out because of the limit.
+func (r Rules) exportedLabels(all map[string]string) (exported []*semaphorev1.Label, more int) {
 	for _, key := range slices.Sorted(maps.Keys(all)) {
 		switch {
 		case !r.ServiceLabels.Takes(key):
-		case len(told) == config.MaxServiceLabels:
+		case len(exported) == config.MaxServiceLabels:
 			more++
 		default:
-			told = append(told, &semaphorev1.Label{Key: key, Value: all[key]})
+			exported = append(exported, &semaphorev1.Label{Key: key, Value: all[key]})
 		}
 	}
-	return told, more
+	return exported, more
 }
 
-// TrimService leaves of a Service what decides on what is exported of it, and what names it.
+// TrimService removes all fields that neither identify a Service nor decide what is exported of it.
 func TrimService(s *corev1.Service) {
 	var annotations map[string]string
-	for _, key := range []string{naming.AnnotationExportTo, naming.AnnotationPreferClusters, naming.AnnotationMinReady, naming.AnnotationWhenGone} {
+	for _, key := range []string{naming.AnnotationExportTo, naming.AnnotationPreferClusters, naming.AnnotationMinReady,
+		naming.AnnotationWhenGone} {
 		if value, ok := s.Annotations[key]; ok {
 			if annotations == nil {
 				annotations = map[string]string{}
@@ -103,30 +123,32 @@ func TrimService(s *corev1.Service) {
 		}
 	}
 	s.ObjectMeta = metav1.ObjectMeta{
-		Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion, Labels: s.Labels, Annotations: annotations,
+		Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion, Labels: s.Labels,
+		Annotations: annotations,
 	}
 	s.Spec = corev1.ServiceSpec{
 		Type: s.Spec.Type, ClusterIP: s.Spec.ClusterIP, IPFamilies: s.Spec.IPFamilies, Ports: s.Spec.Ports,
 		PublishNotReadyAddresses: s.Spec.PublishNotReadyAddresses,
 		SessionAffinity:          s.Spec.SessionAffinity, SessionAffinityConfig: s.Spec.SessionAffinityConfig,
-		TrafficDistribution: s.Spec.TrafficDistribution,
+		TrafficDistribution: s.Spec.TrafficDistribution, InternalTrafficPolicy: s.Spec.InternalTrafficPolicy,
 	}
 	s.Status = corev1.ServiceStatus{}
 }
 
-// globalSettings are what a Service says of its global service, nil for nothing. What cannot be understood is left
-// out, and wrong says so.
+// globalSettings returns what a Service requests for its global service, nil for nothing. wrong lists the values that
+// are invalid and left out.
 func globalSettings(s *corev1.Service) (settings *semaphorev1.GlobalSettings, wrong []string) {
 	settings = &semaphorev1.GlobalSettings{}
 	said := false
 	bad := func(kind, key, value, use string) {
-		wrong = append(wrong, fmt.Sprintf("%s %s: %.200q is not heeded: use %s", kind, key, value, use))
+		wrong = append(wrong, fmt.Sprintf("%s %s: %.200q is ignored: use %s", kind, key, value, use))
 	}
 	if text, ok := s.Annotations[naming.AnnotationPreferClusters]; ok {
 		if prefer, ok := clusterList(text); ok {
 			settings.Prefer, said = prefer, true
 		} else {
-			bad("annotation", naming.AnnotationPreferClusters, text, fmt.Sprintf("cluster names, each once and %d at most, such as \"c2,c3\"", maxPreferred))
+			bad("annotation", naming.AnnotationPreferClusters, text,
+				fmt.Sprintf("cluster names, each once and %d at most, such as \"c2,c3\"", maxPreferred))
 		}
 	}
 	if text, ok := s.Annotations[naming.AnnotationMinReady]; ok {
@@ -137,10 +159,10 @@ func globalSettings(s *corev1.Service) (settings *semaphorev1.GlobalSettings, wr
 		}
 	}
 	if text, ok := s.Annotations[naming.AnnotationWhenGone]; ok {
-		switch config.WhenGone(text) {
-		case config.Keep, config.Demote, config.Withdraw:
-			settings.WhenGone, said = text, true
-		default:
+		if when := semaphorev1.WhenGoneOf(text); when != semaphorev1.WhenGone_WHEN_GONE_UNSPECIFIED &&
+			semaphorev1.WhenGoneName(when) == text {
+			settings.WhenGone, said = when, true
+		} else {
 			bad("annotation", naming.AnnotationWhenGone, text, "keep, demote or withdraw")
 		}
 	}
@@ -157,7 +179,7 @@ func globalSettings(s *corev1.Service) (settings *semaphorev1.GlobalSettings, wr
 	return settings, wrong
 }
 
-// clusterList reads "c2,c3".
+// clusterList parses "c2,c3".
 func clusterList(text string) (clusters []string, ok bool) {
 	for _, part := range strings.Split(text, ",") {
 		cluster := strings.TrimSpace(part)

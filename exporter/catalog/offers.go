@@ -7,35 +7,36 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Offer is a Service that its owner offers, by a label, and what is published of it.
+// Offer is a Service that its owner offers by a label, with what is exported of it.
 type Offer struct {
 	Namespace, Name string
 	UID             types.UID
-	// Mirror and Global say as what it is published.
-	Mirror, Global bool
-	// To are the clusters that it is published to, at Revision of the journal; none where it is not, and then Why says why.
+	// Mirror and Global say how it is exported.
+	Mirror, Global, MultiCluster bool
+	// To are the clusters that receive it, at Revision of the journal. If To is empty, Reason reports why.
 	To       []string
 	Revision uint64
-	Why      string
-	// Unheeded is what of its settings is left out; empty for nothing.
-	Unheeded string
+	Reason   string
+	// IgnoredSettings lists its settings that are left out; empty for none.
+	IgnoredSettings string
 }
 
-// Key is the key of what is published.
+// Key returns the key of the exported Service.
 func (o *Offer) Key() Key { return serviceKey(o.Namespace, o.Name) }
 
-// offered is what is kept of a Service that is offered.
+// offered is a Service that its owner offers.
 type offered struct {
 	uid types.UID
-	// withheld is why nobody is told of it though it could be published; empty where the problems say why.
+	// withheld is why a valid Service is exported to no cluster; empty if a problem reports why.
 	withheld string
 }
 
-// offer notes that a Service is offered, or with nil that it is not.
-func (c *Catalog) offer(key Key, o *offered) {
+// setOffer records that a Service is offered; nil if it is not.
+func (c *Catalog) setOffer(key Key, o *offered) {
 	at := name{key.Namespace, key.Name}
 	if was := c.offers[at]; o == nil && was == nil || o != nil && was != nil && *was == *o {
 		return
@@ -47,41 +48,43 @@ func (c *Catalog) offer(key Key, o *offered) {
 	c.offers[at] = o
 }
 
-// withheld says why a Service that could be published is for nobody.
+// withheld returns why the audience of a valid Service is empty.
 func (c *Catalog) withheld(ruled Audience, annotations map[string]string) string {
 	if ruled == Nobody {
-		return "exportRules of this cluster's exporter let no other cluster see it: ask the operator of this cluster"
+		return "exportRules of this cluster's exporter export it to no cluster: ask the operator of this cluster"
 	}
-	return fmt.Sprintf("annotation %s: %.100q lets no cluster see it that exportRules of this cluster's exporter let see it", naming.AnnotationExportTo, annotations[naming.AnnotationExportTo])
+	return fmt.Sprintf("annotation %s: %.100q names none of the clusters to which exportRules of this cluster's "+
+		"exporter export it", naming.AnnotationExportTo, annotations[naming.AnnotationExportTo])
 }
 
-// OffersVersion changes with what Offers says, and may change without.
+// OffersVersion changes when the result of Offers changes. It may change without.
 func (c *Catalog) OffersVersion() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.offersVersion + c.journal.Head()
 }
 
-// Offers are all Services that are offered, in the order of their names.
+// Offers returns all Services that are offered, sorted by name.
 func (c *Catalog) Offers() []Offer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	out := make([]Offer, 0, len(c.offers))
 	for at, is := range c.offers {
-		o := Offer{Namespace: at.namespace, Name: at.name, UID: is.uid, Why: is.withheld}
+		o := Offer{Namespace: at.namespace, Name: at.name, UID: is.uid, Reason: is.withheld}
 		key := o.Key()
-		o.Unheeded = c.problems[problem{key, ServiceSettings}]
+		o.IgnoredSettings = c.problems[problemKey{key, finding.ServiceSettings}]
 		if e, ok := c.journal.Last(key); ok && !e.Deleted {
 			service := e.Value.Object.GetService()
 			o.Mirror, o.Global, o.Revision = service.GetMirror(), service.GetGlobal(), e.Revision
-			for _, cluster := range c.all {
+			o.MultiCluster = service.GetMultiCluster() != nil
+			for _, cluster := range c.clusters {
 				if e.Value.To.Has(cluster) {
 					o.To = append(o.To, cluster)
 				}
 			}
-		} else if o.Why == "" {
-			for _, reason := range []Reason{NotOffered, Unsendable, ExportTo} {
-				if o.Why = c.problems[problem{key, reason}]; o.Why != "" {
+		} else if o.Reason == "" {
+			for _, reason := range []finding.Code{finding.ServiceType, finding.Unsendable, finding.ExportTo} {
+				if o.Reason = c.problems[problemKey{key, reason}]; o.Reason != "" {
 					break
 				}
 			}

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -21,11 +22,12 @@ func TestTheOwnClusterSeesGlobalServicesOnly(t *testing.T) {
 		service  string // clusters that see the Service and its slice
 		pod      string
 	}{
-		"a mirror":                         {labels: mirrorLabels, service: "c2 c3", pod: "c2 c3"},
-		"a global service":                 {labels: globalLabels, service: "c1 c2 c3", pod: "c2 c3"},
-		"both":                             {labels: bothLabels, service: "c1 c2 c3", pod: "c2 c3"},
-		"neither":                          {labels: map[string]string{}, pod: "c2 c3"},
-		"a rule keeps it from one":         {labels: globalLabels, rules: []ExportRule{{Clusters: []string{"c3"}}}, service: "c1 c3", pod: "c3"},
+		"a mirror":         {labels: mirrorLabels, service: "c2 c3", pod: "c2 c3"},
+		"a global service": {labels: globalLabels, service: "c1 c2 c3", pod: "c2 c3"},
+		"both":             {labels: bothLabels, service: "c1 c2 c3", pod: "c2 c3"},
+		"neither":          {labels: map[string]string{}, pod: "c2 c3"},
+		"a rule keeps it from one": {labels: globalLabels, rules: []ExportRule{{Clusters: []string{"c3"}}},
+			service: "c1 c3", pod: "c3"},
 		"a rule keeps it from all":         {labels: globalLabels, rules: []ExportRule{{}}, service: "c1"},
 		"the annotation keeps it from one": {labels: globalLabels, exportTo: "c2", service: "c1 c2", pod: "c2"},
 		"the annotation keeps it from all": {labels: globalLabels, exportTo: "none", service: "c1"},
@@ -41,13 +43,14 @@ func TestTheOwnClusterSeesGlobalServicesOnly(t *testing.T) {
 				}
 				return exportToAnnotation(test.exportTo)
 			}
-			c.PutService(newService("echo", test.labels, func(s *corev1.Service) { s.Annotations = annotate(s.Annotations) }), now)
+			c.PutService(newService("echo", test.labels, func(s *corev1.Service) { s.Annotations = annotate(s.Annotations) }),
+				now)
 			c.PutSlice(newSlice("echo-1", "echo", "10.1.1.1"), now)
 			c.PutPod(newPod("web", "front", func(p *corev1.Pod) { p.Annotations = annotate(p.Annotations) }), now)
 			c.PutNode(newNode("n1", []string{"10.1.1.0/24"}, nil), now)
 			var services, slicesSeen, pods, nodes []string
 			all, _ := c.Journal().Snapshot()
-			for _, cluster := range c.all {
+			for _, cluster := range c.clusters {
 				for _, e := range all {
 					if !e.Value.To.Has(cluster) {
 						continue
@@ -65,20 +68,22 @@ func TestTheOwnClusterSeesGlobalServicesOnly(t *testing.T) {
 				}
 			}
 			for what, got := range map[string][2]string{
-				"the Service": {strings.Join(services, " "), test.service}, "its slice": {strings.Join(slicesSeen, " "), test.service},
-				"the pod": {strings.Join(pods, " "), test.pod}, "the node": {strings.Join(nodes, " "), "c2 c3"},
+				"the Service": {strings.Join(services, " "), test.service},
+				"its slice":   {strings.Join(slicesSeen, " "), test.service},
+				"the pod":     {strings.Join(pods, " "), test.pod}, "the node": {strings.Join(nodes, " "), "c2 c3"},
 			} {
 				if got[0] != got[1] {
 					t.Errorf("%s is seen by %q, not %q", what, got[0], got[1])
 				}
 			}
-			if p := c.Problems(); len(p) > 0 {
+			if p := finding.Texts(c.Findings()); len(p) > 0 {
 				t.Errorf("problems: %q", p)
 			}
 			// No longer global, and gone: the own cluster is told.
 			head := c.Journal().Head()
 			c.PutService(newService("echo", mirrorLabels), now)
-			if e, ok := c.Journal().Last(serviceKey("shop", "echo")); ok && strings.Contains(test.service, "c1") && Seen(e, "c1", head) != Delete {
+			if e, ok := c.Journal().Last(serviceKey("shop", "echo")); ok && strings.Contains(test.service, "c1") &&
+				ChangeFor(e, "c1", head) != Delete {
 				t.Error("the own cluster is not told that the service is no longer global")
 			}
 			c.DeleteNode("n1", now)

@@ -1,82 +1,72 @@
 package catalog
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Reason says, for metrics, what is wrong with an object.
-type Reason string
+// Reasons are all reasons.
+var Reasons = finding.Of(finding.Exports)
 
-// What can be wrong with an object.
-const (
-	// BadAnnotation: a node's end of a tunnel makes no sense.
-	BadAnnotation Reason = "bad-annotation"
-	// BadPodCIDR: a node's pod CIDR or block is none, is outside the pod subnets or overlaps another node's.
-	BadPodCIDR Reason = "bad-pod-cidr"
-	// ExportTo: the annotation names clusters that there are not, or cannot be understood.
-	ExportTo Reason = "export-to"
-	// NotOffered: a Service of a type that has no endpoints.
-	NotOffered Reason = "service-type"
-	// OutsidePodSubnets: an IP of a pod or an endpoint.
-	OutsidePodSubnets Reason = "outside-pod-subnets"
-	// OutsideNode: IPs of endpoints and pods outside what is published of their node.
-	OutsideNode Reason = "outside-node"
-	// ServiceSettings: a Service says something of itself, by a field, an annotation or a label, that means nothing here.
-	ServiceSettings Reason = "service-settings"
-	// SetLabels: a pod has labels of several domains that put it into different sets.
-	SetLabels Reason = "set-labels"
-	// StrayBlocks: Calico gave blocks to a node that there is not.
-	StrayBlocks Reason = "stray-blocks"
-	// Unsendable: it is too large, or has text that is none.
-	Unsendable Reason = "unsendable"
-)
-
-// Reasons are all that there are.
-var Reasons = []Reason{BadAnnotation, BadPodCIDR, ExportTo, NotOffered, OutsidePodSubnets, OutsideNode, ServiceSettings, SetLabels, StrayBlocks, Unsendable}
-
-// problem is one of an object.
-type problem struct {
+// problemKey identifies a problem of an object.
+type problemKey struct {
 	key    Key
-	reason Reason
+	reason finding.Code
 }
 
-// problem notes what is wrong with an object; nothing, when text is empty.
-func (c *Catalog) problem(key Key, reason Reason, text string) {
+// setProblem records what is wrong with an object; an empty text clears it.
+func (c *Catalog) setProblem(key Key, reason finding.Code, text string) {
 	if text == "" {
-		delete(c.problems, problem{key, reason})
+		delete(c.problems, problemKey{key, reason})
 		return
 	}
-	c.problems[problem{key, reason}] = text
+	c.problems[problemKey{key, reason}] = text
 }
 
-// forgetProblems of an object that is gone.
+// forgetProblems clears the problems of a deleted object.
 func (c *Catalog) forgetProblems(key Key) {
 	for _, reason := range Reasons {
-		delete(c.problems, problem{key, reason})
+		delete(c.problems, problemKey{key, reason})
 	}
 }
 
-// Problems are the objects that are not exported, or not whole, and why; a line each, sorted.
-func (c *Catalog) Problems() []string {
+// Findings are the objects that are not, or only in part, exported, and why, by the reason.
+func (c *Catalog) Findings() (found []finding.Finding) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := make([]string, 0, len(c.problems))
-	for p, text := range c.problems {
-		out = append(out, fmt.Sprintf("%s: %s", p.key, text))
+	keys := map[finding.Code][]Key{}
+	for p := range c.problems {
+		keys[p.reason] = append(keys[p.reason], p.key)
 	}
-	out = append(out, c.outsideProblems()...)
-	slices.Sort(out)
-	return out
+	for _, reason := range Reasons {
+		all := keys[reason]
+		if len(all) == 0 {
+			continue
+		}
+		slices.SortFunc(all, func(a, b Key) int { return cmp.Compare(a.String(), b.String()) })
+		var lines []string
+		for _, key := range all {
+			lines = append(lines, fmt.Sprintf("%s: %s", key, c.problems[problemKey{key, reason}]))
+		}
+		found = append(found, finding.Lines(reason, "", lines)...)
+	}
+	if n := len(c.locations.outside); n > 0 {
+		lines := c.outsideProblems()
+		found = append(found, finding.New(finding.OutsideNode, "", n, lines...).Full(lines...))
+	}
+	return found
 }
 
-// CountProblems is how many there are, by reason.
-func (c *Catalog) CountProblems() map[Reason]int {
+// CountProblems returns the number of problems by reason.
+func (c *Catalog) CountProblems() map[finding.Code]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := map[Reason]int{}
-	if n := len(c.whereabouts.outside); n > 0 {
-		out[OutsideNode] = n
+	out := map[finding.Code]int{}
+	if n := len(c.locations.outside); n > 0 {
+		out[finding.OutsideNode] = n
 	}
 	for p := range c.problems {
 		out[p.reason]++

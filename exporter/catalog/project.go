@@ -14,13 +14,13 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// outside are the addresses that lie in none of the subnets, where there are any, or are no addresses.
+// outside counts texts that are no IP in the subnets.
 type outside struct {
 	first string
 	n     int
 }
 
-// keep is addresses without those that are outside.
+// keep returns the addresses inside the subnets, and counts the others. Without subnets it returns all.
 func (o *outside) keep(addresses []string, subnets []netip.Prefix) []string {
 	if len(subnets) == 0 {
 		return addresses
@@ -38,7 +38,7 @@ func (o *outside) keep(addresses []string, subnets []netip.Prefix) []string {
 	return kept
 }
 
-// problem is in words; empty for none.
+// problem describes what was counted; empty for nothing.
 func (o *outside) problem() string {
 	switch o.n {
 	case 0:
@@ -49,38 +49,41 @@ func (o *outside) problem() string {
 	return fmt.Sprintf("%d IPs lie outside podSubnets and are not exported, the first is %.64q", o.n, o.first)
 }
 
-// projectEnd is a node's end of the tunnel to cluster, nil for none. An end that makes no sense is
-// not exported, and problem says why.
-func projectEnd(n *corev1.Node, cluster string) (end *semaphorev1.WireGuardEndpoint, problem string) {
+// projectTunnelEndpoint returns a node's endpoint of the tunnel to cluster, nil for none. An invalid endpoint is not
+// exported, and problem reports why.
+func projectTunnelEndpoint(n *corev1.Node, cluster string) (end *semaphorev1.WireGuardEndpoint, problem string) {
 	key, hasKey := n.Annotations[naming.PubKeyAnnotation(cluster)]
 	endpoint, hasEndpoint := n.Annotations[naming.EndpointAnnotation(cluster)]
 	if !hasKey || !hasEndpoint {
-		return nil, "" // it has not published its end yet
+		return nil, "" // it is not published yet
 	}
 	public, err := base64.StdEncoding.DecodeString(key)
 	if err != nil || len(public) != 32 {
-		return nil, fmt.Sprintf("annotation %s: %.200q is no WireGuard public key (32 bytes in base64)", naming.PubKeyAnnotation(cluster), key)
+		return nil, fmt.Sprintf("annotation %s: %.200q is not a WireGuard public key (32 bytes in base64)",
+			naming.PubKeyAnnotation(cluster), key)
 	}
 	address, err := netip.ParseAddrPort(endpoint)
 	if err != nil || address.Port() == 0 || address.Addr().Zone() != "" {
-		return nil, fmt.Sprintf("annotation %s: %.200q is no IP:port", naming.EndpointAnnotation(cluster), endpoint)
+		return nil, fmt.Sprintf("annotation %s: %.200q is not an IP:port", naming.EndpointAnnotation(cluster), endpoint)
 	}
 	return &semaphorev1.WireGuardEndpoint{PublicKey: public, Address: address.String()}, ""
 }
 
-// projectSlice is nil for a slice that is no Service's, or holds no IPs. Of endpoints, only addresses in subnets
-// are exported; problem tells of others. at are those that are exported, by node.
-func projectSlice(s *discoveryv1.EndpointSlice, subnets []netip.Prefix) (slice *semaphorev1.EndpointSlice, at map[string][]netip.Addr, problem string) {
+// projectSlice returns nil for a slice without a Service or IPs. It exports only addresses in subnets; problem names
+// the others. at are the exported addresses by node.
+func projectSlice(s *discoveryv1.EndpointSlice, subnets []netip.Prefix) (slice *semaphorev1.EndpointSlice,
+	at map[string][]netip.Addr, problem string) {
 	service := s.Labels[discoveryv1.LabelServiceName]
-	if service == "" || mirrored(s.Labels) || s.AddressType == discoveryv1.AddressTypeFQDN {
+	if service == "" || isImported(s.Labels) || s.AddressType == discoveryv1.AddressTypeFQDN {
 		return nil, nil, ""
 	}
 	slice = &semaphorev1.EndpointSlice{Service: service, AddressType: string(s.AddressType)}
 	for _, p := range s.Ports {
 		if p.Port == nil {
-			continue // it is for consumers that know the ports otherwise: kube-proxy and CoreDNS pass it over too
+			continue // such a port is for consumers that know the number otherwise: kube-proxy and CoreDNS skip it too
 		}
-		port := &semaphorev1.EndpointPort{Name: value(p.Name), Protocol: string(value(p.Protocol)), Port: value(p.Port), AppProtocol: value(p.AppProtocol)}
+		port := &semaphorev1.Port{Name: value(p.Name), Protocol: string(value(p.Protocol)), Port: value(p.Port),
+			AppProtocol: value(p.AppProtocol)}
 		if port.Protocol == "" {
 			port.Protocol = string(corev1.ProtocolTCP) // the API's default
 		}
@@ -108,10 +111,11 @@ func projectSlice(s *discoveryv1.EndpointSlice, subnets []netip.Prefix) (slice *
 	return slice, at, out.problem()
 }
 
-// projectPod is nil for a pod that is in no set. In are pods with an IP that may still send, also
-// while they are being deleted; out are those that have ended, whose IP may be another's by now, and
-// those on the host network, whose IP is the node's. Only IPs in subnets are exported; problem tells of others.
-func projectPod(p *corev1.Pod, domains []string, subnets []netip.Prefix) (member *semaphorev1.SetMember, problem string) {
+// projectPod returns nil for a pod that is in no set. A pod in deletion remains in its set, as it may still send. A
+// pod that ended is not, as its IP may belong to another pod, and neither is a pod on the host network, whose IP is
+// the node's. It exports only IPs in subnets; problem names the others.
+func projectPod(p *corev1.Pod, domains []string, subnets []netip.Prefix) (member *semaphorev1.SetMember,
+	problem string) {
 	set := ""
 	for _, domain := range domains {
 		if set = p.Labels[domain+"/name"]; set != "" {
@@ -136,14 +140,19 @@ func projectPod(p *corev1.Pod, domains []string, subnets []netip.Prefix) (member
 	return member, out.problem()
 }
 
-// otherSets says what other sets the labels of a pod name, of which none counts; empty for none.
+// otherSets describes labels that would put the pod into another set, which are ignored; empty for none.
 func otherSets(p *corev1.Pod, domains []string, member *semaphorev1.SetMember) string {
 	if member == nil {
 		return ""
 	}
 	for _, domain := range domains {
 		if other := p.Labels[domain+"/name"]; other != "" && other != member.GetSetName() {
-			return fmt.Sprintf("label %s/name: %q does not count: the pod is in set %q by the label of a domain that comes before in labelDomains", domain, other, member.GetSetName())
+			return fmt.Sprintf(
+				"label %s/name: %q is ignored: the pod is in set %q by the label of an earlier domain in labelDomains",
+				domain,
+				other,
+				member.GetSetName(),
+			)
 		}
 	}
 	return ""

@@ -9,52 +9,63 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// PutService takes a Service as it is now. Its slices are for whom it is for.
+// PutService updates a Service. Its slices have the same audience.
 func (c *Catalog) PutService(s *corev1.Service, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key := serviceKey(s.Namespace, s.Name)
-	service, problem, unheeded := c.rules.projectService(s)
-	c.problem(key, NotOffered, problem)
-	c.problem(key, ServiceSettings, unheeded)
+	if c.rules.MultiCluster {
+		c.multi.services[name{s.Namespace, s.Name}] = s
+	}
+	c.putService(s, now)
+}
+
+func (c *Catalog) putService(s *corev1.Service, now time.Time) {
+	key, at := serviceKey(s.Namespace, s.Name), name{s.Namespace, s.Name}
+	service, problem, ignored := c.rules.projectService(s, c.multi.exports[at])
+	c.setProblem(key, finding.ServiceType, problem)
+	c.setProblem(key, finding.ServiceSettings, ignored)
 	if service == nil {
 		if problem == "" {
-			c.offer(key, nil)
+			c.setOffer(key, nil)
 		} else {
-			c.offer(key, &offered{uid: s.UID})
+			c.setOffer(key, &offered{uid: s.UID})
 		}
-		c.problem(key, ExportTo, "")
+		c.setProblem(key, finding.ExportTo, "")
 		c.withdrawService(key, now)
 		return
 	}
 	to, problem := c.audience(config.Services, s.Namespace, s.Labels, s.Annotations)
-	c.problem(key, ExportTo, problem)
+	if to != Nobody && problem == "" {
+		to, problem = c.narrowed(to, at)
+	}
+	c.setProblem(key, finding.ExportTo, problem)
 	offers := &offered{uid: s.UID}
 	if to == Nobody && problem == "" {
 		ruled, _ := c.audience(config.Services, s.Namespace, s.Labels, nil)
 		offers.withheld = c.withheld(ruled, s.Annotations)
 	}
-	c.offer(key, offers)
-	if service.GetGlobal() {
-		// Nothing leaves the cluster by it, so nothing that keeps it from others concerns it.
-		to = c.all.either(to, c.home)
+	c.setOffer(key, offers)
+	if service.GetGlobal() || service.GetMultiCluster() != nil {
+		// The broker of the own cluster merges its Services too, whatever export rules and the annotation say.
+		to = c.clusters.union(to, c.own)
 	}
 	if to == Nobody {
 		c.withdrawService(key, now)
 		return
 	}
 	old, had := c.journal.Get(key)
-	narrower := had && c.all.without(old.To, to) != Nobody
+	narrower := had && c.clusters.subtract(old.To, to) != Nobody
 	if narrower {
-		// Who loses the Service loses its slices first.
+		// A cluster that loses the Service loses its slices first.
 		c.putSlices(key, to, now)
 	}
 	c.put(key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_Service{Service: service}}, to, now)
 	if !narrower {
-		// Those that came before their Service. Slices that are exported already are not touched by put.
+		// Slices that arrived before their Service. put does not touch slices that are exported already.
 		c.putSlices(key, to, now)
 	}
 }
@@ -65,27 +76,40 @@ func (c *Catalog) putSlices(service Key, to Audience, now time.Time) {
 	}
 }
 
-// DeleteService takes a Service's end.
-func (c *Catalog) DeleteService(namespace, name string, now time.Time) {
+// DeleteService removes a Service.
+func (c *Catalog) DeleteService(namespace, serviceName string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key := serviceKey(namespace, name)
+	key := serviceKey(namespace, serviceName)
 	c.forgetProblems(key)
-	c.offer(key, nil)
+	c.setOffer(key, nil)
+	delete(c.multi.services, name{namespace, serviceName})
+	c.offersVersion++ // its ServiceExport, if there is one, exports nothing
 	c.withdrawService(key, now)
 }
 
-// withdrawService takes the slices before their Service: nowhere is a slice without one.
+// withdrawService withdraws the slices before their Service: no receiver has a slice without its Service.
 func (c *Catalog) withdrawService(key Key, now time.Time) {
 	c.putSlices(key, Nobody, now)
-	c.problem(key, Unsendable, "")
+	c.setProblem(key, finding.Unsendable, "")
 	c.withdraw(key, now)
 }
 
-// PutSlice takes an EndpointSlice as it is now.
+// PutSlice updates an EndpointSlice.
 func (c *Catalog) PutSlice(s *discoveryv1.EndpointSlice, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.rules.MultiCluster {
+		c.rememberSlice(name{s.Namespace, s.Name}, s)
+	}
+	c.putSlice(s, now)
+}
+
+func (c *Catalog) putSlice(s *discoveryv1.EndpointSlice, now time.Time) {
+	if !c.selects(s) {
+		c.deleteSlice(s.Namespace, s.Name, now)
+		return
+	}
 	at := name{s.Namespace, s.Name}
 	service := name{s.Namespace, s.Labels[discoveryv1.LabelServiceName]}
 	key := sliceKey(&semaphorev1.ObjectKey{Namespace: s.Namespace, Name: s.Name})
@@ -93,11 +117,11 @@ func (c *Catalog) PutSlice(s *discoveryv1.EndpointSlice, now time.Time) {
 		c.forgetSlice(at)
 	}
 	slice, located, outside := projectSlice(s, c.rules.PodSubnets)
-	c.problem(key, OutsidePodSubnets, outside)
-	c.locate(key, located)
+	c.setProblem(key, finding.OutsidePodSubnets, outside)
+	c.setLocation(key, located)
 	if slice == nil {
 		c.forgetSlice(at)
-		c.problem(key, Unsendable, "")
+		c.setProblem(key, finding.Unsendable, "")
 		c.withdraw(key, now)
 		return
 	}
@@ -107,24 +131,28 @@ func (c *Catalog) PutSlice(s *discoveryv1.EndpointSlice, now time.Time) {
 	}
 	object := &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: slice}}
 	c.slices[service][s.Name] = object
-	// For nobody while its Service is not exported; it may have been another Service's until now.
+	// The audience is empty while the Service is not exported. The slice may have belonged to another Service before.
 	of, _ := c.journal.Get(serviceKey(service.namespace, service.name))
 	c.put(key, object, of.To, now)
 }
 
-// DeleteSlice takes an EndpointSlice's end.
+// DeleteSlice removes an EndpointSlice.
 func (c *Catalog) DeleteSlice(namespace, sliceName string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.rememberSlice(name{namespace, sliceName}, nil)
+	c.deleteSlice(namespace, sliceName, now)
+}
+
+func (c *Catalog) deleteSlice(namespace, sliceName string, now time.Time) {
 	key := sliceKey(&semaphorev1.ObjectKey{Namespace: namespace, Name: sliceName})
 	c.forgetSlice(name{namespace, sliceName})
 	c.forgetProblems(key)
-	c.locate(key, nil)
+	c.setLocation(key, nil)
 	c.withdraw(key, now)
 }
 
-// slicesOf are the slices of a Service in the order of their names: what is told, and when, depends on what
-// happened alone.
+// slicesOf returns the slices of a Service sorted by name, so that the order of revisions is deterministic.
 func (c *Catalog) slicesOf(service name) []*semaphorev1.Object {
 	all := c.slices[service]
 	out := make([]*semaphorev1.Object, 0, len(all))
@@ -134,7 +162,7 @@ func (c *Catalog) slicesOf(service name) []*semaphorev1.Object {
 	return out
 }
 
-// forgetSlice takes a slice out of its Service's.
+// forgetSlice removes a slice from its Service.
 func (c *Catalog) forgetSlice(at name) {
 	service, ok := c.serviceOf[at]
 	if !ok {

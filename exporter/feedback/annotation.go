@@ -9,14 +9,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// condition is what the annotation says, as a condition of Kubernetes does. It has no time: an exporter that restarts writes the same,
-// which the apiserver does not store.
+// condition returns the annotation's value, in the form of a Kubernetes condition. It has no time, so that an exporter
+// that restarts writes the same value, which the apiserver does not store again.
 func condition(e Event) string {
 	status := metav1.ConditionTrue
-	if e.reason != Offered {
+	if e.reason != finding.Offered {
 		status = metav1.ConditionFalse
 	}
 	text, err := json.Marshal(struct {
@@ -24,39 +25,47 @@ func condition(e Event) string {
 		Status  metav1.ConditionStatus `json:"status"`
 		Reason  string                 `json:"reason"`
 		Message string                 `json:"message"`
-	}{Offered, status, e.reason, cut(e.note)})
+	}{string(finding.Offered), status, string(e.reason), truncate(e.note)})
 	if err != nil {
 		panic(err) // strings only
 	}
 	return string(text)
 }
 
-// annotate sets the annotation of a Service, or with nil takes it away. The error is that of ctx; what else fails is logged, and not written.
+// annotate sets the annotation of a Service; nil removes it. The error is that of ctx. Other errors are logged, and
+// written is false.
 func (f *Feedback) annotate(ctx context.Context, namespace, name, uid string, text *string) (written bool, err error) {
 	if err := f.limiter.Wait(ctx); err != nil {
 		return false, ctx.Err()
 	}
-	// Of another Service under that name the UID differs, and the apiserver refuses.
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid, "annotations": map[string]any{naming.AnnotationExportStatus: text}}})
+	// If another Service has the name now, its UID differs, and the apiserver rejects the patch.
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid,
+		"annotations": map[string]any{naming.AnnotationExportStatus: text}}})
 	if err != nil {
 		return false, err
 	}
-	_, err = f.kube.CoreV1().Services(namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "semaphore-exporter"})
+	_, err = f.kube.CoreV1().Services(namespace).Patch(ctx, name, types.MergePatchType, patch,
+		metav1.PatchOptions{FieldManager: "semaphore-exporter"})
 	switch {
 	case ctx.Err() != nil:
 		return false, ctx.Err()
 	case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return true, nil // one that has gone needs none
+		f.logged.annotations = ""
+		return true, nil // the Service was deleted
 	case apierrors.IsForbidden(err):
-		f.unmarked = time.Now().Add(refusedAgain)
+		f.noAnnotationsUntil = time.Now().Add(forbiddenRetry)
 	}
-	f.log.Warn("cannot write the annotation of a Service that is offered (the component features/service-status has the right to)",
-		"namespace", namespace, "service", name, "error", err)
+	if reason := reasonOf(err); reason != f.logged.annotations {
+		f.log.Warn("cannot write the annotation of a Service that is offered; the exporter retries (the component "+
+			"features/service-status has the right to)", "namespace", namespace, "service", name, "error", err)
+		f.logged.annotations = reason
+	}
 	return false, nil
 }
 
-// list notes the Services that bear the annotation: an exporter before this one may have written it, and they may not be offered any more.
-func (f *Feedback) list(ctx context.Context, now time.Time) bool {
+// listAnnotated records the Services that have the annotation: an earlier exporter may have written it to Services
+// that are no longer offered.
+func (f *Feedback) listAnnotated(ctx context.Context, now time.Time) bool {
 	options := metav1.ListOptions{Limit: 500}
 	for {
 		all, err := f.kube.CoreV1().Services("").List(ctx, options)
@@ -75,15 +84,15 @@ func (f *Feedback) list(ctx context.Context, now time.Time) bool {
 	}
 }
 
-// sweep takes the annotation off Services that are not offered, when that has been so for a while: at first the catalog knows none. The error is that
-// of ctx.
-func (f *Feedback) sweep(ctx context.Context, now time.Time) error {
+// removeStaleAnnotations removes the annotation from Services that have not been offered for confirmTimeout; when the
+// exporter starts, the catalog is empty. The error is that of ctx.
+func (f *Feedback) removeStaleAnnotations(ctx context.Context, now time.Time) error {
 	for at, since := range f.stale {
 		if f.services[at] != nil {
-			delete(f.stale, at) // it is told what is so now
+			delete(f.stale, at) // the annotation is updated instead
 			continue
 		}
-		if now.Sub(since) < patience || now.Before(f.unmarked) {
+		if now.Sub(since) < confirmTimeout || now.Before(f.noAnnotationsUntil) {
 			continue
 		}
 		s, err := f.kube.CoreV1().Services(at.namespace).Get(ctx, at.name, metav1.GetOptions{})
@@ -94,7 +103,7 @@ func (f *Feedback) sweep(ctx context.Context, now time.Time) error {
 			delete(f.stale, at)
 			continue
 		case err != nil:
-			continue // it is tried again
+			continue // the next pass retries
 		case s.Annotations[naming.AnnotationExportStatus] == "":
 			delete(f.stale, at)
 			continue

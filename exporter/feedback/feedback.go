@@ -1,12 +1,15 @@
-// Package feedback tells those who offer a Service what became of it: Events on the Service itself, in the cluster that it is in. So
-// nobody needs access to another cluster to find out whether it is offered, to whom, and if not, why.
+// Package feedback reports on each offered Service whether it is exported, to which clusters, and if not, why: as
+// Events on the Service in its own cluster. Its owner needs no access to another cluster.
 //
-// It looks at the catalog and at the brokers every two seconds, and writes nothing but Events and, where that is asked for, one annotation. An Event is written when what it says
-// changes, and not again by an exporter that restarts within the hour that Kubernetes keeps it. It does not decide what is exported, and
-// knows neither streams nor messages.
+// It polls the catalog and the publishers every two seconds, and writes only Events and, if configured, one
+// annotation. It writes an Event when its text changes. An exporter that restarts within an hour, for which Kubernetes
+// keeps Events, does not repeat it. It does not decide what is exported, and knows neither streams nor messages.
+//
+// Of the exporter's packages it may import catalog.
 package feedback
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -26,80 +29,79 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 const (
-	lookEvery = 2 * time.Second
-	// settles is how long all has to be as it is until it is told that all is well: what a broker has against a Service comes with its
-	// answer to the next heartbeat.
-	settles = 6 * time.Second
-	// patience is for how long a cluster that has not confirmed a Service is waited for, until that is told.
-	patience = 30 * time.Second
+	pollInterval = 2 * time.Second
+	// settlePeriod is how long a positive status must be unchanged before it is reported: a broker sends its
+	// objections to Services with its answer to the next heartbeat.
+	settlePeriod = 6 * time.Second
+	// confirmTimeout is how long the report of a status waits for clusters that have not confirmed a Service.
+	confirmTimeout = 30 * time.Second
 	// Events of a cluster with many Services must not fill etcd.
 	eventsPerSecond, eventsBurst = 5, 50
-	// refusedAgain is when it is tried again where the right to write Events is missing.
-	refusedAgain = 10 * time.Minute
-	maxNote      = 1024 // that of the API
+	// forbiddenRetry is the wait after the right to write was missing.
+	forbiddenRetry = 10 * time.Minute
+	maxNote        = 1024 // the limit of the Kubernetes API, in bytes
 )
 
-// The reasons of Events.
-const (
-	Offered    = "Offered"
-	NotOffered = "NotOffered"
-	Refused    = "Refused"
-)
-
-// Broker is one to which Services are published.
+// Broker is the publisher to one broker.
 type Broker interface {
-	// Taken says whether the broker holds an object up to a revision, and what it has against it, empty for nothing; settled is
-	// false while that is not known.
-	Taken(key catalog.Key, revision uint64, now time.Time) (against string, settled bool)
-	// Standing changes whenever Taken may say something else.
-	Standing() uint64
+	// Verdict returns the broker's objection to an object at a revision, empty for none; known is false while the
+	// broker has not answered.
+	Verdict(key catalog.Key, revision uint64, now time.Time) (objection string, known bool)
+	// VerdictVersion changes whenever the result of Verdict may change.
+	VerdictVersion() uint64
 }
 
 // Feedback writes the Events of one exporter.
 type Feedback struct {
-	// Events and Annotates say what is written; they are set before Run.
+	// Events and Annotates select what is written; they must be set before Run.
 	Events, Annotates bool
 
 	kube     kubernetes.Interface
 	catalog  *catalog.Catalog
-	brokers  map[string]Broker
+	brokers  func() map[string]Broker
 	limiter  *rate.Limiter
 	instance string
 	written  *prometheus.CounterVec
 	log      *slog.Logger
 
 	services map[service]*state
-	// seen is what there was when it was last looked.
-	seen uint64
-	// silent and unmarked are until when no Event and no annotation is written, as there is no right to.
-	silent, unmarked time.Time
-	// stale are the Services that may bear the annotation and are not offered any more, and since when.
+	// seenVersion is the version of offers and verdicts that the last pass saw.
+	seenVersion uint64
+	// noEventsUntil and noAnnotationsUntil are set after the right to write was missing.
+	noEventsUntil, noAnnotationsUntil time.Time
+	// logged are the errors that were logged last, of Events and of annotations: what fails is tried again for each
+	// Service.
+	logged struct{ events, annotations string }
+	// stale are the Services that may have the annotation and are no longer offered, and since when.
 	stale map[service]time.Time
 }
 
 type service struct{ namespace, name string }
 
-// state is what is known of one Service.
+// state is the state of one Service.
 type state struct {
-	// said is what the last Event tells, marked what the annotation says, and is what is so since.
-	said, marked, is string
-	since            time.Time
-	// verdicts are what clusters have last said.
+	// writtenEvent and writtenAnnotation are the texts that were written, current is the present text, unchanged
+	// since.
+	writtenEvent, writtenAnnotation, current string
+	since                                    time.Time
+	// verdicts are the last known verdicts by cluster.
 	verdicts map[string]verdict
 }
 
 type verdict struct {
-	revision uint64
-	against  string
+	revision  uint64
+	objection string
 }
 
 // NewMetrics registers the metrics.
 func NewMetrics(reg prometheus.Registerer) *prometheus.CounterVec {
 	m := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "semaphore_exporter_events_total", Help: "Events on Services that are offered: written, repeated (there already) or failed.",
+		Name: "semaphore_exporter_events_total",
+		Help: "Events on offered Services: written, repeated (it existed already) or failed.",
 	}, []string{"result"})
 	for _, result := range []string{"written", "repeated", "failed"} {
 		m.WithLabelValues(result)
@@ -108,8 +110,9 @@ func NewMetrics(reg prometheus.Registerer) *prometheus.CounterVec {
 	return m
 }
 
-// New makes the feedback of an exporter that publishes to brokers, by their clusters. Nothing is written before Run.
-func New(kube kubernetes.Interface, c *catalog.Catalog, brokers map[string]Broker, written *prometheus.CounterVec, log *slog.Logger) *Feedback {
+// New makes the feedback of an exporter; brokers returns its publishers, by cluster. Nothing is written before Run.
+func New(kube kubernetes.Interface, c *catalog.Catalog, brokers func() map[string]Broker,
+	written *prometheus.CounterVec, log *slog.Logger) *Feedback {
 	instance, err := os.Hostname()
 	if err != nil || instance == "" {
 		instance = "semaphore-exporter"
@@ -122,7 +125,7 @@ func New(kube kubernetes.Interface, c *catalog.Catalog, brokers map[string]Broke
 
 // Run writes Events until ctx ends.
 func (f *Feedback) Run(ctx context.Context) error {
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	listed := !f.Annotates
 	for {
@@ -131,67 +134,68 @@ func (f *Feedback) Run(ctx context.Context) error {
 			return ctx.Err()
 		case now := <-tick.C:
 			if !listed {
-				listed = f.list(ctx, now)
+				listed = f.listAnnotated(ctx, now)
 			}
-			for _, e := range f.look(now) {
+			for _, e := range f.dueEvents(now) {
 				if err := f.write(ctx, e); err != nil {
 					return err
 				}
 			}
-			if err := f.sweep(ctx, now); err != nil {
+			if err := f.removeStaleAnnotations(ctx, now); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// Event is one that is due.
+// Event is an Event to write.
 type Event struct {
-	offer        *catalog.Offer
-	reason, note string
-	warning      bool
+	offer   *catalog.Offer
+	reason  finding.Code
+	note    string
+	warning bool
 }
 
-// look takes what is so now, and returns the Events that are due.
-func (f *Feedback) look(now time.Time) []Event {
-	seen := f.catalog.OffersVersion()
-	for _, b := range f.brokers {
-		seen += b.Standing()
+// dueEvents reads the current state and returns the Events to write.
+func (f *Feedback) dueEvents(now time.Time) []Event {
+	seen, brokers := f.catalog.OffersVersion(), f.brokers()
+	for _, b := range brokers {
+		seen += b.VerdictVersion()
 	}
-	if seen == f.seen && !f.waiting() {
+	if seen == f.seenVersion && !f.waiting() {
 		return nil
 	}
-	f.seen = seen
+	f.seenVersion = seen
 	offers := f.catalog.Offers()
-	there := make(map[service]bool, len(offers))
+	offered := make(map[service]bool, len(offers))
 	var due []Event
 	for i := range offers {
 		o := &offers[i]
 		at := service{o.Namespace, o.Name}
-		there[at] = true
+		offered[at] = true
 		s := f.services[at]
 		if s == nil {
 			s = &state{verdicts: map[string]verdict{}}
 			f.services[at] = s
 		}
-		e, wait := f.tells(o, s, now)
-		text := string(o.UID) + " " + e.reason + " " + e.note
-		if text != s.is {
-			s.is, s.since = text, now
+		e, wait := f.statusOf(o, s, now)
+		text := string(o.UID) + " " + string(e.reason) + " " + e.note
+		if text != s.current {
+			s.current, s.since = text, now
 		}
-		if f.owes(s) && now.Sub(s.since) >= wait {
+		if f.needsWrite(s) && now.Sub(s.since) >= wait {
 			due = append(due, e)
 		}
 	}
 	for at := range f.services {
-		if !there[at] {
+		if !offered[at] {
 			if f.Annotates {
-				f.stale[at] = now.Add(-patience)
+				f.stale[at] = now.Add(-confirmTimeout)
 			}
 			delete(f.services, at)
 		}
 	}
-	// What is wrong goes first.
+	// Warnings are written first.
 	slices.SortStableFunc(due, func(a, b Event) int {
 		switch {
 		case a.warning == b.warning:
@@ -204,99 +208,105 @@ func (f *Feedback) look(now time.Time) []Event {
 	return due
 }
 
-// waiting says whether time alone may make an Event due.
+// waiting reports whether an Event may become due by time alone.
 func (f *Feedback) waiting() bool {
 	for _, s := range f.services {
-		if f.owes(s) {
+		if f.needsWrite(s) {
 			return true
 		}
 	}
 	return false
 }
 
-// owes says whether something is to be written of a Service.
-func (f *Feedback) owes(s *state) bool {
-	return f.Events && s.is != s.said || f.Annotates && s.is != s.marked
+// needsWrite reports whether the current text of a Service is not written yet.
+func (f *Feedback) needsWrite(s *state) bool {
+	return f.Events && s.current != s.writtenEvent || f.Annotates && s.current != s.writtenAnnotation
 }
 
-// tells is what there is to tell of a Service, and for how long that has to be so before it is told.
-func (f *Feedback) tells(o *catalog.Offer, s *state, now time.Time) (e Event, wait time.Duration) {
+// statusOf returns the status of a Service, and how long it must be unchanged before it is written.
+func (f *Feedback) statusOf(o *catalog.Offer, s *state, now time.Time) (e Event, wait time.Duration) {
 	e.offer = o
 	if len(o.To) == 0 {
-		e.reason, e.note, e.warning = NotOffered, "it is not offered to other clusters: "+o.Why, true
+		e.reason, e.note, e.warning = finding.NotOffered, "it is not offered to other clusters: "+o.Reason, true
 		return e, 0
 	}
-	var taken, waits, against []string
+	var accepted, unconfirmed, objections []string
+	brokers := f.brokers()
 	for _, cluster := range o.To {
-		if text, settled := f.brokers[cluster].Taken(o.Key(), o.Revision, now); settled {
-			s.verdicts[cluster] = verdict{o.Revision, text}
+		if b := brokers[cluster]; b != nil { // nil while the cluster is added or removed
+			if text, known := b.Verdict(o.Key(), o.Revision, now); known {
+				s.verdicts[cluster] = verdict{o.Revision, text}
+			}
 		}
 		v, known := s.verdicts[cluster]
 		switch {
 		case !known:
-			waits = append(waits, cluster)
-		case v.against != "":
-			against = append(against, fmt.Sprintf("cluster %s: %s", cluster, v.against))
+			unconfirmed = append(unconfirmed, cluster)
+		case v.objection != "":
+			objections = append(objections, fmt.Sprintf("cluster %s: %s", cluster, v.objection))
 		default:
-			taken = append(taken, cluster)
+			accepted = append(accepted, cluster)
 		}
 	}
 	var parts []string
-	e.reason, wait = Offered, settles
-	if len(against) > 0 {
-		e.reason, e.warning, wait = Refused, true, 0
-		parts = append(parts, against...)
+	e.reason, wait = finding.Offered, settlePeriod
+	if len(objections) > 0 {
+		e.reason, e.warning, wait = finding.Refused, true, 0
+		parts = append(parts, objections...)
 	}
-	if len(taken) > 0 {
-		parts = append(parts, fmt.Sprintf("offered to %s %s", strings.Join(taken, ", "), as(o)))
+	if len(accepted) > 0 {
+		parts = append(parts, fmt.Sprintf("offered to %s %s", strings.Join(accepted, ", "), exportedAs(o)))
 	}
-	if len(waits) > 0 {
-		wait = patience
-		parts = append(parts, fmt.Sprintf("not confirmed yet by %s", strings.Join(waits, ", ")))
+	if len(unconfirmed) > 0 {
+		wait = confirmTimeout
+		parts = append(parts, fmt.Sprintf("not confirmed yet by %s", strings.Join(unconfirmed, ", ")))
 	}
-	if o.Unheeded != "" {
+	if o.IgnoredSettings != "" {
 		e.warning = true
-		parts = append(parts, o.Unheeded)
+		parts = append(parts, o.IgnoredSettings)
 	}
 	e.note = strings.Join(parts, "; ")
 	return e, wait
 }
 
-func as(o *catalog.Offer) string {
+func exportedAs(o *catalog.Offer) string {
 	switch {
 	case o.Mirror && o.Global:
 		return "as a mirror and as part of the global service"
 	case o.Global:
 		return "as part of the global service"
+	case o.MultiCluster && !o.Mirror:
+		return "by its ServiceExport"
 	}
 	return "as a mirror"
 }
 
-// write writes what is due of a Service. The error is that of ctx.
+// write writes the status of a Service. The error is that of ctx.
 func (f *Feedback) write(ctx context.Context, e Event) error {
 	s := f.services[service{e.offer.Namespace, e.offer.Name}]
-	if f.Events && s.is != s.said && !time.Now().Before(f.silent) {
-		if err := f.tell(ctx, e, s); err != nil {
+	if f.Events && s.current != s.writtenEvent && !time.Now().Before(f.noEventsUntil) {
+		if err := f.writeEvent(ctx, e, s); err != nil {
 			return err
 		}
 	}
-	if f.Annotates && s.is != s.marked && !time.Now().Before(f.unmarked) {
+	if f.Annotates && s.current != s.writtenAnnotation && !time.Now().Before(f.noAnnotationsUntil) {
 		text := condition(e)
 		if written, err := f.annotate(ctx, e.offer.Namespace, e.offer.Name, string(e.offer.UID), &text); err != nil {
 			return err
 		} else if written {
-			s.marked = s.is
+			s.writtenAnnotation = s.current
 		}
 	}
 	return nil
 }
 
-// tell writes an Event. The error is that of ctx.
-func (f *Feedback) tell(ctx context.Context, e Event, s *state) error {
+// writeEvent writes an Event. The error is that of ctx.
+func (f *Feedback) writeEvent(ctx context.Context, e Event, s *state) error {
 	if err := f.limiter.Wait(ctx); err != nil {
 		return ctx.Err()
 	}
-	_, err := f.kube.EventsV1().Events(e.offer.Namespace).Create(ctx, f.event(e, time.Now()), metav1.CreateOptions{FieldManager: "semaphore-exporter"})
+	_, err := f.kube.EventsV1().Events(e.offer.Namespace).Create(ctx, f.event(e, time.Now()),
+		metav1.CreateOptions{FieldManager: "semaphore-exporter"})
 	result := "written"
 	switch {
 	case ctx.Err() != nil:
@@ -304,32 +314,43 @@ func (f *Feedback) tell(ctx context.Context, e Event, s *state) error {
 	case apierrors.IsAlreadyExists(err):
 		result, err = "repeated", nil
 	case apierrors.IsForbidden(err):
-		f.silent = time.Now().Add(refusedAgain)
+		f.noEventsUntil = time.Now().Add(forbiddenRetry)
 	case apierrors.IsNotFound(err):
-		err = nil // its namespace has gone
+		err = nil // the namespace was deleted
 	}
 	if err != nil {
 		f.written.WithLabelValues("failed").Inc()
-		f.log.Warn("cannot write an Event on a Service that is offered", "namespace", e.offer.Namespace, "service", e.offer.Name, "reason", e.reason, "error", err)
-		return nil // it stays due
+		if reason := reasonOf(err); reason != f.logged.events {
+			f.log.Warn("cannot write an Event on a Service that is offered; the exporter retries", "namespace",
+				e.offer.Namespace, "service", e.offer.Name, "reason", e.reason, "error", err)
+			f.logged.events = reason
+		}
+		return nil // it remains due
 	}
+	f.logged.events = ""
 	f.written.WithLabelValues(result).Inc()
-	s.said = s.is
+	s.writtenEvent = s.current
 	return nil
 }
 
-// cut is a text with the length that the API of Events allows.
-func cut(note string) string {
+// reasonOf is what several failed writes have in common: the apiserver's reason, or the text of another error.
+func reasonOf(err error) string {
+	return cmp.Or(string(apierrors.ReasonForError(err)), err.Error())
+}
+
+// truncate cuts a text to the limit of the Events API.
+func truncate(note string) string {
 	if len(note) > maxNote {
 		note = strings.ToValidUTF8(note[:maxNote-len("…")], "") + "…"
 	}
 	return note
 }
 
-// event is named after what it says: another exporter of the cluster that says the same finds it there.
+// event returns an Event with a name derived from its text: another exporter of the cluster with the same text finds
+// that it exists.
 func (f *Feedback) event(e Event, now time.Time) *eventsv1.Event {
-	note := cut(e.note)
-	sum := sha256.Sum256([]byte(string(e.offer.UID) + "\x00" + e.reason + "\x00" + e.note))
+	note := truncate(e.note)
+	sum := sha256.Sum256([]byte(string(e.offer.UID) + "\x00" + string(e.reason) + "\x00" + e.note))
 	kind := corev1.EventTypeNormal
 	if e.warning {
 		kind = corev1.EventTypeWarning
@@ -338,7 +359,7 @@ func (f *Feedback) event(e Event, now time.Time) *eventsv1.Event {
 		ObjectMeta: metav1.ObjectMeta{Namespace: e.offer.Namespace, Name: e.offer.Name + "." + hex.EncodeToString(sum[:8])},
 		EventTime:  metav1.NewMicroTime(now),
 		Type:       kind,
-		Reason:     e.reason,
+		Reason:     string(e.reason),
 		Action:     "Export",
 		Note:       note,
 		Regarding: corev1.ObjectReference{

@@ -53,7 +53,8 @@ func names(m *semaphorev1.PublishRequest) []string {
 func TestR26RandomAudiences(t *testing.T) {
 	clusters := []string{"c2", "c1", "c3", "c4"} // the own one too
 	exportTo := []string{"", "", "c2", "c3", "c2,c3", "c4", "none", "c9", "!"}
-	offered, global := labels.SelectorFromSet(labels.Set{"offer": "yes"}), labels.SelectorFromSet(labels.Set{"offer": "all"})
+	offered, global := labels.SelectorFromSet(labels.Set{"offer": "yes"}),
+		labels.SelectorFromSet(labels.Set{"offer": "all"})
 	seeds := 300
 	if testing.Short() {
 		seeds = 60 // the race detector is slow; make test runs all without it
@@ -67,7 +68,8 @@ func TestR26RandomAudiences(t *testing.T) {
 		})
 		readers := make([]*reader, len(clusters))
 		for i, cluster := range clusters {
-			readers[i] = &reader{cluster: cluster, replica: replica.New("c1", cluster, "test", takeAll), allowed: map[string]bool{}}
+			readers[i] = &reader{cluster: cluster, replica: replica.New("c1", cluster, "test", takeAll),
+				allowed: map[string]bool{}}
 		}
 		now := time.Unix(0, 0)
 		sees := func(r *reader) map[string]*semaphorev1.Object {
@@ -81,7 +83,8 @@ func TestR26RandomAudiences(t *testing.T) {
 			return out
 		}
 		dial := func(r *reader) {
-			r.wire = &wire{t: t, sender: NewSession("c1", r.cluster, "test", 0, "", c.Rules().KindsFor(r.cluster), c.Journal()), replica: r.replica.Open(), sent: map[string]int{}}
+			r.wire = &wire{t: t, sender: NewSession("c1", r.cluster, "test", 0, "", c.Rules().KindsFor(r.cluster), c.Journal()),
+				replica: r.replica.Open(), sent: map[string]int{}}
 			r.wire.say(r.wire.sender.Hello())
 		}
 		step := func(r *reader) bool {
@@ -127,7 +130,7 @@ func TestR26RandomAudiences(t *testing.T) {
 			for r.wire.arrive(); step(r); r.wire.arrive() {
 			}
 			got := map[string]*semaphorev1.Object{}
-			for _, kind := range replica.Kinds {
+			for _, kind := range semaphorev1.Kinds {
 				for key, o := range r.replica.All(kind) {
 					got[key.String()] = o
 				}
@@ -156,7 +159,8 @@ func maps2keys(r *replica.Replica, kind semaphorev1.Kind) func(func(replica.Key)
 
 // change is any event that a watch could bring.
 func change(c *catalog.Catalog, rnd *rand.Rand, exportTo []string, now time.Time) {
-	meta := metav1.ObjectMeta{Namespace: []string{"shop", "closed"}[rnd.IntN(2)], Labels: map[string]string{"offer": []string{"yes", "all", "no"}[rnd.IntN(3)]}}
+	meta := metav1.ObjectMeta{Namespace: []string{"shop", "closed"}[rnd.IntN(2)],
+		Labels: map[string]string{"offer": []string{"yes", "all", "no"}[rnd.IntN(3)]}}
 	if value := exportTo[rnd.IntN(len(exportTo))]; value != "" {
 		meta.Annotations = map[string]string{naming.AnnotationExportTo: value}
 	}
@@ -176,7 +180,8 @@ func change(c *catalog.Catalog, rnd *rand.Rand, exportTo []string, now time.Time
 			c.DeleteService(meta.Namespace, meta.Name, now)
 			return
 		}
-		c.PutService(&corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: int32(rnd.IntN(3))}}}}, now)
+		c.PutService(&corev1.Service{ObjectMeta: meta,
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: int32(rnd.IntN(3))}}}}, now)
 	case 2:
 		meta.Name = fmt.Sprint("slice-", rnd.IntN(3))
 		meta.Labels[discoveryv1.LabelServiceName] = fmt.Sprint("echo-", rnd.IntN(2))
@@ -184,21 +189,24 @@ func change(c *catalog.Catalog, rnd *rand.Rand, exportTo []string, now time.Time
 			c.DeleteSlice(meta.Namespace, meta.Name, now)
 			return
 		}
-		c.PutSlice(&discoveryv1.EndpointSlice{ObjectMeta: meta, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprint("10.1.1.", rnd.IntN(9))}}}}, now)
+		c.PutSlice(&discoveryv1.EndpointSlice{ObjectMeta: meta,
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprint("10.1.1.", rnd.IntN(9))}}}}, now)
 	default:
 		name := fmt.Sprint("n", rnd.IntN(3))
 		if gone {
 			c.DeleteNode(name, now)
 			return
 		}
-		c.PutNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDR: fmt.Sprintf("10.1.%d.0/24", rnd.IntN(3))}}, now)
+		c.PutNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.NodeSpec{PodCIDR: fmt.Sprintf("10.1.%d.0/24", rnd.IntN(3))}}, now)
 	}
 }
 
 // TestR26WithdrawnOnce: who may no longer see an object is told so once, and hears nothing of what becomes of it.
 func TestR26WithdrawnOnce(t *testing.T) {
 	c := catalog.New(catalog.Rules{
-		Features: config.Features{config.Encryption, config.Policy}, Clusters: []string{"c2", "c3"}, LabelDomains: []string{naming.DefaultLabelDomain},
+		Features: config.Features{config.Encryption, config.Policy}, Clusters: []string{"c2", "c3"},
+		LabelDomains: []string{naming.DefaultLabelDomain},
 	})
 	web := func(exportTo, ip string) {
 		c.PutPod(&corev1.Pod{
@@ -234,7 +242,8 @@ func TestR26WithdrawnOnce(t *testing.T) {
 	}
 	// A heartbeat says how far the stream is all the same, and the broker takes it for its position.
 	beat := w.sender.Heartbeat(time.Now())
-	if got := beat.GetHeartbeat(); got.GetSentRevision() != c.Journal().Head() || got.GetHeadRevision() != c.Journal().Head() {
+	if got := beat.GetHeartbeat(); got.GetSentRevision() != c.Journal().Head() ||
+		got.GetHeadRevision() != c.Journal().Head() {
 		t.Errorf("the heartbeat is %v at %d", got, c.Journal().Head())
 	}
 	w.say(beat)
@@ -255,16 +264,33 @@ func TestF03Session(t *testing.T) {
 		read   map[semaphorev1.Kind]uint64
 		behind string
 	}{
-		"nothing held":                    {id: id, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
-		"as far":                          {id: id, held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 5}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
-		"further":                         {id: id, held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}, behind: "map[KIND_NODE:6]"},
-		"both kinds":                      {id: id, held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}, {Kind: pods, SourceId: id, SourceRevision: 9}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 8}, behind: "map[KIND_NODE:6 KIND_SET_MEMBER:9]"},
-		"of another source":               {id: id, held: []*semaphorev1.KindState{{Kind: node, SourceId: "other", SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
-		"of no source":                    {id: "", held: []*semaphorev1.KindState{{Kind: node, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
-		"a source without revisions":      {id: id, held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{}},
-		"a kind that is not told":         {id: id, held: []*semaphorev1.KindState{{Kind: semaphorev1.Kind_KIND_SERVICE, SourceId: id, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
-		"a stream that goes on":           {id: id, resume: true, held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
-		"no kind at all, and one of none": {id: id, held: []*semaphorev1.KindState{nil, {Kind: 99, SourceId: id, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{node: 5}},
+		"nothing held": {id: id, read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
+		"as far": {id: id,
+			held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 5}},
+			read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
+		"further": {id: id,
+			held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}},
+			read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}, behind: "map[KIND_NODE:6]"},
+		"both kinds": {id: id,
+			held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6},
+				{Kind: pods, SourceId: id, SourceRevision: 9}}, read: map[semaphorev1.Kind]uint64{node: 5, pods: 8},
+			behind: "map[KIND_NODE:6 KIND_SET_MEMBER:9]"},
+		"of another source": {id: id,
+			held: []*semaphorev1.KindState{{Kind: node, SourceId: "other", SourceRevision: 6}},
+			read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
+		"of no source": {id: "", held: []*semaphorev1.KindState{{Kind: node, SourceRevision: 6}},
+			read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
+		"a source without revisions": {id: id,
+			held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{}},
+		"a kind that is not told": {id: id,
+			held: []*semaphorev1.KindState{{Kind: semaphorev1.Kind_KIND_SERVICE, SourceId: id, SourceRevision: 6}},
+			read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
+		"a stream that goes on": {id: id, resume: true,
+			held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}},
+			read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
+		"no kind at all, and one of none": {id: id,
+			held: []*semaphorev1.KindState{nil, {Kind: 99, SourceId: id, SourceRevision: 6}},
+			read: map[semaphorev1.Kind]uint64{node: 5}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := newJournal(10)
@@ -272,7 +298,7 @@ func TestF03Session(t *testing.T) {
 			put(j, k, o, time.Now())
 			s := NewSession("c1", "c2", "test", 0, test.id, kinds, j)
 			upTo := func(kind semaphorev1.Kind) uint64 { return test.read[kind] }
-			s.Source(upTo, upTo)
+			s.SetSource(upTo, upTo)
 			w := &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, Held: test.held}
 			if test.resume {
 				w.ResumeEpoch, w.ResumeRevision = j.Epoch(), 1
@@ -283,7 +309,8 @@ func TestF03Session(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-			} else if !errors.As(err, &lag) || !errors.Is(err, link.ErrAgain) || fmt.Sprint(lag.Behind) != test.behind || !strings.Contains(err.Error(), "the apiserver lags") {
+			} else if !errors.As(err, &lag) || !errors.Is(err, link.ErrAgain) || fmt.Sprint(lag.Behind) != test.behind ||
+				!strings.Contains(err.Error(), "the apiserver lags") {
 				t.Errorf("%v, not behind by %s", err, test.behind)
 			}
 			if m, err := s.Next(); test.behind != "" && (m != nil || err != nil) {
@@ -311,7 +338,7 @@ func TestSourceRevisions(t *testing.T) {
 			s = NewSession("c1", "c2", "test", 0, "uid", kinds, again)
 		}
 		upTo := func(kind semaphorev1.Kind) uint64 { return read + uint64(kind) }
-		s.Source(upTo, upTo)
+		s.SetSource(upTo, upTo)
 		w := &wire{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
 		w.say(s.Hello())
 		w.arrive()
@@ -358,19 +385,24 @@ func TestDigestsOfNonsense(t *testing.T) {
 		state     *semaphorev1.KindState
 		unchanged bool
 	}{
-		"equal":             {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 1, Digest: right.Bytes()}, true},
-		"another count":     {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 2, Digest: right.Bytes()}, false},
-		"another digest":    {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 1, Digest: make([]byte, 32)}, false},
-		"one that is short": {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 1, Digest: right.Bytes()[:31]}, false},
-		"none":              {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 1}, false},
-		"of another kind":   {&semaphorev1.KindState{Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 1, Digest: right.Bytes()}, false},
+		"equal":         {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 1, Digest: right.Bytes()}, true},
+		"another count": {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 2, Digest: right.Bytes()}, false},
+		"another digest": {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 1, Digest: make([]byte, 32)},
+			false},
+		"one that is short": {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 1, Digest: right.Bytes()[:31]},
+			false},
+		"none": {&semaphorev1.KindState{Kind: o.GetKey().GetKind(), Objects: 1}, false},
+		"of another kind": {&semaphorev1.KindState{Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 1, Digest: right.Bytes()},
+			false},
 	} {
 		j := newJournal(10)
 		k, o := member("pod", "10.1.1.1")
 		put(j, k, o, time.Now())
 		s := NewSession("c1", "c2", "test", 0, "", kinds, j)
 		welcome := &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, Held: []*semaphorev1.KindState{test.state}}
-		if _, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome}}); err != nil {
+		if _, err := s.Receive(&semaphorev1.PublishResponse{
+			Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome},
+		}); err != nil {
 			t.Fatal(err)
 		}
 		unchanged := false

@@ -32,7 +32,8 @@ func manyClusters() []string {
 }
 
 func largeCatalog(exportTo string) *catalog.Catalog {
-	c := catalog.New(catalog.Rules{Features: config.Features{config.Policy}, Clusters: manyClusters(), LabelDomains: []string{naming.DefaultLabelDomain}})
+	c := catalog.New(catalog.Rules{Features: config.Features{config.Policy}, Clusters: manyClusters(),
+		LabelDomains: []string{naming.DefaultLabelDomain}})
 	for i := range manyObjects {
 		putPod(c, i, 0, exportTo)
 	}
@@ -41,8 +42,10 @@ func largeCatalog(exportTo string) *catalog.Catalog {
 
 func putPod(c *catalog.Catalog, i, version int, exportTo string) {
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: fmt.Sprint("team-", i%97), Name: fmt.Sprintf("web-7d9c5f6b8d-%d", i), UID: "9b2f3c1e-6f0c-4d39-9d0a-2f4f5f1b7c11", Labels: map[string]string{naming.DefaultLabelDomain + "/name": "front"}},
-		Status:     corev1.PodStatus{PodIP: fmt.Sprintf("10.%d.%d.%d", version%250, i/250%250, i%250)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: fmt.Sprint("team-", i%97), Name: fmt.Sprintf("web-7d9c5f6b8d-%d", i),
+			UID:    "9b2f3c1e-6f0c-4d39-9d0a-2f4f5f1b7c11",
+			Labels: map[string]string{naming.DefaultLabelDomain + "/name": "front"}},
+		Status: corev1.PodStatus{PodIP: fmt.Sprintf("10.%d.%d.%d", version%250, i/250%250, i%250)},
 	}
 	if exportTo != "" {
 		pod.Annotations = map[string]string{naming.AnnotationExportTo: exportTo}
@@ -97,7 +100,9 @@ func BenchmarkWelcome(b *testing.B) {
 		begin := func(held ...*semaphorev1.KindState) *Session {
 			s := NewSession("c1", "cluster-1", "test", 0, "", c.Rules().Kinds(), c.Journal())
 			welcome := &semaphorev1.Welcome{Cluster: "cluster-1", ProtocolVersion: 1, Held: held}
-			if _, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome}}); err != nil {
+			if _, err := s.Receive(&semaphorev1.PublishResponse{
+				Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome},
+			}); err != nil {
 				b.Fatal(err)
 			}
 			return s

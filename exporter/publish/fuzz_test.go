@@ -11,8 +11,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// FuzzSessionReceive has a broker say anything at all, in any order. However it does, the session does not panic, tells it
-// nothing that is for others, and sends no more than there is.
+// FuzzSessionReceive has a broker say anything at all, in any order. However it does, the session does not panic, tells
+// it nothing that is for others, and sends no more than there is.
 func FuzzSessionReceive(f *testing.F) {
 	seed := func(messages ...*semaphorev1.PublishResponse) {
 		var data []byte
@@ -29,17 +29,23 @@ func FuzzSessionReceive(f *testing.F) {
 	right := digest.Of(o)
 	pods := semaphorev1.Kind_KIND_SET_MEMBER
 	ack := func(revision uint64) *semaphorev1.PublishResponse {
-		return &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: revision}}}
+		return &semaphorev1.PublishResponse{
+			Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: revision}},
+		}
 	}
 	hi := func(held ...*semaphorev1.KindState) *semaphorev1.PublishResponse {
 		return welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, Held: held})
 	}
 	seed(hi(), ack(1), ack(3))
-	seed(hi(&semaphorev1.KindState{Kind: pods, Objects: 1, Digest: right.Bytes(), SourceId: "uid", SourceRevision: 3}), ack(3))
-	seed(hi(&semaphorev1.KindState{Kind: pods, Objects: 1 << 63, Digest: []byte{1}, SourceId: "uid", SourceRevision: 1 << 63}), ack(3))
+	seed(hi(&semaphorev1.KindState{Kind: pods, Objects: 1, Digest: right.Bytes(), SourceId: "uid", SourceRevision: 3}),
+		ack(3))
+	seed(hi(&semaphorev1.KindState{Kind: pods, Objects: 1 << 63, Digest: []byte{1}, SourceId: "uid",
+		SourceRevision: 1 << 63}), ack(3))
 	seed(hi(&semaphorev1.KindState{Kind: -1}, &semaphorev1.KindState{Kind: 99, Digest: right.Bytes()}), hi())
-	seed(welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: "e", ResumeRevision: 1 << 63}), ack(1<<63))
-	seed(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{Refusal: &semaphorev1.Refusal{}}}, ack(0), &semaphorev1.PublishResponse{})
+	seed(welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: "e", ResumeRevision: 1 << 63}),
+		ack(1<<63))
+	seed(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{Refusal: &semaphorev1.Refusal{}}},
+		ack(0), &semaphorev1.PublishResponse{})
 	f.Fuzz(func(t *testing.T, data []byte, read uint64) {
 		j := newJournal(2)
 		for _, name := range []string{"pod0", "pod1", "pod2"} {
@@ -51,7 +57,7 @@ func FuzzSessionReceive(f *testing.F) {
 		k, _ = member("pod2", "")
 		j.Delete(k, time.Unix(2, 0))
 		s := NewSession("c1", "c2", "test", 1, "uid", kinds, j)
-		s.Source(upTo(read), upTo(read))
+		s.SetSource(upTo(read), upTo(read))
 		s.Hello()
 		for len(data) > 0 {
 			n := min(int(data[0]), len(data)-1)

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// Metrics are those of all publishers of an exporter, by the cluster of the broker.
+// Metrics are the metrics of all publishers of an exporter, by cluster of the broker.
 type Metrics struct {
 	connected             *prometheus.GaugeVec
 	streamsEnded, changes *prometheus.CounterVec
@@ -24,15 +24,15 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		connected: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "semaphore_exporter_connected",
-			Help: "1 while the broker of the cluster takes the stream.",
+			Help: "1 while the broker of the cluster accepts the stream.",
 		}, []string{"cluster"}),
 		streamsEnded: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_exporter_streams_ended_total",
-			Help: "Streams, and attempts at one, that ended.",
+			Help: "Streams that ended, failed attempts included.",
 		}, []string{"cluster"}),
 		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_exporter_changes_sent_total",
-			Help: "Changes sent, those of snapshots too.",
+			Help: "Changes sent, snapshots included.",
 		}, []string{"cluster", "kind"}),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_exporter_refused_total",
@@ -40,28 +40,39 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}, []string{"cluster", "kind", "code"}),
 		acknowledged: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "semaphore_exporter_acknowledge_seconds",
-			Help:    "Seconds from seeing a change to the broker's word that it holds it; on this process's clock.",
+			Help:    "Seconds from observing a change to the broker's acknowledgement, on the exporter's clock.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 16),
 		}, []string{"cluster"}),
 		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_exporter_sent_bytes_total",
-			Help: "Bytes of messages sent, as they are on the wire.",
+			Help: "Bytes of messages sent, compressed as on the wire.",
 		}, []string{"cluster"}),
 		ackedRevision: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "semaphore_exporter_acked_revision",
-			Help: "Newest revision that the broker of the cluster holds; revisions start anew with this process.",
+			Help: "Newest revision that the broker of the cluster acknowledged; revisions start at 1 when the exporter starts.",
 		}, []string{"cluster"}),
 		ackAt: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "semaphore_exporter_last_ack_timestamp_seconds",
-			Help: "When the broker of the cluster last acknowledged something, Unix time; absent for never.",
+			Help: "Unix time of the last acknowledgement of the broker of the cluster; absent before the first.",
 		}, []string{"cluster"}),
 		client: grpcprom.NewClientMetrics(),
 	}
-	reg.MustRegister(m.connected, m.streamsEnded, m.changes, m.refused, m.bytes, m.ackedRevision, m.ackAt, m.acknowledged, m.client)
+	reg.MustRegister(m.connected, m.streamsEnded, m.changes, m.refused, m.bytes, m.ackedRevision, m.ackAt,
+		m.acknowledged, m.client)
 	return m
 }
 
-// wireBytes counts what goes to one broker. It implements stats.Handler.
+// forget ends the series of a broker that is none to publish to any more.
+func (m *Metrics) forget(cluster string) {
+	of := prometheus.Labels{"cluster": cluster}
+	for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{
+		m.connected, m.streamsEnded, m.changes, m.refused, m.bytes, m.ackedRevision, m.ackAt, m.acknowledged,
+	} {
+		v.DeletePartialMatch(of)
+	}
+}
+
+// wireBytes counts the bytes sent to one broker. It implements stats.Handler.
 type wireBytes struct{ counter prometheus.Counter }
 
 func (w wireBytes) HandleRPC(_ context.Context, s stats.RPCStats) {
@@ -74,12 +85,12 @@ func (wireBytes) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Contex
 func (wireBytes) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 func (wireBytes) HandleConn(context.Context, stats.ConnStats)                       {}
 
-// maxCodes is how many words for refusals one broker may make metrics of; there are some twenty.
+// maxCodes bounds how many refusal codes one broker may create metrics for; semaphore has some twenty.
 const maxCodes = 64
 
 var refusalCode = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
 
-// codes keeps a broker from filling this process's memory with metrics.
+// codes bounds the label values that a broker can create.
 type codes map[string]bool
 
 func (c codes) label(code string) string {

@@ -1,8 +1,9 @@
-// Package publish brings a cluster's catalog to one broker: a stream that begins anew
-// whenever it ends, for as long as the exporter lives.
+// Package publish sends a cluster's catalog to one broker over a stream, and opens a new stream whenever one ends,
+// until the exporter ends.
 //
-// The protocol is in session, which does no I/O. Publishers of different brokers share
-// nothing but the journal they read.
+// Session implements the protocol without I/O. Publishers of different brokers share only the journal.
+//
+// Of the exporter's packages it may import catalog.
 package publish
 
 import (
@@ -30,102 +31,117 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// heartbeatEvery is how often a broker hears of us at least.
-const heartbeatEvery = 5 * time.Second
+// heartbeatInterval is the longest time between two messages to a broker.
+const heartbeatInterval = 5 * time.Second
 
-// welcomeWithin is how long a broker may take to answer Hello.
-const welcomeWithin = 10 * time.Second
+// welcomeTimeout is how long a broker may take to answer Hello.
+const welcomeTimeout = 10 * time.Second
 
-// What a broker says is bounded: it is another cluster's.
+// Limits of what a broker sends: another cluster is not trusted.
 const (
 	maxAnswer = 1 << 20
 	maxReason = 512
-	// maxLogged refusals of a stream are logged as warnings, the rest for debugging only; events, metrics
-	// and status have all of them.
+	// maxLogged refusals of a stream are logged as warnings, the others at level debug. Events, metrics and status
+	// contain all.
 	maxLogged = 20
 )
 
-// Publisher brings the catalog to one broker.
+// Publisher sends the catalog to one broker.
 type Publisher struct {
-	cluster  string
-	term     uint64
-	broker   config.ExporterBroker
-	source   *identity.Source
-	catalog  *catalog.Catalog
-	recorder *debug.Recorder
-	metrics  *Metrics
-	log      *slog.Logger
-	from     Source
+	cluster      string
+	term         uint64
+	broker       config.ExporterBroker
+	certificates *identity.Source
+	catalog      *catalog.Catalog
+	recorder     *debug.Recorder
+	metrics      *Metrics
+	log          *slog.Logger
+	source       Source
 
-	// deliveries is nil but for the own broker.
+	// deliveries is nil unless the broker is that of the own cluster.
 	deliveries func() []*semaphorev1.Delivery
 	// reportNow asks for a heartbeat with deliveries at once; nil but for the own broker.
 	reportNow <-chan struct{}
 	// disconnected is called when a stream that the broker took has ended.
 	disconnected func()
+	// notBefore is the head of the journal when the broker came to be one to publish to.
+	notBefore uint64
 
 	mu sync.Mutex
-	// needed is how far the source must be read, by kind, before this broker is told of it; see LagError.
-	needed map[semaphorev1.Kind]uint64
-	// told is how far this broker has been told that the source was read.
-	told    map[semaphorev1.Kind]uint64
-	session *Session // of the stream that stands, nil for none
-	// acked is when the broker last acknowledged something on it.
-	acked     time.Time
-	since     time.Time
-	heard     time.Time
-	lastError string
-	refused   map[catalog.Key]*semaphorev1.Refusal
-	// outcomes are what the broker told of services that it took, on the stream that stands or the one before.
+	// requiredRevision is the resourceVersion by kind from which on the source may be sent to this broker; see
+	// LagError.
+	requiredRevision map[semaphorev1.Kind]uint64
+	// reportedSource is the newest resourceVersion by kind that was reported to this broker.
+	reportedSource map[semaphorev1.Kind]uint64
+	session        *Session // of the current stream, nil if there is none
+	// acked is the time of the last acknowledgement on the current stream.
+	acked        time.Time
+	since        time.Time
+	lastReceived time.Time
+	lastError    string
+	refused      map[catalog.Key]*semaphorev1.Refusal
+	// outcomes are what the broker reported about Services that it accepted, on the current stream or the last one.
 	outcomes map[catalog.Key]*semaphorev1.Outcome
-	// turns counts the changes of streams, refusals and outcomes.
-	turns  uint64
-	logged int
-	codes  codes
+	// verdictChanges counts streams, refusals and outcomes; see VerdictVersion.
+	verdictChanges uint64
+	logged         int
+	codes          codes
 }
 
-// New makes the publisher of the catalog of cluster to one broker. term is that of the exporter's lease, 0 without
+// New makes the publisher of cluster's catalog to one broker. term is the term of the exporter's Lease, 0 without
 // leader election.
-func New(cluster string, term uint64, broker config.ExporterBroker, source *identity.Source, c *catalog.Catalog, rec *debug.Recorder, metrics *Metrics) *Publisher {
+func New(cluster string, term uint64, broker config.ExporterBroker, source *identity.Source, c *catalog.Catalog,
+	rec *debug.Recorder, metrics *Metrics) *Publisher {
 	p := &Publisher{
-		cluster: cluster, term: term, broker: broker, source: source, catalog: c, recorder: rec, metrics: metrics,
+		cluster: cluster, term: term, broker: broker, certificates: source, catalog: c, recorder: rec, metrics: metrics,
 		log:   slog.With("broker", broker.Cluster, "address", broker.Address),
-		since: time.Now(), refused: map[catalog.Key]*semaphorev1.Refusal{}, outcomes: map[catalog.Key]*semaphorev1.Outcome{}, codes: codes{},
-		from: whole{}, needed: map[semaphorev1.Kind]uint64{},
+		since: time.Now(), refused: map[catalog.Key]*semaphorev1.Refusal{}, outcomes: map[catalog.Key]*semaphorev1.Outcome{},
+		codes:  codes{},
+		source: completeSource{}, requiredRevision: map[semaphorev1.Kind]uint64{},
 	}
 	metrics.connected.WithLabelValues(broker.Cluster).Set(0)
 	return p
 }
 
-// ReadsFrom has the publisher wait for what the catalog is read from, a kind at a time. Without it the catalog must be
-// whole when Run begins. It is called before Run.
-func (p *Publisher) ReadsFrom(source Source) { p.from = source }
+// SetSource makes the publisher wait until source has read a kind before it sends the kind. Without it the catalog
+// must be complete when Run is called. It must be called before Run.
+func (p *Publisher) SetSource(source Source) { p.source = source }
 
-// Reports makes this publisher report deliveries with each heartbeat, and with one more at once when now has a value.
-// It is called before Run.
-func (p *Publisher) Reports(deliveries func() []*semaphorev1.Delivery, now <-chan struct{}) {
+// SetDeliveries makes heartbeats report the exporter's deliveries to other clusters, and one more heartbeat at once
+// when now has a value; it is for the broker of the own cluster. It must be called before Run.
+func (p *Publisher) SetDeliveries(deliveries func() []*semaphorev1.Delivery, now <-chan struct{}) {
 	p.deliveries, p.reportNow = deliveries, now
 }
 
-// OnDisconnect has f called when a stream that the broker took has ended. It is called before Run.
+// OnDisconnect sets what is called when a stream that the broker accepted has ended. It must be called before Run.
 func (p *Publisher) OnDisconnect(f func()) { p.disconnected = f }
+
+// Joins says that the broker has come to be one to publish to while the catalog was there: what it holds of an earlier
+// time may lack what was not for it since then. It is called before Run.
+func (p *Publisher) Joins() { p.notBefore = p.catalog.Journal().Head() }
+
+// Forget ends what is shown of the broker. It is called after Run.
+func (p *Publisher) Forget() { p.metrics.forget(p.broker.Cluster) }
+
+// Broker is the one that is published to.
+func (p *Publisher) Broker() config.ExporterBroker { return p.broker }
 
 // Run publishes until ctx ends.
 func (p *Publisher) Run(ctx context.Context) error {
 	return link.Keep(ctx, link.End{
 		Address: p.broker.Address,
-		TLS:     p.source.ClientTLS(identity.Broker(p.broker.Cluster)),
+		TLS:     p.certificates.ClientTLS(identity.Broker(p.broker.Cluster)),
 		Options: []grpc.DialOption{
 			grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvMsgSize(maxAnswer)),
 			grpc.WithStreamInterceptor(p.metrics.client.StreamClientInterceptor()),
 			grpc.WithStatsHandler(wireBytes{p.metrics.bytes.WithLabelValues(p.broker.Cluster)}),
 		},
-	}, p.stream, func(err error) { p.ended(p.source.Refused(err)) })
+	}, p.stream, func(err error) { p.streamEnded(p.certificates.Refused(err)) })
 }
 
-// stream is one stream, from Hello to its end. It always returns an error.
+// stream runs one stream from Hello to its end. The error is never nil.
 func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
-	kinds, err := p.await(ctx)
+	kinds, err := p.waitForKinds(ctx)
 	if err != nil {
 		return err
 	}
@@ -134,32 +150,34 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	if err != nil {
 		return err
 	}
-	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, p.from.ID(), kinds, p.catalog.Journal())
-	s.Source(p.from.Read, p.from.Newest)
-	s.Before(p.told)
+	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, p.source.ID(), kinds, p.catalog.Journal())
+	s.SetSource(p.source.Read, p.source.Newest)
+	s.NotBefore(p.notBefore)
+	s.SetEarlierSourceRevisions(p.reportedSource)
 	if rules := p.catalog.Rules(); rules.Features.Has(config.Policy) {
-		s.LabelDomains(rules.LabelDomains)
+		s.SetLabelDomains(rules.LabelDomains)
 	}
 	if err := stream.Send(s.Hello()); err != nil {
 		return link.Reason(stream.Recv)
 	}
-	// more wakes the sender when the broker has said something that lets it go on.
+	// more wakes the sender after a message of the broker, which may permit the next send.
 	more := make(chan struct{}, 1)
 	g.Go(func() error { return p.receive(stream, s, more) })
 	g.Go(func() error { return p.send(ctx, stream, s, more) })
 	g.Go(func() error { return p.watchKinds(ctx, kinds) })
 	err = g.Wait()
-	p.told = s.Told()
+	p.reportedSource = s.SourceRevisions()
 	if lag := (*LagError)(nil); errors.As(err, &lag) {
-		p.hold(lag)
+		p.recordLag(lag)
 	} else if !errors.Is(err, errMoreKinds) {
-		// It may have forgotten what it was told, as one that was restarted.
-		p.askAnew()
+		// The broker may have lost its state, for example by a restart: ask it again what it holds.
+		p.forgetLag()
 	}
 	return err
 }
 
-func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, s *Session, more chan<- struct{}) error {
+func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, s *Session,
+	more chan<- struct{}) error {
 	for {
 		m, err := stream.Recv()
 		if err != nil {
@@ -168,15 +186,15 @@ func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, 
 		p.mu.Lock()
 		was := s.welcomed
 		r, err := s.Receive(m)
-		p.heard = time.Now()
+		p.lastReceived = time.Now()
 		p.mu.Unlock()
 		if err != nil {
 			return err
 		}
 		if !was && s.welcomed {
-			p.begun(s)
+			p.streamStarted(s)
 		}
-		p.note(r)
+		p.handleReceived(r)
 		select {
 		case more <- struct{}{}:
 		default:
@@ -184,10 +202,11 @@ func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, 
 	}
 }
 
-func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationService_PublishClient, s *Session, more <-chan struct{}) error {
-	beat := time.NewTicker(heartbeatEvery)
+func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationService_PublishClient, s *Session,
+	more <-chan struct{}) error {
+	beat := time.NewTicker(heartbeatInterval)
 	defer beat.Stop()
-	late := time.NewTimer(welcomeWithin)
+	late := time.NewTimer(welcomeTimeout)
 	defer late.Stop()
 	for {
 		p.mu.Lock()
@@ -213,7 +232,7 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 				if welcomed {
 					continue
 				}
-				return fmt.Errorf("the broker of %s has not answered hello for %s", p.broker.Cluster, welcomeWithin)
+				return fmt.Errorf("the broker of %s has not answered hello for %s", p.broker.Cluster, welcomeTimeout)
 			case <-p.reportNow:
 			case <-beat.C:
 			}
@@ -226,41 +245,42 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 			}
 		}
 		if err := stream.Send(m); err != nil {
-			// Recv, in the other goroutine, is told the reason.
+			// Recv, in the other goroutine, returns the reason.
 			<-ctx.Done()
 			return ctx.Err()
 		}
-		p.sent(m)
+		p.recordSent(m)
 	}
 }
 
-// begun notes that the broker has taken the stream.
-func (p *Publisher) begun(s *Session) {
+// streamStarted records that the broker accepted the stream.
+func (p *Publisher) streamStarted(s *Session) {
 	p.mu.Lock()
 	p.session, p.since, p.lastError, p.acked = s, time.Now(), "", time.Time{}
-	p.turns++
+	p.verdictChanges++
 	how := "with a snapshot"
 	if s.resumed {
-		how = fmt.Sprintf("going on after revision %d", s.acked)
+		how = fmt.Sprintf("resumed after revision %d", s.acked)
 	} else {
-		// Every object is about to be judged anew.
+		// The broker checks every object of a snapshot again.
 		clear(p.refused)
 	}
-	clear(p.outcomes) // the broker tells them with its first acknowledgement of a heartbeat
+	clear(p.outcomes) // the broker reports them with its first acknowledgement of a heartbeat
 	p.logged = 0
 	p.mu.Unlock()
 	p.metrics.connected.WithLabelValues(p.broker.Cluster).Set(1)
-	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: "broker " + p.broker.Cluster, Action: "connect", Detail: how})
-	p.log.Info("publishing", "how", how, "version", s.peerSoftware)
+	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: "broker " + p.broker.Cluster, Action: "connect",
+		Detail: how})
+	p.log.Info("the broker accepted the stream", "how", how, "version", s.peerSoftware)
 }
 
-// ended notes that a stream, or the attempt at one, has ended.
-func (p *Publisher) ended(err error) {
-	reason := words(err)
+// streamEnded records that a stream, or the attempt to open one, ended.
+func (p *Publisher) streamEnded(err error) {
+	reason := errorText(err)
 	p.mu.Lock()
-	p.turns++
+	p.verdictChanges++
 	was := p.session != nil
-	told := p.lastError == reason
+	repeated := p.lastError == reason
 	if was {
 		p.session, p.since = nil, time.Now()
 	}
@@ -271,14 +291,15 @@ func (p *Publisher) ended(err error) {
 	if was && p.disconnected != nil {
 		p.disconnected()
 	}
-	if was || !told {
-		p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: "broker " + p.broker.Cluster, Action: "disconnect", Detail: reason})
-		p.log.Warn("not publishing; trying again", "error", reason)
+	if was || !repeated {
+		p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: "broker " + p.broker.Cluster, Action: "disconnect",
+			Detail: reason})
+		p.log.Warn("the stream to the broker ended or failed; the exporter retries", "error", reason)
 	}
 }
 
-// words says what a call ended with, without gRPC's preamble.
-func words(err error) string {
+// errorText returns the text of an error without gRPC's prefix.
+func errorText(err error) string {
 	if errors.Is(err, io.EOF) {
 		return "the broker ended the stream"
 	}
@@ -288,7 +309,7 @@ func words(err error) string {
 	return err.Error()
 }
 
-func (p *Publisher) note(r Received) {
+func (p *Publisher) handleReceived(r Received) {
 	if r.Ack != nil {
 		p.mu.Lock()
 		p.acked = time.Now()
@@ -300,23 +321,23 @@ func (p *Publisher) note(r Received) {
 		p.metrics.acknowledged.WithLabelValues(p.broker.Cluster).Observe(time.Since(m.observedAt).Seconds())
 	}
 	if r.Refusal != nil {
-		p.noteRefusal(r.Refusal)
+		p.recordRefusal(r.Refusal)
 	}
 	if r.Outcome != nil {
-		p.noteOutcome(r.Outcome)
+		p.recordOutcome(r.Outcome)
 	}
 }
 
-func (p *Publisher) noteRefusal(refusal *semaphorev1.Refusal) {
+func (p *Publisher) recordRefusal(refusal *semaphorev1.Refusal) {
 	k := refusal.GetKey()
 	key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
 	if !p.catalog.Exports(p.broker.Cluster, key) {
-		return // it is gone by now, or never was
+		return // it was deleted since, or never exported
 	}
-	refusal.Reason = bounded(refusal.GetReason())
+	refusal.Reason = truncate(refusal.GetReason())
 	p.mu.Lock()
 	p.refused[key] = refusal
-	p.turns++
+	p.verdictChanges++
 	code := p.codes.label(refusal.GetCode())
 	level := slog.LevelDebug
 	if p.logged++; p.logged <= maxLogged {
@@ -324,42 +345,49 @@ func (p *Publisher) noteRefusal(refusal *semaphorev1.Refusal) {
 	}
 	p.mu.Unlock()
 	p.metrics.refused.WithLabelValues(p.broker.Cluster, semaphorev1.KindName(key.Kind), code).Inc()
-	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: key.String(), Action: "refuse", Detail: refusal.GetReason()})
-	p.log.Log(context.Background(), level, "the broker refuses an object", "object", key, "code", code, "reason", refusal.GetReason())
+	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: key.String(), Action: "refuse",
+		Detail: refusal.GetReason()})
+	p.log.Log(context.Background(), level, "the broker refuses an object", "object", key, "code", code, "reason",
+		refusal.GetReason())
 }
 
-// bounded is a text of a broker, which is another cluster's, as far as it is kept.
-func bounded(text string) string {
+// truncate bounds a text that another cluster's broker sent.
+func truncate(text string) string {
 	if len(text) > maxReason {
 		text = strings.ToValidUTF8(text[:maxReason], "") + "…"
 	}
 	return text
 }
 
-func (p *Publisher) noteOutcome(o *semaphorev1.Outcome) {
+func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 	k := o.GetKey()
 	key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
 	if key.Kind != semaphorev1.Kind_KIND_SERVICE || !p.catalog.Exports(p.broker.Cluster, key) {
-		return // it is gone by now, or never was
+		return // it was deleted since, or never exported
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.turns++
+	p.verdictChanges++
 	if o.GetCode() == "" {
 		delete(p.outcomes, key)
 		return
 	}
-	o.Reason = bounded(o.GetReason())
+	o.Reason, o.Conflict = truncate(o.GetReason()), truncate(o.GetConflict())
+	if p.broker.Cluster != p.cluster { // another cluster decides nothing about the imports of this one
+		o.Conflicts, o.Conflict = nil, ""
+	}
 	p.outcomes[key] = o
-	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: key.String(), Action: "outcome", Detail: o.GetReason()})
+	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: key.String(), Action: "outcome",
+		Detail: o.GetReason()})
 }
 
-// Taken says whether the broker holds what was published of an object up to a revision, and what it has against it, empty for
-// nothing. settled is false while that is not known: no stream is there, or one that has just begun.
-func (p *Publisher) Taken(key catalog.Key, revision uint64, now time.Time) (against string, settled bool) {
+// Verdict returns the broker's objection to an object at a revision, empty for none. known is false while the broker
+// has not answered: there is no stream, or it has just begun.
+func (p *Publisher) Verdict(key catalog.Key, revision uint64, now time.Time) (objection string, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.session == nil || len(p.session.snapshots) > 0 || now.Sub(p.since) < settleWithin || p.acked.IsZero() || p.session.acked < revision {
+	if p.session == nil || len(p.session.snapshots) > 0 || now.Sub(p.since) < outcomesWithin || p.acked.IsZero() ||
+		p.session.acked < revision {
 		return "", false
 	}
 	if r := p.refused[key]; r != nil {
@@ -368,26 +396,34 @@ func (p *Publisher) Taken(key catalog.Key, revision uint64, now time.Time) (agai
 	return p.outcomes[key].GetReason(), true
 }
 
-// Standing changes whenever Taken may say something else.
-func (p *Publisher) Standing() uint64 {
+// Conflict returns in which points an exported Service differs from those of other clusters, as the reasons of the
+// condition Conflict of KEP-1645, and a sentence that says how; none for no conflict. Only the own broker reports it.
+func (p *Publisher) Conflict(key catalog.Key) (reasons []string, message string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.turns
+	return p.outcomes[key].GetConflicts(), p.outcomes[key].GetConflict()
+}
+
+// VerdictVersion changes whenever the result of Verdict may change.
+func (p *Publisher) VerdictVersion() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.verdictChanges
 	if p.session != nil {
 		n += p.session.acked + 1
-		if time.Since(p.since) >= settleWithin {
+		if time.Since(p.since) >= outcomesWithin {
 			n++
 		}
 	}
 	return n
 }
 
-// settleWithin is after how long a broker has told what it has against the services that it was told on a new stream, with the
-// answer to the first heartbeat.
-const settleWithin = heartbeatEvery + time.Second
+// outcomesWithin is the time from the start of a stream by which the broker has reported its outcomes, with its answer
+// to the first heartbeat.
+const outcomesWithin = heartbeatInterval + time.Second
 
-// sent takes note of what went out: a newer state of a refused object is no longer refused.
-func (p *Publisher) sent(m *semaphorev1.PublishRequest) {
+// recordSent counts changes that were sent. A refusal of an older state of an object no longer applies.
+func (p *Publisher) recordSent(m *semaphorev1.PublishRequest) {
 	for _, change := range m.GetChanges().GetChanges() {
 		k, action := change.GetDelete(), "delete"
 		if up := change.GetUpsert(); up != nil {
@@ -396,7 +432,8 @@ func (p *Publisher) sent(m *semaphorev1.PublishRequest) {
 		key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
 		p.metrics.changes.WithLabelValues(p.broker.Cluster, semaphorev1.KindName(key.Kind)).Inc()
 		p.recorder.Record(debug.Event{
-			Source: p.cluster, Object: key.String(), Action: action, Detail: "to " + p.broker.Cluster, ObservedAt: change.GetObservedAt().AsTime(),
+			Source: p.cluster, Object: key.String(), Action: action, Detail: "to " + p.broker.Cluster,
+			ObservedAt: change.GetObservedAt().AsTime(),
 		})
 		p.forgetRefusal(key, change.GetRevision())
 		if action == "delete" {
@@ -410,37 +447,37 @@ func (p *Publisher) sent(m *semaphorev1.PublishRequest) {
 func (p *Publisher) forgetRefusal(key catalog.Key, revision uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// The broker may have refused this very revision by the time we get here.
+	// The broker may have refused this revision already.
 	if r, ok := p.refused[key]; ok && r.GetRevision() < revision {
 		delete(p.refused, key)
 	}
 }
 
-// ackWithin is how old the last acknowledgement of a stream that works may be: each heartbeat is answered with one.
-const ackWithin = heartbeatEvery + 5*time.Second
+// ackTimeout is the greatest age of the last acknowledgement of a working stream: the broker answers each heartbeat.
+const ackTimeout = heartbeatInterval + 5*time.Second
 
-// Delivery is whether the broker receives what is published, nodes above all, and acknowledges it.
+// Delivery reports whether the broker receives what is published, nodes above all, and acknowledges it.
 func (p *Publisher) Delivery(now time.Time) *semaphorev1.Delivery {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	d := &semaphorev1.Delivery{Cluster: p.broker.Cluster}
-	_, lags := p.needed[semaphorev1.Kind_KIND_NODE]
+	_, lags := p.requiredRevision[semaphorev1.Kind_KIND_NODE]
 	switch {
 	case p.session == nil:
 		d.Problem = "the exporter has no stream to its broker"
 	case len(p.session.snapshots) > 0:
 		d.Problem = "the exporter is sending its broker a snapshot"
 	case lags:
-		d.Problem = "the exporter tells its broker nothing of nodes, as the apiserver lags"
-	case now.Sub(p.acked) > ackWithin:
-		d.Problem = fmt.Sprintf("its broker has acknowledged nothing for more than %s", ackWithin)
+		d.Problem = "the exporter sends its broker no nodes, because the apiserver lags"
+	case now.Sub(p.acked) > ackTimeout:
+		d.Problem = fmt.Sprintf("its broker has acknowledged nothing for more than %s", ackTimeout)
 	default:
 		d.Acknowledged = true
 	}
 	return d
 }
 
-// Status is how the publisher stands with its broker.
+// Status returns the state of the link to the broker.
 func (p *Publisher) Status() *semaphorev1.LinkStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -448,13 +485,13 @@ func (p *Publisher) Status() *semaphorev1.LinkStatus {
 		Cluster: p.broker.Cluster, Address: p.broker.Address,
 		Connected: p.session != nil, Since: timestamppb.New(p.since), LastError: p.lastError,
 	}
-	if !p.heard.IsZero() {
-		link.LastHeard = timestamppb.New(p.heard)
+	if !p.lastReceived.IsZero() {
+		link.LastHeard = timestamppb.New(p.lastReceived)
 	}
 	counts := map[semaphorev1.Kind]*semaphorev1.KindStatus{}
 	for _, kind := range p.catalog.Rules().KindsFor(p.broker.Cluster) {
 		counts[kind] = &semaphorev1.KindStatus{
-			Kind: semaphorev1.KindName(kind), Complete: p.from.Ready(kind), Objects: uint64(p.catalog.Objects(p.broker.Cluster, kind)),
+			Kind: kind, Complete: p.source.Ready(kind), Objects: uint64(p.catalog.Objects(p.broker.Cluster, kind)),
 		}
 		link.Kinds = append(link.Kinds, counts[kind])
 	}

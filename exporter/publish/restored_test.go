@@ -6,6 +6,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -35,8 +36,9 @@ func TestABrokerThatForgotIsToldWhatWasHeldBack(t *testing.T) {
 	restored := newBench(t, "c2") // the exporter of the restored cluster
 	restored.trust = b.trust
 	c2 := newBroker(t, "c2", b.trust.Source(t, "c2", "broker"))
-	earlier := NewSession("c1", "c2", "", 0, readTo(0).ID(), []semaphorev1.Kind{semaphorev1.Kind_KIND_SET_MEMBER}, b.catalog.Journal())
-	earlier.Source(upTo(1000), upTo(1000))
+	earlier := NewSession("c1", "c2", "", 0, readTo(0).ID(), []semaphorev1.Kind{semaphorev1.Kind_KIND_SET_MEMBER},
+		b.catalog.Journal())
+	earlier.SetSource(upTo(1000), upTo(1000))
 	s := c2.replica.Open()
 	for m := earlier.Hello(); m != nil; {
 		r, err := s.Receive(time.Now(), m)
@@ -52,15 +54,20 @@ func TestABrokerThatForgotIsToldWhatWasHeldBack(t *testing.T) {
 
 	restored.pod("web", "10.1.1.1")
 	p := restored.publishFrom(c2.start(), readTo(10))
-	within(t, 5*time.Second, "it looks as if the apiserver lags", func() bool { return p.Status().GetConnected() && len(p.Problems()) == 1 })
+	within(t, 5*time.Second, "it looks as if the apiserver lags", func() bool {
+		return p.Status().GetConnected() &&
+			len(finding.Texts(p.Findings())) == 1
+	})
 	if n := c2.held(); n != 0 {
 		t.Fatalf("%d objects are told", n)
 	}
 
 	c2.stop()
 	c2.mu.Lock()
-	c2.replica = replica.New("c1", "c2", "broker version", func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil })
+	c2.replica = replica.New("c1", "c2", "broker version",
+		func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil })
 	c2.mu.Unlock()
 	c2.start()
-	within(t, 15*time.Second, "the broker that forgot is told", func() bool { return c2.held() == 1 && len(p.Problems()) == 0 })
+	within(t, 15*time.Second, "the broker that forgot is told",
+		func() bool { return c2.held() == 1 && len(finding.Texts(p.Findings())) == 0 })
 }

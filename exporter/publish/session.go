@@ -16,68 +16,70 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// The versions of the protocol that this exporter speaks.
+// Protocol versions that this exporter supports.
 const (
 	protocolVersion    = 1
 	minProtocolVersion = 1
 )
 
-// A batch of changes ends at either limit, or holds one object, which catalog.MaxObject bounds: far under gRPC's
-// 4 MiB. The largest single object, an EndpointSlice of 1,000 endpoints, is about 100 KiB.
+// A batch of changes ends at either limit, or contains a single object of at most catalog.MaxObject: far below gRPC's
+// limit of 4 MiB. The largest object in practice, an EndpointSlice of 1,000 endpoints, has about 100 KiB.
 const (
 	maxBatchBytes   = 512 << 10
 	maxBatchObjects = 1000
 )
 
-// countedSingly is how many changes that wait for a broker are counted one by one: a status must not cost a walk
-// through everything for each broker that has stalled.
-const countedSingly = 10_000
+// maxExactCount is how many unacknowledged changes are filtered by audience for the status. Beyond it they are counted
+// without, so that a stalled broker does not make each status walk the journal.
+const maxExactCount = 10_000
 
-// errFellBehind ends a stream whose broker has not kept up with deletions; the next one begins
-// with a snapshot.
-var errFellBehind = fmt.Errorf("the broker is too far behind to go on without a snapshot: %w", link.ErrAgain)
+// errFellBehind ends a stream whose broker needs deletions that the journal has dropped. The next stream begins with a
+// snapshot.
+var errFellBehind = fmt.Errorf("the broker is too far behind to resume without a snapshot: %w", link.ErrAgain)
 
-// Session is the protocol of one stream, as federation.proto has it: messages in, messages out.
-// It starts no goroutine, asks no clock and opens no socket. It is not safe for concurrent use.
+// Session is the protocol of one stream as federation.proto defines it: messages in, messages out. It starts no
+// goroutine, reads no clock and opens no socket. It is not safe for concurrent use.
 type Session struct {
-	cluster  string // ours
-	broker   string // the other's
+	cluster  string // the own cluster
+	broker   string // the cluster of the broker
 	software string
 	term     uint64
 	sourceID string
-	// read is how far the source has been read for a kind; 0 for unknown.
+	// read is the resourceVersion up to which the source was read for a kind; 0 if unknown. See SetSource for newest.
 	read, newest func(semaphorev1.Kind) uint64
 	kinds        []semaphorev1.Kind
 	journal      *catalog.Journal
-	// batchMost is how many changes a message has at most.
-	batchMost int
+	// maxChanges is the limit of changes in a message.
+	maxChanges int
+	// notBefore is the oldest revision from which the stream may resume.
+	notBefore uint64
 
-	// labelDomains are ours, and peerLabelDomains the broker's; none where that is not said.
+	// labelDomains are the own cluster's, peerLabelDomains the broker's; empty if unknown.
 	labelDomains, peerLabelDomains []string
 
 	welcomed bool
 	resumed  bool
-	// peerSoftware is the broker's version, for status.
+	// peerSoftware is the broker's version, for the status.
 	peerSoftware string
-	// snapshots to send, a kind each, the first being under way; snapshotAt is their moment.
+	// snapshots are still to be sent, one for each kind, the first in progress; snapshotAt is their revision.
 	snapshots  []*kindSnapshot
 	snapshotAt uint64
-	// snapshotObjects is how many objects of them are sent.
+	// snapshotObjects is the number of objects that they contain.
 	snapshotObjects int
-	// cursor is where this reader of the journal stands.
+	// cursor is the revision after which this stream reads the journal.
 	cursor uint64
-	// whole is the newest revision at which this stream had told all that there was; the cursor can be past
-	// changes that had moved behind it by then, because the objects changed again.
-	whole uint64
-	// readTold is how far the broker has been told that the source was read.
-	readTold map[semaphorev1.Kind]uint64
-	// snapshotTold is how far its snapshots say that it was read.
-	snapshotTold map[semaphorev1.Kind]uint64
-	// before is what earlier streams of this exporter have told the broker of that.
-	before map[semaphorev1.Kind]uint64
-	acked  uint64
-	// unacked are the changes sent and not yet acknowledged, a mark a message.
-	unacked []mark
+	// completeAt is the newest revision at which this stream had sent everything. The cursor can be past changes that
+	// moved behind it because their objects changed again.
+	completeAt uint64
+	// reportedSource is the newest resourceVersion by kind that this stream reported.
+	reportedSource map[semaphorev1.Kind]uint64
+	// snapshotSource is the resourceVersion by kind of its snapshots.
+	snapshotSource map[semaphorev1.Kind]uint64
+	// earlierSource is what earlier streams of this exporter reported.
+	earlierSource map[semaphorev1.Kind]uint64
+	acked         uint64
+	// unacked are the messages sent and not acknowledged, oldest first.
+	unacked []sentMessage
 }
 
 type kindSnapshot struct {
@@ -85,64 +87,77 @@ type kindSnapshot struct {
 	begun   bool
 	entries []*catalog.Entry
 	total   uint64
-	// digest is that of all entries, read how far the source had been read for them at most.
+	// digest is the digest of all entries, read the resourceVersion that they contain at most.
 	digest digest.Digest
 	read   uint64
-	// unchanged says that the broker was told all of it before.
+	// unchanged means that the broker already holds exactly these entries.
 	unchanged bool
 }
 
-// mark remembers of one message what is needed when it is acknowledged.
-type mark struct {
+// sentMessage is what an acknowledgement needs of one message.
+type sentMessage struct {
 	revision uint64
-	// observedAt is that of its oldest change.
+	// observedAt is when its oldest change was observed.
 	observedAt time.Time
 }
 
-// NewSession begins a stream of what cluster exports to broker. term is that of the exporter's lease and sourceID
-// names what it reads, as Hello has them.
-func NewSession(cluster, broker, software string, term uint64, sourceID string, kinds []semaphorev1.Kind, journal *catalog.Journal) *Session {
+// NewSession begins a stream of cluster's exports to broker. term is the term of the exporter's Lease and sourceID
+// identifies its source; see Hello.
+func NewSession(cluster, broker, software string, term uint64, sourceID string, kinds []semaphorev1.Kind,
+	journal *catalog.Journal) *Session {
 	return &Session{
 		cluster: cluster, broker: broker, software: software, term: term, sourceID: sourceID, kinds: kinds, journal: journal,
-		batchMost: maxBatchObjects, read: unknown, newest: unknown, readTold: map[semaphorev1.Kind]uint64{}, snapshotTold: map[semaphorev1.Kind]uint64{},
+		maxChanges: maxBatchObjects, read: unknownRevision, newest: unknownRevision,
+		reportedSource: map[semaphorev1.Kind]uint64{}, snapshotSource: map[semaphorev1.Kind]uint64{},
 	}
 }
 
-// Source says how far the source has been read for a kind: all of it up to read, and nothing beyond newest, as more than
-// one thing can be read for a kind. The session tells the newest, and tells nothing at all to a broker that was once
-// told of what has not been read yet; see LagError. It is called before Hello.
-func (s *Session) Source(read, newest func(semaphorev1.Kind) uint64) { s.read, s.newest = read, newest }
+// SetSource sets functions that return how far the source has been read for a kind: everything up to read, and nothing
+// newer than newest. They differ if a kind is made of resources that are read independently. The session reports
+// newest. It sends nothing to a broker that already received a newer state; see LagError. It must be called before
+// Hello.
+func (s *Session) SetSource(read, newest func(semaphorev1.Kind) uint64) {
+	s.read, s.newest = read, newest
+}
 
-// LabelDomains says by labels of which domains the pods of sets are found. It is called before Hello.
-func (s *Session) LabelDomains(domains []string) { s.labelDomains = domains }
+// SetLabelDomains sets the domains of the labels that put pods into sets. It must be called before Hello.
+func (s *Session) SetLabelDomains(domains []string) { s.labelDomains = domains }
 
-// Told is how far the broker has been told that the source was read, by this stream or those Before.
-func (s *Session) Told() map[semaphorev1.Kind]uint64 {
-	told := maps.Clone(s.readTold)
-	for _, earlier := range []map[semaphorev1.Kind]uint64{s.snapshotTold, s.before} {
+// SourceRevisions returns the newest resourceVersion by kind that this stream, or an earlier one, reported to the
+// broker.
+func (s *Session) SourceRevisions() map[semaphorev1.Kind]uint64 {
+	newest := maps.Clone(s.reportedSource)
+	for _, earlier := range []map[semaphorev1.Kind]uint64{s.snapshotSource, s.earlierSource} {
 		for kind, read := range earlier {
-			told[kind] = max(told[kind], read)
+			newest[kind] = max(newest[kind], read)
 		}
 	}
-	return told
+	return newest
 }
 
-// Before says what Told was of the stream before, with the same catalog. It never lags behind what it was told from
-// itself, although not all that a kind is made of may have been read as far. It is called before Hello.
-func (s *Session) Before(told map[semaphorev1.Kind]uint64) { s.before = told }
+// SetEarlierSourceRevisions sets the SourceRevisions of the stream before, which had the same catalog. This exporter
+// never lags behind its own reports, although a kind may have been read less far than newest. It must be called before
+// Hello.
+func (s *Session) SetEarlierSourceRevisions(reported map[semaphorev1.Kind]uint64) {
+	s.earlierSource = reported
+}
 
-// Batch sets how many changes a message has at most. It is called before Hello, by a simulation whose few objects are to take
-// several messages.
-func (s *Session) Batch(most int) { s.batchMost = most }
+// SetMaxChanges limits the changes in a message, so that the few objects of a simulation take several messages. It
+// must be called before Hello.
+func (s *Session) SetMaxChanges(most int) { s.maxChanges = most }
 
-func unknown(semaphorev1.Kind) uint64 { return 0 }
+// NotBefore sets the oldest revision from which the stream may resume: a broker that holds less gets a snapshot. It
+// must be called before Hello.
+func (s *Session) NotBefore(revision uint64) { s.notBefore = revision }
 
-// LagError ends a stream before anything is told of the kinds that a broker was told newer things of, from the same
-// source: what we read is an old copy, such as the cache of an apiserver that lags. The next stream is to leave out
-// these kinds until the source has been read as far.
+func unknownRevision(semaphorev1.Kind) uint64 { return 0 }
+
+// LagError ends a stream before it sends kinds of which the broker received a newer state from the same source: this
+// exporter read an old state, such as the watch cache of an apiserver that lags. The next stream leaves these kinds
+// out until the source has been read as far.
 type LagError struct {
 	Broker string
-	// Behind has, by kind, how far the source must be read.
+	// Behind is the resourceVersion by kind up to which the source must be read.
 	Behind map[semaphorev1.Kind]uint64
 }
 
@@ -151,13 +166,14 @@ func (e *LagError) Error() string {
 	for _, kind := range slices.Sorted(maps.Keys(e.Behind)) {
 		kinds = append(kinds, semaphorev1.KindName(kind))
 	}
-	return fmt.Sprintf("the apiserver lags: the broker of %s was told newer things of kind %s than what has been read", e.Broker, strings.Join(kinds, ", "))
+	return fmt.Sprintf("the apiserver lags: the broker of %s received newer objects of kind %s than the exporter has read",
+		e.Broker, strings.Join(kinds, ", "))
 }
 
-// Unwrap has the next stream begin at once.
+// Unwrap makes the next stream begin immediately.
 func (e *LagError) Unwrap() error { return link.ErrAgain }
 
-// Hello is the first message.
+// Hello returns the first message.
 func (s *Session) Hello() *semaphorev1.PublishRequest {
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
 		Cluster:            s.cluster,
@@ -174,50 +190,49 @@ func (s *Session) Hello() *semaphorev1.PublishRequest {
 	}}}
 }
 
-// Heartbeat is a message for when there is nothing else to say.
+// Heartbeat returns the message to send when there is no other.
 func (s *Session) Heartbeat(now time.Time) *semaphorev1.PublishRequest {
 	m := &semaphorev1.Heartbeat{HeadRevision: s.journal.Head(), SentAt: timestamppb.New(now)}
 	if s.welcomed && len(s.snapshots) == 0 {
 		m.SentRevision = s.cursor
-		m.Sources = s.sources(nil)
+		m.Sources = s.sourceRevisions(nil)
 	}
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: m}}
 }
 
-// sources is how far the source has been read, of kinds that have been read further than when that was last told, or
-// of all.
-func (s *Session) sources(told map[semaphorev1.Kind]uint64) []*semaphorev1.SourceRevision {
+// sourceRevisions returns the resourceVersions by kind that are newer than reported, and records them as reported.
+func (s *Session) sourceRevisions(reported map[semaphorev1.Kind]uint64) []*semaphorev1.SourceRevision {
 	var all []*semaphorev1.SourceRevision
 	for _, kind := range s.kinds {
-		if read := s.newest(kind); read > told[kind] {
+		if read := s.newest(kind); read > reported[kind] {
 			all = append(all, &semaphorev1.SourceRevision{Kind: kind, SourceRevision: read})
-			s.readTold[kind] = read
+			s.reportedSource[kind] = read
 		}
 	}
 	return all
 }
 
-// Cursor is the revision up to which everything has been sent that is for the broker; Next has nothing to say until the
-// journal changes after it.
+// Cursor returns the revision up to which everything for the broker has been sent. Next returns nil until the journal
+// changes after it.
 func (s *Session) Cursor() uint64 { return s.cursor }
 
-// Received is what one message of the broker told.
+// Received is the content of one message of the broker.
 type Received struct {
-	// Ack and Refusal are nil where it told none.
+	// Ack and Refusal are nil if the message is of another type.
 	Ack     *semaphorev1.Ack
 	Refusal *semaphorev1.Refusal
-	// Outcome is nil where it told none.
+	// Outcome is nil if the message is of another type.
 	Outcome *semaphorev1.Outcome
-	// acknowledged are the marks up to which the broker now holds everything.
-	acknowledged []mark
+	// acknowledged are the sent messages that the broker now holds.
+	acknowledged []sentMessage
 }
 
-// Receive takes one message of the broker. An error ends the stream.
+// Receive handles one message of the broker. An error ends the stream.
 func (s *Session) Receive(m *semaphorev1.PublishResponse) (Received, error) {
 	var r Received
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.PublishResponse_Welcome:
-		return r, s.welcome(m.Welcome)
+		return r, s.handleWelcome(m.Welcome)
 	case *semaphorev1.PublishResponse_Ack:
 		revision := m.Ack.GetRevision()
 		if !s.welcomed || revision > max(s.cursor, s.snapshotAt) {
@@ -234,52 +249,56 @@ func (s *Session) Receive(m *semaphorev1.PublishResponse) (Received, error) {
 	case *semaphorev1.PublishResponse_Outcome:
 		r.Outcome = m.Outcome
 	}
-	// A message of no known kind is a later protocol's, and may be passed over.
+	// An unknown type of message belongs to a later protocol version, and may be ignored.
 	return r, nil
 }
 
-func (s *Session) welcome(w *semaphorev1.Welcome) error {
+func (s *Session) handleWelcome(w *semaphorev1.Welcome) error {
 	switch {
 	case s.welcomed:
-		return fmt.Errorf("the broker of %s said welcome twice", s.broker)
+		return fmt.Errorf("the broker of %s sent Welcome twice", s.broker)
 	case w.GetCluster() != s.broker:
-		return fmt.Errorf("the broker says that it is %q's; its certificate is %q's", w.GetCluster(), s.broker)
+		return fmt.Errorf("the broker claims to be the broker of %q, but its certificate is for %q", w.GetCluster(), s.broker)
 	case w.GetProtocolVersion() < minProtocolVersion || w.GetProtocolVersion() > protocolVersion:
-		return fmt.Errorf("the broker of %s speaks protocol version %d, this exporter %d to %d", s.broker, w.GetProtocolVersion(), minProtocolVersion, protocolVersion)
+		return fmt.Errorf("the broker of %s speaks protocol version %d, this exporter %d to %d", s.broker,
+			w.GetProtocolVersion(), minProtocolVersion, protocolVersion)
 	}
 	held := map[semaphorev1.Kind]*semaphorev1.KindState{}
 	for _, k := range w.GetHeld() {
 		held[k.GetKind()] = k
 	}
-	if r := w.GetResumeRevision(); w.GetResumeEpoch() == s.journal.Epoch() && r > 0 && r >= s.journal.Oldest() && r <= s.journal.Head() {
-		// What this life of the exporter has told it did not read later than now.
+	if r := w.GetResumeRevision(); w.GetResumeEpoch() == s.journal.Epoch() && r > 0 &&
+		r >= max(s.journal.Oldest(), s.notBefore) && r <= s.journal.Head() {
+		// The resumed epoch is this process's, which never reads an older state than it sent.
 		s.resumed = true
 		s.cursor, s.acked = r, r
 	} else {
-		if err := s.lags(held); err != nil {
+		if err := s.checkLag(held); err != nil {
 			return err
 		}
-		s.snapshot(held)
+		s.prepareSnapshots(held)
 	}
 	s.welcomed = true
 	s.peerSoftware, s.peerLabelDomains = w.GetSoftwareVersion(), w.GetLabelDomains()
 	return nil
 }
 
-// lags is an error where the broker was told of the same source what we have not read yet.
-func (s *Session) lags(held map[semaphorev1.Kind]*semaphorev1.KindState) error {
-	told := func(kind semaphorev1.Kind) uint64 {
-		if k := held[kind]; s.sourceID != "" && k.GetSourceId() == s.sourceID && k.GetSourceRevision() > s.before[kind] {
+// checkLag returns a LagError if the broker received, from the same source, a newer state than this exporter has read.
+func (s *Session) checkLag(held map[semaphorev1.Kind]*semaphorev1.KindState) error {
+	received := func(kind semaphorev1.Kind) uint64 {
+		if k := held[kind]; s.sourceID != "" && k.GetSourceId() == s.sourceID &&
+			k.GetSourceRevision() > s.earlierSource[kind] {
 			return k.GetSourceRevision()
 		}
 		return 0
 	}
 	behind := map[semaphorev1.Kind]uint64{}
 	for _, kind := range s.kinds {
-		needed, read := told(kind), s.read(kind)
+		needed, read := received(kind), s.read(kind)
 		if kind == semaphorev1.Kind_KIND_ENDPOINT_SLICE {
-			// Which slices are told is decided by the Services: old ones would have slices come and go that did not.
-			needed = max(needed, told(semaphorev1.Kind_KIND_SERVICE))
+			// Services decide which slices are exported: with old Services, slices would be deleted and created for no
+			// reason.
+			needed = max(needed, received(semaphorev1.Kind_KIND_SERVICE))
 		}
 		if read > 0 && needed > read {
 			behind[kind] = needed
@@ -291,8 +310,8 @@ func (s *Session) lags(held map[semaphorev1.Kind]*semaphorev1.KindState) error {
 	return nil
 }
 
-// snapshot cuts the state of one moment into kinds.
-func (s *Session) snapshot(held map[semaphorev1.Kind]*semaphorev1.KindState) {
+// prepareSnapshots splits the journal's state at one revision by kind.
+func (s *Session) prepareSnapshots(held map[semaphorev1.Kind]*semaphorev1.KindState) {
 	byKind := map[semaphorev1.Kind]*kindSnapshot{}
 	for _, kind := range s.kinds {
 		byKind[kind] = &kindSnapshot{kind: kind}
@@ -307,38 +326,40 @@ func (s *Session) snapshot(held map[semaphorev1.Kind]*semaphorev1.KindState) {
 		}
 	}
 	for _, of := range s.snapshots {
-		of.read = s.newest(of.kind) // asked after the journal, which so holds nothing newer
-		s.snapshotTold[of.kind] = of.read
+		of.read = s.newest(of.kind) // read after the journal, which therefore contains nothing newer
+		s.snapshotSource[of.kind] = of.read
 		k := held[of.kind]
-		told, ok := digest.Parse(k.GetDigest())
-		if of.unchanged = ok && told == of.digest && k.GetObjects() == of.total; of.unchanged {
+		heldDigest, ok := digest.Parse(k.GetDigest())
+		if of.unchanged = ok && heldDigest == of.digest && k.GetObjects() == of.total; of.unchanged {
 			of.entries = nil
 		}
 		s.snapshotObjects += len(of.entries)
 	}
-	s.snapshotAt, s.cursor, s.whole = at, at, at
+	s.snapshotAt, s.cursor, s.completeAt = at, at, at
 }
 
-// Next is the next message to send; nil when there is nothing to say until the journal
-// changes after the cursor, or the broker has not said welcome.
+// Next returns the next message to send; nil if there is none until the journal changes after the cursor, or the
+// broker sends Welcome.
 func (s *Session) Next() (*semaphorev1.PublishRequest, error) {
 	switch {
 	case !s.welcomed:
 		return nil, nil
 	case len(s.snapshots) > 0:
-		return s.nextOfSnapshot(), nil
+		return s.nextSnapshotMessage(), nil
 	default:
 		return s.nextChanges()
 	}
 }
 
-func (s *Session) nextOfSnapshot() *semaphorev1.PublishRequest {
+func (s *Session) nextSnapshotMessage() *semaphorev1.PublishRequest {
 	of := s.snapshots[0]
 	if of.unchanged {
 		s.snapshots = s.snapshots[1:]
-		return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{
-			Kind: of.kind, Revision: s.snapshotAt, Objects: of.total, Digest: of.digest.Bytes(), SourceRevision: of.read,
-		}}}
+		return &semaphorev1.PublishRequest{
+			Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{
+				Kind: of.kind, Revision: s.snapshotAt, Objects: of.total, Digest: of.digest.Bytes(), SourceRevision: of.read,
+			}},
+		}
 	}
 	if !of.begun {
 		of.begun = true
@@ -347,7 +368,7 @@ func (s *Session) nextOfSnapshot() *semaphorev1.PublishRequest {
 		}}
 	}
 	if len(of.entries) > 0 {
-		b := batch{most: s.batchMost}
+		b := batch{maxChanges: s.maxChanges}
 		for len(of.entries) > 0 && b.add(of.entries[0], catalog.Upsert) {
 			of.entries = of.entries[1:]
 		}
@@ -355,7 +376,8 @@ func (s *Session) nextOfSnapshot() *semaphorev1.PublishRequest {
 	}
 	s.snapshots = s.snapshots[1:]
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
-		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: of.kind, Revision: s.snapshotAt, Objects: of.total, SourceRevision: of.read},
+		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: of.kind, Revision: s.snapshotAt, Objects: of.total,
+			SourceRevision: of.read},
 	}}
 }
 
@@ -366,68 +388,69 @@ func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 			return nil, errFellBehind
 		}
 		if len(entries) == 0 {
-			s.cursor, s.whole = next, next
+			s.cursor, s.completeAt = next, next
 			return nil, nil
 		}
-		b := batch{most: s.batchMost}
+		b := batch{maxChanges: s.maxChanges}
 		taken := 0
 		for _, e := range entries {
-			if sight := s.sees(e); sight != catalog.Nothing && !b.add(e, sight) {
+			if change := s.changeFor(e); change != catalog.NoChange && !b.add(e, change) {
 				break
 			}
 			s.cursor = e.Revision
 			taken++
 		}
 		if taken == len(entries) && taken < maxBatchObjects {
-			s.cursor, s.whole = next, next
+			s.cursor, s.completeAt = next, next
 		}
 		if len(b.changes) > 0 {
-			s.unacked = append(s.unacked, mark{b.changes[len(b.changes)-1].GetRevision(), b.oldest})
+			s.unacked = append(s.unacked, sentMessage{b.changes[len(b.changes)-1].GetRevision(), b.oldest})
 			m := b.message()
-			// After the journal was read: what it holds was read from the source before.
-			m.GetChanges().Sources = s.sources(s.readTold)
+			// The journal was read before: everything in it was read from the source before that.
+			m.GetChanges().Sources = s.sourceRevisions(s.reportedSource)
 			return m, nil
 		}
-		// All of these were for others.
+		// None of these entries concern this broker.
 	}
 }
 
-// sees is what a step looks like on this stream.
-func (s *Session) sees(e *catalog.Entry) catalog.Sight {
+// changeFor returns what an entry means for this stream.
+func (s *Session) changeFor(e *catalog.Entry) catalog.ChangeType {
 	if !slices.Contains(s.kinds, e.Key.Kind) {
-		return catalog.Nothing
+		return catalog.NoChange
 	}
-	return catalog.Seen(e, s.broker, s.whole)
+	return catalog.ChangeFor(e, s.broker, s.completeAt)
 }
 
-// behind is how many changes the broker has not acknowledged; those of a snapshot count until it has
-// acknowledged all of it. Where they are more than countedSingly, it can be too many: those for others count too.
+// behind returns the number of changes that the broker has not acknowledged; all of a snapshot count until the broker
+// has acknowledged the whole snapshot. Above maxExactCount it includes changes for other clusters.
 func (s *Session) behind() int {
 	n, from := 0, s.acked
 	if !s.resumed && s.acked < s.snapshotAt {
 		n, from = s.snapshotObjects, s.snapshotAt
 	}
-	return n + s.journal.Count(from, countedSingly, func(e *catalog.Entry) bool { return s.sees(e) != catalog.Nothing })
+	return n + s.journal.Count(from, maxExactCount,
+		func(e *catalog.Entry) bool { return s.changeFor(e) != catalog.NoChange })
 }
 
-// batch is a message in the making.
+// batch collects the changes of one message.
 type batch struct {
-	most    int // changes
-	changes []*semaphorev1.Change
-	bytes   int
-	oldest  time.Time
+	maxChanges int // changes
+	changes    []*semaphorev1.Change
+	bytes      int
+	oldest     time.Time
 }
 
-// add is false when the entry, which is an upsert or a delete for the reader, belongs into the next message.
-func (b *batch) add(e *catalog.Entry, sight catalog.Sight) bool {
+// add adds an entry as the given change. It returns false if the entry must go into the next message.
+func (b *batch) add(e *catalog.Entry, as catalog.ChangeType) bool {
 	change := &semaphorev1.Change{Revision: e.Revision, ObservedAt: timestamppb.New(e.ObservedAt)}
-	if sight == catalog.Delete {
+	if as == catalog.Delete {
 		change.Change = &semaphorev1.Change_Delete{Delete: e.Key.Proto()}
 	} else {
 		change.Change = &semaphorev1.Change_Upsert{Upsert: e.Value.Object}
 	}
 	size := proto.Size(change)
-	if len(b.changes) > 0 && (b.bytes+size > maxBatchBytes || len(b.changes) == b.most) {
+	if len(b.changes) > 0 && (b.bytes+size > maxBatchBytes || len(b.changes) == b.maxChanges) {
 		return false
 	}
 	if b.oldest.IsZero() || e.ObservedAt.Before(b.oldest) {
@@ -438,5 +461,7 @@ func (b *batch) add(e *catalog.Entry, sight catalog.Sight) bool {
 }
 
 func (b *batch) message() *semaphorev1.PublishRequest {
-	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: b.changes}}}
+	return &semaphorev1.PublishRequest{
+		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: b.changes}},
+	}
 }

@@ -39,7 +39,8 @@ func put(j *catalog.Journal, key catalog.Key, object *semaphorev1.Object, now ti
 
 func member(name, ip string) (catalog.Key, *semaphorev1.Object) {
 	key := catalog.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: name}
-	return key, &semaphorev1.Object{Key: key.Proto(), Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{Ips: []string{ip}}}}
+	return key, &semaphorev1.Object{Key: key.Proto(),
+		Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{Ips: []string{ip}}}}
 }
 
 // node is an object that only one cluster may see.
@@ -345,12 +346,16 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 		"version 2":       {Cluster: "c2", ProtocolVersion: 2},
 	} {
 		s := NewSession("c1", "c2", "test", 0, "", kinds, newJournal(1))
-		if _, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome}}); err == nil {
+		if _, err := s.Receive(&semaphorev1.PublishResponse{
+			Message: &semaphorev1.PublishResponse_Welcome{Welcome: welcome},
+		}); err == nil {
 			t.Errorf("%s is taken", name)
 		}
 	}
 	s := NewSession("c1", "c2", "test", 0, "", kinds, newJournal(1))
-	if _, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 7}}}); err == nil {
+	if _, err := s.Receive(&semaphorev1.PublishResponse{
+		Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 7}},
+	}); err == nil {
 		t.Error("an acknowledgement before welcome is taken")
 	}
 
@@ -358,14 +363,18 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 	k, o := member("pod", "10.1.1.1")
 	put(j, k, o, time.Now())
 	s = NewSession("c1", "c2", "test", 0, "", kinds, j)
-	welcome := &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1}}}
+	welcome := &semaphorev1.PublishResponse{
+		Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1}},
+	}
 	if _, err := s.Receive(welcome); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Receive(welcome); err == nil {
 		t.Error("a second welcome is taken")
 	}
-	if _, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}}); err == nil {
+	if _, err := s.Receive(&semaphorev1.PublishResponse{
+		Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}},
+	}); err == nil {
 		t.Error("an acknowledgement of what was not sent is taken")
 	}
 	// An answer of a later protocol is passed over.
@@ -479,9 +488,10 @@ func TestOffersToGoOn(t *testing.T) {
 		{"", 0, false},
 	} {
 		s := NewSession("c1", "c2", "test", 0, "", kinds, j)
-		if _, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
-			Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: test.epoch, ResumeRevision: test.revision,
-		}}}); err != nil {
+		if _, err := s.Receive(&semaphorev1.PublishResponse{
+			Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
+				Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: test.epoch, ResumeRevision: test.revision,
+			}}}); err != nil {
 			t.Fatal(err)
 		}
 		m, err := s.Next()

@@ -8,162 +8,170 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/stream/link"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Source is what a catalog is read from. Its methods may be called from any goroutine.
+// Source is what a catalog is read from. Its methods are safe for concurrent use.
 type Source interface {
-	// ID names it, see Hello.source_id; empty for unknown.
+	// ID identifies the source, see Hello.source_id; empty if unknown.
 	ID() string
-	// Ready reports whether the catalog holds all there is of a kind.
+	// Ready reports whether the catalog is complete for a kind.
 	Ready(semaphorev1.Kind) bool
-	// Read is how far it has been read for a kind, as a resourceVersion; 0 for unknown.
+	// Read returns the resourceVersion up to which a kind was read; 0 if unknown.
 	Read(semaphorev1.Kind) uint64
-	// Newest is the newest resourceVersion that the catalog can have anything of a kind from: Read, or more where a kind
-	// is made of several things that are not read in step.
+	// Newest returns the newest resourceVersion that the catalog may contain of a kind. It exceeds Read if the kind is
+	// made of several resources, which are read independently.
 	Newest(semaphorev1.Kind) uint64
 }
 
-// whole is the source of a catalog that needs none.
-type whole struct{}
+// completeSource is the source of a catalog that is complete from the beginning.
+type completeSource struct{}
 
-func (whole) ID() string                     { return "" }
-func (whole) Ready(semaphorev1.Kind) bool    { return true }
-func (whole) Read(semaphorev1.Kind) uint64   { return 0 }
-func (whole) Newest(semaphorev1.Kind) uint64 { return 0 }
+func (completeSource) ID() string                     { return "" }
+func (completeSource) Ready(semaphorev1.Kind) bool    { return true }
+func (completeSource) Read(semaphorev1.Kind) uint64   { return 0 }
+func (completeSource) Newest(semaphorev1.Kind) uint64 { return 0 }
 
-// How often it is looked whether more kinds may be told, how long those that are ready wait for the others, and how often
-// it is said that an apiserver lags.
+// kindsPollInterval is how often the publisher checks for more kinds that it may send, otherKindsWait is how long
+// kinds that are ready wait for the others, and lagWarnInterval is how often it logs that an apiserver lags.
 const (
-	lookEvery = 100 * time.Millisecond
-	waitOther = 2 * time.Second
-	warnEvery = 30 * time.Second
+	kindsPollInterval = 100 * time.Millisecond
+	otherKindsWait    = 2 * time.Second
+	lagWarnInterval   = 30 * time.Second
 )
 
-// errMoreKinds ends a stream that does not have all kinds that could be told.
-var errMoreKinds = fmt.Errorf("more kinds can be told: %w", link.ErrAgain)
+// errMoreKinds ends a stream that lacks kinds which can be sent now.
+var errMoreKinds = fmt.Errorf("more kinds can be sent: %w", link.ErrAgain)
 
-// kinds are those that may be told now: what is not read, or from an apiserver that lags, does not hold back the rest.
-func (p *Publisher) kinds() []semaphorev1.Kind {
+// readyKinds returns the kinds that can be sent now. A kind that is not read, or whose apiserver lags, does not delay
+// the others.
+func (p *Publisher) readyKinds() []semaphorev1.Kind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var kinds []semaphorev1.Kind
 	for _, kind := range p.catalog.Rules().KindsFor(p.broker.Cluster) {
-		if p.from.Ready(kind) && p.from.Read(kind) >= p.needed[kind] {
+		if p.source.Ready(kind) && p.source.Read(kind) >= p.requiredRevision[kind] {
 			kinds = append(kinds, kind)
 		}
 	}
 	return kinds
 }
 
-// await waits until there is something to tell, and a while for the rest of it.
-func (p *Publisher) await(ctx context.Context) ([]semaphorev1.Kind, error) {
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
-	warn := time.NewTicker(warnEvery)
+// waitForKinds waits until a kind can be sent, and then up to otherKindsWait for the other kinds.
+func (p *Publisher) waitForKinds(ctx context.Context) ([]semaphorev1.Kind, error) {
+	poll := time.NewTicker(kindsPollInterval)
+	defer poll.Stop()
+	warn := time.NewTicker(lagWarnInterval)
 	defer warn.Stop()
 	all := len(p.catalog.Rules().KindsFor(p.broker.Cluster))
 	var since time.Time
 	for {
-		kinds := p.kinds()
+		kinds := p.readyKinds()
 		if len(kinds) > 0 && since.IsZero() {
 			since = time.Now()
 		}
-		if len(kinds) == all || len(kinds) > 0 && (time.Since(since) >= waitOther || p.lags()) {
+		if len(kinds) == all || len(kinds) > 0 && (time.Since(since) >= otherKindsWait || p.lags()) {
 			return kinds, nil
 		}
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-warn.C:
-			p.warn()
-		case <-look.C:
+			p.logProblems()
+		case <-poll.C:
 		}
 	}
 }
 
-// watchKinds ends a stream once there are kinds to tell that it does not have.
-func (p *Publisher) watchKinds(ctx context.Context, told []semaphorev1.Kind) error {
-	if len(told) == len(p.catalog.Rules().KindsFor(p.broker.Cluster)) {
+// watchKinds ends a stream when kinds become ready that it lacks.
+func (p *Publisher) watchKinds(ctx context.Context, sent []semaphorev1.Kind) error {
+	if len(sent) == len(p.catalog.Rules().KindsFor(p.broker.Cluster)) {
 		return nil
 	}
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
-	warn := time.NewTicker(warnEvery)
+	poll := time.NewTicker(kindsPollInterval)
+	defer poll.Stop()
+	warn := time.NewTicker(lagWarnInterval)
 	defer warn.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-warn.C:
-			p.warn()
-		case <-look.C:
-			if len(p.kinds()) > len(told) {
+			p.logProblems()
+		case <-poll.C:
+			if len(p.readyKinds()) > len(sent) {
 				return errMoreKinds
 			}
 		}
 	}
 }
 
-// hold takes note of what the broker was told before of a source that we have read less of.
-func (p *Publisher) hold(lag *LagError) {
+// recordLag records up to which resourceVersion the source must be read before kinds are sent to this broker again.
+func (p *Publisher) recordLag(lag *LagError) {
 	p.mu.Lock()
-	maps.Copy(p.needed, lag.Behind)
+	maps.Copy(p.requiredRevision, lag.Behind)
 	p.mu.Unlock()
-	p.warn()
+	p.logProblems()
 }
 
-// askAnew has the next stream begin with all kinds, and so learn what the broker was told as it knows it then.
-func (p *Publisher) askAnew() {
+// forgetLag makes the next stream begin with all kinds, so that the broker reports again what it holds.
+func (p *Publisher) forgetLag() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	clear(p.needed)
+	clear(p.requiredRevision)
 }
 
 func (p *Publisher) lags() bool { return len(p.Lagging()) > 0 }
 
-// Lagging are the kinds of which the broker is told nothing, because it was once told newer things than what the apiserver
-// has given us so far.
+// Lagging returns the kinds that are not sent to the broker, because it received a newer state before than the
+// apiserver has returned so far.
 func (p *Publisher) Lagging() []semaphorev1.Kind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var kinds []semaphorev1.Kind
-	for _, kind := range slices.Sorted(maps.Keys(p.needed)) {
-		if p.from.Read(kind) < p.needed[kind] {
+	for _, kind := range slices.Sorted(maps.Keys(p.requiredRevision)) {
+		if p.source.Read(kind) < p.requiredRevision[kind] {
 			kinds = append(kinds, kind)
 		} else {
-			delete(p.needed, kind)
+			delete(p.requiredRevision, kind)
 		}
 	}
 	return kinds
 }
 
-// Problems are why some kinds are not told, a line each.
-func (p *Publisher) Problems() []string {
-	var lines []string
+// Findings are the kinds that are not sent, and label domains that contradict the broker's.
+func (p *Publisher) Findings() (found []finding.Finding) {
 	for _, kind := range p.Lagging() {
 		p.mu.Lock()
-		needed := p.needed[kind]
+		needed := p.requiredRevision[kind]
 		p.mu.Unlock()
-		lines = append(lines, fmt.Sprintf("the apiserver lags: %s has been read up to resourceVersion %d, and the broker of %s was told of %d before; nothing is told of it until that has been read; if this cluster's etcd was put back to an earlier state, raise restores in the exporter's configuration",
-			semaphorev1.KindName(kind), p.from.Read(kind), p.broker.Cluster, needed))
+		found = append(found, finding.Line(finding.ApiserverLags, p.broker.Cluster,
+			fmt.Sprintf("the apiserver lags: %s has "+
+				"been read up to resourceVersion %d, and the broker of %s received %d before; the kind is not sent until that has "+
+				"been read; if this cluster's etcd was restored from a backup, raise restores in the exporter's configuration",
+				semaphorev1.KindName(kind), p.source.Read(kind), p.broker.Cluster, needed))...)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if s := p.session; s != nil && len(s.labelDomains) > 0 && len(s.peerLabelDomains) > 0 &&
 		!slices.Equal(slices.Sorted(slices.Values(s.labelDomains)), slices.Sorted(slices.Values(s.peerLabelDomains))) {
-		lines = append(lines, fmt.Sprintf("pods of sets are found by labels of %q, and the broker of %s gives sets labels of %.500q: policies there select by the latter; set labelDomains of both to the same",
-			strings.Join(s.labelDomains, ", "), p.broker.Cluster, strings.Join(s.peerLabelDomains[:min(len(s.peerLabelDomains), maxDomainsShown)], ", ")))
+		found = append(found, finding.Line(finding.LabelDomainsDiffer, p.broker.Cluster,
+			fmt.Sprintf("labels of %q put pods "+
+				"into sets here, and the broker of %s labels sets with %.300q, by which policies there select; set labelDomains "+
+				"to the same value in both",
+				strings.Join(s.labelDomains, ", "), p.broker.Cluster,
+				strings.Join(s.peerLabelDomains[:min(len(s.peerLabelDomains), maxDomainsShown)], ", ")))...)
 	}
-	return lines
+	return found
 }
 
-// maxDomainsShown bounds what another cluster adds to the status.
+// maxDomainsShown bounds what another cluster can add to the status.
 const maxDomainsShown = 8
 
-func (p *Publisher) warn() {
-	for _, line := range p.Problems() {
+func (p *Publisher) logProblems() {
+	for _, line := range finding.Texts(p.Findings()) {
 		p.log.Warn(line)
 	}
 }

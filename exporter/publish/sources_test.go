@@ -16,7 +16,7 @@ func TestChangesTellHowFarTheSourceWasRead(t *testing.T) {
 	read := uint64(40)
 	s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
 	upToNow := func(semaphorev1.Kind) uint64 { return read }
-	s.Source(upToNow, upToNow)
+	s.SetSource(upToNow, upToNow)
 	w := &wire{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
 	w.say(s.Hello())
 	w.arrive()
@@ -44,13 +44,14 @@ func TestChangesTellHowFarTheSourceWasRead(t *testing.T) {
 		read = step.read
 		k, o := member("pod", fmt.Sprint("10.1.1.", i))
 		put(j, k, o, time.Now())
-		if got := next().GetChanges().GetSources(); len(got) != step.sources || step.sources > 0 && got[0].GetSourceRevision() != read {
+		if got := next().GetChanges().GetSources(); len(got) != step.sources || step.sources > 0 &&
+			got[0].GetSourceRevision() != read {
 			t.Errorf("read up to %d, and the changes say %v", read, got)
 		}
 	}
 	// The stream breaks here, and another exporter of the same cluster says hello.
 	old := NewSession("c1", "c2", "test", 0, "uid", kinds, newJournal(10))
-	old.Source(upTo(45), upTo(45))
+	old.SetSource(upTo(45), upTo(45))
 	result, err := r.Open().Receive(time.Now(), old.Hello())
 	if err != nil {
 		t.Fatal(err)
@@ -70,11 +71,13 @@ func TestSlicesLagWithTheirServices(t *testing.T) {
 		behind int
 	}{{11, 2}, {29, 0}} {
 		s := NewSession("c1", "c2", "test", 0, "uid", both, newJournal(10))
-		s.Source(upTo(c.read), upTo(c.read))
-		_, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
-			Cluster: "c2", ProtocolVersion: 1,
-			Held: []*semaphorev1.KindState{{Kind: semaphorev1.Kind_KIND_SERVICE, SourceId: "uid", SourceRevision: 29}},
-		}}})
+		s.SetSource(upTo(c.read), upTo(c.read))
+		_, err := s.Receive(
+			&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
+				Cluster: "c2", ProtocolVersion: 1,
+				Held: []*semaphorev1.KindState{{Kind: semaphorev1.Kind_KIND_SERVICE, SourceId: "uid", SourceRevision: 29}},
+			}}},
+		)
 		var lag *LagError
 		if errors.As(err, &lag); lag == nil && c.behind > 0 || lag != nil && len(lag.Behind) != c.behind {
 			t.Errorf("read up to %d: %v", c.read, err)
@@ -87,7 +90,7 @@ func TestSlicesLagWithTheirServices(t *testing.T) {
 func TestTheNewestIsToldAndTheOldestCounts(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
-	s.Source(upTo(15), upTo(29))
+	s.SetSource(upTo(15), upTo(29))
 	w := &wire{t: t, sender: s, replica: r.Open(), sent: map[string]int{}}
 	w.say(s.Hello())
 	w.arrive()
@@ -99,7 +102,7 @@ func TestTheNewestIsToldAndTheOldestCounts(t *testing.T) {
 		w.arrive()
 	}
 	old := NewSession("c1", "c2", "test", 0, "uid", kinds, newJournal(10))
-	old.Source(upTo(17), upTo(49))
+	old.SetSource(upTo(17), upTo(49))
 	result, err := r.Open().Receive(time.Now(), old.Hello())
 	if err != nil {
 		t.Fatal(err)
@@ -120,8 +123,8 @@ func TestAnExporterDoesNotLagBehindItself(t *testing.T) {
 	}}}
 	for told, lags := range map[uint64]bool{0: true, 14: true, 15: false} {
 		s := NewSession("c1", "c2", "test", 0, "source", kinds, j)
-		s.Source(func(semaphorev1.Kind) uint64 { return 13 }, func(semaphorev1.Kind) uint64 { return 15 })
-		s.Before(map[semaphorev1.Kind]uint64{kind: told})
+		s.SetSource(func(semaphorev1.Kind) uint64 { return 13 }, func(semaphorev1.Kind) uint64 { return 15 })
+		s.SetEarlierSourceRevisions(map[semaphorev1.Kind]uint64{kind: told})
 		if _, err := s.Receive(welcome); (err != nil) != lags {
 			t.Errorf("having told up to %d itself: %v", told, err)
 		}

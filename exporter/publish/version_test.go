@@ -12,7 +12,8 @@ import (
 
 // The tests of this file are the exporter's half of F38: brokers of the version before and of the one after.
 
-// later is m as a later version would send it, after it was encoded and decoded: with a field that this one does not know.
+// later is m as a later version would send it, after it was encoded and decoded: with a field that this one does not
+// know.
 func later(t *testing.T, m *semaphorev1.PublishResponse) *semaphorev1.PublishResponse {
 	t.Helper()
 	unknown := protowire.AppendString(protowire.AppendTag(nil, 1000, protowire.BytesType), "of a later version")
@@ -75,7 +76,9 @@ func TestF38OlderBroker(t *testing.T) {
 	if objects != 2 {
 		t.Errorf("%d objects told", objects)
 	}
-	r, err := s.Receive(&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}})
+	r, err := s.Receive(
+		&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}},
+	)
 	if err != nil || r.Ack.GetRevision() != 2 {
 		t.Errorf("%+v %v", r, err)
 	}
@@ -97,11 +100,13 @@ func TestF38NewerBroker(t *testing.T) {
 	if types, objects := told(t, s); objects != 2 {
 		t.Errorf("%d objects told in %v", objects, types)
 	}
-	_, err = s.Receive(later(t, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{Refusal: &semaphorev1.Refusal{
-		Key: &semaphorev1.ObjectKey{Kind: 9, Name: "x"}, Code: "of-a-later-version",
-	}}}))
+	_, err = s.Receive(later(t,
+		&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{Refusal: &semaphorev1.Refusal{
+			Key: &semaphorev1.ObjectKey{Kind: 9, Name: "x"}, Code: "of-a-later-version",
+		}}}))
 	must(t, err)
-	r, err := s.Receive(later(t, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}}))
+	r, err := s.Receive(later(t,
+		&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}}))
 	if err != nil || r.Ack.GetRevision() != 2 {
 		t.Errorf("%+v %v", r, err)
 	}

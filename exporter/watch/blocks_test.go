@@ -17,6 +17,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -31,8 +32,8 @@ func blocksOf(c *catalog.Catalog) string {
 	return strings.Join(out, ", ")
 }
 
-// TestBlocks: what is exported of Calico's blocks, from a cluster that has them as CRDs and from one that has the v3 API.
-// Both begin without Calico, and without the right to read the blocks.
+// TestBlocks: what is exported of Calico's blocks, from a cluster that has them as CRDs and from one that has the v3
+// API. Both begin without Calico, and without the right to read the blocks.
 func TestBlocks(t *testing.T) {
 	for _, gv := range []schema.GroupVersion{kubetest.CalicoCRD, {Group: "projectcalico.org", Version: "v3"}} {
 		t.Run(gv.String(), func(t *testing.T) { testBlocks(t, gv) })
@@ -47,7 +48,8 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 		t.Helper()
 		_, err := admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
 			ObjectMeta: metav1.ObjectMeta{Name: resource},
-			Rules:      []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{"get", "list", "watch"}}},
+			Rules: []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource},
+				Verbs: []string{"get", "list", "watch"}}},
 		}, metav1.CreateOptions{})
 		must(t, err)
 		_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
@@ -60,27 +62,30 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 	grant("", "nodes")
 	grant("", "namespaces")
 	for _, name := range []string{"n1", "n2"} {
-		_, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDR: "10.1.200.0/24"}}, metav1.CreateOptions{})
+		_, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.NodeSpec{PodCIDR: "10.1.200.0/24"}}, metav1.CreateOptions{})
 		must(t, err)
 	}
 	limited := rest.CopyConfig(cfg)
 	limited.Impersonate.UserName = "exporter"
 	limited.Impersonate.Groups = []string{"system:authenticated"} // all ServiceAccounts are: they may ask what is served
 
-	c := catalog.New(catalog.Rules{Features: config.Features{config.Encryption}, Clusters: []string{"c2"}, AllowedIPs: config.CalicoBlocks})
+	c := catalog.New(catalog.Rules{Features: config.Features{config.Encryption}, Clusters: []string{"c2"},
+		AllowedIPs: config.CalicoBlocks})
 	w := start(t, limited, c)
 	waits := func(what string) {
 		t.Helper()
 		within(t, func() error {
 			err := w.Synced()
-			if err == nil || !strings.Contains(err.Error(), "not read yet: blockaffinities: cannot list: ") || !strings.Contains(err.Error(), what) {
+			if err == nil || !strings.Contains(err.Error(), "not read yet: blockaffinities: cannot list: ") ||
+				!strings.Contains(err.Error(), what) {
 				return fmt.Errorf("it does not wait for %q: %w", what, err)
 			}
 			return nil
 		})
 		// A node without its blocks would be no peer any more.
 		if w.Ready(semaphorev1.Kind_KIND_NODE) {
-			t.Error("nodes are told before their blocks are read")
+			t.Error("nodes are published before their blocks are read")
 		}
 	}
 	waits("is Calico installed")
@@ -125,14 +130,15 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 	}
 	exports("n1: 10.1.2.0/26 fd00:1::1c40/122, n2: ")
 	if !w.Ready(semaphorev1.Kind_KIND_NODE) || w.Read(semaphorev1.Kind_KIND_NODE) == 0 {
-		t.Error("nodes and their blocks are read, and are not told")
+		t.Error("nodes and their blocks are read, and are not published")
 	}
-	if w.resources[1].dates(semaphorev1.Kind_KIND_NODE) != native {
+	if w.resources[1].versionsComparable(semaphorev1.Kind_KIND_NODE) != native {
 		t.Error("resourceVersions of the aggregated API are taken for those of the cluster, or those of the CRD are not")
 	}
 
 	// The block moves, as Calico does it.
-	for _, step := range []map[string]any{{"state": "pendingDeletion"}, {"deleted": affinity("", "", "", true).Object["spec"].(map[string]any)["deleted"]}} {
+	for _, step := range []map[string]any{{"state": "pendingDeletion"},
+		{"deleted": affinity("", "", "", true).Object["spec"].(map[string]any)["deleted"]}} {
 		for key, value := range step {
 			must(t, unstructured.SetNestedField(first.Object, value, "spec", key))
 		}
@@ -149,21 +155,23 @@ func testBlocks(t *testing.T, gv schema.GroupVersion) {
 			t.Error("memory is spent on what is not exported")
 		}
 	}
-	if p := w.Problems(); len(p) > 0 {
+	if p := finding.Texts(w.Findings()); len(p) > 0 {
 		t.Errorf("problems: %q", p)
 	}
 }
 
-// TestAutoBlocks: a cluster without Calico's types has no blocks, and is read whole without them; one that gets them later
-// exports them, once it may read them.
+// TestAutoBlocks: a cluster without Calico's types has no blocks, and is read whole without them; one that gets them
+// later exports them, once it may read them.
 func TestAutoBlocks(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin, ctx := client(t, cfg), t.Context()
 	for _, name := range []string{"n1", "n2"} {
-		_, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDR: "10.1.20" + name[1:] + ".0/24"}}, metav1.CreateOptions{})
+		_, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.NodeSpec{PodCIDR: "10.1.20" + name[1:] + ".0/24"}}, metav1.CreateOptions{})
 		must(t, err)
 	}
-	c := catalog.New(catalog.Rules{Features: config.Features{config.Encryption}, Clusters: []string{"c2"}, AllowedIPs: config.AutoAllowedIPs})
+	c := catalog.New(catalog.Rules{Features: config.Features{config.Encryption}, Clusters: []string{"c2"},
+		AllowedIPs: config.AutoAllowedIPs})
 	w := start(t, cfg, c)
 	waitForSync(t, w)
 	exports := func(want string) {
@@ -177,20 +185,21 @@ func TestAutoBlocks(t *testing.T) {
 	}
 	exports("n1: 10.1.201.0/24, n2: 10.1.202.0/24")
 	if !w.Ready(semaphorev1.Kind_KIND_NODE) || w.Read(semaphorev1.Kind_KIND_NODE) == 0 {
-		t.Error("nodes are read, and there are no blocks to be read: still, nodes are not told, or of no time")
+		t.Error("nodes are read, and there are no blocks to be read: still, nodes are not published, or of no time")
 	}
-	if p := w.Problems(); len(p) > 0 {
+	if p := finding.Texts(w.Findings()); len(p) > 0 {
 		t.Errorf("a cluster without Calico has problems %q", p)
 	}
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "blockaffinities")
 	affinities := dynamic.NewForConfigOrDie(cfg).Resource(kubetest.CalicoCRD.WithResource("blockaffinities"))
 	_, err := affinities.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": kubetest.CalicoCRD.String(), "kind": "BlockAffinity", "metadata": map[string]any{"name": "n1-10-1-2-0-26"},
-		"spec": map[string]any{"node": "n1", "cidr": "10.1.2.0/26", "state": "confirmed", "deleted": "false"},
+		"apiVersion": kubetest.CalicoCRD.String(), "kind": "BlockAffinity",
+		"metadata": map[string]any{"name": "n1-10-1-2-0-26"},
+		"spec":     map[string]any{"node": "n1", "cidr": "10.1.2.0/26", "state": "confirmed", "deleted": "false"},
 	}}, metav1.CreateOptions{})
 	must(t, err)
 	exports("n1: 10.1.2.0/26, n2: 10.1.202.0/24")
-	if !w.resources[1].dates(semaphorev1.Kind_KIND_NODE) || !w.Ready(semaphorev1.Kind_KIND_NODE) {
-		t.Error("the blocks are read, and nodes are not told, or of a time without the blocks")
+	if !w.resources[1].versionsComparable(semaphorev1.Kind_KIND_NODE) || !w.Ready(semaphorev1.Kind_KIND_NODE) {
+		t.Error("the blocks are read, and nodes are not published, or of a time without the blocks")
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -17,23 +18,25 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// kind is how one kind of object comes from the apiserver into the catalog.
+// kind describes how objects of one resource get from the apiserver into the catalog.
 type kind struct {
-	// name is that of the resource, as RBAC has it.
+	// name of the resource, as in RBAC rules.
 	name string
-	// kinds of exported objects that it decides on.
+	// kinds of exported objects that the resource contributes to.
 	kinds []semaphorev1.Kind
-	// selectors of labels, a watch each; an empty one selects all.
+	// selectors of labels, with a watch for each; an empty one selects all.
 	selectors []string
 	client    cache.Getter
-	// lister is in place of client for what is not served everywhere under one name.
+	// lister replaces client for a resource that is served under different API groups.
 	lister *cache.ListWatch
-	// foreign says, where it is not nil, that the resourceVersions are not those of the cluster's other objects.
-	foreign func() bool
-	// unserved, where it is not nil, is the error of a cluster that serves no such resource, which means that there are none.
+	// ownVersions, if not nil, reports that the resourceVersions cannot be compared with those of the cluster's other
+	// objects.
+	ownVersions func() bool
+	// unserved, if not nil, is the error of a cluster that does not serve the resource, and therefore has no objects
+	// of it.
 	unserved error
 	example  runtime.Object
-	// trim keeps in memory only what the catalog looks at.
+	// trim removes the fields that the catalog does not read, to save memory.
 	trim   cache.TransformFunc
 	put    func(c *catalog.Catalog, o metav1.Object, now time.Time)
 	remove func(c *catalog.Catalog, namespace, name string, now time.Time)
@@ -44,17 +47,18 @@ func nodes(client kubernetes.Interface) kind {
 		name: "nodes", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE},
 		selectors: []string{""}, client: client.CoreV1().RESTClient(), example: &corev1.Node{},
 		trim: trimmed(func(n *corev1.Node) {
-			var ours map[string]string
+			var kept map[string]string
 			for key, value := range n.Annotations {
 				if _, ok := naming.WireGuardAnnotationCluster(key); ok {
-					if ours == nil {
-						ours = map[string]string{}
+					if kept == nil {
+						kept = map[string]string{}
 					}
-					ours[key] = value
+					kept[key] = value
 				}
 			}
 			n.ObjectMeta = metav1.ObjectMeta{
-				Name: n.Name, UID: n.UID, CreationTimestamp: n.CreationTimestamp, ResourceVersion: n.ResourceVersion, Annotations: ours,
+				Name: n.Name, UID: n.UID, CreationTimestamp: n.CreationTimestamp, ResourceVersion: n.ResourceVersion,
+				Annotations: kept,
 			}
 			n.Spec = corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs}
 			n.Status = corev1.NodeStatus{}
@@ -64,14 +68,15 @@ func nodes(client kubernetes.Interface) kind {
 	}
 }
 
-// blocks are Calico's, in whichever group the cluster serves them.
+// blocks are Calico's block affinities, in the API group that the cluster serves them under.
 func blocks(affinities *kube.BlockAffinities) kind {
 	return kind{
 		name: "blockaffinities", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE},
-		selectors: []string{""}, lister: affinities.ListWatch(), foreign: func() bool { return !affinities.Native() },
+		selectors: []string{""}, lister: affinities.ListWatch(), ownVersions: func() bool { return !affinities.Native() },
 		example: &kube.BlockAffinity{},
 		trim: trimmed(func(a *kube.BlockAffinity) {
-			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, UID: a.UID, CreationTimestamp: a.CreationTimestamp, ResourceVersion: a.ResourceVersion}
+			a.ObjectMeta = metav1.ObjectMeta{Name: a.Name, UID: a.UID, CreationTimestamp: a.CreationTimestamp,
+				ResourceVersion: a.ResourceVersion}
 		}),
 		put:    func(c *catalog.Catalog, o metav1.Object, now time.Time) { c.PutBlock(o.(*kube.BlockAffinity), now) },
 		remove: func(c *catalog.Catalog, _, name string, now time.Time) { c.DeleteBlock(name, now) },
@@ -93,7 +98,8 @@ func endpointSlices(client kubernetes.Interface, selectors []string) kind {
 		name: "endpointslices", kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_ENDPOINT_SLICE},
 		selectors: selectors, client: client.DiscoveryV1().RESTClient(), example: &discoveryv1.EndpointSlice{},
 		trim: trimmed(func(s *discoveryv1.EndpointSlice) {
-			s.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion, Labels: s.Labels}
+			s.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion,
+				Labels: s.Labels}
 			for i := range s.Endpoints {
 				e := &s.Endpoints[i]
 				e.TargetRef, e.Hints, e.DeprecatedTopology = nil, nil, nil
@@ -106,10 +112,25 @@ func endpointSlices(client kubernetes.Interface, selectors []string) kind {
 	}
 }
 
-// pods keep the labels of keys only, and those of their sets, which are of these domains.
-func pods(client kubernetes.Interface, domains, keys []string) kind {
+// serviceExports are those that export Services, in the version of the API that the cluster serves. Without the API
+// nothing is complete: the exports of a cluster are not known then.
+func serviceExports(exports *cache.ListWatch) kind {
+	return kind{
+		name:      "serviceexports",
+		kinds:     []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE},
+		selectors: []string{""}, lister: exports, example: &mcsv1beta1.ServiceExport{},
+		trim: trimmed(catalog.TrimExport),
+		put: func(c *catalog.Catalog, o metav1.Object, now time.Time) {
+			c.PutExport(o.(*mcsv1beta1.ServiceExport), now)
+		},
+		remove: (*catalog.Catalog).DeleteExport,
+	}
+}
+
+// pods keep only the labels with these keys, or all, and those that put them into sets of these domains.
+func pods(client kubernetes.Interface, domains, keys []string, allLabels bool) kind {
 	keys = slices.Clone(keys)
-	var labels []string // an apiserver cannot be asked for pods with one label or another: each has its watch
+	var labels []string // a label selector cannot express "or": each label has a watch
 	for _, domain := range domains {
 		labels = append(labels, domain+"/name")
 	}
@@ -124,6 +145,9 @@ func pods(client kubernetes.Interface, domains, keys []string) kind {
 					kept[key] = value
 				}
 			}
+			if allLabels { // rules that come later may select by any
+				kept = p.Labels
+			}
 			p.ObjectMeta = metav1.ObjectMeta{
 				Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
 				Labels: kept, Annotations: exportTo(p.Annotations),
@@ -136,7 +160,7 @@ func pods(client kubernetes.Interface, domains, keys []string) kind {
 	}
 }
 
-// exportTo is the one annotation of pods that is looked at.
+// exportTo returns the one annotation of pods that the catalog reads.
 func exportTo(annotations map[string]string) map[string]string {
 	if value, ok := annotations[naming.AnnotationExportTo]; ok {
 		return map[string]string{naming.AnnotationExportTo: value}
@@ -144,7 +168,7 @@ func exportTo(annotations map[string]string) map[string]string {
 	return nil
 }
 
-// trimmed passes on what is no T: informers also hand tombstones to their transforms.
+// trimmed ignores objects of another type: informers pass tombstones to transforms, too.
 func trimmed[T any](trim func(T)) cache.TransformFunc {
 	return func(o any) (any, error) {
 		if object, ok := o.(T); ok {

@@ -12,15 +12,16 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// The namespace whose UID names a cluster, and how often its apiserver is asked for it where there is no answer, or a no.
+// sourceNamespace is the namespace whose UID identifies a cluster. The exporter asks for it again after identifyRetry,
+// or identifyForbiddenRetry without the right to read it.
 const (
-	sourceNamespace = metav1.NamespaceSystem
-	askAgain        = time.Second
-	askRefused      = 15 * time.Second
+	sourceNamespace        = metav1.NamespaceSystem
+	identifyRetry          = time.Second
+	identifyForbiddenRetry = 15 * time.Second
 )
 
-// identify finds out which apiserver this is. That there are no rights to know is no reason not to export: it
-// only takes away the protection against an apiserver that lags.
+// identify reads the cluster's identity. Without the right to read it the exporter works, but without protection
+// against an apiserver that lags.
 func (w *Watcher) identify(ctx context.Context) {
 	for {
 		asked, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -29,7 +30,7 @@ func (w *Watcher) identify(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		wait := askAgain
+		wait := identifyRetry
 		refused := apierrors.IsForbidden(err) || apierrors.IsNotFound(err)
 		w.mu.Lock()
 		before := w.unidentified
@@ -46,10 +47,10 @@ func (w *Watcher) identify(ctx context.Context) {
 			return
 		}
 		if refused {
-			wait = askRefused
+			wait = identifyForbiddenRetry
 		}
 		if before == nil {
-			slog.Warn("cannot read the namespace whose UID names this cluster", "namespace", sourceNamespace, "error", err)
+			slog.Warn("cannot read the namespace whose UID identifies this cluster", "namespace", sourceNamespace, "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -59,19 +60,19 @@ func (w *Watcher) identify(ctx context.Context) {
 	}
 }
 
-// Restored says how often the etcd of the cluster was put back to an earlier state: resourceVersions before and after are not of one
-// source. It is called before Run.
-func (w *Watcher) Restored(times int) { w.restores = times }
+// SetRestores sets how often the cluster's etcd was restored from a backup: resourceVersions before and after a
+// restore belong to different sources. It must be called before Run.
+func (w *Watcher) SetRestores(times int) { w.restores = times }
 
-// ID names what is read: the UID of the namespace kube-system, and how often its etcd was put back, as brokers compare revisions of
-// one source only; empty where it cannot be known.
+// ID identifies the source by the UID of the namespace kube-system and the number of restores, as brokers compare
+// resourceVersions of one source only; empty if unknown.
 func (w *Watcher) ID() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.id
 }
 
-// Ready reports whether the catalog holds all there is of a kind.
+// Ready reports whether the catalog is complete for a kind.
 func (w *Watcher) Ready(kind semaphorev1.Kind) bool {
 	w.mu.Lock()
 	identified := w.identified
@@ -80,25 +81,24 @@ func (w *Watcher) Ready(kind semaphorev1.Kind) bool {
 		return false
 	}
 	for _, r := range w.resources {
-		if r.decides(kind) && !r.synced() {
+		if r.contributesTo(kind) && !r.synced() {
 			return false
 		}
 	}
 	return true
 }
 
-// Read is how far the source has been read for a kind: the catalog holds all that the apiserver had of it at that
-// resourceVersion. 0 for nothing.
+// Read returns the resourceVersion up to which the catalog contains everything of a kind; 0 for nothing.
 func (w *Watcher) Read(kind semaphorev1.Kind) uint64 {
 	var least uint64
 	first := true
 	for _, r := range w.resources {
-		if !r.dates(kind) {
+		if !r.versionsComparable(kind) {
 			continue
 		}
 		for _, it := range r.watches {
 			if it.synced() && !it.listed() {
-				continue // it is not served, and holds nothing
+				continue // it is not served, and has no objects
 			}
 			if read := it.read.Load(); first || read < least {
 				least, first = read, false
@@ -108,12 +108,12 @@ func (w *Watcher) Read(kind semaphorev1.Kind) uint64 {
 	return least
 }
 
-// Newest is the newest resourceVersion that the catalog can have anything of a kind from: what decides on a kind, such as
-// Services and slices, is not read in step.
+// Newest returns the newest resourceVersion that the catalog may contain of a kind. The resources that contribute to a
+// kind, such as Services and slices, are read independently.
 func (w *Watcher) Newest(kind semaphorev1.Kind) uint64 {
 	var newest uint64
 	for _, r := range w.resources {
-		if r.dates(kind) {
+		if r.versionsComparable(kind) {
 			for _, it := range r.watches {
 				newest = max(newest, it.read.Load())
 			}

@@ -7,25 +7,26 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// followStore ends with a kube.ErrPutBack when the cluster's etcd was put back.
-func (w *Watcher) followStore(ctx context.Context) error {
+// detectRestore returns a kube.ErrPutBack when the cluster's etcd was restored from a backup.
+func (w *Watcher) detectRestore(ctx context.Context) error {
 	for _, r := range w.resources {
-		if r.foreign != nil {
+		if r.ownVersions != nil {
 			continue
 		}
 		if err := kube.FollowStore(ctx, r.watches[0].list, w.newestRead); err != nil {
-			return fmt.Errorf("%w; all is read again from the beginning, and other clusters keep what they were told until writes have passed "+
-				"that, or until restores in the exporter's configuration is raised", err)
+			return fmt.Errorf("%w; the exporter reads everything again, and other clusters keep what they received until "+
+				"resourceVersions "+
+				"have passed the old ones, or until you raise restores in the exporter's configuration", err)
 		}
 		return nil
 	}
 	return nil
 }
 
-// newestRead is the newest resourceVersion of the cluster's own store that was read.
+// newestRead returns the newest resourceVersion read from the cluster's own store.
 func (w *Watcher) newestRead() (newest uint64) {
 	for _, r := range w.resources {
-		if r.foreign == nil || !r.foreign() {
+		if r.ownVersions == nil || !r.ownVersions() {
 			for _, it := range r.watches {
 				newest = max(newest, it.read.Load())
 			}

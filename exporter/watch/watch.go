@@ -1,8 +1,9 @@
-// Package watch fills a catalog from a cluster's apiserver, and keeps it filled. It reads
-// (get, list, watch) and never writes.
+// Package watch keeps a catalog current with a cluster's apiserver. It reads (get, list, watch) and never writes.
 //
-// What is exported is the catalog's to decide; this package knows which objects it has to
-// see for that, and asks for no others: selectors are the apiserver's work.
+// The catalog decides what is exported. This package knows which objects the catalog needs, and requests no others:
+// the apiserver applies the selectors.
+//
+// Of the exporter's packages it may import catalog.
 package watch
 
 import (
@@ -26,11 +27,12 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Watcher follows what a catalog needs to see.
+// Watcher watches the objects that a catalog needs.
 type Watcher struct {
 	client    kubernetes.Interface
 	catalog   *catalog.Catalog
@@ -38,39 +40,40 @@ type Watcher struct {
 	errors    *prometheus.CounterVec
 
 	mu sync.Mutex
-	// id names the source once it is identified, where it could be; unidentified is why it is not.
-	// restores is how often the cluster's etcd was put back.
+	// id identifies the source after identify has finished, and is empty if identify was refused; unidentified is the
+	// last error. restores is how often the cluster's etcd was restored from a backup.
 	restores     int
 	id           string
 	identified   bool
 	unidentified error
 }
 
-// resource is one kind of object and the watches that find those of it that matter.
+// resource is one resource and the watches that select the objects to export.
 type resource struct {
 	kind
 	watches []*watched
-	// mu makes looking at the watches' stores and telling the catalog one step: an event of one
-	// watch must not undo what another's has told meanwhile.
+	// mu makes reading the watches' stores and updating the catalog atomic: an event of one watch must not undo a
+	// newer update of another.
 	mu sync.Mutex
 }
 
-// decides reports whether what is exported of a kind follows from this resource.
-func (r *resource) decides(kind semaphorev1.Kind) bool { return slices.Contains(r.kinds, kind) }
+// contributesTo reports whether exported objects of a kind depend on this resource.
+func (r *resource) contributesTo(kind semaphorev1.Kind) bool { return slices.Contains(r.kinds, kind) }
 
-// dates reports whether how far this resource has been read says so of a kind: only resourceVersions of the cluster's own
-// storage can be compared.
-func (r *resource) dates(kind semaphorev1.Kind) bool {
-	return r.decides(kind) && (r.foreign == nil || !r.foreign())
+// versionsComparable reports whether the resourceVersions of this resource count for a kind: only those of the
+// cluster's own storage can be compared.
+func (r *resource) versionsComparable(kind semaphorev1.Kind) bool {
+	return r.contributesTo(kind) && (r.ownVersions == nil || !r.ownVersions())
 }
 
 func (r *resource) synced() bool {
 	return !slices.ContainsFunc(r.watches, func(it *watched) bool { return !it.synced() })
 }
 
-// New makes the watches that the catalog's rules ask for; affinities are read where they ask for Calico's blocks. Nothing is
-// read before Run.
-func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catalog.Catalog, reg prometheus.Registerer) (*Watcher, error) {
+// New makes the watches that the catalog's rules need; affinities are read if the rules use Calico's blocks. Nothing
+// is read before Run.
+func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catalog.Catalog,
+	reg prometheus.Registerer) (*Watcher, error) {
 	w := &Watcher{
 		client: client, catalog: c,
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -84,23 +87,27 @@ func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catal
 		if rules.AllowedIPs != config.NodePodCIDRs {
 			blocks := blocks(affinities)
 			if rules.AllowedIPs != config.CalicoBlocks {
-				blocks.unserved = kube.ErrNoBlocks // a cluster without Calico's IPAM has none, and may get some
+				blocks.unserved = kube.ErrNoBlocks // a cluster without Calico's IPAM has none; it may be installed later
 			}
 			w.resources = append(w.resources, &resource{kind: blocks})
 		}
 	}
 	if rules.Features.Has(config.Services) {
-		// The endpointslice controller copies a Service's labels to its slices, so one selector finds both.
-		// An apiserver cannot be asked for "this or that selector": each has its watch.
+		// The endpointslice controller copies a Service's labels to its slices, so one selector selects both. A label
+		// selector cannot express "or": each selector has a watch.
 		selectors := []string{rules.Mirror.String(), rules.Global.String()}
 		slices.Sort(selectors)
 		selectors = slices.Compact(selectors)
+		if rules.MultiCluster {
+			selectors = []string{""} // a Service that a ServiceExport exports has no label, nor have its slices
+		}
 		w.resources = append(w.resources,
 			&resource{kind: services(client, selectors)},
 			&resource{kind: endpointSlices(client, selectors)})
 	}
 	if rules.Features.Has(config.Policy) {
-		w.resources = append(w.resources, &resource{kind: pods(client, rules.LabelDomains, rules.SelectedLabels())})
+		w.resources = append(w.resources,
+			&resource{kind: pods(client, rules.LabelDomains, rules.SelectedLabels(), rules.Follows)})
 	}
 	for _, r := range w.resources {
 		for _, selector := range r.selectors {
@@ -113,55 +120,64 @@ func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catal
 	return w, nil
 }
 
+// ReadExports has the watcher read ServiceExports, too. It must be called before Run, if the rules have MultiCluster.
+func (w *Watcher) ReadExports(exports *cache.ListWatch) {
+	r := &resource{kind: serviceExports(exports)}
+	w.resources = append(w.resources, r)
+	w.add(w.client, r, "")
+}
+
 func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string) {
-	it := &watched{what: r.name, resource: r.name, errors: w.errors, unserved: r.unserved}
+	it := &watched{description: r.name, resource: r.name, errors: w.errors, unserved: r.unserved}
 	if selector != "" {
-		it.what = fmt.Sprintf("%s (%s)", r.name, selector)
+		it.description = fmt.Sprintf("%s (%s)", r.name, selector)
 	}
 	for _, verb := range []string{list, watching} {
-		w.errors.WithLabelValues(r.name, verb) // so that 0 can be seen
+		w.errors.WithLabelValues(r.name, verb) // exports the counter with 0
 	}
 	lw := r.lister
 	if lw == nil {
-		lw = cache.NewFilteredListWatchFromClient(r.client, r.name, metav1.NamespaceAll, func(o *metav1.ListOptions) { o.LabelSelector = selector })
+		lw = cache.NewFilteredListWatchFromClient(r.client, r.name, metav1.NamespaceAll,
+			func(o *metav1.ListOptions) { o.LabelSelector = selector })
 	}
 	noted := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			objects, err := lw.ListWithContextFunc(ctx, o)
-			it.note(ctx, list, err)
+			it.recordResult(ctx, list, err)
 			return objects, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			events, err := lw.WatchFuncWithContext(ctx, o)
 			switch {
 			case errors.Is(err, kube.ErrListFirst):
-			case isEmpty(events):
-				it.note(ctx, watching, errBroken)
+			case isBrokenWatch(events):
+				it.recordResult(ctx, watching, errBroken)
 			default:
-				it.note(ctx, watching, err)
+				it.recordResult(ctx, watching, err)
 			}
 			return events, err
 		},
 	}
-	it.follower = follow(cache.ToListWatcherWithWatchListSemantics(noted, client), r.example, r.trim,
+	it.follower = follow(cache.ToListWatcherWithWatchListSemantics(kube.RetryWhileAway(noted, nil), client),
+		r.example, r.trim,
 		func(_ context.Context, _ *cache.Reflector, err error) {
-			// Failed requests are noted where they are made. What else ends a watch is everyday.
-			slog.Debug("watch ended; beginning again", "resource", it.what, "reason", err)
+			// Failed requests are recorded where they are made. Watches end for other reasons regularly.
+			slog.Debug("a watch ended and starts again", "resource", it.description, "reason", err)
 		},
-		func(key string) { w.event(r, key) },
+		func(key string) { w.update(r, key) },
 		func(resourceVersion string) { it.read.Store(revision(resourceVersion)) },
 	)
 	it.list = lw.ListWithContextFunc
 	r.watches = append(r.watches, it)
 }
 
-// event tells the catalog of one object as the stores have it, whatever the event was: the watches of
-// one resource are not in step, and an object that one of them no longer selects may still be
-// another's.
-func (w *Watcher) event(r *resource, key string) {
+// update updates the catalog with the newest state of one object in the stores, whatever the event was: the watches of
+// one resource are independent, and an object that one no longer selects may be selected by another.
+func (w *Watcher) update(r *resource, key string) {
 	namespace, name, err := cache.SplitMetaNamespaceKey(key)
 	if err != nil {
-		slog.Error("an object's name makes no sense; what is exported of it stays as it is", "resource", r.name, "key", key, "error", err)
+		slog.Error("an object has an invalid name; its export remains unchanged", "resource", r.name, "key", key,
+			"error", err)
 		return
 	}
 	r.mu.Lock()
@@ -173,7 +189,22 @@ func (w *Watcher) event(r *resource, key string) {
 	}
 }
 
-// newest is the newest state of an object that any watch holds, nil where none does.
+// Replay tells the catalog of all objects that are known once more, as its rules have changed.
+func (w *Watcher) Replay() {
+	for _, r := range w.resources {
+		keys := map[string]bool{}
+		for _, it := range r.watches {
+			for _, key := range it.store.ListKeys() {
+				keys[key] = true
+			}
+		}
+		for key := range keys {
+			w.update(r, key)
+		}
+	}
+}
+
+// newest returns the newest state of an object in any watch's store, nil if none has it.
 func (r *resource) newest(key string) metav1.Object {
 	var newest metav1.Object
 	for _, it := range r.watches {
@@ -182,20 +213,20 @@ func (r *resource) newest(key string) metav1.Object {
 			continue
 		}
 		object, ok := held.(metav1.Object)
-		if ok && (newest == nil || later(object, newest)) {
+		if ok && (newest == nil || newer(object, newest)) {
 			newest = object
 		}
 	}
 	return newest
 }
 
-// later compares as KEP-5504 says resource versions may be compared.
-func later(a, b metav1.Object) bool {
+// newer compares resourceVersions as KEP-5504 specifies.
+func newer(a, b metav1.Object) bool {
 	order, err := resourceversion.CompareResourceVersion(a.GetResourceVersion(), b.GetResourceVersion())
 	return err == nil && order > 0
 }
 
-// Run follows the cluster until ctx ends, or with a kube.ErrPutBack.
+// Run watches the cluster until ctx ends. It returns a kube.ErrPutBack when etcd was restored.
 func (w *Watcher) Run(ctx context.Context) error {
 	outer := ctx
 	g, ctx := errgroup.WithContext(ctx)
@@ -203,7 +234,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		w.identify(ctx)
 		return nil
 	})
-	g.Go(func() error { return w.followStore(ctx) })
+	g.Go(func() error { return w.detectRestore(ctx) })
 	for _, r := range w.resources {
 		for _, it := range r.watches {
 			g.Go(func() error {
@@ -218,7 +249,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return outer.Err()
 }
 
-// Synced is nil once the catalog holds all there is, and until then says what is missing.
+// Synced returns nil if the catalog is complete, else an error that lists the resources that are missing.
 func (w *Watcher) Synced() error {
 	var missing []string
 	for _, r := range w.resources {
@@ -226,7 +257,7 @@ func (w *Watcher) Synced() error {
 			if it.synced() {
 				continue
 			}
-			line := it.what
+			line := it.description
 			if failure := it.failure(); failure != "" {
 				line += ": " + failure
 			}
@@ -239,26 +270,27 @@ func (w *Watcher) Synced() error {
 	return nil
 }
 
-// Problems are the watches that fail now, though they worked before: what is exported grows stale. A line
-// each, and one where the source cannot be named.
-func (w *Watcher) Problems() []string {
-	var lines []string
+// Findings are the watches that fail now and worked before, so that exports become stale, and a source that cannot be
+// identified.
+func (w *Watcher) Findings() (found []finding.Finding) {
 	w.mu.Lock()
 	if w.unidentified != nil {
-		lines = append(lines, fmt.Sprintf("an apiserver that lags would not be noticed: cannot read the UID of namespace %s: %v", sourceNamespace, w.unidentified))
+		found = append(found, finding.Line(finding.NoSource, "", fmt.Sprintf("the exporter cannot detect an apiserver "+
+			"that lags: cannot read the UID of namespace %s: %v", sourceNamespace, w.unidentified))...)
 	}
 	w.mu.Unlock()
 	for _, r := range w.resources {
 		for _, it := range r.watches {
 			if failure := it.failure(); failure != "" && it.synced() {
-				lines = append(lines, fmt.Sprintf("%s: not followed: %s", it.what, failure))
+				found = append(found, finding.Line(finding.NotFollowed, "",
+					fmt.Sprintf("%s: the watch fails: %s", it.description, failure))...)
 			}
 		}
 	}
-	return lines
+	return found
 }
 
-// WaitForSync returns when the catalog holds all there is, or with the context's error.
+// WaitForSync returns when the catalog is complete, or with the context's error.
 func (w *Watcher) WaitForSync(ctx context.Context) error {
 	var synced []cache.InformerSynced
 	for _, r := range w.resources {

@@ -30,6 +30,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
@@ -61,7 +62,8 @@ func newCatalog(t *testing.T, features ...config.Feature) *catalog.Catalog {
 		t.Fatal(err)
 	}
 	return catalog.New(catalog.Rules{
-		Features: features, Clusters: []string{"c2"}, Mirror: mirror, Global: global, LabelDomains: []string{naming.DefaultLabelDomain},
+		Features: features, Clusters: []string{"c2"}, Mirror: mirror, Global: global,
+		LabelDomains:  []string{naming.DefaultLabelDomain},
 		ServiceLabels: config.LabelKeys{"app.kubernetes.io/*"},
 	})
 }
@@ -82,12 +84,16 @@ func start(t *testing.T, cfg *rest.Config, cat *catalog.Catalog) *Watcher {
 	return startWith(t, client(t, cfg), kube.NewBlockAffinities(cfg), cat)
 }
 
-func startWith(t *testing.T, c kubernetes.Interface, affinities *kube.BlockAffinities, cat *catalog.Catalog) *Watcher {
+func startWith(t *testing.T, c kubernetes.Interface, affinities *kube.BlockAffinities, cat *catalog.Catalog,
+	prepare ...func(*Watcher)) *Watcher {
 	t.Helper()
 	already := goleak.IgnoreCurrent()
 	w, err := New(c, affinities, cat, prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, do := range prepare {
+		do(w)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -98,8 +104,11 @@ func startWith(t *testing.T, c kubernetes.Interface, affinities *kube.BlockAffin
 			t.Errorf("the watcher ended with %v", err)
 		}
 		// The HTTP client keeps idle connections.
-		goleak.VerifyNone(t, already, goleak.IgnoreAnyFunction("github.com/kube-semaphore/semaphore/exporter/watch.(*road).carry"), goleak.IgnoreTopFunction("internal/poll.runtime_pollWait"),
-			goleak.IgnoreAnyFunction("net/http.(*Transport).getConn"), goleak.IgnoreAnyFunction("golang.org/x/net/http2.(*clientConnReadLoop).run"))
+		goleak.VerifyNone(t, already,
+			goleak.IgnoreAnyFunction("github.com/kube-semaphore/semaphore/exporter/watch.(*road).carry"),
+			goleak.IgnoreTopFunction("internal/poll.runtime_pollWait"),
+			goleak.IgnoreAnyFunction("net/http.(*Transport).getConn"),
+			goleak.IgnoreAnyFunction("golang.org/x/net/http2.(*clientConnReadLoop).run"))
 	})
 	return w
 }
@@ -170,7 +179,8 @@ func waitForSync(t *testing.T, w *Watcher) {
 
 func namespace(t *testing.T, admin kubernetes.Interface, name string) {
 	t.Helper()
-	_, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	_, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{})
 	must(t, err)
 }
 
@@ -218,7 +228,8 @@ func testFollow(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	set := map[string]string{setLabel: "front"}
 
 	// Before the watcher, and after: both must be found.
-	_, err := core.Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: corev1.NodeSpec{PodCIDR: "10.1.1.0/24"}}, create)
+	_, err := core.Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
+		Spec: corev1.NodeSpec{PodCIDR: "10.1.1.0/24"}}, create)
 	must(t, err)
 	_, err = core.Services("shop").Create(ctx, service("echo", mirror), create)
 	must(t, err)
@@ -237,7 +248,7 @@ func testFollow(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	waitForSync(t, w)
 	eventually(t, c, "node n1 for c2", "service shop/echo")
 	if got := len(stored(w, "pods")); got != 1 {
-		t.Errorf("%d pods are in memory; only one bears the label", got)
+		t.Errorf("%d pods are in memory; only one has the label", got)
 	}
 	if got := len(stored(w, "services")); got != 1 {
 		t.Errorf("%d services are in memory; only one is offered", got)
@@ -285,7 +296,7 @@ func testFollow(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	must(t, core.Nodes().Delete(ctx, "n2", del))
 	must(t, core.Services("shop").Delete(ctx, "echo", del))
 	eventually(t, c, "node n1 for c2")
-	if p := w.Problems(); len(p) > 0 {
+	if p := finding.Texts(w.Findings()); len(p) > 0 {
 		t.Errorf("problems: %q", p)
 	}
 }
@@ -361,7 +372,8 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		name := strings.Join(resources, "-")
 		_, err := admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Rules:      []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: resources, Verbs: []string{"get", "list", "watch"}}},
+			Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: resources,
+				Verbs: []string{"get", "list", "watch"}}},
 		}, metav1.CreateOptions{})
 		must(t, err)
 		_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
@@ -393,7 +405,8 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		if err == nil {
 			t.Fatal("pods may not be read, and the watcher says that all is")
 		}
-		for _, part := range []string{"not read yet", "pods (" + setLabel + ")", "cannot list", `"exporter" cannot list resource "pods"`} {
+		for _, part := range []string{"not read yet", "pods (" + setLabel + ")", "cannot list",
+			`"exporter" cannot list resource "pods"`} {
 			if !strings.Contains(err.Error(), part) {
 				return fmt.Errorf("%w: does not say %q", err, part)
 			}
@@ -414,15 +427,18 @@ func testRights(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		return nil
 	})
 	if w.Ready(semaphorev1.Kind_KIND_SET_MEMBER) || w.Read(semaphorev1.Kind_KIND_NODE) == 0 {
-		t.Errorf("nodes are read up to %d; pods are ready: %v", w.Read(semaphorev1.Kind_KIND_NODE), w.Ready(semaphorev1.Kind_KIND_SET_MEMBER))
+		t.Errorf("nodes are read up to %d; pods are ready: %v", w.Read(semaphorev1.Kind_KIND_NODE),
+			w.Ready(semaphorev1.Kind_KIND_SET_MEMBER))
 	}
-	if p := w.Problems(); len(p) != 1 || !strings.Contains(p[0], "an apiserver that lags would not be noticed") || w.ID() != "" {
+	if p := finding.Texts(w.Findings()); len(p) != 1 ||
+		!strings.Contains(p[0], "the exporter cannot detect an apiserver that lags") ||
+		w.ID() != "" {
 		t.Errorf("the source is %q, and problems are %q", w.ID(), p)
 	}
 	grant("pods", "namespaces")
 	waitForSync(t, w)
 	within(t, func() error {
-		if p := w.Problems(); len(p) > 0 {
+		if p := finding.Texts(w.Findings()); len(p) > 0 {
 			return fmt.Errorf("the rights are there, and problems are %q", p)
 		}
 		return nil
@@ -465,7 +481,7 @@ func testOutage(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	road.close()
 	must(t, services.Delete(t.Context(), "goes", metav1.DeleteOptions{}))
 	within(t, func() error {
-		if p := strings.Join(w.Problems(), "\n"); !strings.Contains(p, "not followed: cannot ") {
+		if p := strings.Join(finding.Texts(w.Findings()), "\n"); !strings.Contains(p, "the watch fails: cannot ") {
 			return fmt.Errorf("the apiserver is out of reach, and problems are %q", p)
 		}
 		return nil
@@ -481,14 +497,14 @@ func testOutage(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		if got := mine(); got != "stays" {
 			return fmt.Errorf("exported are %q, not %q", got, "stays")
 		}
-		if p := w.Problems(); len(p) > 0 {
+		if p := finding.Texts(w.Findings()); len(p) > 0 {
 			return fmt.Errorf("all is well again, and problems are %q", p)
 		}
 		return nil
 	})
 }
 
-// TestSteps: what a list lacks is gone, and how far the source is read is what the catalog was told.
+// TestSteps: what a list lacks is gone, and how far the source is read is what the catalog received.
 func TestSteps(t *testing.T) {
 	c := newCatalog(t, config.Encryption)
 	unused, err := kubernetes.NewForConfig(&rest.Config{Host: "https://127.0.0.1:1"})
@@ -504,22 +520,25 @@ func TestSteps(t *testing.T) {
 		want  string
 		read  uint64
 	}{
-		{cache.Delta{Type: cache.ReplacedAll, Object: cache.ReplacedAllInfo{ResourceVersion: "5", Objects: []any{node("n1", "3"), node("n2", "4")}}}, "node n1 for c2, node n2 for c2", 5},
+		{cache.Delta{Type: cache.ReplacedAll, Object: cache.ReplacedAllInfo{ResourceVersion: "5",
+			Objects: []any{node("n1", "3"), node("n2", "4")}}}, "node n1 for c2, node n2 for c2", 5},
 		{cache.Delta{Type: cache.Added, Object: node("n3", "6")}, "node n1 for c2, node n2 for c2, node n3 for c2", 6},
 		{cache.Delta{Type: cache.Deleted, Object: node("n1", "7")}, "node n2 for c2, node n3 for c2", 7},
-		{cache.Delta{Type: cache.Bookmark, Object: cache.BookmarkInfo{ResourceVersion: "11"}}, "node n2 for c2, node n3 for c2", 11},
+		{cache.Delta{Type: cache.Bookmark, Object: cache.BookmarkInfo{ResourceVersion: "11"}},
+			"node n2 for c2, node n3 for c2", 11},
 		{cache.Delta{Type: cache.Deleted, Object: cache.DeletedFinalStateUnknown{Key: "n2"}}, "node n3 for c2", 11},
-		{cache.Delta{Type: cache.ReplacedAll, Object: cache.ReplacedAllInfo{ResourceVersion: "20", Objects: []any{node("n4", "19")}}}, "node n4 for c2", 20},
+		{cache.Delta{Type: cache.ReplacedAll, Object: cache.ReplacedAllInfo{ResourceVersion: "20",
+			Objects: []any{node("n4", "19")}}}, "node n4 for c2", 20},
 		// An apiserver that was put back to an earlier state.
 		{cache.Delta{Type: cache.ReplacedAll, Object: cache.ReplacedAllInfo{ResourceVersion: "2"}}, "", 2},
 		{cache.Delta{Type: cache.Updated, Object: node("n5", "no number")}, "node n5 for c2", 0},
 	} {
-		must(t, it.step(step.delta))
+		must(t, it.process(step.delta))
 		if got, read := exported(c), w.Read(semaphorev1.Kind_KIND_NODE); got != step.want || read != step.read {
 			t.Errorf("after %v: exported are %q, read is up to %d; not %q and %d", step.delta, got, read, step.want, step.read)
 		}
 	}
-	if err := it.step(cache.Delta{Type: cache.Added, Object: "nonsense"}); err == nil {
+	if err := it.process(cache.Delta{Type: cache.Added, Object: "nonsense"}); err == nil {
 		t.Error("an object without a name is taken")
 	}
 }
@@ -600,18 +619,22 @@ func TestAServiceIsExportedWhole(t *testing.T) {
 	namespace(t, admin, "shop")
 	full, err := admin.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:   "echo",
-			Labels: map[string]string{mirrorLabel: "true", globalLabel: "true", naming.LabelRouting: naming.RoutingLocalFirst, "app.kubernetes.io/name": "echo"},
+			Name: "echo",
+			Labels: map[string]string{mirrorLabel: "true", globalLabel: "true", naming.LabelRouting: naming.RoutingLocalFirst,
+				"app.kubernetes.io/name": "echo"},
 			Annotations: map[string]string{
-				naming.AnnotationPreferClusters: "c2,c3", naming.AnnotationMinReady: "2", naming.AnnotationWhenGone: "withdraw", naming.AnnotationExportTo: "c2", "other": "x",
+				naming.AnnotationPreferClusters: "c2,c3", naming.AnnotationMinReady: "2", naming.AnnotationWhenGone: "withdraw",
+				naming.AnnotationExportTo: "c2", "other": "x",
 			},
 		},
 		Spec: corev1.ServiceSpec{
 			Selector: map[string]string{"app": "echo"}, PublishNotReadyAddresses: true,
-			SessionAffinity:       corev1.ServiceAffinityClientIP,
-			SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](60)}},
-			TrafficDistribution:   ptr.To(corev1.ServiceTrafficDistributionPreferClose),
-			Ports:                 []corev1.ServicePort{{Name: "http", Port: 80, AppProtocol: ptr.To("http")}},
+			SessionAffinity: corev1.ServiceAffinityClientIP,
+			SessionAffinityConfig: &corev1.SessionAffinityConfig{
+				ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](60)},
+			},
+			TrafficDistribution: ptr.To(corev1.ServiceTrafficDistributionPreferClose),
+			Ports:               []corev1.ServicePort{{Name: "http", Port: 80, AppProtocol: ptr.To("http")}},
 		},
 	}, metav1.CreateOptions{})
 	must(t, err)
@@ -625,7 +648,9 @@ func TestAServiceIsExportedWhole(t *testing.T) {
 	if !proto.Equal(got.Object, want.Object) || got.To != want.To {
 		t.Errorf("exported is\n%v\nfor %s, not\n%v\nfor %s", got.Object, got.To, want.Object, want.To)
 	}
-	for _, text := range []string{"client_ip_affinity_seconds:60", "PreferClose", "IPv4", "c3", "min_ready:2", "withdraw", "local_first:true", "app.kubernetes.io/name"} {
+	for _, text := range []string{"client_ip_affinity_seconds:60", "PreferClose", "IPv4", "c3", "min_ready:2",
+		"WHEN_GONE_WITHDRAW",
+		"local_first:true", "app.kubernetes.io/name"} {
 		if !strings.Contains(strings.ReplaceAll(fmt.Sprint(got.Object), " ", ""), text) {
 			t.Errorf("%v lacks %s", got.Object, text)
 		}
@@ -638,7 +663,8 @@ func TestPodsOfSeveralDomains(t *testing.T) {
 	admin := client(t, cfg)
 	namespace(t, admin, "shop")
 	c := catalog.New(catalog.Rules{
-		Features: config.Features{config.Policy}, Clusters: []string{"c2"}, LabelDomains: []string{naming.DefaultLabelDomain, naming.PolicyLabelDomain},
+		Features: config.Features{config.Policy}, Clusters: []string{"c2"},
+		LabelDomains: []string{naming.DefaultLabelDomain, naming.PolicyLabelDomain},
 	})
 	const other = naming.PolicyLabelDomain + "/name"
 	create := func(name string, labels map[string]string) {

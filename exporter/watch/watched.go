@@ -14,42 +14,42 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// The verbs of RBAC that a watch needs.
+// The RBAC verbs that a watch needs.
 const (
 	list     = "list"
 	watching = "watch"
 )
 
 var (
-	errBroken  = errors.New("the connection broke before there was an answer")
+	errBroken  = errors.New("the connection broke before the apiserver answered")
 	emptyWatch = reflect.TypeOf(watch.NewEmptyWatch())
 )
 
-// isEmpty recognises what client-go gives for a watch whose connection broke before there was an
-// answer: no error, but a watch that ends at once.
-func isEmpty(events watch.Interface) bool { return reflect.TypeOf(events) == emptyWatch }
+// isBrokenWatch recognizes what client-go returns for a watch whose connection broke before an answer: no error, but a
+// watch that ends immediately.
+func isBrokenWatch(events watch.Interface) bool { return reflect.TypeOf(events) == emptyWatch }
 
 // watched is one watch on the apiserver.
 type watched struct {
 	resource string
-	// what is such as "services (mirror.semaphore.uw.io/mirror-service=true)".
-	what string
+	// description is text such as "services (mirror.semaphore.uw.io/mirror-service=true)".
+	description string
 	*follower
-	// list is asked for the resourceVersion of the store; its errors are not noted.
+	// list lists the resource to read its resourceVersion; its errors are not recorded.
 	list cache.ListWithContextFunc
-	// read is how far the catalog has been told, as a resourceVersion.
+	// read is the resourceVersion up to which the catalog was updated.
 	read   atomic.Uint64
 	errors *prometheus.CounterVec
 
 	mu sync.Mutex
-	// failures are those of the last request of each verb, where it failed.
+	// failures are the errors of the last request of each verb, if it failed.
 	failures map[string]error
-	// unserved is the error that means that there is nothing to read, nil for none, and absent says that it came.
+	// unserved is the error of a cluster that does not serve the resource, nil if it must; absent is set when it occurred.
 	unserved error
 	absent   bool
 }
 
-// synced reports whether the catalog was told all of a first list.
+// synced reports whether the catalog has all objects of the first list.
 func (it *watched) synced() bool {
 	it.mu.Lock()
 	absent := it.absent
@@ -57,16 +57,16 @@ func (it *watched) synced() bool {
 	return absent || it.queue.HasSynced()
 }
 
-// listed reports whether there was a first list, which what is not served has not.
+// listed reports whether there was a first list; a resource that is not served has none.
 func (it *watched) listed() bool { return it.queue.HasSynced() }
 
-// note takes note of how a request ended; client-go makes the next, backing off.
-func (it *watched) note(ctx context.Context, verb string, err error) {
+// recordResult records how a request ended; client-go makes the next one, with backoff.
+func (it *watched) recordResult(ctx context.Context, verb string, err error) {
 	if ctx.Err() != nil {
-		return // it was given up, not refused
+		return // the exporter ended the request
 	}
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		err = nil // everyday: the next request lists
+		err = nil // this is regular: the next request lists
 	}
 	it.mu.Lock()
 	if it.unserved != nil && errors.Is(err, it.unserved) {
@@ -80,7 +80,7 @@ func (it *watched) note(ctx context.Context, verb string, err error) {
 		}
 		it.failures[verb] = err
 	case verb == watching:
-		// A watch begins where a list ended, or brings the list itself.
+		// A watch begins after a successful list, or includes the list.
 		clear(it.failures)
 	default:
 		delete(it.failures, verb)
@@ -93,13 +93,15 @@ func (it *watched) note(ctx context.Context, verb string, err error) {
 	switch {
 	case before != nil && before.Error() == err.Error():
 	case apierrors.IsForbidden(err):
-		slog.Error("the apiserver does not allow it; apply the feature's rights from deploy/features", "verb", verb, "resource", it.what, "error", err)
+		slog.Error("the exporter lacks a right; apply the feature's rights from deploy/features", "verb", verb, "resource",
+			it.description, "error", err)
 	default:
-		slog.Warn("request to the apiserver failed; trying again", "verb", verb, "resource", it.what, "error", err)
+		slog.Warn("a request to the apiserver failed; the exporter retries", "verb", verb, "resource", it.description,
+			"error", err)
 	}
 }
 
-// failure is why the watch does not work now; empty when it does.
+// failure returns why the watch does not work now; empty if it works.
 func (it *watched) failure() string {
 	it.mu.Lock()
 	defer it.mu.Unlock()

@@ -21,8 +21,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// BenchmarkSnapshot is the first connect of a large cluster, on one core and without a network: 100,000 objects from the
-// exporter's session through protobuf and gzip into the broker's replica.
+// BenchmarkSnapshot is the first connect of a large cluster, on one core and without a network: 100,000 objects from
+// the exporter's session through protobuf and gzip into the broker's replica.
 func BenchmarkSnapshot(b *testing.B) {
 	const objects = 100_000
 	c := newCatalog()
@@ -62,7 +62,7 @@ func BenchmarkSnapshot(b *testing.B) {
 			must(b, err)
 		}
 		held := 0
-		for _, kind := range replica.Kinds {
+		for _, kind := range semaphorev1.Kinds {
 			n, refused := r.Count(kind)
 			if held += n; refused > 0 {
 				b.Fatalf("%d refused: %v", refused, r.Refused()[0])
@@ -77,8 +77,8 @@ func BenchmarkSnapshot(b *testing.B) {
 	b.ReportMetric(float64(objects)*float64(b.N)/b.Elapsed().Seconds(), "objects/s")
 }
 
-// BenchmarkChange is one change after the other from the exporter's journal to the broker's plans, over TLS on loopback,
-// among 10,000 other objects.
+// BenchmarkChange is one change after the other from the exporter's journal to the broker's plans, over TLS on
+// loopback, among 10,000 other objects.
 func BenchmarkChange(b *testing.B) {
 	w := newWorld(b)
 	const objects = 10_000
@@ -186,7 +186,8 @@ func compressed(t *testing.T, entries []*catalog.Entry) int {
 	all := &semaphorev1.Changes{}
 	for _, e := range entries {
 		all.Changes = append(all.Changes, &semaphorev1.Change{
-			Revision: e.Revision, ObservedAt: timestamppb.New(e.ObservedAt), Change: &semaphorev1.Change_Upsert{Upsert: e.Value.Object},
+			Revision: e.Revision, ObservedAt: timestamppb.New(e.ObservedAt),
+			Change: &semaphorev1.Change_Upsert{Upsert: e.Value.Object},
 		})
 	}
 	data, err := proto.Marshal(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: all}})

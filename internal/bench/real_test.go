@@ -94,7 +94,12 @@ func (w *realBroker) requests(resource string) (reads, writes int, cpu float64) 
 
 func requests(b *testing.B, cluster *rest.Config, resource string) (reads, writes int, cpu float64) {
 	b.Helper()
-	text, err := kubernetes.NewForConfigOrDie(cluster).Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(context.Background())
+	text, err := kubernetes.NewForConfigOrDie(cluster).
+		Discovery().
+		RESTClient().
+		Get().
+		AbsPath("/metrics").
+		DoRaw(context.Background())
 	must(b, err)
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -105,7 +110,8 @@ func requests(b *testing.B, cluster *rest.Config, resource string) (reads, write
 		switch {
 		case name == "process_cpu_seconds_total":
 			cpu = n
-		case !strings.HasPrefix(name, "apiserver_request_total{") || !strings.Contains(name, fmt.Sprintf("resource=%q", resource)):
+		case !strings.HasPrefix(name, "apiserver_request_total{") ||
+			!strings.Contains(name, fmt.Sprintf("resource=%q", resource)):
 		case strings.Contains(name, `verb="GET"`), strings.Contains(name, `verb="LIST"`):
 			reads += int(n)
 		case !strings.Contains(name, `verb="WATCH"`):
@@ -128,7 +134,10 @@ func (w *realBroker) propagation(kind string) propagation {
 	must(w.b, err)
 	out := propagation{}
 	for _, m := range families["semaphore_broker_propagation_seconds"].GetMetric() {
-		if slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool { return l.GetName() == "kind" && l.GetValue() == kind }) {
+		if slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool {
+			return l.GetName() == "kind" &&
+				l.GetValue() == kind
+		}) {
 			for _, b := range m.GetHistogram().GetBucket() {
 				out[b.GetUpperBound()] += float64(b.GetCumulativeCount())
 			}

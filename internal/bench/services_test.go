@@ -45,7 +45,8 @@ type cluster struct {
 func newCluster(b *testing.B, namespace string) *cluster {
 	c := &cluster{b: b, rest: kubetest.Start(b)}
 	c.Interface = kubernetes.NewForConfigOrDie(kube.Protobuf(c.rest))
-	_, err := c.CoreV1().Namespaces().Create(b.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err := c.CoreV1().Namespaces().Create(b.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	must(b, err)
 	return c
 }
@@ -53,12 +54,15 @@ func newCluster(b *testing.B, namespace string) *cluster {
 // slice is the slice of the n-th service in a version: what differs is the last endpoint, whose address tells both.
 func slice(namespace string, service, endpoints, version int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("web-%d-x7", service), Labels: map[string]string{
-			discoveryv1.LabelServiceName: fmt.Sprint("web-", service), discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io",
-			mirrorLabel: "true", // which that controller copies from the Service
-		}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("web-%d-x7", service),
+			Labels: map[string]string{
+				discoveryv1.LabelServiceName: fmt.Sprint("web-", service),
+				discoveryv1.LabelManagedBy:   "endpointslice-controller.k8s.io",
+				mirrorLabel:                  "true", // which that controller copies from the Service
+			}},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To(int32(8080))}},
+		Ports: []discoveryv1.EndpointPort{{Name: ptr.To("http"), Protocol: ptr.To(corev1.ProtocolTCP),
+			Port: ptr.To(int32(8080))}},
 	}
 	for i := range endpoints - 1 {
 		s.Endpoints = append(s.Endpoints, endpoint(stays(service, i)))
@@ -95,10 +99,12 @@ func versionOf(a netip.Addr) (service, version int, ok bool) {
 
 func service(n int) *corev1.Service {
 	return &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: fmt.Sprint("web-", n), Labels: map[string]string{mirrorLabel: "true"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: fmt.Sprint("web-", n),
+			Labels: map[string]string{mirrorLabel: "true"}},
 		Spec: corev1.ServiceSpec{
 			Selector: map[string]string{"app": "web"},
-			Ports:    []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromInt32(8080)}},
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80,
+				TargetPort: intstr.FromInt32(8080)}},
 		},
 	}
 }
@@ -123,14 +129,16 @@ func (c *cluster) create(namespace string, services, endpoints int) {
 		if _, err := c.CoreV1().Services(namespace).Create(c.b.Context(), s, metav1.CreateOptions{}); err != nil {
 			return err
 		}
-		_, err := c.DiscoveryV1().EndpointSlices(namespace).Create(c.b.Context(), slice(namespace, i, endpoints, 0), metav1.CreateOptions{})
+		_, err := c.DiscoveryV1().EndpointSlices(namespace).Create(c.b.Context(), slice(namespace, i, endpoints, 0),
+			metav1.CreateOptions{})
 		return err
 	})
 }
 
 // change writes a version of a slice and returns when the apiserver had answered.
 func (c *cluster) change(namespace string, service, endpoints, version int) (time.Time, error) {
-	_, err := c.DiscoveryV1().EndpointSlices(namespace).Update(c.b.Context(), slice(namespace, service, endpoints, version), metav1.UpdateOptions{})
+	_, err := c.DiscoveryV1().EndpointSlices(namespace).Update(c.b.Context(),
+		slice(namespace, service, endpoints, version), metav1.UpdateOptions{})
 	return time.Now(), err
 }
 
@@ -147,10 +155,14 @@ type observer struct {
 }
 
 func (c *cluster) observe(namespace string) *observer {
-	o := &observer{versions: map[int][]time.Time{}, endpoints: map[string]int{}, services: map[string]bool{}, news: make(chan struct{}, 1)}
+	o := &observer{versions: map[int][]time.Time{}, endpoints: map[string]int{}, services: map[string]bool{},
+		news: make(chan struct{}, 1)}
 	endpoints, services := c.DiscoveryV1().EndpointSlices(namespace), c.CoreV1().Services(namespace)
 	c.follow(&discoveryv1.EndpointSlice{}, o.saw, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, l metav1.ListOptions) (runtime.Object, error) { return endpoints.List(ctx, l) },
+		ListWithContextFunc: func(ctx context.Context, l metav1.ListOptions) (runtime.Object,
+			error) {
+			return endpoints.List(ctx, l)
+		},
 		WatchFuncWithContext: func(ctx context.Context, l metav1.ListOptions) (watch.Interface, error) {
 			return endpoints.Watch(ctx, l)
 		},
@@ -168,7 +180,8 @@ func (c *cluster) observe(namespace string) *observer {
 
 func (c *cluster) follow(example runtime.Object, saw func(any), objects *cache.ListWatch) {
 	informer := cache.NewSharedIndexInformer(objects, example, 0, nil)
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: saw, UpdateFunc: func(_, o any) { saw(o) }})
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: saw,
+		UpdateFunc: func(_, o any) { saw(o) }})
 	must(c.b, err)
 	run(c.b, func(ctx context.Context) error {
 		informer.RunWithContext(ctx)
@@ -242,11 +255,13 @@ func twoClusters(b *testing.B, services, endpoints int) (c1, c2 *cluster, o *obs
 	return c1, c2, o
 }
 
-// spare makes slices of nobody's in c1, beside those of the mirrors, for direct writes: they have the numbers from first on.
+// spare makes slices of nobody's in c1, beside those of the mirrors, for direct writes: they have the numbers from
+// first on.
 func (c *cluster) spare(o *observer, first, services, endpoints int) {
 	c.b.Helper()
 	each(c.b, services, func(i int) error {
-		_, err := c.DiscoveryV1().EndpointSlices(mirrors).Create(c.b.Context(), slice(mirrors, first+i, endpoints, 0), metav1.CreateOptions{})
+		_, err := c.DiscoveryV1().EndpointSlices(mirrors).Create(c.b.Context(), slice(mirrors, first+i, endpoints, 0),
+			metav1.CreateOptions{})
 		return err
 	})
 	o.await(c.b, "the slices for direct writes", func() bool { return len(o.endpoints) == first+services })
@@ -259,13 +274,14 @@ func timing(b *testing.B, through, direct []time.Duration) {
 	slices.Sort(direct)
 	p50, p99 := len(through)/2, (len(through)*99+99)/100-1
 	figure.Report(b, "p50-ms", milliseconds(through[p50])).Floor(milliseconds(direct[p50])).AtMostTimesFloor(maxOfDirect)
-	figure.Report(b, "p99-ms", milliseconds(through[p99])).Floor(milliseconds(direct[p99])).AtMostTimesFloor(maxOfDirectP99)
+	figure.Report(b, "p99-ms",
+		milliseconds(through[p99])).Floor(milliseconds(direct[p99])).AtMostTimesFloor(maxOfDirectP99)
 	figure.WithoutTime(b) // the changes are the benchmark's
 }
 
 // BenchmarkServicesChange is one changed endpoint of a slice of 100, from the answer of its apiserver until the other
-// cluster's watch has it. By turns with it the same write is made directly to that other apiserver, from the request to the
-// watch. Each change is one write, and nothing is read.
+// cluster's watch has it. By turns with it the same write is made directly to that other apiserver, from the request to
+// the watch. Each change is one write, and nothing is read.
 func BenchmarkServicesChange(b *testing.B) {
 	const endpoints, changes = 100, 300
 	c1, c2, o := twoClusters(b, 1, endpoints)
@@ -292,9 +308,9 @@ func BenchmarkServicesChange(b *testing.B) {
 	figure.Report(b, "reads", float64(moreReads-reads)).AtMost(0)
 }
 
-// BenchmarkServicesFirstSync is the time from the start of broker and exporter, and of nothing mirrored, until all services of
-// ten endpoints are. Before it, as many Services and slices are created directly, by as many writers, in a cluster of their
-// own. Each object is written once.
+// BenchmarkServicesFirstSync is the time from the start of broker and exporter, and of nothing mirrored, until all
+// services of ten endpoints are. Before it, as many Services and slices are created directly, by as many writers, in a
+// cluster of their own. Each object is written once.
 func BenchmarkServicesFirstSync(b *testing.B) {
 	const endpoints = 10
 	for _, services := range []int{1_000, 5_000} {
@@ -326,7 +342,8 @@ func BenchmarkServicesFirstSync(b *testing.B) {
 				written += services1 - services0 + slices1 - slices0
 				figure.Report(b, "apiserver-CPU-s", cpu-before)
 			}
-			figure.Report(b, "sync-ms", milliseconds(synced)/float64(b.N)).Floor(milliseconds(created) / float64(b.N)).AtMostTimesFloor(maxOfDirect)
+			figure.Report(b, "sync-ms",
+				milliseconds(synced)/float64(b.N)).Floor(milliseconds(created) / float64(b.N)).AtMostTimesFloor(maxOfDirect)
 			figure.Report(b, "writes/object", float64(written)/float64(2*services*b.N)).Floor(1).AtMost(1)
 			figure.WithoutTime(b)
 		})
@@ -334,7 +351,8 @@ func BenchmarkServicesFirstSync(b *testing.B) {
 }
 
 // BenchmarkServicesChurn is 100 changes a second for a minute, over 200 services of ten endpoints. Turns of ten seconds
-// alternate with turns in which the same changes are written directly. Each change is one write at most, and nothing is read.
+// alternate with turns in which the same changes are written directly. Each change is one write at most, and nothing is
+// read.
 func BenchmarkServicesChurn(b *testing.B) {
 	const (
 		services, endpoints = 200, 10
@@ -344,7 +362,8 @@ func BenchmarkServicesChurn(b *testing.B) {
 	c1, c2, o := twoClusters(b, services, endpoints)
 	c1.spare(o, services, services, endpoints)
 	// turn makes changes of the services from first on, and returns how long each took, and what it was asked for in c1.
-	turn := func(to *cluster, namespace string, first, version int, since func(asked, answered time.Time) time.Time) (took []time.Duration, reads, writes int) {
+	turn := func(to *cluster, namespace string, first, version int,
+		since func(asked, answered time.Time) time.Time) (took []time.Duration, reads, writes int) {
 		beforeReads, before, _ := requests(b, c1.rest, "endpointslices")
 		from := make([]time.Time, changes)
 		var g errgroup.Group

@@ -64,7 +64,8 @@ func newWorld(tb testing.TB) *world {
 
 func newCatalog() *catalog.Catalog {
 	return catalog.New(catalog.Rules{
-		Features: config.Features{config.Encryption, config.Services, config.Policy}, Clusters: []string{"c1"}, LabelDomains: []string{naming.DefaultLabelDomain},
+		Features: config.Features{config.Encryption, config.Services, config.Policy}, Clusters: []string{"c1"},
+		LabelDomains: []string{naming.DefaultLabelDomain},
 	})
 }
 
@@ -91,7 +92,8 @@ func (w *world) source(cluster, part string) *identity.Source {
 func (w *world) serve() {
 	w.server = federation.New(federation.Options{
 		Cluster: "c1", Remotes: w.cfg.Remotes, Local: w.cfg.LocalPrefixes, Sink: w.sink,
-		Metrics: federation.NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.Default(),
+		Metrics: federation.NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""),
+		Log: slog.Default(),
 	})
 	g := grpc.NewServer(append(federation.ServerOptions(),
 		grpc.Creds(credentials.NewTLS(w.source("c1", "broker").ServerTLS(w.server.Authorize))))...)
@@ -223,28 +225,32 @@ func export(i, version int) (catalog.Key, *semaphorev1.Object) {
 		public := make([]byte, 32)
 		copy(public, fmt.Sprintf("%032d", i))
 		object.Spec = &semaphorev1.Object_Node{Node: &semaphorev1.Node{
-			PodCidrs:  []string{fmt.Sprintf("10.%d.%d.0/24", i>>8&255, i&255)},
-			Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: public, Address: fmt.Sprintf("172.20.%d.%d:%d", i>>8&255, i&255, 50000+version%1000)},
+			PodCidrs: []string{fmt.Sprintf("10.%d.%d.0/24", i>>8&255, i&255)},
+			Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: public, Address: fmt.Sprintf("172.20.%d.%d:%d", i>>8&255, i&255,
+				50000+version%1000)},
 		}}
 	case of < 7:
 		key.Kind = semaphorev1.Kind_KIND_SERVICE
 		object.Spec = &semaphorev1.Object_Service{Service: &semaphorev1.Service{
-			Ports: []*semaphorev1.ServicePort{{Name: "http", Protocol: "TCP", Port: int32(1 + version%60000)}}, Mirror: true,
+			Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: int32(1 + version%60000)}}, Mirror: true,
 		}}
 	case of < 13:
 		key.Kind = semaphorev1.Kind_KIND_ENDPOINT_SLICE
 		yes := true
 		slice := &semaphorev1.EndpointSlice{
-			Service: "service-" + fmt.Sprint(i), AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{{Name: "http", Protocol: "TCP", Port: 8080}},
+			Service: "service-" + fmt.Sprint(i), AddressType: "IPv4",
+			Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 8080}},
 		}
 		for n := range 10 {
-			slice.Endpoints = append(slice.Endpoints, &semaphorev1.Endpoint{Addresses: []string{ip(10*version + n)}, Ready: &yes, Serving: &yes, Zone: "zone-a"})
+			slice.Endpoints = append(slice.Endpoints, &semaphorev1.Endpoint{Addresses: []string{ip(10*version + n)}, Ready: &yes,
+				Serving: &yes, Zone: "zone-a"})
 		}
 		object.Spec = &semaphorev1.Object_EndpointSlice{EndpointSlice: slice}
 	default:
 		key.Kind = semaphorev1.Kind_KIND_SET_MEMBER
 		object.Spec = &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{
-			PodUid: fmt.Sprintf("%08x-0000-4000-8000-%012x", i, i), SetName: fmt.Sprint("app-", i%31), Ips: []string{ip(version)},
+			PodUid: fmt.Sprintf("%08x-0000-4000-8000-%012x", i, i), SetName: fmt.Sprint("app-", i%31),
+			Ips: []string{ip(version)},
 		}}
 	}
 	object.Key = key.Proto()

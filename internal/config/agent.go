@@ -8,23 +8,24 @@ import (
 	"slices"
 )
 
-// NoProbe is what listen.probe says for no responder. ("off" is YAML for false.)
+// NoProbe is the value of listen.probe for no responder. ("off" is YAML for false.)
 const NoProbe = "none"
 
-// Which series of peers the agent has.
+// The values of peerMetrics: which series about peers the agent has.
 const (
 	PeerMetricsAll  = "all"
 	PeerMetricsNone = "none"
 )
 
-// The routing table of the agents, the priority of its rules, and that of the rule for the main table, ip-rule(8).
+// The defaults of the agents' routing table, of the priority of its rules, and of that of the rule for the main table,
+// ip-rule(8).
 const (
 	defaultTable        = 7394
 	defaultRulePriority = 94
 	mainPriority        = 32766
 )
 
-// Agent is the configuration of semaphore-agent. What it programs comes from its broker.
+// Agent is the configuration of semaphore-agent. Devices, peers and routes come from its broker.
 type Agent struct {
 	// Cluster is the name of the agent's own cluster.
 	Cluster string `json:"cluster"`
@@ -33,54 +34,55 @@ type Agent struct {
 		Address string `json:"address"`
 		// BundleFile holds the roots of the own cluster; the broker must be spiffe://CLUSTER/broker under them.
 		BundleFile string `json:"bundleFile"`
-		// WorkloadAPI is where the roots come from instead of BundleFile, as in TLS.
+		// WorkloadAPI is the source of the roots in place of BundleFile, as in TLS.
 		WorkloadAPI string `json:"workloadAPI"`
 		// TokenFile holds the projected ServiceAccount token; read again at every dial.
 		TokenFile string `json:"tokenFile"`
 	} `json:"broker"`
-	// SubnetsFile is the broker's configuration file, as the operator wrote it: what it says of subnets bounds what the broker may have
-	// this node do. NoSubnets for none.
+	// SubnetsFile is the broker's configuration file, as the operator wrote it: its subnets bound what the broker may
+	// order on this node. NoSubnets for none.
 	SubnetsFile string `json:"subnetsFile"`
-	// AllowedSubnets hold all pod subnets of remotes that may be routed, whatever the broker says; anything
-	// that is not forbidden when empty.
+	// AllowedSubnets contain all pod subnets of remotes that may be routed, whatever the broker sends; if empty, all
+	// that are not forbidden.
 	AllowedSubnets []string `json:"allowedSubnets"`
-	// LocalSubnets are those of the own cluster, which are never routed to a remote, besides those of SubnetsFile.
+	// LocalSubnets are those of the own cluster, besides those of SubnetsFile. They are never routed to a remote.
 	LocalSubnets []string `json:"localSubnets"`
 	// WGKeyPath is the directory of the private keys.
 	WGKeyPath string `json:"wgKeyPath"`
-	// RemoveKeys has the key of a remote's device go with the device, when the broker says that the remote is no more.
+	// RemoveKeys makes the agent delete the key of a remote's device with the device, when the broker no longer has the
+	// remote.
 	RemoveKeys bool `json:"removeKeys"`
-	// StateFile holds what the broker wanted last, for a start without a broker.
+	// StateFile stores the desired state that the broker sent last, for a start without a broker.
 	StateFile string `json:"stateFile"`
-	// AdoptFrom are the tools whose devices are taken over.
+	// AdoptFrom are the tools whose devices are adopted.
 	AdoptFrom []string `json:"adoptFrom"`
-	// Backend is auto (the kernel's WireGuard where there is one, else wireguard-go), kernel or userspace.
+	// Backend is auto (the kernel's WireGuard if it has one, else wireguard-go), kernel or userspace.
 	Backend string `json:"backend"`
-	// GuardInbound has packets with the address of a remote pod dropped that enter the node by another
-	// interface than the remote's device. Those that would leave by another always are.
+	// GuardInbound makes the node drop packets with a remote pod's source address that enter by another interface than
+	// the remote's device. The node always drops packets to a remote pod that would leave by another one.
 	GuardInbound bool `json:"guardInbound"`
-	// RouteSource is the source of packets of the node's own to remote pods: auto (an address of the node among
+	// RouteSource is the source address of the node's own packets to remote pods: auto (an address of the node among
 	// its pod CIDRs), none, or an address.
 	RouteSource string `json:"routeSource"`
-	// Routing is the agent's own table of routes, and the priority of the rules by which packets find it.
+	// Routing is the agent's own routing table, and the priority of the rules that look it up.
 	Routing struct {
 		Table        int `json:"table"`
 		RulePriority int `json:"rulePriority"`
 	} `json:"routing"`
-	// PeerMetrics is all, for series of each peer of each device, or none.
+	// PeerMetrics is all, for series about each peer of each device, or none.
 	PeerMetrics string `json:"peerMetrics"`
-	// PeerMetricsFrom hold who may read series with keys and addresses from another host than the node itself: a
+	// PeerMetricsFrom contain the hosts, besides the node itself, that may read series with keys and addresses: a
 	// Prometheus server of the own cluster.
 	PeerMetricsFrom []string `json:"peerMetricsFrom"`
 	Listen          struct {
 		HTTP        string `json:"http"`
 		DebugSocket string `json:"debugSocket"`
-		// Probe answers the path probes of other nodes, over UDP; "none" for not at all.
+		// Probe is where the agent answers path probes of other nodes, over UDP; NoProbe to answer none.
 		Probe string `json:"probe"`
 	} `json:"listen"`
 
-	// UserspaceSocket is where the processes of userspace devices are asked for, so that they do not end with the agent's
-	// container; empty for the agent to start them. It is a flag: which containers there are is the pod's matter.
+	// UserspaceSocket is where the agent asks for processes of userspace devices, so that they outlive the agent's
+	// container; if empty, the agent starts them. It is a flag, because the pod defines which containers there are.
 	UserspaceSocket string `json:"-"`
 
 	// AllowedPrefixes, LocalPrefixes and PeerMetricsPrefixes are the subnets, parsed.
@@ -89,10 +91,10 @@ type Agent struct {
 	PeerMetricsPrefixes []netip.Prefix `json:"-"`
 }
 
-// SemaphoreWireGuard is the tool whose devices an agent can take over.
+// SemaphoreWireGuard is the tool whose devices an agent can adopt.
 const SemaphoreWireGuard = "semaphore-wireguard"
 
-// Adopts says whether what the tool has left is to be taken over.
+// Adopts reports whether devices of the tool are adopted.
 func (c *Agent) Adopts(tool string) bool { return slices.Contains(c.AdoptFrom, tool) }
 
 func (c *Agent) setDefaults() {
@@ -102,6 +104,49 @@ func (c *Agent) setDefaults() {
 
 func (c *Agent) complete(p *problems) {
 	checkCluster(p, "cluster", c.Cluster)
+	c.completeBroker(p)
+	orDefault(&c.WGKeyPath, "/var/lib/semaphore-wireguard")
+	orDefault(&c.Backend, "auto")
+	orDefault(&c.RouteSource, "auto")
+	orDefault(&c.PeerMetrics, PeerMetricsAll)
+	orDefault(&c.Listen.HTTP, ":7773")
+	orDefault(&c.Listen.DebugSocket, "/run/semaphore/agent.sock")
+	checkListen(p, "listen.http", c.Listen.HTTP)
+	if orDefault(&c.Listen.Probe, fmt.Sprintf(":%d", defaultProbePort)); c.Listen.Probe != NoProbe {
+		checkListen(p, "listen.probe", c.Listen.Probe)
+	}
+	c.completeSubnets(p)
+	if !filepath.IsAbs(c.WGKeyPath) {
+		p.add("wgKeyPath", "%q: use an absolute path", c.WGKeyPath)
+	}
+	if c.StateFile == "" {
+		c.StateFile = filepath.Join(c.WGKeyPath, "agent.state")
+	} else if !filepath.IsAbs(c.StateFile) {
+		p.add("stateFile", "%q: use an absolute path", c.StateFile)
+	}
+	for i, tool := range c.AdoptFrom {
+		if tool != SemaphoreWireGuard {
+			p.add(fmt.Sprintf("adoptFrom[%d]", i), "%q: the agent adopts devices of %s only", tool, SemaphoreWireGuard)
+		}
+	}
+	c.checkRouting(p)
+	switch c.PeerMetrics {
+	case PeerMetricsAll, PeerMetricsNone:
+	default:
+		p.add("peerMetrics", "%q: use all or none", c.PeerMetrics)
+	}
+	switch c.Backend {
+	case "auto", "kernel", "userspace":
+	default:
+		p.add("backend", "%q: use auto, kernel or userspace", c.Backend)
+	}
+	if _, err := netip.ParseAddr(c.RouteSource); err != nil && c.RouteSource != "auto" && c.RouteSource != "none" {
+		p.add("routeSource", "%q: use auto, none or an IP address", c.RouteSource)
+	}
+}
+
+// completeBroker completes how the agent reaches and knows its broker.
+func (c *Agent) completeBroker(p *problems) {
 	orDefault(&c.Broker.Address, "semaphore-broker.semaphore.svc:8444")
 	if c.Broker.WorkloadAPI == "" {
 		orDefault(&c.Broker.BundleFile, "/etc/semaphore/bundles/"+c.Cluster+".pem")
@@ -110,17 +155,11 @@ func (c *Agent) complete(p *problems) {
 		checkInstead(p, "broker.bundleFile", c.Broker.BundleFile, "broker.workloadAPI")
 	}
 	orDefault(&c.Broker.TokenFile, "/var/run/secrets/semaphore/token")
-	orDefault(&c.WGKeyPath, "/var/lib/semaphore-wireguard")
-	orDefault(&c.Backend, "auto")
-	orDefault(&c.RouteSource, "auto")
-	orDefault(&c.PeerMetrics, PeerMetricsAll)
-	orDefault(&c.Listen.HTTP, ":7773")
-	orDefault(&c.Listen.DebugSocket, "/run/semaphore/agent.sock")
 	checkDial(p, "broker.address", c.Broker.Address)
-	checkListen(p, "listen.http", c.Listen.HTTP)
-	if orDefault(&c.Listen.Probe, fmt.Sprintf(":%d", defaultProbePort)); c.Listen.Probe != NoProbe {
-		checkListen(p, "listen.probe", c.Listen.Probe)
-	}
+}
+
+// completeSubnets completes the bounds of what a broker may have the agent route.
+func (c *Agent) completeSubnets(p *problems) {
 	if orDefault(&c.SubnetsFile, "/etc/semaphore/subnets/broker.yaml"); c.SubnetsFile == NoSubnets {
 		if len(c.LocalSubnets) == 0 {
 			p.add("localSubnets", "none, and no subnetsFile: name the pod, service and node subnets of this cluster")
@@ -136,44 +175,25 @@ func (c *Agent) complete(p *problems) {
 	c.PeerMetricsPrefixes = parsePrefixes(p, "peerMetricsFrom", c.PeerMetricsFrom)
 	for _, allowed := range c.AllowedPrefixes {
 		for _, local := range c.LocalPrefixes {
-			// A wide one around the own cluster's is as good as the rest of it; one inside allows nothing.
+			// A subnet that contains the own cluster's is allowed, without that part; one inside of it would allow
+			// nothing.
 			if local.Bits() <= allowed.Bits() && local.Overlaps(allowed) {
 				p.add("allowedSubnets", "%s is inside %s (localSubnets), which is never a remote's", allowed, local)
 			}
 		}
 	}
-	if !filepath.IsAbs(c.WGKeyPath) {
-		p.add("wgKeyPath", "%q: use an absolute path", c.WGKeyPath)
-	}
-	if c.StateFile == "" {
-		c.StateFile = filepath.Join(c.WGKeyPath, "agent.state")
-	} else if !filepath.IsAbs(c.StateFile) {
-		p.add("stateFile", "%q: use an absolute path", c.StateFile)
-	}
-	for i, tool := range c.AdoptFrom {
-		if tool != SemaphoreWireGuard {
-			p.add(fmt.Sprintf("adoptFrom[%d]", i), "%q: the agent takes over from %s only", tool, SemaphoreWireGuard)
-		}
-	}
+}
+
+// checkRouting refuses a table and a priority that the kernel or others use.
+func (c *Agent) checkRouting(p *problems) {
 	// 253 to 255 are the kernel's own, and daemons use lower ones.
 	if c.Routing.Table < 256 || c.Routing.Table > math.MaxInt32 {
-		p.add("routing.table", "%d: use a number from 256 to %d that nobody else on the nodes uses", c.Routing.Table, math.MaxInt32)
+		p.add("routing.table", "%d: use a number from 256 to %d that nobody else on the nodes uses", c.Routing.Table,
+			math.MaxInt32)
 	}
 	if c.Routing.RulePriority < 1 || c.Routing.RulePriority >= mainPriority {
-		p.add("routing.rulePriority", "%d: use a number from 1 to %d: after the local table (0), and before the main one (%d)",
+		p.add("routing.rulePriority",
+			"%d: use a number from 1 to %d: after the local table (0), and before the main one (%d)",
 			c.Routing.RulePriority, mainPriority-1, mainPriority)
-	}
-	switch c.PeerMetrics {
-	case PeerMetricsAll, PeerMetricsNone:
-	default:
-		p.add("peerMetrics", "%q: use all or none", c.PeerMetrics)
-	}
-	switch c.Backend {
-	case "auto", "kernel", "userspace":
-	default:
-		p.add("backend", "%q: use auto, kernel or userspace", c.Backend)
-	}
-	if _, err := netip.ParseAddr(c.RouteSource); err != nil && c.RouteSource != "auto" && c.RouteSource != "none" {
-		p.add("routeSource", "%q: use auto, none or an IP address", c.RouteSource)
 	}
 }

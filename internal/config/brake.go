@@ -2,15 +2,15 @@ package config
 
 import "time"
 
-// Brake says when a withdrawal is taken for a mistake: an exporter that suddenly exports (almost) nothing, because of
-// lost rights or a mistyped selector, must not take working traffic down.
+// Brake defines which withdrawals count as a mistake: an exporter that suddenly exports (almost) nothing, because of
+// lost rights or a mistyped selector, must not stop working traffic.
 type Brake struct {
-	// Percent of what a remote exports of a kind: more than this withdrawn at once is held back. 100 switches the
-	// brake off.
+	// Percent of what a remote exports of a kind: a withdrawal of more than this is retained. 100 switches the brake
+	// off.
 	Percent int `json:"percent"`
-	// AtLeast so many objects; fewer are never held back.
+	// AtLeast this many objects; a withdrawal of fewer is never retained.
 	AtLeast int `json:"atLeast"`
-	// Hold is how long, until another whole snapshot that still lacks the objects lets them go.
+	// Hold is how long objects are retained, until another snapshot that lacks them confirms the withdrawal.
 	Hold Duration `json:"hold"`
 }
 
@@ -36,7 +36,7 @@ func (b *Brake) complete(p *problems, field string) {
 	}
 }
 
-// Brakes says whether withdrawing so many of all objects is held back.
+// Brakes reports whether the withdrawal of some of all objects is retained.
 func (b Brake) Brakes(withdrawn, all int) bool {
 	return b.Percent < 100 && withdrawn >= b.AtLeast && withdrawn*100 > b.Percent*all
 }

@@ -16,36 +16,42 @@ import (
 type Broker struct {
 	// Cluster is the name of the broker's own cluster.
 	Cluster string `json:"cluster"`
-	// Features to carry out; all when absent.
+	// Features to run; all if absent.
 	Features Features `json:"features"`
-	// Encryption is that of remotes that say nothing: strict, permissive or clear.
+	// Encryption of remotes without their own value: strict, permissive or clear.
 	Encryption Strictness `json:"encryption"`
-	// LocalSubnets are the pod, service and node subnets of the own cluster: nothing of a
-	// remote may overlap them. Nodes that share a subnet with those of a remote are left out.
+	// LocalSubnets are the pod, service and node subnets of the own cluster, which nothing of a remote may overlap.
+	// Omit node subnets that are shared with a remote.
 	LocalSubnets []string `json:"localSubnets"`
-	// Remotes are the clusters whose exports are taken.
+	// Remotes are the clusters whose exports are imported. Without them the broker reads RemoteClusters.
 	Remotes []Remote `json:"remotes"`
-	// MirrorNamespace is where mirrors are written.
+	// WireGuard has the options that the devices of all remotes share.
+	WireGuard DevicePorts `json:"wireguard"`
+	// MirrorNamespace is the namespace of the mirrors.
 	MirrorNamespace string `json:"mirrorNamespace"`
-	// LabelDomain is that of the labels of sets.
+	// LabelDomain is the domain of the labels of sets.
 	LabelDomain string `json:"labelDomain"`
-	// LabelDomains are several in place of it; of those that a pod has, the first counts, and sets have the labels of all.
+	// LabelDomains are several in place of LabelDomain; of those that a pod has, the first counts, and sets have the
+	// labels of all.
 	LabelDomains []string `json:"labelDomains"`
 	// Sets says how sets are written.
 	Sets Sets `json:"sets"`
-	// Services says whose services are taken over.
+	// Services says how mirrors are written, and which Services are adopted.
 	Services Mirrors `json:"services"`
 	// Slices says how endpoints are written.
 	Slices Slices `json:"slices"`
-	// GlobalServices says how services that several clusters offer are put together.
+	// GlobalServices says how services that several clusters offer are combined.
 	GlobalServices GlobalServices `json:"globalServices"`
-	// ManageIPPools makes a disabled Calico IPPool for each remote pod subnet, so that Calico takes
-	// traffic to and from it for pod traffic and does not SNAT it.
+	// MCS is the Multi-Cluster Services API.
+	MCS BrokerMCS `json:"mcs"`
+	// ManageIPPools makes the broker write a disabled Calico IPPool for each remote pod subnet, so that Calico treats
+	// traffic to and from it as pod traffic and applies no SNAT.
 	ManageIPPools bool `json:"manageIPPools"`
-	// ReserveTunnelAddresses reserves an address for the devices of each node in Calico's IPAM, for nodes that have none
-	// in their pod network.
+	// ReserveTunnelAddresses makes the broker reserve an address in Calico's IPAM for the devices of each node that has
+	// no address in its pod network.
 	ReserveTunnelAddresses bool `json:"reserveTunnelAddresses"`
-	// AllowedIPs says where the IPs of an own node's pods are, for its agent: what the exporter of this cluster has.
+	// AllowedIPs is the source of the own nodes' pod prefixes, for their agents: the same as in this cluster's
+	// exporter.
 	AllowedIPs AllowedIPs `json:"allowedIPs"`
 	// Brake on the withdrawal of most of what a remote exports.
 	Brake  Brake  `json:"brake"`
@@ -61,41 +67,46 @@ type Broker struct {
 		Peering     string `json:"peering"`
 		HTTP        string `json:"http"`
 		DebugSocket string `json:"debugSocket"`
-		// Services are those that lead to the leader; the first one for the agents.
+		// Dashboard, if set, serves the page with the live state, on an address of loopback.
+		Dashboard string `json:"dashboard"`
+		// Services are those that route to the leader; the first one for the agents.
 		Services []string `json:"services"`
 	} `json:"listen"`
-	// Pod is this replica; a test sets it. Programs learn it from their environment.
+	// Pod is this replica; a test sets it. Programs read it from their environment.
 	Pod Pod `json:"-"`
 
 	// LocalPrefixes is LocalSubnets, parsed.
 	LocalPrefixes []netip.Prefix `json:"-"`
+	// Follows is set if the remotes are RemoteClusters, and not in the file.
+	Follows bool `json:"-"`
 }
 
-// Pod is a replica as the kubelet describes it.
+// Pod describes a replica, as the downward API does.
 type Pod struct {
 	Namespace, Name, Node string
 	UID                   types.UID
 	IPs                   []netip.Addr
 }
 
-// DefaultListenPort is that of the device for a remote that names none. It is nobody else's, as far as is known (Calico's own
-// WireGuard and flannel's have 51820 and 51821, Cilium's 51871, Submariner 4500, 4490 and 4800), and the kernel gives it to no
-// socket that asks for any port (32768 and up).
+// DefaultListenPort is the port of the device of a remote that names none. No other known program uses it (Calico's own
+// WireGuard and flannel's have 51820 and 51821, Cilium's 51871, Submariner 4500, 4490 and 4800), and the kernel assigns
+// it to no socket that asks for any port (32768 and up).
 const DefaultListenPort = 7775
 
 // Remote is one remote cluster.
 type Remote struct {
 	Name string `json:"name"`
-	// PodSubnets hold the IPs of the remote's pods, all of them; nothing else is taken from it.
+	// PodSubnets contain the IPs of all of the remote's pods; nothing outside of them is accepted from it.
 	PodSubnets []string `json:"podSubnets"`
-	// NodeSubnets hold the addresses of the remote's nodes, at which its tunnels end; required with encryption.
+	// NodeSubnets contain the addresses of the remote's nodes, which are the endpoints of its tunnels; required with
+	// encryption.
 	NodeSubnets []string `json:"nodeSubnets"`
-	// ServicePrefix begins the names of its mirrors; its name when empty.
+	// ServicePrefix is the prefix of the names of its mirrors; the remote's name if empty.
 	ServicePrefix string    `json:"servicePrefix"`
 	WireGuard     WireGuard `json:"wireguard"`
-	// Encryption is strict, permissive or clear; that of the whole when empty.
+	// Encryption is strict, permissive or clear; Broker.Encryption if empty.
 	Encryption Strictness `json:"encryption"`
-	// Limits on what is taken of it.
+	// Limits on what it may export.
 	Limits Limits `json:"limits"`
 
 	// PodPrefixes and NodePrefixes are the subnets, parsed.
@@ -103,57 +114,59 @@ type Remote struct {
 	NodePrefixes []netip.Prefix `json:"-"`
 }
 
-// Strictness says what becomes of packets to and from a remote's pods that are not encrypted.
+// Strictness says how unencrypted packets to and from a remote's pods are handled.
 type Strictness string
 
-// The three kinds.
+// The three values.
 const (
 	// Strict drops them.
 	Strict Strictness = "strict"
-	// Permissive lets them pass and counts them, while encryption is being turned on.
+	// Permissive passes and counts them, while encryption is being turned on.
 	Permissive Strictness = "permissive"
-	// Clear lets them pass and sends none that is encrypted, while encryption is being turned off. What the remote still encrypts is decrypted.
+	// Clear passes them and encrypts nothing, while encryption is being turned off. The agent still decrypts what the
+	// remote encrypts.
 	Clear Strictness = "clear"
 )
 
 func (s Strictness) check(p *problems, field string) {
 	if s != Strict && s != Permissive && s != Clear {
-		p.add(field, "%q: use strict; permissive while encryption is being turned on or off; clear before it is taken away", string(s))
+		p.add(field, "%q: use strict; permissive while encryption is being turned on or off; clear before it is taken away",
+			string(s))
 	}
 }
 
-// Passes says whether packets that are not encrypted pass.
+// Passes reports whether unencrypted packets pass.
 func (s Strictness) Passes() bool { return s == Permissive || s == Clear }
 
-// WireGuard is how the nodes' device for a remote is set.
+// WireGuard has the options of the nodes' device for a remote.
 type WireGuard struct {
-	// ListenPort is the UDP port of the device; one for each remote.
+	// ListenPort is the UDP port of the device; each remote needs its own.
 	ListenPort uint16 `json:"listenPort"`
-	// MTU in bytes; 0 has each node derive it from its links and from what the paths carry.
+	// MTU in bytes; with 0 each node derives it from its links and from the measured paths.
 	MTU int `json:"mtu"`
-	// ProbePort is the UDP port on which the remote's nodes answer probes of the path; 0 for none. It is set once
-	// defaults are filled in.
+	// ProbePort is the UDP port on which the remote's nodes answer path probes; 0 for none. It is set once defaults are
+	// filled in.
 	ProbePort *uint16 `json:"probePort"`
-	// AddressFamily is that of the addresses by which the nodes of this cluster and of the remote reach each other.
+	// AddressFamily is the family of the endpoints of this cluster's and the remote's nodes.
 	AddressFamily Family `json:"addressFamily"`
-	// PersistentKeepalive between packets that keep a NAT open; 0 for off, as the network is flat.
+	// PersistentKeepalive is the interval of packets that keep a NAT open; 0 for off, because the network is flat.
 	PersistentKeepalive Duration `json:"persistentKeepalive"`
-	// KeyMaxAge is the age before which each node replaces its key for this remote; 0 for never.
+	// KeyMaxAge is the age at which each node replaces its key for this remote; 0 for never.
 	KeyMaxAge Duration `json:"keyMaxAge"`
 }
 
-// minKeyMaxAge keeps a typing error from having keys replaced all the time.
+// minKeyMaxAge keeps a typing error from replacing keys all the time.
 const minKeyMaxAge = time.Hour
 
-// defaultProbePort is that of listen.probe of agents.
+// defaultProbePort is the port of listen.probe of agents.
 const defaultProbePort = 7774
 
-// Agents says which agents a broker takes.
+// Agents says which agents a broker accepts.
 type Agents struct {
 	// Namespace and ServiceAccount the agents run under.
 	Namespace      string `json:"namespace"`
 	ServiceAccount string `json:"serviceAccount"`
-	// Audience of their tokens; this cluster's broker only: "semaphore-broker.CLUSTER" when empty.
+	// Audience of their tokens, which only this cluster's broker has: "semaphore-broker.CLUSTER" if empty.
 	Audience string `json:"audience"`
 }
 
@@ -167,9 +180,8 @@ func (c *Broker) Remote(name string) (*Remote, bool) {
 	return nil, false
 }
 
-// AgentAudience is the audience of the tokens that agents of cluster show to its broker, where
-// nothing else is configured. It differs by cluster so that a token stolen by one broker is worth
-// nothing at another.
+// AgentAudience is the default audience of the tokens that a cluster's agents show to its broker. It differs by
+// cluster, so that a token that one broker stole is useless at another.
 func AgentAudience(cluster string) string { return "semaphore-broker." + cluster }
 
 func (c *Broker) setDefaults() {
@@ -207,6 +219,7 @@ func (c *Broker) complete(p *problems) {
 	} {
 		checkListen(p, l.field, l.address)
 	}
+	checkLoopback(p, "listen.dashboard", c.Listen.Dashboard)
 	for _, e := range validation.IsDNS1123Label(c.MirrorNamespace) {
 		p.add("mirrorNamespace", "%q: %s", c.MirrorNamespace, e)
 	}
@@ -218,112 +231,52 @@ func (c *Broker) complete(p *problems) {
 	c.Services.complete(p, "services")
 	c.Slices.complete(p, "slices")
 	if len(c.LocalSubnets) == 0 {
-		// R9: without them a remote could be given the addresses of this cluster's own pods and apiserver.
+		// R9: without them a remote could have the addresses of this cluster's own pods and apiserver.
 		p.add("localSubnets", "none: name the pod, service and node subnets of this cluster")
 	}
 	c.LocalPrefixes = parsePrefixes(p, "localSubnets", c.LocalSubnets)
+	c.Follows = len(c.Remotes) == 0
+	c.WireGuard.complete(p, "wireguard")
 	c.completeRemotes(p)
 	c.GlobalServices.complete(p, "globalServices", c)
+	c.MCS.complete(p, "mcs", c)
+}
+
+// remotesSeen is what the remotes before one have, and what it may not have too.
+type remotesSeen struct {
+	names map[string]bool
+	// prefixes of mirrors, names of devices and ports of devices, each with the remote that has it.
+	prefixes, devices map[string]string
+	ports             map[uint16]string
+	// subnets of pods: those of the remotes, and the own.
+	subnets []subnetClaim
+}
+
+// subnetClaim is a subnet, and the field that has it.
+type subnetClaim struct {
+	field  string
+	prefix netip.Prefix
 }
 
 func (c *Broker) completeRemotes(p *problems) {
-	names := map[string]bool{}
-	ports := map[uint16]string{}
-	prefixes := map[string]string{}
-	devices := map[string]string{}
-	type claim struct {
-		field  string
-		prefix netip.Prefix
-	}
-	var claims []claim
+	seen := &remotesSeen{names: map[string]bool{}, prefixes: map[string]string{}, devices: map[string]string{},
+		ports: map[uint16]string{}}
 	for i, l := range c.LocalPrefixes {
-		claims = append(claims, claim{fmt.Sprintf("localSubnets[%d]", i), l})
+		seen.subnets = append(seen.subnets, subnetClaim{fmt.Sprintf("localSubnets[%d]", i), l})
 	}
 	for i := range c.Remotes {
 		r := &c.Remotes[i]
 		field := fmt.Sprintf("remotes[%d]", i)
-		checkCluster(p, field+".name", r.Name)
-		if names[r.Name] {
-			p.add(field+".name", "%q is listed twice", r.Name)
-		}
-		if r.Name == c.Cluster {
-			p.add(field+".name", "%q is this cluster itself", r.Name)
-		}
-		if r.Name == naming.GlobalCluster && c.Features.Has(Services) {
-			p.add(field+".name", "%q stands for all clusters in the names of global services, such as echo.shop.svc.cluster.%s: use another", r.Name, r.Name)
-		}
-		names[r.Name] = true
-
-		orDefault(&r.ServicePrefix, r.Name)
-		for _, e := range validation.IsDNS1035Label(r.ServicePrefix) {
-			p.add(field+".servicePrefix", "%q begins the names of Services: %s", r.ServicePrefix, e)
-		}
-		if r.ServicePrefix == naming.GlobalPrefix || strings.HasPrefix(r.ServicePrefix, naming.GlobalPrefix+"-") {
-			p.add(field+".servicePrefix", "%q begins the names of global services: use another", r.ServicePrefix)
-		}
-		if other, ok := prefixes[r.ServicePrefix]; ok {
-			p.add(field+".servicePrefix", "%q is also that of %s: their mirrors would bear the same names", r.ServicePrefix, other)
-		}
-		// A mirror is PREFIX-NAMESPACE-73736d-NAME, and a namespace may be called as the rest of the longer prefix begins: whoever
-		// may make a namespace in one of the two could have the names of the other's mirrors.
-		for prefix, other := range prefixes {
-			if strings.HasPrefix(prefix, r.ServicePrefix+"-") || strings.HasPrefix(r.ServicePrefix, prefix+"-") {
-				p.add(field+".servicePrefix", "%q and %q of %s: one is the other with \"-…\" behind it, so that their mirrors could bear the same names; "+
-					"give one of them a servicePrefix that is not, such as %q", r.ServicePrefix, prefix, other, strings.ReplaceAll(r.ServicePrefix, "-", ""))
-			}
-		}
-		prefixes[r.ServicePrefix] = r.Name
-		if other, ok := devices[naming.Device(r.Name)]; ok && other != r.Name {
-			p.add(field+".name", "%q and %q have devices of one name, %s", r.Name, other, naming.Device(r.Name))
-		}
-		devices[naming.Device(r.Name)] = r.Name
-
-		if len(r.PodSubnets) == 0 {
-			p.add(field+".podSubnets", "none: name the subnets that the pods of %q have", r.Name)
-		}
-		r.PodPrefixes = parsePrefixes(p, field+".podSubnets", r.PodSubnets)
-		if len(r.NodeSubnets) == 0 && c.Features.Has(Encryption) {
-			// R11: without them a remote could have the nodes of this cluster send packets to any address.
-			p.add(field+".nodeSubnets", "none: name the subnets that the nodes of %q have their InternalIPs from (kubectl get nodes -o wide, there)", r.Name)
-		}
-		r.NodePrefixes = parsePrefixes(p, field+".nodeSubnets", r.NodeSubnets)
-		for _, prefix := range r.PodPrefixes {
-			for _, other := range claims {
-				if prefix.Overlaps(other.prefix) {
-					p.add(field+".podSubnets", "%s overlaps %s (%s): clusters can be connected only when their subnets are apart", prefix, other.prefix, other.field)
-				}
-			}
-			claims = append(claims, claim{field + ".podSubnets", prefix})
-		}
-
+		c.checkName(p, field, r, seen)
+		r.completePrefix(p, field, seen)
+		c.completeSubnets(p, field, r, seen)
 		if r.Encryption == "" {
 			r.Encryption = c.Encryption
 		} else {
 			r.Encryption.check(p, field+".encryption")
 		}
 		r.Limits.complete(p, field+".limits", len(c.Remotes))
-		if r.WireGuard.ListenPort == 0 {
-			r.WireGuard.ListenPort = DefaultListenPort
-		}
-		if other, ok := ports[r.WireGuard.ListenPort]; ok && c.Features.Has(Encryption) {
-			p.add(field+".wireguard.listenPort", "%d is also that of %s: each remote has a device, and each device a port", r.WireGuard.ListenPort, other)
-		}
-		ports[r.WireGuard.ListenPort] = r.Name
-		if r.WireGuard.ProbePort == nil {
-			port := uint16(defaultProbePort)
-			r.WireGuard.ProbePort = &port
-		}
-		if m := r.WireGuard.MTU; m != 0 && (m < 1280 || m > 65455) {
-			p.add(field+".wireguard.mtu", "%d: use 1280 to 65455 bytes, or 0 to have it derived", m)
-		}
-		r.WireGuard.PersistentKeepalive.check(p, field+".wireguard.persistentKeepalive")
-		if k := r.WireGuard.PersistentKeepalive.Duration; k < 0 || k.Seconds() > 65535 || k%time.Second != 0 {
-			p.add(field+".wireguard.persistentKeepalive", "%s: use 0 to 65535 whole seconds", k)
-		}
-		r.WireGuard.KeyMaxAge.check(p, field+".wireguard.keyMaxAge")
-		if k := r.WireGuard.KeyMaxAge.Duration; k != 0 && k < minKeyMaxAge {
-			p.add(field+".wireguard.keyMaxAge", "%s: use %s or more, or 0 for never", k, minKeyMaxAge)
-		}
+		c.completeDevice(p, field+".wireguard", r, seen)
 	}
 	c.checkNodeSubnets(p)
 	c.completeFamilies(p)
@@ -332,10 +285,105 @@ func (c *Broker) completeRemotes(p *problems) {
 		setIPs += c.Remotes[i].Limits.SetIPs
 	}
 	if setIPs > maxSetIPs {
-		p.add("remotes[].limits.setIPs", "%d of all remotes together: %d is the most, as a policy that selects all sets has one ipset, and an ipset holds 1048576 addresses", setIPs, maxSetIPs)
+		p.add("remotes[].limits.setIPs", "%d of all remotes together: %d is the most, as a policy that selects all sets "+
+			"has one ipset, and an ipset holds 1048576 addresses", setIPs, maxSetIPs)
 	}
-	if len(c.Remotes) == 0 {
-		p.add("remotes", "none: name at least one remote cluster")
+}
+
+// checkName refuses names that another cluster has, or would have a device of.
+func (c *Broker) checkName(p *problems, field string, r *Remote, seen *remotesSeen) {
+	checkCluster(p, field+".name", r.Name)
+	if seen.names[r.Name] {
+		p.add(field+".name", "%q is listed twice", r.Name)
+	}
+	if r.Name == c.Cluster {
+		p.add(field+".name", "%q is this cluster itself", r.Name)
+	}
+	if r.Name == naming.GlobalCluster && c.Features.Has(Services) {
+		p.add(field+".name", "%q stands for all clusters in the names of global services, such as "+
+			"echo.shop.svc.cluster.%s: use another", r.Name, r.Name)
+	}
+	seen.names[r.Name] = true
+	if other, ok := seen.devices[naming.Device(r.Name)]; ok && other != r.Name {
+		p.add(field+".name", "%q and %q have devices of one name, %s", r.Name, other, naming.Device(r.Name))
+	}
+	seen.devices[naming.Device(r.Name)] = r.Name
+}
+
+// completePrefix refuses prefixes by which the mirrors of two remotes could have one name.
+func (r *Remote) completePrefix(p *problems, field string, seen *remotesSeen) {
+	orDefault(&r.ServicePrefix, r.Name)
+	for _, e := range validation.IsDNS1035Label(r.ServicePrefix) {
+		p.add(field+".servicePrefix", "%q begins the names of Services: %s", r.ServicePrefix, e)
+	}
+	if r.ServicePrefix == naming.GlobalPrefix || strings.HasPrefix(r.ServicePrefix, naming.GlobalPrefix+"-") {
+		p.add(field+".servicePrefix", "%q begins the names of global services: use another", r.ServicePrefix)
+	}
+	if other, ok := seen.prefixes[r.ServicePrefix]; ok {
+		p.add(field+".servicePrefix", "%q is also that of %s: their mirrors would have the same names",
+			r.ServicePrefix, other)
+	}
+	// The name of a mirror is PREFIX-NAMESPACE-73736d-NAME, and the name of a namespace may begin with the rest of the
+	// longer prefix: a user who may create a namespace in one of the two could take the names of the other's mirrors.
+	for prefix, other := range seen.prefixes {
+		if strings.HasPrefix(prefix, r.ServicePrefix+"-") || strings.HasPrefix(r.ServicePrefix, prefix+"-") {
+			p.add(field+".servicePrefix",
+				"%q and %q of %s: one is the other with \"-…\" behind it, so that their mirrors could have the same names; "+
+					"give one of them a servicePrefix that is not, such as %q", r.ServicePrefix, prefix, other,
+				strings.ReplaceAll(r.ServicePrefix, "-", ""))
+		}
+	}
+	seen.prefixes[r.ServicePrefix] = r.Name
+}
+
+// completeSubnets parses the subnets of a remote's pods and nodes, and refuses those that another cluster has.
+func (c *Broker) completeSubnets(p *problems, field string, r *Remote, seen *remotesSeen) {
+	if len(r.PodSubnets) == 0 {
+		p.add(field+".podSubnets", "none: name the subnets that the pods of %q have", r.Name)
+	}
+	r.PodPrefixes = parsePrefixes(p, field+".podSubnets", r.PodSubnets)
+	if len(r.NodeSubnets) == 0 && c.Features.Has(Encryption) {
+		// R11: without them a remote could have the nodes of this cluster send packets to any address.
+		p.add(field+".nodeSubnets",
+			"none: name the subnets that the nodes of %q have their InternalIPs from (kubectl get nodes -o wide, there)",
+			r.Name)
+	}
+	r.NodePrefixes = parsePrefixes(p, field+".nodeSubnets", r.NodeSubnets)
+	for _, prefix := range r.PodPrefixes {
+		for _, other := range seen.subnets {
+			if prefix.Overlaps(other.prefix) {
+				p.add(field+".podSubnets", "%s overlaps %s (%s): clusters can be connected only when their subnets are apart",
+					prefix, other.prefix, other.field)
+			}
+		}
+		seen.subnets = append(seen.subnets, subnetClaim{field + ".podSubnets", prefix})
+	}
+}
+
+// completeDevice completes what a remote's device is set to.
+func (c *Broker) completeDevice(p *problems, field string, r *Remote, seen *remotesSeen) {
+	if r.WireGuard.ListenPort == 0 {
+		r.WireGuard.ListenPort = DefaultListenPort
+	}
+	if other, ok := seen.ports[r.WireGuard.ListenPort]; ok && c.Features.Has(Encryption) {
+		p.add(field+".listenPort", "%d is also that of %s: each remote has a device, and each device a port",
+			r.WireGuard.ListenPort, other)
+	}
+	seen.ports[r.WireGuard.ListenPort] = r.Name
+	if r.WireGuard.ProbePort == nil {
+		port := uint16(defaultProbePort)
+		r.WireGuard.ProbePort = &port
+	}
+	if m := r.WireGuard.MTU; m != 0 && (m < 1280 || m > 65455) {
+		p.add(field+".mtu", "%d: use 1280 to 65455 bytes, or 0 to have it derived", m)
+	}
+	r.WireGuard.PersistentKeepalive.check(p, field+".persistentKeepalive")
+	if k := r.WireGuard.PersistentKeepalive.Duration; k < 0 || k.Seconds() > 65535 || k%time.Second != 0 {
+		p.add(field+".persistentKeepalive", "%s: use 0 to 65535 whole seconds", k)
+	}
+	r.WireGuard.KeyMaxAge.check(p, field+".keyMaxAge")
+	if k := r.WireGuard.KeyMaxAge.Duration; k != 0 && k < minKeyMaxAge {
+		p.add(field+".keyMaxAge", "%s: use %s or more, or 0 for never", k, minKeyMaxAge)
 	}
 }
 
@@ -347,13 +395,15 @@ func (c *Broker) checkNodeSubnets(p *problems) {
 		for _, nodes := range c.Remotes[i].NodePrefixes {
 			for j, l := range c.LocalPrefixes {
 				if l.Bits() <= nodes.Bits() && l.Contains(nodes.Addr()) {
-					p.add(field, "%s is inside of %s (localSubnets[%d]), of which nothing is taken: where nodes of both clusters share a subnet, leave it out of localSubnets", nodes, l, j)
+					p.add(field, "%s is inside of %s (localSubnets[%d]), where no endpoint is accepted: if nodes of both clusters "+
+						"share a subnet, leave it out of localSubnets", nodes, l, j)
 				}
 			}
 			for j := range c.Remotes {
 				for _, pods := range c.Remotes[j].PodPrefixes {
 					if pods.Overlaps(nodes) {
-						p.add(field, "%s overlaps %s (remotes[%d].podSubnets): packets for a tunnel would go into a tunnel", nodes, pods, j)
+						p.add(field, "%s overlaps %s (remotes[%d].podSubnets): packets for a tunnel would go into a tunnel",
+							nodes, pods, j)
 					}
 				}
 			}

@@ -1,20 +1,23 @@
-// Package config owns the configuration files of the three parts: one YAML file each
-// (JSON is YAML), read strictly, validated as a whole, then handed down as one value
-// that nobody changes. docs/configuration.md documents every key.
+// Package config owns the configuration files of the three parts: one YAML file each (JSON is YAML), read strictly,
+// validated as a whole, then passed on as one immutable value. docs/configuration.md documents every key.
 //
-// It reads files and nothing else; what a key means is for the part that uses it.
+// It reads files and nothing else; the part that uses a key defines its meaning.
 //
-// It imports the names that a value may have (internal/naming) and the reading of mounted files (internal/volume), and no part.
+// It imports the names that a value may have (internal/naming) and the reading of mounted files (internal/volume), and
+// no part.
 package config
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"net/url"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -32,14 +35,13 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
-// validator is a part's configuration: it fills in defaults, then reports every field
-// that makes no sense.
+// validator is a part's configuration: it fills in defaults, then reports every invalid field.
 type validator interface {
 	complete(*problems)
 }
 
-// withDefaults is a configuration with defaults that must be there before the file is read, since what they stand in
-// for (false, 0s) is also something that a file can say.
+// withDefaults is a configuration with defaults that must be set before the file is read, because a file can contain
+// their zero values (false, 0s), too.
 type withDefaults interface {
 	setDefaults()
 }
@@ -61,7 +63,7 @@ func Load[T any, P interface {
 	return c, nil
 }
 
-// Parse is Load of a file's content.
+// Parse is Load for a file's content.
 func Parse[T any, P interface {
 	*T
 	validator
@@ -73,11 +75,16 @@ func Parse[T any, P interface {
 	if err != nil {
 		return nil, err
 	}
+	if tool := originalOf(text); tool != "" {
+		return nil, fmt.Errorf("this is a configuration file of %s: run semaphorectl migrate FILE, which makes "+
+			"RemoteClusters of it; "+
+			"docs/migrating.md has the rest", tool)
+	}
 	c := new(T)
 	if c, ok := any(c).(withDefaults); ok {
 		c.setDefaults()
 	}
-	// Keys differ by case too: a file that has both "cluster" and "Cluster" means two things.
+	// Keys differ by case, too: a file with both "cluster" and "Cluster" sets two keys.
 	unknown, err := strictjson.UnmarshalStrict(text, c)
 	if err != nil {
 		return nil, explainType(err)
@@ -90,7 +97,22 @@ func Parse[T any, P interface {
 	return c, nil
 }
 
-// checkOneDocument refuses what comes after a first YAML document, which would be read by nobody.
+// originalOf returns the original tool that a file belongs to; empty for none.
+func originalOf(text []byte) string {
+	var keys map[string]json.RawMessage
+	if json.Unmarshal(text, &keys) != nil {
+		return ""
+	}
+	switch {
+	case keys["localCluster"] != nil || keys["remoteClusters"] != nil:
+		return "semaphore-service-mirror"
+	case keys["local"] != nil && keys["remotes"] != nil:
+		return "semaphore-wireguard"
+	}
+	return ""
+}
+
+// checkOneDocument refuses further YAML documents after the first one, because nothing would read them.
 func checkOneDocument(data []byte) error {
 	documents := yamlstream.NewDecoder(bytes.NewReader(data))
 	for have := 0; ; {
@@ -111,8 +133,7 @@ func checkOneDocument(data []byte) error {
 	}
 }
 
-// explainType says for a value of the wrong type where it is and what is wanted, in the words of YAML
-// and not of Go.
+// explainType says where a value of the wrong type is and what is expected, in YAML's terms instead of Go's.
 func explainType(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -137,7 +158,7 @@ func (p *problems) add(field, format string, args ...any) {
 	*p = append(*p, fmt.Errorf("%s: %s", field, fmt.Sprintf(format, args...)))
 }
 
-// Feature is one of the three things semaphore does; each can be had without the others.
+// Feature is one of the three features of semaphore; each works without the others.
 type Feature string
 
 // The features.
@@ -174,17 +195,17 @@ func (fs *Features) complete(p *problems, field string) {
 	}
 }
 
-// TLS says where a part's own certificate and the roots of those it talks to come from: files, which
-// are read again when they change, or a SPIFFE Workload API.
+// TLS says where a part's own certificate and the roots of its peers come from: files, which are read again when they
+// change, or a SPIFFE Workload API.
 type TLS struct {
-	// CertFile and KeyFile are the part's certificate (with intermediates) and key, PEM. The
-	// certificate bears one SPIFFE ID.
+	// CertFile and KeyFile are the part's certificate (with intermediates) and key, PEM. The certificate has one SPIFFE
+	// ID.
 	CertFile string `json:"certFile"`
 	KeyFile  string `json:"keyFile"`
 	// BundleDir holds one file of root certificates for each cluster: CLUSTER.pem.
 	BundleDir string `json:"bundleDir"`
-	// WorkloadAPI is the socket of a Workload API, such as a SPIRE agent's, as a URI:
-	// unix:///run/spire/agent.sock. It is in place of the files.
+	// WorkloadAPI is the socket of a Workload API, such as a SPIRE agent's, as a URI: unix:///run/spire/agent.sock. It
+	// replaces the files.
 	WorkloadAPI string `json:"workloadAPI"`
 }
 
@@ -203,13 +224,13 @@ func (t *TLS) complete(p *problems, field string) {
 }
 
 func checkWorkloadAPI(p *problems, field, address string) {
-	// Keys that a Workload API hands out to whoever reaches it are for nobody else on a network.
+	// A Workload API hands out keys to every process that reaches it, so it must not be on a network.
 	if path, ok := strings.CutPrefix(address, "unix://"); !ok || !filepath.IsAbs(path) || filepath.Clean(path) != path {
 		p.add(field, "%q: use the URI of a unix socket, such as \"unix:///run/spire/agent.sock\"", address)
 	}
 }
 
-// checkInstead refuses a value that another key stands in place of.
+// checkInstead refuses a value that another key replaces.
 func checkInstead(p *problems, field, value, other string) {
 	if value != "" {
 		p.add(field, "%q is given, and %s too: certificates come from one of them, take the other out", value, other)
@@ -218,16 +239,74 @@ func checkInstead(p *problems, field, value, other string) {
 
 // Kube says how to reach the cluster's apiserver.
 type Kube struct {
-	// KubeConfigPath is a kubeconfig file; empty for the ServiceAccount of the pod.
+	// KubeConfigPath is a kubeconfig file; empty for the ServiceAccount of the pod, or for RemoteAPIURL.
 	KubeConfigPath string `json:"kubeConfigPath"`
-	// QPS and Burst limit this client's requests a second. The default is above what an apiserver on a small machine
-	// takes from the few writers that there are, which is what bounds them; under client-go's 5 and 10 a thousand services
-	// would take a quarter of an hour. How an apiserver divides its time among its clients is for its flow schemas to say.
+	// RemoteAPIURL is the https URL of another cluster's apiserver, and RemoteSATokenPath a file with the token of a
+	// ServiceAccount there, which is read again when it changes.
+	RemoteAPIURL      string `json:"remoteAPIURL"`
+	RemoteSATokenPath string `json:"remoteSATokenPath"`
+	// RemoteCAURL is where the roots of that apiserver's certificate are fetched at the start, PEM: by https that the
+	// system's roots verify, or from anywhere with RemoteCAHash. Without it the system's roots verify the apiserver.
+	RemoteCAURL string `json:"remoteCAURL"`
+	// RemoteCAHash is "sha256:" and the SHA-256 of a root's public key in hex, as `kubeadm join` has it.
+	RemoteCAHash string `json:"remoteCAHash"`
+	// RemoteCAPath is a file with the roots of that apiserver's certificate, PEM, in place of RemoteCAURL.
+	RemoteCAPath string `json:"remoteCAPath"`
+	// QPS and Burst limit this client's requests per second. The default is above what an apiserver on a small machine
+	// handles from the few writers of a part, so that the writers are the limit; with client-go's 5 and 10, a thousand
+	// services would take a quarter of an hour. The apiserver's flow schemas divide its time among its clients.
 	QPS   float32 `json:"qps"`
 	Burst int     `json:"burst"`
 }
 
+// Own is how the pod's own cluster is reached, whatever cluster the rest names.
+func (k Kube) Own() Kube {
+	return Kube{QPS: k.QPS, Burst: k.Burst}
+}
+
+func (k *Kube) checkRemote(p *problems, field string) {
+	isURL := func(name, value string, schemes ...string) {
+		u, err := url.Parse(value)
+		if err != nil || u.Host == "" || u.User != nil || !slices.Contains(schemes, u.Scheme) {
+			p.add(field+"."+name, "%q: use a URL that begins with %s://, without a user", value,
+				strings.Join(schemes, ":// or "))
+		}
+	}
+	if k.RemoteAPIURL == "" {
+		for _, key := range [][2]string{{"remoteSATokenPath", k.RemoteSATokenPath}, {"remoteCAURL", k.RemoteCAURL},
+			{"remoteCAHash", k.RemoteCAHash}, {"remoteCAPath", k.RemoteCAPath}} {
+			if key[1] != "" {
+				p.add(field+"."+key[0], "it is used with remoteAPIURL only: set that, or take this out")
+			}
+		}
+		return
+	}
+	isURL("remoteAPIURL", k.RemoteAPIURL, "https")
+	if k.KubeConfigPath != "" {
+		p.add(field+".kubeConfigPath", "remoteAPIURL is given too: take one of them out")
+	}
+	if k.RemoteSATokenPath == "" {
+		p.add(field+".remoteSATokenPath", "none: name the file with the token for %s", k.RemoteAPIURL)
+	}
+	switch {
+	case k.RemoteCAPath != "" && (k.RemoteCAURL != "" || k.RemoteCAHash != ""):
+		p.add(field+".remoteCAPath", "remoteCAURL or remoteCAHash is given too: the file proves itself, take the others out")
+	case k.RemoteCAHash == "" && k.RemoteCAURL != "":
+		isURL("remoteCAURL", k.RemoteCAURL, "https")
+	case k.RemoteCAURL != "":
+		isURL("remoteCAURL", k.RemoteCAURL, "https", "http")
+	case k.RemoteCAHash != "":
+		p.add(field+".remoteCAHash", "it is the hash of what remoteCAURL has: set that, too")
+	}
+	if digest, ok := strings.CutPrefix(k.RemoteCAHash, "sha256:"); k.RemoteCAHash != "" {
+		if raw, err := hex.DecodeString(digest); !ok || err != nil || len(raw) != sha256.Size {
+			p.add(field+".remoteCAHash", "%q: use sha256: and 64 hex digits", k.RemoteCAHash)
+		}
+	}
+}
+
 func (k *Kube) complete(p *problems, field string) {
+	k.checkRemote(p, field)
 	if k.QPS == 0 {
 		k.QPS = 1_000
 	}
@@ -247,12 +326,11 @@ const maxQPS = 100_000
 // Duration is a Go duration such as "25s".
 type Duration struct {
 	time.Duration
-	// invalid is what the file has instead of a duration: a decoder cannot say in which field, so
-	// that check does.
+	// invalid is the file's text in place of a duration: a decoder does not know the field's name, so check reports it.
 	invalid string
 }
 
-// UnmarshalJSON implements json.Unmarshaler. What is no duration is reported by check.
+// UnmarshalJSON implements json.Unmarshaler. check reports an invalid duration.
 func (d *Duration) UnmarshalJSON(data []byte) error {
 	if string(data) == "null" {
 		return nil
@@ -277,11 +355,11 @@ func (d *Duration) check(p *problems, field string) {
 // MarshalJSON implements json.Marshaler.
 func (d Duration) MarshalJSON() ([]byte, error) { return []byte(strconv.Quote(d.String())), nil }
 
-// A cluster's name becomes a SPIFFE trust domain, a label value, a DNS label and a
-// prefix of object names, so it is what all of these allow.
+// A cluster's name becomes a SPIFFE trust domain, a label value, a DNS label and a prefix of object names, so it must
+// be valid as each of these.
 var clusterName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$`)
 
-// ClusterName says what is wrong with a cluster's name, if anything is.
+// ClusterName returns what is wrong with a cluster's name, if anything.
 func ClusterName(name string) error {
 	if !clusterName.MatchString(name) {
 		return fmt.Errorf("%q is no cluster name: use 1 to 32 lower-case letters, digits and '-', such as \"c1\"", name)
@@ -306,6 +384,21 @@ func checkListen(p *problems, field, address string) {
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		p.add(field, "port %q: use a number from 0 to 65535", port)
+	}
+}
+
+// checkLoopback refuses addresses that others than the own host or pod reach; an empty one is none.
+func checkLoopback(p *problems, field, address string) {
+	if address == "" {
+		return
+	}
+	checkListen(p, field, address)
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return
+	}
+	if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
+		p.add(field, "%q is not on loopback: use 127.0.0.1:8085; semaphorectl dashboard reaches it", address)
 	}
 }
 
@@ -344,7 +437,7 @@ func parsePrefixes(p *problems, field string, texts []string) []netip.Prefix {
 // maxLabelDomains bounds the watches of pods, one for each domain, and the labels of sets.
 const maxLabelDomains = 4
 
-// completeLabelDomains has one and all agree: one is the first of all.
+// completeLabelDomains makes the two keys agree: one is the first of all.
 func completeLabelDomains(p *problems, one *string, all *[]string) {
 	if len(*all) == 0 {
 		orDefault(one, naming.DefaultLabelDomain)
@@ -353,7 +446,8 @@ func completeLabelDomains(p *problems, one *string, all *[]string) {
 		return
 	}
 	if *one != "" && *one != (*all)[0] {
-		p.add("labelDomain", "%q: labelDomains is there too and begins with %q: name all domains there, and leave this out", *one, (*all)[0])
+		p.add("labelDomain", "%q: labelDomains is set too and begins with %q: name all domains there, and leave this out",
+			*one, (*all)[0])
 	}
 	*one = (*all)[0]
 	if len(*all) > maxLabelDomains {

@@ -42,7 +42,9 @@ kube: {qps: 0.3}
 		AllowedIPs:     AutoAllowedIPs,
 		TLS:            TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
 		Kube:           Kube{QPS: 0.3, Burst: 1},
-		LeaderElection: LeaderElection{Enabled: true, Lease: "semaphore-exporter-leader", Duration: Duration{Duration: 15 * time.Second}},
+		WireGuard:      DevicePorts{"7775-7974", 7775, 7974},
+		LeaderElection: LeaderElection{Enabled: true, Lease: "semaphore-exporter-leader",
+			Duration: Duration{Duration: 15 * time.Second}},
 	}
 	want.Listen.HTTP, want.Listen.Debug, want.Listen.DebugSocket = ":8080", ":8444", "/run/semaphore/exporter.sock"
 	if !reflect.DeepEqual(c, want) {
@@ -71,7 +73,8 @@ remotes:
 		t.Errorf("%s, %s", c.Remotes[0].Encryption, c.Remotes[1].Encryption)
 	}
 	c, err = Parse[Broker](fmt.Appendf(nil, text, "clear", "strict"))
-	if err != nil || c.Remotes[0].Encryption != Clear || !c.Remotes[0].Encryption.Passes() || c.Remotes[1].Encryption.Passes() {
+	if err != nil || c.Remotes[0].Encryption != Clear || !c.Remotes[0].Encryption.Passes() ||
+		c.Remotes[1].Encryption.Passes() {
 		t.Errorf("%v, %v", c, err)
 	}
 	_, err = Parse[Broker](fmt.Appendf(nil, text, "none", "maybe"))
@@ -97,7 +100,9 @@ func TestLoadBroker(t *testing.T) {
 	}
 	limits := Limits{
 		Nodes: 1_000, PodCIDRs: 10_000, PodCIDRsPerNode: 64, Services: 2_000, PortsPerService: 100, ClusterIPs: 1_000,
-		EndpointSlices: 10_000, Endpoints: 100_000, EndpointsPerService: 10_000, SetMembers: 100_000, SetIPs: 200_000, IPsPerSet: 200_000,
+		Exports: 1_000, EndpointSlices: 10_000, Endpoints: 100_000, EndpointsPerService: 10_000,
+		SetMembers: 100_000, SetIPs: 200_000,
+		IPsPerSet:        200_000,
 		MebibytesPerKind: 64, KibibytesPerSecond: 1024, ChangesPerSecond: 1_000, StreamsPerMinute: 30,
 	}
 	less := limits
@@ -110,14 +115,16 @@ func TestLoadBroker(t *testing.T) {
 		Remotes: []Remote{
 			{
 				Name: "c2", PodSubnets: []string{"10.2.0.0/16"}, NodeSubnets: []string{"172.18.2.0/24"}, ServicePrefix: "two",
-				WireGuard:    WireGuard{ListenPort: DefaultListenPort, MTU: 1380, AddressFamily: IPv4, ProbePort: port(0), PersistentKeepalive: Duration{Duration: 25 * time.Second}},
+				WireGuard: WireGuard{ListenPort: DefaultListenPort, MTU: 1380, AddressFamily: IPv4, ProbePort: port(0),
+					PersistentKeepalive: Duration{Duration: 25 * time.Second}},
 				Encryption:   Strict,
 				Limits:       less,
 				PodPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},
 				NodePrefixes: []netip.Prefix{netip.MustParsePrefix("172.18.2.0/24")},
 			},
 			{
-				Name: "c3", PodSubnets: []string{"10.3.0.0/16", "fd00:3::/48"}, NodeSubnets: []string{"172.18.3.0/24", "fd00:33::/64"}, ServicePrefix: "c3",
+				Name: "c3", PodSubnets: []string{"10.3.0.0/16", "fd00:3::/48"},
+				NodeSubnets: []string{"172.18.3.0/24", "fd00:33::/64"}, ServicePrefix: "c3",
 				WireGuard:    WireGuard{ListenPort: 51821, ProbePort: port(7774)},
 				Encryption:   Strict,
 				Limits:       limits,
@@ -125,6 +132,7 @@ func TestLoadBroker(t *testing.T) {
 				NodePrefixes: []netip.Prefix{netip.MustParsePrefix("172.18.3.0/24"), netip.MustParsePrefix("fd00:33::/64")},
 			},
 		},
+		WireGuard:       DevicePorts{"7775-7974", 7775, 7974},
 		MirrorNamespace: "semaphore",
 		LabelDomain:     "semaphore.uw.systems",
 		LabelDomains:    []string{"semaphore.uw.systems"},
@@ -132,16 +140,20 @@ func TestLoadBroker(t *testing.T) {
 		Services:        Mirrors{Labels: LabelKeys{"app.kubernetes.io/*"}},
 		Slices:          Slices{MaxEndpoints: 100},
 		GlobalServices: GlobalServices{
-			Limits: OwnLimits{2_000, 10_000, 100_000, 10_000}, SilentAfter: Duration{Duration: 30 * time.Second}, Settle: Duration{Duration: 30 * time.Second},
+			Limits: OwnLimits{2_000, 10_000, 100_000, 10_000}, SilentAfter: Duration{Duration: 30 * time.Second},
+			Settle: Duration{Duration: 30 * time.Second},
 		},
-		ManageIPPools:  true,
-		AllowedIPs:     AutoAllowedIPs,
-		Brake:          Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: 10 * time.Minute}},
-		Agents:         Agents{"semaphore", "semaphore-agent", "semaphore-broker.c1"},
-		TLS:            TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
-		Kube:           Kube{QPS: 1000, Burst: 2000},
-		LeaderElection: LeaderElection{Enabled: true, Lease: "semaphore-broker-leader", Duration: Duration{Duration: 15 * time.Second}},
-		LocalPrefixes:  []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")},
+		ManageIPPools: true,
+		AllowedIPs:    AutoAllowedIPs,
+		MCS: BrokerMCS{DenyNamespaces: []string{"kube-*", "calico-*", "tigera-operator"},
+			EndpointSlices: AllImportSlices},
+		Brake:  Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: 10 * time.Minute}},
+		Agents: Agents{"semaphore", "semaphore-agent", "semaphore-broker.c1"},
+		TLS:    TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},
+		Kube:   Kube{QPS: 1000, Burst: 2000},
+		LeaderElection: LeaderElection{Enabled: true, Lease: "semaphore-broker-leader",
+			Duration: Duration{Duration: 15 * time.Second}},
+		LocalPrefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")},
 	}
 	want.Listen.Federation, want.Listen.Peering, want.Listen.HTTP = ":8443", ":8444", ":8080"
 	want.Listen.DebugSocket = "/run/semaphore/broker.sock"
@@ -176,7 +188,8 @@ func TestR23RemotesShareTheAddressesOfSets(t *testing.T) {
 }
 
 func TestLoadWorkloadAPI(t *testing.T) {
-	c, err := Load[Exporter](write(t, "cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}]\ntls: {workloadAPI: 'unix:///run/spire/agent.sock'}\n"))
+	c, err := Load[Exporter](write(t,
+		"cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}]\ntls: {workloadAPI: 'unix:///run/spire/agent.sock'}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,47 +205,58 @@ func TestLoadAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &Agent{Cluster: "c1", SubnetsFile: "/etc/semaphore/subnets/broker.yaml", WGKeyPath: "/var/lib/semaphore-wireguard", StateFile: "/var/lib/semaphore-wireguard/agent.state", Backend: "userspace", GuardInbound: true, RouteSource: "auto", PeerMetrics: "all"}
+	want := &Agent{Cluster: "c1", SubnetsFile: "/etc/semaphore/subnets/broker.yaml",
+		WGKeyPath: "/var/lib/semaphore-wireguard", StateFile: "/var/lib/semaphore-wireguard/agent.state",
+		Backend: "userspace", GuardInbound: true, RouteSource: "auto", PeerMetrics: "all"}
 	want.Routing.Table, want.Routing.RulePriority = 7394, 94
 	want.Broker.Address = "semaphore-broker.semaphore.svc:8444"
 	want.Broker.BundleFile = "/etc/semaphore/bundles/c1.pem"
 	want.Broker.TokenFile = "/var/run/secrets/semaphore/token"
 	want.Listen.HTTP, want.Listen.DebugSocket, want.Listen.Probe = ":7773", "/run/semaphore/agent.sock", ":7774"
-	want.AllowedPrefixes, want.LocalPrefixes, want.PeerMetricsPrefixes = []netip.Prefix{}, []netip.Prefix{}, []netip.Prefix{}
+	want.AllowedPrefixes, want.LocalPrefixes, want.PeerMetricsPrefixes = []netip.Prefix{}, []netip.Prefix{},
+		[]netip.Prefix{}
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)
 	}
 }
 
 func TestLoadAgentsSubnets(t *testing.T) {
-	c, err := Load[Agent](write(t, "cluster: c1\nallowedSubnets: [10.0.0.0/8, 'fd02::/48']\nlocalSubnets: [10.1.0.0/16]\n"))
+	c, err := Load[Agent](write(t,
+		"cluster: c1\nallowedSubnets: [10.0.0.0/8, 'fd02::/48']\nlocalSubnets: [10.1.0.0/16]\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.AllowedPrefixes) != 2 || c.AllowedPrefixes[1] != netip.MustParsePrefix("fd02::/48") || len(c.LocalPrefixes) != 1 {
+	if len(c.AllowedPrefixes) != 2 || c.AllowedPrefixes[1] != netip.MustParsePrefix("fd02::/48") ||
+		len(c.LocalPrefixes) != 1 {
 		t.Errorf("%v, %v", c.AllowedPrefixes, c.LocalPrefixes)
 	}
-	for _, text := range []string{"allowedSubnets: [10.0.0.1/8]", "localSubnets: [x]", "allowedSubnets: [10.1.2.0/24]\nlocalSubnets: [10.1.0.0/16]"} {
-		if _, err := Load[Agent](write(t, "cluster: c1\n"+text+"\n")); err == nil || !strings.Contains(err.Error(), strings.SplitN(text, ":", 2)[0]) {
+	for _, text := range []string{"allowedSubnets: [10.0.0.1/8]", "localSubnets: [x]",
+		"allowedSubnets: [10.1.2.0/24]\nlocalSubnets: [10.1.0.0/16]"} {
+		if _, err := Load[Agent](write(t, "cluster: c1\n"+text+"\n")); err == nil ||
+			!strings.Contains(err.Error(), strings.SplitN(text, ":", 2)[0]) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
 }
 
 func TestLoadAgentsRouting(t *testing.T) {
-	for _, text := range []string{"table: 255", "table: 254", "table: 0", "table: 2147483648", "rulePriority: 0", "rulePriority: 32766", "rulePriority: -1"} {
-		if _, err := Load[Agent](write(t, "cluster: c1\nrouting: {"+text+"}\n")); err == nil || !strings.Contains(err.Error(), "routing."+strings.SplitN(text, ":", 2)[0]) {
+	for _, text := range []string{"table: 255", "table: 254", "table: 0", "table: 2147483648", "rulePriority: 0",
+		"rulePriority: 32766", "rulePriority: -1"} {
+		if _, err := Load[Agent](write(t, "cluster: c1\nrouting: {"+text+"}\n")); err == nil ||
+			!strings.Contains(err.Error(), "routing."+strings.SplitN(text, ":", 2)[0]) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	if c, err := Load[Agent](write(t, "cluster: c1\nrouting: {table: 256, rulePriority: 32765}\n")); err != nil || c.Routing.Table != 256 || c.Routing.RulePriority != 32765 {
+	if c, err := Load[Agent](write(t, "cluster: c1\nrouting: {table: 256, rulePriority: 32765}\n")); err != nil ||
+		c.Routing.Table != 256 || c.Routing.RulePriority != 32765 {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
 
 func TestLoadNamesTheFile(t *testing.T) {
 	path := write(t, "cluster: C1\n")
-	if _, err := Load[Agent](path); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "cluster:") {
+	if _, err := Load[Agent](path); err == nil || !strings.Contains(err.Error(), path) ||
+		!strings.Contains(err.Error(), "cluster:") {
 		t.Errorf("error %v; want the file and the field", err)
 	}
 	if _, err := Load[Agent](path + ".not"); err == nil || !strings.Contains(err.Error(), path+".not") {
@@ -251,19 +275,24 @@ func TestBadExporter(t *testing.T) {
 	const brokers = "brokers: [{cluster: c2, address: 'b:1'}]\n"
 	const good = "cluster: c1\n" + brokers
 	testBad[Exporter](t, []bad{
-		{"empty file", "", []string{`cluster: "" is no cluster name`, "brokers: none"}},
-		{"null", "null", []string{"cluster:", "brokers:"}},
-		{"comment only", "# nothing\n", []string{"cluster:", "brokers:"}},
+		{"empty file", "", []string{`cluster: "" is no cluster name`}},
+		{"null", "null", []string{"cluster:"}},
+		{"comment only", "# nothing\n", []string{"cluster:"}},
 		{"no map", "- cluster: c1\n", []string{"found array at the top of the file, want keys with values"}},
 		{"no YAML", "cluster: [c1\n", []string{"yaml: line "}},
 		{"several documents", good + "---\n" + good, []string{"the file holds several YAML documents"}},
-		{"several documents, end marker", good + "...\n---\ncluster: c2\n", []string{"the file holds several YAML documents"}},
+		{"several documents, end marker", good + "...\n---\ncluster: c2\n",
+			[]string{"the file holds several YAML documents"}},
 		{"unknown key", good + "clusters: c1\n", []string{`unknown field "clusters"`}},
-		{"unknown keys below", good + "listen: {htpp: ':1', debag: ':2'}\n", []string{`unknown field "listen.htpp"`, `unknown field "listen.debag"`}},
-		{"unknown key in a list", "cluster: c1\nbrokers: [{cluster: c2, adress: 'b:1'}]\n", []string{`unknown field "brokers[0].adress"`, "brokers[0].address:"}},
+		{"unknown keys below", good + "listen: {htpp: ':1', debag: ':2'}\n",
+			[]string{`unknown field "listen.htpp"`, `unknown field "listen.debag"`}},
+		{"unknown key in a list", "cluster: c1\nbrokers: [{cluster: c2, adress: 'b:1'}]\n",
+			[]string{`unknown field "brokers[0].adress"`, "brokers[0].address:"}},
 		{"key in other case", brokers + "Cluster: c1\n", []string{`unknown field "Cluster"`, "cluster:"}},
-		{"key twice", "cluster: c1\ncluster: c2\n" + brokers, []string{"yaml: unmarshal errors:", `  line 2: key "cluster" already set in map`}},
-		{"number for text", "cluster: 1\n" + brokers, []string{"cluster: found number, want text (in quotes, where it looks like something else)"}},
+		{"key twice", "cluster: c1\ncluster: c2\n" + brokers,
+			[]string{"yaml: unmarshal errors:", `  line 2: key "cluster" already set in map`}},
+		{"number for text", "cluster: 1\n" + brokers,
+			[]string{"cluster: found number, want text (in quotes, where it looks like something else)"}},
 		{"yes for text", "cluster: yes\n" + brokers, []string{"cluster: found bool, want text"}},
 		{"list for text", "cluster: [c1]\n" + brokers, []string{"cluster: found array, want text"}},
 		{"text for list", "cluster: c1\nbrokers: c2\n", []string{"brokers: found string, want a list"}},
@@ -276,27 +305,47 @@ func TestBadExporter(t *testing.T) {
 		{"dash last", "cluster: c-\n" + brokers, []string{`cluster: "c-" is no cluster name`}},
 		{"newline", "cluster: \"c1\\n\"\n" + brokers, []string{`cluster: "c1\n" is no cluster name`}},
 		{"33 letters", "cluster: " + strings.Repeat("c", 33) + "\n" + brokers, []string{"cluster:"}},
-		{"unknown feature", good + "features: [services, wireguard]\n", []string{`features[1]: "wireguard" is no feature; use encryption, services, policy`}},
+		{"unknown feature", good + "features: [services, wireguard]\n",
+			[]string{`features[1]: "wireguard" is no feature; use encryption, services, policy`}},
 		{"no features", good + "features: []\n", []string{"features: none"}},
-		{"no brokers", "cluster: c1\n", []string{"brokers: none"}},
-		{"no URI of a Workload API", good + "tls: {workloadAPI: /run/spire/agent.sock}\n", []string{`tls.workloadAPI: "/run/spire/agent.sock": use the URI of a unix socket`}},
-		{"Workload API over a network", good + "tls: {workloadAPI: 'tcp://127.0.0.1:8081'}\n", []string{`tls.workloadAPI: "tcp://127.0.0.1:8081"`}},
-		{"Workload API and files", good + "tls: {workloadAPI: 'unix:///run/spire/agent.sock', certFile: /a, keyFile: /b, bundleDir: /c}\n", []string{
-			`tls.certFile: "/a" is given, and tls.workloadAPI too`, `tls.keyFile: "/b" is given, and tls.workloadAPI too`, `tls.bundleDir: "/c" is given, and tls.workloadAPI too`}},
-		{"broker twice", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}, {cluster: c2, address: 'b:2'}]\n", []string{`brokers[1].cluster: "c2" is listed twice`}},
+		{"no brokers: they are those of RemoteClusters", "cluster: c1\n", nil},
+		{"rules without brokers", "cluster: c1\nexportRules: [{clusters: []}]\n",
+			[]string{"exportRules: there are some, and no brokers of other clusters"}},
+		{"no range of ports", "cluster: c1\nwireguard: {portRange: '7775'}\n",
+			[]string{`wireguard.portRange: "7775": use the first and the last UDP port`}},
+		{"no URI of a Workload API", good + "tls: {workloadAPI: /run/spire/agent.sock}\n",
+			[]string{`tls.workloadAPI: "/run/spire/agent.sock": use the URI of a unix socket`}},
+		{"Workload API over a network", good + "tls: {workloadAPI: 'tcp://127.0.0.1:8081'}\n",
+			[]string{`tls.workloadAPI: "tcp://127.0.0.1:8081"`}},
+		{"Workload API and files", good +
+			"tls: {workloadAPI: 'unix:///run/spire/agent.sock', certFile: /a, keyFile: /b, bundleDir: /c}\n", []string{
+			`tls.certFile: "/a" is given, and tls.workloadAPI too`, `tls.keyFile: "/b" is given, and tls.workloadAPI too`,
+			`tls.bundleDir: "/c" is given, and tls.workloadAPI too`}},
+		{"broker twice", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}, {cluster: c2, address: 'b:2'}]\n",
+			[]string{`brokers[1].cluster: "c2" is listed twice`}},
 		{"own broker", "cluster: c2\n" + brokers, nil},
-		{"own broker without services", "cluster: c2\nfeatures: [encryption, policy]\n" + brokers, []string{`brokers[0].cluster: "c2" is this cluster itself, whose broker is told of global services only, and features has no services`}},
-		{"rule for the own cluster", "cluster: c2\nexportRules: [{clusters: [c2]}]\n" + brokers, []string{`exportRules[0].clusters[0]: "c2" is this cluster itself`}},
+		{"own broker without services", "cluster: c2\nfeatures: [encryption, policy]\n" + brokers,
+			[]string{
+				`brokers[0].cluster: "c2" is this cluster itself, whose broker receives global services only, and features has no services`,
+			}},
+		{"rule for the own cluster", "cluster: c2\nexportRules: [{clusters: [c2]}]\n" + brokers,
+			[]string{`exportRules[0].clusters[0]: "c2" is this cluster itself`}},
 		{"broker without a name", "cluster: c1\nbrokers: [{address: 'b:1'}]\n", []string{"brokers[0].cluster:"}},
-		{"broker without an address", "cluster: c1\nbrokers: [{cluster: c2}]\n", []string{`brokers[0].address: "": use host:port`}},
-		{"broker without a host", "cluster: c1\nbrokers: [{cluster: c2, address: ':8443'}]\n", []string{"brokers[0].address:"}},
+		{"broker without an address", "cluster: c1\nbrokers: [{cluster: c2}]\n",
+			[]string{`brokers[0].address: "": use host:port`}},
+		{"broker without a host", "cluster: c1\nbrokers: [{cluster: c2, address: ':8443'}]\n",
+			[]string{"brokers[0].address:"}},
 		{"broker without a port", "cluster: c1\nbrokers: [{cluster: c2, address: b}]\n", []string{"brokers[0].address:"}},
-		{"broker at port 0", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:0'}]\n", []string{`brokers[0].address: port "0"`}},
-		{"broker at port 65536", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:65536'}]\n", []string{`brokers[0].address: port "65536"`}},
-		{"broker at a URL", "cluster: c1\nbrokers: [{cluster: c2, address: 'https://b:8443'}]\n", []string{"brokers[0].address:"}},
+		{"broker at port 0", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:0'}]\n",
+			[]string{`brokers[0].address: port "0"`}},
+		{"broker at port 65536", "cluster: c1\nbrokers: [{cluster: c2, address: 'b:65536'}]\n",
+			[]string{`brokers[0].address: port "65536"`}},
+		{"broker at a URL", "cluster: c1\nbrokers: [{cluster: c2, address: 'https://b:8443'}]\n",
+			[]string{"brokers[0].address:"}},
 		{"mirror selector", good + "mirrorSelector: 'a in (b'\n", []string{"mirrorSelector:"}},
 		{"global selector", good + "globalSelector: '=='\n", []string{"globalSelector:"}},
-		{"label domain with a path", good + "labelDomain: a.example.org/b\n", []string{`labelDomain: "a.example.org/b" is no DNS name`}},
+		{"label domain with a path", good + "labelDomain: a.example.org/b\n",
+			[]string{`labelDomain: "a.example.org/b" is no DNS name`}},
 		{"label domain with an empty label", good + "labelDomain: a..b\n", []string{`labelDomain: "a..b" is no DNS name`}},
 		{"label domain too long", good + "labelDomain: " + strings.Repeat("a.", 126) + "aa\n", []string{"labelDomain:"}},
 		{"listen without a port", good + "listen: {http: localhost}\n", []string{"listen.http:"}},
@@ -305,8 +354,10 @@ func TestBadExporter(t *testing.T) {
 		{"QPS below 0", good + "kube: {qps: -1}\n", []string{"kube.qps: -1"}},
 		{"QPS beyond all", good + "kube: {qps: 1e38}\n", []string{"kube.qps: 1e+38"}},
 		{"burst below 0", good + "kube: {burst: -1}\n", []string{"kube.burst: -1"}},
-		{"everything at once", "cluster: C1\nfeatures: [x]\nbrokers: [{cluster: C2, address: b}]\nlabelDomain: '-'\nlisten: {http: x}\nkube: {qps: -1}\nnonsense: 1\n",
-			[]string{"cluster:", "features[0]:", "brokers[0].cluster:", "brokers[0].address:", "labelDomain:", "listen.http:", "kube.qps:", `unknown field "nonsense"`}},
+		{"everything at once", "cluster: C1\nfeatures: [x]\nbrokers: [{cluster: C2, address: b}]\nlabelDomain: " +
+			"'-'\nlisten: {http: x}\nkube: {qps: -1}\nnonsense: 1\n",
+			[]string{"cluster:", "features[0]:", "brokers[0].cluster:", "brokers[0].address:", "labelDomain:", "listen.http:",
+				"kube.qps:", `unknown field "nonsense"`}},
 	})
 }
 
@@ -318,85 +369,143 @@ func TestBadBroker(t *testing.T) {
 		return more + ", nodeSubnets: [192.0.2.0/24]"
 	}
 	remote := func(more string) string {
-		return "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]" + nodes(more) + "}]\n"
+		return "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]" +
+			nodes(more) + "}]\n"
 	}
 	remotes := func(second string) string {
-		return "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}, {name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}" + nodes(second) + "}]\n"
+		return "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: " +
+			"[192.0.2.0/24]}, {name: c3, podSubnets: [10.3.0.0/16], wireguard: {listenPort: 51821}" + nodes(second) + "}]\n"
 	}
 	subnets := func(subnets string) string {
-		return "cluster: c1\nlocalSubnets: [10.1.0.0/16, 'fd00:1::/48']\nremotes: [{name: c2, podSubnets: [" + subnets + "], nodeSubnets: [192.0.2.0/24]}]\n"
+		return "cluster: c1\nlocalSubnets: [10.1.0.0/16, 'fd00:1::/48']\nremotes: [{name: c2, podSubnets: [" + subnets +
+			"], nodeSubnets: [192.0.2.0/24]}]\n"
 	}
 	testBad[Broker](t, []bad{
-		{"empty file", "", []string{"cluster:", "remotes: none"}},
-		{"remote without anything", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{}]\n", []string{"remotes[0].name:", "remotes[0].podSubnets: none"}},
+		{"empty file", "", []string{"cluster:", "localSubnets: none"}},
+		{"remote without anything", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{}]\n",
+			[]string{"remotes[0].name:", "remotes[0].podSubnets: none"}},
 		{"nothing wrong with two remotes", remotes(""), nil},
-		{"own cluster", "cluster: c2\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].name: "c2" is this cluster itself`}},
-		{"same name", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c2, podSubnets: [10.3.0.0/16]}]\n",
-			[]string{`remotes[1].name: "c2" is listed twice`, `remotes[1].servicePrefix: "c2" is also that of c2`, "remotes[1].wireguard.listenPort: 7775 is also that of c2"}},
+		{"own cluster", "cluster: c2\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n",
+			[]string{`remotes[0].name: "c2" is this cluster itself`}},
+		{"same name", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: " +
+			"c2, podSubnets: [10.3.0.0/16]}]\n",
+			[]string{`remotes[1].name: "c2" is listed twice`, `remotes[1].servicePrefix: "c2" is also that of c2`,
+				"remotes[1].wireguard.listenPort: 7775 is also that of c2"}},
 		{"same prefix", remotes(", servicePrefix: c2"), []string{`remotes[1].servicePrefix: "c2" is also that of c2`}},
-		{"prefixes that can collide", remotes(", servicePrefix: c2-eu"), []string{`remotes[1].servicePrefix: "c2-eu" and "c2" of c2: one is the other with "-…" behind it`}},
+		{"prefixes that can collide", remotes(", servicePrefix: c2-eu"),
+			[]string{`remotes[1].servicePrefix: "c2-eu" and "c2" of c2: one is the other with "-…" behind it`}},
 		{"prefix", remote(", servicePrefix: C_2"), []string{`remotes[0].servicePrefix: "C_2" begins the names of Services`}},
-		{"name that begins no Service", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: 2c, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].servicePrefix: "2c" begins the names of Services`}},
-		{"same port", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16]}]\n", []string{"remotes[1].wireguard.listenPort: 7775 is also that of c2"}},
-		{"same port without encryption", "features: [policy]\ncluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16]}]\n", nil},
-		{"port", remote(", wireguard: {listenPort: 65536}"), []string{"remotes.wireguard.listenPort: found number 65536, want a number that fits (uint16)"}},
-		{"MTU too small for IPv6", remote(", wireguard: {mtu: 1279}"), []string{"remotes[0].wireguard.mtu: 1279: use 1280 to 65455"}},
+		{"name that begins no Service",
+			"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: 2c, podSubnets: [10.2.0.0/16]}]\n",
+			[]string{`remotes[0].servicePrefix: "2c" begins the names of Services`}},
+		{"same port", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: " +
+			"c3, podSubnets: [10.3.0.0/16]}]\n", []string{"remotes[1].wireguard.listenPort: 7775 is also that of c2"}},
+		{"same port without encryption", "features: [policy]\ncluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: " +
+			"c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.3.0.0/16]}]\n", nil},
+		{"port", remote(", wireguard: {listenPort: 65536}"),
+			[]string{"remotes.wireguard.listenPort: found number 65536, want a number that fits (uint16)"}},
+		{"MTU too small for IPv6", remote(", wireguard: {mtu: 1279}"),
+			[]string{"remotes[0].wireguard.mtu: 1279: use 1280 to 65455"}},
 		{"MTU too large", remote(", wireguard: {mtu: 65456}"), []string{"remotes[0].wireguard.mtu:"}},
-		{"keepalive without a unit", remote(", wireguard: {persistentKeepalive: 25}"), []string{`remotes[0].wireguard.persistentKeepalive: 25 is no duration: write it as text with a unit, such as "25s"`}},
-		{"a key that would hardly live", remote(", wireguard: {keyMaxAge: 59m}"), []string{"remotes[0].wireguard.keyMaxAge: 59m0s: use 1h0m0s or more, or 0 for never"}},
+		{"keepalive without a unit", remote(", wireguard: {persistentKeepalive: 25}"),
+			[]string{
+				`remotes[0].wireguard.persistentKeepalive: 25 is no duration: write it as text with a unit, such as "25s"`,
+			}},
+		{"a key that would hardly live", remote(", wireguard: {keyMaxAge: 59m}"),
+			[]string{"remotes[0].wireguard.keyMaxAge: 59m0s: use 1h0m0s or more, or 0 for never"}},
 		{"a key's age below 0", remote(", wireguard: {keyMaxAge: -1h}"), []string{"remotes[0].wireguard.keyMaxAge: -1h0m0s"}},
-		{"keepalive of nonsense", remote(", wireguard: {persistentKeepalive: soon}"), []string{`remotes[0].wireguard.persistentKeepalive: "soon" is no duration`}},
-		{"keepalive of a list", remote(", wireguard: {persistentKeepalive: [25s]}"), []string{`remotes[0].wireguard.persistentKeepalive: ["25s"] is no duration`}},
-		{"keepalive below 0", remote(", wireguard: {persistentKeepalive: -1s}"), []string{"remotes[0].wireguard.persistentKeepalive: -1s: use 0 to 65535 whole seconds"}},
-		{"keepalive beyond 16 bits", remote(", wireguard: {persistentKeepalive: 65536s}"), []string{"remotes[0].wireguard.persistentKeepalive:"}},
-		{"keepalive that would round to off", remote(", wireguard: {persistentKeepalive: 500ms}"), []string{"remotes[0].wireguard.persistentKeepalive: 500ms"}},
+		{"keepalive of nonsense", remote(", wireguard: {persistentKeepalive: soon}"),
+			[]string{`remotes[0].wireguard.persistentKeepalive: "soon" is no duration`}},
+		{"keepalive of a list", remote(", wireguard: {persistentKeepalive: [25s]}"),
+			[]string{`remotes[0].wireguard.persistentKeepalive: ["25s"] is no duration`}},
+		{"keepalive below 0", remote(", wireguard: {persistentKeepalive: -1s}"),
+			[]string{"remotes[0].wireguard.persistentKeepalive: -1s: use 0 to 65535 whole seconds"}},
+		{"keepalive beyond 16 bits", remote(", wireguard: {persistentKeepalive: 65536s}"),
+			[]string{"remotes[0].wireguard.persistentKeepalive:"}},
+		{"keepalive that would round to off", remote(", wireguard: {persistentKeepalive: 500ms}"),
+			[]string{"remotes[0].wireguard.persistentKeepalive: 500ms"}},
 		{"subnet without a mask", subnets("10.2.0.0"), []string{`remotes[0].podSubnets[0]: "10.2.0.0" is no CIDR`}},
-		{"subnet with host bits", subnets("10.2.0.1/16"), []string{"remotes[0].podSubnets[0]: 10.2.0.1/16 has bits set outside its mask: write 10.2.0.0/16"}},
-		{"subnet with host bits, IPv6", subnets("10.2.0.0/16, 'fd00:2::1/48'"), []string{"remotes[0].podSubnets[1]: fd00:2::1/48 has bits set"}},
+		{"subnet with host bits", subnets("10.2.0.1/16"),
+			[]string{"remotes[0].podSubnets[0]: 10.2.0.1/16 has bits set outside its mask: write 10.2.0.0/16"}},
+		{"subnet with host bits, IPv6", subnets("10.2.0.0/16, 'fd00:2::1/48'"),
+			[]string{"remotes[0].podSubnets[1]: fd00:2::1/48 has bits set"}},
 		{"subnet of everything", subnets("0.0.0.0/0"), []string{"remotes[0].podSubnets[0]: 0.0.0.0/0 is everything"}},
 		{"subnet of everything, IPv6", subnets("'::/0'"), []string{"remotes[0].podSubnets[0]: ::/0 is everything"}},
-		{"IPv4 in IPv6", subnets("'::ffff:10.1.0.0/112'"), []string{"remotes[0].podSubnets[0]: ::ffff:10.1.0.0/112 is IPv4 written as IPv6"}},
+		{"IPv4 in IPv6", subnets("'::ffff:10.1.0.0/112'"),
+			[]string{"remotes[0].podSubnets[0]: ::ffff:10.1.0.0/112 is IPv4 written as IPv6"}},
 		{"node subnet", remote(", nodeSubnets: [x]"), []string{`remotes[0].nodeSubnets[0]: "x" is no CIDR`}},
 		{"no node subnets", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n",
 			[]string{`remotes[0].nodeSubnets: none: name the subnets that the nodes of "c2" have their InternalIPs from`}},
-		{"no node subnets, and no encryption", "features: [services, policy]\ncluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n", nil},
-		{"local subnet", "cluster: c1\nlocalSubnets: [x]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n", []string{`localSubnets[0]: "x" is no CIDR`}},
-		{"remote inside local", subnets("10.1.4.0/24"), []string{"remotes[0].podSubnets: 10.1.4.0/24 overlaps 10.1.0.0/16 (localSubnets[0])"}},
-		{"local inside remote", subnets("10.0.0.0/8"), []string{"remotes[0].podSubnets: 10.0.0.0/8 overlaps 10.1.0.0/16 (localSubnets[0])"}},
-		{"remote inside local, IPv6", subnets("'fd00:1::/64'"), []string{"remotes[0].podSubnets: fd00:1::/64 overlaps fd00:1::/48 (localSubnets[1])"}},
-		{"remotes overlap", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, {name: c3, podSubnets: [10.2.8.0/24], wireguard: {listenPort: 1}}]\n",
+		{"no node subnets, and no encryption", "features: [services, policy]\ncluster: c1\nlocalSubnets: " +
+			"[10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n", nil},
+		{"local subnet", "cluster: c1\nlocalSubnets: [x]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n",
+			[]string{`localSubnets[0]: "x" is no CIDR`}},
+		{"remote inside local", subnets("10.1.4.0/24"),
+			[]string{"remotes[0].podSubnets: 10.1.4.0/24 overlaps 10.1.0.0/16 (localSubnets[0])"}},
+		{"local inside remote", subnets("10.0.0.0/8"),
+			[]string{"remotes[0].podSubnets: 10.0.0.0/8 overlaps 10.1.0.0/16 (localSubnets[0])"}},
+		{"remote inside local, IPv6", subnets("'fd00:1::/64'"),
+			[]string{"remotes[0].podSubnets: fd00:1::/64 overlaps fd00:1::/48 (localSubnets[1])"}},
+		{"remotes overlap", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}, " +
+			"{name: c3, podSubnets: [10.2.8.0/24], wireguard: {listenPort: 1}}]\n",
 			[]string{"remotes[1].podSubnets: 10.2.8.0/24 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
-		{"subnets of one remote overlap", subnets("10.2.0.0/16, 10.2.0.0/16"), []string{"remotes[0].podSubnets: 10.2.0.0/16 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
-		{"limit below 0", remote(", limits: {nodes: -1}"), []string{"remotes[0].limits.nodes: -1: use a number from 1 to 100000000"}},
-		{"limit beyond all", remote(", limits: {endpoints: 1000000000}"), []string{"remotes[0].limits.endpoints: 1000000000: use"}},
-		{"more addresses in sets than Felix can hold", remotes(", limits: {setIPs: 900000}"), []string{"remotes[].limits.setIPs: 1100000 of all remotes together: 1000000 is the most"}},
-		{"no local subnets", "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n", []string{"localSubnets: none: name the pod, service and node subnets"}},
-		{"nodes inside local", remote(", nodeSubnets: [10.1.7.0/24]"), []string{"remotes[0].nodeSubnets: 10.1.7.0/24 is inside of 10.1.0.0/16 (localSubnets[0])"}},
+		{"subnets of one remote overlap", subnets("10.2.0.0/16, 10.2.0.0/16"),
+			[]string{"remotes[0].podSubnets: 10.2.0.0/16 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
+		{"limit below 0", remote(", limits: {nodes: -1}"),
+			[]string{"remotes[0].limits.nodes: -1: use a number from 1 to 100000000"}},
+		{"limit beyond all", remote(", limits: {endpoints: 1000000000}"),
+			[]string{"remotes[0].limits.endpoints: 1000000000: use"}},
+		{"more addresses in sets than Felix can hold", remotes(", limits: {setIPs: 900000}"),
+			[]string{"remotes[].limits.setIPs: 1100000 of all remotes together: 1000000 is the most"}},
+		{"no local subnets", "cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16]}]\n",
+			[]string{"localSubnets: none: name the pod, service and node subnets"}},
+		{"nodes inside local", remote(", nodeSubnets: [10.1.7.0/24]"),
+			[]string{"remotes[0].nodeSubnets: 10.1.7.0/24 is inside of 10.1.0.0/16 (localSubnets[0])"}},
 		{"nodes around local", remote(", nodeSubnets: [10.0.0.0/15]"), nil},
-		{"nodes among pods", remote(", nodeSubnets: [10.2.7.0/24]"), []string{"remotes[0].nodeSubnets: 10.2.7.0/24 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
-		{"nodes among another's pods", remotes(", nodeSubnets: [10.2.0.0/15]"), []string{"remotes[1].nodeSubnets: 10.2.0.0/15 overlaps 10.2.0.0/16 (remotes[0].podSubnets)", "remotes[1].nodeSubnets: 10.2.0.0/15 overlaps 10.3.0.0/16 (remotes[1].podSubnets)"}},
-		{"prefix of global services", remote(", servicePrefix: gl"), []string{`remotes[0].servicePrefix: "gl" begins the names of global services`}},
-		{"prefix like that of global services", remote(", servicePrefix: gl-a"), []string{`remotes[0].servicePrefix: "gl-a" begins`}},
-		{"cluster of the name of global services", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: gl, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].servicePrefix: "gl" begins`}},
-		{"cluster of the name of all", "cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: global, podSubnets: [10.2.0.0/16]}]\n", []string{`remotes[0].name: "global" stands for all clusters`}},
+		{"nodes among pods", remote(", nodeSubnets: [10.2.7.0/24]"),
+			[]string{"remotes[0].nodeSubnets: 10.2.7.0/24 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
+		{"nodes among another's pods", remotes(", nodeSubnets: [10.2.0.0/15]"),
+			[]string{"remotes[1].nodeSubnets: 10.2.0.0/15 overlaps 10.2.0.0/16 (remotes[0].podSubnets)",
+				"remotes[1].nodeSubnets: 10.2.0.0/15 overlaps 10.3.0.0/16 (remotes[1].podSubnets)"}},
+		{"prefix of global services", remote(", servicePrefix: gl"),
+			[]string{`remotes[0].servicePrefix: "gl" begins the names of global services`}},
+		{"prefix like that of global services", remote(", servicePrefix: gl-a"),
+			[]string{`remotes[0].servicePrefix: "gl-a" begins`}},
+		{"cluster of the name of global services",
+			"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: gl, podSubnets: [10.2.0.0/16]}]\n",
+			[]string{`remotes[0].servicePrefix: "gl" begins`}},
+		{"cluster of the name of all",
+			"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: global, podSubnets: [10.2.0.0/16]}]\n",
+			[]string{`remotes[0].name: "global" stands for all clusters`}},
 		{"mirror namespace", remote("") + "mirrorNamespace: a.b\n", []string{`mirrorNamespace: "a.b"`}},
-		{"listeners", remote("") + "listen: {federation: x, peering: x, http: x}\n", []string{"listen.federation:", "listen.peering:", "listen.http:"}},
+		{"a dashboard for everybody", remote("") + "listen: {dashboard: ':8085'}\n",
+			[]string{`listen.dashboard: ":8085" is not on loopback: use 127.0.0.1:8085`}},
+		{"a dashboard on a name", remote("") + "listen: {dashboard: 'localhost:8085'}\n", []string{"listen.dashboard:"}},
+		{"a dashboard at an address of nodes", remote("") + "listen: {dashboard: '192.0.2.1:8085'}\n",
+			[]string{"listen.dashboard:"}},
+		{"a dashboard without a port", remote("") + "listen: {dashboard: 127.0.0.1}\n", []string{"listen.dashboard:"}},
+		{"listeners", remote("") + "listen: {federation: x, peering: x, http: x}\n",
+			[]string{"listen.federation:", "listen.peering:", "listen.http:"}},
 	})
 }
 
 func TestBadAgent(t *testing.T) {
 	testBad[Agent](t, []bad{
-		{"Workload API and a file", "cluster: c1\nbroker: {workloadAPI: 'unix:///run/spire/agent.sock', bundleFile: /a}\n", []string{`broker.bundleFile: "/a" is given, and broker.workloadAPI too`}},
-		{"no URI of a Workload API", "cluster: c1\nbroker: {workloadAPI: 'unix://run/agent.sock'}\n", []string{`broker.workloadAPI: "unix://run/agent.sock": use the URI`}},
+		{"Workload API and a file", "cluster: c1\nbroker: {workloadAPI: 'unix:///run/spire/agent.sock', bundleFile: /a}\n",
+			[]string{`broker.bundleFile: "/a" is given, and broker.workloadAPI too`}},
+		{"no URI of a Workload API", "cluster: c1\nbroker: {workloadAPI: 'unix://run/agent.sock'}\n",
+			[]string{`broker.workloadAPI: "unix://run/agent.sock": use the URI`}},
 		{"empty file", "", []string{"cluster:"}},
 		{"broker", "cluster: c1\nbroker: {address: broker}\n", []string{"broker.address:"}},
 		{"key path", "cluster: c1\nwgKeyPath: keys\n", []string{`wgKeyPath: "keys": use an absolute path`}},
 		{"peer metrics", "cluster: c1\npeerMetrics: some\n", []string{`peerMetrics: "some": use all or none`}},
 		{"backend", "cluster: c1\nbackend: boringtun\n", []string{`backend: "boringtun": use auto, kernel or userspace`}},
 		{"listeners", "cluster: c1\nlisten: {http: x, probe: x}\n", []string{"listen.http:", "listen.probe:"}},
-		{"source of routes", "cluster: c1\nrouteSource: eth0\n", []string{`routeSource: "eth0": use auto, none or an IP address`}},
+		{"source of routes", "cluster: c1\nrouteSource: eth0\n",
+			[]string{`routeSource: "eth0": use auto, none or an IP address`}},
 		{"stateFile", "cluster: c1\nstateFile: agent.state\n", []string{`stateFile: "agent.state": use an absolute path`}},
-		{"adoptFrom", "cluster: c1\nadoptFrom: [semaphore-wireguard, kilo]\n", []string{`adoptFrom[1]: "kilo": the agent takes over from semaphore-wireguard only`}},
+		{"adoptFrom", "cluster: c1\nadoptFrom: [semaphore-wireguard, kilo]\n",
+			[]string{`adoptFrom[1]: "kilo": the agent adopts devices of semaphore-wireguard only`}},
 		{"all at once", "cluster: ''\nbackend: x\nwgKeyPath: x\nbroker: {address: x, x: x}\n",
 			[]string{"cluster:", "backend:", "wgKeyPath:", "broker.address:", `unknown field "broker.x"`}},
 	})
@@ -454,12 +563,17 @@ func write(t *testing.T, content string) string {
 // R9, F31: subnets that overlap are refused before anything starts, naming both.
 func TestR09SubnetsOfTwoClustersAreApart(t *testing.T) {
 	file := func(local, c2, c3 string) string {
-		return "cluster: c1\nlocalSubnets: [" + local + "]\nremotes: [{name: c2, podSubnets: [" + c2 + "], nodeSubnets: [192.0.2.0/24]}, {name: c3, podSubnets: [" + c3 + "], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 1}}]\n"
+		return "cluster: c1\nlocalSubnets: [" + local + "]\nremotes: [{name: c2, podSubnets: [" + c2 +
+			"], nodeSubnets: [192.0.2.0/24]}, {name: c3, podSubnets: [" + c3 +
+			"], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 1}}]\n"
 	}
 	testBad[Broker](t, []bad{
 		{"apart", file("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"), nil},
-		{"a remote in ours", file("10.0.0.0/14", "10.2.0.0/16", "10.9.0.0/16"), []string{"remotes[0].podSubnets: 10.2.0.0/16 overlaps 10.0.0.0/14 (localSubnets[0])"}},
-		{"two remotes", file("10.1.0.0/16", "10.2.0.0/16", "10.2.128.0/17"), []string{"remotes[1].podSubnets: 10.2.128.0/17 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
-		{"two remotes, IPv6", file("10.1.0.0/16", "'fd02::/48'", "'fd02::/32'"), []string{"remotes[1].podSubnets: fd02::/32 overlaps fd02::/48 (remotes[0].podSubnets)"}},
+		{"a remote in ours", file("10.0.0.0/14", "10.2.0.0/16", "10.9.0.0/16"),
+			[]string{"remotes[0].podSubnets: 10.2.0.0/16 overlaps 10.0.0.0/14 (localSubnets[0])"}},
+		{"two remotes", file("10.1.0.0/16", "10.2.0.0/16", "10.2.128.0/17"),
+			[]string{"remotes[1].podSubnets: 10.2.128.0/17 overlaps 10.2.0.0/16 (remotes[0].podSubnets)"}},
+		{"two remotes, IPv6", file("10.1.0.0/16", "'fd02::/48'", "'fd02::/32'"),
+			[]string{"remotes[1].podSubnets: fd02::/32 overlaps fd02::/48 (remotes[0].podSubnets)"}},
 	})
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// TestDevicesOfOneName: the short names of the devices of two remotes can be the same by chance, or because somebody looked for such names:
-// the broker's configuration and its copy for the agents refuse them.
+// TestDevicesOfOneName: the short names of the devices of two remotes can be the same by chance, or because somebody
+// looked for such names: the broker's configuration and its copy for the agents refuse them.
 func TestDevicesOfOneName(t *testing.T) {
 	const a, b = "cluster-42807", "cluster-320514"
 	if naming.Device(a) != naming.Device(b) {

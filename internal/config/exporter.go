@@ -16,32 +16,38 @@ type Exporter struct {
 	// Cluster is the name of the cluster whose objects are exported, the same in the
 	// configuration of every cluster that knows it.
 	Cluster string `json:"cluster"`
-	// Features to export for; all when absent.
+	// Features to export for; all if absent.
 	Features Features `json:"features"`
-	// Brokers to publish to: those of other clusters, and the own one, which is told of global services.
+	// Brokers to publish to: those of other clusters, and the own one, which receives the Services of global services.
 	Brokers []ExporterBroker `json:"brokers"`
 	// MirrorSelector and GlobalSelector select the Services that are offered.
 	MirrorSelector string `json:"mirrorSelector"`
 	GlobalSelector string `json:"globalSelector"`
-	// ServiceLabels are the labels of offered Services that other clusters are told.
+	// ServiceLabels are the labels of offered Services that other clusters receive.
 	ServiceLabels LabelKeys `json:"serviceLabels"`
-	// LabelDomain is that of the label <labelDomain>/name, which puts a pod into a set.
+	// MCS says whether ServiceExports export Services, too.
+	MCS ExporterMCS `json:"mcs"`
+	// LabelDomain is the domain of the label <labelDomain>/name, which puts a pod into a set.
 	LabelDomain string `json:"labelDomain"`
-	// LabelDomains are several in place of it; of those that a pod has, the first counts, and sets have the labels of all.
+	// LabelDomains are several in place of LabelDomain; of those that a pod has, the first counts, and sets have the
+	// labels of all.
 	LabelDomains []string `json:"labelDomains"`
-	// ExportRules say for which clusters some Services and pods are; of several that match, the first. An object
-	// that none matches is for every cluster.
+	// ExportRules say which clusters receive some Services and pods; of several that match, the first counts. Every
+	// cluster receives an object that no rule matches.
 	ExportRules []ExportRule `json:"exportRules"`
-	// Events says whether what becomes of offered Services is written as Events on them.
+	// Events makes the exporter write Events with the results of offered Services on them.
 	Events bool `json:"events"`
-	// AnnotateServices says whether it is written as an annotation on them, too.
+	// AnnotateServices makes it write the results as an annotation on them, too.
 	AnnotateServices bool `json:"annotateServices"`
-	// AllowedIPs says where the IPs of a node's pods are: auto, nodePodCIDRs or calicoBlocks.
+	// AllowedIPs is the source of the nodes' pod prefixes: auto, nodePodCIDRs or calicoBlocks.
 	AllowedIPs AllowedIPs `json:"allowedIPs"`
-	// PodSubnets hold the IPs of the cluster's pods; nothing outside them is exported. Empty for any.
+	// PodSubnets contain the IPs of the cluster's pods; nothing outside them is exported. Empty for any.
 	PodSubnets []string `json:"podSubnets"`
-	// Restores is how often the cluster's etcd was put back to an earlier state, after which resourceVersions begin anew from there.
+	// Restores counts how often the cluster's etcd was restored to an earlier state, after which resourceVersions
+	// repeat.
 	Restores int `json:"restores"`
+	// WireGuard has the options that the devices of all remotes share, as in the broker's configuration.
+	WireGuard DevicePorts `json:"wireguard"`
 	// LeaderElection among the exporter's replicas.
 	LeaderElection LeaderElection `json:"leaderElection"`
 	TLS            TLS            `json:"tls"`
@@ -57,14 +63,16 @@ type Exporter struct {
 
 	// PodPrefixes is PodSubnets, parsed.
 	PodPrefixes []netip.Prefix `json:"-"`
+	// Follows is set if the brokers of other clusters are those of RemoteClusters, and not in the file.
+	Follows bool `json:"-"`
 }
 
-// AllowedIPs is where it is written which IPs the pods of a node have, and so which its peers let it send from.
+// AllowedIPs is the source of the IPs of a node's pods, and so of the allowed IPs that peers configure for the node.
 type AllowedIPs string
 
-// The places.
+// The sources.
 const (
-	// AutoAllowedIPs are the blocks of a node that has some, and else its spec.podCIDRs.
+	// AutoAllowedIPs are the blocks of a node that has any, and else its spec.podCIDRs.
 	AutoAllowedIPs AllowedIPs = "auto"
 	// NodePodCIDRs is spec.podCIDRs of the Node, as with host-local IPAM.
 	NodePodCIDRs AllowedIPs = "nodePodCIDRs"
@@ -81,15 +89,15 @@ func (a *AllowedIPs) complete(p *problems, field string) {
 	}
 }
 
-// ExportRule says for which clusters some Services, with their EndpointSlices, and pods of sets are.
+// ExportRule says which clusters receive some Services, with their EndpointSlices, and pods of sets.
 type ExportRule struct {
-	// Kinds are the features whose objects it is about: services, policy; both when empty.
+	// Kinds are the features whose objects the rule matches: services, policy; both if empty.
 	Kinds Features `json:"kinds"`
-	// Namespaces that it is about; all when empty.
+	// Namespaces that the rule matches; all if empty.
 	Namespaces []string `json:"namespaces"`
-	// Selector of labels of the Services and pods that it is about; all when empty.
+	// Selector matches labels of Services and pods; all if empty.
 	Selector string `json:"selector"`
-	// Clusters with brokers that may see them; an empty list for none.
+	// Clusters with brokers that receive them; an empty list for none.
 	Clusters []string `json:"clusters"`
 }
 
@@ -113,6 +121,9 @@ func (c *Exporter) complete(p *problems) {
 	orDefault(&c.GlobalSelector, naming.DefaultGlobalSelector)
 	completeLabelDomains(p, &c.LabelDomain, &c.LabelDomains)
 	c.ServiceLabels.complete(p, "serviceLabels")
+	if c.MCS.Enabled && !c.Features.Has(Services) {
+		p.add("mcs.enabled", "needs the feature services: add it to features")
+	}
 	orDefault(&c.Listen.HTTP, ":8080")
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/exporter.sock")
 	c.AllowedIPs.complete(p, "allowedIPs")
@@ -121,6 +132,7 @@ func (c *Exporter) complete(p *problems) {
 	checkListen(p, "listen.http", c.Listen.HTTP)
 	checkListen(p, "listen.debug", c.Listen.Debug)
 	c.TLS.complete(p, "tls")
+	c.WireGuard.complete(p, "wireguard")
 	c.Kube.complete(p, "kube")
 	c.LeaderElection.complete(p, "leaderElection")
 	seen := map[string]bool{}
@@ -132,17 +144,22 @@ func (c *Exporter) complete(p *problems) {
 			p.add(field+".cluster", "%q is listed twice", b.Cluster)
 		}
 		if b.Cluster == c.Cluster && !c.Features.Has(Services) {
-			p.add(field+".cluster", "%q is this cluster itself, whose broker is told of global services only, and features has no services", b.Cluster)
+			p.add(field+".cluster", "%q is this cluster itself, whose broker receives global services only, and features "+
+				"has no services", b.Cluster)
 		}
 		seen[b.Cluster] = true
 	}
-	if len(c.Brokers) == 0 {
-		p.add("brokers", "none: name the broker of at least one cluster")
+	c.Follows = !slices.ContainsFunc(c.Brokers, func(b ExporterBroker) bool { return b.Cluster != c.Cluster })
+	if c.Follows && len(c.ExportRules) > 0 {
+		p.add(
+			"exportRules",
+			"there are some, and no brokers of other clusters: each RemoteCluster has its own rules, in spec.export",
+		)
 	}
 	if len(c.PodSubnets) > 0 {
 		c.PodPrefixes = parsePrefixes(p, "podSubnets", c.PodSubnets)
 		if c.Restores < 0 {
-			p.add("restores", "%d: use how often the cluster's etcd was put back, 0 or more", c.Restores)
+			p.add("restores", "%d: use the number of times that the cluster's etcd was restored, 0 or more", c.Restores)
 		}
 	}
 	for i, r := range c.ExportRules {
@@ -153,7 +170,8 @@ func (c *Exporter) complete(p *problems) {
 func (r ExportRule) check(p *problems, field, own string, brokers map[string]bool) {
 	for i, kind := range r.Kinds {
 		if kind != Services && kind != Policy {
-			p.add(fmt.Sprintf("%s.kinds[%d]", field, i), "%q: use services, policy; every node is for every cluster, which is told its own end of the tunnel only", kind)
+			p.add(fmt.Sprintf("%s.kinds[%d]", field, i),
+				"%q: use services, policy; every cluster receives every node, with its own end of the tunnel only", kind)
 		}
 	}
 	for i, n := range r.Namespaces {
@@ -169,7 +187,8 @@ func (r ExportRule) check(p *problems, field, own string, brokers map[string]boo
 	}
 	for i, cluster := range r.Clusters {
 		if cluster == own {
-			p.add(fmt.Sprintf("%s.clusters[%d]", field, i), "%q is this cluster itself, from which nothing is kept: take it out", cluster)
+			p.add(fmt.Sprintf("%s.clusters[%d]", field, i),
+				"%q is this cluster itself, from which nothing is kept: take it out", cluster)
 		} else if !brokers[cluster] {
 			p.add(fmt.Sprintf("%s.clusters[%d]", field, i), "%q: brokers has no such cluster", cluster)
 		}

@@ -46,12 +46,44 @@ exportRules:
 }
 
 func TestAllowedIPs(t *testing.T) {
-	for text, want := range map[string]AllowedIPs{"": AutoAllowedIPs, "allowedIPs: auto": AutoAllowedIPs, "allowedIPs: nodePodCIDRs": NodePodCIDRs, "allowedIPs: calicoBlocks": CalicoBlocks} {
+	for text, want := range map[string]AllowedIPs{"": AutoAllowedIPs, "allowedIPs: auto": AutoAllowedIPs,
+		"allowedIPs: nodePodCIDRs": NodePodCIDRs, "allowedIPs: calicoBlocks": CalicoBlocks} {
 		if c, err := Parse[Exporter]([]byte(exporterWithRules + text)); err != nil || c.AllowedIPs != want {
 			t.Errorf("%q: %v, %v, and not %s", text, c, err, want)
 		}
 	}
-	if _, err := Parse[Exporter]([]byte(exporterWithRules + "allowedIPs: CalicoBlocks")); err == nil || !strings.Contains(err.Error(), `allowedIPs: "CalicoBlocks": use auto; nodePodCIDRs; or calicoBlocks`) {
+	if _, err := Parse[Exporter]([]byte(exporterWithRules + "allowedIPs: CalicoBlocks")); err == nil ||
+		!strings.Contains(err.Error(), `allowedIPs: "CalicoBlocks": use auto; nodePodCIDRs; or calicoBlocks`) {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestRemoteAPI(t *testing.T) {
+	const reached = "kube: {remoteAPIURL: 'https://c2.example.org:6443', remoteSATokenPath: /var/run/c2/token"
+	hash := "sha256:" + strings.Repeat("0a", 32)
+	for _, good := range []string{"}", ", remoteCAPath: /var/run/c2/ca.crt}",
+		", remoteCAURL: 'https://c2.example.org/ca'}",
+		", remoteCAURL: 'http://c2.example.org/ca', remoteCAHash: '" + hash + "'}"} {
+		if _, err := Parse[Exporter]([]byte(exporterWithRules + reached + good)); err != nil {
+			t.Errorf("%s: %v", good, err)
+		}
+	}
+	for text, want := range map[string]string{
+		reached + ", remoteCAURL: 'http://c2.example.org/ca'}": "kube.remoteCAURL: \"http://c2.example.org/ca\": use a " +
+			"URL that begins with https://",
+		reached + ", remoteCAHash: '" + hash +
+			"'}": "kube.remoteCAHash: it is the hash of what remoteCAURL has",
+		reached + ", remoteCAURL: 'https://x', remoteCAHash: abc}": "kube.remoteCAHash: \"abc\": use sha256: and 64 hex digits",
+		reached + ", remoteCAPath: /ca, remoteCAURL: 'https://x'}": "kube.remoteCAPath: remoteCAURL or remoteCAHash is given",
+		"kube: {remoteCAPath: /ca}":                                "kube.remoteCAPath: it is used with remoteAPIURL only",
+		reached + ", kubeConfigPath: /k}":                          "kube.kubeConfigPath: remoteAPIURL is given too",
+		"kube: {remoteAPIURL: 'http://c2'}": "kube.remoteAPIURL: \"http://c2\": use a URL that " +
+			"begins with https://",
+		"kube: {remoteAPIURL: 'https://c2'}": "kube.remoteSATokenPath: none",
+		"kube: {remoteSATokenPath: /t}":      "kube.remoteSATokenPath: it is used with remoteAPIURL only",
+	} {
+		if _, err := Parse[Exporter]([]byte(exporterWithRules + text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, and not %q", text, err, want)
+		}
 	}
 }

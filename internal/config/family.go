@@ -12,8 +12,8 @@ const (
 	IPv6      Family = "IPv6"
 )
 
-// completeFamilies says for each remote by which family its nodes and ours reach each other, where that follows from its
-// nodes' subnets. A node has one end of the tunnel to a remote, and so one address, of a family that both must have.
+// completeFamilies sets the family of each remote's endpoints if it follows from the remote's node subnets. A node has
+// one endpoint for a remote, and so one address, of a family that both sides must have.
 func (c *Broker) completeFamilies(p *problems) {
 	for i := range c.Remotes {
 		r := &c.Remotes[i]
@@ -38,12 +38,13 @@ func (c *Broker) completeFamilies(p *problems) {
 		case *family != IPv4 && *family != IPv6:
 			p.add(field, "%q: use IPv4 or IPv6, or leave it out", *family)
 		case len(has) > 0 && !has[*family]:
-			p.add(field, "%s, and remotes[%d].nodeSubnets has no subnet of that family: its nodes could have no end of a tunnel", *family, i)
+			p.add(field, "%s, and remotes[%d].nodeSubnets has no subnet of that family: its nodes could have no end of a tunnel",
+				*family, i)
 		}
 	}
 }
 
-// Families are those by which the nodes of remotes and ours reach each other, by remote.
+// Families returns the families of the endpoints by remote.
 func (c *Broker) Families() map[string]Family {
 	families := map[string]Family{}
 	for i := range c.Remotes {

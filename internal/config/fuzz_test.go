@@ -13,7 +13,8 @@ func fuzz[T any, P interface {
 	*T
 	validator
 }](f *testing.F, seeds ...string) {
-	for _, s := range append(seeds, "", "null", "[]", "{", "a: &a [*a]", "---\n---\n", "cluster: c1\n...\n", "? x", "\x00", "<<: {cluster: c1}") {
+	for _, s := range append(seeds, "", "null", "[]", "{", "a: &a [*a]", "---\n---\n", "cluster: c1\n...\n", "? x", "\x00",
+		"<<: {cluster: c1}") {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -44,26 +45,37 @@ func fuzz[T any, P interface {
 func FuzzExporter(f *testing.F) {
 	fuzz[Exporter](f,
 		"cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}]\n",
-		"cluster: c1\nfeatures: [policy]\nbrokers: [{cluster: c2, address: '[::1]:1'}]\nkube: {qps: 1, burst: 2, kubeConfigPath: k}\nlisten: {http: ':1', debug: ':2', debugSocket: s}\nmirrorSelector: a=b\nglobalSelector: 'a in (b)'\nlabelDomain: d\ntls: {certFile: c, keyFile: k, bundleDir: d}\n")
+		"cluster: c1\nfeatures: [policy]\nbrokers: [{cluster: c2, address: '[::1]:1'}]\nkube: {qps: 1, burst: 2, "+
+			"kubeConfigPath: k}\nlisten: {http: ':1', debug: ':2', debugSocket: s}\nmirrorSelector: a=b\nglobalSelector: 'a "+
+			"in (b)'\nlabelDomain: d\ntls: {certFile: c, keyFile: k, bundleDir: d}\n")
 }
 
 func FuzzBroker(f *testing.F) {
 	fuzz[Broker](f,
 		"cluster: c1\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\n",
-		"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: ['fd00::/48'], nodeSubnets: [10.0.0.0/24], servicePrefix: p, wireguard: {listenPort: 1, mtu: 1280, persistentKeepalive: 25s}}]\nmanageIPPools: true\nmirrorNamespace: m\nagents: {namespace: n, serviceAccount: s, audience: a}\nlisten: {federation: ':1', peering: ':2'}\n",
-		"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\nslices: {maxEndpoints: 9}\nglobalServices: {podSubnets: [10.1.0.0/17], silentAfter: 1m, settle: 0s, localZones: [z], limits: {services: 1}, rules: [{namespaces: [n], names: [m], prefer: [c1, c2], minReady: 2, whenGone: keep}, {}]}\n")
+		"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: ['fd00::/48'], nodeSubnets: "+
+			"[10.0.0.0/24], servicePrefix: p, wireguard: {listenPort: 1, mtu: 1280, persistentKeepalive: "+
+			"25s}}]\nmanageIPPools: true\nmirrorNamespace: m\nagents: {namespace: n, serviceAccount: s, audience: a}\nlisten: "+
+			"{federation: ':1', peering: ':2'}\n",
+		"cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: "+
+			"[172.16.0.0/12]}]\nslices: {maxEndpoints: 9}\nglobalServices: {podSubnets: [10.1.0.0/17], silentAfter: 1m, "+
+			"settle: 0s, localZones: [z], limits: {services: 1}, rules: [{namespaces: [n], names: [m], prefer: [c1, c2], "+
+			"minReady: 2, whenGone: keep}, {}]}\n")
 }
 
 func FuzzAgent(f *testing.F) {
 	fuzz[Agent](f,
 		"cluster: c1\n",
-		"cluster: c1\nbackend: kernel\nwgKeyPath: /k\nstateFile: /s\nadoptFrom: [semaphore-wireguard]\nremoveKeys: true\nbroker: {address: 'b:1', bundleFile: b, tokenFile: t}\nlisten: {http: ':1', debugSocket: s}\n")
+		"cluster: c1\nbackend: kernel\nwgKeyPath: /k\nstateFile: /s\nadoptFrom: [semaphore-wireguard]\nremoveKeys: "+
+			"true\nbroker: {address: 'b:1', bundleFile: b, tokenFile: t}\nlisten: {http: ':1', debugSocket: s}\n")
 }
 
 // FuzzSubnets: whatever the agents' copy of a broker's file holds, it is subnets that are some, or an error.
 func FuzzSubnets(f *testing.F) {
-	f.Add([]byte("localSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\n"))
-	f.Add([]byte("features: [policy]\nlocalSubnets: ['fd00::/48']\nremotes: [{name: c2, podSubnets: ['fd01::/48'], limits: 7, wireguard: {listenPort: 70000}}]\n"))
+	f.Add([]byte("localSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: " +
+		"[172.16.0.0/12]}]\n"))
+	f.Add([]byte("features: [policy]\nlocalSubnets: ['fd00::/48']\nremotes: [{name: c2, podSubnets: ['fd01::/48'], " +
+		"limits: 7, wireguard: {listenPort: 70000}}]\n"))
 	f.Add([]byte("---\n---\n"))
 	f.Add([]byte("encryption: x\nremotes: [{}]\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -9,11 +9,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// MaxServiceLabels is the most labels of a Service that cross to other clusters.
+// MaxServiceLabels is the most labels of a Service that are exported.
 const MaxServiceLabels = 32
 
-// LabelKeys is a list of label keys that may cross from one cluster to another: whole keys, or all of a prefix, as in
-// "app.kubernetes.io/*".
+// LabelKeys is a list of label keys that may be exported: whole keys, or all of a prefix, as in "app.kubernetes.io/*".
 type LabelKeys []string
 
 // defaultLabelKeys are the recommended labels of Kubernetes, by which ServiceMonitors and dashboards select Services.
@@ -21,7 +20,8 @@ var defaultLabelKeys = LabelKeys{"app.kubernetes.io/*"}
 
 const anyOfPrefix = "/*"
 
-// Takes reports whether a label of that key may cross. Those that mean something to Kubernetes or to semaphore never do.
+// Takes reports whether a label with that key may be exported. Labels with a meaning for Kubernetes or semaphore never
+// are.
 func (l LabelKeys) Takes(key string) bool {
 	return !naming.ReservedLabel(key) && slices.ContainsFunc(l, func(pattern string) bool {
 		prefix, any := strings.CutSuffix(pattern, anyOfPrefix)
@@ -30,7 +30,7 @@ func (l LabelKeys) Takes(key string) bool {
 	})
 }
 
-// complete fills in the default of a list that is absent; an empty one stays.
+// complete fills in the default of an absent list; an empty one stays.
 func (l *LabelKeys) complete(p *problems, field string) {
 	if *l == nil {
 		*l = slices.Clone(defaultLabelKeys)
@@ -44,7 +44,8 @@ func (l *LabelKeys) complete(p *problems, field string) {
 			p.add(field, "%q is no key of a label, such as team or app.kubernetes.io/*: %s", pattern, e)
 		}
 		if naming.ReservedLabel(key) {
-			p.add(field, "%q has a meaning for Kubernetes or for semaphore, and never crosses between clusters: take it out", pattern)
+			p.add(field, "%q has a meaning for Kubernetes or for semaphore, and never crosses between clusters: take it out",
+				pattern)
 		}
 	}
 }

@@ -6,28 +6,28 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// LeaderElection says how the replicas of a broker or exporter agree on which of them works: by a Lease
-// (coordination.k8s.io/v1) in the cluster that they run in.
+// LeaderElection says how the replicas of a broker or exporter elect a leader: with a Lease (coordination.k8s.io/v1) in
+// the cluster that they run in.
 type LeaderElection struct {
-	// Enabled is off where there is only ever one: two that both work write against each other.
+	// Enabled is false if there is only ever one replica: two that both work write against each other.
 	Enabled bool `json:"enabled"`
 	// Namespace of the Lease; that of the pod when empty.
 	Namespace string `json:"namespace"`
-	// Lease is the Lease's name. All replicas have the same, and nobody else has it.
+	// Lease is the name of the Lease. All replicas use the same, and nothing else uses it.
 	Lease string `json:"lease"`
-	// Duration is how long a leader that went without a word keeps the others waiting. A leader that
-	// cannot renew the lease ends its work after two thirds of it.
+	// Duration is how long standbys wait for a leader that crashed. A leader that cannot renew the Lease stops its work
+	// after two thirds of it.
 	Duration Duration `json:"duration"`
 }
 
-// A Lease's spec.leaseDurationSeconds is in whole seconds. Under 5 s an apiserver that restarts costs the leader
-// its place, and after minutes nobody would wait for a standby.
+// A Lease's spec.leaseDurationSeconds is in whole seconds. Under 5 s a restart of the apiserver costs the leader its
+// Lease; over minutes a failover takes too long.
 const (
 	minLease = 5 * time.Second
 	maxLease = 10 * time.Minute
 )
 
-// leaderElection is what a file that does not mention it means.
+// leaderElection is the default.
 func leaderElection(lease string) LeaderElection {
 	return LeaderElection{Enabled: true, Lease: lease, Duration: Duration{Duration: 15 * time.Second}}
 }

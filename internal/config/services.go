@@ -9,17 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Mirrors says how mirrors and global services are written, and what becomes of those that another tool has left.
+// Mirrors says how mirrors and global services are written, and which ones of another tool are adopted.
 type Mirrors struct {
-	// Labels are the labels of a source that its mirror has too.
+	// Labels are the labels of a source that its mirror gets too.
 	Labels LabelKeys `json:"labels"`
-	// AdoptFrom names the tools whose Services are taken over.
+	// AdoptFrom names the tools whose Services are adopted.
 	AdoptFrom []string `json:"adoptFrom"`
-	// Endpoints says that Endpoints are written beside the EndpointSlices, for tools that read no slices.
+	// Endpoints makes the broker write Endpoints beside the EndpointSlices, for tools that read no slices.
 	Endpoints bool `json:"endpoints"`
 }
 
-// ServiceMirror is the tool whose Services can be taken over.
+// ServiceMirror is the tool whose Services can be adopted.
 const ServiceMirror = "semaphore-service-mirror"
 
 func (m *Mirrors) complete(p *problems, field string) {
@@ -35,11 +35,11 @@ func (m *Mirrors) complete(p *problems, field string) {
 
 // Slices says how endpoints are written.
 type Slices struct {
-	// MaxEndpoints is the most endpoints that one EndpointSlice of ours holds.
+	// MaxEndpoints is the most endpoints of one EndpointSlice.
 	MaxEndpoints int `json:"maxEndpoints"`
 }
 
-// defaultSliceEndpoints is what Kubernetes' own controller keeps to, and maxSliceEndpoints what an apiserver takes
+// defaultSliceEndpoints is the default of Kubernetes' own controller, and maxSliceEndpoints the maximum of the API
 // (discovery.k8s.io/v1, EndpointSlice.endpoints).
 const (
 	defaultSliceEndpoints = 100
@@ -51,50 +51,52 @@ func (s *Slices) complete(p *problems, field string) {
 		s.MaxEndpoints = defaultSliceEndpoints
 	}
 	if s.MaxEndpoints < 1 || s.MaxEndpoints > maxSliceEndpoints {
-		p.add(field+".maxEndpoints", "%d: use 1 to %d endpoints; an apiserver takes no more in one EndpointSlice", s.MaxEndpoints, maxSliceEndpoints)
+		p.add(field+".maxEndpoints", "%d: use 1 to %d endpoints; an apiserver takes no more in one EndpointSlice",
+			s.MaxEndpoints, maxSliceEndpoints)
 	}
 }
 
-// GlobalServices says how the services that several clusters offer under one name are put together.
+// GlobalServices says how the services that several clusters offer under one name are combined.
 type GlobalServices struct {
-	// PodSubnets hold the IPs of the own cluster's pods. With them the own exporter is taken, and global services have
-	// the own endpoints too; without them it is not.
+	// PodSubnets contain the IPs of the own cluster's pods. With them the own exporter's objects are accepted, and
+	// global services have the own endpoints too; without them they are not.
 	PodSubnets []string `json:"podSubnets"`
-	// Limits on what is taken of the own exporter.
+	// Limits on what the own exporter may export.
 	Limits OwnLimits `json:"limits"`
-	// SilentAfter is how long nothing was heard of a cluster's exporter until that counts as one of the two signs that
-	// the cluster is gone.
+	// SilentAfter is the time without a message after which an exporter counts as stale, which is one of the two signs
+	// that its cluster is gone.
 	SilentAfter Duration `json:"silentAfter"`
-	// Settle is how long clusters that are preferred must have sufficed until those that are not are left.
+	// Settle is how long preferred clusters must have sufficed before the others are masked.
 	Settle Duration `json:"settle"`
 	// LocalZones are the own cluster's zones, for topology hints; none for no hints.
 	LocalZones []string `json:"localZones"`
-	// Rules for some global services; of several that match, the first. What none matches is for the annotations of
-	// the service.
+	// Rules for some global services; of several that match, the first counts. If none matches, the annotations of the
+	// service count.
 	Rules []GlobalRule `json:"rules"`
 
 	// PodPrefixes is PodSubnets, parsed.
 	PodPrefixes []netip.Prefix `json:"-"`
 }
 
-// GlobalRule says which clusters' endpoints some global services use, and what becomes of those of a cluster that is gone.
+// GlobalRule says which clusters' endpoints some global services use, and how those of a gone cluster are handled.
 type GlobalRule struct {
-	// Namespaces and Names that the services have in their own clusters; all when empty.
+	// Namespaces and Names of the services in their own clusters; all if empty.
 	Namespaces []string `json:"namespaces"`
 	Names      []string `json:"names"`
-	// Clusters that take part; all when empty. What others offer under that name is no part of it.
+	// Clusters that take part; all if empty. Services of other clusters under that name are ignored.
 	Clusters []string `json:"clusters"`
-	// Prefer are clusters in order; those that it does not name share the last place.
+	// Prefer are clusters in order; all others share the last place.
 	Prefer []string `json:"prefer"`
 	// MinReady is how many ready endpoints suffice.
 	MinReady int `json:"minReady"`
-	// WhenGone is what becomes of the endpoints of a cluster that is gone.
+	// WhenGone says how the endpoints of a gone cluster are handled.
 	WhenGone WhenGone `json:"whenGone"`
 }
 
-// Matches reports whether the rule is about the global service of that namespace and name.
+// Matches reports whether the rule applies to the global service of that namespace and name.
 func (r *GlobalRule) Matches(namespace, name string) bool {
-	return (len(r.Namespaces) == 0 || slices.Contains(r.Namespaces, namespace)) && (len(r.Names) == 0 || slices.Contains(r.Names, name))
+	return (len(r.Namespaces) == 0 || slices.Contains(r.Namespaces, namespace)) &&
+		(len(r.Names) == 0 || slices.Contains(r.Names, name))
 }
 
 // Takes reports whether a cluster takes part.
@@ -102,10 +104,10 @@ func (r *GlobalRule) Takes(cluster string) bool {
 	return len(r.Clusters) == 0 || slices.Contains(r.Clusters, cluster)
 }
 
-// WhenGone says what becomes of the endpoints that a cluster that is gone has in a global service.
+// WhenGone says how a global service handles the endpoints of a gone cluster.
 type WhenGone string
 
-// The ways.
+// The values.
 const (
 	// Keep changes nothing.
 	Keep WhenGone = "keep"
@@ -115,8 +117,7 @@ const (
 	Withdraw WhenGone = "withdraw"
 )
 
-// OwnLimits are Limits, as far as there is something to limit in what the own exporter tells its broker. Objects, and
-// addresses.
+// OwnLimits are Limits, as far as the own exporter's objects need any: numbers of objects and addresses.
 type OwnLimits struct {
 	Services            int `json:"services"`
 	EndpointSlices      int `json:"endpointSlices"`
@@ -124,30 +125,31 @@ type OwnLimits struct {
 	EndpointsPerService int `json:"endpointsPerService"`
 }
 
-// limits are those of a remote that has no others.
+// limits returns those of a remote that has no others.
 func (l OwnLimits) limits() Limits {
-	return Limits{Services: l.Services, EndpointSlices: l.EndpointSlices, Endpoints: l.Endpoints, EndpointsPerService: l.EndpointsPerService}
+	return Limits{Services: l.Services, EndpointSlices: l.EndpointSlices, Endpoints: l.Endpoints,
+		EndpointsPerService: l.EndpointsPerService}
 }
 
-// Own is the own cluster as a remote of its own broker, whose services and endpoint slices are taken; nil where nothing
-// is. It has no device, no mirrors and no sets.
+// Own returns the own cluster as a remote of its own broker, whose services and endpoint slices are accepted; nil if
+// none are. It has no device, no mirrors and no sets.
 func (c *Broker) Own() *Remote {
 	g := &c.GlobalServices
 	if len(g.PodSubnets) == 0 || !c.Features.Has(Services) {
 		return nil
 	}
 	limits := g.Limits.limits()
-	// The cluster's own Services take no ClusterIP that another cluster chooses to, and have the ports that they have.
-	limits.ClusterIPs, limits.PortsPerService = 2*limits.Services, maxPorts
+	// No other cluster decides the own Services' ClusterIPs and ports.
+	limits.ClusterIPs, limits.Exports, limits.PortsPerService = 3*limits.Services, limits.Services, maxPorts
 	limits.complete(&problems{}, "", 1)
 	return &Remote{Name: c.Cluster, PodSubnets: g.PodSubnets, PodPrefixes: g.PodPrefixes, Limits: limits}
 }
 
-// maxPorts are the most that any Service may have.
+// maxPorts is the API's maximum for a Service.
 const maxPorts = 1000
 
-// Bounds of the times. An exporter is heard of every 5 s at least: under three times that, a hiccup of a network would count
-// for a sign. After an hour nobody waits.
+// Bounds of the times. An exporter sends a message every 5 s at least: under three times that, a hiccup of the network
+// would count as a sign. More than an hour is useless.
 const (
 	minSilentAfter = 15 * time.Second
 	maxGlobalTime  = time.Hour
@@ -157,7 +159,7 @@ func (g *GlobalServices) setDefaults() {
 	g.SilentAfter.Duration, g.Settle.Duration = 30*time.Second, 30*time.Second
 }
 
-// complete needs the clusters to be complete.
+// complete needs completed remotes.
 func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 	limits := g.Limits.limits()
 	limits.complete(p, field+".limits", 1)
@@ -172,7 +174,8 @@ func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 		p.add(field+".settle", "%s: use 0s to %s", d, maxGlobalTime)
 	}
 	if len(g.LocalZones) > maxZones {
-		p.add(field+".localZones", "%d: use %d zones at most; an apiserver takes no more hints of one endpoint", len(g.LocalZones), maxZones)
+		p.add(field+".localZones", "%d: use %d zones at most; an apiserver takes no more hints of one endpoint",
+			len(g.LocalZones), maxZones)
 	}
 	for i, zone := range g.LocalZones {
 		at := fmt.Sprintf("%s.localZones[%d]", field, i)
@@ -192,7 +195,10 @@ func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 	}
 	for _, prefix := range g.PodPrefixes {
 		// They are then also apart from those of every remote.
-		if !slices.ContainsFunc(c.LocalPrefixes, func(l netip.Prefix) bool { return l.Bits() <= prefix.Bits() && l.Contains(prefix.Addr()) }) {
+		if !slices.ContainsFunc(c.LocalPrefixes, func(l netip.Prefix) bool {
+			return l.Bits() <= prefix.Bits() &&
+				l.Contains(prefix.Addr())
+		}) {
 			p.add(field+".podSubnets", "%s is not inside of localSubnets: name this cluster's pod subnets in both", prefix)
 		}
 	}
@@ -236,7 +242,8 @@ func (r *GlobalRule) complete(p *problems, field string, c *Broker) {
 func checkClusters(p *problems, field string, clusters []string, c *Broker) {
 	for i, cluster := range clusters {
 		at := fmt.Sprintf("%s[%d]", field, i)
-		if _, ok := c.Remote(cluster); !ok && cluster != c.Cluster {
+		// A RemoteCluster may be created later.
+		if _, ok := c.Remote(cluster); !ok && cluster != c.Cluster && !c.Follows {
 			p.add(at, "%q is neither this cluster nor one of remotes", cluster)
 		}
 		if slices.Contains(clusters[:i], cluster) {

@@ -37,7 +37,8 @@ globalServices:
 		SilentAfter: Duration{Duration: time.Minute},
 		LocalZones:  []string{"zone-a", "zone-b"},
 		Rules: []GlobalRule{
-			{Namespaces: []string{"shop"}, Names: []string{"cart", "pay"}, Prefer: []string{"c1", "c2"}, MinReady: 2, WhenGone: Withdraw},
+			{Namespaces: []string{"shop"}, Names: []string{"cart", "pay"}, Prefer: []string{"c1", "c2"}, MinReady: 2,
+				WhenGone: Withdraw},
 			{MinReady: 1, WhenGone: Demote},
 		},
 	}
@@ -48,7 +49,8 @@ globalServices:
 		t.Errorf("slices of %d endpoints", c.Slices.MaxEndpoints)
 	}
 	own := c.Own()
-	if own == nil || own.Name != "c1" || !reflect.DeepEqual(own.PodPrefixes, want.PodPrefixes) || own.Limits.Services != 3 || own.Limits.ChangesPerSecond != 1_000 {
+	if own == nil || own.Name != "c1" || !reflect.DeepEqual(own.PodPrefixes, want.PodPrefixes) ||
+		own.Limits.Services != 3 || own.Limits.ChangesPerSecond != 1_000 {
 		t.Errorf("the own cluster is taken as %+v", own)
 	}
 	if c, err = Parse[Broker]([]byte(brokerOfC1)); err != nil || c.Own() != nil {
@@ -79,10 +81,13 @@ func TestBadGlobalServices(t *testing.T) {
 		"slices: {maxEndpoints: 1001}":  "slices.maxEndpoints: 1001: use 1 to 1000 endpoints",
 		"services: {adoptFrom: [kilo]}": `services.adoptFrom: "kilo" is no tool whose Services can be taken over`,
 		"services: {adoptFrom: [semaphore-service-mirror, semaphore-service-mirror]}": "listed twice",
-		"slices: {maxEndpoints: -1}":                                "slices.maxEndpoints: -1",
-		"globalServices: {podSubnets: [10.2.0.0/16]}":               "globalServices.podSubnets: 10.2.0.0/16 is not inside of localSubnets",
-		"globalServices: {podSubnets: [10.0.0.0/8]}":                "globalServices.podSubnets: 10.0.0.0/8 is not inside of localSubnets",
-		"globalServices: {podSubnets: [10.1.0.1/16]}":               "globalServices.podSubnets[0]: 10.1.0.1/16 has bits set outside its mask",
+		"slices: {maxEndpoints: -1}": "slices.maxEndpoints: -1",
+		"globalServices: {podSubnets: [10.2.0.0/16]}": "globalServices.podSubnets: 10.2.0.0/16 is not inside " +
+			"of localSubnets",
+		"globalServices: {podSubnets: [10.0.0.0/8]}": "globalServices.podSubnets: 10.0.0.0/8 is not inside " +
+			"of localSubnets",
+		"globalServices: {podSubnets: [10.1.0.1/16]}": "globalServices.podSubnets[0]: 10.1.0.1/16 has bits " +
+			"set outside its mask",
 		"globalServices: {limits: {services: -1}}":                  "globalServices.limits.services: -1: use a number from 1",
 		"globalServices: {limits: {nodes: 1}}":                      `unknown field "globalServices.limits.nodes"`,
 		"globalServices: {silentAfter: 0s}":                         "globalServices.silentAfter: 0s: use 15s to 1h0m0s",
@@ -99,10 +104,11 @@ func TestBadGlobalServices(t *testing.T) {
 		"globalServices: {rules: [{clusters: [c2], prefer: [c1]}]}": `globalServices.rules[0].prefer[0]: "c1" takes no part: it is not in clusters`,
 		"globalServices: {rules: [{prefer: [c1, c3]}]}":             `globalServices.rules[0].prefer[1]: "c3" is neither this cluster nor one of remotes`,
 		"globalServices: {rules: [{prefer: [c1, c2, c1]}]}":         `globalServices.rules[0].prefer[2]: "c1" is listed twice`,
-		"globalServices: {rules: [{minReady: -1}]}":                 "globalServices.rules[0].minReady: -1: use 1 to 100000 ready endpoints",
-		"globalServices: {rules: [{whenGone: drop}]}":               `globalServices.rules[0].whenGone: "drop": use keep, demote or withdraw`,
-		"globalServices: {rules: [{prefers: [c1]}]}":                `unknown field "globalServices.rules[0].prefers"`,
-		"globalServices: {podSubnets: [10.1.0.0/16, '::/0']}":       "globalServices.podSubnets[1]: ::/0 is everything",
+		"globalServices: {rules: [{minReady: -1}]}": "globalServices.rules[0].minReady: -1: use 1 to " +
+			"100000 ready endpoints",
+		"globalServices: {rules: [{whenGone: drop}]}":         `globalServices.rules[0].whenGone: "drop": use keep, demote or withdraw`,
+		"globalServices: {rules: [{prefers: [c1]}]}":          `unknown field "globalServices.rules[0].prefers"`,
+		"globalServices: {podSubnets: [10.1.0.0/16, '::/0']}": "globalServices.podSubnets[1]: ::/0 is everything",
 	} {
 		if _, err := Parse[Broker]([]byte(brokerOfC1 + text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, and not %q", text, err, want)

@@ -5,25 +5,25 @@ import (
 	"strings"
 )
 
-// Sets says how the IPs of remote pods are given to policies.
+// Sets says how the IPs of remote pods are written for policies.
 type Sets struct {
-	// MaxSize is the most addresses that one object holds; a set with more is several objects with the same labels.
+	// MaxSize is the most addresses of one object; a larger set becomes several objects with the same labels.
 	MaxSize int `json:"maxSize"`
-	// Namespaced asks for NetworkSets too, in each namespace that has a set's pods in their own cluster, where there is one
-	// of that name.
+	// Namespaced makes the broker write NetworkSets too, in each namespace whose namesake in the remote has pods of the
+	// set.
 	Namespaced bool `json:"namespaced"`
-	// AdoptFrom names the tools whose sets are taken over.
+	// AdoptFrom names the tools whose sets are adopted.
 	AdoptFrom []string `json:"adoptFrom"`
 	// ManagedBy is the value of the label managed-by of new sets, one of Originals.
 	ManagedBy string `json:"managedBy"`
 }
 
-// Originals are the tools whose sets can be taken over, by the value of the label managed-by that they give them:
-// semaphore-policy, and what its earlier releases called themselves.
+// Originals are the tools whose sets can be adopted, by the value of their label managed-by: semaphore-policy, and the
+// names of its earlier releases.
 var Originals = []string{"semaphore-policy", "calico-global-network-sync-operator"}
 
-// defaultSetSize is where the apiserver's share of a write, which grows with the object, comes to as much as all the rest
-// of it; see BenchmarkSetSize in internal/bench.
+// defaultSetSize is the size at which the apiserver's share of a write, which grows with the object, equals all the
+// rest of it; see BenchmarkSetSize in internal/bench.
 const defaultSetSize = 1_000
 
 // maxSetSize is 850 kB of addresses, of the 1.5 MiB that etcd takes.
@@ -40,11 +40,13 @@ func (s *Sets) complete(p *problems, field string) {
 		s.ManagedBy = Originals[0]
 	}
 	if !slices.Contains(Originals, s.ManagedBy) {
-		p.add(field+".managedBy", "%q: use %s, by which policies of its users select sets", s.ManagedBy, strings.Join(Originals, " or "))
+		p.add(field+".managedBy", "%q: use %s, by which policies of its users select sets", s.ManagedBy,
+			strings.Join(Originals, " or "))
 	}
 	for i, name := range s.AdoptFrom {
 		if !slices.Contains(Originals, name) {
-			p.add(field+".adoptFrom", "%q is no tool whose sets can be taken over: use %s", name, strings.Join(Originals, " or "))
+			p.add(field+".adoptFrom", "%q is no tool whose sets can be taken over: use %s", name,
+				strings.Join(Originals, " or "))
 		} else if slices.Contains(s.AdoptFrom[:i], name) {
 			p.add(field+".adoptFrom", "%q is listed twice", name)
 		}

@@ -18,20 +18,22 @@ func TestSubnets(t *testing.T) {
 		t.Fatal(err)
 	}
 	c2 := s.Remotes["c2"]
-	if got, want := fmt.Sprintln(s.Local, len(s.Remotes), c2.PodPrefixes, c2.NodePrefixes, c2.Encryption, c2.WireGuard.ListenPort),
+	if got, want := fmt.Sprintln(s.Local, len(s.Remotes), c2.PodPrefixes, c2.NodePrefixes, c2.Encryption,
+		c2.WireGuard.ListenPort),
 		"[10.1.0.0/16 10.101.0.0/16 192.0.2.8/29] 1 [10.2.0.0/16] [192.0.2.16/28] strict 7775\n"; got != want {
 		t.Errorf("%s; want %s", got, want)
 	}
 	if s, err := ParseSubnets(append(shipped, "features: [services]\n"...), "c1"); err != nil || len(s.Remotes) != 0 {
 		t.Errorf("without encryption: %+v, %v", s, err)
 	}
-	if s, err := ParseSubnets(append(shipped, "limits: 7\nbrake: {share: nonsense}\n"...), "c1"); err != nil || len(s.Remotes) != 1 {
+	if s, err := ParseSubnets(append(shipped, "limits: 7\nbrake: {share: nonsense}\n"...), "c1"); err != nil ||
+		len(s.Remotes) != 1 {
 		t.Errorf("with what is none of an agent's matter: %+v, %v", s, err)
 	}
 	for name, text := range map[string]string{
 		"localSubnets": "remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}]",
-		"remotes":      "localSubnets: [10.1.0.0/16]",
-		"podSubnets":   "localSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.1.2.0/24], nodeSubnets: [192.0.2.0/24]}]",
+		"podSubnets": "localSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.1.2.0/24], nodeSubnets: " +
+			"[192.0.2.0/24]}]",
 	} {
 		if _, err := ParseSubnets([]byte(text), "c1"); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("error %v; want it to name %s", err, name)

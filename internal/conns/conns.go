@@ -1,10 +1,10 @@
-// Package conns bounds the connections of a listener, so that no caller can use them up for others.
+// Package conns bounds the connections of a listener, so that no client can use them up for others.
 //
-// A connection is unproven until its owner has shown who it is. A new one always finds room: where there is none, the oldest unproven
-// connection of the address that has most of them is closed. One who has shown who it is has a share of its own, and its
-// newest connections stay. The package knows net and TLS, and nothing of what is said on a connection.
+// A connection is unproven until the client is authenticated. A new one always gets room: if there is none, the oldest
+// unproven connection of the address with the most of them is closed. An authenticated client has a share of its own,
+// and its newest connections stay. The package knows net and TLS, and nothing of the protocols.
 //
-// It imports nothing of ours.
+// It imports no other package of semaphore.
 package conns
 
 import (
@@ -17,32 +17,32 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Limits are numbers of connections at a time.
+// Limits are numbers of concurrent connections.
 type Limits struct {
-	// All is how many there may be, Unproven how many of them that have not shown who they are.
+	// All bounds all connections, Unproven those that are not authenticated.
 	All, Unproven int
-	// Each is how many one identity may have.
+	// Each bounds the connections of one identity.
 	Each int
 }
 
 // Table is the connections of one listener.
 type Table struct {
 	limits Limits
-	// closed is told why a connection was closed: "full", "unproven" or "share".
+	// closed is called with the reason why a connection was closed: "full", "unproven" or "share".
 	closed func(why string)
 
 	mu      sync.Mutex
 	all     int
 	byAddr  map[string]*conn // by remote address
 	sources map[string]*list.List
-	// crowds are the sources by how many unproven connections they have.
+	// crowds are the sources by their number of unproven connections.
 	crowds   map[int]map[string]bool
 	largest  int
 	unproven int
 	owners   map[string]*list.List
 }
 
-// New makes an empty table.
+// New returns an empty table.
 func New(limits Limits, closed func(why string)) *Table {
 	return &Table{
 		limits: limits, closed: closed, byAddr: map[string]*conn{},
@@ -50,7 +50,7 @@ func New(limits Limits, closed func(why string)) *Table {
 	}
 }
 
-// Listener is l with its connections in the table.
+// Listener wraps l and keeps its connections in the table.
 func (t *Table) Listener(l net.Listener) net.Listener { return &listener{l, t} }
 
 type listener struct {
@@ -68,7 +68,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		if tracked := l.table.add(c); tracked != nil {
 			return tracked, nil
 		}
-		// The caller sees it and tries again, where waiting would look like a network that loses packets.
+		// The client sees it and tries again, whereas waiting would look like packet loss.
 		c.Close()
 	}
 }
@@ -77,7 +77,7 @@ type conn struct {
 	net.Conn
 	table        *Table
 	address, key string
-	// element is the connection in the list of its source, or of its owner when it has one.
+	// element is the connection in the list of its source, or of its owner once it has one.
 	element *list.Element
 	owner   string
 	once    sync.Once
@@ -113,7 +113,7 @@ func (t *Table) add(inner net.Conn) net.Conn {
 	return c
 }
 
-// oldestOfTheLargest is the connection that makes room.
+// oldestOfTheLargest returns the connection to close for a new one.
 func (t *Table) oldestOfTheLargest() *conn {
 	for t.largest > 0 && len(t.crowds[t.largest]) == 0 {
 		t.largest--
@@ -146,7 +146,7 @@ func (t *Table) leave(c *conn) {
 	t.unproven--
 }
 
-// count notes that a source has another number of unproven connections.
+// count records a source's new number of unproven connections.
 func (t *Table) count(key string, was, is int) {
 	if was > 0 {
 		if delete(t.crowds[was], key); len(t.crowds[was]) == 0 {
@@ -162,7 +162,7 @@ func (t *Table) count(key string, was, is int) {
 	}
 }
 
-// drop takes a connection out of the table; once more does nothing.
+// drop removes a connection from the table. It may be called again.
 func (t *Table) drop(c *conn) {
 	if c.element == nil {
 		return
@@ -189,7 +189,7 @@ func (t *Table) remove(c *conn) {
 	t.drop(c)
 }
 
-// Prove notes that the connection from an address is owner's. Where owner has as many as it may, its oldest is closed.
+// Prove records the owner of the connection from an address. If the owner has as many as it may, its oldest is closed.
 func (t *Table) Prove(from net.Addr, owner string) {
 	t.mu.Lock()
 	c := t.byAddr[from.String()]
@@ -219,15 +219,16 @@ func (t *Table) Prove(from net.Addr, owner string) {
 	}
 }
 
-// Open is how many connections there are, and how many of them are unproven.
+// Open returns the number of connections, and that of the unproven ones.
 func (t *Table) Open() (all, unproven int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.all, t.unproven
 }
 
-// Credentials are creds that prove each connection by its handshake; owner says whose it is.
-func (t *Table) Credentials(creds credentials.TransportCredentials, owner func(credentials.AuthInfo) string) credentials.TransportCredentials {
+// Credentials wraps creds to prove each connection by its handshake; owner returns its identity.
+func (t *Table) Credentials(creds credentials.TransportCredentials,
+	owner func(credentials.AuthInfo) string) credentials.TransportCredentials {
 	return proving{creds, t, owner}
 }
 
@@ -247,7 +248,8 @@ func (p proving) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
-func (p proving) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (p proving) ClientHandshake(ctx context.Context, name string, raw net.Conn) (net.Conn,
+	credentials.AuthInfo, error) {
 	return p.TransportCredentials.ClientHandshake(ctx, name, raw)
 }
 
@@ -256,7 +258,7 @@ func (p proving) Clone() credentials.TransportCredentials {
 	return proving{p.TransportCredentials.Clone(), p.table, p.owner}
 }
 
-// Source is what callers are told apart by before they show who they are: an IPv4 address, or the /64 that a single host may have
+// Source is what tells clients apart before they authenticate: an IPv4 address, or the /64 that a single host may have
 // of IPv6.
 func Source(addr net.Addr) string {
 	at, err := netip.ParseAddrPort(addr.String())

@@ -88,13 +88,22 @@ func TestTableCounts(t *testing.T) {
 			}
 			open = slices.DeleteFunc(open, func(c net.Conn) bool { return fakes[c].closed })
 			if all, unproven := table.Open(); all != len(open) || unproven > 10 || all > 20 || len(table.byAddr) != all {
-				t.Fatalf("seed %d: %d open, %d counted, %d unproven, %d by address", seed, len(open), all, unproven, len(table.byAddr))
+				t.Fatalf("seed %d: %d open, %d counted, %d unproven, %d by address", seed, len(open), all, unproven,
+					len(table.byAddr))
 			}
 		}
 		for _, c := range open {
 			c.Close()
 		}
-		if all, unproven := table.Open(); all+unproven+len(table.sources)+len(table.crowds)+len(table.owners)+len(table.byAddr) != 0 {
+		if all, unproven := table.Open(); all+unproven+len(
+			table.sources,
+		)+len(
+			table.crowds,
+		)+len(
+			table.owners,
+		)+len(
+			table.byAddr,
+		) != 0 {
 			t.Fatalf("seed %d: something is left", seed)
 		}
 	}
@@ -102,7 +111,8 @@ func TestTableCounts(t *testing.T) {
 
 func TestSource(t *testing.T) {
 	for address, want := range map[string]string{
-		"192.0.2.1:5": "192.0.2.1", "[::ffff:192.0.2.1]:5": "192.0.2.1", "[2001:db8::1]:5": "2001:db8::/64", "[fe80::1%eth0]:5": "fe80::/64",
+		"192.0.2.1:5": "192.0.2.1", "[::ffff:192.0.2.1]:5": "192.0.2.1", "[2001:db8::1]:5": "2001:db8::/64",
+		"[fe80::1%eth0]:5": "fe80::/64",
 	} {
 		addr, err := net.ResolveTCPAddr("tcp", address)
 		if err != nil {

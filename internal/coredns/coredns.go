@@ -1,7 +1,7 @@
-// Package coredns owns what CoreDNS is told so that names such as echo.shop.svc.cluster.c2 are those of mirrors: the
-// server blocks, and whether a Corefile has them.
+// Package coredns owns the CoreDNS configuration by which names such as echo.shop.svc.cluster.c2 resolve to mirrors: it
+// generates server blocks, and checks whether a Corefile has them.
 //
-// It is text in, text out: it asks neither a cluster nor a DNS server.
+// It maps text to text: it asks neither a cluster nor a DNS server.
 //
 // It imports the configuration of a broker, from which the blocks follow, and naming.
 package coredns
@@ -9,68 +9,90 @@ package coredns
 import (
 	"io"
 	"regexp"
+	"slices"
 	"strings"
 	"text/template"
+
+	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Block is a server block: what differs between those of two clusters.
+// Block has what differs between the server blocks of two clusters.
 type Block struct {
-	// Cluster is the last label of the domain that it serves, cluster.CLUSTER, and Prefix what the names of its mirrors
-	// begin with.
+	// Cluster is the last label of the domain that it serves, cluster.CLUSTER, and Prefix the prefix of the names of
+	// its mirrors. Without Cluster the domain is clusterset.local.
 	Cluster, Prefix string
-	// MirrorNamespace is where mirrors are, and ClusterDomain the domain of the own cluster's services.
+	// MirrorNamespace is the namespace of the mirrors, and ClusterDomain the domain of the own cluster's services.
 	MirrorNamespace, ClusterDomain string
 }
 
-// Blocks are those of a broker: one for each remote, and that of global services.
+// Blocks returns the blocks of a broker: one for each remote, that of global services, and that of imported Services if
+// the broker imports any.
 func Blocks(c *config.Broker, clusterDomain string) []Block {
 	var all []Block
 	for _, r := range c.Remotes {
 		all = append(all, Block{r.Name, r.ServicePrefix, c.MirrorNamespace, clusterDomain})
 	}
-	return append(all, Global(c.MirrorNamespace, clusterDomain))
+	all = append(all, Global(c.MirrorNamespace, clusterDomain))
+	if c.MCS.Enabled {
+		all = append(all, ClusterSet(c.MirrorNamespace, clusterDomain))
+	}
+	return all
 }
 
-// Global is the block of global services.
+// Global returns the block of global services.
 func Global(mirrorNamespace, clusterDomain string) Block {
 	return Block{naming.GlobalCluster, naming.GlobalPrefix, mirrorNamespace, clusterDomain}
 }
 
-// Zone is the domain that the block serves.
-func (b Block) Zone() string { return "cluster." + b.Cluster }
+// ClusterSetDomain is the domain of imported Services (KEP-1645, KEP-2577).
+const ClusterSetDomain = "clusterset.local"
 
-// Separator is that in the names of mirrors.
+// ClusterSet returns the block of imported Services, for a CoreDNS that does not know ServiceImports: it has the names
+// of Services alone, and no pod's.
+func ClusterSet(mirrorNamespace, clusterDomain string) Block {
+	return Block{"", naming.ImportPrefix, mirrorNamespace, clusterDomain}
+}
+
+// Zone returns the domain that the block serves.
+func (b Block) Zone() string {
+	if b.ofImports() {
+		return ClusterSetDomain
+	}
+	return "cluster." + b.Cluster
+}
+
+// Separator returns the one in the names of mirrors.
 func (b Block) Separator() string { return naming.MirrorSeparator }
 
-// ClusterRE is for use within a regular expression.
-func (b Block) ClusterRE() string { return regexp.QuoteMeta(b.Cluster) }
+// ZoneRE returns the domain for use within a regular expression.
+func (b Block) ZoneRE() string { return regexp.QuoteMeta(b.Zone()) }
 
-// MirrorRE is the name of a mirror as a regular expression.
+// MirrorRE returns a regular expression for the names of mirrors.
 func (b Block) MirrorRE() string {
 	return regexp.QuoteMeta(b.Prefix) + `-([^.]+)-` + b.Separator() + `-([^.]+)\.` + regexp.QuoteMeta(b.MirrorNamespace) +
 		`\.svc\.` + regexp.QuoteMeta(b.ClusterDomain)
 }
 
-// A name is rewritten to that of the mirror, and back in the answer, so that the client finds the
-// name that it asked for. Three rules, as an answer's names have one label more for an endpoint, and two for a port
-// (SRV; what such a record leads to is called as the own cluster calls it). What no rule knows is no name; without the template it would
-// be a server's failure.
+// A name is rewritten to that of the mirror, and back in the answer, so that the client finds the name that it asked
+// for. There are three rules, because names have one label more for an endpoint, and two for a port (SRV; the target of
+// such a record has the name that the own cluster uses). For a name that no rule matches the template answers NXDOMAIN;
+// without it the answer would be SERVFAIL.
 var blockTemplate = template.Must(template.New("block").Parse(`{{.Zone}} {
     errors
     rewrite stop {
-        name regex ^(_[^.]+)\.(_[^.]+)\.([^.]+)\.([^.]+)\.svc\.cluster\.{{.ClusterRE}}\.?$ {1}.{2}.{{.Prefix}}-{4}-{{.Separator}}-{3}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
-        answer name ^(_[^.]+)\.(_[^.]+)\.{{.MirrorRE}}\.?$ {1}.{2}.{4}.{3}.svc.cluster.{{.Cluster}}
+        name regex ^(_[^.]+)\.(_[^.]+)\.([^.]+)\.([^.]+)\.svc\.{{.ZoneRE}}\.?$ {1}.{2}.{{.Prefix}}-{4}-{{.Separator}}-{3}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
+        answer name ^(_[^.]+)\.(_[^.]+)\.{{.MirrorRE}}\.?$ {1}.{2}.{4}.{3}.svc.{{.Zone}}
     }
     rewrite stop {
-        name regex ^([^.]+)\.([^.]+)\.([^.]+)\.svc\.cluster\.{{.ClusterRE}}\.?$ {1}.{{.Prefix}}-{3}-{{.Separator}}-{2}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
-        answer name ^([^.]+)\.{{.MirrorRE}}\.?$ {1}.{3}.{2}.svc.cluster.{{.Cluster}}
+        name regex ^([^.]+)\.([^.]+)\.([^.]+)\.svc\.{{.ZoneRE}}\.?$ {1}.{{.Prefix}}-{3}-{{.Separator}}-{2}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
+        answer name ^([^.]+)\.{{.MirrorRE}}\.?$ {1}.{3}.{2}.svc.{{.Zone}}
     }
     rewrite stop {
-        name regex ^([^.]+)\.([^.]+)\.svc\.cluster\.{{.ClusterRE}}\.?$ {{.Prefix}}-{2}-{{.Separator}}-{1}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
-        answer name ^{{.MirrorRE}}\.?$ {2}.{1}.svc.cluster.{{.Cluster}}
+        name regex ^([^.]+)\.([^.]+)\.svc\.{{.ZoneRE}}\.?$ {{.Prefix}}-{2}-{{.Separator}}-{1}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
+        answer name ^{{.MirrorRE}}\.?$ {2}.{1}.svc.{{.Zone}}
     }
     template ANY ANY {{.Zone}} {
         rcode NXDOMAIN
@@ -84,7 +106,33 @@ var blockTemplate = template.Must(template.New("block").Parse(`{{.Zone}} {
 }
 `))
 
-// Print writes blocks as a Corefile has them.
+// Multicluster is the block of imported Services for a CoreDNS that answers from ServiceImports, and from the
+// EndpointSlices beside them: the option multicluster of its plugin kubernetes, since release 1.12.2. It is a block of
+// its own, so that other domains are answered where the API or the right to read it is missing.
+const Multicluster = ClusterSetDomain + ` {
+    errors
+    kubernetes ` + ClusterSetDomain + ` {
+        multicluster ` + ClusterSetDomain + `
+        ttl 5
+    }
+    cache 5
+    reload 10s
+}
+`
+
+// KnowsImports reports whether the CoreDNS of an image, such as registry.k8s.io/coredns/coredns:v1.12.2, has the option
+// multicluster; known is false if its tag is no release.
+func KnowsImports(image string) (does, known bool) {
+	_, tag, ok := strings.Cut(image[strings.LastIndex(image, "/")+1:], ":")
+	tag, _, _ = strings.Cut(tag, "@")
+	v, err := version.ParseGeneric(strings.TrimPrefix(tag, "v"))
+	if !ok || err != nil {
+		return false, false
+	}
+	return v.AtLeast(version.MustParseGeneric("1.12.2")), true
+}
+
+// Print writes blocks in the format of a Corefile.
 func Print(w io.Writer, blocks []Block) error {
 	for _, b := range blocks {
 		if err := blockTemplate.Execute(w, b); err != nil {
@@ -94,22 +142,37 @@ func Print(w io.Writer, blocks []Block) error {
 	return nil
 }
 
+// PrintImports is Print for a CoreDNS that answers for imported Services from ServiceImports.
+func PrintImports(w io.Writer, blocks []Block) error {
+	if err := Print(w, slices.DeleteFunc(slices.Clone(blocks), Block.ofImports)); err != nil ||
+		!slices.ContainsFunc(blocks, Block.ofImports) {
+		return err
+	}
+	_, err := io.WriteString(w, Multicluster)
+	return err
+}
+
+func (b Block) ofImports() bool { return b.Cluster == "" }
+
 // Fault is what a Corefile lacks of a block.
 type Fault struct {
 	Block Block
-	// Missing says that it does not serve the domain at all; else Line is one of the block's that it does not have, or
-	// has otherwise.
+	// Missing is set if it does not serve the domain at all; else Line is a line of the block that it lacks or has in
+	// another form.
 	Missing bool
 	Line    string
 }
 
-// Compare says which blocks a Corefile lacks, or has otherwise. Of a block that is there, the lines count by which names
-// become those of mirrors: further plugins, another cache and another order are the operator's own.
+// Compare returns which blocks a Corefile lacks, or has in another form. Of an existing block only the lines count that
+// rewrite names to those of mirrors: operators may add plugins, change the cache and the order.
 func Compare(corefile string, want []Block) []Fault {
 	served := servers(corefile)
 	var faults []Fault
 	for _, b := range want {
 		lines, ok := served[b.Zone()]
+		if b.ofImports() && answersImports(corefile) {
+			continue
+		}
 		if !ok {
 			faults = append(faults, Fault{Block: b, Missing: true})
 			continue
@@ -124,11 +187,28 @@ func Compare(corefile string, want []Block) []Fault {
 	return faults
 }
 
-// essential are the lines of a block by which a name becomes that of a mirror, and back.
+// answersImports reports whether the plugin kubernetes answers for clusterset.local from ServiceImports, in whatever
+// block.
+func answersImports(corefile string) bool {
+	serves := false
+	for line := range strings.Lines(corefile) {
+		switch fields := tokens(line); {
+		case len(fields) == 0:
+		case fields[0] == "kubernetes":
+			serves = slices.Contains(fields, ClusterSetDomain) || slices.Contains(fields, ClusterSetDomain+".")
+		case serves && fields[0] == "multicluster" && len(fields) > 1 &&
+			strings.TrimSuffix(fields[1], ".") == ClusterSetDomain:
+			return true
+		}
+	}
+	return false
+}
+
+// essential returns the lines of a block that rewrite a name to that of a mirror, and back.
 func (b Block) essential() []string {
 	var text strings.Builder
 	if err := blockTemplate.Execute(&text, b); err != nil {
-		return nil // a template of text alone, into memory
+		return nil // the template is constant, and the buffer in memory
 	}
 	var out []string
 	for line := range strings.Lines(text.String()) {
@@ -146,12 +226,12 @@ func (b Block) essential() []string {
 	return out
 }
 
-// servers are the lines of the server blocks of a Corefile, by the domain that they serve. Blanks are one each, comments
-// are left out; of a line of the plugin kubernetes there is each of its domains.
+// servers returns the lines of the server blocks of a Corefile, by the domain that they serve, with single blanks and
+// without comments. A line of the plugin kubernetes appears once for each of its domains.
 func servers(corefile string) map[string]map[string]bool {
 	out := map[string]map[string]bool{}
 	depth := 0
-	var keys []string // those before a block, then those of the block
+	var keys []string // lines before a block, then those of the block
 	for line := range strings.Lines(corefile) {
 		fields := tokens(line)
 		if len(fields) == 0 {
@@ -197,7 +277,7 @@ func note(out map[string]map[string]bool, key string, fields []string) {
 	}
 }
 
-// tokens are the words of a line, without what follows a #.
+// tokens returns the words of a line, without a comment.
 func tokens(line string) []string {
 	fields := strings.Fields(line)
 	for i, f := range fields {
@@ -208,7 +288,7 @@ func tokens(line string) []string {
 	return fields
 }
 
-// zones are the domains of a key of a server block, such as "dns://cluster.c2.:53,".
+// zones returns the domains of a key of a server block, such as "dns://cluster.c2.:53,".
 func zones(key string) []string {
 	var out []string
 	for part := range strings.SplitSeq(key, ",") {

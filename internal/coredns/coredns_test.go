@@ -56,6 +56,59 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}, {
 	}
 }
 
+// TestClusterSet: names of imported Services are answered from ServiceImports, by a block of ours or by the cluster's
+// own, or by rewrites.
+func TestClusterSet(t *testing.T) {
+	c2, set := Block{"c2", "c2", "semaphore", "cluster.local"}, ClusterSet("semaphore", "cluster.local")
+	var knowing strings.Builder
+	if err := PrintImports(&knowing, []Block{c2, set}); err != nil {
+		t.Fatal(err)
+	}
+	if got := knowing.String(); got != printed(t, c2)+Multicluster {
+		t.Errorf("printed is\n%s", got)
+	}
+	rewrites := printed(t, set)
+	for _, line := range []string{"clusterset.local {", "name regex ^([^.]+)\\.([^.]+)\\.svc\\.clusterset\\.local\\.?$ " +
+		"mcs-{2}-73736d-{1}.semaphore.svc.cluster.local", "{2}.{1}.svc.clusterset.local"} {
+		if !strings.Contains(rewrites, line) {
+			t.Errorf("the rewrites lack %q:\n%s", line, rewrites)
+		}
+	}
+	inMain := strings.Replace(kubeadm, "kubernetes cluster.local", "kubernetes cluster.local clusterset.local", 1)
+	for name, test := range map[string]struct {
+		corefile string
+		faults   int
+	}{
+		"as printed": {kubeadm + knowing.String(), 0},
+		"rewrites":   {kubeadm + printed(t, c2) + rewrites, 0},
+		"in the cluster's own block": {strings.Replace(inMain, "ttl 30", "multicluster clusterset.local.", 1) +
+			printed(t, c2), 0},
+		"without the option": {inMain + printed(t, c2), 1},
+		"another domain": {strings.Replace(kubeadm, "ttl 30", "multicluster clusterset.local", 1) +
+			printed(t, c2), 1},
+		"neither":                    {kubeadm + printed(t, c2), 1},
+		"rewrites of another broker": {kubeadm + printed(t, c2, ClusterSet("other", "cluster.local")), 1},
+	} {
+		if got := Compare(test.corefile, []Block{c2, set}); len(got) != test.faults {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	for image, want := range map[string][2]bool{
+		"registry.k8s.io/coredns/coredns:v1.12.2":                                     {true, true},
+		"coredns/coredns:1.14.7":                                                      {true, true},
+		"registry.example:5000/coredns:v1.12.1":                                       {false, true},
+		"rancher/mirrored-coredns-coredns:1.11.3@sha256:0123456789abc":                {false, true},
+		"602401143452.dkr.ecr.eu-west-1.amazonaws.com/eks/coredns:v1.12.4-eksbuild.1": {true, true},
+		"registry.example:5000/coredns":                                               {false, false},
+		"testbed.local/coredns:latest":                                                {false, false},
+		"":                                                                            {false, false},
+	} {
+		if does, known := KnowsImports(image); does != want[0] || known != want[1] {
+			t.Errorf("%q: %t, %t", image, does, known)
+		}
+	}
+}
+
 func TestCompare(t *testing.T) {
 	c2, global := Block{"c2", "c2", "semaphore", "cluster.local"}, Global("semaphore", "cluster.local")
 	both := printed(t, c2, global)
@@ -70,24 +123,31 @@ func TestCompare(t *testing.T) {
 		corefile string
 		want     string // "" for nothing to say
 	}{
-		"as printed":               {kubeadm + both, ""},
-		"in another order":         {printed(t, global) + kubeadm + printed(t, c2), ""},
-		"no Corefile":              {"", "cluster.c2 missing; cluster.global missing"},
-		"as a cluster comes":       {kubeadm, "cluster.c2 missing; cluster.global missing"},
-		"one of two":               {kubeadm + printed(t, c2), "cluster.global missing"},
-		"tabs":                     {strings.ReplaceAll(kubeadm+both, "    ", "\t"), ""},
-		"another port":             {inPlace("cluster.c2 {", "cluster.c2.:5353 {"), ""},
-		"a scheme and capitals":    {inPlace("cluster.c2 {", "dns://Cluster.C2:53 {"), ""},
-		"one block for several":    {inPlace("cluster.c2 {", "cluster.c2, cluster.two {"), ""},
-		"keys on lines":            {inPlace("cluster.c2 {", "cluster.c2,\ncluster.two {"), ""},
-		"another cache and a log":  {inPlace("cache 5", "cache 60\n    log # all of it"), ""},
-		"reverse lookups too":      {inPlace("kubernetes cluster.local {\n        pods", "kubernetes cluster.local. 10.in-addr.arpa {\n        pods"), ""},
-		"commented out":            {kubeadm + "#" + strings.ReplaceAll(printed(t, c2), "\n", "\n#") + "\n" + printed(t, global), "cluster.c2 missing"},
-		"another's rules":          {kubeadm + printed(t, Block{"c2", "c2", "sys-semaphore", "cluster.local"}, global), "cluster.c2 lacks: name regex ^(_[^.]+)\\.(_[^.]+)\\.([^.]+)\\.([^.]+)\\.svc\\.cluster\\.c2\\.?$ {1}.{2}.c2-{4}-73736d-{3}.semaphore.svc.cluster.local"},
-		"another prefix":           {kubeadm + printed(t, Block{"c2", "two", "semaphore", "cluster.local"}, global), "cluster.c2 lacks: name regex"},
-		"no answer is put back":    {inPlace("answer name ^c2-", "# answer name ^c2-"), "cluster.c2 lacks: answer name ^c2-"},
-		"a domain of another name": {inPlace("kubernetes cluster.local {\n        pods", "kubernetes other.local {\n        pods"), "cluster.c2 lacks: kubernetes cluster.local"},
-		"the rules of another":     {kubeadm + "cluster.c2 {\n forward . 10.0.0.1\n}\n" + strings.Replace(printed(t, c2), "cluster.c2 {", "cluster.other {", 1) + printed(t, global), "cluster.c2 lacks"},
+		"as printed":              {kubeadm + both, ""},
+		"in another order":        {printed(t, global) + kubeadm + printed(t, c2), ""},
+		"no Corefile":             {"", "cluster.c2 missing; cluster.global missing"},
+		"as a cluster comes":      {kubeadm, "cluster.c2 missing; cluster.global missing"},
+		"one of two":              {kubeadm + printed(t, c2), "cluster.global missing"},
+		"tabs":                    {strings.ReplaceAll(kubeadm+both, "    ", "\t"), ""},
+		"another port":            {inPlace("cluster.c2 {", "cluster.c2.:5353 {"), ""},
+		"a scheme and capitals":   {inPlace("cluster.c2 {", "dns://Cluster.C2:53 {"), ""},
+		"one block for several":   {inPlace("cluster.c2 {", "cluster.c2, cluster.two {"), ""},
+		"keys on lines":           {inPlace("cluster.c2 {", "cluster.c2,\ncluster.two {"), ""},
+		"another cache and a log": {inPlace("cache 5", "cache 60\n    log # all of it"), ""},
+		"reverse lookups too": {inPlace("kubernetes cluster.local {\n        pods",
+			"kubernetes cluster.local. 10.in-addr.arpa {\n        pods"), ""},
+		"commented out": {kubeadm + "#" + strings.ReplaceAll(printed(t, c2), "\n", "\n#") + "\n" +
+			printed(t, global), "cluster.c2 missing"},
+		"another's rules": {kubeadm + printed(t, Block{"c2", "c2", "sys-semaphore", "cluster.local"}, global),
+			"cluster.c2 lacks: name regex ^(_[^.]+)\\.(_[^.]+)\\.([^.]+)\\.([^.]+)\\.svc\\.cluster\\.c2\\.?$ " +
+				"{1}.{2}.c2-{4}-73736d-{3}.semaphore.svc.cluster.local"},
+		"another prefix": {kubeadm + printed(t, Block{"c2", "two", "semaphore", "cluster.local"}, global),
+			"cluster.c2 lacks: name regex"},
+		"no answer is put back": {inPlace("answer name ^c2-", "# answer name ^c2-"), "cluster.c2 lacks: answer name ^c2-"},
+		"a domain of another name": {inPlace("kubernetes cluster.local {\n        pods",
+			"kubernetes other.local {\n        pods"), "cluster.c2 lacks: kubernetes cluster.local"},
+		"the rules of another": {kubeadm + "cluster.c2 {\n forward . 10.0.0.1\n}\n" +
+			strings.Replace(printed(t, c2), "cluster.c2 {", "cluster.other {", 1) + printed(t, global), "cluster.c2 lacks"},
 		"a block that never ends":  {"cluster.c2 {\n rewrite stop {\n", "cluster.c2 lacks"},
 		"ends without a beginning": {"}\n}\n" + kubeadm + both, ""},
 	} {

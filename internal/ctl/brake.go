@@ -13,27 +13,27 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-func brakeCommand() *cobra.Command {
+func brakeCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "brake",
-		Short: "let go what a broker holds back of a remote that withdrew most of it",
+		Short: "release what a broker retains of a remote that withdrew most of its objects",
 		Args:  cobra.NoArgs,
 	}
-	cmd.AddCommand(brakeReleaseCommand())
+	cmd.AddCommand(brakeReleaseCommand(access))
 	return cmd
 }
 
-func brakeReleaseCommand() *cobra.Command {
-	var t fleet.Target
+func brakeReleaseCommand(access *fleet.Access) *cobra.Command {
+	t := fleet.Target{Access: access, Parts: []string{fleet.Broker}}
 	var names []string
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "release CLUSTER",
-		Short: "what CLUSTER has withdrawn is gone for good: remove it now",
-		Long: `Tells the broker that what a remote cluster has withdrawn is gone for good, and that its mirrors, sets and
-peers are to be removed now. "semaphorectl status" shows what is held back, and since when.
+		Short: "remove now what CLUSTER has withdrawn",
+		Long: `Ends the brake for a remote cluster: the broker removes the mirrors, sets and
+peers of the objects that CLUSTER has withdrawn. "semaphorectl status" shows what the brake retains, and since when.
 
-Exit code 0 when something was let go, 1 when nothing was held back or the broker cannot be asked.`,
+Exit code 0 when something was released, 1 when the brake retains nothing or the broker does not answer.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			kinds, err := kindsOf(names)
@@ -41,26 +41,26 @@ Exit code 0 when something was let go, 1 when nothing was held back or the broke
 				return err
 			}
 			return t.Brokers(cmd.Context(), timeout, "has a brake", "a broker", func(ctx context.Context, p *fleet.Part) error {
+				if err := heading(cmd.OutOrStdout(), access, p); err != nil {
+					return err
+				}
 				return releaseBrake(ctx, cmd.OutOrStdout(), p.Control(), args[0], kinds)
 			})
 		},
 	}
 	t.Flags(cmd)
-	cmd.Flags().StringSliceVar(&names, "kind", nil, "node, service, endpointslice or setmember; may be repeated (default: all)")
+	completeArg(cmd, ofStatus(&t, braked))
+	cmd.Flags().StringSliceVar(&names, "kind", nil,
+		"node, service, endpointslice or setmember; may be repeated (default: all)")
+	completeFlag(cmd, "kind", oneOf("node", "service", "endpointslice", "setmember"))
 	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	return cmd
 }
 
 func kindsOf(names []string) ([]semaphorev1.Kind, error) {
-	known := map[string]semaphorev1.Kind{}
-	for n := range semaphorev1.Kind_name {
-		if kind := semaphorev1.Kind(n); kind != semaphorev1.Kind_KIND_UNSPECIFIED {
-			known[semaphorev1.KindName(kind)] = kind
-		}
-	}
 	var kinds []semaphorev1.Kind
 	for _, name := range names {
-		kind, ok := known[name]
+		kind, ok := semaphorev1.KindOf(name)
 		if !ok {
 			return nil, fmt.Errorf("--kind %q: use node, service, endpointslice or setmember", name)
 		}
@@ -69,8 +69,9 @@ func kindsOf(names []string) ([]semaphorev1.Kind, error) {
 	return kinds, nil
 }
 
-// releaseBrake tells what a broker has let go.
-func releaseBrake(ctx context.Context, w io.Writer, broker semaphorev1.ControlServiceClient, cluster string, kinds []semaphorev1.Kind) error {
+// releaseBrake releases a brake and prints what the broker released.
+func releaseBrake(ctx context.Context, w io.Writer, broker semaphorev1.ControlServiceClient, cluster string,
+	kinds []semaphorev1.Kind) error {
 	answer, err := broker.ReleaseBrake(ctx, &semaphorev1.ReleaseBrakeRequest{Cluster: cluster, Kinds: kinds})
 	if err != nil {
 		return err
@@ -78,7 +79,8 @@ func releaseBrake(ctx context.Context, w io.Writer, broker semaphorev1.ControlSe
 	released := answer.GetReleased()
 	slices.SortFunc(released, func(a, b *semaphorev1.ReleasedKind) int { return int(a.GetKind()) - int(b.GetKind()) })
 	for _, r := range released {
-		if _, err := fmt.Fprintf(w, "%s: %d %s let go\n", cluster, r.GetObjects(), semaphorev1.KindName(r.GetKind())); err != nil {
+		if _, err := fmt.Fprintf(w, "%s: %d %s released\n", cluster, r.GetObjects(),
+			semaphorev1.KindName(r.GetKind())); err != nil {
 			return err
 		}
 	}

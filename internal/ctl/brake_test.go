@@ -20,7 +20,8 @@ type operator struct {
 	semaphorev1.UnimplementedControlServiceServer
 }
 
-func (operator) ReleaseBrake(_ context.Context, req *semaphorev1.ReleaseBrakeRequest) (*semaphorev1.ReleaseBrakeResponse, error) {
+func (operator) ReleaseBrake(_ context.Context,
+	req *semaphorev1.ReleaseBrakeRequest) (*semaphorev1.ReleaseBrakeResponse, error) {
 	if req.Cluster != "c2" {
 		return nil, grpcstatus.Errorf(codes.NotFound, "%q is no configured remote", req.Cluster)
 	}
@@ -39,7 +40,7 @@ func TestBrakeRelease(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- debug.ServeSocket(ctx, broker, debug.NewServer(debug.NewRecorder("broker", "c1", ""), well),
+		done <- debug.ServeSocket(ctx, broker, debug.NewServer(debug.NewRecorder("broker", "c1", ""), well, debug.Answers{}),
 			func(r grpc.ServiceRegistrar) { semaphorev1.RegisterControlServiceServer(r, operator{}) })
 	}()
 	defer func() {
@@ -52,8 +53,8 @@ func TestBrakeRelease(t *testing.T) {
 		out  string
 		err  string
 	}{
-		{[]string{"c2", "--socket", agent, "--socket", broker}, "c2: 2 node let go\nc2: 7 service let go\n", ""},
-		{[]string{"c2", "--socket", broker, "--kind", "service"}, "c2: 7 service let go\n", ""},
+		{[]string{"c2", "--socket", agent, "--socket", broker}, "c2: 2 node released\nc2: 7 service released\n", ""},
+		{[]string{"c2", "--socket", broker, "--kind", "service"}, "c2: 7 service released\n", ""},
 		{[]string{"c9", "--socket", broker}, "", `"c9" is no configured remote`},
 		{[]string{"c2", "--socket", agent}, "", "none of the parts asked is a broker"},
 		{[]string{"c2", "--socket", broker, "--kind", "pods"}, "", `--kind "pods": use node`},
@@ -61,7 +62,8 @@ func TestBrakeRelease(t *testing.T) {
 		{[]string{"c2", "--address", "127.0.0.1:1", "--part", "exporter"}, "", "only a broker has a brake"},
 	} {
 		out, code, err := run(t, append([]string{"brake", "release"}, c.args...)...)
-		if out != c.out || (err == nil) != (c.err == "") || err != nil && (code != 1 || !strings.Contains(err.Error(), c.err)) {
+		if out != c.out || (err == nil) != (c.err == "") || err != nil &&
+			(code != 1 || !strings.Contains(err.Error(), c.err)) {
 			t.Errorf("%v: %q, exit code %d, %v", c.args, out, code, err)
 		}
 	}

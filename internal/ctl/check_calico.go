@@ -14,20 +14,22 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// calicoWithin is how long an apiserver may take to answer.
+// calicoWithin bounds the answer of an apiserver.
 const calicoWithin = 10 * time.Second
 
-// gatherCalico reads how the Calico of a broker's cluster deals with the pods of remotes; nil where there is nothing to look at.
-func gatherCalico(ctx context.Context, c *config.Broker, kubeconfig string) *check.Calico {
+// gatherCalico reads how the Calico of a broker's cluster treats the pods of remotes; nil if there is nothing to check.
+func gatherCalico(ctx context.Context, c *config.Broker, access *fleet.Access) *check.Calico {
 	if !c.Features.Has(config.Encryption) {
 		return nil
 	}
 	out := &check.Calico{}
-	there, err := ofCalico(ctx, c, kubeconfig, func(ctx context.Context, cfg *rest.Config) error { return readCalico(ctx, cfg, out) })
+	there, err := ofCalico(ctx, c, access,
+		func(ctx context.Context, cfg *rest.Config) error { return readCalico(ctx, cfg, out) })
 	if !there {
 		return nil
 	}
@@ -40,14 +42,11 @@ func gatherCalico(ctx context.Context, c *config.Broker, kubeconfig string) *che
 	return out
 }
 
-// ofCalico has read look at the Calico of a broker's cluster, by the broker's own access or by a kubeconfig. there is false where there
-// is no cluster to ask, or no Calico in it.
-func ofCalico(ctx context.Context, c *config.Broker, kubeconfig string, read func(context.Context, *rest.Config) error) (there bool, err error) {
-	access := c.Kube
-	if kubeconfig != "" {
-		access.KubeConfigPath = kubeconfig
-	}
-	cfg, err := kube.Config(access, "ctl")
+// ofCalico calls read for the Calico of a broker's cluster, with the broker's own access or the caller's. there is
+// false if there is no cluster to ask, or no Calico in it.
+func ofCalico(ctx context.Context, c *config.Broker, access *fleet.Access,
+	read func(context.Context, *rest.Config) error) (there bool, err error) {
+	cfg, err := restConfig(access, c.Kube)
 	if errors.Is(err, rest.ErrNotInCluster) {
 		return false, nil
 	}
@@ -65,7 +64,8 @@ func readCalico(ctx context.Context, cfg *rest.Config, out *check.Calico) error 
 		return err
 	}
 	out.PoolResource = "ippools." + client.GroupVersion.Group
-	list, err := cache.ToListerWatcherWithContext(client.IPPools().ListWatch("")).ListWithContext(ctx, metav1.ListOptions{})
+	list, err := cache.ToListerWatcherWithContext(client.IPPools().ListWatch("")).ListWithContext(ctx,
+		metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,8 @@ func readCalico(ctx context.Context, cfg *rest.Config, out *check.Calico) error 
 			return fmt.Errorf("ippool %s: spec.cidr: %w", p.Name, err)
 		}
 		out.Pools = append(out.Pools, check.Pool{
-			Name: p.Name, CIDR: prefix, Disabled: p.Spec.Disabled, DisableBGPExport: p.Spec.DisableBGPExport, NATOutgoing: p.Spec.NATOutgoing,
+			Name: p.Name, CIDR: prefix, Disabled: p.Spec.Disabled, DisableBGPExport: p.Spec.DisableBGPExport,
+			NATOutgoing: p.Spec.NATOutgoing,
 		})
 	}
 	affinities, err := kube.NewBlockAffinities(cfg).ListWatch().ListWithContextFunc(ctx, metav1.ListOptions{Limit: 1})

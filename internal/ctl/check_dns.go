@@ -5,47 +5,55 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// dnsFlags say where check finds how the cluster's CoreDNS is configured.
+// dnsFlags are the flags for CoreDNS's configuration.
 type dnsFlags struct {
-	configMap, clusterDomain, kubeconfig string
+	configMap, clusterDomain string
+	access                   *fleet.Access
 }
 
-// Where kubeadm and most others keep it, and the word for not looking.
+// The ConfigMap of kubeadm and most other installers, and the value that turns the check off.
 const (
 	defaultCorefile = "kube-system/coredns/Corefile"
 	noCorefile      = "none"
 )
 
 func (d *dnsFlags) flags(f *pflag.FlagSet) {
-	f.StringVar(&d.configMap, "coredns", defaultCorefile, "with a broker's --config, NAMESPACE/NAME[/KEY] of the ConfigMap with CoreDNS's configuration, all keys without one; none to not look")
-	f.StringVar(&d.clusterDomain, "cluster-domain", defaultClusterDomain, "with a broker's --config: the domain of this cluster's own services")
-	f.StringVar(&d.kubeconfig, "kubeconfig", "", "with a broker's --config: kubeconfig file by which to read that ConfigMap, Calico's pools and policies; else as the broker would")
+	f.StringVar(&d.configMap, "coredns", defaultCorefile, "with a broker's --config or --context, NAMESPACE/NAME[/KEY] "+
+		"of the ConfigMap with CoreDNS's configuration, all keys without one; none to not look")
+	f.StringVar(&d.clusterDomain, "cluster-domain", defaultClusterDomain,
+		"with a broker's --config or --context: the domain of this cluster's own services")
 }
 
-// use says what is wrong with the flags.
-func (d *dnsFlags) use(configFile string) error {
+// use returns what is wrong with the flags; ofBroker is set if the configuration of a broker may be checked.
+func (d *dnsFlags) use(ofBroker bool) error {
 	switch parts := strings.Split(d.configMap, "/"); {
 	case d.configMap != noCorefile && (len(parts) < 2 || len(parts) > 3 || slices.Contains(parts, "")):
-		return fmt.Errorf("--coredns %q: use NAMESPACE/NAME or NAMESPACE/NAME/KEY of a ConfigMap, such as %s, or %s", d.configMap, defaultCorefile, noCorefile)
-	case configFile == "" && (d.configMap != defaultCorefile || d.kubeconfig != ""):
-		return errors.New("--coredns, --kubeconfig: the names that CoreDNS is to know are those of a broker's --config")
+		return fmt.Errorf("--coredns %q: use NAMESPACE/NAME or NAMESPACE/NAME/KEY of a ConfigMap, such as %s, or %s",
+			d.configMap, defaultCorefile, noCorefile)
+	case !ofBroker && d.configMap != defaultCorefile:
+		return errors.New("--coredns: use it with a broker's --config, whose remotes' names CoreDNS must resolve")
 	}
 	for _, e := range validation.IsDNS1123Subdomain(d.clusterDomain) {
 		return fmt.Errorf("--cluster-domain %q: %s", d.clusterDomain, e)
@@ -53,7 +61,7 @@ func (d *dnsFlags) use(configFile string) error {
 	return nil
 }
 
-// gather reads what the CoreDNS of a broker's cluster is told; nil for nothing to look at.
+// gather reads the configuration of CoreDNS in a broker's cluster; nil if there is nothing to check.
 func (d *dnsFlags) gather(ctx context.Context, c *config.Broker, file string) *check.DNS {
 	if d.configMap == noCorefile || !c.Features.Has(config.Services) {
 		return nil
@@ -67,26 +75,36 @@ func (d *dnsFlags) gather(ctx context.Context, c *config.Broker, file string) *c
 	if d.clusterDomain != defaultClusterDomain {
 		out.Print += " --cluster-domain " + d.clusterDomain
 	}
-	access := c.Kube
-	if d.kubeconfig != "" {
-		access.KubeConfigPath = d.kubeconfig
-	}
-	out.Corefile, out.Err = readCorefile(ctx, access, namespace, name, key)
+	out.Corefile, out.Err = readCorefile(ctx, d.access, c.Kube, namespace, name, key)
 	if errors.Is(out.Err, errNoCluster) {
-		out.Unreachable, out.Err = "this is no pod, and --kubeconfig is not given", nil
+		out.Unreachable, out.Err = "semaphorectl does not run in a pod, and neither --context nor --kubeconfig is given", nil
 	}
 	return out
 }
 
-// errNoCluster is where nothing says how to reach an apiserver.
-var errNoCluster = errors.New("no cluster is known here")
+// restConfig returns the access to a broker's cluster: the caller's kubeconfig if one is given, else the broker's
+// access.
+func restConfig(access *fleet.Access, own config.Kube) (*rest.Config, error) {
+	if !access.Given() {
+		return kube.Config(own, "ctl")
+	}
+	cluster, err := access.Cluster()
+	if err != nil {
+		return nil, err
+	}
+	return cluster.Config, nil
+}
 
-// corefileWithin is how long an apiserver may take to answer.
+// errNoCluster is the error if nothing says how to reach an apiserver.
+var errNoCluster = errors.New("no cluster is configured here")
+
+// corefileWithin bounds the answer of an apiserver.
 const corefileWithin = 10 * time.Second
 
-// readCorefile is a key of a ConfigMap, or all of them one after the other.
-func readCorefile(ctx context.Context, access config.Kube, namespace, name, key string) (string, error) {
-	cfg, err := kube.Config(access, "ctl")
+// readCorefile returns one key of a ConfigMap, or all of them concatenated.
+func readCorefile(ctx context.Context, access *fleet.Access, own config.Kube, namespace, name,
+	key string) (string, error) {
+	cfg, err := restConfig(access, own)
 	if errors.Is(err, rest.ErrNotInCluster) {
 		return "", errNoCluster
 	}
@@ -99,7 +117,8 @@ func readCorefile(ctx context.Context, access config.Kube, namespace, name, key 
 	}
 	ctx, cancel := context.WithTimeout(ctx, corefileWithin)
 	defer cancel()
-	configMap, err := client.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	configMap, err := client.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(namespace).Get(ctx,
+		name, metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -112,11 +131,54 @@ func readCorefile(ctx context.Context, access config.Kube, namespace, name, key 
 		if !ok {
 			return "", fmt.Errorf("it has no key %s, only %s", key, strings.Join(slices.Sorted(maps.Keys(found.Data)), ", "))
 		}
-		return text, nil
+		imported, err := imported(ctx, client, namespace, name, text)
+		if err != nil {
+			return "", err
+		}
+		return text + imported, nil
 	}
 	var all []string
 	for _, key := range slices.Sorted(maps.Keys(found.Data)) {
 		all = append(all, found.Data[key])
 	}
 	return strings.Join(all, "\n"), nil
+}
+
+// customOf ends the name of the ConfigMap from which distributions that ship a Corefile with an import take the files,
+// such as K3s and AKS, for callers that may not read CoreDNS's Deployment, which names it.
+const customOf = "-custom"
+
+// imported returns the server blocks that a Corefile imports from files of another ConfigMap; empty for none.
+func imported(ctx context.Context, client dynamic.Interface, namespace, name, corefile string) (string, error) {
+	pattern, imports := coredns.Import(corefile)
+	if !imports {
+		return "", nil
+	}
+	custom := name + customOf
+	deployment, err := client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1",
+		Resource: "deployments"}).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err == nil {
+		if mounted := mountedFrom(deployment, path.Dir(pattern)); mounted != "" {
+			custom = mounted
+		}
+	}
+	object, err := client.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(namespace).Get(ctx,
+		custom, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("it imports %s: %w", pattern, err)
+	}
+	data, _, err := unstructured.NestedStringMap(object.Object, "data")
+	if err != nil {
+		return "", fmt.Errorf("ConfigMap %s/%s: %w", namespace, custom, err)
+	}
+	var out strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(data)) {
+		if ok, err := path.Match(path.Base(pattern), key); err == nil && ok {
+			out.WriteString("\n" + data[key])
+		}
+	}
+	return out.String(), nil
 }

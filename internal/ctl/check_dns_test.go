@@ -25,22 +25,28 @@ func TestCheckCoreDNS(t *testing.T) {
 	broker := at("broker.yaml")
 	write := func(more string) {
 		t.Helper()
-		must(t, os.WriteFile(broker, []byte(fmt.Sprintf("cluster: c1\nmirrorNamespace: mirrors\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, servicePrefix: two, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n%s",
+		must(t, os.WriteFile(broker, []byte(fmt.Sprintf("cluster: c1\nmirrorNamespace: mirrors\nlocalSubnets: "+
+			"[10.1.0.0/16]\nremotes: [{name: c2, servicePrefix: two, podSubnets: [10.2.0.0/16], nodeSubnets: "+
+			"[172.16.0.0/12]}]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n%s",
 			at("c1/broker"), at("c1/broker"), at("bundles"), more)), 0o644))
 	}
 	write("kube: {kubeConfigPath: " + kubetest.Kubeconfig(t, api) + "}\n")
 
-	if f, code := found(t, "--config", broker); code != 1 || f["coredns-unreadable"].Level != check.Warning || !strings.Contains(f["coredns-unreadable"].Evidence, `configmaps "coredns" not found`) {
+	if f, code := found(t, "--config", broker); code != 2 || f["coredns-unreadable"].Level != check.Warning ||
+		!strings.Contains(f["coredns-unreadable"].Evidence, `configmaps "coredns" not found`) {
 		t.Errorf("no CoreDNS: exit code %d\n%+v", code, f)
 	}
 	if f, code := found(t, "--config", broker, "--coredns", "none"); code != 0 {
 		t.Errorf("not to be looked at: exit code %d\n%+v", code, f)
 	}
-	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns"}, Data: map[string]string{"Corefile": ".:53 {\n  kubernetes cluster.local\n}\n"}}
+	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns"},
+		Data: map[string]string{"Corefile": ".:53 {\n  kubernetes cluster.local\n}\n"}}
 	config, err = admin.CoreV1().ConfigMaps("kube-system").Create(t.Context(), config, metav1.CreateOptions{})
 	must(t, err)
 	f, code := found(t, "--config", broker)
-	if missing := f["coredns-missing"]; code != 1 || missing.Fix != "semaphorectl coredns --config "+broker+", and add what it prints" || missing.Subject != "ConfigMap kube-system/coredns" {
+	if missing := f["coredns-missing"]; code != 2 ||
+		missing.Fix != "semaphorectl coredns --config "+broker+", and add what it prints" ||
+		missing.Subject != "ConfigMap kube-system/coredns" {
 		t.Errorf("without blocks: exit code %d\n%+v", code, f)
 	}
 	blocks, _, err := run(t, "coredns", "--config", broker)
@@ -53,11 +59,17 @@ func TestCheckCoreDNS(t *testing.T) {
 		code  int
 		want  map[string]string // by code, what the evidence says
 	}{
-		{map[string]string{"Corefile": ".:53 {\n}\n" + blocks}, nil, 0, map[string]string{"coredns": "it has the server blocks of cluster.c2, cluster.global"}},
-		{map[string]string{"Corefile": ".:53 {\n}\n" + old}, nil, 1, map[string]string{"coredns": "of cluster.global", "coredns-differs": `its server block cluster.c2 lacks the line "name regex`}},
-		{map[string]string{"Corefile": ".:53 {\n}\n" + blocks}, []string{"--cluster-domain", "home.arpa"}, 1, map[string]string{"coredns-differs": "home.arpa"}},
-		{map[string]string{"Corefile": "import custom/*.server\n", "semaphore.server": blocks}, []string{"--coredns", "kube-system/coredns"}, 0, map[string]string{"coredns": "cluster.c2, cluster.global"}},
-		{map[string]string{"other": blocks}, nil, 1, map[string]string{"coredns-unreadable": "it has no key Corefile, only other"}},
+		{map[string]string{"Corefile": ".:53 {\n}\n" + blocks}, nil, 0,
+			map[string]string{"coredns": "it has the server blocks of cluster.c2, cluster.global"}},
+		{map[string]string{"Corefile": ".:53 {\n}\n" + old}, nil, 2,
+			map[string]string{"coredns": "of cluster.global",
+				"coredns-differs": `its server block cluster.c2 lacks the line "name regex`}},
+		{map[string]string{"Corefile": ".:53 {\n}\n" + blocks}, []string{"--cluster-domain", "home.arpa"}, 2,
+			map[string]string{"coredns-differs": "home.arpa"}},
+		{map[string]string{"Corefile": "import custom/*.server\n", "semaphore.server": blocks},
+			[]string{"--coredns", "kube-system/coredns"}, 0, map[string]string{"coredns": "cluster.c2, cluster.global"}},
+		{map[string]string{"other": blocks}, nil, 2,
+			map[string]string{"coredns-unreadable": "it has no key Corefile, only other"}},
 	} {
 		config.Data = test.data
 		config, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), config, metav1.UpdateOptions{})
@@ -73,12 +85,38 @@ func TestCheckCoreDNS(t *testing.T) {
 		}
 	}
 
+	// In a file that the Corefile imports; a file that it does not is not read.
+	config.Data = map[string]string{"Corefile": k3sCorefile}
+	config, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), config, metav1.UpdateOptions{})
+	must(t, err)
+	custom := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "coredns-custom"},
+		Data: map[string]string{"semaphore.disabled": blocks}}
+	if f, code := found(t, "--config", broker); code != 2 || f["coredns-missing"].Code == "" {
+		t.Errorf("without the file: exit code %d\n%+v", code, f)
+	}
+	custom, err = admin.CoreV1().ConfigMaps("kube-system").Create(t.Context(), custom, metav1.CreateOptions{})
+	must(t, err)
+	if f, code := found(t, "--config", broker); code != 2 || f["coredns-missing"].Code == "" {
+		t.Errorf("with a file that is not imported: exit code %d\n%+v", code, f)
+	}
+	custom.Data = map[string]string{"semaphore.server": blocks}
+	_, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), custom, metav1.UpdateOptions{})
+	must(t, err)
+	if f, code := found(t, "--config", broker); code != 0 || f["coredns"].Evidence !=
+		"it has the server blocks of cluster.c2, cluster.global" {
+		t.Errorf("with the file: exit code %d\n%+v", code, f)
+	}
+	config.Data = map[string]string{"other": blocks}
+	_, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), config, metav1.UpdateOptions{})
+	must(t, err)
+
 	// On a machine that is no pod, unless a kubeconfig is given; and without services there are no names.
 	write("")
 	if f, code := found(t, "--config", broker); code != 0 || f["coredns-not-read"].Level != check.OK {
 		t.Errorf("nowhere: exit code %d\n%+v", code, f)
 	}
-	if f, code := found(t, "--config", broker, "--kubeconfig", kubetest.Kubeconfig(t, api)); code != 1 || f["coredns-unreadable"].Code == "" {
+	if f, code := found(t, "--config", broker, "--kubeconfig", kubetest.Kubeconfig(t, api)); code != 2 ||
+		f["coredns-unreadable"].Code == "" {
 		t.Errorf("with --kubeconfig: exit code %d\n%+v", code, f)
 	}
 	write("features: [encryption, policy]\n")

@@ -11,19 +11,21 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/explain"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// gatherPolicies reads which sets the policies of a broker's cluster select; nil where there is nothing to look at. The broker itself
-// may not read them.
-func gatherPolicies(ctx context.Context, c *config.Broker, kubeconfig string) *check.Policies {
+// gatherPolicies reads which sets the policies of a broker's cluster select; nil if there is nothing to check. The
+// broker itself has no right to read them.
+func gatherPolicies(ctx context.Context, c *config.Broker, access *fleet.Access) *check.Policies {
 	if !c.Features.Has(config.Policy) {
 		return nil
 	}
 	out := &check.Policies{}
-	there, err := ofCalico(ctx, c, kubeconfig, func(ctx context.Context, cfg *rest.Config) error { return readPolicies(ctx, cfg, out) })
+	there, err := ofCalico(ctx, c, access,
+		func(ctx context.Context, cfg *rest.Config) error { return readPolicies(ctx, cfg, out) })
 	if !there {
 		return nil
 	}

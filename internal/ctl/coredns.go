@@ -1,35 +1,52 @@
 package ctl
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// defaultClusterDomain is that of the own cluster's services.
+// defaultClusterDomain is the domain of the own cluster's services.
 const defaultClusterDomain = "cluster.local"
 
-func corednsCommand() *cobra.Command {
+func corednsCommand(access *fleet.Access) *cobra.Command {
 	var remotes []string
-	var configFile, namespace, clusterDomain string
+	var configFile, namespace, clusterDomain, image string
+	var clusterSet bool
 	cmd := &cobra.Command{
-		Use:   "coredns --config FILE | --remote CLUSTER[=PREFIX]…",
+		Use:   "coredns [--config FILE | --remote CLUSTER[=PREFIX]…]",
 		Short: "print the CoreDNS server blocks for names like echo.shop.svc.cluster.c2",
 		Long: `Prints a CoreDNS server block for each remote cluster, and one for the services of all clusters, to be added
 to the Corefile. They answer NAME.NAMESPACE.svc.cluster.REMOTE, and POD.NAME.NAMESPACE.svc.cluster.REMOTE for the
 pods of a headless service, from the mirrors in this cluster; NAME.NAMESPACE.svc.cluster.global from the global
-services. What the remotes are is read from the configuration of a broker, or told by flags. In the broker's pod:
+services. The remotes are those of the configuration that the broker of a cluster has, of a file, or of flags; where a
+configuration names none, those of the cluster's RemoteClusters:
 
-  kubectl -n semaphore exec deploy/semaphore-broker -- semaphorectl coredns --config /etc/semaphore/config.yaml
+  semaphorectl coredns --context c1
+  semaphorectl coredns --config broker.yaml
+  semaphorectl coredns --remote c2 --remote c3=three
 
-semaphorectl check with the same --config tells whether the cluster's CoreDNS has them.`,
+Where the broker imports Services (mcs.enabled), or with --clusterset, a block answers NAME.NAMESPACE.svc.clusterset.local,
+too. CoreDNS 1.12.2 and later answer from ServiceImports; they need the right to read these, which the component
+features/mcs gives to the ServiceAccount coredns of kube-system. For earlier ones, and where --coredns-image is not
+known, the block rewrites names to those of the Services, and pods of headless ones have no names in it.
+
+semaphorectl check reports whether the cluster's CoreDNS has them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if e := validation.IsDNS1123Subdomain(clusterDomain); len(e) > 0 {
@@ -38,8 +55,10 @@ semaphorectl check with the same --config tells whether the cluster's CoreDNS ha
 			var blocks []coredns.Block
 			var err error
 			switch {
-			case (configFile == "") == (len(remotes) == 0):
-				return errors.New("--config, --remote: give one of them")
+			case configFile != "" && len(remotes) > 0 || (configFile != "" || len(remotes) > 0) && access.Given():
+				return errors.New("--config, --remote, --context: give one of them")
+			case configFile == "" && len(remotes) == 0:
+				return corednsOf(cmd, access, clusterDomain, image)
 			case configFile == "":
 				blocks, err = blocksOf(remotes, namespace, clusterDomain)
 			case cmd.Flags().Changed("mirror-namespace"):
@@ -47,23 +66,84 @@ semaphorectl check with the same --config tells whether the cluster's CoreDNS ha
 			default:
 				var c *config.Broker
 				if c, err = config.Load[config.Broker](configFile); err == nil {
+					c, _, err = withObjects(cmd.Context(), c, access)
+				}
+				if err == nil {
 					blocks = coredns.Blocks(c, clusterDomain)
 				}
 			}
 			if err != nil {
 				return err
 			}
+			if clusterSet && configFile == "" {
+				blocks = append(blocks, coredns.ClusterSet(namespace, clusterDomain))
+			}
+			if knows, _ := coredns.KnowsImports(image); knows {
+				return coredns.PrintImports(cmd.OutOrStdout(), blocks)
+			}
 			return coredns.Print(cmd.OutOrStdout(), blocks)
 		},
 	}
-	cmd.Flags().StringVar(&configFile, "config", "", "configuration file of the broker")
-	cmd.Flags().StringArrayVar(&remotes, "remote", nil, "remote cluster, with =PREFIX where its servicePrefix is not its name; may be repeated")
-	cmd.Flags().StringVar(&namespace, "mirror-namespace", "semaphore", "with --remote: mirrorNamespace of the broker's configuration")
-	cmd.Flags().StringVar(&clusterDomain, "cluster-domain", defaultClusterDomain, "the domain of this cluster's own services")
+	cmd.Flags().StringVar(&configFile, "config", "", "configuration `file` of a broker")
+	cmd.Flags().StringArrayVar(&remotes, "remote", nil,
+		"remote cluster, with =PREFIX where its servicePrefix is not its name; may be repeated")
+	cmd.Flags().StringVar(&namespace, "mirror-namespace", "semaphore",
+		"with --remote: mirrorNamespace of the broker's configuration")
+	cmd.Flags().StringVar(&clusterDomain, "cluster-domain", defaultClusterDomain,
+		"the domain of this cluster's own services")
+	cmd.Flags().BoolVar(&clusterSet, "clusterset", false,
+		"with --remote: also the block for clusterset.local, the names of imported Services")
+	cmd.Flags().StringVar(&image, "coredns-image", "",
+		"the `image` of CoreDNS, whose tag says what it knows; with --context that of the Deployment kube-system/coredns")
 	return cmd
 }
 
-// blocksOf are the blocks for remotes that flags tell of.
+// imageOfCoreDNS returns the image of the Deployment kube-system/coredns; empty if there is none that the caller may
+// read.
+func imageOfCoreDNS(ctx context.Context, cluster *fleet.Cluster) string {
+	client, err := dynamic.NewForConfig(cluster.Config)
+	if err != nil {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, corefileWithin)
+	defer cancel()
+	found, err := client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1",
+		Resource: "deployments"}).Namespace(metav1.NamespaceSystem).Get(ctx, "coredns", metav1.GetOptions{})
+	if err != nil {
+		return ""
+	}
+	containers, _, _ := unstructured.NestedSlice(found.Object, "spec", "template", "spec", "containers")
+	for _, c := range containers {
+		c, _ := c.(map[string]any)
+		image, _ := c["image"].(string)
+		if _, known := coredns.KnowsImports(image); known {
+			return image
+		}
+	}
+	return ""
+}
+
+// corednsOf prints the output of semaphorectl in the broker's pod, from the broker's configuration.
+func corednsOf(cmd *cobra.Command, access *fleet.Access, clusterDomain, image string) error {
+	cluster, err := access.Cluster()
+	if err != nil {
+		return err
+	}
+	if cmd.Flags().Changed("mirror-namespace") {
+		return errors.New("--mirror-namespace: with --context it is that of the broker's configuration")
+	}
+	args := []string{"coredns", "--config", podConfig, "--cluster-domain", clusterDomain}
+	if image = cmp.Or(image, imageOfCoreDNS(cmd.Context(), cluster)); image != "" {
+		args = append(args, "--coredns-image", image)
+	}
+	out, _, err := cluster.Run(cmd.Context(), fleet.Broker, args...)
+	if err != nil {
+		return err
+	}
+	return cli.PrintLines(cmd.OutOrStdout(), string(out))
+}
+
+// blocksOf returns the blocks for remotes that flags name.
 func blocksOf(remotes []string, namespace, clusterDomain string) ([]coredns.Block, error) {
 	if e := validation.IsDNS1123Label(namespace); len(e) > 0 {
 		return nil, fmt.Errorf("--mirror-namespace %q: %s", namespace, e[0])
@@ -91,7 +171,8 @@ func blocksOf(remotes []string, namespace, clusterDomain string) ([]coredns.Bloc
 			return nil, fmt.Errorf("--remote %q: the cluster is given twice", r)
 		}
 		seen[cluster] = true
-		blocks = append(blocks, coredns.Block{Cluster: cluster, Prefix: prefix, MirrorNamespace: namespace, ClusterDomain: clusterDomain})
+		blocks = append(blocks, coredns.Block{Cluster: cluster, Prefix: prefix, MirrorNamespace: namespace,
+			ClusterDomain: clusterDomain})
 	}
 	return append(blocks, coredns.Global(namespace, clusterDomain)), nil
 }

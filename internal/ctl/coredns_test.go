@@ -33,7 +33,8 @@ func TestCoreDNS(t *testing.T) {
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)
 	mirrors(t, admin)
-	blocks, _, err := run(t, "coredns", "--remote", "c2", "--remote", "c-3=three", "--remote", "global=gl", "--mirror-namespace", "mirrors")
+	blocks, _, err := run(t, "coredns", "--remote", "c2", "--remote", "c-3=three", "--remote", "global=gl",
+		"--mirror-namespace", "mirrors")
 	must(t, err)
 	server := startCoreDNS(t, blocks, kubetest.Kubeconfig(t, api))
 	var nothing []string
@@ -70,7 +71,8 @@ func TestCoreDNS(t *testing.T) {
 		{"db-0.db.shop.svc.cluster.c2.shop.svc.cluster.local.", dnsmessage.TypeAAAA, dnsmessage.RCodeNameError, nothing},
 		// The cluster's own names stay as they were.
 		{"c2-shop-73736d-echo.mirrors.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.1"}},
-		{"db-0.c2-shop-73736d-db.mirrors.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.2.1.1"}},
+		{"db-0.c2-shop-73736d-db.mirrors.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeSuccess,
+			[]string{"10.2.1.1"}},
 	} {
 		t.Run(test.kind.String()+" "+test.name, func(t *testing.T) {
 			// Twice: the second answer is the cache's.
@@ -84,7 +86,7 @@ func TestCoreDNS(t *testing.T) {
 		})
 	}
 
-	// A name that resolved names a mirror: when it changes, so does the answer, when the cache lets go.
+	// A name that resolved names a mirror: when it changes, so does the answer, when the cache drops it.
 	must(t, admin.CoreV1().Services("mirrors").Delete(t.Context(), "c2-shop-73736d-echo", metav1.DeleteOptions{}))
 	testkit.Eventually(t, 20*time.Second, "a mirror that is gone is not resolved", testkit.State(func() (bool, string) {
 		rcode, _, err := resolve(t.Context(), server, "echo.shop.svc.cluster.c2.", dnsmessage.TypeA)
@@ -97,7 +99,8 @@ func TestCoreDNS(t *testing.T) {
 func mirrors(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
 	ctx, create := t.Context(), metav1.CreateOptions{}
-	_, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, create)
+	_, err := admin.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "mirrors"}}, create)
 	must(t, err)
 	for name, ip := range map[string]string{
 		"c2-shop-73736d-echo": "10.96.7.1", "c2-d-echo-73736d-a-73736": "10.96.7.2", "three-shop-73736d-echo": "10.96.7.3",
@@ -139,7 +142,8 @@ func startCoreDNS(t *testing.T, blocks, kubeconfig string) string {
 	}
 	// The block that a cluster has for itself, as the testbed's and kubeadm's, and in a pod CoreDNS finds the
 	// apiserver by itself.
-	own := ". {\n    kubernetes cluster.local in-addr.arpa ip6.arpa {\n        pods insecure\n        endpoint_pod_names\n    }\n    cache 5\n}\n"
+	own := ". {\n    kubernetes cluster.local in-addr.arpa ip6.arpa {\n        pods insecure\n        " +
+		"endpoint_pod_names\n    }\n    cache 5\n}\n"
 	corefile := strings.ReplaceAll(own+blocks, "pods insecure", "kubeconfig "+kubeconfig+"\n        pods insecure")
 	path := filepath.Join(t.TempDir(), "Corefile")
 	must(t, os.WriteFile(path, []byte(corefile), 0o600))

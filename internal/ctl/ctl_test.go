@@ -67,7 +67,7 @@ func serve(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStat
 	socket = filepath.Join(t.TempDir(), "part.sock")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- debug.ServeSocket(ctx, socket, debug.NewServer(rec, status)) }()
+	go func() { done <- debug.ServeSocket(ctx, socket, debug.NewServer(rec, status, debug.Answers{})) }()
 	t.Cleanup(func() {
 		cancel()
 		must(t, <-done)
@@ -93,12 +93,15 @@ func well() *semaphorev1.GetStatusResponse {
 	return &semaphorev1.GetStatusResponse{
 		Ready: true,
 		Links: []*semaphorev1.LinkStatus{{
-			Cluster: "c2", Address: "192.0.2.7:8443", Connected: true, Since: ago(90 * time.Minute), LastHeard: ago(2 * time.Second),
-			Kinds: []*semaphorev1.KindStatus{{Kind: "node", Objects: 2, Complete: true}, {Kind: "service", Objects: 1, Complete: true}},
+			Cluster: "c2", Address: "192.0.2.7:8443", Connected: true, Since: ago(90 * time.Minute),
+			LastHeard: ago(2 * time.Second),
+			Kinds: []*semaphorev1.KindStatus{{Kind: semaphorev1.Kind_KIND_NODE, Objects: 2, Complete: true},
+				{Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 1, Complete: true}},
 		}},
 		Nodes: []*semaphorev1.NodeStatus{{Node: "n1", Attached: true, Since: ago(time.Hour), Devices: 1}},
 		Devices: []*semaphorev1.DeviceStatus{{
-			Cluster: "c2", Interface: "wireguard.c2", Backend: "kernel", ListenPort: 51820, Mtu: 1420, PeersWanted: 2, PeersPresent: 2,
+			Cluster: "c2", Interface: "wireguard.c2", Backend: semaphorev1.Backend_BACKEND_KERNEL, ListenPort: 51820, Mtu: 1420,
+			PeersWanted: 2, PeersPresent: 2,
 			PeersWithHandshake: 1, LastHandshake: ago(time.Minute), Routes: []string{"10.2.0.0/16"},
 		}},
 	}
@@ -141,18 +144,25 @@ func TestStatusThatIsWrong(t *testing.T) {
 			l := s.Links[0]
 			l.Connected, l.LastError = false, "connection refused"
 			l.Since = timestamppb.New(time.Now().Add(-4 * time.Minute))
-		}, "c2 not connected for 4m0s", "c2: connection refused"},
-		"refused":   {func(s *semaphorev1.GetStatusResponse) { s.Links[0].Kinds[1].Refused = 3 }, "3 service objects of c2 refused", "service 1 (3 refused)"},
-		"no agent":  {func(s *semaphorev1.GetStatusResponse) { s.Nodes[0].Attached = false }, "no agent on node n1", "missing"},
-		"a device":  {func(s *semaphorev1.GetStatusResponse) { s.Devices[0].Problem = "address in use" }, "device wireguard.c2: address in use", ""},
-		"peers":     {func(s *semaphorev1.GetStatusResponse) { s.Devices[0].PeersPresent = 1 }, "device wireguard.c2 has 1 peers, 2 are wanted", "1/2"},
-		"a problem": {func(s *semaphorev1.GetStatusResponse) { s.Problems = []string{"node n9: no key"} }, "1 problems", "  node n9: no key"},
-		"on a node": {func(s *semaphorev1.GetStatusResponse) { s.Nodes[0].Problems = []string{"no route"}; s.Ready = false }, "not ready", "  node n1: no route"},
+		}, "c2 not connected for 4m0s", "the last error: connection refused"},
+		"refused": {func(s *semaphorev1.GetStatusResponse) { s.Links[0].Kinds[1].Refused = 3 },
+			"3 service objects of c2 refused", "service 1 (3 refused)"},
+		"no agent": {func(s *semaphorev1.GetStatusResponse) { s.Nodes[0].Attached = false }, "no agent on node n1",
+			"missing"},
+		"a device": {func(s *semaphorev1.GetStatusResponse) { s.Devices[0].Problem = "address in use" },
+			"device wireguard.c2: address in use", ""},
+		"peers": {func(s *semaphorev1.GetStatusResponse) { s.Devices[0].PeersPresent = 1 },
+			"device wireguard.c2 has 1 peers, 2 are wanted", "1/2"},
+		"a problem": {func(s *semaphorev1.GetStatusResponse) { s.Problems = []string{"node n9: no key"} }, "node n9: no key",
+			"uncoded"},
+		"on a node": {func(s *semaphorev1.GetStatusResponse) { s.Nodes[0].Problems = []string{"no route"} },
+			"node n1: no route", "uncoded"},
 		"escape": {func(s *semaphorev1.GetStatusResponse) {
 			s.Problems = []string{"\x1b[2J\x1b]0;x\a hidden\r\nall is well"}
-		}, "1 problems", "hidden  all is well"},
-		"turned":     {func(s *semaphorev1.GetStatusResponse) { s.Problems = []string{"a\u202eb"} }, "1 problems", "  a b"},
-		"incomplete": {func(s *semaphorev1.GetStatusResponse) { s.Ready, s.Links[0].Kinds[0].Complete = false, false }, "not ready", "node 2 (incomplete)"},
+		}, "[2J ]0;x  hidden  all is well", "hidden  all is well"},
+		"turned": {func(s *semaphorev1.GetStatusResponse) { s.Problems = []string{"a\u202eb"} }, "a b", "  a b"},
+		"incomplete": {func(s *semaphorev1.GetStatusResponse) { s.Ready, s.Links[0].Kinds[0].Complete = false, false },
+			"not ready", "node 2 (incomplete)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			socket := serve(t, debug.NewRecorder("agent", "c1", "n1"), func() *semaphorev1.GetStatusResponse {
@@ -203,7 +213,8 @@ func TestSeveralParts(t *testing.T) {
 		return s
 	})
 	out, code, _ := run(t, "status", "--socket", exporter, "--socket", agent)
-	if code != 2 || !strings.Contains(out, "exporter of c1: all is well") || !strings.Contains(out, "\n\nagent of c1 on node n1: not ready") {
+	if code != 2 || !strings.Contains(out, "exporter of c1: all is well") ||
+		!strings.Contains(out, "\n\nagent of c1 on node n1: not ready") {
 		t.Errorf("exit code %d\n%s", code, out)
 	}
 	// One is dead: its socket is there and nobody listens. The other is shown all the same.
@@ -213,7 +224,8 @@ func TestSeveralParts(t *testing.T) {
 	l.SetUnlinkOnClose(false)
 	l.Close()
 	out, code, err = run(t, "status", "--socket", dead, "--socket", exporter)
-	if code != 1 || !strings.HasPrefix(out, "exporter of c1: all is well") || !strings.Contains(err.Error(), dead+" cannot be asked") {
+	if code != 1 || !strings.HasPrefix(out, "exporter of c1: all is well") ||
+		!strings.Contains(err.Error(), dead+" cannot be asked") {
 		t.Errorf("exit code %d, %v\n%s", code, err, out)
 	}
 }
@@ -228,10 +240,11 @@ func TestWrongUse(t *testing.T) {
 		{"status --address 127.0.0.1:1 --part agent", "an agent is asked through its socket"},
 		{"status --address 127.0.0.1:1 --cluster C1", "no cluster name"},
 		{"status --address 127.0.0.1:1 --cluster c1 --tls-dir /nowhere", "--tls-dir /nowhere"},
-		{"status -o xml", "use table, json or yaml"},
+		{"status -o xml", "use table, wide, json or yaml"},
 		{"debug watch -o xml", "use text or json"},
 		{"pki init --dir x", `"cluster" not set`},
-		{"coredns", "--config, --remote: give one of them"},
+		{"coredns --kubeconfig /nowhere", "how to reach the apiserver"},
+		{"coredns --config a --context b", "give one of them"},
 		{"coredns --config a --remote c2", "give one of them"},
 		{"coredns --config /nowhere --mirror-namespace a", "that of the file"},
 		{"coredns --config /nowhere", "open /nowhere"},
@@ -282,7 +295,8 @@ func TestAddress(t *testing.T) {
 		}
 		return nil
 	}))))
-	semaphorev1.RegisterDebugServiceServer(server, debug.NewServer(debug.NewRecorder("broker", "c1", ""), well))
+	semaphorev1.RegisterDebugServiceServer(server, debug.NewServer(debug.NewRecorder("broker", "c1", ""), well,
+		debug.Answers{}))
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(listener) }()
 	t.Cleanup(func() {
@@ -290,12 +304,14 @@ func TestAddress(t *testing.T) {
 		<-done
 	})
 	address := listener.Addr().String()
-	out, code, err := run(t, "status", "--address", address, "--cluster", "c1", "--tls-dir", filepath.Join(dir, "c1", "semaphorectl"))
+	out, code, err := run(t, "status", "--address", address, "--cluster", "c1", "--tls-dir",
+		filepath.Join(dir, "c1", "semaphorectl"))
 	if code != 0 || !strings.HasPrefix(out, "broker of c1: all is well") {
 		t.Errorf("exit code %d, %v\n%s", code, err, out)
 	}
 	for name, args := range map[string][]string{
-		"another part":             {"--cluster", "c1", "--part", "exporter", "--tls-dir", filepath.Join(dir, "c1", "semaphorectl")},
+		"another part": {"--cluster", "c1", "--part", "exporter", "--tls-dir",
+			filepath.Join(dir, "c1", "semaphorectl")},
 		"another cluster":          {"--cluster", "c2", "--tls-dir", filepath.Join(dir, "c2", "semaphorectl")},
 		"another cluster's person": {"--cluster", "c1", "--tls-dir", crossed(t, dir)},
 	} {
@@ -341,7 +357,8 @@ func (l *lines) Write(p []byte) (int, error) {
 // TestWatch follows one change through the three parts.
 func TestWatch(t *testing.T) {
 	recorders := []*debug.Recorder{
-		debug.NewRecorder("exporter", "c2", ""), debug.NewRecorder("broker", "c1", ""), debug.NewRecorder("agent", "c1", "node-1"),
+		debug.NewRecorder("exporter", "c2", ""), debug.NewRecorder("broker", "c1", ""),
+		debug.NewRecorder("agent", "c1", "node-1"),
 	}
 	args := []string{"debug", "watch", "--recent"}
 	for _, r := range recorders {
@@ -399,14 +416,15 @@ func TestWatch(t *testing.T) {
 			if !strings.Contains(recorded, "  +") || !strings.HasSuffix(recorded, "to c1") {
 				t.Errorf("no lag or no detail in %q", recorded)
 			}
-			if strings.Contains(recorded, "clock") || !strings.Contains(received, " (c2's clock)") || strings.Contains(created, "clock") {
-				t.Errorf("whose clock is not told where there are two, and only there: %q %q %q", recorded, received, created)
+			if strings.Contains(recorded, "clock") || !strings.Contains(received, " (c2's clock)") ||
+				strings.Contains(created, "clock") {
+				t.Errorf("whose clock is not printed where there are two, and only there: %q %q %q", recorded, received, created)
 			}
 			if strings.Contains(created, "\x1b") || !strings.HasSuffix(created, " [31mred") {
 				t.Errorf("the terminal is commanded: %q", created)
 			}
 		})
-		// What was recorded is recent for the next format too: begin anew.
+		// What was recorded is recent for the next format too: begin again.
 		if format == "text" {
 			args = args[:2]
 			for i, name := range []string{"exporter", "broker", "agent"} {
@@ -424,7 +442,8 @@ func TestWatchEndsWithThePart(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "part.sock")
 	stopped := make(chan error, 1)
 	go func() {
-		stopped <- debug.ServeSocket(ctx, socket, debug.NewServer(debug.NewRecorder("broker", "c1", ""), well))
+		stopped <- debug.ServeSocket(ctx, socket, debug.NewServer(debug.NewRecorder("broker", "c1", ""), well,
+			debug.Answers{}))
 	}()
 	listens(t, socket)
 	time.AfterFunc(300*time.Millisecond, cancel)

@@ -17,14 +17,17 @@ import (
 
 // What a remote made up reaches no terminal as it is, whatever the output, and programs read the JSON as it was.
 func TestNothingCommandsATerminal(t *testing.T) {
-	// CSI as C1 control, escape sequence, line end, right-to-left override, tag character, byte order mark, zero-width space.
+	// CSI as C1 control, escape sequence, line end, right-to-left override, tag character, byte order mark, zero-width
+	// space.
 	const evil = "a\u009b2J\x1b[2J\nb\u202ec\U000e0041\ufeff\u200bd"
 	status := &semaphorev1.GetStatusResponse{
 		Part: "broker", Cluster: "c1", Problems: []string{evil},
 		Links: []*semaphorev1.LinkStatus{{Cluster: evil, LastError: evil}},
 	}
 	sets := &brokerSets{Cluster: "c1", Sets: []*semaphorev1.PolicySet{{Cluster: "c2", Name: evil}}}
-	watched := &semaphorev1.WatchResponse{Message: &semaphorev1.WatchResponse_Event{Event: &semaphorev1.Event{Part: "broker", Object: evil}}}
+	watched := &semaphorev1.WatchResponse{
+		Message: &semaphorev1.WatchResponse_Event{Event: &semaphorev1.Event{Part: "broker", Object: evil}},
+	}
 	outputs := map[string]func(*bytes.Buffer) error{
 		"status table": func(b *bytes.Buffer) error { return printStatus(b, status, "table") },
 		"status json":  func(b *bytes.Buffer) error { return printStatus(b, status, "json") },
@@ -34,7 +37,8 @@ func TestNothingCommandsATerminal(t *testing.T) {
 		"watch json":   func(b *bytes.Buffer) error { return printJSON(b, watched) },
 		"watch text":   func(b *bytes.Buffer) error { return new(columns).print(b, watched) },
 		"check json": func(b *bytes.Buffer) error {
-			return cli.PrintDocument(b, must1(json.Marshal(map[string]any{"findings": []check.Finding{{Subject: evil}}})), "json")
+			return cli.PrintDocument(b, must1(json.Marshal(map[string]any{"findings": []check.Finding{{Subject: evil}}})),
+				"json")
 		},
 	}
 	for name, print := range outputs {
@@ -51,7 +55,8 @@ func TestNothingCommandsATerminal(t *testing.T) {
 			switch {
 			case name == "status json":
 				var read semaphorev1.GetStatusResponse
-				if err := protojson.Unmarshal(b.Bytes(), &read); err != nil || read.GetProblems()[0] != evil || read.GetLinks()[0].GetLastError() != evil {
+				if err := protojson.Unmarshal(b.Bytes(), &read); err != nil || read.GetProblems()[0] != evil ||
+					read.GetLinks()[0].GetLastError() != evil {
 					t.Errorf("%v: read as %v", err, &read)
 				}
 			case strings.HasSuffix(name, "yaml"):

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -19,7 +18,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// drainable are what can be drained, and how each is written.
+// drainable are the kinds of targets, and how each is written.
 var drainable = []struct {
 	kind, argument, short string
 	parse                 func(string) (*semaphorev1.DrainTarget, error)
@@ -27,17 +26,18 @@ var drainable = []struct {
 	{"cluster", "CLUSTER", "all endpoints of a cluster", func(s string) (*semaphorev1.DrainTarget, error) {
 		return &semaphorev1.DrainTarget{Cluster: s}, nil
 	}},
-	{"service", "[CLUSTER:]NAMESPACE/NAME", "a service of one cluster, or of all", func(s string) (*semaphorev1.DrainTarget, error) {
-		cluster, service, of := strings.Cut(s, ":")
-		if !of {
-			cluster, service = "", s
-		}
-		namespace, name, ok := strings.Cut(service, "/")
-		if !ok || of && cluster == "" || namespace == "" || name == "" {
-			return nil, fmt.Errorf("%q: use NAMESPACE/NAME for a service of all clusters, or CLUSTER:NAMESPACE/NAME", s)
-		}
-		return &semaphorev1.DrainTarget{Cluster: cluster, Namespace: namespace, Service: name}, nil
-	}},
+	{"service", "[CLUSTER:]NAMESPACE/NAME", "a service of one cluster, or of all",
+		func(s string) (*semaphorev1.DrainTarget, error) {
+			cluster, service, of := strings.Cut(s, ":")
+			if !of {
+				cluster, service = "", s
+			}
+			namespace, name, ok := strings.Cut(service, "/")
+			if !ok || of && cluster == "" || namespace == "" || name == "" {
+				return nil, fmt.Errorf("%q: use NAMESPACE/NAME for a service of all clusters, or CLUSTER:NAMESPACE/NAME", s)
+			}
+			return &semaphorev1.DrainTarget{Cluster: cluster, Namespace: namespace, Service: name}, nil
+		}},
 	{"node", "CLUSTER/NODE", "the pods of a node", func(s string) (*semaphorev1.DrainTarget, error) {
 		cluster, node, ok := strings.Cut(s, "/")
 		if !ok || cluster == "" || node == "" {
@@ -47,17 +47,17 @@ var drainable = []struct {
 	}},
 }
 
-func drainCommand() *cobra.Command {
+func drainCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain",
-		Short: "take endpoints of a cluster, a service or a node out of use here, though they are ready",
-		Long: `Takes endpoints out of use in the cluster of the broker that is asked, and nowhere else: clients here go to others, and
-connections that there are stay. It needs nothing of the cluster that is drained, which may be dead. The drain is kept in the
+		Short: "stop using the endpoints of a cluster, a service or a node here, although they are ready",
+		Long: `Makes the broker's cluster, and no other, stop using endpoints: new connections go to other endpoints, and
+existing connections stay. The drained cluster is not involved and may be down. The drain is stored in the
 ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain", or for the time of --for.`,
 		Args: cobra.NoArgs,
 	}
 	for _, d := range drainable {
-		var t fleet.Target
+		t := fleet.Target{Access: access, Parts: []string{fleet.Broker}}
 		var timeout, lasts time.Duration
 		req := &semaphorev1.DrainRequest{}
 		sub := &cobra.Command{
@@ -80,33 +80,40 @@ ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain
 					if err != nil {
 						return err
 					}
+					if err := heading(cmd.OutOrStdout(), access, p); err != nil {
+						return err
+					}
 					return printDrained(cmd.OutOrStdout(), answer, req.GetDryRun())
 				})
 			},
 		}
 		t.Flags(sub)
+		if d.kind == "cluster" {
+			completeArg(sub, ofStatus(&t, remotes))
+		}
 		f := sub.Flags()
-		f.DurationVar(&lasts, "for", 0, "end by itself after this time, such as 2h (default: not)")
-		f.StringVar(&req.By, "by", "", "who asks and why, for others to see")
-		f.BoolVar(&req.DryRun, "dry-run", false, "only say what it would do")
+		f.DurationVar(&lasts, "for", 0, "end after this time, such as 2h (default: never)")
+		f.StringVar(&req.By, "by", "", "who drains and why, for other operators")
+		f.BoolVar(&req.DryRun, "dry-run", false, "only print what it would do")
 		f.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
 		if d.kind == "node" {
-			f.StringSliceVar(&req.Prefixes, "prefix", nil, "a subnet of the node's pods; may be repeated (default: those that the broker knows of)")
+			f.StringSliceVar(&req.Prefixes, "prefix", nil,
+				"a subnet of the node's pods; may be repeated (default: those that the broker knows of)")
 		}
 		cmd.AddCommand(sub)
 	}
-	cmd.AddCommand(drainListCommand())
+	cmd.AddCommand(drainListCommand(access))
 	return cmd
 }
 
-func undrainCommand() *cobra.Command {
+func undrainCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "undrain",
-		Short: "put what was drained back in use",
+		Short: "use drained endpoints again",
 		Args:  cobra.NoArgs,
 	}
 	for _, d := range drainable {
-		var t fleet.Target
+		t := fleet.Target{Access: access, Parts: []string{fleet.Broker}}
 		var timeout time.Duration
 		sub := &cobra.Command{
 			Use:   d.kind + " " + d.argument,
@@ -121,51 +128,56 @@ func undrainCommand() *cobra.Command {
 					if _, err := p.Control().Undrain(ctx, &semaphorev1.UndrainRequest{Target: what}); err != nil {
 						return err
 					}
-					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is drained no more\n", cli.Printable(targetName(what)))
+					if err := heading(cmd.OutOrStdout(), access, p); err != nil {
+						return err
+					}
+					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is no longer drained\n", cli.Printable(targetName(what)))
 					return err
 				})
 			},
 		}
 		t.Flags(sub)
+		completeArg(sub, ofStatus(&t, drained(d.kind)))
 		sub.Flags().DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
 		cmd.AddCommand(sub)
 	}
 	return cmd
 }
 
-func drainListCommand() *cobra.Command {
-	var t fleet.Target
-	var output string
+func drainListCommand(access *fleet.Access) *cobra.Command {
+	t := fleet.Target{Access: access, Parts: []string{fleet.Broker}}
+	var output *outputs
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "what is drained here, by whom and until when",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !slices.Contains([]string{"table", "json", "yaml"}, output) {
-				return fmt.Errorf("--output %q: use table, json or yaml", output)
+			if err := output.check(); err != nil {
+				return err
 			}
 			s, err := t.Broker(cmd.Context(), timeout, "drains")
 			if err != nil {
 				return err
 			}
-			if output == "table" {
+			if output.chosen == "table" {
 				return drainTable(cmd.OutOrStdout(), s)
 			}
-			data, err := protojson.MarshalOptions{UseProtoNames: true, Indent: "  "}.Marshal(&semaphorev1.GetStatusResponse{Drains: s.GetDrains()})
+			data, err := protojson.MarshalOptions{UseProtoNames: true,
+				Indent: "  "}.Marshal(&semaphorev1.GetStatusResponse{Drains: s.GetDrains()})
 			if err != nil {
 				return err
 			}
-			return cli.PrintDocument(cmd.OutOrStdout(), data, output)
+			return cli.PrintDocument(cmd.OutOrStdout(), data, output.chosen)
 		},
 	}
 	t.Flags(cmd)
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, json or yaml")
+	output = outputFlag(cmd, "table", "json", "yaml")
 	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	return cmd
 }
 
-// targetName is such as "cluster c2", "service c2:shop/echo" or "node c2/n1".
+// targetName returns a name such as "cluster c2", "service c2:shop/echo" or "node c2/n1".
 func targetName(t *semaphorev1.DrainTarget) string {
 	switch {
 	case t.GetNode() != "":
@@ -189,7 +201,7 @@ func printDrained(w io.Writer, answer *semaphorev1.DrainResponse, dry bool) erro
 		until = " until " + d.GetUntil().AsTime().Format(time.RFC3339)
 	}
 	var text bytes.Buffer
-	fmt.Fprintf(&text, "%s %s%s: %s of %s out of use here\n", targetName(d.GetTarget()), does, until,
+	fmt.Fprintf(&text, "%s %s%s: %s of %s not used here\n", targetName(d.GetTarget()), does, until,
 		number(d.GetEndpoints(), "ready endpoint", "ready endpoints"), number(d.GetServices(), "service", "services"))
 	if len(d.GetPrefixes()) > 0 {
 		fmt.Fprintf(&text, "its pods are in %s\n", strings.Join(d.GetPrefixes(), ", "))
@@ -214,7 +226,7 @@ func drainTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	return cli.PrintLines(w, strings.TrimLeft(text.String(), "\n"))
 }
 
-// writeDrains is a line for each drain that a broker keeps.
+// writeDrains prints a line for each drain of a broker.
 func writeDrains(w io.Writer, s *semaphorev1.GetStatusResponse) {
 	if len(s.GetDrains()) == 0 {
 		return

@@ -52,16 +52,23 @@ func TestDrain(t *testing.T) {
 		out  string
 		err  string
 	}{
-		{"drain cluster c2 --socket " + exporter + " --socket " + broker, "cluster c2 is drained: 3 ready endpoints of 1 service out of use here\n", ""},
-		{"drain cluster c3 --for 2h --socket " + broker, "cluster c3 is drained until 2026-01-02T14:00:00Z: 3 ready endpoints of 1 service out of use here\nwarning: service shop/echo has nothing left\n", ""},
-		{"drain service shop/echo --dry-run --socket " + broker, "service shop/echo would be drained: 3 ready endpoints of 1 service out of use here\n", ""},
-		{"drain service c2:shop/echo --socket " + broker, "service c2:shop/echo is drained: 3 ready endpoints of 1 service out of use here\n", ""},
-		{"drain node c2/n1 --socket " + broker, "node c2/n1 is drained: 3 ready endpoints of 1 service out of use here\nits pods are in 10.2.1.0/24\n", ""},
+		{"drain cluster c2 --socket " + exporter + " --socket " + broker,
+			"cluster c2 is drained: 3 ready endpoints of 1 service not used here\n", ""},
+		{"drain cluster c3 --for 2h --socket " + broker, "cluster c3 is drained until 2026-01-02T14:00:00Z: 3 ready " +
+			"endpoints of 1 service not used here\nwarning: service shop/echo has nothing left\n", ""},
+		{"drain service shop/echo --dry-run --socket " + broker,
+			"service shop/echo would be drained: 3 ready endpoints of 1 service not used here\n", ""},
+		{"drain service c2:shop/echo --socket " + broker,
+			"service c2:shop/echo is drained: 3 ready endpoints of 1 service not used here\n", ""},
+		{"drain node c2/n1 --socket " + broker,
+			"node c2/n1 is drained: 3 ready endpoints of 1 service not used here\nits pods are in 10.2.1.0/24\n", ""},
 		{"drain node c2/n2 --socket " + broker, "", "give them (--prefix)"},
-		{"drain node c2/n2 --prefix 10.2.2.0/24,fd00:2::/64 --socket " + broker, "node c2/n2 is drained: 3 ready endpoints of 1 service out of use here\nits pods are in 10.2.2.0/24, fd00:2::/64\n", ""},
-		{"undrain cluster c2 --socket " + broker, "cluster c2 is drained no more\n", ""},
-		{"undrain service c2:shop/echo --socket " + broker, "service c2:shop/echo is drained no more\n", ""},
-		{"undrain node c2/n1 --socket " + broker, "node c2/n1 is drained no more\n", ""},
+		{"drain node c2/n2 --prefix 10.2.2.0/24,fd00:2::/64 --socket " + broker,
+			"node c2/n2 is drained: 3 ready endpoints of 1 service not used here\nits pods are in 10.2.2.0/24, fd00:2::/64\n",
+			""},
+		{"undrain cluster c2 --socket " + broker, "cluster c2 is no longer drained\n", ""},
+		{"undrain service c2:shop/echo --socket " + broker, "service c2:shop/echo is no longer drained\n", ""},
+		{"undrain node c2/n1 --socket " + broker, "node c2/n1 is no longer drained\n", ""},
 		{"undrain cluster c9 --socket " + broker, "", "cluster c9 is not drained"},
 		{"drain cluster c2 --socket " + exporter, "", "none of the parts asked is a broker"},
 		{"drain cluster c2 --address 127.0.0.1:1 --part exporter", "", "only a broker drains"},
@@ -73,7 +80,8 @@ func TestDrain(t *testing.T) {
 		{"drain cluster c2 --prefix 10.2.2.0/24 --socket " + broker, "", "unknown flag"},
 	} {
 		out, code, err := run(t, strings.Fields(c.args)...)
-		if out != c.out || (err == nil) != (c.err == "") || err != nil && (code != 1 || !strings.Contains(err.Error(), c.err)) {
+		if out != c.out || (err == nil) != (c.err == "") || err != nil &&
+			(code != 1 || !strings.Contains(err.Error(), c.err)) {
 			t.Errorf("%s: %q, exit code %d, %v", c.args, out, code, err)
 		}
 	}
@@ -82,8 +90,10 @@ func TestDrain(t *testing.T) {
 func TestDrainList(t *testing.T) {
 	now := time.Now()
 	drains := []*semaphorev1.DrainStatus{
-		{Target: &semaphorev1.DrainTarget{Cluster: "c2"}, Since: timestamppb.New(now.Add(-time.Hour)), By: "ops\nis moving", Endpoints: 12, Services: 3},
-		{Target: &semaphorev1.DrainTarget{Cluster: "c3", Node: "n1"}, Until: timestamppb.New(now.Add(90*time.Minute + 30*time.Second)), Prefixes: []string{"10.3.1.0/24"}},
+		{Target: &semaphorev1.DrainTarget{Cluster: "c2"}, Since: timestamppb.New(now.Add(-time.Hour)), By: "ops\nis moving",
+			Endpoints: 12, Services: 3},
+		{Target: &semaphorev1.DrainTarget{Cluster: "c3", Node: "n1"},
+			Until: timestamppb.New(now.Add(90*time.Minute + 30*time.Second)), Prefixes: []string{"10.3.1.0/24"}},
 	}
 	standby := false
 	broker := serve(t, debug.NewRecorder("broker", "c1", ""), func() *semaphorev1.GetStatusResponse {
@@ -92,18 +102,22 @@ func TestDrainList(t *testing.T) {
 	agent := serve(t, debug.NewRecorder("agent", "c1", "n1"), well)
 	out, _, err := run(t, "drain", "list", "--socket", agent, "--socket", broker)
 	must(t, err)
-	for _, want := range []string{"DRAINED     ", "\ncluster c2  ", "until undrained  12         3         ops is moving\n", "\nnode c3/n1  ", "  1h30m", "  10.3.1.0/24\n"} {
+	for _, want := range []string{"DRAINED     ", "\ncluster c2  ",
+		"until undrained  12         3         ops is moving\n", "\nnode c3/n1  ", "  1h30m", "  10.3.1.0/24\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
 	}
-	if out, _, err := run(t, "status", "--socket", broker); err != nil || !strings.Contains(out, "DRAINED") || !strings.Contains(out, "node c3/n1") {
+	if out, _, err := run(t, "status", "--socket", broker); err != nil || !strings.Contains(out, "DRAINED") ||
+		!strings.Contains(out, "node c3/n1") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if out, _, err := run(t, "drain", "list", "-o", "json", "--socket", broker); err != nil || !strings.Contains(out, `"drains"`) || !strings.Contains(out, `"c3"`) {
+	if out, _, err := run(t, "drain", "list", "-o", "json", "--socket", broker); err != nil ||
+		!strings.Contains(out, `"drains"`) || !strings.Contains(out, `"c3"`) {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if out, _, err := run(t, "drain", "list", "-o", "yaml", "--socket", broker); err != nil || !strings.HasPrefix(out, "drains:\n") {
+	if out, _, err := run(t, "drain", "list", "-o", "yaml", "--socket", broker); err != nil ||
+		!strings.HasPrefix(out, "drains:\n") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if _, _, err := run(t, "drain", "list", "-o", "xml", "--socket", broker); err == nil {
@@ -114,10 +128,12 @@ func TestDrainList(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	standby = true
-	if _, code, err := run(t, "drain", "list", "--socket", broker); code != 1 || !strings.Contains(err.Error(), "this broker is a standby") {
+	if _, code, err := run(t, "drain", "list", "--socket", broker); code != 1 ||
+		!strings.Contains(err.Error(), "this broker is a standby") {
 		t.Errorf("%d, %v", code, err)
 	}
-	if _, code, err := run(t, "drain", "list", "--socket", agent); code != 1 || !strings.Contains(err.Error(), "none of the parts asked is a broker") {
+	if _, code, err := run(t, "drain", "list", "--socket", agent); code != 1 ||
+		!strings.Contains(err.Error(), "none of the parts asked is a broker") {
 		t.Errorf("%d, %v", code, err)
 	}
 }

@@ -23,49 +23,79 @@ import (
 
 // explainer is what a call of explain asks.
 type explainer struct {
-	target              fleet.Target
-	from, to, port      string
-	kubeconfig, context string
-	sets                string
-	timeout             time.Duration
+	target         fleet.Target
+	from, to, port string
+	sets           string
+	timeout        time.Duration
 }
 
-func explainCommand() *cobra.Command {
-	var e explainer
+func explainCommand(access *fleet.Access) *cobra.Command {
+	e := explainer{target: fleet.Target{Access: access, Parts: []string{fleet.Broker}, ReadsCluster: true}}
+	p := pathOptions{access: access}
+	var output *outputs
 	cmd := &cobra.Command{
-		Use:   "explain --from CLUSTER/NAMESPACE/POD --to NAMESPACE/POD [--port 8080[/UDP]]",
-		Short: "say whether this cluster's policies let a remote pod reach one of its own, and what is missing",
-		Long: `Says whether a remote pod's address is in a set here, which policies select the local pod, what each makes of a
-packet between the two, and what is missing where it is stopped. It reads the broker's sets, and, with the caller's own
+		Use:   "explain FROM TO | --from CLUSTER/NAMESPACE/POD --to NAMESPACE/POD",
+		Short: "say whether a pod reaches a pod or Service of another cluster, and at which link of the path not",
+		Long: `Says whether a pod reaches a pod or a Service of another cluster, and where the path is broken: name, DNS block, mirror
+Service, endpoints, kube-proxy, route, device, peer, handshake, path MTU, far node, Calico's pools, set, and policies on both sides.
+Give the contexts of both clusters: without one, it names the links that it could not examine. It changes nothing; to measure the
+path MTU, the agents of the two nodes send each other some datagrams.
+
+  semaphorectl explain --context c1 --context c2 c1/shop/client echo.shop.svc.cluster.c2:8080
+  semaphorectl explain --context c1 --context c2 shop/client c2/shop/echo-7d9f
+
+FROM is a pod, [CLUSTER/]NAMESPACE/NAME, a Service whose pods send, or the IP of a pod. TO is a pod or a Service in the same form, an
+IP, or a name of the DNS. docs/troubleshooting.md has each link with its causes.
+
+With --from and --to, it judges the policies of one cluster alone: whether the remote pod's IP is in a set there, which policies
+select the local pod, what each makes of a packet between the two, and what is missing where it is denied. It reads the broker's sets, and, with the caller's own
 kubeconfig, the policies, network sets and the pod; it changes nothing.
 
-From one's own machine, with the broker asked in its pod:
+  semaphorectl explain --context c1 --from c2/shop/web-7d9f --to default/db-0 --port 5432
 
-  kubectl -n semaphore exec deploy/semaphore-broker -- semaphorectl policy -o json |
-    semaphorectl explain --sets - --from c2/shop/web-7d9f --to default/db-0 --port 5432
+Who may not exec into the broker's pod takes the sets from someone who may:
 
-Only the ingress of the local pod is judged: what the remote cluster lets out is known there, and asked there.
+  semaphorectl policy --context c1 -o json > sets.json
+  semaphorectl explain --sets sets.json --from c2/shop/web-7d9f --to default/db-0 --port 5432
 
-Exit code 0 when the packet is allowed, 1 when this cannot be said, 2 when it is denied or depends on something.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return e.run(cmd)
+Only the ingress of the local pod is judged there.
+
+Exit code 0 when no link is broken, or the packet is allowed; 1 when this cannot be said; 2 when a link is broken, or the packet is
+denied or depends on something.`,
+		Args: cobra.MaximumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := output.check(); err != nil {
+				return err
+			}
+			if len(args) == 0 {
+				if e.from == "" || e.to == "" {
+					return errors.New("give FROM and TO, or --from and --to")
+				}
+				return e.run(cmd)
+			}
+			if len(args) != 2 || e.from != "" || e.to != "" || e.sets != "" {
+				return errors.New("give FROM and TO, without --from, --to and --sets")
+			}
+			p.port, p.timeout, p.output = e.port, e.timeout, output.chosen
+			return explainPath(cmd, p, args[0], args[1])
 		},
 	}
 	e.target.Flags(cmd)
 	f := cmd.Flags()
-	f.StringVar(&e.from, "from", "", "the remote pod, CLUSTER/NAMESPACE/POD, or its address")
-	f.StringVar(&e.to, "to", "", "the local pod, NAMESPACE/POD")
-	f.StringVar(&e.port, "port", "", "PORT, PORT/UDP or PORT/SCTP; any of TCP when absent")
-	f.StringVar(&e.sets, "sets", "", "file with what `semaphorectl policy -o json` printed, - for standard input, instead of asking the broker")
-	f.StringVar(&e.kubeconfig, "kubeconfig", "", "kubeconfig of this cluster (default: as kubectl)")
-	f.StringVar(&e.context, "context", "", "context of the kubeconfig")
-	f.DurationVar(&e.timeout, "timeout", 20*time.Second, "how long to wait for the answers")
-	for _, required := range []string{"from", "to"} {
-		if err := cmd.MarkFlagRequired(required); err != nil {
-			panic(err) // no such flag
-		}
-	}
+	f.StringVar(&e.from, "from", "", "policies alone: the remote pod, CLUSTER/NAMESPACE/POD, or its address")
+	f.StringVar(&e.to, "to", "", "policies alone: the local pod, NAMESPACE/POD")
+	f.StringVar(&e.port, "port", "",
+		"PORT, PORT/UDP or PORT/SCTP; when absent any of TCP, or the only one of a Service")
+	output = outputFlag(cmd, "text", "json", "yaml")
+	f.StringVar(&p.coredns, "coredns", defaultCorefile,
+		"with FROM and TO, NAMESPACE/NAME[/KEY] of the ConfigMap with CoreDNS's configuration; none to not look")
+	f.StringVar(&p.domain, "cluster-domain", defaultClusterDomain,
+		"with FROM and TO, the domain of the cluster's own services")
+	f.StringVar(&e.sets, "sets", "",
+		"`file` with what semaphorectl policy -o json printed, - for standard input, instead of asking the broker")
+	f.DurationVar(&e.timeout, "timeout", 30*time.Second, "how long to wait for the answers")
+	completeFlag(cmd, "from", sets(&e.target, true))
+	completeFlag(cmd, "to", localPods(access))
 	return cmd
 }
 
@@ -129,11 +159,14 @@ func (e *explainer) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	if err := e.target.OneCluster(); err != nil {
+		return err
+	}
 	sets, err := e.brokerSets(cmd, from)
 	if err != nil {
 		return err
 	}
-	cluster, pod, err := readCluster(cmd.Context(), e.kubeconfig, e.context, namespace, name, e.timeout)
+	cluster, pod, err := readCluster(cmd.Context(), e.target.Access, namespace, name, e.timeout)
 	if err != nil {
 		return err
 	}
@@ -171,7 +204,8 @@ func podsOf(s *semaphorev1.PolicySet, from source) []*semaphorev1.SetPod {
 	var out []*semaphorev1.SetPod
 	for _, p := range s.GetPods() {
 		if from.address.IsValid() && slices.Contains(p.GetIps(), from.address.String()) ||
-			!from.address.IsValid() && s.GetCluster() == from.cluster && s.GetNamespace() == from.namespace && p.GetName() == from.pod {
+			!from.address.IsValid() && s.GetCluster() == from.cluster && s.GetNamespace() == from.namespace &&
+				p.GetName() == from.pod {
 			out = append(out, p)
 		}
 	}
@@ -179,7 +213,8 @@ func podsOf(s *semaphorev1.PolicySet, from source) []*semaphorev1.SetPod {
 }
 
 // explainTo prints all there is to say. denied is the verdict in one sentence, where it is not that all is allowed.
-func explainTo(w io.Writer, from source, sets *brokerSets, cluster *explain.Cluster, pod *corev1.Pod, port uint16, protocol string) (denied string, err error) {
+func explainTo(w io.Writer, from source, sets *brokerSets, cluster *explain.Cluster, pod *corev1.Pod, port uint16,
+	protocol string) (denied string, err error) {
 	var text strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
 	what := protocol
@@ -189,7 +224,8 @@ func explainTo(w io.Writer, from source, sets *brokerSets, cluster *explain.Clus
 	say("%s → %s/%s of %s, %s", from, pod.Namespace, pod.Name, sets.Cluster, what)
 	ips := describeSource(say, from, sets)
 	if pod.Spec.HostNetwork {
-		say("\n%s/%s is on the host network: policies for pods do not apply to it, those for host endpoints do, and are not looked at", pod.Namespace, pod.Name)
+		say("\n%s/%s is on the host network: policies for pods do not apply to it, those for host endpoints do, and are "+
+			"not looked at", pod.Namespace, pod.Name)
 		return "the local pod is on the host network", cli.PrintLines(w, text.String())
 	}
 	if len(ips) == 0 {
@@ -233,7 +269,7 @@ func describeSource(say func(string, ...any), from source, sets *brokerSets) []n
 	var ips []netip.Addr
 	for _, s := range sets.Sets {
 		for _, p := range podsOf(s, from) {
-			say("%s/%s/%s is in set %s, told %s ago: %s", s.GetCluster(), s.GetNamespace(), p.GetName(), setName(s),
+			say("%s/%s/%s is in set %s, last update %s ago: %s", s.GetCluster(), s.GetNamespace(), p.GetName(), setName(s),
 				setAge(sets.Now, s.GetLastHeard()), setState(s))
 			for _, text := range p.GetIps() {
 				if ip, err := netip.ParseAddr(text); err == nil && !slices.Contains(ips, ip) {
@@ -256,10 +292,11 @@ func describeSource(say func(string, ...any), from source, sets *brokerSets) []n
 	case i < 0:
 		say("the broker of %s has no remote %q", sets.Cluster, from.cluster)
 	case !sets.Links[i].GetConnected():
-		say("%s is not connected since %s (%s): what happened there meanwhile is not known here", from.cluster,
+		say("%s is not connected since %s (%s): changes there since then are not known here", from.cluster,
 			short(sets.Now.Sub(sets.Links[i].GetSince().AsTime())), sets.Links[i].GetLastError())
 	default:
-		say("%s tells of no such pod. Only pods that bear the set label (<labelDomain>/name) are told, while they have an IP of their own and have not ended; pods on the host network are not. "+
+		say("%s exports no such pod. It exports only pods with the set label (<labelDomain>/name), while they have an "+
+			"IP of their own and have not ended, and no pods on the host network. "+
 			"Give its address to --from to have that judged.", from.cluster)
 	}
 	return nil

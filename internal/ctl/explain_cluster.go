@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/explain"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
@@ -30,23 +30,20 @@ type reader struct {
 	out    *explain.Cluster
 }
 
-// readCluster reads from the cluster of a kubeconfig what explain needs. What may not be read, and could decide, is named
+// readCluster reads from a cluster what explain needs. What may not be read, and could decide, is named
 // in Unread; without the pod there is nothing to say.
-func readCluster(ctx context.Context, kubeconfig, kubeContext, namespace, pod string, timeout time.Duration) (*explain.Cluster, *corev1.Pod, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = kubeconfig
-	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: kubeContext}).ClientConfig()
+func readCluster(ctx context.Context, access *fleet.Access, namespace, pod string,
+	timeout time.Duration) (*explain.Cluster, *corev1.Pod, error) {
+	cluster, err := access.Cluster()
 	if err != nil {
-		return nil, nil, fmt.Errorf("how to reach the apiserver (--kubeconfig, --context): %w", err)
+		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	return read(ctx, cfg, namespace, pod)
+	return read(ctx, cluster.Config, namespace, pod)
 }
 
 func read(ctx context.Context, cfg *rest.Config, namespace, name string) (*explain.Cluster, *corev1.Pod, error) {
-	cfg = rest.CopyConfig(cfg)
-	cfg.QPS = -1 // a dozen requests, once
 	dyn, err := dynamic.NewForConfig(cfg)
 	if err != nil {
 		return nil, nil, fmt.Errorf("client for the apiserver: %w", err)
@@ -55,7 +52,8 @@ func read(ctx context.Context, cfg *rest.Config, namespace, name string) (*expla
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := dyn.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	found, err := dyn.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(namespace).Get(ctx, name,
+		metav1.GetOptions{})
 	if err != nil {
 		return nil, nil, fmt.Errorf("--to %s/%s: %w", namespace, name, err)
 	}
@@ -84,7 +82,8 @@ func (r *reader) kubernetes(ctx context.Context, namespace string) error {
 	var namespaces []corev1.Namespace
 	var accounts []corev1.ServiceAccount
 	r.out.KubePolicies = []networkingv1.NetworkPolicy{}
-	if err := native(ctx, r, networkingv1.SchemeGroupVersion.WithResource("networkpolicies"), namespace, &r.out.KubePolicies); err != nil {
+	if err := native(ctx, r, networkingv1.SchemeGroupVersion.WithResource("networkpolicies"), namespace,
+		&r.out.KubePolicies); err != nil {
 		return fmt.Errorf("list NetworkPolicies of %s: %w", namespace, err)
 	}
 	r.out.Namespaces, r.out.ServiceAccounts = map[string]map[string]string{}, map[string]map[string]string{}
@@ -104,7 +103,8 @@ func (r *reader) kubernetes(ctx context.Context, namespace string) error {
 }
 
 // native reads all objects of one of Kubernetes' types; of all namespaces where none is named.
-func native[T any](ctx context.Context, r *reader, resource schema.GroupVersionResource, namespace string, into *[]T) error {
+func native[T any](ctx context.Context, r *reader, resource schema.GroupVersionResource, namespace string,
+	into *[]T) error {
 	found, err := r.dynamic.Resource(resource).Namespace(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -182,7 +182,8 @@ func (r *reader) others(ctx context.Context, served *kube.Served) {
 			for _, v := range g.Versions {
 				versions = append(versions, v.Version)
 			}
-			r.unread("policies of %s (%s), which may come before and after those of namespaces", g.Name, strings.Join(versions, ", "))
+			r.unread("policies of %s (%s), which may come before and after those of namespaces", g.Name,
+				strings.Join(versions, ", "))
 		}
 	}
 }

@@ -22,15 +22,18 @@ import (
 // Against an apiserver with Calico's types: what is read, and what is said of it.
 func TestExplain(t *testing.T) {
 	cfg := kubetest.Start(t)
-	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworkpolicies", "networkpolicies", "globalnetworksets", "networksets")
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworkpolicies", "networkpolicies", "globalnetworksets",
+		"networksets")
 	client := kubernetes.NewForConfigOrDie(cfg)
 	ctx := t.Context()
-	if _, err := client.CoreV1().ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
+	if _, err := client.CoreV1().ServiceAccounts("default").Create(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := client.CoreV1().Pods("default").Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "db", Labels: map[string]string{"app": "db"}},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "db", Image: "db", Ports: []corev1.ContainerPort{{Name: "sql", ContainerPort: 5432}}}}},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "db", Image: "db",
+			Ports: []corev1.ContainerPort{{Name: "sql", ContainerPort: 5432}}}}},
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +41,8 @@ func TestExplain(t *testing.T) {
 		t.Helper()
 		var o unstructured.Unstructured
 		must(t, yaml.Unmarshal([]byte(manifest), &o.Object))
-		r := dynamic.NewForConfigOrDie(cfg).Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: resource})
+		r := dynamic.NewForConfigOrDie(cfg).Resource(schema.GroupVersionResource{Group: "crd.projectcalico.org",
+			Version: "v1", Resource: resource})
 		if _, err := r.Namespace(o.GetNamespace()).Create(ctx, &o, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +79,8 @@ spec: {nets: [10.2.0.5/32]}`)
 	if code != 0 {
 		t.Errorf("without a policy: exit code %d", code)
 	}
-	says(out, "c2/shop/web-1 → default/db of c1, TCP port 5432", "c2/shop/web-1 is in set c2/shop/web, told ", "from 10.2.0.5: ALLOWED. No policy selects the pod", "in GlobalNetworkSet c2-shop-web")
+	says(out, "c2/shop/web-1 → default/db of c1, TCP port 5432", "c2/shop/web-1 is in set c2/shop/web, last update ",
+		"from 10.2.0.5: ALLOWED. No policy selects the pod", "in GlobalNetworkSet c2-shop-web")
 
 	apply("networkpolicies", `
 apiVersion: crd.projectcalico.org/v1
@@ -90,7 +95,9 @@ spec:
 	if code != cli.ExitWrong {
 		t.Errorf("with a policy that forgets global(): exit code %d", code)
 	}
-	says(out, "from 10.2.0.5: DENIED", "policies that select default/db", "NetworkPolicy default/default.db of Calico says nothing: rule 1: it selects", "missing: NetworkPolicy default/default.db of Calico, ingress rule 1: add `namespaceSelector: global()`")
+	says(out, "from 10.2.0.5: DENIED", "policies that select default/db",
+		"NetworkPolicy default/default.db of Calico says nothing: rule 1: it selects",
+		"missing: NetworkPolicy default/default.db of Calico, ingress rule 1: add `namespaceSelector: global()`")
 
 	apply("globalnetworkpolicies", `
 apiVersion: crd.projectcalico.org/v1
@@ -106,7 +113,10 @@ spec:
 	if code != 0 {
 		t.Errorf("with a policy that allows: exit code %d", code)
 	}
-	says(out, "from 10.2.0.5: ALLOWED. GlobalNetworkPolicy default.open allows it: ingress rule 1, by GlobalNetworkSet c2-shop-web")
+	says(
+		out,
+		"from 10.2.0.5: ALLOWED. GlobalNetworkPolicy default.open allows it: ingress rule 1, by GlobalNetworkSet c2-shop-web",
+	)
 	if out, code = explain("--from", "c2/shop/web-1", "--to", "default/db"); code != cli.ExitWrong {
 		t.Errorf("for any port: exit code %d", code)
 	}
@@ -116,15 +126,17 @@ spec:
 	if code != cli.ExitWrong {
 		t.Errorf("for a stranger: exit code %d", code)
 	}
-	says(out, "no pod of a set has 10.9.9.9", "from 10.9.9.9: DENIED", "missing: 10.9.9.9 is in no network set of this cluster")
+	says(out, "no pod of a set has 10.9.9.9", "from 10.9.9.9: DENIED",
+		"missing: 10.9.9.9 is in no network set of this cluster")
 	out, code = explain("--from", "c2/shop/gone", "--to", "default/db", "--port", "5432")
 	if code != cli.ExitWrong {
 		t.Errorf("for a pod that nobody knows: exit code %d", code)
 	}
-	says(out, "c2 tells of no such pod")
+	says(out, "c2 exports no such pod")
 	out, _ = explain("--from", "c9/shop/gone", "--to", "default/db", "--port", "5432")
 	says(out, `the broker of c1 has no remote "c9"`)
-	if _, code, err := run(t, "explain", "--socket", socket, "--kubeconfig", kubeconfig, "--from", "10.2.0.5", "--to", "default/nobody"); code != 1 || !strings.Contains(err.Error(), "default/nobody") {
+	if _, code, err := run(t, "explain", "--socket", socket, "--kubeconfig", kubeconfig, "--from", "10.2.0.5", "--to",
+		"default/nobody"); code != 1 || !strings.Contains(err.Error(), "default/nobody") {
 		t.Errorf("to a pod that is not there: %d, %v", code, err)
 	}
 
@@ -135,13 +147,15 @@ spec:
 	}
 	file := filepath.Join(t.TempDir(), "sets.json")
 	must(t, os.WriteFile(file, []byte(doc), 0o600))
-	out, code, err = run(t, "explain", "--sets", file, "--kubeconfig", kubeconfig, "--from", "c2/shop/web-1", "--to", "default/db", "--port", "5432")
+	out, code, err = run(t, "explain", "--sets", file, "--kubeconfig", kubeconfig, "--from", "c2/shop/web-1", "--to",
+		"default/db", "--port", "5432")
 	if code != 0 || err != nil {
 		t.Errorf("with a file: %d, %v", code, err)
 	}
 	says(out, "c2/shop/web-1 is in set c2/shop/web", "ALLOWED")
 	must(t, os.WriteFile(file, []byte("{}"), 0o600))
-	if _, code, err := run(t, "explain", "--sets", file, "--kubeconfig", kubeconfig, "--from", "c2/shop/web-1", "--to", "default/db"); code != 1 || !strings.Contains(err.Error(), "no cluster in it") {
+	if _, code, err := run(t, "explain", "--sets", file, "--kubeconfig", kubeconfig, "--from", "c2/shop/web-1", "--to",
+		"default/db"); code != 1 || !strings.Contains(err.Error(), "no cluster in it") {
 		t.Errorf("with a file of something else: %d, %v", code, err)
 	}
 }

@@ -1,6 +1,7 @@
 package ctl
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -8,52 +9,81 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 )
 
 const day = 24 * time.Hour
 
-func pkiCommand() *cobra.Command {
+func pkiCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pki",
 		Short: "make a cluster's certificate authority and its certificates, replace them, and print what peers need to trust it",
 	}
-	cmd.AddCommand(pkiInitCommand(), pkiBundleCommand(), pkiSecretsCommand(), pkiShowCommand(), pkiRotateCommand(), pkiRotateCACommand())
+	cmd.AddCommand(pkiInitCommand(access), pkiBundleCommand(access), pkiExchangeCommand(access), pkiSecretsCommand(),
+		pkiShowCommand(),
+		pkiRotateCommand(access), pkiRotateCACommand())
 	return cmd
 }
 
-func pkiInitCommand() *cobra.Command {
+// place is an error unless a verb has one of a directory and a cluster.
+func place(dir string, access *fleet.Access) error {
+	if (dir == "") == !access.Given() {
+		return errors.New("--dir, --context: give one of them")
+	}
+	return nil
+}
+
+func pkiInitCommand(access *fleet.Access) *cobra.Command {
 	var dir, cluster string
 	var v validity
 	cmd := &cobra.Command{
-		Use:   "init --cluster NAME --dir DIR",
+		Use:   "init --cluster NAME {--context C | --dir DIR}",
 		Short: "make an authority and the certificates of exporter, broker and semaphorectl",
-		Args:  cobra.NoArgs,
+		Long: `Makes the authority of a cluster and the certificates of its parts: with --context as Secrets of that cluster,
+so that the key of the authority is on no disk of this machine; with --dir as files. In a cluster it makes
+what is missing and writes over nothing.
+
+  semaphorectl pki init --context c1 --cluster c1`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v.complete(cmd)
+			if err := place(dir, access); err != nil {
+				return err
+			}
+			if dir == "" {
+				return initIn(cmd.Context(), cmd.ErrOrStderr(), access, cluster, v.Validity)
+			}
 			if err := pki.Init(dir, cluster, v.Validity, time.Now()); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "made the authority of %s and certificates of %s in %s; keep ca.key where nobody else reads it\n",
+			fmt.Fprintf(cmd.ErrOrStderr(),
+				"made the authority of %s and certificates of %s in %s; keep ca.key where nobody else reads it\n",
 				cluster, strings.Join(pki.Parts, ", "), dir)
 			return nil
 		},
 	}
 	cmd.Flags().StringVar(&cluster, "cluster", "", "name of the cluster, as in its configuration files")
-	cmd.Flags().StringVar(&dir, "dir", "", "directory to write to")
+	cmd.Flags().StringVar(&dir, "dir", "", "`directory` to write to")
 	v.authorityFlags(cmd)
 	v.certificateFlags(cmd)
-	required(cmd, "cluster", "dir")
+	required(cmd, "cluster")
 	return cmd
 }
 
-func pkiBundleCommand() *cobra.Command {
+func pkiBundleCommand(access *fleet.Access) *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
-		Use:   "bundle --dir DIR",
+		Use:   "bundle {--context C | --dir DIR}",
 		Short: "print the root certificates that peers of the cluster need; they are public",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := place(dir, access); err != nil {
+				return err
+			}
+			if dir == "" {
+				return bundleIn(cmd.Context(), cmd.OutOrStdout(), access)
+			}
 			_, bundle, err := pki.Bundle(dir)
 			if err != nil {
 				return err
@@ -62,8 +92,7 @@ func pkiBundleCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "", "directory of `semaphorectl pki init`")
-	required(cmd, "dir")
+	cmd.Flags().StringVar(&dir, "dir", "", "`directory` of semaphorectl pki init")
 	return cmd
 }
 
@@ -91,12 +120,16 @@ func pkiSecretsCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "", "directory of `semaphorectl pki init`")
+	cmd.Flags().StringVar(&dir, "dir", "", "`directory` of semaphorectl pki init")
 	cmd.Flags().StringVar(&namespace, "namespace", "semaphore", "namespace of the parts")
-	cmd.Flags().StringToStringVar(&peers, "peer-bundle", nil, "CLUSTER=FILE: what `semaphorectl pki bundle` printed for a peer; may be repeated")
+	cmd.Flags().StringToStringVar(&peers, "peer-bundle", nil,
+		"`CLUSTER=FILE`: what semaphorectl pki bundle printed for a peer; may be repeated")
 	required(cmd, "dir")
 	return cmd
 }
+
+// defaultValidity is that of certificates where no flag says another.
+var defaultValidity = pki.Validity{Authority: 10 * 365 * day, Certificate: 365 * day}
 
 // validity is how long what a command makes is good for.
 type validity struct {
@@ -105,13 +138,14 @@ type validity struct {
 }
 
 func (v *validity) authorityFlags(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&v.Authority, "ca-validity", 10*365*day, "how long the authority is good for")
+	cmd.Flags().DurationVar(&v.Authority, "ca-validity", defaultValidity.Authority, "how long the authority is good for")
 	cmd.Flags().IntVar(&v.authorityDays, "ca-days", 0, "the same in days")
 	cmd.MarkFlagsMutuallyExclusive("ca-validity", "ca-days")
 }
 
 func (v *validity) certificateFlags(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&v.Certificate, "validity", 365*day, "how long the certificates are good for")
+	cmd.Flags().DurationVar(&v.Certificate, "validity", defaultValidity.Certificate,
+		"how long the certificates are good for")
 	cmd.Flags().IntVar(&v.certificateDays, "days", 0, "the same in days")
 	cmd.MarkFlagsMutuallyExclusive("validity", "days")
 }

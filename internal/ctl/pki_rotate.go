@@ -9,21 +9,28 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 )
 
-func pkiRotateCommand() *cobra.Command {
+func pkiRotateCommand(access *fleet.Access) *cobra.Command {
 	var dir string
 	var parts []string
 	var v validity
 	cmd := &cobra.Command{
-		Use:   "rotate --dir DIR",
+		Use:   "rotate {--context C | --dir DIR}",
 		Short: "replace the certificates and keys of the parts; peers need nothing for it",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v.complete(cmd)
+			if err := place(dir, access); err != nil {
+				return err
+			}
+			if dir == "" {
+				return rotateIn(cmd.Context(), cmd.ErrOrStderr(), access, parts, v.Certificate)
+			}
 			if err := pki.Rotate(dir, parts, v.Certificate, time.Now()); err != nil {
 				return err
 			}
@@ -31,14 +38,14 @@ func pkiRotateCommand() *cobra.Command {
 			if len(made) == 0 {
 				made = pki.Parts
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "made certificates of %s in %s; next:\n  %s\n", strings.Join(made, ", "), dir, applySecrets(dir))
+			fmt.Fprintf(cmd.ErrOrStderr(), "made certificates of %s in %s; next:\n  %s\n", strings.Join(made, ", "), dir,
+				applySecrets(dir))
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "", "directory of `semaphorectl pki init`")
+	cmd.Flags().StringVar(&dir, "dir", "", "`directory` of semaphorectl pki init")
 	cmd.Flags().StringSliceVar(&parts, "part", nil, "exporter, broker or semaphorectl; may be repeated (default: all)")
 	v.certificateFlags(cmd)
-	required(cmd, "dir")
 	return cmd
 }
 
@@ -58,7 +65,7 @@ func pkiRotateCACommand() *cobra.Command {
 the next is taken, which only the operator can know; the command prints what to do and how to see that it is done.
 
   1  a next authority is made, and everyone trusts both
-  2  the next authority signs: all certificates are made anew
+  2  the next authority signs new certificates
   3  the old authority is forgotten`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -80,7 +87,7 @@ the next is taken, which only the operator can know; the command prints what to 
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "", "directory of `semaphorectl pki init`")
+	cmd.Flags().StringVar(&dir, "dir", "", "`directory` of semaphorectl pki init")
 	cmd.Flags().IntVar(&step, "step", 0, "the step to take: 1, 2 or 3")
 	v.authorityFlags(cmd)
 	v.certificateFlags(cmd)
@@ -99,11 +106,19 @@ shows the roots of %[1]s that "semaphorectl pki show --dir %[3]s" does; kubelets
 	step := func(n int) string { return fmt.Sprintf("  semaphorectl pki rotate-ca --dir %s --step %d\n", dir, n) }
 	switch stage {
 	case pki.NextTrusted:
-		return "step 1 is done: the bundle has two roots, the old one signs. Give the bundle to everyone:\n" + bundle + "Then step 2:\n" + step(2)
+		return "step 1 is done: the bundle has two roots, the old one signs. Give the bundle to everyone:\n" + bundle +
+			"Then step 2:\n" + step(2)
 	case pki.NextSigns:
 		return "step 2 is done: the new authority signs, the old one is still trusted. Bring the certificates into the cluster:\n" +
-			fmt.Sprintf("  in %s: %s\nIt is done when \"semaphorectl check --config /etc/semaphore/config.yaml\", in its exporter and its broker, shows them.\n", cluster, applySecrets(dir)) +
-			"Then step 3:\n" + step(3)
+			fmt.Sprintf(
+				"  in %s: %s\nIt is done when \"semaphorectl check --config /etc/semaphore/config.yaml\", in its "+
+					"exporter and its broker, shows them.\n",
+				cluster,
+				applySecrets(dir),
+			) +
+			"Then step 3:\n" + step(
+			3,
+		)
 	case pki.CutShort:
 		return "step 2 was cut short. Take it again:\n" + step(2)
 	}
@@ -123,7 +138,7 @@ func pkiShowCommand() *cobra.Command {
 			return showPKI(cmd.OutOrStdout(), dir, time.Now())
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "", "directory of `semaphorectl pki init`")
+	cmd.Flags().StringVar(&dir, "dir", "", "`directory` of semaphorectl pki init")
 	required(cmd, "dir")
 	return cmd
 }
@@ -156,7 +171,8 @@ func showPKI(out io.Writer, dir string, now time.Time) error {
 		return err
 	}
 	if stage != pki.Steady {
-		_, err = fmt.Fprintf(out, "\nThe authority is being replaced: semaphorectl pki rotate-ca --dir %s says what is next.\n", dir)
+		_, err = fmt.Fprintf(out,
+			"\nThe authority is being replaced: semaphorectl pki rotate-ca --dir %s says what is next.\n", dir)
 	}
 	return err
 }

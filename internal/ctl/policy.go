@@ -22,24 +22,24 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-func policyCommand() *cobra.Command {
-	var t fleet.Target
+func policyCommand(access *fleet.Access) *cobra.Command {
+	t := fleet.Target{Access: access, Parts: []string{fleet.Broker}}
 	var req semaphorev1.ListSetsRequest
 	var pods bool
-	var output string
+	var output *outputs
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "policy [CLUSTER[/NAMESPACE[/NAME]]]",
 		Short: "which sets of remote pods there are for policies, from which pods, and how old",
 		Long: `Prints the sets of remote pods that the broker keeps as network sets for policies to select: of one cluster, of
-one namespace there, or a single one. AGE is since when the remote has not spoken for its pods.
+one namespace there, or a single one. AGE is the time since the remote last sent a message about its pods.
 
 Exit code 0 when all sets are as they are wanted, 1 when the broker cannot be asked, 2 when one is not: it is
 being written, or cannot be, or its remote is away.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !slices.Contains([]string{"table", "json", "yaml"}, output) {
-				return fmt.Errorf("--output %q: use table, json or yaml", output)
+			if err := output.check(); err != nil {
+				return err
 			}
 			if len(args) == 1 {
 				parts := strings.Split(args[0], "/")
@@ -49,11 +49,14 @@ being written, or cannot be, or its remote is away.`,
 				parts = append(parts, "", "")
 				req.Cluster, req.Namespace, req.Name = parts[0], parts[1], parts[2]
 			}
+			if err := t.OneCluster(); err != nil {
+				return err
+			}
 			found, err := askSets(cmd.Context(), &t, &req, timeout)
 			if err != nil {
 				return err
 			}
-			if err := printSets(cmd.OutOrStdout(), found, output, pods || req.Pod != ""); err != nil {
+			if err := printSets(cmd.OutOrStdout(), found, output.chosen, pods || req.Pod != ""); err != nil {
 				return err
 			}
 			var wrong []string
@@ -73,43 +76,47 @@ being written, or cannot be, or its remote is away.`,
 	f.StringVar(&req.Pod, "pod", "", "only sets with the pod of this name, and their pods")
 	f.StringVar(&req.Address, "ip", "", "only sets with this address")
 	f.BoolVar(&pods, "pods", false, "also the pods of each set")
-	f.StringVarP(&output, "output", "o", "table", "table, json or yaml")
+	completeArg(cmd, sets(&t, false))
+	output = outputFlag(cmd, "table", "json", "yaml")
 	f.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
 	return cmd
 }
 
-// brokerSets is what a broker says of its sets, and when.
+// brokerSets is what a broker reports of its sets, and when.
 type brokerSets struct {
 	Cluster string
 	Sets    []*semaphorev1.PolicySet
-	// Links to remotes, for what is to be said of one without sets.
+	// Links to remotes, to describe a remote without sets.
 	Links []*semaphorev1.LinkStatus
 	Now   time.Time
 }
 
 // askSets asks the broker among the parts.
-func askSets(ctx context.Context, t *fleet.Target, req *semaphorev1.ListSetsRequest, timeout time.Duration) (*brokerSets, error) {
+func askSets(ctx context.Context, t *fleet.Target, req *semaphorev1.ListSetsRequest,
+	timeout time.Duration) (*brokerSets, error) {
 	var found *brokerSets
-	err := t.Brokers(ctx, timeout, "has sets", "a broker with the policy feature", func(ctx context.Context, p *fleet.Part) error {
-		sets, err := receiveSets(ctx, p, req)
-		if err != nil {
-			return err
-		}
-		s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
-		if err != nil {
-			return err
-		}
-		found = &brokerSets{Cluster: s.GetCluster(), Sets: sets, Links: s.GetLinks(), Now: s.GetNow().AsTime()}
-		return nil
-	})
+	err := t.Brokers(ctx, timeout, "has sets", "a broker with the policy feature",
+		func(ctx context.Context, p *fleet.Part) error {
+			sets, err := receiveSets(ctx, p, req)
+			if err != nil {
+				return err
+			}
+			s, err := p.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+			if err != nil {
+				return err
+			}
+			found = &brokerSets{Cluster: s.GetCluster(), Sets: sets, Links: s.GetLinks(), Now: s.GetNow().AsTime()}
+			return nil
+		})
 	if err != nil {
 		return nil, err
 	}
 	return found, nil
 }
 
-// receiveSets puts together the sets that came in several messages.
-func receiveSets(ctx context.Context, p *fleet.Part, req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
+// receiveSets joins the sets of several messages.
+func receiveSets(ctx context.Context, p *fleet.Part,
+	req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
 	stream, err := p.ListSets(ctx, req)
 	if err != nil {
 		return nil, err
@@ -139,7 +146,7 @@ func setName(s *semaphorev1.PolicySet) string {
 
 const asWanted = "as wanted"
 
-// setState is what is to be said of a set besides its numbers.
+// setState describes the state of a set besides its numbers.
 func setState(s *semaphorev1.PolicySet) string {
 	var out []string
 	if s.GetProblem() != "" {
@@ -153,9 +160,9 @@ func setState(s *semaphorev1.PolicySet) string {
 	}
 	switch {
 	case !s.GetConnected():
-		out = append(out, s.GetCluster()+" is not connected; the set stays as it was last told")
+		out = append(out, s.GetCluster()+" is not connected; the set stays at its last update")
 	case !s.GetComplete():
-		out = append(out, s.GetCluster()+" has not told all its pods yet")
+		out = append(out, s.GetCluster()+" has not sent all its pods yet")
 	}
 	if len(out) == 0 {
 		return asWanted
@@ -163,7 +170,7 @@ func setState(s *semaphorev1.PolicySet) string {
 	return strings.Join(out, "; ")
 }
 
-// someOf names a few.
+// someOf lists the first few names.
 func someOf(all []string) string {
 	const few = 3
 	if len(all) > few {
@@ -190,7 +197,7 @@ func objectName(o *semaphorev1.SetObject) string {
 	return "GlobalNetworkSet " + o.GetName()
 }
 
-// addresses are those of the set; where it is also in a namespace, each counts once.
+// addresses counts those of the set; an address that is also in a namespace counts once.
 func addresses(s *semaphorev1.PolicySet) int {
 	global, namespaced := 0, 0
 	for _, o := range s.GetObjects() {
@@ -222,13 +229,15 @@ func printSets(w io.Writer, found *brokerSets, output string, pods bool) error {
 	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SET\tPODS\tADDRESSES\tAGE\tIN\tSTATE")
 	for _, s := range found.Sets {
-		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\t%s\n", setName(s), len(s.GetPods()), addresses(s), setAge(found.Now, s.GetLastHeard()), objectsOf(s), setState(s))
+		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\t%s\n", setName(s), len(s.GetPods()), addresses(s),
+			setAge(found.Now, s.GetLastHeard()), objectsOf(s), setState(s))
 	}
 	if pods {
 		fmt.Fprintln(t, "\nPOD\tADDRESSES\tUID")
 		for _, s := range found.Sets {
 			for _, p := range s.GetPods() {
-				fmt.Fprintf(t, "%s/%s/%s\t%s\t%s\n", s.GetCluster(), s.GetNamespace(), p.GetName(), strings.Join(p.GetIps(), " "), p.GetUid())
+				fmt.Fprintf(t, "%s/%s/%s\t%s\t%s\n", s.GetCluster(), s.GetNamespace(), p.GetName(), strings.Join(p.GetIps(), " "),
+					p.GetUid())
 			}
 		}
 	}
@@ -238,7 +247,7 @@ func printSets(w io.Writer, found *brokerSets, output string, pods bool) error {
 	return cli.PrintLines(w, text.String())
 }
 
-// setsDocument is the form of brokerSets for programs, and for `semaphorectl explain --sets`.
+// setsDocument is the format of brokerSets for programs, and for `semaphorectl explain --sets`.
 type setsDocument struct {
 	Cluster string            `json:"cluster"`
 	Now     time.Time         `json:"now"`

@@ -26,7 +26,8 @@ func brokerWith(t *testing.T, sets debug.Sets) (socket string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- debug.ServeSocket(ctx, socket, debug.NewBrokerServer(debug.NewRecorder("broker", "c1", ""), well, sets))
+		done <- debug.ServeSocket(ctx, socket, debug.NewServer(debug.NewRecorder("broker", "c1", ""), well,
+			debug.Answers{Sets: sets}))
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -38,9 +39,12 @@ func brokerWith(t *testing.T, sets debug.Sets) (socket string) {
 
 func webSet() *semaphorev1.PolicySet {
 	return &semaphorev1.PolicySet{
-		Cluster: "c2", Namespace: "shop", Name: "web", Connected: true, Complete: true, LastHeard: timestamppb.New(time.Now().Add(-4 * time.Second)),
-		Objects: []*semaphorev1.SetObject{{Name: "c2-shop-web", Wanted: 2, Present: 2}, {Namespace: "shop", Name: "c2-shop-web", Wanted: 2, Present: 2}},
-		Pods:    []*semaphorev1.SetPod{{Name: "web-1", Uid: "u1", Ips: []string{"10.2.0.5"}}, {Name: "web-2", Uid: "u2", Ips: []string{"10.2.0.6", "fd02::6"}}},
+		Cluster: "c2", Namespace: "shop", Name: "web", Connected: true, Complete: true,
+		LastHeard: timestamppb.New(time.Now().Add(-4 * time.Second)),
+		Objects: []*semaphorev1.SetObject{{Name: "c2-shop-web", Wanted: 2, Present: 2},
+			{Namespace: "shop", Name: "c2-shop-web", Wanted: 2, Present: 2}},
+		Pods: []*semaphorev1.SetPod{{Name: "web-1", Uid: "u1", Ips: []string{"10.2.0.5"}},
+			{Name: "web-2", Uid: "u2", Ips: []string{"10.2.0.6", "fd02::6"}}},
 	}
 }
 
@@ -66,16 +70,20 @@ func TestPolicy(t *testing.T) {
 			}
 		}
 	}
-	has(out, "SET PODS ADDRESSES AGE IN STATE", "c2/shop/web 2 2 ", "GlobalNetworkSet c2-shop-web NetworkSet shop/c2-shop-web as wanted")
+	has(out, "SET PODS ADDRESSES AGE IN STATE", "c2/shop/web 2 2 ",
+		"GlobalNetworkSet c2-shop-web NetworkSet shop/c2-shop-web as wanted")
 	out, _, _ = run(t, "policy", "--socket", socket, "--pods")
 	has(out, "POD ADDRESSES UID", "c2/shop/web-2 10.2.0.6 fd02::6 u2")
 
 	odd := webSet()
-	odd.Missing, odd.Leftover, odd.Connected = []string{"10.2.0.6"}, []string{"10.2.0.7", "10.2.0.8", "10.2.0.9", "10.2.0.10"}, false
+	odd.Missing, odd.Leftover, odd.Connected = []string{"10.2.0.6"},
+		[]string{"10.2.0.7", "10.2.0.8", "10.2.0.9", "10.2.0.10"}, false
 	odd.Name = "we\x1bb"
 	sets = append(sets, odd)
 	out, code, err = run(t, "policy", "--socket", socket)
-	if code != cli.ExitWrong || err == nil || !strings.Contains(err.Error(), "1 not there yet (10.2.0.6); 4 to go (10.2.0.7, 10.2.0.8, 10.2.0.9, …); c2 is not connected") {
+	if code != cli.ExitWrong || err == nil ||
+		!strings.Contains(err.Error(),
+			"1 not there yet (10.2.0.6); 4 to go (10.2.0.7, 10.2.0.8, 10.2.0.9, …); c2 is not connected") {
 		t.Errorf("exit code %d: %v", code, err)
 	}
 	if strings.Contains(out, "\x1b") || strings.Contains(err.Error(), "\x1b") {
@@ -93,7 +101,8 @@ func TestPolicyBigSets(t *testing.T) {
 	big := webSet()
 	big.Pods = nil
 	for i := range pods {
-		big.Pods = append(big.Pods, &semaphorev1.SetPod{Name: fmt.Sprintf("web-7d9f8b6c5d-%05d", i), Uid: fmt.Sprintf("%036d", i), Ips: []string{fmt.Sprintf("10.2.%d.%d", i/250, i%250)}})
+		big.Pods = append(big.Pods, &semaphorev1.SetPod{Name: fmt.Sprintf("web-7d9f8b6c5d-%05d", i),
+			Uid: fmt.Sprintf("%036d", i), Ips: []string{fmt.Sprintf("10.2.%d.%d", i/250, i%250)}})
 	}
 	other := webSet()
 	other.Name = "zoo"
@@ -102,32 +111,35 @@ func TestPolicyBigSets(t *testing.T) {
 		copied.Pods = slices.Clone(big.Pods)
 		return []*semaphorev1.PolicySet{copied, other}, nil
 	})
-	found, err := askSets(t.Context(), &fleet.Target{Sockets: []string{socket}}, &semaphorev1.ListSetsRequest{}, time.Minute)
+	found, err := askSets(t.Context(), &fleet.Target{Access: &fleet.Access{}, Sockets: []string{socket}},
+		&semaphorev1.ListSetsRequest{}, time.Minute)
 	must(t, err)
-	if len(found.Sets) != 2 || len(found.Sets[0].Pods) != pods || len(found.Sets[1].Pods) != 2 || found.Sets[0].Pods[pods-1].Name != big.Pods[pods-1].Name {
+	if len(found.Sets) != 2 || len(found.Sets[0].Pods) != pods || len(found.Sets[1].Pods) != 2 ||
+		found.Sets[0].Pods[pods-1].Name != big.Pods[pods-1].Name {
 		t.Errorf("%d sets, of which the first has %d pods", len(found.Sets), len(found.Sets[0].Pods))
 	}
 }
 
 func TestPolicyWrongUse(t *testing.T) {
 	standby := brokerWith(t, func(*semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
-		return nil, grpcstatus.Error(codes.FailedPrecondition, "standby: b leads: ask the broker that leads")
+		return nil, grpcstatus.Error(codes.FailedPrecondition, "standby: b leads: ask the leader")
 	})
 	without := brokerWith(t, nil)
 	for _, test := range []struct{ args, want string }{
 		{"policy c2/shop/web/x --socket " + standby, "CLUSTER/NAMESPACE/NAME"},
 		{"policy c2//web --socket " + standby, "CLUSTER/NAMESPACE/NAME"},
 		{"policy -o wide --socket " + standby, "table, json or yaml"},
-		{"policy --socket " + standby, "ask the broker that leads"},
+		{"policy --socket " + standby, "ask the leader"},
 		{"policy --socket " + without, "none of the parts asked is a broker with the policy feature"},
 		{"policy --address 192.0.2.1:1 --part exporter --cluster c1", "only a broker has sets"},
 		{"explain --from 10.2.0.5 --to db --socket " + standby, "--to \"db\": use NAMESPACE/POD"},
 		{"explain --from web --to default/db --socket " + standby, "--from \"web\": use CLUSTER/NAMESPACE/POD"},
 		{"explain --from c2/shop/web --to default/db --port http --socket " + standby, "--port \"http\""},
 		{"explain --from c2/shop/web --to default/db --port 80/ICMP --socket " + standby, "--port \"80/ICMP\""},
-		{"explain --from c2/shop/web", "\"to\" not set"},
+		{"explain --from c2/shop/web", "give FROM and TO, or --from and --to"},
 	} {
-		if _, code, err := run(t, strings.Fields(test.args)...); code != 1 || err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, code, err := run(t, strings.Fields(test.args)...); code != 1 || err == nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %d, %v, want %q", test.args, code, err, test.want)
 		}
 	}

@@ -18,23 +18,23 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-func rotateKeyCommand() *cobra.Command {
-	var t fleet.Target
+func rotateKeyCommand(access *fleet.Access) *cobra.Command {
+	t := fleet.Target{Access: access, Parts: []string{fleet.Broker, fleet.Agent}}
 	var timeout, within time.Duration
 	req := &semaphorev1.RotateKeyRequest{}
 	cmd := &cobra.Command{
 		Use:   "rotate-key (--node NODE… | --all)",
 		Short: "have nodes make new WireGuard keys",
-		Long: `Has nodes of this cluster make new WireGuard keys in place of theirs. The broker tells their agents and answers who was told; each
-new key then goes to the peers as every change does, and traffic goes on. Asked through an agent's own socket, that one
-node makes new keys, and the answer comes when it has; it refuses while it is not attached to its broker, as
-its peers would not learn of them.
+		Long: `Makes nodes of this cluster replace their WireGuard keys. The broker sends the order to their agents and
+answers with the nodes that received it; each new key then reaches the peers as every change does, and traffic
+continues. Through an agent's own socket, that one node replaces its keys, and the answer comes afterwards;
+the agent refuses while it is not attached to its broker, because its peers would not receive them.
 
-Exit code 0 when all were told, 2 when some were not, 1 when nobody could be asked.`,
+Exit code 0 when all nodes received the order, 2 when some did not, 1 when no part answered.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if t.Address != "" && t.Part != "broker" {
-				return fmt.Errorf("--part %q: ask a broker, or an agent through its socket", t.Part)
+			if t.Part != "" && t.Part != fleet.Broker {
+				return fmt.Errorf("--part %q: ask a broker, or an agent by --agent or through its socket", t.Part)
 			}
 			if within < 0 {
 				return fmt.Errorf("--within %s: use 0s or more", within)
@@ -42,13 +42,13 @@ Exit code 0 when all were told, 2 when some were not, 1 when nobody could be ask
 			if cmd.Flags().Changed("within") {
 				req.Within = durationpb.New(within)
 			}
-			parts, err := t.Dial(cmd.Context())
-			if err != nil {
-				return err
+			parts, unreached := t.Dial(cmd.Context())
+			if len(parts) == 0 {
+				return unreached
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
-			return rotateKey(ctx, cmd.OutOrStdout(), parts, req)
+			return errors.Join(unreached, rotateKey(ctx, cmd.OutOrStdout(), parts, req))
 		},
 	}
 	t.Flags(cmd)
@@ -57,13 +57,16 @@ Exit code 0 when all were told, 2 when some were not, 1 when nobody could be ask
 	f.BoolVar(&req.All, "all", false, "all nodes of this cluster")
 	f.StringVar(&req.Cluster, "remote", "", "only the keys for this remote cluster (default: for each)")
 	f.DurationVar(&within, "within", 0, "spread the nodes over this time (default: 50ms for each of them)")
-	f.BoolVar(&req.Force, "force", false, "also where a remote would not learn of the new key, as while it does not receive what this cluster publishes, or the agent asked is not attached: traffic then ends until it does")
+	f.BoolVar(&req.Force, "force", false, "also if a remote would not receive the new key, as while it does not "+
+		"receive what this cluster publishes, or the agent asked is not attached: traffic then ends until it does")
 	f.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
+	completeFlag(cmd, "node", ofStatus(&t, nodes))
+	completeFlag(cmd, "remote", ofStatus(&t, remotes))
 	cmd.MarkFlagsMutuallyExclusive("node", "all")
 	return cmd
 }
 
-// rotateKey asks those of the parts that are brokers or agents.
+// rotateKey asks the brokers or agents among the parts.
 func rotateKey(ctx context.Context, w io.Writer, parts []*fleet.Part, req *semaphorev1.RotateKeyRequest) error {
 	var nodes []*semaphorev1.NodeRotation
 	asked, failed := fleet.Each(ctx, parts, func(ctx context.Context, p *fleet.Part) error {
@@ -73,15 +76,16 @@ func rotateKey(ctx context.Context, w io.Writer, parts []*fleet.Part, req *semap
 	})
 	told, not := 0, 0
 	for _, n := range nodes {
-		line := "told"
+		line := "order received"
 		switch {
-		case !n.GetTold():
+		case !n.GetAccepted():
 			not++
-			line = "NOT told: " + cli.Printable(n.GetProblem())
+			line = "NOT received: " + cli.Printable(n.GetProblem())
 		case len(n.GetKeys()) > 0:
 			var keys []string
 			for _, k := range n.GetKeys() {
-				keys = append(keys, fmt.Sprintf("%s has the new public key %s", cli.Printable(k.GetInterface()), base64.StdEncoding.EncodeToString(k.GetPublicKey())))
+				keys = append(keys, fmt.Sprintf("%s has the new public key %s", cli.Printable(k.GetInterface()),
+					base64.StdEncoding.EncodeToString(k.GetPublicKey())))
 			}
 			line = strings.Join(keys, ", ")
 			told++
@@ -94,11 +98,13 @@ func rotateKey(ctx context.Context, w io.Writer, parts []*fleet.Part, req *semap
 	}
 	switch {
 	case asked == 0:
-		return errors.New("none of the parts asked is a broker or an agent: run this where the broker that leads runs, or give --address")
+		return errors.New("none of the parts asked is a broker or an agent: give --context, or run this in the pod of the " +
+			"leading broker, or give --address")
 	case failed != nil:
 		return failed
 	case not > 0:
-		return program.ExitError{Code: cli.ExitWrong, Err: fmt.Errorf("%d of %d nodes were not told", not, told+not)}
+		return program.ExitError{Code: cli.ExitWrong, Err: fmt.Errorf("%d of %d nodes did not receive the order",
+			not, told+not)}
 	}
 	return nil
 }

@@ -22,19 +22,22 @@ type rotator struct {
 	node string
 }
 
-func (r rotator) RotateKey(_ context.Context, req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
+func (r rotator) RotateKey(_ context.Context,
+	req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
 	switch {
 	case req.GetCluster() == "c9":
 		return nil, grpcstatus.Error(codes.NotFound, `"c9" is no configured remote`)
 	case r.node != "" && !req.GetForce():
 		return nil, grpcstatus.Error(codes.FailedPrecondition, "not attached to the broker")
 	case r.node != "":
-		return &semaphorev1.RotateKeyResponse{Nodes: []*semaphorev1.NodeRotation{{Node: r.node, Told: true, Keys: []*semaphorev1.RotatedKey{{
-			Cluster: "c2", Interface: "wireguard.c2", PublicKey: make([]byte, 32),
-		}}}}}, nil
+		return &semaphorev1.RotateKeyResponse{Nodes: []*semaphorev1.NodeRotation{{Node: r.node, Accepted: true,
+			Keys: []*semaphorev1.RotatedKey{{
+				Cluster: "c2", Interface: "wireguard.c2", PublicKey: make([]byte, 32),
+			}}}}}, nil
 	}
 	out := &semaphorev1.RotateKeyResponse{}
-	for _, n := range []*semaphorev1.NodeRotation{{Node: "n1", Told: true}, {Node: "n2", Problem: "no agent is attached"}} {
+	for _, n := range []*semaphorev1.NodeRotation{{Node: "n1", Accepted: true},
+		{Node: "n2", Problem: "no agent is attached"}} {
 		if req.GetAll() || slices.Contains(req.GetNodes(), n.Node) {
 			out.Nodes = append(out.Nodes, n)
 		}
@@ -52,7 +55,7 @@ func serveControl(t *testing.T, part string, c semaphorev1.ControlServiceServer)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- debug.ServeSocket(ctx, socket, debug.NewServer(debug.NewRecorder(part, "c1", ""), well),
+		done <- debug.ServeSocket(ctx, socket, debug.NewServer(debug.NewRecorder(part, "c1", ""), well, debug.Answers{}),
 			func(r grpc.ServiceRegistrar) { semaphorev1.RegisterControlServiceServer(r, c) })
 	}()
 	t.Cleanup(func() {
@@ -72,19 +75,22 @@ func TestRotateKey(t *testing.T) {
 		code int
 		err  string
 	}{
-		{"--node n1 --socket " + exporter + " --socket " + broker, "n1: told\n", 0, ""},
-		{"--all --within 1m --socket " + broker, "n1: told\nn2: NOT told: no agent is attached\n", 2, "1 of 2 nodes were not told"},
-		{"--node n1,n2 --socket " + broker, "n1: told\nn2: NOT told: no agent is attached\n", 2, "1 of 2"},
+		{"--node n1 --socket " + exporter + " --socket " + broker, "n1: order received\n", 0, ""},
+		{"--all --within 1m --socket " + broker, "n1: order received\nn2: NOT received: no agent is attached\n", 2,
+			"1 of 2 nodes did not receive the order"},
+		{"--node n1,n2 --socket " + broker, "n1: order received\nn2: NOT received: no agent is attached\n", 2, "1 of 2"},
 		{"--all --remote c9 --socket " + broker, "", 1, `"c9" is no configured remote`},
 		{"--socket " + agent, "", 1, "not attached"},
-		{"--force --socket " + agent, "n1: wireguard.c2 has the new public key AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n", 0, ""},
+		{"--force --socket " + agent,
+			"n1: wireguard.c2 has the new public key AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n", 0, ""},
 		{"--all --socket " + exporter, "", 1, "none of the parts asked is a broker or an agent"},
 		{"--all --node n1 --socket " + broker, "", 1, "none of the others can be"},
 		{"--all --within -1s --socket " + broker, "", 1, "--within -1s"},
 		{"--all --address 127.0.0.1:1 --part exporter", "", 1, "ask a broker"},
 	} {
 		out, code, err := run(t, append([]string{"rotate-key"}, strings.Fields(c.args)...)...)
-		if out != c.out || code != c.code || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+		if out != c.out || code != c.code || (err == nil) != (c.err == "") || err != nil &&
+			!strings.Contains(err.Error(), c.err) {
 			t.Errorf("%s: %q, exit code %d, %v", c.args, out, code, err)
 		}
 	}

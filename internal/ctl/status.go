@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -18,62 +19,108 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-func statusCommand() *cobra.Command {
-	var t fleet.Target
-	var output string
-	var timeout time.Duration
+func statusCommand(access *fleet.Access) *cobra.Command {
+	t := fleet.Target{Access: access, Parts: []string{fleet.Exporter, fleet.Broker, fleet.Agent}}
+	var output *outputs
+	var timeout, every time.Duration
+	var watch bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "what a part holds, whom it talks to, and what is wrong",
-		Long: `Prints what an exporter, broker or agent holds and whom it talks to, with one verdict first. Where several
-parts have their sockets, each is asked.
+		Short: "one verdict for the mesh, or for a cluster or a part, and what is wrong",
+		Long: `Prints one verdict first, for all clusters that --context names, or the current one: which remotes are fresh, and what is
+wrong. Then follow the parts with their versions and leaders, what each cluster has of each other with its age and lag, the
+pairs of nodes that do not talk, and each finding with its code, its evidence, who can act, and one command. docs/findings.md
+has all codes.
 
-Exit code 0 when all is well, 1 when the part cannot be asked, 2 when something is wrong.`,
+Where a broker does not answer, a few of its agents and the apiserver are asked. Where a whole cluster does not answer, the
+others say what they know of it.
+
+The tables have 100 columns; -o wide shows names in full, and each part with all that it says. In a part's container, or with
+--agent, --part, --socket or --address, it prints what one part says.
+
+  semaphorectl status --context c1 --context c2
+  semaphorectl status --context c1 --context c2 --watch
+  semaphorectl status --context c1 -o json
+  semaphorectl status --context c1 --agent node-7
+
+Exit code 0 when all is well, 1 when nothing can be asked, 2 when something is wrong.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !slices.Contains([]string{"table", "json", "yaml"}, output) {
-				return fmt.Errorf("--output %q: use table, json or yaml", output)
-			}
-			parts, err := t.Dial(cmd.Context())
-			if err != nil {
+			if err := output.check(); err != nil {
 				return err
 			}
-			return status(cmd.Context(), cmd.OutOrStdout(), parts, output, timeout)
+			onePart := len(t.Nodes)+len(t.Sockets) > 0 || t.Address != "" || t.Part != "" ||
+				fleet.InContainer() && !access.Given()
+			switch {
+			case onePart && watch:
+				return errors.New("--watch is for clusters: without --agent, --part, --socket and --address")
+			case watch:
+				return watchMesh(cmd.Context(), cmd.OutOrStdout(), access, output.chosen, timeout, every)
+			case !onePart:
+				return meshStatus(cmd.Context(), cmd.OutOrStdout(), access, output.chosen, timeout)
+			}
+			parts, unreached := t.Dial(cmd.Context())
+			if len(parts) == 0 {
+				return unreached
+			}
+			return status(cmd.Context(), cmd.OutOrStdout(), parts, unreached, output.chosen, timeout)
 		},
 	}
 	t.Flags(cmd)
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, json or yaml")
+	output = outputFlag(cmd, "table", "wide", "json", "yaml")
 	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "how long to wait for the answer")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "print again whenever something changes, until Ctrl-C")
+	cmd.Flags().DurationVar(&every, "every", 2*time.Second, "with --watch: `time` between two questions")
 	return cmd
 }
 
-// status asks each part and prints what it says. One that cannot be asked does not keep the others from
+// answer is what a part says of itself, or why it does not.
+type answer struct {
+	part   *fleet.Part
+	status *semaphorev1.GetStatusResponse
+	err    error
+}
+
+// status asks the parts, all at once, and prints what they say. One that cannot be asked does not keep the others from
 // being shown.
-func status(ctx context.Context, w io.Writer, parts []*fleet.Part, output string, timeout time.Duration) error {
+func status(ctx context.Context, w io.Writer, parts []*fleet.Part, unreached error, output string,
+	timeout time.Duration) error {
+	answers := make([]answer, len(parts))
+	var asking sync.WaitGroup
+	for i, p := range parts {
+		asking.Go(func() {
+			s, err := p.Status(ctx, timeout)
+			answers[i] = answer{p, s, err}
+		})
+	}
+	asking.Wait()
 	var unreachable, wrong []string
-	shown := 0
-	for _, p := range parts {
-		s, err := p.Status(ctx, timeout)
-		if err != nil {
-			unreachable = append(unreachable, fmt.Sprintf("%s cannot be asked: %v", p.Where, err))
+	if unreached != nil {
+		unreachable = append(unreachable, unreached.Error())
+	}
+	var told []answer
+	for _, a := range answers {
+		if a.err != nil {
+			unreachable = append(unreachable, fmt.Sprintf("%s cannot be asked: %v", a.part.Where, a.err))
 			continue
 		}
-		if shown++; shown > 1 {
-			separator := map[string]string{"table": "\n", "yaml": "---\n"}[output]
-			if _, err := io.WriteString(w, separator); err != nil {
-				return err
-			}
+		told = append(told, a)
+		who := a.status.GetPart()
+		if a.part.Context != "" {
+			who = a.part.Context + ": " + who
 		}
-		if err := printStatus(w, s, output); err != nil {
-			return err
+		for _, v := range verdict.Wrong(a.status) {
+			wrong = append(wrong, cli.Printable(who+": "+v))
 		}
-		for _, v := range verdict(s) {
-			wrong = append(wrong, cli.Printable(s.GetPart()+": "+v))
-		}
+	}
+	if err := printAnswers(w, told, output); err != nil {
+		return err
 	}
 	if len(unreachable) > 0 {
 		return errors.New(strings.Join(unreachable, "; "))
@@ -84,8 +131,24 @@ func status(ctx context.Context, w io.Writer, parts []*fleet.Part, output string
 	return nil
 }
 
+// printAnswers prints each part.
+func printAnswers(w io.Writer, answers []answer, output string) error {
+	for i, a := range answers {
+		if i > 0 {
+			separator := map[string]string{"table": "\n", "wide": "\n", "yaml": "---\n"}[output]
+			if _, err := io.WriteString(w, separator); err != nil {
+				return err
+			}
+		}
+		if err := printStatus(w, a.status, output); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func printStatus(w io.Writer, s *semaphorev1.GetStatusResponse, output string) error {
-	if output == "table" {
+	if output == "table" || output == "wide" {
 		return statusTable(w, s)
 	}
 	data, err := protojson.MarshalOptions{UseProtoNames: true, Indent: "  "}.Marshal(s)
@@ -100,7 +163,15 @@ func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if err := writeTable(&text, s); err != nil {
 		return err
 	}
-	return cli.PrintLines(w, text.String())
+	first, rest, _ := strings.Cut(text.String(), "\n")
+	colour := cli.Green
+	if len(verdict.Of(s)) > 0 {
+		colour = cli.Red
+	}
+	if _, err := fmt.Fprintln(w, cli.Paint(w, colour, cli.Printable(first))); err != nil {
+		return err
+	}
+	return cli.PrintLines(w, rest)
 }
 
 // whose is the cluster at the other end of a link; a part may be linked to that of its own cluster.
@@ -116,7 +187,8 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if s.GetNode() != "" {
 		who += " on node " + s.GetNode()
 	}
-	fmt.Fprintf(w, "%s: %s\nversion %s, up %s%s\n", who, cli.Printable(summary(s)), s.GetSoftwareVersion(), since(s, s.GetStartedAt()), role(s))
+	fmt.Fprintf(w, "%s: %s\nversion %s, up %s%s\n", who, cli.Printable(verdict.Summary(s)), s.GetSoftwareVersion(),
+		since(s, s.GetStartedAt()), role(s))
 
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if len(s.GetLinks()) > 0 {
@@ -131,7 +203,8 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if len(s.GetDevices()) > 0 {
 		fmt.Fprintln(t, "\nDEVICE\tCLUSTER\tBACKEND\tPORT\tMTU\tPEERS\tHANDSHAKES\tNEWEST\tRECEIVED\tSENT\tSTATE\tROUTES")
 		for _, d := range s.GetDevices() {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d/%d\t%d\t%s\t%d\t%d\t%s\t%s\n", d.GetInterface(), d.GetCluster(), d.GetBackend(),
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d/%d\t%d\t%s\t%d\t%d\t%s\t%s\n", d.GetInterface(), d.GetCluster(),
+				semaphorev1.BackendName(d.GetBackend()),
 				d.GetListenPort(), d.GetMtu(), d.GetPeersPresent(), d.GetPeersWanted(), d.GetPeersWithHandshake(),
 				ago(s, d.GetLastHandshake()), d.GetReceivedBytes(), d.GetSentBytes(), state(s, d), strings.Join(d.GetRoutes(), " "))
 		}
@@ -144,13 +217,82 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 				state = "missing"
 			}
 			// STOPPED are packets of remote pods that were on their way in the clear.
-			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d\n", n.GetNode(), state, since(s, n.GetSince()), n.GetBehind(), n.GetDevices(), n.GetClearPackets())
+			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d\n", n.GetNode(), state, since(s, n.GetSince()), n.GetBehind(), n.GetDevices(),
+				n.GetClearPackets())
 		}
 	}
 	writeTalk(t, s)
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	writeFindings(w, s)
+	return nil
+}
+
+// writeFindings prints each finding: what it is, its evidence, who can act, and how.
+func writeFindings(w io.Writer, s *semaphorev1.GetStatusResponse) {
+	all := verdict.Of(s)
+	if len(all) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nFINDINGS")
+	for _, f := range all {
+		for _, line := range findingLines(f, "") {
+			fmt.Fprintln(w, line)
+		}
+	}
+	if !s.GetJudged() {
+		return
+	}
+	// What is found in words only, of parts that are judged: the lines that a finding does not show.
+	var lines []string
+	shown := map[string]bool{}
+	for _, f := range all {
+		for _, line := range f.GetFirst() {
+			shown[line] = true
+		}
+	}
+	for _, p := range problemLines(s) {
+		if !shown[finding.Clean(p)] {
+			lines = append(lines, p)
+		}
+	}
+	if len(lines) > 0 {
+		fmt.Fprintln(w, "\nPROBLEMS, each of them")
+		for _, p := range lines {
+			fmt.Fprintln(w, "  "+cli.Printable(p))
+		}
+	}
+}
+
+// findingLines is a finding on lines. where names the part that reports it, if several do.
+func findingLines(f *semaphorev1.Finding, where string) []string {
+	head := fmt.Sprintf("  %s  %s", strings.ToUpper(f.GetLevel()), f.GetCode())
+	if f.GetCluster() != "" {
+		head += " (" + f.GetCluster() + ")"
+	}
+	if where != "" {
+		head += ", " + where
+	}
+	head += ": " + f.GetMeaning()
+	if f.GetCount() > 1 {
+		head += fmt.Sprintf("; %d", f.GetCount())
+	}
+	if f.GetSince() != nil {
+		head += ", since " + f.GetSince().AsTime().UTC().Format(time.RFC3339)
+	}
+	lines := []string{head}
+	for _, evidence := range f.GetFirst() {
+		lines = append(lines, "           "+evidence)
+	}
+	if more := int(f.GetCount()) - len(f.GetFirst()); more > 0 && len(f.GetFirst()) == finding.Shown {
+		lines = append(lines, fmt.Sprintf("           and %d more", more))
+	}
+	return append(lines, fmt.Sprintf("           %s: %s", strings.ReplaceAll(f.GetSide(), "-", " "), f.GetCommand()))
+}
+
+// problemLines are what a part says is wrong in particular.
+func problemLines(s *semaphorev1.GetStatusResponse) []string {
 	problems := slices.Clone(s.GetProblems())
 	for _, l := range s.GetLinks() {
 		if l.GetLastError() != "" {
@@ -162,22 +304,16 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 			problems = append(problems, fmt.Sprintf("node %s: %s", n.GetNode(), p))
 		}
 	}
-	if len(problems) > 0 {
-		fmt.Fprintln(w, "\nPROBLEMS")
-		for _, p := range problems {
-			fmt.Fprintln(w, "  "+cli.Printable(p))
-		}
-	}
-	return nil
+	return problems
 }
 
 // state is whose word a device follows and how old that is, and from whom it was taken over.
 func state(s *semaphorev1.GetStatusResponse, d *semaphorev1.DeviceStatus) string {
-	out := d.GetSource()
+	out := semaphorev1.StateSourceName(d.GetSource())
 	if out == "" {
 		return "-"
 	}
-	if d.GetConfirmedAt() != nil && age(s, d.GetConfirmedAt()) > staleAfter {
+	if d.GetConfirmedAt() != nil && verdict.Age(s, d.GetConfirmedAt()) > verdict.StaleAfter {
 		out += "," + since(s, d.GetConfirmedAt()) + " old"
 	}
 	if d.GetAdoptedFrom() != "" {
@@ -197,7 +333,7 @@ func connected(yes bool) string {
 func kinds(all []*semaphorev1.KindStatus) string {
 	var out []string
 	for _, k := range all {
-		text := fmt.Sprintf("%s %d", k.GetKind(), k.GetObjects())
+		text := fmt.Sprintf("%s %d", semaphorev1.KindName(k.GetKind()), k.GetObjects())
 		if k.GetRefused() > 0 {
 			text += fmt.Sprintf(" (%d refused)", k.GetRefused())
 		}
@@ -230,7 +366,8 @@ func writeKinds(w io.Writer, s *semaphorev1.GetStatusResponse) {
 			if k.GetHeldBack() > 0 {
 				back = fmt.Sprintf("%d for %s", k.GetHeldBack(), since(s, k.GetHeldBackSince()))
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", l.GetCluster(), k.GetKind(), age, objects, k.GetRefused(), back,
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", l.GetCluster(), semaphorev1.KindName(k.GetKind()), age,
+				objects, k.GetRefused(), back,
 				lag(k.GetLastPropagation()), lag(k.GetMedianPropagation()), lag(k.GetHighPropagation()))
 		}
 	}
@@ -246,24 +383,31 @@ func lag(d *durationpb.Duration) string {
 
 // since is how long ago t was when the status was made, by the part's own clock.
 func since(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) string {
-	if t == nil {
-		return "-"
-	}
-	return short(s.GetNow().AsTime().Sub(t.AsTime()))
+	return verdict.Since(s, t)
 }
 
 // short is a time with as many digits as a person wants of it.
-func short(d time.Duration) string {
+func short(d time.Duration) string { return verdict.Short(d) }
+
+// role says who of several does the work, where the part elects one.
+func role(s *semaphorev1.GetStatusResponse) string {
 	switch {
-	case d.Abs() < time.Second:
-		return d.Round(time.Millisecond).String()
-	case d.Abs() < 10*time.Second:
-		return d.Round(100 * time.Millisecond).String()
-	case d.Abs() < 24*time.Hour:
-		return d.Round(time.Second).String()
-	default:
-		return fmt.Sprintf("%dd%s", d/(24*time.Hour), (d % (24 * time.Hour)).Round(time.Hour))
+	case s.GetStandby() && s.GetLeader() != "":
+		return ", standby of " + s.GetLeader()
+	case s.GetStandby():
+		return ", standby of nobody known"
+	case s.GetLeader() != "":
+		return ", leader (" + s.GetLeader() + ")"
 	}
+	return ""
+}
+
+// number is such as "1 peer does not answer".
+func number(n uint64, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
 }
 
 func ago(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) string {

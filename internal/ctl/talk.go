@@ -7,13 +7,14 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// writeTalk tells who talks with whom: of a broker the nodes and, one by one, the pairs of nodes that do not; of an agent its peers, and
-// where the MTUs of its devices come from.
+// writeTalk tells who talks with whom: of a broker the nodes and, one by one, the pairs of nodes that do not; of an
+// agent its peers, and where the MTUs of its devices come from.
 func writeTalk(w io.Writer, s *semaphorev1.GetStatusResponse) {
 	if len(s.GetTunnels()) > 0 {
 		fmt.Fprintln(w, "\nTUNNELS TO\tNODES\tTALKING\tSOME SILENT\tNEWEST HANDSHAKE")
 		for _, t := range s.GetTunnels() {
-			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\n", t.GetCluster(), t.GetNodes(), t.GetNodesTalking(), t.GetNodesSilent(), ago(s, t.GetLastHandshake()))
+			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\n", t.GetCluster(), t.GetNodes(), t.GetNodesTalking(), t.GetNodesSilent(),
+				ago(s, t.GetLastHandshake()))
 		}
 	}
 	first := true
@@ -26,15 +27,18 @@ func writeTalk(w io.Writer, s *semaphorev1.GetStatusResponse) {
 			fmt.Fprintln(w, "\nPERMISSIVE TO\tCLEAR OUT\tCLEAR IN\tNODES\tLAST\tNODES WAITING")
 			first = false
 		}
-		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\t%d\n", t.GetCluster(), t.GetClearOut(), t.GetClearIn(), t.GetNodesClear(), ago(s, t.GetLastClear()), t.GetNodesWaiting())
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\t%d\n", t.GetCluster(), t.GetClearOut(), t.GetClearIn(), t.GetNodesClear(),
+			ago(s, t.GetLastClear()), t.GetNodesWaiting())
 	}
 	pairs, total := s.GetSilentPairs(), s.GetSilentPairsTotal()
 	if len(pairs) > 0 {
-		fmt.Fprintf(w, "\nSILENT PAIRS, as the nodes of %s see them; how the others do, their own brokers know\n", s.GetCluster())
+		fmt.Fprintf(w, "\nSILENT PAIRS, as the nodes of %s see them; how the others do, their own brokers know\n",
+			s.GetCluster())
 		fmt.Fprintln(w, "NODE\tDOES NOT HEAR\tFOR\tREASON")
 	}
 	for _, p := range pairs {
-		fmt.Fprintf(w, "%s\t%s/%s\t%s\t%s\n", p.GetNode(), p.GetCluster(), p.GetRemoteNode(), since(s, p.GetSince()), p.GetReason())
+		fmt.Fprintf(w, "%s\t%s/%s\t%s\t%s\n", p.GetNode(), p.GetCluster(), p.GetRemoteNode(), since(s, p.GetSince()),
+			p.GetReason())
 	}
 	if more := int64(total) - int64(len(pairs)); more > 0 {
 		fmt.Fprintf(w, "and %d more\n", more)

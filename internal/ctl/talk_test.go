@@ -6,24 +6,27 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // A broker's status begins with how many pairs of nodes do not talk, and names them with since when and why.
 func TestSilentPairs(t *testing.T) {
-	s := broker(heard("c2", time.Second))
+	s := aBroker(&semaphorev1.LinkStatus{Cluster: "c2", Connected: true, LastHeard: before(time.Second)})
 	s.Tunnels = []*semaphorev1.TunnelsStatus{
 		{Cluster: "c2", Nodes: 3, NodesTalking: 3, NodesSilent: 1, LastHandshake: before(40 * time.Second)},
-		{Cluster: "c3", Nodes: 3, Permissive: true, ClearOut: 70, ClearIn: 5, NodesClear: 2, LastClear: before(time.Minute), NodesWaiting: 1},
+		{Cluster: "c3", Nodes: 3, Permissive: true, ClearOut: 70, ClearIn: 5, NodesClear: 2, LastClear: before(time.Minute),
+			NodesWaiting: 1},
 	}
-	if got := summary(s); got != "all is well" {
+	if got := verdict.Summary(s); got != "all is well" {
 		t.Errorf("%q", got)
 	}
 	s.SilentPairs = []*semaphorev1.SilentPair{
-		{Node: "n1", Cluster: "c2", RemoteNode: "m2", Since: before(90 * time.Second), Reason: "no answer to handshakes; endpoint 192.0.2.7:51820"},
+		{Node: "n1", Cluster: "c2", RemoteNode: "m2", Since: before(90 * time.Second),
+			Reason: "no answer to handshakes; endpoint 192.0.2.7:51820"},
 	}
 	s.SilentPairsTotal = 1
-	if got := summary(s); got != "1 pair of nodes does not talk" {
+	if got := verdict.Summary(s); got != "n1 → c2/m2: no answer to handshakes; endpoint 192.0.2.7:51820" {
 		t.Errorf("%q", got)
 	}
 	s.SilentPairsTotal = 3
@@ -31,7 +34,8 @@ func TestSilentPairs(t *testing.T) {
 	must(t, statusTable(&out, s))
 	words := strings.Join(strings.Fields(out.String()), " ")
 	for _, want := range []string{
-		"broker of c1: 3 pairs of nodes do not talk version",
+		"broker of c1: pairs of nodes do not talk (c2): 3 such as n1 → c2/m2: no answer to handshakes; endpoint " +
+			"192.0.2.7:51820 version",
 		"TUNNELS TO NODES TALKING SOME SILENT NEWEST HANDSHAKE c2 3 3 1 40s ago c3 3 0 0 never",
 		"PERMISSIVE TO CLEAR OUT CLEAR IN NODES LAST NODES WAITING c3 70 5 2 1m0s ago 1",
 		"SILENT PAIRS, as the nodes of c1 see them",
@@ -45,16 +49,17 @@ func TestSilentPairs(t *testing.T) {
 }
 
 func TestPathsOfAnAgent(t *testing.T) {
-	s := broker()
+	s := aBroker()
 	s.Part = "agent"
 	s.Devices = []*semaphorev1.DeviceStatus{
 		{Cluster: "c2", Interface: "wireguard.c2", Mtu: 1340, Paths: &semaphorev1.PathsStatus{
 			Talking: 4, Silent: 2, Idle: 1, Measured: 3, Unanswered: 1, MtuReason: "the path to m1 carries no more",
-			SilentPeers: []*semaphorev1.SilentPair{{Cluster: "c2", RemoteNode: "m7", Since: before(time.Minute), Reason: "no answer"}},
+			SilentPeers: []*semaphorev1.SilentPair{{Cluster: "c2", RemoteNode: "m7", Since: before(time.Minute),
+				Reason: "no answer"}},
 		}},
 		{Cluster: "c3", Interface: "wireguard.c3"},
 	}
-	if got := summary(s); got != "device wireguard.c2: 2 peers do not answer" {
+	if got := verdict.Summary(s); got != "pairs of nodes do not talk (c2): 2 such as wireguard.c2 → c2/m7: no answer" {
 		t.Errorf("%q", got)
 	}
 	var out bytes.Buffer

@@ -20,49 +20,62 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-func debugCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "debug", Short: "look at a part at work"}
-	cmd.AddCommand(watchCommand())
+func debugCommand(access *fleet.Access) *cobra.Command {
+	cmd := &cobra.Command{Use: "debug", Short: "watch a part at work"}
+	cmd.AddCommand(watchCommand(access), traceCommand(access))
 	return cmd
 }
 
-func watchCommand() *cobra.Command {
-	var t fleet.Target
-	var output string
+func watchCommand(access *fleet.Access) *cobra.Command {
+	t := fleet.Target{Access: access, Parts: []string{fleet.Exporter, fleet.Broker, fleet.Agent}}
+	var output *outputs
 	var recent bool
+	var only watchFilter
 	cmd := &cobra.Command{
 		Use:   "watch",
-		Short: "stream what a part sees and does, a line an event, until Ctrl-C",
-		Long: `Streams what a part sees and does, a line an event, until Ctrl-C: when, which part, where the change came from, what
+		Short: "stream the events of a part, one line each, until Ctrl-C",
+		Long: `Streams the events of a part, one line each, until Ctrl-C: the time, the part, the source of the change, what
 happened to which object, how long after its source saw the change, and why.
 
-A time such as +12ms is all of one clock; +12ms (c2's clock) runs from when c2 saw the change, on c2's clock, to the event,
-on that of the part: a difference of the two clocks is in it, and can make it negative.`,
+A time such as +12ms is all of one clock; +12ms (c2's clock) runs from when c2 saw the change, on c2's clock,
+to the event, on that of the part: a difference of the two clocks is in it, and can make it negative.
+
+With the contexts of several clusters, a change can be followed through all parts: --kind service --of shop
+--name echo shows it until it is received, and without --kind and --name also what is written.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			print := printJSON
-			switch output {
-			case "text":
-				print = new(columns).print
-			case "json":
-			default:
-				return fmt.Errorf("--output %q: use text or json", output)
-			}
-			parts, err := t.Dial(cmd.Context())
-			if err != nil {
+			if err := output.check(); err != nil {
 				return err
 			}
-			return watch(cmd.Context(), cmd.OutOrStdout(), parts, recent, print)
+			print := printJSON
+			if output.chosen == "text" {
+				print = new(columns).print
+			}
+			parts, unreached := t.Dial(cmd.Context())
+			if len(parts) == 0 {
+				return unreached
+			}
+			if unreached != nil {
+				fmt.Fprintln(cmd.ErrOrStderr(), "not watched:", cli.Printable(unreached.Error()))
+			}
+			return watch(cmd.Context(), cmd.OutOrStdout(), parts, recent, func(w io.Writer, m *semaphorev1.WatchResponse) error {
+				if e := m.GetEvent(); e != nil && !only.matches(e) {
+					return nil
+				}
+				return print(w, m)
+			})
 		},
 	}
 	t.Flags(cmd)
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	output = outputFlag(cmd, "text", "json")
+	only.flags(cmd)
 	cmd.Flags().BoolVar(&recent, "recent", false, "also show the last events before now")
 	return cmd
 }
 
-// watch prints the events of all parts as they come, until ctx ends or one of them stops.
-func watch(ctx context.Context, w io.Writer, parts []*fleet.Part, recent bool, print func(io.Writer, *semaphorev1.WatchResponse) error) error {
+// watch prints the events of all parts as they arrive, until ctx ends or one of them stops.
+func watch(ctx context.Context, w io.Writer, parts []*fleet.Part, recent bool,
+	print func(io.Writer, *semaphorev1.WatchResponse) error) error {
 	g, streaming := errgroup.WithContext(ctx)
 	var mu sync.Mutex // of w
 	for _, p := range parts {
@@ -95,8 +108,8 @@ func watch(ctx context.Context, w io.Writer, parts []*fleet.Part, recent bool, p
 	return nil
 }
 
-// columns prints an event as one line: when, who, from where, what happened to which object, how long
-// after its source saw it, and why. Columns grow with what they have held.
+// columns prints an event as one line: when, who, from where, what happened to which object, how long after its source
+// saw it, and why. Columns grow with their content.
 type columns struct{ who, source, action, object, lag int }
 
 func (c *columns) print(w io.Writer, m *semaphorev1.WatchResponse) error {
@@ -120,7 +133,7 @@ func (c *columns) print(w io.Writer, m *semaphorev1.WatchResponse) error {
 			lag = "+" + lag
 		}
 		if e.GetSource() != "" && e.GetSource() != e.GetCluster() {
-			lag += " (" + e.GetSource() + "'s clock)" // what it differs by from the part's is in it
+			lag += " (" + e.GetSource() + "'s clock)" // the difference of the two clocks is included
 		}
 	}
 	line := e.GetTime().AsTime().Local().Format("15:04:05.000")

@@ -41,10 +41,12 @@ func TestRecorderFillsInWho(t *testing.T) {
 		t.Fatalf("%d events, %d lost, next %d, %v", len(events), lost, next, err)
 	}
 	e := events[0]
-	if e.Part != "agent" || e.Cluster != "c1" || e.Node != "" || e.Source != "c2" || e.Object != "peer c2/n1" || e.Action != "create" || e.Detail != "key" {
+	if e.Part != "agent" || e.Cluster != "c1" || e.Node != "" || e.Source != "c2" || e.Object != "peer c2/n1" ||
+		e.Action != "create" || e.Detail != "key" {
 		t.Errorf("event %v", e)
 	}
-	if !e.ObservedAt.AsTime().Equal(before) || e.Time.AsTime().Before(before) || time.Since(e.Time.AsTime()) > time.Minute {
+	if !e.ObservedAt.AsTime().Equal(before) || e.Time.AsTime().Before(before) ||
+		time.Since(e.Time.AsTime()) > time.Minute {
 		t.Errorf("times of event %v", e)
 	}
 	if events[1].Node != "n1" || events[1].ObservedAt != nil {
@@ -52,8 +54,8 @@ func TestRecorderFillsInWho(t *testing.T) {
 	}
 }
 
-// A reader that falls behind loses the oldest and is told how many; one that begins with
-// the recent past is not told of what was before it.
+// A reader that falls behind loses the oldest and learns how many; one that begins with
+// the recent past does not get what was before it.
 func TestRecorderRing(t *testing.T) {
 	for _, test := range []struct {
 		name               string
@@ -72,7 +74,8 @@ func TestRecorderRing(t *testing.T) {
 			record(r, 0, test.recorded)
 			events, lost, next, err := r.after(t.Context(), uint64(test.position))
 			if err != nil || int(lost) != test.lost || int(next) != test.recorded || len(events) != test.recorded-test.first {
-				t.Fatalf("%d events, %d lost, next %d, %v; want %d, %d, %d", len(events), lost, next, err, test.recorded-test.first, test.lost, test.recorded)
+				t.Fatalf("%d events, %d lost, next %d, %v; want %d, %d, %d", len(events), lost, next, err, test.recorded-test.first,
+					test.lost, test.recorded)
 			}
 			for i, e := range events {
 				if want := fmt.Sprint("service shop/", test.first+i); e.Object != want {
@@ -162,7 +165,8 @@ func TestNilRecorder(t *testing.T) {
 }
 
 // serve runs ServeSocket and returns a client, and what stops the server.
-func serve(t *testing.T, path string, srv semaphorev1.DebugServiceServer) (semaphorev1.DebugServiceClient, func() error) {
+func serve(t *testing.T, path string, srv semaphorev1.DebugServiceServer) (semaphorev1.DebugServiceClient,
+	func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
@@ -193,7 +197,7 @@ func TestServeSocket(t *testing.T) {
 	r := NewRecorder("agent", "c1", "n1")
 	srv := NewServer(r, func() *semaphorev1.GetStatusResponse {
 		return &semaphorev1.GetStatusResponse{Ready: true, Problems: []string{"peer c2/n1: no handshake"}, Part: "nonsense"}
-	})
+	}, Answers{})
 	path := filepath.Join(t.TempDir(), "new", "agent.sock")
 	client, stop := serve(t, path, srv)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -203,7 +207,8 @@ func TestServeSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Part != "agent" || s.Cluster != "c1" || s.Node != "n1" || s.SoftwareVersion != program.Version || !s.Ready || len(s.Problems) != 1 {
+	if s.Part != "agent" || s.Cluster != "c1" || s.Node != "n1" || s.SoftwareVersion != program.Version || !s.Ready ||
+		len(s.Problems) != 1 {
 		t.Errorf("status %v", s)
 	}
 	if s.StartedAt.AsTime().After(s.Now.AsTime()) || time.Since(s.Now.AsTime()) > time.Minute {
@@ -253,10 +258,11 @@ func expectEvent(t *testing.T, stream grpc.ServerStreamingClient[semaphorev1.Wat
 	}
 }
 
-// A reader that stops reading holds up nobody, and is told afterwards what it lost.
+// A reader that stops reading holds up nobody, and learns afterwards what it lost.
 func TestWatchOfSlowReader(t *testing.T) {
 	r := NewRecorder("broker", "c1", "")
-	client, _ := serve(t, filepath.Join(t.TempDir(), "s"), NewServer(r, func() *semaphorev1.GetStatusResponse { return &semaphorev1.GetStatusResponse{} }))
+	client, _ := serve(t, filepath.Join(t.TempDir(), "s"),
+		NewServer(r, func() *semaphorev1.GetStatusResponse { return &semaphorev1.GetStatusResponse{} }, Answers{}))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	record(r, 0, 1) // so that the stream is known to stand
@@ -298,7 +304,7 @@ func TestWatchOfSlowReader(t *testing.T) {
 func TestWatchEndsWithReader(t *testing.T) {
 	r := NewRecorder("broker", "c1", "")
 	ended := make(chan struct{})
-	srv := endings{NewServer(r, nil), ended}
+	srv := endings{NewServer(r, nil, Answers{}), ended}
 	client, _ := serve(t, filepath.Join(t.TempDir(), "s"), srv)
 	ctx, cancel := context.WithCancel(t.Context())
 	record(r, 0, 1)
@@ -311,17 +317,18 @@ func TestWatchEndsWithReader(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(10 * time.Second):
-		t.Error("Watch goes on without its reader")
+		t.Error("Watch continues without its reader")
 	}
 }
 
-// endings tells when a Watch has ended.
+// endings reports when a Watch has ended.
 type endings struct {
 	semaphorev1.DebugServiceServer
 	ended chan<- struct{}
 }
 
-func (e endings) Watch(req *semaphorev1.WatchRequest, stream grpc.ServerStreamingServer[semaphorev1.WatchResponse]) error {
+func (e endings) Watch(req *semaphorev1.WatchRequest,
+	stream grpc.ServerStreamingServer[semaphorev1.WatchResponse]) error {
 	defer close(e.ended)
 	return e.DebugServiceServer.Watch(req, stream)
 }
@@ -334,7 +341,9 @@ func TestSocketLeftBehind(t *testing.T) {
 	}
 	old.SetUnlinkOnClose(false) // as a process that is killed
 	old.Close()
-	client, _ := serve(t, path, NewServer(NewRecorder("broker", "c1", ""), func() *semaphorev1.GetStatusResponse { return &semaphorev1.GetStatusResponse{} }))
+	client, _ := serve(t, path,
+		NewServer(NewRecorder("broker", "c1", ""),
+			func() *semaphorev1.GetStatusResponse { return &semaphorev1.GetStatusResponse{} }, Answers{}))
 	// Until the old one is replaced, nobody answers there.
 	testkit.Eventually(t, 10*time.Second, "the new part answers", func() error {
 		_, err := client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{}, grpc.WaitForReady(true))
@@ -357,14 +366,17 @@ func TestServeSocketRefusesWhatIsNoSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{file, link, empty, filepath.Join(file, "below")} {
-		if err := ServeSocket(t.Context(), path, NewServer(nil, nil)); err == nil || !strings.Contains(err.Error(), file) && !strings.Contains(err.Error(), path) {
+		if err := ServeSocket(t.Context(), path, NewServer(nil, nil, Answers{})); err == nil ||
+			!strings.Contains(err.Error(), file) &&
+				!strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v; want an error that names it", path, err)
 		}
 		if _, err := os.Lstat(strings.TrimSuffix(path, "/below")); err != nil {
 			t.Errorf("%s was removed", path)
 		}
 	}
-	if err := ServeSocket(t.Context(), filepath.Join(dir, strings.Repeat("x", 200)), NewServer(nil, nil)); err == nil {
+	if err := ServeSocket(t.Context(), filepath.Join(dir, strings.Repeat("x", 200)),
+		NewServer(nil, nil, Answers{})); err == nil {
 		t.Error("a path longer than unix(7) allows was served")
 	}
 }
@@ -376,7 +388,7 @@ func TestServeSocketOff(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	path := filepath.Join(t.TempDir(), "s")
-	if err := ServeSocket(ctx, path, NewServer(NewRecorder("broker", "c1", ""), nil)); err != nil {
+	if err := ServeSocket(ctx, path, NewServer(NewRecorder("broker", "c1", ""), nil, Answers{})); err != nil {
 		t.Errorf("after the end of its context: %v", err)
 	}
 }
@@ -393,7 +405,8 @@ func TestASourceFillsItsOwn(t *testing.T) {
 	if err != nil || len(events) != remembered+2 || lost != 2*remembered || next != 3*remembered+2 {
 		t.Fatalf("%d events, %d lost, next %d, %v", len(events), lost, next, err)
 	}
-	if events[0].GetObject() != "first" || events[1].GetObject() != fmt.Sprint(2*remembered) || events[remembered+1].GetObject() != "last" {
+	if events[0].GetObject() != "first" || events[1].GetObject() != fmt.Sprint(2*remembered) ||
+		events[remembered+1].GetObject() != "last" {
 		t.Errorf("%v, %v ... %v", events[0], events[1], events[remembered+1])
 	}
 	for i := range 2 * maxSources {

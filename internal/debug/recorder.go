@@ -1,7 +1,7 @@
-// Package debug lets a person watch a part at work: a recorder of what it saw and did,
-// and the DebugService that streams it, on a unix socket or any gRPC server.
+// Package debug lets an operator watch a part at work: a recorder of what it saw and did, and the DebugService that
+// streams it, on a unix socket or any gRPC server.
 //
-// Recording never waits for a reader. What is recorded must hold no secret.
+// Recording never blocks on a reader. Events must contain no secret.
 //
 // It imports the messages, internal/program for the version and internal/unixsocket, and no part.
 package debug
@@ -19,11 +19,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// remembered is how many events of one source a recorder keeps for those who ask for the recent past,
-// and how far a reader may fall behind before it loses some. What one source does takes nothing of another's.
+// remembered is how many events of one source a recorder keeps for readers that ask for the recent past, and how far a
+// reader may fall behind before it loses some. Sources do not displace each other's events.
 const remembered = 1024
 
-// maxSources bounds how many sources have events of their own; those of others share what is kept.
+// maxSources bounds the sources with a ring of their own; the others share one.
 const maxSources = 128
 
 // Event is one thing that a part saw or did; see the message of the same name in debug.proto.
@@ -32,11 +32,11 @@ type Event struct {
 	Source string
 	// Object is what was touched, such as "service shop/echo" or "peer c2/n1".
 	Object string
-	// Action is what happened, one word.
+	// Action is one word.
 	Action string
-	// Detail is what it led to or why.
+	// Detail is the result or the reason.
 	Detail string
-	// ObservedAt is when the change was seen at its source; zero where nothing is known of it.
+	// ObservedAt is when the change was seen at its source; zero if unknown.
 	ObservedAt time.Time
 }
 
@@ -47,16 +47,16 @@ type Recorder struct {
 	mu      sync.Mutex
 	rings   map[string]*ring // by source
 	next    uint64           // events recorded so far
-	changed chan struct{}    // closed and replaced at every event, once somebody waits
+	changed chan struct{}    // closed and replaced at every event if a reader waits
 }
 
 // ring has the last events of one source.
 type ring struct {
 	events []recorded
-	next   int // where the next one goes, once it is full
+	next   int // index of the next event, once it is full
 }
 
-// recorded is an event and its place among all.
+// recorded is an event with its position among all.
 type recorded struct {
 	at    uint64
 	event *semaphorev1.Event
@@ -71,7 +71,7 @@ func (r *ring) add(e recorded) {
 	r.next = (r.next + 1) % remembered
 }
 
-// from calls do with the events from a place on, the newest first.
+// from calls do with the events from a position on, the newest first.
 func (r *ring) from(position uint64, do func(recorded)) {
 	for i := range r.events {
 		e := r.events[(r.next+2*len(r.events)-1-i)%len(r.events)]
@@ -82,12 +82,12 @@ func (r *ring) from(position uint64, do func(recorded)) {
 	}
 }
 
-// NewRecorder makes the recorder of one part of a cluster, for an agent of one node.
+// NewRecorder returns the recorder of one part of a cluster, for an agent of one node.
 func NewRecorder(part, cluster, node string) *Recorder {
 	return &Recorder{part: part, cluster: cluster, node: node}
 }
 
-// SetNode says which node an agent speaks for, once it has been told.
+// SetNode sets the node of an agent, once it is known.
 func (r *Recorder) SetNode(node string) {
 	if r == nil {
 		return
@@ -97,7 +97,7 @@ func (r *Recorder) SetNode(node string) {
 	r.node = node
 }
 
-// Record takes note of an event.
+// Record records an event.
 func (r *Recorder) Record(e Event) {
 	if r == nil {
 		return
@@ -139,10 +139,10 @@ func (r *Recorder) Record(e Event) {
 	}
 }
 
-// utf8 is what protobuf takes for a string: one event with other bytes would end every Watch.
+// utf8 replaces invalid bytes: protobuf refuses a string with such bytes, and one event would end every Watch.
 func utf8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// position is where a reader stands that wants the recent past, or only what comes.
+// position returns where a reader starts that wants the recent past, or only new events.
 func (r *Recorder) position(recent bool) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -156,9 +156,10 @@ func (r *Recorder) position(recent bool) uint64 {
 	return first
 }
 
-// after returns the events from position on, how many were lost before them, and the
-// next position. It waits until there is one.
-func (r *Recorder) after(ctx context.Context, position uint64) (events []*semaphorev1.Event, lost, next uint64, err error) {
+// after returns the events from position on, how many were lost before them, and the next position. It waits until
+// there is one.
+func (r *Recorder) after(ctx context.Context, position uint64) (events []*semaphorev1.Event, lost, next uint64,
+	err error) {
 	for {
 		r.mu.Lock()
 		if r.next > position {
@@ -185,4 +186,28 @@ func (r *Recorder) after(ctx context.Context, position uint64) (events []*semaph
 			return nil, 0, position, ctx.Err()
 		}
 	}
+}
+
+// Recent returns the last n events of all sources, oldest first.
+func (r *Recorder) Recent(n int) []*semaphorev1.Event {
+	if r == nil {
+		return nil
+	}
+	var found []recorded
+	r.mu.Lock()
+	for _, of := range r.rings {
+		taken := 0
+		of.from(0, func(e recorded) {
+			if taken++; taken <= n {
+				found = append(found, e)
+			}
+		})
+	}
+	r.mu.Unlock()
+	slices.SortFunc(found, func(a, b recorded) int { return cmp.Compare(a.at, b.at) })
+	var out []*semaphorev1.Event
+	for _, e := range found[max(0, len(found)-n):] {
+		out = append(out, e.event)
+	}
+	return out
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,28 +19,36 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Status is a part's state now. The server fills in who the part is and the times.
+// Status returns a part's current state. The server fills in the part's name and the times.
 type Status func() *semaphorev1.GetStatusResponse
 
-// Sets are the policy sets of a broker that a request asks for, sorted; an error is one of gRPC's.
+// Sets returns the policy sets of a broker that a request asks for, sorted; an error is one of gRPC's.
 type Sets func(*semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error)
+
+// Path answers what an agent's node does with packets to an address; an error is one of gRPC's.
+type Path func(context.Context, *semaphorev1.LookUpPathRequest) (*semaphorev1.LookUpPathResponse, error)
+
+// Holders are the pods that had an address, as a broker remembers; an error is one of gRPC's.
+type Holders func(*semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error)
+
+// Answers are what only some parts answer; nil for what the part does not.
+type Answers struct {
+	Sets    Sets
+	Path    Path
+	Holders Holders
+}
 
 type server struct {
 	semaphorev1.UnimplementedDebugServiceServer
 	recorder *Recorder
 	status   Status
-	sets     Sets
+	answers  Answers
 	started  time.Time
 }
 
-// NewServer serves what rec records and what status tells.
-func NewServer(rec *Recorder, status Status) semaphorev1.DebugServiceServer {
-	return NewBrokerServer(rec, status, nil)
-}
-
-// NewBrokerServer is NewServer for a broker, which has sets; nil for one whose policy feature is off.
-func NewBrokerServer(rec *Recorder, status Status, sets Sets) semaphorev1.DebugServiceServer {
-	return &server{recorder: rec, status: status, sets: sets, started: time.Now()}
+// NewServer returns a server of rec's events, of the status, and of what else the part answers.
+func NewServer(rec *Recorder, status Status, answers Answers) semaphorev1.DebugServiceServer {
+	return &server{recorder: rec, status: status, answers: answers, started: time.Now()}
 }
 
 // GetStatus implements semaphorev1.DebugServiceServer.
@@ -52,16 +61,26 @@ func (s *server) GetStatus(context.Context, *semaphorev1.GetStatusRequest) (*sem
 	m.SoftwareVersion = program.Version
 	m.StartedAt = timestamppb.New(s.started)
 	m.Now = timestamppb.Now()
+	if m.GetNode() != "" {
+		for _, f := range m.GetFindings() {
+			f.Command = strings.ReplaceAll(f.GetCommand(), "NODE", m.GetNode())
+		}
+	}
 	return m, nil
 }
 
 // Watch implements semaphorev1.DebugServiceServer.
-func (s *server) Watch(req *semaphorev1.WatchRequest, stream grpc.ServerStreamingServer[semaphorev1.WatchResponse]) error {
+func (s *server) Watch(req *semaphorev1.WatchRequest,
+	stream grpc.ServerStreamingServer[semaphorev1.WatchResponse]) error {
 	position := s.recorder.position(req.GetRecent())
+	end := s.recorder.position(false)
 	for {
+		if req.GetOnlyRecent() && position >= end {
+			return nil
+		}
 		events, lost, next, err := s.recorder.after(stream.Context(), position)
 		if err != nil {
-			return nil // the reader has gone, or the part stops
+			return nil // the reader has disconnected, or the part stops
 		}
 		position = next
 		if lost > 0 {
@@ -77,16 +96,17 @@ func (s *server) Watch(req *semaphorev1.WatchRequest, stream grpc.ServerStreamin
 	}
 }
 
-// podsMessage is how many pods a message of ListSets has at most: each is a few dozen bytes, and a message stays far under
+// podsMessage is the most pods of a message of ListSets: each has a few dozen bytes, so that a message stays far below
 // gRPC's 4 MiB.
 const podsMessage = 10_000
 
 // ListSets implements semaphorev1.DebugServiceServer.
-func (s *server) ListSets(req *semaphorev1.ListSetsRequest, stream grpc.ServerStreamingServer[semaphorev1.ListSetsResponse]) error {
-	if s.sets == nil {
+func (s *server) ListSets(req *semaphorev1.ListSetsRequest,
+	stream grpc.ServerStreamingServer[semaphorev1.ListSetsResponse]) error {
+	if s.answers.Sets == nil {
 		return status.Errorf(codes.Unimplemented, "this %s has no policy sets", s.recorder.part)
 	}
-	all, err := s.sets(req)
+	all, err := s.answers.Sets(req)
 	if err != nil {
 		return err
 	}
@@ -120,9 +140,28 @@ func (s *server) ListSets(req *semaphorev1.ListSetsRequest, stream grpc.ServerSt
 	return send()
 }
 
-// ServeSocket serves srv, and what more registers, on a unix socket that only the part's own user may open, until
-// ctx ends. A socket that an earlier process left is replaced.
-func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceServer, more ...func(grpc.ServiceRegistrar)) error {
+// LookUpPath implements semaphorev1.DebugServiceServer.
+func (s *server) LookUpPath(ctx context.Context,
+	req *semaphorev1.LookUpPathRequest) (*semaphorev1.LookUpPathResponse, error) {
+	if s.answers.Path == nil {
+		return nil, status.Errorf(codes.Unimplemented, "this %s has no devices", s.recorder.part)
+	}
+	return s.answers.Path(ctx, req)
+}
+
+// ListHolders implements semaphorev1.DebugServiceServer.
+func (s *server) ListHolders(_ context.Context,
+	req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
+	if s.answers.Holders == nil {
+		return nil, status.Errorf(codes.Unimplemented, "this %s has no policy sets", s.recorder.part)
+	}
+	return s.answers.Holders(req)
+}
+
+// ServeSocket serves srv, and what more registers, on a unix socket that only the part's own user may open, until ctx
+// ends. It replaces a socket that an earlier process left.
+func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceServer,
+	more ...func(grpc.ServiceRegistrar)) error {
 	if path == "" {
 		return nil
 	}

@@ -1,6 +1,6 @@
-// Package durable has files still be there, under the names they were given, after the machine has lost its power.
+// Package durable makes files survive a power loss under the names they were given.
 //
-// It is a leaf: it knows files only, and imports nothing of ours.
+// It is a leaf: it knows files only, and imports no other package of semaphore.
 package durable
 
 import (
@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 )
 
-// Rename gives a file that is on the disk another name, in the place of whatever has it, and gets that to the disk. An error of the
-// latter leaves the file under its new name.
+// Rename renames a file that is already on the disk, replaces a file with that name, and syncs the directory. After an
+// error of the sync the file has its new name.
 func Rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
@@ -19,14 +19,14 @@ func Rename(from, to string) error {
 	return SyncDir(filepath.Dir(to))
 }
 
-// SyncDir gets the names of a directory's files to the disk: fsync(2) of a file says nothing of its name.
+// SyncDir syncs the names of a directory's files to the disk: fsync(2) of a file does not cover its name.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
 	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("getting %s to the disk: %w", dir, err)
+		return fmt.Errorf("syncing %s to the disk: %w", dir, err)
 	}
 	return nil
 }

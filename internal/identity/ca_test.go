@@ -103,7 +103,8 @@ func newPart(t *testing.T, ca *authority, id string, bundles map[string][]byte) 
 	t.Helper()
 	dir := t.TempDir()
 	p := &part{dir, config.TLS{
-		CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"), BundleDir: filepath.Join(dir, "bundles"),
+		CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"),
+		BundleDir: filepath.Join(dir, "bundles"),
 	}}
 	if err := os.Mkdir(p.files.BundleDir, 0o755); err != nil {
 		t.Fatal(err)

@@ -13,24 +13,29 @@ import (
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 )
 
-// Validity is nil when now is within a certificate's time, and otherwise says what both clocks say: that
-// of whoever issued the certificate, and ours. Which of them is wrong nobody can tell from here.
+// Validity returns nil if now is within a certificate's validity, and otherwise an error with the times of the issuer's
+// clock and ours. Neither side can know which of the clocks is wrong.
 func Validity(cert *x509.Certificate, now time.Time) error {
 	const layout = "2006-01-02 15:04:05 MST"
 	span := fmt.Sprintf("valid from %s to %s, and our clock says %s",
 		cert.NotBefore.UTC().Format(layout), cert.NotAfter.UTC().Format(layout), now.UTC().Format(layout))
 	switch {
 	case now.Before(cert.NotBefore):
-		return fmt.Errorf("%s is not yet valid, for another %s: it is %s: one of the two clocks is wrong, compare both with a time server",
+		return fmt.Errorf("%s is not yet valid, for another %s: it is %s: one of the two clocks is wrong, compare both "+
+			"with a time server",
 			nameOf(cert), cert.NotBefore.Sub(now).Round(time.Second), span)
 	case now.After(cert.NotAfter):
-		return fmt.Errorf("%s has expired %s ago: it is %s: issue a new one (semaphorectl pki rotate), or set our clock right",
-			nameOf(cert), now.Sub(cert.NotAfter).Round(time.Second), span)
+		return fmt.Errorf(
+			"%s has expired %s ago: it is %s: issue a new one (semaphorectl pki rotate), or set our clock right",
+			nameOf(cert),
+			now.Sub(cert.NotAfter).Round(time.Second),
+			span,
+		)
 	}
 	return nil
 }
 
-// nameOf is whose certificate it is, as far as it says so.
+// nameOf describes whose certificate it is, as far as the certificate says so.
 func nameOf(cert *x509.Certificate) string {
 	switch {
 	case cert.IsCA && len(cert.URIs) == 1:
@@ -45,7 +50,7 @@ func nameOf(cert *x509.Certificate) string {
 	return "the certificate of " + id.String()
 }
 
-// explained puts what both clocks say before an error that came of a certificate's time.
+// explained puts the times of both clocks before an error that a certificate's validity caused.
 func explained(err error, now time.Time) error {
 	var invalid x509.CertificateInvalidError
 	if errors.As(err, &invalid) && invalid.Reason == x509.Expired && invalid.Cert != nil {
@@ -56,9 +61,9 @@ func explained(err error, now time.Time) error {
 	return err
 }
 
-// Refused adds to the error of a stream what we showed the other end, where our certificate is the reason
-// that it ended, or may be: TLS lets the other end say no more than an alert (RFC 8446, 6.2), and where it
-// hangs up first not even that arrives. Its reason is in its own log.
+// Refused adds to the error of a stream which certificate we showed, if it is the reason for the end of the stream, or
+// may be: TLS sends no more than an alert (RFC 8446, 6.2), and if the other end hangs up first not even that arrives.
+// The reason is in the other end's log.
 func (s *Source) Refused(err error) error {
 	if err == nil {
 		return nil
@@ -71,26 +76,28 @@ func (s *Source) Refused(err error) error {
 	if clocks := Validity(cert, now); clocks != nil {
 		return fmt.Errorf("the other end may refuse our certificate: %w (%w)", clocks, err)
 	}
-	// gRPC hands on the text of an error and not the error.
+	// gRPC passes on the text of an error and not the error.
 	if !strings.Contains(err.Error(), "remote error: tls:") {
 		return err
 	}
-	return fmt.Errorf("the other end refuses our certificate, %s, valid from %s to %s while our clock says %s; its log says why (%w)",
-		svid.ID, cert.NotBefore.UTC().Format(time.RFC3339), cert.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339), err)
+	return fmt.Errorf("the other end refuses our certificate, %s, valid from %s to %s while our clock says %s; its log "+
+		"says why (%w)",
+		svid.ID, cert.NotBefore.UTC().Format(time.RFC3339), cert.NotAfter.UTC().Format(time.RFC3339),
+		now.UTC().Format(time.RFC3339), err)
 }
 
-// refusals logs whom a listener refused, without letting those who are refused fill the log: the same from
-// the same host once a minute.
+// refusals logs whom a listener refused, the same reason from the same host once a minute, so that clients cannot fill
+// the log.
 type refusals struct {
 	mu sync.Mutex
-	// last is by host and reason when it was logged.
+	// last is the time of the last log message, by host and reason.
 	last       map[string]time.Time
 	suppressed int
 }
 
 const (
 	refusalAgain = time.Minute
-	// refusalsMost are told apart; what is beyond in a minute is counted only.
+	// refusalsMost bounds the remembered entries; further refusals of a minute are only counted.
 	refusalsMost = 256
 )
 
@@ -99,7 +106,7 @@ func (r *refusals) log(from net.Addr, raw [][]byte, err error, now time.Time) {
 	if splitErr != nil {
 		host = from.String()
 	}
-	// The text holds times, which differ each time; whose certificate it was does not.
+	// The text has times, which differ each time; the certificate's name does not.
 	key := host + " " + kindOf(err)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -120,7 +127,8 @@ func (r *refusals) log(from net.Addr, raw [][]byte, err error, now time.Time) {
 		return
 	}
 	r.last[key] = now
-	slog.Warn("a caller's certificate is refused", "from", host, "names", claimed(raw), "error", err, "notLogged", r.suppressed)
+	slog.Warn("a caller's certificate is refused", "from", host, "names", claimed(raw), "error", err, "notLogged",
+		r.suppressed)
 	r.suppressed = 0
 }
 
@@ -132,7 +140,7 @@ func kindOf(err error) string {
 	return err.Error()
 }
 
-// claimed is whom an unproven certificate names, for the log.
+// claimed returns whom an unproven certificate names, for the log.
 func claimed(raw [][]byte) string {
 	if len(raw) == 0 {
 		return "nobody"

@@ -19,11 +19,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
-// files is the backend of certificates that somebody else puts into files, such as a kubelet
-// from Secrets.
+// files is the backend for certificates in files, which a kubelet writes from Secrets, for example.
 type files struct {
 	paths config.TLS
-	// own is the ID that the certificate must bear; the zero ID for any.
+	// own is the ID that the certificate must have; the zero ID for any.
 	own spiffeid.ID
 
 	mu   sync.Mutex
@@ -31,8 +30,8 @@ type files struct {
 	// pair is the certificate and the key that svid was made from.
 	pair    [][]byte
 	bundles map[string]cachedBundle
-	// told is by file what was last logged of its being unusable.
-	told map[string]string
+	// logged is, by file, the last logged reason why it cannot be used.
+	logged map[string]string
 }
 
 type cachedBundle struct {
@@ -40,9 +39,9 @@ type cachedBundle struct {
 	from   []byte
 }
 
-// openFiles reads the files once, so that what is wrong with them shows at start.
+// openFiles reads the files once, so that a fault shows at start.
 func openFiles(paths config.TLS, own spiffeid.ID) (*files, error) {
-	f := &files{paths: paths, own: own, bundles: map[string]cachedBundle{}, told: map[string]string{}}
+	f := &files{paths: paths, own: own, bundles: map[string]cachedBundle{}, logged: map[string]string{}}
 	svid, err := f.GetX509SVID()
 	if err != nil {
 		return nil, err
@@ -71,11 +70,11 @@ func (f *files) GetX509SVID() (*x509svid.SVID, error) {
 		}
 		if err == nil {
 			f.svid, f.pair = svid, pair
-			delete(f.told, f.paths.CertFile)
+			delete(f.logged, f.paths.CertFile)
 			return svid, nil
 		}
 	}
-	// A rotation that is under way, or went wrong, must not cost what still works.
+	// A rotation that is under way, or failed, must not stop what still works.
 	if f.svid != nil && time.Now().Before(f.svid.Certificates[0].NotAfter) {
 		f.keep(f.paths.CertFile, err)
 		return f.svid, nil
@@ -87,7 +86,8 @@ func (f *files) checkOwn(id spiffeid.ID) error {
 	if f.own.IsZero() || id == f.own {
 		return nil
 	}
-	return fmt.Errorf("it is that of %s, and this part has to be %s: is another part's Secret mounted, or the configuration's cluster wrong?", id, f.own)
+	return fmt.Errorf("it is that of %s, and this part has to be %s: is another part's Secret mounted, or the "+
+		"configuration's cluster wrong?", id, f.own)
 }
 
 // GetX509BundleForTrustDomain implements x509bundle.Source.
@@ -97,7 +97,7 @@ func (f *files) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundl
 	defer f.mu.Unlock()
 	text, err := volume.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		// The operator's word that this cluster is trusted no longer.
+		// The operator removed the file: this cluster is no longer trusted.
 		delete(f.bundles, td.Name())
 		return nil, fmt.Errorf("cluster %q is not trusted: there is no file %s with its root certificates", td.Name(), path)
 	}
@@ -112,7 +112,7 @@ func (f *files) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundl
 		}
 		if err == nil {
 			f.bundles[td.Name()] = cachedBundle{bundle, text}
-			delete(f.told, path)
+			delete(f.logged, path)
 			return bundle, nil
 		}
 	}
@@ -123,10 +123,10 @@ func (f *files) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundl
 	return nil, fmt.Errorf("root certificates %s of cluster %q: %w", path, td.Name(), err)
 }
 
-// keep says in the log, once for each reason, that what was read from a file before is still in use.
+// keep logs, once for each reason, that the previous content of a file is still in use.
 func (f *files) keep(path string, err error) {
-	if f.told[path] != err.Error() {
-		f.told[path] = err.Error()
+	if f.logged[path] != err.Error() {
+		f.logged[path] = err.Error()
 		slog.Warn("a changed file cannot be used; what it held before is kept", "file", path, "error", err)
 	}
 }

@@ -21,9 +21,12 @@ import (
 // is one, of which the text is what the certificate says and the cluster is a name.
 func FuzzPeerID(f *testing.F) {
 	for _, seed := range []string{
-		"spiffe://c1/exporter", "spiffe://c1", "spiffe://c1/", "spiffe://C1/exporter", "spiffe://c1/exporter/", "spiffe://c1//exporter",
-		"spiffe://c1/../c2/exporter", "spiffe://c1:8443/exporter", "spiffe://user@c1/exporter", "spiffe://c1/exporter?x=1", "spiffe://c1/exporter#x",
-		"https://c1/exporter", "spiffe:c1/exporter", "spiffe://c1/%65xporter", "spiffe:///exporter", "spiffe://c_1.example.org/exporter",
+		"spiffe://c1/exporter", "spiffe://c1", "spiffe://c1/", "spiffe://C1/exporter", "spiffe://c1/exporter/",
+		"spiffe://c1//exporter",
+		"spiffe://c1/../c2/exporter", "spiffe://c1:8443/exporter", "spiffe://user@c1/exporter", "spiffe://c1/exporter?x=1",
+		"spiffe://c1/exporter#x",
+		"https://c1/exporter", "spiffe:c1/exporter", "spiffe://c1/%65xporter", "spiffe:///exporter",
+		"spiffe://c_1.example.org/exporter",
 		"spiffe://" + strings.Repeat("c", 300) + "/exporter", "spiffe://c1/\x00", "", "//c1/exporter",
 	} {
 		f.Add(seed, "", false)
@@ -41,7 +44,7 @@ func FuzzPeerID(f *testing.F) {
 			Addr:     &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1},
 			AuthInfo: credentials.TLSInfo{State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}}},
 		})
-		// What the log says of it must bear any name too.
+		// What the log says of it must hold any name too.
 		_ = nameOf(cert)
 		if err := Validity(cert, time.Now()); err == nil {
 			t.Error("a certificate without a time is valid")

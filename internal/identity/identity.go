@@ -1,21 +1,21 @@
-// Package identity owns who is who: the SPIFFE IDs of the parts, and the TLS that proves
-// them, with certificates from files or from a SPIFFE Workload API.
+// Package identity owns who is who: the SPIFFE IDs of the parts, and the TLS that proves them, with certificates from
+// files or from a SPIFFE Workload API.
 //
-// Each cluster is a trust domain of its own, named like the cluster, and roots are kept
-// by trust domain: c2's roots can speak for spiffe://c2/… and for nothing else. What an
-// ID may do is for the caller to decide.
+// Each cluster is a trust domain of its own, named like the cluster, and roots are kept by trust domain: c2's roots can
+// speak for spiffe://c2/… and for nothing else. What an ID may do is for the caller to decide.
 //
-// ids.go has the names, files.go and workload.go the two places that certificates come from,
-// explain.go the words for what is wrong with one.
+// ids.go has the names, files.go and workload.go the two places that certificates come from, explain.go the messages
+// about a faulty one.
 //
-// In go a part's TLS section (internal/config) and the ID it must bear; out comes a Source, and crypto/tls configurations made of
-// it. It imports internal/config and internal/volume.
+// Its input is a part's TLS section (internal/config) and the ID it must have; its output is a Source, and crypto/tls
+// configurations made from it. It imports internal/config and internal/volume.
 package identity
 
 import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -30,28 +30,66 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
-// Source is a part's own certificate and the roots of those it talks to. A rotated certificate is used
-// from the next handshake on, and streams that stand are not touched. Its methods may be called from any
-// goroutine.
+// Source is a part's own certificate and the roots of its peers. A rotated certificate is used from the next handshake
+// on, and existing streams stay. It is safe for concurrent use.
 type Source struct {
 	backend
 	refusals refusals
 
 	mu sync.Mutex
-	// told is the certificate whose time is over, or has not come, that the log has.
-	told *x509.Certificate
+	// logged is the invalid certificate that the log names.
+	logged *x509.Certificate
+	// given are roots that the backend does not have, by trust domain.
+	given map[string]*x509bundle.Bundle
 }
 
-// backend is where certificates come from: files or a Workload API.
+// SetRoots sets the roots of clusters, PEM, in place of those that the backend has for them, from the next handshake
+// on. Roots of an earlier call are no longer trusted, unless the backend has them. Texts without a certificate are left
+// out.
+func (s *Source) SetRoots(texts map[string]string) error {
+	given := map[string]*x509bundle.Bundle{}
+	var errs []error
+	for cluster, text := range texts {
+		td, err := spiffeid.TrustDomainFromString(cluster)
+		if err == nil {
+			var bundle *x509bundle.Bundle
+			if bundle, err = x509bundle.Parse(td, []byte(text)); err == nil && bundle.Empty() {
+				err = errors.New("holds no certificate")
+			}
+			given[cluster] = bundle
+		}
+		if err != nil {
+			delete(given, cluster)
+			errs = append(errs, fmt.Errorf("root certificates of cluster %q: %w", cluster, err))
+		}
+	}
+	s.mu.Lock()
+	s.given = given
+	s.mu.Unlock()
+	return errors.Join(errs...)
+}
+
+// GetX509BundleForTrustDomain implements x509bundle.Source.
+func (s *Source) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
+	s.mu.Lock()
+	bundle := s.given[td.Name()]
+	s.mu.Unlock()
+	if bundle != nil {
+		return bundle, nil
+	}
+	return s.backend.GetX509BundleForTrustDomain(td)
+}
+
+// backend is the source of certificates: files or a Workload API.
 type backend interface {
 	x509svid.Source
 	x509bundle.Source
 	Close() error
 }
 
-// Open is a part's source, which must be closed. own is the ID that the part has to have: a certificate
-// of somebody else is an error. It reads files once, so that what is wrong with them shows at start, and
-// waits for a Workload API until ctx ends.
+// Open returns a part's source, which must be closed. own is the ID that the part must have: a certificate of another
+// owner is an error. Open reads files once, so that a fault shows at start, and waits for a Workload API until ctx
+// ends.
 func Open(ctx context.Context, from config.TLS, own spiffeid.ID) (*Source, error) {
 	var b backend
 	var err error
@@ -66,7 +104,7 @@ func Open(ctx context.Context, from config.TLS, own spiffeid.ID) (*Source, error
 	return &Source{backend: b}, nil
 }
 
-// NewSource is Open of files with any ID. It need not be closed.
+// NewSource is Open for files with any ID. It need not be closed.
 func NewSource(from config.TLS) (*Source, error) {
 	f, err := openFiles(from, spiffeid.ID{})
 	if err != nil {
@@ -75,8 +113,8 @@ func NewSource(from config.TLS) (*Source, error) {
 	return &Source{backend: f}, nil
 }
 
-// GetX509SVID implements x509svid.Source. A certificate whose time is over is given all the same, and
-// told in the log: that our clock is right is for the other end to doubt.
+// GetX509SVID implements x509svid.Source. It returns an expired certificate, too, and logs it: the other end decides
+// whether our clock is right.
 func (s *Source) GetX509SVID() (*x509svid.SVID, error) {
 	svid, err := s.backend.GetX509SVID()
 	if err != nil {
@@ -86,17 +124,16 @@ func (s *Source) GetX509SVID() (*x509svid.SVID, error) {
 	if err := Validity(cert, time.Now()); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.told != cert {
-			s.told = cert
+		if s.logged != cert {
+			s.logged = cert
 			slog.Warn("our own certificate will be refused", "error", err)
 		}
 	}
 	return svid, nil
 }
 
-// ServerTLS is for a listener whose callers prove themselves by a certificate of a trust
-// domain we have roots of, and whom authorize then lets in. Who is refused is told in the log,
-// as TLS lets us tell the caller no more than that.
+// ServerTLS returns the configuration of a listener whose clients authenticate with a certificate of a trust domain
+// that we have roots of, and which authorize accepts. It logs refusals, because TLS does not transmit the reason.
 func (s *Source) ServerTLS(authorize func(spiffeid.ID) error) *tls.Config {
 	c := modern(tlsconfig.MTLSServerConfig(s, s, tlsconfig.AdaptMatcher(authorize)))
 	verify := c.VerifyPeerCertificate
@@ -117,24 +154,24 @@ func (s *Source) ServerTLS(authorize func(spiffeid.ID) error) *tls.Config {
 	return c
 }
 
-// ClientTLS is for dialling one known server.
+// ClientTLS returns the configuration to dial one known server.
 func (s *Source) ClientTLS(server spiffeid.ID) *tls.Config {
 	return inWords(modern(tlsconfig.MTLSClientConfig(s, s, tlsconfig.AuthorizeID(server))))
 }
 
-// ServerOnlyTLS is for a listener whose callers prove themselves by other means.
+// ServerOnlyTLS returns the configuration of a listener whose clients authenticate by other means.
 func (s *Source) ServerOnlyTLS() *tls.Config {
 	return modern(tlsconfig.TLSServerConfig(s))
 }
 
-// Roots are those of the cluster whose servers a part without a certificate of its own talks to.
+// Roots are the roots of the cluster whose servers a part without a certificate of its own dials.
 type Roots struct {
 	x509bundle.Source
 	close func() error
 }
 
-// OpenRoots takes roots from a file, or from a Workload API where its address is not empty, for the first answer
-// of which it waits until ctx ends. They must be closed.
+// OpenRoots reads roots from a file, or from a Workload API if its address is not empty; it waits for the API's first
+// answer until ctx ends. The roots must be closed.
 func OpenRoots(ctx context.Context, bundleFile, workloadAPI string) (*Roots, error) {
 	if workloadAPI == "" {
 		return &Roots{bundleFileSource(bundleFile), func() error { return nil }}, nil
@@ -146,12 +183,12 @@ func OpenRoots(ctx context.Context, bundleFile, workloadAPI string) (*Roots, err
 	return &Roots{w, w.Close}, nil
 }
 
-// ClientTLS is for dialling one known server without a certificate of one's own.
+// ClientTLS returns the configuration to dial one known server without a certificate of one's own.
 func (r *Roots) ClientTLS(server spiffeid.ID) *tls.Config {
 	return inWords(modern(tlsconfig.TLSClientConfig(r.Source, tlsconfig.AuthorizeID(server))))
 }
 
-// Close ends what follows the roots.
+// Close ends the watch of the roots.
 func (r *Roots) Close() error { return r.close() }
 
 // bundleFileSource reads its file at every handshake: an agent makes few.
@@ -169,15 +206,15 @@ func (f bundleFileSource) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (
 	return bundle, nil
 }
 
-// modern refuses all that TLS 1.3 has left behind, and the resumption of sessions: it skips the check
-// of the peer's certificate, so that a session would outlive the trust that it was begun with.
+// modern refuses all that TLS 1.3 replaced, and session resumption, which skips the check of the peer's certificate: a
+// session would outlive the trust at its start.
 func modern(c *tls.Config) *tls.Config {
 	c.MinVersion = tls.VersionTLS13
 	c.SessionTicketsDisabled = true
 	return c
 }
 
-// inWords has a client say of a server's certificate that is out of its time what both clocks say.
+// inWords makes a client explain a server's certificate that is not valid now by the times of both clocks.
 func inWords(c *tls.Config) *tls.Config {
 	verify := c.VerifyPeerCertificate
 	c.VerifyPeerCertificate = func(raw [][]byte, chains [][]*x509.Certificate) error {

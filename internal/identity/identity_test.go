@@ -159,20 +159,23 @@ func TestMutualTLS(t *testing.T) {
 			"bad certificate", "x509: certificate signed by unknown authority")
 	}
 
-	unknown := newPart(t, stranger, "spiffe://c9/exporter", map[string][]byte{"c9": stranger.pem(), "c2": ca2.pem()}).source(t)
+	unknown := newPart(t, stranger, "spiffe://c9/exporter",
+		map[string][]byte{"c9": stranger.pem(), "c2": ca2.pem()}).source(t)
 	mustFail(t, "a cluster without a bundle", broker.ServerTLS(anyone), unknown.ClientTLS(Broker("c2")),
 		`cluster "c9" is not trusted`, "remote error: tls:")
 
 	two := newPart(t, ca1, "spiffe://c1/exporter", all)
 	source := two.source(t)
 	two.certificate(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter", "spiffe://c1/semaphorectl")
-	mustPass(t, "a certificate with two IDs is not taken, the last good one is used", server, source.ClientTLS(Broker("c2")))
+	mustPass(t, "a certificate with two IDs is not taken, the last good one is used", server,
+		source.ClientTLS(Broker("c2")))
 	if _, err := NewSource(two.files); err == nil {
 		t.Error("a certificate with two IDs was taken")
 	}
 
 	mustFail(t, "a client without a certificate", server,
-		bundleClientTLS(filepath.Join(writeBundle(t, ca2.pem())), Broker("c2")), "client didn't provide a certificate", "certificate required")
+		bundleClientTLS(filepath.Join(writeBundle(t, ca2.pem())), Broker("c2")), "client didn't provide a certificate",
+		"certificate required")
 
 	plain := &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}
 	mustFail(t, "a client of TLS 1.2", server, plain, "unsupported versions", "protocol version not supported")
@@ -190,7 +193,8 @@ func TestExpired(t *testing.T) {
 	mustPass(t, "both valid", serverTLS, clientTLS)
 
 	client.certificate(t, ca1, time.Now().Add(-time.Minute), "spiffe://c1/exporter")
-	mustFail(t, "client's certificate expired", serverTLS, clientTLS, "x509: certificate has expired", "remote error: tls:")
+	mustFail(t, "client's certificate expired", serverTLS, clientTLS, "x509: certificate has expired",
+		"remote error: tls:")
 	client.certificate(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter")
 	server.certificate(t, ca2, time.Now().Add(-time.Minute), "spiffe://c2/broker")
 	mustFail(t, "server's certificate expired", serverTLS, clientTLS, "bad certificate", "x509: certificate has expired")
@@ -213,7 +217,8 @@ func TestRotation(t *testing.T) {
 	mustPass(t, "before", server, client)
 
 	exporter.certificate(t, newCA1, time.Now().Add(time.Hour), "spiffe://c1/exporter")
-	mustFail(t, "certificate of a new root, before the root is known", server, client, "unknown authority", "remote error: tls:")
+	mustFail(t, "certificate of a new root, before the root is known", server, client, "unknown authority",
+		"remote error: tls:")
 	broker.bundle(t, "c1", bytes.Join([][]byte{ca1.pem(), newCA1.pem()}, nil))
 	mustPass(t, "two roots, certificate of the new one", server, client)
 	exporter.certificate(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter")
@@ -226,7 +231,8 @@ func TestRotation(t *testing.T) {
 	if err := os.Remove(filepath.Join(broker.files.BundleDir, "c1.pem")); err != nil {
 		t.Fatal(err)
 	}
-	mustFail(t, "the bundle is removed", server, client, `cluster "c1" is not trusted: there is no file`, "remote error: tls:")
+	mustFail(t, "the bundle is removed", server, client, `cluster "c1" is not trusted: there is no file`,
+		"remote error: tls:")
 	broker.bundle(t, "c1", newCA1.pem())
 	mustPass(t, "the bundle is back", server, client)
 }
@@ -258,12 +264,13 @@ func TestBrokenRotationKeepsWhatWorks(t *testing.T) {
 	broker.bundle(t, "c1", nil)
 	mustPass(t, "an empty bundle", server, client)
 
-	// Each is told, and not at every handshake.
+	// Each is reported, and not at every handshake.
 	for range 10 {
 		mustPass(t, "still", server, client)
 	}
 	for text, want := range map[string]int{"tls.crt": 3, "c1.pem": 2} {
-		if got := strings.Count(log.String(), "file="+exporter.dir+"/"+text) + strings.Count(log.String(), "file="+broker.files.BundleDir+"/"+text); got != want {
+		if got := strings.Count(log.String(), "file="+exporter.dir+"/"+text) +
+			strings.Count(log.String(), "file="+broker.files.BundleDir+"/"+text); got != want {
 			t.Errorf("%d lines about %s; want %d:\n%s", got, text, want, log)
 		}
 	}
@@ -290,10 +297,14 @@ func TestNewSourceSaysWhatIsWrong(t *testing.T) {
 			_, key := ca.issue(t, time.Now().Add(time.Hour), "spiffe://c1/broker")
 			write(t, p.files.KeyFile, key)
 		}, func(f config.TLS) string { return f.KeyFile }},
-		{"certificate without an ID", func(p *part) { p.certificate(t, ca, time.Now().Add(time.Hour)) }, func(f config.TLS) string { return f.CertFile }},
-		{"no bundle of its own cluster", func(p *part) { os.Remove(p.files.BundleDir + "/c1.pem") }, func(f config.TLS) string { return `cluster "c1" is not trusted` }},
-		{"empty bundle", func(p *part) { p.bundle(t, "c1", nil) }, func(f config.TLS) string { return f.BundleDir + "/c1.pem" }},
-		{"nonsense bundle", func(p *part) { p.bundle(t, "c1", []byte("x")) }, func(f config.TLS) string { return f.BundleDir + "/c1.pem" }},
+		{"certificate without an ID", func(p *part) { p.certificate(t, ca, time.Now().Add(time.Hour)) },
+			func(f config.TLS) string { return f.CertFile }},
+		{"no bundle of its own cluster", func(p *part) { os.Remove(p.files.BundleDir + "/c1.pem") },
+			func(f config.TLS) string { return `cluster "c1" is not trusted` }},
+		{"empty bundle", func(p *part) { p.bundle(t, "c1", nil) },
+			func(f config.TLS) string { return f.BundleDir + "/c1.pem" }},
+		{"nonsense bundle", func(p *part) { p.bundle(t, "c1", []byte("x")) },
+			func(f config.TLS) string { return f.BundleDir + "/c1.pem" }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := good()
@@ -334,14 +345,20 @@ func TestServerOnly(t *testing.T) {
 	server := newPart(t, ca1, "spiffe://c1/broker", all).source(t).ServerOnlyTLS()
 	bundle := writeBundle(t, ca1.pem())
 	mustPass(t, "agent of c1", server, bundleClientTLS(bundle, Broker("c1")))
-	mustFail(t, "agent that wants another broker", server, bundleClientTLS(bundle, Broker("c2")), "bad certificate", `unexpected ID "spiffe://c1/broker"`)
-	mustFail(t, "agent that wants another part", server, bundleClientTLS(bundle, Exporter("c1")), "bad certificate", `unexpected ID "spiffe://c1/broker"`)
-	mustFail(t, "agent with the root of another cluster", server, bundleClientTLS(writeBundle(t, ca2.pem()), Broker("c1")), "bad certificate", "unknown authority")
-	mustFail(t, "agent whose bundle is not there", server, bundleClientTLS(bundle+".not", Broker("c1")), "bad certificate", bundle+".not")
-	mustFail(t, "agent of TLS 1.2", server, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}, "unsupported versions", "protocol version not supported")
+	mustFail(t, "agent that wants another broker", server, bundleClientTLS(bundle, Broker("c2")), "bad certificate",
+		`unexpected ID "spiffe://c1/broker"`)
+	mustFail(t, "agent that wants another part", server, bundleClientTLS(bundle, Exporter("c1")), "bad certificate",
+		`unexpected ID "spiffe://c1/broker"`)
+	mustFail(t, "agent with the root of another cluster", server, bundleClientTLS(writeBundle(t, ca2.pem()), Broker("c1")),
+		"bad certificate", "unknown authority")
+	mustFail(t, "agent whose bundle is not there", server, bundleClientTLS(bundle+".not", Broker("c1")), "bad certificate",
+		bundle+".not")
+	mustFail(t, "agent of TLS 1.2", server, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12},
+		"unsupported versions", "protocol version not supported")
 
 	forged := newPart(t, ca2, "spiffe://c1/broker", map[string][]byte{"c1": ca2.pem()}).source(t).ServerOnlyTLS()
-	mustFail(t, "a server with another root", forged, bundleClientTLS(bundle, Broker("c1")), "bad certificate", "unknown authority")
+	mustFail(t, "a server with another root", forged, bundleClientTLS(bundle, Broker("c1")), "bad certificate",
+		"unknown authority")
 
 	// The bundle is read at each handshake.
 	client := bundleClientTLS(bundle, Broker("c1"))
@@ -433,7 +450,7 @@ func TestSecretVolume(t *testing.T) {
 	mustPass(t, "and put back", server, client)
 }
 
-// While volumes are replaced without a pause, nobody is without a certificate, and no cluster without its roots.
+// While volumes are replaced without a pause, no part is without a certificate, and no cluster without its roots.
 func TestSecretVolumeUnderWay(t *testing.T) {
 	ca1, ca2 := newAuthority(t), newAuthority(t)
 	certificates, bundles := &secret{dir: t.TempDir()}, &secret{dir: t.TempDir()}

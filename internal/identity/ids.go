@@ -13,25 +13,24 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// Exporter is the ID of a cluster's exporter.
+// Exporter returns the ID of a cluster's exporter.
 func Exporter(cluster string) spiffeid.ID { return id(cluster, "exporter") }
 
-// Broker is the ID of a cluster's broker.
+// Broker returns the ID of a cluster's broker.
 func Broker(cluster string) spiffeid.ID { return id(cluster, "broker") }
 
-// Semaphorectl is the ID of the operators of a cluster.
+// Semaphorectl returns the ID of the operators of a cluster.
 func Semaphorectl(cluster string) spiffeid.ID { return id(cluster, "semaphorectl") }
 
-// id panics on a name that is no trust domain; configurations that passed
-// config.Load have none.
+// id panics on a name that is no trust domain; configurations that passed config.Load have none.
 func id(cluster, part string) spiffeid.ID {
 	return spiffeid.RequireFromPath(spiffeid.RequireTrustDomainFromString(cluster), "/"+part)
 }
 
-// ClusterOf is the cluster an ID belongs to.
+// ClusterOf returns the cluster that an ID belongs to.
 func ClusterOf(id spiffeid.ID) string { return id.TrustDomain().Name() }
 
-// PeerID is who proved itself by a certificate at the other end of a gRPC stream.
+// PeerID returns the authenticated ID at the other end of a gRPC stream.
 func PeerID(ctx context.Context) (spiffeid.ID, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

@@ -47,10 +47,12 @@ func TestF19Rollover(t *testing.T) {
 		{"1. c2's exporter does", func() { exporter2.bundle(t, "c1", both) }},
 		{"1. c1's exporter and broker do", func() { exporter1.bundle(t, "c1", both); broker1.bundle(t, "c1", both) }},
 		{"1. c1's agents do", func() { write(t, agent1, both) }},
-		{"2. c1's exporter has a certificate of the new root", func() { exporter1.certificate(t, newCA1, hour, "spiffe://c1/exporter") }},
+		{"2. c1's exporter has a certificate of the new root",
+			func() { exporter1.certificate(t, newCA1, hour, "spiffe://c1/exporter") }},
 		{"2. c1's broker has", func() { broker1.certificate(t, newCA1, hour, "spiffe://c1/broker") }},
 		{"3. c1's agents forget the old root", func() { write(t, agent1, newCA1.pem()) }},
-		{"3. c1's exporter and broker do", func() { exporter1.bundle(t, "c1", newCA1.pem()); broker1.bundle(t, "c1", newCA1.pem()) }},
+		{"3. c1's exporter and broker do",
+			func() { exporter1.bundle(t, "c1", newCA1.pem()); broker1.bundle(t, "c1", newCA1.pem()) }},
 		{"3. c2's broker does", func() { broker2.bundle(t, "c1", newCA1.pem()) }},
 		{"3. c2's exporter does", func() { exporter2.bundle(t, "c1", newCA1.pem()) }},
 	}
@@ -103,7 +105,8 @@ func TestF18BothClocksAreNamed(t *testing.T) {
 		{"expired", now.Add(-30 * time.Minute), now.Add(-10 * time.Minute), "has expired 10m"},
 		{"not yet valid", now.Add(10 * time.Minute), now.Add(time.Hour), "is not yet valid, for another"},
 	} {
-		wants := []string{test.says, test.notBefore.Format(layout), test.notAfter.Format(layout), "our clock says " + now.Format("2006-01-02 15")}
+		wants := []string{test.says, test.notBefore.Format(layout), test.notAfter.Format(layout), "our clock says " +
+			now.Format("2006-01-02 15")}
 		has := func(t *testing.T, who, text string) {
 			t.Helper()
 			for _, want := range wants {
@@ -146,7 +149,8 @@ func TestF18BothClocksAreNamed(t *testing.T) {
 		}
 		// The alert may be lost when the other end hangs up at once, so this is what gRPC hands on when it is not.
 		alert := status.Error(codes.Unavailable, "error reading server preface: remote error: tls: bad certificate")
-		for _, want := range []string{"the other end refuses our certificate, spiffe://c1/semaphorectl, valid from", "its log says why"} {
+		for _, want := range []string{"the other end refuses our certificate, spiffe://c1/semaphorectl, valid from",
+			"its log says why"} {
 			if text := other.Refused(alert).Error(); !strings.Contains(text, want) {
 				t.Errorf("%s; want %q", text, want)
 			}
@@ -158,7 +162,7 @@ func TestF18BothClocksAreNamed(t *testing.T) {
 	})
 }
 
-// Whoever is refused again and again does not fill the log.
+// A peer that is refused again and again does not fill the log.
 func TestRefusalsAreLoggedOnceAMinute(t *testing.T) {
 	ca1, ca2, stranger := newAuthority(t), newAuthority(t), newAuthority(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
@@ -182,7 +186,8 @@ func TestRefusalsAreLoggedOnceAMinute(t *testing.T) {
 	}
 	before := strings.Count(log.String(), "\n")
 	r.log(address("192.0.2.1:1"), nil, fmt.Errorf("later"), now.Add(refusalAgain))
-	if len(r.last) != 1 || r.suppressed != 0 || strings.Count(log.String(), "\n") != before+1 || !strings.Contains(log.String(), fmt.Sprintf("notLogged=%d", 2*refusalsMost)) {
+	if len(r.last) != 1 || r.suppressed != 0 || strings.Count(log.String(), "\n") != before+1 ||
+		!strings.Contains(log.String(), fmt.Sprintf("notLogged=%d", 2*refusalsMost)) {
 		t.Errorf("a minute later: %d remembered, %d suppressed", len(r.last), r.suppressed)
 	}
 }
@@ -197,7 +202,8 @@ func TestOwnID(t *testing.T) {
 	ca := newAuthority(t)
 	p := newPart(t, ca, "spiffe://c1/exporter", map[string][]byte{"c1": ca.pem()})
 	_, err := Open(t.Context(), p.files, Broker("c1"))
-	if err == nil || !strings.Contains(err.Error(), p.files.CertFile) || !strings.Contains(err.Error(), "it is that of spiffe://c1/exporter, and this part has to be spiffe://c1/broker") {
+	if err == nil || !strings.Contains(err.Error(), p.files.CertFile) ||
+		!strings.Contains(err.Error(), "it is that of spiffe://c1/exporter, and this part has to be spiffe://c1/broker") {
 		t.Errorf("%v; want the file, what it is and what it should be", err)
 	}
 	s, err := Open(t.Context(), p.files, Exporter("c1"))
@@ -222,7 +228,8 @@ func TestNothingBeforeTheHandshake(t *testing.T) {
 	p := newPart(t, ca, "spiffe://c1/broker", map[string][]byte{"c1": ca.pem()})
 	server := p.source(t).ServerTLS(anyone)
 	preface := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}).DialContext(t.Context(), "tcp", serveEcho(t, server))
+	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true,
+		NextProtos: []string{"h2"}}}).DialContext(t.Context(), "tcp", serveEcho(t, server))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,36 +15,36 @@ import (
 	"github.com/spiffe/go-spiffe/v2/workloadapi"
 )
 
-// tellWaiting is how often a start that waits for its first certificate says so.
+// tellWaiting is the interval of the log message while a start waits for its first certificate.
 const tellWaiting = 10 * time.Second
 
-// followAgain is the pause before an API is followed anew that told the library not to.
+// followAgain is the pause before the watch is restarted after an answer that the library treats as final.
 const followAgain = 5 * time.Second
 
-// workload is the backend of certificates that SPIRE, or another SPIFFE implementation, hands out:
-// https://github.com/spiffe/spiffe/blob/main/standards/SPIFFE_Workload_API.md. One goroutine follows the
-// API until Close.
+// workload is the backend for certificates from SPIRE, or another SPIFFE implementation:
+// https://github.com/spiffe/spiffe/blob/main/standards/SPIFFE_Workload_API.md. One goroutine watches the API until
+// Close.
 //
-// The library's own X509Source would do most of this, but it gives up for good, and tells nobody, where
-// the API answers Canceled or InvalidArgument once.
+// It does not use the library's X509Source, which gives up silently and permanently after one answer Canceled or
+// InvalidArgument.
 type workload struct {
 	address string
-	// own is the ID that the certificate must bear; the zero ID for any.
+	// own is the ID that the certificate must have; the zero ID for any.
 	own    spiffeid.ID
 	client *workloadapi.Client
 	stop   context.CancelFunc
 	done   chan struct{}
-	// first is closed when the API has answered once.
+	// first is closed after the API's first answer.
 	first     chan struct{}
 	firstOnce sync.Once
 
 	mu sync.Mutex
-	// svid is the last certificate of ours; nil when there was none.
+	// svid is the last certificate of ours; nil if there was none.
 	svid    *x509svid.SVID
 	bundles *x509bundle.Set
-	// given are the IDs that the API gave last, when none was ours.
+	// given are the IDs of the API's last answer, if none was ours.
 	given []string
-	// failed is the last thing that went wrong with the API, empty when nothing has since it answered.
+	// failed is the last error of the API, empty after a success.
 	failed string
 }
 
@@ -55,7 +55,8 @@ func openWorkload(ctx context.Context, address string, own spiffeid.ID) (*worklo
 		return nil, fmt.Errorf("the Workload API %s: %w", address, err)
 	}
 	follow, stop := context.WithCancel(context.Background())
-	w := &workload{address: address, own: own, client: client, stop: stop, done: make(chan struct{}), first: make(chan struct{})}
+	w := &workload{address: address, own: own, client: client, stop: stop, done: make(chan struct{}),
+		first: make(chan struct{})}
 	go w.follow(follow)
 	if err := w.wait(ctx); err != nil {
 		return nil, errors.Join(err, w.Close())
@@ -73,12 +74,14 @@ func (w *workload) wait(ctx context.Context) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			if w.svid == nil {
-				return fmt.Errorf("the Workload API %s gives a certificate of %s, and this part has to be %s: change its registration entry, or the configuration's cluster",
+				return fmt.Errorf("the Workload API %s gives a certificate of %s, and this part has to be %s: change its "+
+					"registration entry, or the configuration's cluster",
 					w.address, strings.Join(w.given, ", "), w.own)
 			}
 			return nil
 		case <-tick.C:
-			slog.Warn("waiting for a certificate from the Workload API: does its agent run, is the socket mounted, has this part a registration entry?",
+			slog.Warn("waiting for a certificate from the Workload API: does its agent run, is the socket mounted, has this "+
+				"part a registration entry?",
 				"workloadAPI", w.address, "id", w.own, "waited", time.Since(started).Round(time.Second), "error", w.reason())
 		case <-ctx.Done():
 			return fmt.Errorf("waiting for a certificate from the Workload API %s: %w (%s)", w.address, ctx.Err(), w.reason())
@@ -95,8 +98,8 @@ func (w *workload) reason() string {
 	return w.failed
 }
 
-// follow takes what the API gives until ctx ends. The library retries by itself, with a growing pause, all
-// but what it takes for final.
+// follow watches the API until ctx ends. The library retries with a growing pause all errors but those that it treats
+// as final.
 func (w *workload) follow(ctx context.Context) {
 	defer close(w.done)
 	for {
@@ -126,14 +129,14 @@ func (w *workload) OnX509ContextUpdate(update *workloadapi.X509Context) {
 		}
 		w.given = append(w.given, svid.ID.String())
 	}
-	// An update without ours must not cost the one that still works.
+	// An update without ours must not drop the one that still works.
 	if w.svid != nil {
 		slog.Warn("the Workload API no longer gives a certificate of this part; the last one is kept until it expires",
 			"workloadAPI", w.address, "id", w.own, "given", w.given, "expires", w.svid.Certificates[0].NotAfter)
 	}
 }
 
-// OnX509ContextWatchError implements workloadapi.X509ContextWatcher. What was given before stays in use.
+// OnX509ContextWatchError implements workloadapi.X509ContextWatcher. Earlier certificates stay in use.
 func (w *workload) OnX509ContextWatchError(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -141,8 +144,8 @@ func (w *workload) OnX509ContextWatchError(err error) {
 		return
 	}
 	w.failed = err.Error()
-	if w.svid != nil { // before, wait says it
-		slog.Warn("the Workload API cannot be followed; what it gave is kept", "workloadAPI", w.address,
+	if w.svid != nil { // before that, wait reports it
+		slog.Warn("cannot watch the Workload API; its last certificates stay in use", "workloadAPI", w.address,
 			"expires", w.svid.Certificates[0].NotAfter, "error", err)
 	}
 }
@@ -171,8 +174,12 @@ func (w *workload) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bu
 	w.mu.Unlock()
 	bundle, ok := bundles.Get(td)
 	if !ok || bundle.Empty() {
-		return nil, fmt.Errorf("cluster %q is not trusted: the Workload API %s gives no root certificates of its trust domain: "+
-			"federate this part's registration entry with it", td.Name(), w.address)
+		return nil, fmt.Errorf(
+			"cluster %q is not trusted: the Workload API %s gives no root certificates of its trust domain: "+
+				"federate this part's registration entry with it",
+			td.Name(),
+			w.address,
+		)
 	}
 	return bundle, nil
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// agent is a Workload API on a socket, which speaks the published protocol and gives what it is told to.
+// agent is a Workload API on a socket, which speaks the published protocol and gives what the test says.
 type agent struct {
 	workloadpb.UnimplementedSpiffeWorkloadAPIServer
 	socket string
@@ -79,7 +79,8 @@ func (a *agent) set(gives *workloadpb.X509SVIDResponse, refuses error) {
 	a.changed = make(chan struct{})
 }
 
-func (a *agent) FetchX509SVID(_ *workloadpb.X509SVIDRequest, stream workloadpb.SpiffeWorkloadAPI_FetchX509SVIDServer) error {
+func (a *agent) FetchX509SVID(_ *workloadpb.X509SVIDRequest,
+	stream workloadpb.SpiffeWorkloadAPI_FetchX509SVIDServer) error {
 	// The header is what keeps a browser from being tricked into asking.
 	if md, _ := metadata.FromIncomingContext(stream.Context()); strings.Join(md["workload.spiffe.io"], "") != "true" {
 		return status.Error(codes.InvalidArgument, "security header missing from request")
@@ -172,7 +173,8 @@ func TestWorkloadAPI(t *testing.T) {
 	server := broker.source(t).ServerTLS(only(Exporter("c1")))
 	client := source.ClientTLS(Broker("c2"))
 	mustPass(t, "first", server, client)
-	mustFail(t, "a cluster that is not federated", server, source.ClientTLS(Broker("c3")), "bad certificate", `unexpected ID "spiffe://c2/broker"`)
+	mustFail(t, "a cluster that is not federated", server, source.ClientTLS(Broker("c3")), "bad certificate",
+		`unexpected ID "spiffe://c2/broker"`)
 
 	stream := stand(t, broker.source(t).ServerTLS(anyone), client)
 	before := serialNow()
@@ -195,7 +197,8 @@ func TestWorkloadAPI(t *testing.T) {
 		_, err := source.GetX509BundleForTrustDomain(Broker("c2").TrustDomain())
 		return err != nil
 	})
-	mustFail(t, "federation taken back", server, client, "bad certificate", `cluster "c2" is not trusted: the Workload API `+spire.address())
+	mustFail(t, "federation taken back", server, client, "bad certificate",
+		`cluster "c2" is not trusted: the Workload API `+spire.address())
 	stream.echo(t)
 
 	// An update that has only others' certificates keeps ours.
@@ -234,7 +237,8 @@ func TestWorkloadAPIRoots(t *testing.T) {
 		return err == nil && len(b.X509Authorities()) == 2
 	})
 	mustPass(t, "with the new root", server, client)
-	mustFail(t, "another part", server, roots.ClientTLS(Exporter("c1")), "bad certificate", `unexpected ID "spiffe://c1/broker"`)
+	mustFail(t, "another part", server, roots.ClientTLS(Exporter("c1")), "bad certificate",
+		`unexpected ID "spiffe://c1/broker"`)
 }
 
 func TestWorkloadAPIOfAnotherPart(t *testing.T) {
@@ -242,7 +246,8 @@ func TestWorkloadAPIOfAnotherPart(t *testing.T) {
 	spire := newAgent(t)
 	spire.give(nil, svid(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter"))
 	_, err := spire.open(t, "spiffe://c1/broker")
-	if err == nil || !strings.Contains(err.Error(), "gives a certificate of spiffe://c1/exporter, and this part has to be spiffe://c1/broker") {
+	if err == nil || !strings.Contains(err.Error(),
+		"gives a certificate of spiffe://c1/exporter, and this part has to be spiffe://c1/broker") {
 		t.Errorf("%v; want what it is and what it should be", err)
 	}
 }
@@ -277,12 +282,13 @@ func TestWorkloadAPIStartWaits(t *testing.T) {
 	defer cancel()
 	nowhere := "unix://" + filepath.Join(t.TempDir(), "no.sock")
 	_, err := Open(ctx, config.TLS{WorkloadAPI: nowhere}, Exporter("c1"))
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), nowhere) || !strings.Contains(err.Error(), "no such file") {
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), nowhere) ||
+		!strings.Contains(err.Error(), "no such file") {
 		t.Errorf("%v; want the deadline, the address and the reason", err)
 	}
 }
 
-// The agent of SPIRE restarts, or answers what the library takes for its last word: what it gave is kept,
+// The agent of SPIRE restarts, or answers what the library takes for its last word: its last certificates stay in use,
 // and it is followed again.
 func TestWorkloadAPIGoesAndComesBack(t *testing.T) {
 	log := testkit.CaptureLog(t)
@@ -313,7 +319,7 @@ func TestWorkloadAPIGoesAndComesBack(t *testing.T) {
 	time.Sleep(50 * time.Millisecond)
 	spire.give(nil, svid(t, ca1, time.Now().Add(time.Hour), "spiffe://c1/exporter"))
 	until(t, "the agent to be followed after its last word", func() bool { return roots()[0].Equal(ca1.cert) })
-	if !strings.Contains(log.String(), "what it gave is kept") || !strings.Contains(log.String(), "not now") {
+	if !strings.Contains(log.String(), "its last certificates stay in use") || !strings.Contains(log.String(), "not now") {
 		t.Errorf("the log does not say what happened:\n%s", log)
 	}
 }

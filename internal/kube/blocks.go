@@ -24,7 +24,7 @@ type BlockAffinity struct {
 	Spec              BlockAffinitySpec `json:"spec"`
 }
 
-// BlockAffinitySpec is what a BlockAffinity says.
+// BlockAffinitySpec is the spec of a BlockAffinity.
 type BlockAffinitySpec struct {
 	// State is confirmed, pending (the block is not the node's yet) or pendingDeletion (it is about to be given up).
 	State string `json:"state"`
@@ -32,11 +32,11 @@ type BlockAffinitySpec struct {
 	CIDR  string `json:"cidr"`
 	// Type is host, also when empty, or virtual: of blocks that no node has, such as those of load balancers.
 	Type string `json:"type,omitempty"`
-	// Deleted is true for an affinity that is to be taken as not there.
+	// Deleted is true for an affinity that counts as absent.
 	Deleted Word `json:"deleted,omitempty"`
 }
 
-// Word is what a field holds that one version of an API has as text and another as a boolean, such as "true" for both.
+// Word is a field that one version of an API has as text and another as a boolean, such as "true" for both.
 type Word string
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -75,15 +75,16 @@ func (l *BlockAffinityList) DeepCopyObject() runtime.Object {
 
 // Errors of BlockAffinities.
 var (
-	// ErrNoBlocks says that a cluster serves BlockAffinities in neither group.
-	ErrNoBlocks = errors.New("the cluster serves BlockAffinities in neither projectcalico.org/v3 nor crd.projectcalico.org/v1: is Calico installed, and does it keep its data in this cluster?")
-	// ErrListFirst answers a watch that is to begin with what there is. Calico's API server may take it for an ordinary
-	// one and never say where the beginning ends; reflectors list instead.
+	// ErrNoBlocks is the error if a cluster serves BlockAffinities in neither group.
+	ErrNoBlocks = errors.New("the cluster serves BlockAffinities in neither projectcalico.org/v3 nor " +
+		"crd.projectcalico.org/v1: is Calico installed, and does it keep its data in this cluster?")
+	// ErrListFirst answers a watch that asks for initial events. Calico's API server may treat it as an ordinary watch
+	// and never send the bookmark that ends them; reflectors then fall back to a list.
 	ErrListFirst = errors.New("the Calico API server is asked for a list before a watch")
 )
 
-// BlockAffinities reads those of a cluster, in the group that it serves them in when it is asked: Calico may be installed
-// later, or move its data.
+// BlockAffinities reads those of a cluster, in the group that serves them at that time: Calico may be installed later,
+// or move its data.
 type BlockAffinities struct {
 	cfg *rest.Config
 
@@ -91,24 +92,25 @@ type BlockAffinities struct {
 	client *CalicoClient
 }
 
-// NewBlockAffinities makes the reader; nothing is asked yet.
+// NewBlockAffinities returns a reader that has sent no request yet.
 func NewBlockAffinities(cfg *rest.Config) *BlockAffinities { return &BlockAffinities{cfg: cfg} }
 
-// Native says that their resourceVersions are those of the cluster's own objects, which cannot be known of what an
-// aggregated API server serves.
+// Native reports whether their resourceVersions are those of the cluster's own objects, which is unknown for an
+// aggregated API server.
 func (b *BlockAffinities) Native() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.client != nil && b.client.GroupVersion == calicoCRD
 }
 
-// connect returns the client for the group that the cluster serves now; moved says that the last was for another.
-func (b *BlockAffinities) connect() (client *CalicoClient, moved bool, err error) {
+// connect returns the client for the group that the cluster serves now; moved is set if it is another group than
+// before.
+func (b *BlockAffinities) connect(ctx context.Context) (client *CalicoClient, moved bool, err error) {
 	disco, err := NewServed(b.cfg)
 	if err != nil {
 		return nil, false, err
 	}
-	gv, ok, err := calicoGroup(disco, "blockaffinities")
+	gv, ok, err := calicoGroup(ctx, disco, "blockaffinities")
 	if err != nil {
 		return nil, false, err
 	}
@@ -127,11 +129,11 @@ func (b *BlockAffinities) connect() (client *CalicoClient, moved bool, err error
 	return b.client, moved, nil
 }
 
-// ListWatch follows them all.
+// ListWatch lists and watches them all.
 func (b *BlockAffinities) ListWatch() *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			client, moved, err := b.connect()
+			client, moved, err := b.connect(ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -139,10 +141,11 @@ func (b *BlockAffinities) ListWatch() *cache.ListWatch {
 				options.ResourceVersion, options.ResourceVersionMatch = "", "" // it was the other group's
 			}
 			list := &BlockAffinityList{}
-			return list, client.rest.Get().Resource("blockaffinities").VersionedParams(&options, client.parameters).Do(ctx).Into(list)
+			return list, client.rest.Get().Resource("blockaffinities").VersionedParams(&options,
+				client.parameters).Do(ctx).Into(list)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			client, moved, err := b.connect()
+			client, moved, err := b.connect(ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -158,10 +161,10 @@ func (b *BlockAffinities) ListWatch() *cache.ListWatch {
 	}
 }
 
-// calicoGroup is the group that serves a resource of Calico's, if one does.
-func calicoGroup(disco *Served, resource string) (gv schema.GroupVersion, ok bool, err error) {
+// calicoGroup returns the group that serves a resource of Calico's, if one does.
+func calicoGroup(ctx context.Context, disco *Served, resource string) (gv schema.GroupVersion, ok bool, err error) {
 	for _, gv := range []schema.GroupVersion{calicoV3, calicoCRD} {
-		resources, err := disco.Resources(context.Background(), gv) // it has a timeout
+		resources, err := disco.Resources(ctx, gv) // a request of its own has a timeout, too
 		if apierrors.IsNotFound(err) {
 			continue
 		}
@@ -178,8 +181,8 @@ func calicoGroup(disco *Served, resource string) (gv schema.GroupVersion, ok boo
 	return schema.GroupVersion{}, false, nil
 }
 
-// StrictAffinity says whether Calico's IPAM keeps nodes from taking IPs of other nodes' blocks. resource is what kubectl calls the
-// type of the object "default" that says so; empty where there is none, and then it does not.
+// StrictAffinity reports whether Calico's IPAM keeps nodes from taking IPs of other nodes' blocks. resource is
+// kubectl's name of the type of the object "default" with that setting; empty, with false, if there is none.
 func StrictAffinity(ctx context.Context, cfg *rest.Config) (resource string, strict bool, err error) {
 	for _, at := range []struct {
 		gv       schema.GroupVersion

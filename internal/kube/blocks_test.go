@@ -31,8 +31,8 @@ func TestWord(t *testing.T) {
 	}
 }
 
-// TestBlockAffinities: the cluster has no Calico, then its CRDs, and then moves to the v3 API, where a field has another
-// type.
+// TestBlockAffinities: the cluster has no Calico, then its CRDs, and then moves to the v3 API, where a field has
+// another type.
 func TestBlockAffinities(t *testing.T) {
 	cfg := kubetest.Start(t)
 	b := NewBlockAffinities(cfg)
@@ -49,10 +49,11 @@ func TestBlockAffinities(t *testing.T) {
 	}
 	create := func(gv schema.GroupVersion, name string, deleted any) {
 		t.Helper()
-		_, err := dynamic.NewForConfigOrDie(cfg).Resource(gv.WithResource("blockaffinities")).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": gv.String(), "kind": "BlockAffinity", "metadata": map[string]any{"name": name},
-			"spec": map[string]any{"node": "n1", "cidr": "10.1.2.0/26", "state": "confirmed", "deleted": deleted},
-		}}, metav1.CreateOptions{})
+		_, err := dynamic.NewForConfigOrDie(cfg).Resource(gv.WithResource("blockaffinities")).Create(ctx,
+			&unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": gv.String(), "kind": "BlockAffinity", "metadata": map[string]any{"name": name},
+				"spec": map[string]any{"node": "n1", "cidr": "10.1.2.0/26", "state": "confirmed", "deleted": deleted},
+			}}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,8 +99,9 @@ func TestBlockAffinities(t *testing.T) {
 		spec.Properties["deleted"] = apiextensions.JSONSchemaProps{Type: "boolean"}
 	})
 	create(calicoV3, "c", false)
-	if _, err := lw.WatchFuncWithContext(ctx, metav1.ListOptions{ResourceVersion: all.ResourceVersion}); !apierrors.IsResourceExpired(err) {
-		t.Errorf("a watch that goes on, after the move: %v; want expired, so that a list follows", err)
+	if _, err := lw.WatchFuncWithContext(ctx,
+		metav1.ListOptions{ResourceVersion: all.ResourceVersion}); !apierrors.IsResourceExpired(err) {
+		t.Errorf("a watch that continues, after the move: %v; want expired, so that a list follows", err)
 	}
 	if got, _ := list(); got != "c n1 10.1.2.0/26 confirmed false" || b.Native() {
 		t.Errorf("the v3 API has %q, native: %v", got, b.Native())

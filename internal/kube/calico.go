@@ -17,34 +17,34 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// The groups under which clusters serve Calico's types: the Calico API server's (or
-// native v3 CRDs), and the CRDs that Calico itself stores its data in. The types are
-// the same in both, as far as sets and pools go.
+// The groups under which clusters serve Calico's types: the Calico API server's (or native v3 CRDs), and the CRDs in
+// which Calico itself stores its data. For sets and pools the types are the same in both.
 var (
 	calicoV3  = schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}
 	calicoCRD = schema.GroupVersion{Group: "crd.projectcalico.org", Version: "v1"}
 )
 
-// ErrNoCalico says that a cluster serves Calico's types in neither group.
-var ErrNoCalico = errors.New("the cluster serves GlobalNetworkSets in neither projectcalico.org/v3 nor crd.projectcalico.org/v1: is Calico installed?")
+// ErrNoCalico is the error if a cluster serves Calico's types in neither group.
+var ErrNoCalico = errors.New("the cluster serves GlobalNetworkSets in neither projectcalico.org/v3 nor " +
+	"crd.projectcalico.org/v1: is Calico installed?")
 
 // CalicoClient reads and writes Calico's types in the group that a cluster serves.
 type CalicoClient struct {
-	// GroupVersion that is used.
+	// GroupVersion in use.
 	GroupVersion schema.GroupVersion
 	rest         rest.Interface
 	parameters   runtime.ParameterCodec
-	// FieldManager is by what name the writes are known in managedFields; empty for that of the user agent.
+	// FieldManager is the manager of the writes in managedFields; empty for that of the user agent.
 	FieldManager string
 }
 
-// calicoMetadata is the annotation in which the Calico API server keeps labels and annotations of what it stores in the
-// CRDs (libcalico-go, ConvertCalicoResourceToK8sResource): the object itself has none of them, for label selectors neither. Calico's
-// own parts read them there.
+// calicoMetadata is the annotation in which the Calico API server stores labels and annotations in the CRDs
+// (libcalico-go, ConvertCalicoResourceToK8sResource): the object itself has none of them, so that label selectors do
+// not find them. Calico's own parts read them there.
 const calicoMetadata = "projectcalico.org/metadata"
 
-// Unveil gives an object of the CRDs the labels and annotations that it has for Calico, and says whether it had them only
-// there. Written so, it is the same object to Calico.
+// Unveil gives an object of the CRDs the labels and annotations that it has for Calico, and reports whether it had them
+// only there. Written in this form, it is the same object to Calico.
 func Unveil(object metav1.Object) bool {
 	stored, ok := object.GetAnnotations()[calicoMetadata]
 	if !ok {
@@ -52,21 +52,21 @@ func Unveil(object metav1.Object) bool {
 	}
 	var meta metav1.ObjectMeta
 	if err := json.Unmarshal([]byte(stored), &meta); err != nil {
-		return false // it is nobody's of whom we know
+		return false // another, unknown program wrote it
 	}
 	object.SetLabels(meta.Labels)
 	object.SetAnnotations(meta.Annotations)
 	return true
 }
 
-// Calico asks the cluster which group it serves and returns a client for it. The error is
-// ErrNoCalico when it is neither.
+// Calico asks the cluster which group it serves and returns a client for it. The error is ErrNoCalico if it serves
+// neither.
 func Calico(cfg *rest.Config) (*CalicoClient, error) {
 	disco, err := NewServed(cfg)
 	if err != nil {
 		return nil, err
 	}
-	gv, ok, err := calicoGroup(disco, "globalnetworksets")
+	gv, ok, err := calicoGroup(context.Background(), disco, "globalnetworksets")
 	if err != nil {
 		return nil, err
 	}
@@ -76,10 +76,10 @@ func Calico(cfg *rest.Config) (*CalicoClient, error) {
 	return CalicoIn(cfg, gv)
 }
 
-// Veils says whether objects may have been written by the Calico API server and be read as it stores them; see Unveil.
+// Veils reports whether the Calico API server may have written objects that are read as it stores them; see Unveil.
 func (c *CalicoClient) Veils() bool { return c.GroupVersion == calicoCRD }
 
-// CalicoIn is the client for a group that the cluster is known to serve.
+// CalicoIn returns the client for a group that the cluster is known to serve.
 func CalicoIn(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(gv,
@@ -101,7 +101,7 @@ func CalicoIn(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
 	return &CalicoClient{GroupVersion: gv, rest: client, parameters: runtime.NewParameterCodec(scheme)}, nil
 }
 
-// GlobalNetworkSets is the client of that type.
+// GlobalNetworkSets returns the client of that type.
 func (c *CalicoClient) GlobalNetworkSets() CalicoResource[*calicov3.GlobalNetworkSet] {
 	return CalicoResource[*calicov3.GlobalNetworkSet]{
 		client: c, resource: "globalnetworksets", kind: "GlobalNetworkSet",
@@ -110,7 +110,7 @@ func (c *CalicoClient) GlobalNetworkSets() CalicoResource[*calicov3.GlobalNetwor
 	}
 }
 
-// NetworkSets is the client of that type in one namespace; in all of them, for lists, with "".
+// NetworkSets returns the client of that type in one namespace; in all of them, for lists, with "".
 func (c *CalicoClient) NetworkSets(namespace string) CalicoResource[*calicov3.NetworkSet] {
 	return CalicoResource[*calicov3.NetworkSet]{
 		client: c, resource: "networksets", kind: "NetworkSet", namespaced: true, namespace: namespace,
@@ -119,7 +119,7 @@ func (c *CalicoClient) NetworkSets(namespace string) CalicoResource[*calicov3.Ne
 	}
 }
 
-// IPPools is the client of that type.
+// IPPools returns the client of that type.
 func (c *CalicoClient) IPPools() CalicoResource[*calicov3.IPPool] {
 	return CalicoResource[*calicov3.IPPool]{
 		client: c, resource: "ippools", kind: "IPPool",
@@ -128,7 +128,7 @@ func (c *CalicoClient) IPPools() CalicoResource[*calicov3.IPPool] {
 	}
 }
 
-// IPReservations is the client of that type.
+// IPReservations returns the client of that type.
 func (c *CalicoClient) IPReservations() CalicoResource[*calicov3.IPReservation] {
 	return CalicoResource[*calicov3.IPReservation]{
 		client: c, resource: "ipreservations", kind: "IPReservation",
@@ -137,7 +137,7 @@ func (c *CalicoClient) IPReservations() CalicoResource[*calicov3.IPReservation] 
 	}
 }
 
-// CalicoObject is one of Calico's types.
+// CalicoObject is an object of one of Calico's types.
 type CalicoObject interface {
 	runtime.Object
 	metav1.Object
@@ -153,12 +153,12 @@ type CalicoResource[T CalicoObject] struct {
 	list           func() runtime.Object
 }
 
-// of is a request about the resource.
+// of returns a request about the resource.
 func (r CalicoResource[T]) of(request *rest.Request) *rest.Request {
 	return request.NamespaceIfScoped(r.namespace, r.namespaced && r.namespace != "").Resource(r.resource)
 }
 
-// managed is a write of the resource.
+// managed returns a write of the resource.
 func (r CalicoResource[T]) managed(request *rest.Request) *rest.Request {
 	if r.client.FieldManager != "" {
 		request.Param("fieldManager", r.client.FieldManager)
@@ -172,19 +172,19 @@ func (r CalicoResource[T]) Get(ctx context.Context, name string) (T, error) {
 	return out, r.of(r.client.rest.Get()).Name(name).Do(ctx).Into(out)
 }
 
-// Create makes an object.
+// Create creates an object.
 func (r CalicoResource[T]) Create(ctx context.Context, object T) (T, error) {
 	out := r.empty()
 	return out, r.managed(r.client.rest.Post()).Body(r.typed(object)).Do(ctx).Into(out)
 }
 
-// Update replaces an object; its resourceVersion must be that of the newest one.
+// Update replaces an object; its resourceVersion must be the latest one.
 func (r CalicoResource[T]) Update(ctx context.Context, object T) (T, error) {
 	out := r.empty()
 	return out, r.managed(r.client.rest.Put()).Name(object.GetName()).Body(r.typed(object)).Do(ctx).Into(out)
 }
 
-// Delete removes an object, if it still is the one with that UID and version.
+// Delete deletes an object, if it still has that UID and version.
 func (r CalicoResource[T]) Delete(ctx context.Context, name string, uid types.UID, resourceVersion string) error {
 	options := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
 	if resourceVersion != "" {
@@ -193,14 +193,14 @@ func (r CalicoResource[T]) Delete(ctx context.Context, name string, uid types.UI
 	return r.of(r.client.rest.Delete()).Name(name).Body(options).Do(ctx).Error()
 }
 
-// typed is object with the kind and version of the group in use, which JSON needs.
+// typed returns object with the kind and version of the group in use, which JSON needs.
 func (r CalicoResource[T]) typed(object T) T {
 	out := object.DeepCopyObject().(T)
 	out.GetObjectKind().SetGroupVersionKind(r.client.GroupVersion.WithKind(r.kind))
 	return out
 }
 
-// ListWatch follows the objects that bear the labels of selector.
+// ListWatch lists and watches the objects with the labels of selector.
 func (r CalicoResource[T]) ListWatch(selector string) cache.ListerWatcher {
 	get := func(ctx context.Context, options metav1.ListOptions) *rest.Request {
 		options.LabelSelector = selector
@@ -218,5 +218,5 @@ func (r CalicoResource[T]) ListWatch(selector string) cache.ListerWatcher {
 	}
 }
 
-// Example is an empty object of the type, as informers want it.
+// Example returns an empty object of the type, which informers need.
 func (r CalicoResource[T]) Example() T { return r.empty() }

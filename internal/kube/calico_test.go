@@ -115,7 +115,8 @@ func testGroup(t *testing.T, cfg *rest.Config, want schema.GroupVersion) {
 					CIDR: "10.2.0.0/16", Disabled: true, IPIPMode: calicov3.IPIPModeNever,
 					VXLANMode: calicov3.VXLANModeNever, NodeSelector: "all()",
 					// What the Calico API server sets where it is not said.
-					BlockSize: 26, AllowedUses: []calicov3.IPPoolAllowedUse{calicov3.IPPoolAllowedUseWorkload, calicov3.IPPoolAllowedUseTunnel},
+					BlockSize: 26, AllowedUses: []calicov3.IPPoolAllowedUse{calicov3.IPPoolAllowedUseWorkload,
+						calicov3.IPPoolAllowedUseTunnel},
 				},
 			},
 			func(p *calicov3.IPPool) { p.Spec.DisableBGPExport = true },
@@ -125,10 +126,12 @@ func testGroup(t *testing.T, cfg *rest.Config, want schema.GroupVersion) {
 }
 
 // testResource makes, changes and removes object, and follows it meanwhile. others makes one that may stand beside it.
-func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, change func(T), others func(T, int), spec func(T) any) {
+func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, change func(T), others func(T, int),
+	spec func(T) any) {
 	ctx, cancel := context.WithCancel(t.Context())
 	seen := make(chan string, 100)
-	informer := cache.NewSharedIndexInformer(r.ListWatch("app.kubernetes.io/managed-by=semaphore-broker"), r.Example(), 0, nil)
+	informer := cache.NewSharedIndexInformer(r.ListWatch("app.kubernetes.io/managed-by=semaphore-broker"),
+		r.Example(), 0, nil)
 	informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { seen <- "add " + o.(T).GetName() },
 		UpdateFunc: func(_, o any) { seen <- "update " + o.(T).GetName() },

@@ -12,10 +12,11 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// ErrNoIPAM says that a cluster serves what Calico's IPAM keeps of its blocks, or IPReservations, in neither group.
-var ErrNoIPAM = errors.New("the cluster serves IPAMBlocks and IPReservations (Calico 3.22 or later, with its data in this cluster) in neither projectcalico.org/v3 nor crd.projectcalico.org/v1")
+// ErrNoIPAM is the error if a cluster serves IPAMBlocks or IPReservations in neither group.
+var ErrNoIPAM = errors.New("the cluster serves IPAMBlocks and IPReservations (Calico 3.22 or later, with its data in " +
+	"this cluster) in neither projectcalico.org/v3 nor crd.projectcalico.org/v1")
 
-// IPAMBlock is a block of Calico's IPAM, as far as it is needed to see whether an address of it is free
+// IPAMBlock is a block of Calico's IPAM, with the fields that show whether an address of it is free
 // (projectcalico/calico, libcalico-go/lib/apis/v3, IPAMBlockSpec).
 type IPAMBlock struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -23,16 +24,16 @@ type IPAMBlock struct {
 	Spec              IPAMBlockSpec `json:"spec"`
 }
 
-// IPAMBlockSpec is what an IPAMBlock says.
+// IPAMBlockSpec is the spec of an IPAMBlock.
 type IPAMBlockSpec struct {
 	CIDR string `json:"cidr"`
 	// Affinity is "host:" and the name of the node whose block it is.
 	Affinity *string `json:"affinity,omitempty"`
-	// Allocations has an entry for each address of the block, nil for one that is free.
+	// Allocations has an entry for each address of the block, nil for a free one.
 	Allocations []*int `json:"allocations"`
-	// Unallocated are the free ones, by their place in the block: the first is the next to be assigned.
+	// Unallocated are the indices of the free addresses: the first is assigned next.
 	Unallocated []int `json:"unallocated"`
-	// Deleted is true for a block that is to be taken as not there.
+	// Deleted is true for a block that counts as absent.
 	Deleted Word `json:"deleted,omitempty"`
 }
 
@@ -45,12 +46,12 @@ func (b *IPAMBlock) DeepCopyObject() runtime.Object {
 	return &out
 }
 
-// OfNode says whether the block is a node's.
+// OfNode reports whether the block belongs to a node.
 func (b *IPAMBlock) OfNode(node string) bool {
 	return b.Spec.Affinity != nil && *b.Spec.Affinity == "host:"+node && b.Spec.Deleted != "true"
 }
 
-// Free says whether no one has an address of the block.
+// Free reports whether nobody has an address of the block.
 func (b *IPAMBlock) Free(addr netip.Addr) bool {
 	prefix, err := netip.ParsePrefix(b.Spec.CIDR)
 	if err != nil || !prefix.Contains(addr) {
@@ -66,20 +67,21 @@ func (b *IPAMBlock) Free(addr netip.Addr) bool {
 	return false
 }
 
-// LastFree are the free addresses of the block, those first that would be assigned last.
+// LastFree returns the free addresses of the block, in reverse order of assignment.
 func (b *IPAMBlock) LastFree() []netip.Addr {
 	prefix, err := netip.ParsePrefix(b.Spec.CIDR)
 	if err != nil {
 		return nil
 	}
 	var all, out []netip.Addr
-	// Whoever may write blocks may list more than the block has, and an address twice.
+	// A writer of blocks may list more than the block has, and an address twice.
 	for at, i := prefix.Masked().Addr(), 0; i < len(b.Spec.Allocations) && prefix.Contains(at); at, i = at.Next(), i+1 {
 		all = append(all, at)
 	}
 	listed := make([]bool, len(all))
 	for i := len(b.Spec.Unallocated) - 1; i >= 0; i-- {
-		if ordinal := b.Spec.Unallocated[i]; ordinal >= 0 && ordinal < len(all) && b.Spec.Allocations[ordinal] == nil && !listed[ordinal] {
+		if ordinal := b.Spec.Unallocated[i]; ordinal >= 0 && ordinal < len(all) && b.Spec.Allocations[ordinal] == nil &&
+			!listed[ordinal] {
 			listed[ordinal] = true
 			out = append(out, all[ordinal])
 		}
@@ -92,15 +94,16 @@ type CalicoIPAM struct {
 	blocks, reservations *CalicoClient
 }
 
-// NewCalicoIPAM asks the cluster which groups it serves. The error is ErrNoIPAM where there is none.
+// NewCalicoIPAM asks the cluster which groups it serves. The error is ErrNoIPAM if it serves none.
 func NewCalicoIPAM(cfg *rest.Config) (*CalicoIPAM, error) {
 	disco, err := NewServed(cfg)
 	if err != nil {
 		return nil, err
 	}
 	out := &CalicoIPAM{}
-	for resource, client := range map[string]**CalicoClient{"ipamblocks": &out.blocks, "ipreservations": &out.reservations} {
-		gv, ok, err := calicoGroup(disco, resource)
+	for resource, client := range map[string]**CalicoClient{"ipamblocks": &out.blocks,
+		"ipreservations": &out.reservations} {
+		gv, ok, err := calicoGroup(context.Background(), disco, resource)
 		if err != nil {
 			return nil, err
 		}
@@ -121,7 +124,7 @@ func (c *CalicoIPAM) Block(ctx context.Context, cidr netip.Prefix) (*IPAMBlock, 
 	return out, c.blocks.rest.Get().Resource("ipamblocks").Name(name).Do(ctx).Into(out)
 }
 
-// Reservations is the client of IPReservations.
+// Reservations returns the client of IPReservations.
 func (c *CalicoIPAM) Reservations() CalicoResource[*calicov3.IPReservation] {
 	return c.reservations.IPReservations()
 }

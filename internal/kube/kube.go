@@ -1,9 +1,10 @@
-// Package kube is how the parts reach an apiserver: client configuration, and the client
-// for Calico's types in whichever API group the cluster serves them.
+// Package kube connects the parts to an apiserver: client configuration, and the client for Calico's types in the API
+// group that the cluster serves.
 //
 // It knows client-go and nothing of what the parts do with it.
 //
-// It imports internal/config for its section and internal/program for the version, which an apiserver sees, and no part.
+// It imports internal/config for its section and internal/program for the version, which an apiserver sees, and no
+// part.
 package kube
 
 import (
@@ -19,20 +20,24 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
-// Config is the client configuration for the cluster: of the kubeconfig file that c
-// names, or else of the pod's own ServiceAccount.
+// Config returns the client configuration for the cluster: from the kubeconfig file or the URL that c names, or else
+// from the pod's own ServiceAccount.
 func Config(c config.Kube, part string) (*rest.Config, error) {
 	var (
 		cfg *rest.Config
 		err error
 	)
-	if c.KubeConfigPath != "" {
+	switch {
+	case c.RemoteAPIURL != "":
+		cfg, err = remoteConfig(c)
+	case c.KubeConfigPath != "":
 		cfg, err = clientcmd.BuildConfigFromFlags("", c.KubeConfigPath)
-	} else {
+	default:
 		cfg, err = rest.InClusterConfig()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("how to reach the apiserver (kube.kubeConfigPath %q): %w", c.KubeConfigPath, err)
+		return nil, fmt.Errorf("how to reach the apiserver (kube.kubeConfigPath %q, kube.remoteAPIURL %q): %w",
+			c.KubeConfigPath, c.RemoteAPIURL, err)
 	}
 	joinLogs()
 	cfg.QPS, cfg.Burst = c.QPS, c.Burst
@@ -40,19 +45,20 @@ func Config(c config.Kube, part string) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// joinLogs puts what client-go tells through klog into the part's own log. Once: klog may be in use the next time.
+// joinLogs puts klog's messages, which client-go writes, into the part's own log. It does so once, because klog may be
+// in use afterwards.
 var joinLogs = sync.OnceFunc(func() { klog.SetSlogLogger(slog.Default()) })
 
-// Quiet is cfg for types that the apiserver calls deprecated, and that are used all the same: its warnings, one with each answer, are
-// not logged.
+// Quiet returns cfg for types that the apiserver calls deprecated, and that are used all the same: its warnings, one
+// with each answer, are not logged.
 func Quiet(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.WarningHandler = rest.NoWarnings{}
 	return cfg
 }
 
-// Protobuf is cfg for Kubernetes' own types, which the apiserver encodes several times
-// faster as protobuf than as JSON. Custom resources have no such encoding.
+// Protobuf returns cfg for Kubernetes' own types, which the apiserver encodes several times faster as protobuf than as
+// JSON. Custom resources have no such encoding.
 func Protobuf(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"

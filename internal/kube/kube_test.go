@@ -13,7 +13,8 @@ import (
 
 func TestConfigOfMissingFile(t *testing.T) {
 	_, err := Config(config.Kube{KubeConfigPath: "no/such/file"}, "broker")
-	if err == nil || !strings.Contains(err.Error(), "kube.kubeConfigPath") || !strings.Contains(err.Error(), "no/such/file") {
+	if err == nil || !strings.Contains(err.Error(), "kube.kubeConfigPath") ||
+		!strings.Contains(err.Error(), "no/such/file") {
 		t.Errorf("error %v; want one that names the field and the file", err)
 	}
 }

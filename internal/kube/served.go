@@ -13,22 +13,23 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// servedWithin is how long an apiserver may take to say what it serves, where the configuration has no timeout.
+// servedWithin is the timeout of discovery, if the configuration has none.
 const servedWithin = 32 * time.Second
 
-// Served asks an apiserver what it serves (https://kubernetes.io/docs/concepts/overview/kubernetes-api/#discovery-api).
-// client-go's own client for that has every type of Kubernetes in it, which semaphorectl needs for nothing.
+// Served is a client for discovery (https://kubernetes.io/docs/concepts/overview/kubernetes-api/#discovery-api).
+// client-go's own one links every type of Kubernetes, which semaphorectl does not need.
 type Served struct{ client *rest.RESTClient }
 
-// NewServed makes the client; it asks nothing yet.
+// NewServed returns the client; it sends no request yet.
 func NewServed(cfg *rest.Config) (*Served, error) {
 	cfg = rest.CopyConfig(cfg)
 	if cfg.Timeout == 0 {
 		cfg.Timeout = servedWithin
 	}
 	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // what errors are told in
-	cfg.GroupVersion, cfg.NegotiatedSerializer = &schema.GroupVersion{}, serializer.NewCodecFactory(scheme).WithoutConversion()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // the format of errors
+	cfg.GroupVersion, cfg.NegotiatedSerializer = &schema.GroupVersion{},
+		serializer.NewCodecFactory(scheme).WithoutConversion()
 	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	client, err := rest.UnversionedRESTClientFor(cfg)
 	if err != nil {
@@ -37,14 +38,15 @@ func NewServed(cfg *rest.Config) (*Served, error) {
 	return &Served{client}, nil
 }
 
-// Resources are those of a group and version other than Kubernetes' oldest; the error is a NotFound where it is not served.
+// Resources returns those of a group and version other than the core group's; the error is a NotFound if it is not
+// served.
 func (s *Served) Resources(ctx context.Context, gv schema.GroupVersion) ([]metav1.APIResource, error) {
 	var list metav1.APIResourceList
 	err := s.get(ctx, "/apis/"+gv.String(), &list)
 	return list.APIResources, err
 }
 
-// Groups are all but Kubernetes' oldest.
+// Groups returns all but the core group.
 func (s *Served) Groups(ctx context.Context) ([]metav1.APIGroup, error) {
 	var list metav1.APIGroupList
 	err := s.get(ctx, "/apis", &list)

@@ -13,19 +13,23 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// storeEvery is how often the apiserver is asked how far its store is.
+// storeEvery is the interval at which the apiserver is asked for the revision of its store.
 const storeEvery = 10 * time.Second
 
-// ErrPutBack says that the cluster's etcd was put back to an earlier state while it was followed. A watch that continues from a
-// resourceVersion that the store has not reached yet is silent until it has, and then lacks what happened meanwhile: no
-// error ever comes of it. Kubernetes has all components restarted for this reason
+// ErrPutBack is the error if the cluster's etcd was restored to an earlier state during a watch. A watch that continues
+// from a resourceVersion that the store has not reached yet is silent until it has, and then lacks the changes between:
+// it never gets an error. Kubernetes requires a restart of all components for this reason
 // (https://kubernetes.io/docs/tasks/administer-cluster/configure-upgrade-etcd/#restoring-an-etcd-cluster).
-var ErrPutBack = errors.New("the cluster's etcd was put back to an earlier state, and watches from before miss what happens now")
+var ErrPutBack = errors.New(
+	"the cluster's etcd was put back to an earlier state, and watches from before miss what happens now",
+)
 
-// FollowStore asks every ten seconds how far the cluster's store is, until ctx ends, and returns an ErrPutBack when that is less than it
-// was, or than read says. read, which may be nil, is the newest resourceVersion of that store that was read. list lists anything in it: without
-// a resourceVersion a list is consistent, and no apiserver that lags answers it with an old one.
-func FollowStore(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error), read func() uint64) error {
+// FollowStore asks every ten seconds for the revision of the cluster's store, until ctx ends, and returns an ErrPutBack
+// if it is less than before, or than read returns. read, which may be nil, returns the latest resourceVersion that was
+// read from that store. list lists any objects in it: a list without a resourceVersion is consistent, and no lagging
+// apiserver answers it with an older one.
+func FollowStore(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
+	read func() uint64) error {
 	tick := time.NewTicker(storeEvery)
 	defer tick.Stop()
 	var newest uint64
@@ -37,7 +41,7 @@ func FollowStore(ctx context.Context, list func(context.Context, metav1.ListOpti
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil: // watches tell of an apiserver that does not answer
+		case err != nil: // watches report an apiserver that does not answer
 			slog.Debug("the apiserver does not say how far its store is", "error", err)
 		case now < newest:
 			return fmt.Errorf("%w: resourceVersion %d was read, and it is at %d", ErrPutBack, newest, now)
@@ -51,7 +55,8 @@ func FollowStore(ctx context.Context, list func(context.Context, metav1.ListOpti
 	}
 }
 
-func storeRevision(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error)) (uint64, error) {
+func storeRevision(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object,
+	error)) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeEvery)
 	defer cancel()
 	objects, err := list(ctx, metav1.ListOptions{Limit: 1})

@@ -2,7 +2,8 @@ package naming
 
 import "testing"
 
-// FuzzNames: names that are put together are taken apart again as they were, and a device has a name that a kernel takes.
+// FuzzNames: names that are put together are taken apart again as they were, and a device has a name that a kernel
+// takes.
 func FuzzNames(f *testing.F) {
 	f.Add("c2", "shop", "web", 2)
 	f.Add("a-cluster-with-a-long-name", "a-b", "c.part-3", 1)
@@ -13,7 +14,8 @@ func FuzzNames(f *testing.F) {
 				t.Errorf("%q is of %q, %t", key, got, ok)
 			}
 		}
-		if device := Device(cluster); len(device) > maxInterfaceName || cluster != "" && !IsDevice(device, DeviceAlias(cluster)) {
+		if device := Device(cluster); len(device) > maxInterfaceName || cluster != "" &&
+			!IsDevice(device, DeviceAlias(cluster)) {
 			t.Errorf("the device of %q is %q", cluster, device)
 		}
 		if _, of := SplitSetPart(cluster + "-" + namespace); of > 1 {

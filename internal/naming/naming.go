@@ -1,6 +1,6 @@
 // Package naming owns every name that users, other clusters or the original tools can
 // see: label and annotation keys, names of mirrors, sets and devices. It is a leaf:
-// it knows strings only, and imports nothing of ours.
+// it knows strings only, and imports no other package of semaphore. It is pure.
 //
 // Names that come from semaphore-wireguard, semaphore-service-mirror and
 // semaphore-policy are kept letter for letter: dashboards, policies and DNS rewrites
@@ -14,24 +14,23 @@ import (
 	"strings"
 )
 
-// What we own in a cluster bears all of these labels; what does not is someone else's
-// and is never written to.
+// Every object that semaphore owns in a cluster has all of these labels; semaphore never writes to other objects.
 const (
 	LabelManagedBy     = "app.kubernetes.io/managed-by"
 	ManagedByBroker    = "semaphore-broker"
 	LabelSourceCluster = "semaphore.uw.io/source-cluster"
 )
 
-// Annotations on what we own: where it came from, in full, however its name was shortened.
+// Annotations on owned objects: their full source, because their names may be shortened.
 const (
 	AnnotationSourceNamespace = "semaphore.uw.io/source-namespace"
 	AnnotationSourceName      = "semaphore.uw.io/source-name"
 )
 
-// AnnotationExportTo names, on a Service or a pod, the only clusters that may see it: "c2,c3", or "none".
+// AnnotationExportTo names, on a Service or a pod, the only clusters that receive it: "c2,c3", or "none".
 const AnnotationExportTo = "semaphore.uw.io/export-to"
 
-// Annotations by which a Service says how its global service is to be used; see config.GlobalRule.
+// Annotations by which a Service configures its global service; see config.GlobalRule.
 const (
 	AnnotationPreferClusters = "semaphore.uw.io/prefer-clusters"
 	AnnotationMinReady       = "semaphore.uw.io/min-ready"
@@ -39,10 +38,11 @@ const (
 )
 
 // TaintAgentNotReady is the key of the taint that keeps pods off a node until its agent guards the pod subnets of all
-// remotes. Whoever registers nodes sets it, as with kubelet's --register-with-taints; the broker removes it.
+// remotes. The tool that registers nodes sets it, for example with kubelet's --register-with-taints; the broker removes
+// it.
 const TaintAgentNotReady = "semaphore.uw.io/agent-not-ready"
 
-// LabelRouting on a Service, with the value RoutingLocalFirst, has each cluster prefer its own endpoints.
+// LabelRouting on a Service, with the value RoutingLocalFirst, makes each cluster prefer its own endpoints.
 const (
 	LabelRouting      = "mirror.semaphore.uw.io/global-service-routing-strategy"
 	RoutingLocalFirst = "local-first"
@@ -52,12 +52,19 @@ const (
 const (
 	LabelGlobal              = "global-svc"
 	AnnotationGlobalClusters = "global-svc-clusters"
-	// AnnotationGoneClusters names, on a global service, those of its clusters that its broker takes for gone.
+	// AnnotationGoneClusters names, on a global service, those of its clusters that its broker considers gone.
 	AnnotationGoneClusters = "semaphore.uw.io/gone-clusters"
 )
 
-// ManagedByServiceMirror is the value of the label endpointslice.kubernetes.io/managed-by of the slices that
-// semaphore-service-mirror makes for global services.
+// Label of Services that are derived from ServiceExports, and the annotation that names the clusters that export, in
+// the order in which they were first observed: the first of them decides.
+const (
+	LabelImported               = "semaphore.uw.io/imported"
+	AnnotationExportingClusters = "semaphore.uw.io/exporting-clusters"
+)
+
+// ManagedByServiceMirror is the value of the label endpointslice.kubernetes.io/managed-by on the slices that
+// semaphore-service-mirror writes for global services.
 const ManagedByServiceMirror = "semaphore-service-mirror"
 
 // Labels of mirrors, as semaphore-service-mirror documents them.
@@ -66,25 +73,31 @@ const (
 	LabelMirrorPrefixSync = "mirror-svc-prefix-sync"
 	// MirrorSeparator is "ssm" in hex; CoreDNS rewrites split names at it.
 	MirrorSeparator = "73736d"
-	// GlobalPrefix begins the names of global services, as that of a remote does those of its mirrors; GlobalCluster
-	// stands for all clusters in names of the DNS: echo.shop.svc.cluster.global.
+	// GlobalPrefix is the prefix of the names of global services, as each remote has one for its mirrors; GlobalCluster
+	// stands for all clusters in DNS names: echo.shop.svc.cluster.global.
 	GlobalPrefix  = "gl"
 	GlobalCluster = "global"
+	// ImportPrefix begins the names of Services that are derived from ServiceExports.
+	ImportPrefix = "mcs"
 	// DefaultMirrorSelector selects the Services that are mirrored.
 	DefaultMirrorSelector = "mirror.semaphore.uw.io/mirror-service=true"
 	// DefaultGlobalSelector selects the Services that are part of a global service.
 	DefaultGlobalSelector = "mirror.semaphore.uw.io/global-service=true"
 )
 
-// AnnotationExportStatus says, on a Service that is offered and where that is asked for, what became of it, as a condition of
-// Kubernetes does: {"type":"Offered","status":"True","reason":"Offered","message":"…"}.
+// AnnotationExportStatus has, on an offered Service if the configuration asks for it, its export status in the form of
+// a condition: {"type":"Offered","status":"True","reason":"Offered","message":"…"}.
 const AnnotationExportStatus = "semaphore.uw.io/export-status"
 
-// AnnotationCopiedLabels has, on a mirror, the keys of the labels that are those of its source: "a,b".
+// AnnotationCopiedLabels has, on a mirror, the keys of the labels copied from its source: "a,b".
 const AnnotationCopiedLabels = "semaphore.uw.io/copied-labels"
 
-// ReservedLabel reports whether a label of that key means something to Kubernetes itself, to semaphore or to the tools before it,
-// so that another cluster may never set it here. Of the domains of Kubernetes, app.kubernetes.io alone is for everybody's use.
+// AnnotationCopiedAnnotations has, on a ServiceImport, the keys of the annotations that its exports have.
+const AnnotationCopiedAnnotations = "semaphore.uw.io/copied-annotations"
+
+// ReservedLabel reports whether a label of that key has a meaning for Kubernetes itself, for semaphore or for the
+// earlier tools, so that another cluster must never set it here. Of the domains of Kubernetes, only app.kubernetes.io
+// is for general use.
 func ReservedLabel(key string) bool {
 	switch key {
 	case LabelManagedBy, LabelSetManagedBy, LabelGlobal, LabelMirrored, LabelMirrorPrefixSync:
@@ -102,6 +115,31 @@ func ReservedLabel(key string) bool {
 	return false
 }
 
+// Limits of the labels, and of the annotations, that a ServiceExport exports: their number, and the bytes of all keys
+// and values.
+const (
+	MaxExported      = 64
+	MaxExportedBytes = 16 << 10
+)
+
+// ReservedExport reports whether a label or an annotation of that key may not be exported by a ServiceExport: it is
+// reserved as that of a Service is, or a deployment tool would take the ServiceImport for one of its own.
+func ReservedExport(key string) bool {
+	if ReservedLabel(key) || key == "app.kubernetes.io/instance" {
+		return true
+	}
+	domain, _, prefixed := strings.Cut(key, "/")
+	if !prefixed {
+		return false
+	}
+	for _, tool := range []string{"argoproj.io", "helm.sh", "fluxcd.io"} {
+		if domain == tool || strings.HasSuffix(domain, "."+tool) {
+			return true
+		}
+	}
+	return false
+}
+
 // Label domains of policy sets: the default, and that of later releases of semaphore-policy.
 const (
 	DefaultLabelDomain = "semaphore.uw.systems"
@@ -111,7 +149,7 @@ const (
 // LabelSetManagedBy is the label by which semaphore-policy marks its sets.
 const LabelSetManagedBy = "managed-by"
 
-// Suffixes of the node annotations that pair two ends of a tunnel.
+// Suffixes of the node annotations that pair the two ends of a tunnel.
 const (
 	wireguardDomain = ".wireguard.semaphore.uw.io/"
 	pubKeySuffix    = wireguardDomain + "pubKey"
@@ -126,8 +164,8 @@ func PubKeyAnnotation(cluster string) string { return cluster + pubKeySuffix }
 // cluster listens, "InternalIP:port".
 func EndpointAnnotation(cluster string) string { return cluster + endpointSuffix }
 
-// WireGuardAnnotationCluster returns the cluster a node annotation key is about, and
-// whether the key is one of ours at all.
+// WireGuardAnnotationCluster returns the cluster that the key of a node annotation names, and whether the key is one of
+// semaphore's.
 func WireGuardAnnotationCluster(key string) (string, bool) {
 	for _, suffix := range []string{pubKeySuffix, endpointSuffix} {
 		if c, ok := strings.CutSuffix(key, suffix); ok && c != "" {
@@ -142,9 +180,9 @@ const maxInterfaceName = 15
 
 const devicePrefix = "wireguard."
 
-// Device is the name of the network interface that leads to cluster: "wireguard.CLUSTER"
-// where the kernel takes a name of that length, otherwise a short one that depends on
-// the cluster's name alone (the full one is then kept as the interface's alias).
+// Device returns the name of the network interface for cluster: "wireguard.CLUSTER" if the kernel accepts a name of
+// that length, otherwise a short one derived from the cluster's name alone (the interface's alias then has the full
+// one).
 func Device(cluster string) string {
 	if full := devicePrefix + cluster; len(full) <= maxInterfaceName {
 		return full
@@ -152,10 +190,10 @@ func Device(cluster string) string {
 	return "wg." + shortHash(cluster)
 }
 
-// DeviceAlias is the name in full.
+// DeviceAlias returns the full name.
 func DeviceAlias(cluster string) string { return devicePrefix + cluster }
 
-// IsDevice reports whether an interface of this name and alias can be one of ours.
+// IsDevice reports whether an interface with this name and alias can be one of semaphore's.
 func IsDevice(name, alias string) bool {
 	if cluster, ok := strings.CutPrefix(name, devicePrefix); ok {
 		return cluster != ""
@@ -164,22 +202,34 @@ func IsDevice(name, alias string) bool {
 	return ok && Device(cluster) == name
 }
 
-// Mirror is the name of the mirror of a remote Service. It can be longer than the API
-// allows (63 characters, RFC 1035 labels); the caller tells the user.
+// Mirror returns the name of the mirror of a remote Service. It can be longer than the API allows (63 characters, RFC
+// 1035 labels); the caller reports that.
 func Mirror(prefix, namespace, name string) string {
 	return prefix + "-" + namespace + "-" + MirrorSeparator + "-" + name
 }
 
-// Global is the name of a global service. Like that of a mirror it can be too long.
+// Global returns the name of a global service. Like that of a mirror it can be too long.
 func Global(namespace, name string) string { return Mirror(GlobalPrefix, namespace, name) }
 
-// Slice is the name of one of the slices that hold what a cluster has in a Service of ours.
+// Import is the name of the Service that is derived from the ServiceExports of one name. One that would be too long has
+// a hash in place of the names: an export may not fail for the length of a name.
+func Import(namespace, name string) string {
+	const maxService = 63
+	if full := Mirror(ImportPrefix, namespace, name); len(full) <= maxService {
+		return full
+	}
+	// 128 bits: remotes choose the names, and nobody may find another that has the same.
+	sum := sha256.Sum256([]byte(namespace + "/" + name))
+	return ImportPrefix + "-" + MirrorSeparator + "-" + hex.EncodeToString(sum[:16])
+}
+
+// Slice returns the name of one of the slices with the endpoints of a cluster in a Service of ours.
 func Slice(service, cluster string, number int) string {
 	return service + "-" + cluster + "-" + strconv.Itoa(number)
 }
 
-// Set is the name of the GlobalNetworkSet of a policy set. A set whose own name ends like that of a part has a
-// suffix, so that it cannot be taken for one.
+// Set returns the name of the GlobalNetworkSet of a policy set. A set whose own name ends like that of a part gets a
+// suffix, so that the two differ.
 func Set(cluster, namespace, name string) string {
 	joined := joinSet(cluster, namespace, name)
 	if _, part := SplitSetPart(joined); part > 1 {
@@ -188,19 +238,19 @@ func Set(cluster, namespace, name string) string {
 	return joined
 }
 
-// SetWithSuffix is Set made distinct from another set whose parts join to the same name.
+// SetWithSuffix is Set, distinct from another set whose parts join to the same name.
 func SetWithSuffix(cluster, namespace, name string) string {
 	return joinSet(cluster, namespace, name) + "-" + shortHash(cluster+"/"+namespace+"/"+name)
 }
 
-// SetApart is the name of a set whose Set is InSetsOf another cluster. Neither a cluster nor a namespace has a dot in its
-// name, so that this one is in the sets of its own cluster alone.
+// SetApart returns the name of a set whose Set is InSetsOf another cluster. Neither a cluster nor a namespace has a dot
+// in its name, so that this name is in the sets of its own cluster alone.
 func SetApart(cluster, namespace, name string) string {
 	return cluster + "." + namespace + "-" + name + "-" + shortHash(cluster+"/"+namespace+"/"+name)
 }
 
-// InSetsOf reports whether the name of a set begins as those of a cluster do. Of several clusters, such as c2 and c2-eu for
-// c2-eu-pay-web, it is that of the one with the longest name.
+// InSetsOf reports whether the name of a set has a cluster's prefix. If several clusters match, such as c2 and c2-eu
+// for c2-eu-pay-web, the set belongs to the one with the longest name.
 func InSetsOf(cluster, set string) bool {
 	rest, ok := strings.CutPrefix(set, cluster)
 	return ok && (rest == "" || rest[0] == '-' || rest[0] == '.')
@@ -208,11 +258,11 @@ func InSetsOf(cluster, set string) bool {
 
 func joinSet(cluster, namespace, name string) string { return cluster + "-" + namespace + "-" + name }
 
-// setPart is what stands before the number of a part. The dot keeps it apart from clusters and namespaces, which have none.
+// setPart precedes the number of a part. The dot distinguishes it from clusters and namespaces, which have none.
 const setPart = ".part-"
 
-// SetPart is the name of one of the objects that a set with too many addresses for one has. The first part, 1, has the
-// name of the set.
+// SetPart returns the name of one of the objects of a set that needs several. The first part, 1, has the name of the
+// set.
 func SetPart(set string, part int) string {
 	if part == 1 {
 		return set
@@ -220,7 +270,7 @@ func SetPart(set string, part int) string {
 	return set + setPart + strconv.Itoa(part)
 }
 
-// SplitSetPart takes apart what SetPart joined.
+// SplitSetPart splits what SetPart joined.
 func SplitSetPart(name string) (set string, part int) {
 	if i := strings.LastIndex(name, setPart); i > 0 {
 		number := name[i+len(setPart):]
@@ -231,20 +281,32 @@ func SplitSetPart(name string) (set string, part int) {
 	return name, 1
 }
 
-// Pool is the name of the disabled Calico IPPool of a remote pod subnet.
+// Pool returns the name of the disabled Calico IPPool of a remote pod subnet.
 func Pool(cluster, subnet string) string {
-	return "semaphore-" + cluster + "-" + strings.Trim(strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(subnet), "-")
+	return "semaphore-" + cluster + "-" +
+		strings.Trim(strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(subnet), "-")
 }
 
-// shortHash has 40 bits: enough that two names of one cluster do not meet by chance,
-// short enough for an interface name.
+// maxLabel is the longest DNS label (RFC 1123), and so the longest name of a namespace or Service.
+const maxLabel = 63
+
+// ForeignNamespace is the namespace of the exporter that reads a cluster in which nothing of semaphore runs.
+func ForeignNamespace(cluster string) string {
+	if full := "semaphore-" + cluster; len(full) <= maxLabel && !strings.Contains(cluster, ".") {
+		return full
+	}
+	return "semaphore-reads-" + shortHash(cluster)
+}
+
+// shortHash has 40 bits: enough against accidental collisions of two names of one cluster, short enough for an
+// interface name.
 func shortHash(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:5])
 }
 
-// CalicoTunnelAddresses are the annotations in which Calico says which addresses of its pod network a node itself has
-// (libcalico-go, lib/backend/k8s/resources/node.go).
+// CalicoTunnelAddresses are the annotations with the addresses of its pod network that a node itself has (libcalico-go,
+// lib/backend/k8s/resources/node.go).
 var CalicoTunnelAddresses = []string{
 	"projectcalico.org/IPv4IPIPTunnelAddr",
 	"projectcalico.org/IPv4VXLANTunnelAddr", "projectcalico.org/IPv6VXLANTunnelAddr",

@@ -29,7 +29,8 @@ func TestNamesNeverChange(t *testing.T) {
 		"global":               {Global("shop", "echo"), "gl-shop-73736d-echo"},
 		"global label":         {LabelGlobal, "global-svc"},
 		"clusters of a global": {AnnotationGlobalClusters, "global-svc-clusters"},
-		"routing":              {LabelRouting + "=" + RoutingLocalFirst, "mirror.semaphore.uw.io/global-service-routing-strategy=local-first"},
+		"routing": {LabelRouting + "=" + RoutingLocalFirst,
+			"mirror.semaphore.uw.io/global-service-routing-strategy=local-first"},
 		"separator is ssm":     {MirrorSeparator, "73736d"},
 		"mirror, dashed names": {Mirror("aws", "a-b", "c-d"), "aws-a-b-73736d-c-d"},
 		// semaphore-policy
@@ -53,7 +54,11 @@ func TestNamesNeverChange(t *testing.T) {
 		"source namespace": {AnnotationSourceNamespace, "semaphore.uw.io/source-namespace"},
 		"source name":      {AnnotationSourceName, "semaphore.uw.io/source-name"},
 		"pool":             {Pool("c2", "10.2.0.0/16"), "semaphore-c2-10-2-0-0-16"},
-		"pool, IPv6":       {Pool("c2", "fd00:2::/48"), "semaphore-c2-fd00-2---48"},
+		"import":           {Import("shop", "echo"), "mcs-shop-73736d-echo"},
+		// 128 bits of the hash: remotes choose the names.
+		"import, too long": {Import(strings.Repeat("n", 63), strings.Repeat("n", 63)),
+			"mcs-73736d-671a356fcfb514cf8b6b0ae95989d851"},
+		"pool, IPv6": {Pool("c2", "fd00:2::/48"), "semaphore-c2-fd00-2---48"},
 	} {
 		if c.got != c.want {
 			t.Errorf("%s: %q; want %q", what, c.got, c.want)
@@ -63,10 +68,13 @@ func TestNamesNeverChange(t *testing.T) {
 
 func TestReservedLabel(t *testing.T) {
 	for key, want := range map[string]bool{
-		LabelManagedBy: true, LabelSourceCluster: true, LabelMirrored: true, LabelGlobal: true, LabelMirrorPrefixSync: true, LabelSetManagedBy: true,
-		LabelRouting: true, "kubernetes.io/service-name": true, "service.kubernetes.io/headless": true, "endpointslice.kubernetes.io/managed-by": true,
-		"node.k8s.io/x": true, "semaphore.uw.systems/name": true, "policy.semaphore.uw.io/name": true,
-		"app.kubernetes.io/name": false, "team": false, "example.org/kubernetes.io": false, "notkubernetes.io/x": false,
+		LabelManagedBy: true, LabelSourceCluster: true, LabelMirrored: true, LabelGlobal: true, LabelMirrorPrefixSync: true,
+		LabelSetManagedBy: true,
+		LabelRouting:      true, "kubernetes.io/service-name": true, "service.kubernetes.io/headless": true,
+		"endpointslice.kubernetes.io/managed-by": true,
+		"node.k8s.io/x":                          true, "semaphore.uw.systems/name": true,
+		"policy.semaphore.uw.io/name": true,
+		"app.kubernetes.io/name":      false, "team": false, "example.org/kubernetes.io": false, "notkubernetes.io/x": false,
 	} {
 		if got := ReservedLabel(key); got != want {
 			t.Errorf("%s: %v, want %v", key, got, want)
@@ -100,7 +108,8 @@ func TestWireGuardAnnotationCluster(t *testing.T) {
 func TestDevice(t *testing.T) {
 	seen := map[string]string{}
 	for _, cluster := range []string{
-		"a", "c1", "c2", "abcde", "abcdef", "abcdeg", "aws-eu-west-1", "aws-eu-west-2", strings.Repeat("x", 32), strings.Repeat("x", 31),
+		"a", "c1", "c2", "abcde", "abcdef", "abcdeg", "aws-eu-west-1", "aws-eu-west-2", strings.Repeat("x", 32),
+		strings.Repeat("x", 31),
 	} {
 		name := Device(cluster)
 		if len(name) > unix.IFNAMSIZ-1 || strings.ContainsAny(name, "/ :") {
@@ -167,6 +176,9 @@ func TestNamesAreValid(t *testing.T) {
 	if errs := validation.IsDNS1035Label(mirror); len(errs) > 0 {
 		t.Errorf("mirror of 63 characters: %v", errs)
 	}
+	if errs := validation.IsDNS1035Label(Import(label, label)); len(errs) > 0 {
+		t.Errorf("import: %v", errs)
+	}
 	for what, name := range map[string]string{
 		"slice":           Slice(mirror, cluster, 1_000_000),
 		"set":             Set(cluster, label, label),
@@ -180,7 +192,8 @@ func TestNamesAreValid(t *testing.T) {
 			t.Errorf("%s %q: %v", what, name, errs)
 		}
 	}
-	for _, key := range []string{LabelManagedBy, LabelSourceCluster, LabelMirrored, LabelMirrorPrefixSync, LabelSetManagedBy,
+	for _, key := range []string{LabelManagedBy, LabelSourceCluster, LabelMirrored, LabelMirrorPrefixSync,
+		LabelSetManagedBy,
 		AnnotationSourceNamespace, AnnotationSourceName, DefaultLabelDomain + "/name", PolicyLabelDomain + "/name"} {
 		if errs := validation.IsQualifiedName(key); len(errs) > 0 {
 			t.Errorf("key %s: %v", key, errs)
@@ -191,7 +204,8 @@ func TestNamesAreValid(t *testing.T) {
 // Whatever sets are called, no part of one has the name of another set, or of a part of it.
 func TestPartsOfSets(t *testing.T) {
 	sets := map[string]string{}
-	for _, name := range []string{"web", "web.part-2", "web.part-3", "web.part-2.part-2", "web.part-1", "web.part-02", "web.part-x", "part-2", "x.part-2"} {
+	for _, name := range []string{"web", "web.part-2", "web.part-3", "web.part-2.part-2", "web.part-1", "web.part-02",
+		"web.part-x", "part-2", "x.part-2"} {
 		set := Set("c2", "shop", name)
 		for part := range 4 {
 			of := SetPart(set, part+1)

@@ -47,7 +47,7 @@ func (ca *pair) issue(id spiffeid.ID, now time.Time, validity time.Duration) (*p
 	}, now)
 }
 
-// sign makes a key and has ca sign its certificate; the authority itself when ca is nil.
+// sign creates a key and has ca sign its certificate; the authority itself if ca is nil.
 func sign(ca *pair, template *x509.Certificate, now time.Time) (*pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -73,7 +73,7 @@ func sign(ca *pair, template *x509.Certificate, now time.Time) (*pair, error) {
 	return &pair{cert, key}, nil
 }
 
-// readAuthority is the authority in two files, which have to belong together.
+// readAuthority reads the authority from two files, which must belong together.
 func readAuthority(certFile, keyFile string) (*pair, error) {
 	cert, err := readCertificate(certFile)
 	if err != nil {
@@ -83,16 +83,22 @@ func readAuthority(certFile, keyFile string) (*pair, error) {
 	if err != nil {
 		return nil, fmt.Errorf("key of the authority: %w", err)
 	}
+	return authorityOf(cert, der, keyFile, certFile)
+}
+
+// authorityOf returns a certificate with its key in PKCS #8. The names are for errors.
+func authorityOf(cert *x509.Certificate, der []byte, keyName, certName string) (*pair, error) {
 	parsed, err := x509.ParsePKCS8PrivateKey(der)
 	if err != nil {
-		return nil, fmt.Errorf("key of the authority %s: %w", keyFile, err)
+		return nil, fmt.Errorf("key of the authority %s: %w", keyName, err)
 	}
 	key, ok := parsed.(*ecdsa.PrivateKey)
 	if !ok {
-		return nil, fmt.Errorf("key of the authority %s: it is a %T, not an ECDSA key as `semaphorectl pki init` makes", keyFile, parsed)
+		return nil, fmt.Errorf("key of the authority %s: it is a %T, not an ECDSA key as `semaphorectl pki init` makes",
+			keyName, parsed)
 	}
 	if !key.PublicKey.Equal(cert.PublicKey) {
-		return nil, fmt.Errorf("key of the authority %s: %w %s", keyFile, errNotTheKey, certFile)
+		return nil, fmt.Errorf("key of the authority %s: %w %s", keyName, errNotTheKey, certName)
 	}
 	return &pair{cert, key}, nil
 }

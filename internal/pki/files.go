@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/durable"
 )
 
-// pemOf is certificates as PEM, one after the other.
+// pemOf returns certificates as PEM, one after the other.
 func pemOf(certs ...*x509.Certificate) []byte {
 	var out bytes.Buffer
 	for _, cert := range certs {
@@ -30,13 +30,13 @@ func (p *pair) keyPEM() ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// writeNew writes a pair to two files that must not be there.
+// writeNew writes a pair to two files that must not exist.
 func (p *pair) writeNew(certFile, keyFile string) error {
 	return p.write(certFile, keyFile, writeNew)
 }
 
-// replace puts a pair in the place of another. The key comes first: whoever finds it beside the old
-// certificate can tell that the two do not belong together.
+// replace replaces a pair. It writes the key first: a reader that finds it beside the old certificate can see that the
+// two do not belong together.
 func (p *pair) replace(certFile, keyFile string) error {
 	return p.write(certFile, keyFile, writeOver)
 }
@@ -58,7 +58,8 @@ func (p *pair) write(certFile, keyFile string, write func(string, []byte, os.Fil
 func writeNew(path string, data []byte, mode os.FileMode) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%s is there already, and nothing is written over: choose another directory, or remove it if nothing uses it", path)
+		return fmt.Errorf("%s exists already, and is not overwritten: choose another directory, or remove it if "+
+			"nothing uses it", path)
 	}
 	if err != nil {
 		return err
@@ -70,8 +71,7 @@ func writeNew(path string, data []byte, mode os.FileMode) error {
 	return nil
 }
 
-// writeOver replaces a file at once: a reader finds the old one or the new one, and so does whoever comes
-// after a crash.
+// writeOver replaces a file atomically: a reader finds the old one or the new one, after a crash too.
 func writeOver(path string, data []byte, mode os.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
 	if err != nil {
@@ -93,7 +93,7 @@ func exists(path string) (bool, error) {
 	return err == nil, err
 }
 
-// readPEM is the content of a file's first block, which has to be of that kind.
+// readPEM returns the content of a file's first block, which must be of that kind.
 func readPEM(path, kind string) ([]byte, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -13,10 +13,12 @@
 // X.509-SVID specification of SPIFFE. No private key ever needs to leave the directory but into a Secret of
 // its own cluster.
 //
-// pki.go makes a new directory, rotate.go and rollover.go replace what is in one, authority.go signs, files.go
-// writes, secrets.go prints what a cluster mounts, inventory.go lists what is there.
+// pki.go makes a new directory, rotate.go and rollover.go replace what is in one, authority.go signs, files.go writes,
+// secrets.go prints what a cluster mounts, inventory.go lists what is there. memory.go is an authority that is in no
+// directory, but in a Secret of its cluster.
 //
-// It imports internal/identity for the IDs, internal/config for what a cluster may be named, internal/durable, and no part.
+// It imports internal/identity for the IDs, internal/config for what a cluster may be named, internal/durable, and no
+// part.
 package pki
 
 import (
@@ -50,9 +52,9 @@ const (
 	oldKeyFile   = "old/ca.key"
 )
 
-// Validity of what is made.
+// Validity of new certificates.
 type Validity struct {
-	// Authority and Certificate are how long each is good for.
+	// Authority and Certificate are the validity of each.
 	Authority, Certificate time.Duration
 }
 
@@ -66,8 +68,8 @@ func (v Validity) check() error {
 	return nil
 }
 
-// Init makes an authority and a certificate for each part of cluster in dir. It writes
-// over nothing: where there is an authority already, it fails and changes nothing.
+// Init creates an authority and a certificate for each part of cluster in dir. It overwrites nothing: if there is an
+// authority already, it fails and changes nothing.
 func Init(dir, cluster string, v Validity, now time.Time) error {
 	if err := config.ClusterName(cluster); err != nil {
 		return err
@@ -77,7 +79,7 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 	}
 	if _, err := os.Stat(filepath.Join(dir, caKeyFile)); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
-			err = errors.New("is there already: choose another directory, or remove it if nothing uses it")
+			err = errors.New("exists already: choose another directory, or remove it if nothing uses it")
 		}
 		return fmt.Errorf("authority %s: %w", filepath.Join(dir, caKeyFile), err)
 	}
@@ -89,7 +91,7 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	// The authority's own key comes last: a directory with ca.key is whole.
+	// The authority's own key comes last: a directory with ca.key is complete.
 	for _, part := range Parts {
 		leaf, err := ca.issue(idOf(cluster, part), now, v.Certificate)
 		if err != nil {
@@ -105,7 +107,7 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 	return ca.writeNew(filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile))
 }
 
-// idOf is the SPIFFE ID of one of Parts.
+// idOf returns the SPIFFE ID of one of Parts.
 func idOf(cluster, part string) spiffeid.ID {
 	switch part {
 	case "exporter":
@@ -117,8 +119,8 @@ func idOf(cluster, part string) spiffeid.ID {
 	}
 }
 
-// Bundle is what peers need to trust the cluster whose authority is in dir: its root certificates, PEM; two
-// while its authority is replaced. It is public.
+// Bundle returns what peers need to trust the cluster whose authority is in dir: its root certificates, PEM; two while
+// its authority is replaced. It is public.
 func Bundle(dir string) (cluster string, bundle []byte, err error) {
 	cluster, roots, err := roots(dir)
 	if err != nil {
@@ -127,7 +129,7 @@ func Bundle(dir string) (cluster string, bundle []byte, err error) {
 	return cluster, pemOf(roots...), nil
 }
 
-// roots are the roots of all authorities that are in dir, the one that signs first.
+// roots returns the roots of all authorities in dir, the one that signs first.
 func roots(dir string) (cluster string, all []*x509.Certificate, err error) {
 	for _, file := range []string{caCertFile, nextCertFile, oldCertFile} {
 		path := filepath.Join(dir, file)
@@ -153,7 +155,7 @@ func roots(dir string) (cluster string, all []*x509.Certificate, err error) {
 	return cluster, all, nil
 }
 
-// clusterOf is the cluster that a root is for.
+// clusterOf returns the cluster that a root is for.
 func clusterOf(root *x509.Certificate) (string, error) {
 	if len(root.URIs) != 1 {
 		return "", fmt.Errorf("names %d trust domains, not one", len(root.URIs))

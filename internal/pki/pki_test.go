@@ -73,7 +73,8 @@ func TestInit(t *testing.T) {
 	}
 	root := bundle.X509Authorities()[0]
 	key, ok := root.PublicKey.(*ecdsa.PublicKey)
-	if !ok || key.Curve != elliptic.P256() || !root.NotAfter.Equal(now.Add(10*365*day)) || !root.IsCA || !root.MaxPathLenZero {
+	if !ok || key.Curve != elliptic.P256() || !root.NotAfter.Equal(now.Add(10*365*day)) || !root.IsCA ||
+		!root.MaxPathLenZero {
 		t.Errorf("the authority is %+v", root)
 	}
 	if got := read(t, dir, "semaphorectl", "c1.pem"); string(got) != string(roots) {
@@ -101,12 +102,14 @@ func TestInit(t *testing.T) {
 func TestInitWritesOverNothing(t *testing.T) {
 	dir := initialised(t, "c1")
 	before := read(t, dir, "broker", "tls.key")
-	if err := Init(dir, "c1", validity, time.Now()); err == nil || !strings.Contains(err.Error(), "ca.key: is there already") {
+	if err := Init(dir, "c1", validity, time.Now()); err == nil ||
+		!strings.Contains(err.Error(), "ca.key: exists already") {
 		t.Errorf("a second time: %v", err)
 	}
 	// One that was cut short has no ca.key.
 	must(t, os.Remove(filepath.Join(dir, "ca.key")))
-	if err := Init(dir, "c1", validity, time.Now()); err == nil || !strings.Contains(err.Error(), "nothing is written over") {
+	if err := Init(dir, "c1", validity, time.Now()); err == nil ||
+		!strings.Contains(err.Error(), "is not overwritten") {
 		t.Errorf("after one that was cut short: %v", err)
 	}
 	if string(before) != string(read(t, dir, "broker", "tls.key")) {
@@ -127,7 +130,8 @@ func TestInitRefuses(t *testing.T) {
 		"valid for nothing": {"c1", Validity{Authority: day}, "must be above 0"},
 	} {
 		dir := filepath.Join(t.TempDir(), "pki")
-		if err := Init(dir, test.cluster, test.validity, time.Now()); err == nil || !strings.Contains(err.Error(), test.want) {
+		if err := Init(dir, test.cluster, test.validity, time.Now()); err == nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if _, err := os.Stat(dir); err == nil {
@@ -171,12 +175,14 @@ func TestSecrets(t *testing.T) {
 			secrets[secret.Name] = secret
 		}
 	}
-	for name, part := range map[string]string{"semaphore-exporter-tls": "exporter", "semaphore-broker-tls": "broker", "semaphorectl-tls": "semaphorectl"} {
+	for name, part := range map[string]string{"semaphore-exporter-tls": "exporter", "semaphore-broker-tls": "broker",
+		"semaphorectl-tls": "semaphorectl"} {
 		s, ok := secrets[name]
 		if !ok || s.Type != corev1.SecretTypeTLS || s.Namespace != "semaphore" {
 			t.Errorf("Secret %s: %v", name, s.ObjectMeta)
 		}
-		if string(s.Data["tls.key"]) != string(read(t, c1, part, "tls.key")) || string(s.Data["tls.crt"]) != string(read(t, c1, part, "tls.crt")) {
+		if string(s.Data["tls.key"]) != string(read(t, c1, part, "tls.key")) ||
+			string(s.Data["tls.crt"]) != string(read(t, c1, part, "tls.crt")) {
 			t.Errorf("Secret %s does not hold what the %s needs", name, part)
 		}
 	}
@@ -195,12 +201,14 @@ func TestSecretsRefuses(t *testing.T) {
 	}{
 		"under another's name": {map[string][]byte{"c3": peer}, `its certificate is that of "c2"`},
 		"under its own name":   {map[string][]byte{"c1": peer}, "this cluster itself"},
-		"no certificate":       {map[string][]byte{"c2": []byte("hello")}, "is not what `semaphorectl pki bundle` prints there"},
+		"no certificate": {map[string][]byte{"c2": []byte("hello")},
+			"is not what `semaphorectl pki bundle` prints there"},
 		"a key alone":          {map[string][]byte{"c2": read(t, c2, "ca.key")}, "is not what"},
 		"empty":                {map[string][]byte{"c2": nil}, "is not what"},
 		"no name of a cluster": {map[string][]byte{"../c2": peer}, "no cluster name"},
 	} {
-		if out, err := Secrets(c1, "semaphore", test.peers, time.Now()); err == nil || !strings.Contains(err.Error(), test.want) || out != nil {
+		if out, err := Secrets(c1, "semaphore", test.peers, time.Now()); err == nil ||
+			!strings.Contains(err.Error(), test.want) || out != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -11,23 +11,23 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/durable"
 )
 
-// Stage is how far the replacement of an authority has come. Each step may be taken only when what the one
-// before it made is in use everywhere, which this package cannot see: the steps are the operator's.
+// Stage is the progress of the replacement of an authority. Each step may be taken only when the result of the one
+// before it is in use everywhere, which this package cannot see: the operator takes the steps.
 type Stage int
 
 // The stages. Both roots are in the bundle from NextTrusted to NextSigns.
 const (
-	// Steady is an authority that is not being replaced.
+	// Steady: the authority is not being replaced.
 	Steady Stage = iota
-	// NextTrusted is after step 1: the next authority is there to be trusted, and signs nothing yet.
+	// NextTrusted, after step 1: the next authority is trusted, and signs nothing yet.
 	NextTrusted
-	// NextSigns is after step 2: all certificates are of the new authority, and the old one is still trusted.
+	// NextSigns, after step 2: the new authority has signed all certificates, and the old one is still trusted.
 	NextSigns
-	// CutShort is a step 2 that did not come to its end, and has to be taken again.
+	// CutShort: step 2 was interrupted, and must be repeated.
 	CutShort
 )
 
-// StageOf is the stage that dir is in.
+// StageOf returns the stage of dir.
 func StageOf(dir string) (Stage, error) {
 	next, err := exists(filepath.Join(dir, filepath.Dir(nextCertFile)))
 	if err != nil {
@@ -49,17 +49,17 @@ func StageOf(dir string) (Stage, error) {
 }
 
 func errCutShort(dir string) error {
-	return fmt.Errorf("%s: the replacement of the authority was cut short in its step 2: take that again (semaphorectl pki rotate-ca --step 2 --dir %s)", dir, dir)
+	return fmt.Errorf("%s: the replacement of the authority was cut short in its step 2: take that again (semaphorectl "+
+		"pki rotate-ca --step 2 --dir %s)", dir, dir)
 }
 
-// RotateCA takes one step, 1 to 3, of replacing the authority in dir. It refuses a step out of turn, and one
-// that is done.
+// RotateCA takes one step, 1 to 3, of replacing the authority in dir. It refuses a step out of turn, or a repeated one.
 func RotateCA(dir string, step int, v Validity, now time.Time) error {
 	stage, err := StageOf(dir)
 	if err != nil {
 		return err
 	}
-	// A directory that is none at all, or lacks its authority, says so first.
+	// Report a directory that does not exist, or lacks its authority, first.
 	cluster, _, err := Bundle(dir)
 	if err != nil {
 		return err
@@ -80,7 +80,7 @@ func RotateCA(dir string, step int, v Validity, now time.Time) error {
 	return fmt.Errorf("step %d is out of turn: the next one is %d", step, turn)
 }
 
-// begin makes the next authority.
+// begin creates the next authority.
 func begin(dir, cluster string, v Validity, now time.Time) error {
 	if err := v.check(); err != nil {
 		return err
@@ -96,12 +96,12 @@ func begin(dir, cluster string, v Validity, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	// Whole or not at all: what is there is what StageOf goes by.
+	// Atomically: StageOf decides from the existing files.
 	making, err := os.MkdirTemp(dir, ".next-")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(making) // nothing is left of it once it is renamed
+	defer os.RemoveAll(making) // nothing remains once it is renamed
 	if err := next.writeNew(filepath.Join(making, caCertFile), filepath.Join(making, caKeyFile)); err != nil {
 		return err
 	}
@@ -111,8 +111,8 @@ func begin(dir, cluster string, v Validity, now time.Time) error {
 	return writeBundle(dir)
 }
 
-// signWithNext goes on from wherever an earlier one was cut short: the authorities change places, certificate
-// before key, then all certificates are made anew. The bundle holds both roots all the time.
+// signWithNext continues where an interrupted run stopped: it swaps the authorities, certificate before key, then
+// creates all certificates again. The bundle has both roots all the time.
 func signWithNext(dir string, v Validity, now time.Time) error {
 	at := func(file string) string { return filepath.Join(dir, file) }
 	nextCert, err := exists(at(nextCertFile))
@@ -150,7 +150,8 @@ func signWithNext(dir string, v Validity, now time.Time) error {
 		return fmt.Errorf("the authority that signed before: %w", err)
 	}
 	if old.Equal(ca.cert) {
-		return fmt.Errorf("%s and %s are the same authority: there is none that could follow", at(oldCertFile), at(caCertFile))
+		return fmt.Errorf("%s and %s are the same authority: there is none that could follow", at(oldCertFile),
+			at(caCertFile))
 	}
 	if err := ca.rotate(dir, Parts, v.Certificate, now); err != nil {
 		return err
@@ -158,7 +159,7 @@ func signWithNext(dir string, v Validity, now time.Time) error {
 	return os.Remove(at(filepath.Dir(nextCertFile)))
 }
 
-// forgetOld takes the old root out of the bundle, and the old key away.
+// forgetOld removes the old root from the bundle, and the old key.
 func forgetOld(dir string) error {
 	ca, err := readCertificate(filepath.Join(dir, caCertFile))
 	if err != nil {
@@ -174,10 +175,11 @@ func forgetOld(dir string) error {
 			return fmt.Errorf("certificate of the %s: %w", part, err)
 		}
 		if err := leaf.CheckSignatureFrom(ca); err != nil {
-			return fmt.Errorf("the certificate of the %s is not of the new authority, and would be refused without the old one: semaphorectl pki rotate --dir %s, and apply it, first (%w)", part, dir, err)
+			return fmt.Errorf("the certificate of the %s is not of the new authority, and would be refused without the old "+
+				"one: semaphorectl pki rotate --dir %s, and apply it, first (%w)", part, dir, err)
 		}
 	}
-	// The bundle first: cut short here, the step is still to be done.
+	// The bundle first: after an interruption the step must be repeated.
 	if err := writeOver(filepath.Join(dir, "semaphorectl", cluster+".pem"), pemOf(ca), 0o644); err != nil {
 		return err
 	}

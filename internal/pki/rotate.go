@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Rotate replaces the certificates and keys of parts, all of them when none is named, with new ones of the
-// same authority. Peers need nothing for it.
+// Rotate replaces the certificates and keys of parts, all of them if none is named, with new ones of the same
+// authority. Peers need no change.
 func Rotate(dir string, parts []string, validity time.Duration, now time.Time) error {
 	if len(parts) == 0 {
 		parts = Parts
@@ -42,7 +42,8 @@ func (ca *pair) rotate(dir string, parts []string, validity time.Duration, now t
 		return fmt.Errorf("validity of the certificates (%s): must be above 0", validity)
 	}
 	if end := ca.cert.NotAfter; now.Add(validity).After(end) {
-		return fmt.Errorf("the certificates would outlive their authority, which ends at %s: give them %d days at most, or replace the authority (semaphorectl pki rotate-ca --dir %s)",
+		return fmt.Errorf("the certificates would outlive their authority, which ends at %s: give them %d days at most, or "+
+			"replace the authority (semaphorectl pki rotate-ca --dir %s)",
 			end.UTC().Format(time.RFC3339), int(end.Sub(now)/(24*time.Hour)), dir)
 	}
 	for _, part := range parts {
@@ -57,7 +58,7 @@ func (ca *pair) rotate(dir string, parts []string, validity time.Duration, now t
 	return writeBundle(dir)
 }
 
-// writeBundle puts the bundle where semaphorectl looks for it.
+// writeBundle writes the bundle where semaphorectl looks for it.
 func writeBundle(dir string) error {
 	cluster, bundle, err := Bundle(dir)
 	if err != nil {

@@ -25,7 +25,7 @@ func trusted(t *testing.T, dir string) []*x509.Certificate {
 	return bundle.X509Authorities()
 }
 
-// passes says whether a peer that has these roots lets the part in.
+// passes reports whether a peer that has these roots lets the part in.
 func passes(t *testing.T, dir, part string, roots []*x509.Certificate) bool {
 	t.Helper()
 	svid, err := x509svid.Load(filepath.Join(dir, part, "tls.crt"), filepath.Join(dir, part, "tls.key"))
@@ -52,7 +52,8 @@ func private(t *testing.T, dir string) {
 		switch mode := info.Mode().Perm(); {
 		case path != dir && strings.HasPrefix(d.Name(), "."):
 			t.Errorf("%s is left", path)
-		case d.IsDir() && mode != 0o700, strings.HasSuffix(path, ".key") && mode != 0o600, strings.HasSuffix(path, ".crt") && mode != 0o644:
+		case d.IsDir() && mode != 0o700, strings.HasSuffix(path, ".key") && mode != 0o600, strings.HasSuffix(path, ".crt") &&
+			mode != 0o644:
 			t.Errorf("%s has mode %s", path, mode)
 		}
 		return nil
@@ -61,10 +62,12 @@ func private(t *testing.T, dir string) {
 
 func TestRotate(t *testing.T) {
 	dir := initialised(t, "c1")
-	root, broker, exporter := read(t, dir, "ca.crt"), read(t, dir, "broker", "tls.key"), read(t, dir, "exporter", "tls.key")
+	root, broker, exporter := read(t, dir, "ca.crt"), read(t, dir, "broker", "tls.key"),
+		read(t, dir, "exporter", "tls.key")
 	now := time.Now().Truncate(time.Second)
 	must(t, Rotate(dir, []string{"broker"}, 30*day, now))
-	if string(read(t, dir, "broker", "tls.key")) == string(broker) || string(read(t, dir, "exporter", "tls.key")) != string(exporter) {
+	if string(read(t, dir, "broker", "tls.key")) == string(broker) ||
+		string(read(t, dir, "exporter", "tls.key")) != string(exporter) {
 		t.Error("want a new key of the broker, and of nobody else")
 	}
 	cert, err := readCertificate(filepath.Join(dir, "broker", "tls.crt"))
@@ -90,14 +93,16 @@ func TestRotate(t *testing.T) {
 		now      time.Time
 		want     string
 	}{
-		"an unknown part":      {dir, []string{"agent"}, day, now, `part "agent": use exporter, broker, semaphorectl`},
-		"no time":              {dir, nil, 0, now, "must be above 0"},
-		"outlives the root":    {dir, nil, 365 * day, now.Add(9*365*day + 363*day + time.Hour), "give them 1 days at most, or replace the authority"},
+		"an unknown part": {dir, []string{"agent"}, day, now, `part "agent": use exporter, broker, semaphorectl`},
+		"no time":         {dir, nil, 0, now, "must be above 0"},
+		"outlives the root": {dir, nil, 365 * day, now.Add(9*365*day + 363*day + time.Hour),
+			"give them 1 days at most, or replace the authority"},
 		"no such directory":    {filepath.Join(dir, "no"), nil, day, now, "no such file"},
 		"another cluster's CA": {crossed(t), nil, day, now, "ca.key: is not the key of"},
 	} {
 		before := snapshot(t, dir)
-		if err := Rotate(test.dir, test.parts, test.validity, test.now); err == nil || !strings.Contains(err.Error(), test.want) {
+		if err := Rotate(test.dir, test.parts, test.validity, test.now); err == nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v; want %q", name, err, test.want)
 		}
 		if snapshot(t, dir) != before {
@@ -186,7 +191,8 @@ func TestRotateCA(t *testing.T) {
 	must(t, RotateCA(dir, 3, validity, now))
 	stageIs(t, dir, Steady)
 	last := trusted(t, dir)
-	if len(last) != 1 || !last[0].Equal(both[1]) || string(read(t, dir, "semaphorectl", "c1.pem")) != string(pemOf(last...)) {
+	if len(last) != 1 || !last[0].Equal(both[1]) ||
+		string(read(t, dir, "semaphorectl", "c1.pem")) != string(pemOf(last...)) {
 		t.Errorf("%d roots after step 3", len(last))
 	}
 	for _, part := range Parts {
@@ -207,7 +213,8 @@ func TestRotateCARefusesToStrand(t *testing.T) {
 	must(t, RotateCA(dir, 2, validity, time.Now()))
 	must(t, os.WriteFile(filepath.Join(dir, "exporter", "tls.crt"), cert, 0o644))
 	must(t, os.WriteFile(filepath.Join(dir, "exporter", "tls.key"), key, 0o600))
-	if err := RotateCA(dir, 3, validity, time.Now()); err == nil || !strings.Contains(err.Error(), "certificate of the exporter is not of the new authority") {
+	if err := RotateCA(dir, 3, validity, time.Now()); err == nil ||
+		!strings.Contains(err.Error(), "certificate of the exporter is not of the new authority") {
 		t.Error(err)
 	}
 	if len(trusted(t, dir)) != 2 {
@@ -254,7 +261,8 @@ func TestRotateCACutShort(t *testing.T) {
 			for _, w := range writes[:n+1] {
 				must(t, w.do(dir))
 			}
-			if now := trusted(t, dir); len(now) != 2 || !slices.ContainsFunc(now, both[0].Equal) || !slices.ContainsFunc(now, both[1].Equal) {
+			if now := trusted(t, dir); len(now) != 2 || !slices.ContainsFunc(now, both[0].Equal) ||
+				!slices.ContainsFunc(now, both[1].Equal) {
 				t.Fatalf("%d roots where it was cut short", len(now))
 			}
 			if n > 0 {
@@ -319,16 +327,17 @@ func TestSecretsRefusesWhatPeersWould(t *testing.T) {
 		"another part's": {func(dir string) {
 			must(t, os.RemoveAll(filepath.Join(dir, "broker")))
 			must(t, os.CopyFS(filepath.Join(dir, "broker"), os.DirFS(filepath.Join(dir, "exporter"))))
-		}, time.Now(), "is that of spiffe://c1/exporter, not of spiffe://c1/broker"},
+		}, time.Now(), "belongs to spiffe://c1/exporter, not to spiffe://c1/broker"},
 		"another authority's": {func(dir string) {
 			must(t, os.RemoveAll(filepath.Join(dir, "broker")))
 			must(t, os.CopyFS(filepath.Join(dir, "broker"), os.DirFS(filepath.Join(initialised(t, "c1"), "broker"))))
-		}, time.Now(), "is not of this authority"},
+		}, time.Now(), "is not signed by this authority"},
 		"expired": {func(string) {}, time.Now().Add(366 * day), "has expired"},
 	} {
 		dir := initialised(t, "c1")
 		test.spoil(dir)
-		if out, err := Secrets(dir, "semaphore", nil, test.now); err == nil || out != nil || !strings.Contains(err.Error(), test.want) {
+		if out, err := Secrets(dir, "semaphore", nil, test.now); err == nil || out != nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v; want %q", name, err, test.want)
 		}
 	}

@@ -20,12 +20,11 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 )
 
-// Secrets is what a cluster's parts mount, as YAML for kubectl: a Secret for each of
-// exporter, broker and semaphorectl, and the ConfigMap semaphore-bundles with the root
-// certificates of the own cluster and of its peers (cluster name → PEM).
+// Secrets returns what a cluster's parts mount, as YAML for kubectl: a Secret for each of exporter, broker and
+// semaphorectl, and the ConfigMap semaphore-bundles with the root certificates of the own cluster and of its peers
+// (cluster name → PEM).
 //
-// What would be refused by peers, such as a certificate without its key, is not printed: applied, it would
-// cost the link.
+// It fails for what peers would refuse, such as a certificate without its key: applied, it would cut the link.
 func Secrets(dir, namespace string, peers map[string][]byte, now time.Time) ([]byte, error) {
 	cluster, own, err := Bundle(dir)
 	if err != nil {
@@ -33,33 +32,9 @@ func Secrets(dir, namespace string, peers map[string][]byte, now time.Time) ([]b
 	}
 	bundles := map[string]string{cluster + ".pem": string(own)}
 	for name, pem := range peers {
-		if name == cluster {
-			return nil, fmt.Errorf("bundle of %q: that is this cluster itself", name)
-		}
-		if err := config.ClusterName(name); err != nil {
-			return nil, fmt.Errorf("bundle: %w", err)
-		}
-		td, err := spiffeid.TrustDomainFromString(name)
+		data, err := PeerBundle(cluster, name, pem)
 		if err != nil {
-			return nil, fmt.Errorf("bundle of %q: %w", name, err)
-		}
-		bundle, err := x509bundle.Parse(td, pem)
-		if err == nil && bundle.Empty() {
-			err = errors.New("it holds no certificate")
-		}
-		if err != nil {
-			return nil, fmt.Errorf("bundle of %q is not what `semaphorectl pki bundle` prints there: %w", name, err)
-		}
-		// A certificate that names another cluster was given under the wrong name.
-		for _, cert := range bundle.X509Authorities() {
-			if len(cert.URIs) == 1 && cert.URIs[0].Host != name {
-				return nil, fmt.Errorf("bundle of %q: its certificate is that of %q", name, cert.URIs[0].Host)
-			}
-		}
-		// Written anew, so that nothing but certificates gets into the ConfigMap, whatever the file held.
-		data, err := bundle.Marshal()
-		if err != nil {
-			return nil, fmt.Errorf("bundle of %q: %w", name, err)
+			return nil, err
 		}
 		bundles[name+".pem"] = string(data)
 	}
@@ -74,7 +49,7 @@ func Secrets(dir, namespace string, peers map[string][]byte, now time.Time) ([]b
 		}
 		secret := &corev1.Secret{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-			ObjectMeta: metav1.ObjectMeta{Name: secretName(part), Namespace: namespace},
+			ObjectMeta: metav1.ObjectMeta{Name: SecretName(part), Namespace: namespace},
 			Type:       corev1.SecretTypeTLS,
 			Data:       map[string][]byte{},
 		}
@@ -99,7 +74,41 @@ func Secrets(dir, namespace string, peers map[string][]byte, now time.Time) ([]b
 	return out.Bytes(), nil
 }
 
-// fits says what is wrong with the certificate of a part, if anything is.
+// PeerBundle returns the bundle of a peer in the form that own mounts, from what the peer sent. It refuses a bundle of
+// another cluster or of none.
+func PeerBundle(own, name string, pem []byte) ([]byte, error) {
+	if name == own {
+		return nil, fmt.Errorf("bundle of %q: that is this cluster itself", name)
+	}
+	if err := config.ClusterName(name); err != nil {
+		return nil, fmt.Errorf("bundle: %w", err)
+	}
+	td, err := spiffeid.TrustDomainFromString(name)
+	if err != nil {
+		return nil, fmt.Errorf("bundle of %q: %w", name, err)
+	}
+	bundle, err := x509bundle.Parse(td, pem)
+	if err == nil && bundle.Empty() {
+		err = errors.New("it holds no certificate")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bundle of %q is not what `semaphorectl pki bundle` prints there: %w", name, err)
+	}
+	// A certificate that names another cluster was given under the wrong name.
+	for _, cert := range bundle.X509Authorities() {
+		if len(cert.URIs) == 1 && cert.URIs[0].Host != name {
+			return nil, fmt.Errorf("bundle of %q: its certificate is that of %q", name, cert.URIs[0].Host)
+		}
+	}
+	// Encode it again, so that only certificates get into the ConfigMap, whatever the file contained.
+	data, err := bundle.Marshal()
+	if err != nil {
+		return nil, fmt.Errorf("bundle of %q: %w", name, err)
+	}
+	return data, nil
+}
+
+// fits returns what is wrong with the certificate of a part, if anything.
 func fits(dir, cluster, part string, bundle []byte, now time.Time) error {
 	again := fmt.Sprintf("semaphorectl pki rotate --dir %s", dir)
 	svid, err := x509svid.Load(filepath.Join(dir, part, certFile), filepath.Join(dir, part, keyFile))
@@ -107,10 +116,12 @@ func fits(dir, cluster, part string, bundle []byte, now time.Time) error {
 		return fmt.Errorf("certificate of the %s: %w", part, err)
 	}
 	if err != nil {
-		return fmt.Errorf("certificate of the %s in %s is of no use, make it anew (%s): %w", part, filepath.Join(dir, part), again, err)
+		return fmt.Errorf("certificate of the %s in %s cannot be used, replace it (%s): %w", part, filepath.Join(dir, part),
+			again, err)
 	}
 	if want := idOf(cluster, part); svid.ID != want {
-		return fmt.Errorf("certificate of the %s in %s is that of %s, not of %s: make it anew (%s)", part, filepath.Join(dir, part), svid.ID, want, again)
+		return fmt.Errorf("certificate of the %s in %s belongs to %s, not to %s: replace it (%s)", part,
+			filepath.Join(dir, part), svid.ID, want, again)
 	}
 	if err := identity.Validity(svid.Certificates[0], now); err != nil {
 		return err
@@ -120,12 +131,14 @@ func fits(dir, cluster, part string, bundle []byte, now time.Time) error {
 		return fmt.Errorf("bundle of %q: %w", cluster, err)
 	}
 	if _, _, err := x509svid.Verify(svid.Certificates, roots, x509svid.WithTime(now)); err != nil {
-		return fmt.Errorf("certificate of the %s in %s is not of this authority, make it anew (%s): %w", part, filepath.Join(dir, part), again, err)
+		return fmt.Errorf("certificate of the %s in %s is not signed by this authority, replace it (%s): %w", part,
+			filepath.Join(dir, part), again, err)
 	}
 	return nil
 }
 
-func secretName(part string) string {
+// SecretName returns the name of the Secret with the certificate of a part.
+func SecretName(part string) string {
 	if part == "semaphorectl" {
 		return "semaphorectl-tls"
 	}

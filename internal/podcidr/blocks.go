@@ -11,21 +11,21 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// The states of a block affinity that are acted upon (libcalico-go/lib/backend/model). A node gives its pods IPs of a
-// confirmed block. One that is pending is no node's yet. Of one in pendingDeletion there may still be pods, if the
-// node has found out too late that it is not empty; Calico's own routes follow the same rule.
+// The relevant states of a block affinity (libcalico-go/lib/backend/model). A node assigns IPs of a confirmed block to
+// its pods. A pending block belongs to no node yet. A block in pendingDeletion may still have pods, if the node noticed
+// too late that it is not empty; Calico's own routes follow the same rule.
 const (
 	pending   = "pending"
 	confirmed = "confirmed"
 )
 
-// blocks are the affinities of Calico's IPAM, by their names and by those of their nodes, which may not be there.
+// blocks are the affinities of Calico's IPAM, by their names and by the names of their nodes, which may not exist.
 type blocks struct {
 	all map[string]block
 	of  map[string]map[string]bool
 }
 
-// block is what one affinity gives its node: a cidr, nothing, or nothing because of a problem.
+// block is the contribution of one affinity: a cidr, nothing, or nothing because of a problem.
 type block struct {
 	node    string
 	cidr    cidr
@@ -55,7 +55,7 @@ func (b blocks) drop(name string) {
 	}
 }
 
-// cidrs are the blocks of a node, sorted, each once; unread says what of its affinities makes no sense.
+// cidrs returns the blocks of a node, sorted, each once; unread are the problems of its invalid affinities.
 func (b blocks) cidrs(node string) (cidrs []cidr, unread string) {
 	var wrong []string
 	for name := range b.of[node] {
@@ -73,7 +73,7 @@ func (b blocks) cidrs(node string) (cidrs []cidr, unread string) {
 	return slices.Compact(cidrs), strings.Join(wrong, "; ")
 }
 
-// ofNodes says whether an affinity is one of a node: blocks of load balancers have one to something virtual.
+// ofNodes reports whether an affinity belongs to a node: blocks of load balancers have a virtual one.
 func ofNodes(a *kube.BlockAffinity) bool {
 	return (a.Spec.Type == "" || a.Spec.Type == "host") && !strings.HasPrefix(a.Spec.Node, "virtual:")
 }

@@ -9,24 +9,24 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// cidr is a subnet that a node says its pods have their IPs from.
+// cidr is a subnet that a node claims for its pods.
 type cidr struct {
 	netip.Prefix
 	rank rank
 }
 
-// rank says which of two claims that overlap is kept.
+// rank decides which of two overlapping claims is kept.
 type rank struct {
-	// fallback is of spec.podCIDRs where a node that has blocks goes first.
+	// fallback: spec.podCIDRs, if nodes with blocks come first.
 	fallback bool
-	// leaving is of a block that its node is about to give up.
+	// leaving: a block that its node is about to give up.
 	leaving bool
 	since
 }
 
-// since is when the object was made that a claim comes from, the Node or the BlockAffinity: who claimed first keeps what
-// it has. The apiserver sets both fields when it creates an object. Whoever may register a Node or rename one, or
-// write to an object, moves neither to the front.
+// since is the creation time of the claim's object, the Node or the BlockAffinity: the first claim keeps its prefix.
+// Only the apiserver sets it, when it creates an object, so that nobody who may register or rename a Node, or write an
+// object, can move it to the front.
 type since struct {
 	created int64 // in seconds, the resolution of metadata.creationTimestamp
 	uid     types.UID
@@ -38,13 +38,14 @@ func (s since) compare(other since) int {
 	return cmp.Or(cmp.Compare(s.created, other.created), cmp.Compare(s.uid, other.uid))
 }
 
-// claim is one of a node.
+// claim is the claim of a node.
 type claim struct {
 	node string
 	rank rank
 }
 
-// before says which of two claims of different nodes is kept: it depends on what they are and not on when they came.
+// before reports which of two claims of different nodes is kept: it depends on the claims and not on their order of
+// arrival.
 func (c claim) before(other claim) bool {
 	if c.rank.fallback != other.rank.fallback {
 		return other.rank.fallback
@@ -52,11 +53,11 @@ func (c claim) before(other claim) bool {
 	if c.rank.leaving != other.rank.leaving {
 		return other.rank.leaving
 	}
-	return cmp.Or(c.rank.compare(other.rank.since), cmp.Compare(c.node, other.node)) < 0 // UIDs are not equal but in tests
+	return cmp.Or(c.rank.compare(other.rank.since), cmp.Compare(c.node, other.node)) < 0 // UIDs are equal only in tests
 }
 
-// claims finds the nodes whose CIDRs overlap others. It is by the length of prefixes, of which a cluster has one or two:
-// looking for overlaps then costs a look in a map for each, however many nodes there are.
+// claims finds the nodes whose CIDRs overlap others. It is indexed by the length of prefixes, of which a cluster has
+// one or two: a search costs one map lookup for each, whatever the number of nodes.
 type claims map[length]map[netip.Prefix][]claim
 
 type length struct {
@@ -85,7 +86,7 @@ func (c claims) drop(node string, p cidr) {
 	}
 }
 
-// overlapping are all claims to something of p, in no order.
+// overlapping returns all claims to a part of p, in no order.
 func (c claims) overlapping(p netip.Prefix) []claim {
 	var all []claim
 	for of, held := range c {
@@ -105,7 +106,7 @@ func (c claims) overlapping(p netip.Prefix) []claim {
 	return all
 }
 
-// taker is the node that keeps p, if it is not the one that claims it with that rank.
+// taker returns the node that keeps p, if another node than the one that claims it with that rank does.
 func (c claims) taker(p cidr, node string) (string, bool) {
 	first := claim{node, p.rank}
 	for _, other := range c.overlapping(p.Prefix) {

@@ -7,8 +7,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// FuzzBlockAffinity: whatever a BlockAffinity holds, which every node's CNI plugin may write, it is a node's block with a prefix in its
-// canonical form, or none.
+// FuzzBlockAffinity: whatever a BlockAffinity holds, which every node's CNI plugin may write, it is a node's block with
+// a prefix in its canonical form, or none.
 func FuzzBlockAffinity(f *testing.F) {
 	for _, text := range []string{
 		`{"spec":{"state":"confirmed","node":"n1","cidr":"10.1.1.0/26","deleted":"false"}}`,
@@ -24,7 +24,8 @@ func FuzzBlockAffinity(f *testing.F) {
 			return
 		}
 		b := projectBlock(&a)
-		if b.ok && (b.problem != "" || !b.cidr.IsValid() || b.cidr.Prefix != b.cidr.Masked() || b.cidr.Addr().Zone() != "" || b.node != a.Spec.Node) {
+		if b.ok && (b.problem != "" || !b.cidr.IsValid() || b.cidr.Prefix != b.cidr.Masked() || b.cidr.Addr().Zone() != "" ||
+			b.node != a.Spec.Node) {
 			t.Errorf("%q is taken as %+v", data, b)
 		}
 	})

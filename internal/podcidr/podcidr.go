@@ -1,6 +1,7 @@
-// Package podcidr decides which prefixes the pods of each of a cluster's nodes have their IPs from: the blocks that
-// Calico's IPAM ties to the node, or its spec.podCIDRs. The exporter publishes them, as what remote nodes accept from the
-// node, and the broker sends them to the node's own agent: both decide here, so that they agree. It reads nothing itself.
+// Package podcidr decides from which prefixes the pods of each node of a cluster get their IPs: the blocks that
+// Calico's IPAM ties to the node, or its spec.podCIDRs. The exporter publishes them, as the prefixes that remote nodes
+// accept from the node, and the broker sends them to the node's own agent: both use this package, so that they agree.
+// It reads nothing itself.
 //
 // It imports internal/kube for the type of a block, and internal/config for the choice between the two. It is pure.
 package podcidr
@@ -17,10 +18,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// Table has the prefixes of all nodes. One kubelet that is wrong must not take the traffic of another node's pods: of two
-// nodes whose podCIDRs overlap, the Node that was created first keeps its own; of two with one block, the BlockAffinity
-// that was created first; and a block goes before a podCIDR. What a node has depends on what there is, and not on the
-// order in which it came here: exporter and broker agree, and one that restarts decides as before.
+// Table has the prefixes of all nodes. One wrong kubelet must not take the traffic of another node's pods: of two nodes
+// whose podCIDRs overlap, the Node that was created first keeps its own; of two with one block, the BlockAffinity that
+// was created first; and a block precedes a podCIDR. The result depends on the objects, and not on the order in which
+// they arrive: exporter and broker agree, and a restarted one decides as before.
 //
 // It is not safe for concurrent use.
 type Table struct {
@@ -29,47 +30,47 @@ type Table struct {
 	nodes   map[string]*node
 	blocks  blocks
 	claims  claims
-	// users is how many nodes have blocks.
+	// users counts the nodes with blocks.
 	users int
 }
 
-// node is one as it was last seen, and which prefixes it may have.
+// node is the last seen state of a node, and its prefixes.
 type node struct {
-	// podCIDRs are its spec.podCIDRs, and malformed says why some of them is none.
+	// podCIDRs are its spec.podCIDRs, and malformed is why some of them are invalid.
 	podCIDRs  []cidr
 	malformed string
-	// cidrs are what it claims, unread is why some of them is none, and byBlocks says that they are blocks.
+	// cidrs are its claims, unread is why some of them are invalid, and byBlocks is set if they are blocks.
 	cidrs    []cidr
 	unread   string
 	byBlocks bool
-	// kept are those of cidrs that it has, and problem why it has not the others.
+	// kept are the granted cidrs, and problem is why others are not.
 	kept     []string
 	prefixes []netip.Prefix // kept, parsed
 	problem  string
 }
 
-// Changed are the nodes that a change concerns.
+// Changed names the nodes that a change affects.
 type Changed struct {
-	// Nodes whose prefixes or problem may differ, in an order in which at no step two nodes have one prefix: those that
-	// lose one come first, with what they keep, and again where they also get one.
+	// Nodes whose prefixes or problem may have changed, in an order in which at no step two nodes have one prefix:
+	// those that lose one come first, with the rest, and again if they also get one.
 	Nodes []Node
-	// Strays are names by which Calico knows a node, of which Table.Strays may differ.
+	// Strays are names by which Calico knows a node, for which Table.Strays may have changed.
 	Strays []string
 }
 
-// Node is what a node has at a step.
+// Node is the state of a node at a step.
 type Node struct {
 	Name     string
 	Prefixes []string
 }
 
-// New makes an empty table. from says where prefixes come from; subnets are those of the cluster's pods, any where there
-// are none.
+// New returns an empty table. from is the source of prefixes; subnets are those of the cluster's pods, any if there are
+// none.
 func New(from config.AllowedIPs, subnets []netip.Prefix) *Table {
 	return &Table{from: from, subnets: subnets, nodes: map[string]*node{}, blocks: newBlocks(), claims: claims{}}
 }
 
-// Prefixes are those of a node, canonical.
+// Prefixes returns those of a node, canonical.
 func (t *Table) Prefixes(name string) []string {
 	if it := t.nodes[name]; it != nil {
 		return it.kept
@@ -77,22 +78,22 @@ func (t *Table) Prefixes(name string) []string {
 	return nil
 }
 
-// Contains says whether an IP lies in the prefixes of a node.
+// Contains reports whether an IP lies in the prefixes of a node.
 func (t *Table) Contains(name string, ip netip.Addr) bool {
 	it := t.nodes[name]
 	return it != nil && slices.ContainsFunc(it.prefixes, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
 
-// HasBlocks says whether a node's prefixes are blocks of Calico's IPAM.
+// HasBlocks reports whether a node's prefixes are blocks of Calico's IPAM.
 func (t *Table) HasBlocks(name string) bool { return t.nodes[name] != nil && t.nodes[name].byBlocks }
 
-// HostLocal says whether the pods of a node have their IPs from its spec.podCIDRs for all that can be seen: no node has
-// a block.
+// HostLocal reports whether the pods of a node get their IPs from its spec.podCIDRs, as far as the objects show: no
+// node has a block.
 func (t *Table) HostLocal(name string) bool {
 	return t.nodes[name] != nil && !t.nodes[name].byBlocks && t.users == 0
 }
 
-// Problem is why a node has not all the prefixes that it claims; empty for none.
+// Problem returns why a node does not have all the prefixes that it claims; empty for none.
 func (t *Table) Problem(name string) string {
 	if it := t.nodes[name]; it != nil {
 		return it.problem
@@ -100,8 +101,8 @@ func (t *Table) Problem(name string) string {
 	return ""
 }
 
-// Strays is how many blocks are affine to what is no node. They are a cluster's whose Calico knows nodes by other names,
-// or of a node that has just gone.
+// Strays counts the blocks that are affine to no existing node: Calico knows the nodes by other names, or a node was
+// just deleted.
 func (t *Table) Strays(name string) int {
 	if t.nodes[name] != nil {
 		return 0
@@ -115,12 +116,12 @@ func (t *Table) Strays(name string) int {
 	return stray
 }
 
-// Empty says whether the table has nothing of any node.
+// Empty reports whether the table has no node.
 func (t *Table) Empty() bool {
 	return len(t.nodes)+len(t.claims)+len(t.blocks.all)+len(t.blocks.of) == 0
 }
 
-// PutNode takes a node as it is now: its spec.podCIDRs, its UID and when it was created.
+// PutNode records a node: its spec.podCIDRs, its UID and its creation time.
 func (t *Table) PutNode(n *corev1.Node) Changed {
 	name, podCIDRs := n.Name, n.Spec.PodCIDRs
 	if len(podCIDRs) == 0 && n.Spec.PodCIDR != "" {
@@ -139,7 +140,7 @@ func (t *Table) PutNode(n *corev1.Node) Changed {
 	return Changed{t.settle(t.choose(name)), []string{name}}
 }
 
-// DeleteNode takes a node's end.
+// DeleteNode records the deletion of a node.
 func (t *Table) DeleteNode(name string) Changed {
 	it := t.nodes[name]
 	if it == nil {
@@ -150,21 +151,22 @@ func (t *Table) DeleteNode(name string) Changed {
 	return Changed{t.settle(slices.DeleteFunc(concerned, func(n string) bool { return n == name })), []string{name}}
 }
 
-// PutBlock takes a block affinity as it is now.
+// PutBlock records a block affinity.
 func (t *Table) PutBlock(a *kube.BlockAffinity) Changed {
 	before := t.blocks.all[a.Name].node
 	t.blocks.put(a.Name, projectBlock(a))
 	return t.blocksChanged(before, a.Spec.Node)
 }
 
-// DeleteBlock takes a block affinity's end.
+// DeleteBlock records the deletion of a block affinity.
 func (t *Table) DeleteBlock(name string) Changed {
 	before := t.blocks.all[name].node
 	t.blocks.drop(name)
 	return t.blocksChanged(before)
 }
 
-// blocksChanged settles anew what nodes have, all at once: a block that moves leaves the one before it joins the other.
+// blocksChanged decides again about the affected nodes together: a block that moves leaves one before it joins the
+// other.
 func (t *Table) blocksChanged(nodes ...string) Changed {
 	var concerned []string
 	for _, name := range nodes {
@@ -173,7 +175,7 @@ func (t *Table) blocksChanged(nodes ...string) Changed {
 	return Changed{t.settle(concerned), nodes}
 }
 
-// choose has a node claim what it does now, and returns the names of those that may lose or gain by it.
+// choose updates what a node claims, and returns the names of those that may lose or gain.
 func (t *Table) choose(name string) []string {
 	it := t.nodes[name]
 	if it == nil {
@@ -186,15 +188,15 @@ func (t *Table) choose(name string) []string {
 	if len(cidrs) > 0 || t.from == config.CalicoBlocks {
 		return t.claim(name, cidrs, unread, true)
 	}
-	// A node without a block: of a cluster that does not use Calico's IPAM, or not on this node; or one that has no pod
-	// yet. Then nothing is lost by its podCIDRs, as a block goes before them.
+	// A node without a block: in a cluster that does not use Calico's IPAM, or not on this node; or without pods so
+	// far. In that case its podCIDRs do no harm, because a block precedes them.
 	if unread == "" {
 		unread = it.malformed
 	}
 	return t.claim(name, it.podCIDRs, unread, false)
 }
 
-// claim takes what a node claims now, and returns the names of those that may lose or gain by it, itself among them.
+// claim records what a node claims, and returns the names of those that may lose or gain, itself among them.
 func (t *Table) claim(name string, cidrs []cidr, unread string, byBlocks bool) []string {
 	it := t.nodes[name]
 	concerned := []string{name}
@@ -204,7 +206,7 @@ func (t *Table) claim(name string, cidrs []cidr, unread string, byBlocks bool) [
 			there[p] = true
 		}
 		for _, p := range of {
-			// One that lies outside the pod subnets, such as 0.0.0.0/0, takes nothing from anybody.
+			// A claim outside of the pod subnets, such as 0.0.0.0/0, takes nothing from other nodes.
 			if there[p] || !Within(p.Prefix, t.subnets) {
 				continue
 			}
@@ -224,7 +226,7 @@ func (t *Table) claim(name string, cidrs []cidr, unread string, byBlocks bool) [
 		t.users++
 	}
 	it.cidrs, it.unread, it.byBlocks = cidrs, unread, byBlocks
-	if used != (t.users > 0) && t.from == config.AutoAllowedIPs { // what is a problem of podCIDRs depends on it
+	if used != (t.users > 0) && t.from == config.AutoAllowedIPs { // problems of podCIDRs depend on it
 		for other := range t.nodes {
 			concerned = append(concerned, other)
 		}
@@ -232,7 +234,7 @@ func (t *Table) claim(name string, cidrs []cidr, unread string, byBlocks bool) [
 	return concerned
 }
 
-// settle judges nodes anew, and returns the steps from what they had to what they have.
+// settle decides about nodes again, and returns the steps from the old to the new state.
 func (t *Table) settle(names []string) []Node {
 	slices.Sort(names)
 	var losers, gainers []Node
@@ -258,7 +260,7 @@ func (t *Table) settle(names []string) []Node {
 		}
 	}
 	if len(losers) == 1 && len(gainers) > 0 {
-		// What it gets was nobody's, or it were not the only one that loses.
+		// What it gets belonged to nobody, or it would not be the only one that loses.
 		if i := slices.IndexFunc(gainers, func(n Node) bool { return n.Name == losers[0].Name }); i >= 0 {
 			losers[0] = gainers[i]
 			gainers = slices.Delete(gainers, i, i+1)
@@ -267,7 +269,7 @@ func (t *Table) settle(names []string) []Node {
 	return append(losers, gainers...)
 }
 
-// judge says which of a node's claims it has.
+// judge decides which of a node's claims are granted.
 func (t *Table) judge(name string) {
 	it := t.nodes[name]
 	it.kept, it.prefixes = nil, nil
@@ -279,7 +281,7 @@ func (t *Table) judge(name string) {
 	if it.byBlocks {
 		source = "block affinities"
 	}
-	// Where Calico's IPAM is in use, the podCIDRs of a node that has no block need not mean anything.
+	// If Calico's IPAM is in use, the podCIDRs of a node without a block may be meaningless.
 	idle := !it.byBlocks && t.users > 0
 	for _, p := range it.cidrs {
 		if !Within(p.Prefix, t.subnets) {
@@ -302,7 +304,7 @@ func (t *Table) judge(name string) {
 	it.problem = strings.Join(wrong, "; ")
 }
 
-// parse is prefixes, canonical, each once; malformed says what is none.
+// parse returns prefixes, canonical, each once; malformed lists the invalid ones.
 func parse(texts []string, rank rank) (cidrs []cidr, malformed string) {
 	for _, text := range texts {
 		prefix, err := netip.ParsePrefix(text)
@@ -317,7 +319,7 @@ func parse(texts []string, rank rank) (cidrs []cidr, malformed string) {
 	return cidrs, malformed
 }
 
-// Within reports whether a subnet lies in one of several; in any, where there are none.
+// Within reports whether a subnet lies in one of several; in any, if there are none.
 func Within(p netip.Prefix, subnets []netip.Prefix) bool {
 	return len(subnets) == 0 || slices.ContainsFunc(subnets, func(s netip.Prefix) bool {
 		return s.Bits() <= p.Bits() && s.Contains(p.Addr())

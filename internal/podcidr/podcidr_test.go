@@ -74,16 +74,19 @@ func TestAuto(t *testing.T) {
 			want:  map[string]string{"n1": "10.1.2.0/26", "n2": ""},
 		},
 		"a node of Calico's IPAM without a pod, whose podCIDR is of no pool": {
-			steps: []step{putNode("n1", "10.244.1.0/24"), putNode("n2", "10.244.2.0/24"), affine("n1", "10.1.2.0/26", "confirmed")},
-			want:  map[string]string{"n1": "10.1.2.0/26", "n2": ""},
+			steps: []step{putNode("n1", "10.244.1.0/24"), putNode("n2", "10.244.2.0/24"),
+				affine("n1", "10.1.2.0/26", "confirmed")},
+			want: map[string]string{"n1": "10.1.2.0/26", "n2": ""},
 		},
 		"a block that its node is about to give up may have pods still": {
-			steps: []step{putNode("n1", "10.1.1.0/24"), putNode("n2", "10.1.2.0/24"), affine("n1", "10.1.2.0/26", "pendingDeletion")},
-			want:  map[string]string{"n1": "10.1.2.0/26", "n2": ""},
+			steps: []step{putNode("n1", "10.1.1.0/24"), putNode("n2", "10.1.2.0/24"),
+				affine("n1", "10.1.2.0/26", "pendingDeletion")},
+			want: map[string]string{"n1": "10.1.2.0/26", "n2": ""},
 		},
 		"a mixed cluster: host-local on n2": {
-			steps: []step{putNode("n1", "10.1.1.0/24"), putNode("n2", "10.1.2.0/24"), affine("n1", "10.1.200.0/26", "confirmed")},
-			want:  map[string]string{"n1": "10.1.200.0/26", "n2": "10.1.2.0/24"},
+			steps: []step{putNode("n1", "10.1.1.0/24"), putNode("n2", "10.1.2.0/24"),
+				affine("n1", "10.1.200.0/26", "confirmed")},
+			want: map[string]string{"n1": "10.1.200.0/26", "n2": "10.1.2.0/24"},
 		},
 		"a pending block is no sign of anything": {
 			steps: []step{putNode("n1", "10.1.1.0/24"), affine("n1", "10.1.200.0/26", "pending")},
@@ -100,7 +103,8 @@ func TestAuto(t *testing.T) {
 		"the IPAM changes to Calico's while all runs": {
 			steps: []step{
 				putNode("n1", "10.1.1.0/24"), putNode("n2", "10.1.2.0/24"),
-				affine("n1", "10.1.1.0/26", "confirmed"), affine("n1", "10.1.2.128/26", "confirmed"), affine("n2", "10.1.2.0/26", "confirmed"),
+				affine("n1", "10.1.1.0/26", "confirmed"), affine("n1", "10.1.2.128/26", "confirmed"),
+				affine("n2", "10.1.2.0/26", "confirmed"),
 			},
 			want: map[string]string{"n1": "10.1.1.0/26 10.1.2.128/26", "n2": "10.1.2.0/26"},
 		},
@@ -129,7 +133,8 @@ func TestAuto(t *testing.T) {
 		"neither": {steps: []step{putNode("n1")}, want: map[string]string{"n1": ""}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			table := New(config.AutoAllowedIPs, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/48")})
+			table := New(config.AutoAllowedIPs, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"),
+				netip.MustParsePrefix("fd00:1::/48")})
 			published := map[string][]string{} // as who follows the changes has it
 			for _, s := range test.steps {
 				for _, step := range s(table).Nodes {
@@ -146,10 +151,12 @@ func TestAuto(t *testing.T) {
 				}
 			}
 			for node, want := range test.want {
-				if got := strings.Join(table.Prefixes(node), " "); got != want || fmt.Sprint(published[node]) != fmt.Sprint(table.Prefixes(node)) {
+				if got := strings.Join(table.Prefixes(node), " "); got != want ||
+					fmt.Sprint(published[node]) != fmt.Sprint(table.Prefixes(node)) {
 					t.Errorf("%s has %q, and who follows the changes has %v; want %q", node, got, published[node], want)
 				}
-				if got := table.Problem(node); (got == "") != (test.problems[node] == "") || !strings.Contains(got, test.problems[node]) {
+				if got := table.Problem(node); (got == "") != (test.problems[node] == "") ||
+					!strings.Contains(got, test.problems[node]) {
 					t.Errorf("the problem of %s is %q, not %q", node, got, test.problems[node])
 				}
 			}
@@ -157,8 +164,8 @@ func TestAuto(t *testing.T) {
 	}
 }
 
-// TestWhoHasItKeepsIt: what a node has, no other takes by its name, by coming later, or by writing to its object; a table
-// that begins with what there is in the end decides the same.
+// TestWhoHasItKeepsIt: what a node has, no other takes by its name, by coming later, or by writing to its object; a
+// table that begins with what there is in the end decides the same.
 func TestWhoHasItKeepsIt(t *testing.T) {
 	for name, test := range map[string]struct {
 		from  config.AllowedIPs
@@ -179,13 +186,15 @@ func TestWhoHasItKeepsIt(t *testing.T) {
 		},
 		"a node that was deleted and made again is a newcomer": {
 			steps: []step{
-				putNodeOf(5, "a", "n1", "10.1.1.0/24"), putNodeOf(6, "b", "n2", "10.1.1.0/24"), noNode("n1"), putNodeOf(7, "c", "n1", "10.1.1.0/24"),
+				putNodeOf(5, "a", "n1", "10.1.1.0/24"), putNodeOf(6, "b", "n2", "10.1.1.0/24"), noNode("n1"),
+				putNodeOf(7, "c", "n1", "10.1.1.0/24"),
 			},
 			want: map[string]string{"n1": "", "n2": "10.1.1.0/24"},
 		},
 		"also where its deletion was not seen": {
-			steps: []step{putNodeOf(5, "a", "n1", "10.1.1.0/24"), putNodeOf(6, "b", "n2", "10.1.1.0/24"), putNodeOf(7, "c", "n1", "10.1.1.0/24")},
-			want:  map[string]string{"n1": "", "n2": "10.1.1.0/24"},
+			steps: []step{putNodeOf(5, "a", "n1", "10.1.1.0/24"), putNodeOf(6, "b", "n2", "10.1.1.0/24"),
+				putNodeOf(7, "c", "n1", "10.1.1.0/24")},
+			want: map[string]string{"n1": "", "n2": "10.1.1.0/24"},
 		},
 		"of Calico's IPAM too, where a second affinity to a block is made": {
 			steps: []step{

@@ -18,7 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/conns"
 )
 
-// NewRegistry is a part's registry of metrics, with those of the process already in it.
+// NewRegistry returns a part's registry of metrics, with those of the process.
 func NewRegistry() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
@@ -27,17 +27,19 @@ func NewRegistry() *prometheus.Registry {
 		ConstLabels: prometheus.Labels{"version": Version, "go": runtime.Version()},
 	})
 	build.Set(1)
-	reg.MustRegister(httpRefused, build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(httpRefused, build, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return reg
 }
 
 // httpRefused counts for the HTTP listener of the process, of which there is one.
 var httpRefused = prometheus.NewCounter(prometheus.CounterOpts{
 	Name: "semaphore_http_connections_refused_total",
-	Help: "Connections to the HTTP listener that were closed because there were as many as there may be.",
+	Help: "Connections to the HTTP listener that were closed because the limit was reached.",
 })
 
-// What the HTTP listeners take at a time: connections, and scrapes, each of which costs as much as there are series.
+// The limits of the HTTP listener: concurrent connections, and concurrent scrapes, each of which costs as much as there
+// are series.
 const (
 	maxHTTPConnections = 256
 	maxScrapes         = 4
@@ -48,16 +50,17 @@ const (
 type Pages struct {
 	// Metrics are for everybody.
 	Metrics prometheus.Gatherer
-	// Private are the metrics for those that Trusted says, in place of Metrics; nil for none. Others are not told why the process is
-	// not ready either.
+	// Private, if not nil, are the metrics for the clients that Trusted accepts, in place of Metrics. Other clients do
+	// not see why the process is not ready either.
 	Private prometheus.Gatherer
 	Trusted func(local, remote netip.Addr) bool
-	// Ready returns no error, which would be the reason why not, and what there is to say all the same, empty for nothing.
+	// Ready returns why the process is not ready, nil if it is, and a note in either case, which may be empty.
 	Ready func() (note string, err error)
 }
 
 // HTTP serves /healthz (the process answers), /readyz and /metrics to everybody, on address until ctx ends.
-func HTTP(ctx context.Context, address string, metrics prometheus.Gatherer, ready func() (note string, err error)) error {
+func HTTP(ctx context.Context, address string, metrics prometheus.Gatherer,
+	ready func() (note string, err error)) error {
 	return Pages{Metrics: metrics, Ready: ready}.Serve(ctx, address)
 }
 
@@ -99,7 +102,8 @@ func (p Pages) Serve(ctx context.Context, address string) error {
 	return serve(ctx, address, mux)
 }
 
-// trusts says whether a request comes from who may see all. The addresses are those of the connection: no header counts.
+// trusts reports whether a request comes from a client that may see all. It uses the address of the connection, and no
+// header.
 func (p Pages) trusts(r *http.Request) bool {
 	if p.Private == nil {
 		return true
@@ -115,8 +119,8 @@ func (p Pages) trusts(r *http.Request) bool {
 	return p.Trusted(local, remote.Addr().Unmap().WithZone(""))
 }
 
-// Profiling serves net/http/pprof until ctx ends. The address should be on loopback: a
-// profile tells much of a process.
+// Profiling serves net/http/pprof until ctx ends. The address should be on loopback: a profile reveals much of a
+// process.
 func Profiling(ctx context.Context, address string) error {
 	if address == "" {
 		return nil
@@ -131,7 +135,8 @@ func Profiling(ctx context.Context, address string) error {
 
 func serve(ctx context.Context, address string, handler http.Handler) error {
 	srv := &http.Server{
-		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+		MaxHeaderBytes: 16 << 10,
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -139,9 +144,11 @@ func serve(ctx context.Context, address string, handler http.Handler) error {
 	}
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()
-	// Nobody shows who it is here, so that a probe of the kubelet gets its room from whoever has most connections.
+	// Clients do not authenticate here, so that a kubelet's probe gets its room from the client with the most
+	// connections.
 	limits := conns.Limits{All: maxHTTPConnections, Unproven: maxHTTPConnections}
-	if err := srv.Serve(conns.New(limits, func(string) { httpRefused.Inc() }).Listener(listener)); !errors.Is(err, http.ErrServerClosed) {
+	if err := srv.Serve(conns.New(limits, func(string) { httpRefused.Inc() }).Listener(listener)); !errors.Is(err,
+		http.ErrServerClosed) {
 		return fmt.Errorf("HTTP listener: %w", err)
 	}
 	return nil

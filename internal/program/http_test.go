@@ -105,14 +105,14 @@ func TestPrivatePages(t *testing.T) {
 		t.Errorf("a stranger reads %.200q", body)
 	}
 	if body := ask("/readyz"); body != "not ready\n" {
-		t.Errorf("a stranger is told %q", body)
+		t.Errorf("a stranger gets %q", body)
 	}
 	trusted.Store(true)
 	if body := ask("/metrics"); !strings.Contains(body, "secret 0") {
 		t.Errorf("who is trusted reads %.200q", body)
 	}
 	if body := ask("/readyz"); body != "no route to 10.2.0.0/16\n" {
-		t.Errorf("who is trusted is told %q", body)
+		t.Errorf("who is trusted gets %q", body)
 	}
 }
 
@@ -143,7 +143,8 @@ func TestHTTP(t *testing.T) {
 		t.Errorf("/readyz: %d %q", code, body)
 	}
 	code, body := get(t, url+"/metrics")
-	for _, want := range []string{`semaphore_build_info{go="go`, `version="development"} 1`, "go_goroutines ", "process_resident_memory_bytes "} {
+	for _, want := range []string{`semaphore_build_info{go="go`, `version="development"} 1`, "go_goroutines ",
+		"process_resident_memory_bytes "} {
 		if code != 200 || !strings.Contains(body, want) {
 			t.Errorf("/metrics: %d, lacks %q", code, want)
 		}
@@ -169,7 +170,8 @@ func TestProfiling(t *testing.T) {
 		t.Errorf("off: %v", err)
 	}
 	url := listen(t, Profiling)
-	if code, body := get(t, url+"/debug/pprof/goroutine?debug=1"); code != 200 || !strings.Contains(body, "goroutine profile:") {
+	if code, body := get(t, url+"/debug/pprof/goroutine?debug=1"); code != 200 ||
+		!strings.Contains(body, "goroutine profile:") {
 		t.Errorf("%d %.100q", code, body)
 	}
 	if code, _ := get(t, url+"/metrics"); code != 404 {

@@ -1,7 +1,7 @@
-// Package program is the one way a part starts and stops: flags and environment, the
-// configuration file, the log, signals, and the HTTP listener for probes and metrics.
+// Package program starts and stops a part: flags and environment, the configuration file, the log, signals, and the
+// HTTP listener for probes and metrics.
 //
-// It knows no part; main packages hand their Run to Command.
+// It knows no part; main packages pass their Run to Command.
 //
 // It imports internal/conns, which bounds the connections of the HTTP listener.
 package program
@@ -26,21 +26,21 @@ var Version = "development"
 
 // Part is what differs between the programs that run from a configuration file.
 type Part[C any] struct {
-	// Name is that of the program, such as "semaphore-broker".
+	// Name of the program, such as "semaphore-broker".
 	Name string
 	// Short is one line for --help.
 	Short string
 	// Load reads and validates the configuration file.
 	Load func(path string) (*C, error)
-	// Threads is how many goroutines run at once at least, whatever the number of cores is; 0 for one a core. GOMAXPROCS in the
+	// Threads is the least GOMAXPROCS, whatever the number of cores is; 0 for one per core. GOMAXPROCS in the
 	// environment overrides it.
 	Threads int
-	// Run carries the part until ctx ends, or returns the error it cannot go on with.
+	// Run runs the part until ctx ends, or returns the error that ended it.
 	Run func(ctx context.Context, cfg *C) error
 }
 
-// Command is the part as a command, with flags --config, --log-level and --log-format,
-// each of which can be given in the environment as SEMAPHORE_CONFIG and so on.
+// Command returns the part as a command, with flags --config, --log-level and --log-format, each of which can be given
+// in the environment as SEMAPHORE_CONFIG and so on.
 func Command[C any](p Part[C]) *cobra.Command {
 	var configFile, level, format, profiling string
 	cmd := &cobra.Command{
@@ -70,7 +70,7 @@ func Command[C any](p Part[C]) *cobra.Command {
 				defer cancel()
 				return p.Run(ctx, cfg)
 			})
-			// Being cancelled is how a part ends that was asked to, and a failure of one that was not.
+			// A cancelled context is the regular end of a part that was asked to stop, and a failure otherwise.
 			if err := g.Wait(); err != nil && (cmd.Context().Err() == nil || !errors.Is(err, context.Canceled)) {
 				return err
 			}
@@ -82,11 +82,12 @@ func Command[C any](p Part[C]) *cobra.Command {
 	flags.StringVar(&configFile, "config", fromEnv("config", "/etc/semaphore/config.yaml"), "configuration file (YAML)")
 	flags.StringVar(&level, "log-level", fromEnv("log-level", "info"), "debug, info, warn or error")
 	flags.StringVar(&format, "log-format", fromEnv("log-format", "text"), "text or json")
-	flags.StringVar(&profiling, "pprof-listen", fromEnv("pprof-listen", ""), "host:port to serve net/http/pprof on, such as 127.0.0.1:6060; empty for not at all")
+	flags.StringVar(&profiling, "pprof-listen", fromEnv("pprof-listen", ""),
+		"host:port to serve net/http/pprof on, such as 127.0.0.1:6060; empty for not at all")
 	return cmd
 }
 
-// fromEnv is a flag's default: what the environment says, else fallback.
+// fromEnv returns a flag's default: the value in the environment, else fallback.
 func fromEnv(flag, fallback string) string {
 	if v, ok := os.LookupEnv("SEMAPHORE_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))); ok {
 		return v
@@ -94,7 +95,7 @@ func fromEnv(flag, fallback string) string {
 	return fallback
 }
 
-// SetUpLog makes slog's default logger, on standard error.
+// SetUpLog creates slog's default logger, on standard error.
 func SetUpLog(level, format string) error {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
@@ -112,7 +113,7 @@ func SetUpLog(level, format string) error {
 	return nil
 }
 
-// Main runs a command until it is done or a signal asks it to stop, and ends the process.
+// Main runs a command until it ends or a signal stops it, and ends the process.
 func Main(cmd *cobra.Command) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A second signal ends the process at once.
@@ -122,7 +123,7 @@ func Main(cmd *cobra.Command) {
 	if err == nil {
 		return
 	}
-	fmt.Fprintf(os.Stderr, "%s: %v\n", cmd.Name(), err)
+	fmt.Fprintf(os.Stderr, "%s: %v\n", cmd.DisplayName(), err)
 	code := 1
 	var exit ExitError
 	if errors.As(err, &exit) {
@@ -131,7 +132,7 @@ func Main(cmd *cobra.Command) {
 	os.Exit(code)
 }
 
-// ExitError is an error that ends the process with a code of its own.
+// ExitError is an error with an exit code of its own.
 type ExitError struct {
 	Code int
 	Err  error

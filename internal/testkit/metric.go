@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Metric is the sum of the samples of a metric that have all these values of labels, in any order; of a histogram, how many
-// observations it has. found says whether there is such a sample.
+// Metric is the sum of the samples of a metric that have all these values of labels, in any order; of a histogram, how
+// many observations it has. found reports whether there is such a sample.
 func Metric(tb testing.TB, metrics prometheus.Gatherer, name string, labels ...string) (sum float64, found bool) {
 	tb.Helper()
 	families, err := metrics.Gather()
@@ -23,7 +23,8 @@ func Metric(tb testing.TB, metrics prometheus.Gatherer, name string, labels ...s
 				values = append(values, l.GetValue())
 			}
 			if !slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(values, l) }) {
-				sum += sample.GetCounter().GetValue() + sample.GetGauge().GetValue() + float64(sample.GetHistogram().GetSampleCount())
+				sum += sample.GetCounter().GetValue() + sample.GetGauge().GetValue() +
+					float64(sample.GetHistogram().GetSampleCount())
 				found = true
 			}
 		}

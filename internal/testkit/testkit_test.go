@@ -120,7 +120,8 @@ func TestMetric(t *testing.T) {
 		labels []string
 		sum    float64
 		found  bool
-	}{{nil, 10, true}, {[]string{"ok"}, 5, true}, {[]string{"conflict", "c3"}, 5, true}, {[]string{"c2", "conflict"}, 0, false}} {
+	}{{nil, 10, true}, {[]string{"ok"}, 5, true}, {[]string{"conflict", "c3"}, 5, true},
+		{[]string{"c2", "conflict"}, 0, false}} {
 		if sum, found := Metric(t, reg, "writes_total", c.labels...); sum != c.sum || found != c.found {
 			t.Errorf("%v: %v, %v", c.labels, sum, found)
 		}

@@ -1,6 +1,6 @@
-// Package unixsocket listens at unix sockets that are for the own user only.
+// Package unixsocket listens on unix sockets for the own user only.
 //
-// It is a leaf, and imports nothing of ours.
+// It is a leaf, and imports no other package of semaphore.
 package unixsocket
 
 import (
@@ -11,8 +11,8 @@ import (
 	"os"
 )
 
-// Listen listens at path, in the place of a socket that an earlier process has left there. Nothing but a socket is removed: the
-// path comes from a configuration, and could be that of something precious.
+// Listen listens at path, and replaces a socket that an earlier process left there. It removes nothing but a socket:
+// the path comes from a configuration, and could be that of another file.
 func Listen(path string) (net.Listener, error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -20,7 +20,7 @@ func Listen(path string) (net.Listener, error) {
 	case err != nil:
 		return nil, err
 	case info.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("%s is there and is no socket: name another path, or remove it", path)
+		return nil, fmt.Errorf("%s exists and is no socket: name another path, or remove it", path)
 	default:
 		if err := os.Remove(path); err != nil {
 			return nil, err
@@ -36,8 +36,8 @@ func Listen(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// ToLeader is the path at which a standby carries semaphorectl to the leader, beside its own socket; empty for none. Its
-// name does not end like those of parts' own sockets.
+// ToLeader returns the path at which a standby relays semaphorectl to the leader, beside its own socket; empty for
+// none. Its suffix differs from that of parts' own sockets.
 func ToLeader(own string) string {
 	if own == "" {
 		return ""

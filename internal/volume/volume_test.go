@@ -37,7 +37,8 @@ func (v *volume) write(files map[string]string) error {
 	}
 	for name := range files {
 		first, _, _ := strings.Cut(name, "/")
-		if err := os.Symlink(filepath.Join("..data", first), filepath.Join(v.dir, first)); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := os.Symlink(filepath.Join("..data", first), filepath.Join(v.dir, first)); err != nil &&
+			!errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
@@ -51,7 +52,8 @@ func (v *volume) write(files map[string]string) error {
 func TestReadWhileReplaced(t *testing.T) {
 	v := &volume{dir: t.TempDir()}
 	write := func(i int) error {
-		return v.write(map[string]string{"tls.crt": fmt.Sprintf("version %d", i), "sub/tls.key": fmt.Sprintf("version %d", i)})
+		return v.write(map[string]string{"tls.crt": fmt.Sprintf("version %d", i),
+			"sub/tls.key": fmt.Sprintf("version %d", i)})
 	}
 	if err := write(0); err != nil {
 		t.Fatal(err)

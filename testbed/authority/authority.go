@@ -1,6 +1,6 @@
 // Package authority makes the certificates of a test's Kubernetes cluster: those of its apiserver and of its users,
-// signed by an authority of its own. They last as long as a test and no longer; semaphore's own certificates, which last,
-// are internal/pki's. The package imports nothing of ours.
+// signed by an authority of its own. They last as long as a test and no longer; semaphore's own certificates, which
+// last, are internal/pki's. The package imports no other package of semaphore.
 package authority
 
 import (

@@ -59,9 +59,8 @@ type Capture struct {
 	err     error
 }
 
-// Start begins to record the interface of the namespace, or with no name what comes in on any of them, which on a switch
-// is every packet once; packets that pass after it returned are in. A goroutine reads them
-// until Stop.
+// Start begins to record the interface of the namespace, or with no name what comes in on any of them, which on a
+// switch is every packet once; packets that pass after it returned are in. A goroutine reads them until Stop.
 func Start(ns *netns.Namespace, iface string) (*Capture, error) {
 	name := cmp.Or(iface, "all interfaces") + " of " + ns.Name()
 	var fd int
@@ -113,7 +112,7 @@ func open(iface string) (_ int, err error) {
 	return fd, nil
 }
 
-// interfaceIndex is 0, which is every interface, for no name; the socket is then told to leave out what goes out.
+// interfaceIndex is 0, which is every interface, for no name; the socket then filters outgoing packets.
 func interfaceIndex(fd int, iface string) (int, error) {
 	if iface == "" {
 		if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
@@ -155,7 +154,7 @@ func (c *Capture) drain(fd int, enough func() bool) error {
 		case errors.Is(err, unix.EAGAIN):
 			return nil
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENETDOWN):
-			continue // an interface that went down may come back; the error is told once
+			continue // an interface that went down may come back; the error is reported once
 		case err != nil:
 			return fmt.Errorf("read packet: %w", err)
 		}
@@ -187,7 +186,7 @@ func timestamp(aux []byte) time.Time {
 	return time.Now()
 }
 
-// Packets is what was recorded up to now. The recording goes on.
+// Packets returns what was recorded up to now. The recording continues.
 func (c *Capture) Packets() []Packet {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -215,8 +214,8 @@ func (c *Capture) Wait(ctx context.Context, want func(Packet) bool) (Packet, err
 	}
 }
 
-// Stop ends the recording and gives all packets, in their order. An error says that some are missing: reading failed, or
-// there were more than could be kept. Stopping again gives the same packets.
+// Stop ends the recording and gives all packets, in their order. An error says that some are missing: reading failed,
+// or there were more than could be kept. Stopping again gives the same packets.
 func (c *Capture) Stop() ([]Packet, error) {
 	c.once.Do(c.end)
 	c.mu.Lock()

@@ -87,7 +87,8 @@ func TestCapture(t *testing.T) {
 	}
 	// On loopback each packet passes twice, out and in.
 	if count("packet 0") != 2*many || count("the last one") != 2 || count("too early") != 0 {
-		t.Errorf("of %d packets: %d numbered, %d last, %d early", len(packets), count("packet 0"), count("the last one"), count("too early"))
+		t.Errorf("of %d packets: %d numbered, %d last, %d early", len(packets), count("packet 0"), count("the last one"),
+			count("too early"))
 	}
 	if again, err := c.Stop(); err != nil || len(again) != len(packets) {
 		t.Errorf("second Stop: %d packets, %v", len(again), err)

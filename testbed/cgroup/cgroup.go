@@ -54,12 +54,14 @@ func Find(mount string) (*Hierarchies, error) {
 	for _, e := range entries {
 		// Links, as cpu -> cpu,cpuacct, are not entries of their own.
 		dir := filepath.Join(mount, e.Name())
-		if e.IsDir() && unix.Statfs(dir, &st) == nil && (st.Type == unix.CGROUP_SUPER_MAGIC || st.Type == unix.CGROUP2_SUPER_MAGIC) {
+		if e.IsDir() && unix.Statfs(dir, &st) == nil &&
+			(st.Type == unix.CGROUP_SUPER_MAGIC || st.Type == unix.CGROUP2_SUPER_MAGIC) {
 			h.dirs = append(h.dirs, dir)
 		}
 	}
 	if len(h.dirs) == 0 {
-		return nil, fmt.Errorf("no control groups are mounted at %s: mount them, with `mount -t cgroup2 none %s` if nothing else does", mount, mount)
+		return nil, fmt.Errorf("no control groups are mounted at %s: mount them, with `mount -t cgroup2 none %s` if "+
+			"nothing else does", mount, mount)
 	}
 	return h, nil
 }
@@ -68,7 +70,7 @@ func Find(mount string) (*Hierarchies, error) {
 // the process runs, unlike cpu, cpuset and memory.
 var tracking = []string{"cpuacct", "freezer", "pids"}
 
-// tracks says whether processes are put into a group of the hierarchy.
+// tracks reports whether processes are put into a group of the hierarchy.
 func (h *Hierarchies) tracks(dir string) bool {
 	if h.Unified {
 		return true
@@ -85,7 +87,7 @@ func (h *Hierarchies) tracks(dir string) bool {
 // needed are controllers without which runc starts no container in version 2.
 var needed = []string{"cpu", "memory", "pids"}
 
-// Check says whether groups can be made, and what to do where they cannot.
+// Check reports whether groups can be made, and what to do where they cannot.
 func (h *Hierarchies) Check() error {
 	if h.Unified {
 		has, err := os.ReadFile(filepath.Join(h.Mount, "cgroup.controllers"))
@@ -94,7 +96,8 @@ func (h *Hierarchies) Check() error {
 		}
 		for _, c := range needed {
 			if !slices.Contains(strings.Fields(string(has)), c) {
-				return fmt.Errorf("the unified hierarchy of control groups at %s has the controllers %s, and not %s, which containers need: "+
+				return fmt.Errorf("the unified hierarchy of control groups at %s has the controllers %s, and not %s, which "+
+					"containers need: "+
 					"it is bound to version 1, or the kernel lacks it", h.Mount, strings.TrimSpace(string(has)), c)
 			}
 		}
@@ -102,14 +105,16 @@ func (h *Hierarchies) Check() error {
 	found := 0
 	for _, dir := range h.dirs {
 		if unix.Access(dir, unix.W_OK) != nil {
-			return fmt.Errorf("control groups at %s cannot be changed: the testbed needs them writable, as for a container with --privileged", dir)
+			return fmt.Errorf("control groups at %s cannot be changed: the testbed needs them writable, as for a container "+
+				"with --privileged", dir)
 		}
 		if h.tracks(dir) {
 			found++
 		}
 	}
 	if found == 0 {
-		return fmt.Errorf("the hierarchies of control groups at %s have none of the controllers %s", h.Mount, strings.Join(tracking, ", "))
+		return fmt.Errorf("the hierarchies of control groups at %s have none of the controllers %s", h.Mount,
+			strings.Join(tracking, ", "))
 	}
 	return nil
 }
@@ -158,7 +163,8 @@ func enableControllers(dir string) error {
 		}
 		err := os.WriteFile(control, []byte("+"+c), 0)
 		if errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("enable controller %s below %s: it has processes of its own; move them to a group below it: %w", c, dir, err)
+			return fmt.Errorf("enable controller %s below %s: it has processes of its own; move them to a group below it: %w",
+				c, dir, err)
 		}
 		// Others cannot be enabled while processes with real-time priority run, for instance; a node does without them.
 		if err != nil && slices.Contains(needed, c) {

@@ -28,7 +28,8 @@ func mounts(t *testing.T) []string {
 	}
 	all := []string{Mount}
 	var st unix.Statfs_t
-	if unified := filepath.Join(Mount, "unified"); unix.Statfs(unified, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
+	if unified := filepath.Join(Mount, "unified"); unix.Statfs(unified, &st) == nil &&
+		st.Type == unix.CGROUP2_SUPER_MAGIC {
 		all = append(all, unified)
 	}
 	return all
@@ -94,7 +95,8 @@ func TestLife(t *testing.T) {
 			if err != nil || !slices.Contains(names, name) {
 				t.Errorf("groups: %v, %v", names, err)
 			}
-			if inside := h.FilesInside(deep); !strings.HasPrefix(inside[0], Mount+"/") || !strings.HasSuffix(inside[0], deep+"/cgroup.procs") {
+			if inside := h.FilesInside(deep); !strings.HasPrefix(inside[0], Mount+"/") ||
+				!strings.HasSuffix(inside[0], deep+"/cgroup.procs") {
 				t.Errorf("files inside: %v", inside)
 			}
 			go func() { _ = cmd.Wait() }()

@@ -116,8 +116,9 @@ func asInImage(name string, data []byte) ([]byte, fs.FileMode) {
 	return data, 0o644
 }
 
-// withoutTunnel takes the lines with krt_tunnel out of confd's template. That variable exists in Calico's fork of BIRD alone;
-// it names the device of IP-in-IP and is empty where no pool uses that. BIRD 1.6 as it is refuses a configuration with it.
+// withoutTunnel takes the lines with krt_tunnel out of confd's template. That variable exists in Calico's fork of BIRD
+// alone; it names the device of IP-in-IP and is empty where no pool uses that. BIRD 1.6 as it is refuses a
+// configuration with it.
 func withoutTunnel(template []byte) []byte {
 	var out []byte
 	for line := range bytes.Lines(template) {

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestFilesOfCalico: what BIRD 1.6 cannot read is taken out of the one template that has it, and what is run may be run.
+// TestFilesOfCalico: what BIRD 1.6 cannot read is taken out of the one template that has it, and what is run may be
+// run.
 func TestFilesOfCalico(t *testing.T) {
 	const template = "    if (net ~ 10.1.0.0/16) then {\n      krt_tunnel = \"\";  {{- /* no IPIP */}}\n      accept;\n    }\n"
 	const cleaned = "    if (net ~ 10.1.0.0/16) then {\n      accept;\n    }\n"
@@ -31,7 +32,8 @@ func TestFilesOfCalico(t *testing.T) {
 	}
 }
 
-// TestRealFilesOfCalico: the module that is pinned has what a node needs, and none of it is refused by BIRD 1.6 for krt_tunnel.
+// TestRealFilesOfCalico: the module that is pinned has what a node needs, and none of it is refused by BIRD 1.6 for
+// krt_tunnel.
 func TestRealFilesOfCalico(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs the module of Calico")
@@ -42,10 +44,12 @@ func TestRealFilesOfCalico(t *testing.T) {
 	}
 	dir := t.TempDir()
 	var paths Paths
-	if err := (&Builder{}).ensureCalicoFiles(t.Context(), filepath.Join(repo, "tools", "calico"), dir, &paths); err != nil {
+	if err := (&Builder{}).ensureCalicoFiles(t.Context(), filepath.Join(repo, "tools", "calico"), dir,
+		&paths); err != nil {
 		t.Fatal(err)
 	}
-	for _, program := range []string{"sbin/start_runit", "etc/rc.local", "etc/service/available/felix/run", "etc/service/available/bird/run"} {
+	for _, program := range []string{"sbin/start_runit", "etc/rc.local", "etc/service/available/felix/run",
+		"etc/service/available/bird/run"} {
 		if !isProgram(filepath.Join(paths.CalicoNodeFiles, program)) {
 			t.Errorf("%s may not be run", program)
 		}

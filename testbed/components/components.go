@@ -1,7 +1,7 @@
-// Package components finds or builds the programs that a testbed runs: the real Kubernetes control plane and kubelet, etcd,
-// containerd, the reference CNI plugins, CoreDNS and Calico in the versions that the modules below tools/ pin, the files that
-// Calico's images have besides programs, runc, BIRD, runit and busybox as Debian builds them, and the programs of this
-// checkout. It also knows which few programs of the system a testbed calls.
+// Package components finds or builds the programs that a testbed runs: the real Kubernetes control plane and kubelet,
+// etcd, containerd, the reference CNI plugins, CoreDNS and Calico in the versions that the modules below tools/ pin,
+// the files that Calico's images have besides programs, runc, BIRD, runit and busybox as Debian builds them, and the
+// programs of this checkout. It also knows which few programs of the system a testbed calls.
 //
 // It starts no component. Of this module it imports nothing.
 package components
@@ -55,7 +55,8 @@ type Paths struct {
 	// CalicoNodeFiles is a directory with what calico/node's image has besides programs: etc/ (calico, confd's templates,
 	// service, rc.local) and sbin/ (start_runit and others).
 	CalicoNodeFiles string
-	// CalicoManifest is Calico's own calico.yaml: definitions, ServiceAccounts, RBAC, configuration, DaemonSet, Deployment.
+	// CalicoManifest is Calico's own calico.yaml: definitions, ServiceAccounts, RBAC, configuration, DaemonSet,
+	// Deployment.
 	CalicoManifest string
 
 	// Bird is a directory with bird, birdc and birdcl.
@@ -119,21 +120,31 @@ var tools = []tool{
 	{
 		name: "kubernetes", module: "k8s.io/kubernetes",
 		// Without them an apiserver, a node and their clients say that they are v0.0.0-master.
-		vars: map[string]string{"k8s.io/component-base/version.gitVersion": "", "k8s.io/client-go/pkg/version.gitVersion": ""},
+		vars: map[string]string{"k8s.io/component-base/version.gitVersion": "",
+			"k8s.io/client-go/pkg/version.gitVersion": ""},
 		programs: []program{
-			{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", func(p *Paths) *string { return &p.APIServer }, []string{"--version"}, 5},
-			{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", func(p *Paths) *string { return &p.ControllerManager }, []string{"--version"}, 1.5},
-			{"kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", func(p *Paths) *string { return &p.Scheduler }, []string{"--version"}, 0.2},
-			{"kubelet", "k8s.io/kubernetes/cmd/kubelet", func(p *Paths) *string { return &p.Kubelet }, []string{"--version"}, 0.3},
-			{"kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", func(p *Paths) *string { return &p.KubeProxy }, []string{"--version"}, 0.2},
-			{"kubectl", "k8s.io/kubernetes/cmd/kubectl", func(p *Paths) *string { return &p.Kubectl }, []string{"version", "--client"}, 0.5},
+			{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", func(p *Paths) *string { return &p.APIServer },
+				[]string{"--version"}, 5},
+			{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager",
+				func(p *Paths) *string { return &p.ControllerManager }, []string{"--version"}, 1.5},
+			{"kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", func(p *Paths) *string { return &p.Scheduler },
+				[]string{"--version"}, 0.2},
+			{"kubelet", "k8s.io/kubernetes/cmd/kubelet", func(p *Paths) *string { return &p.Kubelet },
+				[]string{"--version"}, 0.3},
+			{"kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", func(p *Paths) *string { return &p.KubeProxy },
+				[]string{"--version"}, 0.2},
+			{"kubectl", "k8s.io/kubernetes/cmd/kubectl", func(p *Paths) *string { return &p.Kubectl },
+				[]string{"version", "--client"}, 0.5},
 		},
 	},
-	{name: "containerd", module: "github.com/containerd/containerd/v2", vars: map[string]string{"github.com/containerd/containerd/v2/version.Version": ""}, programs: []program{
-		{"containerd", "github.com/containerd/containerd/v2/cmd/containerd", func(p *Paths) *string { return &p.Containerd }, nil, 2},
-		{"containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2", func(p *Paths) *string { return &p.ContainerdShim }, nil, 0.2},
-		{"ctr", "github.com/containerd/containerd/v2/cmd/ctr", func(p *Paths) *string { return &p.Ctr }, nil, 0.2},
-	}},
+	{name: "containerd", module: "github.com/containerd/containerd/v2",
+		vars: map[string]string{"github.com/containerd/containerd/v2/version.Version": ""}, programs: []program{
+			{"containerd", "github.com/containerd/containerd/v2/cmd/containerd",
+				func(p *Paths) *string { return &p.Containerd }, nil, 2},
+			{"containerd-shim-runc-v2", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+				func(p *Paths) *string { return &p.ContainerdShim }, nil, 0.2},
+			{"ctr", "github.com/containerd/containerd/v2/cmd/ctr", func(p *Paths) *string { return &p.Ctr }, nil, 0.2},
+		}},
 	{
 		name: "cni", module: cniModule, dir: func(p *Paths) *string { return &p.CNIPlugins },
 		vars: map[string]string{cniModule + "/pkg/utils/buildversion.BuildVersion": ""},
@@ -150,13 +161,17 @@ var tools = []tool{
 	}},
 	{
 		name: "calico", module: calicoModule,
-		vars: map[string]string{"main.VERSION": calicoVersion, calicoModule + "/node/pkg/lifecycle/startup.VERSION": calicoVersion},
+		vars: map[string]string{"main.VERSION": calicoVersion, calicoModule +
+			"/node/pkg/lifecycle/startup.VERSION": calicoVersion},
 		programs: []program{
 			{"calico-node", calicoModule + "/node/cmd/calico-node", func(p *Paths) *string { return &p.CalicoNode }, nil, 3},
 			{"calico", calicoModule + "/cni-plugin/cmd/calico", func(p *Paths) *string { return &p.CalicoCNI }, nil, 0.2},
-			{"install", calicoModule + "/cni-plugin/cmd/install", func(p *Paths) *string { return &p.CalicoCNIInstall }, nil, 0.2},
-			{"kube-controllers", calicoModule + "/kube-controllers/cmd/kube-controllers", func(p *Paths) *string { return &p.CalicoKubeControllers }, nil, 0.5},
-			{"calico-apiserver", calicoModule + "/apiserver/cmd/apiserver", func(p *Paths) *string { return &p.CalicoAPIServer }, nil, 1},
+			{"install", calicoModule + "/cni-plugin/cmd/install",
+				func(p *Paths) *string { return &p.CalicoCNIInstall }, nil, 0.2},
+			{"kube-controllers", calicoModule + "/kube-controllers/cmd/kube-controllers",
+				func(p *Paths) *string { return &p.CalicoKubeControllers }, nil, 0.5},
+			{"calico-apiserver", calicoModule + "/apiserver/cmd/apiserver",
+				func(p *Paths) *string { return &p.CalicoAPIServer }, nil, 1},
 		},
 	},
 }
@@ -263,7 +278,8 @@ func (b *Builder) installed(ctx context.Context, p program, pinned string) strin
 }
 
 // build builds programs of a tool into dir, each of which appears there complete or not at all.
-func (b *Builder) build(ctx context.Context, source, dir, ldflags string, t tool, version string, programs []program) error {
+func (b *Builder) build(ctx context.Context, source, dir, ldflags string, t tool, version string,
+	programs []program) error {
 	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".building-")
 	if err != nil {
 		return err

@@ -18,7 +18,7 @@ func TestVersions(t *testing.T) {
 		{"Client Version: v1.36.3\nKustomize Version: v5.8.1\n", "v1.36.3", "1.36"},
 	} {
 		if got := minor(toldVersion(c.out)); got != c.want || got != minor(c.pinned) {
-			t.Errorf("minor version told by %q: %q, want %q, as pinned by %s", c.out, got, c.want, c.pinned)
+			t.Errorf("minor version reported by %q: %q, want %q, as pinned by %s", c.out, got, c.want, c.pinned)
 		}
 	}
 	for _, other := range []string{"", "nonsense", "Kubernetes v1.35.3\n", "Kubernetes v1.3.63"} {
@@ -41,7 +41,8 @@ func TestPinnedVersions(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tool := range tools {
-		if v, err := pinnedVersion(filepath.Join(repo, "tools", tool.name), tool.module); err != nil || !strings.HasPrefix(v, "v") {
+		if v, err := pinnedVersion(filepath.Join(repo, "tools", tool.name), tool.module); err != nil ||
+			!strings.HasPrefix(v, "v") {
 			t.Errorf("version of %s: %q, %v", tool.name, v, err)
 		}
 	}

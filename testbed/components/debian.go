@@ -31,7 +31,8 @@ var debianPackages = []debianPackage{
 		path:  func(p *Paths) *string { return &p.Bird }, dir: true,
 	},
 	{
-		name: "runit", programs: []string{"usr/bin/runsvdir", "usr/bin/runsv", "usr/bin/sv", "usr/bin/svlogd", "usr/bin/chpst"},
+		name: "runit", programs: []string{"usr/bin/runsvdir", "usr/bin/runsv", "usr/bin/sv", "usr/bin/svlogd",
+			"usr/bin/chpst"},
 		path: func(p *Paths) *string { return &p.Runit }, dir: true,
 	},
 	{name: "busybox-static", programs: []string{"bin/busybox"}, path: func(p *Paths) *string { return &p.Busybox }},
@@ -71,7 +72,8 @@ func (p debianPackage) finish(ctx context.Context, root string) error {
 		out, _ := exec.CommandContext(ctx, "ldd", program).Output()
 		for line := range strings.Lines(string(out)) {
 			if library, ok := strings.CutSuffix(strings.TrimSpace(line), " => not found"); ok {
-				return fmt.Errorf("%s of package %s needs %s, which this system lacks: install the package that has it (apt-cache depends %s)",
+				return fmt.Errorf("%s of package %s needs %s, which this system lacks: install the package that has it "+
+					"(apt-cache depends %s)",
 					filepath.Base(name), p.name, library, p.name)
 			}
 		}
@@ -84,9 +86,10 @@ func (p debianPackage) finish(ctx context.Context, root string) error {
 	return nil
 }
 
-// fetchPackage unpacks a package (NAME or NAME=VERSION) of the system's package sources into dir, which appears complete
-// or not at all. apt checks what it fetches against the signed index. finish works on what was unpacked.
-func (b *Builder) fetchPackage(ctx context.Context, dir, spec string, finish func(ctx context.Context, root string) error) error {
+// fetchPackage unpacks a package (NAME or NAME=VERSION) of the system's package sources into dir, which appears
+// complete or not at all. apt checks what it fetches against the signed index. finish works on what was unpacked.
+func (b *Builder) fetchPackage(ctx context.Context, dir, spec string,
+	finish func(ctx context.Context, root string) error) error {
 	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".package-")
 	if err != nil {
 		return err
@@ -104,7 +107,8 @@ func (b *Builder) fetchPackage(ctx context.Context, dir, spec string, finish fun
 	}
 	packages, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
 	if err != nil || len(packages) != 1 {
-		return fmt.Errorf("apt-get download %s: %d files, want one: %w", spec, len(packages), errors.Join(err, os.ErrNotExist))
+		return fmt.Errorf("apt-get download %s: %d files, want one: %w", spec, len(packages),
+			errors.Join(err, os.ErrNotExist))
 	}
 	root := filepath.Join(tmp, "root")
 	if err := command(ctx, tmp, "dpkg-deb", "-x", packages[0], root); err != nil {

@@ -45,7 +45,8 @@ func TestPackagesOfDebian(t *testing.T) {
 func TestUnusablePackage(t *testing.T) {
 	root := t.TempDir()
 	p := debianPackage{name: "bird", programs: []string{"usr/sbin/bird"}}
-	if err := p.finish(t.Context(), root); err == nil || !strings.Contains(err.Error(), "package bird has no program usr/sbin/bird") {
+	if err := p.finish(t.Context(), root); err == nil ||
+		!strings.Contains(err.Error(), "package bird has no program usr/sbin/bird") {
 		t.Errorf("a package without its program: %v", err)
 	}
 	program := filepath.Join(root, "usr", "sbin", "bird")
@@ -55,7 +56,8 @@ func TestUnusablePackage(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(root, "x.c"), []byte("int answer(void) { return 0; }\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(root, "y.c"), []byte("int answer(void); int main(void) { return answer(); }\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "y.c"), []byte("int answer(void); int main(void) { return answer(); }\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{{"-shared", "-o", "libabsent.so", "x.c"}, {"-o", program, "y.c", "-L.", "-labsent"}} {
@@ -63,7 +65,8 @@ func TestUnusablePackage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := p.finish(t.Context(), root); err == nil || !strings.Contains(err.Error(), "bird of package bird needs libabsent.so") {
+	if err := p.finish(t.Context(), root); err == nil ||
+		!strings.Contains(err.Error(), "bird of package bird needs libabsent.so") {
 		t.Errorf("a package whose library is not there: %v", err)
 	}
 }

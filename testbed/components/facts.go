@@ -44,15 +44,17 @@ var (
 	neededControllersV1 = append([]string{"cpuacct", "devices", "freezer"}, neededControllers...)
 )
 
-// neededCapabilities are what the testbed needs, and what a container runtime gives to each container. CAP_SYS_RESOURCE is
-// not among them: without it containers' OOM scores and limits of open files stay as they are.
+// neededCapabilities are what the testbed needs, and what a container runtime gives to each container. CAP_SYS_RESOURCE
+// is not among them: without it containers' OOM scores and limits of open files stay as they are.
 var neededCapabilities = []struct {
 	name string
 	bit  uint
 }{
 	{"CAP_CHOWN", unix.CAP_CHOWN}, {"CAP_DAC_OVERRIDE", unix.CAP_DAC_OVERRIDE}, {"CAP_FOWNER", unix.CAP_FOWNER},
-	{"CAP_FSETID", unix.CAP_FSETID}, {"CAP_KILL", unix.CAP_KILL}, {"CAP_SETGID", unix.CAP_SETGID}, {"CAP_SETUID", unix.CAP_SETUID},
-	{"CAP_SETPCAP", unix.CAP_SETPCAP}, {"CAP_SETFCAP", unix.CAP_SETFCAP}, {"CAP_NET_BIND_SERVICE", unix.CAP_NET_BIND_SERVICE},
+	{"CAP_FSETID", unix.CAP_FSETID}, {"CAP_KILL", unix.CAP_KILL}, {"CAP_SETGID", unix.CAP_SETGID},
+	{"CAP_SETUID", unix.CAP_SETUID},
+	{"CAP_SETPCAP", unix.CAP_SETPCAP}, {"CAP_SETFCAP", unix.CAP_SETFCAP},
+	{"CAP_NET_BIND_SERVICE", unix.CAP_NET_BIND_SERVICE},
 	{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN}, {"CAP_NET_RAW", unix.CAP_NET_RAW}, {"CAP_SYS_CHROOT", unix.CAP_SYS_CHROOT},
 	{"CAP_SYS_ADMIN", unix.CAP_SYS_ADMIN}, {"CAP_SYS_PTRACE", unix.CAP_SYS_PTRACE}, {"CAP_MKNOD", unix.CAP_MKNOD},
 	{"CAP_AUDIT_WRITE", unix.CAP_AUDIT_WRITE},
@@ -69,18 +71,25 @@ type probe struct {
 const moduleRemedy = "load the module %s (modprobe), or use a kernel that has it"
 
 var probes = []probe{
-	{"overlayfs", `mount -t tmpfs none "$DIR" && mkdir "$DIR/u" "$DIR/w" "$DIR/m" && mount -t overlay -o "lowerdir=/,upperdir=$DIR/u,workdir=$DIR/w" none "$DIR/m"`,
-		fmt.Sprintf(moduleRemedy, "overlay")},
-	{"overlayfs on the disk", `mkdir "$DIR/l" "$DIR/u" "$DIR/w" "$DIR/m" && mount -t overlay -o "lowerdir=$DIR/l,upperdir=$DIR/u,workdir=$DIR/w" none "$DIR/m"`,
-		"the file system of the testbed's directory cannot hold containers' layers (one that is an overlay itself cannot): mount an ext4, an xfs or a volume there"},
+	{
+		"overlayfs",
+		`mount -t tmpfs none "$DIR" && mkdir "$DIR/u" "$DIR/w" "$DIR/m" && mount -t overlay -o "lowerdir=/,upperdir=$DIR/u,workdir=$DIR/w" none "$DIR/m"`,
+		fmt.Sprintf(moduleRemedy, "overlay"),
+	},
+	{"overlayfs on the disk",
+		`mkdir "$DIR/l" "$DIR/u" "$DIR/w" "$DIR/m" && mount -t overlay -o "lowerdir=$DIR/l,upperdir=$DIR/u,workdir=$DIR/w" none "$DIR/m"`,
+		"the file system of the testbed's directory cannot hold containers' layers (one that is an overlay itself cannot): " +
+			"mount an ext4, an xfs or a volume there"},
 	{"veth", "ip link add name sbv0 type veth peer name sbv1", fmt.Sprintf(moduleRemedy, "veth")},
 	{"bridge", "ip link add name sbbr0 type bridge", fmt.Sprintf(moduleRemedy, "bridge")},
 	{"TUN devices", "ip tuntap add dev sbtun0 mode tun", "load the module tun, and let /dev/net/tun be opened"},
 	{"routing rules", "ip rule add from 192.0.2.1 lookup 94", "use a kernel with CONFIG_IP_MULTIPLE_TABLES"},
 	{"ipset", "ipset create a hash:net", fmt.Sprintf(moduleRemedy, "ip_set_hash_net")},
-	{"iptables in nftables", "iptables-nft -t nat -A POSTROUTING -m conntrack --ctstate NEW -m mark --mark 1 -m comment --comment x -j MASQUERADE",
+	{"iptables in nftables", "iptables-nft -t nat -A POSTROUTING -m conntrack --ctstate NEW -m mark --mark 1 -m comment " +
+		"--comment x -j MASQUERADE",
 		fmt.Sprintf(moduleRemedy, "nf_tables, nft_compat, nft_chain_nat, xt_conntrack and xt_MASQUERADE")},
-	{"iptables with ipset", "ipset create a hash:net && iptables-nft -A FORWARD -m set --match-set a src -j ACCEPT", fmt.Sprintf(moduleRemedy, "xt_set")},
+	{"iptables with ipset", "ipset create a hash:net && iptables-nft -A FORWARD -m set --match-set a src -j ACCEPT",
+		fmt.Sprintf(moduleRemedy, "xt_set")},
 	{"conntrack", "conntrack -L", fmt.Sprintf(moduleRemedy, "nf_conntrack_netlink")},
 }
 
@@ -121,7 +130,8 @@ func (p probe) try(ctx context.Context, dir string) error {
 	}
 	defer os.RemoveAll(scratch)
 	cmd := exec.CommandContext(ctx, "sh", "-c", p.script)
-	cmd.Env = append(os.Environ(), "LC_ALL=C", "DIR="+scratch, "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin", "XTABLES_LOCKFILE="+filepath.Join(scratch, "lock"))
+	cmd.Env = append(os.Environ(), "LC_ALL=C", "DIR="+scratch, "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin",
+		"XTABLES_LOCKFILE="+filepath.Join(scratch, "lock"))
 	// Unshared and not cloned: the standard library then takes care that no mount reaches the machine.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS}
 	var out bytes.Buffer
@@ -198,7 +208,8 @@ func (f facts) check() error {
 		}
 	}
 	if len(capabilities) > 0 {
-		lack("%s: run it as root of the machine itself, or in a container with --privileged", strings.Join(capabilities, ", "))
+		lack("%s: run it as root of the machine itself, or in a container with --privileged",
+			strings.Join(capabilities, ", "))
 	}
 	lacks = append(lacks, f.cgroups.lacks()...)
 	for _, p := range probes {
@@ -214,11 +225,14 @@ func (f facts) check() error {
 
 func (c cgroups) lacks() []string {
 	if len(c.controllers) == 0 {
-		return []string{"control groups: mount -t cgroup2 none /sys/fs/cgroup, or run it in a container with --privileged --cgroupns=host"}
+		return []string{"control groups: mount -t cgroup2 none /sys/fs/cgroup, or run it in a container with --privileged " +
+			"--cgroupns=host"}
 	}
-	needed, remedy := neededControllersV1, "mount each: mount -t cgroup -o NAME none /sys/fs/cgroup/NAME; where /proc/cgroups does not list it, start the kernel with cgroup_enable=NAME"
+	needed, remedy := neededControllersV1, "mount each: mount -t cgroup -o NAME none /sys/fs/cgroup/NAME; where "+
+		"/proc/cgroups does not list it, start the kernel with cgroup_enable=NAME"
 	if c.v2 {
-		needed, remedy = neededControllers, "write +NAME into cgroup.subtree_control of the group above; a container needs --cgroupns=host"
+		needed, remedy = neededControllers, "write +NAME into cgroup.subtree_control of the group above; a container needs "+
+			"--cgroupns=host"
 	}
 	var missing []string
 	for _, name := range needed {
@@ -231,7 +245,8 @@ func (c cgroups) lacks() []string {
 		lacks = append(lacks, fmt.Sprintf("cgroup controllers %s: %s", strings.Join(missing, ", "), remedy))
 	}
 	if c.writeError != "" {
-		lacks = append(lacks, fmt.Sprintf("the right to make control groups (%s): mount -o remount,rw /sys/fs/cgroup, or run it in a container with --privileged", c.writeError))
+		lacks = append(lacks, fmt.Sprintf("the right to make control groups (%s): mount -o remount,rw /sys/fs/cgroup, or "+
+			"run it in a container with --privileged", c.writeError))
 	}
 	return lacks
 }

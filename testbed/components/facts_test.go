@@ -11,7 +11,8 @@ import (
 )
 
 func goodFacts() facts {
-	return facts{root: true, capabilities: ^uint64(0), cgroups: cgroups{controllers: neededControllersV1}, failed: map[string]string{}}
+	return facts{root: true, capabilities: ^uint64(0), cgroups: cgroups{controllers: neededControllersV1},
+		failed: map[string]string{}}
 }
 
 // TestFacts: of each fact, what the machine's owner is asked to do; nothing where all is there.
@@ -27,12 +28,14 @@ func TestFacts(t *testing.T) {
 			f.cgroups = cgroups{v2: true, controllers: []string{"cpuset", "cpu", "io", "memory", "hugetlb", "pids"}}
 		}},
 		{name: "no CAP_SYS_RESOURCE", change: func(f *facts) { f.capabilities &^= 1 << unix.CAP_SYS_RESOURCE }},
-		{name: "not root", change: func(f *facts) { f.root, f.packages = false, []string{"ipset"} }, want: []string{"run it as root"}, not: "ipset"},
+		{name: "not root", change: func(f *facts) { f.root, f.packages = false, []string{"ipset"} },
+			want: []string{"run it as root"}, not: "ipset"},
 		{name: "packages", change: func(f *facts) { f.packages = []string{"ipset", "conntrack"} },
 			want: []string{"`make deps`", "apt-get install ipset conntrack"}},
 		{name: "capabilities", change: func(f *facts) { f.capabilities &^= 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_MKNOD },
 			want: []string{"- CAP_SYS_ADMIN, CAP_MKNOD: ", "--privileged"}, not: "CAP_NET_ADMIN"},
-		{name: "no cgroups", change: func(f *facts) { f.cgroups = cgroups{} }, want: []string{"- control groups: mount -t cgroup2 none /sys/fs/cgroup"}},
+		{name: "no cgroups", change: func(f *facts) { f.cgroups = cgroups{} },
+			want: []string{"- control groups: mount -t cgroup2 none /sys/fs/cgroup"}},
 		{name: "a hierarchy of v1", change: func(f *facts) {
 			f.cgroups.controllers = []string{"cpu", "cpuacct", "cpuset", "devices", "freezer", "systemd"}
 		}, want: []string{"- cgroup controllers memory, pids: mount each: ", "cgroup_enable=NAME"}},
@@ -42,8 +45,10 @@ func TestFacts(t *testing.T) {
 		{name: "cgroups are read-only", change: func(f *facts) { f.cgroups.writeError = "mkdir x: read-only file system" },
 			want: []string{"- the right to make control groups (mkdir x: read-only file system): mount -o remount,rw"}},
 		{name: "two modules", change: func(f *facts) {
-			f.failed["ipset"], f.failed["veth"] = "exit status 1: Cannot open session to kernel.", "exit status 2: Unknown device type."
-		}, want: []string{"- veth (exit status 2: Unknown device type.): load the module veth", "- ipset (exit status 1: Cannot open session to kernel.): load the module ip_set_hash_net"}},
+			f.failed["ipset"], f.failed["veth"] = "exit status 1: Cannot open session to kernel.",
+				"exit status 2: Unknown device type."
+		}, want: []string{"- veth (exit status 2: Unknown device type.): load the module veth",
+			"- ipset (exit status 1: Cannot open session to kernel.): load the module ip_set_hash_net"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := goodFacts()
@@ -118,8 +123,9 @@ func TestGatherCgroups(t *testing.T) {
 	}
 }
 
-// TestCheckSystem: this machine is found fit, a second time too, and nothing of the check stays. What a machine may lack is
-// seen where it is taken away: without the program in its PATH, and in a mount namespace without rights to make groups.
+// TestCheckSystem: this machine is found fit, a second time too, and nothing of the check stays. What a machine may
+// lack is seen where it is taken away: without the program in its PATH, and in a mount namespace without rights to make
+// groups.
 func TestCheckSystem(t *testing.T) {
 	if os.Geteuid() != 0 {
 		if err := CheckSystem(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "run it as root") {
@@ -148,7 +154,8 @@ func TestCheckSystem(t *testing.T) {
 		t.Errorf("a mount of the check is left, or %v", err)
 	}
 	// /sys is no place for files.
-	if err := CheckSystem(t.Context(), "/sys/kernel"); err == nil || !strings.Contains(err.Error(), "- overlayfs on the disk (") {
+	if err := CheckSystem(t.Context(), "/sys/kernel"); err == nil ||
+		!strings.Contains(err.Error(), "- overlayfs on the disk (") {
 		t.Errorf("with a directory that can hold nothing: %v", err)
 	}
 }

@@ -35,7 +35,8 @@ func (b *Builder) Kernel(ctx context.Context) (Kernel, error) {
 	if err != nil {
 		return Kernel{}, err
 	}
-	unlock, err := lock(ctx, filepath.Join(cache, "kernel.lock"), func() { b.say("another process is fetching a kernel; waiting for it") })
+	unlock, err := lock(ctx, filepath.Join(cache, "kernel.lock"),
+		func() { b.say("another process is fetching a kernel; waiting for it") })
 	if err != nil {
 		return Kernel{}, err
 	}
@@ -109,7 +110,8 @@ func parseKernelPackage(record string) (name, version string, err error) {
 
 func aptGet(ctx context.Context, dir string, args ...string) error {
 	// It fetches as whom it is called: the cache directory is the user's own. A lock of apt's is waited for.
-	return command(ctx, dir, "apt-get", append([]string{"-q", "-o", "APT::Sandbox::User=root", "-o", "DPkg::Lock::Timeout=120"}, args...)...)
+	return command(ctx, dir, "apt-get",
+		append([]string{"-q", "-o", "APT::Sandbox::User=root", "-o", "DPkg::Lock::Timeout=120"}, args...)...)
 }
 
 func command(ctx context.Context, dir, name string, args ...string) error {

@@ -51,8 +51,8 @@ func missingPackages(installed func(program string) bool) []string {
 	return missing
 }
 
-// CheckSystem reports, in one error, all that a testbed needs of the system and does not find, with what to do about each.
-// It makes nothing that stays. Nodes keep their files in dir, or in the nearest directory above it that exists.
+// CheckSystem reports, in one error, all that a testbed needs of the system and does not find, with what to do about
+// each. It makes nothing that stays. Nodes keep their files in dir, or in the nearest directory above it that exists.
 func CheckSystem(ctx context.Context, dir string) error {
 	facts, err := gather(ctx, dir)
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package echo is an HTTP server that says who answered and who asked, for pods of a testbed.
+// Package echo has servers for pods of a testbed: one of HTTP that says who answered and who asked, and one of TCP and
+// UDP that answers with a text.
 //
 // It imports nothing of this module.
 package echo

@@ -51,7 +51,8 @@ func startContainerd(t *testing.T, paths components.Paths) *containerd {
 	// Shims have their sockets below /run/containerd, whatever the configuration says.
 	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
 		"sh", "-c", `mount -t tmpfs tmpfs /run && exec "$0" --config "$1"`, paths.Containerd, config)
-	cmd.Env = []string{"PATH=" + strings.Join([]string{filepath.Dir(paths.ContainerdShim), filepath.Dir(paths.Runc), os.Getenv("PATH")}, ":")}
+	cmd.Env = []string{"PATH=" +
+		strings.Join([]string{filepath.Dir(paths.ContainerdShim), filepath.Dir(paths.Runc), os.Getenv("PATH")}, ":")}
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
@@ -84,7 +85,8 @@ func startContainerd(t *testing.T, paths components.Paths) *containerd {
 // removeGroups removes the cgroups of containers, which stay busy for a moment after their processes were killed.
 func (c *containerd) removeGroups() {
 	deadline := time.Now().Add(10 * time.Second)
-	for _, pattern := range []string{"/sys/fs/cgroup/*/" + c.group + "/*", "/sys/fs/cgroup/*/" + c.group, "/sys/fs/cgroup/" + c.group + "/*", "/sys/fs/cgroup/" + c.group} {
+	for _, pattern := range []string{"/sys/fs/cgroup/*/" + c.group + "/*", "/sys/fs/cgroup/*/" + c.group,
+		"/sys/fs/cgroup/" + c.group + "/*", "/sys/fs/cgroup/" + c.group} {
 		groups, err := filepath.Glob(pattern)
 		if err != nil {
 			c.t.Error(err)
@@ -106,7 +108,8 @@ func (c *containerd) removeGroups() {
 
 // ctr returns what the client prints; its error has what it says besides.
 func (c *containerd) ctr(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, c.paths.Ctr, append([]string{"--address", c.socket, "--namespace", "k8s.io"}, args...)...)
+	cmd := exec.CommandContext(ctx, c.paths.Ctr, append([]string{"--address", c.socket, "--namespace", "k8s.io"},
+		args...)...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
@@ -119,11 +122,13 @@ func (c *containerd) ctr(ctx context.Context, args ...string) (string, error) {
 func (c *containerd) run(reference, name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
 	defer cancel()
-	return c.ctr(ctx, append([]string{"run", "--rm", "--read-only", "--fifo-dir", filepath.Dir(c.socket), "--cgroup", c.group + "/" + name, reference, name}, args...)...)
+	return c.ctr(ctx, append([]string{"run", "--rm", "--read-only", "--fifo-dir", filepath.Dir(c.socket), "--cgroup",
+		c.group + "/" + name, reference, name}, args...)...)
 }
 
-// TestContainerd: a real containerd loads each archive under its reference, and what the images are for runs in them: each
-// program of the product as its user, the tools of the testbed's, CoreDNS, and a pause that ends when it is told to.
+// TestContainerd: a real containerd loads each archive under its reference, and what the images are for runs in them:
+// each program of the product as its user, the tools of the testbed's, CoreDNS, and a pause that ends when it is asked
+// to.
 func TestContainerd(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs the components")
@@ -153,7 +158,8 @@ func TestContainerd(t *testing.T) {
 	if _, err := c.ctr(t.Context(), "images", "import", published.Path); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := c.run(published.Reference, "published", "/usr/local/bin/semaphorectl", "--version"); err != nil || !strings.HasPrefix(out, "semaphorectl version ") {
+	if out, err := c.run(published.Reference, "published", "/usr/local/bin/semaphorectl", "--version"); err != nil ||
+		!strings.HasPrefix(out, "semaphorectl version ") {
 		t.Errorf("the image as it is published: %q, %v", out, err)
 	}
 	listed, err := c.ctr(t.Context(), "images", "list", "--quiet")
@@ -227,8 +233,8 @@ func TestContainerd(t *testing.T) {
 	}
 }
 
-// releaseArchive is an archive as `make image` writes it: an index of compressed images for two architectures, of which the
-// other one has no programs here, and SBOMs.
+// releaseArchive is an archive as `make image` writes it: an index of compressed images for two architectures, of which
+// the other one has no programs here, and SBOMs.
 func releaseArchive(t *testing.T, programs map[string]string) Archive {
 	t.Helper()
 	own, err := image.WithSBOM(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "v0.1.0"})

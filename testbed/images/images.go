@@ -1,8 +1,8 @@
 // Package images makes the archives of the container images that a testbed's nodes need, as there is no registry: the
 // product's, and those of the testbed itself.
 //
-// An archive's name in the cache has the digest of its image, so each is written once; several processes may ask for the same
-// at once. It starts nothing but a C compiler, and imports deploy/image and testbed/components.
+// An archive's name in the cache has the digest of its image, so each is written once; several processes may ask for
+// the same at once. It starts nothing but a C compiler, and imports deploy/image and testbed/components.
 package images
 
 import (
@@ -62,7 +62,8 @@ type recipe struct {
 
 // Ensure puts the archives of all images into dir. paths are the components, programs those of the checkout, by name;
 // without those of the product its image is left out.
-func (b *Builder) Ensure(ctx context.Context, dir string, paths components.Paths, programs map[string]string) ([]Archive, error) {
+func (b *Builder) Ensure(ctx context.Context, dir string, paths components.Paths,
+	programs map[string]string) ([]Archive, error) {
 	cache := b.Cache
 	if cache == "" {
 		user, err := components.CacheDir()
@@ -115,7 +116,8 @@ func (b *Builder) ensure(ctx context.Context, cache, dir string, r recipe) (Arch
 		return Archive{}, err
 	}
 	if b.Progress != nil {
-		fmt.Fprintf(b.Progress, "images: made %s in %.1f s, %d MB\n", r.reference, time.Since(started).Seconds(), info.Size()>>20)
+		fmt.Fprintf(b.Progress, "images: made %s in %.1f s, %d MB\n", r.reference, time.Since(started).Seconds(),
+			info.Size()>>20)
 	}
 	return archive, place(cached, archive.Path)
 }
@@ -220,7 +222,8 @@ func pauseImage() recipe {
 			if out, err := cmd.CombinedOutput(); err != nil {
 				return nil, fmt.Errorf("%s: %w (make deps installs the compiler)\n%s", cmd, err, out)
 			}
-			return simple(v1.Config{Entrypoint: []string{"/pause"}, User: "65535:65535"}, []image.Entry{image.Copy("/pause", 0o755, program)})
+			return simple(v1.Config{Entrypoint: []string{"/pause"}, User: "65535:65535"},
+				[]image.Entry{image.Copy("/pause", 0o755, program)})
 		},
 	}
 }

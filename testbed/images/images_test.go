@@ -27,7 +27,8 @@ func TestParseLibraries(t *testing.T) {
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%q, %v; want %q", got, err, want)
 	}
-	for i, want := range []string{"/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/local/lib/libz.so.1", "/usr/lib64/ld-linux-x86-64.so.2"} {
+	for i, want := range []string{"/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/local/lib/libz.so.1",
+		"/usr/lib64/ld-linux-x86-64.so.2"} {
 		if inside := inImage(got[i]); inside != want {
 			t.Errorf("library %s is %s in the image, want %s", got[i], inside, want)
 		}
@@ -42,7 +43,8 @@ func TestParseLibraries(t *testing.T) {
 // TestPrune: of each image the archives used last stay, and a directory that somebody works in.
 func TestPrune(t *testing.T) {
 	cache := t.TempDir()
-	for i, name := range []string{"a-0123456789abcde0", "a-0123456789abcde1", "a-0123456789abcde2", "a-b-0123456789abcde0"} {
+	for i, name := range []string{"a-0123456789abcde0", "a-0123456789abcde1", "a-0123456789abcde2",
+		"a-b-0123456789abcde0"} {
 		path := filepath.Join(cache, name+".tar")
 		used := time.Now().Add(-time.Duration(i) * time.Minute)
 		if err := os.WriteFile(path, nil, 0o644); err != nil {
@@ -115,11 +117,13 @@ func TestEnsure(t *testing.T) {
 	if err := prune(b.Cache, 0); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := names(t, first), []string{"coredns.tar", "pause.tar", "semaphore.tar", "testbed.tar"}; !slices.Equal(got, want) {
+	if got, want := names(t, first), []string{"coredns.tar", "pause.tar", "semaphore.tar",
+		"testbed.tar"}; !slices.Equal(got, want) {
 		t.Errorf("after the cache was emptied: %q, want %q", got, want)
 	}
 	programs["semaphore-agent"] = "/usr/bin/env"
-	if _, err := b.Ensure(t.Context(), second, paths, programs); err == nil || !strings.Contains(err.Error(), "program semaphore-agent") {
+	if _, err := b.Ensure(t.Context(), second, paths, programs); err == nil ||
+		!strings.Contains(err.Error(), "program semaphore-agent") {
 		t.Errorf("a program that is none of ours: %v", err)
 	}
 }

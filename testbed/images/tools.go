@@ -122,8 +122,10 @@ var etc = map[string]string{
 func (t tools) entries() []image.Entry {
 	entries := []image.Entry{
 		image.Dir("/tmp", 0o777|fs.ModeSticky), image.Dir("/root", 0o700), image.Dir("/run", 0o755),
-		image.Dir("/usr/bin", 0o755), image.Dir("/usr/sbin", 0o755), image.Dir("/usr/lib", 0o755), image.Dir("/usr/lib64", 0o755),
-		image.Link("/bin", "usr/bin"), image.Link("/sbin", "usr/sbin"), image.Link("/lib", "usr/lib"), image.Link("/lib64", "usr/lib64"),
+		image.Dir("/usr/bin", 0o755), image.Dir("/usr/sbin", 0o755), image.Dir("/usr/lib", 0o755),
+		image.Dir("/usr/lib64", 0o755),
+		image.Link("/bin", "usr/bin"), image.Link("/sbin", "usr/sbin"), image.Link("/lib", "usr/lib"),
+		image.Link("/lib64", "usr/lib64"),
 		image.Link("/var/run", "/run"),
 		image.Copy("/usr/bin/busybox", 0o755, t.busybox),
 	}

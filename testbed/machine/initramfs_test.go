@@ -24,7 +24,8 @@ kernel/net/9p/9pnet.ko:
 	if err != nil || !slices.Equal(order, want) {
 		t.Errorf("%q, %v", order, err)
 	}
-	if _, err := loadOrder(strings.NewReader(dependencies), []string{"overlay"}); err == nil || !strings.Contains(err.Error(), "overlay") {
+	if _, err := loadOrder(strings.NewReader(dependencies), []string{"overlay"}); err == nil ||
+		!strings.Contains(err.Error(), "overlay") {
 		t.Errorf("a module that is not there: %v", err)
 	}
 }
@@ -40,9 +41,12 @@ func TestCPIO(t *testing.T) {
 		t.Fatal(w.err)
 	}
 	// As GNU cpio writes it, but for owners, times and inodes.
-	want := "070701" + "00000001" + "000041ed" + "0000000000000000" + "00000001" + "00000000" + "00000000" + strings.Repeat("0", 32) + "00000004" + "00000000" + "dev\x00\x00\x00" +
-		"070701" + "00000002" + "00002180" + "0000000000000000" + "00000001" + "00000000" + "00000000" + strings.Repeat("0", 16) + "0000000500000001" + "0000000c" + "00000000" + "dev/console\x00\x00\x00" +
-		"070701" + "00000003" + "000081ed" + "0000000000000000" + "00000001" + "00000000" + "00000005" + strings.Repeat("0", 32) + "00000005" + "00000000" + "init\x00\x00" + "hello\x00\x00\x00"
+	want := "070701" + "00000001" + "000041ed" + "0000000000000000" + "00000001" + "00000000" + "00000000" +
+		strings.Repeat("0", 32) + "00000004" + "00000000" + "dev\x00\x00\x00" +
+		"070701" + "00000002" + "00002180" + "0000000000000000" + "00000001" + "00000000" + "00000000" +
+		strings.Repeat("0", 16) + "0000000500000001" + "0000000c" + "00000000" + "dev/console\x00\x00\x00" +
+		"070701" + "00000003" + "000081ed" + "0000000000000000" + "00000001" + "00000000" + "00000005" +
+		strings.Repeat("0", 32) + "00000005" + "00000000" + "init\x00\x00" + "hello\x00\x00\x00"
 	if got := out.String(); !strings.HasPrefix(got, want) {
 		t.Errorf("got\n%q\nwant\n%q", got, want)
 	}

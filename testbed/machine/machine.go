@@ -99,13 +99,14 @@ func (m *Machine) Run(ctx context.Context, commands []job.Command) ([]job.Result
 		err = fmt.Errorf("it powered off after %d of %d commands", len(results), len(commands))
 	}
 	if err != nil {
-		return results, fmt.Errorf("emulated machine: %w\n%s\nits console at the end:\n%s", err, problems.String(), tail(console, 120))
+		return results, fmt.Errorf("emulated machine: %w\n%s\nits console at the end:\n%s", err, problems.String(),
+			tail(console, 120))
 	}
 	return results, nil
 }
 
-// arguments are the emulator's, see qemu(1). Acceleration is left alone: /dev/kvm can be there, inside another machine, and
-// hang without a word, and the tests must mean the same everywhere.
+// arguments are the emulator's, see qemu(1). Acceleration is left alone: /dev/kvm can be there, inside another machine,
+// and hang without a word, and the tests must mean the same everywhere.
 func (m *Machine) arguments(dir, console, results string) []string {
 	return []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
@@ -118,12 +119,14 @@ func (m *Machine) arguments(dir, console, results string) []string {
 		"-serial", "file:" + console,
 		"-virtfs", "local,path=/,mount_tag=" + job.HostTag + ",security_model=none,readonly=on,multidevs=remap",
 		"-device", "virtio-serial-pci",
-		"-chardev", "file,id=output,path=/dev/stdout", "-device", fmt.Sprintf("virtserialport,chardev=output,nr=%d", job.OutputPort),
-		"-chardev", "file,id=results,path=" + results, "-device", fmt.Sprintf("virtserialport,chardev=results,nr=%d", job.ResultPort),
+		"-chardev", "file,id=output,path=/dev/stdout", "-device", fmt.Sprintf("virtserialport,chardev=output,nr=%d",
+			job.OutputPort),
+		"-chardev", "file,id=results,path=" + results, "-device", fmt.Sprintf("virtserialport,chardev=results,nr=%d",
+			job.ResultPort),
 	}
 }
 
-// readResults is empty when the machine told none.
+// readResults returns nothing if the machine wrote none.
 func readResults(path string) ([]job.Result, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {

@@ -31,7 +31,8 @@ func newMachine(t *testing.T, output *bytes.Buffer) *Machine {
 }
 
 func shell(name, script string) job.Command {
-	return job.Command{Name: name, Args: []string{"/bin/sh", "-euc", script}, Dir: "/usr", Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}}
+	return job.Command{Name: name, Args: []string{"/bin/sh", "-euc", script}, Dir: "/usr",
+		Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}}
 }
 
 func TestMachine(t *testing.T) {
@@ -48,7 +49,7 @@ func TestMachine(t *testing.T) {
 		shell("fails", "exit 3"),
 		shell("is killed", "kill -9 $$"),
 		{Name: "is nowhere", Args: []string{"/nowhere"}},
-		shell("goes on", "cat "+mine),
+		shell("continues", "cat "+mine),
 	})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, output.String())
@@ -56,7 +57,7 @@ func TestMachine(t *testing.T) {
 	want := []job.Result{
 		{Name: "wireguard"}, {Name: "writes"}, {Name: "fails", Exit: 3, Problem: "exit status 3"},
 		{Name: "is killed", Exit: -1, Problem: "signal: killed"},
-		{Name: "is nowhere", Exit: -1, Problem: "fork/exec /nowhere: no such file or directory"}, {Name: "goes on"},
+		{Name: "is nowhere", Exit: -1, Problem: "fork/exec /nowhere: no such file or directory"}, {Name: "continues"},
 	}
 	for i := range results {
 		results[i].Seconds = 0
@@ -68,7 +69,7 @@ func TestMachine(t *testing.T) {
 		t.Errorf("%d results; want %d", len(results), len(want))
 	}
 	text := "== wireguard\n" + filepath.Base(m.Kernel.Modules) + "\nlo\nwg0\n/usr\n" +
-		"== writes\nhost'smachine\n== fails\n== is killed\n== is nowhere\n== goes on\nmachine\n"
+		"== writes\nhost'smachine\n== fails\n== is killed\n== is nowhere\n== continues\nmachine\n"
 	if output.String() != text {
 		t.Errorf("output:\n%s\nwant:\n%s", output.String(), text)
 	}
@@ -103,8 +104,10 @@ func TestMachineIsSwitchedOff(t *testing.T) {
 // What the machine says about itself is what one needs when it does not get to the end.
 func TestMachineThatDies(t *testing.T) {
 	m := newMachine(t, &bytes.Buffer{})
-	results, err := m.Run(t.Context(), []job.Command{shell("first", "true"), shell("crash", "echo c > /proc/sysrq-trigger"), shell("never", "true")})
-	if err == nil || !strings.Contains(err.Error(), "sysrq triggered crash") || !strings.Contains(err.Error(), "1 of 3 commands") {
+	results, err := m.Run(t.Context(),
+		[]job.Command{shell("first", "true"), shell("crash", "echo c > /proc/sysrq-trigger"), shell("never", "true")})
+	if err == nil || !strings.Contains(err.Error(), "sysrq triggered crash") ||
+		!strings.Contains(err.Error(), "1 of 3 commands") {
 		t.Errorf("%v", err)
 	}
 	if len(results) != 1 || results[0].Name != "first" {

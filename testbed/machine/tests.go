@@ -71,17 +71,21 @@ func (tests *Tests) build(ctx context.Context, repository, dir string, progress 
 	for i, p := range packages {
 		program := filepath.Join(dir, fmt.Sprintf("%d.test", i))
 		started := time.Now()
-		if _, err := goOutput(ctx, repository, "test", "-c", "-trimpath", "-ldflags=-s -w", "-o", program, p.path); err != nil {
+		if _, err := goOutput(ctx, repository, "test", "-c", "-trimpath", "-ldflags=-s -w", "-o", program,
+			p.path); err != nil {
 			return nil, err
 		}
 		if progress != nil {
-			fmt.Fprintf(progress, "machine: built the tests of %s in %s\n", p.path, time.Since(started).Round(100*time.Millisecond))
+			fmt.Fprintf(progress, "machine: built the tests of %s in %s\n", p.path,
+				time.Since(started).Round(100*time.Millisecond))
 		}
-		args := []string{program, "-test.v", "-test.timeout=" + tests.Timeout.String(), "-test.count=" + fmt.Sprint(max(1, tests.Count))}
+		args := []string{program, "-test.v", "-test.timeout=" + tests.Timeout.String(), "-test.count=" +
+			fmt.Sprint(max(1, tests.Count))}
 		if tests.Run != "" {
 			args = append(args, "-test.run="+tests.Run)
 		}
-		env := append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "TMPDIR=/tmp"}, tests.Env...)
+		env := append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root",
+			"TMPDIR=/tmp"}, tests.Env...)
 		commands = append(commands, job.Command{Name: p.path, Args: args, Dir: p.dir, Env: env})
 	}
 	return commands, nil

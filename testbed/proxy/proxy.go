@@ -23,8 +23,8 @@ type Conditions struct {
 	// Rate is the most bytes a second that pass from those who dial to the one behind, for each connection;
 	// 0 for no limit. Nothing limits the other direction.
 	Rate int
-	// Stall lets no byte pass and no end: both sides of a connection see an open connection on which nothing
-	// comes. Newcomers are connected, and hear nothing. When the stall is over, what waited goes on.
+	// Stall lets no byte pass and no end: both sides of a connection see an open connection on which nothing comes.
+	// Newcomers are connected, and hear nothing. After the stall, the waiting bytes pass.
 	Stall bool
 	// Refuse resets newcomers.
 	Refuse bool
@@ -197,7 +197,7 @@ type piece struct {
 	read time.Time
 }
 
-// inFlight bounds the pieces of a connection that latency holds; then its sender is held back.
+// inFlight bounds the pieces of a connection that latency holds; then its sender waits.
 const inFlight = 256
 
 // pump brings the bytes of one direction across, and then the end of the stream.

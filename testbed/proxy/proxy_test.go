@@ -129,7 +129,7 @@ func TestStall(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Set(Conditions{Stall: true})
-	for name, c := range map[string]net.Conn{"that stood": old, "that came": dial(t, p)} {
+	for name, c := range map[string]net.Conn{"that existed": old, "that came": dial(t, p)} {
 		if _, err := say(c, name, 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("a connection %s: %v; want silence", name, err)
 		}
@@ -138,7 +138,7 @@ func TestStall(t *testing.T) {
 	if err := old.SetDeadline(time.Now().Add(time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	if line, err := bufio.NewReader(old).ReadString('\n'); err != nil || line != "that stood\n" {
+	if line, err := bufio.NewReader(old).ReadString('\n'); err != nil || line != "that existed\n" {
 		t.Errorf("after the stall: %q, %v; want what waited", line, err)
 	}
 }

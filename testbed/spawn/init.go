@@ -55,8 +55,8 @@ func (f *failure) Unwrap() error {
 	return f.Errno
 }
 
-// init takes over a process that was executed to become another process. The runtime keeps the main goroutine on the main
-// thread while init functions run, so what is changed here per thread is what the program is executed with.
+// init takes over a process that was executed to become another process. The runtime keeps the main goroutine on the
+// main thread while init functions run, so what is changed here per thread is what the program is executed with.
 func init() {
 	if len(os.Args) != 1 || os.Args[0] != initName {
 		return
@@ -110,7 +110,7 @@ func become() error {
 }
 
 // adopt closes the pipe to the parent, which is then answered, and waits for the end of every process that loses its
-// parent, for ever: the first process of a pid namespace gets those.
+// parent, forever: the first process of a pid namespace gets those.
 func adopt() error {
 	if err := unix.Close(failFD); err != nil {
 		return err

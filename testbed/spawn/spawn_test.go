@@ -284,8 +284,9 @@ func TestJoin(t *testing.T) {
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	err := Join(ctx, p.PID(), JoinSpec{
-		Args: []string{"sh", "-c", `hostname; pwd; echo $B; ls /sys/class/net; cat; cd /proc; ls -d [0-9]* | grep -cx 1; echo oops >&2; exit 7`},
-		Env:  []string{"B=2"}, Stdin: strings.NewReader("from stdin\n"), Stdout: &stdout, Stderr: &stderr,
+		Args: []string{"sh", "-c",
+			`hostname; pwd; echo $B; ls /sys/class/net; cat; cd /proc; ls -d [0-9]* | grep -cx 1; echo oops >&2; exit 7`},
+		Env: []string{"B=2"}, Stdin: strings.NewReader("from stdin\n"), Stdout: &stdout, Stderr: &stderr,
 	})
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 7 {
@@ -308,7 +309,8 @@ func TestJoin(t *testing.T) {
 	}
 
 	stdout.Reset()
-	err = Join(ctx, p.PID(), JoinSpec{Args: []string{"sh", "-c", "test -t 0 && stty size >/dev/null && echo a terminal; read x; echo $x"},
+	err = Join(ctx, p.PID(), JoinSpec{Args: []string{"sh", "-c",
+		"test -t 0 && stty size >/dev/null && echo a terminal; read x; echo $x"},
 		Stdin: strings.NewReader("typed\n"), Stdout: &stdout, TTY: true})
 	if err != nil || !strings.Contains(stdout.String(), "a terminal") || !strings.Contains(stdout.String(), "typed") {
 		t.Errorf("terminal: %v, %q", err, &stdout)

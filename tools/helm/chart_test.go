@@ -69,6 +69,9 @@ func template(t *testing.T, namespace, values string) (objects, error) {
 		return nil, err
 	}
 	out := objects{}
+	for _, crd := range c.CRDObjects() { // Helm installs them before all else
+		out.add(t, string(crd.File.Data))
+	}
 	for name, text := range files {
 		if strings.HasSuffix(name, ".yaml") {
 			for _, one := range regexp.MustCompile(`(?m)^---\s*$`).Split(text, -1) {
@@ -118,8 +121,8 @@ func kustomize(t *testing.T, text string, files map[string]string) objects {
 // kustomize's hashes are of these characters; "federation" has ten others.
 var hashed = regexp.MustCompile(`^(semaphore-(?:exporter|broker|agent|cluster))-[2456789bcdfghkmt]{10}$`)
 
-// plain is an object without what differs by how a change of a ConfigMap replaces pods: kustomize adds a hash to the ConfigMap's
-// name, the chart an annotation to the pods. Configuration files are compared by what they say.
+// plain is an object without what differs by how a change of a ConfigMap replaces pods: kustomize adds a hash to the
+// ConfigMap's name, the chart an annotation to the pods. Configuration files are compared by what they say.
 func plain(t *testing.T, in objects) objects {
 	t.Helper()
 	out := objects{}
@@ -185,7 +188,8 @@ func compare(t *testing.T, helm, kustomize objects) {
 }
 
 const (
-	broker   = "localSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/28]}]\n"
+	broker = "localSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: " +
+		"[192.0.2.0/28]}]\n"
 	exporter = "brokers: [{cluster: c2, address: '192.0.2.1:30843'}]\n"
 	names    = `
 configMapGenerator:
@@ -200,11 +204,15 @@ configMapGenerator:
 func TestSameObjects(t *testing.T) {
 	all := maps.All(map[string]struct{ values, kustomization string }{
 		"all features, with all components": {
-			values: "createNamespace: true\ncomponents: {adoptServices: true, endpoints: true, gke: true, ippools: true, networkPolicies: true, networksets: true, " +
+			values: "createNamespace: true\ncomponents: {adoptServices: true, endpoints: true, gke: true, ippools: true, mcs: true, " +
+				"networkPolicies: true, networksets: true, " +
 				"tunnelAddresses: true, monitors: true, alerts: true, dashboard: true}\n" +
-				"image: {repository: r.example/semaphore, tag: v1.2.3}\nbroker: {config: {}, federation: {type: NodePort, nodePort: 30843}}\n",
-			kustomization: "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services, DEPLOY/features/endpoints, DEPLOY/features/gke, DEPLOY/features/ippools, " +
-				"DEPLOY/features/network-policies, DEPLOY/features/networksets, DEPLOY/features/tunnel-addresses, DEPLOY/features/monitors, " +
+				"image: {repository: r.example/semaphore, tag: v1.2.3}\nbroker: {config: {}, federation: {type: NodePort, " +
+				"nodePort: 30843}}\n",
+			kustomization: "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services, DEPLOY/features/endpoints, " +
+				"DEPLOY/features/gke, DEPLOY/features/ippools, DEPLOY/features/mcs, " +
+				"DEPLOY/features/network-policies, DEPLOY/features/networksets, DEPLOY/features/tunnel-addresses, " +
+				"DEPLOY/features/monitors, " +
 				"DEPLOY/features/alerts, DEPLOY/features/dashboard, DEPLOY/cluster-name]\n" +
 				"images: [{name: ghcr.io/kube-semaphore/semaphore, newName: r.example/semaphore, newTag: v1.2.3}]\n" + `
 patches:
@@ -215,13 +223,14 @@ patches:
 ` + names + subnets,
 		},
 		"policy alone": {
-			values:        "features: {encryption: false, services: false}\n",
-			kustomization: "resources: [DEPLOY/exporter, DEPLOY/broker]\ncomponents: [DEPLOY/features/policy, DEPLOY/cluster-name]\n" + names,
+			values: "features: {encryption: false, services: false}\n",
+			kustomization: "resources: [DEPLOY/crds, DEPLOY/exporter, DEPLOY/broker]\ncomponents: [DEPLOY/features/policy, " +
+				"DEPLOY/cluster-name]\n" + names,
 		},
 		"an image by its digest, a load balancer": {
 			values: "image: {digest: 'sha256:" + strings.Repeat("a", 64) + "'}\n" +
 				"broker: {federation: {type: LoadBalancer, annotations: {example.org/internal: 'true'}}, config: {}}\n",
-			kustomization: "resources: [DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\n" +
+			kustomization: "resources: [DEPLOY/crds, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\n" +
 				"components: [DEPLOY/features/encryption, DEPLOY/features/services, DEPLOY/features/policy, DEPLOY/cluster-name]\n" +
 				"images: [{name: ghcr.io/kube-semaphore/semaphore, digest: 'sha256:" + strings.Repeat("a", 64) + "'}]\n" + `
 patches:
@@ -231,6 +240,21 @@ patches:
       - {op: add, path: /metadata/annotations, value: {example.org/internal: "true"}}
 ` + names + subnets,
 		},
+	})
+	t.Run("an exporter for another cluster", func(t *testing.T) {
+		config := exporter + "kube: {remoteAPIURL: 'https://c2.example:6443', remoteSATokenPath: " +
+			"/etc/semaphore/reader/token}\n"
+		helm, err := template(t, "semaphore-c2", "cluster: c2\nforeignExporter: true\ncreateNamespace: true\n"+
+			"features: {encryption: false}\nimage: {tag: v1.2.3}\nexporter: {config: {"+
+			"brokers: [{cluster: c2, address: '192.0.2.1:30843'}], "+
+			"kube: {remoteAPIURL: 'https://c2.example:6443', remoteSATokenPath: /etc/semaphore/reader/token}}}\n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		compare(t, helm, kustomize(t, "namespace: semaphore-c2\nresources: [DEPLOY/crds, DEPLOY/foreign-exporter]\n"+
+			"images: [{name: ghcr.io/kube-semaphore/semaphore, newTag: v1.2.3}]\nconfigMapGenerator:\n"+
+			"  - {name: semaphore-exporter, namespace: semaphore, behavior: merge, files: [config.yaml=exporter.yaml]}\n",
+			map[string]string{"exporter.yaml": config + "features: [services, policy]\ncluster: c2\n"}))
 	})
 	for name, c := range all {
 		t.Run(name, func(t *testing.T) {

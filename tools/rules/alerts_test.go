@@ -33,13 +33,15 @@ type recorded struct {
 // cases of each alert: it fires, and is quiet when all is well, too early, or at a standby.
 var cases = map[string][]recorded{
 	"SemaphoreNoLeader": {
-		{"both stand by", []string{standsBy, `semaphore_leader{namespace="semaphore",pod="b",container="broker"} 0+0x40`}, true},
+		{"both are standbys", []string{standsBy, `semaphore_leader{namespace="semaphore",pod="b",container="broker"} 0+0x40`},
+			true},
 		{"one leads", []string{standsBy, other}, false},
 		{"a change of leader", []string{`semaphore_leader{` + pod + `,container="broker"} 1 1 1 0 0 1+0x35`}, false},
 	},
 	"SemaphoreTwoLeaders": {
 		{"two", []string{leads, other}, true},
-		{"one of each part", []string{leads, `semaphore_leader{namespace="semaphore",pod="b",container="exporter"} 1+0x40`}, false},
+		{"one of each part", []string{leads, `semaphore_leader{namespace="semaphore",pod="b",container="exporter"} 1+0x40`},
+			false},
 	},
 	"SemaphoreRemoteDisconnected": {
 		{"not connected", []string{leads, `semaphore_broker_connected{` + pod + `,cluster="c2"} 0+0x40`}, true},
@@ -48,9 +50,12 @@ var cases = map[string][]recorded{
 		{"for a moment", []string{leads, `semaphore_broker_connected{` + pod + `,cluster="c2"} 1 1 0 0 0 1+0x35`}, false},
 	},
 	"SemaphoreRemoteStale": {
-		{"last heard at the start", []string{leads, `semaphore_broker_kind_last_heard_timestamp_seconds{` + pod + `,cluster="c2",kind="service"} 0+0x40`}, true},
-		{"heard all the time", []string{leads, `semaphore_broker_kind_last_heard_timestamp_seconds{` + pod + `,cluster="c2",kind="service"} 0+30x40`}, false},
-		{"a standby", []string{standsBy, other, `semaphore_broker_kind_last_heard_timestamp_seconds{` + pod + `,cluster="c2",kind="service"} 0+0x40`}, false},
+		{"last heard at the start", []string{leads, `semaphore_broker_kind_last_heard_timestamp_seconds{` + pod +
+			`,cluster="c2",kind="service"} 0+0x40`}, true},
+		{"heard all the time", []string{leads, `semaphore_broker_kind_last_heard_timestamp_seconds{` + pod +
+			`,cluster="c2",kind="service"} 0+30x40`}, false},
+		{"a standby", []string{standsBy, other, `semaphore_broker_kind_last_heard_timestamp_seconds{` + pod +
+			`,cluster="c2",kind="service"} 0+0x40`}, false},
 	},
 	"SemaphoreClusterGone": {
 		{"gone", []string{leads, `semaphore_broker_cluster_gone{` + pod + `,cluster="c2"} 1+0x40`}, true},
@@ -63,7 +68,8 @@ var cases = map[string][]recorded{
 	},
 	"SemaphoreObjectsRefused": {
 		{"refused", []string{leads, `semaphore_broker_refused{` + pod + `,cluster="c2",kind="service"} 1+0x40`}, true},
-		{"mended in time", []string{leads, `semaphore_broker_refused{` + pod + `,cluster="c2",kind="service"} 1+0x10 0+0x30`}, false},
+		{"fixed in time", []string{leads, `semaphore_broker_refused{` + pod + `,cluster="c2",kind="service"} 1+0x10 0+0x30`},
+			false},
 	},
 	"SemaphoreLimitNear": {
 		{"95 of 100", []string{leads, `semaphore_broker_objects{` + pod + `,cluster="c2",kind="node"} 95+0x40`,
@@ -72,15 +78,21 @@ var cases = map[string][]recorded{
 			`semaphore_broker_objects_limit{` + pod + `,cluster="c2",kind="node"} 100+0x40`}, false},
 	},
 	"SemaphoreWritesFail": {
-		{"errors", []string{`semaphore_broker_writes_total{` + pod + `,kind="service",op="create",result="error"} 0+3x40`}, true},
-		{"foreign", []string{`semaphore_broker_writes_total{` + pod + `,kind="service",op="create",result="foreign"} 0+1x40`}, true},
-		{"conflicts and successes", []string{`semaphore_broker_writes_total{` + pod + `,kind="service",op="create",result="ok"} 0+3x40`,
-			`semaphore_broker_writes_total{` + pod + `,kind="service",op="update",result="conflict"} 0+3x40`}, false},
-		{"errors of long ago", []string{`semaphore_broker_writes_total{` + pod + `,kind="service",op="create",result="error"} 5+0x40`}, false},
+		{"errors", []string{`semaphore_broker_writes_total{` + pod + `,kind="service",op="create",result="error"} 0+3x40`},
+			true},
+		{"foreign", []string{`semaphore_broker_writes_total{` + pod + `,kind="service",op="create",result="foreign"} 0+1x40`},
+			true},
+		{"conflicts and successes",
+			[]string{`semaphore_broker_writes_total{` + pod + `,kind="service",op="create",result="ok"} 0+3x40`,
+				`semaphore_broker_writes_total{` + pod + `,kind="service",op="update",result="conflict"} 0+3x40`}, false},
+		{"errors of long ago", []string{`semaphore_broker_writes_total{` + pod +
+			`,kind="service",op="create",result="error"} 5+0x40`}, false},
 	},
 	"SemaphoreMirrorsBehind": {
-		{"two are missing", []string{leads, `semaphore_broker_objects_desired{` + pod + `,kind="service"} 10+0x40`, `semaphore_broker_objects_present{` + pod + `,kind="service"} 8+0x40`}, true},
-		{"all are there", []string{leads, `semaphore_broker_objects_desired{` + pod + `,kind="service"} 10+0x40`, `semaphore_broker_objects_present{` + pod + `,kind="service"} 10+0x40`}, false},
+		{"two are missing", []string{leads, `semaphore_broker_objects_desired{` + pod + `,kind="service"} 10+0x40`,
+			`semaphore_broker_objects_present{` + pod + `,kind="service"} 8+0x40`}, true},
+		{"all are there", []string{leads, `semaphore_broker_objects_desired{` + pod + `,kind="service"} 10+0x40`,
+			`semaphore_broker_objects_present{` + pod + `,kind="service"} 10+0x40`}, false},
 	},
 	"SemaphorePropagationSlow": {
 		{"a minute", []string{bucket("1", 0), bucket("30", 0), bucket("60", 5), bucket("+Inf", 5)}, true},
@@ -94,7 +106,8 @@ var cases = map[string][]recorded{
 	},
 	"SemaphoreApiserverLags": {
 		{"lags", []string{leads, `semaphore_exporter_apiserver_lags{` + pod + `,cluster="c2",kind="node"} 1+0x40`}, true},
-		{"for a minute", []string{leads, `semaphore_exporter_apiserver_lags{` + pod + `,cluster="c2",kind="node"} 1 1 0+0x38`}, false},
+		{"for a minute", []string{leads, `semaphore_exporter_apiserver_lags{` + pod +
+			`,cluster="c2",kind="node"} 1 1 0+0x38`}, false},
 	},
 	"SemaphoreAgentDisconnected": {
 		{"not attached", []string{`semaphore_agent_connected{` + pod + `} 0+0x40`}, true},
@@ -103,15 +116,30 @@ var cases = map[string][]recorded{
 	"SemaphorePeersSilent": {
 		{"silent", []string{`semaphore_agent_peers{` + pod + `,device="wireguard.c2",state="silent"} 2+0x40`}, true},
 		{"talking and idle", []string{`semaphore_agent_peers{` + pod + `,device="wireguard.c2",state="silent"} 0+0x40`,
-			`semaphore_agent_peers{` + pod + `,device="wireguard.c2",state="talking"} 5+0x40`, `semaphore_agent_peers{` + pod + `,device="wireguard.c2",state="idle"} 5+0x40`}, false},
+			`semaphore_agent_peers{` + pod + `,device="wireguard.c2",state="talking"} 5+0x40`, `semaphore_agent_peers{` + pod +
+				`,device="wireguard.c2",state="idle"} 5+0x40`}, false},
 	},
 	"SemaphorePeersMissing": {
-		{"fewer", []string{`semaphore_agent_peers_desired{` + pod + `,device="wireguard.c2"} 5+0x40`, `semaphore_agent_peers_applied{` + pod + `,device="wireguard.c2"} 4+0x40`}, true},
-		{"all", []string{`semaphore_agent_peers_desired{` + pod + `,device="wireguard.c2"} 5+0x40`, `semaphore_agent_peers_applied{` + pod + `,device="wireguard.c2"} 5+0x40`}, false},
+		{"fewer", []string{`semaphore_agent_peers_desired{` + pod + `,device="wireguard.c2"} 5+0x40`,
+			`semaphore_agent_peers_applied{` + pod + `,device="wireguard.c2"} 4+0x40`}, true},
+		{"all", []string{`semaphore_agent_peers_desired{` + pod + `,device="wireguard.c2"} 5+0x40`,
+			`semaphore_agent_peers_applied{` + pod + `,device="wireguard.c2"} 5+0x40`}, false},
 	},
 	"SemaphoreClearPackets": {
-		{"some", []string{`semaphore_agent_clear_packets_total{` + pod + `,device="wireguard.c2",direction="out"} 0 0 7+0x38`}, true},
-		{"none since the start", []string{`semaphore_agent_clear_packets_total{` + pod + `,device="wireguard.c2",direction="out"} 7+0x40`}, false},
+		{"some", []string{`semaphore_agent_clear_packets_total{` + pod +
+			`,device="wireguard.c2",direction="out"} 0 0 7+0x38`}, true},
+		{"none since the start", []string{`semaphore_agent_clear_packets_total{` + pod +
+			`,device="wireguard.c2",direction="out"} 7+0x40`}, false},
+	},
+	"SemaphoreFindingError": {
+		{"an error", []string{`semaphore_findings{` + pod + `,code="lease",level="error",cluster=""} 2+0x40`}, true},
+		{"a warning", []string{`semaphore_findings{` + pod + `,code="leftovers",level="warning",cluster=""} 2+0x40`}, false},
+		{"fixed in time", []string{`semaphore_findings{` + pod + `,code="lease",level="error",cluster=""} 1+0x20 _x20`},
+			false},
+	},
+	"SemaphoreFindingWarning": {
+		{"a warning", []string{`semaphore_findings{` + pod + `,code="leftovers",level="warning",cluster=""} 2+0x40`}, true},
+		{"an error", []string{`semaphore_findings{` + pod + `,code="lease",level="error",cluster=""} 2+0x40`}, false},
 	},
 	"SemaphoreKeyFileProblem": {
 		{"damaged", []string{`semaphore_agent_key_file_problem{` + pod + `,device="wireguard.c2"} 1+0x40`}, true},
@@ -124,7 +152,8 @@ var cases = map[string][]recorded{
 }
 
 func bucket(le string, each int) string {
-	return `semaphore_broker_propagation_seconds_bucket{` + pod + `,cluster="c2",kind="service",le="` + le + `"} 0+` + string(rune('0'+each)) + `x40`
+	return `semaphore_broker_propagation_seconds_bucket{` + pod + `,cluster="c2",kind="service",le="` + le + `"} 0+` +
+		string(rune('0'+each)) + `x40`
 }
 
 // groups is a file of the rules, as Prometheus loads it.
@@ -158,7 +187,8 @@ func fired(t *testing.T, file string, series []string) map[string]string {
 	}
 	defer suite.Close()
 	manager := prometheus.NewManager(&prometheus.ManagerOptions{
-		QueryFunc: prometheus.EngineQueryFunc(suite.QueryEngine(), suite.Storage()), Appendable: suite.Storage(), Context: context.Background(),
+		QueryFunc: prometheus.EngineQueryFunc(suite.QueryEngine(), suite.Storage()), Appendable: suite.Storage(),
+		Context:    context.Background(),
 		NotifyFunc: func(context.Context, string, ...*prometheus.Alert) {}, Logger: promslog.NewNopLogger(),
 	})
 	all, errs := manager.LoadGroups(seconds*time.Second, labels.EmptyLabels(), "", nil, false, file)
@@ -198,7 +228,8 @@ func fired(t *testing.T, file string, series []string) map[string]string {
 func TestAlerts(t *testing.T) {
 	file := groups(t)
 	known := map[string]bool{}
-	all, errs := prometheus.NewManager(&prometheus.ManagerOptions{Logger: promslog.NewNopLogger()}).LoadGroups(time.Second, labels.EmptyLabels(), "", nil, false, file)
+	all, errs := prometheus.NewManager(&prometheus.ManagerOptions{Logger: promslog.NewNopLogger()}).LoadGroups(time.Second,
+		labels.EmptyLabels(), "", nil, false, file)
 	if len(errs) > 0 {
 		t.Fatal(errs)
 	}

@@ -1,10 +1,11 @@
-// Package figure states what a benchmark measures: a value, the floor measured beside it in the same run, and the bound that it
-// must keep. A benchmark prints all of them as metrics of its own, by testing.B.ReportMetric; internal/bench/table joins
-// them into one table, and fails where a bound is broken.
+// Package figure states what a benchmark measures: a value, the floor measured beside it in the same run, and the bound
+// that it must keep. A benchmark prints all of them as metrics of its own, by testing.B.ReportMetric;
+// internal/bench/table joins them into one table, and fails where a bound is broken.
 //
-// A bound must not depend on the machine: it limits counts (writes, bytes, allocations), or the ratio of a time to its floor.
+// A bound must not depend on the machine: it limits counts (writes, bytes, allocations), or the ratio of a time to its
+// floor.
 //
-// The package imports nothing of ours.
+// The package imports no other package of semaphore.
 package figure
 
 import "testing"

@@ -1,5 +1,5 @@
-// Command table reads what `go test -bench` prints and prints one table: each figure with the floor measured in the same
-// run, their ratio, and its bound. It exits with 1 where a bound is broken or a benchmark failed.
+// Command table reads what `go test -bench` prints and prints one table: each figure with the floor measured in the
+// same run, their ratio, and its bound. It exits with 1 where a bound is broken or a benchmark failed.
 //
 // Figures and bounds are metrics of the benchmarks; see internal/bench/figure. It imports nothing else of ours.
 package main
@@ -34,8 +34,8 @@ func main() {
 // module is cut from the names of packages.
 const module = "github.com/kube-semaphore/semaphore/"
 
-// table writes to out the figures of the benchmarks that in has, and to other the lines of what failed, as they come. It
-// returns a line for each broken bound and for each failure.
+// table writes to out the figures of the benchmarks that in has, and to other the lines of what failed, as they come.
+// It returns a line for each broken bound and for each failure.
 func table(in io.Reader, out, other io.Writer) (broken []string, err error) {
 	failures := &failed{to: other}
 	results := benchfmt.NewReader(io.TeeReader(in, failures), "")
@@ -118,7 +118,7 @@ func (f *one) ratio() float64 {
 	return f.value / *f.floor
 }
 
-// broken says whether one of the bounds is. A bound of a ratio is also broken where there is no floor.
+// broken reports whether one of the bounds is. A bound of a ratio is also broken where there is no floor.
 func (f *one) broken() bool {
 	return f.most != nil && f.value > *f.most ||
 		f.least != nil && f.value < *f.least ||
@@ -143,7 +143,8 @@ func (f *one) line(name string) string {
 	if f.broken() {
 		bounds = append(bounds, "BROKEN")
 	}
-	line := fmt.Sprintf("%-60s %-17s %12s %12s %8s  %s", name, f.unit, number(f.value), floor, ratio, strings.Join(bounds, ", "))
+	line := fmt.Sprintf("%-60s %-17s %12s %12s %8s  %s", name, f.unit, number(f.value), floor, ratio,
+		strings.Join(bounds, ", "))
 	return strings.TrimRight(line, " ")
 }
 
@@ -155,7 +156,8 @@ func number(n float64) string {
 	return strconv.FormatFloat(n, 'g', 4, 64)
 }
 
-// failed keeps the lines that say that a test or a package failed, and copies to another writer what a benchmark said of it.
+// failed keeps the lines that say that a test or a package failed, and copies to another writer what a benchmark said
+// of it.
 type failed struct {
 	to    io.Writer
 	rest  []byte // of a line that has not come whole
@@ -178,7 +180,8 @@ func (f *failed) line(data []byte) {
 	line := string(data)
 	switch {
 	case line == "", line == "PASS", line == "FAIL", strings.HasPrefix(line, "Benchmark"), strings.HasPrefix(line, "ok  "),
-		slices.ContainsFunc([]string{"goos: ", "goarch: ", "pkg: ", "cpu: "}, func(p string) bool { return strings.HasPrefix(line, p) }):
+		slices.ContainsFunc([]string{"goos: ", "goarch: ", "pkg: ", "cpu: "},
+			func(p string) bool { return strings.HasPrefix(line, p) }):
 		return
 	case strings.HasPrefix(line, "--- FAIL"), strings.HasPrefix(line, "FAIL"), strings.HasPrefix(line, "panic:"):
 		f.lines = append(f.lines, line)

@@ -12,9 +12,11 @@ func TestTable(t *testing.T) {
 		rows     []string // of fields
 		broken   int
 	}{
-		{"a figure without a bound", head + "BenchmarkOne-2 \t 10 \t 12345 ns/op\nPASS\n", []string{"broker One ns/op 12345"}, 0},
+		{"a figure without a bound", head + "BenchmarkOne-2 \t 10 \t 12345 ns/op\nPASS\n",
+			[]string{"broker One ns/op 12345"}, 0},
 		{
-			"floor and ratio", head + "BenchmarkFanOut/all-2 46 30.50 median-ms 20.00 median-ms:floor 1.500 median-ms:most-ratio\n",
+			"floor and ratio", head +
+				"BenchmarkFanOut/all-2 46 30.50 median-ms 20.00 median-ms:floor 1.500 median-ms:most-ratio\n",
 			[]string{"broker FanOut/all median-ms 30.5 20 1.52 ≤ 1.5 × floor, BROKEN"}, 1,
 		},
 		{
@@ -22,14 +24,17 @@ func TestTable(t *testing.T) {
 			[]string{"broker FanOut median-ms 30 20 1.50 ≤ 1.5 × floor", "broker FanOut reads 0 ≤ 0"}, 0,
 		},
 		{"none is too many", head + "BenchmarkX-2 1 1.000 reads 0 reads:most\n", []string{"broker X reads 1 ≤ 0, BROKEN"}, 1},
-		{"too little", head + "BenchmarkX-2 1 0.980 share 0.990 share:least\n", []string{"broker X share 0.98 ≥ 0.99, BROKEN"}, 1},
+		{"too little", head + "BenchmarkX-2 1 0.980 share 0.990 share:least\n",
+			[]string{"broker X share 0.98 ≥ 0.99, BROKEN"}, 1},
 		{
 			"less than the floor", head + "BenchmarkX-2 1 0.980 share 1.000 share:floor 0.990 share:least-ratio\n",
 			[]string{"broker X share 0.98 1 0.98 ≥ 0.99 × floor, BROKEN"}, 1,
 		},
-		{"a ratio without a floor", head + "BenchmarkX-2 1 5.000 ms 2.000 ms:most-ratio\n", []string{"broker X ms 5 ≤ 2 × floor, BROKEN"}, 1},
+		{"a ratio without a floor", head + "BenchmarkX-2 1 5.000 ms 2.000 ms:most-ratio\n",
+			[]string{"broker X ms 5 ≤ 2 × floor, BROKEN"}, 1},
 		{"of a library's units", head + "BenchmarkX-2 1 5.000 MB/s\n", []string{"broker X MB/s 5"}, 0},
-		{"a failure", head + "--- FAIL: BenchmarkX\n    x_test.go:1: no\nFAIL\nFAIL\tgithub.com/kube-semaphore/semaphore/broker\t1s\n", nil, 2},
+		{"a failure", head + "--- FAIL: BenchmarkX\n    x_test.go:1: " +
+			"no\nFAIL\nFAIL\tgithub.com/kube-semaphore/semaphore/broker\t1s\n", nil, 2},
 		{"a death", head + "panic: oh\n", nil, 1},
 		{"a line that is cut off", head + "panic: oh", nil, 1},
 	} {

@@ -1,31 +1,56 @@
-// Package cli is how semaphorectl prints and how it ends: nothing that another cluster made up commands a terminal, and each exit code
-// has one meaning.
+// Package cli defines how semaphorectl prints and exits: text from another cluster cannot control a terminal, and each
+// exit code has one meaning.
 //
-// Text goes in, text that can be printed comes out. It imports nothing of ours.
+// Its input is text, its output printable text. It imports no other package of semaphore.
 package cli
 
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"unicode"
 	"unicode/utf16"
 
+	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
 )
 
-// Exit codes. 0 is that all is well; 1 is wrong use, and a part that cannot be asked.
+// ExitWrong is the exit code of a verb that did its work and found a fault. 0 means that all is well, 1 that the verb
+// was used wrongly or could not do its work. All verbs use these codes.
+const ExitWrong = 2
+
+// Colour is the colour of a word.
+type Colour int
+
+// Colours as terminals show them (ECMA-48, SGR).
 const (
-	// ExitWrong is that a part answers and something is wrong.
-	ExitWrong = 2
-	// ExitWarnings and ExitErrors are those of check. A check that is used wrongly is an error, too.
-	ExitWarnings = 1
-	ExitErrors   = 2
+	Red    Colour = 31
+	Green  Colour = 32
+	Yellow Colour = 33
 )
 
-// Document is JSON as it is printed, as itself or as YAML, so that nothing in it that another cluster made up commands a
-// terminal. In JSON a character that cannot be printed is escaped (RFC 8259, section 7), which programs read as it was; YAML
-// has none for what it takes for printable, such as U+202E, so that there it becomes a space, as in tables.
+// Paint colours a text for a terminal. It leaves the text as it is for a file, a pipe, a terminal without colours
+// (TERM=dumb), and a person who wants none (https://no-color.org).
+func Paint(w io.Writer, c Colour, text string) string {
+	f, ok := w.(*os.File)
+	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" || !term.IsTerminal(int(f.Fd())) {
+		return text
+	}
+	return fmt.Sprintf("\x1b[%dm%s\x1b[0m", c, text)
+}
+
+// Clear empties a terminal's screen (ECMA-48, CUP and ED); empty for anything else.
+func Clear(w io.Writer) string {
+	if Paint(w, Red, "") == "" {
+		return ""
+	}
+	return "\x1b[H\x1b[2J"
+}
+
+// Document is JSON as it is printed, as itself or as YAML, so that no text from another cluster can control a terminal.
+// JSON escapes an unprintable character (RFC 8259, section 7), so that programs read the original; YAML has no escape
+// for characters that it considers printable, such as U+202E, so these become spaces, as in tables.
 func Document(data []byte, output string) (string, error) {
 	if output != "yaml" {
 		return strings.TrimSpace(escaped(string(data))), nil
@@ -34,7 +59,7 @@ func Document(data []byte, output string) (string, error) {
 	return strings.TrimSpace(string(lines)), err
 }
 
-// PrintDocument prints JSON as itself or as YAML.
+// PrintDocument prints JSON as JSON or as YAML.
 func PrintDocument(w io.Writer, data []byte, output string) error {
 	text, err := Document(data, output)
 	if err != nil {
@@ -44,7 +69,7 @@ func PrintDocument(w io.Writer, data []byte, output string) error {
 	return err
 }
 
-// escaped is JSON without characters that cannot be printed: outside of strings it has none but line ends.
+// escaped escapes unprintable characters in JSON. Outside of strings it has none but line ends.
 func escaped(text string) string {
 	var out strings.Builder
 	for _, r := range text {
@@ -71,8 +96,8 @@ func PrintLines(w io.Writer, text string) error {
 	return nil
 }
 
-// Printable keeps what another cluster made up from commanding the terminal: control characters, and
-// those that turn the direction of text, become spaces.
+// Printable keeps text from another cluster from controlling the terminal: it replaces control characters, and those
+// that change the direction of text, by spaces.
 func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

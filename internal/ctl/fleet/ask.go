@@ -14,10 +14,10 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// elsewhere says where to ask, after what was not found.
-const elsewhere = ": run this where the broker that leads runs, or give --address"
+// elsewhere is the advice after an error for something that was not found here.
+const elsewhere = ": give --context, or run this in the pod of the leading broker, or give --address"
 
-// Status asks a part what it knows, and closes the connection.
+// Status asks a part for its status, and closes the connection.
 func (p *Part) Status(ctx context.Context, timeout time.Duration) (*semaphorev1.GetStatusResponse, error) {
 	defer p.Close()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -29,13 +29,13 @@ func (p *Part) Status(ctx context.Context, timeout time.Duration) (*semaphorev1.
 	return s, nil
 }
 
-// Control is the ControlService of the part, which an exporter does not have.
+// Control returns the ControlService of the part; an exporter has none.
 func (p *Part) Control() semaphorev1.ControlServiceClient {
 	return semaphorev1.NewControlServiceClient(p.conn)
 }
 
-// Each calls call for each part, closes the connections, and returns how many parts do what is asked: where call returns the code
-// Unimplemented, the part does not.
+// Each calls call for each part, closes the connections, and returns how many parts support what is asked: a part does
+// not if call returns the code Unimplemented.
 func Each(ctx context.Context, parts []*Part, call func(context.Context, *Part) error) (asked int, err error) {
 	var failed []string
 	for _, p := range parts {
@@ -55,33 +55,47 @@ func Each(ctx context.Context, parts []*Part, call func(context.Context, *Part) 
 	return asked, nil
 }
 
-// Brokers calls call for each part that is a broker with what is asked. does is what only brokers do, for an error, and which
-// which of them.
-func (t *Target) Brokers(ctx context.Context, timeout time.Duration, does, which string, call func(context.Context, *Part) error) error {
-	parts, err := t.dialBrokers(ctx, does)
-	if err != nil {
-		return err
+// Brokers calls call for each broker that supports what is asked. does and which describe for an error what only
+// brokers do, and which brokers.
+func (t *Target) Brokers(ctx context.Context, timeout time.Duration, does, which string,
+	call func(context.Context, *Part) error) error {
+	parts, unreached := t.dialBrokers(ctx, does)
+	if len(parts) == 0 {
+		return unreached
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	asked, err := Each(ctx, parts, call)
-	if asked == 0 {
+	if asked == 0 && unreached == nil {
 		return errors.New("none of the parts asked is " + which + elsewhere)
 	}
-	return err
+	return joinLines([]error{err, unreached})
 }
 
 func (t *Target) dialBrokers(ctx context.Context, does string) ([]*Part, error) {
-	if t.Address != "" && t.Part != "broker" {
+	if t.Part != "" && t.Part != Broker {
 		return nil, fmt.Errorf("--part %q: only a broker %s", t.Part, does)
 	}
 	return t.Dial(ctx)
 }
 
-// Broker is the status of the one broker among the parts that leads. A part that cannot be asked matters only where there is none.
-func (t *Target) Broker(ctx context.Context, timeout time.Duration, does string) (*semaphorev1.GetStatusResponse, error) {
+// OneCluster returns an error if the flags name several clusters, for commands that are about one.
+func (t *Target) OneCluster() error {
+	if len(t.Access.Contexts) > 1 {
+		return errors.New("--context: give one; this command is about one cluster")
+	}
+	return nil
+}
+
+// Broker returns the status of the leading broker among the parts. A part that does not answer matters only if no
+// broker leads.
+func (t *Target) Broker(ctx context.Context, timeout time.Duration,
+	does string) (*semaphorev1.GetStatusResponse, error) {
+	if err := t.OneCluster(); err != nil {
+		return nil, err
+	}
 	parts, err := t.dialBrokers(ctx, does)
-	if err != nil {
+	if len(parts) == 0 {
 		return nil, err
 	}
 	var found *semaphorev1.GetStatusResponse
@@ -91,7 +105,7 @@ func (t *Target) Broker(ctx context.Context, timeout time.Duration, does string)
 		case askErr != nil:
 			err = errors.Join(err, fmt.Errorf("%s: %w", p.Where, askErr))
 		case s.GetPart() == "broker" && s.GetStandby():
-			err = errors.Join(err, fmt.Errorf("%s: this broker is a standby: ask the one that leads", p.Where))
+			err = errors.Join(err, fmt.Errorf("%s: this broker is a standby: ask the leader", p.Where))
 		case s.GetPart() == "broker":
 			found = s
 		}

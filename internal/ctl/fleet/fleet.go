@@ -1,18 +1,25 @@
-// Package fleet reaches the parts of a cluster for semaphorectl: their unix sockets, or the address of an exporter or broker with mTLS.
+// Package fleet reaches the parts of clusters for semaphorectl: through an apiserver, as kubectl exec does, or by their
+// unix sockets, or the address of an exporter or broker with mTLS (docs/adr/0026-semaphorectl.md).
 //
-// In go the flags of a command, out come connections to parts, and the answers of those that do what is asked. It prints nothing and
-// judges nothing. It imports internal/identity and internal/config for TLS, and no verb of semaphorectl.
+// Its input are the flags of a command; its output are connections to parts, and the answers of those that support what
+// is asked. It prints nothing and judges nothing. It imports internal/identity and internal/config for TLS,
+// internal/program for the version, and no verb of semaphorectl.
 package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -23,46 +30,80 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// socketDir is where the parts put their sockets unless their configuration says otherwise.
+// socketDir is the default directory of the parts' sockets.
 const socketDir = "/run/semaphore"
 
-// askRole is how long it may take to find out whether a part is a standby, and to reach the leader.
+// askRole bounds the time to find out whether a part is a standby, and to reach the leader.
 const askRole = 3 * time.Second
 
-// Target is how to reach a part.
+// Target says how to reach a part.
 type Target struct {
+	// Access names the clusters, if neither sockets nor an address are given.
+	Access *Access
+	// Parts are those to ask in a cluster, such as Broker.
+	Parts []string
+	// ReadsCluster is set if the command reads the cluster's objects, too: Access may then be given beside a socket or
+	// an address.
+	ReadsCluster bool
+	// Nodes are those whose agents are asked, too.
+	Nodes []string
 	// Sockets are the unix sockets to ask; none for those of this machine.
 	Sockets []string
-	// Address is a host:port to ask instead of a socket: the Part (exporter or broker) of Cluster, with the files of TLSDir.
+	// Address is a host:port to ask instead of a socket: the Part (exporter or broker) of Cluster, with the files of
+	// TLSDir.
 	Address, Part, Cluster, TLSDir string
 }
 
 // Flags adds the flags of a command that asks parts.
 func (t *Target) Flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringArrayVar(&t.Sockets, "socket", nil, "unix socket of a part; may be repeated (default: those in "+socketDir+", and in a standby broker's container the leader)")
-	f.StringVar(&t.Address, "address", "", "host:port of an exporter or broker, instead of a socket")
-	f.StringVar(&t.Part, "part", "broker", "with --address: exporter or broker")
+	f.StringArrayVar(&t.Sockets, "socket", nil,
+		"in a part's container: unix `socket` of a part; may be repeated (default: those in "+socketDir+
+			", and in a standby broker's container the leader)")
+	f.StringVar(&t.Address, "address", "", "`host:port` of an exporter or broker, without an apiserver")
+	f.StringVar(&t.Part, "part", "",
+		"exporter or broker; with --address broker by default, and else all that the command asks")
 	f.StringVar(&t.Cluster, "cluster", "", "with --address: the part's cluster")
-	f.StringVar(&t.TLSDir, "tls-dir", ".", "with --address: directory with tls.crt and tls.key of spiffe://CLUSTER/semaphorectl, and CLUSTER.pem; "+
-		"see semaphorectl pki init")
+	f.StringVar(&t.TLSDir, "tls-dir", ".",
+		"with --address: `directory` with tls.crt and tls.key of spiffe://CLUSTER/semaphorectl, and CLUSTER.pem; "+
+			"see semaphorectl pki init")
 	cmd.MarkFlagsMutuallyExclusive("socket", "address")
+	_ = cmd.RegisterFlagCompletionFunc("part", cobra.FixedCompletions([]cobra.Completion{Exporter, Broker},
+		cobra.ShellCompDirectiveNoFileComp))
+	if slices.Contains(t.Parts, Agent) {
+		f.StringSliceVar(&t.Nodes, "agent", nil, "`node` whose agent is asked; may be repeated")
+	}
 }
 
 // Part is a part that can be asked.
 type Part struct {
 	semaphorev1.DebugServiceClient
-	// Where is the socket or address.
+	// Where is the socket, the address, or the context and the pod.
 	Where string
-	conn  *grpc.ClientConn
+	// Context is the context of the cluster, if the part was reached through an apiserver.
+	Context string
+	conn    *grpc.ClientConn
+	// carrier is the connection below gRPC's, which gRPC closes too late for us; nil for none.
+	carrier io.Closer
 }
 
 // Close ends the connection.
-func (p *Part) Close() error { return p.conn.Close() }
+func (p *Part) Close() error {
+	err := p.conn.Close()
+	if p.carrier != nil {
+		err = errors.Join(err, p.carrier.Close())
+	}
+	return err
+}
 
-// Dial is the parts to be asked, one at least. A connection is made when it is first used.
+// Dial returns the parts to ask. An error beside parts says which others cannot be reached.
 func (t *Target) Dial(ctx context.Context) ([]*Part, error) {
-	if t.Address != "" {
+	switch {
+	case (t.Address != "" || len(t.Sockets) > 0) && t.Access.Given() && !t.ReadsCluster:
+		return nil, errors.New(
+			"--socket, --address: without --context and --kubeconfig, which reach parts through an apiserver",
+		)
+	case t.Address != "":
 		creds, err := t.credentials()
 		if err != nil {
 			return nil, err
@@ -72,7 +113,13 @@ func (t *Target) Dial(ctx context.Context) ([]*Part, error) {
 			return nil, err
 		}
 		return []*Part{p}, nil
+	case len(t.Sockets) > 0 || InContainer() && !t.Access.Given():
+		return t.dialSockets(ctx)
 	}
+	return t.dialClusters(ctx)
+}
+
+func (t *Target) dialSockets(ctx context.Context) ([]*Part, error) {
 	sockets, err := t.findSockets()
 	if err != nil {
 		return nil, err
@@ -91,8 +138,79 @@ func (t *Target) Dial(ctx context.Context) ([]*Part, error) {
 	return parts, nil
 }
 
-// leading is the socket at which the part that leads is asked: where the one of a socket is a standby, that which it has for the
-// leader. kubectl exec with the name of a Deployment takes any of its pods. Whatever goes wrong, the part itself says it.
+// reach bounds the time to reach a part through an apiserver.
+const reach = 15 * time.Second
+
+// dialClusters connects to the parts of all clusters concurrently.
+func (t *Target) dialClusters(ctx context.Context) ([]*Part, error) {
+	wanted, err := t.wanted()
+	if err != nil {
+		return nil, err
+	}
+	clusters, err := t.Access.Clusters()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, reach)
+	defer cancel()
+	found, failed := make([]*Part, len(clusters)*len(wanted)), make([]error, len(clusters)*len(wanted))
+	var g errgroup.Group
+	for i, c := range clusters {
+		for j, w := range wanted {
+			g.Go(func() error {
+				n := i*len(wanted) + j
+				found[n], failed[n] = c.part(ctx, w.part, w.node)
+				return nil
+			})
+		}
+	}
+	_ = g.Wait() // none returns an error
+	return slices.DeleteFunc(found, func(p *Part) bool { return p == nil }), joinLines(failed)
+}
+
+// wantedPart is a part that a command asks, with the node if it is an agent.
+type wantedPart struct{ part, node string }
+
+func (t *Target) wanted() ([]wantedPart, error) {
+	var out []wantedPart
+	for _, part := range t.Parts {
+		if part != Agent && len(t.Nodes) == 0 && (t.Part == "" || t.Part == part) || part == t.Part && part != Agent {
+			out = append(out, wantedPart{part: part})
+		}
+	}
+	for _, node := range t.Nodes {
+		out = append(out, wantedPart{Agent, node})
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("--part %q: use one of %s; an agent is asked by --agent NODE", t.Part,
+			strings.Join(t.Parts, ", "))
+	}
+	return out, nil
+}
+
+// joinLines joins several errors into one; nil for none.
+func joinLines(all []error) error {
+	var text []string
+	for _, err := range all {
+		if err != nil {
+			text = append(text, strings.ReplaceAll(err.Error(), "\n", "; "))
+		}
+	}
+	if len(text) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(text, "; "))
+}
+
+// InContainer reports whether parts have their sockets here.
+func InContainer() bool {
+	found, err := filepath.Glob(filepath.Join(socketDir, "*.sock"))
+	return err == nil && len(found) > 0
+}
+
+// leading returns the socket of the leader: if the part of a socket is a standby, the socket that it has for the
+// leader. kubectl exec with the name of a Deployment picks any of its pods. On any error it returns the part's own
+// socket.
 func leading(ctx context.Context, socket string) string {
 	toLeader := unixsocket.ToLeader(socket)
 	if _, err := os.Stat(toLeader); err != nil {
@@ -119,15 +237,15 @@ func newPart(where, target string, creds credentials.TransportCredentials) (*Par
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", where, err)
 	}
-	return &Part{semaphorev1.NewDebugServiceClient(conn), where, conn}, nil
+	return &Part{DebugServiceClient: semaphorev1.NewDebugServiceClient(conn), Where: where, conn: conn}, nil
 }
 
 func (t *Target) credentials() (credentials.TransportCredentials, error) {
 	var server func(string) spiffeid.ID
 	switch t.Part {
-	case "broker":
+	case "", Broker:
 		server = identity.Broker
-	case "exporter":
+	case Exporter:
 		server = identity.Exporter
 	default:
 		return nil, fmt.Errorf("--part %q: use exporter or broker; an agent is asked through its socket", t.Part)
@@ -164,7 +282,8 @@ func (t *Target) findSockets() ([]string, error) {
 		return nil, err
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("no part's socket in %s: run this where a part runs (kubectl -n semaphore exec deploy/semaphore-broker -- semaphorectl …), or give --socket or --address", socketDir)
+		return nil, fmt.Errorf("no part's socket in %s: give --context, to ask a cluster from here, or --socket or --address",
+			socketDir)
 	}
 	return found, nil
 }

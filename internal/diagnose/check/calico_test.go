@@ -23,22 +23,30 @@ func TestJudgeCalico(t *testing.T) {
 		facts      Calico
 		want, says string
 	}{
-		"as it should be":        {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16")}}, "pools", ""},
-		"announced":              {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16", exported)}}, "WARNING:pool-exported", `kubectl patch ippools.crd.projectcalico.org c2 --type merge -p '{"spec":{"disableBGPExport":true}}'`},
-		"announced, a part":      {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16"), pool("c2a", "10.2.4.0/24", exported)}}, "WARNING:pool-exported", "IPPool c2a"},
-		"given out":              {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16", enabled)}}, "ERROR:pool-enabled", `'{"spec":{"disabled":true,"disableBGPExport":true}}'`},
-		"given out, and more":    {Calico{Pools: []Pool{pool("wide", "10.0.0.0/8", enabled)}}, "ERROR:pool-enabled", "put pools in its place"},
-		"no pool":                {Calico{Pools: []Pool{own}}, "WARNING:pool-missing", "manageIPPools: true"},
-		"no pool, no masquerade": {Calico{Pools: []Pool{pool("own", "10.1.0.0/16", func(p *Pool) { p.Disabled = false })}}, "pools", ""},
-		"strict":                 {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16")}, Blocks: true, Strict: true}, "pools strict-affinity", ""},
-		"not strict":             {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16")}, Blocks: true, StrictFix: "mend it"}, "pools WARNING:affinity-not-strict", "mend it"},
+		"as it should be": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16")}}, "pools", ""},
+		"announced": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16", exported)}}, "WARNING:pool-exported",
+			`kubectl patch ippools.crd.projectcalico.org c2 --type merge -p '{"spec":{"disableBGPExport":true}}'`},
+		"announced, a part": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16"),
+			pool("c2a", "10.2.4.0/24", exported)}}, "WARNING:pool-exported", "IPPool c2a"},
+		"given out": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16", enabled)}}, "ERROR:pool-enabled",
+			`'{"spec":{"disabled":true,"disableBGPExport":true}}'`},
+		"given out, and more": {Calico{Pools: []Pool{pool("wide", "10.0.0.0/8", enabled)}}, "ERROR:pool-enabled",
+			"put pools in its place"},
+		"no pool": {Calico{Pools: []Pool{own}}, "WARNING:pool-missing", "manageIPPools: true"},
+		"no pool, no masquerade": {Calico{Pools: []Pool{pool("own", "10.1.0.0/16", func(p *Pool) { p.Disabled = false })}},
+			"pools", ""},
+		"strict": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16")}, Blocks: true, Strict: true},
+			"pools strict-affinity", ""},
+		"not strict": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16")}, Blocks: true, StrictFix: "fix it"},
+			"pools WARNING:affinity-not-strict", "fix it"},
 		"not strict, host-local": {Calico{Pools: []Pool{own, pool("c2", "10.2.0.0/16")}}, "pools", ""},
-		"forbidden":              {Calico{Err: errors.New("ippools is forbidden"), Forbidden: true}, "calico-not-read", "forbidden"},
-		"down":                   {Calico{Err: errors.New("refused")}, "WARNING:calico-unreadable", "refused"},
+		"forbidden": {Calico{Err: errors.New("ippools is forbidden"), Forbidden: true}, "calico-not-read",
+			"forbidden"},
+		"down": {Calico{Err: errors.New("refused")}, "WARNING:calico-unreadable", "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.facts.Remotes, test.facts.PoolResource = c2, "ippools.crd.projectcalico.org"
-			found := JudgeCalico(test.facts)
+			found := graded(judgeCalico(test.facts))
 			complete(t, found)
 			text := ""
 			for _, f := range found {

@@ -1,10 +1,12 @@
-// Package check says in words what is wrong with a certificate, a name, a clock, a port, the DNS or Calico's pools, before or while
-// two clusters are linked.
+// Package check finds what is wrong with a certificate, a name, a clock, a port, the DNS or Calico's pools, before or
+// while two clusters are connected.
 //
-// gather.go and probe.go collect facts (files, a Workload API, a connection) and judge nothing; judge.go, dns.go and calico.go
-// turn facts into findings and touch nothing. It knows certificates, TLS, Corefiles and IPPools, and neither Kubernetes nor a part.
+// gather.go and probe.go collect facts (files, a Workload API, a connection) and do not judge; judge.go, dns.go and
+// calico.go turn facts into findings and have no effects. It knows certificates, TLS, Corefiles and IPPools, and
+// neither Kubernetes nor a part.
 //
-// It imports internal/identity for IDs and certificates, internal/coredns for blocks and internal/volume.
+// It imports internal/identity for IDs and certificates, internal/coredns for blocks, internal/finding and
+// internal/volume.
 package check
 
 import (
@@ -14,82 +16,81 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Level is how bad a finding is.
-type Level string
+// Level is the severity of a finding.
+type Level = finding.Level
 
 // The levels.
 const (
-	// OK is what was looked at and is as it should be.
-	OK Level = "ok"
-	// Warning is what works now and will not for ever, or what is not seen to work.
-	Warning Level = "warning"
-	// Error is what keeps a link from being made.
-	Error Level = "error"
+	OK      = finding.OK
+	Warning = finding.Warning
+	Error   = finding.Error
 )
 
-// Finding is one thing that was found, good or bad.
+// Finding is one result, good or bad.
 type Finding struct {
-	// Code is stable, for programs; docs/certificates.md lists them all.
-	Code  string `json:"code"`
-	Level Level  `json:"level"`
-	// Subject is what was looked at: a file, a name, an address.
+	// Code is stable, for programs; docs/certificates.md lists them all. It determines Level.
+	Code  finding.Code `json:"code"`
+	Level Level        `json:"level"`
+	// Subject is what was checked: a file, a name, an address.
 	Subject string `json:"subject"`
-	// Evidence is what was seen, in words.
+	// Evidence is what was seen.
 	Evidence string `json:"evidence"`
-	// Side is who has to act: the name of a cluster, "network", or empty where nobody has to.
+	// Side is who must act: the name of a cluster, "network", or empty for nobody.
 	Side string `json:"side,omitempty"`
-	// Fix is one command, or one sentence where no command will do.
+	// Fix is one command, or one sentence if no command helps.
 	Fix string `json:"fix,omitempty"`
 }
 
-// Own is what a part shows to others, as it was found.
+// Own is the certificate that a part shows to others.
 type Own struct {
-	// CertFile and KeyFile are where it was looked for; a Workload API's address in both.
+	// CertFile and KeyFile are its files; a Workload API's address in both.
 	CertFile, KeyFile string
-	// Part and Cluster are for whom, as far as it is known.
+	// Part and Cluster are its owner, as far as known.
 	Part, Cluster string
-	// Want is the ID that it has to bear; the zero ID for any.
+	// Want is the ID that it must have; the zero ID for any.
 	Want spiffeid.ID
 	// Certs is the chain, the part's own first, unless CertErr says why there is none.
 	Certs   []*x509.Certificate
 	CertErr error
-	// KeyErr is why the key cannot be used with the certificate; nil when it can.
+	// KeyErr is why the key cannot be used with the certificate; nil if it can.
 	KeyErr error
-	// KeyOpen says that others than its owner and group may read the key's file.
+	// KeyOpen is set if others than its owner and group may read the key's file.
 	KeyOpen bool
-	// Fix is how a new one is made.
+	// Fix is the command that makes a new one.
 	Fix string
 }
 
-// Bundle is the roots of one cluster, as they were found.
+// Bundle has the roots of one cluster.
 type Bundle struct {
 	Cluster, File string
 	Roots         []*x509.Certificate
-	// Missing says that there is no such file; Err is what else is wrong with it.
+	// Missing is set if the file does not exist; Err is any other fault.
 	Missing bool
 	Err     error
 }
 
-// Dialled is what became of a connection to a listener.
+// Dialled is the result of a connection to a listener.
 type Dialled struct {
 	Address string
-	// Expect is who should be there.
+	// Expect is the expected ID of the listener.
 	Expect spiffeid.ID
-	// From is the cluster that dialled, as far as it is known.
+	// From is the cluster that dialled, as far as known.
 	From string
-	// ResolveErr, ConnectErr and HandshakeErr are how far it came: the first that is not nil is where it ended.
+	// ResolveErr, ConnectErr and HandshakeErr: the first that is not nil is where the connection failed.
 	ResolveErr, ConnectErr, HandshakeErr error
-	// Version is of TLS, such as tls.VersionTLS13.
+	// Version of TLS, such as tls.VersionTLS13.
 	Version uint16
 	// Certs is the chain that the listener showed.
 	Certs []*x509.Certificate
-	// Showed is whether we had a certificate to show. AfterErr is how the listener ended the connection once it
-	// had seen ours, or nil when it went on.
+	// Showed is set if we had a certificate to show. AfterErr is how the listener ended the connection once it had seen
+	// ours, or nil if it did not.
 	Showed   bool
 	AfterErr error
-	// Mutual says that the listener asks callers for a certificate.
+	// Mutual is set if the listener asks clients for a certificate.
 	Mutual bool
 }
 
@@ -99,21 +100,30 @@ type Facts struct {
 	Own     []Own
 	Roots   []Bundle
 	Dialled []Dialled
-	// ClockSynced is whether the kernel holds this machine's clock for synchronised; ClockKnown that it said so.
+	// ClockSynced is set if the kernel considers this machine's clock synchronised; ClockKnown if it answered.
 	ClockSynced, ClockKnown bool
-	// DNS is nil where the names of services are not looked at.
+	// DNS is nil if the names of services are not checked.
 	DNS *DNS
-	// Calico is nil where the cluster's is not looked at.
+	// Calico is nil if the cluster's is not checked.
 	Calico *Calico
-	// Policies is nil where the cluster's are not looked at.
+	// Policies is nil if the cluster's are not checked.
 	Policies *Policies
-	// ConfigErr is why a configuration file cannot be used; nil when it can or there is none.
-	ConfigFile string
-	ConfigErr  error
+	// Configs are the configuration files that were read.
+	Configs []Config
 }
 
 // Fingerprint is the beginning of the SHA-256 of a certificate, enough to tell two apart.
 func Fingerprint(cert *x509.Certificate) string {
 	sum := sha256.Sum256(cert.Raw)
 	return fmt.Sprintf("%x", sum[:8])
+}
+
+// Config is a configuration file.
+type Config struct {
+	// File is its path.
+	File string
+	// Of is its owner, such as "of the broker of c1".
+	Of string
+	// Err is why it cannot be used, with a method Unwrap() []error for several reasons; nil if it can.
+	Err error
 }

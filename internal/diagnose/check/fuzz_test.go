@@ -16,6 +16,6 @@ func FuzzBundle(f *testing.F) {
 		if (err == nil) == (len(roots) == 0) {
 			t.Fatalf("%d certificates, %v", len(roots), err)
 		}
-		JudgeBundle(Bundle{Cluster: "c2", File: "c2.pem", Roots: roots, Err: err}, time.Unix(1_800_000_000, 0))
+		judgeBundle(Bundle{Cluster: "c2", File: "c2.pem", Roots: roots, Err: err}, time.Unix(1_800_000_000, 0))
 	})
 }

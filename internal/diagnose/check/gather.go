@@ -18,7 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/volume"
 )
 
-// ReadOwn reads a certificate and its key. certificate is nil where they cannot be used together.
+// ReadOwn reads a certificate and its key. certificate is nil if they cannot be used together.
 func ReadOwn(certFile, keyFile string, want spiffeid.ID, fix string) (own Own, certificate *tls.Certificate) {
 	own = Own{CertFile: certFile, KeyFile: keyFile, Want: want, Fix: fix}
 	certPEM, err := volume.ReadFile(certFile)
@@ -26,7 +26,7 @@ func ReadOwn(certFile, keyFile string, want spiffeid.ID, fix string) (own Own, c
 		own.CertErr = err
 		return own, nil
 	}
-	// The pair of one version, where a rotation comes between.
+	// The pair of one version, even if a rotation happens meanwhile.
 	pair, err := volume.Read(certFile, keyFile)
 	if err == nil {
 		certPEM = pair[0]
@@ -71,8 +71,7 @@ func parseCertificates(text []byte) ([]*x509.Certificate, error) {
 	return all, nil
 }
 
-// Clock asks the kernel whether this machine's clock is synchronised, see adjtimex(2). Some sandboxes do not
-// let it be asked.
+// Clock asks the kernel whether this machine's clock is synchronised, see adjtimex(2). Some sandboxes forbid it.
 func Clock() (synced, known bool) {
 	var t unix.Timex
 	state, err := unix.Adjtimex(&t)
@@ -91,13 +90,21 @@ func ReadBundle(cluster, file string) Bundle {
 		b.Err = err
 		return b
 	}
+	return ParseBundle(cluster, file, text)
+}
+
+// ParseBundle returns the roots of a cluster that a text has; from says where the text is from.
+func ParseBundle(cluster, from string, text []byte) Bundle {
+	b := Bundle{Cluster: cluster, File: from}
 	b.Roots, b.Err = parseCertificates(text)
 	return b
 }
 
-// AskWorkloadAPI takes a part's certificate and the roots of clusters from a Workload API.
-func AskWorkloadAPI(ctx context.Context, address string, want spiffeid.ID, clusters []string) (own Own, certificate *tls.Certificate, roots []Bundle) {
-	own = Own{CertFile: address, KeyFile: address, Want: want, Fix: "spire-server entry show; see docs/certificates.md for what an entry has to have"}
+// AskWorkloadAPI gets a part's certificate and the roots of clusters from a Workload API.
+func AskWorkloadAPI(ctx context.Context, address string, want spiffeid.ID, clusters []string) (own Own,
+	certificate *tls.Certificate, roots []Bundle) {
+	own = Own{CertFile: address, KeyFile: address, Want: want,
+		Fix: "spire-server entry show; see docs/certificates.md for what an entry has to have"}
 	given, err := workloadapi.FetchX509Context(ctx, workloadapi.WithAddr(address))
 	if err != nil {
 		own.CertErr = fmt.Errorf("the Workload API gives no certificate: %w", err)

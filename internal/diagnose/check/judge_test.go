@@ -49,7 +49,8 @@ func bundleOf(t *testing.T, dir string) Bundle {
 
 func own(t *testing.T, dir, part string) Own {
 	t.Helper()
-	o, _ := ReadOwn(filepath.Join(dir, part, "tls.crt"), filepath.Join(dir, part, "tls.key"), identity.Exporter("c1"), "again")
+	o, _ := ReadOwn(filepath.Join(dir, part, "tls.crt"), filepath.Join(dir, part, "tls.key"),
+		identity.Exporter("c1"), "again")
 	return o
 }
 
@@ -57,7 +58,7 @@ func own(t *testing.T, dir, part string) Own {
 func codes(findings []Finding) string {
 	var all []string
 	for _, f := range findings {
-		code := f.Code
+		code := string(f.Code)
 		if f.Level != OK {
 			code = strings.ToUpper(string(f.Level)) + ":" + code
 		}
@@ -70,7 +71,8 @@ func codes(findings []Finding) string {
 func complete(t *testing.T, findings []Finding) {
 	t.Helper()
 	for _, f := range findings {
-		if f.Code == "" || f.Subject == "" || f.Evidence == "" || f.Level != OK && (f.Side == "" || f.Fix == "") || strings.Contains(f.Evidence, "%!") {
+		if f.Code == "" || f.Subject == "" || f.Evidence == "" || f.Level != OK && (f.Side == "" || f.Fix == "") ||
+			strings.Contains(f.Evidence, "%!") {
 			t.Errorf("incomplete: %+v", f)
 		}
 	}
@@ -86,25 +88,36 @@ func TestJudgeOwn(t *testing.T) {
 		want  string
 		says  []string
 	}{
-		"good":                    {func(*Own) {}, roots, now, "certificate", []string{"valid until"}},
-		"last days":               {func(*Own) {}, roots, now.Add(340 * day), "WARNING:certificate-expires-soon", []string{"25 days from now"}},
-		"not yet the last days":   {func(*Own) {}, roots, now.Add(330 * day), "certificate", nil},
-		"expired":                 {func(*Own) {}, roots, now.Add(366 * day), "ERROR:certificate-expired", []string{"has expired 24h0m0s ago", "and our clock says"}},
-		"our clock is behind":     {func(*Own) {}, roots, now.Add(-10 * time.Minute), "ERROR:certificate-not-yet-valid", []string{"for another 5m0s", "our clock says"}},
-		"5 minutes behind":        {func(*Own) {}, roots, now.Add(-5 * time.Minute), "certificate", nil},
-		"another part's":          {func(o *Own) { *o = own(t, dir, "broker") }, roots, now, "ERROR:certificate-name certificate", []string{"that of spiffe://c1/broker, and it has to be spiffe://c1/exporter"}},
-		"another authority's":     {func(o *Own) { *o = own(t, other, "exporter") }, roots, now, "certificate ERROR:certificate-chain", []string{"no root that is trusted for c1 signed it"}},
-		"and expired":             {func(o *Own) { *o = own(t, other, "exporter") }, roots, now.Add(366 * day), "ERROR:certificate-expired ERROR:certificate-chain", nil},
-		"no bundle":               {func(*Own) {}, nil, now, "certificate", nil},
-		"no certificate":          {func(o *Own) { o.CertErr = os.ErrNotExist }, roots, now, "ERROR:certificate-unreadable", []string{"file does not exist"}},
-		"no SPIFFE ID":            {func(o *Own) { o.Certs = []*x509.Certificate{{}} }, roots, now, "ERROR:certificate-name", []string{"bears no SPIFFE ID"}},
-		"no key":                  {func(o *Own) { o.KeyErr = os.ErrNotExist }, roots, now, "ERROR:key-unusable certificate", nil},
-		"a key for everyone":      {func(o *Own) { o.KeyOpen = true }, roots, now, "WARNING:key-open certificate", nil},
-		"any name, as none given": {func(o *Own) { *o = own(t, dir, "broker"); o.Want = identity.Broker("c1") }, roots, now, "certificate", nil},
+		"good": {func(*Own) {}, roots, now, "certificate", []string{"valid until"}},
+		"last days": {func(*Own) {}, roots, now.Add(340 * day), "WARNING:certificate-expires-soon",
+			[]string{"25 days from now"}},
+		"not yet the last days": {func(*Own) {}, roots, now.Add(330 * day), "certificate", nil},
+		"expired": {func(*Own) {}, roots, now.Add(366 * day), "ERROR:certificate-expired",
+			[]string{"has expired 24h0m0s ago", "and our clock says"}},
+		"our clock is behind": {func(*Own) {}, roots, now.Add(-10 * time.Minute), "ERROR:certificate-not-yet-valid",
+			[]string{"for another 5m0s", "our clock says"}},
+		"5 minutes behind": {func(*Own) {}, roots, now.Add(-5 * time.Minute), "certificate", nil},
+		"another part's": {func(o *Own) { *o = own(t, dir, "broker") }, roots, now,
+			"ERROR:certificate-name certificate",
+			[]string{"belongs to spiffe://c1/broker, and it must be spiffe://c1/exporter"}},
+		"another authority's": {func(o *Own) { *o = own(t, other, "exporter") }, roots, now,
+			"certificate ERROR:certificate-chain", []string{"no root that is trusted for c1 signed it"}},
+		"and expired": {func(o *Own) { *o = own(t, other, "exporter") }, roots, now.Add(366 * day),
+			"ERROR:certificate-expired ERROR:certificate-chain", nil},
+		"no bundle": {func(*Own) {}, nil, now, "certificate", nil},
+		"no certificate": {func(o *Own) { o.CertErr = os.ErrNotExist }, roots, now, "ERROR:certificate-unreadable",
+			[]string{"file does not exist"}},
+		"no SPIFFE ID": {func(o *Own) { o.Certs = []*x509.Certificate{{}} }, roots, now, "ERROR:certificate-name",
+			[]string{"has no SPIFFE ID"}},
+		"no key": {func(o *Own) { o.KeyErr = os.ErrNotExist }, roots, now,
+			"ERROR:key-unusable certificate", nil},
+		"a key for everyone": {func(o *Own) { o.KeyOpen = true }, roots, now, "WARNING:key-open certificate", nil},
+		"any name, as none given": {func(o *Own) { *o = own(t, dir, "broker"); o.Want = identity.Broker("c1") }, roots, now,
+			"certificate", nil},
 	} {
 		o := good
 		test.own(&o)
-		got := JudgeOwn(o, test.roots, test.at)
+		got := graded(judgeOwn(o, test.roots, test.at))
 		complete(t, got)
 		if codes(got) != test.want {
 			t.Errorf("%s: %s; want %s", name, codes(got), test.want)
@@ -143,7 +156,7 @@ func TestJudgeBundle(t *testing.T) {
 	} {
 		b := test.bundle
 		b.Cluster, b.File = "c1", "c1.pem"
-		got := JudgeBundle(b, test.at)
+		got := graded(judgeBundle(b, test.at))
 		complete(t, got)
 		if name == "no authority" {
 			test.want = "ERROR:root-is-no-authority"
@@ -158,7 +171,8 @@ func TestJudgeDialled(t *testing.T) {
 	c2, other := cluster(t, "c2", now), cluster(t, "c2", now)
 	broker, exporter := own(t, c2, "broker").Certs, own(t, c2, "exporter").Certs
 	roots := map[string]Bundle{"c2": bundleOf(t, c2)}
-	good := Dialled{Address: "192.0.2.1:8443", Expect: identity.Broker("c2"), From: "c1", Version: tls.VersionTLS13, Certs: broker, Showed: true, Mutual: true}
+	good := Dialled{Address: "192.0.2.1:8443", Expect: identity.Broker("c2"), From: "c1", Version: tls.VersionTLS13,
+		Certs: broker, Showed: true, Mutual: true}
 	timeout := &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}
 	for name, test := range map[string]struct {
 		change func(*Dialled)
@@ -167,35 +181,55 @@ func TestJudgeDialled(t *testing.T) {
 		want   string
 		side   string // of the last finding
 	}{
-		"good":                      {func(*Dialled) {}, roots, now, "peer connection", ""},
-		"a listener for agents":     {func(d *Dialled) { d.Mutual, d.Showed = false, false }, roots, now, "peer connection", ""},
-		"no such name":              {func(d *Dialled) { d.ResolveErr = &net.DNSError{} }, roots, now, "ERROR:address-unknown", "c1"},
-		"nobody listens":            {func(d *Dialled) { d.ConnectErr = &net.OpError{Err: syscall.ECONNREFUSED} }, roots, now, "ERROR:port-closed", "c2"},
-		"nobody answers":            {func(d *Dialled) { d.ConnectErr = timeout }, roots, now, "ERROR:port-unreachable", "network"},
-		"no route":                  {func(d *Dialled) { d.ConnectErr = syscall.EHOSTUNREACH }, roots, now, "ERROR:port-unreachable", "network"},
-		"no TLS":                    {func(d *Dialled) { d.HandshakeErr = tls.RecordHeaderError{Msg: "first record"} }, roots, now, "ERROR:not-tls", "c2"},
-		"silence":                   {func(d *Dialled) { d.HandshakeErr = timeout }, roots, now, "ERROR:tls-silent", "c2"},
-		"cut":                       {func(d *Dialled) { d.HandshakeErr = io.EOF }, roots, now, "ERROR:tls-cut", "c2"},
-		"TLS 1.1":                   {func(d *Dialled) { d.HandshakeErr = errors.New("remote error: tls: protocol version not supported") }, roots, now, "ERROR:tls-old", "c2"},
-		"TLS 1.2":                   {func(d *Dialled) { d.Version = tls.VersionTLS12 }, roots, now, "ERROR:tls-old", "c2"},
-		"another alert":             {func(d *Dialled) { d.HandshakeErr = errors.New("remote error: tls: internal error") }, roots, now, "ERROR:tls-failed", "c2"},
-		"somebody else":             {func(d *Dialled) { d.Certs = exporter }, roots, now, "ERROR:peer-name peer connection", ""},
-		"a web server":              {func(d *Dialled) { d.Certs = []*x509.Certificate{{}} }, roots, now, "ERROR:peer-name connection", ""},
-		"no certificate":            {func(d *Dialled) { d.Certs = nil }, roots, now, "ERROR:peer-name connection", ""},
-		"another root":              {func(d *Dialled) { d.Certs = own(t, other, "broker").Certs }, roots, now, "peer ERROR:peer-untrusted connection", ""},
-		"only an address":           {func(d *Dialled) { d.Showed, d.AfterErr = false, io.EOF }, nil, now, "peer WARNING:peer-not-verified WARNING:not-shown", "c1"},
-		"no root":                   {func(*Dialled) {}, nil, now, "peer ERROR:peer-untrusted connection", ""},
-		"expired":                   {func(*Dialled) {}, roots, now.Add(366 * day), "ERROR:peer-expired connection", ""},
-		"our clock is behind":       {func(*Dialled) {}, roots, now.Add(-time.Hour), "ERROR:peer-not-yet-valid connection", ""},
-		"soon":                      {func(*Dialled) {}, roots, now.Add(350 * day), "WARNING:peer-expires-soon connection", ""},
-		"it refuses us":             {func(d *Dialled) { d.AfterErr = errors.New("remote error: tls: bad certificate") }, roots, now, "peer ERROR:refused-by-peer", "c2"},
-		"we have nothing to show":   {func(d *Dialled) { d.Showed = false; d.AfterErr = errors.New("certificate required") }, roots, now, "peer WARNING:not-shown", "c1"},
-		"it is silent after TLS":    {func(d *Dialled) { d.AfterErr = timeout }, roots, now, "peer WARNING:silent-after-tls", "c2"},
-		"nothing is known of whose": {func(d *Dialled) { d.From = ""; d.Showed = false; d.AfterErr = io.EOF }, roots, now, "peer WARNING:not-shown", "here"},
+		"good": {func(*Dialled) {}, roots, now, "peer connection", ""},
+		"a listener for agents": {func(d *Dialled) { d.Mutual, d.Showed = false, false }, roots, now,
+			"peer connection", ""},
+		"no such name": {func(d *Dialled) { d.ResolveErr = &net.DNSError{} }, roots, now,
+			"ERROR:address-unknown", "c1"},
+		"nobody listens": {func(d *Dialled) { d.ConnectErr = &net.OpError{Err: syscall.ECONNREFUSED} }, roots, now,
+			"ERROR:port-closed", "c2"},
+		"nobody answers": {func(d *Dialled) { d.ConnectErr = timeout }, roots, now, "ERROR:port-unreachable",
+			"network"},
+		"no route": {func(d *Dialled) { d.ConnectErr = syscall.EHOSTUNREACH }, roots, now,
+			"ERROR:port-unreachable", "network"},
+		"no TLS": {func(d *Dialled) { d.HandshakeErr = tls.RecordHeaderError{Msg: "first record"} }, roots,
+			now, "ERROR:not-tls", "c2"},
+		"silence": {func(d *Dialled) { d.HandshakeErr = timeout }, roots, now, "ERROR:tls-silent", "c2"},
+		"cut":     {func(d *Dialled) { d.HandshakeErr = io.EOF }, roots, now, "ERROR:tls-cut", "c2"},
+		"TLS 1.1": {func(d *Dialled) {
+			d.HandshakeErr = errors.New("remote error: tls: protocol version " +
+				"not supported")
+		}, roots, now, "ERROR:tls-old", "c2"},
+		"TLS 1.2": {func(d *Dialled) { d.Version = tls.VersionTLS12 }, roots, now, "ERROR:tls-old", "c2"},
+		"another alert": {func(d *Dialled) { d.HandshakeErr = errors.New("remote error: tls: internal error") },
+			roots, now, "ERROR:tls-failed", "c2"},
+		"somebody else": {func(d *Dialled) { d.Certs = exporter }, roots, now,
+			"ERROR:peer-name peer connection", ""},
+		"a web server": {func(d *Dialled) { d.Certs = []*x509.Certificate{{}} }, roots, now,
+			"ERROR:peer-name connection", ""},
+		"no certificate": {func(d *Dialled) { d.Certs = nil }, roots, now, "ERROR:peer-name connection", ""},
+		"another root": {func(d *Dialled) { d.Certs = own(t, other, "broker").Certs }, roots, now,
+			"peer ERROR:peer-untrusted connection", ""},
+		"only an address": {func(d *Dialled) { d.Showed, d.AfterErr = false, io.EOF }, nil, now,
+			"peer WARNING:peer-not-verified WARNING:not-shown", "c1"},
+		"no root": {func(*Dialled) {}, nil, now, "peer ERROR:peer-untrusted connection", ""},
+		"expired": {func(*Dialled) {}, roots, now.Add(366 * day), "ERROR:peer-expired connection", ""},
+		"our clock is behind": {func(*Dialled) {}, roots, now.Add(-time.Hour),
+			"ERROR:peer-not-yet-valid connection", ""},
+		"soon": {func(*Dialled) {}, roots, now.Add(350 * day),
+			"WARNING:peer-expires-soon connection", ""},
+		"it refuses us": {func(d *Dialled) { d.AfterErr = errors.New("remote error: tls: bad certificate") },
+			roots, now, "peer ERROR:refused-by-peer", "c2"},
+		"we have nothing to show": {func(d *Dialled) { d.Showed = false; d.AfterErr = errors.New("certificate required") },
+			roots, now, "peer WARNING:not-shown", "c1"},
+		"it is silent after TLS": {func(d *Dialled) { d.AfterErr = timeout }, roots, now,
+			"peer WARNING:silent-after-tls", "c2"},
+		"nothing is known of whose": {func(d *Dialled) { d.From = ""; d.Showed = false; d.AfterErr = io.EOF }, roots, now,
+			"peer WARNING:not-shown", "here"},
 	} {
 		d := good
 		test.change(&d)
-		got := JudgeDialled(d, test.roots, test.at)
+		got := graded(judgeDialled(d, test.roots, test.at))
 		complete(t, got)
 		if codes(got) != test.want || got[len(got)-1].Side != test.side {
 			t.Errorf("%s: %s, by %q; want %s, by %q", name, codes(got), got[len(got)-1].Side, test.want, test.side)
@@ -225,8 +259,13 @@ func TestJudgeClock(t *testing.T) {
 			t.Errorf("%s; want %s", codes(got), test.want)
 		}
 	}
-	facts = Facts{Now: now, ConfigFile: "c.yaml", ConfigErr: errors.New("cluster: required")}
-	if got := Judge(facts); codes(got) != "ERROR:config-invalid" {
-		t.Error(codes(got))
+	facts = Facts{Now: now, Configs: []Config{{File: "c.yaml", Err: errors.New("cluster: required")},
+		{File: "d.yaml", Of: "of the broker of c1"},
+		{File: "e.yaml", Err: errors.Join(errors.New(`cluster: "" is no cluster name`), errors.New("remotes: required"))}}}
+	got := Judge(facts)
+	complete(t, got)
+	if codes(got) != "ERROR:config-invalid config ERROR:config-invalid ERROR:config-invalid" ||
+		got[3].Evidence != "remotes: required" || !strings.Contains(got[2].Fix, "--cluster") {
+		t.Error(codes(got), got)
 	}
 }

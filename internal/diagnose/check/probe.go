@@ -11,9 +11,10 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 )
 
-// Dial connects to a listener, shows it a certificate if there is one, and says what became of it. It trusts
-// nobody and sends nothing but the preface of HTTP/2: what it is told is for JudgeDialled.
-func Dial(ctx context.Context, address, from string, expect spiffeid.ID, show *tls.Certificate, timeout time.Duration) Dialled {
+// Dial connects to a listener, shows it a certificate if there is one, and returns the result. It verifies nothing and
+// sends only the preface of HTTP/2; judgeDialled judges the answer.
+func Dial(ctx context.Context, address, from string, expect spiffeid.ID, show *tls.Certificate,
+	timeout time.Duration) Dialled {
 	d := Dialled{Address: address, From: from, Expect: expect, Showed: show != nil}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -30,7 +31,7 @@ func Dial(ctx context.Context, address, from string, expect spiffeid.ID, show *t
 	}
 	defer raw.Close()
 	conn := tls.Client(raw, &tls.Config{
-		InsecureSkipVerify: true, // it is to be seen who is there, whoever it is
+		InsecureSkipVerify: true, // no verification: judgePeer judges the identity
 		MinVersion:         tls.VersionTLS12,
 		NextProtos:         []string{"h2"},
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
@@ -50,12 +51,13 @@ func Dial(ctx context.Context, address, from string, expect spiffeid.ID, show *t
 	}
 	state := conn.ConnectionState()
 	d.Version, d.Certs = state.Version, state.PeerCertificates
-	// In TLS 1.3 a client learns whether it is let in from what comes next (RFC 8446, 4.4.2.4): an alert, or
-	// what the listener has to say, here the settings of HTTP/2.
-	// Reading comes first: where we have written something that is never read, the alert may be lost.
+	// In TLS 1.3 a client learns from the next message whether it is accepted (RFC 8446, 4.4.2.4): an alert, or the
+	// first message of the listener, here the settings of HTTP/2. Read first: after a write that the listener never
+	// reads, the alert may be lost.
 	d.AfterErr = hear(conn, time.Now().Add(timeout/4))
 	if isTimeout(d.AfterErr) {
-		if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
+		if _, err := io.WriteString(conn,
+			"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
 			d.AfterErr = err
 			return d
 		}

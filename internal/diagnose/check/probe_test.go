@@ -109,37 +109,47 @@ func TestDial(t *testing.T) {
 		{"good", good, show(c1, "exporter"), identity.Broker("c2"), roots, "peer connection"},
 		{"another is expected", good, show(c1, "exporter"), identity.Broker("c3"), roots, "ERROR:peer-name peer connection"},
 		{"no bundle here", good, show(c1, "exporter"), identity.Broker("c2"), nil, "peer ERROR:peer-untrusted connection"},
-		{"another bundle here", good, show(c1, "exporter"), identity.Broker("c2"), map[string]Bundle{"c2": bundleOf(t, old)}, "peer ERROR:peer-untrusted connection"},
-		{"no bundle there", broker(t, c2, map[string]string{"c2": c2}), show(c1, "exporter"), identity.Broker("c2"), roots, "peer ERROR:refused-by-peer"},
-		{"another bundle there", good, show(stranger, "exporter"), identity.Broker("c2"), roots, "peer ERROR:refused-by-peer"},
+		{"another bundle here", good, show(c1, "exporter"), identity.Broker("c2"), map[string]Bundle{"c2": bundleOf(t, old)},
+			"peer ERROR:peer-untrusted connection"},
+		{"no bundle there", broker(t, c2, map[string]string{"c2": c2}), show(c1, "exporter"), identity.Broker("c2"), roots,
+			"peer ERROR:refused-by-peer"},
+		{"another bundle there", good, show(stranger, "exporter"), identity.Broker("c2"), roots,
+			"peer ERROR:refused-by-peer"},
 		{"a part that is not let in", good, show(c1, "broker"), identity.Broker("c2"), roots, "peer ERROR:refused-by-peer"},
 		{"nothing to show", good, nil, identity.Broker("c2"), roots, "peer WARNING:not-shown"},
-		{"its certificate has expired", broker(t, old, map[string]string{"c1": c1, "c2": old}), show(c1, "exporter"), identity.Broker("c2"),
+		{"its certificate has expired", broker(t, old, map[string]string{"c1": c1, "c2": old}), show(c1, "exporter"),
+			identity.Broker("c2"),
 			map[string]Bundle{"c2": bundleOf(t, old)}, "ERROR:peer-expired connection"},
-		{"a listener that asks for no certificate", serve(t, identityTLS(t, c2)), nil, identity.Broker("c2"), roots, "peer connection"},
+		{"a listener that asks for no certificate", serve(t, identityTLS(t, c2)), nil, identity.Broker("c2"), roots,
+			"peer connection"},
 		{"TLS 1.2", serve(t, old2), show(c1, "exporter"), identity.Broker("c2"), roots, "ERROR:tls-old"},
 		{"TLS 1.1", serve(t, old1), show(c1, "exporter"), identity.Broker("c2"), roots, "ERROR:tls-old"},
 		{"nobody listens", closed.Addr().String(), nil, identity.Broker("c2"), roots, "ERROR:port-closed"},
-		{"SSH", raw(t, func(c net.Conn) { c.Write([]byte("SSH-2.0-OpenSSH_9.9\r\n")); c.Read(make([]byte, 1)) }), nil, identity.Broker("c2"), roots, "ERROR:not-tls"},
-		{"HTTP", raw(t, func(c net.Conn) { c.Read(make([]byte, 1)); c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n")) }), nil, identity.Broker("c2"), roots, "ERROR:not-tls"},
-		{"silence", raw(t, func(c net.Conn) { c.Read(make([]byte, 4096)); c.Read(make([]byte, 1)) }), nil, identity.Broker("c2"), roots, "ERROR:tls-silent"},
-		{"hangs up", raw(t, func(c net.Conn) { c.Read(make([]byte, 4096)) }), nil, identity.Broker("c2"), roots, "ERROR:tls-cut"},
+		{"SSH", raw(t, func(c net.Conn) { c.Write([]byte("SSH-2.0-OpenSSH_9.9\r\n")); c.Read(make([]byte, 1)) }), nil,
+			identity.Broker("c2"), roots, "ERROR:not-tls"},
+		{"HTTP", raw(t, func(c net.Conn) { c.Read(make([]byte, 1)); c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n")) }),
+			nil, identity.Broker("c2"), roots, "ERROR:not-tls"},
+		{"silence", raw(t, func(c net.Conn) { c.Read(make([]byte, 4096)); c.Read(make([]byte, 1)) }), nil,
+			identity.Broker("c2"), roots, "ERROR:tls-silent"},
+		{"hangs up", raw(t, func(c net.Conn) { c.Read(make([]byte, 4096)) }), nil, identity.Broker("c2"), roots,
+			"ERROR:tls-cut"},
 		{"no port", "127.0.0.1", nil, identity.Broker("c2"), roots, "ERROR:address-unknown"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d := Dial(t.Context(), test.address, "c1", test.expect, test.show, 2*time.Second)
-			got := JudgeDialled(d, test.roots, now)
+			got := graded(judgeDialled(d, test.roots, now))
 			complete(t, got)
 			if codes(got) != test.want {
 				t.Errorf("%s; want %s\n%+v", codes(got), test.want, got)
 			}
-			if d.Mutual != (test.address == good) && len(d.Certs) > 0 && test.name != "no bundle there" && test.name != "its certificate has expired" {
+			if d.Mutual != (test.address == good) && len(d.Certs) > 0 && test.name != "no bundle there" &&
+				test.name != "its certificate has expired" {
 				t.Errorf("asked for our certificate: %v", d.Mutual)
 			}
 		})
 	}
 
-	// Whoever is asked in vain does not hold up for longer than was asked for.
+	// A listener that does not answer does not hold up for longer than was asked for.
 	started := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -173,7 +183,7 @@ func TestReadOwn(t *testing.T) {
 	}
 	must(t, os.Chmod(key, 0o644))
 	if o := look(); !o.KeyOpen {
-		t.Error("a key that everyone may read is not told")
+		t.Error("a key that everyone may read is not reported")
 	}
 	other, err := os.ReadFile(filepath.Join(dir, "exporter", "tls.key"))
 	must(t, err)
@@ -183,11 +193,11 @@ func TestReadOwn(t *testing.T) {
 	}
 	must(t, os.Remove(key))
 	if o := look(); o.KeyErr == nil || len(o.Certs) != 1 {
-		t.Error("no key is not told")
+		t.Error("a missing key is not reported")
 	}
 	must(t, os.WriteFile(cert, []byte("x"), 0o600))
 	if o := look(); o.CertErr == nil {
-		t.Error("no certificate is not told")
+		t.Error("a missing certificate is not reported")
 	}
 	if b := ReadBundle("c1", cert+".no"); !b.Missing || b.Err != nil {
 		t.Errorf("%+v", b)

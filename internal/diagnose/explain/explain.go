@@ -1,13 +1,14 @@
-// Package explain says what the policies of a cluster make of a packet from a remote pod to one of the cluster's own,
-// and what is missing where they stop it.
+// Package explain decides how the policies of a cluster judge a packet from a remote pod to one of the cluster's own,
+// and what is missing if they deny it.
 //
-// It is pure: what the broker tells of the remote pod and what the apiserver holds in, a verdict with its reasons
-// out. It follows Calico's rules as Felix does (tiers, order, selectors of rules as policies of one namespace or of
-// all have them; https://docs.tigera.io/calico/latest/reference/resources/networkpolicy), by Calico's own selector
-// library. Only the ingress of the local pod is looked at: what the remote cluster lets out is known there alone. What
-// cannot be judged from these inputs is named, never guessed.
+// It is pure: inputs are what the broker reports of the remote pod and what the apiserver has; the output is a verdict
+// with its reasons. It follows Calico's rules as Felix does (tiers, order, selectors of rules as policies of one
+// namespace or of all have them; https://docs.tigera.io/calico/latest/reference/resources/networkpolicy), by Calico's
+// own selector library. It judges the policies of one cluster: the ingress of its pod, or the egress of its pod to a
+// remote one. The remote cluster alone knows its own policies. It names what it cannot judge from these inputs, and
+// never guesses.
 //
-// It imports nothing of ours.
+// It imports no other package of semaphore.
 package explain
 
 import (
@@ -22,7 +23,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// Cluster is what the own cluster holds.
+// Cluster is what the own cluster has.
 type Cluster struct {
 	// Namespaces are the labels of all namespaces, by name; ServiceAccounts those of the pod's namespace.
 	Namespaces      map[string]map[string]string
@@ -33,15 +34,17 @@ type Cluster struct {
 	KubePolicies    []networkingv1.NetworkPolicy
 	GlobalSets      []calicov3.GlobalNetworkSet
 	Sets            []calicov3.NetworkSet
-	// Unread are what else could decide and was not read, a sentence each.
+	// Unread is what else could decide and was not read, a sentence each.
 	Unread []string
 }
 
-// Packet is what is asked about.
+// Packet is the packet to judge.
 type Packet struct {
 	From netip.Addr
 	To   *corev1.Pod
-	// Protocol is TCP, UDP or SCTP. Port 0 stands for any: what depends on it is said.
+	// Egress turns the packet around: it is from To, the local pod, to From, the remote address.
+	Egress bool
+	// Protocol is TCP, UDP or SCTP. Port 0 means any: the verdict says what depends on it.
 	Protocol string
 	Port     uint16
 }
@@ -54,42 +57,51 @@ const (
 	Allowed Verdict = iota
 	// Denied by a rule, or because policies select the pod and none allows the packet.
 	Denied
-	// Depends on what is not known; the reasons say on what.
+	// Depends on something unknown; the reasons name it.
 	Depends
 )
 
 func (v Verdict) String() string { return [...]string{"allowed", "denied", "depends"}[v] }
 
-// Result is a verdict and where it comes from.
+// Result is a verdict with its reasons.
 type Result struct {
 	Verdict Verdict
-	// Why the verdict is so, one sentence.
+	// Why has the reason in one sentence.
 	Why string
-	// InSets are the network sets that hold the packet's source.
+	// InSets are the network sets that contain the packet's source.
 	InSets []string
-	// Policies are those that select the pod, in the order in which they are asked, with what each makes of the packet.
+	// Policies are those that select the pod, in order of evaluation, with their outcomes.
 	Policies []Judged
-	// Missing is what would let a denied packet pass, a sentence each.
+	// Missing is what would admit a denied packet, a sentence each.
 	Missing []string
-	// OpenToRemotes are rules of the policies that select the pod and let in a set of any remote, a sentence each.
+	// NeedsSet is set if a rule selects network sets, and none has the remote address.
+	NeedsSet bool
+	// OpenToRemotes are rules of the policies that select the pod and admit a set of any remote, a sentence each.
 	OpenToRemotes []string
 	// NotEvaluated is what was left out, a sentence each.
 	NotEvaluated []string
 }
 
-// Judged is what a policy that selects the pod makes of the packet.
+// Judged is the outcome of a policy that selects the pod.
 type Judged struct {
 	// Policy is "Kind namespace/name".
 	Policy string
 	Tier   string
 	// Outcome is "allows", "denies", "passes", "says nothing", or "may …".
 	Outcome string
-	// Detail says by which rule, or why by none.
+	// Detail names the rule, or why no rule matches.
 	Detail string
 }
 
-// tierDefault is where policies are that name no tier, as those of Kubernetes do.
+// tierDefault is the tier of policies that name none, as those of Kubernetes.
 const tierDefault = "default"
+
+func (e *explainer) direction() string {
+	if e.packet.Egress {
+		return "egress"
+	}
+	return "ingress"
+}
 
 // Explain judges one packet.
 func Explain(c *Cluster, p Packet) Result {
@@ -109,8 +121,10 @@ func Explain(c *Cluster, p Packet) Result {
 	if out.Verdict != Allowed {
 		out.Missing = e.missing(policies)
 	}
-	out.OpenToRemotes = openToRemotes(c, policies)
-	out.NotEvaluated = e.notEvaluated
+	if !p.Egress {
+		out.OpenToRemotes = openToRemotes(c, policies)
+	}
+	out.NotEvaluated, out.NeedsSet = e.notEvaluated, e.needsSet
 	return out
 }
 
@@ -119,6 +133,8 @@ type explainer struct {
 	packet       Packet
 	sets         []set
 	notEvaluated []string
+	// needsSet is Result.NeedsSet.
+	needsSet bool
 }
 
 func (e *explainer) skip(format string, args ...any) {
@@ -128,9 +144,9 @@ func (e *explainer) skip(format string, args ...any) {
 	}
 }
 
-// walk asks the policies in their order, tier by tier.
+// walk evaluates the policies in order, tier by tier.
 func (e *explainer) walk(tiers []tier, policies []policy, out *Result) (Verdict, string) {
-	var open []string // policies whose word depends on something, and what they may say
+	var open []string // policies whose outcome depends on something, and their possible outcomes
 	opens := map[calicov3.Action]bool{}
 	end := func(action calicov3.Action, why string) (Verdict, string) {
 		delete(opens, action)
@@ -167,10 +183,14 @@ func (e *explainer) walk(tiers []tier, policies []policy, out *Result) (Verdict,
 			}
 		}
 		if asked && !left && t.action != calicov3.Pass {
-			return end(calicov3.Deny, fmt.Sprintf("policies of tier %s select the pod, and none of them allows the packet", t.name))
+			return end(calicov3.Deny,
+				fmt.Sprintf("policies of tier %s select the pod, and none of them allows the packet", t.name))
 		}
 	}
 	if len(out.Policies) == 0 {
+		if e.packet.Egress {
+			return Allowed, "no policy selects the pod for egress"
+		}
 		return Allowed, "no policy selects the pod for ingress"
 	}
 	return end(calicov3.Allow, "the policies that select the pod pass it on, and after the last tier pods are open")
@@ -196,7 +216,7 @@ type tier struct {
 	action calicov3.Action
 }
 
-// tiers are in the order in which they are asked: https://docs.tigera.io/calico/latest/reference/resources/tier
+// tiers sorts them by order of evaluation: https://docs.tigera.io/calico/latest/reference/resources/tier
 func (e *explainer) tiers() []tier {
 	defaultOrder := float64(1_000_000)
 	out := []tier{}
@@ -211,11 +231,14 @@ func (e *explainer) tiers() []tier {
 		out = append(out, one)
 	}
 	out = append(out, tier{tierDefault, &defaultOrder, calicov3.Deny})
-	slices.SortFunc(out, func(a, b tier) int { return cmp.Or(compareOrder(a.order, b.order), strings.Compare(a.name, b.name)) })
+	slices.SortFunc(out, func(a, b tier) int {
+		return cmp.Or(compareOrder(a.order, b.order),
+			strings.Compare(a.name, b.name))
+	})
 	return out
 }
 
-// compareOrder has what names no order after all that does.
+// compareOrder sorts what has no order last.
 func compareOrder(a, b *float64) int {
 	switch {
 	case a == nil && b == nil:

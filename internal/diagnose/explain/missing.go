@@ -14,7 +14,7 @@ func parse(text string) (netip.Addr, bool) {
 	return a.Unmap(), err == nil
 }
 
-// missing is what would let the packet pass. A set that no rule selects is named with the selector that would.
+// missing returns what would admit the packet. For a set that no rule selects it names the selector that would.
 func (e *explainer) missing(policies []policy) []string {
 	var out []string
 	for _, p := range policies {
@@ -23,8 +23,13 @@ func (e *explainer) missing(policies []policy) []string {
 			if r.Action != calicov3.Allow {
 				continue
 			}
-			if s, ok := e.hidden(p, &r.Source); ok {
-				out = append(out, fmt.Sprintf("%s, ingress rule %d: add `namespaceSelector: global()` beside the selector: a rule of one namespace does not see %s, which is in none", p.title, i+1, s.name))
+			remote, _ := e.ends(r)
+			if s, ok := e.hidden(p, remote); ok {
+				out = append(
+					out,
+					fmt.Sprintf("%s, "+e.direction()+" rule %d: add `namespaceSelector: global()` beside the selector: a "+
+						"rule of one namespace does not see %s, which is in none", p.title, i+1, s.name),
+				)
 			}
 		}
 	}
@@ -32,15 +37,26 @@ func (e *explainer) missing(policies []policy) []string {
 		return out
 	}
 	if len(e.sets) == 0 {
-		return []string{fmt.Sprintf("%s is in no network set of this cluster, so only a rule that names its subnet can allow it", e.packet.From)}
+		return []string{
+			fmt.Sprintf(
+				"%s is in no network set of this cluster, so only a rule that names its subnet can allow it",
+				e.packet.From,
+			),
+		}
 	}
 	if len(policies) == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("an ingress rule with action Allow and source.selector %q (in a policy of one namespace with namespaceSelector: global() for a GlobalNetworkSet)", e.suggestion())}
+	end := "source"
+	if e.packet.Egress {
+		end = "destination"
+	}
+	return []string{fmt.Sprintf("an "+e.direction()+" rule with action Allow and "+end+".selector %q (in a policy of "+
+		"one namespace "+
+		"with namespaceSelector: global() for a GlobalNetworkSet)", e.suggestion())}
 }
 
-// suggestion selects the first set that holds the source, by the labels that say which it is.
+// suggestion returns a selector for the first set that contains the source, by its labels.
 func (e *explainer) suggestion() string {
 	labels := e.sets[0].labels
 	var parts []string

@@ -12,9 +12,9 @@ import (
 // anyRemote stands for a cluster that no selector names.
 const anyRemote = "any-remote.invalid"
 
-// OpenToRemotes are the rules of Calico's policies that let a set in whichever cluster it is of, a sentence each. A remote, and
-// whoever may label pods there, chooses the namespaces and names of its sets, so that a selector without the cluster leaves it to
-// every remote who is let in.
+// OpenToRemotes returns the rules of Calico's policies that admit a set of any cluster, a sentence each. A remote, and
+// everybody who may label pods there, chooses the namespaces and names of its sets, so that a selector without the
+// cluster admits every remote that wants it.
 func OpenToRemotes(c *Cluster) []string {
 	var all []policy
 	for i := range c.GlobalPolicies {
@@ -23,7 +23,8 @@ func OpenToRemotes(c *Cluster) []string {
 	}
 	for i := range c.Policies {
 		p := &c.Policies[i]
-		all = append(all, policy{title: fmt.Sprintf("NetworkPolicy %s/%s of Calico", p.Namespace, p.Name), namespace: p.Namespace, rules: p.Spec.Ingress})
+		all = append(all, policy{title: fmt.Sprintf("NetworkPolicy %s/%s of Calico", p.Namespace, p.Name),
+			namespace: p.Namespace, rules: p.Spec.Ingress})
 	}
 	return openToRemotes(c, all)
 }
@@ -45,7 +46,8 @@ func openToRemotes(c *Cluster, policies []policy) []string {
 				if !of.matches(s.labels) || r.Source.NotSelector != "" && excepted(r.Source.NotSelector, s.labels) {
 					continue
 				}
-				out = append(out, fmt.Sprintf("%s, ingress rule %d lets in a set of any remote that is called so, as it names no cluster: add `%s == 'CLUSTER'` to %s",
+				out = append(out, fmt.Sprintf("%s, ingress rule %d lets in a set of any remote that is called so, as it names no "+
+					"cluster: add `%s == 'CLUSTER'` to %s",
 					p.title, i+1, s.name, r.Source.Selector))
 				break
 			}
@@ -59,8 +61,8 @@ func excepted(selector string, labels map[string]string) bool {
 	return x.and(selector, "") == nil && x.matches(labels)
 }
 
-// remoteSets are the sets of remotes that there are, as an unknown remote could have them; the name of each is the label that says
-// the cluster.
+// remoteSets returns the existing sets of remotes as an unknown remote could have them; the name of each is the label
+// that names the cluster.
 func remoteSets(c *Cluster) []set {
 	var out []set
 	add := func(labels map[string]string, namespace string) {

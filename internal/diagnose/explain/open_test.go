@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A selector that names no cluster lets in whoever calls a set so; one that names it, or excepts, does not.
+// A selector that names no cluster admits every cluster that has such a set; one that names it, or excepts, does not.
 func TestOpenToRemotes(t *testing.T) {
 	const name, cluster = "semaphore.uw.systems/name == 'front'", "semaphore.uw.systems/cluster == 'c2'"
 	for _, c := range []struct {
@@ -37,10 +37,12 @@ spec:
       source:
         selector: `+c.selector+`
         `+c.more)
-			for what, got := range map[string][]string{"OpenToRemotes": OpenToRemotes(cluster), "Explain": Explain(cluster, packet).OpenToRemotes} {
+			for what, got := range map[string][]string{"OpenToRemotes": OpenToRemotes(cluster),
+				"Explain": Explain(cluster, packet).OpenToRemotes} {
 				if open := len(got) > 0; open != c.open {
 					t.Errorf("%s: %q", what, got)
-				} else if open && (!strings.Contains(got[0], "NetworkPolicy shop/db of Calico, ingress rule 1") || !strings.Contains(got[0], "semaphore.uw.systems/cluster == 'CLUSTER'")) {
+				} else if open && (!strings.Contains(got[0], "NetworkPolicy shop/db of Calico, ingress rule 1") ||
+					!strings.Contains(got[0], "semaphore.uw.systems/cluster == 'CLUSTER'")) {
 					t.Errorf("%s: %q names no rule, or no way out", what, got)
 				}
 			}

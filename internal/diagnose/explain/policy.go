@@ -14,32 +14,32 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// policy is one of any kind that is asked about ingress to the pod.
+// policy is a policy of any kind that applies to ingress of the pod.
 type policy struct {
 	title string
-	// namespace is empty for one of all namespaces.
+	// namespace is empty for a policy of all namespaces.
 	namespace string
 	tier      string
 	order     *float64
 	name      string
 	rules     []calicov3.Rule
-	// foreign says of rules of Kubernetes, by index, that they name pods, of which no remote one can be.
+	// foreign holds, by index, which rules of Kubernetes name pods, of which no remote one can be.
 	foreign map[int]bool
 }
 
-// Where policies of Kubernetes stand in the default tier, and how they are named there, by Calico's conversion of them.
+// Where Calico's conversion puts policies of Kubernetes in the default tier, and how it names them.
 const (
 	kubeOrder  = float64(1000)
 	kubePrefix = "knp.default."
 )
 
-// selecting are the policies that select the pod for ingress, in the order within their tier.
+// selecting returns the policies that select the pod for ingress, in the order within their tier.
 func (e *explainer) selecting() []policy {
 	labels := e.podLabels()
 	var out []policy
 	for i := range e.cluster.GlobalPolicies {
 		p := &e.cluster.GlobalPolicies[i]
-		if !ingress(p.Spec.Types, p.Spec.Egress, p.Spec.Ingress) {
+		if !e.about(p.Spec.Types, p.Spec.Egress, p.Spec.Ingress) {
 			continue
 		}
 		title := "GlobalNetworkPolicy " + p.Name
@@ -49,26 +49,28 @@ func (e *explainer) selecting() []policy {
 		}
 		of, err := selectorOf(p.Spec.Selector, p.Spec.NamespaceSelector, p.Spec.ServiceAccountSelector)
 		if e.selects(title, of, err, labels) {
-			out = append(out, policy{title: title, tier: tierOf(p.Spec.Tier), order: p.Spec.Order, name: p.Name, rules: p.Spec.Ingress})
+			out = append(out, policy{title: title, tier: tierOf(p.Spec.Tier), order: p.Spec.Order, name: p.Name,
+				rules: e.rules(p.Spec.Ingress, p.Spec.Egress)})
 		}
 	}
 	for i := range e.cluster.Policies {
 		p := &e.cluster.Policies[i]
-		if p.Namespace != e.packet.To.Namespace || !ingress(p.Spec.Types, p.Spec.Egress, p.Spec.Ingress) {
+		if p.Namespace != e.packet.To.Namespace || !e.about(p.Spec.Types, p.Spec.Egress, p.Spec.Ingress) {
 			continue
 		}
 		if strings.HasPrefix(p.Name, kubePrefix) {
-			continue // Calico's API server lists those of Kubernetes, too, which come as such
+			continue // Calico's API server lists those of Kubernetes, too, under such names
 		}
 		title := fmt.Sprintf("NetworkPolicy %s/%s of Calico", p.Namespace, p.Name)
 		of, err := selectorOf(p.Spec.Selector, "", p.Spec.ServiceAccountSelector)
 		if e.selects(title, of, err, labels) {
-			out = append(out, policy{title: title, namespace: p.Namespace, tier: tierOf(p.Spec.Tier), order: p.Spec.Order, name: p.Name, rules: p.Spec.Ingress})
+			out = append(out, policy{title: title, namespace: p.Namespace, tier: tierOf(p.Spec.Tier), order: p.Spec.Order,
+				name: p.Name, rules: e.rules(p.Spec.Ingress, p.Spec.Egress)})
 		}
 	}
 	for i := range e.cluster.KubePolicies {
 		p := &e.cluster.KubePolicies[i]
-		if p.Namespace != e.packet.To.Namespace || len(p.Spec.PolicyTypes) > 0 && !slices.Contains(p.Spec.PolicyTypes, networkingv1.PolicyTypeIngress) {
+		if p.Namespace != e.packet.To.Namespace || !e.aboutKube(&p.Spec) {
 			continue
 		}
 		of, err := metav1.LabelSelectorAsSelector(&p.Spec.PodSelector)
@@ -79,16 +81,69 @@ func (e *explainer) selecting() []policy {
 		}
 		if of.Matches(labelSet(e.packet.To.Labels)) {
 			order := kubeOrder
-			out = append(out, kubePolicy(policy{title: title, namespace: p.Namespace, tier: tierDefault, order: &order, name: kubePrefix + p.Name}, p.Spec.Ingress))
+			converted := kubePolicy(policy{title: title, namespace: p.Namespace, tier: tierDefault, order: &order,
+				name: kubePrefix + p.Name}, e.kubeRules(&p.Spec))
+			if e.packet.Egress {
+				turn(converted.rules)
+			}
+			out = append(out, converted)
 		}
 	}
 	slices.SortStableFunc(out, func(a, b policy) int {
-		return cmp.Or(compareOrder(a.order, b.order), strings.Compare(a.name, b.name), strings.Compare(a.namespace, b.namespace))
+		return cmp.Or(compareOrder(a.order, b.order), strings.Compare(a.name, b.name),
+			strings.Compare(a.namespace, b.namespace))
 	})
 	return out
 }
 
-// ingress says whether a policy is about ingress; what Calico takes for a policy that names no types.
+// about says whether a policy is about the packet's direction.
+func (e *explainer) about(types []calicov3.PolicyType, egress, ingressRules []calicov3.Rule) bool {
+	if !e.packet.Egress {
+		return ingress(types, egress, ingressRules)
+	}
+	return slices.Contains(types, calicov3.PolicyTypeEgress) || len(types) == 0 && len(egress) > 0
+}
+
+func (e *explainer) rules(ingress, egress []calicov3.Rule) []calicov3.Rule {
+	if e.packet.Egress {
+		return egress
+	}
+	return ingress
+}
+
+// aboutKube is about for a policy of Kubernetes, where one that names no types is about ingress, and about egress if it
+// has rules for that.
+func (e *explainer) aboutKube(spec *networkingv1.NetworkPolicySpec) bool {
+	if e.packet.Egress {
+		return slices.Contains(spec.PolicyTypes, networkingv1.PolicyTypeEgress) ||
+			len(spec.PolicyTypes) == 0 && len(spec.Egress) > 0
+	}
+	return len(spec.PolicyTypes) == 0 || slices.Contains(spec.PolicyTypes, networkingv1.PolicyTypeIngress)
+}
+
+// kubeRules are the rules of the packet's direction, with From for the remote end of both.
+func (e *explainer) kubeRules(spec *networkingv1.NetworkPolicySpec) []networkingv1.NetworkPolicyIngressRule {
+	if !e.packet.Egress {
+		return spec.Ingress
+	}
+	var out []networkingv1.NetworkPolicyIngressRule
+	for _, r := range spec.Egress {
+		out = append(out, networkingv1.NetworkPolicyIngressRule{Ports: r.Ports, From: r.To})
+	}
+	return out
+}
+
+// turn makes rules about ingress, whose remote end is the source, into rules about egress. Ports are those of the
+// destination in both.
+func turn(rules []calicov3.Rule) {
+	for i := range rules {
+		ports := rules[i].Destination.Ports
+		rules[i].Source, rules[i].Destination = calicov3.EntityRule{}, rules[i].Source
+		rules[i].Destination.Ports = ports
+	}
+}
+
+// ingress reports whether a policy applies to ingress, with Calico's default for a policy without types.
 func ingress(types []calicov3.PolicyType, egress, ingress []calicov3.Rule) bool {
 	if len(types) > 0 {
 		return slices.Contains(types, calicov3.PolicyTypeIngress)
@@ -106,7 +161,7 @@ func (e *explainer) selects(title string, of expression, err error, labels map[s
 	return of.matches(labels)
 }
 
-// podLabels are the labels by which Calico selects the pod: its own, its namespace's and its ServiceAccount's.
+// podLabels returns the labels by which Calico selects the pod: its own, its namespace's and its ServiceAccount's.
 func (e *explainer) podLabels() map[string]string {
 	pod := e.packet.To
 	account := cmp.Or(pod.Spec.ServiceAccountName, "default")
@@ -127,8 +182,8 @@ func inherited(labels map[string]string, prefix string) map[string]string {
 	return out
 }
 
-// kubePolicy has the rules of Kubernetes in Calico's form. Peers that select pods or namespaces mean the cluster's own,
-// and match nothing from elsewhere.
+// kubePolicy converts the rules of Kubernetes to Calico's form. Peers that select pods or namespaces mean the cluster's
+// own, and match no other source.
 func kubePolicy(p policy, rules []networkingv1.NetworkPolicyIngressRule) policy {
 	p.foreign = map[int]bool{}
 	for _, r := range rules {
@@ -157,7 +212,8 @@ func kubePolicy(p policy, rules []networkingv1.NetworkPolicyIngressRule) policy 
 				protocols = map[string][]numorstring.Port{"": nil}
 			}
 			for _, protocol := range slices.Sorted(maps.Keys(protocols)) {
-				rule := calicov3.Rule{Action: calicov3.Allow, Source: source, Destination: calicov3.EntityRule{Ports: protocols[protocol]}}
+				rule := calicov3.Rule{Action: calicov3.Allow, Source: source,
+					Destination: calicov3.EntityRule{Ports: protocols[protocol]}}
 				if protocol != "" {
 					named := numorstring.ProtocolFromString(protocol)
 					rule.Protocol = &named
@@ -176,7 +232,7 @@ func kubePolicy(p policy, rules []networkingv1.NetworkPolicyIngressRule) policy 
 	return p
 }
 
-// kubePort is nothing for all ports.
+// kubePort returns nothing for all ports.
 func kubePort(p networkingv1.NetworkPolicyPort) []numorstring.Port {
 	switch {
 	case p.Port == nil:

@@ -10,24 +10,24 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// match is whether a rule matches: surely, surely not, or depending on something.
+// match is whether a rule matches: yes, no, or depending on something.
 type match struct {
 	no   string
 	open string
 	by   string
 }
 
-// word is what a policy makes of the packet.
+// word is the outcome of a policy.
 type word struct {
-	// action of the first rule that surely matches; empty for none.
+	// action of the first rule that certainly matches; empty for none.
 	action calicov3.Action
 	detail string
-	// open is what rules before it would do, that match or not depending on something; openDetail says the first of them.
+	// open are the actions of earlier rules that may match; openDetail describes the first of them.
 	open       []calicov3.Action
 	openDetail string
 }
 
-// ask is what a policy makes of the packet.
+// ask evaluates a policy for the packet.
 func (e *explainer) ask(p policy) word {
 	var w word
 	var no []string
@@ -40,17 +40,17 @@ func (e *explainer) ask(p policy) word {
 		case m.open != "":
 			w.open = append(w.open, r.Action)
 			if w.openDetail == "" {
-				w.openDetail = fmt.Sprintf("ingress rule %d, depending on %s", i+1, m.open)
+				w.openDetail = fmt.Sprintf("%s rule %d, depending on %s", e.direction(), i+1, m.open)
 			}
 		default:
-			w.action, w.detail = r.Action, fmt.Sprintf("ingress rule %d", i+1)
+			w.action, w.detail = r.Action, fmt.Sprintf("%s rule %d", e.direction(), i+1)
 			if m.by != "" {
 				w.detail += ", by " + m.by
 			}
 			return w
 		}
 	}
-	w.detail = "it has no ingress rule"
+	w.detail = "it has no " + e.direction() + " rule"
 	if len(no) > 0 {
 		w.detail = strings.Join(no, "; ")
 	}
@@ -75,12 +75,13 @@ func (e *explainer) match(p policy, index int, r *calicov3.Rule) match {
 	case r.ICMP != nil:
 		return match{no: "it is for ICMP"}
 	}
-	if no, by := e.source(p, &r.Source); no != "" {
+	remote, local := e.ends(r)
+	if no, by := e.source(p, remote); no != "" {
 		return match{no: no}
 	} else {
 		m.by = by
 	}
-	if no := e.destination(p, &r.Destination); no != "" {
+	if no := e.destination(p, local); no != "" {
 		return match{no: no}
 	}
 	if len(r.Source.Ports) > 0 || len(r.Source.NotPorts) > 0 {
@@ -99,7 +100,15 @@ func (e *explainer) match(p policy, index int, r *calicov3.Rule) match {
 	return m
 }
 
-// source says why the packet's source is not what a rule means, or by what it is.
+// ends are what a rule says of the remote end of the packet and of the local pod.
+func (e *explainer) ends(r *calicov3.Rule) (remote, local *calicov3.EntityRule) {
+	if e.packet.Egress {
+		return &r.Destination, &r.Source
+	}
+	return &r.Source, &r.Destination
+}
+
+// source returns why the packet's source does not match a rule, or what makes it match.
 func (e *explainer) source(p policy, r *calicov3.EntityRule) (no, by string) {
 	from := e.packet.From
 	if len(r.Nets) > 0 {
@@ -141,13 +150,14 @@ func (e *explainer) source(p policy, r *calicov3.EntityRule) (no, by string) {
 	return "", by
 }
 
-// whyNoSet says why no set that holds the source is what a rule selects.
+// whyNoSet returns why a rule selects no set that contains the source.
 func (e *explainer) whyNoSet(p policy, r *calicov3.EntityRule) string {
 	what := r.Selector
 	if r.NamespaceSelector != "" {
 		what = strings.TrimSpace(what + " in namespaces " + r.NamespaceSelector)
 	}
 	if len(e.sets) == 0 {
+		e.needsSet = true
 		return fmt.Sprintf("it selects %s, and no network set holds %s", what, e.packet.From)
 	}
 	if s, ok := e.hidden(p, r); ok {
@@ -156,8 +166,8 @@ func (e *explainer) whyNoSet(p policy, r *calicov3.EntityRule) string {
 	return fmt.Sprintf("it selects %s, and %s has other labels", what, strings.Join(names(e.sets), " and "))
 }
 
-// hidden is the set that a rule would select if it did not mean its own namespace only: the mistake that is made
-// most often.
+// hidden returns the set that a rule would select if it were not limited to its own namespace: the most frequent
+// mistake.
 func (e *explainer) hidden(p policy, r *calicov3.EntityRule) (set, bool) {
 	if p.namespace == "" || r.NamespaceSelector != "" || r.Selector == "" {
 		return set{}, false
@@ -181,7 +191,7 @@ func names(sets []set) []string {
 	return out
 }
 
-// destination says why the pod is not what a rule means by its other end.
+// destination returns why the pod does not match a rule's destination.
 func (e *explainer) destination(p policy, r *calicov3.EntityRule) string {
 	if r.Services != nil {
 		return fmt.Sprintf("it is for the endpoints of Service %s/%s", r.Services.Namespace, r.Services.Name)
@@ -215,13 +225,14 @@ func (e *explainer) destination(p policy, r *calicov3.EntityRule) string {
 	return ""
 }
 
-// ports says why the port is not what a rule means, or on which ports it depends.
+// ports returns why the port does not match a rule, or on which ports it depends.
 func (e *explainer) ports(r *calicov3.EntityRule) (no, open string) {
 	if len(r.Ports) == 0 && len(r.NotPorts) == 0 {
 		return "", ""
 	}
 	if e.packet.Port == 0 {
-		if len(r.Ports) == 1 && r.Ports[0].PortName == "" && r.Ports[0].MinPort == 0 && r.Ports[0].MaxPort == 65535 && len(r.NotPorts) == 0 {
+		if len(r.Ports) == 1 && r.Ports[0].PortName == "" && r.Ports[0].MinPort == 0 && r.Ports[0].MaxPort == 65535 &&
+			len(r.NotPorts) == 0 {
 			return "", "" // all there are
 		}
 		return "", "the port: " + portList(r)
@@ -257,7 +268,8 @@ func (e *explainer) hasPort(ports []numorstring.Port) bool {
 				if protocol == "" {
 					protocol = corev1.ProtocolTCP
 				}
-				return named.Name == p.PortName && named.ContainerPort == int32(e.packet.Port) && string(protocol) == e.packet.Protocol
+				return named.Name == p.PortName && named.ContainerPort == int32(e.packet.Port) &&
+					string(protocol) == e.packet.Protocol
 			}) {
 				return true
 			}
@@ -266,7 +278,7 @@ func (e *explainer) hasPort(ports []numorstring.Port) bool {
 	})
 }
 
-// sameProtocol compares by name, as by number for those that have one.
+// sameProtocol compares protocols by name, and by number for those that have one.
 func sameProtocol(p numorstring.Protocol, name string) bool {
 	numbers := map[string]uint8{"TCP": 6, "UDP": 17, "SCTP": 132}
 	if p.Type == numorstring.NumOrStringNum {

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// What Calico puts before the labels that pods and sets have of their namespace and ServiceAccount.
+// Calico's prefixes for the labels that pods and sets have from their namespace and ServiceAccount.
 const (
 	namespacePrefix      = "pcns."
 	serviceAccountPrefix = "pcsa."
@@ -32,8 +32,8 @@ func (x expression) matches(labels map[string]string) bool {
 
 func (x expression) empty() bool { return len(x.all) == 0 }
 
-// and adds a selector, whose labels get a prefix. all() and global() of one for namespaces mean things that are in
-// some namespace, and in none.
+// and adds a selector, whose labels get a prefix. all() and global() in a selector of namespaces mean objects in some
+// namespace, and in none.
 func (x *expression) and(text, prefix string) error {
 	if strings.TrimSpace(text) == "" {
 		return nil
@@ -59,10 +59,11 @@ func (x *expression) and(text, prefix string) error {
 	return nil
 }
 
-// selectorOf is what a policy's own selectors select.
+// selectorOf returns what a policy's own selectors select.
 func selectorOf(own, namespace, serviceAccount string) (expression, error) {
 	var x expression
-	for _, part := range []struct{ text, prefix string }{{own, ""}, {namespace, namespacePrefix}, {serviceAccount, serviceAccountPrefix}} {
+	for _, part := range []struct{ text, prefix string }{{own, ""}, {namespace, namespacePrefix},
+		{serviceAccount, serviceAccountPrefix}} {
 		if err := x.and(part.text, part.prefix); err != nil {
 			return x, err
 		}
@@ -70,8 +71,8 @@ func selectorOf(own, namespace, serviceAccount string) (expression, error) {
 	return x, nil
 }
 
-// entity is what a rule of a policy in namespace (empty for of all) means by one of its ends. With any selector a
-// policy of one namespace means that namespace alone, unless it selects others.
+// entity returns what a rule of a policy in namespace (empty for of all) selects as one of its ends. With any selector
+// a policy of one namespace means only that namespace, unless it selects others.
 func entity(r *calicov3.EntityRule, namespace string) (expression, error) {
 	var x expression
 	if err := x.and(r.Selector, ""); err != nil {
@@ -82,7 +83,8 @@ func entity(r *calicov3.EntityRule, namespace string) (expression, error) {
 			return x, err
 		}
 		if names := r.ServiceAccounts.Names; len(names) > 0 {
-			if err := x.and(fmt.Sprintf("%s in { '%s' }", calicov3.LabelServiceAccount, strings.Join(names, "', '")), ""); err != nil {
+			if err := x.and(fmt.Sprintf("%s in { '%s' }", calicov3.LabelServiceAccount, strings.Join(names, "', '")),
+				""); err != nil {
 				return x, err
 			}
 		}
@@ -96,15 +98,15 @@ func entity(r *calicov3.EntityRule, namespace string) (expression, error) {
 	return x, nil
 }
 
-// set is a network set that holds the address in question.
+// set is a network set that contains the address in question.
 type set struct {
 	name   string
 	labels map[string]string
-	// global says that it is of no namespace.
+	// global is set if it is in no namespace.
 	global bool
 }
 
-// setsWith are the sets that hold an address, those of all namespaces first.
+// setsWith returns the sets that contain an address, those of all namespaces first.
 func setsWith(c *Cluster, ip netip.Addr) []set {
 	var out []set
 	for i := range c.GlobalSets {

@@ -13,25 +13,26 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// clientConfig is how to reach the apiserver that has the Lease: that of the cluster which this process runs in, so
-// that an exporter which reads another cluster writes nothing there.
+// clientConfig returns the access to the apiserver that has the Lease: that of the cluster in which this process runs,
+// so that an exporter that reads another cluster writes nothing there.
 func clientConfig(c config.Kube, part string) (*rest.Config, error) {
-	own := c
-	own.KubeConfigPath = ""
-	cfg, err := kube.Config(own, part)
+	cfg, err := kube.Config(c.Own(), part)
 	if errors.Is(err, rest.ErrNotInCluster) {
 		return kube.Config(c, part)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("leader election uses the ServiceAccount of the pod (or switch it off: leaderElection.enabled): %w", err)
+		return nil, fmt.Errorf("leader election uses the ServiceAccount of the pod (or switch it off: "+
+			"leaderElection.enabled): %w", err)
 	}
 	return cfg, nil
 }
 
-// podNamespace is where Kubernetes tells a pod its namespace.
+// podNamespace is the file in which Kubernetes gives a pod its namespace.
 var podNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// ownNamespace is where the Lease is: as configured, else where the pod is, else "semaphore".
+// Namespace returns the namespace of a part's own objects: leaderElection.namespace, else that of the pod.
+func Namespace(configured string) (string, error) { return ownNamespace(configured) }
+
 func ownNamespace(configured string) (string, error) {
 	if configured != "" {
 		return configured, nil

@@ -57,7 +57,8 @@ users: [{name: x, user: {}}]
 	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
 	// To go on with the other cluster, where this pod has no token, would be to write there.
 	cfg, err = clientConfig(config.Kube{KubeConfigPath: kubeconfig}, "exporter")
-	if err == nil && cfg.Host != "https://192.0.2.2:443" || err != nil && !strings.Contains(err.Error(), "leaderElection.enabled") {
+	if err == nil && cfg.Host != "https://192.0.2.2:443" || err != nil &&
+		!strings.Contains(err.Error(), "leaderElection.enabled") {
 		t.Errorf("in a cluster: %v, %v; want this cluster, or an error that names the key", cfg, err)
 	}
 }

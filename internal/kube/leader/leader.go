@@ -1,15 +1,15 @@
-// Package leader lets one of several replicas work: brokers and exporters choose it by a Lease
-// (coordination.k8s.io/v1), with client-go's tools/leaderelection.
+// Package leader lets one of several replicas work: brokers and exporters elect it with a Lease
+// (coordination.k8s.io/v1) and client-go's tools/leaderelection.
 //
-// What it adds to that library is what client-go leaves to its users: that work has ended before anybody
-// else may begin. The library tells time from when an answer came; here it is told from when the question was asked, since a
-// lease counts from somewhere between. A leader that is asked to stop gives the lease back only when its work has
-// ended, and one that cannot renew it has a third of the lease's duration left for that.
+// It adds what client-go leaves to its users: the work has ended before another replica may begin. The library counts
+// time from the receipt of a response; this package counts from the start of the request, because the lease starts
+// somewhere between. A leader that is asked to stop releases the Lease only after its work has ended, and one that
+// cannot renew it has a third of the lease's duration left for that.
 //
-// It is no fence. A process that is stopped in the middle of a write and goes on after its lease has passed to
-// another makes that write; that it does no harm is up to the write, which carries the version that it changes.
+// It is no fence. A process that is suspended in the middle of a write and resumes after its lease has passed to
+// another makes that write; the write is harmless because it carries the version that it changes.
 //
-// The package knows the apiserver and nothing of what the work is.
+// The package knows the apiserver and nothing of the work.
 //
 // It imports internal/kube for clients, internal/config for its section, and the message of a part's status.
 package leader
@@ -36,38 +36,37 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// ErrDeposed is how work ends whose lease was lost. The process should end too: it may hold much that belongs to
-// the work, and starts anew as a standby.
+// ErrDeposed is the error of work whose lease was lost. The process should end too: it may hold much state of the work,
+// and starts again as a standby.
 var ErrDeposed = errors.New("no longer the leader")
 
-// errEndless is told besides of work that was deposed and goes on.
+// errEndless is returned, too, for deposed work that does not end.
 var errEndless = errors.New("the work does not end")
 
-// Work is what only one replica does. It has ended when it returns, and it returns soon after ctx ends. The term
-// counts leaders: a later one has a greater term. It is Lease.spec.leaseTransitions + 1, and 0 without
-// election.
+// Work is what only one replica does. It has ended when it returns, and it returns soon after ctx ends. The term counts
+// leaders: a later one has a greater term. It is Lease.spec.leaseTransitions + 1, and 0 without election.
 type Work func(ctx context.Context, term uint64) error
 
 // Options are what an Elector needs.
 type Options struct {
 	Config config.LeaderElection
-	// Rest is how to reach the apiserver that has the Lease; not needed where election is off.
+	// Rest is the access to the apiserver that has the Lease; not needed if election is off.
 	Rest     *rest.Config
 	Registry prometheus.Registerer
 	Log      *slog.Logger
 }
 
-// Elector is one replica's part in the choice.
+// Elector takes part in the election for one replica.
 type Elector struct {
 	options Options
-	// lock is nil where election is off.
+	// lock is nil if election is off.
 	lock *lease
-	// term of the work that is done now, and whether any is.
+	// term of the running work, and whether any runs.
 	term    atomic.Uint64
 	working atomic.Bool
 }
 
-// New makes an elector. It asks nothing yet.
+// New returns an elector. It sends no request yet.
 func New(options Options) (*Elector, error) {
 	e := &Elector{options: options}
 	if options.Config.Enabled {
@@ -79,8 +78,8 @@ func New(options Options) (*Elector, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Renewals wait for nothing: not in the queue of this part's other requests, and not for an answer that does
-		// not come.
+		// Renewals must not wait: not in the queue of this part's other requests, and not for an answer that never
+		// comes.
 		cfg := rest.CopyConfig(options.Rest)
 		cfg.QPS, cfg.RateLimiter, cfg.Timeout = -1, nil, e.renewDeadline()/2
 		client, err := kubernetes.NewForConfig(cfg)
@@ -99,15 +98,17 @@ func New(options Options) (*Elector, error) {
 			return 0
 		}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "semaphore_leader_term", Help: "Which leader this replica is, counted from 1 since the Lease was made; 0 for none, or without election.",
+			Name: "semaphore_leader_term",
+			Help: "Which leader this replica is, counted from 1 since the Lease was made; 0 for none, or without election.",
 		}, func() float64 { return float64(e.term.Load()) }),
 	)
 	return e, nil
 }
 
-// Of makes the elector of a part ("broker", "exporter") from its configuration. The Lease is in the cluster that this
-// process runs in, also where the part reads another one; outside of a cluster it is in the one that kube is of.
-func Of(part string, election config.LeaderElection, kube config.Kube, registry prometheus.Registerer, log *slog.Logger) (*Elector, error) {
+// Of returns the elector of a part ("broker", "exporter") from its configuration. The Lease is in the cluster in which
+// this process runs, even if the part reads another one; outside of a cluster it is in the one that kube refers to.
+func Of(part string, election config.LeaderElection, kube config.Kube, registry prometheus.Registerer,
+	log *slog.Logger) (*Elector, error) {
 	options := Options{Config: election, Registry: registry, Log: log}
 	if election.Enabled {
 		var err error
@@ -118,8 +119,8 @@ func Of(part string, election config.LeaderElection, kube config.Kube, registry 
 	return New(options)
 }
 
-// newIdentity tells this process from all others, those before it in the same pod too: a lease that such a one held has to
-// run out like any other.
+// newIdentity distinguishes this process from all others, those before it in the same pod too: their lease has to
+// expire like any other.
 func newIdentity() (string, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -128,7 +129,7 @@ func newIdentity() (string, error) {
 	return host + "_" + rand.Text(), nil
 }
 
-// replica is the host's name in an identity.
+// replica returns the host's name in an identity.
 func replica(identity string) string {
 	if i := strings.LastIndexByte(identity, '_'); i > 0 {
 		return identity[:i]
@@ -138,14 +139,13 @@ func replica(identity string) string {
 
 func (e *Elector) duration() time.Duration { return e.options.Config.Duration.Duration }
 
-// renewDeadline is how old the last renewal is when the work is ended. The third that is left is for ending.
+// renewDeadline is the age of the last renewal at which the work is ended. The last third is the time to end it.
 func (e *Elector) renewDeadline() time.Duration { return e.duration() * 2 / 3 }
 
-// retryPeriod is how often the lease is renewed, or looked at by a standby (up to 2.2 times as long: client-go
-// spreads them).
+// retryPeriod is the interval of renewals, and of a standby's checks (up to 2.2 times as long: client-go spreads them).
 func (e *Elector) retryPeriod() time.Duration { return e.duration() * 2 / 15 }
 
-// Standby says why this replica does not work: the error names the leader. Nil when it does.
+// Standby returns why this replica does not work: the error names the leader. It returns nil if the replica works.
 func (e *Elector) Standby() error {
 	if e.working.Load() {
 		return nil
@@ -163,10 +163,10 @@ func (e *Elector) Standby() error {
 	return fmt.Errorf("standby: %s leads", replica(holder))
 }
 
-// Ready says why this replica can neither work nor take over, no error when it can; note is what a standby has to say. A leader is
-// ready when its work is. A standby is once it has seen the leader renew the lease: it reaches the apiserver, has the right to
-// the Lease, and notices when renewals end. Whether the leader is well is no condition, or a standby could never replace one
-// that is not.
+// Ready returns why this replica can neither work nor take over, no error if it can; note describes a standby. A leader
+// is ready if its work is. A standby is ready once it has seen the leader renew the lease: it reaches the apiserver,
+// has the right to the Lease, and notices when renewals end. The leader's health is no condition, or a standby could
+// never replace an unhealthy one.
 func (e *Elector) Ready(working func() error) (note string, err error) {
 	standby := e.Standby()
 	if standby == nil {
@@ -184,12 +184,12 @@ func (e *Elector) Ready(working func() error) (note string, err error) {
 	return standby.Error(), nil
 }
 
-// Holds asks the apiserver whether this replica has the lease: an error when it has not, or when that is not known.
+// Holds asks the apiserver whether this replica has the lease: an error if it does not, or if that is unknown.
 func (e *Elector) Holds(ctx context.Context) error {
 	if e.lock == nil {
 		return nil
 	}
-	// Not by the lock, which notes what it gets and belongs to the election.
+	// Not through the lock, which records what it gets for the election.
 	got, err := e.lock.Client.Leases(e.lock.LeaseMeta.Namespace).Get(ctx, e.lock.LeaseMeta.Name, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("lease %s: %w", e.lock.Describe(), err)
@@ -200,34 +200,30 @@ func (e *Elector) Holds(ctx context.Context) error {
 	return nil
 }
 
-// Status fills in what is to be told of the election, and says whether this replica leads. A standby has no more to
-// tell.
-func (e *Elector) Status(out *semaphorev1.GetStatusResponse) bool {
+// Status fills in the state of the election. It reports whether this replica leads, and why the Lease cannot be read or
+// renewed. A standby has nothing else to report.
+func (e *Elector) Status(out *semaphorev1.GetStatusResponse) (leads bool, problem string) {
 	out.Standby = e.Standby() != nil
 	if e.lock != nil {
-		var problem string
 		out.Leader, problem = e.lock.seen()
 		out.Leader = replica(out.Leader)
-		if problem != "" {
-			out.Problems = append(out.Problems, problem)
-		}
 	}
-	return !out.Standby
+	return !out.Standby, problem
 }
 
 // Run waits until this replica is the leader, then works. It returns when the work has ended: with its error, or with
-// ErrDeposed when the lease was lost. When ctx ends, the work is ended first, and only then the lease is given back, so
-// that the next leader begins at once and never too early.
+// ErrDeposed if the lease was lost. When ctx ends, Run ends the work first and releases the lease afterwards, so that
+// the next leader begins immediately and never too early.
 //
-// Deposed work that does not end while the lease still holds is left behind: Run returns then, and the process
-// must end.
+// Run leaves deposed work behind that does not end while the lease still holds: it returns then, and the process must
+// end.
 func (e *Elector) Run(ctx context.Context, work Work) error {
 	if e.lock == nil {
 		e.working.Store(true)
 		defer e.working.Store(false)
 		return work(ctx, 0)
 	}
-	// Not ctx itself: while the work is being ended the lease is renewed, or it would be taken.
+	// Not ctx itself: the lease is renewed while the work ends, or another replica would take it.
 	electing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	started := make(chan struct{})
@@ -245,7 +241,7 @@ func (e *Elector) Run(ctx context.Context, work Work) error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		// The lock itself tells what happens, once and in this project's words.
+		// The lock itself logs what happens, once and in this project's words.
 		elector.Run(klog.NewContext(electing, klog.Logger{}))
 	}()
 	select {
@@ -291,7 +287,7 @@ func (e *Elector) lead(ctx context.Context, work Work) error {
 			left := time.Until(e.lock.renewed().Add(e.renewDeadline()))
 			if left <= 0 {
 				why := fmt.Sprintf("not renewed for %s", e.renewDeadline())
-				// None where this process itself did not run, or the machine.
+				// None if this process itself, or the machine, was suspended.
 				if _, problem := e.lock.seen(); problem != "" {
 					why += ": " + problem
 				}
@@ -307,7 +303,7 @@ func (e *Elector) depose(end context.CancelFunc, result <-chan error, why string
 	lost := fmt.Errorf("lease %s: %w: %s", e.lock.Describe(), ErrDeposed, why)
 	e.options.Log.Error("ending the work", "error", lost)
 	end()
-	// Half a period early, for the process to end in.
+	// Half a period early, which is the time for the process to end.
 	last := time.NewTimer(time.Until(e.lock.renewed().Add(e.duration() - e.retryPeriod()/2)))
 	defer last.Stop()
 	select {
@@ -321,15 +317,16 @@ func (e *Elector) depose(end context.CancelFunc, result <-chan error, why string
 	}
 }
 
-// release gives the lease back, if this replica has it. When that fails the lease runs out by itself.
+// release releases the lease, if this replica has it. After a failure the lease expires by itself.
 func (e *Elector) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.retryPeriod())
 	defer cancel()
 	released, err := e.lock.release(ctx)
 	switch {
 	case err != nil:
-		e.options.Log.Warn("could not give the lease back; the next leader waits for its end", "lease", e.lock.Describe(), "error", err)
+		e.options.Log.Warn("cannot release the lease; the next leader waits until it expires", "lease", e.lock.Describe(),
+			"error", err)
 	case released:
-		e.options.Log.Info("gave the lease back", "lease", e.lock.Describe())
+		e.options.Log.Info("released the lease", "lease", e.lock.Describe())
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
@@ -74,11 +75,14 @@ func start(t *testing.T, name, lease string, cfg *rest.Config, toEnd time.Durati
 	t.Helper()
 	c := &candidate{
 		t: t, name: name, toEnd: toEnd, logged: &testkit.Buffer{}, failWith: make(chan error, 1),
-		began: make(chan begun, 1), told: make(chan time.Time, 1), ended: make(chan time.Time, 1), result: make(chan error, 1),
+		began: make(chan begun, 1), told: make(chan time.Time, 1), ended: make(chan time.Time, 1),
+		result: make(chan error, 1),
 	}
-	election := config.LeaderElection{Enabled: true, Namespace: "default", Lease: lease, Duration: config.Duration{Duration: duration}}
+	election := config.LeaderElection{Enabled: true, Namespace: "default", Lease: lease,
+		Duration: config.Duration{Duration: duration}}
 	var err error
-	c.elector, err = New(Options{Config: election, Rest: cfg, Registry: prometheus.NewRegistry(), Log: slog.New(slog.NewTextHandler(c.logged, nil))})
+	c.elector, err = New(Options{Config: election, Rest: cfg, Registry: prometheus.NewRegistry(),
+		Log: slog.New(slog.NewTextHandler(c.logged, nil))})
 	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	c.stop = cancel
@@ -129,18 +133,21 @@ func (c *candidate) leads(within time.Duration) begun {
 
 func (c *candidate) status() *semaphorev1.GetStatusResponse {
 	s := &semaphorev1.GetStatusResponse{}
-	if leads := c.elector.Status(s); leads == s.GetStandby() {
+	leads, problem := c.elector.Status(s)
+	if leads == s.GetStandby() {
 		c.t.Errorf("leads is %t, the status %v", leads, s)
 	}
+	s.Problems = finding.Texts(finding.Line(finding.LeaseProblem, "", problem))
 	return s
 }
 
 func (c *candidate) standsBy(leader *candidate) {
 	c.t.Helper()
 	holder := replica(leader.elector.lock.Identity())
-	within(c.t, c.name+" stands by", func() bool {
+	within(c.t, c.name+" is a standby", func() bool {
 		err, s := c.elector.Standby(), c.status()
-		return err != nil && err.Error() == "standby: "+holder+" leads" && s.GetStandby() && s.GetLeader() == holder && len(s.GetProblems()) == 0
+		return err != nil && err.Error() == "standby: "+holder+" leads" && s.GetStandby() && s.GetLeader() == holder &&
+			len(s.GetProblems()) == 0
 	})
 }
 
@@ -179,7 +186,8 @@ func testCleanStop(t *testing.T, api *rest.Config, client kubernetes.Interface) 
 	if first := a.leads(slack); first.term != 1 {
 		t.Errorf("the first term is %d", first.term)
 	}
-	if err, s := a.elector.Standby(), a.status(); err != nil || s.GetStandby() || s.GetLeader() == "" || len(s.GetProblems()) > 0 {
+	if err, s := a.elector.Standby(), a.status(); err != nil || s.GetStandby() || s.GetLeader() == "" ||
+		len(s.GetProblems()) > 0 {
 		t.Errorf("the leader says %v, %v", err, s)
 	}
 	b := start(t, "b", "clean", api, 0)
@@ -224,7 +232,8 @@ func testSkewedClocks(t *testing.T, api *rest.Config, client kubernetes.Interfac
 			_, err := client.CoordinationV1().Leases("default").Create(t.Context(), &coordinationv1.Lease{
 				ObjectMeta: metav1.ObjectMeta{Name: "skew-" + name},
 				Spec: coordinationv1.LeaseSpec{
-					HolderIdentity: &holder, LeaseDurationSeconds: &seconds, AcquireTime: &now, RenewTime: &now, LeaseTransitions: &transitions,
+					HolderIdentity: &holder, LeaseDurationSeconds: &seconds, AcquireTime: &now, RenewTime: &now,
+					LeaseTransitions: &transitions,
 				},
 			}, metav1.CreateOptions{})
 			must(t, err)
@@ -281,14 +290,16 @@ func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 			if conditions.Refuse {
 				network.Reset()
 			}
-			told := receive(t, "a is told to end", a.told, deadline+slack)
+			told := receive(t, "the end of a's work is demanded", a.told, deadline+slack)
 			ended := receive(t, "a's work ends", a.ended, toEnd+slack)
 			taken := b.leads(duration + look + slack)
 			if !taken.at.After(ended) {
 				t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
 			}
-			t.Logf("told to end %s after the cut, ended after %s, b began after %s", told.Sub(began), ended.Sub(began), taken.at.Sub(began))
-			if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) || !strings.Contains(err.Error(), "lease default/cut-"+name+": no longer the leader: not renewed for 3.3") {
+			t.Logf("asked to end %s after the cut, ended after %s, b began after %s", told.Sub(began), ended.Sub(began),
+				taken.at.Sub(began))
+			if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) ||
+				!strings.Contains(err.Error(), "lease default/cut-"+name+": no longer the leader: not renewed for 3.3") {
 				t.Errorf("a ended with %v", err)
 			}
 			if err := a.elector.Standby(); err == nil {
@@ -305,7 +316,8 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 		ObjectMeta: metav1.ObjectMeta{Name: "leader"},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
-			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{"rights"}, Verbs: []string{"get", "update"}},
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{"rights"},
+				Verbs: []string{"get", "update"}},
 		},
 	}, metav1.CreateOptions{})
 	must(t, err)
@@ -315,10 +327,14 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 	a := start(t, "a", "rights", as, 0)
 	within(t, "a says what it lacks", func() bool {
 		err := a.elector.Standby()
-		return err != nil && strings.Contains(err.Error(), `standby: the leader is not known: lease default/rights: cannot get it: leases.coordination.k8s.io "rights" is forbidden`)
+		return err != nil && strings.Contains(
+			err.Error(),
+			`standby: the leader is not known: lease default/rights: cannot get it: leases.coordination.k8s.io "rights" is forbidden`,
+		)
 	})
 	_, err = client.RbacV1().RoleBindings("default").Create(ctx, &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "leader"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
+		ObjectMeta: metav1.ObjectMeta{Name: "leader"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role",
+			Name: role.Name},
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "replica"}},
 	}, metav1.CreateOptions{})
 	must(t, err)
@@ -330,16 +346,17 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 	if taken := b.leads(duration + look + slack); !taken.at.After(ended) {
 		t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
 	}
-	if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) || !strings.Contains(err.Error(), "is forbidden") {
+	if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) ||
+		!strings.Contains(err.Error(), "is forbidden") {
 		t.Errorf("a ended with %v", err)
 	}
-	// Told when it began, and not every time.
+	// Reported when it began, and not every time.
 	if n := strings.Count(a.logged.String(), "has a problem"); n != 2 {
 		t.Errorf("two problems are logged %d times", n)
 	}
 }
 
-// Work that does not end when it is told to is ended by the end of its process: Run returns while the lease holds.
+// Work that does not end when it is asked to is ended by the end of its process: Run returns while the lease holds.
 func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 	through, network := cut(t, api)
 	a := start(t, "a", "endless", through, duration*3)
@@ -397,12 +414,12 @@ func testLateAnswers(t *testing.T, api *rest.Config, client kubernetes.Interface
 	before := network.newest.Load()
 	within(t, "a renews", func() bool { return network.newest.Load() != before })
 	network.after.Store(true)
-	told := receive(t, "a is told to end", a.told, deadline+slack)
+	told := receive(t, "the end of a's work is demanded", a.told, deadline+slack)
 	newest := time.Unix(0, network.newest.Load())
 	if since := told.Sub(newest); since > deadline+500*time.Millisecond {
-		t.Errorf("a was told to end %s after it had begun to renew; want %s", since, deadline)
+		t.Errorf("a was asked to end %s after it had begun to renew; want %s", since, deadline)
 	} else {
-		t.Logf("a was told to end %s after it had begun to renew", since)
+		t.Logf("a was asked to end %s after it had begun to renew", since)
 	}
 	ended := receive(t, "a's work ends", a.ended, slack)
 	if taken := b.leads(duration + look + slack); !taken.at.After(ended) {
@@ -443,7 +460,8 @@ func testWrittenByOthers(t *testing.T, api *rest.Config, client kubernetes.Inter
 			a := start(t, "a", name, api, 0)
 			a.leads(slack)
 			overwrite(t, client, name, holder)
-			if err := receive(t, "a's end", a.result, duration/15*2+slack); !errors.Is(err, ErrDeposed) || !strings.HasSuffix(err.Error(), want) {
+			if err := receive(t, "a's end", a.result, duration/15*2+slack); !errors.Is(err, ErrDeposed) ||
+				!strings.HasSuffix(err.Error(), want) {
 				t.Errorf("a ended with %v; want %q", err, want)
 			}
 			if lease := get(t, client, name); holder != "" && *lease.Spec.HolderIdentity != holder {
@@ -513,7 +531,8 @@ func testStoppedStandby(t *testing.T, api *rest.Config, client kubernetes.Interf
 	}
 }
 
-// A replica that was stopped in the middle of a renewal, and goes on when another has the lease, does not get it back.
+// A replica that was stopped in the middle of a renewal, and continues when another has the lease, does not get it
+// back.
 func testStaleWrite(t *testing.T, api *rest.Config, client kubernetes.Interface) {
 	a := start(t, "a", "stale", api, 0)
 	a.leads(slack)
@@ -543,8 +562,9 @@ func TestElectionOff(t *testing.T) {
 	ran := errors.New("ran")
 	err = e.Run(t.Context(), func(_ context.Context, term uint64) error {
 		s := &semaphorev1.GetStatusResponse{}
-		if err := e.Standby(); term != 0 || err != nil || !e.Status(s) || s.GetStandby() || s.GetLeader() != "" || len(s.GetProblems()) > 0 {
-			t.Errorf("term %d, %v, status %v", term, err, s)
+		leads, problem := e.Status(s)
+		if err := e.Standby(); term != 0 || err != nil || !leads || s.GetStandby() || s.GetLeader() != "" || problem != "" {
+			t.Errorf("term %d, %v, status %v, problem %q", term, err, s, problem)
 		}
 		return ran
 	})

@@ -13,26 +13,26 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// lease is client-go's lock on a Lease, which also notes what became of each request. All writes carry the
-// version of the Lease that they change, so of two that want it one gets it.
+// lease is client-go's lock on a Lease, which also records the result of each request. All writes have the Lease's
+// resource version as a precondition, so that one of two competitors gets it.
 type lease struct {
 	*resourcelock.LeaseLock
 	log *slog.Logger
 
 	mu sync.Mutex
-	// held is whether this replica got the lease, renewedAt when the request for its last renewal was begun.
+	// held is set if this replica has the lease, renewedAt is when the request of its last renewal began.
 	held      bool
 	renewedAt time.Time
-	// transitions of the Lease, the most that was ever seen: those that this replica got it with, while held.
+	// transitions of the Lease, the largest that was ever seen: those that this replica got it with, while held.
 	transitions int
-	// holder is who had the lease at the last look, problem why the last request failed.
+	// holder is who had the lease at the last check, problem why the last request failed.
 	holder, problem string
-	// renewal is the time of renewal that was seen last; followed is set once it was seen to change.
+	// renewal is the last renewal time seen; followed is set once it was seen to change.
 	renewal  time.Time
 	followed bool
 
-	// lost is closed when the Lease was seen without our name after it had it. This replica does not take it
-	// again: its work is being ended.
+	// lost is closed when the Lease was seen without our name after it had it. This replica does not take it again,
+	// because its work is being ended.
 	lost chan struct{}
 	over bool
 }
@@ -59,13 +59,13 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
-		if !apierrors.IsNotFound(err) { // then it is made
+		if !apierrors.IsNotFound(err) { // then it is created
 			l.fail(ctx, "cannot get it", err)
 		}
 		return nil, nil, err
 	}
 	if holder := record.HolderIdentity; holder != "" && holder != l.Identity() {
-		l.well() // else the write that follows tells
+		l.well() // else the write that follows reports it
 	}
 	l.see(record.HolderIdentity)
 	l.follow(record.RenewTime.Time)
@@ -84,7 +84,8 @@ func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRe
 	l.mu.Lock()
 	record.LeaderTransitions = l.transitions
 	if !l.held {
-		record.LeaderTransitions++ // a Lease that was deleted goes on counting, as far as anybody remembers
+		// the count continues after the deletion of a Lease, as far as a replica remembers it
+		record.LeaderTransitions++
 	}
 	l.mu.Unlock()
 	return l.write(ctx, record, "cannot create it", l.LeaseLock.Create)
@@ -102,15 +103,16 @@ func (l *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRe
 	return l.write(ctx, record, "cannot update it", l.LeaseLock.Update)
 }
 
-// write makes a write by which this replica gets the lease or keeps it.
-func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRecord, what string, do func(context.Context, resourcelock.LeaderElectionRecord) error) error {
+// write makes a write by which this replica gets or keeps the lease.
+func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRecord, what string,
+	do func(context.Context, resourcelock.LeaderElectionRecord) error) error {
 	l.mu.Lock()
 	over := l.over
 	l.mu.Unlock()
 	if over {
 		return errOver
 	}
-	// The apiserver wrote it at this time or later, so whoever waits for its end waits at least until the
+	// The apiserver wrote it at this time or later, so a replica that waits for its end waits at least until the
 	// duration has passed from now.
 	began := time.Now()
 	err := do(ctx, record)
@@ -126,7 +128,7 @@ func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRec
 	return nil
 }
 
-// release empties the Lease if it bears our name, and says whether it did. The next leader need not wait then.
+// release empties the Lease if it has our name, and reports whether it did. The next leader then need not wait.
 func (l *lease) release(ctx context.Context) (bool, error) {
 	record, _, err := l.LeaseLock.Get(ctx)
 	if apierrors.IsNotFound(err) || err == nil && record.HolderIdentity != l.Identity() {
@@ -142,12 +144,12 @@ func (l *lease) release(ctx context.Context) (bool, error) {
 		LeaderTransitions: record.LeaderTransitions,
 	})
 	if apierrors.IsConflict(err) {
-		return false, nil // it was another's by then
+		return false, nil // another replica had it by then
 	}
 	return err == nil, err
 }
 
-// see notes who has the lease; the lock is held.
+// see records who has the lease; the caller holds mu.
 func (l *lease) see(holder string) {
 	if holder == l.holder {
 		return
@@ -162,8 +164,8 @@ func (l *lease) see(holder string) {
 	}
 }
 
-// follow notes a time of renewal; the lock is held. A holder that was seen to renew is alive, and this replica sees the
-// Lease change, which is all that it needs to take over.
+// follow records a renewal time; the caller holds mu. A holder that was seen to renew is alive, and this replica sees
+// the Lease change, which is all that it needs to take over.
 func (l *lease) follow(renewal time.Time) {
 	if !l.renewal.IsZero() && !renewal.Equal(l.renewal) {
 		l.followed = true
@@ -171,50 +173,50 @@ func (l *lease) follow(renewal time.Time) {
 	l.renewal = renewal
 }
 
-// follows says whether this replica sees the Lease change, and that the last request did not fail.
+// follows reports whether this replica sees the Lease change, and the last request succeeded.
 func (l *lease) follows() (followed bool, problem string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.followed, l.problem
 }
 
-// fail notes why a request failed, and logs the first of many; the lock is held.
+// fail records why a request failed, and logs the first of several; the caller holds mu.
 func (l *lease) fail(ctx context.Context, what string, err error) {
-	// Of two that want it at the same time one comes too late. And a request that is cut off because the election
-	// ends has not failed.
+	// Of two replicas that want it at the same time one comes too late. And a request that is cut off because the
+	// election ends has not failed.
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || ctx.Err() == context.Canceled {
 		return
 	}
 	first := l.problem == ""
 	l.problem = "lease " + l.Describe() + ": " + what + ": " + err.Error()
-	if first { // what follows until it goes again is for the status
+	if first { // further failures only go to the status
 		l.log.Warn("leader election has a problem", "problem", l.problem)
 	}
 }
 
-// well notes that requests succeed; the lock is held.
+// well records that requests succeed; the caller holds mu.
 func (l *lease) well() {
 	if l.problem != "" {
-		l.log.Info("leader election goes on", "lease", l.Describe())
+		l.log.Info("leader election works again", "lease", l.Describe())
 	}
 	l.problem = ""
 }
 
-// renewed is when the request of the last renewal was begun.
+// renewed returns when the request of the last renewal began.
 func (l *lease) renewed() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.renewedAt
 }
 
-// term is that of this replica as leader.
+// term returns the term of this replica as leader.
 func (l *lease) term() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return uint64(l.transitions) + 1
 }
 
-// seen is who had the lease at the last look, and why the last request failed.
+// seen returns who had the lease at the last check, and why the last request failed.
 func (l *lease) seen() (holder, problem string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

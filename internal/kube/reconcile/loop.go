@@ -1,17 +1,15 @@
-// Package reconcile is the one loop that drives the world towards what is wanted: keyed,
-// level-triggered, each key by one worker at a time.
+// Package reconcile is the one reconcile loop: keyed, level-triggered, each key by one worker at a time.
 //
-// A key that fails waits before it is tried again, longer each time, and what is enqueued of it meanwhile joins the wait.
-// Keys that fail for a cause that they share wait together: one of them probes, and when it succeeds the others
-// follow (see gate).
+// A key that fails is retried with backoff; an enqueue does not shorten that wait. Keys that fail for a shared cause
+// wait together: one of them probes, and when it succeeds the others follow (see gate).
 //
-// Where keys have owners, these share nothing that one of them can fill or hold: they take turns, none has all workers, and how often
-// failures are tried again and logged is counted for each.
+// If keys have owners, no owner can use up what others need: they take turns, none gets all workers, and retries and
+// log messages are limited for each.
 //
-// What a key means and how it is reconciled is the caller's; the package knows neither
-// streams nor Kubernetes objects.
+// The caller defines what a key means and how it is reconciled; the package knows neither streams nor Kubernetes
+// objects.
 //
-// It imports nothing of ours.
+// It imports no other package of semaphore.
 package reconcile
 
 import (
@@ -31,82 +29,82 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// Backoff of a key that fails: the first retry comes after minBackoff, each further one
-// after twice the time, up to maxBackoff, all with jitter.
+// Backoff of a key that fails: from minBackoff, doubled each time, up to maxBackoff, with jitter.
 const (
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = 30 * time.Second
-	// However many keys of an owner fail, they are tried again retryRate times a second in all, apart from the first ones.
+	// retryRate bounds the retries per second of all failing keys of an owner, without the first ones.
 	retryRate = 10
-	// newsAfter is when a key of which something has changed is tried again at the latest, if it waits for a cause of its own:
-	// the change may be the mend.
+	// newsAfter is the longest wait of a key with a cause of its own after its desired state changed: the change may
+	// fix it.
 	newsAfter = time.Second
 )
 
-// Failures are logged when a key begins to fail, or fails in another way; so many of an owner at once and so many a second.
+// A failure is logged when a key begins to fail, or fails in another way; these bound the messages of an owner.
 const logBurst, logRate = 20, 1
 
-// ErrIdle is what reconcile returns for a key of which there was nothing to do. It is a success that says nothing of whether
-// the way is open.
+// ErrIdle is what reconcile returns if there was nothing to do. It is a success that does not show whether the cause
+// has ended.
 var ErrIdle = errors.New("nothing to do")
 
 // Cause is why a key failed.
 type Cause struct {
-	// Name tells causes apart.
+	// Name identifies the cause.
 	Name string
-	// Shared says that others fail for it whatever they are, so that one probes for all.
+	// Shared is set if other keys fail for it too, so that one probes for all.
 	Shared bool
-	// All says that every key would fail for it: none is tried but the one that probes. It is shared.
+	// All is set if every key would fail for it: only the probe is tried. It implies Shared.
 	All bool
 }
 
 // Options of a Loop.
 type Options struct {
-	// Workers is how many keys may be reconciled at a time, of one owner where keys have some; 1 when 0.
+	// Workers is the number of concurrent reconciliations, for one owner if keys have some; 0 means 1.
 	Workers int
-	// Cause tells why a key failed; nil where no keys share a cause.
+	// Cause returns why a key failed; nil if no keys share a cause.
 	Cause func(error) Cause
-	// Metrics are the loops' metrics, shared by the loops of one part; nil for none.
+	// Metrics of all loops of one part; nil for none.
 	Metrics *Metrics
-	// Log is told of failures; slog's default when nil.
+	// Log receives failures; slog's default if nil.
 	Log *slog.Logger
 }
 
-// Loop reconciles keys. However often a key is enqueued while it waits or is being
-// reconciled, it is reconciled once more and then with the newest state.
+// Loop reconciles keys. A key that is enqueued several times while it waits or is being reconciled is reconciled once
+// more, with the latest state.
 type Loop[K comparable] struct {
 	name      string
 	reconcile func(context.Context, K) error
 	options   Options
 	ownerOf   func(K) string
-	// workers is how many keys are reconciled at a time.
+	// workers is the number of concurrent reconciliations.
 	workers int
 
 	mu      sync.Mutex
 	failing map[K]*failure
-	// owners are those that keys had, and parked whose the keys are that wait for another of the same owner to be done with.
+	// owners are the owners of keys, and parked the owner of each key that waits for the end of another one of the same
+	// owner.
 	owners map[string]*owner[K]
 	parked map[K]string
 	// alone are the keys that wait each for itself, by the name of their cause.
 	alone map[string]map[K]bool
-	// gates hold the keys that wait together, by the name of their cause; gated is the gate in which a key waits, and released
-	// the one that let it go to be tried.
+	// gates hold the keys that wait together, by the name of their cause; gated is the gate in which a key waits, and
+	// released the one that released it.
 	gates           map[string]*gate[K]
 	gated, released map[K]*gate[K]
-	// due is before when a key is not tried.
+	// due is the time before which a key is not tried.
 	due map[K]time.Time
-	// queue is nil until Run makes it: it starts goroutines, which Run ends. Until then early holds what
-	// was enqueued, and when it is due.
+	// queue is nil until Run creates it, because it starts goroutines. Until then early holds the enqueued keys, and
+	// when they are due.
 	queue workqueue.TypedDelayingInterface[K]
 	early map[K]time.Time
 }
 
-// owner is what is kept of one.
+// owner is the state of one owner.
 type owner[K comparable] struct {
 	logs *rate.Limiter
-	// failing and running are how many keys fail, and are being reconciled.
+	// failing and running count its keys that fail, and that are being reconciled.
 	failing, running int
-	// parked are the keys that wait while as many run as may, in order, and some that do not wait any more.
+	// parked are the keys that wait while as many run as may, in order, and some that no longer wait.
 	parked []K
 }
 
@@ -124,15 +122,14 @@ type failure struct {
 type Problem struct {
 	Key string
 	Err error
-	// Since when the key has been failing without a success between.
+	// Since is when the key began to fail, without a success since.
 	Since time.Time
 	// Attempts since then.
 	Attempts int
 }
 
-// New makes a loop. reconcile is called with one key at a time and compares what is
-// wanted with what is; a nil error means that both agree or that a later event will
-// tell, and ErrIdle that they agreed before.
+// New returns a loop. reconcile is called with one key at a time and compares desired with actual state; a nil error
+// means that both agree or that a later event follows, and ErrIdle that they agreed before.
 func New[K comparable](name string, reconcile func(context.Context, K) error, options Options) *Loop[K] {
 	if options.Workers == 0 {
 		options.Workers = 1
@@ -151,14 +148,15 @@ func New[K comparable](name string, reconcile func(context.Context, K) error, op
 	}
 }
 
-// By says whose a key is at the moment, before Run. Owners take turns, and there are more workers than one owner may have, by a quarter. of is
-// called with locks held, and must not call the Loop. Of an owner something is kept for good: there should be few.
+// By sets the function that returns a key's owner, before Run. Owners take turns, and there are a quarter more workers
+// than one owner may have. of is called with locks held, and must not call the Loop. Some state of an owner is kept
+// permanently: there should be few.
 func (l *Loop[K]) By(of func(K) string) *Loop[K] {
 	l.ownerOf, l.workers = of, l.options.Workers+max(1, l.options.Workers/4)
 	return l
 }
 
-// owner is what is kept of one.
+// owner returns the state of an owner.
 func (l *Loop[K]) owner(name string) *owner[K] {
 	o := l.owners[name]
 	if o == nil {
@@ -178,19 +176,18 @@ func (l *Loop[K]) newQueue() workqueue.TypedDelayingInterface[K] {
 	})
 }
 
-// Enqueue asks for a key to be reconciled. What is enqueued before Run waits for it; what is enqueued
-// when the context of Run has ended is not reconciled any more. One that waits after a failure goes on waiting.
+// Enqueue queues a key. A key that is enqueued before Run waits for it; after the end of Run's context it is not
+// reconciled. A key in backoff stays in backoff.
 func (l *Loop[K]) Enqueue(key K) { l.EnqueueAfter(key, 0) }
 
-// EnqueueAfter asks for a key to be reconciled after a while.
+// EnqueueAfter queues a key after a time.
 func (l *Loop[K]) EnqueueAfter(key K, d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.add(key, d)
 }
 
-// News asks for a key to be reconciled of which something is wanted that was not before. One that waits for a cause of its
-// own waits for newsAfter at most.
+// News queues a key whose desired state changed. If it waits for a cause of its own, it waits for newsAfter at most.
 func (l *Loop[K]) News(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -205,7 +202,7 @@ func (l *Loop[K]) News(key K) {
 	l.add(key, 0)
 }
 
-// add has the key come out of the queue after a while, where it does not wait for another reason.
+// add takes the key out of the queue after a time, unless it waits for another reason.
 func (l *Loop[K]) add(key K, d time.Duration) {
 	if l.queue == nil {
 		due := time.Now().Add(d)
@@ -221,7 +218,7 @@ func (l *Loop[K]) add(key K, d time.Duration) {
 		if l.ownerOf(key) == owner {
 			return
 		}
-		delete(l.parked, key) // who has it now has not as many running as may
+		delete(l.parked, key) // its new owner may have no running reconciliations left
 	}
 	if d > 0 {
 		l.queue.AddAfter(key, d)
@@ -230,14 +227,14 @@ func (l *Loop[K]) add(key K, d time.Duration) {
 	}
 }
 
-// delay has the key tried after a while and not before.
+// delay sets the time before which the key is not tried.
 func (l *Loop[K]) delay(key K, d time.Duration) {
 	d = max(d, time.Nanosecond)
 	l.due[key] = time.Now().Add(d)
 	l.queue.AddAfter(key, d)
 }
 
-// Run reconciles until ctx ends, and returns when the last worker has. It is called once.
+// Run reconciles until ctx ends, and returns after the last worker. It is called once.
 func (l *Loop[K]) Run(ctx context.Context) error {
 	queue := l.newQueue()
 	l.mu.Lock()
@@ -265,12 +262,12 @@ func (l *Loop[K]) Run(ctx context.Context) error {
 		})
 	}
 	g.Wait()
-	queue.ShutDown() // waits for the one that the context began
+	queue.ShutDown() // waits for the goroutine that the context started
 	return ctx.Err()
 }
 
 func (l *Loop[K]) one(ctx context.Context, key K) {
-	// A queue that is shut down still hands out what waits in it.
+	// A queue that is shut down still hands out waiting keys.
 	if ctx.Err() != nil {
 		return
 	}
@@ -300,7 +297,8 @@ func (l *Loop[K]) one(ctx context.Context, key K) {
 	}
 }
 
-// begin says whether a key that came out of the queue is to be tried now, and whose it is. It may have been put there before it failed.
+// begin reports whether a key from the queue is to be tried now, and its owner. It may have been queued before it
+// failed.
 func (l *Loop[K]) begin(key K) (string, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -318,7 +316,7 @@ func (l *Loop[K]) begin(key K) (string, bool) {
 	return name, true
 }
 
-// ended notes that a key of an owner is not being reconciled any more, and has another come that waits for it.
+// ended records that a key is no longer being reconciled, and queues another one of the owner that waits for it.
 func (l *Loop[K]) ended(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -335,7 +333,7 @@ func (l *Loop[K]) ended(name string) {
 	}
 }
 
-// ready says whether a key that came out of the queue waits for nothing.
+// ready reports whether a key from the queue waits for nothing.
 func (l *Loop[K]) ready(key K) bool {
 	if _, waits := l.parked[key]; waits || l.gated[key] != nil {
 		return false
@@ -358,7 +356,7 @@ func (l *Loop[K]) ready(key K) bool {
 	return true
 }
 
-// forget has a key fail no more.
+// forget ends the failure of a key.
 func (l *Loop[K]) forget(key K) (before *failure) {
 	before = l.failing[key]
 	if before != nil && !before.cause.Shared {
@@ -373,7 +371,7 @@ func (l *Loop[K]) forget(key K) (before *failure) {
 	return before
 }
 
-// succeeded notes that a key was brought to what is wanted, which others that failed for the same cause may be now.
+// succeeded records that a key was reconciled, so that others that failed for the same cause may succeed now.
 func (l *Loop[K]) succeeded(key K, gate *gate[K]) {
 	before := l.forget(key)
 	if gate != nil {
@@ -393,7 +391,7 @@ func (l *Loop[K]) succeeded(key K, gate *gate[K]) {
 	}
 }
 
-// failed has a key wait.
+// failed makes a key wait.
 func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
 	cause := l.options.Cause(err)
 	cause.Shared = cause.Shared || cause.All
@@ -416,7 +414,8 @@ func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
 		if g == nil {
 			g = newGate(cause, l.ownerOf)
 			l.gates[cause.Name] = g
-			l.log(f.owner, slog.LevelWarn, "reconcile failed; all that fail for this cause wait, and one tries again", "loop", l.name, "cause", cause.Name, "key", f.Key, "error", err)
+			l.log(f.owner, slog.LevelWarn, "reconcile failed; all that fail for this cause wait, and one tries again", "loop",
+				l.name, "cause", cause.Name, "key", f.Key, "error", err)
 		}
 		g.failed(l, key)
 		return
@@ -429,7 +428,8 @@ func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
 	if fresh {
 		level = slog.LevelWarn
 	}
-	l.log(f.owner, level, "reconcile failed; trying again", "loop", l.name, "key", f.Key, "attempt", f.Attempts, "error", err)
+	l.log(f.owner, level, "reconcile failed; trying again", "loop", l.name, "key", f.Key, "attempt", f.Attempts,
+		"error", err)
 	f.wait = min(max(2*f.wait, minBackoff), maxBackoff)
 	l.delay(key, jitter(max(f.wait, time.Duration(owner.failing-1)*time.Second/retryRate)))
 }
@@ -437,14 +437,14 @@ func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
 // jitter spreads the retries of keys that failed together.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
-// log logs what an owner's key led to, where it is a warning only as many as somebody can read.
+// log logs the failure of an owner's key; of warnings only as many as a person can read.
 func (l *Loop[K]) log(owner string, level slog.Level, message string, args ...any) {
 	if level < slog.LevelWarn || l.owner(owner).logs.Allow() {
 		l.options.Log.Log(context.Background(), level, message, args...)
 	}
 }
 
-// Problems are the keys that fail now, in the order of their names.
+// Problems returns the failing keys, sorted by name.
 func (l *Loop[K]) Problems() []Problem {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -478,13 +478,14 @@ func NewMetrics(prefix string, reg prometheus.Registerer) *Metrics {
 		}, labels)
 	}
 	m := &Metrics{
-		depth:      gauge("depth", "Objects that wait to be reconciled."),
-		unfinished: gauge("unfinished_work_seconds", "Seconds of reconciling under way and not yet in work_duration."),
-		longest:    gauge("longest_running_processor_seconds", "Seconds that the longest reconciling under way has taken."),
-		adds:       counter("adds_total", "Objects enqueued."),
-		retries:    counter("retries_total", "Objects enqueued for later: again after a failure, or as planned."),
-		latency:    histogram("latency_duration_seconds", "Seconds an object waited."),
-		work:       histogram("work_duration_seconds", "Seconds an object took to reconcile."),
+		depth: gauge("depth", "Objects that wait to be reconciled."),
+		unfinished: gauge("unfinished_work_seconds",
+			"Seconds of running reconciliations, which work_duration does not contain yet."),
+		longest: gauge("longest_running_processor_seconds", "Seconds that the longest running reconciliation has taken."),
+		adds:    counter("adds_total", "Objects enqueued."),
+		retries: counter("retries_total", "Objects enqueued for later: again after a failure, or as planned."),
+		latency: histogram("latency_duration_seconds", "Seconds an object waited."),
+		work:    histogram("work_duration_seconds", "Seconds an object took to reconcile."),
 	}
 	reg.MustRegister(m.depth, m.unfinished, m.longest, m.adds, m.retries, m.latency, m.work)
 	return m

@@ -227,7 +227,8 @@ func TestBackoffOfEachKeyAlone(t *testing.T) {
 	check(tries(2))
 }
 
-// What changes of a key that waits for a cause of its own is tried within a second, as it may be the mend, and no more often.
+// What changes of a key that waits for a cause of its own is tried within a second, as it may be the fix, and no more
+// often.
 func TestNews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var attempts []time.Time
@@ -255,8 +256,8 @@ func TestNews(t *testing.T) {
 	})
 }
 
-// However many keys fail each for itself, they are tried again ten times a second in all; and when one of them succeeds,
-// all others that failed for the same cause are tried at once.
+// However many keys fail each for itself, they are tried again ten times a second in all; and when one of them
+// succeeds, all others that failed for the same cause are tried at once.
 func TestManyThatFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 5000
@@ -318,8 +319,8 @@ func (f *flaky) last() (n int, last time.Time) {
 	return n, last
 }
 
-// While something is down that all need, one key probes; when it is back, the last of a thousand is done within two seconds,
-// however long it was down and however often keys changed meanwhile.
+// While something is down that all need, one key probes; when it is back, the last of a thousand is done within two
+// seconds, however long it was down and however often keys changed meanwhile.
 func TestSharedCause(t *testing.T) {
 	for _, all := range []bool{false, true} {
 		for _, outage := range []time.Duration{5 * time.Second, 20 * time.Second, time.Hour} {
@@ -327,7 +328,8 @@ func TestSharedCause(t *testing.T) {
 				const keys = 1000
 				f := &flaky{took: 5 * time.Millisecond}
 				f.down.Store(true)
-				l := New("test", f.reconcile, Options{Workers: 16, Log: quiet, Cause: func(error) Cause { return Cause{Name: "down", Shared: true, All: all} }})
+				l := New("test", f.reconcile,
+					Options{Workers: 16, Log: quiet, Cause: func(error) Cause { return Cause{Name: "down", Shared: true, All: all} }})
 				run(t, l)
 				begin := time.Now()
 				for time.Since(begin) < outage {
@@ -379,7 +381,8 @@ func TestProbesThatTellNothing(t *testing.T) {
 			defer mu.Unlock()
 			done[key] = true
 			return nil
-		}, Options{Workers: 4, Log: quiet, Cause: func(err error) Cause { return Cause{Name: err.Error(), Shared: err.Error() == "quota"} }})
+		}, Options{Workers: 4, Log: quiet,
+			Cause: func(err error) Cause { return Cause{Name: err.Error(), Shared: err.Error() == "quota"} }})
 		run(t, l)
 		for key := range 60 {
 			l.Enqueue(key)
@@ -515,7 +518,7 @@ func TestEnqueueBeforeRun(t *testing.T) {
 }
 
 // The end of the context reaches the worker that works, nothing that waits is begun any more,
-// and nothing goes on: TestMain looks for goroutines.
+// and nothing continues: TestMain looks for goroutines.
 func TestShutdown(t *testing.T) {
 	var runs atomic.Int64
 	begun := make(chan struct{}, 1)
@@ -591,7 +594,7 @@ func (w writer) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// The loops of one part share their metrics, told apart by name.
+// The loops of one part share their metrics, distinguished by name.
 func TestMetricsScraped(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	metrics := NewMetrics("semaphore_broker", reg)
@@ -636,7 +639,8 @@ func TestMetricsScraped(t *testing.T) {
 			}
 		}
 		for _, gauge := range []string{"unfinished_work_seconds", "longest_running_processor_seconds"} {
-			if line := "semaphore_broker_queue_" + gauge + `{queue="set"} `; !strings.Contains(text, line) || strings.Contains(text, line+"0\n") {
+			if line := "semaphore_broker_queue_" + gauge + `{queue="set"} `; !strings.Contains(text, line) ||
+				strings.Contains(text, line+"0\n") {
 				out = append(out, line+"above 0")
 			}
 		}

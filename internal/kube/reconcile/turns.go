@@ -1,16 +1,16 @@
 package reconcile
 
-// turns are keys that wait, of each owner in the order in which they came, and handed out of one owner after the other: who has thousands
-// waiting keeps others waiting for one of them. It is a workqueue.Queue.
+// turns is a workqueue.Queue that hands out waiting keys of each owner in order, and of the owners in turn: an owner
+// with thousands of keys delays another one by one key.
 type turns[K comparable] struct {
 	owner   func(K) string
 	waiting map[K]bool
 	lines   map[string]*line[K]
-	// order are the owners of whom something waits, in the order of their turns.
+	// order are the owners with waiting keys, in the order of their turns.
 	order []string
 }
 
-// line are the keys of one owner. Those that were handed out in another's turn are still in it.
+// line are the keys of one owner. Keys that were handed out in another's turn are still in it.
 type line[K comparable] struct {
 	keys []K
 	has  map[K]bool
@@ -20,7 +20,7 @@ func newTurns[K comparable](owner func(K) string) *turns[K] {
 	return &turns[K]{owner: owner, waiting: map[K]bool{}, lines: map[string]*line[K]{}}
 }
 
-// Touch implements workqueue.Queue. A key that waits and is now another's is handed out in whoever's turn comes first.
+// Touch implements workqueue.Queue. A waiting key that changed its owner is handed out in the first turn of either.
 func (t *turns[K]) Touch(key K) { t.join(key) }
 
 // Push implements workqueue.Queue.
@@ -46,7 +46,7 @@ func (t *turns[K]) join(key K) {
 // Len implements workqueue.Queue.
 func (t *turns[K]) Len() int { return len(t.waiting) }
 
-// Pop implements workqueue.Queue. It is called only when something waits.
+// Pop implements workqueue.Queue. It is called only if a key waits.
 func (t *turns[K]) Pop() K {
 	for {
 		owner := t.order[0]

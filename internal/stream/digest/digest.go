@@ -1,11 +1,10 @@
-// Package digest tells whether two ends of a stream hold the same set of objects, without
-// sending it: the digest of a set is the sum of those of its members, so that it follows
-// each change at the cost of that one object.
+// Package digest compares the sets of objects at the two ends of a stream without sending them: the digest of a set is
+// the sum of those of its members, so that each change costs only that one object.
 //
-// It is no proof against whoever chooses the objects, who could look for sets with one sum:
-// a sender that lies about its own objects gains nothing that it could not simply send.
+// It is no proof against a sender that chooses the objects, which could search for sets with one sum: a sender that
+// lies about its own objects gains nothing that it could not simply send.
 //
-// The package imports nothing of ours.
+// The package is pure, and imports no other package of semaphore.
 package digest
 
 import (
@@ -20,14 +19,13 @@ import (
 // Size of a digest in bytes.
 const Size = sha256.Size
 
-// Digest is that of a set of messages; the zero value is that of the empty set. Digests are
-// compared with ==.
+// Digest is the digest of a set of messages; the zero value is that of the empty set. Digests are compared with ==.
 type Digest [Size]byte
 
 var encoding = proto.MarshalOptions{Deterministic: true}
 
-// Of is the digest of the set that holds m alone. It panics on a message that cannot be encoded,
-// which is one with text that is not UTF-8: none that came over a stream has any.
+// Of returns the digest of the set with m alone. It panics on a message that cannot be encoded because of text that is
+// not UTF-8: a message from a stream has none.
 func Of(m proto.Message) Digest {
 	data, err := encoding.Marshal(m)
 	if err != nil {
@@ -44,7 +42,7 @@ func Parse(data []byte) (d Digest, ok bool) {
 	return Digest(data), true
 }
 
-// Bytes are for a message.
+// Bytes returns the digest for a message.
 func (d Digest) Bytes() []byte { return d[:] }
 
 // Add adds the members of other, which must not be in the set.
@@ -57,7 +55,7 @@ func (d *Digest) Add(other Digest) {
 	}
 }
 
-// Remove takes the members of other out, which must be in the set.
+// Remove removes the members of other, which must be in the set.
 func (d *Digest) Remove(other Digest) {
 	var borrow uint64
 	for i := 0; i < Size; i += 8 {

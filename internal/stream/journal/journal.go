@@ -1,13 +1,12 @@
-// Package journal keeps the newest state of each object in the order of last change,
-// so that any number of readers can follow it, each at its own pace.
+// Package journal keeps the newest state of each object in the order of last change, so that any number of readers can
+// follow it, each at its own pace.
 //
-// A reader is nothing but a revision: it asks for what changed after it. A change to
-// an object supersedes the earlier one, so what waits for the slowest reader is bounded
-// by the number of objects and never by the number of changes, and one slow reader
-// costs the others nothing. The exporter's catalog and the broker's peer lists are
-// journals.
+// A reader is nothing but a revision: it asks for what changed after it. A change to an object supersedes the earlier
+// one, so what waits for the slowest reader is bounded by the number of objects and never by the number of changes, and
+// one slow reader costs the others nothing. The exporter's catalog and the broker's peer lists are journals.
 //
-// The package knows nothing of streams or Kubernetes and imports nothing of ours.
+// The package is pure: it has a lock and no I/O. It knows nothing of streams or Kubernetes and imports no other package
+// of semaphore.
 package journal
 
 import (
@@ -24,7 +23,7 @@ type Entry[K comparable, V any] struct {
 	// Revision grows by one with each change; gaps are superseded changes.
 	Revision uint64
 	Key      K
-	// Value is the newest state, or for a deleted object the last one before its end.
+	// Value is the newest state, or for a deleted object the last one.
 	Value   V
 	Deleted bool
 	// ObservedAt is when the source of the change was seen.
@@ -43,7 +42,7 @@ type Journal[K comparable, V any] struct {
 	// log is in the order of revisions. A slot whose entry was superseded or forgotten is
 	// nil; when half of the slots are, log is compacted.
 	log []slot[K, V]
-	// owner is whose a key is, and owners what is kept of each.
+	// owner returns the owner of a key, and owners has the state of each.
 	owner    func(K) string
 	owners   map[string]*owner
 	live     int
@@ -57,9 +56,10 @@ type Journal[K comparable, V any] struct {
 	changed chan struct{}
 }
 
-// owner is what is kept of one owner of keys.
+// owner is the state of one owner of keys.
 type owner struct {
-	// tombstones are the revisions of those that are remembered, and of some that were superseded, in order; dead is how many are remembered.
+	// tombstones are the revisions of the remembered ones, and of some superseded ones, in order; dead counts the
+	// remembered ones.
 	tombstones []uint64
 	dead       int
 	// oldest is the revision from which a reader misses nothing of the owner's.
@@ -71,9 +71,8 @@ type slot[K comparable, V any] struct {
 	entry    *Entry[K, V]
 }
 
-// New makes an empty journal with an epoch of its own. It remembers the last
-// maxTombstones deletions for readers that come back; one that has been away for longer
-// starts anew from a snapshot.
+// New returns an empty journal with an epoch of its own. It remembers the last maxTombstones deletions for readers that
+// come back; one that has been away for longer starts again from a snapshot.
 func New[K comparable, V any](maxTombstones int) *Journal[K, V] {
 	return &Journal[K, V]{
 		epoch:         rand.Text(),
@@ -85,8 +84,8 @@ func New[K comparable, V any](maxTombstones int) *Journal[K, V] {
 	}
 }
 
-// By says whose a key is, for good, before anything is recorded. Who has most tombstones has the oldest of them forgotten, so that one owner's
-// deletions do not make readers forget another's; see Rest.
+// By sets the function that returns a key's owner, before anything is recorded. The journal forgets the oldest
+// tombstones of the owner with the most, so that one owner's deletions do not make readers forget another's; see Rest.
 func (j *Journal[K, V]) By(owner func(K) string) *Journal[K, V] {
 	j.owner = owner
 	return j
@@ -95,21 +94,21 @@ func (j *Journal[K, V]) By(owner func(K) string) *Journal[K, V] {
 // Epoch names the life of this journal: revisions of two epochs cannot be compared.
 func (j *Journal[K, V]) Epoch() string { return j.epoch }
 
-// Head is the newest revision.
+// Head returns the newest revision.
 func (j *Journal[K, V]) Head() uint64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.head
 }
 
-// Oldest is the oldest revision from which a reader can go on without a snapshot.
+// Oldest returns the oldest revision from which a reader can continue without a snapshot.
 func (j *Journal[K, V]) Oldest() uint64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.oldest
 }
 
-// Len is the number of objects, deleted ones not counted.
+// Len returns the number of objects, without deleted ones.
 func (j *Journal[K, V]) Len() int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -127,7 +126,7 @@ func (j *Journal[K, V]) Get(key K) (V, bool) {
 	return none, false
 }
 
-// Last returns the last step of an object's life that is remembered, be it its end.
+// Last returns the last remembered step of an object's life, which may be its deletion.
 func (j *Journal[K, V]) Last(key K) (*Entry[K, V], bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -135,15 +134,15 @@ func (j *Journal[K, V]) Last(key K) (*Entry[K, V], bool) {
 	return e, ok
 }
 
-// Put records the newest state of an object. The caller decides beforehand whether
-// anything that matters has changed: Put always makes a new revision.
+// Put records the newest state of an object. The caller decides whether anything relevant has changed: Put always makes
+// a new revision.
 func (j *Journal[K, V]) Put(key K, value V, observedAt time.Time) uint64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.append(&Entry[K, V]{Key: key, Value: value, ObservedAt: observedAt})
 }
 
-// Delete records the end of an object, and reports whether there was one.
+// Delete records the deletion of an object, and reports whether there was one.
 func (j *Journal[K, V]) Delete(key K, observedAt time.Time) (uint64, bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -189,12 +188,12 @@ func (j *Journal[K, V]) count(e *Entry[K, V], by int) {
 	}
 }
 
-// find is the index of the first slot at or after revision.
+// find returns the index of the first slot at or after revision.
 func (j *Journal[K, V]) find(revision uint64) int {
 	return sort.Search(len(j.log), func(i int) bool { return j.log[i].revision >= revision })
 }
 
-// of is what is kept of the owner of a key.
+// of returns the state of a key's owner.
 func (j *Journal[K, V]) of(key K) *owner {
 	name := j.owner(key)
 	o := j.owners[name]
@@ -205,7 +204,7 @@ func (j *Journal[K, V]) of(key K) *owner {
 	return o
 }
 
-// forgetOldest drops the oldest tombstone of the owner that has most; of those that have as many, the oldest of all.
+// forgetOldest drops the oldest tombstone of the owner with the most; of owners with as many, the oldest of all.
 func (j *Journal[K, V]) forgetOldest() {
 	var most *owner
 	for _, o := range j.owners {
@@ -253,8 +252,7 @@ func (j *Journal[K, V]) compact() {
 	}
 }
 
-// Snapshot returns every object as of one moment, and the revision of that moment. The
-// slice is shared between callers and must not be changed.
+// Snapshot returns every object at one revision, and that revision. Callers share the slice, which must not be changed.
 func (j *Journal[K, V]) Snapshot() ([]*Entry[K, V], uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -270,9 +268,9 @@ func (j *Journal[K, V]) Snapshot() ([]*Entry[K, V], uint64) {
 	return j.snapshot, j.head
 }
 
-// Since returns up to limit changes after revision, oldest first, and the revision to go
-// on from. ok is false when deletions after revision are no longer remembered, or when
-// revision is none that this journal has had: the reader then needs a Snapshot.
+// Since returns up to limit changes after revision, oldest first, and the revision to continue from. ok is false if
+// deletions after revision are no longer remembered, or if this journal never had that revision: the reader then needs
+// a Snapshot.
 func (j *Journal[K, V]) Since(revision uint64, limit int) (changes []*Entry[K, V], next uint64, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -294,7 +292,8 @@ func (j *Journal[K, V]) Since(revision uint64, limit int) (changes []*Entry[K, V
 	return changes, j.head, true
 }
 
-// Misses says whether deletions of an owner after revision are no longer remembered, or revision is none that this journal has had.
+// Misses reports whether deletions of an owner after revision are no longer remembered, or this journal never had that
+// revision.
 func (j *Journal[K, V]) Misses(owner string, revision uint64) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -302,9 +301,9 @@ func (j *Journal[K, V]) Misses(owner string, revision uint64) bool {
 	return revision > j.head || o != nil && revision < o.oldest
 }
 
-// Rest returns what a reader at revision has to be told that goes on with what it has of some owners, and starts anew with others: the
-// changes of the former after revision, and every object of the latter, oldest first; and the revision to go on from. Of who goes on nothing may
-// be missed.
+// Rest returns what a reader at revision needs if it continues with the objects of some owners, and starts again with
+// those of others: the changes of the former after revision, and every object of the latter, oldest first; and the
+// revision to continue from. No deletion of an owner to continue with may be forgotten.
 func (j *Journal[K, V]) Rest(revision uint64, goesOn func(owner string) bool) ([]*Entry[K, V], uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -319,8 +318,8 @@ func (j *Journal[K, V]) Rest(revision uint64, goesOn func(owner string) bool) ([
 	return rest, j.head
 }
 
-// Count is the number of changes after revision that match. It looks at no more than limit of them; of what
-// comes after these, all count, superseded ones too.
+// Count returns the number of changes after revision that match. It examines at most limit of them; of those after
+// that, all count, superseded ones too.
 func (j *Journal[K, V]) Count(revision uint64, limit int, match func(*Entry[K, V]) bool) int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -337,7 +336,7 @@ func (j *Journal[K, V]) Count(revision uint64, limit int, match func(*Entry[K, V
 	return n + len(after) - min(limit, len(after))
 }
 
-// Pending is the number of changes after revision.
+// Pending returns the number of changes after revision.
 func (j *Journal[K, V]) Pending(revision uint64) int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -353,8 +352,8 @@ func (j *Journal[K, V]) Pending(revision uint64) int {
 	return n
 }
 
-// Changed returns a channel that is closed at the first change after revision; at once
-// when there has been one already.
+// Changed returns a channel that is closed at the first change after revision; immediately if there has been one
+// already.
 func (j *Journal[K, V]) Changed(revision uint64) <-chan struct{} {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -366,7 +365,7 @@ func (j *Journal[K, V]) Changed(revision uint64) <-chan struct{} {
 	return j.changed
 }
 
-// Wait returns when there is a change after revision, or with the context's error.
+// Wait returns after a change after revision, or with the context's error.
 func (j *Journal[K, V]) Wait(ctx context.Context, revision uint64) error {
 	select {
 	case <-j.Changed(revision):

@@ -56,21 +56,34 @@ func TestSince(t *testing.T) {
 		refused    bool
 	}{
 		{name: "empty", tombstones: 10, limit: 10, want: []string{}, next: 0},
-		{name: "from the beginning", tombstones: 10, steps: []string{"a=1", "b=2"}, limit: 10, want: []string{"1 a=1", "2 b=2"}, next: 2},
-		{name: "only what is newer", tombstones: 10, steps: []string{"a=1", "b=2", "c=3"}, revision: 2, limit: 10, want: []string{"3 c=3"}, next: 3},
+		{name: "from the beginning", tombstones: 10, steps: []string{"a=1", "b=2"}, limit: 10,
+			want: []string{"1 a=1", "2 b=2"}, next: 2},
+		{name: "only what is newer", tombstones: 10, steps: []string{"a=1", "b=2", "c=3"}, revision: 2, limit: 10,
+			want: []string{"3 c=3"}, next: 3},
 		{name: "up to date", tombstones: 10, steps: []string{"a=1"}, revision: 1, limit: 10, want: []string{}, next: 1},
-		{name: "superseded changes are left out", tombstones: 10, steps: []string{"a=1", "b=2", "a=3", "a=4"}, limit: 10, want: []string{"2 b=2", "4 a=4"}, next: 4},
-		{name: "deletions are changes", tombstones: 10, steps: []string{"a=1", "b=2", "-a"}, revision: 2, limit: 10, want: []string{"3 a deleted (last 1)"}, next: 3},
-		{name: "an object that comes back", tombstones: 10, steps: []string{"a=1", "-a", "a=2"}, limit: 10, want: []string{"3 a=2"}, next: 3},
-		{name: "deleting what is not there changes nothing", tombstones: 10, steps: []string{"a=1", "-b", "-a", "-a"}, limit: 10, want: []string{"2 a deleted (last 1)"}, next: 2},
-		{name: "a page", tombstones: 10, steps: []string{"a=1", "b=2", "c=3"}, limit: 2, want: []string{"1 a=1", "2 b=2"}, next: 2},
-		{name: "a page that is just full goes to the head", tombstones: 10, steps: []string{"a=1", "b=2", "b=3"}, limit: 2, want: []string{"1 a=1", "3 b=3"}, next: 3},
-		{name: "a page ends before superseded changes", tombstones: 10, steps: []string{"a=1", "b=2", "b=3", "c=4"}, limit: 1, want: []string{"1 a=1"}, next: 1},
+		{name: "superseded changes are left out", tombstones: 10, steps: []string{"a=1", "b=2", "a=3", "a=4"}, limit: 10,
+			want: []string{"2 b=2", "4 a=4"}, next: 4},
+		{name: "deletions are changes", tombstones: 10, steps: []string{"a=1", "b=2", "-a"}, revision: 2, limit: 10,
+			want: []string{"3 a deleted (last 1)"}, next: 3},
+		{name: "an object that comes back", tombstones: 10, steps: []string{"a=1", "-a", "a=2"}, limit: 10,
+			want: []string{"3 a=2"}, next: 3},
+		{name: "deleting what is not there changes nothing", tombstones: 10, steps: []string{"a=1", "-b", "-a", "-a"},
+			limit: 10, want: []string{"2 a deleted (last 1)"}, next: 2},
+		{name: "a page", tombstones: 10, steps: []string{"a=1", "b=2", "c=3"}, limit: 2,
+			want: []string{"1 a=1", "2 b=2"}, next: 2},
+		{name: "a page that is just full goes to the head", tombstones: 10, steps: []string{"a=1", "b=2", "b=3"}, limit: 2,
+			want: []string{"1 a=1", "3 b=3"}, next: 3},
+		{name: "a page ends before superseded changes", tombstones: 10, steps: []string{"a=1", "b=2", "b=3", "c=4"}, limit: 1,
+			want: []string{"1 a=1"}, next: 1},
 		{name: "no room for anything", tombstones: 10, steps: []string{"a=1"}, limit: 0, want: []string{}, next: 0},
-		{name: "no tombstones kept, reader before the deletion", tombstones: 0, steps: []string{"a=1", "b=2", "-a"}, revision: 2, limit: 10, refused: true, next: 2},
-		{name: "no tombstones kept, reader after the deletion", tombstones: 0, steps: []string{"a=1", "b=2", "-a", "c=4"}, revision: 3, limit: 10, want: []string{"4 c=4"}, next: 4},
-		{name: "a revision that has not been yet", tombstones: 10, steps: []string{"a=1"}, revision: 2, limit: 10, refused: true, next: 2},
-		{name: "the last revision there can be", tombstones: 10, steps: []string{"a=1"}, revision: 1<<64 - 1, limit: 10, refused: true, next: 1<<64 - 1},
+		{name: "no tombstones kept, reader before the deletion", tombstones: 0, steps: []string{"a=1", "b=2", "-a"},
+			revision: 2, limit: 10, refused: true, next: 2},
+		{name: "no tombstones kept, reader after the deletion", tombstones: 0, steps: []string{"a=1", "b=2", "-a", "c=4"},
+			revision: 3, limit: 10, want: []string{"4 c=4"}, next: 4},
+		{name: "a revision that has not been yet", tombstones: 10, steps: []string{"a=1"}, revision: 2, limit: 10,
+			refused: true, next: 2},
+		{name: "the last revision there can be", tombstones: 10, steps: []string{"a=1"}, revision: 1<<64 - 1, limit: 10,
+			refused: true, next: 1<<64 - 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			j := New[string, int](test.tombstones)
@@ -106,7 +119,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	again, _ := j.Snapshot()
 	if &again[0] != &all[0] {
-		t.Error("a second snapshot of the same revision was made anew: with many readers that is many copies")
+		t.Error("a second snapshot of the same revision was made again: with many readers that is many copies")
 	}
 	do(t, j, "c=6")
 	if diff := cmp.Diff([]string{"3 c=3", "4 a=4"}, text(all)); diff != "" {
@@ -162,7 +175,7 @@ func TestEpochsDiffer(t *testing.T) {
 	}
 }
 
-// A reader that missed as many deletions as the limit goes on, one that missed more does not.
+// A reader that missed as many deletions as the limit continues, one that missed more does not.
 func TestTombstoneLimit(t *testing.T) {
 	const limit = 10
 	j := New[string, int](limit)
@@ -176,7 +189,7 @@ func TestTombstoneLimit(t *testing.T) {
 		// Each deletion is two revisions of its own.
 		if back := uint64(2 * limit); j.head > back {
 			if _, _, ok := j.Since(j.head-back, 1000); !ok {
-				t.Fatalf("a reader that missed %d deletions has to start anew; oldest %d, head %d", limit, j.Oldest(), j.head)
+				t.Fatalf("a reader that missed %d deletions has to start over; oldest %d, head %d", limit, j.Oldest(), j.head)
 			}
 		}
 	}
@@ -259,12 +272,12 @@ func TestChangedAndWait(t *testing.T) {
 	select {
 	case <-changed:
 	case <-time.After(time.Second):
-		t.Fatal("a change was not told")
+		t.Fatal("a change was not reported")
 	}
 	select {
 	case <-j.Changed(0):
 	default:
-		t.Fatal("a change that has been is not told at once")
+		t.Fatal("a change that has been is not reported at once")
 	}
 	if err := j.Wait(t.Context(), 0); err != nil {
 		t.Error(err)
@@ -275,7 +288,7 @@ func TestChangedAndWait(t *testing.T) {
 	do(t, j, "-b")
 	select {
 	case <-changed:
-		t.Error("told of a change that was none")
+		t.Error("a change that was none is reported")
 	default:
 	}
 
@@ -328,7 +341,10 @@ func TestCount(t *testing.T) {
 		revision     uint64
 		limit, count int
 	}{{0, 100, 2}, {3, 100, 2}, {4, 100, 1}, {5, 100, 1}, {6, 100, 0}, {9, 100, 0}, {0, 0, 6}, {0, 4, 1 + 2}} {
-		if got := j.Count(test.revision, test.limit, func(e *Entry[string, int]) bool { return !e.Deleted && e.Value%2 == 0 }); got != test.count {
+		if got := j.Count(test.revision, test.limit, func(e *Entry[string, int]) bool {
+			return !e.Deleted &&
+				e.Value%2 == 0
+		}); got != test.count {
 			t.Errorf("%d even ones after %d, looking at %d; not %d", got, test.revision, test.limit, test.count)
 		}
 	}
@@ -349,7 +365,8 @@ func TestLast(t *testing.T) {
 	}
 }
 
-// TestOwners: deletions of one owner have none of another's forgotten, and a reader that missed some goes on with all others.
+// TestOwners: deletions of one owner have none of another's forgotten, and a reader that missed some continues with all
+// others.
 func TestOwners(t *testing.T) {
 	j := New[string, int](3).By(func(key string) string {
 		if key[0] == 'b' || key[0] == 'd' {
@@ -367,7 +384,7 @@ func TestOwners(t *testing.T) {
 		t.Error("what is missed")
 	}
 	if _, _, ok := j.Since(4, 10); ok {
-		t.Error("a reader goes on that missed deletions")
+		t.Error("a reader continues that missed deletions")
 	}
 	rest, next := j.Rest(4, func(owner string) bool { return owner == "b" })
 	if diff := cmp.Diff([]string{"1 a=1", "2 c=2", "5 b deleted (last 3)"}, text(rest)); diff != "" || next != j.Head() {

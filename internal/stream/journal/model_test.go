@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// view is what a reader knows: it is told by a journal alone, and must come to hold what
+// view is what a reader knows: it reads a journal alone, and must come to hold what
 // the writers last wrote.
 type view struct {
 	revision uint64
 	objects  map[string]int
-	// snapshots it had to begin anew with.
+	// snapshots it had to begin again with.
 	snapshots int
 }
 
@@ -145,8 +145,8 @@ func TestModelConcurrent(t *testing.T) {
 	var mu sync.Mutex
 	model := map[string]int{} // guarded by mu
 	g, ctx := errgroup.WithContext(ctx)
-	// One reader falls behind the tombstones, however the others are scheduled: it reads what is there before anybody writes, and
-	// then nothing until all is written.
+	// One reader falls behind the tombstones, however the others are scheduled: it reads what is there before anybody
+	// writes, and then nothing until all is written.
 	j.Put("first", 0, at(0))
 	j.Delete("first", at(0))
 	late := newView()

@@ -1,9 +1,9 @@
-// Package link keeps a stream from one part of semaphore to another: it dials, lets the
-// caller carry the stream, and begins anew whenever it ends.
+// Package link keeps a stream from one part of semaphore to another: it dials, lets the caller run the stream, and
+// begins again whenever it ends.
 //
-// It knows gRPC and TLS, and nothing of what the streams say.
+// It knows gRPC and TLS, and nothing of the streams' protocols.
 //
-// It imports nothing of ours.
+// It imports no other package of semaphore.
 package link
 
 import (
@@ -30,27 +30,27 @@ const (
 	pingTimeout = 5 * time.Second
 )
 
-// connectWithin is how long the other end may take to be reached.
+// connectWithin is the timeout of a connection.
 const connectWithin = 5 * time.Second
 
-// A stream that failed is tried again after minBackoff, then twice as long, up to maxBackoff, with
-// jitter, so that thousands of agents do not come back to a new broker at one moment. One that held
-// for a while starts over at minBackoff.
+// A stream that failed is retried after minBackoff, then twice as long, up to maxBackoff, with jitter, so that
+// thousands of agents do not return to a new broker at one moment. After a stream that lasted for a while the backoff
+// starts over.
 const (
 	minBackoff = 500 * time.Millisecond
 	maxBackoff = 15 * time.Second
 	heldLong   = 10 * time.Second
 )
 
-// A stream that the other end has ended because too much was asked of it is no better for having held: what
-// would be told again is as large, and comes as often.
+// A stream that the other end ended because it asked too much does not reset the backoff: the next one would be as
+// large, and as frequent.
 const (
 	minExhausted = 5 * time.Second
 	maxExhausted = 2 * time.Minute
 )
 
-// ErrAgain ends a stream that is to begin anew as if it had been the first.
-var ErrAgain = errors.New("beginning anew")
+// ErrAgain ends a stream after which the next one begins without backoff.
+var ErrAgain = errors.New("the stream begins again")
 
 // End is the other end of a link.
 type End struct {
@@ -60,9 +60,9 @@ type End struct {
 	Options []grpc.DialOption
 }
 
-// Keep has carry carry one stream after the other until ctx ends, and returns the context's error.
-// carry gets a connection of its own each time, because one that gRPC keeps and mends answers from
-// what it knew before; it returns when its stream has ended, always with an error, which ended is told.
+// Keep calls carry for one stream after the other until ctx ends, and returns the context's error. carry gets a
+// connection of its own each time, because gRPC answers from old state on one that it reconnects. carry returns when
+// its stream has ended, always with an error, which Keep passes to ended.
 func Keep(ctx context.Context, end End, carry func(context.Context, *grpc.ClientConn) error, ended func(error)) error {
 	wait := minBackoff
 	for {
@@ -96,7 +96,8 @@ func exhausted(err error) bool { return status.Code(err) == codes.ResourceExhaus
 func once(ctx context.Context, end End, carry func(context.Context, *grpc.ClientConn) error) error {
 	conn, err := grpc.NewClient(end.Address, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(credentials.NewTLS(end.TLS)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingTimeout, PermitWithoutStream: true}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingTimeout,
+			PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectWithin}),
 	}, end.Options...)...)
 	if err != nil {
@@ -111,8 +112,8 @@ func once(ctx context.Context, end End, carry func(context.Context, *grpc.Client
 	return errors.New("the stream ended without a reason")
 }
 
-// Reason is why a stream ended on which Send failed: what Recv says once it has given all that had come
-// before, see grpc.ClientStream.
+// Reason returns why a stream on which Send failed has ended: what Recv returns after all earlier messages, see
+// grpc.ClientStream.
 func Reason[M any](recv func() (M, error)) error {
 	for {
 		_, err := recv()

@@ -34,7 +34,8 @@ func TestKeepBacksOffAndStartsOver(t *testing.T) {
 			}
 			return failed
 		}
-		err := Keep(ctx, End{Address: "192.0.2.1:1", TLS: &tls.Config{}}, carry, func(err error) { reasons = append(reasons, err) })
+		err := Keep(ctx, End{Address: "192.0.2.1:1", TLS: &tls.Config{}}, carry,
+			func(err error) { reasons = append(reasons, err) })
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("Keep returned %v", err)
 		}
@@ -52,13 +53,13 @@ func TestKeepBacksOffAndStartsOver(t *testing.T) {
 		between(9, minBackoff, 2*minBackoff)
 		between(10, minBackoff/2, minBackoff)
 		if len(reasons) != 11 || !errors.Is(reasons[0], failed) {
-			t.Errorf("told of %d ends, the first %v; the one that ctx ended is nobody's business", len(reasons), reasons[0])
+			t.Errorf("%d ends are reported, the first %v; the one that ctx ended is nobody's business", len(reasons), reasons[0])
 		}
 	})
 }
 
-// TestF26TooMuch: a stream that is ended because too much was asked of it is tried again later and later, however
-// long it held each time; any other end after a while begins anew soon.
+// TestF26TooMuch: a stream that is ended because too much was asked of it is tried again later and later, however long
+// it held each time; any other end after a while begins again soon.
 func TestF26TooMuch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -101,12 +102,13 @@ func TestF26TooMuch(t *testing.T) {
 func TestAStreamThatEndsWithoutAnErrorIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		Keep(ctx, End{Address: "192.0.2.1:1", TLS: &tls.Config{}}, func(context.Context, *grpc.ClientConn) error { return nil }, func(err error) {
-			if err == nil {
-				t.Error("the reason is nil")
-			}
-			cancel()
-		})
+		Keep(ctx, End{Address: "192.0.2.1:1", TLS: &tls.Config{}},
+			func(context.Context, *grpc.ClientConn) error { return nil }, func(err error) {
+				if err == nil {
+					t.Error("the reason is nil")
+				}
+				cancel()
+			})
 	})
 }
 

@@ -11,14 +11,15 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// perByte is the most that decoding allocates for a byte on the wire, and perMessage what it may allocate beside that: two bytes can
-// stand for an empty message, of which the largest has some 200 bytes and a place in a slice that grows.
+// perByte is the most that decoding allocates for a byte on the wire, and perMessage what it may allocate beside that:
+// two bytes can stand for an empty message, of which the largest has some 200 bytes and a place in a slice that grows.
 const (
 	perByte    = 200
 	perMessage = 64 << 10
 )
 
-// decoders are the messages that broker, exporter and agent decode of a peer, and what they may take of memory there once decoded.
+// decoders are the messages that broker, exporter and agent decode of a peer, and what they may take of memory there
+// once decoded.
 var decoders = []struct {
 	name string
 	new  func() proto.Message
@@ -68,7 +69,8 @@ func cost(t *testing.T, data []byte) (worst float64) {
 		m := d.new()
 		took := allocated(data, m)
 		if most := perByte*len(data) + perMessage; took > most {
-			t.Errorf("%s: %d bytes on the wire allocate %d, and %d is the most: %x", d.name, len(data), took, most, data[:min(len(data), 100)])
+			t.Errorf("%s: %d bytes on the wire allocate %d, and %d is the most: %x", d.name, len(data), took, most,
+				data[:min(len(data), 100)])
 		}
 		if proto.Size(m) > 0 {
 			worst = max(worst, float64(took)/float64(len(data)))
@@ -81,8 +83,9 @@ func cost(t *testing.T, data []byte) (worst float64) {
 	return worst
 }
 
-// FuzzCost: whatever the bytes are, decoding them allocates no more than perByte for each, in the broker, exporter and agent. Few
-// bytes are repeated, which is a message again: what they allocate counts beside perMessage, and what is no message costs little to try.
+// FuzzCost: whatever the bytes are, decoding them allocates no more than perByte for each, in the broker, exporter and
+// agent. Few bytes are repeated, which is a message again: what they allocate counts beside perMessage, and what is no
+// message costs little to try.
 func FuzzCost(f *testing.F) {
 	const few, many = 512, 8 << 10
 	for _, d := range decoders {

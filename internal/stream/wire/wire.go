@@ -1,7 +1,7 @@
-// Package wire bounds what a protobuf message takes of memory, by its bytes, before it is decoded.
+// Package wire bounds the memory of a protobuf message, from its bytes, before it is decoded.
 //
-// A limit of bytes on the wire does not: 2 bytes that stand for an empty message become a structure of a hundred. The package knows
-// the types of messages by their descriptors only, and imports nothing of ours.
+// A limit of bytes on the wire does not: 2 bytes for an empty message become a structure of a hundred. The package
+// knows the types of messages by their descriptors only, and imports no other package of semaphore.
 package wire
 
 import (
@@ -20,17 +20,17 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// What decoding takes beside a message's own structure. A slice that grows by appending has twice the room at most.
+// The memory of decoding beside a message's own structure. A slice that grows by appending has at most twice the room.
 const (
 	perPointer = 2 * 8  // an element of a repeated message
-	perText    = 2 * 24 // a string or bytes in a slice, beside what is in it
+	perText    = 2 * 24 // a string or bytes in a slice, beside its content
 	perScalar  = 2 * 8  // a number in a slice
-	perOneof   = 16     // what holds the set field of a oneof, or an optional scalar
-	allocation = 16     // what the allocator rounds up to
+	perOneof   = 16     // the wrapper of a oneof's set field, or an optional scalar
+	allocation = 16     // the allocator's rounding
 )
 
-// Size is about how many bytes of memory a message of a type takes once data is decoded; at least that many but for the
-// allocator's size classes. It stops, with some number over most, once it is over most. The error is that of bytes that are no
+// Size estimates the memory of a decoded message of a type, in bytes; it is a lower bound but for the allocator's size
+// classes. It stops, with any number over most, once it is over most. It returns an error for bytes that are no
 // message.
 func Size(data []byte, of protoreflect.MessageType, most int) (int, error) {
 	return size(data, of.Descriptor(), structure(of.Descriptor()), most)
@@ -51,7 +51,7 @@ func size(data []byte, d protoreflect.MessageDescriptor, n, most int) (int, erro
 		data = data[tag+length:]
 		f := fields.ByNumber(number)
 		if f == nil || !fits(f, kind) {
-			n += 2 * (tag + length) // it is kept as it came, in a slice that grows
+			n += 2 * (tag + length) // kept as it came, in a slice that grows
 			continue
 		}
 		if f.ContainingOneof() != nil {
@@ -76,7 +76,7 @@ func size(data []byte, d protoreflect.MessageDescriptor, n, most int) (int, erro
 	return n, nil
 }
 
-// fits says whether a value of a type on the wire is one of the field; otherwise it is kept as unknown.
+// fits reports whether a value of a type on the wire is one of the field; otherwise it is kept as unknown.
 func fits(f protoreflect.FieldDescriptor, kind protowire.Type) bool {
 	switch f.Kind() {
 	case protoreflect.MessageKind, protoreflect.StringKind, protoreflect.BytesKind:
@@ -89,12 +89,12 @@ func fits(f protoreflect.FieldDescriptor, kind protowire.Type) bool {
 
 var structures sync.Map // full name of a message → bytes of its structure
 
-// structure is how many bytes an empty message of a type takes.
+// structure returns the bytes of an empty message of a type.
 func structure(d protoreflect.MessageDescriptor) int {
 	if n, ok := structures.Load(d.FullName()); ok {
 		return n.(int)
 	}
-	n := 512 // of a type that is not linked in, which none is
+	n := 512 // a type that is not linked in, which does not occur
 	if t, err := protoregistry.GlobalTypes.FindMessageByName(d.FullName()); err == nil {
 		n = int(reflect.TypeOf(t.Zero().Interface()).Elem().Size()) + allocation
 	}
@@ -102,11 +102,11 @@ func structure(d protoreflect.MessageDescriptor) int {
 	return n
 }
 
-// Raw is a message that has come and is not decoded yet.
+// Raw is a message that is not decoded yet.
 type Raw []byte
 
-// Codec is gRPC's codec for protobuf, which refuses what would take more than Most bytes once decoded, and gives a Raw its
-// bytes as they came.
+// Codec is gRPC's codec for protobuf that refuses messages of more than Most bytes once decoded, and passes a Raw its
+// bytes.
 type Codec struct{ Most int }
 
 var inner = encoding.GetCodecV2(encodingproto.Name)
@@ -130,14 +130,15 @@ func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return Decode(data.Materialize(), m, c.Most)
 }
 
-// Decode is proto.Unmarshal of what takes no more than most bytes; the error is a gRPC status otherwise.
+// Decode is proto.Unmarshal for messages of up to most bytes; the error is a gRPC status otherwise.
 func Decode(data []byte, m proto.Message, most int) error {
 	n, err := Size(data, m.ProtoReflect().Type(), most)
 	switch {
 	case err != nil:
 		return status.Errorf(codes.InvalidArgument, "a message of %d bytes that is none: %v", len(data), err)
 	case n > most:
-		return status.Errorf(codes.ResourceExhausted, "a message of %d bytes would take more than %d bytes once decoded", len(data), most)
+		return status.Errorf(codes.ResourceExhausted, "a message of %d bytes would take more than %d bytes once decoded",
+			len(data), most)
 	}
 	return proto.Unmarshal(data, m)
 }

@@ -29,13 +29,16 @@ func allocated(data []byte, m proto.Message) int {
 func changes(n int) []byte {
 	all := &semaphorev1.Changes{}
 	for i := range n {
-		all.Changes = append(all.Changes, &semaphorev1.Change{Revision: uint64(i + 1), Change: &semaphorev1.Change_Upsert{Upsert: &semaphorev1.Object{
-			Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: fmt.Sprint("web-", i)},
-			Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: &semaphorev1.EndpointSlice{
-				Service: "web", AddressType: "IPv4", Ports: []*semaphorev1.EndpointPort{{Name: "http", Protocol: "TCP", Port: 80}},
-				Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}, Ready: proto.Bool(true), Serving: proto.Bool(true)}},
-			}},
-		}}})
+		all.Changes = append(all.Changes,
+			&semaphorev1.Change{Revision: uint64(i + 1), Change: &semaphorev1.Change_Upsert{Upsert: &semaphorev1.Object{
+				Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop",
+					Name: fmt.Sprint("web-", i)},
+				Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: &semaphorev1.EndpointSlice{
+					Service: "web", AddressType: "IPv4", Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}},
+					Endpoints: []*semaphorev1.Endpoint{{Addresses: []string{"10.2.0.1"}, Ready: proto.Bool(true),
+						Serving: proto.Bool(true)}},
+				}},
+			}}})
 	}
 	data, err := proto.Marshal(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: all}})
 	if err != nil {
@@ -56,7 +59,8 @@ func FuzzSize(f *testing.F) {
 		took := allocated(data, &semaphorev1.PublishRequest{})
 		// Beside what the runtime does meanwhile, and the first use of a type.
 		if err == nil && took > 2*n+64<<10 {
-			t.Fatalf("%d bytes took %d bytes of memory, and were said to take %d: %x", len(data), took, n, data[:min(len(data), 200)])
+			t.Fatalf("%d bytes took %d bytes of memory, and were said to take %d: %x", len(data), took, n,
+				data[:min(len(data), 200)])
 		}
 		if err != nil && proto.Unmarshal(data, &semaphorev1.PublishRequest{}) == nil {
 			t.Fatalf("%x is a message, and was taken for none: %v", data, err)
@@ -80,7 +84,7 @@ func TestSize(t *testing.T) {
 		}
 	}
 	if n, _ := Size(changes(10_000), of, 1000); n <= 1000 || n > 10_000 {
-		t.Errorf("over 1000 it goes on to %d", n)
+		t.Errorf("over 1000 it continues to %d", n)
 	}
 }
 
@@ -88,7 +92,8 @@ func TestCodec(t *testing.T) {
 	data := changes(1000)
 	of := func() mem.BufferSlice { return mem.BufferSlice{mem.SliceBuffer(data)} }
 	var m semaphorev1.PublishRequest
-	if err := (Codec{1 << 10}).Unmarshal(of(), &m); status.Code(err) != codes.ResourceExhausted || len(m.GetChanges().GetChanges()) != 0 {
+	if err := (Codec{1 << 10}).Unmarshal(of(), &m); status.Code(err) != codes.ResourceExhausted ||
+		len(m.GetChanges().GetChanges()) != 0 {
 		t.Errorf("over the limit: %v", err)
 	}
 	if err := (Codec{16 << 20}).Unmarshal(of(), &m); err != nil || len(m.GetChanges().GetChanges()) != 1000 {
@@ -98,7 +103,28 @@ func TestCodec(t *testing.T) {
 	if err := (Codec{1 << 10}).Unmarshal(of(), &raw); err != nil || len(raw) != len(data) {
 		t.Errorf("raw: %v, %d bytes", err, len(raw))
 	}
-	if err := (Codec{1 << 10}).Unmarshal(mem.BufferSlice{mem.SliceBuffer("\x0a")}, &m); status.Code(err) != codes.InvalidArgument {
+	if err := (Codec{1 << 10}).Unmarshal(mem.BufferSlice{mem.SliceBuffer("\x0a")},
+		&m); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("no message: %v", err)
+	}
+}
+
+// A field of a oneof, or an optional scalar, is held by a pointer more; any other number is not.
+func TestSizeOfAOneof(t *testing.T) {
+	for name, test := range map[string]struct {
+		m    proto.Message
+		more int
+	}{
+		"a number":            {&semaphorev1.KindState{Objects: 1}, perScalar},
+		"an optional boolean": {&semaphorev1.Endpoint{Ready: proto.Bool(true)}, perScalar + perOneof},
+	} {
+		data, err := proto.Marshal(test.m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		of := test.m.ProtoReflect()
+		if n, err := Size(data, of.Type(), 1<<20); err != nil || n != structure(of.Descriptor())+test.more {
+			t.Errorf("%s: %d, %v; want %d", name, n, err, structure(of.Descriptor())+test.more)
+		}
 	}
 }

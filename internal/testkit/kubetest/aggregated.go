@@ -38,8 +38,8 @@ var (
 const calicoNamespace, calicoService = "calico-apiserver", "calico-api"
 
 // StartCalicoAPIServer runs the real Calico API server beside the apiserver of cfg, whose administrator cfg is of, and
-// returns when the apiserver serves projectcalico.org/v3 by it. It keeps its data in the types of CalicoCRD, all of which are
-// installed. Calling remove takes it away again as uninstalling does, and it ends with the test.
+// returns when the apiserver serves projectcalico.org/v3 by it. It keeps its data in the types of CalicoCRD, all of
+// which are installed. Calling remove takes it away again as uninstalling does, and it ends with the test.
 func StartCalicoAPIServer(t testing.TB, cfg *rest.Config) (remove func()) {
 	t.Helper()
 	servers, err := find(t.Context())
@@ -75,7 +75,8 @@ func startCalicoAPIServer(t testing.TB, cfg *rest.Config, servers servers) (remo
 	if err != nil {
 		return nil, err
 	}
-	pair, err := ca.Server([]string{calicoService + "." + calicoNamespace + ".svc"}, []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})})
+	pair, err := ca.Server([]string{calicoService + "." + calicoNamespace + ".svc"},
+		[]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})})
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +87,8 @@ func startCalicoAPIServer(t testing.TB, cfg *rest.Config, servers servers) (remo
 		}
 	}
 	kubeconfig := Kubeconfig(t, cfg)
-	server, err := runWith(t, []string{"DATASTORE_TYPE=kubernetes", "KUBECONFIG=" + kubeconfig, "LOG_LEVEL=error"}, dir, "calico-apiserver", servers.calicoAPIServer,
+	server, err := runWith(t, []string{"DATASTORE_TYPE=kubernetes", "KUBECONFIG=" + kubeconfig, "LOG_LEVEL=error"}, dir,
+		"calico-apiserver", servers.calicoAPIServer,
 		"--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port),
 		"--tls-cert-file="+cert, "--tls-private-key-file="+key,
 		"--kubeconfig="+kubeconfig, "--authentication-kubeconfig="+kubeconfig, "--authorization-kubeconfig="+kubeconfig)
@@ -101,8 +103,8 @@ func startCalicoAPIServer(t testing.TB, cfg *rest.Config, servers servers) (remo
 	defer cancel()
 	ready := func(context.Context) (bool, error) {
 		select {
-		case <-server.exited:
-			return false, errors.Join(errExited, server.err, errors.New(string(server.tail())))
+		case <-server.Exited:
+			return false, errors.Join(errExited, server.Err, errors.New(server.Tail()))
 		default:
 			return served(cfg, calicoV3, "globalnetworksets"), nil
 		}
@@ -110,7 +112,7 @@ func startCalicoAPIServer(t testing.TB, cfg *rest.Config, servers servers) (remo
 	remove = func() {
 		t.Helper()
 		unregister()
-		server.kill(t)
+		server.Kill(t)
 	}
 	return remove, wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, ready)
 }
@@ -118,7 +120,8 @@ func startCalicoAPIServer(t testing.TB, cfg *rest.Config, servers servers) (remo
 // register has the apiserver ask the Calico API server on a port of this machine for projectcalico.org/v3.
 func register(t testing.TB, cfg *rest.Config, ca []byte, port int) (unregister func(), err error) {
 	core, services := kubernetes.NewForConfigOrDie(cfg).CoreV1(), dynamic.NewForConfigOrDie(cfg).Resource(apiServices)
-	_, err = core.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: calicoNamespace}}, metav1.CreateOptions{})
+	_, err = core.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: calicoNamespace}},
+		metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, err
 	}
@@ -158,7 +161,8 @@ func register(t testing.TB, cfg *rest.Config, ca []byte, port int) (unregister f
 // installAllOfCalico installs those of the types of CalicoCRD that are not there yet.
 func installAllOfCalico(t testing.TB, cfg *rest.Config, servers servers) {
 	t.Helper()
-	crds, err := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions().List(t.Context(), metav1.ListOptions{})
+	crds, err := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions().List(t.Context(),
+		metav1.ListOptions{})
 	if err != nil {
 		t.Fatalf("CRDs: %v", err)
 	}

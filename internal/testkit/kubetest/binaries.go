@@ -31,7 +31,8 @@ func find(ctx context.Context) (servers, error) {
 	}
 	apiserver, err := program(dir, "kube-apiserver")
 	// Few tests want the others: theirs say so when they are not there.
-	return servers{etcd, apiserver, filepath.Join(dir, "kube-controller-manager"), filepath.Join(dir, "calico-apiserver"), filepath.Join(dir, "crd")}, err
+	return servers{etcd, apiserver, filepath.Join(dir, "kube-controller-manager"), filepath.Join(dir, "calico-apiserver"),
+		filepath.Join(dir, "crd")}, err
 }
 
 func program(dir, name string) (string, error) {

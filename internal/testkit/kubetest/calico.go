@@ -39,7 +39,8 @@ func InstallCalico(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resou
 }
 
 // InstallCalicoType is InstallCalico of one type, whose definition differs: edit gets the schema of its spec.
-func InstallCalicoType(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resource string, edit func(spec *apiextensions.JSONSchemaProps)) {
+func InstallCalicoType(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resource string,
+	edit func(spec *apiextensions.JSONSchemaProps)) {
 	t.Helper()
 	client, err := apiextensionsclient.NewForConfig(cfg)
 	if err != nil {
@@ -49,7 +50,8 @@ func InstallCalicoType(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, r
 	awaitServed(t, cfg, gv, resource)
 }
 
-func define(t testing.TB, client apiextensionsclient.Interface, gv schema.GroupVersion, resource string, edit func(spec *apiextensions.JSONSchemaProps)) {
+func define(t testing.TB, client apiextensionsclient.Interface, gv schema.GroupVersion, resource string,
+	edit func(spec *apiextensions.JSONSchemaProps)) {
 	t.Helper()
 	servers, err := find(t.Context())
 	if err != nil {
@@ -73,23 +75,26 @@ func define(t testing.TB, client apiextensionsclient.Interface, gv schema.GroupV
 			v.Schema.OpenAPIV3Schema.Properties["spec"] = spec
 		}
 	}
-	if _, err := client.ApiextensionsV1().CustomResourceDefinitions().Create(t.Context(), &crd, metav1.CreateOptions{}); err != nil {
+	if _, err := client.ApiextensionsV1().CustomResourceDefinitions().Create(t.Context(), &crd,
+		metav1.CreateOptions{}); err != nil {
 		t.Fatalf("CRD of %s in %s: %v", resource, gv, err)
 	}
 }
 
 func awaitServed(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resource string) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-		return served(cfg, gv, resource), nil
-	})
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true,
+		func(context.Context) (bool, error) {
+			return served(cfg, gv, resource), nil
+		})
 	if err != nil {
 		t.Fatalf("%s.%s is not served: %v", resource, gv.Group, err)
 	}
 }
 
-// served says whether the apiserver's discovery has a resource in a group.
+// served reports whether the apiserver's discovery has a resource in a group.
 func served(cfg *rest.Config, gv schema.GroupVersion, resource string) bool {
 	resources, err := discovery.NewDiscoveryClientForConfigOrDie(cfg).ServerResourcesForGroupVersion(gv.String())
-	return err == nil && slices.ContainsFunc(resources.APIResources, func(r metav1.APIResource) bool { return r.Name == resource })
+	return err == nil && slices.ContainsFunc(resources.APIResources,
+		func(r metav1.APIResource) bool { return r.Name == resource })
 }

@@ -1,21 +1,33 @@
 package kubetest
 
 import (
+	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"k8s.io/client-go/rest"
 )
 
-// StartControllers runs some of Kubernetes' own controllers, by their names, such as endpointslice-mirroring-controller, until the test ends.
+// keys are the directories with the keys of apiservers, by their URL.
+var keys sync.Map
+
+// StartControllers runs some of Kubernetes' own controllers, by their names, such as
+// endpointslice-mirroring-controller, until the test ends.
 func StartControllers(t testing.TB, cfg *rest.Config, names ...string) {
 	t.Helper()
 	servers, err := find(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := run(t, t.TempDir(), "kube-controller-manager", servers.controllerManager, "--kubeconfig="+Kubeconfig(t, cfg),
-		"--controllers="+strings.Join(names, ","), "--leader-elect=false", "--secure-port=0"); err != nil {
+	args := []string{"--kubeconfig=" + Kubeconfig(t, cfg), "--controllers=" + strings.Join(names, ","),
+		"--leader-elect=false", "--secure-port=0"}
+	if dir, ok := keys.Load(cfg.Host); ok && slices.Contains(names, "serviceaccount-token-controller") {
+		args = append(args, "--service-account-private-key-file="+filepath.Join(dir.(string), "service-account.key"),
+			"--root-ca-file="+filepath.Join(dir.(string), "ca.crt"))
+	}
+	if _, err := run(t, t.TempDir(), "kube-controller-manager", servers.controllerManager, args...); err != nil {
 		t.Fatal(err)
 	}
 }

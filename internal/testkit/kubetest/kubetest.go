@@ -3,7 +3,7 @@
 // and what it tests changes an object, and a namespace has no default ServiceAccount.
 //
 // It is for tests only, and knows nothing of semaphore. It imports testbed/components, which builds the programs,
-// testbed/authority and internal/testkit/loopback.
+// testbed/authority, internal/testkit and internal/testkit/loopback.
 package kubetest
 
 import (
@@ -21,14 +21,15 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
 // startTimeout is how long both servers may take; on two idle cores it is five seconds.
 const startTimeout = 90 * time.Second
 
-// Prepare finds the programs that Start and the like need, or builds them. It is for loopback.Enter: where the tests run
-// there is no network to build with.
+// Prepare finds the programs that Start and the like need, or builds them. It is for loopback.Enter: where the tests
+// run there is no network to build with.
 func Prepare() error {
 	_, err := find(context.Background())
 	return err
@@ -128,6 +129,7 @@ func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, *
 		},
 		QPS: -1,
 	}
+	keys.Store(store.cfg.Host, dir)
 	if err := store.start(ctx, t); err != nil {
 		return nil, nil, err
 	}
@@ -136,7 +138,7 @@ func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, *
 
 // waitReady returns when the apiserver says that it is ready, or with the reason why it
 // will not be.
-func waitReady(ctx context.Context, cfg *rest.Config, processes ...*process) error {
+func waitReady(ctx context.Context, cfg *rest.Config, processes ...*testkit.Process) error {
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return err
@@ -149,16 +151,14 @@ func waitReady(ctx context.Context, cfg *rest.Config, processes ...*process) err
 			return nil
 		}
 		for _, p := range processes {
-			select {
-			case <-p.exited:
-				return fmt.Errorf("%s %w: %v\n%s", p.name, errExited, p.err, p.tail())
-			default:
+			if !p.Runs() {
+				return fmt.Errorf("%s %w: %v\n%s", p.Name, errExited, p.Err, p.Tail())
 			}
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("not ready: %w, at last: %v\n%s", ctx.Err(), last, processes[len(processes)-1].tail())
+			return fmt.Errorf("not ready: %w, at last: %v\n%s", ctx.Err(), last, processes[len(processes)-1].Tail())
 		}
 	}
 }

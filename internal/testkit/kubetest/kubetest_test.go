@@ -33,7 +33,8 @@ func TestStart(t *testing.T) {
 	})
 	t.Run("pod and token", func(t *testing.T) {
 		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "agent"}}
-		if _, err := client.CoreV1().ServiceAccounts("default").Create(t.Context(), account, metav1.CreateOptions{}); err != nil {
+		if _, err := client.CoreV1().ServiceAccounts("default").Create(t.Context(), account,
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		pod, err := client.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
@@ -46,12 +47,14 @@ func TestStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		token, err := client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "agent", &authenticationv1.TokenRequest{
-			Spec: authenticationv1.TokenRequestSpec{
-				Audiences:      []string{"semaphore-broker.c1"},
-				BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
-			},
-		}, metav1.CreateOptions{})
+		token, err := client.CoreV1().ServiceAccounts("default").CreateToken(t.Context(), "agent",
+			&authenticationv1.TokenRequest{
+				Spec: authenticationv1.TokenRequestSpec{
+					Audiences: []string{"semaphore-broker.c1"},
+					BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name,
+						UID: pod.UID},
+				},
+			}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,21 +73,22 @@ func TestStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := kubernetes.NewForConfigOrDie(fromFile).CoreV1().Namespaces().Get(t.Context(), "default", metav1.GetOptions{}); err != nil {
+		if _, err := kubernetes.NewForConfigOrDie(fromFile).CoreV1().Namespaces().Get(t.Context(), "default",
+			metav1.GetOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-// A server that cannot start says why.
+// A server that cannot start reports why.
 func TestProcessThatExits(t *testing.T) {
 	p, err := run(t, t.TempDir(), "sh", "/bin/sh", "-c", "echo the reason; exit 3")
 	if err != nil {
 		t.Fatal(err)
 	}
-	<-p.exited
-	if p.err == nil || !strings.Contains(string(p.tail()), "the reason") {
-		t.Errorf("err %v, log %q", p.err, p.tail())
+	<-p.Exited
+	if p.Err == nil || !strings.Contains(p.Tail(), "the reason") {
+		t.Errorf("err %v, log %q", p.Err, p.Tail())
 	}
 }
 

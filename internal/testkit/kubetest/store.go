@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 // Store is the etcd of an apiserver, which can be put back to an earlier state as from a backup.
@@ -14,8 +16,8 @@ type Store struct {
 	// data is etcd's directory.
 	data string
 	// runEtcd and runAPIServer start the servers, always with the same addresses and certificates.
-	runEtcd, runAPIServer func(testing.TB) (*process, error)
-	etcd, apiserver       *process
+	runEtcd, runAPIServer func(testing.TB) (*testkit.Process, error)
+	etcd, apiserver       *testkit.Process
 }
 
 // StartRestorable is Start of an apiserver whose store can be put back.
@@ -35,8 +37,8 @@ func (s *Store) start(ctx context.Context, t testing.TB) (err error) {
 }
 
 func (s *Store) stop(t testing.TB) {
-	s.apiserver.kill(t)
-	s.etcd.kill(t)
+	s.apiserver.Kill(t)
+	s.etcd.Kill(t)
 }
 
 func (s *Store) startAgain(t testing.TB) {
@@ -48,8 +50,8 @@ func (s *Store) startAgain(t testing.TB) {
 	}
 }
 
-// BackUp keeps a copy of etcd's data, and returns what puts it back: resourceVersions continue from those of the copy. Both servers stop
-// for either, and are ready again when it returns.
+// BackUp keeps a copy of etcd's data, and returns what puts it back: resourceVersions continue from those of the copy.
+// Both servers stop for either, and are ready again when it returns.
 func (s *Store) BackUp(t testing.TB) (restore func()) {
 	t.Helper()
 	s.stop(t)

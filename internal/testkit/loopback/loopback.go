@@ -1,9 +1,9 @@
 // Package loopback gives the tests of a package a loopback of their own: a network namespace in which no other process
 // can take a port, and addresses on it that are given out once.
 //
-// A port that was free when a test looked is another's when the tested program binds it: another test's server, or any
-// program's outgoing connection, which takes a port of the ephemeral range. In a namespace of its own, below that range, a
-// port is nobody else's.
+// A port that was free when a test checked may be in use when the tested program binds it: by another test's server, or
+// by an outgoing connection, which takes a port of the ephemeral range. In a namespace of its own, below that range, no
+// other process uses a port.
 //
 // It is for tests only, and imports nothing of this module.
 package loopback
@@ -26,12 +26,13 @@ import (
 // inside is set in a process whose network namespace Enter made, and in those that it starts.
 const inside = "SEMAPHORE_TEST_LOOPBACK"
 
-// firstPort to lastPort are given out. Outgoing connections begin at 32768: net.ipv4.ip_local_port_range of a new namespace.
+// firstPort to lastPort are given out. Outgoing connections begin at 32768: net.ipv4.ip_local_port_range of a new
+// namespace.
 const firstPort, lastPort = 10000, 32767
 
-// Enter moves the test binary into a network namespace of its own, in which there is nothing but loopback, by executing it
-// again from its start. A TestMain calls it first. prepare runs before, outside, but not with -short: what the tests need
-// of the network, such as programs to be built.
+// Enter moves the test binary into a network namespace of its own, in which there is nothing but loopback, by executing
+// it again from its start. A TestMain calls it first. prepare runs before, outside, but not with -short: what the tests
+// need of the network, such as programs to be built.
 //
 // It needs root. Without root, and where root may not do it, the tests share the machine's loopback.
 func Enter(prepare ...func() error) {

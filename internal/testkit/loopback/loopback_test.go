@@ -13,8 +13,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// In the namespace there is loopback alone, a process that a test starts is in it too, and no port is given out twice or
-// taken by an outgoing connection.
+// In the namespace there is loopback alone, a process that a test starts is in it too, and no port is given out twice
+// or taken by an outgoing connection.
 func TestEnter(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes a network namespace")

@@ -1,6 +1,7 @@
-// Package metricsdoc is for tests: it compares the metrics that a part registers with what docs/metrics.md says of them.
+// Package metricsdoc is for tests: it compares the metrics that a part registers with what docs/metrics.md says of
+// them.
 //
-// It imports nothing of ours.
+// It imports no other package of semaphore.
 package metricsdoc
 
 import (
@@ -21,7 +22,9 @@ type Table struct {
 }
 
 // described is how a prometheus.Desc shows itself, which is the one way to look into it.
-var described = regexp.MustCompile(`^Desc{fqName: "(.*?)", help: "(.*?)", (?:unit: ".*?", )?constLabels: {(.*?)}, variableLabels: {(.*?)}`)
+var described = regexp.MustCompile(
+	`^Desc{fqName: "(.*?)", help: "(.*?)", (?:unit: ".*?", )?constLabels: {(.*?)}, variableLabels: {(.*?)}`,
+)
 
 // Register implements prometheus.Registerer.
 func (t *Table) Register(c prometheus.Collector) error {
@@ -53,7 +56,8 @@ func (t *Table) Row(name string, labels []string, help string) {
 		return
 	}
 	text := ""
-	if labels = slices.DeleteFunc(slices.Sorted(slices.Values(labels)), func(l string) bool { return l == "" }); len(labels) > 0 {
+	if labels = slices.DeleteFunc(slices.Sorted(slices.Values(labels)),
+		func(l string) bool { return l == "" }); len(labels) > 0 {
 		text = "`" + strings.Join(labels, "`, `") + "`"
 	}
 	t.rows = append(t.rows, "| `"+name+"` | "+text+" | "+help+" |")
@@ -77,6 +81,7 @@ func (t *Table) Compare(tb testing.TB, file, section string) {
 	rows := slices.Compact(slices.Sorted(slices.Values(t.rows)))
 	slices.Sort(documented)
 	if diff := cmp.Diff(rows, documented); diff != "" {
-		tb.Errorf("%s, section %s (-code +documented):\n%s\nas it should be:\n%s", file, section, diff, strings.Join(rows, "\n"))
+		tb.Errorf("%s, section %s (-code +documented):\n%s\nas it should be:\n%s", file, section, diff,
+			strings.Join(rows, "\n"))
 	}
 }

@@ -1,5 +1,5 @@
-// Package trust makes certificates for tests: the authorities of clusters that trust each other, and the certificates of their
-// parts, in files as `semaphorectl pki init` writes them.
+// Package trust makes certificates for tests: the authorities of clusters that trust each other, and the certificates
+// of their parts, in files as `semaphorectl pki init` writes them.
 //
 // In go the names of clusters, out come paths and TLS of a part. It is for tests only, and imports internal/pki,
 // internal/identity and the type of their configuration; their own tests inside of these packages cannot use it.
@@ -21,8 +21,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// Dir is a directory with the files of some clusters: DIR/CLUSTER is what `semaphorectl pki init` makes, and DIR/bundles has the
-// roots of all of them.
+// Dir is a directory with the files of some clusters: DIR/CLUSTER is what `semaphorectl pki init` makes, and
+// DIR/bundles has the roots of all of them.
 type Dir string
 
 // New makes the files of clusters, valid for an hour, in a directory of the test.
@@ -52,7 +52,8 @@ func (d Dir) Bundles() string { return filepath.Join(string(d), "bundles") }
 // Files is the configuration of a part (exporter, broker or semaphorectl) of a cluster.
 func (d Dir) Files(cluster, part string) config.TLS {
 	own := filepath.Join(string(d), cluster, part)
-	return config.TLS{CertFile: filepath.Join(own, "tls.crt"), KeyFile: filepath.Join(own, "tls.key"), BundleDir: d.Bundles()}
+	return config.TLS{CertFile: filepath.Join(own, "tls.crt"), KeyFile: filepath.Join(own, "tls.key"),
+		BundleDir: d.Bundles()}
 }
 
 // Source is the identity of a part of a cluster.
@@ -63,8 +64,8 @@ func (d Dir) Source(tb testing.TB, cluster, part string) *identity.Source {
 	return s
 }
 
-// ClientTLS is for dialling one server, as an agent does, without a certificate of one's own. The roots are read from a file at each
-// handshake.
+// ClientTLS is for dialling one server, as an agent does, without a certificate of one's own. The roots are read from a
+// file at each handshake.
 func ClientTLS(bundleFile string, server spiffeid.ID) *tls.Config {
 	roots, err := identity.OpenRoots(context.Background(), bundleFile, "")
 	if err != nil {

@@ -120,11 +120,11 @@ func (x *ReleaseBrakeResponse) GetReleased() []*ReleasedKind {
 	return nil
 }
 
-// ReleasedKind is what was let go of one kind.
+// ReleasedKind is what was removed of one kind.
 type ReleasedKind struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Kind  Kind                   `protobuf:"varint,1,opt,name=kind,proto3,enum=semaphore.v1.Kind" json:"kind,omitempty"`
-	// Objects that are gone now.
+	// Number of objects that were removed.
 	Objects       uint64 `protobuf:"varint,2,opt,name=objects,proto3" json:"objects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -176,14 +176,14 @@ func (x *ReleasedKind) GetObjects() uint64 {
 
 type RotateKeyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The remote cluster whose device is to have a new key; empty for every remote.
+	// The remote cluster whose device gets a new key; empty for every remote.
 	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	// Nodes of the own cluster.
 	Nodes []string `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	All   bool     `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`
-	// Also where a remote would not learn of the key: for an agent, while it is not attached too.
+	// Also rotate if a remote would not get the key or, for an agent, while it is not attached.
 	Force bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
-	// For a broker: the time over which the nodes are spread; unset for 50 ms a node.
+	// For a broker: the time over which it spreads the nodes; unset for 50 ms for each node.
 	Within        *durationpb.Duration `protobuf:"bytes,5,opt,name=within,proto3" json:"within,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -256,7 +256,7 @@ func (x *RotateKeyRequest) GetWithin() *durationpb.Duration {
 
 type RotateKeyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In the order of their names.
+	// Sorted by name.
 	Nodes         []*NodeRotation `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -299,15 +299,15 @@ func (x *RotateKeyResponse) GetNodes() []*NodeRotation {
 	return nil
 }
 
-// NodeRotation is what came of one node.
+// NodeRotation is the result for one node.
 type NodeRotation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// The agent was told, or has done it.
-	Told bool `protobuf:"varint,2,opt,name=told,proto3" json:"told,omitempty"`
+	// The order was sent to the agent, or the agent has rotated.
+	Accepted bool `protobuf:"varint,2,opt,name=accepted,proto3" json:"accepted,omitempty"`
 	// Why not.
 	Problem string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
-	// Of an agent that was asked itself.
+	// Only from an agent.
 	Keys          []*RotatedKey `protobuf:"bytes,4,rep,name=keys,proto3" json:"keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -350,9 +350,9 @@ func (x *NodeRotation) GetNode() string {
 	return ""
 }
 
-func (x *NodeRotation) GetTold() bool {
+func (x *NodeRotation) GetAccepted() bool {
 	if x != nil {
-		return x.Told
+		return x.Accepted
 	}
 	return false
 }
@@ -436,13 +436,13 @@ func (x *RotatedKey) GetPublicKey() []byte {
 type DrainRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Target *DrainTarget           `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	// The subnets that the node's pods have; empty for those that the broker knows of.
+	// The subnets of the node's pods; empty for those that the broker knows.
 	Prefixes []string `protobuf:"bytes,2,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
-	// How long it lasts; unset for until Undrain.
+	// How long the drain lasts; unset for until Undrain.
 	Lasts *durationpb.Duration `protobuf:"bytes,3,opt,name=lasts,proto3" json:"lasts,omitempty"`
-	// Who asks, for others to see.
+	// Who starts it, for others to see.
 	By string `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
-	// Only say what it would do.
+	// Only report what the drain would do.
 	DryRun        bool `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -515,10 +515,10 @@ func (x *DrainRequest) GetDryRun() bool {
 
 type DrainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The drain as it is kept, with what it takes out of use of what is in use now.
+	// The drain, with the endpoints that are used now and would not be.
 	Drain *DrainStatus `protobuf:"bytes,1,opt,name=drain,proto3" json:"drain,omitempty"`
-	// What the operator should know, a sentence each: that there is no such service or node, or that a service has
-	// nothing left that is ready.
+	// Warnings for the operator, a sentence each: no such service or node exists, or a service has no other ready
+	// endpoint.
 	Warnings      []string `protobuf:"bytes,2,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -614,7 +614,7 @@ func (x *UndrainRequest) GetTarget() *DrainTarget {
 
 type UndrainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Those that have ended.
+	// The drains that ended.
 	Drains        []*DrainStatus `protobuf:"bytes,1,rep,name=drains,proto3" json:"drains,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -677,10 +677,10 @@ const file_semaphore_v1_control_proto_rawDesc = "" +
 	"\x05force\x18\x04 \x01(\bR\x05force\x121\n" +
 	"\x06within\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x06within\"E\n" +
 	"\x11RotateKeyResponse\x120\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x1a.semaphore.v1.NodeRotationR\x05nodes\"~\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x1a.semaphore.v1.NodeRotationR\x05nodes\"\x86\x01\n" +
 	"\fNodeRotation\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
-	"\x04told\x18\x02 \x01(\bR\x04told\x12\x18\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
+	"\baccepted\x18\x02 \x01(\bR\baccepted\x12\x18\n" +
 	"\aproblem\x18\x03 \x01(\tR\aproblem\x12,\n" +
 	"\x04keys\x18\x04 \x03(\v2\x18.semaphore.v1.RotatedKeyR\x04keys\"c\n" +
 	"\n" +

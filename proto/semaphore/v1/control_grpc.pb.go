@@ -29,27 +29,27 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ControlService is the operator's word to a broker, or an agent, where one is needed. It is served where
-// DebugService is, to the same callers.
+// ControlService takes orders of an operator to a broker or an agent. It is served where DebugService is, to the same
+// callers.
 type ControlServiceClient interface {
-	// ReleaseBrake lets go what the brake holds of a remote, now.
+	// ReleaseBrake removes now what the brake retains of a remote.
 	//
-	// Errors: NOT_FOUND (no such remote), FAILED_PRECONDITION (nothing is held, or this broker is a standby).
+	// Errors: NOT_FOUND (no such remote), FAILED_PRECONDITION (nothing is retained, or this broker is a standby).
 	ReleaseBrake(ctx context.Context, in *ReleaseBrakeRequest, opts ...grpc.CallOption) (*ReleaseBrakeResponse, error)
-	// RotateKey has nodes make new WireGuard keys in place of theirs. A broker tells the agents of the nodes named,
-	// and answers who was told; an agent does so itself, and answers when it is done.
+	// RotateKey replaces the WireGuard keys of nodes. A broker sends the order to the agents of the nodes, and answers which
+	// agents it was sent to; an agent rotates its own keys, and answers when it is done.
 	//
-	// Errors: INVALID_ARGUMENT (neither nodes nor all, or another node's agent), NOT_FOUND (no such remote, or no device
-	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; a remote does not receive what this cluster
-	// publishes, or this agent is not attached to its broker, so that no peer would learn of the key, and force is not set),
+	// Errors: INVALID_ARGUMENT (neither nodes nor all, or the agent of another node), NOT_FOUND (no such remote, or no device
+	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; or no peer would get the key, because a remote
+	// does not receive what this cluster exports or this agent is not attached to its broker, and force is not set),
 	// INTERNAL (the key could not be written).
 	RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyResponse, error)
-	// Drain takes endpoints out of use in the broker's cluster, until Undrain or for a time. It is answered when the drain is kept
-	// in the cluster; the endpoints follow within a second or so. In place of a drain of the same target.
+	// Drain stops the use of endpoints in the broker's cluster, until Undrain or for a time. The broker answers after the
+	// drain is written to the cluster; the endpoints follow within about a second. It replaces a drain of the same target.
 	//
-	// Errors: INVALID_ARGUMENT (a target that makes no sense, or prefixes of other than a node), NOT_FOUND (no such cluster),
-	// FAILED_PRECONDITION (this broker is a standby, or its services feature is off; the node's subnets are not known and
-	// prefixes is empty), UNAVAILABLE (the apiserver did not take it).
+	// Errors: INVALID_ARGUMENT (an invalid target, or prefixes without a node), NOT_FOUND (no such cluster),
+	// FAILED_PRECONDITION (this broker is a standby, or its services feature is off; or the node's subnets are not known and
+	// prefixes is empty), UNAVAILABLE (the apiserver did not accept the write).
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// Undrain ends all drains of a target.
 	//
@@ -109,27 +109,27 @@ func (c *controlServiceClient) Undrain(ctx context.Context, in *UndrainRequest, 
 // All implementations must embed UnimplementedControlServiceServer
 // for forward compatibility.
 //
-// ControlService is the operator's word to a broker, or an agent, where one is needed. It is served where
-// DebugService is, to the same callers.
+// ControlService takes orders of an operator to a broker or an agent. It is served where DebugService is, to the same
+// callers.
 type ControlServiceServer interface {
-	// ReleaseBrake lets go what the brake holds of a remote, now.
+	// ReleaseBrake removes now what the brake retains of a remote.
 	//
-	// Errors: NOT_FOUND (no such remote), FAILED_PRECONDITION (nothing is held, or this broker is a standby).
+	// Errors: NOT_FOUND (no such remote), FAILED_PRECONDITION (nothing is retained, or this broker is a standby).
 	ReleaseBrake(context.Context, *ReleaseBrakeRequest) (*ReleaseBrakeResponse, error)
-	// RotateKey has nodes make new WireGuard keys in place of theirs. A broker tells the agents of the nodes named,
-	// and answers who was told; an agent does so itself, and answers when it is done.
+	// RotateKey replaces the WireGuard keys of nodes. A broker sends the order to the agents of the nodes, and answers which
+	// agents it was sent to; an agent rotates its own keys, and answers when it is done.
 	//
-	// Errors: INVALID_ARGUMENT (neither nodes nor all, or another node's agent), NOT_FOUND (no such remote, or no device
-	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; a remote does not receive what this cluster
-	// publishes, or this agent is not attached to its broker, so that no peer would learn of the key, and force is not set),
+	// Errors: INVALID_ARGUMENT (neither nodes nor all, or the agent of another node), NOT_FOUND (no such remote, or no device
+	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; or no peer would get the key, because a remote
+	// does not receive what this cluster exports or this agent is not attached to its broker, and force is not set),
 	// INTERNAL (the key could not be written).
 	RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error)
-	// Drain takes endpoints out of use in the broker's cluster, until Undrain or for a time. It is answered when the drain is kept
-	// in the cluster; the endpoints follow within a second or so. In place of a drain of the same target.
+	// Drain stops the use of endpoints in the broker's cluster, until Undrain or for a time. The broker answers after the
+	// drain is written to the cluster; the endpoints follow within about a second. It replaces a drain of the same target.
 	//
-	// Errors: INVALID_ARGUMENT (a target that makes no sense, or prefixes of other than a node), NOT_FOUND (no such cluster),
-	// FAILED_PRECONDITION (this broker is a standby, or its services feature is off; the node's subnets are not known and
-	// prefixes is empty), UNAVAILABLE (the apiserver did not take it).
+	// Errors: INVALID_ARGUMENT (an invalid target, or prefixes without a node), NOT_FOUND (no such cluster),
+	// FAILED_PRECONDITION (this broker is a standby, or its services feature is off; or the node's subnets are not known and
+	// prefixes is empty), UNAVAILABLE (the apiserver did not accept the write).
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// Undrain ends all drains of a target.
 	//

@@ -23,15 +23,855 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ListSetsRequest narrows the sets down; what is empty does not. cluster, namespace and name are the set's.
+// StateSource is where an agent has the desired state of a device from.
+type StateSource int32
+
+const (
+	StateSource_STATE_SOURCE_UNSPECIFIED StateSource = 0
+	// STATE_SOURCE_BROKER is a stream with a broker since the agent's start.
+	StateSource_STATE_SOURCE_BROKER StateSource = 1
+	// STATE_SOURCE_CACHE is the agent's state file: no broker confirmed it since the agent's start.
+	StateSource_STATE_SOURCE_CACHE StateSource = 2
+)
+
+// Enum value maps for StateSource.
+var (
+	StateSource_name = map[int32]string{
+		0: "STATE_SOURCE_UNSPECIFIED",
+		1: "STATE_SOURCE_BROKER",
+		2: "STATE_SOURCE_CACHE",
+	}
+	StateSource_value = map[string]int32{
+		"STATE_SOURCE_UNSPECIFIED": 0,
+		"STATE_SOURCE_BROKER":      1,
+		"STATE_SOURCE_CACHE":       2,
+	}
+)
+
+func (x StateSource) Enum() *StateSource {
+	p := new(StateSource)
+	*p = x
+	return p
+}
+
+func (x StateSource) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StateSource) Descriptor() protoreflect.EnumDescriptor {
+	return file_semaphore_v1_debug_proto_enumTypes[0].Descriptor()
+}
+
+func (StateSource) Type() protoreflect.EnumType {
+	return &file_semaphore_v1_debug_proto_enumTypes[0]
+}
+
+func (x StateSource) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StateSource.Descriptor instead.
+func (StateSource) EnumDescriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+}
+
+type LookUpPathRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where packets go: the IP of a remote pod.
+	To string `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
+	// Where they come from: the IP of a pod of this node. Empty for packets of the node itself.
+	From string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	// Measure the path to the peer's node now, as the agent does by itself every ten minutes.
+	Measure bool `protobuf:"varint,3,opt,name=measure,proto3" json:"measure,omitempty"`
+	// Ask kube-proxy of this node how it is, at its health port.
+	KubeProxy     bool `protobuf:"varint,4,opt,name=kube_proxy,json=kubeProxy,proto3" json:"kube_proxy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookUpPathRequest) Reset() {
+	*x = LookUpPathRequest{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookUpPathRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookUpPathRequest) ProtoMessage() {}
+
+func (x *LookUpPathRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookUpPathRequest.ProtoReflect.Descriptor instead.
+func (*LookUpPathRequest) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *LookUpPathRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *LookUpPathRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *LookUpPathRequest) GetMeasure() bool {
+	if x != nil {
+		return x.Measure
+	}
+	return false
+}
+
+func (x *LookUpPathRequest) GetKubeProxy() bool {
+	if x != nil {
+		return x.KubeProxy
+	}
+	return false
+}
+
+type LookUpPathResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The remote in whose subnets, or peers' allowed IPs, the address is; empty for none, and nothing but route is set
+	// then.
+	Cluster string       `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Route   *RouteLookup `protobuf:"bytes,2,opt,name=route,proto3" json:"route,omitempty"`
+	// The device to that remote as the kernel has it: its name, whether it exists and is up, and what is wrong with it.
+	Interface     string `protobuf:"bytes,3,opt,name=interface,proto3" json:"interface,omitempty"`
+	DeviceExists  bool   `protobuf:"varint,4,opt,name=device_exists,json=deviceExists,proto3" json:"device_exists,omitempty"`
+	DeviceUp      bool   `protobuf:"varint,5,opt,name=device_up,json=deviceUp,proto3" json:"device_up,omitempty"`
+	Mtu           uint32 `protobuf:"varint,6,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	DeviceProblem string `protobuf:"bytes,7,opt,name=device_problem,json=deviceProblem,proto3" json:"device_problem,omitempty"`
+	// When a broker last confirmed the desired state; the current time while it does.
+	ConfirmedAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=confirmed_at,json=confirmedAt,proto3" json:"confirmed_at,omitempty"`
+	// The peer that should have the address; unset if the broker desires none.
+	Wanted *PathPeer `protobuf:"bytes,9,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	// The peer to which the kernel sends packets to the address; unset if no peer has it among its allowed IPs.
+	Present *PathPeer `protobuf:"bytes,10,opt,name=present,proto3" json:"present,omitempty"`
+	// The session with the present peer.
+	Session *PathSession `protobuf:"bytes,11,opt,name=session,proto3" json:"session,omitempty"`
+	// The measurement of the path to the peer's node; unset if it was not asked for or there is no peer.
+	Measurement *PathMeasurement `protobuf:"bytes,12,opt,name=measurement,proto3" json:"measurement,omitempty"`
+	KubeProxy   *ProxyHealth     `protobuf:"bytes,13,opt,name=kube_proxy,json=kubeProxy,proto3" json:"kube_proxy,omitempty"`
+	// Packets to and from this remote that the guard dropped.
+	ClearPackets  uint64 `protobuf:"varint,14,opt,name=clear_packets,json=clearPackets,proto3" json:"clear_packets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookUpPathResponse) Reset() {
+	*x = LookUpPathResponse{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookUpPathResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookUpPathResponse) ProtoMessage() {}
+
+func (x *LookUpPathResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookUpPathResponse.ProtoReflect.Descriptor instead.
+func (*LookUpPathResponse) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *LookUpPathResponse) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *LookUpPathResponse) GetRoute() *RouteLookup {
+	if x != nil {
+		return x.Route
+	}
+	return nil
+}
+
+func (x *LookUpPathResponse) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *LookUpPathResponse) GetDeviceExists() bool {
+	if x != nil {
+		return x.DeviceExists
+	}
+	return false
+}
+
+func (x *LookUpPathResponse) GetDeviceUp() bool {
+	if x != nil {
+		return x.DeviceUp
+	}
+	return false
+}
+
+func (x *LookUpPathResponse) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *LookUpPathResponse) GetDeviceProblem() string {
+	if x != nil {
+		return x.DeviceProblem
+	}
+	return ""
+}
+
+func (x *LookUpPathResponse) GetConfirmedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ConfirmedAt
+	}
+	return nil
+}
+
+func (x *LookUpPathResponse) GetWanted() *PathPeer {
+	if x != nil {
+		return x.Wanted
+	}
+	return nil
+}
+
+func (x *LookUpPathResponse) GetPresent() *PathPeer {
+	if x != nil {
+		return x.Present
+	}
+	return nil
+}
+
+func (x *LookUpPathResponse) GetSession() *PathSession {
+	if x != nil {
+		return x.Session
+	}
+	return nil
+}
+
+func (x *LookUpPathResponse) GetMeasurement() *PathMeasurement {
+	if x != nil {
+		return x.Measurement
+	}
+	return nil
+}
+
+func (x *LookUpPathResponse) GetKubeProxy() *ProxyHealth {
+	if x != nil {
+		return x.KubeProxy
+	}
+	return nil
+}
+
+func (x *LookUpPathResponse) GetClearPackets() uint64 {
+	if x != nil {
+		return x.ClearPackets
+	}
+	return 0
+}
+
+// RouteLookup is the kernel's answer to where a packet goes.
+type RouteLookup struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The network interface; empty if no route leads anywhere.
+	Link string `protobuf:"bytes,1,opt,name=link,proto3" json:"link,omitempty"`
+	// Why no route leads anywhere, in the kernel's words.
+	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	// The rule that leads to the agent's routing table exists.
+	Ruled         bool `protobuf:"varint,3,opt,name=ruled,proto3" json:"ruled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RouteLookup) Reset() {
+	*x = RouteLookup{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RouteLookup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RouteLookup) ProtoMessage() {}
+
+func (x *RouteLookup) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RouteLookup.ProtoReflect.Descriptor instead.
+func (*RouteLookup) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RouteLookup) GetLink() string {
+	if x != nil {
+		return x.Link
+	}
+	return ""
+}
+
+func (x *RouteLookup) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *RouteLookup) GetRuled() bool {
+	if x != nil {
+		return x.Ruled
+	}
+	return false
+}
+
+// PathPeer is a WireGuard peer.
+type PathPeer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node's name; empty for a peer that no broker desires.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Where it is reached, IP:port; empty for unknown.
+	Endpoint string `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// The allowed IP that holds the address.
+	AllowedIp     string `protobuf:"bytes,3,opt,name=allowed_ip,json=allowedIp,proto3" json:"allowed_ip,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PathPeer) Reset() {
+	*x = PathPeer{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PathPeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PathPeer) ProtoMessage() {}
+
+func (x *PathPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PathPeer.ProtoReflect.Descriptor instead.
+func (*PathPeer) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PathPeer) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *PathPeer) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *PathPeer) GetAllowedIp() string {
+	if x != nil {
+		return x.AllowedIp
+	}
+	return ""
+}
+
+// PathSession is the state of the session with a peer.
+type PathSession struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// talking, silent or idle; empty for unknown. See docs/paths.md.
+	State string `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
+	// Last handshake, on the node's clock; unset for never.
+	LastHandshake *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=last_handshake,json=lastHandshake,proto3" json:"last_handshake,omitempty"`
+	// For a silent peer: since when, and why.
+	SilentSince   *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=silent_since,json=silentSince,proto3" json:"silent_since,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	ReceivedBytes uint64                 `protobuf:"varint,5,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
+	SentBytes     uint64                 `protobuf:"varint,6,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PathSession) Reset() {
+	*x = PathSession{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PathSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PathSession) ProtoMessage() {}
+
+func (x *PathSession) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PathSession.ProtoReflect.Descriptor instead.
+func (*PathSession) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *PathSession) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *PathSession) GetLastHandshake() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastHandshake
+	}
+	return nil
+}
+
+func (x *PathSession) GetSilentSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.SilentSince
+	}
+	return nil
+}
+
+func (x *PathSession) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *PathSession) GetReceivedBytes() uint64 {
+	if x != nil {
+		return x.ReceivedBytes
+	}
+	return 0
+}
+
+func (x *PathSession) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+// PathMeasurement is how large an IP packet the path to a peer carries inside the tunnel.
+type PathMeasurement struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The peer's node answered probes.
+	Answered bool `protobuf:"varint,1,opt,name=answered,proto3" json:"answered,omitempty"`
+	// The largest packet that arrived, in bytes. If it is less than needed, the path is narrower than the device's MTU.
+	Carries uint32 `protobuf:"varint,2,opt,name=carries,proto3" json:"carries,omitempty"`
+	// The MTU of the device, which was tried first.
+	Needed uint32 `protobuf:"varint,3,opt,name=needed,proto3" json:"needed,omitempty"`
+	// Why nothing could be measured; empty if it could.
+	Problem       string `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PathMeasurement) Reset() {
+	*x = PathMeasurement{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PathMeasurement) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PathMeasurement) ProtoMessage() {}
+
+func (x *PathMeasurement) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PathMeasurement.ProtoReflect.Descriptor instead.
+func (*PathMeasurement) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *PathMeasurement) GetAnswered() bool {
+	if x != nil {
+		return x.Answered
+	}
+	return false
+}
+
+func (x *PathMeasurement) GetCarries() uint32 {
+	if x != nil {
+		return x.Carries
+	}
+	return 0
+}
+
+func (x *PathMeasurement) GetNeeded() uint32 {
+	if x != nil {
+		return x.Needed
+	}
+	return 0
+}
+
+func (x *PathMeasurement) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+// ProxyHealth is what kube-proxy's health port answers.
+type ProxyHealth struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Answered bool                   `protobuf:"varint,1,opt,name=answered,proto3" json:"answered,omitempty"`
+	Healthy  bool                   `protobuf:"varint,2,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	// When kube-proxy last set its rules, by its own account.
+	LastUpdated   *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_updated,json=lastUpdated,proto3" json:"last_updated,omitempty"`
+	Problem       string                 `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProxyHealth) Reset() {
+	*x = ProxyHealth{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProxyHealth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProxyHealth) ProtoMessage() {}
+
+func (x *ProxyHealth) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProxyHealth.ProtoReflect.Descriptor instead.
+func (*ProxyHealth) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ProxyHealth) GetAnswered() bool {
+	if x != nil {
+		return x.Answered
+	}
+	return false
+}
+
+func (x *ProxyHealth) GetHealthy() bool {
+	if x != nil {
+		return x.Healthy
+	}
+	return false
+}
+
+func (x *ProxyHealth) GetLastUpdated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastUpdated
+	}
+	return nil
+}
+
+func (x *ProxyHealth) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+type ListHoldersRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Address string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Only who held it at this time; unset for all that are remembered.
+	At            *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHoldersRequest) Reset() {
+	*x = ListHoldersRequest{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHoldersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHoldersRequest) ProtoMessage() {}
+
+func (x *ListHoldersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHoldersRequest.ProtoReflect.Descriptor instead.
+func (*ListHoldersRequest) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ListHoldersRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ListHoldersRequest) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+type ListHoldersResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Holders []*Holder              `protobuf:"bytes,1,rep,name=holders,proto3" json:"holders,omitempty"`
+	// Since when the memory is complete: the broker's lead began, or older entries were dropped.
+	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHoldersResponse) Reset() {
+	*x = ListHoldersResponse{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHoldersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHoldersResponse) ProtoMessage() {}
+
+func (x *ListHoldersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHoldersResponse.ProtoReflect.Descriptor instead.
+func (*ListHoldersResponse) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ListHoldersResponse) GetHolders() []*Holder {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
+func (x *ListHoldersResponse) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+// Holder is a remote pod that had an address while it was in a set.
+type Holder struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Cluster   string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Pod       string                 `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
+	Uid       string                 `protobuf:"bytes,4,opt,name=uid,proto3" json:"uid,omitempty"`
+	Set       string                 `protobuf:"bytes,5,opt,name=set,proto3" json:"set,omitempty"`
+	// When this broker first knew it, and no longer knew it; until is unset for a pod that has the address.
+	From          *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=from,proto3" json:"from,omitempty"`
+	Until         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Holder) Reset() {
+	*x = Holder{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Holder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Holder) ProtoMessage() {}
+
+func (x *Holder) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Holder.ProtoReflect.Descriptor instead.
+func (*Holder) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Holder) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *Holder) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Holder) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *Holder) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *Holder) GetSet() string {
+	if x != nil {
+		return x.Set
+	}
+	return ""
+}
+
+func (x *Holder) GetFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *Holder) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+// ListSetsRequest selects sets by their cluster, namespace and name, and by their pods. An empty field selects all.
 type ListSetsRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Cluster   string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// Only sets with this pod, by its name in the set's namespace.
+	// Only sets that contain this pod, by its name in the set's namespace.
 	Pod string `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
-	// Only sets with this address.
+	// Only sets that contain this address.
 	Address       string `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -39,7 +879,7 @@ type ListSetsRequest struct {
 
 func (x *ListSetsRequest) Reset() {
 	*x = ListSetsRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -51,7 +891,7 @@ func (x *ListSetsRequest) String() string {
 func (*ListSetsRequest) ProtoMessage() {}
 
 func (x *ListSetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -64,7 +904,7 @@ func (x *ListSetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSetsRequest.ProtoReflect.Descriptor instead.
 func (*ListSetsRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListSetsRequest) GetCluster() string {
@@ -102,8 +942,8 @@ func (x *ListSetsRequest) GetAddress() string {
 	return ""
 }
 
-// ListSetsResponse is a few sets. A big set goes on in the next message, with its cluster, namespace and name and more of
-// its pods.
+// ListSetsResponse is a part of the sets. A big set continues in the next message, with its cluster, namespace and name
+// and more of its pods.
 type ListSetsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sets          []*PolicySet           `protobuf:"bytes,1,rep,name=sets,proto3" json:"sets,omitempty"`
@@ -113,7 +953,7 @@ type ListSetsResponse struct {
 
 func (x *ListSetsResponse) Reset() {
 	*x = ListSetsResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -125,7 +965,7 @@ func (x *ListSetsResponse) String() string {
 func (*ListSetsResponse) ProtoMessage() {}
 
 func (x *ListSetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -138,7 +978,7 @@ func (x *ListSetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSetsResponse.ProtoReflect.Descriptor instead.
 func (*ListSetsResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListSetsResponse) GetSets() []*PolicySet {
@@ -148,26 +988,26 @@ func (x *ListSetsResponse) GetSets() []*PolicySet {
 	return nil
 }
 
-// PolicySet is one set of one remote: the pods of a namespace there that bear one value of the set label.
+// PolicySet is one set of one remote: the pods of one of its namespaces that have one value of the set label.
 type PolicySet struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The remote cluster.
 	Cluster   string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// The objects that the set is in here: more than one for a big set.
+	// The objects of the set in the own cluster: more than one for a big set.
 	Objects []*SetObject `protobuf:"bytes,4,rep,name=objects,proto3" json:"objects,omitempty"`
 	Pods    []*SetPod    `protobuf:"bytes,5,rep,name=pods,proto3" json:"pods,omitempty"`
-	// When the remote last spoke for its pods: the set is as old as that. Unset for never since this broker began.
+	// When the remote last confirmed its pods, which is the age of the set. Unset for never since this broker started.
 	LastHeard *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
-	// Whether the remote is connected, and has said all its pods.
+	// Whether the remote is connected, and has sent all its pods.
 	Connected bool `protobuf:"varint,7,opt,name=connected,proto3" json:"connected,omitempty"`
 	Complete  bool `protobuf:"varint,8,opt,name=complete,proto3" json:"complete,omitempty"`
-	// Addresses of the set that are in none of its objects yet, and such as are in one still and belong to no pod of
-	// the set: what is being written, or cannot be. A hundred of each at most.
+	// Addresses of the set that none of its objects has yet, and addresses that an object still has and no pod of the set:
+	// they are being written, or cannot be written. A hundred of each at most.
 	Missing  []string `protobuf:"bytes,9,rep,name=missing,proto3" json:"missing,omitempty"`
 	Leftover []string `protobuf:"bytes,10,rep,name=leftover,proto3" json:"leftover,omitempty"`
-	// Why the set has no object; empty when it has.
+	// Why the set has no object; empty if it has one.
 	Problem       string `protobuf:"bytes,11,opt,name=problem,proto3" json:"problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -175,7 +1015,7 @@ type PolicySet struct {
 
 func (x *PolicySet) Reset() {
 	*x = PolicySet{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -187,7 +1027,7 @@ func (x *PolicySet) String() string {
 func (*PolicySet) ProtoMessage() {}
 
 func (x *PolicySet) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -200,7 +1040,7 @@ func (x *PolicySet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicySet.ProtoReflect.Descriptor instead.
 func (*PolicySet) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{2}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PolicySet) GetCluster() string {
@@ -280,12 +1120,12 @@ func (x *PolicySet) GetProblem() string {
 	return ""
 }
 
-// SetObject is a GlobalNetworkSet, or a NetworkSet where namespace is set.
+// SetObject is a GlobalNetworkSet, or a NetworkSet if namespace is set.
 type SetObject struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Addresses that are to be in it, and such as are there.
+	// Number of addresses that it should have, and that it has.
 	Wanted        uint32 `protobuf:"varint,3,opt,name=wanted,proto3" json:"wanted,omitempty"`
 	Present       uint32 `protobuf:"varint,4,opt,name=present,proto3" json:"present,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -294,7 +1134,7 @@ type SetObject struct {
 
 func (x *SetObject) Reset() {
 	*x = SetObject{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -306,7 +1146,7 @@ func (x *SetObject) String() string {
 func (*SetObject) ProtoMessage() {}
 
 func (x *SetObject) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -319,7 +1159,7 @@ func (x *SetObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetObject.ProtoReflect.Descriptor instead.
 func (*SetObject) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SetObject) GetNamespace() string {
@@ -361,7 +1201,7 @@ type SetPod struct {
 
 func (x *SetPod) Reset() {
 	*x = SetPod{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -373,7 +1213,7 @@ func (x *SetPod) String() string {
 func (*SetPod) ProtoMessage() {}
 
 func (x *SetPod) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -386,7 +1226,7 @@ func (x *SetPod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPod.ProtoReflect.Descriptor instead.
 func (*SetPod) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{4}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetPod) GetName() string {
@@ -418,7 +1258,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -430,7 +1270,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -443,7 +1283,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{5}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{15}
 }
 
 type GetStatusResponse struct {
@@ -457,32 +1297,36 @@ type GetStatusResponse struct {
 	StartedAt       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	Now             *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=now,proto3" json:"now,omitempty"`
 	Ready           bool                   `protobuf:"varint,7,opt,name=ready,proto3" json:"ready,omitempty"`
-	// Those this part streams to or from: remote clusters, for an agent its broker.
+	// The streams of this part: with remote clusters; for an agent, with its broker.
 	Links []*LinkStatus `protobuf:"bytes,8,rep,name=links,proto3" json:"links,omitempty"`
-	// Devices, for an agent.
+	// For an agent.
 	Devices []*DeviceStatus `protobuf:"bytes,9,rep,name=devices,proto3" json:"devices,omitempty"`
-	// Nodes, for a broker.
+	// For a broker.
 	Nodes []*NodeStatus `protobuf:"bytes,10,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	// What is wrong now and does not mend by itself, a line each, naming the object.
+	// What is wrong, a line each, which names the object, for semaphorectl before findings existed.
 	Problems []string `protobuf:"bytes,11,rep,name=problems,proto3" json:"problems,omitempty"`
-	// Of those parts that elect a leader: whether this one does the work, and who does ("" for unknown).
+	// For parts that elect a leader: whether this one is a standby, and which one leads ("" for unknown).
 	Standby bool   `protobuf:"varint,12,opt,name=standby,proto3" json:"standby,omitempty"`
 	Leader  string `protobuf:"bytes,13,opt,name=leader,proto3" json:"leader,omitempty"`
-	// Nodes of the own cluster and of a remote that do not talk, as the own nodes see it, longest first; and
-	// how many there are, as not all may be listed. For a broker.
+	// Nodes of the own cluster and of a remote between which no session works, as reported by the own nodes, longest first;
+	// and their number, as not all may be listed. For a broker.
 	SilentPairs      []*SilentPair `protobuf:"bytes,20,rep,name=silent_pairs,json=silentPairs,proto3" json:"silent_pairs,omitempty"`
 	SilentPairsTotal uint64        `protobuf:"varint,21,opt,name=silent_pairs_total,json=silentPairsTotal,proto3" json:"silent_pairs_total,omitempty"`
-	// How the nodes talk with those of each remote, for a broker.
+	// The sessions with the nodes of each remote. For a broker.
 	Tunnels []*TunnelsStatus `protobuf:"bytes,22,rep,name=tunnels,proto3" json:"tunnels,omitempty"`
-	// What operators have taken out of use here, for a broker.
-	Drains        []*DrainStatus `protobuf:"bytes,30,rep,name=drains,proto3" json:"drains,omitempty"`
+	// The drains that are in effect here. For a broker.
+	Drains []*DrainStatus `protobuf:"bytes,30,rep,name=drains,proto3" json:"drains,omitempty"`
+	// What is wrong, as the part judges itself: errors first, then by code and cluster; one for a code and a cluster.
+	Findings []*Finding `protobuf:"bytes,31,rep,name=findings,proto3" json:"findings,omitempty"`
+	// The part judges itself: without findings, all is well. False for a part that is older than findings.
+	Judged        bool `protobuf:"varint,32,opt,name=judged,proto3" json:"judged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -494,7 +1338,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -507,7 +1351,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{6}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetStatusResponse) GetPart() string {
@@ -629,8 +1473,22 @@ func (x *GetStatusResponse) GetDrains() []*DrainStatus {
 	return nil
 }
 
-// DrainTarget is what a drain covers. Of a cluster there is nothing but cluster; a service has a namespace too, those of its
-// own cluster, and no cluster where those of all are meant; a node has a cluster.
+func (x *GetStatusResponse) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetJudged() bool {
+	if x != nil {
+		return x.Judged
+	}
+	return false
+}
+
+// DrainTarget is what a drain covers: a cluster (only cluster is set); a service (service and namespace of its own
+// cluster, and cluster unless it means those of all clusters); or a node (node and cluster).
 type DrainTarget struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -643,7 +1501,7 @@ type DrainTarget struct {
 
 func (x *DrainTarget) Reset() {
 	*x = DrainTarget{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +1513,7 @@ func (x *DrainTarget) String() string {
 func (*DrainTarget) ProtoMessage() {}
 
 func (x *DrainTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +1526,7 @@ func (x *DrainTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTarget.ProtoReflect.Descriptor instead.
 func (*DrainTarget) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DrainTarget) GetCluster() string {
@@ -699,18 +1557,18 @@ func (x *DrainTarget) GetNode() string {
 	return ""
 }
 
-// DrainStatus is a drain that holds.
+// DrainStatus is a drain that is in effect.
 type DrainStatus struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Target *DrainTarget           `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	// The subnets of the node's pods.
 	Prefixes []string               `protobuf:"bytes,2,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
 	Since    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
-	// When it ends; unset for not by itself.
+	// When it ends; unset if it does not end by itself.
 	Until *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=until,proto3" json:"until,omitempty"`
-	// Who asked for it, as far as is known.
+	// Who started it, if known.
 	By string `protobuf:"bytes,5,opt,name=by,proto3" json:"by,omitempty"`
-	// Ready endpoints that it keeps out of use, and Services here that have some of them.
+	// Ready endpoints that are not used because of it, and Services here that have some of them.
 	Endpoints     uint64 `protobuf:"varint,6,opt,name=endpoints,proto3" json:"endpoints,omitempty"`
 	Services      uint64 `protobuf:"varint,7,opt,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -719,7 +1577,7 @@ type DrainStatus struct {
 
 func (x *DrainStatus) Reset() {
 	*x = DrainStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -731,7 +1589,7 @@ func (x *DrainStatus) String() string {
 func (*DrainStatus) ProtoMessage() {}
 
 func (x *DrainStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -744,7 +1602,7 @@ func (x *DrainStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainStatus.ProtoReflect.Descriptor instead.
 func (*DrainStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DrainStatus) GetTarget() *DrainTarget {
@@ -796,20 +1654,20 @@ func (x *DrainStatus) GetServices() uint64 {
 	return 0
 }
 
-// LinkStatus is one stream, present or missed.
+// LinkStatus is the stream with one cluster, connected or not.
 type LinkStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The cluster at the other end.
 	Cluster   string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	Address   string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	Connected bool   `protobuf:"varint,3,opt,name=connected,proto3" json:"connected,omitempty"`
-	// Since when connected, or since when not.
+	// Since when it is connected, or not connected.
 	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
 	// Last message from the other end; unset for never.
 	LastHeard *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
 	// Why the last attempt failed; empty while connected.
 	LastError string `protobuf:"bytes,6,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
-	// Objects that wait to be taken over by the receiving end.
+	// Objects that the receiver has not acknowledged.
 	Behind          uint64        `protobuf:"varint,7,opt,name=behind,proto3" json:"behind,omitempty"`
 	Kinds           []*KindStatus `protobuf:"bytes,8,rep,name=kinds,proto3" json:"kinds,omitempty"`
 	SoftwareVersion string        `protobuf:"bytes,9,opt,name=software_version,json=softwareVersion,proto3" json:"software_version,omitempty"`
@@ -819,7 +1677,7 @@ type LinkStatus struct {
 
 func (x *LinkStatus) Reset() {
 	*x = LinkStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -831,7 +1689,7 @@ func (x *LinkStatus) String() string {
 func (*LinkStatus) ProtoMessage() {}
 
 func (x *LinkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -844,7 +1702,7 @@ func (x *LinkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkStatus.ProtoReflect.Descriptor instead.
 func (*LinkStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LinkStatus) GetCluster() string {
@@ -910,25 +1768,25 @@ func (x *LinkStatus) GetSoftwareVersion() string {
 	return ""
 }
 
+// KindStatus is what a stream has of one kind.
 type KindStatus struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// "node", "service", "endpointslice" or "setmember".
-	Kind    string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	Objects uint64 `protobuf:"varint,2,opt,name=objects,proto3" json:"objects,omitempty"`
-	Refused uint64 `protobuf:"varint,3,opt,name=refused,proto3" json:"refused,omitempty"`
-	// A whole snapshot was taken over.
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Kind    Kind                   `protobuf:"varint,12,opt,name=kind,proto3,enum=semaphore.v1.Kind" json:"kind,omitempty"`
+	Objects uint64                 `protobuf:"varint,2,opt,name=objects,proto3" json:"objects,omitempty"`
+	Refused uint64                 `protobuf:"varint,3,opt,name=refused,proto3" json:"refused,omitempty"`
+	// A complete snapshot was applied.
 	Complete bool `protobuf:"varint,4,opt,name=complete,proto3" json:"complete,omitempty"`
-	// When the other end last spoke for this kind: what is held is as old as that. Unset for never.
+	// When the other end last confirmed this kind, which is the age of what is held. Unset for never.
 	LastHeard *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
-	// From a change's being seen at its source, on the source's clock, to its being applied here, on the clock
-	// here: the last one, and of the last hundred the median and the worst but one. Unset without a change.
+	// Time from when a change was observed at its source, on the source's clock, until it was applied here, on the clock
+	// here: of the last change, and of the last hundred the median and the second longest. Unset without a change.
 	LastPropagation   *durationpb.Duration `protobuf:"bytes,6,opt,name=last_propagation,json=lastPropagation,proto3" json:"last_propagation,omitempty"`
 	MedianPropagation *durationpb.Duration `protobuf:"bytes,7,opt,name=median_propagation,json=medianPropagation,proto3" json:"median_propagation,omitempty"`
 	HighPropagation   *durationpb.Duration `protobuf:"bytes,8,opt,name=high_propagation,json=highPropagation,proto3" json:"high_propagation,omitempty"`
-	// Objects that the other end withdrew and the brake holds, and since when.
+	// Objects that the other end withdrew and that the brake retains, and since when.
 	HeldBack      uint64                 `protobuf:"varint,9,opt,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"`
 	HeldBackSince *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=held_back_since,json=heldBackSince,proto3" json:"held_back_since,omitempty"`
-	// The most objects that are taken; 0 for no limit.
+	// Limit of objects; 0 for none.
 	Limit         uint64 `protobuf:"varint,11,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -936,7 +1794,7 @@ type KindStatus struct {
 
 func (x *KindStatus) Reset() {
 	*x = KindStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -948,7 +1806,7 @@ func (x *KindStatus) String() string {
 func (*KindStatus) ProtoMessage() {}
 
 func (x *KindStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -961,14 +1819,14 @@ func (x *KindStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KindStatus.ProtoReflect.Descriptor instead.
 func (*KindStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{20}
 }
 
-func (x *KindStatus) GetKind() string {
+func (x *KindStatus) GetKind() Kind {
 	if x != nil {
 		return x.Kind
 	}
-	return ""
+	return Kind_KIND_UNSPECIFIED
 }
 
 func (x *KindStatus) GetObjects() uint64 {
@@ -1041,11 +1899,12 @@ func (x *KindStatus) GetLimit() uint64 {
 	return 0
 }
 
+// DeviceStatus is a WireGuard device on an agent's node.
 type DeviceStatus struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
 	Cluster            string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	Interface          string                 `protobuf:"bytes,2,opt,name=interface,proto3" json:"interface,omitempty"`
-	Backend            string                 `protobuf:"bytes,3,opt,name=backend,proto3" json:"backend,omitempty"`
+	Backend            Backend                `protobuf:"varint,31,opt,name=backend,proto3,enum=semaphore.v1.Backend" json:"backend,omitempty"`
 	PublicKey          string                 `protobuf:"bytes,4,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
 	ListenPort         uint32                 `protobuf:"varint,5,opt,name=listen_port,json=listenPort,proto3" json:"listen_port,omitempty"`
 	Mtu                uint32                 `protobuf:"varint,6,opt,name=mtu,proto3" json:"mtu,omitempty"`
@@ -1057,13 +1916,13 @@ type DeviceStatus struct {
 	SentBytes          uint64                 `protobuf:"varint,12,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
 	Routes             []string               `protobuf:"bytes,13,rep,name=routes,proto3" json:"routes,omitempty"`
 	Problem            string                 `protobuf:"bytes,14,opt,name=problem,proto3" json:"problem,omitempty"`
-	// Who wants it so: "broker", or "cache" where no broker has been heard since the agent's start; empty where nobody does.
-	Source string `protobuf:"bytes,20,opt,name=source,proto3" json:"source,omitempty"`
-	// When a broker last stood by it; now, while one does.
+	// Where the desired state comes from; unspecified if the device is not desired.
+	Source StateSource `protobuf:"varint,32,opt,name=source,proto3,enum=semaphore.v1.StateSource" json:"source,omitempty"`
+	// When a broker last confirmed the desired state; the current time while it does.
 	ConfirmedAt *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=confirmed_at,json=confirmedAt,proto3" json:"confirmed_at,omitempty"`
-	// The tool that this agent took the device over from since its start; empty for none.
+	// The tool from which this agent adopted the device since its start; empty for none.
 	AdoptedFrom string `protobuf:"bytes,22,opt,name=adopted_from,json=adoptedFrom,proto3" json:"adopted_from,omitempty"`
-	// Who talks over the device, and what its MTU comes from.
+	// The sessions of the device, and where its MTU comes from.
 	Paths         *PathsStatus `protobuf:"bytes,30,opt,name=paths,proto3" json:"paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1071,7 +1930,7 @@ type DeviceStatus struct {
 
 func (x *DeviceStatus) Reset() {
 	*x = DeviceStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1083,7 +1942,7 @@ func (x *DeviceStatus) String() string {
 func (*DeviceStatus) ProtoMessage() {}
 
 func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1096,7 +1955,7 @@ func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatus.ProtoReflect.Descriptor instead.
 func (*DeviceStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeviceStatus) GetCluster() string {
@@ -1113,11 +1972,11 @@ func (x *DeviceStatus) GetInterface() string {
 	return ""
 }
 
-func (x *DeviceStatus) GetBackend() string {
+func (x *DeviceStatus) GetBackend() Backend {
 	if x != nil {
 		return x.Backend
 	}
-	return ""
+	return Backend_BACKEND_UNSPECIFIED
 }
 
 func (x *DeviceStatus) GetPublicKey() string {
@@ -1197,11 +2056,11 @@ func (x *DeviceStatus) GetProblem() string {
 	return ""
 }
 
-func (x *DeviceStatus) GetSource() string {
+func (x *DeviceStatus) GetSource() StateSource {
 	if x != nil {
 		return x.Source
 	}
-	return ""
+	return StateSource_STATE_SOURCE_UNSPECIFIED
 }
 
 func (x *DeviceStatus) GetConfirmedAt() *timestamppb.Timestamp {
@@ -1225,18 +2084,18 @@ func (x *DeviceStatus) GetPaths() *PathsStatus {
 	return nil
 }
 
-// PathsStatus is what is known of the paths to a device's peers.
+// PathsStatus is the state of the paths to a device's peers.
 type PathsStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Peers with a session that works; peers that are sent to and do not answer; peers to which nothing is to be sent.
+	// Peers with a working session; peers that do not answer what is sent to them; peers to which nothing is sent.
 	Talking uint32 `protobuf:"varint,1,opt,name=talking,proto3" json:"talking,omitempty"`
 	Silent  uint32 `protobuf:"varint,2,opt,name=silent,proto3" json:"silent,omitempty"`
 	Idle    uint32 `protobuf:"varint,3,opt,name=idle,proto3" json:"idle,omitempty"`
-	// The silent ones, longest first, not all where there are many.
+	// The silent ones, longest first; not all if there are many.
 	SilentPeers []*SilentPair `protobuf:"bytes,4,rep,name=silent_peers,json=silentPeers,proto3" json:"silent_peers,omitempty"`
 	// Where the MTU comes from, in words.
 	MtuReason string `protobuf:"bytes,5,opt,name=mtu_reason,json=mtuReason,proto3" json:"mtu_reason,omitempty"`
-	// Peers to which the path was measured, and peers that do not answer probes.
+	// Peers whose path was measured, and peers that do not answer probes.
 	Measured      uint32 `protobuf:"varint,6,opt,name=measured,proto3" json:"measured,omitempty"`
 	Unanswered    uint32 `protobuf:"varint,7,opt,name=unanswered,proto3" json:"unanswered,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1245,7 +2104,7 @@ type PathsStatus struct {
 
 func (x *PathsStatus) Reset() {
 	*x = PathsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +2116,7 @@ func (x *PathsStatus) String() string {
 func (*PathsStatus) ProtoMessage() {}
 
 func (x *PathsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +2129,7 @@ func (x *PathsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathsStatus.ProtoReflect.Descriptor instead.
 func (*PathsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PathsStatus) GetTalking() uint32 {
@@ -1322,7 +2181,7 @@ func (x *PathsStatus) GetUnanswered() uint32 {
 	return 0
 }
 
-// SilentPair is a node that sends to a remote one and gets no answer.
+// SilentPair is an own node that sends to a remote node and gets no answer.
 type SilentPair struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -1338,7 +2197,7 @@ type SilentPair struct {
 
 func (x *SilentPair) Reset() {
 	*x = SilentPair{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +2209,7 @@ func (x *SilentPair) String() string {
 func (*SilentPair) ProtoMessage() {}
 
 func (x *SilentPair) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +2222,7 @@ func (x *SilentPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SilentPair.ProtoReflect.Descriptor instead.
 func (*SilentPair) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{13}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SilentPair) GetNode() string {
@@ -1401,19 +2260,19 @@ func (x *SilentPair) GetReason() string {
 	return ""
 }
 
-// TunnelsStatus is how the own nodes talk with those of one remote.
+// TunnelsStatus counts the sessions of the own nodes with the nodes of one remote.
 type TunnelsStatus struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	// Attached nodes that have told of their device; those of them that talk with at least one remote node; those
+	// Attached nodes that reported their device; those of them with a working session to at least one remote node; those
 	// that get no answer from at least one.
 	Nodes        uint32 `protobuf:"varint,2,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	NodesTalking uint32 `protobuf:"varint,3,opt,name=nodes_talking,json=nodesTalking,proto3" json:"nodes_talking,omitempty"`
 	NodesSilent  uint32 `protobuf:"varint,4,opt,name=nodes_silent,json=nodesSilent,proto3" json:"nodes_silent,omitempty"`
 	// Newest handshake of any node, on that node's clock.
 	LastHandshake *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_handshake,json=lastHandshake,proto3" json:"last_handshake,omitempty"`
-	// Only of a permissive remote: packets to it and from it that passed in the clear, on all attached nodes together; nodes
-	// that have seen any; when the last one was seen, on its node's clock; and nodes that do not send all through the
+	// Only for a permissive remote: packets to it and from it that passed in the clear, on all attached nodes together; nodes
+	// that counted any; when a count last grew, on its node's clock; and nodes that do not send everything through the
 	// tunnel yet.
 	Permissive    bool                   `protobuf:"varint,8,opt,name=permissive,proto3" json:"permissive,omitempty"`
 	ClearOut      uint64                 `protobuf:"varint,9,opt,name=clear_out,json=clearOut,proto3" json:"clear_out,omitempty"`
@@ -1427,7 +2286,7 @@ type TunnelsStatus struct {
 
 func (x *TunnelsStatus) Reset() {
 	*x = TunnelsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +2298,7 @@ func (x *TunnelsStatus) String() string {
 func (*TunnelsStatus) ProtoMessage() {}
 
 func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +2311,7 @@ func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelsStatus.ProtoReflect.Descriptor instead.
 func (*TunnelsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{14}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TunnelsStatus) GetCluster() string {
@@ -1541,7 +2400,7 @@ type NodeStatus struct {
 	Behind   uint64                 `protobuf:"varint,4,opt,name=behind,proto3" json:"behind,omitempty"`
 	Devices  uint32                 `protobuf:"varint,5,opt,name=devices,proto3" json:"devices,omitempty"`
 	Problems []string               `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
-	// Packets to and from remote pods that were stopped in the clear, as in AgentReport.
+	// Clear packets to and from remote pods that the guard dropped, as in AgentReport.
 	ClearPackets  uint64 `protobuf:"varint,12,opt,name=clear_packets,json=clearPackets,proto3" json:"clear_packets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1549,7 +2408,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1561,7 +2420,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1574,7 +2433,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{15}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NodeStatus) GetNode() string {
@@ -1628,15 +2487,17 @@ func (x *NodeStatus) GetClearPackets() uint64 {
 
 type WatchRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Also send the recent past that the part still remembers.
-	Recent        bool `protobuf:"varint,1,opt,name=recent,proto3" json:"recent,omitempty"`
+	// Also send the recent events that the part remembers.
+	Recent bool `protobuf:"varint,1,opt,name=recent,proto3" json:"recent,omitempty"`
+	// End the stream after the recent events.
+	OnlyRecent    bool `protobuf:"varint,2,opt,name=only_recent,json=onlyRecent,proto3" json:"only_recent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1648,7 +2509,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1661,12 +2522,19 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{16}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WatchRequest) GetRecent() bool {
 	if x != nil {
 		return x.Recent
+	}
+	return false
+}
+
+func (x *WatchRequest) GetOnlyRecent() bool {
+	if x != nil {
+		return x.OnlyRecent
 	}
 	return false
 }
@@ -1684,7 +2552,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1696,7 +2564,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1709,7 +2577,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{17}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -1754,7 +2622,7 @@ func (*WatchResponse_Event) isWatchResponse_Message() {}
 
 func (*WatchResponse_Lost) isWatchResponse_Message() {}
 
-// Event is one thing that a part saw or did.
+// Event is something that a part observed or did.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Time  *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
@@ -1762,15 +2630,15 @@ type Event struct {
 	// The part's own cluster, and for an agent its node.
 	Cluster string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	Node    string `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
-	// Where the change came from: a cluster's name.
+	// The cluster from which the change came.
 	Source string `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
-	// What was touched, such as "service shop/echo" or "peer c2/n1".
+	// The object, such as "service shop/echo" or "peer c2/n1".
 	Object string `protobuf:"bytes,6,opt,name=object,proto3" json:"object,omitempty"`
 	// What happened: "export", "delete", "receive", "refuse", "create", "update", "write-failed", "connect", "disconnect", ….
 	Action string `protobuf:"bytes,7,opt,name=action,proto3" json:"action,omitempty"`
-	// What it led to or why, in words.
+	// The result or the reason, in words.
 	Detail string `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
-	// When the change was seen at its source, on the source's clock; unset where nothing is known of it.
+	// When the change was observed at its source, on the source's clock; unset if unknown.
 	ObservedAt    *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1778,7 +2646,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1790,7 +2658,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1803,7 +2671,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{18}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -1873,7 +2741,71 @@ var File_semaphore_v1_debug_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\n" +
-	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x89\x01\n" +
+	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/finding.proto\x1a\x1asemaphore/v1/objects.proto\x1a\x1asemaphore/v1/peering.proto\"p\n" +
+	"\x11LookUpPathRequest\x12\x0e\n" +
+	"\x02to\x18\x01 \x01(\tR\x02to\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\x12\x18\n" +
+	"\ameasure\x18\x03 \x01(\bR\ameasure\x12\x1d\n" +
+	"\n" +
+	"kube_proxy\x18\x04 \x01(\bR\tkubeProxy\"\xee\x04\n" +
+	"\x12LookUpPathResponse\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12/\n" +
+	"\x05route\x18\x02 \x01(\v2\x19.semaphore.v1.RouteLookupR\x05route\x12\x1c\n" +
+	"\tinterface\x18\x03 \x01(\tR\tinterface\x12#\n" +
+	"\rdevice_exists\x18\x04 \x01(\bR\fdeviceExists\x12\x1b\n" +
+	"\tdevice_up\x18\x05 \x01(\bR\bdeviceUp\x12\x10\n" +
+	"\x03mtu\x18\x06 \x01(\rR\x03mtu\x12%\n" +
+	"\x0edevice_problem\x18\a \x01(\tR\rdeviceProblem\x12=\n" +
+	"\fconfirmed_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\vconfirmedAt\x12.\n" +
+	"\x06wanted\x18\t \x01(\v2\x16.semaphore.v1.PathPeerR\x06wanted\x120\n" +
+	"\apresent\x18\n" +
+	" \x01(\v2\x16.semaphore.v1.PathPeerR\apresent\x123\n" +
+	"\asession\x18\v \x01(\v2\x19.semaphore.v1.PathSessionR\asession\x12?\n" +
+	"\vmeasurement\x18\f \x01(\v2\x1d.semaphore.v1.PathMeasurementR\vmeasurement\x128\n" +
+	"\n" +
+	"kube_proxy\x18\r \x01(\v2\x19.semaphore.v1.ProxyHealthR\tkubeProxy\x12#\n" +
+	"\rclear_packets\x18\x0e \x01(\x04R\fclearPackets\"M\n" +
+	"\vRouteLookup\x12\x12\n" +
+	"\x04link\x18\x01 \x01(\tR\x04link\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x14\n" +
+	"\x05ruled\x18\x03 \x01(\bR\x05ruled\"Y\n" +
+	"\bPathPeer\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
+	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12\x1d\n" +
+	"\n" +
+	"allowed_ip\x18\x03 \x01(\tR\tallowedIp\"\x83\x02\n" +
+	"\vPathSession\x12\x14\n" +
+	"\x05state\x18\x01 \x01(\tR\x05state\x12A\n" +
+	"\x0elast_handshake\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\rlastHandshake\x12=\n" +
+	"\fsilent_since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\vsilentSince\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12%\n" +
+	"\x0ereceived_bytes\x18\x05 \x01(\x04R\rreceivedBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\x06 \x01(\x04R\tsentBytes\"y\n" +
+	"\x0fPathMeasurement\x12\x1a\n" +
+	"\banswered\x18\x01 \x01(\bR\banswered\x12\x18\n" +
+	"\acarries\x18\x02 \x01(\rR\acarries\x12\x16\n" +
+	"\x06needed\x18\x03 \x01(\rR\x06needed\x12\x18\n" +
+	"\aproblem\x18\x04 \x01(\tR\aproblem\"\x9c\x01\n" +
+	"\vProxyHealth\x12\x1a\n" +
+	"\banswered\x18\x01 \x01(\bR\banswered\x12\x18\n" +
+	"\ahealthy\x18\x02 \x01(\bR\ahealthy\x12=\n" +
+	"\flast_updated\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\vlastUpdated\x12\x18\n" +
+	"\aproblem\x18\x04 \x01(\tR\aproblem\"Z\n" +
+	"\x12ListHoldersRequest\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12*\n" +
+	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"w\n" +
+	"\x13ListHoldersResponse\x12.\n" +
+	"\aholders\x18\x01 \x03(\v2\x14.semaphore.v1.HolderR\aholders\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xd8\x01\n" +
+	"\x06Holder\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x10\n" +
+	"\x03uid\x18\x04 \x01(\tR\x03uid\x12\x10\n" +
+	"\x03set\x18\x05 \x01(\tR\x03set\x12.\n" +
+	"\x04from\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x120\n" +
+	"\x05until\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\x89\x01\n" +
 	"\x0fListSetsRequest\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -1905,7 +2837,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x10\n" +
 	"\x03ips\x18\x03 \x03(\tR\x03ips\"\x12\n" +
-	"\x10GetStatusRequest\"\xb8\x05\n" +
+	"\x10GetStatusRequest\"\x8f\x06\n" +
 	"\x11GetStatusResponse\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x12\n" +
@@ -1925,7 +2857,9 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\fsilent_pairs\x18\x14 \x03(\v2\x18.semaphore.v1.SilentPairR\vsilentPairs\x12,\n" +
 	"\x12silent_pairs_total\x18\x15 \x01(\x04R\x10silentPairsTotal\x125\n" +
 	"\atunnels\x18\x16 \x03(\v2\x1b.semaphore.v1.TunnelsStatusR\atunnels\x121\n" +
-	"\x06drains\x18\x1e \x03(\v2\x19.semaphore.v1.DrainStatusR\x06drains\"s\n" +
+	"\x06drains\x18\x1e \x03(\v2\x19.semaphore.v1.DrainStatusR\x06drains\x121\n" +
+	"\bfindings\x18\x1f \x03(\v2\x15.semaphore.v1.FindingR\bfindings\x12\x16\n" +
+	"\x06judged\x18  \x01(\bR\x06judgedJ\x04\b\x0e\x10\x14J\x04\b\x17\x10\x1e\"s\n" +
 	"\vDrainTarget\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x18\n" +
@@ -1951,10 +2885,10 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"last_error\x18\x06 \x01(\tR\tlastError\x12\x16\n" +
 	"\x06behind\x18\a \x01(\x04R\x06behind\x12.\n" +
 	"\x05kinds\x18\b \x03(\v2\x18.semaphore.v1.KindStatusR\x05kinds\x12)\n" +
-	"\x10software_version\x18\t \x01(\tR\x0fsoftwareVersion\"\xf8\x03\n" +
+	"\x10software_version\x18\t \x01(\tR\x0fsoftwareVersion\"\x92\x04\n" +
 	"\n" +
-	"KindStatus\x12\x12\n" +
-	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
+	"KindStatus\x12&\n" +
+	"\x04kind\x18\f \x01(\x0e2\x12.semaphore.v1.KindR\x04kind\x12\x18\n" +
 	"\aobjects\x18\x02 \x01(\x04R\aobjects\x12\x18\n" +
 	"\arefused\x18\x03 \x01(\x04R\arefused\x12\x1a\n" +
 	"\bcomplete\x18\x04 \x01(\bR\bcomplete\x129\n" +
@@ -1966,11 +2900,11 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\theld_back\x18\t \x01(\x04R\bheldBack\x12B\n" +
 	"\x0fheld_back_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\rheldBackSince\x12\x14\n" +
-	"\x05limit\x18\v \x01(\x04R\x05limit\"\x92\x05\n" +
+	"\x05limit\x18\v \x01(\x04R\x05limitJ\x04\b\x01\x10\x02\"\xd6\x05\n" +
 	"\fDeviceStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
-	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x18\n" +
-	"\abackend\x18\x03 \x01(\tR\abackend\x12\x1d\n" +
+	"\tinterface\x18\x02 \x01(\tR\tinterface\x12/\n" +
+	"\abackend\x18\x1f \x01(\x0e2\x15.semaphore.v1.BackendR\abackend\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x04 \x01(\tR\tpublicKey\x12\x1f\n" +
 	"\vlisten_port\x18\x05 \x01(\rR\n" +
@@ -1985,11 +2919,11 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\n" +
 	"sent_bytes\x18\f \x01(\x04R\tsentBytes\x12\x16\n" +
 	"\x06routes\x18\r \x03(\tR\x06routes\x12\x18\n" +
-	"\aproblem\x18\x0e \x01(\tR\aproblem\x12\x16\n" +
-	"\x06source\x18\x14 \x01(\tR\x06source\x12=\n" +
+	"\aproblem\x18\x0e \x01(\tR\aproblem\x121\n" +
+	"\x06source\x18  \x01(\x0e2\x19.semaphore.v1.StateSourceR\x06source\x12=\n" +
 	"\fconfirmed_at\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\vconfirmedAt\x12!\n" +
 	"\fadopted_from\x18\x16 \x01(\tR\vadoptedFrom\x12/\n" +
-	"\x05paths\x18\x1e \x01(\v2\x19.semaphore.v1.PathsStatusR\x05paths\"\xeb\x01\n" +
+	"\x05paths\x18\x1e \x01(\v2\x19.semaphore.v1.PathsStatusR\x05pathsJ\x04\b\x03\x10\x04J\x04\b\x0f\x10\x15J\x04\b\x17\x10\x1e\"\xeb\x01\n" +
 	"\vPathsStatus\x12\x18\n" +
 	"\atalking\x18\x01 \x01(\rR\atalking\x12\x16\n" +
 	"\x06silent\x18\x02 \x01(\rR\x06silent\x12\x12\n" +
@@ -2008,7 +2942,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\vremote_node\x18\x03 \x01(\tR\n" +
 	"remoteNode\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xa3\x03\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xaf\x03\n" +
 	"\rTunnelsStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x14\n" +
 	"\x05nodes\x18\x02 \x01(\rR\x05nodes\x12#\n" +
@@ -2025,7 +2959,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"nodesClear\x129\n" +
 	"\n" +
 	"last_clear\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tlastClear\x12#\n" +
-	"\rnodes_waiting\x18\r \x01(\rR\fnodesWaiting\"\xe1\x01\n" +
+	"\rnodes_waiting\x18\r \x01(\rR\fnodesWaitingJ\x04\b\x06\x10\aJ\x04\b\a\x10\b\"\xe7\x01\n" +
 	"\n" +
 	"NodeStatus\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
@@ -2034,9 +2968,11 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x06behind\x18\x04 \x01(\x04R\x06behind\x12\x18\n" +
 	"\adevices\x18\x05 \x01(\rR\adevices\x12\x1a\n" +
 	"\bproblems\x18\x06 \x03(\tR\bproblems\x12#\n" +
-	"\rclear_packets\x18\f \x01(\x04R\fclearPackets\"&\n" +
+	"\rclear_packets\x18\f \x01(\x04R\fclearPacketsJ\x04\b\a\x10\f\"G\n" +
 	"\fWatchRequest\x12\x16\n" +
-	"\x06recent\x18\x01 \x01(\bR\x06recent\"]\n" +
+	"\x06recent\x18\x01 \x01(\bR\x06recent\x12\x1f\n" +
+	"\vonly_recent\x18\x02 \x01(\bR\n" +
+	"onlyRecent\"]\n" +
 	"\rWatchResponse\x12+\n" +
 	"\x05event\x18\x01 \x01(\v2\x13.semaphore.v1.EventH\x00R\x05event\x12\x14\n" +
 	"\x04lost\x18\x02 \x01(\x04H\x00R\x04lostB\t\n" +
@@ -2051,11 +2987,18 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x06action\x18\a \x01(\tR\x06action\x12\x16\n" +
 	"\x06detail\x18\b \x01(\tR\x06detail\x12;\n" +
 	"\vobserved_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"observedAt2\xed\x01\n" +
+	"observedAt*\\\n" +
+	"\vStateSource\x12\x1c\n" +
+	"\x18STATE_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13STATE_SOURCE_BROKER\x10\x01\x12\x16\n" +
+	"\x12STATE_SOURCE_CACHE\x10\x022\x92\x03\n" +
 	"\fDebugService\x12L\n" +
 	"\tGetStatus\x12\x1e.semaphore.v1.GetStatusRequest\x1a\x1f.semaphore.v1.GetStatusResponse\x12B\n" +
 	"\x05Watch\x12\x1a.semaphore.v1.WatchRequest\x1a\x1b.semaphore.v1.WatchResponse0\x01\x12K\n" +
-	"\bListSets\x12\x1d.semaphore.v1.ListSetsRequest\x1a\x1e.semaphore.v1.ListSetsResponse0\x01BDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
+	"\bListSets\x12\x1d.semaphore.v1.ListSetsRequest\x1a\x1e.semaphore.v1.ListSetsResponse0\x01\x12O\n" +
+	"\n" +
+	"LookUpPath\x12\x1f.semaphore.v1.LookUpPathRequest\x1a .semaphore.v1.LookUpPathResponse\x12R\n" +
+	"\vListHolders\x12 .semaphore.v1.ListHoldersRequest\x1a!.semaphore.v1.ListHoldersResponseBDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 
 var (
 	file_semaphore_v1_debug_proto_rawDescOnce sync.Once
@@ -2069,76 +3012,114 @@ func file_semaphore_v1_debug_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_debug_proto_rawDescData
 }
 
-var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_semaphore_v1_debug_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_semaphore_v1_debug_proto_goTypes = []any{
-	(*ListSetsRequest)(nil),       // 0: semaphore.v1.ListSetsRequest
-	(*ListSetsResponse)(nil),      // 1: semaphore.v1.ListSetsResponse
-	(*PolicySet)(nil),             // 2: semaphore.v1.PolicySet
-	(*SetObject)(nil),             // 3: semaphore.v1.SetObject
-	(*SetPod)(nil),                // 4: semaphore.v1.SetPod
-	(*GetStatusRequest)(nil),      // 5: semaphore.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),     // 6: semaphore.v1.GetStatusResponse
-	(*DrainTarget)(nil),           // 7: semaphore.v1.DrainTarget
-	(*DrainStatus)(nil),           // 8: semaphore.v1.DrainStatus
-	(*LinkStatus)(nil),            // 9: semaphore.v1.LinkStatus
-	(*KindStatus)(nil),            // 10: semaphore.v1.KindStatus
-	(*DeviceStatus)(nil),          // 11: semaphore.v1.DeviceStatus
-	(*PathsStatus)(nil),           // 12: semaphore.v1.PathsStatus
-	(*SilentPair)(nil),            // 13: semaphore.v1.SilentPair
-	(*TunnelsStatus)(nil),         // 14: semaphore.v1.TunnelsStatus
-	(*NodeStatus)(nil),            // 15: semaphore.v1.NodeStatus
-	(*WatchRequest)(nil),          // 16: semaphore.v1.WatchRequest
-	(*WatchResponse)(nil),         // 17: semaphore.v1.WatchResponse
-	(*Event)(nil),                 // 18: semaphore.v1.Event
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
+	(StateSource)(0),              // 0: semaphore.v1.StateSource
+	(*LookUpPathRequest)(nil),     // 1: semaphore.v1.LookUpPathRequest
+	(*LookUpPathResponse)(nil),    // 2: semaphore.v1.LookUpPathResponse
+	(*RouteLookup)(nil),           // 3: semaphore.v1.RouteLookup
+	(*PathPeer)(nil),              // 4: semaphore.v1.PathPeer
+	(*PathSession)(nil),           // 5: semaphore.v1.PathSession
+	(*PathMeasurement)(nil),       // 6: semaphore.v1.PathMeasurement
+	(*ProxyHealth)(nil),           // 7: semaphore.v1.ProxyHealth
+	(*ListHoldersRequest)(nil),    // 8: semaphore.v1.ListHoldersRequest
+	(*ListHoldersResponse)(nil),   // 9: semaphore.v1.ListHoldersResponse
+	(*Holder)(nil),                // 10: semaphore.v1.Holder
+	(*ListSetsRequest)(nil),       // 11: semaphore.v1.ListSetsRequest
+	(*ListSetsResponse)(nil),      // 12: semaphore.v1.ListSetsResponse
+	(*PolicySet)(nil),             // 13: semaphore.v1.PolicySet
+	(*SetObject)(nil),             // 14: semaphore.v1.SetObject
+	(*SetPod)(nil),                // 15: semaphore.v1.SetPod
+	(*GetStatusRequest)(nil),      // 16: semaphore.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),     // 17: semaphore.v1.GetStatusResponse
+	(*DrainTarget)(nil),           // 18: semaphore.v1.DrainTarget
+	(*DrainStatus)(nil),           // 19: semaphore.v1.DrainStatus
+	(*LinkStatus)(nil),            // 20: semaphore.v1.LinkStatus
+	(*KindStatus)(nil),            // 21: semaphore.v1.KindStatus
+	(*DeviceStatus)(nil),          // 22: semaphore.v1.DeviceStatus
+	(*PathsStatus)(nil),           // 23: semaphore.v1.PathsStatus
+	(*SilentPair)(nil),            // 24: semaphore.v1.SilentPair
+	(*TunnelsStatus)(nil),         // 25: semaphore.v1.TunnelsStatus
+	(*NodeStatus)(nil),            // 26: semaphore.v1.NodeStatus
+	(*WatchRequest)(nil),          // 27: semaphore.v1.WatchRequest
+	(*WatchResponse)(nil),         // 28: semaphore.v1.WatchResponse
+	(*Event)(nil),                 // 29: semaphore.v1.Event
+	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
+	(*Finding)(nil),               // 31: semaphore.v1.Finding
+	(Kind)(0),                     // 32: semaphore.v1.Kind
+	(*durationpb.Duration)(nil),   // 33: google.protobuf.Duration
+	(Backend)(0),                  // 34: semaphore.v1.Backend
 }
 var file_semaphore_v1_debug_proto_depIdxs = []int32{
-	2,  // 0: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
-	3,  // 1: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
-	4,  // 2: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
-	19, // 3: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
-	19, // 4: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	19, // 5: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
-	9,  // 6: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
-	11, // 7: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
-	15, // 8: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
-	13, // 9: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
-	14, // 10: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
-	8,  // 11: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
-	7,  // 12: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
-	19, // 13: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
-	19, // 14: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
-	19, // 15: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
-	19, // 16: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
-	10, // 17: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
-	19, // 18: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
-	20, // 19: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
-	20, // 20: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
-	20, // 21: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
-	19, // 22: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
-	19, // 23: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	19, // 24: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
-	12, // 25: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
-	13, // 26: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
-	19, // 27: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
-	19, // 28: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	19, // 29: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
-	19, // 30: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	18, // 31: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	19, // 32: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	19, // 33: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	5,  // 34: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	16, // 35: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	0,  // 36: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
-	6,  // 37: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	17, // 38: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	1,  // 39: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
-	37, // [37:40] is the sub-list for method output_type
-	34, // [34:37] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	3,  // 0: semaphore.v1.LookUpPathResponse.route:type_name -> semaphore.v1.RouteLookup
+	30, // 1: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
+	4,  // 2: semaphore.v1.LookUpPathResponse.wanted:type_name -> semaphore.v1.PathPeer
+	4,  // 3: semaphore.v1.LookUpPathResponse.present:type_name -> semaphore.v1.PathPeer
+	5,  // 4: semaphore.v1.LookUpPathResponse.session:type_name -> semaphore.v1.PathSession
+	6,  // 5: semaphore.v1.LookUpPathResponse.measurement:type_name -> semaphore.v1.PathMeasurement
+	7,  // 6: semaphore.v1.LookUpPathResponse.kube_proxy:type_name -> semaphore.v1.ProxyHealth
+	30, // 7: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
+	30, // 8: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
+	30, // 9: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
+	30, // 10: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
+	10, // 11: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
+	30, // 12: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
+	30, // 13: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
+	30, // 14: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
+	13, // 15: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
+	14, // 16: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
+	15, // 17: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
+	30, // 18: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
+	30, // 19: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	30, // 20: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
+	20, // 21: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
+	22, // 22: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
+	26, // 23: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
+	24, // 24: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
+	25, // 25: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
+	19, // 26: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
+	31, // 27: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
+	18, // 28: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
+	30, // 29: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
+	30, // 30: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
+	30, // 31: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
+	30, // 32: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
+	21, // 33: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
+	32, // 34: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
+	30, // 35: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
+	33, // 36: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
+	33, // 37: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
+	33, // 38: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
+	30, // 39: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	34, // 40: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
+	30, // 41: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	0,  // 42: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
+	30, // 43: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	23, // 44: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
+	24, // 45: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
+	30, // 46: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
+	30, // 47: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	30, // 48: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
+	30, // 49: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	29, // 50: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	30, // 51: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	30, // 52: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	16, // 53: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	27, // 54: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	11, // 55: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
+	1,  // 56: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
+	8,  // 57: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
+	17, // 58: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	28, // 59: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	12, // 60: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
+	2,  // 61: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
+	9,  // 62: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
+	58, // [58:63] is the sub-list for method output_type
+	53, // [53:58] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }
@@ -2146,7 +3127,10 @@ func file_semaphore_v1_debug_proto_init() {
 	if File_semaphore_v1_debug_proto != nil {
 		return
 	}
-	file_semaphore_v1_debug_proto_msgTypes[17].OneofWrappers = []any{
+	file_semaphore_v1_finding_proto_init()
+	file_semaphore_v1_objects_proto_init()
+	file_semaphore_v1_peering_proto_init()
+	file_semaphore_v1_debug_proto_msgTypes[27].OneofWrappers = []any{
 		(*WatchResponse_Event)(nil),
 		(*WatchResponse_Lost)(nil),
 	}
@@ -2155,13 +3139,14 @@ func file_semaphore_v1_debug_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_debug_proto_rawDesc), len(file_semaphore_v1_debug_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   19,
+			NumEnums:      1,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_semaphore_v1_debug_proto_goTypes,
 		DependencyIndexes: file_semaphore_v1_debug_proto_depIdxs,
+		EnumInfos:         file_semaphore_v1_debug_proto_enumTypes,
 		MessageInfos:      file_semaphore_v1_debug_proto_msgTypes,
 	}.Build()
 	File_semaphore_v1_debug_proto = out.File

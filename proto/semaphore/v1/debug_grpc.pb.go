@@ -19,30 +19,40 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	DebugService_GetStatus_FullMethodName = "/semaphore.v1.DebugService/GetStatus"
-	DebugService_Watch_FullMethodName     = "/semaphore.v1.DebugService/Watch"
-	DebugService_ListSets_FullMethodName  = "/semaphore.v1.DebugService/ListSets"
+	DebugService_GetStatus_FullMethodName   = "/semaphore.v1.DebugService/GetStatus"
+	DebugService_Watch_FullMethodName       = "/semaphore.v1.DebugService/Watch"
+	DebugService_ListSets_FullMethodName    = "/semaphore.v1.DebugService/ListSets"
+	DebugService_LookUpPath_FullMethodName  = "/semaphore.v1.DebugService/LookUpPath"
+	DebugService_ListHolders_FullMethodName = "/semaphore.v1.DebugService/ListHolders"
 )
 
 // DebugServiceClient is the client API for DebugService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// DebugService tells a person what a part knows and what it does, now. Every part serves
-// it on a unix socket of its own; exporter and broker also over mTLS, to
-// spiffe://CLUSTER/semaphorectl of their own cluster only. It never tells a secret.
+// DebugService shows an operator the state of a part and what it does. Every part serves it on a unix socket; exporter
+// and broker also over mTLS, to spiffe://CLUSTER/semaphorectl of their own cluster only. It never shows a secret.
 type DebugServiceClient interface {
-	// GetStatus tells what the part holds and whom it talks to.
+	// GetStatus returns what the part holds, and its streams.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
-	// Watch streams what happens from now on. A reader that cannot keep up loses the oldest
-	// events, and is told how many.
+	// Watch streams events from now on. A reader that is too slow loses the oldest events, and receives how many.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
-	// ListSets tells the policy sets that a broker wants, with the pods they are made of, sorted by cluster,
-	// namespace and name.
+	// ListSets returns the policy sets that a broker desires, with their pods, sorted by cluster, namespace and name.
 	//
 	// Errors: UNIMPLEMENTED (not a broker, or its policy feature is off), FAILED_PRECONDITION (a standby),
-	// INVALID_ARGUMENT (address is none).
+	// INVALID_ARGUMENT (address is not an IP address).
 	ListSets(ctx context.Context, in *ListSetsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListSetsResponse], error)
+	// LookUpPath returns what an agent's node does with packets to an address of a remote, from the route to the session
+	// with the remote node. It reads the node's kernel, and changes nothing.
+	//
+	// Errors: UNIMPLEMENTED (not an agent), INVALID_ARGUMENT (an address is not an IP address).
+	LookUpPath(ctx context.Context, in *LookUpPathRequest, opts ...grpc.CallOption) (*LookUpPathResponse, error)
+	// ListHolders returns which remote pods of policy sets had an address, newest first, from a bounded memory of the
+	// broker that begins when it starts to lead.
+	//
+	// Errors: UNIMPLEMENTED (not a broker, or its policy feature is off), FAILED_PRECONDITION (a standby),
+	// INVALID_ARGUMENT (address is not an IP address).
+	ListHolders(ctx context.Context, in *ListHoldersRequest, opts ...grpc.CallOption) (*ListHoldersResponse, error)
 }
 
 type debugServiceClient struct {
@@ -101,25 +111,53 @@ func (c *debugServiceClient) ListSets(ctx context.Context, in *ListSetsRequest, 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DebugService_ListSetsClient = grpc.ServerStreamingClient[ListSetsResponse]
 
+func (c *debugServiceClient) LookUpPath(ctx context.Context, in *LookUpPathRequest, opts ...grpc.CallOption) (*LookUpPathResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LookUpPathResponse)
+	err := c.cc.Invoke(ctx, DebugService_LookUpPath_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *debugServiceClient) ListHolders(ctx context.Context, in *ListHoldersRequest, opts ...grpc.CallOption) (*ListHoldersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListHoldersResponse)
+	err := c.cc.Invoke(ctx, DebugService_ListHolders_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // DebugServiceServer is the server API for DebugService service.
 // All implementations must embed UnimplementedDebugServiceServer
 // for forward compatibility.
 //
-// DebugService tells a person what a part knows and what it does, now. Every part serves
-// it on a unix socket of its own; exporter and broker also over mTLS, to
-// spiffe://CLUSTER/semaphorectl of their own cluster only. It never tells a secret.
+// DebugService shows an operator the state of a part and what it does. Every part serves it on a unix socket; exporter
+// and broker also over mTLS, to spiffe://CLUSTER/semaphorectl of their own cluster only. It never shows a secret.
 type DebugServiceServer interface {
-	// GetStatus tells what the part holds and whom it talks to.
+	// GetStatus returns what the part holds, and its streams.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
-	// Watch streams what happens from now on. A reader that cannot keep up loses the oldest
-	// events, and is told how many.
+	// Watch streams events from now on. A reader that is too slow loses the oldest events, and receives how many.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
-	// ListSets tells the policy sets that a broker wants, with the pods they are made of, sorted by cluster,
-	// namespace and name.
+	// ListSets returns the policy sets that a broker desires, with their pods, sorted by cluster, namespace and name.
 	//
 	// Errors: UNIMPLEMENTED (not a broker, or its policy feature is off), FAILED_PRECONDITION (a standby),
-	// INVALID_ARGUMENT (address is none).
+	// INVALID_ARGUMENT (address is not an IP address).
 	ListSets(*ListSetsRequest, grpc.ServerStreamingServer[ListSetsResponse]) error
+	// LookUpPath returns what an agent's node does with packets to an address of a remote, from the route to the session
+	// with the remote node. It reads the node's kernel, and changes nothing.
+	//
+	// Errors: UNIMPLEMENTED (not an agent), INVALID_ARGUMENT (an address is not an IP address).
+	LookUpPath(context.Context, *LookUpPathRequest) (*LookUpPathResponse, error)
+	// ListHolders returns which remote pods of policy sets had an address, newest first, from a bounded memory of the
+	// broker that begins when it starts to lead.
+	//
+	// Errors: UNIMPLEMENTED (not a broker, or its policy feature is off), FAILED_PRECONDITION (a standby),
+	// INVALID_ARGUMENT (address is not an IP address).
+	ListHolders(context.Context, *ListHoldersRequest) (*ListHoldersResponse, error)
 	mustEmbedUnimplementedDebugServiceServer()
 }
 
@@ -138,6 +176,12 @@ func (UnimplementedDebugServiceServer) Watch(*WatchRequest, grpc.ServerStreaming
 }
 func (UnimplementedDebugServiceServer) ListSets(*ListSetsRequest, grpc.ServerStreamingServer[ListSetsResponse]) error {
 	return status.Error(codes.Unimplemented, "method ListSets not implemented")
+}
+func (UnimplementedDebugServiceServer) LookUpPath(context.Context, *LookUpPathRequest) (*LookUpPathResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method LookUpPath not implemented")
+}
+func (UnimplementedDebugServiceServer) ListHolders(context.Context, *ListHoldersRequest) (*ListHoldersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListHolders not implemented")
 }
 func (UnimplementedDebugServiceServer) mustEmbedUnimplementedDebugServiceServer() {}
 func (UnimplementedDebugServiceServer) testEmbeddedByValue()                      {}
@@ -200,6 +244,42 @@ func _DebugService_ListSets_Handler(srv interface{}, stream grpc.ServerStream) e
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type DebugService_ListSetsServer = grpc.ServerStreamingServer[ListSetsResponse]
 
+func _DebugService_LookUpPath_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LookUpPathRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DebugServiceServer).LookUpPath(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DebugService_LookUpPath_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DebugServiceServer).LookUpPath(ctx, req.(*LookUpPathRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _DebugService_ListHolders_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListHoldersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DebugServiceServer).ListHolders(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DebugService_ListHolders_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DebugServiceServer).ListHolders(ctx, req.(*ListHoldersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // DebugService_ServiceDesc is the grpc.ServiceDesc for DebugService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -210,6 +290,14 @@ var DebugService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetStatus",
 			Handler:    _DebugService_GetStatus_Handler,
+		},
+		{
+			MethodName: "LookUpPath",
+			Handler:    _DebugService_LookUpPath_Handler,
+		},
+		{
+			MethodName: "ListHolders",
+			Handler:    _DebugService_ListHolders_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -287,29 +287,30 @@ type Hello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Must equal the trust domain of the sender's certificate.
 	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	// Highest version the sender speaks, and the lowest. This document is version 1.
+	// The highest and the lowest version that the sender supports. This document is version 1.
 	ProtocolVersion    uint32 `protobuf:"varint,2,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
 	MinProtocolVersion uint32 `protobuf:"varint,3,opt,name=min_protocol_version,json=minProtocolVersion,proto3" json:"min_protocol_version,omitempty"`
-	// Names the life of the sender's journal: revisions of two epochs cannot be compared.
+	// Identifies the life of the sender's journal: revisions of two epochs cannot be compared.
 	Epoch string `protobuf:"bytes,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Newest revision in the journal when the stream began.
+	// Newest revision in the journal when the stream started.
 	HeadRevision uint64 `protobuf:"varint,5,opt,name=head_revision,json=headRevision,proto3" json:"head_revision,omitempty"`
-	// The sender can send every change after this revision; older ones need a snapshot.
+	// The sender can send every change after this revision. A broker that holds less needs a snapshot.
 	OldestRevision uint64 `protobuf:"varint,6,opt,name=oldest_revision,json=oldestRevision,proto3" json:"oldest_revision,omitempty"`
 	// Optional abilities, by name; unknown names are ignored.
 	Features []string `protobuf:"bytes,7,rep,name=features,proto3" json:"features,omitempty"`
-	// Kinds that this sender exports. A kind that is not named is left as it is.
+	// Kinds that this sender exports. The broker leaves other kinds unchanged.
 	Kinds []Kind `protobuf:"varint,8,rep,packed,name=kinds,proto3,enum=semaphore.v1.Kind" json:"kinds,omitempty"`
 	// Program version, for status only.
 	SoftwareVersion string `protobuf:"bytes,9,opt,name=software_version,json=softwareVersion,proto3" json:"software_version,omitempty"`
-	// How often the lease of the sender's cluster has changed hands (Lease.spec.leaseTransitions,
-	// coordination.k8s.io/v1) when the sender got it; 0 without leader election. While an exporter with
-	// a greater term is connected, one with a smaller is refused: it was deposed and does not know.
+	// Lease.spec.leaseTransitions (coordination.k8s.io/v1) when the sender became the leader of its cluster; 0 without
+	// leader election. While an exporter with a greater term is connected, the broker refuses one with a smaller term:
+	// it lost the election and does not know yet.
 	Term uint64 `protobuf:"varint,10,opt,name=term,proto3" json:"term,omitempty"`
-	// Names what the sender reads: the UID of the namespace kube-system of its apiserver. Revisions
-	// of two sources cannot be compared.
+	// Identifies what the sender reads: the UID of the namespace kube-system of its apiserver. Source revisions of two
+	// sources cannot be compared.
 	SourceId string `protobuf:"bytes,11,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
-	// Domains of the label <domain>/name by which the sender finds the pods of sets, in order; empty where the sender does not say.
+	// Domains of the label <domain>/name that puts a pod of the sender's cluster into a set, in order; empty if the sender
+	// does not report them.
 	LabelDomains  []string `protobuf:"bytes,12,rep,name=label_domains,json=labelDomains,proto3" json:"label_domains,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -434,19 +435,18 @@ type Welcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The broker's own cluster, which must equal the trust domain of its certificate.
 	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	// The version both will speak.
+	// The version of this stream.
 	ProtocolVersion uint32 `protobuf:"varint,2,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
-	// What the broker holds of this cluster, complete up to resume_revision of
-	// resume_epoch. Empty and 0 when it holds nothing complete. A sender with the same
-	// epoch that still has the changes since may send just those, with no snapshot.
+	// The broker holds everything of this cluster up to resume_revision of resume_epoch. Empty and 0 if it holds nothing
+	// complete. A sender with the same epoch that has all changes since then may send those, without a snapshot.
 	ResumeEpoch     string   `protobuf:"bytes,3,opt,name=resume_epoch,json=resumeEpoch,proto3" json:"resume_epoch,omitempty"`
 	ResumeRevision  uint64   `protobuf:"varint,4,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"`
 	Features        []string `protobuf:"bytes,5,rep,name=features,proto3" json:"features,omitempty"`
 	SoftwareVersion string   `protobuf:"bytes,6,opt,name=software_version,json=softwareVersion,proto3" json:"software_version,omitempty"`
-	// What the broker was last told of each kind it holds whole, whatever the epoch. A sender whose
-	// snapshot of the kind has the same digest may send SnapshotUnchanged in its place.
+	// What the broker last received of each complete kind, of any epoch. A sender whose snapshot of the kind has the same
+	// digest may send SnapshotUnchanged in its place.
 	Held []*KindState `protobuf:"bytes,7,rep,name=held,proto3" json:"held,omitempty"`
-	// Domains of the labels that the broker gives to sets; empty where it does not say.
+	// Domains of the labels that the broker sets on sets; empty if it does not report them.
 	LabelDomains  []string `protobuf:"bytes,8,rep,name=label_domains,json=labelDomains,proto3" json:"label_domains,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -538,18 +538,18 @@ func (x *Welcome) GetLabelDomains() []string {
 	return nil
 }
 
-// KindState is what a broker was last told of one kind, those objects that it refused too.
+// KindState is what a broker last received of one kind, refused objects included.
 type KindState struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Kind    Kind                   `protobuf:"varint,1,opt,name=kind,proto3,enum=semaphore.v1.Kind" json:"kind,omitempty"`
 	Objects uint64                 `protobuf:"varint,2,opt,name=objects,proto3" json:"objects,omitempty"`
-	// Digest of the objects: the sum, as a 256-bit little-endian number, of the SHA-256 of each object's
-	// deterministic encoding. An implementation that encodes otherwise gets another sum, and then a snapshot.
+	// Digest of the objects: the sum, as a 256-bit little-endian number, of the SHA-256 of each object's deterministic
+	// encoding. An implementation that encodes differently gets another sum, and sends a snapshot.
 	Digest []byte `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
-	// Hello.source_id of the stream that told it, and the newest source_revision it told.
+	// Hello.source_id of the stream that sent it.
 	SourceId string `protobuf:"bytes,4,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
-	// A sender that reads the same source and has not come this far yet looks at an old copy of it (an
-	// apiserver that lags): it must say nothing of the kind before it has.
+	// The newest source_revision of that stream. A sender that reads the same source and has not reached this revision
+	// reads an apiserver that lags: it must send nothing of the kind until it has.
 	SourceRevision uint64 `protobuf:"varint,5,opt,name=source_revision,json=sourceRevision,proto3" json:"source_revision,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -673,13 +673,13 @@ func (x *SnapshotBegin) GetRevision() uint64 {
 	return 0
 }
 
-// SnapshotEnd says that the snapshot of a kind is whole. What the broker held of the kind and
-// did not hear of since SnapshotBegin is gone from the sender's cluster.
+// SnapshotEnd completes the snapshot of a kind. An object of the kind that the broker holds and did not receive since
+// SnapshotBegin no longer exists in the sender's cluster, or is no longer exported.
 type SnapshotEnd struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Kind     Kind                   `protobuf:"varint,1,opt,name=kind,proto3,enum=semaphore.v1.Kind" json:"kind,omitempty"`
 	Revision uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Number of objects sent; a broker that counted otherwise refuses the stream.
+	// Number of objects sent; a broker that counted another number ends the stream.
 	Objects uint64 `protobuf:"varint,3,opt,name=objects,proto3" json:"objects,omitempty"`
 	// How far the sender has read its source, for the kind: the resourceVersion of its informers; 0 for unknown.
 	SourceRevision uint64 `protobuf:"varint,4,opt,name=source_revision,json=sourceRevision,proto3" json:"source_revision,omitempty"`
@@ -745,8 +745,8 @@ func (x *SnapshotEnd) GetSourceRevision() uint64 {
 	return 0
 }
 
-// SnapshotUnchanged stands for a whole snapshot of a kind, from its begin to its end mark, that
-// would tell the broker what it was told before. A broker whose digest is another refuses the stream.
+// SnapshotUnchanged replaces a snapshot of a kind, from its begin to its end mark, whose objects the broker has received
+// before. A broker with another digest ends the stream.
 type SnapshotUnchanged struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Kind     Kind                   `protobuf:"varint,1,opt,name=kind,proto3,enum=semaphore.v1.Kind" json:"kind,omitempty"`
@@ -825,13 +825,13 @@ func (x *SnapshotUnchanged) GetSourceRevision() uint64 {
 	return 0
 }
 
-// Changes is a batch of changes in the order of their revisions. Its size is bounded
-// by the sender well under the receiver's limit for a message.
+// Changes is a batch of changes in the order of their revisions. The sender keeps it well below the receiver's limit for
+// a message.
 type Changes struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Changes []*Change              `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
-	// How far the sender has read its source, for kinds of which that has changed since it last said so: what is
-	// told is then never newer than what the broker knows to have been read, wherever the stream breaks.
+	// How far the sender has read its source, for the kinds for which that changed since it was last sent: wherever the
+	// stream breaks, no object is newer than what the broker knows to have been read.
 	Sources       []*SourceRevision `protobuf:"bytes,2,rep,name=sources,proto3" json:"sources,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -881,19 +881,19 @@ func (x *Changes) GetSources() []*SourceRevision {
 	return nil
 }
 
-// Heartbeat tells that the stream is alive and where the journal is. Once the snapshots are over the broker
-// answers each with an Ack, so that both ends hear of each other.
+// Heartbeat shows that the stream is alive, and the position of the journal. After the snapshots the broker answers each
+// with an Ack, so that both ends notice when the other is gone.
 type Heartbeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Newest revision in the journal; equal to the last one sent when nothing waits.
+	// Newest revision in the journal; equal to the last one sent if no change waits.
 	HeadRevision uint64                 `protobuf:"varint,1,opt,name=head_revision,json=headRevision,proto3" json:"head_revision,omitempty"`
 	SentAt       *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=sent_at,json=sentAt,proto3" json:"sent_at,omitempty"`
-	// Every change up to here that is for this broker has been sent. The broker may take it for its own
-	// position, so that what changes for others only does not make this stream's position old.
+	// Every change up to this revision that is for this broker was sent. The broker may use it as its position, so that
+	// changes for other brokers do not make the position of this stream old.
 	SentRevision uint64 `protobuf:"varint,3,opt,name=sent_revision,json=sentRevision,proto3" json:"sent_revision,omitempty"`
 	// How far the sender has read its source, by kind.
 	Sources []*SourceRevision `protobuf:"bytes,4,rep,name=sources,proto3" json:"sources,omitempty"`
-	// Only to the broker of the sender's own cluster: how the sender stands with every other broker that it publishes to.
+	// Only to the broker of the sender's own cluster: whether every other broker receives what the sender exports.
 	Deliveries    []*Delivery `protobuf:"bytes,5,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -964,7 +964,7 @@ func (x *Heartbeat) GetDeliveries() []*Delivery {
 	return nil
 }
 
-// Delivery is how an exporter stands with the broker of one other cluster.
+// Delivery is whether the broker of one other cluster receives what an exporter sends.
 type Delivery struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -1080,7 +1080,7 @@ func (x *SourceRevision) GetSourceRevision() uint64 {
 	return 0
 }
 
-// Ack tells that every change up to revision is in the broker's replica (or was refused).
+// Ack acknowledges every change up to revision: it is in the broker's replica, or was refused.
 type Ack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -1125,15 +1125,15 @@ func (x *Ack) GetRevision() uint64 {
 	return 0
 }
 
-// Refusal tells that one object was not taken, and why. The rest of the stream is unharmed.
-// The broker holds no state of a refused object, until a newer one is taken.
+// Refusal reports that the broker refused one object, and why. The stream continues. The broker holds no state of a
+// refused object until it accepts a newer one.
 type Refusal struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Key      *ObjectKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Revision uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Stable word for metrics and documents, such as "ip-outside-pod-subnets".
+	// Stable code for metrics and documents, such as "ip-outside-pod-subnets".
 	Code string `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"`
-	// One sentence for a person: the field, what is wrong and what would be right.
+	// One sentence for a person: the field, what is wrong and what would be accepted.
 	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1197,16 +1197,22 @@ func (x *Refusal) GetReason() string {
 	return ""
 }
 
-// Outcome tells what became of a service that the broker has taken: that there is no Service for it, or another than it asks for,
-// and why. Unlike a refusal it can change though the service does not. A stream begins without any; an outcome without a code
-// ends that of the same key.
+// Outcome reports that the broker accepted a service and has no Service for it, or one that differs from it, and why.
+// Unlike a refusal it can change while the service does not. A stream starts without any; an outcome without a code ends
+// the earlier one of the same key.
 type Outcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   *ObjectKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Stable word: "name-too-long", "name-taken", "not-written" or "differs".
+	// Stable code: "name-too-long", "name-taken", "not-written", "differs" or "conflict".
 	Code string `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
-	// One sentence for a person in the sender's cluster. It names nothing of other clusters but the name that the Service would have.
-	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// One sentence for a person in the sender's cluster. To other clusters than the own one it names nothing of others but
+	// the name that the Service would have.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Only to the sender's own cluster, for a Service that a ServiceExport exports: the reasons of KEP-1645's condition
+	// Conflict, such as "PortConflict", and a sentence that names the fields and the cluster that decides. The code is
+	// "conflict" if nothing else is to be said; reason is then empty.
+	Conflicts     []string `protobuf:"bytes,4,rep,name=conflicts,proto3" json:"conflicts,omitempty"`
+	Conflict      string   `protobuf:"bytes,5,opt,name=conflict,proto3" json:"conflict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1258,6 +1264,20 @@ func (x *Outcome) GetCode() string {
 func (x *Outcome) GetReason() string {
 	if x != nil {
 		return x.Reason
+	}
+	return ""
+}
+
+func (x *Outcome) GetConflicts() []string {
+	if x != nil {
+		return x.Conflicts
+	}
+	return nil
+}
+
+func (x *Outcome) GetConflict() string {
+	if x != nil {
+		return x.Conflict
 	}
 	return ""
 }
@@ -1348,11 +1368,13 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\v2\x17.semaphore.v1.ObjectKeyR\x03key\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x12\n" +
 	"\x04code\x18\x03 \x01(\tR\x04code\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"`\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x9a\x01\n" +
 	"\aOutcome\x12)\n" +
 	"\x03key\x18\x01 \x01(\v2\x17.semaphore.v1.ObjectKeyR\x03key\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\tR\x04code\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason2_\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1c\n" +
+	"\tconflicts\x18\x04 \x03(\tR\tconflicts\x12\x1a\n" +
+	"\bconflict\x18\x05 \x01(\tR\bconflict2_\n" +
 	"\x11FederationService\x12J\n" +
 	"\aPublish\x12\x1c.semaphore.v1.PublishRequest\x1a\x1d.semaphore.v1.PublishResponse(\x010\x01BDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 

@@ -26,9 +26,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// FederationService carries one cluster's exports to the broker of another, over
-// mTLS. The exporter dials; spiffe://CLUSTER/exporter in its certificate says whose
-// exports they are.
+// FederationService sends the exports of one cluster to the broker of another, over mTLS. The exporter dials. The
+// broker takes the name of the exporter's cluster from its certificate: spiffe://CLUSTER/exporter.
 type FederationServiceClient interface {
 	// Publish is one exporter's stream:
 	//
@@ -36,21 +35,20 @@ type FederationServiceClient interface {
 	//	Hello                              ──►
 	//	                                   ◄──  Welcome (what the broker holds already)
 	//	SnapshotBegin, Changes…, SnapshotEnd ──►            for each kind, unless the
-	//	                                                    broker can go on from what it holds
+	//	                                                    broker can continue from what it holds
 	//	                                   ◄──  Ack, Refusal…
 	//	Changes, Heartbeat                 ──►  ◄── Ack, Refusal…   for the life of the stream
 	//
-	// Snapshots of all kinds are of one moment, at or after the Hello's head revision;
-	// changes after that moment follow the last snapshot. The broker stages a snapshot and
-	// takes it over whole at its end mark; a stream that ends before the mark changes
-	// nothing.
+	// All snapshots of a stream have one revision, at or after the Hello's head revision;
+	// later changes follow the last snapshot. The broker stages a snapshot and applies it
+	// completely at its end mark; a stream that ends before the mark changes nothing.
 	//
 	// Errors: INVALID_ARGUMENT (the stream breaks this order), PERMISSION_DENIED (the
-	// certificate is no exporter of a configured remote, or Hello names another
+	// certificate is not that of an exporter of a configured remote, or Hello names another
 	// cluster), FAILED_PRECONDITION (no protocol version in common, or an exporter with a
 	// newer term is connected), RESOURCE_EXHAUSTED (a message over the limit, or streams
-	// begun too often), ABORTED (a newer stream of the cluster has taken over, or the broker
-	// wants all told anew: dial again).
+	// started too often), ABORTED (a newer stream of the cluster replaced this one, or the
+	// broker needs new snapshots: dial again).
 	Publish(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PublishRequest, PublishResponse], error)
 }
 
@@ -79,9 +77,8 @@ type FederationService_PublishClient = grpc.BidiStreamingClient[PublishRequest, 
 // All implementations must embed UnimplementedFederationServiceServer
 // for forward compatibility.
 //
-// FederationService carries one cluster's exports to the broker of another, over
-// mTLS. The exporter dials; spiffe://CLUSTER/exporter in its certificate says whose
-// exports they are.
+// FederationService sends the exports of one cluster to the broker of another, over mTLS. The exporter dials. The
+// broker takes the name of the exporter's cluster from its certificate: spiffe://CLUSTER/exporter.
 type FederationServiceServer interface {
 	// Publish is one exporter's stream:
 	//
@@ -89,21 +86,20 @@ type FederationServiceServer interface {
 	//	Hello                              ──►
 	//	                                   ◄──  Welcome (what the broker holds already)
 	//	SnapshotBegin, Changes…, SnapshotEnd ──►            for each kind, unless the
-	//	                                                    broker can go on from what it holds
+	//	                                                    broker can continue from what it holds
 	//	                                   ◄──  Ack, Refusal…
 	//	Changes, Heartbeat                 ──►  ◄── Ack, Refusal…   for the life of the stream
 	//
-	// Snapshots of all kinds are of one moment, at or after the Hello's head revision;
-	// changes after that moment follow the last snapshot. The broker stages a snapshot and
-	// takes it over whole at its end mark; a stream that ends before the mark changes
-	// nothing.
+	// All snapshots of a stream have one revision, at or after the Hello's head revision;
+	// later changes follow the last snapshot. The broker stages a snapshot and applies it
+	// completely at its end mark; a stream that ends before the mark changes nothing.
 	//
 	// Errors: INVALID_ARGUMENT (the stream breaks this order), PERMISSION_DENIED (the
-	// certificate is no exporter of a configured remote, or Hello names another
+	// certificate is not that of an exporter of a configured remote, or Hello names another
 	// cluster), FAILED_PRECONDITION (no protocol version in common, or an exporter with a
 	// newer term is connected), RESOURCE_EXHAUSTED (a message over the limit, or streams
-	// begun too often), ABORTED (a newer stream of the cluster has taken over, or the broker
-	// wants all told anew: dial again).
+	// started too often), ABORTED (a newer stream of the cluster replaced this one, or the
+	// broker needs new snapshots: dial again).
 	Publish(grpc.BidiStreamingServer[PublishRequest, PublishResponse]) error
 	mustEmbedUnimplementedFederationServiceServer()
 }

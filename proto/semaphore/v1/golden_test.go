@@ -21,6 +21,10 @@ var update = flag.Bool("update", false, "add golden messages that are missing; t
 
 const goldenFile = "testdata/golden.txt"
 
+// retiredFile has messages as an earlier build sent them whose fields have been retired since
+// (docs/adr/0027-protocol-before-v1.md), each with what is left of it. A line is never changed.
+const retiredFile = "testdata/retired.txt"
+
 // filled are messages with each field set, one for each alternative of a oneof, by name.
 func filled(d protoreflect.MessageDescriptor) map[string]proto.Message {
 	out := map[string]proto.Message{}
@@ -114,15 +118,10 @@ func scalar(f protoreflect.FieldDescriptor) protoreflect.Value {
 	}
 }
 
-// TestGoldenMessages: what an earlier version has sent means the same now, and this version sends the same bytes for it. Fields may
-// be added: a message that has more than is known here is understood as far as it is known.
+// TestGoldenMessages: what an earlier version has sent means the same now, and this version sends the same bytes for
+// it. Fields may be added: a message that has more than is known here is understood as far as it is known.
 func TestGoldenMessages(t *testing.T) {
-	types := map[string]protoreflect.MessageDescriptor{}
-	for _, file := range []protoreflect.FileDescriptor{File_semaphore_v1_federation_proto, File_semaphore_v1_peering_proto, File_semaphore_v1_objects_proto} {
-		for i := range file.Messages().Len() {
-			types[string(file.Messages().Get(i).Name())] = file.Messages().Get(i)
-		}
-	}
+	types := wireMessages()
 	golden := map[string][2]string{}
 	data, err := os.ReadFile(goldenFile)
 	if err != nil && !*update {
@@ -155,8 +154,9 @@ func TestGoldenMessages(t *testing.T) {
 			t.Fatal(err)
 		}
 		for what, bytes := range map[string][]byte{
-			"as it was sent":           sent,
-			"with a field that is new": protowire.AppendString(protowire.AppendTag(slices.Clone(sent), 4000, protowire.BytesType), "new"),
+			"as it was sent": sent,
+			"with a field that is new": protowire.AppendString(protowire.AppendTag(slices.Clone(sent), 4000,
+				protowire.BytesType), "new"),
 		} {
 			m := dynamicpb.NewMessage(types[name])
 			if err := proto.Unmarshal(bytes, m); err != nil {
@@ -180,6 +180,46 @@ func TestGoldenMessages(t *testing.T) {
 	}
 	if err := os.WriteFile(goldenFile, []byte(out.String()), 0o644); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// wireMessages are those that cross between parts, by name.
+func wireMessages() map[string]protoreflect.MessageDescriptor {
+	types := map[string]protoreflect.MessageDescriptor{}
+	for _, file := range []protoreflect.FileDescriptor{File_semaphore_v1_federation_proto, File_semaphore_v1_peering_proto,
+		File_semaphore_v1_objects_proto} {
+		for i := range file.Messages().Len() {
+			types[string(file.Messages().Get(i).Name())] = file.Messages().Get(i)
+		}
+	}
+	return types
+}
+
+// TestRetiredFields: a message of an earlier build with a field that was retired decodes, and means the same without
+// it.
+func TestRetiredFields(t *testing.T) {
+	data, err := os.ReadFile(retiredFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	types, messages := wireMessages(), 0
+	for line := range strings.Lines(string(data)) {
+		words := strings.SplitN(strings.TrimSpace(line), " ", 3)
+		messages++
+		name, _, _ := strings.Cut(words[0], ".")
+		sent, err := hex.DecodeString(words[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := dynamicpb.NewMessage(types[name])
+		if err := proto.Unmarshal(sent, m); err != nil {
+			t.Errorf("%s: %v", words[0], err)
+		} else if got := text(t, m); got != words[2] {
+			t.Errorf("%s means\n%s, and without what was retired it is\n%s", words[0], got, words[2])
+		}
+	}
+	if messages == 0 {
+		t.Error("no messages")
 	}
 }
 

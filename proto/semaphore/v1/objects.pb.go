@@ -4,12 +4,17 @@
 // 	protoc        (unknown)
 // source: semaphore/v1/objects.proto
 
-// Package semaphore.v1 is what crosses between the parts of semaphore: what an
-// exporter tells a broker (federation.proto), what a broker tells the agents of
-// its nodes (peering.proto) and what any part tells a person (debug.proto).
+// Package semaphore.v1 defines the messages between the parts of semaphore: an exporter
+// sends objects to brokers (federation.proto), a broker sends peers to the agents of its
+// nodes (peering.proto), and any part answers operators (debug.proto, control.proto).
 //
-// Objects carry only what the other side needs. Nothing in them is trusted: the
-// receiver checks every field against its own configuration before use.
+// Objects have only the fields that the receiver needs. The receiver trusts none of them:
+// it checks every field against its own configuration before use.
+//
+// A closed set of values that semaphore defines is an enum. Values that Kubernetes defines
+// (protocol, addressType, trafficDistribution, ipFamilies) are strings with the words of its
+// API, and codes of refusals are strings so that an older receiver can show a newer code
+// (docs/adr/0027-protocol-before-v1.md).
 
 package semaphorev1
 
@@ -29,17 +34,17 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Kind is the kind of an exported object. Snapshots, quotas, ages and metrics are
-// kept by kind.
+// Kind is the kind of an exported object. Snapshots, limits, ages and metrics are
+// separate for each kind.
 type Kind int32
 
 const (
 	Kind_KIND_UNSPECIFIED Kind = 0
-	// KIND_NODE is a node with its pod CIDRs and its end of the tunnel to the receiver.
+	// KIND_NODE is a node with its pod CIDRs and its endpoint of the tunnel to the receiver.
 	Kind_KIND_NODE Kind = 1
-	// KIND_SERVICE is a Service that is offered to other clusters.
+	// KIND_SERVICE is a Service that is exported to other clusters.
 	Kind_KIND_SERVICE Kind = 2
-	// KIND_ENDPOINT_SLICE is one EndpointSlice of an offered Service.
+	// KIND_ENDPOINT_SLICE is one EndpointSlice of an exported Service.
 	Kind_KIND_ENDPOINT_SLICE Kind = 3
 	// KIND_SET_MEMBER is a pod whose IPs belong to a policy set.
 	Kind_KIND_SET_MEMBER Kind = 4
@@ -90,8 +95,64 @@ func (Kind) EnumDescriptor() ([]byte, []int) {
 	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{0}
 }
 
-// ObjectKey names one object of the cluster whose stream carries it. Which cluster
-// that is comes from the sender's certificate, never from a message.
+// WhenGone is what happens to the endpoints of a cluster that is gone.
+type WhenGone int32
+
+const (
+	WhenGone_WHEN_GONE_UNSPECIFIED WhenGone = 0
+	// WHEN_GONE_KEEP leaves them in their place of the order.
+	WhenGone_WHEN_GONE_KEEP WhenGone = 1
+	// WHEN_GONE_DEMOTE moves them behind those of all other clusters.
+	WhenGone_WHEN_GONE_DEMOTE WhenGone = 2
+	// WHEN_GONE_WITHDRAW uses none of them.
+	WhenGone_WHEN_GONE_WITHDRAW WhenGone = 3
+)
+
+// Enum value maps for WhenGone.
+var (
+	WhenGone_name = map[int32]string{
+		0: "WHEN_GONE_UNSPECIFIED",
+		1: "WHEN_GONE_KEEP",
+		2: "WHEN_GONE_DEMOTE",
+		3: "WHEN_GONE_WITHDRAW",
+	}
+	WhenGone_value = map[string]int32{
+		"WHEN_GONE_UNSPECIFIED": 0,
+		"WHEN_GONE_KEEP":        1,
+		"WHEN_GONE_DEMOTE":      2,
+		"WHEN_GONE_WITHDRAW":    3,
+	}
+)
+
+func (x WhenGone) Enum() *WhenGone {
+	p := new(WhenGone)
+	*p = x
+	return p
+}
+
+func (x WhenGone) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WhenGone) Descriptor() protoreflect.EnumDescriptor {
+	return file_semaphore_v1_objects_proto_enumTypes[1].Descriptor()
+}
+
+func (WhenGone) Type() protoreflect.EnumType {
+	return &file_semaphore_v1_objects_proto_enumTypes[1]
+}
+
+func (x WhenGone) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WhenGone.Descriptor instead.
+func (WhenGone) EnumDescriptor() ([]byte, []int) {
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{1}
+}
+
+// ObjectKey names an object of the cluster that sends it. The receiver takes the cluster
+// from the sender's certificate, never from a message.
 type ObjectKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Kind  Kind                   `protobuf:"varint,1,opt,name=kind,proto3,enum=semaphore.v1.Kind" json:"kind,omitempty"`
@@ -153,7 +214,7 @@ func (x *ObjectKey) GetName() string {
 	return ""
 }
 
-// Object is one exported object, whole. Exactly the field that goes with key.kind is set.
+// Object is the complete state of one exported object. Exactly the field of spec that belongs to key.kind is set.
 type Object struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   *ObjectKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -279,11 +340,10 @@ func (*Object_SetMember) isObject_Spec() {}
 // Node is a node of the sender's cluster as a WireGuard peer of the receiver's nodes.
 type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where the IPs of the node's pods are: Node.spec.podCIDRs, or the blocks that Calico's IPAM has given the node.
+	// Prefixes of the node's pod IPs: Node.spec.podCIDRs, or the blocks that Calico's IPAM assigned to the node.
 	// Canonical, of every family.
 	PodCidrs []string `protobuf:"bytes,1,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
-	// The node's end of the tunnel to the receiver's cluster; unset until the node
-	// has published a key for it.
+	// The node's endpoint of the tunnel to the receiver's cluster; unset until the node has reported a key for it.
 	Wireguard     *WireGuardEndpoint `protobuf:"bytes,2,opt,name=wireguard,proto3" json:"wireguard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -333,7 +393,7 @@ func (x *Node) GetWireguard() *WireGuardEndpoint {
 	return nil
 }
 
-// WireGuardEndpoint is one end of a tunnel.
+// WireGuardEndpoint is the key and the address of one end of a tunnel.
 type WireGuardEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Curve25519 public key, 32 bytes.
@@ -388,29 +448,31 @@ func (x *WireGuardEndpoint) GetAddress() string {
 	return ""
 }
 
-// Service is a Service of the sender's cluster, reduced to what a mirror needs.
+// Service is a Service of the sender's cluster, reduced to the fields that a mirror needs.
 type Service struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Ports in the order of the source.
-	Ports []*ServicePort `protobuf:"bytes,1,rep,name=ports,proto3" json:"ports,omitempty"`
+	Ports []*Port `protobuf:"bytes,1,rep,name=ports,proto3" json:"ports,omitempty"`
 	// True when spec.clusterIP of the source is "None".
 	Headless                 bool `protobuf:"varint,2,opt,name=headless,proto3" json:"headless,omitempty"`
 	PublishNotReadyAddresses bool `protobuf:"varint,3,opt,name=publish_not_ready_addresses,json=publishNotReadyAddresses,proto3" json:"publish_not_ready_addresses,omitempty"`
-	// Matches the mirror selector: wanted as a mirror of its own.
+	// The Service matches the mirror selector: receivers make a mirror of it.
 	Mirror bool `protobuf:"varint,4,opt,name=mirror,proto3" json:"mirror,omitempty"`
-	// Matches the global selector: wanted as part of the service of all clusters.
+	// The Service matches the global selector: receivers add it to the global service of its name.
 	Global bool `protobuf:"varint,5,opt,name=global,proto3" json:"global,omitempty"`
-	// Session affinity by client IP, and for how long after a client's last connection; 0 for no affinity.
+	// Timeout of the session affinity by client IP, in seconds; 0 for no affinity.
 	ClientIpAffinitySeconds int32 `protobuf:"varint,6,opt,name=client_ip_affinity_seconds,json=clientIpAffinitySeconds,proto3" json:"client_ip_affinity_seconds,omitempty"`
 	// spec.trafficDistribution, one of the values that the API knows; empty for none.
 	TrafficDistribution string `protobuf:"bytes,7,opt,name=traffic_distribution,json=trafficDistribution,proto3" json:"traffic_distribution,omitempty"`
-	// What the source says of how its global service is to be used; unset where it says nothing.
+	// Settings of the global service, from the annotations of the source; unset if it has none.
 	GlobalSettings *GlobalSettings `protobuf:"bytes,8,opt,name=global_settings,json=globalSettings,proto3" json:"global_settings,omitempty"`
-	// spec.ipFamilies of the source, "IPv4" and "IPv6", in its order; empty where the sender does not say.
+	// spec.ipFamilies of the source, "IPv4" and "IPv6", in its order; empty if the sender does not report them.
 	IpFamilies []string `protobuf:"bytes,9,rep,name=ip_families,json=ipFamilies,proto3" json:"ip_families,omitempty"`
-	// Those labels of the source that the sender's own list lets through, in the order of their keys. The receiver takes those
-	// that its own list lets through.
-	Labels        []*Label `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty"`
+	// Labels of the source that the sender's configuration exports, sorted by key. The receiver copies those that its own
+	// configuration allows.
+	Labels []*Label `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty"`
+	// Set if a ServiceExport exports the Service (KEP-1645): receivers add it to the ServiceImport of its name.
+	MultiCluster  *MultiClusterExport `protobuf:"bytes,11,opt,name=multi_cluster,json=multiCluster,proto3" json:"multi_cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -445,7 +507,7 @@ func (*Service) Descriptor() ([]byte, []int) {
 	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{4}
 }
 
-func (x *Service) GetPorts() []*ServicePort {
+func (x *Service) GetPorts() []*Port {
 	if x != nil {
 		return x.Ports
 	}
@@ -515,6 +577,130 @@ func (x *Service) GetLabels() []*Label {
 	return nil
 }
 
+func (x *Service) GetMultiCluster() *MultiClusterExport {
+	if x != nil {
+		return x.MultiCluster
+	}
+	return nil
+}
+
+// MultiClusterExport is what a ServiceExport says of its Service, and what only the Multi-Cluster Services API needs of
+// the Service.
+type MultiClusterExport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// spec.exportedLabels and spec.exportedAnnotations, sorted by key. The receiver refuses keys that are reserved.
+	Labels      []*Label      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty"`
+	Annotations []*Annotation `protobuf:"bytes,2,rep,name=annotations,proto3" json:"annotations,omitempty"`
+	// spec.internalTrafficPolicy of the Service, "Cluster" or "Local"; empty for unset.
+	InternalTrafficPolicy string `protobuf:"bytes,3,opt,name=internal_traffic_policy,json=internalTrafficPolicy,proto3" json:"internal_traffic_policy,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
+}
+
+func (x *MultiClusterExport) Reset() {
+	*x = MultiClusterExport{}
+	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MultiClusterExport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MultiClusterExport) ProtoMessage() {}
+
+func (x *MultiClusterExport) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MultiClusterExport.ProtoReflect.Descriptor instead.
+func (*MultiClusterExport) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *MultiClusterExport) GetLabels() []*Label {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *MultiClusterExport) GetAnnotations() []*Annotation {
+	if x != nil {
+		return x.Annotations
+	}
+	return nil
+}
+
+func (x *MultiClusterExport) GetInternalTrafficPolicy() string {
+	if x != nil {
+		return x.InternalTrafficPolicy
+	}
+	return ""
+}
+
+// Annotation is an annotation of an object of the sender's cluster.
+type Annotation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Annotation) Reset() {
+	*x = Annotation{}
+	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Annotation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Annotation) ProtoMessage() {}
+
+func (x *Annotation) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Annotation.ProtoReflect.Descriptor instead.
+func (*Annotation) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Annotation) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *Annotation) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 // Label is a label of an object of the sender's cluster.
 type Label struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -526,7 +712,7 @@ type Label struct {
 
 func (x *Label) Reset() {
 	*x = Label{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -538,7 +724,7 @@ func (x *Label) String() string {
 func (*Label) ProtoMessage() {}
 
 func (x *Label) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[5]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -551,7 +737,7 @@ func (x *Label) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Label.ProtoReflect.Descriptor instead.
 func (*Label) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{5}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Label) GetKey() string {
@@ -568,17 +754,17 @@ func (x *Label) GetValue() string {
 	return ""
 }
 
-// GlobalSettings say which clusters' endpoints of a global service are to be used, and when others are. A receiver
-// whose own configuration has a rule for the service does not heed them.
+// GlobalSettings say which clusters' endpoints of a global service are used, and when others are used too. A receiver
+// whose configuration has a rule for the service ignores them.
 type GlobalSettings struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Clusters in the order in which they are wanted; those that are not named share the last place.
+	// Clusters in order of preference; clusters that are not listed share the last place.
 	Prefer []string `protobuf:"bytes,1,rep,name=prefer,proto3" json:"prefer,omitempty"`
-	// How many ready endpoints are enough, so that clusters further behind are not needed; 0 for unset, which is 1.
+	// Number of ready endpoints that are enough, so that clusters of a later place are not used; 0 for unset, which is 1.
 	MinReady int32 `protobuf:"varint,2,opt,name=min_ready,json=minReady,proto3" json:"min_ready,omitempty"`
-	// What becomes of the endpoints of a cluster that is gone: "keep", "demote" or "withdraw"; empty for unset.
-	WhenGone string `protobuf:"bytes,3,opt,name=when_gone,json=whenGone,proto3" json:"when_gone,omitempty"`
-	// Each cluster is to prefer its own endpoints.
+	// What happens to the endpoints of a cluster that is gone; unspecified for the default, which is demote.
+	WhenGone WhenGone `protobuf:"varint,5,opt,name=when_gone,json=whenGone,proto3,enum=semaphore.v1.WhenGone" json:"when_gone,omitempty"`
+	// Each cluster prefers its own endpoints.
 	LocalFirst    bool `protobuf:"varint,4,opt,name=local_first,json=localFirst,proto3" json:"local_first,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -586,7 +772,7 @@ type GlobalSettings struct {
 
 func (x *GlobalSettings) Reset() {
 	*x = GlobalSettings{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -598,7 +784,7 @@ func (x *GlobalSettings) String() string {
 func (*GlobalSettings) ProtoMessage() {}
 
 func (x *GlobalSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[6]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -611,7 +797,7 @@ func (x *GlobalSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GlobalSettings.ProtoReflect.Descriptor instead.
 func (*GlobalSettings) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{6}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GlobalSettings) GetPrefer() []string {
@@ -628,11 +814,11 @@ func (x *GlobalSettings) GetMinReady() int32 {
 	return 0
 }
 
-func (x *GlobalSettings) GetWhenGone() string {
+func (x *GlobalSettings) GetWhenGone() WhenGone {
 	if x != nil {
 		return x.WhenGone
 	}
-	return ""
+	return WhenGone_WHEN_GONE_UNSPECIFIED
 }
 
 func (x *GlobalSettings) GetLocalFirst() bool {
@@ -642,7 +828,8 @@ func (x *GlobalSettings) GetLocalFirst() bool {
 	return false
 }
 
-type ServicePort struct {
+// Port is a port of a Service or of an EndpointSlice.
+type Port struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// "TCP", "UDP" or "SCTP".
@@ -653,21 +840,21 @@ type ServicePort struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ServicePort) Reset() {
-	*x = ServicePort{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
+func (x *Port) Reset() {
+	*x = Port{}
+	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ServicePort) String() string {
+func (x *Port) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ServicePort) ProtoMessage() {}
+func (*Port) ProtoMessage() {}
 
-func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[7]
+func (x *Port) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -678,56 +865,56 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
-func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{7}
+// Deprecated: Use Port.ProtoReflect.Descriptor instead.
+func (*Port) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{9}
 }
 
-func (x *ServicePort) GetName() string {
+func (x *Port) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *ServicePort) GetProtocol() string {
+func (x *Port) GetProtocol() string {
 	if x != nil {
 		return x.Protocol
 	}
 	return ""
 }
 
-func (x *ServicePort) GetPort() int32 {
+func (x *Port) GetPort() int32 {
 	if x != nil {
 		return x.Port
 	}
 	return 0
 }
 
-func (x *ServicePort) GetAppProtocol() string {
+func (x *Port) GetAppProtocol() string {
 	if x != nil {
 		return x.AppProtocol
 	}
 	return ""
 }
 
-// EndpointSlice mirrors discovery.k8s.io/v1 EndpointSlice without anything that
-// names an object of the sender's cluster (nodeName, targetRef).
+// EndpointSlice is an EndpointSlice (discovery.k8s.io/v1) without the fields that name objects of the sender's cluster
+// (nodeName, targetRef).
 type EndpointSlice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the Service the slice belongs to, in the slice's namespace.
 	Service string `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
 	// "IPv4" or "IPv6". FQDN slices are not exported.
-	AddressType   string          `protobuf:"bytes,2,opt,name=address_type,json=addressType,proto3" json:"address_type,omitempty"`
-	Ports         []*EndpointPort `protobuf:"bytes,3,rep,name=ports,proto3" json:"ports,omitempty"`
-	Endpoints     []*Endpoint     `protobuf:"bytes,4,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	AddressType   string      `protobuf:"bytes,2,opt,name=address_type,json=addressType,proto3" json:"address_type,omitempty"`
+	Ports         []*Port     `protobuf:"bytes,3,rep,name=ports,proto3" json:"ports,omitempty"`
+	Endpoints     []*Endpoint `protobuf:"bytes,4,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EndpointSlice) Reset() {
 	*x = EndpointSlice{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -739,7 +926,7 @@ func (x *EndpointSlice) String() string {
 func (*EndpointSlice) ProtoMessage() {}
 
 func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[8]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -752,7 +939,7 @@ func (x *EndpointSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointSlice.ProtoReflect.Descriptor instead.
 func (*EndpointSlice) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *EndpointSlice) GetService() string {
@@ -769,7 +956,7 @@ func (x *EndpointSlice) GetAddressType() string {
 	return ""
 }
 
-func (x *EndpointSlice) GetPorts() []*EndpointPort {
+func (x *EndpointSlice) GetPorts() []*Port {
 	if x != nil {
 		return x.Ports
 	}
@@ -781,74 +968,6 @@ func (x *EndpointSlice) GetEndpoints() []*Endpoint {
 		return x.Endpoints
 	}
 	return nil
-}
-
-type EndpointPort struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Protocol      string                 `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	Port          int32                  `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
-	AppProtocol   string                 `protobuf:"bytes,4,opt,name=app_protocol,json=appProtocol,proto3" json:"app_protocol,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *EndpointPort) Reset() {
-	*x = EndpointPort{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *EndpointPort) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*EndpointPort) ProtoMessage() {}
-
-func (x *EndpointPort) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[9]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use EndpointPort.ProtoReflect.Descriptor instead.
-func (*EndpointPort) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{9}
-}
-
-func (x *EndpointPort) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *EndpointPort) GetProtocol() string {
-	if x != nil {
-		return x.Protocol
-	}
-	return ""
-}
-
-func (x *EndpointPort) GetPort() int32 {
-	if x != nil {
-		return x.Port
-	}
-	return 0
-}
-
-func (x *EndpointPort) GetAppProtocol() string {
-	if x != nil {
-		return x.AppProtocol
-	}
-	return ""
 }
 
 // Endpoint is one endpoint. Conditions keep the three states of the Kubernetes API
@@ -867,7 +986,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -879,7 +998,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[10]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -892,7 +1011,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Endpoint) GetAddresses() []string {
@@ -940,11 +1059,11 @@ func (x *Endpoint) GetZone() string {
 // SetMember is a pod that belongs to a policy set.
 type SetMember struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// UID of the pod: two pods that bear one name in turn are two owners of IPs.
+	// UID of the pod: two pods of one name, one after the other, are two owners of IPs.
 	PodUid string `protobuf:"bytes,1,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
 	// Value of the set label (<labelDomain>/name). The set is that name in the pod's namespace.
 	SetName string `protobuf:"bytes,2,opt,name=set_name,json=setName,proto3" json:"set_name,omitempty"`
-	// Addresses the pod may send from, without prefix length.
+	// IPs of the pod, without prefix length.
 	Ips           []string `protobuf:"bytes,3,rep,name=ips,proto3" json:"ips,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -952,7 +1071,7 @@ type SetMember struct {
 
 func (x *SetMember) Reset() {
 	*x = SetMember{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -964,7 +1083,7 @@ func (x *SetMember) String() string {
 func (*SetMember) ProtoMessage() {}
 
 func (x *SetMember) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[11]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -977,7 +1096,7 @@ func (x *SetMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMember.ProtoReflect.Descriptor instead.
 func (*SetMember) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SetMember) GetPodUid() string {
@@ -1001,14 +1120,13 @@ func (x *SetMember) GetIps() []string {
 	return nil
 }
 
-// Change is one step in the life of one object: its newest state or its end.
+// Change is the newest state of an object, or its deletion.
 type Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Position in the sender's journal. Revisions grow; gaps mean that states were
-	// superseded before they were sent.
+	// Position in the sender's journal. Revisions grow. A gap is a state that a newer one replaced before it was sent.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// When the sender saw the change, on the sender's clock. For display and lag
-	// metrics only: no decision may rest on it (the clocks of two clusters differ).
+	// When the sender observed the change, on the sender's clock. For display and lag metrics only: no decision may
+	// depend on it, as the clocks of two clusters differ.
 	ObservedAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
 	// Types that are valid to be assigned to Change:
 	//
@@ -1021,7 +1139,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_semaphore_v1_objects_proto_msgTypes[12]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1151,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_objects_proto_msgTypes[12]
+	mi := &file_semaphore_v1_objects_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1164,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_objects_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Change) GetRevision() uint64 {
@@ -1127,9 +1245,9 @@ const file_semaphore_v1_objects_proto_rawDesc = "" +
 	"\x11WireGuardEndpoint\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x01 \x01(\fR\tpublicKey\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\"\xca\x03\n" +
-	"\aService\x12/\n" +
-	"\x05ports\x18\x01 \x03(\v2\x19.semaphore.v1.ServicePortR\x05ports\x12\x1a\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x8a\x04\n" +
+	"\aService\x12(\n" +
+	"\x05ports\x18\x01 \x03(\v2\x12.semaphore.v1.PortR\x05ports\x12\x1a\n" +
 	"\bheadless\x18\x02 \x01(\bR\bheadless\x12=\n" +
 	"\x1bpublish_not_ready_addresses\x18\x03 \x01(\bR\x18publishNotReadyAddresses\x12\x16\n" +
 	"\x06mirror\x18\x04 \x01(\bR\x06mirror\x12\x16\n" +
@@ -1140,31 +1258,35 @@ const file_semaphore_v1_objects_proto_rawDesc = "" +
 	"\vip_families\x18\t \x03(\tR\n" +
 	"ipFamilies\x12+\n" +
 	"\x06labels\x18\n" +
-	" \x03(\v2\x13.semaphore.v1.LabelR\x06labels\"/\n" +
+	" \x03(\v2\x13.semaphore.v1.LabelR\x06labels\x12E\n" +
+	"\rmulti_cluster\x18\v \x01(\v2 .semaphore.v1.MultiClusterExportR\fmultiCluster\"\xb5\x01\n" +
+	"\x12MultiClusterExport\x12+\n" +
+	"\x06labels\x18\x01 \x03(\v2\x13.semaphore.v1.LabelR\x06labels\x12:\n" +
+	"\vannotations\x18\x02 \x03(\v2\x18.semaphore.v1.AnnotationR\vannotations\x126\n" +
+	"\x17internal_traffic_policy\x18\x03 \x01(\tR\x15internalTrafficPolicy\"4\n" +
+	"\n" +
+	"Annotation\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\x83\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xa1\x01\n" +
 	"\x0eGlobalSettings\x12\x16\n" +
 	"\x06prefer\x18\x01 \x03(\tR\x06prefer\x12\x1b\n" +
-	"\tmin_ready\x18\x02 \x01(\x05R\bminReady\x12\x1b\n" +
-	"\twhen_gone\x18\x03 \x01(\tR\bwhenGone\x12\x1f\n" +
+	"\tmin_ready\x18\x02 \x01(\x05R\bminReady\x123\n" +
+	"\twhen_gone\x18\x05 \x01(\x0e2\x16.semaphore.v1.WhenGoneR\bwhenGone\x12\x1f\n" +
 	"\vlocal_first\x18\x04 \x01(\bR\n" +
-	"localFirst\"t\n" +
-	"\vServicePort\x12\x12\n" +
+	"localFirstJ\x04\b\x03\x10\x04\"m\n" +
+	"\x04Port\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\x05R\x04port\x12!\n" +
-	"\fapp_protocol\x18\x04 \x01(\tR\vappProtocol\"\xb4\x01\n" +
+	"\fapp_protocol\x18\x04 \x01(\tR\vappProtocol\"\xac\x01\n" +
 	"\rEndpointSlice\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12!\n" +
-	"\faddress_type\x18\x02 \x01(\tR\vaddressType\x120\n" +
-	"\x05ports\x18\x03 \x03(\v2\x1a.semaphore.v1.EndpointPortR\x05ports\x124\n" +
-	"\tendpoints\x18\x04 \x03(\v2\x16.semaphore.v1.EndpointR\tendpoints\"u\n" +
-	"\fEndpointPort\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
-	"\x04port\x18\x03 \x01(\x05R\x04port\x12!\n" +
-	"\fapp_protocol\x18\x04 \x01(\tR\vappProtocol\"\xdf\x01\n" +
+	"\faddress_type\x18\x02 \x01(\tR\vaddressType\x12(\n" +
+	"\x05ports\x18\x03 \x03(\v2\x12.semaphore.v1.PortR\x05ports\x124\n" +
+	"\tendpoints\x18\x04 \x03(\v2\x16.semaphore.v1.EndpointR\tendpoints\"\xdf\x01\n" +
 	"\bEndpoint\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x19\n" +
 	"\x05ready\x18\x02 \x01(\bH\x00R\x05ready\x88\x01\x01\x12\x1d\n" +
@@ -1192,7 +1314,12 @@ const file_semaphore_v1_objects_proto_rawDesc = "" +
 	"\tKIND_NODE\x10\x01\x12\x10\n" +
 	"\fKIND_SERVICE\x10\x02\x12\x17\n" +
 	"\x13KIND_ENDPOINT_SLICE\x10\x03\x12\x13\n" +
-	"\x0fKIND_SET_MEMBER\x10\x04BDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
+	"\x0fKIND_SET_MEMBER\x10\x04*g\n" +
+	"\bWhenGone\x12\x19\n" +
+	"\x15WHEN_GONE_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eWHEN_GONE_KEEP\x10\x01\x12\x14\n" +
+	"\x10WHEN_GONE_DEMOTE\x10\x02\x12\x16\n" +
+	"\x12WHEN_GONE_WITHDRAW\x10\x03BDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 
 var (
 	file_semaphore_v1_objects_proto_rawDescOnce sync.Once
@@ -1206,46 +1333,52 @@ func file_semaphore_v1_objects_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_objects_proto_rawDescData
 }
 
-var file_semaphore_v1_objects_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_semaphore_v1_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_semaphore_v1_objects_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_semaphore_v1_objects_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_semaphore_v1_objects_proto_goTypes = []any{
 	(Kind)(0),                     // 0: semaphore.v1.Kind
-	(*ObjectKey)(nil),             // 1: semaphore.v1.ObjectKey
-	(*Object)(nil),                // 2: semaphore.v1.Object
-	(*Node)(nil),                  // 3: semaphore.v1.Node
-	(*WireGuardEndpoint)(nil),     // 4: semaphore.v1.WireGuardEndpoint
-	(*Service)(nil),               // 5: semaphore.v1.Service
-	(*Label)(nil),                 // 6: semaphore.v1.Label
-	(*GlobalSettings)(nil),        // 7: semaphore.v1.GlobalSettings
-	(*ServicePort)(nil),           // 8: semaphore.v1.ServicePort
-	(*EndpointSlice)(nil),         // 9: semaphore.v1.EndpointSlice
-	(*EndpointPort)(nil),          // 10: semaphore.v1.EndpointPort
-	(*Endpoint)(nil),              // 11: semaphore.v1.Endpoint
-	(*SetMember)(nil),             // 12: semaphore.v1.SetMember
-	(*Change)(nil),                // 13: semaphore.v1.Change
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(WhenGone)(0),                 // 1: semaphore.v1.WhenGone
+	(*ObjectKey)(nil),             // 2: semaphore.v1.ObjectKey
+	(*Object)(nil),                // 3: semaphore.v1.Object
+	(*Node)(nil),                  // 4: semaphore.v1.Node
+	(*WireGuardEndpoint)(nil),     // 5: semaphore.v1.WireGuardEndpoint
+	(*Service)(nil),               // 6: semaphore.v1.Service
+	(*MultiClusterExport)(nil),    // 7: semaphore.v1.MultiClusterExport
+	(*Annotation)(nil),            // 8: semaphore.v1.Annotation
+	(*Label)(nil),                 // 9: semaphore.v1.Label
+	(*GlobalSettings)(nil),        // 10: semaphore.v1.GlobalSettings
+	(*Port)(nil),                  // 11: semaphore.v1.Port
+	(*EndpointSlice)(nil),         // 12: semaphore.v1.EndpointSlice
+	(*Endpoint)(nil),              // 13: semaphore.v1.Endpoint
+	(*SetMember)(nil),             // 14: semaphore.v1.SetMember
+	(*Change)(nil),                // 15: semaphore.v1.Change
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
 }
 var file_semaphore_v1_objects_proto_depIdxs = []int32{
 	0,  // 0: semaphore.v1.ObjectKey.kind:type_name -> semaphore.v1.Kind
-	1,  // 1: semaphore.v1.Object.key:type_name -> semaphore.v1.ObjectKey
-	3,  // 2: semaphore.v1.Object.node:type_name -> semaphore.v1.Node
-	5,  // 3: semaphore.v1.Object.service:type_name -> semaphore.v1.Service
-	9,  // 4: semaphore.v1.Object.endpoint_slice:type_name -> semaphore.v1.EndpointSlice
-	12, // 5: semaphore.v1.Object.set_member:type_name -> semaphore.v1.SetMember
-	4,  // 6: semaphore.v1.Node.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
-	8,  // 7: semaphore.v1.Service.ports:type_name -> semaphore.v1.ServicePort
-	7,  // 8: semaphore.v1.Service.global_settings:type_name -> semaphore.v1.GlobalSettings
-	6,  // 9: semaphore.v1.Service.labels:type_name -> semaphore.v1.Label
-	10, // 10: semaphore.v1.EndpointSlice.ports:type_name -> semaphore.v1.EndpointPort
-	11, // 11: semaphore.v1.EndpointSlice.endpoints:type_name -> semaphore.v1.Endpoint
-	14, // 12: semaphore.v1.Change.observed_at:type_name -> google.protobuf.Timestamp
-	2,  // 13: semaphore.v1.Change.upsert:type_name -> semaphore.v1.Object
-	1,  // 14: semaphore.v1.Change.delete:type_name -> semaphore.v1.ObjectKey
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	2,  // 1: semaphore.v1.Object.key:type_name -> semaphore.v1.ObjectKey
+	4,  // 2: semaphore.v1.Object.node:type_name -> semaphore.v1.Node
+	6,  // 3: semaphore.v1.Object.service:type_name -> semaphore.v1.Service
+	12, // 4: semaphore.v1.Object.endpoint_slice:type_name -> semaphore.v1.EndpointSlice
+	14, // 5: semaphore.v1.Object.set_member:type_name -> semaphore.v1.SetMember
+	5,  // 6: semaphore.v1.Node.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
+	11, // 7: semaphore.v1.Service.ports:type_name -> semaphore.v1.Port
+	10, // 8: semaphore.v1.Service.global_settings:type_name -> semaphore.v1.GlobalSettings
+	9,  // 9: semaphore.v1.Service.labels:type_name -> semaphore.v1.Label
+	7,  // 10: semaphore.v1.Service.multi_cluster:type_name -> semaphore.v1.MultiClusterExport
+	9,  // 11: semaphore.v1.MultiClusterExport.labels:type_name -> semaphore.v1.Label
+	8,  // 12: semaphore.v1.MultiClusterExport.annotations:type_name -> semaphore.v1.Annotation
+	1,  // 13: semaphore.v1.GlobalSettings.when_gone:type_name -> semaphore.v1.WhenGone
+	11, // 14: semaphore.v1.EndpointSlice.ports:type_name -> semaphore.v1.Port
+	13, // 15: semaphore.v1.EndpointSlice.endpoints:type_name -> semaphore.v1.Endpoint
+	16, // 16: semaphore.v1.Change.observed_at:type_name -> google.protobuf.Timestamp
+	3,  // 17: semaphore.v1.Change.upsert:type_name -> semaphore.v1.Object
+	2,  // 18: semaphore.v1.Change.delete:type_name -> semaphore.v1.ObjectKey
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_objects_proto_init() }
@@ -1259,8 +1392,8 @@ func file_semaphore_v1_objects_proto_init() {
 		(*Object_EndpointSlice)(nil),
 		(*Object_SetMember)(nil),
 	}
-	file_semaphore_v1_objects_proto_msgTypes[10].OneofWrappers = []any{}
-	file_semaphore_v1_objects_proto_msgTypes[12].OneofWrappers = []any{
+	file_semaphore_v1_objects_proto_msgTypes[11].OneofWrappers = []any{}
+	file_semaphore_v1_objects_proto_msgTypes[13].OneofWrappers = []any{
 		(*Change_Upsert)(nil),
 		(*Change_Delete)(nil),
 	}
@@ -1269,8 +1402,8 @@ func file_semaphore_v1_objects_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_objects_proto_rawDesc), len(file_semaphore_v1_objects_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   13,
+			NumEnums:      2,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -23,6 +23,58 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Backend is what runs a WireGuard device.
+type Backend int32
+
+const (
+	Backend_BACKEND_UNSPECIFIED Backend = 0
+	// BACKEND_KERNEL is the kernel's WireGuard.
+	Backend_BACKEND_KERNEL Backend = 1
+	// BACKEND_USERSPACE is wireguard-go.
+	Backend_BACKEND_USERSPACE Backend = 2
+)
+
+// Enum value maps for Backend.
+var (
+	Backend_name = map[int32]string{
+		0: "BACKEND_UNSPECIFIED",
+		1: "BACKEND_KERNEL",
+		2: "BACKEND_USERSPACE",
+	}
+	Backend_value = map[string]int32{
+		"BACKEND_UNSPECIFIED": 0,
+		"BACKEND_KERNEL":      1,
+		"BACKEND_USERSPACE":   2,
+	}
+)
+
+func (x Backend) Enum() *Backend {
+	p := new(Backend)
+	*p = x
+	return p
+}
+
+func (x Backend) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Backend) Descriptor() protoreflect.EnumDescriptor {
+	return file_semaphore_v1_peering_proto_enumTypes[0].Descriptor()
+}
+
+func (Backend) Type() protoreflect.EnumType {
+	return &file_semaphore_v1_peering_proto_enumTypes[0]
+}
+
+func (x Backend) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Backend.Descriptor instead.
+func (Backend) EnumDescriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{0}
+}
+
 type AttachRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -122,7 +174,6 @@ type AttachRequest_Report struct {
 }
 
 type AttachRequest_Applied struct {
-	// Everything up to revision is in the kernel.
 	Applied *Applied `protobuf:"bytes,3,opt,name=applied,proto3,oneof"`
 }
 
@@ -321,11 +372,11 @@ type AgentHello struct {
 	SoftwareVersion string                 `protobuf:"bytes,1,opt,name=software_version,json=softwareVersion,proto3" json:"software_version,omitempty"`
 	// Optional abilities, by name; unknown names are ignored.
 	Features []string `protobuf:"bytes,2,rep,name=features,proto3" json:"features,omitempty"`
-	// What the agent holds from an earlier stream, to go on from there; empty and 0 for nothing.
+	// The position of the agent in an earlier stream, to resume from there; empty and 0 for none.
 	ResumeEpoch    string `protobuf:"bytes,3,opt,name=resume_epoch,json=resumeEpoch,proto3" json:"resume_epoch,omitempty"`
 	ResumeRevision uint64 `protobuf:"varint,4,opt,name=resume_revision,json=resumeRevision,proto3" json:"resume_revision,omitempty"`
-	// What the agent holds of each remote, for when its epoch is not the broker's any more: a broker that
-	// would tell the same says Unchanged.
+	// What the agent holds of each remote, in case its epoch is not the broker's: a broker that would send the same sends
+	// Unchanged in its place.
 	Held          []*HeldCluster `protobuf:"bytes,5,rep,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -400,7 +451,7 @@ func (x *AgentHello) GetHeld() []*HeldCluster {
 type HeldCluster struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	// Digest of the device and its peers, made like that of KindState: over the Device and each Peer.
+	// Digest of the device and its peers, computed as KindState.digest over the Device and each Peer.
 	Digest        []byte `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -450,8 +501,8 @@ func (x *HeldCluster) GetDigest() []byte {
 	return nil
 }
 
-// Token is the agent's ServiceAccount token as it is now. A token in the metadata of a call is as old as the
-// call; the broker reviews the newest it was shown every few minutes, and ends the stream when it is good no more.
+// Token is the agent's current ServiceAccount token. The token in the metadata is as old as the call. The broker reviews
+// the newest token every few minutes, and ends the stream when it is no longer valid.
 type Token struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
@@ -496,18 +547,20 @@ func (x *Token) GetToken() string {
 	return ""
 }
 
-// AgentReport is the agent's whole current report; a later one replaces it.
+// AgentReport is the complete report of an agent; a later one replaces it.
 type AgentReport struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Devices []*DeviceReport        `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
-	// What is wrong with the node, a sentence each: what keeps it from carrying traffic of its remotes although
-	// all devices stand as they are wanted.
+	// Problems of the node, a sentence each: what keeps traffic of remotes from passing although all devices are as
+	// desired.
 	Problems []string `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
-	// Packets to and from remote pods that were on their way past the devices, in the clear, and were dropped, since
-	// each remote is known.
+	// Packets to and from remote pods that were outside of the tunnels, in the clear, and that the guard dropped, since
+	// the node guards each remote.
 	ClearPackets uint64 `protobuf:"varint,3,opt,name=clear_packets,json=clearPackets,proto3" json:"clear_packets,omitempty"`
-	// Everything that the Guard message of this stream names is guarded on the node.
-	Guarded       bool `protobuf:"varint,8,opt,name=guarded,proto3" json:"guarded,omitempty"`
+	// The node guards everything that the Guard message of this stream names.
+	Guarded bool `protobuf:"varint,8,opt,name=guarded,proto3" json:"guarded,omitempty"`
+	// What is wrong with the node and its devices, with codes; 16 at most.
+	Findings      []*Finding `protobuf:"bytes,9,rep,name=findings,proto3" json:"findings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -570,41 +623,49 @@ func (x *AgentReport) GetGuarded() bool {
 	return false
 }
 
-// DeviceReport is one device as it stands on the node.
+func (x *AgentReport) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+// DeviceReport is one device as it is on the node.
 type DeviceReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The remote cluster the device leads to.
+	// The remote cluster of the device.
 	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	// Name of the network interface.
 	Interface string `protobuf:"bytes,2,opt,name=interface,proto3" json:"interface,omitempty"`
-	// Curve25519 public key, 32 bytes. Reported only once the private key is durable.
-	PublicKey  []byte `protobuf:"bytes,3,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
-	ListenPort uint32 `protobuf:"varint,4,opt,name=listen_port,json=listenPort,proto3" json:"listen_port,omitempty"`
-	// "kernel" or "userspace".
-	Backend string `protobuf:"bytes,5,opt,name=backend,proto3" json:"backend,omitempty"`
-	Peers   uint32 `protobuf:"varint,6,opt,name=peers,proto3" json:"peers,omitempty"`
-	// What is wrong with the device, in one sentence; empty when nothing is.
+	// Curve25519 public key, 32 bytes. Reported after the private key is durable.
+	PublicKey  []byte  `protobuf:"bytes,3,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
+	ListenPort uint32  `protobuf:"varint,4,opt,name=listen_port,json=listenPort,proto3" json:"listen_port,omitempty"`
+	Backend    Backend `protobuf:"varint,21,opt,name=backend,proto3,enum=semaphore.v1.Backend" json:"backend,omitempty"`
+	Peers      uint32  `protobuf:"varint,6,opt,name=peers,proto3" json:"peers,omitempty"`
+	// The problem of the device, in one sentence; empty for none.
 	Problem string `protobuf:"bytes,7,opt,name=problem,proto3" json:"problem,omitempty"`
-	// Newest handshake with any peer of the device, on the node's clock; unset when there was none. Where only it or
-	// the counts below have changed, that is told every 30 s at most; a change of silent peers, every 5 s.
+	// Newest handshake with any peer of the device, on the node's clock; unset for none. If only this time or the counts
+	// below change, the agent reports it every 30 s at most; a change of silent peers, every 5 s at most.
 	LastHandshake *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last_handshake,json=lastHandshake,proto3" json:"last_handshake,omitempty"`
-	// Peers with a session that works; peers that are sent to and do not answer; peers to which nothing is to be sent.
+	// Peers with a working session; peers that do not answer what is sent to them; peers to which nothing is sent.
 	PeersTalking uint32 `protobuf:"varint,9,opt,name=peers_talking,json=peersTalking,proto3" json:"peers_talking,omitempty"`
 	PeersSilent  uint32 `protobuf:"varint,10,opt,name=peers_silent,json=peersSilent,proto3" json:"peers_silent,omitempty"`
 	PeersIdle    uint32 `protobuf:"varint,11,opt,name=peers_idle,json=peersIdle,proto3" json:"peers_idle,omitempty"`
-	// The peers that have not answered longest, 50 at most.
+	// The peers that have not answered for longest, 50 at most.
 	Silent []*SilentPeer `protobuf:"bytes,12,rep,name=silent,proto3" json:"silent,omitempty"`
-	// When the key was made; unset where nothing is known of it.
+	// When the key was created; unset if unknown.
 	KeyCreatedAt *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=key_created_at,json=keyCreatedAt,proto3" json:"key_created_at,omitempty"`
-	// Only of a permissive remote: packets to it and from it that passed in the clear, since it is permissive on this node;
-	// when a count was last seen to grow, on the node's clock, unset for never; and peers that packets do not go to
-	// through the tunnel yet, because they have not been heard in it.
+	// Only for a permissive remote: packets to it and from it that passed in the clear since it is permissive on this node;
+	// when one of these counts last grew, on the node's clock, unset for never; and peers to which packets do not go
+	// through the tunnel yet, because nothing was received from them in it.
 	ClearOut   uint64                 `protobuf:"varint,16,opt,name=clear_out,json=clearOut,proto3" json:"clear_out,omitempty"`
 	ClearIn    uint64                 `protobuf:"varint,17,opt,name=clear_in,json=clearIn,proto3" json:"clear_in,omitempty"`
 	LastClear  *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=last_clear,json=lastClear,proto3" json:"last_clear,omitempty"`
 	PeersClear uint32                 `protobuf:"varint,19,opt,name=peers_clear,json=peersClear,proto3" json:"peers_clear,omitempty"`
 	// The remote is permissive.
-	Permissive    bool `protobuf:"varint,20,opt,name=permissive,proto3" json:"permissive,omitempty"`
+	Permissive bool `protobuf:"varint,20,opt,name=permissive,proto3" json:"permissive,omitempty"`
+	// MTU of the device in bytes; 0 for an agent that does not report it.
+	Mtu           uint32 `protobuf:"varint,22,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -667,11 +728,11 @@ func (x *DeviceReport) GetListenPort() uint32 {
 	return 0
 }
 
-func (x *DeviceReport) GetBackend() string {
+func (x *DeviceReport) GetBackend() Backend {
 	if x != nil {
 		return x.Backend
 	}
-	return ""
+	return Backend_BACKEND_UNSPECIFIED
 }
 
 func (x *DeviceReport) GetPeers() uint32 {
@@ -765,13 +826,20 @@ func (x *DeviceReport) GetPermissive() bool {
 	return false
 }
 
-// SilentPeer is a remote node that is sent to and does not answer.
+func (x *DeviceReport) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+// SilentPeer is a remote node that does not answer what is sent to it.
 type SilentPeer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// When the first packet was sent that was not answered, on the node's clock.
+	// When the first unanswered packet was sent, on the node's clock.
 	Since *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
-	// What is seen of it, in a few words, such as "no answer to handshakes; endpoint 192.0.2.7:51820".
+	// The symptom in a few words, such as "no answer to handshakes; endpoint 192.0.2.7:51820".
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -828,7 +896,7 @@ func (x *SilentPeer) GetReason() string {
 	return ""
 }
 
-// Applied tells that everything up to revision is programmed on the node.
+// Applied reports that everything up to revision is set on the node.
 type Applied struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -876,16 +944,14 @@ func (x *Applied) GetRevision() uint64 {
 // Attached answers AgentHello.
 type Attached struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The node the broker takes the agent to speak for.
+	// The node of the agent, which the broker took from its token.
 	Node    string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Cluster string `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	// Names the life of the broker's peering state: revisions of two epochs cannot be compared.
+	// Identifies the life of the broker's peering state: revisions of two epochs cannot be compared.
 	Epoch string `protobuf:"bytes,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// True when the changes that follow go on from AgentHello's resume_revision; otherwise they
-	// are the whole state, and what the agent has and Synced finds unsaid is to go.
-	Resumed bool `protobuf:"varint,4,opt,name=resumed,proto3" json:"resumed,omitempty"`
-	// NodeNetwork.pod_prefixes as of now, for agents that do not know NodeNetwork. Empty for unknown.
-	PodCidrs      []string `protobuf:"bytes,5,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
+	// The changes that follow continue from AgentHello.resume_revision. Otherwise they are the complete state, and at
+	// Synced the agent removes what was not sent.
+	Resumed       bool `protobuf:"varint,4,opt,name=resumed,proto3" json:"resumed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -948,24 +1014,18 @@ func (x *Attached) GetResumed() bool {
 	return false
 }
 
-func (x *Attached) GetPodCidrs() []string {
-	if x != nil {
-		return x.PodCidrs
-	}
-	return nil
-}
-
 // NodeNetwork is the pod network of the agent's own node. The broker sends it after Attached and before any change, and
-// again whenever it differs; each replaces the one before. A broker that does not know it yet sends none, and the
-// agent keeps the last.
+// again whenever it changes; each replaces the one before. A broker that does not know it yet sends none, and the agent
+// keeps the last.
 type NodeNetwork struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The prefixes that the node's pods have their IPs from, canonical and sorted: the blocks that Calico's IPAM ties to
-	// the node, or its spec.podCIDRs. They are what remote nodes accept from this node (its allowed IPs there), so a
-	// packet of the node itself reaches a remote pod only with a source among them. Empty: the node has none.
+	// Prefixes of the node's pod IPs, canonical and sorted: the blocks that Calico's IPAM assigned to the node, or its
+	// spec.podCIDRs. Remote nodes accept only these sources from this node (they are its allowed IPs there), so a packet of
+	// the node itself reaches a remote pod only with a source among them. Empty: the node has none.
 	PodPrefixes []string `protobuf:"bytes,1,rep,name=pod_prefixes,json=podPrefixes,proto3" json:"pod_prefixes,omitempty"`
-	// At most one IPv4 and one IPv6 address of pod_prefixes that no pod has or gets, for the devices of this node. None
-	// of a family whose address the node has already (tunl0, vxlan.calico), or for which none could be reserved.
+	// At most one IPv4 and one IPv6 address of pod_prefixes that is reserved, so that no pod gets it, for the devices of
+	// this node. None for a family of which the node has such an address (tunl0, vxlan.calico), or for which none could be
+	// reserved.
 	TunnelAddresses []string `protobuf:"bytes,2,rep,name=tunnel_addresses,json=tunnelAddresses,proto3" json:"tunnel_addresses,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -1015,9 +1075,9 @@ func (x *NodeNetwork) GetTunnelAddresses() []string {
 	return nil
 }
 
-// Guard names every configured remote. The broker sends it once, after Attached and before any change: the agent then keeps
-// packets to and from the pod subnets from passing in the clear, before it knows of a device or a peer. What it does not
-// name it does not take away.
+// Guard lists every configured remote. The broker sends it after Attached and before any change, and again whenever the
+// remotes change; each replaces the one before. The agent then drops clear packets to and from the pod subnets, before it
+// knows a device or a peer. A remote that is not listed remains guarded.
 type Guard struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Remotes       []*GuardedRemote       `protobuf:"bytes,1,rep,name=remotes,proto3" json:"remotes,omitempty"`
@@ -1062,7 +1122,7 @@ func (x *Guard) GetRemotes() []*GuardedRemote {
 	return nil
 }
 
-// GuardedRemote is one remote whose pods nobody may talk with in the clear, or only counted.
+// GuardedRemote is a remote whose clear packets the agent drops or, if it is permissive, counts.
 type GuardedRemote struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -1125,8 +1185,8 @@ func (x *GuardedRemote) GetPermissive() bool {
 	return false
 }
 
-// Undelivered names the remotes that do not receive what this cluster publishes now, so that their nodes would not learn of a
-// new key. The broker sends it after Guard, and again whenever it differs; each replaces the one before.
+// Undelivered lists the remotes that do not receive what this cluster exports now, so that their nodes would not get a new
+// key. The broker sends it after Guard, and again whenever it changes; each replaces the one before.
 type Undelivered struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Remotes       []*UndeliveredRemote   `protobuf:"bytes,1,rep,name=remotes,proto3" json:"remotes,omitempty"`
@@ -1171,7 +1231,7 @@ func (x *Undelivered) GetRemotes() []*UndeliveredRemote {
 	return nil
 }
 
-// UndeliveredRemote is one of them.
+// UndeliveredRemote is a remote that does not receive what this cluster exports.
 type UndeliveredRemote struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Cluster string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -1225,7 +1285,7 @@ func (x *UndeliveredRemote) GetReason() string {
 	return ""
 }
 
-// AgentState is what an agent keeps in its state file. It crosses no wire.
+// AgentState is the content of an agent's state file. It is never sent.
 type AgentState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Each device before its peers.
@@ -1327,7 +1387,7 @@ func (x *PeeringChanges) GetChanges() []*PeeringChange {
 type PeeringChange struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Revision uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// When the source of the change was seen in the cluster it happened in, on that cluster's clock.
+	// When the change was observed in the cluster where it happened, on that cluster's clock.
 	ObservedAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
 	// Types that are valid to be assigned to Change:
 	//
@@ -1436,7 +1496,7 @@ type PeeringChange_Device struct {
 }
 
 type PeeringChange_DeleteDevice struct {
-	// The cluster whose device is to go: it was taken out of the broker's configuration.
+	// The cluster whose device the agent removes: it is no longer in the broker's configuration.
 	DeleteDevice string `protobuf:"bytes,4,opt,name=delete_device,json=deleteDevice,proto3,oneof"`
 }
 
@@ -1456,11 +1516,11 @@ func (*PeeringChange_Peer) isPeeringChange_Change() {}
 
 func (*PeeringChange_DeletePeer) isPeeringChange_Change() {}
 
-// Synced tells that the agent has heard the whole state up to revision.
+// Synced reports that the agent has received the complete state up to revision.
 type Synced struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Revision uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Remote clusters whose state is complete. Only for these may an agent remove what was not spoken of.
+	// Remote clusters whose state is complete. Only for these may an agent remove what was not sent.
 	Clusters      []string `protobuf:"bytes,2,rep,name=clusters,proto3" json:"clusters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1510,7 +1570,7 @@ func (x *Synced) GetClusters() []string {
 	return nil
 }
 
-// Unchanged tells that what the agent said it holds of a remote is all there is of it, up to revision.
+// Unchanged confirms what the agent holds of a remote, by its digest in AgentHello, up to revision.
 type Unchanged struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
@@ -1563,15 +1623,15 @@ func (x *Unchanged) GetRevision() uint64 {
 	return 0
 }
 
-// RotateKey is an operator's word, to this agent alone: make a new key. The agent has it on its disk and on its
-// device before it reports it. It is sent only to an agent with the feature "rotate-key".
+// RotateKey is an operator's order to this agent to create a new key. The agent writes the key to its disk and sets it on
+// its device before it reports it. The broker sends it only to an agent with the feature "rotate-key".
 type RotateKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The remote cluster whose device is to have it; empty for all.
+	// The remote cluster whose device gets the key; empty for all.
 	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	// The agent chooses its moment within this time by chance, so that many do not do so at once; unset for now.
+	// The agent waits a random part of this time, so that many agents do not rotate at once; unset for none.
 	Within *durationpb.Duration `protobuf:"bytes,2,opt,name=within,proto3" json:"within,omitempty"`
-	// Also for remotes that Undelivered names.
+	// Also rotate for remotes that Undelivered lists.
 	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1628,28 +1688,28 @@ func (x *RotateKey) GetForce() bool {
 	return false
 }
 
-// Device is the WireGuard device that leads to one remote cluster, the same on every node.
+// Device is the WireGuard device to one remote cluster, the same on every node.
 type Device struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The remote cluster.
 	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	// UDP port to listen on.
 	ListenPort uint32 `protobuf:"varint,2,opt,name=listen_port,json=listenPort,proto3" json:"listen_port,omitempty"`
-	// Bytes; 0 has the agent derive it from its links and from what the paths to the peers carry.
+	// Bytes; with 0 the agent derives it from its links and from measurements of the paths to the peers.
 	Mtu uint32 `protobuf:"varint,3,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	// Remote pod subnets to route into the device, canonical.
 	PodSubnets []string `protobuf:"bytes,4,rep,name=pod_subnets,json=podSubnets,proto3" json:"pod_subnets,omitempty"`
 	// Unset or 0 for off.
 	PersistentKeepalive *durationpb.Duration `protobuf:"bytes,5,opt,name=persistent_keepalive,json=persistentKeepalive,proto3" json:"persistent_keepalive,omitempty"`
-	// UDP port of the peers' nodes that answers probes of the path; 0 for none.
+	// UDP port on which the peers' nodes answer probes of the path; 0 for none.
 	ProbePort uint32 `protobuf:"varint,6,opt,name=probe_port,json=probePort,proto3" json:"probe_port,omitempty"`
-	// The agent replaces its key before it is as old as this, each node at another time; unset or 0 for never.
+	// The agent rotates its key before it reaches this age, each node at another time; unset or 0 for never.
 	KeyMaxAge *durationpb.Duration `protobuf:"bytes,7,opt,name=key_max_age,json=keyMaxAge,proto3" json:"key_max_age,omitempty"`
-	// Packets may pass in the clear, and are counted. A peer's allowed IPs are routed into the device once the peer has been
-	// heard there, in place of pod_subnets.
+	// Clear packets pass, and are counted. The agent routes a peer's allowed IPs into the device after it received something
+	// from the peer there, in place of pod_subnets.
 	Permissive bool `protobuf:"varint,9,opt,name=permissive,proto3" json:"permissive,omitempty"`
-	// Only of a permissive device: nothing is routed into it, and what comes out of it is taken. Encryption is being turned off: an agent that
-	// does not know this field stays permissive.
+	// Only for a permissive device, while encryption is turned off: nothing is routed into the device, and packets from it
+	// are accepted. An agent that does not know this field remains permissive.
 	Clear         bool `protobuf:"varint,10,opt,name=clear,proto3" json:"clear,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1867,13 +1927,13 @@ var File_semaphore_v1_peering_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\n" +
-	"\x1asemaphore/v1/peering.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/objects.proto\"\xe1\x01\n" +
+	"\x1asemaphore/v1/peering.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/finding.proto\x1a\x1asemaphore/v1/objects.proto\"\xe1\x01\n" +
 	"\rAttachRequest\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.semaphore.v1.AgentHelloH\x00R\x05hello\x123\n" +
 	"\x06report\x18\x02 \x01(\v2\x19.semaphore.v1.AgentReportH\x00R\x06report\x121\n" +
 	"\aapplied\x18\x03 \x01(\v2\x15.semaphore.v1.AppliedH\x00R\aapplied\x12+\n" +
 	"\x05token\x18\x04 \x01(\v2\x13.semaphore.v1.TokenH\x00R\x05tokenB\t\n" +
-	"\amessage\"\xda\x03\n" +
+	"\amessage\"\xe0\x03\n" +
 	"\x0eAttachResponse\x124\n" +
 	"\battached\x18\x01 \x01(\v2\x16.semaphore.v1.AttachedH\x00R\battached\x128\n" +
 	"\achanges\x18\x02 \x01(\v2\x1c.semaphore.v1.PeeringChangesH\x00R\achanges\x12.\n" +
@@ -1884,7 +1944,7 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\fnode_network\x18\x06 \x01(\v2\x19.semaphore.v1.NodeNetworkH\x00R\vnodeNetwork\x12+\n" +
 	"\x05guard\x18\b \x01(\v2\x13.semaphore.v1.GuardH\x00R\x05guard\x12=\n" +
 	"\vundelivered\x18\t \x01(\v2\x19.semaphore.v1.UndeliveredH\x00R\vundeliveredB\t\n" +
-	"\amessage\"\xce\x01\n" +
+	"\amessageJ\x04\b\a\x10\b\"\xce\x01\n" +
 	"\n" +
 	"AgentHello\x12)\n" +
 	"\x10software_version\x18\x01 \x01(\tR\x0fsoftwareVersion\x12\x1a\n" +
@@ -1896,20 +1956,21 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\"\"\n" +
 	"\x05Token\x12\x19\n" +
-	"\x05token\x18\x01 \x01(\tB\x03\x80\x01\x01R\x05token\"\x9e\x01\n" +
+	"\x05token\x18\x01 \x01(\tB\x03\x80\x01\x01R\x05token\"\xd7\x01\n" +
 	"\vAgentReport\x124\n" +
 	"\adevices\x18\x01 \x03(\v2\x1a.semaphore.v1.DeviceReportR\adevices\x12\x1a\n" +
 	"\bproblems\x18\x02 \x03(\tR\bproblems\x12#\n" +
 	"\rclear_packets\x18\x03 \x01(\x04R\fclearPackets\x12\x18\n" +
-	"\aguarded\x18\b \x01(\bR\aguarded\"\xa2\x05\n" +
+	"\aguarded\x18\b \x01(\bR\aguarded\x121\n" +
+	"\bfindings\x18\t \x03(\v2\x15.semaphore.v1.FindingR\bfindingsJ\x04\b\x04\x10\b\"\xdd\x05\n" +
 	"\fDeviceReport\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1d\n" +
 	"\n" +
 	"public_key\x18\x03 \x01(\fR\tpublicKey\x12\x1f\n" +
 	"\vlisten_port\x18\x04 \x01(\rR\n" +
-	"listenPort\x12\x18\n" +
-	"\abackend\x18\x05 \x01(\tR\abackend\x12\x14\n" +
+	"listenPort\x12/\n" +
+	"\abackend\x18\x15 \x01(\x0e2\x15.semaphore.v1.BackendR\abackend\x12\x14\n" +
 	"\x05peers\x18\x06 \x01(\rR\x05peers\x12\x18\n" +
 	"\aproblem\x18\a \x01(\tR\aproblem\x12A\n" +
 	"\x0elast_handshake\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rlastHandshake\x12#\n" +
@@ -1928,20 +1989,20 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"peersClear\x12\x1e\n" +
 	"\n" +
 	"permissive\x18\x14 \x01(\bR\n" +
-	"permissive\"j\n" +
+	"permissive\x12\x10\n" +
+	"\x03mtu\x18\x16 \x01(\rR\x03mtuJ\x04\b\x05\x10\x06J\x04\b\x0e\x10\x0fJ\x04\b\x0f\x10\x10\"j\n" +
 	"\n" +
 	"SilentPeer\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\"%\n" +
 	"\aApplied\x12\x1a\n" +
-	"\brevision\x18\x01 \x01(\x04R\brevision\"\x85\x01\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\"n\n" +
 	"\bAttached\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\tR\x05epoch\x12\x18\n" +
-	"\aresumed\x18\x04 \x01(\bR\aresumed\x12\x1b\n" +
-	"\tpod_cidrs\x18\x05 \x03(\tR\bpodCidrs\"[\n" +
+	"\aresumed\x18\x04 \x01(\bR\aresumedJ\x04\b\x05\x10\x06\"[\n" +
 	"\vNodeNetwork\x12!\n" +
 	"\fpod_prefixes\x18\x01 \x03(\tR\vpodPrefixes\x12)\n" +
 	"\x10tunnel_addresses\x18\x02 \x03(\tR\x0ftunnelAddresses\">\n" +
@@ -1984,7 +2045,7 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\tRotateKey\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x121\n" +
 	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\x12\x14\n" +
-	"\x05force\x18\x03 \x01(\bR\x05force\"\xd4\x02\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"\xda\x02\n" +
 	"\x06Device\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1f\n" +
 	"\vlisten_port\x18\x02 \x01(\rR\n" +
@@ -2000,7 +2061,7 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"permissive\x18\t \x01(\bR\n" +
 	"permissive\x12\x14\n" +
 	"\x05clear\x18\n" +
-	" \x01(\bR\x05clear\"7\n" +
+	" \x01(\bR\x05clearJ\x04\b\b\x10\t\"7\n" +
 	"\aPeerKey\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\"\x8f\x01\n" +
@@ -2008,7 +2069,11 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\v2\x15.semaphore.v1.PeerKeyR\x03key\x12=\n" +
 	"\twireguard\x18\x02 \x01(\v2\x1f.semaphore.v1.WireGuardEndpointR\twireguard\x12\x1f\n" +
 	"\vallowed_ips\x18\x03 \x03(\tR\n" +
-	"allowedIps2Y\n" +
+	"allowedIps*M\n" +
+	"\aBackend\x12\x17\n" +
+	"\x13BACKEND_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eBACKEND_KERNEL\x10\x01\x12\x15\n" +
+	"\x11BACKEND_USERSPACE\x10\x022Y\n" +
 	"\x0ePeeringService\x12G\n" +
 	"\x06Attach\x12\x1b.semaphore.v1.AttachRequest\x1a\x1c.semaphore.v1.AttachResponse(\x010\x01BDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 
@@ -2024,77 +2089,82 @@ func file_semaphore_v1_peering_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_peering_proto_rawDescData
 }
 
+var file_semaphore_v1_peering_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_semaphore_v1_peering_proto_goTypes = []any{
-	(*AttachRequest)(nil),         // 0: semaphore.v1.AttachRequest
-	(*AttachResponse)(nil),        // 1: semaphore.v1.AttachResponse
-	(*AgentHello)(nil),            // 2: semaphore.v1.AgentHello
-	(*HeldCluster)(nil),           // 3: semaphore.v1.HeldCluster
-	(*Token)(nil),                 // 4: semaphore.v1.Token
-	(*AgentReport)(nil),           // 5: semaphore.v1.AgentReport
-	(*DeviceReport)(nil),          // 6: semaphore.v1.DeviceReport
-	(*SilentPeer)(nil),            // 7: semaphore.v1.SilentPeer
-	(*Applied)(nil),               // 8: semaphore.v1.Applied
-	(*Attached)(nil),              // 9: semaphore.v1.Attached
-	(*NodeNetwork)(nil),           // 10: semaphore.v1.NodeNetwork
-	(*Guard)(nil),                 // 11: semaphore.v1.Guard
-	(*GuardedRemote)(nil),         // 12: semaphore.v1.GuardedRemote
-	(*Undelivered)(nil),           // 13: semaphore.v1.Undelivered
-	(*UndeliveredRemote)(nil),     // 14: semaphore.v1.UndeliveredRemote
-	(*AgentState)(nil),            // 15: semaphore.v1.AgentState
-	(*PeeringChanges)(nil),        // 16: semaphore.v1.PeeringChanges
-	(*PeeringChange)(nil),         // 17: semaphore.v1.PeeringChange
-	(*Synced)(nil),                // 18: semaphore.v1.Synced
-	(*Unchanged)(nil),             // 19: semaphore.v1.Unchanged
-	(*RotateKey)(nil),             // 20: semaphore.v1.RotateKey
-	(*Device)(nil),                // 21: semaphore.v1.Device
-	(*PeerKey)(nil),               // 22: semaphore.v1.PeerKey
-	(*Peer)(nil),                  // 23: semaphore.v1.Peer
-	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
-	(*WireGuardEndpoint)(nil),     // 26: semaphore.v1.WireGuardEndpoint
+	(Backend)(0),                  // 0: semaphore.v1.Backend
+	(*AttachRequest)(nil),         // 1: semaphore.v1.AttachRequest
+	(*AttachResponse)(nil),        // 2: semaphore.v1.AttachResponse
+	(*AgentHello)(nil),            // 3: semaphore.v1.AgentHello
+	(*HeldCluster)(nil),           // 4: semaphore.v1.HeldCluster
+	(*Token)(nil),                 // 5: semaphore.v1.Token
+	(*AgentReport)(nil),           // 6: semaphore.v1.AgentReport
+	(*DeviceReport)(nil),          // 7: semaphore.v1.DeviceReport
+	(*SilentPeer)(nil),            // 8: semaphore.v1.SilentPeer
+	(*Applied)(nil),               // 9: semaphore.v1.Applied
+	(*Attached)(nil),              // 10: semaphore.v1.Attached
+	(*NodeNetwork)(nil),           // 11: semaphore.v1.NodeNetwork
+	(*Guard)(nil),                 // 12: semaphore.v1.Guard
+	(*GuardedRemote)(nil),         // 13: semaphore.v1.GuardedRemote
+	(*Undelivered)(nil),           // 14: semaphore.v1.Undelivered
+	(*UndeliveredRemote)(nil),     // 15: semaphore.v1.UndeliveredRemote
+	(*AgentState)(nil),            // 16: semaphore.v1.AgentState
+	(*PeeringChanges)(nil),        // 17: semaphore.v1.PeeringChanges
+	(*PeeringChange)(nil),         // 18: semaphore.v1.PeeringChange
+	(*Synced)(nil),                // 19: semaphore.v1.Synced
+	(*Unchanged)(nil),             // 20: semaphore.v1.Unchanged
+	(*RotateKey)(nil),             // 21: semaphore.v1.RotateKey
+	(*Device)(nil),                // 22: semaphore.v1.Device
+	(*PeerKey)(nil),               // 23: semaphore.v1.PeerKey
+	(*Peer)(nil),                  // 24: semaphore.v1.Peer
+	(*Finding)(nil),               // 25: semaphore.v1.Finding
+	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
+	(*WireGuardEndpoint)(nil),     // 28: semaphore.v1.WireGuardEndpoint
 }
 var file_semaphore_v1_peering_proto_depIdxs = []int32{
-	2,  // 0: semaphore.v1.AttachRequest.hello:type_name -> semaphore.v1.AgentHello
-	5,  // 1: semaphore.v1.AttachRequest.report:type_name -> semaphore.v1.AgentReport
-	8,  // 2: semaphore.v1.AttachRequest.applied:type_name -> semaphore.v1.Applied
-	4,  // 3: semaphore.v1.AttachRequest.token:type_name -> semaphore.v1.Token
-	9,  // 4: semaphore.v1.AttachResponse.attached:type_name -> semaphore.v1.Attached
-	16, // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
-	18, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
-	19, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
-	20, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
-	10, // 9: semaphore.v1.AttachResponse.node_network:type_name -> semaphore.v1.NodeNetwork
-	11, // 10: semaphore.v1.AttachResponse.guard:type_name -> semaphore.v1.Guard
-	13, // 11: semaphore.v1.AttachResponse.undelivered:type_name -> semaphore.v1.Undelivered
-	3,  // 12: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
-	6,  // 13: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
-	24, // 14: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
-	7,  // 15: semaphore.v1.DeviceReport.silent:type_name -> semaphore.v1.SilentPeer
-	24, // 16: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
-	24, // 17: semaphore.v1.DeviceReport.last_clear:type_name -> google.protobuf.Timestamp
-	24, // 18: semaphore.v1.SilentPeer.since:type_name -> google.protobuf.Timestamp
-	12, // 19: semaphore.v1.Guard.remotes:type_name -> semaphore.v1.GuardedRemote
-	14, // 20: semaphore.v1.Undelivered.remotes:type_name -> semaphore.v1.UndeliveredRemote
-	17, // 21: semaphore.v1.AgentState.changes:type_name -> semaphore.v1.PeeringChange
-	12, // 22: semaphore.v1.AgentState.guard:type_name -> semaphore.v1.GuardedRemote
-	17, // 23: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
-	24, // 24: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
-	21, // 25: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
-	23, // 26: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
-	22, // 27: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
-	25, // 28: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
-	25, // 29: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
-	25, // 30: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
-	22, // 31: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
-	26, // 32: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
-	0,  // 33: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
-	1,  // 34: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
-	34, // [34:35] is the sub-list for method output_type
-	33, // [33:34] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	3,  // 0: semaphore.v1.AttachRequest.hello:type_name -> semaphore.v1.AgentHello
+	6,  // 1: semaphore.v1.AttachRequest.report:type_name -> semaphore.v1.AgentReport
+	9,  // 2: semaphore.v1.AttachRequest.applied:type_name -> semaphore.v1.Applied
+	5,  // 3: semaphore.v1.AttachRequest.token:type_name -> semaphore.v1.Token
+	10, // 4: semaphore.v1.AttachResponse.attached:type_name -> semaphore.v1.Attached
+	17, // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
+	19, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
+	20, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
+	21, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
+	11, // 9: semaphore.v1.AttachResponse.node_network:type_name -> semaphore.v1.NodeNetwork
+	12, // 10: semaphore.v1.AttachResponse.guard:type_name -> semaphore.v1.Guard
+	14, // 11: semaphore.v1.AttachResponse.undelivered:type_name -> semaphore.v1.Undelivered
+	4,  // 12: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
+	7,  // 13: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
+	25, // 14: semaphore.v1.AgentReport.findings:type_name -> semaphore.v1.Finding
+	0,  // 15: semaphore.v1.DeviceReport.backend:type_name -> semaphore.v1.Backend
+	26, // 16: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
+	8,  // 17: semaphore.v1.DeviceReport.silent:type_name -> semaphore.v1.SilentPeer
+	26, // 18: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
+	26, // 19: semaphore.v1.DeviceReport.last_clear:type_name -> google.protobuf.Timestamp
+	26, // 20: semaphore.v1.SilentPeer.since:type_name -> google.protobuf.Timestamp
+	13, // 21: semaphore.v1.Guard.remotes:type_name -> semaphore.v1.GuardedRemote
+	15, // 22: semaphore.v1.Undelivered.remotes:type_name -> semaphore.v1.UndeliveredRemote
+	18, // 23: semaphore.v1.AgentState.changes:type_name -> semaphore.v1.PeeringChange
+	13, // 24: semaphore.v1.AgentState.guard:type_name -> semaphore.v1.GuardedRemote
+	18, // 25: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
+	26, // 26: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
+	22, // 27: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
+	24, // 28: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
+	23, // 29: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
+	27, // 30: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
+	27, // 31: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
+	27, // 32: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
+	23, // 33: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
+	28, // 34: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
+	1,  // 35: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
+	2,  // 36: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
+	36, // [36:37] is the sub-list for method output_type
+	35, // [35:36] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_peering_proto_init() }
@@ -2102,6 +2172,7 @@ func file_semaphore_v1_peering_proto_init() {
 	if File_semaphore_v1_peering_proto != nil {
 		return
 	}
+	file_semaphore_v1_finding_proto_init()
 	file_semaphore_v1_objects_proto_init()
 	file_semaphore_v1_peering_proto_msgTypes[0].OneofWrappers = []any{
 		(*AttachRequest_Hello)(nil),
@@ -2130,13 +2201,14 @@ func file_semaphore_v1_peering_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_peering_proto_rawDesc), len(file_semaphore_v1_peering_proto_rawDesc)),
-			NumEnums:      0,
+			NumEnums:      1,
 			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_semaphore_v1_peering_proto_goTypes,
 		DependencyIndexes: file_semaphore_v1_peering_proto_depIdxs,
+		EnumInfos:         file_semaphore_v1_peering_proto_enumTypes,
 		MessageInfos:      file_semaphore_v1_peering_proto_msgTypes,
 	}.Build()
 	File_semaphore_v1_peering_proto = out.File

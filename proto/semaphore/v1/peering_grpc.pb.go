@@ -26,22 +26,21 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// PeeringService tells the agents of a cluster's nodes which WireGuard devices, peers
-// and routes to keep. TLS authenticates the broker; the agent shows a projected
-// ServiceAccount token in the "authorization" metadata, and the node it speaks for is
-// the one that token is bound to. No message names the agent's own node.
+// PeeringService sends the agents of a cluster's nodes the WireGuard devices, peers and routes to set. TLS authenticates
+// the broker. The agent authenticates with a projected ServiceAccount token in the "authorization" metadata; its node is
+// the one that the token is bound to, and no message names it.
 type PeeringServiceClient interface {
-	// Attach is one agent's stream. The agent sends AgentHello, then AgentReport at once
-	// and whenever its keys, devices or health change. The broker sends Attached, then
-	// the wanted state of every node alike: Devices and Peers, a Synced mark when the
-	// agent has heard all of it, and changes from then on.
+	// Attach is the stream of one agent. The agent sends AgentHello, then AgentReport
+	// immediately and whenever its keys, devices or health change. The broker sends
+	// Attached, then the desired state, which is the same for every node: devices and
+	// peers, a Synced mark when all of it was sent, and changes from then on.
 	//
-	// A remote whose own snapshot the broker has not got whole is not spoken of at all
-	// before it has: its device, if one stands, is left as it is.
+	// Until the broker has received all nodes of a remote, it sends nothing about that
+	// remote: a device that exists remains unchanged.
 	//
-	// Errors: UNAUTHENTICATED (token missing, expired, of another audience), PERMISSION_DENIED
-	// (not the agent's ServiceAccount, or the node or pod is not the live one),
-	// UNAVAILABLE (the apiserver cannot be asked now; try again).
+	// Errors: UNAUTHENTICATED (token missing, expired, or of another audience),
+	// PERMISSION_DENIED (not the agent's ServiceAccount, or not the live node or pod),
+	// UNAVAILABLE (the apiserver does not answer; try again).
 	Attach(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AttachRequest, AttachResponse], error)
 }
 
@@ -70,22 +69,21 @@ type PeeringService_AttachClient = grpc.BidiStreamingClient[AttachRequest, Attac
 // All implementations must embed UnimplementedPeeringServiceServer
 // for forward compatibility.
 //
-// PeeringService tells the agents of a cluster's nodes which WireGuard devices, peers
-// and routes to keep. TLS authenticates the broker; the agent shows a projected
-// ServiceAccount token in the "authorization" metadata, and the node it speaks for is
-// the one that token is bound to. No message names the agent's own node.
+// PeeringService sends the agents of a cluster's nodes the WireGuard devices, peers and routes to set. TLS authenticates
+// the broker. The agent authenticates with a projected ServiceAccount token in the "authorization" metadata; its node is
+// the one that the token is bound to, and no message names it.
 type PeeringServiceServer interface {
-	// Attach is one agent's stream. The agent sends AgentHello, then AgentReport at once
-	// and whenever its keys, devices or health change. The broker sends Attached, then
-	// the wanted state of every node alike: Devices and Peers, a Synced mark when the
-	// agent has heard all of it, and changes from then on.
+	// Attach is the stream of one agent. The agent sends AgentHello, then AgentReport
+	// immediately and whenever its keys, devices or health change. The broker sends
+	// Attached, then the desired state, which is the same for every node: devices and
+	// peers, a Synced mark when all of it was sent, and changes from then on.
 	//
-	// A remote whose own snapshot the broker has not got whole is not spoken of at all
-	// before it has: its device, if one stands, is left as it is.
+	// Until the broker has received all nodes of a remote, it sends nothing about that
+	// remote: a device that exists remains unchanged.
 	//
-	// Errors: UNAUTHENTICATED (token missing, expired, of another audience), PERMISSION_DENIED
-	// (not the agent's ServiceAccount, or the node or pod is not the live one),
-	// UNAVAILABLE (the apiserver cannot be asked now; try again).
+	// Errors: UNAUTHENTICATED (token missing, expired, or of another audience),
+	// PERMISSION_DENIED (not the agent's ServiceAccount, or not the live node or pod),
+	// UNAVAILABLE (the apiserver does not answer; try again).
 	Attach(grpc.BidiStreamingServer[AttachRequest, AttachResponse]) error
 	mustEmbedUnimplementedPeeringServiceServer()
 }

@@ -55,7 +55,8 @@ func TestNumbersOfTheDocument(t *testing.T) {
 // The document names every service and every message that begins, carries or ends a stream.
 func TestMessagesOfTheDocument(t *testing.T) {
 	text := document(t)
-	for _, file := range []protoreflect.FileDescriptor{semaphorev1.File_semaphore_v1_federation_proto, semaphorev1.File_semaphore_v1_peering_proto} {
+	for _, file := range []protoreflect.FileDescriptor{semaphorev1.File_semaphore_v1_federation_proto,
+		semaphorev1.File_semaphore_v1_peering_proto} {
 		for i := range file.Services().Len() {
 			if name := string(file.Services().Get(i).Name()); !strings.Contains(text, name) {
 				t.Errorf("nothing of %s", name)
@@ -69,7 +70,8 @@ func TestMessagesOfTheDocument(t *testing.T) {
 					continue
 				}
 				for k := range oneof.Fields().Len() {
-					if name := string(oneof.Fields().Get(k).Message().Name()); !regexp.MustCompile(`\b` + name + `\b`).MatchString(text) {
+					if name := string(oneof.Fields().Get(k).Message().Name()); !regexp.MustCompile(`\b` + name +
+						`\b`).MatchString(text) {
 						t.Errorf("nothing of %s", name)
 					}
 				}

@@ -1,5 +1,5 @@
-// Package job is what is said between an emulated machine and whoever starts it: plain data, no behaviour. It is a
-// package of its own so that the machine's first process is not made of more than it needs.
+// Package job is the protocol between an emulated machine and the program that starts it: plain data, no behaviour. It
+// is a package of its own so that the machine's first process is not made of more than it needs.
 package job
 
 // Job is what a machine does. It is in the file File of the machine's first file system, as JSON.

@@ -1,0 +1,255 @@
+// Package lookup says what the node does with packets to an address of a remote: the route, the device, the peer, the
+// session with the peer's node and how large a packet the path to that carries.
+//
+// It reads the kernel, asks the peer's node for the size of the path as the Monitor of peers does, and asks kube-proxy
+// of this node how it is. It changes nothing and keeps nothing. It judges nothing either: internal/diagnose/path does.
+//
+// Of the agent's packages it may import desired, mtu, peers, probe, talk and wireguard.
+package lookup
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/mtu"
+	"github.com/kube-semaphore/semaphore/agent/peers"
+	"github.com/kube-semaphore/semaphore/agent/probe"
+	"github.com/kube-semaphore/semaphore/agent/talk"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// kubeProxy is where kube-proxy says how it is, unless its healthzBindAddress says otherwise
+// (https://kubernetes.io/docs/reference/config-api/kube-proxy-config.v1alpha1/).
+const kubeProxy = "http://127.0.0.1:10256/healthz"
+
+// proxyWithin is how long kube-proxy may take to answer.
+const proxyWithin = 2 * time.Second
+
+// Kernel is what Node reads of the node.
+type Kernel interface {
+	Device(name string) (*wireguard.Device, error)
+	RouteTo(to, from netip.Addr) (link string, err error)
+}
+
+// Desired is what the broker wants of this node.
+type Desired interface {
+	Clusters() []string
+	Network(cluster string) *desired.Network
+}
+
+// Node looks paths up on one node.
+type Node struct {
+	Kernel  Kernel
+	Desired Desired
+	Peers   *peers.Monitor
+	// Confirmed is when a broker last confirmed what is desired of a cluster's device, and Problem what is wrong with it;
+	// zero and "" for unknown and nothing.
+	Confirmed func(cluster string) time.Time
+	Problem   func(cluster string) string
+	// Dropped are the packets to and from remotes that the guard dropped.
+	Dropped func() uint64
+}
+
+// LookUp answers a request. An error is one of gRPC's.
+func (n *Node) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest) (*semaphorev1.LookUpPathResponse,
+	error) {
+	to, err := netip.ParseAddr(req.GetTo())
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "to: %v", err)
+	}
+	to = to.Unmap()
+	var from netip.Addr
+	if req.GetFrom() != "" {
+		if from, err = netip.ParseAddr(req.GetFrom()); err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "from: %v", err)
+		}
+		from = from.Unmap()
+	}
+	out := &semaphorev1.LookUpPathResponse{Route: &semaphorev1.RouteLookup{Ruled: true}}
+	out.Route.Link, err = n.Kernel.RouteTo(to, from)
+	if err != nil {
+		out.Route.Error = err.Error()
+	}
+	if req.GetKubeProxy() {
+		out.KubeProxy = proxyHealth(ctx)
+	}
+	cluster, want := n.remoteOf(to)
+	if want == nil {
+		return out, nil
+	}
+	out.Cluster, out.Interface, out.ClearPackets = cluster, naming.Device(cluster), n.Dropped()
+	out.DeviceProblem, out.ConfirmedAt = n.Problem(cluster), timestampOf(n.Confirmed(cluster))
+	out.Wanted = wanted(want, to)
+	d, err := n.Kernel.Device(out.Interface)
+	if err != nil {
+		out.DeviceProblem = err.Error()
+	}
+	if err != nil || d == nil {
+		return out, nil
+	}
+	out.DeviceExists, out.DeviceUp, out.Mtu = true, d.Up, uint32(d.MTU)
+	out.Route.Ruled = to.Is4() && !d.UnruledV4 || to.Is6() && !d.UnruledV6
+	peer, allowed := holderOf(d, to)
+	if peer == nil {
+		return out, nil
+	}
+	out.Present = &semaphorev1.PathPeer{Node: nodeOf(want, peer.PublicKey), AllowedIp: allowed.String()}
+	if peer.Endpoint != nil {
+		out.Present.Endpoint = peer.Endpoint.String()
+	}
+	out.Session = n.session(cluster, want, d, peer)
+	if req.GetMeasure() {
+		out.Measurement = measure(ctx, want, peer, d.MTU)
+	}
+	return out, nil
+}
+
+// remoteOf is the remote to which an address belongs, by the subnets of its device or the prefixes of its peers.
+func (n *Node) remoteOf(to netip.Addr) (string, *desired.Network) {
+	for _, cluster := range n.Desired.Clusters() {
+		want := n.Desired.Network(cluster)
+		if want == nil {
+			continue // it was removed meanwhile
+		}
+		if _, ok := longest(want.Device.GetPodSubnets(), to); ok || wanted(want, to) != nil {
+			return cluster, want
+		}
+	}
+	return "", nil
+}
+
+// longest is the longest of some prefixes that holds an address.
+func longest(prefixes []string, to netip.Addr) (best netip.Prefix, found bool) {
+	for _, text := range prefixes {
+		p, err := netip.ParsePrefix(text)
+		if err == nil && p.Contains(to) && (!found || p.Bits() > best.Bits()) {
+			best, found = p, true
+		}
+	}
+	return best, found
+}
+
+// wanted is the peer that the broker desires for an address; nil for none.
+func wanted(want *desired.Network, to netip.Addr) *semaphorev1.PathPeer {
+	var out *semaphorev1.PathPeer
+	bits := -1
+	for node, p := range want.Peers {
+		if prefix, ok := longest(p.GetAllowedIps(), to); ok && prefix.Bits() > bits {
+			bits = prefix.Bits()
+			out = &semaphorev1.PathPeer{Node: node, Endpoint: p.GetWireguard().GetAddress(), AllowedIp: prefix.String()}
+		}
+	}
+	return out
+}
+
+// holderOf is the peer to which the kernel sends packets to an address (cryptokey routing, whitepaper, section 2).
+func holderOf(d *wireguard.Device, to netip.Addr) (holder *wgtypes.Peer, by netip.Prefix) {
+	for i := range d.Peers {
+		for _, n := range d.Peers[i].AllowedIPs {
+			at, ok := netip.AddrFromSlice(n.IP)
+			ones, _ := n.Mask.Size()
+			if !ok {
+				continue
+			}
+			p := netip.PrefixFrom(at.Unmap(), ones)
+			if p.Contains(to) && (holder == nil || p.Bits() > by.Bits()) {
+				holder, by = &d.Peers[i], p
+			}
+		}
+	}
+	return holder, by
+}
+
+func nodeOf(want *desired.Network, key wgtypes.Key) string {
+	for node, p := range want.Peers {
+		if string(p.GetWireguard().GetPublicKey()) == string(key[:]) {
+			return node
+		}
+	}
+	return ""
+}
+
+// session is the state of the session with a peer, as of now.
+func (n *Node) session(cluster string, want *desired.Network, d *wireguard.Device,
+	peer *wgtypes.Peer) *semaphorev1.PathSession {
+	n.Peers.Observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), d.Peers)
+	out := &semaphorev1.PathSession{
+		LastHandshake: timestampOf(peer.LastHandshakeTime),
+		ReceivedBytes: uint64(max(peer.ReceiveBytes, 0)), SentBytes: uint64(max(peer.TransmitBytes, 0)),
+	}
+	state, since, reason := n.Peers.Session(cluster, talk.Key(peer.PublicKey))
+	out.State, out.SilentSince, out.Reason = state, timestampOf(since), reason
+	return out
+}
+
+// measure measures the path to a peer's node now.
+func measure(ctx context.Context, want *desired.Network, peer *wgtypes.Peer,
+	needed int) *semaphorev1.PathMeasurement {
+	out := &semaphorev1.PathMeasurement{Needed: uint32(needed)}
+	switch {
+	case want.Device.GetProbePort() == 0:
+		out.Problem = "the remote is configured without a port for probes"
+		return out
+	case peer.Endpoint == nil:
+		out.Problem = "the peer has no endpoint"
+		return out
+	}
+	at := peer.Endpoint.AddrPort()
+	r, err := probe.Measure(ctx, netip.AddrPortFrom(at.Addr().Unmap(), uint16(want.Device.GetProbePort())),
+		min(mtu.Least, needed), needed)
+	if err != nil {
+		out.Problem = err.Error()
+		return out
+	}
+	out.Answered, out.Carries = r.Answered, uint32(r.Carries)
+	return out
+}
+
+// proxyHealth asks kube-proxy. It answers 503 when it has not been able to set its rules for a while, with the same
+// body (k8s.io/kubernetes/pkg/proxy/healthcheck).
+func proxyHealth(ctx context.Context) *semaphorev1.ProxyHealth {
+	ctx, cancel := context.WithTimeout(ctx, proxyWithin)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, kubeProxy, nil)
+	if err != nil {
+		return &semaphorev1.ProxyHealth{Problem: err.Error()}
+	}
+	answer, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
+	if err != nil {
+		return &semaphorev1.ProxyHealth{Problem: err.Error()}
+	}
+	defer answer.Body.Close()
+	out := &semaphorev1.ProxyHealth{Answered: true, Healthy: answer.StatusCode == http.StatusOK}
+	if !out.Healthy {
+		out.Problem = fmt.Sprintf("%s answers %s", kubeProxy, answer.Status)
+	}
+	var body struct {
+		LastUpdated time.Time `json:"lastUpdated"`
+	}
+	data, err := io.ReadAll(io.LimitReader(answer.Body, 4096))
+	if err == nil && json.Unmarshal(data, &body) == nil {
+		out.LastUpdated = timestampOf(body.LastUpdated)
+	}
+	return out
+}
+
+// timestampOf is unset for a time that is zero, or that WireGuard gives for never.
+func timestampOf(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() || t.Unix() == 0 {
+		return nil
+	}
+	return timestamppb.New(t)
+}

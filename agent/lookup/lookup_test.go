@@ -1,0 +1,100 @@
+package lookup
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/kerneltest"
+	"github.com/kube-semaphore/semaphore/agent/peers"
+	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// wants is what a broker desires.
+type wants map[string]*desired.Network
+
+func (w wants) Clusters() []string                      { return []string{"c2"} }
+func (w wants) Network(cluster string) *desired.Network { return w[cluster] }
+func (w wants) Device(cluster string) *semaphorev1.Device {
+	return w[cluster].Device
+}
+func (w wants) Endpoints(string, int) []netip.Addr { return nil }
+func (w wants) Nodes(string, []wgtypes.Key) []string {
+	return nil
+}
+
+// TestLookUp: what is desired and what the kernel has are distinguished, link by link.
+func TestLookUp(t *testing.T) {
+	m1, stranger := wgtypes.Key{1}, wgtypes.Key{9}
+	kernel := &kerneltest.Node{}
+	want := wants{"c2": {
+		Device: &semaphorev1.Device{Cluster: "c2", PodSubnets: []string{"10.2.0.0/16"}},
+		Peers: map[string]*semaphorev1.Peer{
+			"m1": {Wireguard: &semaphorev1.WireGuardEndpoint{PublicKey: m1[:], Address: "192.0.2.7:7775"},
+				AllowedIps: []string{"10.2.0.0/24"}},
+			"m2": {Wireguard: &semaphorev1.WireGuardEndpoint{Address: "192.0.2.8:7775"}, AllowedIps: []string{"10.2.0.0/20"}},
+		},
+	}}
+	confirmed := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	n := &Node{Kernel: kernel, Desired: want,
+		Peers:     peers.New(kernel, want, events.New("c1"), func(string) {}, func() {}),
+		Confirmed: func(string) time.Time { return confirmed }, Problem: func(string) string { return "port in use" },
+		Dropped: func() uint64 { return 7 }}
+	look := func(to string) *semaphorev1.LookUpPathResponse {
+		t.Helper()
+		got, err := n.LookUp(context.Background(), &semaphorev1.LookUpPathRequest{To: to, From: "10.1.0.5", Measure: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	for _, bad := range []*semaphorev1.LookUpPathRequest{{To: "x"}, {To: "10.2.0.5", From: "x"}} {
+		if _, err := n.LookUp(context.Background(), bad); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%v: %v", bad, err)
+		}
+	}
+
+	if got := look("192.0.2.200"); got.GetCluster() != "" || got.GetRoute().GetLink() != "eth0" {
+		t.Errorf("an address of nobody: %v", got)
+	}
+	got := look("10.2.0.5")
+	if got.GetCluster() != "c2" || got.GetInterface() != "wireguard.c2" || got.GetDeviceExists() ||
+		got.GetDeviceProblem() !=
+			"port in use" || got.GetWanted().GetNode() != "m1" || got.GetPresent() != nil || got.GetClearPackets() != 7 ||
+		!got.GetConfirmedAt().AsTime().Equal(confirmed) {
+		t.Errorf("without a device: %v", got)
+	}
+
+	_, prefix, _ := net.ParseCIDR("10.2.0.0/24")
+	kernel.Put(&wireguard.Device{Name: "wireguard.c2", Up: true, MTU: 1420, UnruledV4: true,
+		Routes: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},
+		Peers: []wgtypes.Peer{{PublicKey: m1, AllowedIPs: []net.IPNet{*prefix}, TransmitBytes: 100, ReceiveBytes: 92,
+			LastHandshakeTime: time.Now()}}})
+	got = look("10.2.0.5")
+	if !got.GetDeviceUp() || got.GetMtu() != 1420 || got.GetRoute().GetLink() != "wireguard.c2" ||
+		got.GetRoute().GetRuled() ||
+		got.GetPresent().GetNode() != "m1" || got.GetPresent().GetAllowedIp() != "10.2.0.0/24" ||
+		got.GetSession().GetSentBytes() != 100 || got.GetSession().GetState() == "" ||
+		got.GetMeasurement().GetProblem() == "" {
+		t.Errorf("with a device: %v", got)
+	}
+	if got = look("10.2.1.5"); got.GetWanted().GetNode() != "m2" || got.GetPresent() != nil || got.GetSession() != nil {
+		t.Errorf("a peer that is wanted and missing: %v", got)
+	}
+	if got = look("10.2.99.5"); got.GetCluster() != "c2" || got.GetWanted() != nil {
+		t.Errorf("a prefix of no peer: %v", got)
+	}
+	kernel.Change("wireguard.c2", func(d *wireguard.Device) { d.Peers[0].PublicKey = stranger })
+	if got = look("10.2.0.5"); got.GetPresent() == nil || got.GetPresent().GetNode() != "" {
+		t.Errorf("a peer that nobody wants: %v", got)
+	}
+}

@@ -1,0 +1,111 @@
+package session
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/events"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// stream is a session that was sent the whole state of c2, in a bubble with a clock of its own.
+func stream(t *testing.T, restored map[string]*desired.Network, at time.Time) *Session {
+	t.Helper()
+	s := New("c1", "192.0.2.1:443", events.New("c1"), func(*semaphorev1.AttachRequest) {})
+	if restored != nil {
+		s.Restore(restored, at)
+	}
+	s.Begin(&semaphorev1.AgentReport{})
+	receive(
+		t,
+		s,
+		&semaphorev1.AttachResponse{
+			Message: &semaphorev1.AttachResponse_Attached{
+				Attached: &semaphorev1.Attached{Node: "n1", Cluster: "c1", Epoch: "e"},
+			},
+		},
+	)
+	if s.Listens() {
+		t.Error("a broker listens that has not sent all")
+	}
+	receive(
+		t,
+		s,
+		&semaphorev1.AttachResponse{
+			Message: &semaphorev1.AttachResponse_Changes{
+				Changes: &semaphorev1.PeeringChanges{Changes: []*semaphorev1.PeeringChange{
+					{Revision: 1, Change: &semaphorev1.PeeringChange_Device{Device: &semaphorev1.Device{Cluster: "c2",
+						ListenPort: 51820}}},
+				}},
+			},
+		},
+	)
+	receive(
+		t,
+		s,
+		&semaphorev1.AttachResponse{
+			Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: 1, Clusters: []string{"c2"}}},
+		},
+	)
+	return s
+}
+
+func receive(t *testing.T, s *Session, m *semaphorev1.AttachResponse) {
+	t.Helper()
+	if _, err := s.Receive(m); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// While a broker is attached that has sent all, the state is confirmed now; afterwards, at the end of its stream.
+func TestConfirmedUntilTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := stream(t, nil, time.Time{})
+		time.Sleep(time.Hour)
+		if !s.Listens() {
+			t.Error("the broker does not listen")
+		}
+		if r, _ := s.View(time.Now()).Remote("c2"); !r.ConfirmedAt.Equal(time.Now()) {
+			t.Errorf("confirmed at %s, now is %s", r.ConfirmedAt, time.Now())
+		}
+		ended := time.Now()
+		s.Ended(errors.New("cut"))
+		time.Sleep(time.Hour)
+		if s.Listens() {
+			t.Error("a broker listens whose stream has ended")
+		}
+		if r, _ := s.View(time.Now()).Remote("c2"); !r.ConfirmedAt.Equal(ended) {
+			t.Errorf("confirmed at %s, the stream ended at %s", r.ConfirmedAt, ended)
+		}
+	})
+}
+
+// A snapshot is as old as the oldest part of it.
+func TestAgeOfASnapshot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		before := time.Now().Add(-time.Hour)
+		c3 := &desired.Network{Device: &semaphorev1.Device{Cluster: "c3", ListenPort: 51821}, Restored: true}
+		s := stream(t, map[string]*desired.Network{"c3": c3}, before)
+		if c, complete := s.Snapshot(); !complete || len(c.Networks) != 2 || !c.Confirmed.Equal(before) {
+			t.Errorf("complete %v, networks %v, confirmed at %s; want %s", complete, c.Networks, c.Confirmed, before)
+		}
+	})
+}
+
+// An event has the time at which its change was observed, if that is known.
+func TestTimeOfAnEvent(t *testing.T) {
+	at := time.Unix(1_000_000, 0).UTC()
+	change := peer("n1")
+	if e := eventOf(change); !e.ObservedAt.IsZero() {
+		t.Errorf("observed at %s, which nobody knows", e.ObservedAt)
+	}
+	change.ObservedAt = timestamppb.New(at)
+	if e := eventOf(change); !e.ObservedAt.Equal(at) {
+		t.Errorf("observed at %s; want %s", e.ObservedAt, at)
+	}
+}

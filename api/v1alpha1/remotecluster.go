@@ -1,0 +1,336 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// RemoteCluster is another cluster that this one is connected to. Its name is the other cluster's name, which is the
+// same in every cluster that knows it.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:path=remoteclusters,scope=Cluster,shortName=remote;remotes,categories=semaphore
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`,description="The spec is in effect."
+// +kubebuilder:printcolumn:name="Connected",type=string,JSONPath=`.status.conditions[?(@.type=="Connected")].status`,description="The remote cluster's exporter is connected to this cluster's broker."
+// +kubebuilder:printcolumn:name="Exporting",type=string,JSONPath=`.status.conditions[?(@.type=="Exporting")].status`,description="This cluster's exporter is connected to the remote cluster's broker."
+// +kubebuilder:printcolumn:name="Port",type=integer,JSONPath=`.status.listenPort`,description="The UDP port of this cluster's nodes for the remote."
+// +kubebuilder:printcolumn:name="Nodes",type=integer,JSONPath=`.status.objects.nodes`
+// +kubebuilder:printcolumn:name="Services",type=integer,JSONPath=`.status.objects.services`
+// +kubebuilder:printcolumn:name="Members",type=integer,JSONPath=`.status.objects.setMembers`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Broker",type=string,JSONPath=`.spec.broker.address`,priority=1
+// +kubebuilder:printcolumn:name="Encryption",type=string,JSONPath=`.spec.encryption`,priority=1
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.status=="False")].reason`,priority=1
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$')",message="metadata.name: it is the remote cluster's name: use 1 to 32 lower-case letters, digits and '-', such as \"c2\""
+// +kubebuilder:validation:XValidation:rule="self.metadata.name != 'global'",message="metadata.name: \"global\" means all clusters in names such as echo.shop.svc.cluster.global: use another name for the cluster, in all clusters"
+type RemoteCluster struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec RemoteClusterSpec `json:"spec"`
+	// +optional
+	Status RemoteClusterStatus `json:"status,omitempty"`
+}
+
+// RemoteClusterList is a list of RemoteClusters.
+//
+// +kubebuilder:object:root=true
+type RemoteClusterList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []RemoteCluster `json:"items"`
+}
+
+// Subnet is a CIDR such as "10.2.0.0/16".
+//
+// +kubebuilder:validation:MaxLength=43
+// +kubebuilder:validation:XValidation:rule="isCIDR(self)",messageExpression="'\"' + self + '\" is no CIDR: use one such as 10.2.0.0/16 or fd00:2::/48'"
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self) || cidr(self) == cidr(self).masked()",messageExpression="self + ' has bits set outside its mask: write the address of the network, such as 10.2.0.0/16'"
+// +kubebuilder:validation:XValidation:rule="!isCIDR(self) || cidr(self).prefixLength() > 0",messageExpression="self + ' is everything: name the subnets of the remote cluster'"
+type Subnet string
+
+// Duration is a time with a unit, such as "25s" or "720h".
+//
+// +kubebuilder:validation:MaxLength=32
+// +kubebuilder:validation:Pattern=`^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$|^0$`
+type Duration string
+
+// RemoteClusterSpec is what this cluster imports from the remote cluster, and what it exports to it.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.podSubnets) || has(self.broker)",message="spec has neither podSubnets nor broker: set podSubnets to take what the remote cluster exports, broker.address to export to it, or both"
+// +kubebuilder:validation:XValidation:rule="!has(self.podSubnets) || !has(self.nodeSubnets) || self.podSubnets.all(p, self.nodeSubnets.all(n, !isCIDR(p) || !isCIDR(n) || !(cidr(p).containsCIDR(n) || cidr(n).containsCIDR(p))))",message="nodeSubnets and podSubnets overlap: packets for a tunnel would go into the tunnel; name the subnets of the nodes' InternalIPs only"
+// +kubebuilder:validation:XValidation:rule="has(self.servicePrefix) == has(oldSelf.servicePrefix) && (!has(self.servicePrefix) || self.servicePrefix == oldSelf.servicePrefix)",message="servicePrefix is immutable, as names of mirrors begin with it: delete the RemoteCluster and create it again with the other prefix"
+type RemoteClusterSpec struct {
+	// PodSubnets contain all IPs of the remote cluster's pods. This cluster accepts no other addresses from it.
+	// Without them it imports nothing from the remote cluster.
+	// +optional
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	// +listType=set
+	PodSubnets []Subnet `json:"podSubnets,omitempty"`
+
+	// NodeSubnets hold the InternalIPs of the remote cluster's nodes, at which its tunnels end. Encryption needs them.
+	// +optional
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	// +listType=set
+	NodeSubnets []Subnet `json:"nodeSubnets,omitempty"`
+
+	// TrustBundle holds the root certificates of the remote cluster, PEM, as `semaphorectl pki bundle` prints them.
+	// Without it the bundle comes from where tls of the part's configuration says: a file or a SPIFFE Workload API.
+	// +optional
+	// +kubebuilder:validation:MaxLength=65536
+	// +kubebuilder:validation:XValidation:rule="!self.contains('PRIVATE KEY')",message="trustBundle holds a private key: it has certificates only, which are public; replace that key, because everybody who may read this object has it"
+	// +kubebuilder:validation:XValidation:rule="self.contains('-----BEGIN CERTIFICATE-----')",message="trustBundle holds no certificate: use the PEM text that semaphorectl pki bundle prints for the remote cluster"
+	TrustBundle string `json:"trustBundle,omitempty"`
+
+	// Broker is the broker of the remote cluster. Without it this cluster exports nothing to it.
+	// +optional
+	Broker *Broker `json:"broker,omitempty"`
+
+	// ServicePrefix begins the names of mirrors of the remote cluster's Services; the object's name if absent. Immutable.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",message="servicePrefix begins the names of Services: use lower-case letters, digits and '-', a letter first, such as \"c2\""
+	// +kubebuilder:validation:XValidation:rule="self != 'gl' && !self.startsWith('gl-')",message="servicePrefix: names of global services begin with \"gl\": use another"
+	ServicePrefix string `json:"servicePrefix,omitempty"`
+
+	// Encryption says what happens to packets to and from the remote cluster's pods that are not encrypted: strict drops
+	// them; permissive passes and counts them, while encryption is being turned on or off; clear passes them and encrypts
+	// none, before encryption is taken away. The broker's configuration has the default.
+	// +optional
+	// +kubebuilder:validation:Enum=strict;permissive;clear
+	Encryption string `json:"encryption,omitempty"`
+
+	// WireGuard configures the nodes' device for the remote cluster.
+	// +optional
+	WireGuard *WireGuard `json:"wireguard,omitempty"`
+
+	// Limits bound what is imported from the remote cluster.
+	// +optional
+	Limits *Limits `json:"limits,omitempty"`
+
+	// Export says which Services and pods of this cluster the remote cluster receives. Without it, all offered ones.
+	// +optional
+	Export *Export `json:"export,omitempty"`
+}
+
+// Broker is the broker to which this cluster exports.
+type Broker struct {
+	// Address is host:port of the listener for exporters.
+	// +required
+	// +kubebuilder:validation:MaxLength=260
+	// +kubebuilder:validation:XValidation:rule="self.matches('^([^:\\\\[\\\\]/ ]+|\\\\[[0-9a-fA-F:.]+\\\\]):([1-9][0-9]{0,4})$') && int(self.matches('^.*:[0-9]{1,5}$') ? self.substring(self.lastIndexOf(':') + 1) : '0') <= 65535",messageExpression="'\"' + self + '\": use host:port, such as broker.example.org:8443 or [fd00:2::1]:8443'"
+	Address string `json:"address"`
+}
+
+// AddressFamily is a family of IP addresses.
+//
+// +kubebuilder:validation:Enum=IPv4;IPv6
+type AddressFamily string
+
+// WireGuard configures the nodes' device for the remote cluster.
+type WireGuard struct {
+	// ListenPort is the UDP port of the device on this cluster's nodes. Without it the broker assigns the lowest free port
+	// of its range; status.listenPort has it.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	ListenPort int32 `json:"listenPort,omitempty"`
+
+	// MTU of the device in bytes; each node derives it if it is absent or 0.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="self == 0 || (self >= 1280 && self <= 65455)",message="mtu: use 1280 to 65455 bytes, or leave it out so that each node derives it"
+	MTU int32 `json:"mtu,omitempty"`
+
+	// ProbePort is the UDP port on which the remote cluster's nodes answer probes of the path; 0 for none; 7774 if absent.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65535
+	ProbePort *int32 `json:"probePort,omitempty"`
+
+	// AddressFamily is the family of the endpoints of both clusters' nodes.
+	// +optional
+	AddressFamily AddressFamily `json:"addressFamily,omitempty"`
+
+	// PersistentKeepalive is the interval of packets that keep a NAT open; absent or 0s for off.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^([0-9]+(\\\\.[0-9]+)?(ns|us|ms|s|m|h))+$') || (duration(self) <= duration('65535s') && duration(self).getMilliseconds() % 1000 == 0)",messageExpression="self + ': use 0s to 65535s, whole seconds'"
+	PersistentKeepalive Duration `json:"persistentKeepalive,omitempty"`
+
+	// KeyMaxAge is the age at which each node replaces its key for the remote cluster; absent or 0s for never.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^([0-9]+(\\\\.[0-9]+)?(ns|us|ms|s|m|h))+$') || duration(self) == duration('0s') || duration(self) >= duration('1h')",messageExpression="self + ': use 1h or more, or leave it out for never'"
+	KeyMaxAge Duration `json:"keyMaxAge,omitempty"`
+}
+
+// Limit is a number of the things that its key names.
+//
+// +kubebuilder:validation:Minimum=1
+// +kubebuilder:validation:Maximum=100000000
+type Limit int32
+
+// Limits bound what is imported from a remote cluster. docs/configuration.md has the defaults and what each costs.
+type Limits struct {
+	// Nodes of the remote cluster.
+	// +optional
+	Nodes Limit `json:"nodes,omitempty"`
+	// PodCIDRs of all its nodes.
+	// +optional
+	PodCIDRs Limit `json:"podCIDRs,omitempty"`
+	// PodCIDRsPerNode of one node.
+	// +optional
+	PodCIDRsPerNode Limit `json:"podCIDRsPerNode,omitempty"`
+	// Services that it offers.
+	// +optional
+	Services Limit `json:"services,omitempty"`
+	// PortsPerService of one Service, and of one EndpointSlice.
+	// +optional
+	PortsPerService Limit `json:"portsPerService,omitempty"`
+	// ClusterIPs that its Services have in this cluster.
+	// +optional
+	ClusterIPs Limit `json:"clusterIPs,omitempty"`
+	// Exports are its Services that ServiceExports export.
+	// +optional
+	Exports Limit `json:"exports,omitempty"`
+	// EndpointSlices of all its Services.
+	// +optional
+	EndpointSlices Limit `json:"endpointSlices,omitempty"`
+	// Endpoints are the addresses in all its EndpointSlices.
+	// +optional
+	Endpoints Limit `json:"endpoints,omitempty"`
+	// EndpointsPerService are those of one Service.
+	// +optional
+	EndpointsPerService Limit `json:"endpointsPerService,omitempty"`
+	// SetMembers are its pods in sets.
+	// +optional
+	SetMembers Limit `json:"setMembers,omitempty"`
+	// SetIPs are the addresses of all SetMembers.
+	// +optional
+	SetIPs Limit `json:"setIPs,omitempty"`
+	// IPsPerSet are the addresses of one set.
+	// +optional
+	IPsPerSet Limit `json:"ipsPerSet,omitempty"`
+	// MebibytesPerKind is the encoded size of all its objects of a kind.
+	// +optional
+	MebibytesPerKind Limit `json:"mebibytesPerKind,omitempty"`
+	// KibibytesPerSecond bound the bytes read from its streams, and the bytes written to the apiserver for it.
+	// +optional
+	KibibytesPerSecond Limit `json:"kibibytesPerSecond,omitempty"`
+	// ChangesPerSecond bounds the changes read from its streams.
+	// +optional
+	ChangesPerSecond Limit `json:"changesPerSecond,omitempty"`
+	// StreamsPerMinute bounds how often its exporter may open a stream.
+	// +optional
+	StreamsPerMinute Limit `json:"streamsPerMinute,omitempty"`
+}
+
+// ExportKind is a kind of objects that can be offered or withheld.
+//
+// +kubebuilder:validation:Enum=services;policy
+type ExportKind string
+
+// Export says what this cluster exports to the remote cluster.
+type Export struct {
+	// Rules decide for Services, with their EndpointSlices, and pods of sets. The first rule that matches an object
+	// decides; an object that none matches is offered.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=atomic
+	Rules []ExportRule `json:"rules,omitempty"`
+}
+
+// ExportRule offers some Services and pods to the remote cluster, or withholds them.
+type ExportRule struct {
+	// Kinds that the rule matches; both if absent.
+	// +optional
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=2
+	// +listType=set
+	Kinds []ExportKind `json:"kinds,omitempty"`
+	// Namespaces that the rule matches; all if absent.
+	// +optional
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=63
+	// +kubebuilder:validation:items:MinLength=1
+	// +listType=set
+	Namespaces []string `json:"namespaces,omitempty"`
+	// Selector of the labels of Services and pods that the rule matches; all if absent.
+	// +optional
+	Selector *metav1.LabelSelector `json:"selector,omitempty"`
+	// Action is Offer or Withhold.
+	// +required
+	Action ExportAction `json:"action"`
+}
+
+// ExportAction is the action of an ExportRule.
+//
+// +kubebuilder:validation:Enum=Offer;Withhold
+type ExportAction string
+
+// The actions.
+const (
+	Offer    ExportAction = "Offer"
+	Withhold ExportAction = "Withhold"
+)
+
+// Types of conditions of a RemoteCluster.
+const (
+	// ConditionAccepted is true when the newest spec is in effect. If it is false, the last accepted spec stays in effect.
+	ConditionAccepted = "Accepted"
+	// ConditionConnected is true while the remote cluster's exporter is connected to this cluster's broker.
+	ConditionConnected = "Connected"
+	// ConditionExporting is true while this cluster's exporter is connected to the remote cluster's broker.
+	ConditionExporting = "Exporting"
+	// ConditionHealthy is true when the broker knows of no problem with the remote cluster.
+	ConditionHealthy = "Healthy"
+)
+
+// RemoteClusterStatus is what this cluster's broker and exporter report.
+type RemoteClusterStatus struct {
+	// Conditions are Accepted, Connected, Exporting and Healthy.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// ListenPort is the UDP port of this cluster's nodes for the remote cluster.
+	// +optional
+	ListenPort int32 `json:"listenPort,omitempty"`
+
+	// MTU is the smallest, in bytes, that a node's device for the remote cluster has; absent until a node reports it.
+	// +optional
+	MTU int32 `json:"mtu,omitempty"`
+
+	// LastHeard is the time of the last message from the remote cluster's exporter, as of the last change of this status.
+	// +optional
+	LastHeard *metav1.Time `json:"lastHeard,omitempty"`
+
+	// Objects counts the objects that the remote cluster exports and this one accepts.
+	// +optional
+	Objects *Objects `json:"objects,omitempty"`
+
+	// Refused counts the objects of the remote cluster that this one refuses.
+	// +optional
+	Refused int32 `json:"refused,omitempty"`
+
+	// Problem is the code and the key of a refused object, the first by kind and name: "ports service/shop/echo". What the
+	// code means is in docs/security.md.
+	// +optional
+	Problem string `json:"problem,omitempty"`
+
+	// Retained counts the objects that the brake retains although the remote cluster withdrew them;
+	// `semaphorectl status` shows them.
+	// +optional
+	Retained int32 `json:"retained,omitempty"`
+}
+
+// Objects counts them by kind.
+type Objects struct {
+	Nodes          int32 `json:"nodes"`
+	Services       int32 `json:"services"`
+	EndpointSlices int32 `json:"endpointSlices"`
+	SetMembers     int32 `json:"setMembers"`
+}

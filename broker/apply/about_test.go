@@ -1,0 +1,87 @@
+package apply
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/semaphore/internal/mcs"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+)
+
+// TestClusterID: a cluster without the About API, or without the ClusterProperty, has no problem; one that it knows by
+// another name has one that names both.
+func TestClusterID(t *testing.T) {
+	cfg := kubetest.Start(t)
+	ctx := t.Context()
+	client, err := mcs.New(cfg, "test")
+	testkit.Must(t, err)
+	id := func(want string) {
+		t.Helper()
+		testkit.Eventually(t, 20*time.Second, "the ID", func() error {
+			if got, err := client.ClusterID(ctx); err != nil || got != want {
+				return fmt.Errorf("%q, %v; want %q", got, err, want)
+			}
+			return nil
+		})
+	}
+	id("")
+	text := apiextensionsv1.JSONSchemaProps{Type: "string"}
+	_, err = apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions().Create(ctx,
+		&apiextensionsv1.CustomResourceDefinition{
+			ObjectMeta: metav1.ObjectMeta{Name: "clusterproperties.about.k8s.io", Annotations: map[string]string{
+				"api-approved.kubernetes.io": "https://github.com/kubernetes/enhancements/pull/2149"}},
+			Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+				Group: "about.k8s.io", Scope: apiextensionsv1.ClusterScoped,
+				Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "clusterproperties", Singular: "clusterproperty",
+					Kind: "ClusterProperty", ListKind: "ClusterPropertyList"},
+				Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1alpha1", Served: true, Storage: true,
+					Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
+						Type: "object", Properties: map[string]apiextensionsv1.JSONSchemaProps{"spec": {Type: "object",
+							Properties: map[string]apiextensionsv1.JSONSchemaProps{"value": text}}}}}}},
+			},
+		}, metav1.CreateOptions{})
+	testkit.Must(t, err)
+	properties := dynamic.NewForConfigOrDie(cfg).Resource(schema.GroupVersionResource{Group: "about.k8s.io",
+		Version: "v1alpha1", Resource: "clusterproperties"})
+	testkit.Eventually(t, 20*time.Second, "the About API", func() error {
+		_, err := properties.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "about.k8s.io/v1alpha1", "kind": "ClusterProperty",
+			"metadata": map[string]any{"name": mcs.ClusterIDProperty}, "spec": map[string]any{"value": "other"}}},
+			metav1.CreateOptions{})
+		return err
+	})
+	id("other")
+	for cluster, want := range map[string]string{"c1": `is "other", and this cluster is "c1" here`, "other": ""} {
+		m := NewMCS(client, slog.Default())
+		ctx, cancel := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- m.CompareID(ctx, cluster) }()
+		if want == "" {
+			time.Sleep(2 * time.Second) // longer than a request takes
+		} else {
+			testkit.Eventually(t, 20*time.Second, "the problem", func() error {
+				if got := m.AboutProblem(); !strings.Contains(got, want) {
+					return fmt.Errorf("it is %q", got)
+				}
+				return nil
+			})
+		}
+		cancel()
+		<-done
+		if got := m.AboutProblem(); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s: the problem is %q", cluster, got)
+		}
+	}
+}

@@ -1,0 +1,207 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/kinds"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// MCS waits until the cluster serves the Multi-Cluster Services API.
+type MCS struct {
+	client *mcs.Client
+	log    *slog.Logger
+
+	mu      sync.Mutex
+	problem string
+	// about is in what the About API names the cluster otherwise; empty for nothing.
+	about string
+}
+
+// aboutInterval is the time between two reads of the About API, whose value hardly ever changes.
+const aboutInterval = time.Minute
+
+// CompareID compares the cluster's ID by the About API with its name here, until ctx ends: other implementations and
+// people know the cluster by that ID. It is not necessary that there is one.
+func (m *MCS) CompareID(ctx context.Context, cluster string) error {
+	for {
+		id, err := m.client.ClusterID(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		text := ""
+		switch {
+		case err != nil:
+			text = "the ID of the cluster is not known: " + err.Error()
+		case id != "" && id != cluster:
+			text = fmt.Sprintf("the ClusterProperty %s is %q, and this cluster is %q here: its ServiceImports and names in "+
+				"clusterset.local say %q", mcs.ClusterIDProperty, id, cluster, cluster)
+		}
+		m.mu.Lock()
+		was := m.about
+		m.about = text
+		m.mu.Unlock()
+		if text != was && text != "" {
+			m.log.Warn(text)
+		}
+		if err := kube.Sleep(ctx, aboutInterval); err != nil {
+			return err
+		}
+	}
+}
+
+// AboutProblem is in what the About API names the cluster otherwise; empty for nothing.
+func (m *MCS) AboutProblem() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.about
+}
+
+// NewMCS makes it; nothing is asked yet.
+func NewMCS(client *mcs.Client, log *slog.Logger) *MCS { return &MCS{client: client, log: log} }
+
+// Problem is why the API is not served; empty while it is, and before anybody asked.
+func (m *MCS) Problem() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.problem
+}
+
+// connect returns once the API is served, or with the context's error.
+func (m *MCS) connect(ctx context.Context) error {
+	for {
+		_, err := m.client.Version(ctx)
+		text := ""
+		if err != nil {
+			text = "no ServiceImports are written: " + err.Error()
+		}
+		m.mu.Lock()
+		was := m.problem
+		m.problem = text
+		m.mu.Unlock()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() == nil && text != was {
+			m.log.Warn(text)
+		}
+		if err := kube.Sleep(ctx, askAgainAfter); err != nil {
+			return err
+		}
+	}
+}
+
+// failed records why a list or a watch failed.
+func (m *MCS) failed(err error) {
+	if !errors.Is(err, mcs.ErrNotServed) {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.problem = "ServiceImports are not written any more: " + err.Error()
+}
+
+// ServiceImports keeps those of all namespaces, for which the cluster must serve the API. Their names are
+// NAMESPACE/NAME.
+func ServiceImports(api *MCS, desired writes.Desired[*mcsv1beta1.ServiceImport],
+	options Options) *Objects[*mcsv1beta1.ServiceImport] {
+	imports := api.client.Imports()
+	return newObjects(kind[*mcsv1beta1.ServiceImport]{
+		Kind: writes.Kind[*mcsv1beta1.ServiceImport]{
+			Name:  kinds.ServiceImport,
+			Paced: true,
+			Merge: mergeImport,
+			Equal: func(a, b *mcsv1beta1.ServiceImport) bool { return equality.Semantic.DeepEqual(a, b) },
+		},
+		example:    imports.Example(),
+		everywhere: true,
+		connect: func(ctx context.Context) (connection[*mcsv1beta1.ServiceImport], error) {
+			if err := api.connect(ctx); err != nil {
+				return connection[*mcsv1beta1.ServiceImport]{}, err
+			}
+			return connection[*mcsv1beta1.ServiceImport]{
+				client: importClient{imports}, listWatch: imports.ListWatch(writes.Owned), unserved: func() {},
+			}, nil
+		},
+		failed: api.failed,
+	}, desired, options)
+}
+
+// mergeImport leaves labels, annotations and conditions of others.
+func mergeImport(have, want *mcsv1beta1.ServiceImport) *mcsv1beta1.ServiceImport {
+	out := have.DeepCopy()
+	for _, key := range strings.Split(have.Annotations[naming.AnnotationCopiedAnnotations], ",") {
+		if !naming.ReservedExport(key) {
+			delete(out.Annotations, key)
+		}
+	}
+	delete(out.Annotations, naming.AnnotationCopiedAnnotations)
+	dropCopied(&out.ObjectMeta)
+	mergeMeta(&out.ObjectMeta, &want.ObjectMeta)
+	out.Spec = want.Spec
+	out.Status.Clusters, out.Status.EndpointSliceObjects = want.Status.Clusters, want.Status.EndpointSliceObjects
+	for _, c := range want.Status.Conditions {
+		c.ObservedGeneration = 0 // the broker writes the spec itself
+		meta.SetStatusCondition(&out.Status.Conditions, c)
+	}
+	return out
+}
+
+// importClient writes an object and its status, which are two requests.
+type importClient struct {
+	api mcs.Resource[*mcsv1beta1.ServiceImport]
+}
+
+func (c importClient) Get(ctx context.Context, like *mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error) {
+	return wrap(c.api.Get(ctx, like.Namespace, like.Name))
+}
+
+func (c importClient) Create(ctx context.Context, o *mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error) {
+	out, err := c.api.Create(ctx, o)
+	if err != nil {
+		return wrap(out, err)
+	}
+	return c.status(ctx, out, o)
+}
+
+func (c importClient) Update(ctx context.Context, o *mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error) {
+	out, err := c.api.Update(ctx, o)
+	if err != nil {
+		return wrap(out, err)
+	}
+	return c.status(ctx, out, o)
+}
+
+// status writes the status of an object as it is now.
+func (c importClient) status(ctx context.Context, now,
+	want *mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error) {
+	next := now.DeepCopy()
+	next.Status = *want.Status.DeepCopy()
+	for i := range next.Status.Conditions {
+		if next.Status.Conditions[i].LastTransitionTime.IsZero() {
+			next.Status.Conditions[i].LastTransitionTime = metav1.NewTime(time.Now().Truncate(time.Second))
+		}
+	}
+	if equality.Semantic.DeepEqual(next.Status, now.Status) {
+		return now, nil
+	}
+	return wrap(c.api.UpdateStatus(ctx, next))
+}
+
+func (c importClient) Delete(ctx context.Context, o *mcsv1beta1.ServiceImport) error {
+	return c.api.Delete(ctx, o.Namespace, o.Name, writes.AsSeen(o))
+}

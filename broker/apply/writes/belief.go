@@ -1,0 +1,133 @@
+package writes
+
+import (
+	"strconv"
+	"sync"
+	"time"
+)
+
+// BeliefFor bounds how long an own write counts against the informer: long enough for any working watch, and a bound
+// for a watch that skipped the write.
+const BeliefFor = 10 * time.Second
+
+// Store is the informer's cache: the apiserver's objects of one type, some milliseconds ago.
+type Store[T Object] interface {
+	Get(name string) (T, bool)
+}
+
+// Belief overlays the informer's cache with the broker's own latest writes: the informer reports a write some
+// milliseconds later, and without the overlay the broker would repeat it. It is safe for concurrent use.
+type Belief[T Object] struct {
+	store Store[T]
+
+	mu      sync.Mutex
+	written map[string]written[T]
+}
+
+// written is the last own write under a name, until the informer reports it.
+type written[T Object] struct {
+	object  T
+	deleted bool // the deleted object
+	until   time.Time
+}
+
+// NewBelief returns a Belief without writes.
+func NewBelief[T Object](store Store[T]) *Belief[T] {
+	return &Belief[T]{store: store, written: map[string]written[T]{}}
+}
+
+// Reset drops all own writes, because another informer starts.
+func (b *Belief[T]) Reset() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	clear(b.written)
+}
+
+// Get returns the newest object under a name.
+func (b *Belief[T]) Get(now time.Time, name string) (object T, there bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if w, ok := b.written[name]; ok {
+		if now.Before(w.until) {
+			return w.object, !w.deleted
+		}
+		delete(b.written, name)
+	}
+	return b.store.Get(name)
+}
+
+// Left returns for how long an own write under a name still counts against the informer; 0 for none.
+func (b *Belief[T]) Left(now time.Time, name string) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if w, ok := b.written[name]; ok {
+		return max(w.until.Sub(now), 0)
+	}
+	return 0
+}
+
+// Expire drops an own write that the informer did not report in time. From then on the informer is right, and the
+// caller must observe what it has. object is what was written.
+func (b *Belief[T]) Expire(now time.Time, name string) (object T, expired bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	w, ok := b.written[name]
+	if !ok || now.Before(w.until) {
+		return object, false
+	}
+	delete(b.written, name)
+	return w.object, true
+}
+
+// Wrote records the apiserver's answer to a create or an update.
+func (b *Belief[T]) Wrote(now time.Time, name string, object T) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if seen, ok := b.store.Get(name); ok && !older(seen, object) {
+		return // the watch was faster than the response
+	}
+	b.written[name] = written[T]{object: object, until: now.Add(BeliefFor)}
+}
+
+// Deleted records that a delete succeeded.
+func (b *Belief[T]) Deleted(now time.Time, name string, object T) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	seen, ok := b.store.Get(name)
+	w, wrote := b.written[name]
+	if !(ok && seen.GetUID() == object.GetUID()) && !(wrote && w.object.GetUID() == object.GetUID()) {
+		return // the watch was faster than the response
+	}
+	b.written[name] = written[T]{object: object, deleted: true, until: now.Add(BeliefFor)}
+}
+
+// Forget drops the own write under a name.
+func (b *Belief[T]) Forget(name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.written, name)
+}
+
+// Informed records what the informer reports: an object, or its deletion.
+func (b *Belief[T]) Informed(name string, object T, gone bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	w, ok := b.written[name]
+	same := ok && object.GetUID() == w.object.GetUID()
+	switch {
+	case !ok:
+	case w.deleted && gone, // the object that we deleted
+		w.deleted && !same,
+		!w.deleted && gone && same,
+		!w.deleted && !gone && !older(object, w.object):
+		delete(b.written, name)
+	}
+}
+
+// older compares resource versions, which are revisions of etcd. Versions that cannot be compared count as not older:
+// the informer is right.
+func older[T Object](a, b T) bool {
+	x, errX := strconv.ParseUint(a.GetResourceVersion(), 10, 64)
+	y, errY := strconv.ParseUint(b.GetResourceVersion(), 10, 64)
+	return errX == nil && errY == nil && x < y
+}

@@ -1,0 +1,88 @@
+// Package writes decides what the broker writes to its apiserver, and when: it compares desired with existing objects,
+// own writes that the informer has not reported yet included, and returns the next request.
+//
+// It owns, by name, which writes are under way or due: belief in own writes, contests with other writers, the pace of
+// writes, budgets of remotes, conflicts. Inputs are the informer's events, the engines' answers (Desired), the result
+// of each request and the time; outputs are values: a Step, and the Write in it.
+//
+// It is pure: it may not import a client, start a goroutine or wait. Package apply drives a Machine with informers and
+// clients, package sim with a store and a seed, so that the simulation tests the decisions that run.
+//
+// Of the broker's packages it may import kinds and retain.
+package writes
+
+import (
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/semaphore/broker/kinds"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Object is any object of an apiserver.
+type Object interface {
+	runtime.Object
+	metav1.Object
+}
+
+// Owned selects the objects of any type that the broker created.
+var Owned = labels.Set{naming.LabelManagedBy: naming.ManagedByBroker}.String()
+
+// OwnedImportSlices selects the EndpointSlices that the broker created beside ServiceImports.
+var OwnedImportSlices = Owned + "," + mcsv1beta1.LabelServiceName
+
+// Ours reports whether the broker created an object.
+func Ours(object metav1.Object) bool {
+	return object.GetLabels()[naming.LabelManagedBy] == naming.ManagedByBroker
+}
+
+// KeyOf returns the key of an object in an informer's store: NAMESPACE/NAME, or NAME.
+func KeyOf(object metav1.Object) string {
+	if ns := object.GetNamespace(); ns != "" {
+		return ns + "/" + object.GetName()
+	}
+	return object.GetName()
+}
+
+// AsSeen returns delete options with the UID and version of an object as preconditions.
+func AsSeen(object metav1.Object) metav1.DeleteOptions {
+	uid, version := object.GetUID(), object.GetResourceVersion()
+	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}}
+}
+
+// Kind describes how objects of one type are compared and written. Its functions do not change their arguments.
+type Kind[T Object] struct {
+	// Name is the name in metrics and messages.
+	Name kinds.Kind
+	// Paced is set if writes of one object are spaced; see pace.
+	Paced bool
+	// Urgent, if not nil, reports whether the change from have to want must be written without pacing.
+	Urgent func(have, want T) bool
+	// Merge returns have with our fields set as in want.
+	Merge func(have, want T) T
+	// Equal reports whether two objects are the same to the apiserver.
+	Equal func(a, b T) bool
+	// Replace, if not nil, reports whether no update can turn have into want: the object is deleted and created.
+	Replace func(have, want T) bool
+}
+
+// NotOurs is the error for an object that is not written because an object that the broker did not create has its name.
+type NotOurs struct {
+	// Kind and Name of the other object.
+	Kind kinds.Kind
+	Name string
+	// Hint, if not empty, says what the operator can do.
+	Hint string
+}
+
+func (c NotOurs) Error() string {
+	hint := c.Hint
+	if hint == "" {
+		hint = "remove or rename it, or the remote's"
+	}
+	return fmt.Sprintf("there is a %s %s that semaphore did not create: %s", c.Kind, c.Name, hint)
+}

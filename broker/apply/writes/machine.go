@@ -1,0 +1,336 @@
+package writes
+
+import (
+	"cmp"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Machine decides the writes of the objects of one type. A driver takes a name through these steps, one at a time for
+// each name:
+//
+//	Wait     is it time?
+//	Expire   does an own write stop to count against the informer?
+//	Begin    what is there, and whose is it?       (the driver asks Desired.Want)
+//	Decide   what is to be sent?
+//	Settle   what follows from the outcome?        (until a Step has no Write)
+//
+// Its methods are called from many goroutines. None waits, and objects are compared without the lock held.
+type Machine[T Object] struct {
+	kind    Kind[T]
+	budgets *Budgets
+
+	mu       sync.Mutex
+	belief   *Belief[T]
+	contests *contests
+	pace     *pace // nil if writes are not paced
+	// lost are the UIDs of objects of ours whose deletion the watch reported. It reports a deletion also when somebody
+	// removes our label.
+	lost map[string]types.UID
+	// changes are the changes that the next write of a name includes.
+	changes map[string]Change
+	// sources are the clusters of the newest change of names, or else of their objects.
+	sources map[string]string
+	// conflicts counts, by name, the writes in a row that failed because the object was not as seen.
+	conflicts map[string]int
+	// failing is the cluster of each name whose last write failed.
+	failing map[string]string
+	// unanswered are names whose creation got no response: an object may exist, and be ours.
+	unanswered map[string]bool
+	// due are the writes that wait for the budget of a remote.
+	due map[string]time.Time
+}
+
+// Change is a change in a cluster that a write includes. ObservedAt is when that cluster saw it; zero if unknown.
+type Change struct {
+	Cluster    string
+	ObservedAt time.Time
+}
+
+// New returns a Machine. store is the cache of its informer; Machines share budgets, which may be nil.
+func New[T Object](kind Kind[T], store Store[T], budgets *Budgets) *Machine[T] {
+	m := &Machine[T]{
+		kind: kind, budgets: budgets, belief: NewBelief(store), contests: newContests(),
+		lost: map[string]types.UID{}, changes: map[string]Change{}, sources: map[string]string{}, conflicts: map[string]int{},
+		failing: map[string]string{}, unanswered: map[string]bool{}, due: map[string]time.Time{},
+	}
+	if kind.Paced {
+		m.pace = newPace()
+	}
+	return m
+}
+
+// Reset forgets what depends on resource versions, because another informer starts.
+func (m *Machine[T]) Reset() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.belief.Reset()
+	m.contests.reset()
+}
+
+// Changed records a change that the next write of a name includes. Of several the oldest counts, because it has waited
+// longest.
+func (m *Machine[T]) Changed(now time.Time, name string, change Change) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.keep(name, change)
+	if m.pace != nil {
+		m.pace.change(name, now)
+	}
+}
+
+// Informed records what the informer reports: an object, its deletion, or that it is no longer ours.
+func (m *Machine[T]) Informed(name string, object T, gone bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.belief.Informed(name, object, gone)
+	m.listed(name, object)
+	if gone {
+		m.lost[name] = object.GetUID()
+	}
+	m.agreed(name)
+}
+
+// Listed records an object of the first list.
+func (m *Machine[T]) Listed(name string, object T) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.listed(name, object)
+}
+
+func (m *Machine[T]) listed(name string, object T) {
+	cluster := object.GetLabels()[naming.LabelSourceCluster]
+	if _, known := m.sources[name]; !known && cluster != "" {
+		m.sources[name] = cluster
+	}
+}
+
+// Newest returns the object under a name, own writes included.
+func (m *Machine[T]) Newest(now time.Time, name string) (object T, there bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.belief.Get(now, name)
+}
+
+// SourceOf returns the cluster for which a name is reconciled; empty if unknown or none.
+func (m *Machine[T]) SourceOf(name string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.sources[name]
+}
+
+// FailingOf returns the cluster of a name whose last write failed; empty if it succeeded or the cluster is unknown.
+func (m *Machine[T]) FailingOf(name string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.failing[name]
+}
+
+// Contests describes the objects whose restores are delayed, a line each.
+func (m *Machine[T]) Contests(now time.Time) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.contests.lines(string(m.kind.Name), now)
+}
+
+// Wait returns how long a name must wait before it is written. 0 means that it is written now, with all changes so far.
+// urgent reports whether its write must not be paced; Wait calls it without the lock, and only if that matters.
+func (m *Machine[T]) Wait(now time.Time, name string, urgent func() bool) time.Duration {
+	if m.pace == nil {
+		return 0
+	}
+	m.mu.Lock()
+	wait, hurried := m.pace.wait(name, now)
+	m.mu.Unlock()
+	if hurried < wait && urgent() {
+		wait = hurried
+	}
+	if wait == 0 {
+		m.mu.Lock()
+		m.pace.taken(name)
+		m.mu.Unlock()
+	}
+	return wait
+}
+
+// Expire ends the belief in an own write that the informer did not report in time. If it returns true, the caller must
+// observe the object again.
+func (m *Machine[T]) Expire(now time.Time, name string) (object T, expired bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.belief.Expire(now, name)
+}
+
+// Seen is what is known of a name before Desired is asked.
+type Seen[T Object] struct {
+	Name   string
+	Object T
+	There  bool
+	// Owner is the cluster that the object came from; empty if there is none of ours.
+	Owner string
+	// Change is the change that the write includes.
+	Change Change
+}
+
+// Begin returns what is known of a name.
+func (m *Machine[T]) Begin(now time.Time, name string) Seen[T] {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	seen := Seen[T]{Name: name, Change: m.changes[name]}
+	if seen.Object, seen.There = m.belief.Get(now, name); seen.There {
+		seen.Owner = seen.Object.GetLabels()[naming.LabelSourceCluster]
+	}
+	delete(m.changes, name)
+	return seen
+}
+
+// Decide returns the next step from the existing and the desired object.
+func (m *Machine[T]) Decide(now time.Time, seen Seen[T], answer Answer[T]) (step Step[T]) {
+	write, differs := m.difference(seen, answer)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if left := m.belief.Left(now, seen.Name); left > 0 {
+		// No informer reports the deletion of an object that we wrote and somebody deleted while the watch was down.
+		step.again(left)
+	}
+	if answer.Again > 0 {
+		m.keep(seen.Name, seen.Change)
+		step.again(answer.Again)
+	}
+	switch {
+	case answer.Verdict == Absent:
+		delete(m.due, seen.Name)
+		if !seen.There {
+			m.forget(seen.Name)
+		}
+	case answer.Verdict == Present && !differs:
+		delete(m.due, seen.Name)
+		m.contests.agree(seen.Name, seen.Object.GetResourceVersion())
+	}
+	if write == nil {
+		return step
+	}
+	if write.Op != Delete && !m.admit(now, write, &step) {
+		return step
+	}
+	if m.pace != nil {
+		m.pace.writing(seen.Name, now)
+	}
+	step.Write = write
+	return step
+}
+
+// difference returns the write that turns the existing object into the desired one; nil for none. differs reports
+// whether they differ. It needs no lock.
+func (m *Machine[T]) difference(seen Seen[T], answer Answer[T]) (write *Write[T], differs bool) {
+	w := Write[T]{Name: seen.Name, Change: seen.Change, Have: seen.Object, Want: answer.Object}
+	switch {
+	case answer.Verdict == Absent && seen.There:
+		var none T
+		w.Op, w.Request, w.Object, w.Want = Delete, SendDelete, seen.Object, none
+	case answer.Verdict != Present:
+		return nil, true
+	case !seen.There:
+		var none T
+		w.Op, w.Request, w.Object, w.Have = Create, SendCreate, answer.Object, none
+	case seen.Object.GetDeletionTimestamp() != nil:
+		return nil, true // it is created after the informer has reported the deletion
+	case m.kind.Replace != nil && m.kind.Replace(seen.Object, answer.Object):
+		w.Op, w.Request, w.Object = Replace, SendDelete, seen.Object
+	default:
+		merged := m.kind.Merge(seen.Object, answer.Object)
+		if m.kind.Equal(merged, seen.Object) {
+			return nil, false
+		}
+		w.Op, w.Request, w.Object = Update, SendUpdate, merged
+	}
+	return &w, true
+}
+
+// admit reports whether a write may be sent now. If not, the step has the time of the next attempt.
+func (m *Machine[T]) admit(now time.Time, w *Write[T], step *Step[T]) bool {
+	var wait time.Duration
+	if w.Op != Replace {
+		wait = m.contested(now, w, step)
+	}
+	if wait == 0 {
+		object := w.Object
+		if w.Op == Replace {
+			object = w.Want
+		}
+		payer := cmp.Or(w.Change.Cluster, w.Want.GetLabels()[naming.LabelSourceCluster])
+		wait = m.afford(now, w.Name, payer, object, step)
+	}
+	if wait == 0 {
+		return true
+	}
+	m.keep(w.Name, w.Change)
+	step.again(wait)
+	return false
+}
+
+// contested returns how long an object that another writer changed must wait before it is restored. A change of the
+// desired object is written immediately, which restores the rest too.
+func (m *Machine[T]) contested(now time.Time, w *Write[T], step *Step[T]) time.Duration {
+	version, what := "", func() (string, []string) { return "somebody", []string{"the object, which is deleted,"} }
+	if w.Op == Update {
+		version = w.Have.GetResourceVersion()
+		what = func() (string, []string) { return managerOf(w.Have), fieldsThatDiffer(w.Have, w.Object) }
+	}
+	contest, wait := m.contests.meet(w.Name, version, now, what)
+	w.contest = contest
+	if contest == nil || w.Change.Cluster != "" {
+		return 0
+	}
+	step.Contest = contest
+	return wait
+}
+
+// afford returns how long a write must wait for its budget. The first call takes the bytes from the budget of the
+// write's remote; the write is due at that time, whatever changes until then.
+func (m *Machine[T]) afford(now time.Time, name, cluster string, object T, step *Step[T]) time.Duration {
+	due, reserved := m.due[name]
+	if !reserved {
+		wait := m.budgets.reserve(cluster, object, now)
+		if wait > 0 {
+			m.due[name] = now.Add(wait)
+			step.DelayedOf = cluster
+		}
+		return wait
+	}
+	if wait := due.Sub(now); wait > 0 {
+		return wait
+	}
+	delete(m.due, name)
+	return 0
+}
+
+// forget forgets all about a name.
+func (m *Machine[T]) forget(name string) {
+	m.contests.forget(name)
+	delete(m.lost, name)
+	delete(m.failing, name)
+	delete(m.sources, name)
+}
+
+// agreed resets the conflicts of a name: the informer has reported it, or it was written.
+func (m *Machine[T]) agreed(name string) {
+	delete(m.conflicts, name)
+	delete(m.failing, name)
+}
+
+// keep records the change that the next write of a name includes.
+func (m *Machine[T]) keep(name string, change Change) {
+	if change.Cluster == "" {
+		return
+	}
+	m.sources[name] = change.Cluster
+	was, ok := m.changes[name]
+	if !ok || was.ObservedAt.IsZero() || !change.ObservedAt.IsZero() && change.ObservedAt.Before(was.ObservedAt) {
+		m.changes[name] = change
+	}
+}

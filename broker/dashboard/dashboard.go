@@ -1,0 +1,312 @@
+// Package dashboard serves a page with the live state of the mesh as this broker knows it, for a person behind a
+// port-forward. It shows what semaphorectl status says of this broker (internal/diagnose/mesh), and judges nothing.
+//
+// It only reads. It has no method that changes anything, no credential to steal and nothing secret to show; the
+// listener is on loopback (listen.dashboard), and refuses names that are not loopback's, as a page elsewhere could have
+// its own name lead there (DNS rebinding). The page loads nothing from elsewhere.
+//
+// What it costs is bounded: the state is read for all readers together, for a tenth of one core at most, and only while
+// somebody reads, but for the lag once in ten seconds. A slow reader loses states, and delays nobody.
+//
+// Of the broker's packages it may import mirror.
+package dashboard
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/conns"
+)
+
+// The bounds of the listener and of its readers.
+const (
+	maxConnections = 64
+	maxReaders     = 16
+	writeTimeout   = 10 * time.Second
+	// maxStream bounds the life of a stream; a browser opens another one.
+	maxStream = time.Hour
+)
+
+// The intervals of what is read. least is the time between two readings of the state, and details between two of the
+// services and sets, which may be many.
+const (
+	least       = time.Second
+	details     = 5 * time.Second
+	sampleEvery = 10 * time.Second
+	// share of one core that reading takes at most.
+	share = 10
+)
+
+//go:embed page
+var files embed.FS
+
+// Server serves the page and its state.
+type Server struct {
+	sources Sources
+	pages   fs.FS
+
+	mu      sync.Mutex
+	readers int
+	woken   chan struct{} // has room for one: a reader has come
+	current *state
+	changed chan struct{} // closed and replaced at each state
+	lag     history
+
+	// of the loop alone
+	read      []Service
+	sets      []Set
+	moreRead  int
+	moreSets  int
+	detailsAt time.Time
+}
+
+// state is what readers get.
+type state struct {
+	view []byte
+	svg  []byte
+	at   time.Time
+}
+
+// New returns a server of what the sources say.
+func New(sources Sources) *Server {
+	pages, err := fs.Sub(files, "page")
+	if err != nil {
+		panic(err) // the name is constant
+	}
+	return &Server{sources: sources, pages: pages, woken: make(chan struct{}, 1), changed: make(chan struct{})}
+}
+
+// Serve listens on an address of loopback until ctx ends.
+func (s *Server) Serve(ctx context.Context, address string, refused func()) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("dashboard listener: %w", err)
+	}
+	running, cancel := context.WithCancel(ctx)
+	var reading sync.WaitGroup
+	reading.Go(func() { s.run(running) })
+	defer reading.Wait()
+	defer cancel()
+	srv := &http.Server{
+		Handler: s, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		BaseContext: func(net.Listener) context.Context { return running },
+	}
+	stop := context.AfterFunc(ctx, func() { srv.Close() })
+	defer stop()
+	limits := conns.Limits{All: maxConnections, Unproven: maxConnections}
+	if err := srv.Serve(conns.New(limits, func(string) { refused() }).Listener(listener)); !errors.Is(err,
+		http.ErrServerClosed) {
+		return fmt.Errorf("dashboard listener: %w", err)
+	}
+	return nil
+}
+
+// run reads the state while there are readers, and samples the lag all the time.
+func (s *Server) run(ctx context.Context) {
+	sample := time.NewTicker(sampleEvery)
+	defer sample.Stop()
+	wait := time.NewTimer(0)
+	defer wait.Stop()
+	var notBefore time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-sample.C:
+			s.sample()
+		case <-s.woken:
+			wait.Reset(time.Until(notBefore))
+		case <-wait.C:
+			if !s.watched() {
+				continue // until a reader comes
+			}
+			began := time.Now()
+			s.refresh(began)
+			notBefore = began.Add(max(least, share*time.Since(began)))
+			wait.Reset(time.Until(notBefore))
+		}
+	}
+}
+
+func (s *Server) watched() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.readers > 0
+}
+
+// headers are those of each response. What the page may load is its own script, style and picture.
+var headers = map[string]string{
+	"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; " +
+		"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+	"X-Content-Type-Options":       "nosniff",
+	"X-Frame-Options":              "DENY",
+	"Referrer-Policy":              "no-referrer",
+	"Cross-Origin-Opener-Policy":   "same-origin",
+	"Cross-Origin-Resource-Policy": "same-origin",
+	"Cache-Control":                "no-store",
+}
+
+// types of the files of the page.
+var types = map[string]string{"/": "text/html; charset=utf-8", "/page.css": "text/css; charset=utf-8",
+	"/page.js": "text/javascript; charset=utf-8"}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	for key, value := range headers {
+		w.Header().Set(key, value)
+	}
+	if why := refusal(r); why != "" {
+		http.Error(w, why, http.StatusForbidden)
+		return
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		http.Error(w, "the dashboard only reads", http.StatusMethodNotAllowed)
+		return
+	}
+	switch r.URL.Path {
+	case "/", "/page.css", "/page.js":
+		name := strings.TrimPrefix(r.URL.Path, "/")
+		if name == "" {
+			name = "page.html"
+		}
+		data, err := fs.ReadFile(s.pages, name)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", types[r.URL.Path])
+		_, _ = w.Write(data) // the reader may have disconnected
+	case "/mesh.svg":
+		s.picture(w, r)
+	case "/state":
+		s.stream(w, r)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+// refusal is why a request is refused: its host is no name of loopback's, or a page from elsewhere makes it. A person
+// may follow a link to the page itself.
+func refusal(r *http.Request) string {
+	host := r.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	address, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	if host != "localhost" && (err != nil || !address.IsLoopback()) {
+		return "the dashboard answers at localhost, 127.0.0.1 and [::1] only"
+	}
+	if origin := r.Header.Get("Origin"); origin != "" {
+		if u, err := url.Parse(origin); err != nil || u.Host != r.Host {
+			return "the dashboard answers its own page only"
+		}
+	}
+	if site := r.Header.Get("Sec-Fetch-Site"); (site == "cross-site" || site == "same-site") && r.URL.Path != "/" {
+		return "the dashboard answers its own page only"
+	}
+	return ""
+}
+
+// enter counts a reader, and returns how it leaves; false if there are too many.
+func (s *Server) enter() (leave func(), ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.readers >= maxReaders {
+		return nil, false
+	}
+	s.readers++
+	select {
+	case s.woken <- struct{}{}:
+	default:
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.readers--
+	}, true
+}
+
+// next waits for a state that is newer than last; nil when ctx ends.
+func (s *Server) next(ctx context.Context, last *state) *state {
+	for {
+		s.mu.Lock()
+		now, changed := s.current, s.changed
+		s.mu.Unlock()
+		if now != nil && now != last && time.Since(now.at) < 2*least {
+			return now
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// stream sends each state as a server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+// Between two writes any number of states may pass.
+func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
+	leave, ok := s.enter()
+	if !ok {
+		w.Header().Set("Retry-After", "30")
+		http.Error(w, fmt.Sprintf("%d readers have the page open: close one", maxReaders), http.StatusServiceUnavailable)
+		return
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeout(r.Context(), maxStream)
+	defer cancel()
+	w.Header().Set("Content-Type", "text/event-stream")
+	if r.Method == http.MethodHead {
+		return
+	}
+	control := http.NewResponseController(w)
+	var last *state
+	for {
+		if last = s.next(ctx, last); last == nil {
+			return
+		}
+		if err := control.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+			return
+		}
+		var out bytes.Buffer // JSON has no line end
+		out.WriteString("data: ")
+		out.Write(last.view)
+		out.WriteString("\n\n")
+		if _, err := w.Write(out.Bytes()); err != nil {
+			return
+		}
+		if err := control.Flush(); err != nil {
+			return
+		}
+	}
+}
+
+// picture serves the newest drawing.
+func (s *Server) picture(w http.ResponseWriter, r *http.Request) {
+	leave, ok := s.enter()
+	if !ok {
+		http.Error(w, "too many readers", http.StatusServiceUnavailable)
+		return
+	}
+	defer leave()
+	now := s.next(r.Context(), nil)
+	if now == nil {
+		return
+	}
+	// It is an image: its own style is in it, and nothing else may be.
+	w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; sandbox")
+	w.Header().Set("Content-Type", "image/svg+xml")
+	_, _ = w.Write(now.svg) // the reader may have disconnected
+}

@@ -1,0 +1,143 @@
+// Shows the state that the broker sends. Everything from the broker becomes text or the value of a number, never HTML:
+// names come from other clusters.
+"use strict";
+
+const marks = {well: "✓", unknown: "?", warning: "!", error: "✗"};
+const silence = 6000; // without a state for so long, what is shown may be wrong
+const byId = id => document.getElementById(id);
+let heard = 0, findings = null, picture = "";
+
+function make(tag, properties, ...children) {
+  const e = Object.assign(document.createElement(tag), properties);
+  e.append(...children);
+  return e;
+}
+
+// Each section is a heading, a table in a box that scrolls by keyboard, and what is not shown.
+for (const section of document.querySelectorAll("section[data-table]")) {
+  const name = section.dataset.table;
+  section.id = name;
+  section.setAttribute("aria-labelledby", name + "-title");
+  const head = make("tr", {}, ...section.dataset.columns.split(",").map(c => make("th", {scope: "col", textContent: c})));
+  const box = make("div", {className: "scroll", tabIndex: 0}, make("table", {}, make("thead", {}, head), make("tbody", {})));
+  box.setAttribute("role", "region");
+  box.setAttribute("aria-labelledby", name + "-title");
+  section.append(make("h2", {id: name + "-title", textContent: section.dataset.title}), box,
+    make("p", {className: "more"}));
+}
+
+function text(node, value) {
+  value = value === undefined || value === null || value === "" ? "-" : String(value);
+  if (node.textContent !== value) node.textContent = value;
+}
+
+// fill puts rows into a table. Rows and cells stay, so that a selection and the place of a reader stay.
+function fill(name, rows, more) {
+  const section = byId(name), body = section.querySelector("tbody");
+  while (body.rows.length > rows.length) body.deleteRow(-1);
+  rows.forEach((cells, i) => {
+    const row = body.rows[i] || body.insertRow();
+    cells.forEach((cell, j) => {
+      const td = row.cells[j] || row.insertCell();
+      const {value, name: className, course} = typeof cell === "object" && cell !== null ? cell : {value: cell};
+      td.className = className || "";
+      if (course) draw(td, course); else text(td, value);
+    });
+  });
+  section.querySelector(".scroll").hidden = rows.length === 0;
+  let note = rows.length === 0 ? section.dataset.none : "";
+  if (more > 0) note += " and " + more + " more, which are not shown";
+  section.querySelector(".more").textContent = note;
+}
+
+function draw(td, seconds) {
+  const key = seconds.length + ":" + seconds.slice(-1) + ":" + seconds[0];
+  if (td.dataset.key === key) return;
+  td.dataset.key = key;
+  const most = Math.max(...seconds, 0.001), svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("class", "course");
+  svg.setAttribute("viewBox", "0 0 360 32");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("aria-hidden", "true");
+  let run = [];
+  const flush = () => {
+    if (run.length === 1) run.push(run[0].replace(/^[\d.]+/, x => String(Number(x) + 1)));
+    if (run.length > 0) {
+      const line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
+      line.setAttribute("points", run.join(" "));
+      line.setAttribute("vector-effect", "non-scaling-stroke");
+      svg.append(line);
+    }
+    run = [];
+  };
+  seconds.forEach((s, i) => {
+    if (s < 0) flush(); else run.push((360 - seconds.length + i) + "," + (30 - 28 * s / most).toFixed(1));
+  });
+  flush();
+  td.replaceChildren(svg);
+}
+
+const seconds = s => s < 0 ? "-" : s < 1 ? Math.round(s * 1000) + "ms" : s.toFixed(1) + "s";
+const clock = at => new Date(at).toLocaleTimeString();
+const state = s => ({value: marks[s] + " " + s, name: s in marks ? s : "unknown"});
+const wide = value => ({value, name: "wide"});
+
+function show(v) {
+  const m = v.mesh;
+  text(byId("verdict"), (m.well ? "✓ " : "✗ ") + m.verdict);
+  byId("verdict").className = m.well ? "well" : "error";
+  const own = m.clusters.find(c => c.asked) || {name: "?", parts: []};
+  const part = (own.parts || [])[0] || {};
+  text(byId("when"), "broker of " + own.name + ", " + part.version + ", up " + part.up + "; " + own.agents + " of " +
+    own.nodes + " nodes have an agent; as of " + clock(v.at) +
+    (v.standby ? "; a standby knows little: open the page of the leader, " + (v.leader || "which is not known") : ""));
+  document.title = (m.well ? "✓ " : "✗ ") + own.name + " · semaphore";
+
+  const all = m.findings || [];
+  fill("findings", all.map(f => [state(f.level), f.code, wide((f.first || [f.meaning]).join("; ")), f.count, f.side,
+    {value: f.command, name: "command"}]), v.more.findings);
+  const codes = all.map(f => f.code + (f.cluster ? " of " + f.cluster : "")).join(", ");
+  if (codes !== findings) { // not each second: a screen reader reads it
+    text(byId("announce"), all.length === 0 ? "No findings" : "Findings: " + codes);
+    findings = codes;
+  }
+  const kind = (l, k) => l.kinds ? l.kinds[k] || 0 : "-";
+  fill("links", m.links === null ? [] : m.links.map((l, i) => [state(v.linkStates[i]), l.at, l.from, l.state, l.age, l.lag,
+    kind(l, "node"), kind(l, "service"), kind(l, "endpointslice"), kind(l, "setmember"), l.refused, l.kept,
+    l.nodes > 0 ? l.talking + "/" + l.nodes : "-", l.silent, l.handshake]), v.more.links);
+  fill("pairs", (m.silentPairs || []).map(p => [p.node, p.remote, p.for, wide(p.reason)]), v.more.pairs);
+  fill("nodes", (v.nodes || []).map(n => [n.name, n.attached ? "attached" : {value: "✗ not attached", name: "error"},
+    n.since, n.devices, n.behind]), v.more.nodes);
+  fill("services", (v.services || []).map(s => [s.namespace, s.name, s.global ? "global" : "mirror",
+    wide((s.clusters || []).map(c => c.cluster + " " + c.ready + "/" + c.endpoints + (c.drained ? " (" + c.drained +
+      " drained)" : "") + (c.gone ? " (gone)" : c.inUse ? "" : " (not used)")).join(", "))]), v.more.services);
+  fill("sets", (v.sets || []).map(s => [s.cluster, s.namespace, s.name, s.pods, s.missing, wide(s.problem)]), v.more.sets);
+  fill("lag", (v.lag || []).map(s => [s.cluster, seconds(s.seconds[s.seconds.length - 1]),
+    seconds(Math.max(...s.seconds)), {course: s.seconds}]), v.more.lag);
+  fill("events", (v.events || []).map(e => [clock(e.at), e.source, e.action, wide(e.object), wide(e.detail)]), v.more.events);
+
+  if (v.picture !== picture) {
+    picture = v.picture;
+    byId("map").src = "mesh.svg?" + encodeURIComponent(picture);
+    byId("map").alt = "The clusters and their connections. " + m.verdict;
+  }
+}
+
+function lost() {
+  const late = Date.now() - heard > silence;
+  document.body.classList.toggle("lost", late);
+  const e = byId("lost");
+  if (late && e.hidden) {
+    e.textContent = "The broker does not answer" + (heard ? " since " + clock(heard) + ": what is shown may be wrong." : ".");
+  }
+  e.hidden = !late;
+}
+
+const stream = new EventSource("state");
+stream.onmessage = event => {
+  heard = Date.now();
+  show(JSON.parse(event.data));
+  lost();
+};
+setInterval(lost, 1000);
+heard = Date.now();

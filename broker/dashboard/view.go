@@ -1,0 +1,256 @@
+package dashboard
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/broker/mirror"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/picture"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// The most rows of each table; how many have none is said.
+const (
+	maxLinks    = 200
+	maxPairs    = 50
+	maxFindings = 50
+	maxNodes    = 100
+	maxServices = 200
+	maxSets     = 200
+	maxEvents   = 50
+	// maxView bounds a state in bytes: beyond it, tables are halved until it fits.
+	maxView = 512 << 10
+)
+
+// Sources are what the page shows.
+type Sources struct {
+	// Status is what this broker answers to semaphorectl status.
+	Status func() *semaphorev1.GetStatusResponse
+	// Services are those with endpoints, and Sets are the policy sets; nil where the feature is off.
+	Services func() []mirror.Described
+	Sets     func() []*semaphorev1.PolicySet
+	// Recent are the last events, oldest first.
+	Recent func(n int) []*semaphorev1.Event
+}
+
+// View is the state as the page gets it.
+type View struct {
+	At      time.Time  `json:"at"`
+	Standby bool       `json:"standby,omitempty"`
+	Leader  string     `json:"leader,omitempty"`
+	Mesh    *mesh.Mesh `json:"mesh"`
+	// LinkStates are how the links are drawn, in their order.
+	LinkStates []string  `json:"linkStates"`
+	Nodes      []Node    `json:"nodes"`
+	Services   []Service `json:"services"`
+	Sets       []Set     `json:"sets"`
+	Lag        []Series  `json:"lag"`
+	Events     []Event   `json:"events"`
+	// More is how many rows of each table are not shown.
+	More map[string]int `json:"more"`
+	// Picture is another value when the drawing is another.
+	Picture string `json:"picture"`
+}
+
+// Node is one of the own cluster. Those without an agent come first.
+type Node struct {
+	Name     string `json:"name"`
+	Attached bool   `json:"attached"`
+	Since    string `json:"since"`
+	Devices  uint32 `json:"devices"`
+	Behind   uint64 `json:"behind"`
+}
+
+// Service is one with endpoints of other clusters.
+type Service struct {
+	Namespace string           `json:"namespace"`
+	Name      string           `json:"name"`
+	Service   string           `json:"service"`
+	Global    bool             `json:"global"`
+	Clusters  []ServiceCluster `json:"clusters"`
+}
+
+// ServiceCluster is where endpoints of a Service are.
+type ServiceCluster struct {
+	Cluster   string `json:"cluster"`
+	Endpoints int    `json:"endpoints"`
+	Ready     int    `json:"ready"`
+	Drained   int    `json:"drained"`
+	InUse     bool   `json:"inUse"`
+	Gone      bool   `json:"gone"`
+}
+
+// Set is a policy set.
+type Set struct {
+	Cluster   string `json:"cluster"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Pods      int    `json:"pods"`
+	Missing   int    `json:"missing"`
+	Problem   string `json:"problem,omitempty"`
+}
+
+// Event is something that this broker saw or did.
+type Event struct {
+	At     time.Time `json:"at"`
+	Source string    `json:"source"`
+	Object string    `json:"object"`
+	Action string    `json:"action"`
+	Detail string    `json:"detail"`
+}
+
+// refresh reads the state and gives it to the readers.
+func (s *Server) refresh(now time.Time) {
+	status := s.sources.Status()
+	if now.Sub(s.detailsAt) >= details {
+		s.read, s.moreRead = servicesOf(s.sources.Services)
+		s.sets, s.moreSets = setsOf(s.sources.Sets)
+		s.detailsAt = time.Now()
+	}
+	v, p := viewOf(status, now)
+	v.Services, v.Sets = s.read, s.sets
+	v.More["services"], v.More["sets"] = s.moreRead, s.moreSets
+	v.Events = eventsOf(s.sources.Recent(maxEvents))
+	s.mu.Lock()
+	v.Lag, v.More["lag"] = s.lag.series()
+	s.mu.Unlock()
+	svg := []byte(p.SVG())
+	sum := fnv.New64a()
+	_, _ = sum.Write(svg) // cannot fail
+	v.Picture = fmt.Sprintf("%x", sum.Sum64())
+	data := v.encode(maxView)
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.current = &state{view: data, svg: svg, at: time.Now()}
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// viewOf is what follows from a status alone, and its drawing. The tables beside the drawing have the links and
+// findings.
+func viewOf(status *semaphorev1.GetStatusResponse, now time.Time) (*View, *picture.Picture) {
+	m := mesh.Join([]mesh.Facts{{Parts: []*semaphorev1.GetStatusResponse{status}}})
+	v := &View{At: now.UTC(), Standby: status.GetStandby(), Leader: finding.Clean(status.GetLeader()), Mesh: m,
+		More: map[string]int{}, LinkStates: []string{}}
+	p := picture.Of(m)
+	p.Links, p.MoreLinks, p.Findings, p.MoreFindings = nil, 0, nil, 0
+
+	stateOf := picture.StateOf(m)
+	slices.SortStableFunc(m.Links, func(a, b mesh.Link) int { return cmp.Compare(stateOf(b), stateOf(a)) })
+	v.More["links"], v.More["pairs"] = cutTo(&m.Links, maxLinks), cutTo(&m.Pairs, maxPairs)
+	v.More["findings"] = cutTo(&m.Findings, maxFindings)
+	cutTo(&m.Clusters, maxLinks+1)
+	cutTo(&m.Notes, maxFindings)
+	for _, l := range m.Links {
+		v.LinkStates = append(v.LinkStates, stateOf(l).String())
+	}
+	nodes := slices.Clone(status.GetNodes())
+	slices.SortStableFunc(nodes, func(a, b *semaphorev1.NodeStatus) int {
+		switch {
+		case a.GetAttached() == b.GetAttached():
+			return cmp.Compare(a.GetNode(), b.GetNode())
+		case a.GetAttached():
+			return 1
+		}
+		return -1
+	})
+	v.More["nodes"] = cutTo(&nodes, maxNodes)
+	for _, n := range nodes {
+		is := Node{Name: finding.Clean(n.GetNode()), Attached: n.GetAttached(), Devices: n.GetDevices(),
+			Behind: n.GetBehind()}
+		if n.GetSince() != nil {
+			is.Since = status.GetNow().AsTime().Sub(n.GetSince().AsTime()).Round(time.Second).String()
+		}
+		v.Nodes = append(v.Nodes, is)
+	}
+	return v, p
+}
+
+// encode is JSON of a bounded size.
+func (v *View) encode(most int) []byte {
+	for {
+		data, err := json.Marshal(v)
+		if err != nil {
+			// None of its types can fail.
+			return []byte(`{"mesh":{"verdict":"the dashboard cannot encode its state"}}`)
+		}
+		if len(data) <= most || !v.halve() {
+			return data
+		}
+	}
+}
+
+// halve shortens each table, and returns false when there is nothing left to shorten.
+func (v *View) halve() bool {
+	before := len(v.Services) + len(v.Sets) + len(v.Events) + len(v.Nodes) + len(v.Mesh.Links) + len(v.Mesh.Findings) +
+		len(v.Mesh.Pairs) + len(v.Mesh.Clusters) + len(v.Mesh.Notes) + len(v.Lag)
+	v.More["services"] += half(&v.Services)
+	v.More["sets"] += half(&v.Sets)
+	v.More["events"] += half(&v.Events)
+	v.More["nodes"] += half(&v.Nodes)
+	v.More["links"] += half(&v.Mesh.Links)
+	v.More["findings"] += half(&v.Mesh.Findings)
+	v.More["pairs"] += half(&v.Mesh.Pairs)
+	v.More["lag"] += half(&v.Lag)
+	half(&v.Mesh.Clusters)
+	half(&v.Mesh.Notes)
+	v.LinkStates = v.LinkStates[:len(v.Mesh.Links)]
+	return before > 0
+}
+
+func half[T any](list *[]T) int { return cutTo(list, len(*list)/2) }
+
+// cutTo keeps the first of a list, and returns how many are not kept.
+func cutTo[T any](list *[]T, most int) int {
+	more := max(0, len(*list)-most)
+	*list = (*list)[:len(*list)-more]
+	return more
+}
+
+func servicesOf(source func() []mirror.Described) (out []Service, more int) {
+	if source == nil {
+		return nil, 0
+	}
+	all := source()
+	more = cutTo(&all, maxServices)
+	for _, d := range all {
+		is := Service{Namespace: finding.Clean(d.Namespace), Name: finding.Clean(d.Name), Service: finding.Clean(d.Service),
+			Global: d.Global}
+		for _, c := range d.Clusters[:min(len(d.Clusters), maxServices)] {
+			is.Clusters = append(is.Clusters, ServiceCluster{Cluster: finding.Clean(c.Cluster), Endpoints: c.Endpoints,
+				Ready: c.Ready, Drained: c.Drained, InUse: c.InUse, Gone: c.Gone})
+		}
+		out = append(out, is)
+	}
+	return out, more
+}
+
+func setsOf(source func() []*semaphorev1.PolicySet) (out []Set, more int) {
+	if source == nil {
+		return nil, 0
+	}
+	all := source()
+	more = cutTo(&all, maxSets)
+	for _, s := range all {
+		out = append(out, Set{Cluster: finding.Clean(s.GetCluster()), Namespace: finding.Clean(s.GetNamespace()),
+			Name: finding.Clean(s.GetName()), Pods: len(s.GetPods()), Missing: len(s.GetMissing()),
+			Problem: finding.Clean(s.GetProblem())})
+	}
+	return out, more
+}
+
+// eventsOf are the newest first.
+func eventsOf(all []*semaphorev1.Event) (out []Event) {
+	for _, e := range slices.Backward(all) {
+		out = append(out, Event{At: e.GetTime().AsTime(), Source: finding.Clean(e.GetSource()),
+			Object: finding.Clean(e.GetObject()), Action: finding.Clean(e.GetAction()), Detail: finding.Clean(e.GetDetail())})
+	}
+	return out
+}

@@ -1,0 +1,313 @@
+package drains
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/applytest"
+	"github.com/kube-semaphore/semaphore/broker/drain"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+)
+
+// drainer is a Drains that runs, with the rights that the manifests give it, and what it published.
+type drainer struct {
+	*Store
+	t    *testing.T
+	api  kubernetes.Interface // of one who may do everything
+	stop func()
+
+	mu   sync.Mutex
+	told []string
+}
+
+// asBroker is a client with the rights of the manifests.
+func asBroker(t *testing.T, cfg *rest.Config) kubernetes.Interface {
+	t.Helper()
+	limited := rest.CopyConfig(cfg)
+	limited.Impersonate.UserName = "system:serviceaccount:semaphore:semaphore-broker"
+	return kubernetes.NewForConfigOrDie(limited)
+}
+
+// grant applies the manifest of the broker's rights.
+func grant(t *testing.T, admin kubernetes.Interface) {
+	t.Helper()
+	ctx := t.Context()
+	if _, err := admin.CoreV1().Namespaces().Create(ctx,
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile("../../deploy/features/services/broker/rbac.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, doc := range strings.Split(string(data), "\n---\n") {
+		object, _, err := scheme.Codecs.UniversalDeserializer().Decode([]byte(doc), nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch object := object.(type) {
+		case *rbacv1.Role:
+			_, err = admin.RbacV1().Roles(object.Namespace).Create(ctx, object, metav1.CreateOptions{})
+		case *rbacv1.RoleBinding:
+			_, err = admin.RbacV1().RoleBindings(object.Namespace).Create(ctx, object, metav1.CreateOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func startDrains(t *testing.T, cfg *rest.Config) *drainer {
+	t.Helper()
+	f := &drainer{t: t, api: kubernetes.NewForConfigOrDie(cfg)}
+	f.Store = New(asBroker(t, cfg), "semaphore", func(s drain.Set) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.told = append(f.told, shown(s))
+	}, options())
+	f.stop = testkit.Run(t, f.Run)
+	applytest.Eventually(t, "the drains are known",
+		func() (bool, string) { return f.Synced(), strings.Join(finding.Texts(f.Findings()), "; ") })
+	return f
+}
+
+func shown(s drain.Set) string {
+	var out []string
+	for _, d := range s.All() {
+		out = append(out, d.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+// tells waits until the last published set is this.
+func (f *drainer) tells(what, want string) {
+	f.t.Helper()
+	applytest.Eventually(f.t, what, func() (bool, string) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return len(f.told) > 0 && f.told[len(f.told)-1] == want, fmt.Sprintf("%q", f.told)
+	})
+}
+
+// data is what is in the ConfigMap.
+func (f *drainer) data() map[string]string {
+	f.t.Helper()
+	cm, err := f.api.CoreV1().ConfigMaps("semaphore").Get(f.t.Context(), Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return cm.Data
+}
+
+func (f *drainer) edit(patch string) {
+	f.t.Helper()
+	if _, err := f.api.CoreV1().ConfigMaps("semaphore").Patch(f.t.Context(), Name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *drainer) add(d drain.Drain) {
+	f.t.Helper()
+	if err := f.Add(f.t.Context(), d); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func TestDrains(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	grant(t, admin)
+	c2, echo := drain.Target{Cluster: "c2"}, drain.Target{Cluster: "c2", Namespace: "shop", Service: "echo"}
+	n1 := drain.Drain{Target: drain.Target{Cluster: "c2", Node: "n1"},
+		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.1.0/24")}, By: "ops"}
+	clean := func() {
+		if err := admin.CoreV1().ConfigMaps("semaphore").Delete(t.Context(), Name, metav1.DeleteOptions{}); err != nil &&
+			!apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+	}
+
+	t.Run("kept, seen, and removed", func(t *testing.T) {
+		defer clean()
+		f := startDrains(t, cfg)
+		f.tells("at first there is none", "")
+		f.add(drain.Drain{Target: c2, Since: time.Now(), By: "ops"})
+		if got := shown(f.Held()); got != "cluster c2" {
+			t.Errorf("after the answer %q holds", got)
+		}
+		f.add(n1)
+		f.add(drain.Drain{Target: echo})
+		f.tells("three", "cluster c2, node c2/n1, service c2:shop/echo")
+		if got := f.data(); len(got) != 3 || got["node.c2.n1"] != n1.Text() ||
+			!strings.Contains(got["cluster.c2"], "by: ops\n") {
+			t.Errorf("%q", got)
+		}
+		cm, err := f.api.CoreV1().ConfigMaps("semaphore").Get(t.Context(), Name, metav1.GetOptions{})
+		if err != nil || cm.Labels[naming.LabelManagedBy] != naming.ManagedByBroker {
+			t.Errorf("labels %v, %v", cm.Labels, err)
+		}
+		f.stop()
+
+		// Another broker, after this one.
+		f = startDrains(t, cfg)
+		f.tells("as it was", "cluster c2, node c2/n1, service c2:shop/echo")
+		removed, err := f.Remove(t.Context(), c2)
+		if err != nil || fmt.Sprint(removed) != "[cluster c2]" {
+			t.Errorf("removed %v, %v", removed, err)
+		}
+		removed, err = f.Remove(t.Context(), c2)
+		if err != nil || len(removed) != 0 {
+			t.Errorf("removed again: %v, %v", removed, err)
+		}
+		f.tells("two", "node c2/n1, service c2:shop/echo")
+		clean()
+		f.tells("taken away, they hold no more", "")
+		f.add(n1)
+		f.tells("made again", "node c2/n1")
+		if p := finding.Texts(f.Findings()); len(p) != 0 {
+			t.Errorf("%q", p)
+		}
+	})
+
+	t.Run("edited by hand", func(t *testing.T) {
+		defer clean()
+		f := startDrains(t, cfg)
+		f.add(n1)
+		f.edit(`{"data":{"mine":"cluster: c2\n","typing-error":"clutser: c3\n"}}`)
+		f.tells("what is edited holds", "cluster c2, node c2/n1")
+		if p := finding.Texts(f.Findings()); len(p) != 1 ||
+			!strings.Contains(p[0], "drain typing-error of ConfigMap semaphore/semaphore-drains is not active: ") ||
+			!strings.Contains(p[0], "clutser") {
+			t.Errorf("%q", p)
+		}
+		f.edit(`{"data":{"typing-error":null,"node.c2.n1":null}}`)
+		f.tells("what is taken out does not", "cluster c2")
+		// Under another key than ours.
+		if removed, err := f.Remove(t.Context(), c2); err != nil || len(removed) != 1 || len(f.data()) != 0 ||
+			len(finding.Texts(f.Findings())) != 0 {
+			t.Errorf("removed %v, %v; there is %v; %q", removed, err, f.data(), finding.Texts(f.Findings()))
+		}
+		f.edit(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":"helm"}},"data":{"mine":"cluster: c2\n"}}`)
+		applytest.Eventually(t, "someone else's is not read", func() (bool, string) {
+			p := finding.Texts(f.Findings())
+			return len(p) == 1 && strings.Contains(p[0], "lacks the label"), fmt.Sprintf("%q", p)
+		})
+		if err := f.Add(t.Context(), n1); err == nil || !strings.Contains(err.Error(), "semaphore did not create it") ||
+			len(f.data()) != 1 {
+			t.Errorf("%v; %v", err, f.data())
+		}
+		if shown(f.Held()) != "" {
+			t.Errorf("%s holds", shown(f.Held()))
+		}
+	})
+
+	t.Run("over", func(t *testing.T) {
+		defer clean()
+		f := startDrains(t, cfg)
+		f.add(n1)
+		f.add(drain.Drain{Target: c2, Until: time.Now().Add(2 * time.Second)})
+		f.tells("one is over", "node c2/n1")
+		f.mu.Lock()
+		if told := fmt.Sprintf("%q", f.told); told != `["" "node c2/n1" "cluster c2, node c2/n1" "node c2/n1"]` {
+			t.Errorf("published %s", told)
+		}
+		f.mu.Unlock()
+		applytest.Eventually(t, "it is taken out", func() (bool, string) {
+			return len(f.data()) == 1, fmt.Sprint(f.data())
+		})
+	})
+
+	// What another has written in between is kept.
+	t.Run("conflict", func(t *testing.T) {
+		defer clean()
+		f := startDrains(t, cfg)
+		f.add(n1)
+		f.tells("one", "node c2/n1")
+		other := New(asBroker(t, cfg), "semaphore", func(drain.Set) {}, options())
+		testkit.Run(t, other.Run)
+		applytest.Eventually(t, "known", func() (bool, string) { return other.Synced(), "" })
+		var wg sync.WaitGroup
+		for i := range 4 {
+			for _, d := range []*Store{f.Store, other} {
+				wg.Go(func() {
+					target := drain.Target{Namespace: "shop", Service: fmt.Sprint("s", i)}
+					if d == other {
+						target.Cluster = "c3"
+					}
+					if err := d.Add(t.Context(), drain.Drain{Target: target}); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		if got := f.data(); len(got) != 9 {
+			t.Errorf("%v", got)
+		}
+	})
+
+	t.Run("refused", func(t *testing.T) {
+		f := startDrains(t, cfg)
+		if err := f.Add(t.Context(), drain.Drain{Target: n1.Target}); err == nil ||
+			!strings.Contains(err.Error(), "prefixes: none") {
+			t.Error(err)
+		}
+		if err := f.Add(t.Context(), drain.Drain{Target: c2, By: strings.Repeat("x", 2<<20)}); err == nil ||
+			!strings.Contains(err.Error(), "drain cluster c2: ConfigMap semaphore/semaphore-drains: ") {
+			t.Error(err)
+		}
+		if f.data() != nil {
+			t.Error(f.data())
+		}
+		early := New(asBroker(t, cfg), "semaphore", func(drain.Set) {}, options())
+		if err := early.Add(t.Context(), n1); err == nil || !strings.Contains(err.Error(), "not known yet") {
+			t.Error(err)
+		}
+	})
+
+	// Without the right to read them they are not known, which is reported, and no empty set is published.
+	t.Run("not allowed", func(t *testing.T) {
+		nobody := rest.CopyConfig(cfg)
+		nobody.Impersonate.UserName = "nobody"
+		told := make(chan drain.Set, 10)
+		d := New(kubernetes.NewForConfigOrDie(nobody), "semaphore", func(s drain.Set) { told <- s }, options())
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		testkit.Run(t, func(context.Context) error { return d.Run(ctx) })
+		applytest.Eventually(t, "the reason is reported", func() (bool, string) {
+			p := strings.Join(finding.Texts(d.Findings()), "; ")
+			return strings.Contains(p, "drains are not known") && strings.Contains(p, "forbidden"), p
+		})
+		if d.Synced() || len(told) > 0 {
+			t.Errorf("synced %v, published %d", d.Synced(), len(told))
+		}
+	})
+}
+
+func options() apply.Options {
+	out, _ := applytest.Options()
+	return out
+}

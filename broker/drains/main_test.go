@@ -1,0 +1,15 @@
+package drains
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+)
+
+func TestMain(m *testing.M) {
+	loopback.Enter(kubetest.Prepare)
+	goleak.VerifyTestMain(m)
+}

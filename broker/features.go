@@ -1,0 +1,238 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/drains"
+	"github.com/kube-semaphore/semaphore/broker/events"
+	"github.com/kube-semaphore/semaphore/broker/informers"
+	"github.com/kube-semaphore/semaphore/broker/kinds"
+	"github.com/kube-semaphore/semaphore/broker/migrate"
+	"github.com/kube-semaphore/semaphore/broker/nodenet"
+	"github.com/kube-semaphore/semaphore/broker/nodes"
+	"github.com/kube-semaphore/semaphore/broker/operator"
+	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/broker/pools"
+	"github.com/kube-semaphore/semaphore/broker/standing"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// parts are the shared parts that features are built from.
+type parts struct {
+	*process
+	cfg      *config.Broker
+	registry *prometheus.Registry
+	metrics  *apply.Metrics
+	events   *events.Events
+	// options returns the options of all loops that write.
+	options apply.Options
+}
+
+// build builds the broker with the features of a configuration and its remotes.
+func (process *process) build(cfg *config.Broker) (*broker, error) {
+	p := parts{process: process, cfg: cfg, registry: prometheus.NewRegistry()}
+	p.metrics = apply.NewMetrics(p.registry)
+	p.events = events.New(p.client, cfg.MirrorNamespace, append(remoteNames(cfg), cfg.Cluster), p.registry, p.log)
+	p.options = apply.Options{
+		Metrics: p.metrics, Recorder: p.recorder, Events: p.events, Log: p.log, Workers: writers,
+		Budgets: writes.NewBudgets(cfg.Remotes),
+	}
+	state := peering.NewState()
+	b := &broker{
+		cfg: cfg, registry: p.registry, federation: p.federation, events: p.events, propagation: p.metrics.Propagation,
+		engines: newEngines(cfg, state, p.events.WarnOf, time.Now), calico: apply.NewCalico(p.rest, p.log),
+	}
+	p.registry.MustRegister(b.engines.collectors()...)
+	if cfg.Features.Has(config.Encryption) {
+		b.buildEncryption(p, state)
+		b.servers = append(b.servers, p.servers.peering(cfg.Listen.Peering, p.source, b.peering))
+	}
+	b.followers = append(b.followers, func(cfg *config.Broker) {
+		p.events.Follow(append(remoteNames(cfg), cfg.Cluster))
+		p.options.Budgets.Follow(cfg.Remotes)
+	})
+	if cfg.Features.Has(config.Services) {
+		if err := b.buildServices(p); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.Features.Has(config.Policy) {
+		b.buildPolicy(p)
+	}
+	if cfg.ManageIPPools {
+		wanted := pools.New(cfg.Remotes)
+		loops := apply.Pools(b.calico, wanted.Desired(), p.options)
+		b.loops = append(b.loops, loop{writer: loops, kind: kinds.IPPool, calico: true})
+		b.followers = append(b.followers, func(cfg *config.Broker) {
+			wanted.Follow(cfg.Remotes)
+			loops.WakeAll()
+		})
+	}
+	if b.drains != nil && b.peering != nil {
+		b.presence = b.watch(p.registry, p.recorder, p.log)
+	}
+	b.leading.Store(&operator.Broker{
+		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Federation: b.federation, Release: b.engines.Release,
+		Services: b.services, Drains: b.drains, Peering: b.peering, Nodes: b.nodes, Networks: b.networks,
+	})
+	return b, nil
+}
+
+// buildEncryption builds the parts that serve agents.
+func (b *broker) buildEncryption(p parts, state *peering.State) {
+	cfg := p.cfg
+	b.nodes = nodes.New(p.client, cfg.Families(), func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
+	b.nodes.OnChange(b.sawNode)
+	b.agentPods = informers.NewPods(p.client, cfg.Agents.Namespace, cfg.Agents.ServiceAccount,
+		func(uid types.UID) { b.peering.PodDeleted(uid) }, p.options.Informers())
+	networks := nodenet.Options{
+		From: cfg.AllowedIPs, Subnets: cfg.LocalPrefixes, Affinities: kube.NewBlockAffinities(p.rest),
+		Changed:    func(node string) { b.peering.NetworkChanged(node) },
+		NodesKnown: func() bool { return b.nodes.Synced() },
+		Knows:      func(node string) bool { return b.peering.KnowsNetwork(node) }, Log: p.log,
+	}
+	if cfg.ReserveTunnelAddresses {
+		networks.Reserve = p.rest
+	}
+	b.networks = nodenet.New(networks)
+	b.standing = standing.New(p.client, cfg.MirrorNamespace, remoteNames(cfg), p.log)
+	b.state = state
+	b.peering = peering.New(peering.Options{
+		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
+		Kube: p.unlimited, Nodes: b.nodes, Network: b.networks.Network, Reports: b.nodes, State: state,
+		Metrics: peering.NewMetrics(p.registry), Propagation: p.metrics.Propagation, Recorder: p.recorder, Log: p.log,
+	})
+	b.loops = append(b.loops, loop{writer: b.nodes, kind: kinds.Node})
+	b.followers = append(b.followers, func(cfg *config.Broker) {
+		b.nodes.Follow(cfg.Families())
+		b.standing.Follow(remoteNames(cfg))
+		b.peering.Follow(cfg.Remotes)
+	})
+	b.lists = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return p.client.CoreV1().Nodes().List(ctx, o)
+	}
+}
+
+// buildServices builds the parts that mirror Services.
+func (b *broker) buildServices(p parts) error {
+	cfg := p.cfg
+	b.lists = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return p.client.CoreV1().Services(cfg.MirrorNamespace).List(ctx, o)
+	}
+	adoption := migrate.NewServices(cfg, p.events, p.log)
+	b.followers = append(b.followers, func(cfg *config.Broker) { adoption.Follow(cfg.Remotes) })
+	services := apply.AdoptingServices(p.client, cfg.MirrorNamespace, adoption, b.services.DesiredServices(), p.options)
+	slices := apply.EndpointSlices(p.client, cfg.MirrorNamespace, b.services.DesiredSlices(), p.options)
+	b.services.Bind(services, slices)
+	b.outcomes = func(cluster string) []*semaphorev1.Outcome { return b.services.Outcomes(cluster, services.Failing()) }
+	b.drains = drains.New(p.client, cfg.MirrorNamespace, b.services.SetDrains, p.options)
+	p.registry.MustRegister(b.drains)
+	b.loops = append(b.loops, loop{writer: b.drains, kind: kinds.Drains},
+		loop{writer: services, kind: kinds.Service, after: b.drains},
+		loop{writer: slices, kind: kinds.EndpointSlice, after: b.drains})
+	quiet, err := kubernetes.NewForConfig(kube.Protobuf(kube.Quiet(p.rest)))
+	if err != nil {
+		return fmt.Errorf("client for the apiserver: %w", err)
+	}
+	meta, err := metadata.NewForConfig(kube.Quiet(p.rest))
+	if err != nil {
+		return fmt.Errorf("client for the apiserver: %w", err)
+	}
+	local := cfg.LocalPrefixes
+	if cfg.Own() != nil {
+		local = nil // the own exporter reports the existing ones
+	}
+	if cfg.MCS.Enabled {
+		if err := b.buildImports(p); err != nil {
+			return err
+		}
+	}
+	b.leftovers = migrate.NewLeftovers(
+		p.client, meta, cfg.MirrorNamespace, adoption, services, slices, b.services.ServicesComplete, local)
+	if cfg.Services.Endpoints {
+		endpoints := apply.Endpoints(quiet, cfg.MirrorNamespace, adoption, b.services.DesiredEndpoints(), p.options)
+		b.services.BindEndpoints(endpoints)
+		b.leftovers.KeepEndpoints(quiet, cfg.MirrorNamespace)
+		b.loops = append(b.loops, loop{writer: endpoints, kind: kinds.Endpoints, after: b.drains})
+	}
+	return nil
+}
+
+// buildImports builds what imports the Services that ServiceExports export.
+func (b *broker) buildImports(p parts) error {
+	client, err := mcs.New(p.rest, writes.FieldManager)
+	if err != nil {
+		return err
+	}
+	b.mcs = apply.NewMCS(client, p.log)
+	imports := apply.ServiceImports(b.mcs, b.services.DesiredImports(), p.options)
+	b.services.BindImports(imports)
+	if p.cfg.MCS.EndpointSlices != config.NoImportSlices {
+		slices := apply.ImportSlices(p.client, b.services.DesiredImportSlices(), p.options)
+		b.services.BindImportSlices(slices)
+		b.loops = append(b.loops, loop{writer: slices, kind: kinds.ImportSlice})
+	}
+	namespaces := informers.NewNamespaces(p.client, b.services.SetNamespaces, b.services.SetNamespace,
+		p.options.Informers())
+	b.loops = append(b.loops, loop{writer: imports, kind: kinds.ServiceImport, mcs: true},
+		loop{writer: namespaces, kind: kinds.Namespace})
+	return nil
+}
+
+// buildPolicy builds the parts that write sets of remote pods.
+func (b *broker) buildPolicy(p parts) {
+	if b.lists == nil {
+		b.lists = b.calico.ListSets
+	}
+	adoption := adoption(p.cfg, p.events)
+	b.followers = append(b.followers, func(cfg *config.Broker) { adoption.Follow(remoteNames(cfg)) })
+	sets := apply.Sets(b.calico, adoption, b.sets.DesiredGlobal(), p.options)
+	b.loops = append(b.loops, loop{writer: sets, kind: kinds.GlobalNetworkSet, calico: true})
+	b.sets.Bind(sets)
+	if p.cfg.Sets.Namespaced {
+		namespaced := apply.NetworkSets(b.calico, b.sets.DesiredNamespaced(), p.options)
+		b.sets.Bind(sets, namespaced)
+		namespaces := informers.NewNamespaces(p.client, b.sets.LocalNamespaces, b.sets.LocalNamespace, p.options.Informers())
+		b.loops = append(b.loops,
+			loop{writer: namespaced, kind: kinds.NetworkSet, calico: true}, loop{writer: namespaces, kind: kinds.Namespace})
+	}
+}
+
+// sawNode handles a node of the own cluster as it is now, or was last before its deletion.
+func (b *broker) sawNode(node *corev1.Node, gone bool) {
+	b.tunnels.LocalNode(nodes.Ends(node, gone))
+	if gone {
+		b.networks.DeleteNode(node.Name)
+	} else {
+		var own []netip.Addr
+		for _, key := range naming.CalicoTunnelAddresses {
+			if addr, err := netip.ParseAddr(node.Annotations[key]); err == nil {
+				own = append(own, addr)
+			}
+		}
+		b.networks.PutNode(node, own)
+	}
+}
+
+// adoption returns which sets of earlier tools are adopted.
+func adoption(cfg *config.Broker, events *events.Events) *migrate.Sets {
+	return &migrate.Sets{From: cfg.Sets.AdoptFrom, LabelDomains: cfg.LabelDomains, Events: events,
+		Remotes: remoteNames(cfg)}
+}

@@ -1,0 +1,250 @@
+package broker
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/semaphore/broker/uninstall"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
+	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// exportedService is a Service that a ServiceExport exports.
+func exportedService(ns, name string, ports ...int32) *semaphorev1.Object {
+	o := serviceObject(ns, name, ports...)
+	o.GetService().Mirror = false
+	o.GetService().MultiCluster = &semaphorev1.MultiClusterExport{
+		Labels: []*semaphorev1.Label{{Key: "team", Value: "a"}}}
+	return o
+}
+
+// TestServiceImports: what two clusters export by ServiceExports is a derived Service and a ServiceImport with its IPs,
+// in a namespace that exists and is not denied. It waits for the API, survives a restart and the removal of the API,
+// and goes with the last export.
+func TestServiceImports(t *testing.T) {
+	w := newWorld(t)
+	noLeaks(t)
+	ctx := t.Context()
+	ownPods(w.cfg)
+	w.cfg.MCS.Enabled = true
+	crds := apiextensionsclient.NewForConfigOrDie(w.rest).ApiextensionsV1().CustomResourceDefinitions()
+	client, err := mcs.New(w.rest, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := client.Imports()
+	stop := w.start(w.cfg) // without the API it is ready, and does all else
+	defer func() { stop() }()
+	namespace := func(name string) {
+		t.Helper()
+		if _, err := w.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	namespace("shop")
+
+	all := []*semaphorev1.Object{exportedService("shop", "echo", 80), sliceObject("shop", "echo-1", "echo", "10.2.1.5"),
+		exportedService("later", "echo", 80), exportedService("kube-system", "kube-dns", 80),
+		serviceObject("shop", "mirrored", 80)}
+	c2 := w.exporter("c2")
+	sendAs(c2, "c2", "e1", all...)
+	ownExporter := func(head uint64, objects ...*semaphorev1.Object) *exporter {
+		t.Helper()
+		e := publish(t, w.clusters.dial(t, "c1", "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
+		services, slices := semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE
+		e.send(helloMessage("c1", "e1", head, services, slices))
+		if e.recv().GetWelcome() == nil {
+			t.Fatal("no welcome")
+		}
+		e.send(snapshotOf(services, head, objects...)...)
+		e.send(snapshotOf(slices, head)...)
+		e.acked(head)
+		return e
+	}
+	own := ownExporter(100)
+	sendAs(w.exporter("c3"), "c3", "e1")
+	service := func(name string) (*corev1.Service, error) {
+		return w.admin.CoreV1().Services("semaphore").Get(ctx, name, metav1.GetOptions{})
+	}
+	eventually(t, "a mirror, and a derived Service, without the API", func() (bool, string) {
+		for _, name := range []string{"c2-shop-73736d-mirrored", "mcs-shop-73736d-echo", "mcs-later-73736d-echo"} {
+			if _, err := service(name); err != nil {
+				return false, err.Error()
+			}
+		}
+		return true, ""
+	})
+
+	if _, err := definitions.Apply(ctx, crds, false); err != nil {
+		t.Fatal(err)
+	}
+	var last *mcsv1beta1.ServiceImport
+	imported := func(name, want string) {
+		t.Helper()
+		eventually(t, name, func() (bool, string) {
+			i, err := api.Get(ctx, name, "echo")
+			if err != nil {
+				return want == "" && apierrors.IsNotFound(err), err.Error()
+			}
+			last = i
+			var ports []string
+			for _, p := range i.Spec.Ports {
+				ports = append(ports, fmt.Sprint(p.Port))
+			}
+			var clusters []string
+			for _, c := range i.Status.Clusters {
+				clusters = append(clusters, c.Cluster)
+			}
+			s, err := service("mcs-" + name + "-73736d-echo")
+			if err != nil || !slices.Equal(s.Spec.ClusterIPs, i.Spec.IPs) || len(i.Status.Conditions) != 1 ||
+				i.Status.Conditions[0].Status != metav1.ConditionTrue || i.Labels["team"] != "a" {
+				return false, fmt.Sprintf("%v: %+v", err, i)
+			}
+			got := fmt.Sprintf("%s %s of %s", i.Spec.Type, strings.Join(ports, ","), strings.Join(clusters, ","))
+			return got == want, got
+		})
+	}
+	imported("shop", "ClusterSetIP 80 of c2")
+	imported("later", "")
+	namespace("later")
+	imported("later", "ClusterSetIP 80 of c2")
+	if _, err := service("mcs-kube-system-73736d-kube-dns"); !apierrors.IsNotFound(err) {
+		t.Errorf("something is imported into kube-system: %v", err)
+	}
+	slice, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").Get(ctx, "mcs-shop-73736d-echo-c2-1",
+		metav1.GetOptions{})
+	if err != nil || slice.Labels[discoveryv1.LabelServiceName] != "mcs-shop-73736d-echo" {
+		t.Errorf("the slice is %v, %v", slice, err)
+	}
+
+	importSlice := func(ns, cluster string, want string) {
+		t.Helper()
+		name := "mcs-" + ns + "-73736d-echo-" + cluster + "-1"
+		eventually(t, ns+"/"+name, func() (bool, string) {
+			s, err := w.admin.DiscoveryV1().EndpointSlices(ns).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return want == "" && apierrors.IsNotFound(err), err.Error()
+			}
+			_, ofService := s.Labels[discoveryv1.LabelServiceName]
+			got := fmt.Sprint(s.Labels[mcsv1beta1.LabelServiceName], " ", s.Labels[mcsv1beta1.LabelSourceCluster], " ",
+				ofService, " ", s.Endpoints[0].Addresses)
+			return got == want, got
+		})
+	}
+	importSlice("shop", "c2", "echo c2 false [10.2.1.5]")
+	// Somebody deletes it: it is written again.
+	if err := w.admin.DiscoveryV1().EndpointSlices("shop").Delete(ctx, "mcs-shop-73736d-echo-c2-1",
+		metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	importSlice("shop", "c2", "echo c2 false [10.2.1.5]")
+
+	// The own cluster exports it too, with another port: c2 was there first.
+	own.send(changesFrom(101, exportedService("shop", "echo", 80, 81)))
+	own.acked(101)
+	imported("shop", "ClusterSetIP 80,81 of c2,c1")
+
+	// Somebody changes it: it is put right. What others say of it stays.
+	last.Spec.Ports, last.Labels["theirs"] = nil, "so"
+	last.Spec.Ports = []mcsv1beta1.ServicePort{}
+	if _, err := api.Update(ctx, last); err != nil {
+		t.Fatal(err)
+	}
+	imported("shop", "ClusterSetIP 80,81 of c2,c1")
+	if last.Labels["theirs"] != "so" {
+		t.Errorf("the labels are %v", last.Labels)
+	}
+
+	// A restart writes nothing, whoever is heard first.
+	before := last.ResourceVersion
+	derived, err := service("mcs-shop-73736d-echo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	stop = w.start(w.cfg)
+	own = ownExporter(200, exportedService("shop", "echo", 80, 81))
+	sendAs(w.exporter("c3"), "c3", "e2")
+	c2 = w.exporter("c2")
+	sendAs(c2, "c2", "e2", all...)
+	time.Sleep(2 * time.Second) // longer than a write takes
+	imported("shop", "ClusterSetIP 80,81 of c2,c1")
+	if s, err := service("mcs-shop-73736d-echo"); err != nil || s.ResourceVersion != derived.ResourceVersion {
+		t.Errorf("the restart wrote the Service: %v, %v", s.Annotations, err)
+	}
+	if last.ResourceVersion != before {
+		t.Error("the restart wrote the ServiceImport")
+	}
+
+	// The API goes: the Services stay. When it is there again, the imports are.
+	for _, name := range []string{mcsv1beta1.ServiceExportFullName, mcsv1beta1.ServiceImportFullName} {
+		if err := crds.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the API is gone", func() (bool, string) {
+		_, err := crds.Get(ctx, mcsv1beta1.ServiceImportFullName, metav1.GetOptions{})
+		return apierrors.IsNotFound(err), fmt.Sprint(err)
+	})
+	time.Sleep(2 * time.Second)
+	if s, err := service("mcs-shop-73736d-echo"); err != nil || s.UID != derived.UID {
+		t.Errorf("the derived Service is %v, %v", s, err)
+	}
+	importSlice("shop", "c2", "echo c2 false [10.2.1.5]")
+	if ok, text := get("http://" + w.cfg.Listen.HTTP + "/metrics"); !ok ||
+		!strings.Contains(text, `semaphore_broker_exports{cluster="c2"} 3`) ||
+		!strings.Contains(text, `semaphore_broker_exports{cluster="c1"} 1`) {
+		t.Errorf("the metrics lack the exports: %s", text)
+	}
+	if ok, text := get("http://" + w.cfg.Listen.HTTP + "/readyz"); !ok {
+		t.Errorf("the broker is not ready without the API: %s", text)
+	}
+	if _, err := definitions.Apply(ctx, crds, false); err != nil {
+		t.Fatal(err)
+	}
+	imported("shop", "ClusterSetIP 80,81 of c2,c1")
+
+	// Nobody exports it any more.
+	importSlice("shop", "c2", "echo c2 false [10.2.1.5]")
+	c2.send(deletion(101, exportedService("shop", "echo")))
+	c2.acked(101)
+	importSlice("shop", "c2", "")
+	imported("shop", "ClusterSetIP 80,81 of c1")
+	own.send(deletion(201, exportedService("shop", "echo")))
+	own.acked(201)
+	imported("shop", "")
+	eventually(t, "no derived Service", func() (bool, string) {
+		_, err := service("mcs-shop-73736d-echo")
+		return apierrors.IsNotFound(err), fmt.Sprint(err)
+	})
+
+	// The cleanup removes imports, and neither the API nor anybody's ServiceExports.
+	stop()
+	if _, err := client.Exports().Create(ctx, &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop",
+		Name: "mine"}}); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := uninstall.Run(ctx, w.cfg, false, &out); err != nil || !strings.Contains(out.String(),
+		"removed serviceimport later/echo") {
+		t.Errorf("%v: %s", err, out.String())
+	}
+	imported("later", "")
+	if _, err := client.Exports().Get(ctx, "shop", "mine"); err != nil {
+		t.Error(err)
+	}
+}

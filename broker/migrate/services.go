@@ -1,0 +1,189 @@
+package migrate
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/events"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Services selects the Services of semaphore-service-mirror to adopt. An adopted Service gets our labels and keeps all
+// else, in particular its addresses; its endpoints stay until Leftovers removes them. From then on it is ours, and is
+// written as desired once that is known.
+type Services struct {
+	// From are the tools, as configured; without semaphore-service-mirror its Services are only reported.
+	From []string
+	// Remotes are the clusters whose mirrors they may be, by the prefix of the names; Follow replaces them.
+	Remotes map[string]string
+	Events  *events.Events
+	Log     *slog.Logger
+
+	mu sync.Mutex
+}
+
+// NewServices returns the selection that a broker is configured with.
+func NewServices(cfg *config.Broker, events *events.Events, log *slog.Logger) *Services {
+	a := &Services{From: cfg.Services.AdoptFrom, Events: events, Log: log}
+	a.Follow(cfg.Remotes)
+	return a
+}
+
+// Follow takes the configured remotes.
+func (a *Services) Follow(remotes []config.Remote) {
+	all := map[string]string{}
+	for _, r := range remotes {
+		all[r.ServicePrefix] = r.Name
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.Remotes = all
+}
+
+// remote returns the remote with a prefix.
+func (a *Services) remote(prefix string) (cluster string, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	cluster, ok = a.Remotes[prefix]
+	return cluster, ok
+}
+
+// Adopter returns the adopter of the Services of a namespace.
+func (a *Services) Adopter(kube kubernetes.Interface, namespace string) ServiceAdopter {
+	return ServiceAdopter{a, kube.CoreV1().Services(namespace)}
+}
+
+// The labels of semaphore-service-mirror's objects. Ours have them too, for selectors of users, and LabelManagedBy.
+var theirServices = []string{naming.LabelMirrored + "=true,!" + naming.LabelManagedBy, naming.LabelGlobal + "=true,!" +
+	naming.LabelManagedBy}
+
+// ServiceAdopter adopts Services of one namespace.
+type ServiceAdopter struct {
+	*Services
+	services typedcorev1.ServiceInterface
+}
+
+// All adopts the existing Services. It reports failures; One tries again when the name is desired.
+func (a ServiceAdopter) All(ctx context.Context) {
+	left := 0
+	for _, selector := range theirServices {
+		list, err := a.services.List(ctx, metav1.ListOptions{LabelSelector: selector})
+		if err != nil {
+			if ctx.Err() == nil {
+				a.Events.Warn("", finding.NotTakenOver, fmt.Sprintf("listing Services of %s: %v", config.ServiceMirror, err))
+			}
+			continue
+		}
+		for i := range list.Items {
+			have := &list.Items[i]
+			if _, mine := a.source(have); !mine {
+				left++
+				a.Log.Info("left alone: "+a.hint(have), "service", have.Name)
+			} else if _, err := a.take(ctx, have); err != nil {
+				a.Events.Warn("", finding.NotTakenOver, fmt.Sprintf("service %s of %s: %v", have.Name, config.ServiceMirror, err))
+			}
+		}
+	}
+	if left > 0 {
+		a.Events.Warn("", finding.LeftAlone,
+			fmt.Sprintf("%s created %d Services that are not adopted; the log has the reason for each",
+				config.ServiceMirror, left))
+	}
+}
+
+// One adopts the Service under the name of a desired one.
+func (a ServiceAdopter) One(ctx context.Context, want *corev1.Service) (object *corev1.Service, ok bool, hint string,
+	err error) {
+	have, err := a.services.Get(ctx, want.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, false, "", err
+	}
+	if _, mine := a.source(have); !mine {
+		return nil, false, a.hint(have), nil
+	}
+	object, err = a.take(ctx, have)
+	return object, err == nil, "", err
+}
+
+// origin is the source of a Service of semaphore-service-mirror.
+type origin struct {
+	// cluster is empty for a global service, which has several.
+	cluster, namespace, name string
+}
+
+// source returns the source of a Service; ok is false if it is not to be adopted.
+func (a *Services) source(have *corev1.Service) (from origin, ok bool) {
+	prefix, theirs := theirPrefix(have)
+	if !theirs || !slices.Contains(a.From, config.ServiceMirror) {
+		return origin{}, false
+	}
+	if prefix != naming.GlobalPrefix {
+		if from.cluster, ok = a.remote(prefix); !ok {
+			return origin{}, false
+		}
+	}
+	rest, named := strings.CutPrefix(have.Name, prefix+"-")
+	from.namespace, from.name, ok = strings.Cut(rest, "-"+naming.MirrorSeparator+"-")
+	return from, named && ok
+}
+
+// theirPrefix is the prefix of the names that semaphore-service-mirror gives. It created no Service with a selector:
+// such a Service has endpoints of this cluster.
+func theirPrefix(s *corev1.Service) (prefix string, theirs bool) {
+	switch {
+	case s.Labels[naming.LabelManagedBy] != "" || len(s.Spec.Selector) > 0:
+		return "", false
+	case s.Labels[naming.LabelGlobal] == "true":
+		return naming.GlobalPrefix, true
+	case s.Labels[naming.LabelMirrored] == "true":
+		return s.Labels[naming.LabelMirrorPrefixSync], true
+	}
+	return "", false
+}
+
+// take makes a Service ours.
+func (a ServiceAdopter) take(ctx context.Context, have *corev1.Service) (*corev1.Service, error) {
+	from, _ := a.source(have)
+	out := have.DeepCopy()
+	out.Labels = with(out.Labels, naming.LabelManagedBy, naming.ManagedByBroker)
+	if from.cluster != "" {
+		out.Labels[naming.LabelSourceCluster] = from.cluster
+	}
+	out.Annotations = with(out.Annotations, naming.AnnotationSourceNamespace, from.namespace,
+		naming.AnnotationSourceName, from.name)
+	out, err := a.services.Update(ctx, out, metav1.UpdateOptions{FieldManager: writes.FieldManager})
+	if err == nil {
+		a.Log.Info("taken over", "service", have.Name, "from", config.ServiceMirror, "cluster", from.cluster)
+	}
+	return out, err
+}
+
+// hint returns what the operator can do about a Service that is not adopted; empty if another tool created it.
+func (a *Services) hint(have *corev1.Service) string {
+	prefix, theirs := theirPrefix(have)
+	cluster, _ := a.remote(prefix)
+	switch {
+	case !theirs:
+		return ""
+	case !slices.Contains(a.From, config.ServiceMirror):
+		return fmt.Sprintf("%s created it: set services.adoptFrom: [%s] to take it over", config.ServiceMirror,
+			config.ServiceMirror)
+	case prefix != naming.GlobalPrefix && cluster == "":
+		return fmt.Sprintf("%s created it, with the prefix %q, which is the servicePrefix of no configured remote",
+			config.ServiceMirror, prefix)
+	}
+	return fmt.Sprintf("%s created it, but its name is none that %s gives: %s-NAMESPACE-%s-NAME",
+		config.ServiceMirror, config.ServiceMirror, prefix, naming.MirrorSeparator)
+}

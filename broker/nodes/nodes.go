@@ -1,0 +1,323 @@
+// Package nodes watches the nodes of the own cluster, and writes on them what their agents report.
+//
+// It owns the annotations of tunnels and the removal of the broker's taint. Inputs are the informer's nodes and agents'
+// reports; outputs are merge patches, and nodes for other parts. It may not import an engine or a stream.
+//
+// Of the broker's packages it may import apply, apply/writes, informers and kinds.
+package nodes
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/informers"
+	"github.com/kube-semaphore/semaphore/broker/kinds"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// Tunnel is a node's end of the tunnel to one remote cluster, as its agent reports it.
+type Tunnel struct {
+	PublicKey  [32]byte
+	ListenPort uint16
+}
+
+// Nodes watches the nodes of the own cluster and writes what their agents report: the two annotations for each remote,
+// by a merge patch of only these. It removes no annotation, because it cannot know whether semaphore or
+// semaphore-wireguard wrote that of a remote that is no longer reported.
+type Nodes struct {
+	kube    kubernetes.Interface
+	options apply.Options
+	loop    *reconcile.Loop[string]
+	synced  atomic.Bool
+	store   informers.Store[*corev1.Node]
+	belief  *writes.Belief[*corev1.Node]
+
+	mu       sync.Mutex
+	families map[string]config.Family
+	reports  map[string]report
+	gone     func(types.UID)
+	seen     func(node *corev1.Node, gone bool)
+}
+
+type report struct {
+	uid     types.UID
+	tunnels map[string]Tunnel
+	// guarded is set if the node guards the pod subnets of all remotes.
+	guarded bool
+}
+
+// New returns Nodes. families are the address families of the endpoints, by remote cluster; a remote without an entry
+// has any. gone is called with the UID of each deleted node.
+func New(kube kubernetes.Interface, families map[string]config.Family, gone func(types.UID),
+	options apply.Options) *Nodes {
+	n := &Nodes{kube: kube, families: families, options: options, reports: map[string]report{}, gone: gone}
+	n.belief = writes.NewBelief(&n.store)
+	n.loop = reconcile.New(string(kinds.Node), n.reconcile, reconcile.Options{
+		Workers: options.Workers, Metrics: options.Metrics.Loops, Log: options.Log,
+	})
+	return n
+}
+
+// OnChange makes Run call seen with each node, reduced to the fields in use, whenever it may have changed, and when it
+// is deleted. Call it before Run.
+func (n *Nodes) OnChange(seen func(node *corev1.Node, gone bool)) {
+	n.seen = seen
+}
+
+// Follow takes the families of New for other remotes. Those of remotes that remain must be the same.
+func (n *Nodes) Follow(families map[string]config.Family) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.families = families
+}
+
+// Report records what the agent of a node reports of all its devices, by remote cluster.
+func (n *Nodes) Report(node string, uid types.UID, tunnels map[string]Tunnel) {
+	n.mu.Lock()
+	was, ok := n.reports[node]
+	n.reports[node] = report{uid, maps.Clone(tunnels), was.guarded && was.uid == uid}
+	n.mu.Unlock()
+	if !ok || was.uid != uid || !maps.Equal(was.tunnels, tunnels) {
+		n.loop.Enqueue(node)
+	}
+}
+
+// Guarded records, after the agent's first report, that a node guards the pod subnets of all remotes, so that pods may
+// run there. The broker then removes its taint.
+func (n *Nodes) Guarded(node string, uid types.UID) {
+	n.mu.Lock()
+	r, ok := n.reports[node]
+	news := ok && r.uid == uid && !r.guarded
+	if news {
+		r.guarded = true
+		n.reports[node] = r
+	}
+	n.mu.Unlock()
+	if news {
+		n.loop.Enqueue(node)
+	}
+}
+
+// UID returns the UID of the live node of a name.
+func (n *Nodes) UID(name string) (types.UID, bool) {
+	node, ok := n.newest(name)
+	if !ok {
+		return "", false
+	}
+	return node.UID, true
+}
+
+// newest returns the node of a name, own writes included.
+func (n *Nodes) newest(name string) (*corev1.Node, bool) {
+	return n.belief.Get(time.Now(), name)
+}
+
+// Names returns the names of the nodes.
+func (n *Nodes) Names() []string {
+	return n.store.Keys()
+}
+
+// Synced reports whether the nodes are known.
+func (n *Nodes) Synced() bool { return n.synced.Load() }
+
+// Findings are the nodes that cannot be annotated.
+func (n *Nodes) Findings() []finding.Finding {
+	var lines []string
+	for _, p := range n.loop.Problems() {
+		lines = append(lines, fmt.Sprintf("node %s: %v (since %s)", p.Key, p.Err, p.Since.UTC().Format(time.RFC3339)))
+	}
+	return finding.Lines(finding.NodeUnwritten, "", lines)
+}
+
+// Run watches and writes until ctx ends.
+func (n *Nodes) Run(ctx context.Context) error {
+	informer, err := informers.Watch[*corev1.Node]{
+		Kind: kinds.Node, ListWatch: informers.ListWatch(n.kube.CoreV1().Nodes(), metav1.ListOptions{}),
+		Example: &corev1.Node{}, Reduce: reduceNode, Saw: n.saw,
+	}.Informer(n.options.Informers())
+	if err != nil {
+		return err
+	}
+	n.store.Set(informer.GetStore())
+	ctx, stop := informers.Follow(ctx, informer)
+	defer stop()
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		return ctx.Err()
+	}
+	n.synced.Store(true)
+	return n.loop.Run(ctx)
+}
+
+// saw handles a change of a node.
+func (n *Nodes) saw(before, node *corev1.Node, gone bool) {
+	if before != nil && before.UID != node.UID {
+		n.forget(before) // the node was deleted and created again while the watch was down
+	}
+	n.belief.Informed(node.Name, node, gone)
+	if n.seen != nil {
+		n.seen(node, gone)
+	}
+	if gone {
+		n.forget(node)
+	}
+	n.loop.Enqueue(node.Name)
+}
+
+func (n *Nodes) forget(node *corev1.Node) {
+	n.mu.Lock()
+	if n.reports[node.Name].uid == node.UID {
+		delete(n.reports, node.Name)
+	}
+	n.mu.Unlock()
+	n.gone(node.UID)
+}
+
+// reduceNode keeps the fields in use: a heartbeat then changes only the resource version.
+func reduceNode(node *corev1.Node) *corev1.Node {
+	out := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: node.Name, UID: node.UID, CreationTimestamp: node.CreationTimestamp, ResourceVersion: node.ResourceVersion,
+		},
+		Spec: corev1.NodeSpec{PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
+	}
+	for key, value := range node.Annotations {
+		if _, ours := naming.WireGuardAnnotationCluster(key); ours || slices.Contains(naming.CalicoTunnelAddresses, key) {
+			metav1.SetMetaDataAnnotation(&out.ObjectMeta, key, value)
+		}
+	}
+	for _, a := range node.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			out.Status.Addresses = append(out.Status.Addresses, a)
+		}
+	}
+	return out
+}
+
+// Ends returns the public keys and addresses on a node, as far as they can be read; none for a deleted node.
+func Ends(node *corev1.Node, gone bool) (name string, keys [][]byte, addresses []netip.Addr) {
+	if gone {
+		return node.Name, nil, nil
+	}
+	for _, key := range slices.Sorted(maps.Keys(node.Annotations)) {
+		if cluster, ours := naming.WireGuardAnnotationCluster(key); !ours || key != naming.PubKeyAnnotation(cluster) {
+			continue
+		}
+		if public, err := base64.StdEncoding.DecodeString(node.Annotations[key]); err == nil && len(public) == 32 {
+			keys = append(keys, public)
+		}
+	}
+	for _, a := range node.Status.Addresses {
+		if ip, err := netip.ParseAddr(a.Address); err == nil {
+			addresses = append(addresses, ip)
+		}
+	}
+	return node.Name, keys, addresses
+}
+
+// reconcile writes the annotations of one node, and removes our taint.
+func (n *Nodes) reconcile(ctx context.Context, name string) error {
+	node, ok := n.newest(name)
+	n.mu.Lock()
+	r, reported := n.reports[name]
+	n.mu.Unlock()
+	if !ok || !reported || r.uid != node.UID {
+		return nil
+	}
+	// A separate write, and the last one: a policy or a missing right that forbids it must not delay an annotation.
+	annotated := n.annotate(ctx, name, node, r)
+	if r.guarded && slices.ContainsFunc(node.Spec.Taints, isOurTaint) {
+		return errors.Join(annotated, n.untaint(ctx, name))
+	}
+	return annotated
+}
+
+func isOurTaint(t corev1.Taint) bool { return t.Key == naming.TaintAgentNotReady }
+
+// untaint removes only the taint that keeps pods off a node until its agent guards it.
+func (n *Nodes) untaint(ctx context.Context, name string) error {
+	node, ok := n.newest(name) // the version with the annotations just written
+	if !ok {
+		return nil
+	}
+	rest := slices.DeleteFunc(slices.Clone(node.Spec.Taints), isOurTaint)
+	return n.patch(ctx, node, map[string]any{"spec": map[string]any{"taints": rest}}, "untaint",
+		"the agent guards the pod subnets of all remotes: without the taint "+naming.TaintAgentNotReady)
+}
+
+func (n *Nodes) annotate(ctx context.Context, name string, node *corev1.Node, r report) error {
+	n.mu.Lock()
+	families := n.families
+	n.mu.Unlock()
+	wanted, missing := annotations(node, r.tunnels, families)
+	changed := map[string]string{}
+	for key, value := range wanted {
+		if node.Annotations[key] != value {
+			changed[key] = value
+		}
+	}
+	if len(changed) == 0 {
+		return missing
+	}
+	return errors.Join(missing, n.patch(ctx, node, map[string]any{"metadata": map[string]any{"annotations": changed}},
+		"annotate",
+		fmt.Sprintf("%d annotations for the tunnels of its agent", len(changed))))
+}
+
+// patch changes the fields of a node that a merge patch names, if the node is still the known one.
+func (n *Nodes) patch(ctx context.Context, node *corev1.Node, what map[string]any, action, detail string) error {
+	metadata, _ := what["metadata"].(map[string]any)
+	metadata = maps.Clone(metadata)
+	if metadata == nil {
+		metadata = map[string]any{}
+	}
+	// With the UID the patch fails on a node that was created again under the name, and with the version on one that
+	// has changed since: a deposed broker that does not know it yet must not overwrite its successor, and must not
+	// remove a taint that somebody added meanwhile.
+	metadata["uid"], metadata["resourceVersion"] = node.UID, node.ResourceVersion
+	what = maps.Clone(what)
+	what["metadata"] = metadata
+	patch, err := json.Marshal(what)
+	if err != nil {
+		return err
+	}
+	out, err := n.kube.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	switch {
+	case err == nil:
+		n.options.Metrics.Write(kinds.Node, "patch", "ok")
+		n.belief.Wrote(time.Now(), node.Name, reduceNode(out))
+		n.options.Recorder.Record(debug.Event{Object: "node " + node.Name, Action: action, Detail: detail})
+		return nil
+	case ctx.Err() != nil:
+		return err
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
+		n.options.Metrics.Write(kinds.Node, "patch", "conflict")
+		n.belief.Forget(node.Name)
+		n.loop.EnqueueAfter(node.Name, writes.AfterConflict)
+		return nil
+	}
+	n.options.Metrics.Write(kinds.Node, "patch", "error")
+	n.options.Recorder.Record(debug.Event{Object: "node " + node.Name, Action: action + "-failed", Detail: err.Error()})
+	return fmt.Errorf("%s the node: %w", action, err)
+}

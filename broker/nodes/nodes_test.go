@@ -1,0 +1,233 @@
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/broker/apply/applytest"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+)
+
+// counted is a client whose requests are counted.
+func counted(cfg *rest.Config) (kubernetes.Interface, *kubetest.Requests) {
+	r := &kubetest.Requests{}
+	cfg = kube.Protobuf(cfg)
+	cfg.Wrap(r.Wrap)
+	return kubernetes.NewForConfigOrDie(cfg), r
+}
+
+// TestNodeAnnotations has agents report, on a real apiserver.
+func TestNodeAnnotations(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	ctx, api := t.Context(), admin.CoreV1().Nodes()
+	make := func(name, ip string) *corev1.Node {
+		n, err := api.Create(ctx, &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"someone": "else"}},
+			Spec:       corev1.NodeSpec{PodCIDR: "10.1.1.0/24", PodCIDRs: []string{"10.1.1.0/24", "fd01:1::/64"}},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ip == "" {
+			return n
+		}
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name},
+			{Type: corev1.NodeInternalIP, Address: ip}}
+		if n, err = api.UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	n1, n6, lost := make("n1", "172.18.1.11"), make("n6", "fd18:1::16"), make("lost", "")
+	client, requests := counted(cfg)
+	var mu sync.Mutex
+	var gone []types.UID
+	opts, _ := applytest.Options()
+	o := New(client, nil, func(uid types.UID) { mu.Lock(); gone = append(gone, uid); mu.Unlock() }, opts)
+	podCIDRs := map[string][]string{}
+	o.OnChange(func(node *corev1.Node, _ bool) { mu.Lock(); podCIDRs[node.Name] = node.Spec.PodCIDRs; mu.Unlock() })
+	testkit.Run(t, o.Run)
+	applytest.Eventually(t, "synced", func() (bool, string) { return o.Synced(), "" })
+	if uid, ok := o.UID("n1"); !ok || uid != n1.UID {
+		t.Errorf("UID of n1: %s %v", uid, ok)
+	}
+	applytest.Eventually(t, "pod CIDRs of n1", func() (bool, string) {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Equal(podCIDRs["n1"], []string{"10.1.1.0/24", "fd01:1::/64"}), fmt.Sprint(podCIDRs)
+	})
+	requests.Take()
+	tunnels := map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820},
+		"c3": {PublicKey: [32]byte{2}, ListenPort: 51821}}
+	o.Report("n1", n1.UID, tunnels)
+	o.Report("n6", n6.UID, tunnels)
+	o.Report("lost", lost.UID, tunnels)
+	o.Report("unknown", "x", tunnels)
+	annotations := func(name string) map[string]string {
+		n, err := api.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n.Annotations
+	}
+	applytest.Eventually(t, "annotated", func() (bool, string) {
+		a, b := annotations("n1"), annotations("n6")
+		return a["c2.wireguard.semaphore.uw.io/pubKey"] == "AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=" &&
+			a["c2.wireguard.semaphore.uw.io/endpoint"] == "172.18.1.11:51820" &&
+			a["c3.wireguard.semaphore.uw.io/endpoint"] == "172.18.1.11:51821" &&
+			a["someone"] == "else" && b["c2.wireguard.semaphore.uw.io/endpoint"] == "[fd18:1::16]:51820", fmt.Sprint(a, b)
+	})
+	applytest.Eventually(t, "a node without address is reported", func() (bool, string) {
+		p := finding.Texts(o.Findings())
+		return len(p) == 1 && strings.Contains(p[0], "InternalIP"), fmt.Sprint(p)
+	})
+	if got := requests.Take(); len(got) != 2 {
+		t.Errorf("requests %v: one patch a node", got)
+	}
+	t.Run("the same report again", func(t *testing.T) {
+		o.Report("n1", n1.UID, tunnels)
+		time.Sleep(100 * time.Millisecond)
+		if got := requests.Take(); len(got) > 0 {
+			t.Errorf("requests %v", got)
+		}
+	})
+	t.Run("a device fewer leaves its annotations", func(t *testing.T) {
+		o.Report("n1", n1.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{9}, ListenPort: 51820}})
+		applytest.Eventually(t, "the key is new", func() (bool, string) {
+			a := annotations("n1")
+			return strings.HasPrefix(a["c2.wireguard.semaphore.uw.io/pubKey"], "CQ"), fmt.Sprint(a)
+		})
+		if annotations("n1")["c3.wireguard.semaphore.uw.io/endpoint"] == "" {
+			t.Error("removed what nobody asked to remove")
+		}
+	})
+	t.Run("edited by hand", func(t *testing.T) {
+		if _, err := api.Patch(ctx, "n1", types.MergePatchType,
+			[]byte(`{"metadata":{"annotations":{"c2.wireguard.semaphore.uw.io/endpoint":"192.0.2.1:1"}}}`),
+			metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		applytest.Eventually(t, "repaired", func() (bool, string) {
+			a := annotations("n1")
+			return a["c2.wireguard.semaphore.uw.io/endpoint"] == "172.18.1.11:51820", fmt.Sprint(a)
+		})
+	})
+	t.Run("our taint goes once the node is guarded, and no other", func(t *testing.T) {
+		taint := `{"spec":{"taints":[{"key":"example.org/own","effect":"NoSchedule","value":"x"},
+			{"key":"semaphore.uw.io/agent-not-ready","effect":"NoSchedule"},{"key":"semaphore.uw.io/agent-not-ready","effect":"NoExecute"}]}}`
+		for _, name := range []string{"n1", "lost"} {
+			if _, err := api.Patch(ctx, name, types.MergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(200 * time.Millisecond)
+		taints := func(name string) (keys []string) {
+			n, err := api.Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, t := range n.Spec.Taints {
+				keys = append(keys, t.Key)
+			}
+			return keys
+		}
+		if got := taints("n1"); len(got) != 3 {
+			t.Fatalf("before the agent has said that the node is guarded: %q", got)
+		}
+		o.Guarded("n1", "another")
+		o.Guarded("n1", n1.UID)
+		o.Guarded("lost", lost.UID) // which cannot be annotated
+		o.Guarded("unknown", "x")
+		for _, name := range []string{"n1", "lost"} {
+			applytest.Eventually(t, name, func() (bool, string) {
+				got := taints(name)
+				return slices.Equal(got, []string{"example.org/own"}), fmt.Sprint(got)
+			})
+		}
+		if _, err := api.Patch(ctx, "n1", types.MergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		applytest.Eventually(t, "tainted again", func() (bool, string) {
+			got := taints("n1")
+			return len(got) == 1,
+				fmt.Sprint(got)
+		})
+	})
+	t.Run("created again under its name", func(t *testing.T) {
+		if err := api.Delete(ctx, "n1", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		anew := make("n1", "172.18.1.11")
+		applytest.Eventually(t, "seen", func() (bool, string) { uid, _ := o.UID("n1"); return uid == anew.UID, string(uid) })
+		o.Report("n1", n1.UID, tunnels) // of the agent of the old one
+		time.Sleep(200 * time.Millisecond)
+		if a := annotations("n1"); a["c2.wireguard.semaphore.uw.io/pubKey"] != "" {
+			t.Errorf("annotated for an agent of a node that no longer exists: %v", a)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if !slices.Contains(gone, n1.UID) {
+			t.Errorf("gone: %v", gone)
+		}
+	})
+}
+
+// TestStaleWriter: a broker that was stopped when it led, and continues after another has taken over, writes nothing on
+// a node of what it saw before.
+func TestStaleWriter(t *testing.T) {
+	admin := kubernetes.NewForConfigOrDie(kubetest.Start(t))
+	ctx, api := t.Context(), admin.CoreV1().Nodes()
+	node, err := api.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.11"}}
+	if node, err = api.UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	opts, registry := applytest.Options()
+	n := New(admin, nil, nil, opts)
+	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	n.store.Set(store)
+	if err := store.Add(reduceNode(node)); err != nil {
+		t.Fatal(err)
+	}
+	n.Report("n1", node.UID, map[string]Tunnel{"c2": {PublicKey: [32]byte{1}, ListenPort: 51820}})
+
+	theirs := node.DeepCopy()
+	theirs.Annotations = map[string]string{naming.PubKeyAnnotation("c2"): "the successor's",
+		naming.EndpointAnnotation("c2"): "172.18.1.11:51999"}
+	if theirs, err = api.Update(ctx, theirs, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.reconcile(context.WithoutCancel(ctx), "n1"); err != nil {
+		t.Error(err)
+	}
+	got, err := api.Get(ctx, "n1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.ResourceVersion != theirs.ResourceVersion {
+		t.Errorf("the node was written: %v", got.Annotations)
+	}
+	if n, _ := testkit.Metric(t, registry, "semaphore_broker_writes_total", "node", "conflict"); n != 1 {
+		t.Errorf("%v conflicts counted, want 1", n)
+	}
+}

@@ -1,0 +1,145 @@
+// Package operator answers the calls of operators and semaphorectl that change what the broker does: it releases
+// brakes, requests new keys, drains endpoints, and lists policy sets.
+//
+// Its only state is the current broker. Inputs are calls; outputs are calls of the parts concerned. It may not import
+// the wiring (package broker).
+//
+// Of the broker's packages it may import drain, drains, federation, holders, mirror, nodenet, nodes, peering, replica
+// and services.
+package operator
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/broker/drains"
+	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/nodenet"
+	"github.com/kube-semaphore/semaphore/broker/nodes"
+	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/broker/services"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Server serves operators. A standby has nothing to release.
+type Server struct {
+	semaphorev1.UnimplementedControlServiceServer
+	leading atomic.Pointer[Broker]
+	log     *slog.Logger
+}
+
+// Broker has the parts of the current broker that calls reach.
+type Broker struct {
+	Cluster    string
+	Remotes    []config.Remote
+	Federation *federation.Server
+	// Release releases what the first snapshot of a remote withdrew and the brake retains, of some kinds or of all, and
+	// returns the number of objects.
+	Release func(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int
+	// Services and Drains are nil when services are off.
+	Services *services.Engine
+	Drains   *drains.Store
+	// Peering, Nodes and Networks are nil when encryption is off.
+	Peering  *peering.Server
+	Nodes    *nodes.Nodes
+	Networks *nodenet.Networks
+}
+
+// New returns the server of a standby.
+func New(log *slog.Logger) *Server { return &Server{log: log} }
+
+// Lead makes calls reach a broker that leads from now on.
+func (c *Server) Lead(b *Broker) { c.leading.Store(b) }
+
+// Register registers the service.
+func (c *Server) Register(r grpc.ServiceRegistrar) { semaphorev1.RegisterControlServiceServer(r, c) }
+
+// ReleaseBrake implements semaphorev1.ControlServiceServer.
+func (c *Server) ReleaseBrake(_ context.Context,
+	req *semaphorev1.ReleaseBrakeRequest) (*semaphorev1.ReleaseBrakeResponse, error) {
+	w := c.leading.Load()
+	if w == nil {
+		return nil, status.Error(codes.FailedPrecondition,
+			"this broker is a standby and retains nothing: ask the leader")
+	}
+	for _, kind := range req.GetKinds() {
+		if !slices.Contains(semaphorev1.Kinds, kind) {
+			return nil, status.Errorf(codes.InvalidArgument, "kinds: this broker does not know %d", kind)
+		}
+	}
+	held, err := w.Federation.Release(req.GetCluster(), req.GetKinds()...)
+	if err != nil {
+		return nil, err
+	}
+	// What an earlier broker wrote is retained separately, as objects of this cluster.
+	written := w.Release(req.GetCluster(), req.GetKinds()...)
+	objects := map[semaphorev1.Kind]uint64{}
+	for _, h := range held {
+		objects[h.Kind] += uint64(h.Objects)
+	}
+	for kind, n := range written {
+		objects[kind] += uint64(n)
+	}
+	if len(objects) == 0 {
+		return nil, status.Errorf(codes.FailedPrecondition, "the brake retains nothing of cluster %s", req.GetCluster())
+	}
+	out := &semaphorev1.ReleaseBrakeResponse{}
+	for _, kind := range semaphorev1.Kinds {
+		if n, ok := objects[kind]; ok {
+			out.Released = append(out.Released, &semaphorev1.ReleasedKind{Kind: kind, Objects: n})
+		}
+	}
+	c.log.Info("an operator released the brake", "cluster", req.GetCluster(), "kinds", req.GetKinds())
+	return out, nil
+}
+
+// RotateKey implements semaphorev1.ControlServiceServer.
+func (c *Server) RotateKey(_ context.Context,
+	req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
+	w := c.leading.Load()
+	if w == nil {
+		return nil, status.Error(codes.FailedPrecondition,
+			"this broker is a standby and has no agents: ask the leader")
+	}
+	switch {
+	case w.Peering == nil:
+		return nil, status.Error(codes.FailedPrecondition, "this broker has no agents: features lacks encryption")
+	case req.GetAll() == (len(req.GetNodes()) > 0):
+		return nil, status.Error(codes.InvalidArgument, "nodes, all: use one of them")
+	case req.GetWithin().AsDuration() < 0:
+		return nil, status.Errorf(codes.InvalidArgument, "within: %s; use 0 or more", req.GetWithin().AsDuration())
+	case req.GetCluster() != "" &&
+		!slices.ContainsFunc(w.Remotes, func(r config.Remote) bool { return r.Name == req.GetCluster() }):
+		return nil, status.Errorf(codes.NotFound, "%q is no configured remote", req.GetCluster())
+	}
+	for _, r := range w.Remotes {
+		if why := w.Peering.Undelivered(r.Name); why != "" && !req.GetForce() &&
+			(req.GetCluster() == "" || req.GetCluster() == r.Name) {
+			return nil, status.Errorf(codes.FailedPrecondition,
+				"the nodes of %s would not receive a new key, and would drop packets from a node that has one: %s; "+
+					"wait, name another remote, or use force and lose that traffic until they receive it", r.Name, why)
+		}
+	}
+	nodes := req.GetNodes()
+	if req.GetAll() {
+		nodes = w.Nodes.Names()
+	}
+	out := &semaphorev1.RotateKeyResponse{Nodes: w.Peering.RotateKeys(req.GetCluster(), nodes, req.GetWithin(),
+		req.GetForce())}
+	sent := 0
+	for _, n := range out.Nodes {
+		if n.Accepted {
+			sent++
+		}
+	}
+	c.log.Info("an operator orders new keys", "cluster", req.GetCluster(), "sent", sent, "not sent",
+		len(out.Nodes)-sent)
+	return out, nil
+}

@@ -1,0 +1,62 @@
+package broker
+
+import (
+	"bufio"
+	"encoding/json"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/broker/dashboard"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+)
+
+// TestPageOfABroker: a broker with listen.dashboard serves the state of what it has: the remotes, their Services and
+// sets, and its events. Without the key it is off.
+func TestPageOfABroker(t *testing.T) {
+	w := newWorld(t)
+	noLeaks(t)
+	address := loopback.Address(t)
+	stop := w.start(w.cfg)
+	if conn, err := net.Dial("tcp", address); err == nil {
+		conn.Close()
+		t.Fatal("the page is served, and nobody asked for it")
+	}
+	stop()
+
+	w.cfg.Listen.Dashboard = address
+	defer w.start(w.cfg)()
+	e := w.exporter("c2")
+	sendAs(e, "c2", "e1", serviceObject("shop", "fine", 80))
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Get("http://" + address + "/state")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	lines := bufio.NewReader(response.Body)
+	last := ""
+	for began := time.Now(); ; {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, ok := strings.CutPrefix(line, "data: ")
+		if !ok {
+			continue
+		}
+		var v dashboard.View
+		if err := json.Unmarshal([]byte(data), &v); err != nil {
+			t.Fatal(err)
+		}
+		if last = data; len(v.Mesh.Links) == 2 && v.Mesh.Clusters[0].Name == "c1" && len(v.Services) == 1 &&
+			v.Services[0].Name == "fine" && v.Services[0].Clusters[0].Cluster == "c2" && len(v.Events) > 0 {
+			return
+		}
+		if time.Since(began) > 15*time.Second {
+			t.Fatalf("the page does not show what the broker has: %s", last)
+		}
+	}
+}

@@ -1,0 +1,56 @@
+package problem
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+// Findings are those of the summary: one for each code, or for the reason of problems that have none. The last of them
+// says how many problems are not among the first.
+func (s *Summary) Findings(cluster string) (found []finding.Finding) {
+	if s == nil {
+		return nil
+	}
+	coded := map[finding.Code][]Problem{}
+	var reason finding.Code
+	for _, p := range s.First {
+		coded[p.Code] = append(coded[p.Code], p)
+		if p.Code == "" {
+			reason = p.Reason
+		}
+	}
+	for _, code := range slices.Sorted(maps.Keys(s.Counts)) {
+		var first []string
+		for _, p := range coded[code] {
+			first = append(first, p.Text)
+		}
+		as := code
+		if as == "" {
+			as = reason
+		}
+		if as != "" {
+			found = append(found, finding.New(as, cluster, s.Counts[code], first...).Full(first...))
+		}
+	}
+	if more := s.Total - len(s.First); more > 0 && len(found) > 0 {
+		last := &found[len(found)-1]
+		last.Lines = append(last.Lines, fmt.Sprintf("cluster %s has %d more problems like these", cluster, more))
+	}
+	return found
+}
+
+// Findings are those of all remotes, in the order of their names.
+func (b *Board) Findings() (found []finding.Finding) {
+	var clusters []string
+	for cluster := range b.summaries.Range {
+		clusters = append(clusters, cluster.(string))
+	}
+	slices.Sort(clusters)
+	for _, cluster := range clusters {
+		found = append(found, b.Of(cluster).Findings(cluster)...)
+	}
+	return found
+}

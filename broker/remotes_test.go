@@ -1,0 +1,374 @@
+package broker
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// remoteClusters are those of a world, and what is asked of them.
+type remoteClusters struct {
+	*world
+	api         dynamic.NamespaceableResourceInterface
+	definitions dynamic.NamespaceableResourceInterface
+}
+
+// worldOfObjects is a world whose broker follows RemoteClusters, and trusts what these say: its files have the own
+// cluster alone.
+func worldOfObjects(t *testing.T) *remoteClusters {
+	t.Helper()
+	w := newWorld(t)
+	kubetest.InstallRemoteClusters(t, w.rest)
+	w.cfg = parseConfig(t, w.clusters, " []")
+	w.cfg.Kube.KubeConfigPath = kubetest.Kubeconfig(t, w.rest)
+	w.cfg.TLS.BundleDir = t.TempDir()
+	own, err := os.ReadFile(filepath.Join(w.clusters.Bundles(), "c1.pem"))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(w.cfg.TLS.BundleDir, "c1.pem"), own, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := dynamic.NewForConfigOrDie(w.rest)
+	return &remoteClusters{w, client.Resource(v1alpha1.RemoteClusters),
+		client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+			Resource: "customresourcedefinitions"})}
+}
+
+// create makes a RemoteCluster with the bundle of its cluster.
+func (r *remoteClusters) create(name, spec string) {
+	r.t.Helper()
+	var content map[string]any
+	if err := yaml.Unmarshal([]byte(spec), &content); err != nil {
+		r.t.Fatal(err)
+	}
+	bundle, err := os.ReadFile(filepath.Join(r.clusters.Bundles(), name+".pem"))
+	if err == nil {
+		content["trustBundle"] = string(bundle)
+	} else if !os.IsNotExist(err) {
+		r.t.Fatal(err)
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": content}}
+	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))
+	u.SetName(name)
+	if _, err := r.api.Create(r.t.Context(), u, metav1.CreateOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *remoteClusters) patch(name, spec string) {
+	r.t.Helper()
+	patch, err := json.Marshal(map[string]json.RawMessage{"spec": json.RawMessage(spec)})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if _, err := r.api.Patch(r.t.Context(), name, "application/merge-patch+json", patch,
+		metav1.PatchOptions{}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// shows waits until the status of an object is this: conditions that are true, those that are false with their reasons,
+// port.
+func (r *remoteClusters) shows(name, want string) (message string) {
+	r.t.Helper()
+	eventually(r.t, "status of "+name, func() (bool, string) {
+		u, err := r.api.Get(r.t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		var o v1alpha1.RemoteCluster
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o); err != nil {
+			return false, err.Error()
+		}
+		var words []string
+		for _, kind := range []string{v1alpha1.ConditionAccepted, v1alpha1.ConditionConnected, v1alpha1.ConditionHealthy} {
+			c := meta.FindStatusCondition(o.Status.Conditions, kind)
+			switch {
+			case c == nil:
+				words = append(words, "no "+kind)
+			case c.ObservedGeneration != o.Generation:
+				words = append(words, kind+" of before")
+			case c.Status == metav1.ConditionTrue:
+				words = append(words, kind)
+			default:
+				words, message = append(words, "not "+kind+" ("+c.Reason+")"), c.Message
+				if kind == v1alpha1.ConditionAccepted {
+					return strings.HasPrefix(want, words[0]), c.Message
+				}
+			}
+		}
+		got := fmt.Sprint(strings.Join(words, ", "), ", port ", o.Status.ListenPort)
+		return got == want, got
+	})
+	return message
+}
+
+// A remote is added, changed and removed while the broker runs: the process and the streams of the other remotes go on.
+// What is not accepted changes nothing that works, and reports why on itself.
+func TestFollowsRemoteClusters(t *testing.T) {
+	r := worldOfObjects(t)
+	stop := r.start(r.cfg)
+
+	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
+	e2 := r.exporter("c2")
+	sendAll(e2, "e1", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
+		sliceObject("shop", "echo-1", "echo", "10.2.1.5"))
+	const ofC2 = `
+pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
+service c2-shop-73736d-echo: 80
+slice of c2-shop-73736d-echo: 10.2.1.5`
+	r.becomes("the first remote", ofC2)
+	r.shows("c2", "Accepted, Connected, Healthy, port 7775")
+
+	// The second one. The stream of the first goes on: the next change is sent on it, and acknowledged.
+	r.create("c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+	r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
+	e2.send(changesFrom(101, serviceObject("shop", "second", 81)))
+	e2.acked(101)
+	e3 := r.exporter("c3")
+	sendAs(e3, "c3", "e1", serviceObject("shop", "echo", 90))
+	const both = `
+pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
+pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true
+service c2-shop-73736d-echo: 80
+service c2-shop-73736d-second: 81
+service c3-shop-73736d-echo: 90
+slice of c2-shop-73736d-echo: 10.2.1.5`
+	r.becomes("two remotes", both)
+	a := r.attach("", 0)
+	a.until("both devices", `
+device c2: 7775 [10.2.0.0/16]
+device c3: 7776 [10.3.0.0/16]
+peer c2/n1: 172.18.2.1:51820 [10.2.1.0/24]`, "c2", "c3")
+
+	// One that cannot be beside the others, and a change that cannot.
+	before := r.written()
+	r.create("c4", "{podSubnets: [10.2.128.0/17], nodeSubnets: [172.16.0.0/12]}")
+	if why := r.shows("c4", "not Accepted (SubnetsConflict)"); !strings.Contains(why,
+		"10.2.128.0/17 overlaps 10.2.0.0/16 (c2 spec.podSubnets)") {
+		t.Errorf("c4 is not accepted: %s", why)
+	}
+	r.patch("c3", `{"podSubnets": ["10.1.0.0/17"]}`)
+	if why := r.shows("c3", "not Accepted (SubnetsConflict)"); !strings.Contains(why, "localSubnets[0]") ||
+		!strings.Contains(why, "generation 1 stays in effect") {
+		t.Errorf("the change of c3 is not accepted: %s", why)
+	}
+	r.patch("c3", `{"podSubnets": ["10.3.0.0/16"], "wireguard": {"listenPort": 7775}}`)
+	r.shows("c3", "not Accepted (PortConflict)")
+	e2.send(changesFrom(102, serviceObject("shop", "third", 82)))
+	e2.acked(102)
+	e3.send(changesFrom(101, serviceObject("shop", "fourth", 91)))
+	e3.acked(101)
+	r.becomes("what is not accepted changes nothing", sorted(both+`
+service c2-shop-73736d-third: 82
+service c3-shop-73736d-fourth: 91`))
+	for what, was := range before {
+		if is := r.written()[what]; is != was {
+			t.Errorf("%s was written: %s, and was %s", what, is, was)
+		}
+	}
+
+	// A remote that is deleted: what is its goes, and its exporter is sent away. That of the other goes on.
+	if err := r.api.Delete(t.Context(), "c3", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const left = ofC2 + `
+service c2-shop-73736d-second: 81
+service c2-shop-73736d-third: 82`
+	r.becomes("one remote is removed", sorted(left))
+	if err := e3.err(); !strings.Contains(err.Error(), "takes nothing from yours any more") {
+		t.Errorf("the stream of the removed remote ends with %v", err)
+	}
+	e2.send(changesFrom(103, serviceObject("shop", "third", 83)))
+	e2.acked(103)
+
+	// The definition is lost, and all objects with it: nothing that works changes, also not by a restart.
+	if err := r.api.Delete(t.Context(), "c4", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	kept := r.written()
+	if err := r.definitions.Delete(t.Context(), v1alpha1.CRDName, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the definition is gone", func() (bool, string) {
+		_, err := r.definitions.Get(t.Context(), v1alpha1.CRDName, metav1.GetOptions{})
+		return apierrors.IsNotFound(err), fmt.Sprint(err)
+	})
+	eventually(t, "the broker says that it follows nothing", func() (bool, string) {
+		problems := strings.Join(r.status(r.cfg).GetProblems(), "\n")
+		return strings.Contains(problems, "RemoteClusters c2 disappeared with their CustomResourceDefinition") &&
+			strings.Contains(problems, "RemoteClusters are not served"), problems
+	})
+	e2.send(changesFrom(104, serviceObject("shop", "third", 84)))
+	e2.acked(104)
+	stop()
+	r.start(r.cfg)
+	e2 = r.exporter("c2")
+	sendAll(e2, "e2", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
+		sliceObject("shop", "echo-1", "echo", "10.2.1.5"),
+		serviceObject("shop", "second", 81), serviceObject("shop", "third", 84))
+	r.becomes("after a restart without the definition", strings.Replace(sorted(left), "third: 82", "third: 84", 1))
+	for what, was := range kept {
+		if is := r.written()[what]; is != was && !strings.Contains(what, "third") {
+			t.Errorf("%s was written: %s, and was %s", what, is, was)
+		}
+	}
+
+	// The definition is there again, without objects; then with the object, whose deletion is an order.
+	kubetest.InstallRemoteClusters(t, r.rest)
+	eventually(t, "the resource is followed again", func() (bool, string) {
+		problems := strings.Join(r.status(r.cfg).GetProblems(), "\n")
+		return !strings.Contains(problems, "not served"), problems
+	})
+	e2.send(changesFrom(105, serviceObject("shop", "third", 85)))
+	e2.acked(105)
+	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+	r.shows("c2", "Accepted, Connected, Healthy, port 7775")
+	e2.send(changesFrom(106, serviceObject("shop", "third", 86)))
+	e2.acked(106)
+	if err := r.api.Delete(t.Context(), "c2", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.becomes("no remote", "")
+}
+
+// A remote that is added, changed or removed touches nothing of the others: their objects are not written, their
+// exporters' streams go on, and agents receive the difference on the streams that they have. Only a change of what is
+// taken from a remote has the engines built again.
+func TestRemotesChangeAlone(t *testing.T) {
+	r := worldOfObjects(t)
+	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+	r.start(r.cfg)
+	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
+	e2 := r.exporter("c2")
+	sendAll(e2, "e1", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
+		sliceObject("shop", "echo-1", "echo", "10.2.1.5"), memberObject("shop", "p1", "u1", "web", "10.2.1.5"))
+	const ofC2 = `
+pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
+service c2-shop-73736d-echo: 80
+set c2-shop-web: 10.2.1.5/32
+slice of c2-shop-73736d-echo: 10.2.1.5`
+	r.becomes("the first remote", ofC2)
+	const deviceOfC2 = "device c2: 7775 [10.2.0.0/16]\npeer c2/n1: 172.18.2.1:51820 [10.2.1.0/24]"
+	a := r.attach("", 0)
+	a.until("the first device", deviceOfC2, "c2")
+	before := r.written()
+	built := func() string {
+		t.Helper()
+		_, text := get("http://" + r.cfg.Listen.HTTP + "/metrics")
+		_, after, _ := strings.Cut(text, "\nsemaphore_broker_engines_built_total ")
+		n, _, _ := strings.Cut(after, "\n")
+		return n
+	}
+	if n := built(); n != "1" {
+		t.Fatalf("the engines were built %s times", n)
+	}
+
+	for life := byte(1); life <= 2; life++ { // the second finds nothing of the first
+		r.create("c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+		r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
+		e3 := r.exporter("c3")
+		sendAs(e3, "c3", fmt.Sprint("e", life), nodeObject("n3", 30+life, "10.3.1.0/24"), serviceObject("shop", "echo", 90),
+			sliceObject("shop", "echo-1", "echo", "10.3.1.5"), memberObject("shop", "p3", "u3", "web", "10.3.1.5"))
+		a.until("a second device on the same stream", "device c2: 7775 [10.2.0.0/16]\ndevice c3: 7776 [10.3.0.0/16]\n"+
+			"peer c2/n1: 172.18.2.1:51820 [10.2.1.0/24]\npeer c3/n3: 172.18.2."+fmt.Sprint(30+life)+
+			":51820 [10.3.1.0/24]", "c2", "c3")
+		r.becomes("two remotes", sorted(ofC2+`
+pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true
+service c3-shop-73736d-echo: 90
+set c3-shop-web: 10.3.1.5/32
+slice of c3-shop-73736d-echo: 10.3.1.5`))
+		// A change of the device is sent on the same stream, too.
+		r.patch("c3", `{"wireguard": {"listenPort": 7779}}`)
+		for a.state["device c3"] != "7779 [10.3.0.0/16]" {
+			m, err := a.stream.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.take(m)
+		}
+		if err := r.api.Delete(t.Context(), "c3", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		a.until("its removal on the same stream", strings.Replace(deviceOfC2, "\n", "\ndevice c3: to go\n", 1), "c2")
+		r.becomes("one remote is removed", ofC2)
+		if err := e3.err(); !strings.Contains(err.Error(), "takes nothing from yours any more") {
+			t.Errorf("the stream of the removed remote ends with %v", err)
+		}
+		if n := built(); n != "1" {
+			t.Errorf("the engines were built %s times", n)
+		}
+	}
+	e2.send(changesFrom(101, serviceObject("shop", "second", 81)))
+	e2.acked(101)
+	for what, was := range before {
+		if is := r.written()[what]; is != was {
+			t.Errorf("%s was written: %s, and was %s", what, is, was)
+		}
+	}
+
+	// The object says how narrow the nodes' devices are, and what is refused.
+	a.report(&semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", Mtu: 1380, Peers: 1, PeersIdle: 1})
+	e2.send(changesFrom(102, sliceObject("shop", "bad", "echo", "192.0.2.99")))
+	e2.acked(102)
+	r.shows("c2", "Accepted, Connected, not Healthy (ObjectsRefused), port 7775")
+	eventually(t, "MTU and refused object in the status", func() (bool, string) {
+		u, err := r.api.Get(t.Context(), "c2", metav1.GetOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		mtu, _, _ := unstructured.NestedInt64(u.Object, "status", "mtu")
+		problem, _, _ := unstructured.NestedString(u.Object, "status", "problem")
+		return mtu == 1380 && strings.HasSuffix(problem, "shop/bad"), fmt.Sprint(mtu, " ", problem)
+	})
+
+	// Other subnets are another remote as far as admission goes.
+	r.patch("c2", `{"podSubnets": ["10.2.0.0/16", "10.22.0.0/16"]}`)
+	eventually(t, "the engines are built again", func() (bool, string) { n := built(); return n == "2", n })
+	// The stream ends only once the new engines take over, which is after they were counted.
+	if err := e2.err(); !strings.Contains(err.Error(), "what this cluster takes from yours has changed") {
+		t.Errorf("the stream of the changed remote ends with %v", err)
+	}
+	e2 = r.exporter("c2")
+	sendAll(e2, "e1", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
+		sliceObject("shop", "echo-1", "echo", "10.2.1.5"), memberObject("shop", "p1", "u1", "web", "10.2.1.5"))
+	r.becomes("wider subnets", sorted(ofC2+"\npool semaphore-c2-10-22-0-0-16: 10.22.0.0/16 disabled true"))
+}
+
+// Remotes in the file and RemoteClusters in the cluster are refused, with the command.
+func TestRemotesInFileBesideObjects(t *testing.T) {
+	r := worldOfObjects(t)
+	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+	cfg := brokerConfig(t, r.clusters)
+	cfg.Kube = r.cfg.Kube
+	_, done := r.launch(cfg)
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "semaphorectl migrate") {
+		t.Errorf("the broker ends with %v", err)
+	}
+	done <- nil
+}
+
+func sorted(lines string) string {
+	all := strings.Split(strings.TrimSpace(lines), "\n")
+	slices.Sort(all)
+	return strings.Join(all, "\n")
+}

@@ -1,0 +1,121 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/broker/peering"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func sortedNames[T any](m map[string]T) []string { return slices.Sorted(maps.Keys(m)) }
+
+// report writes the status of each RemoteCluster that changed.
+func (f *following) report(ctx context.Context, b *broker) {
+	f.mu.Lock()
+	decided := f.decided
+	f.mu.Unlock()
+	if decided == nil {
+		return
+	}
+	objects, _ := f.follower.Objects()
+	links := map[string]*semaphorev1.LinkStatus{}
+	all := b.federation.Links()
+	for _, link := range all {
+		links[link.GetCluster()] = link
+	}
+	refused, tunnels := b.federation.Refused(), map[string]peering.Tunnels{}
+	if b.peering != nil {
+		tunnels = b.peering.Tunnels()
+	}
+	for _, name := range sortedNames(decided.Verdicts) {
+		if o, ok := objects[name]; ok {
+			s := statusOf(o, decided.Verdicts[name], links[name])
+			s.Problem, s.MTU = refused[name], int32(tunnels[name].MTU)
+			f.status.Report(ctx, o, s)
+		}
+	}
+}
+
+// statusOf returns what a broker reports of a RemoteCluster. link is nil if nothing is accepted from it.
+func statusOf(o remotes.Object, v remotes.Verdict, link *semaphorev1.LinkStatus) v1alpha1.RemoteClusterStatus {
+	var s v1alpha1.RemoteClusterStatus
+	condition := func(kind string, is bool, reason finding.Code, message string) {
+		c := metav1.Condition{
+			Type: kind, Status: metav1.ConditionFalse, ObservedGeneration: o.Generation, Reason: string(reason),
+			Message: message,
+		}
+		if is {
+			c.Status = metav1.ConditionTrue
+		}
+		s.Conditions = append(s.Conditions, c)
+	}
+	condition(v1alpha1.ConditionAccepted, v.Accepted(), v.Reason, v.Message)
+	if v.InEffect != nil {
+		s.ListenPort = int32(v.InEffect.ListenPort)
+	}
+	if link == nil {
+		reason, message := finding.NothingTaken, "spec.podSubnets is absent: nothing is accepted from the remote cluster"
+		if v.InEffect == nil {
+			reason, message = finding.NotInEffect, "the object is not in effect"
+		}
+		condition(v1alpha1.ConditionConnected, false, reason, message)
+		return s
+	}
+	switch {
+	case link.GetConnected():
+		condition(v1alpha1.ConditionConnected, true, finding.Connected,
+			"the exporter of the remote cluster is connected from "+link.GetAddress())
+	case link.GetLastHeard() == nil:
+		condition(v1alpha1.ConditionConnected, false, finding.NeverConnected,
+			because("the exporter of the remote cluster has not connected yet", link))
+	default:
+		condition(v1alpha1.ConditionConnected, false, finding.Disconnected,
+			because("the exporter of the remote cluster is not connected; what it exported stays", link))
+	}
+	if at := link.GetLastHeard(); at != nil {
+		heard := metav1.NewTime(at.AsTime()).Rfc3339Copy()
+		s.LastHeard = &heard
+	}
+	s.Objects = &v1alpha1.Objects{}
+	for _, k := range link.GetKinds() {
+		switch n := int32(k.GetObjects()); k.GetKind() {
+		case semaphorev1.Kind_KIND_NODE:
+			s.Objects.Nodes = n
+		case semaphorev1.Kind_KIND_SERVICE:
+			s.Objects.Services = n
+		case semaphorev1.Kind_KIND_ENDPOINT_SLICE:
+			s.Objects.EndpointSlices = n
+		case semaphorev1.Kind_KIND_SET_MEMBER:
+			s.Objects.SetMembers = n
+		}
+		s.Refused += int32(k.GetRefused())
+		s.Retained += int32(k.GetHeldBack())
+	}
+	switch {
+	case s.Retained > 0:
+		condition(v1alpha1.ConditionHealthy, false, finding.ObjectsRetained,
+			"the brake retains objects that the remote cluster withdrew: see semaphorectl status")
+	case s.Refused > 0:
+		condition(v1alpha1.ConditionHealthy, false, finding.ObjectsRefused,
+			"objects of the remote cluster are refused: see semaphorectl status")
+	default:
+		condition(v1alpha1.ConditionHealthy, true, finding.Healthy, "no object is refused or retained")
+	}
+	return s
+}
+
+// because returns a sentence with the reason for the end of the last stream, if it is known.
+func because(sentence string, link *semaphorev1.LinkStatus) string {
+	if last := link.GetLastError(); last != "" {
+		return fmt.Sprintf("%s: %.512s", sentence, last)
+	}
+	return sentence
+}

@@ -1,0 +1,113 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// working returns why the leader does not do its work; nil if it does.
+func (p *process) working() error {
+	if f := p.following.Load(); f != nil {
+		if err := f.unknown(); err != nil {
+			return err
+		}
+	}
+	b := p.current.Load()
+	if !p.listening.Load() || int(b.listening.Load()) < len(b.servers) {
+		return errors.New("not all listeners are up")
+	}
+	return b.synced()
+}
+
+// synced returns why the existing objects are not known yet; nil if they are. A cluster without Calico does not delay
+// the other features.
+func (b *broker) synced() error {
+	for _, l := range b.loops {
+		if !l.Synced() && (!l.calico || b.calico.Problem() == "") && (!l.mcs || b.mcs.Problem() == "") {
+			return fmt.Errorf("%s: those of the cluster are not known yet", l.kind.Plural())
+		}
+	}
+	return nil
+}
+
+// status answers semaphorectl.
+func (p *process) status() *semaphorev1.GetStatusResponse {
+	out, found := p.describe(func(b *broker, out *semaphorev1.GetStatusResponse) {
+		out.Nodes = b.peering.Status(b.nodes.Names())
+		b.peering.TunnelStatus(out)
+	})
+	verdict.Judge(out, found...)
+	return out
+}
+
+// found answers a scrape: the findings of the status, without what only a person reads.
+func (p *process) found() []finding.Finding {
+	out, found := p.describe(func(b *broker, out *semaphorev1.GetStatusResponse) {
+		b.peering.Overview(out, b.nodes.Names())
+	})
+	return verdict.Found(out, found...)
+}
+
+// describe returns a status, to which agents adds what they report, and what is found wrong.
+func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse)) (
+	*semaphorev1.GetStatusResponse, []finding.Finding,
+) {
+	out := &semaphorev1.GetStatusResponse{Part: "broker", Now: timestamppb.Now()} // which the judgement needs
+	leads, problem := p.elector.Status(out)
+	found := finding.Line(finding.LeaseProblem, "", problem)
+	if leads {
+		b := p.current.Load()
+		out.Ready, out.Links, out.Drains = p.working() == nil, b.federation.Links(), b.leading.Load().DrainsStatus()
+		addLag(out.Links, b.propagation)
+		if b.peering != nil {
+			agents(b, out)
+		}
+		found = append(found, p.findings(b)...)
+	}
+	return out, found
+}
+
+// findings are what a leader finds wrong, but for what follows from the fields of its status.
+func (p *process) findings(b *broker) (found []finding.Finding) {
+	note := func(code finding.Code, lines ...string) { found = append(found, finding.Lines(code, "", lines)...) }
+	if err := p.working(); err != nil {
+		note(finding.NotReady, "not ready: "+err.Error())
+	}
+	if f := p.following.Load(); f != nil {
+		found = append(found, f.findings()...)
+	}
+	if problem := b.calico.Problem(); problem != "" {
+		note(finding.CalicoUnserved, problem)
+	}
+	if b.mcs != nil && b.mcs.Problem() != "" {
+		note(finding.MCSUnserved, b.mcs.Problem())
+	}
+	if b.mcs != nil && b.mcs.AboutProblem() != "" {
+		note(finding.ClusterProperty, b.mcs.AboutProblem())
+	}
+	note(finding.NotLed, p.front.Problems()...)
+	if b.peering != nil {
+		note(finding.NodeNetworks, b.networks.Problems()...)
+		found = append(found, b.peering.Findings()...)
+	}
+	if b.standing != nil {
+		note(finding.StandingPeers, b.standing.Problems()...)
+	}
+	if b.presence != nil {
+		found = append(found, b.presence.Findings()...)
+	}
+	for _, l := range b.loops {
+		found = append(found, l.Findings()...)
+	}
+	if b.leftovers != nil {
+		note(finding.Leftovers, b.leftovers.Problems()...)
+	}
+	return slices.Concat(found, b.engines.findings(), b.federation.Findings())
+}

@@ -1,0 +1,10 @@
+// Package deploy carries the manifests of this directory for semaphorectl, which builds from them what `kubectl apply
+// -k` applies. It owns no manifest and no default: the files do.
+package deploy
+
+import "embed"
+
+// Manifests are the directories from which an overlay is made, with the paths that they have here.
+//
+//go:embed agent broker cleanup cluster-name crds exporter features foreign-exporter namespace reader
+var Manifests embed.FS

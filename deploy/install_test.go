@@ -1,0 +1,187 @@
+package deploy_test
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/ctl/install"
+)
+
+// TestInstallIsKustomize: semaphorectl install applies what kubectl makes of these files and of the overlay that a
+// person would write, object by object, with any features and components, and the parts accept the configuration.
+func TestInstallIsKustomize(t *testing.T) {
+	prefixes := func(texts ...string) (out []netip.Prefix) {
+		for _, text := range texts {
+			out = append(out, netip.MustParsePrefix(text))
+		}
+		return out
+	}
+	values := func(change func(*install.Values)) install.Values {
+		v := install.Values{Cluster: "c1", Namespace: install.DefaultNamespace,
+			Features:   config.Features{config.Encryption, config.Services, config.Policy},
+			PodSubnets: prefixes("10.1.0.0/16", "fd00:1::/48"), ServiceSubnets: prefixes("10.101.0.0/16"),
+			NodeSubnets: prefixes("192.0.2.8/29"), Expose: install.NodePort}
+		change(&v)
+		return v
+	}
+	for name, v := range map[string]install.Values{
+		"default": values(func(v *install.Values) { v.Components = []string{"ippools"} }),
+		"every component": values(func(v *install.Values) {
+			v.Components, v.NodePort = install.Components(), 30843
+			v.Image = "r.example:5000/semaphore@sha256:" + strings.Repeat("a", 64)
+		}),
+		"userspace": values(func(v *install.Values) {
+			v.Components, v.Image = []string{"userspace-wireguard"}, "r.example:5000/semaphore:v1.2.3"
+		}),
+		"services alone": values(func(v *install.Values) {
+			v.Features, v.Expose = config.Features{config.Services}, install.ClusterIP
+		}),
+		"policy alone": values(func(v *install.Values) {
+			v.Features, v.Expose = config.Features{config.Policy}, install.LoadBalancer
+		}),
+		"other namespace": values(func(v *install.Values) { v.Namespace = "federation" }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			manifests, err := filepath.Abs(".")
+			must(t, err)
+			dir := filepath.Join(t.TempDir(), "overlay")
+			must(t, os.MkdirAll(dir, 0o755))
+			relative, err := filepath.Rel(dir, manifests)
+			must(t, err)
+			files, err := install.Overlay(v, relative)
+			must(t, err)
+			for name, data := range files {
+				must(t, os.WriteFile(filepath.Join(dir, name), data, 0o644))
+			}
+			same(t, dir, func() ([]*unstructured.Unstructured, error) { return install.Build(v) })
+
+			namespace := ""
+			if v.Namespace != install.DefaultNamespace {
+				namespace = "namespace: " + v.Namespace + "\n"
+			}
+			cleanup := filepath.Join(filepath.Dir(dir), "cleanup")
+			must(t, os.MkdirAll(cleanup, 0o755))
+			must(t, os.WriteFile(filepath.Join(cleanup, "kustomization.yaml"), []byte("resources: [../overlay]\ncomponents: ["+
+				filepath.Join(relative, "cleanup")+"]\n"+namespace), 0o644))
+			same(t, cleanup, func() ([]*unstructured.Unstructured, error) { return install.BuildCleanup(v) })
+
+			_, err = config.Load[config.Exporter](withName(t, files["exporter.yaml"]))
+			must(t, err)
+			_, err = config.Load[config.Broker](withName(t, files["broker.yaml"]))
+			must(t, err)
+		})
+	}
+}
+
+// TestAgentlessIsKustomize: link --agentless applies what kubectl makes of deploy/reader and deploy/foreign-exporter
+// and of the overlays that docs/agentless.md shows, the exporter takes its configuration, and a cluster that is read
+// gets nothing but an account that reads.
+func TestAgentlessIsKustomize(t *testing.T) {
+	f := install.Foreign{Cluster: "c2", Reader: "c1", Parts: "semaphore", APIURL: "https://api.c2.example:6443",
+		Roots:    true,
+		Features: config.Features{config.Services, config.Policy}, Image: "r.example:5000/semaphore:v1.2.3"}
+	manifests, err := filepath.Abs(".")
+	must(t, err)
+	for name, one := range map[string]struct {
+		overlay func(install.Foreign, string) (map[string][]byte, error)
+		build   func(install.Foreign) ([]*unstructured.Unstructured, error)
+	}{"reader": {install.ReaderOverlay, install.BuildReader}, "exporter": {install.ForeignOverlay, install.BuildForeign}} {
+		dir := filepath.Join(t.TempDir(), name)
+		must(t, os.MkdirAll(dir, 0o755))
+		relative, err := filepath.Rel(dir, manifests)
+		must(t, err)
+		files, err := one.overlay(f, relative)
+		must(t, err)
+		for name, data := range files {
+			must(t, os.WriteFile(filepath.Join(dir, name), data, 0o644))
+		}
+		same(t, dir, func() ([]*unstructured.Unstructured, error) {
+			all, err := one.build(f)
+			for _, o := range all { // by which semaphorectl finds it again
+				if labels := o.GetLabels(); labels[install.ForeignLabel] != "" {
+					delete(labels, install.ForeignLabel)
+					o.SetLabels(labels)
+				}
+			}
+			return all, err
+		})
+		if name == "exporter" {
+			file := filepath.Join(dir, "exporter.yaml")
+			cfg, err := config.Load[config.Exporter](file)
+			must(t, err)
+			if cfg.Events || cfg.Kube.RemoteCAPath == "" || cfg.Follows {
+				t.Errorf("the exporter's configuration is %+v", cfg)
+			}
+		}
+	}
+	built, err := install.BuildReader(f)
+	must(t, err)
+	for _, o := range built {
+		switch o.GetKind() {
+		case "Namespace", "ServiceAccount", "Secret", "ClusterRoleBinding":
+		case "ClusterRole":
+			rules, _, err := unstructured.NestedSlice(o.Object, "rules")
+			must(t, err)
+			for _, rule := range rules {
+				for _, verb := range rule.(map[string]any)["verbs"].([]any) {
+					if verb != "get" && verb != "list" && verb != "watch" {
+						t.Errorf("ClusterRole %s: a reader may %v", o.GetName(), rule)
+					}
+				}
+			}
+		default:
+			t.Errorf("a cluster that is read gets %s %s", o.GetKind(), o.GetName())
+		}
+	}
+}
+
+// withName is the file of an overlay as kustomize makes it.
+func withName(t *testing.T, text []byte) (file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "config.yaml")
+	must(t, os.WriteFile(file, append(text, "\ncluster: c1\n"...), 0o644))
+	return file
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// same compares what kubectl makes of a directory with what install does.
+func same(t *testing.T, dir string, build func() ([]*unstructured.Unstructured, error)) {
+	t.Helper()
+	text, err := kubectl(t, "kustomize", "--load-restrictor", "LoadRestrictionsNone", dir)
+	must(t, err)
+	objects := func(text string) map[string]any {
+		out := map[string]any{}
+		for one := range strings.SplitSeq(text, "\n---\n") {
+			object := unstructured.Unstructured{}
+			must(t, yaml.Unmarshal([]byte(one), &object.Object))
+			// kubectl ignores a namespace of what is in none.
+			if strings.HasPrefix(object.GetKind(), "ValidatingAdmissionPolicy") ||
+				object.GetKind() == "SecurityContextConstraints" {
+				object.SetNamespace("")
+			}
+			out[install.RefOf(&object).String()] = object.Object
+		}
+		return out
+	}
+	built, err := build()
+	must(t, err)
+	ours, err := install.YAML(built)
+	must(t, err)
+	if diff := cmp.Diff(objects(text), objects(string(ours))); diff != "" {
+		t.Errorf("kubectl kustomize and semaphorectl differ:\n%s", diff)
+	}
+}

@@ -1,0 +1,170 @@
+package deploy_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/semaphore/internal/mcs"
+	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+)
+
+// testImportWrites attacks with a stolen token of the broker where features/mcs gives it rights in all namespaces: it
+// writes its ServiceImports and the slices beside them, and nothing else (R29).
+func testImportWrites(t *testing.T, s *server) {
+	ctx := t.Context()
+	admin := s.client("")
+	if _, err := definitions.Apply(ctx,
+		apiextensionsclient.NewForConfigOrDie(s.admin).ApiextensionsV1().CustomResourceDefinitions(), false); err != nil {
+		t.Fatal(err)
+	}
+	dir := overlay(t, "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n")
+	objects := build(t, dir)
+	s.kubectl(t, "apply", "-k", dir)
+	t.Cleanup(func() {
+		s.deleteRBAC(t, objects)
+		s.deletePolicies(t, objects)
+	})
+	for _, name := range []string{"shop", "kube-system"} {
+		if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	cfg := s.tokenConfig(t, "semaphore", "semaphore-broker")
+	stolen := kubernetes.NewForConfigOrDie(cfg)
+	importsOf := func(cfg *rest.Config) mcs.Resource[*mcsv1beta1.ServiceImport] {
+		client, err := mcs.New(cfg, "test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return client.Imports()
+	}
+	imports, adminImports := importsOf(cfg), importsOf(s.admin)
+	serviceImport := func(ns, name string, change ...func(*mcsv1beta1.ServiceImport)) *mcsv1beta1.ServiceImport {
+		i := &mcsv1beta1.ServiceImport{
+			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name,
+				Labels: map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker"}},
+			Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP, Ports: []mcsv1beta1.ServicePort{{Port: 80}}},
+		}
+		for _, c := range change {
+			c(i)
+		}
+		return i
+	}
+	var theirs *mcsv1beta1.ServiceImport
+	eventually(t, "the API", func() error {
+		var err error
+		theirs, err = adminImports.Create(ctx, serviceImport("shop", "theirs",
+			func(i *mcsv1beta1.ServiceImport) { i.Labels = nil }))
+		return err
+	})
+	t.Cleanup(func() { adminImports.Delete(context.Background(), "shop", "theirs", metav1.DeleteOptions{}) })
+	create := func(ns string, change ...func(*mcsv1beta1.ServiceImport)) func() error {
+		return func() error {
+			made, err := imports.Create(ctx, serviceImport(ns, "try", change...))
+			if err == nil {
+				err = imports.Delete(ctx, made.Namespace, made.Name, metav1.DeleteOptions{})
+			}
+			return err
+		}
+	}
+	slice := func(ns string, change ...func(*discoveryv1.EndpointSlice)) func() error {
+		return func() error {
+			all := append([]func(*discoveryv1.EndpointSlice){func(s *discoveryv1.EndpointSlice) {
+				delete(s.Labels, discoveryv1.LabelServiceName)
+				s.Labels[mcsv1beta1.LabelServiceName], s.Labels[corev1.IsHeadlessService] = "echo", ""
+			}}, change...)
+			_, err := stolen.DiscoveryV1().EndpointSlices(ns).Create(ctx, mirrorSlice("try", all...),
+				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err
+		}
+	}
+	attempts := []struct {
+		name    string
+		do      func() error
+		refusal string // empty: passes
+	}{
+		{"a ServiceImport", create("shop"), ""},
+		{"one with the labels of its export", create("shop", func(i *mcsv1beta1.ServiceImport) {
+			i.Labels["team"], i.Labels["app.kubernetes.io/name"] = "a", "echo"
+		}), ""},
+		{"a slice beside it", slice("shop"), ""},
+		{"an import into kube-system", create("kube-system"), "imports nothing into the namespaces of the cluster"},
+		{"an import without its label", create("shop", func(i *mcsv1beta1.ServiceImport) { i.Labels = nil }),
+			"with the label app.kubernetes.io/managed-by"},
+		{"somebody else's import", func() error {
+			i := theirs.DeepCopy()
+			i.Labels = map[string]string{"app.kubernetes.io/managed-by": "semaphore-broker"}
+			_, err := imports.Update(ctx, i)
+			return err
+		}, "changes and deletes ServiceImports with the label"},
+		{"somebody else's import is deleted", func() error {
+			return imports.Delete(ctx, "shop", "theirs", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+		}, "changes and deletes ServiceImports with the label"},
+		{"a label that a deployment tool acts on", create("shop", func(i *mcsv1beta1.ServiceImport) {
+			i.Labels["argocd.argoproj.io/instance"] = "x"
+		}), "may not set the labels and annotations argocd.argoproj.io/instance"},
+		{"an annotation that Kubernetes acts on", create("shop", func(i *mcsv1beta1.ServiceImport) {
+			i.Annotations = map[string]string{"service.kubernetes.io/topology-mode": "Auto"}
+		}), "may not set the labels and annotations service.kubernetes.io/topology-mode"},
+		{"a finalizer", create("shop", func(i *mcsv1beta1.ServiceImport) { i.Finalizers = []string{"example.org/x"} }),
+			"may not change finalizers"},
+		{"a slice in kube-system", slice("kube-system"), "no EndpointSlices into the namespaces of the cluster itself"},
+		{"a slice of a local Service", slice("shop", func(s *discoveryv1.EndpointSlice) {
+			s.Labels[discoveryv1.LabelServiceName] = "echo"
+		}), "of mirrors, global services and ServiceImports only"},
+		{"a slice of an import and of a mirror", slice("shop", func(s *discoveryv1.EndpointSlice) {
+			s.Labels[discoveryv1.LabelServiceName] = "c2-shop-73736d-echo"
+		}), "of ServiceImports only that no Service has"},
+		{"a slice of a user's Service with the name of a mirror", slice("shop", func(s *discoveryv1.EndpointSlice) {
+			s.Labels[discoveryv1.LabelServiceName] = "c2-shop-73736d-echo"
+			delete(s.Labels, mcsv1beta1.LabelServiceName)
+			delete(s.Labels, corev1.IsHeadlessService)
+		}), "only where it may create Services"},
+		{"a slice that kube-proxy watches", slice("shop", func(s *discoveryv1.EndpointSlice) {
+			delete(s.Labels, corev1.IsHeadlessService)
+		}), "with the label service.kubernetes.io/headless"},
+		{"a slice of neither", slice("shop", func(s *discoveryv1.EndpointSlice) {
+			delete(s.Labels, mcsv1beta1.LabelServiceName)
+		}), "of mirrors, global services and ServiceImports only"},
+		{"a slice with the own apiserver", slice("shop", addresses("192.0.2.9")),
+			"no endpoint in the own cluster's subnets but for its pods"},
+		{"a slice with a node", slice("shop", func(s *discoveryv1.EndpointSlice) {
+			node := "n1"
+			s.Endpoints[0].NodeName = &node
+		}), "no node, pod or zone"},
+	}
+	// Policies and rights that were just made take hold a moment later.
+	for _, a := range attempts {
+		eventually(t, "the policies", func() error {
+			if err := a.do(); a.refusal == "" && err != nil || a.refusal != "" && (err == nil ||
+				!strings.Contains(err.Error(), "ValidatingAdmissionPolicy")) {
+				return fmt.Errorf("%s: not in force: %v", a.name, err)
+			}
+			return nil
+		})
+	}
+	for _, a := range attempts {
+		t.Run(a.name, func(t *testing.T) {
+			started := time.Now()
+			if err := a.do(); a.refusal == "" && err != nil {
+				t.Errorf("refused: %v", err)
+			} else if a.refusal != "" && (err == nil || !strings.Contains(err.Error(), a.refusal)) {
+				t.Errorf("error %v does not say %q", err, a.refusal)
+			}
+			t.Logf("took %v", time.Since(started))
+		})
+	}
+}

@@ -1,0 +1,98 @@
+package deploy_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+)
+
+// No part writes what a RemoteCluster says, whatever its rights; each writes its status. Of ConfigMaps they make their
+// own.
+func testRemoteWrites(t *testing.T, s *server) {
+	s.kubectl(t, "apply", "-k", "example/c1")
+	broker, exporter := account("semaphore-broker"), account("semaphore-exporter")
+	bind(t, s.client(""), rbacv1.PolicyRule{
+		APIGroups: []string{"semaphore.uw.io"}, Resources: []string{"remoteclusters"},
+		Verbs: []string{"create", "update", "patch", "delete"},
+	}, broker, exporter, account("other"))
+	remotes := func(user string) dynamic.ResourceInterface {
+		cfg := rest.CopyConfig(s.admin)
+		if user != "" {
+			cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: groups(user)}
+		}
+		return dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
+	}
+	create := func(user, name string) error {
+		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"podSubnets": []any{"10.9.0.0/16"}}}}
+		u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))
+		u.SetName(name)
+		_, err := remotes(user).Create(t.Context(), u, metav1.CreateOptions{})
+		return err
+	}
+	eventually(t, "the resource is served", func() error { return create("", "c9") })
+	const refusal = "semaphore's parts may not write RemoteClusters, only their status"
+	eventually(t, "the policy", func() error { // it takes hold a moment after it was made
+		if err := create(broker, "c8"); err == nil || !strings.Contains(err.Error(), refusal) {
+			_ = remotes("").Delete(t.Context(), "c8", metav1.DeleteOptions{})
+			return fmt.Errorf("not in force: %w", err)
+		}
+		return nil
+	})
+	patch := func(user, patch string, sub ...string) error {
+		_, err := remotes(user).Patch(t.Context(), "c9", "application/merge-patch+json", []byte(patch),
+			metav1.PatchOptions{}, sub...)
+		return err
+	}
+	for _, user := range []string{broker, exporter} {
+		for what, err := range map[string]error{
+			"a wider subnet": patch(user, `{"spec":{"podSubnets":["10.0.0.0/8"]}}`),
+			"a label":        patch(user, `{"metadata":{"labels":{"a":"b"}}}`),
+			"another object": create(user, "c7"),
+			"deletion":       remotes(user).Delete(t.Context(), "c9", metav1.DeleteOptions{}),
+		} {
+			if err == nil || !strings.Contains(err.Error(), refusal) {
+				t.Errorf("%s by %s: %v", what, user, err)
+			}
+		}
+		if err := patch(user, `{"status":{"listenPort":7776},"spec":{"podSubnets":["10.0.0.0/8"]}}`, "status"); err != nil {
+			t.Errorf("status by %s: %v", user, err)
+		}
+	}
+	o, err := remotes("").Get(t.Context(), "c9", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if subnets, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "podSubnets"); len(subnets) != 1 ||
+		subnets[0] != "10.9.0.0/16" {
+		t.Errorf("a write of status has changed the subnets to %s", subnets)
+	}
+	if err := patch(account("other"), `{"metadata":{"labels":{"a":"b"}}}`); err != nil {
+		t.Errorf("somebody else with the right: %v", err)
+	}
+
+	for _, c := range []struct {
+		user, name string
+		may        bool
+	}{
+		{exporter, "semaphore-remotes", true}, {exporter, "semaphore-exporter-remotes", true},
+		{broker, "semaphore-broker-remotes", true},
+		{exporter, "semaphore-subnets-2", false}, {broker, "semaphore-remotes", false},
+		{exporter, "semaphore-broker-remotes", false},
+	} {
+		_, err := s.client(c.user).CoreV1().ConfigMaps("semaphore").Create(t.Context(),
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: c.name}},
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if (err == nil) != c.may {
+			t.Errorf("ConfigMap %s made by %s: %v", c.name, c.user, err)
+		}
+	}
+}

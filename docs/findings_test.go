@@ -1,0 +1,111 @@
+package docs_test
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+// ofParts are the areas of codes that parts report. The others are of verbs of semaphorectl, which no metric has.
+var ofParts = []finding.Area{finding.Refusals, finding.Exports, finding.Offers, finding.Services, finding.Outcomes,
+	finding.Events, finding.Status}
+
+// TestFindingsAreOne: a code has one level, one side, one command, one alert and one section, wherever it is met.
+func TestFindingsAreOne(t *testing.T) {
+	data, err := os.ReadFile("../deploy/features/alerts/rules.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var object struct {
+		Spec struct {
+			Groups []struct {
+				Rules []struct{ Alert, Expr string }
+			}
+		}
+	}
+	if err := yaml.Unmarshal(data, &object); err != nil {
+		t.Fatal(err)
+	}
+	alerts := map[string]string{}
+	for _, r := range object.Spec.Groups[0].Rules {
+		alerts[r.Alert] = r.Expr
+	}
+	excluded := regexp.MustCompile(`code!~"([^"]*)"`)
+	own := map[string][]string{} // codes with an alert of their own, by the alert of their level
+	reason := regexp.MustCompile(`^[A-Z][A-Za-z]*$`)
+	for _, d := range finding.All() {
+		if d.Level == finding.OK || !slices.Contains(ofParts, d.Area) {
+			continue
+		}
+		if !slices.Contains([]finding.Side{finding.Here, finding.Remote, finding.Both}, d.Side) ||
+			!regexp.MustCompile(`^(semaphorectl|kubectl|ip|nft|wg|sysctl|ls|df) `).MatchString(d.Command) {
+			t.Errorf("%s: side %q, command %q", d.Code, d.Side, d.Command)
+		}
+		if alerts[d.Alert] == "" {
+			t.Errorf("%s: deploy/features/alerts has no alert %q", d.Code, d.Alert)
+		}
+		if !reason.MatchString(d.Code.Reason()) {
+			t.Errorf("%s: %q is no reason of a condition or an Event", d.Code, d.Code.Reason())
+		}
+		if !slices.Contains([]string{"", "Accepted", "Connected", "Exporting", "Healthy"}, d.Condition) {
+			t.Errorf("%s: RemoteClusters have no condition %q", d.Code, d.Condition)
+		}
+		generic := finding.AlertOfErrors
+		if d.Level == finding.Warning {
+			generic = finding.AlertOfWarnings
+		}
+		if d.Alert != generic {
+			own[generic] = append(own[generic], string(d.Code))
+		}
+	}
+	for _, generic := range []string{finding.AlertOfErrors, finding.AlertOfWarnings} {
+		slices.Sort(own[generic])
+		want := strings.Join(own[generic], "|")
+		if m := excluded.FindStringSubmatch(alerts[generic]); m == nil || m[1] != want {
+			t.Errorf("%s fires for codes that have an alert of their own, or for others not: it is to leave out code!~%q",
+				generic, want)
+		}
+	}
+}
+
+// TestFindingsAreDocumented: docs/findings.md has each code as the registry has it.
+func TestFindingsAreDocumented(t *testing.T) {
+	var want strings.Builder
+	area := finding.Area("")
+	for _, d := range finding.All() {
+		if d.Level == finding.OK || !slices.Contains(ofParts, d.Area) {
+			continue
+		}
+		if d.Area != area {
+			area = d.Area
+			want.WriteString("\n## " + strings.ToUpper(string(area[:1])) + string(area[1:]) +
+				"\n\n| Code | Level | Meaning | Who can act | Command | Alert | Condition |\n" +
+				"| --- | --- | --- | --- | --- | --- | --- |\n")
+		}
+		want.WriteString("| [`" + string(d.Code) + "`](troubleshooting.md#" + string(d.Code) + ") | " +
+			string(d.Level) + " | " +
+			d.Meaning + " | " + strings.ReplaceAll(string(d.Side), "-", " ") + " | `" + d.Command + "` | `" + d.Alert + "` | " +
+			d.Condition + " |\n")
+	}
+	page, err := os.ReadFile("findings.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, after, found := strings.Cut(string(page), "\n## ")
+	if os.Getenv("UPDATE_FINDINGS") != "" {
+		if err := os.WriteFile("findings.md", []byte(before+want.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if !found || "\n## "+after != want.String() {
+		t.Errorf("docs/findings.md is not as internal/finding is: run UPDATE_FINDINGS=1 go test ./docs -run " +
+			"TestFindingsAreDocumented")
+	}
+}

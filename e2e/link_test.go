@@ -1,0 +1,188 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// firstCommands are those of the README by which two clusters are connected.
+func firstCommands(t *testing.T, repo string) (commands []string) {
+	t.Helper()
+	for _, one := range readBlocks(t, repo, "README.md") {
+		if one.section != "Connect two clusters of your own" || one.language != "sh" {
+			continue
+		}
+		for line := range strings.Lines(one.text) {
+			commands = append(commands, strings.TrimSpace(line))
+		}
+		return commands
+	}
+	t.Fatal("README.md has no commands that connect two clusters")
+	return nil
+}
+
+// valuesOf are what a person types for these two clusters in particular: what differs for others.
+func valuesOf(commands []string) (values []string) {
+	for _, c := range commands {
+		values = append(values, clusterName.FindAllString(c, -1)...)
+	}
+	slices.Sort(values)
+	return slices.Compact(values)
+}
+
+// TestLinkedByCommands: with nothing but the kubeconfigs of both clusters at hand, the commands of the README connect
+// them: pods reach each other's pods and Services, by address and by name, and by the last command no part restarts.
+// After uninstall clusters and nodes are as they were.
+func TestLinkedByCommands(t *testing.T) {
+	ctx := needsBed(t)
+	b := newDocumentsBed(ctx, t)
+	before, err := b.fingerprints(ctx)
+	must(t, err)
+	for _, c := range b.tb.Clusters() {
+		b.shell(ctx, t, "kubectl --context "+c.Name+" -n shop label service echo mirror.semaphore.uw.io/mirror-service=true")
+	}
+	started := func() string { t.Helper(); return b.started(ctx, t) }
+	commands, began, parts := firstCommands(t, b.repo), time.Now(), ""
+	for _, command := range commands {
+		if strings.HasPrefix(command, "semaphorectl link ") {
+			parts = started()
+		}
+		one := time.Now()
+		out, err := b.commands(ctx, ownMachine(command), 0)
+		must(t, err)
+		t.Logf("$ %s (%.1f s)\n%s", command, time.Since(one).Seconds(), out)
+	}
+	typed := time.Since(began)
+	for _, c := range b.tb.Clusters() {
+		other := map[string]string{"c1": "c2", "c2": "c1"}[c.Name]
+		for _, url := range []string{
+			"http://$(kubectl --context " + other + " -n shop get pods -l app=echo -o jsonpath='{.items[0].status.podIP}'):8080",
+			"http://echo.shop.svc.cluster." + other + ":8080",
+		} {
+			must(t, until(ctx, settle, func() error {
+				_, err := b.commands(ctx, "kubectl --context "+c.Name+" -n shop exec client -- curl -sS --max-time 3 "+url, 0)
+				return err
+			}))
+		}
+	}
+	answered := time.Since(began)
+	load, _ := os.ReadFile("/proc/loadavg")
+	t.Logf("two clusters connected: %d commands, %d values (%s), 0 files; the commands took %.1f s, answers in both "+
+		"directions came after %.1f s; load %s", len(commands), len(valuesOf(commands)),
+		strings.Join(valuesOf(commands), ", "), typed.Seconds(), answered.Seconds(), load)
+	if len(commands) > 3 {
+		t.Errorf("%d commands connect two clusters; 3 at most", len(commands))
+	}
+	must(t, until(ctx, 2*settle, func() error {
+		_, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
+		return err
+	}))
+	for here, there := range map[string]string{"c1": "c2", "c2": "c1"} {
+		b.shell(ctx, t, "kubectl --context "+here+" wait --for=condition=Connected --timeout=30s remotecluster/"+there)
+	}
+	if after := started(); after != parts {
+		t.Errorf("link restarted a part: before\n%s\nafter\n%s", parts, after)
+	}
+	text, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
+	must(t, err)
+	t.Log(text)
+	b.shell(ctx, t, "semaphorectl check --context c1 --coredns none || test $? -eq 2")
+	b.testVerify(ctx, t)
+
+	b.shell(ctx, t, "semaphorectl unlink --context c1 --context c2")
+	for _, c := range b.tb.Clusters() {
+		out, err := b.commands(ctx, "kubectl --context "+c.Name+" get remoteclusters -o name", 0)
+		must(t, err)
+		if strings.TrimSpace(out) != "" {
+			t.Errorf("%s has %s", c.Name, out)
+		}
+	}
+	must(t, until(ctx, 2*settle, func() error {
+		_, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
+		return err
+	}))
+
+	for _, c := range b.tb.Clusters() {
+		b.shell(ctx, t, "semaphorectl uninstall --context "+c.Name+" || test $? -eq 2")
+		out, err := b.commands(ctx, "semaphorectl uninstall --yes --context "+c.Name, 0)
+		must(t, err)
+		t.Log(out)
+		b.shell(ctx, t, "kubectl --context "+c.Name+" -n shop label service echo mirror.semaphore.uw.io/mirror-service-")
+	}
+	b.asBefore(ctx, t, before)
+}
+
+// asBefore waits until clusters and nodes are as a fingerprint has them.
+func (b *documentsBed) asBefore(ctx context.Context, t *testing.T, before map[string]fingerprint) {
+	t.Helper()
+	must(t, until(ctx, 2*settle, func() error {
+		now, err := b.fingerprints(ctx)
+		if err != nil {
+			return err
+		}
+		for what, was := range before {
+			if d := was.difference(now[what]); d != "" {
+				return fmt.Errorf("%s is not as it was:\n%s", what, d)
+			}
+		}
+		return nil
+	}))
+}
+
+// ownMachine is a command with what docs/install.md says is to be added to it on machines like this one: their kernel
+// is new enough for WireGuard and has none.
+func ownMachine(command string) string {
+	return strings.ReplaceAll(command, "semaphorectl install ", "semaphorectl install --components userspace-wireguard ")
+}
+
+// installForLink installs semaphore in all clusters, with keys that are made there, and files that name no remote.
+func (b *documentsBed) installForLink(ctx context.Context, t *testing.T) {
+	t.Helper()
+	for _, c := range b.tb.Clusters() {
+		b.shell(
+			ctx,
+			t,
+			"mkdir -p overlay; cp -r deploy/example/c1 overlay/"+c.Name+`; sed -i 's#\.\./\.\./#../../deploy/#' overlay/`+c.Name+"/kustomization.yaml",
+		)
+		kustomization := filepath.Join(b.dir, "overlay", c.Name, "kustomization.yaml")
+		text, err := os.ReadFile(kustomization)
+		must(t, err)
+		must(t, os.WriteFile(kustomization, []byte(strings.NewReplacer("name=c1", "name="+c.Name,
+			"# - ../../deploy/features/userspace-wireguard", "- ../../deploy/features/userspace-wireguard").
+			Replace(string(text))), 0o644))
+		// What is left in the files concerns the own cluster.
+		subnets := strings.Join([]string{c.PodCIDR.String(), c.ServiceCIDR.String(), c.NodeSubnet.String()}, ", ")
+		for file, text := range map[string]string{
+			"broker.yaml":   "localSubnets: [" + subnets + "]\nmanageIPPools: true\n",
+			"exporter.yaml": "# RemoteClusters say where to publish to.\n",
+		} {
+			must(t, os.WriteFile(filepath.Join(b.dir, "overlay", c.Name, file), []byte(text), 0o644))
+		}
+		b.shell(ctx, t, "kubectl --context "+c.Name+" apply -f deploy/namespace/namespace.yaml")
+		b.shell(ctx, t, "semaphorectl pki init --context "+c.Name+" --cluster "+c.Name)
+		b.apply(ctx, t, c)
+	}
+	for _, c := range b.tb.Clusters() {
+		b.shell(ctx, t, "for part in deployment/semaphore-broker deployment/semaphore-exporter daemonset/semaphore-agent; "+
+			"do kubectl --context "+c.Name+
+			" -n semaphore rollout status $part --timeout=3m; done")
+	}
+}
+
+// started is when each container of semaphore in c1 and c2 started, by pod.
+func (b *documentsBed) started(ctx context.Context, t *testing.T) string {
+	t.Helper()
+	out, err := b.commands(
+		ctx,
+		`for c in c1 c2; do kubectl --context $c -n semaphore get pods -o jsonpath='{range .items[*]}{.metadata.name} {.status.containerStatuses[*].state.running.startedAt}{"\n"}{end}'; done`,
+		0,
+	)
+	must(t, err)
+	return out
+}

@@ -1,0 +1,150 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/testbed"
+)
+
+// delivered is how long the kubelets' delivery of a ConfigMap to agents takes at most: a minute and a half, and what
+// pods need until they run by it.
+const delivered = 3 * time.Minute
+
+// TestThirdCluster: a third cluster is added to two that are connected, by one command that names no value of the
+// others, and is forgotten again. Meanwhile no packet between the two is lost, and none of their parts restarts: no
+// process, no engine of their brokers, no stream of their agents.
+func TestThirdCluster(t *testing.T) {
+	ctx := needsBed(t)
+	b := newDocumentsBed(ctx, t, "c3")
+	b.installForLink(ctx, t)
+	b.shell(ctx, t, "semaphorectl link --context c1 --context c2")
+	servers := map[string]*testbed.Pod{}
+	for _, c := range b.tb.Clusters() {
+		servers[c.Name] = podOf(ctx, t, c, "client")
+		udpEcho(t, servers[c.Name])
+	}
+	answers := func(from, to string) {
+		t.Helper()
+		must(t, until(ctx, delivered, func() error {
+			b, a := servers[to], servers[from]
+			if err := exchange(a.Netns, addrPort(b), 100); err != nil {
+				return fmt.Errorf("%s to %s: %w", from, to, err)
+			}
+			return nil
+		}))
+	}
+	answers("c1", "c2")
+	answers("c2", "c1")
+
+	before, built, since := b.started(ctx, t), b.built(ctx, t), b.attachedSince(ctx, t)
+	there, back := startPings(t, servers["c1"], servers["c2"]), startPings(t, servers["c2"], servers["c1"])
+	untouched := func(when string) {
+		t.Helper()
+		there.noneLost(t)
+		back.noneLost(t)
+		if after := b.started(ctx, t); after != before {
+			t.Errorf("%s, a part restarted: before\n%s\nafter\n%s", when, before, after)
+		}
+		if now := b.built(ctx, t); now != built {
+			t.Errorf("%s, engines were built: before\n%s\nafter\n%s", when, built, now)
+		}
+		if now := b.attachedSince(ctx, t); now != since {
+			t.Errorf("%s, agents attached again: before\n%s\nafter\n%s", when, since, now)
+		}
+	}
+
+	const link = "semaphorectl link --context c3 --with-all"
+	began := time.Now()
+	out, err := b.commands(ctx, link, 0)
+	must(t, err)
+	t.Logf("%s (%.1f s)\n%s", link, time.Since(began).Seconds(), out)
+	for _, c := range b.tb.Clusters() {
+		b.shell(ctx, t, "kubectl --context "+c.Name+" wait --for=condition=Connected --timeout=60s remotecluster --all")
+	}
+	connected := time.Since(began)
+	for _, other := range []string{"c1", "c2"} {
+		answers("c3", other)
+		answers(other, "c3")
+	}
+	t.Logf("a third cluster: 1 command, 1 value, 0 files; connected after %.1f s, pods of all clusters reach each other "+
+		"after %.1f s", connected.Seconds(), time.Since(began).Seconds())
+	untouched("with c3")
+
+	const forget = "semaphorectl forget c3 --context c1 --context c2 --yes"
+	began = time.Now()
+	out, err = b.commands(ctx, forget, 0)
+	must(t, err)
+	t.Logf("%s (%.1f s)\n%s", forget, time.Since(began).Seconds(), out)
+	for _, name := range []string{"c1", "c2"} {
+		must(t, until(ctx, 2*settle, func() error {
+			left, err := b.ofRemote(ctx, b.tb.Cluster(name), "c3")
+			if err == nil && left != "" {
+				err = fmt.Errorf("%s has of c3 still:\n%s", name, left)
+			}
+			return err
+		}))
+	}
+	t.Logf("forgotten: 1 command; nothing of it is left after %.1f s", time.Since(began).Seconds())
+	if err := exchange(servers["c3"].Netns, addrPort(servers["c1"]), 100); err == nil {
+		t.Error("a pod of c3 still reaches c1")
+	}
+	untouched("without c3")
+}
+
+// metricsOf are the lines of the metrics of the brokers of c1 and c2 that begin so.
+func (b *documentsBed) metricsOf(ctx context.Context, t *testing.T, names ...string) string {
+	t.Helper()
+	var out strings.Builder
+	for _, name := range []string{"c1", "c2"} {
+		c := b.tb.Cluster(name)
+		p, err := leader(ctx, c, "broker")
+		must(t, err)
+		metrics, err := c.Node(p.Spec.NodeName).Exec(ctx, "curl", "-sS", "--max-time", "5",
+			"http://"+p.Status.PodIP+":8080/metrics")
+		must(t, err)
+		for line := range strings.Lines(metrics) {
+			for _, metric := range names {
+				if strings.HasPrefix(line, metric) {
+					fmt.Fprintf(&out, "%s %s", name, line)
+				}
+			}
+		}
+	}
+	return out.String()
+}
+
+// built is how often the brokers of c1 and c2 built their engines.
+func (b *documentsBed) built(ctx context.Context, t *testing.T) string {
+	t.Helper()
+	out := b.metricsOf(ctx, t, "semaphore_broker_engines_built_total ")
+	if strings.Count(out, "\n") != 2 {
+		t.Fatalf("metrics of two brokers: %q", out)
+	}
+	return out
+}
+
+// attachedSince is since when the agents of c1 and c2 are attached, by what the brokers say.
+func (b *documentsBed) attachedSince(ctx context.Context, t *testing.T) string {
+	t.Helper()
+	out, err := b.commands(ctx, `for c in c1 c2; do kubectl --context $c -n semaphore exec deploy/semaphore-broker -- `+
+		`semaphorectl status -o json; done`, 0, 2)
+	must(t, err)
+	var lines []string
+	node := ""
+	for line := range strings.Lines(out) {
+		switch field := strings.Trim(line, " ,\n"); {
+		case strings.HasPrefix(field, `"node":`):
+			node = field
+		case strings.HasPrefix(field, `"since":`) && node != "":
+			lines, node = append(lines, node+" "+field), ""
+		}
+	}
+	if len(lines) != 2 {
+		t.Fatalf("agents of two clusters: %q of\n%s", lines, out)
+	}
+	return strings.Join(lines, "\n")
+}

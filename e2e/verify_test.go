@@ -1,0 +1,178 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// verifyLine is a check of semaphorectl verify, as it prints it in JSON.
+type verifyLine struct {
+	From, To, Check, Result, Code, Detail string
+}
+
+// directed are the checks from each cluster to each other.
+var directed = []string{"pod-ip", "encryption", "path-mtu", "mirror", "dns", "global", "policy"}
+
+// verifies runs semaphorectl verify, which must end with the code, and returns its checks by "c1 c2 mirror". Nothing of
+// it is left afterwards, in either cluster.
+func (b *documentsBed) verifies(ctx context.Context, t *testing.T, code int) map[string]verifyLine {
+	t.Helper()
+	began := time.Now()
+	_, err := b.commands(ctx, "semaphorectl verify --context c1 --context c2 --timeout 20s -o json > verify.json", code)
+	must(t, err)
+	text, err := os.ReadFile(filepath.Join(b.dir, "verify.json"))
+	must(t, err)
+	var report struct {
+		Verdict string
+		Checks  []verifyLine
+	}
+	must(t, json.Unmarshal(text, &report))
+	t.Logf("%s (%.1f s)", report.Verdict, time.Since(began).Seconds())
+	found := map[string]verifyLine{}
+	for _, c := range report.Checks {
+		t.Logf("  %s %s %s %s %s: %s", c.From, c.To, c.Check, c.Result, c.Code, c.Detail)
+		found[strings.Join(strings.Fields(c.From+" "+c.To+" "+c.Check), " ")] = c
+	}
+	b.nothingOfVerify(ctx, t)
+	return found
+}
+
+// nothingOfVerify fails where a cluster has something of verify.
+func (b *documentsBed) nothingOfVerify(ctx context.Context, t *testing.T) {
+	t.Helper()
+	for _, c := range b.tb.Clusters() {
+		kinds := "namespaces,pods,services,endpointslices"
+		if !b.in.NoCalico {
+			kinds += ",networkpolicies.crd.projectcalico.org,globalnetworksets.crd.projectcalico.org"
+		}
+		left, err := c.Kubectl(ctx, nil, "get", kinds, "-A", "-o", "name")
+		must(t, err)
+		for line := range strings.Lines(left) {
+			if strings.Contains(line, "verify") {
+				t.Errorf("%s has %s", c.Name, line)
+			}
+		}
+	}
+}
+
+// expect compares the results with those that are wanted. All others of the directed checks have passed; without a
+// block of CoreDNS nobody looks at dns.
+func expect(t *testing.T, found map[string]verifyLine, blocks bool, want map[string]string) {
+	t.Helper()
+	for _, way := range []string{"c1 c2", "c2 c1"} {
+		for _, name := range directed {
+			key := way + " " + name
+			wanted, ok := want[key]
+			if !ok {
+				wanted = "passed"
+			}
+			if name == "dns" && !blocks {
+				wanted = "unchecked"
+			}
+			if is := strings.TrimSpace(found[key].Result + " " + found[key].Code); is != wanted {
+				t.Errorf("%s: %s, want %s: %s", key, is, wanted, found[key].Detail)
+			}
+		}
+	}
+	for _, c := range []string{"c1", "c2"} {
+		if found[c+" cleanup"].Result != "passed" {
+			t.Errorf("%+v", found[c+" cleanup"])
+		}
+	}
+}
+
+// testVerify: semaphorectl verify finds two linked clusters well, and, when one thing is broken, says which.
+func (b *documentsBed) testVerify(ctx context.Context, t *testing.T) {
+	c1, c2 := b.c1, b.c2
+	corefile, err := c1.Kubectl(ctx, nil, "-n", "kube-system", "get", "configmap", "coredns", "-o", "yaml")
+	must(t, err)
+	blocks := strings.Contains(corefile, "cluster.c2")
+	t.Run("well", func(t *testing.T) {
+		found := b.verifies(ctx, t, 0)
+		expect(t, found, blocks, nil)
+		if c := found["c1 c2 dns"]; !blocks && !strings.Contains(c.Detail, "no block for cluster.c2") {
+			t.Errorf("%+v", c)
+		}
+		out, err := b.commands(ctx, "semaphorectl verify --context c1 --context c2", 0)
+		must(t, err)
+		t.Log(out)
+	})
+	t.Run("interrupted", func(t *testing.T) {
+		// Pods are there after three seconds, and the last check comes later.
+		out, err := b.commands(ctx, "timeout --preserve-status --signal INT 4 semaphorectl verify --context c1 --context c2",
+			1)
+		must(t, err)
+		if !strings.Contains(out, "interrupted; what verify made is removed") {
+			t.Error(out)
+		}
+		b.nothingOfVerify(ctx, t)
+	})
+	t.Run("image that is nowhere", func(t *testing.T) {
+		out, err := b.commands(ctx, "semaphorectl verify --context c1 --context c2 --image nowhere.invalid/x:1 --timeout 3s",
+			1)
+		must(t, err)
+		if !strings.Contains(out, "pod client: ") || !strings.Contains(out, "what verify made is removed") {
+			t.Error(out)
+		}
+		b.nothingOfVerify(ctx, t)
+	})
+	t.Run("policy that blocks", func(t *testing.T) {
+		policy := `{apiVersion: crd.projectcalico.org/v1, kind: GlobalNetworkPolicy, metadata: {name: default.blocks}, spec: {order: 10, ` +
+			`selector: "semaphore.uw.io/verify == 'server'", types: [Ingress], ingress: [{action: Deny, source: {nets: ["` +
+			c1.PodCIDR.String() + `"]}}, {action: Allow}]}}`
+		must(t, c2.ApplyYAML(ctx, policy))
+		expect(t, b.verifies(ctx, t, 2), blocks, map[string]string{
+			"c1 c2 pod-ip": "failed pod-unreachable", "c1 c2 dns": "unchecked", "c1 c2 encryption": "unchecked",
+			"c1 c2 path-mtu": "unchecked",
+			"c1 c2 mirror":   "unchecked", "c1 c2 global": "unchecked", "c1 c2 policy": "unchecked",
+		})
+		_, err := c2.Kubectl(ctx, nil, "delete", "globalnetworkpolicies.crd.projectcalico.org", "default.blocks")
+		must(t, err)
+	})
+	t.Run("mirror that export rules withhold", func(t *testing.T) {
+		_, err := c2.Kubectl(ctx, nil, "patch", "remotecluster", "c1", "--type=merge", "-p",
+			`{"spec":{"export":{"rules":[{"action":"Withhold","kinds":["services"]}]}}}`)
+		must(t, err)
+		expect(t, b.verifies(ctx, t, 2), blocks, map[string]string{
+			"c1 c2 mirror": "failed mirror-missing", "c1 c2 dns": "unchecked", "c1 c2 global": "failed mirror-missing",
+		})
+		_, err = c2.Kubectl(ctx, nil, "patch", "remotecluster", "c1", "--type=json", "-p",
+			`[{"op":"remove","path":"/spec/export"}]`)
+		must(t, err)
+	})
+	t.Run("no agent", func(t *testing.T) {
+		patch := func(selector string) {
+			_, err := c1.Kubectl(ctx, nil, "-n", Namespace, "patch", "daemonset", "semaphore-agent", "--type=merge", "-p",
+				fmt.Sprintf(`{"spec":{"template":{"spec":{"nodeSelector":{"nowhere":%s}}}}}`, selector))
+			must(t, err)
+		}
+		patch(`"x"`)
+		must(t, until(ctx, settle, func() error {
+			agents, err := pods(ctx, c1, Namespace, "app.kubernetes.io/component=agent")
+			if err == nil && len(agents) > 0 {
+				err = fmt.Errorf("%d agents run", len(agents))
+			}
+			return err
+		}))
+		want := map[string]string{}
+		for _, way := range []string{"c1 c2 ", "c2 c1 "} {
+			for _, name := range directed {
+				want[way+name] = "unchecked"
+			}
+			want[way+"pod-ip"] = "failed pod-unreachable"
+		}
+		expect(t, b.verifies(ctx, t, 2), blocks, want)
+		patch("null")
+	})
+	b.shell(ctx, t, "kubectl --context c1 -n semaphore rollout status daemonset/semaphore-agent --timeout=3m")
+	must(t, until(ctx, 2*settle, func() error {
+		_, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
+		return err
+	}))
+}

@@ -1,0 +1,301 @@
+package exporter
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/exporter/publish"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
+	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// keptIn is the ConfigMap with the RemoteClusters that are in effect.
+const keptIn = "semaphore-exporter-remotes"
+
+// settle is how long more changes of RemoteClusters are waited for: several come at once where they are applied from a
+// directory.
+const settle = 300 * time.Millisecond
+
+// publishing is what a leader publishes, to brokers that come and go.
+type publishing struct {
+	exporter *exporter
+	term     uint64
+	ctx      context.Context
+	group    *errgroup.Group
+	// lost has a value when a broker of another cluster was lost.
+	lost chan struct{}
+	// stops end the publishers, by cluster, and return when they have ended.
+	stops map[string]func()
+}
+
+// begin publishes to a broker until end.
+func (p *publishing) begin(broker config.ExporterBroker) {
+	e := p.exporter
+	to := publish.New(e.cfg.Cluster, p.term, broker, e.source, e.catalog, e.recorder, e.metrics)
+	to.SetSource(e.watcher)
+	if broker.Cluster == e.cfg.Cluster {
+		to.SetDeliveries(e.deliveries, p.lost)
+	} else {
+		to.OnDisconnect(p.reportNow)
+	}
+	if e.cfg.Follows {
+		to.Joins()
+	}
+	e.mu.Lock()
+	if e.publishers == nil {
+		e.publishers = map[string]*publish.Publisher{}
+	}
+	e.publishers[broker.Cluster] = to
+	e.mu.Unlock()
+	ctx, cancel := context.WithCancel(p.ctx)
+	ended := make(chan struct{})
+	p.group.Go(func() error {
+		defer close(ended)
+		if err := to.Run(ctx); ctx.Err() == nil || p.ctx.Err() != nil {
+			return err
+		}
+		return nil // only this one ends
+	})
+	if p.stops == nil {
+		p.stops = map[string]func(){}
+	}
+	p.stops[broker.Cluster] = func() {
+		cancel()
+		<-ended
+		e.mu.Lock()
+		delete(e.publishers, broker.Cluster)
+		e.mu.Unlock()
+		to.Forget()
+	}
+}
+
+// reportNow reports to the own broker at once.
+func (p *publishing) reportNow() {
+	select {
+	case p.lost <- struct{}{}:
+	default: // a report that is due has it
+	}
+}
+
+// following has the leader publish to the brokers of RemoteClusters.
+type following struct {
+	publishing *publishing
+	follower   *follow.Follower
+	store      *follow.Store
+	status     *follow.StatusWriter
+	bounds     *follow.Bounds
+
+	mu      sync.Mutex
+	decided *remotes.Decision
+	before  remotes.Objects
+	// objects are those that were decided on: a decision on 100 remotes takes tens of milliseconds.
+	objects remotes.Objects
+	// brokers are those that are published to, and offers what decides what they may see.
+	brokers map[string]config.ExporterBroker
+	offers  map[string]*v1alpha1.Export
+	roots   string
+}
+
+func newFollowing(ctx context.Context, p *publishing) (*following, error) {
+	e := p.exporter
+	client, err := dynamic.NewForConfig(e.rest)
+	if err != nil {
+		return nil, fmt.Errorf("client for RemoteClusters: %w", err)
+	}
+	namespace, err := leader.Namespace(e.cfg.LeaderElection.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	f := &following{
+		publishing: p, store: follow.NewStore(e.kube, namespace, keptIn, slog.Default()),
+		bounds:  follow.NewBounds(e.kube, namespace, slog.Default()),
+		status:  follow.NewStatusWriter(client, "semaphore-exporter", slog.Default()),
+		brokers: map[string]config.ExporterBroker{},
+	}
+	if f.before, err = f.store.Load(ctx); err != nil {
+		return nil, err
+	}
+	f.follower = follow.New(client, f.before, slog.Default())
+	return f, nil
+}
+
+// findings are what is wrong with the watch of the objects, and with what is stored of them.
+func (f *following) findings() []finding.Finding {
+	found := slices.Concat(finding.Lines(finding.RemotesUnread, "", f.follower.Problems()),
+		finding.Lines(finding.RemotesUnwritten, "",
+			slices.Concat(f.store.Problems(), f.status.Problems(), f.bounds.Problems())))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append(found, finding.Line(finding.TrustBundle, "", f.roots)...)
+}
+
+// run follows the objects until ctx ends.
+func (f *following) run(ctx context.Context) error {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		if objects, known := f.follower.Objects(); known {
+			if err := f.take(ctx, objects); err != nil {
+				return err
+			}
+			f.report(ctx, objects)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		case <-f.follower.Changed():
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(settle):
+			}
+		}
+	}
+}
+
+// own is what the objects are judged beside. The own cluster's subnets are in the broker's configuration, which judges
+// by them; the agents have them too.
+func (f *following) own() *config.Broker {
+	cfg := f.publishing.exporter.cfg
+	return &config.Broker{Cluster: cfg.Cluster, Features: cfg.Features, Encryption: config.Strict,
+		WireGuard: cfg.WireGuard, Follows: true}
+}
+
+// take publishes by the objects as they are now.
+func (f *following) take(ctx context.Context, objects remotes.Objects) error {
+	e := f.publishing.exporter
+	f.mu.Lock()
+	before, last := f.before, f.decided
+	f.mu.Unlock()
+	var d remotes.Decision
+	if last != nil && reflect.DeepEqual(objects, f.objects) {
+		d = *last
+	} else {
+		d = remotes.Decide(f.own(), before, objects, nil)
+	}
+	f.objects = objects
+	bundles, brokers, offers := map[string]string{}, map[string]config.ExporterBroker{}, map[string]*v1alpha1.Export{}
+	for name, o := range d.InEffect {
+		if o.Spec.TrustBundle != "" {
+			bundles[name] = o.Spec.TrustBundle
+		}
+		if o.Spec.Broker != nil {
+			brokers[name] = config.ExporterBroker{Cluster: name, Address: o.Spec.Broker.Address}
+			offers[name] = o.Spec.Export
+		}
+	}
+	roots := ""
+	if err := e.source.SetRoots(bundles); err != nil {
+		roots = err.Error()
+	}
+	f.mu.Lock()
+	f.decided, f.before, f.roots = &d, d.InEffect, roots
+	f.mu.Unlock()
+	_ = f.store.Save(ctx, d.InEffect)                   // its problem is shown
+	_ = f.bounds.Save(ctx, d, objects, e.cfg.WireGuard) // so is this one's
+
+	// Who is to see less, or nothing, does before who is to see more.
+	for cluster, was := range f.brokers {
+		if brokers[cluster] != was {
+			f.publishing.stops[cluster]()
+			delete(f.brokers, cluster)
+		}
+	}
+	if !sameOffers(f.offers, offers) {
+		e.catalog.SetRemotes(f.clusters(offers), rulesOfOffers(d.InEffect, offers), time.Now())
+		e.watcher.Replay()
+		f.offers = offers
+	}
+	for cluster, broker := range brokers {
+		if _, is := f.brokers[cluster]; !is {
+			slog.Info("publishing to the broker of a RemoteCluster", "cluster", cluster, "address", broker.Address)
+			f.publishing.begin(broker)
+			f.brokers[cluster] = broker
+		}
+	}
+	return nil
+}
+
+// clusters are those with a broker: those of the file, which has the own one at most, and those of objects.
+func (f *following) clusters(offers map[string]*v1alpha1.Export) []string {
+	var all []string
+	for _, b := range f.publishing.exporter.cfg.Brokers {
+		all = append(all, b.Cluster)
+	}
+	for cluster := range offers {
+		all = append(all, cluster)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func sameOffers(a, b map[string]*v1alpha1.Export) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for cluster, export := range a {
+		other, ok := b[cluster]
+		if !ok || !remotes.SameExport(export, other) {
+			return false
+		}
+	}
+	return true
+}
+
+func rulesOfOffers(inEffect remotes.Objects, offers map[string]*v1alpha1.Export) map[string][]catalog.OfferRule {
+	all := map[string][]catalog.OfferRule{}
+	for cluster := range offers {
+		spec := inEffect[cluster].Spec
+		rules, _ := remotes.ExportRules(&spec) // what is in effect was judged
+		for _, r := range rules {
+			all[cluster] = append(all[cluster], catalog.OfferRule{
+				ExportRule: catalog.ExportRule{Features: r.Kinds, Namespaces: r.Namespaces, Selector: r.Selector}, Offers: r.Offers,
+			})
+		}
+	}
+	return all
+}
+
+// report writes the condition Exporting to each object where it differs.
+func (f *following) report(ctx context.Context, objects remotes.Objects) {
+	links := map[string]*semaphorev1.LinkStatus{}
+	for _, link := range f.publishing.exporter.links() {
+		links[link.GetCluster()] = link
+	}
+	for _, o := range objects.ByAge() {
+		c := metav1.Condition{Type: v1alpha1.ConditionExporting, Status: metav1.ConditionFalse,
+			ObservedGeneration: o.Generation}
+		link := links[o.Name]
+		var reason finding.Code
+		switch {
+		case o.Spec.Broker == nil:
+			reason, c.Message = finding.NothingExported, "spec.broker is absent: nothing is exported to the remote cluster"
+		case link == nil:
+			reason, c.Message = finding.NotInEffect, f.decided.Verdicts[o.Name].Message
+		case link.GetConnected():
+			c.Status, reason, c.Message = metav1.ConditionTrue, finding.Connected,
+				"the broker of the remote cluster takes what is exported"
+		default:
+			reason, c.Message = finding.Disconnected, fmt.Sprintf("the broker of the remote cluster is not connected: %.512s",
+				link.GetLastError())
+		}
+		c.Reason = string(reason)
+		f.status.Report(ctx, o, v1alpha1.RemoteClusterStatus{Conditions: []metav1.Condition{c}})
+	}
+}

@@ -1,0 +1,172 @@
+package exporter
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// counting counts what a broker is told.
+type counting struct {
+	broker
+	mu   sync.Mutex
+	told int
+}
+
+func (c *counting) Take(cluster string, r replica.Result) {
+	c.mu.Lock()
+	c.told += len(r.Changes)
+	c.mu.Unlock()
+	c.broker.Take(cluster, r)
+}
+
+func (c *counting) changes() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.told
+}
+
+// The exporter follows RemoteClusters: a broker comes and goes, and sees what its rules say, while the streams to the
+// others go on and nothing is told them again. It tells the agents what bounds their broker.
+func TestFollowsRemoteClusters(t *testing.T) {
+	api := kubetest.Start(t)
+	kubetest.InstallRemoteClusters(t, api)
+	admin, remotes := kubernetes.NewForConfigOrDie(api), dynamic.NewForConfigOrDie(api).Resource(v1alpha1.RemoteClusters)
+	files := trust.New(t, "c1", "c2", "c3")
+	populate(t, admin)
+	_, err := admin.CoreV1().Namespaces().Apply(t.Context(), applycorev1.Namespace("semaphore"),
+		metav1.ApplyOptions{FieldManager: "test"})
+	must(t, err)
+	bundles := t.TempDir()
+	own, err := os.ReadFile(filepath.Join(files.Files("c1", "exporter").BundleDir, "c1.pem"))
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(bundles, "c1.pem"), own, 0o600))
+	newCounting := func(cluster string) (*counting, string) {
+		c := &counting{}
+		c.objects = map[string]*semaphorev1.Object{}
+		return c, serveAs(t, files, cluster, c, nil)
+	}
+	c2, at2 := newCounting("c2")
+	c3, at3 := newCounting("c3")
+	create := func(name, spec string) {
+		t.Helper()
+		var content map[string]any
+		must(t, yaml.Unmarshal([]byte(spec), &content))
+		bundle, err := os.ReadFile(filepath.Join(files.Files("c1", "exporter").BundleDir, name+".pem"))
+		must(t, err)
+		content["trustBundle"] = string(bundle)
+		u := &unstructured.Unstructured{Object: map[string]any{"spec": content}}
+		u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))
+		u.SetName(name)
+		_, err = remotes.Create(t.Context(), u, metav1.CreateOptions{})
+		must(t, err)
+	}
+	patch := func(name, patch string, sub ...string) {
+		t.Helper()
+		if !json.Valid([]byte(patch)) {
+			t.Fatal(patch)
+		}
+		_, err := remotes.Patch(t.Context(), name, "application/merge-patch+json", []byte(patch),
+			metav1.PatchOptions{}, sub...)
+		must(t, err)
+	}
+	exporting := func(name, want string) {
+		t.Helper()
+		within(t, name+" is "+want, func() bool {
+			u, err := remotes.Get(t.Context(), name, metav1.GetOptions{})
+			must(t, err)
+			var o v1alpha1.RemoteCluster
+			must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &o))
+			c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionExporting)
+			return c != nil && c.Reason == want
+		})
+	}
+	e := startWith(t, api, files, "leaderElection: {enabled: false}", bundles)
+
+	create("c2", `{podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], broker: {address: "`+at2+`"}}`)
+	const all = "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
+	within(t, "c2 holds what is exported", func() bool { return c2.holds() == all })
+	exporting("c2", "Connected")
+	since, told := e.status().GetLinks()[0].GetSince().AsTime(), c2.changes()
+
+	const specOfC3 = `podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 7801}, broker: {address: "`
+	const withheld = `export: {rules: [{kinds: [services], namespaces: [shop], action: Withhold}]}`
+	create("c3", `{`+specOfC3+at3+`"}, `+withheld+`}`)
+	within(t, "c3 holds what it may see", func() bool { return c3.holds() == "node n1, setmember shop/web" })
+	exporting("c3", "Connected")
+	patch("c3", `{"spec":{"export":null}}`)
+	within(t, "c3 holds all", func() bool { return c3.holds() == all })
+	patch(
+		"c3",
+		`{"spec":{"export":{"rules":[{"selector":{"matchLabels":{"semaphore.uw.systems/name":"front"}},"action":"Withhold"}]}}}`,
+	)
+	within(t, "c3 loses what its rule withholds",
+		func() bool { return c3.holds() == "endpointslice shop/echo-1, node n1, service shop/echo" })
+	if link := e.status().GetLinks()[0]; link.GetCluster() != "c2" || !link.GetConnected() ||
+		!link.GetSince().AsTime().Equal(since) {
+		t.Errorf("the stream to c2 is another: %v, and began at %s", link, since)
+	}
+	if n := c2.changes(); n != told {
+		t.Errorf("c2 was told %d changes while only c3 changed", n-told)
+	}
+
+	// What bounds the agents' broker: c3 by its spec; c2 once its broker has taken a port of the range.
+	bounds := func() string {
+		m, err := admin.CoreV1().ConfigMaps("semaphore").Get(t.Context(), "semaphore-remotes", metav1.GetOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		return m.Data[config.RemotesFile]
+	}
+	within(t, "c3 is in the bounds", func() bool {
+		return strings.Contains(bounds(), "name: c3") && strings.Contains(bounds(), "listenPort: 7801")
+	})
+	patch("c2", `{"status":{"listenPort":4789}}`, "status")
+	patch("c3", `{"spec":{"encryption":"permissive"}}`)
+	within(t, "c3 is permissive", func() bool { return strings.Contains(bounds(), "encryption: permissive") })
+	if strings.Contains(bounds(), "name: c2") {
+		t.Errorf("a port outside of the range is passed on: %s", bounds())
+	}
+	patch("c2", `{"status":{"listenPort":7790}}`, "status")
+	within(t, "c2 is in the bounds", func() bool { return strings.Contains(bounds(), "listenPort: 7790") })
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "broker.yaml"), []byte("localSubnets: [10.1.0.0/16]"), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, config.RemotesFile), []byte(bounds()), 0o600))
+	if s, err := config.LoadSubnets(filepath.Join(dir, "broker.yaml"), "c1"); err != nil || len(s.Remotes) != 2 ||
+		s.Remotes["c2"].WireGuard.ListenPort != 7790 {
+		t.Errorf("an agent reads %+v, %v", s, err)
+	}
+
+	// c3 goes and comes back. What ended meanwhile is not told late.
+	must(t, remotes.Delete(t.Context(), "c3", metav1.DeleteOptions{}))
+	within(t, "one stream is left", func() bool { return len(e.status().GetLinks()) == 1 })
+	must(t, admin.CoreV1().Services("shop").Delete(t.Context(), "echo", metav1.DeleteOptions{}))
+	within(t, "c2 knows the end", func() bool { return c2.holds() == "node n1, setmember shop/web" })
+	if got := c3.holds(); got != "endpointslice shop/echo-1, node n1, service shop/echo" {
+		t.Errorf("c3 was told something: it holds %s", got)
+	}
+	create("c3", `{`+specOfC3+at3+`"}}`)
+	within(t, "c3 holds what there is", func() bool { return c3.holds() == "node n1, setmember shop/web" })
+	if link := e.status().GetLinks()[0]; !link.GetSince().AsTime().Equal(since) {
+		t.Errorf("the stream to c2 is another: %v", link)
+	}
+}

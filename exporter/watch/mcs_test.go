@@ -1,0 +1,146 @@
+package watch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
+	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// TestServiceExports: nothing is complete before both definitions of the API are served; then a Service without a label
+// is exported with its slices, and when the definitions are removed while the exporter runs, all exports stay and it
+// says what it waits for. The apiserver deletes all ServiceExports in that case.
+func TestServiceExports(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin, ctx := client(t, cfg), t.Context()
+	crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
+	exports, err := mcs.New(cfg, "test")
+	must(t, err)
+	namespace(t, admin, "shop")
+	for _, name := range []string{"echo", "other"} {
+		_, err := admin.CoreV1().Services("shop").Create(ctx, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+		_, err = admin.DiscoveryV1().EndpointSlices("shop").Create(ctx, &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](8080)}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.1.1.1"}}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	rules := newCatalog(t, config.Services).Rules()
+	rules.MultiCluster = true
+	c := catalog.New(rules)
+	w := startWith(t, admin, kube.NewBlockAffinities(cfg), c, func(w *Watcher) {
+		w.ReadExports(exports.Exports().ListWatch(""))
+	})
+
+	waits := func(why string) {
+		t.Helper()
+		within(t, func() error {
+			err := w.Synced()
+			if err == nil {
+				return fmt.Errorf("the catalog is complete")
+			}
+			if !strings.Contains(err.Error(), why) {
+				return fmt.Errorf("it says %q, not %q", err, why)
+			}
+			for _, kind := range []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE} {
+				if w.Ready(kind) {
+					return fmt.Errorf("kind %s is complete", kind)
+				}
+			}
+			return nil
+		})
+	}
+	waits("there is no CustomResourceDefinition serviceexports.multicluster.x-k8s.io: apply it")
+	all, err := definitions.All()
+	must(t, err)
+	_, err = crds.Create(ctx, all[0], metav1.CreateOptions{})
+	must(t, err)
+	waits("there is no CustomResourceDefinition serviceimports.multicluster.x-k8s.io: apply it")
+	_, err = definitions.Apply(ctx, crds, false)
+	must(t, err)
+	waitForSync(t, w)
+
+	says := func(want ...string) {
+		t.Helper()
+		within(t, func() error {
+			var got []string
+			entries, _ := c.Journal().Snapshot()
+			for _, e := range entries {
+				got = append(got, e.Key.String())
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, want) {
+				return fmt.Errorf("exported are %q, not %q", got, want)
+			}
+			return nil
+		})
+	}
+	says()
+	export := &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo"},
+		Spec: mcsv1beta1.ServiceExportSpec{ExportedLabels: map[string]string{"team": "a"}}}
+	_, err = exports.Exports().Create(ctx, export)
+	must(t, err)
+	says("endpointslice shop/echo-1", "service shop/echo")
+	for _, e := range c.ServiceExports() {
+		if e.Name != "echo" || e.Valid != mcsv1beta1.ServiceExportReasonValid || e.Offer == nil {
+			t.Errorf("the export is %+v", e)
+		}
+	}
+
+	// The API goes, and with it all ServiceExports.
+	for _, d := range all {
+		must(t, crds.Delete(ctx, d.Name, metav1.DeleteOptions{}))
+	}
+	within(t, func() error {
+		problems := strings.Join(finding.Texts(w.Findings()), "\n")
+		if !strings.Contains(problems, "serviceexports: the watch fails") ||
+			!strings.Contains(problems, "CustomResourceDefinition serviceexports.multicluster.x-k8s.io") {
+			return fmt.Errorf("the problems are %q", problems)
+		}
+		return nil
+	})
+	within(t, func() error {
+		if _, err := crds.Get(ctx, all[0].Name, metav1.GetOptions{}); err == nil {
+			return fmt.Errorf("the definition is not gone yet")
+		}
+		return nil
+	})
+	time.Sleep(2 * time.Second) // longer than a watch takes to pass on a deletion
+	says("endpointslice shop/echo-1", "service shop/echo")
+
+	// It comes back: what is not exported any more goes.
+	_, err = definitions.Apply(ctx, crds, false)
+	must(t, err)
+	says()
+	export.Spec = mcsv1beta1.ServiceExportSpec{}
+	within(t, func() error {
+		_, err := exports.Exports().Create(ctx, export)
+		return err
+	})
+	says("endpointslice shop/echo-1", "service shop/echo")
+	must(t, exports.Exports().Delete(ctx, "shop", "echo", metav1.DeleteOptions{}))
+	says()
+}

@@ -1,0 +1,564 @@
+package ctl
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	neturl "net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/ctl/install"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/preflight"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+)
+
+// foreignCluster is a cluster in which nothing of semaphore runs.
+type foreignCluster struct {
+	applier *applier
+	facts   *preflight.Cluster
+	name    string
+	// api is the URL of its apiserver for the exporters, and roots are those that the kubeconfig has for it.
+	api   string
+	roots []byte
+}
+
+// agentless are the flags of link and unlink for such clusters.
+type agentless struct {
+	contexts []string
+	apis     map[string]string
+	features []string
+}
+
+// foreign reads the clusters of --agentless, each CONTEXT or CONTEXT=NAME.
+func (l *linker) foreign(ctx context.Context, look bool) ([]*foreignCluster, error) {
+	var out []*foreignCluster
+	for _, text := range l.agentless.contexts {
+		name, as, _ := strings.Cut(text, "=")
+		one := fleet.Access{Contexts: []string{name}, Kubeconfig: l.access.Kubeconfig, Namespace: l.access.Namespace}
+		c, err := one.Cluster()
+		if err != nil {
+			return nil, err
+		}
+		f := &foreignCluster{name: as, api: l.agentless.apis[name]}
+		if f.applier, err = applierOf(c, l.progress); err != nil {
+			return nil, err
+		}
+		f.applier.force = true // nobody else's fields: the objects are ours
+		if look || f.name == "" {
+			if f.facts, err = survey(ctx, c); err != nil {
+				return nil, err
+			}
+			if f.name == "" {
+				f.name = f.facts.Name()
+			}
+			f.facts.Names = []string{f.name}
+		}
+		if err := config.ClusterName(f.name); err != nil {
+			return nil, fmt.Errorf("--agentless %s: %w; name it by --agentless %s=NAME", text, err, name)
+		}
+		if look {
+			if err := f.reach(c.Config); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, f)
+	}
+	return out, nil
+}
+
+// reach finds out how pods of other clusters reach the apiserver: as the kubeconfig does, unless that is this machine.
+func (f *foreignCluster) reach(cfg *rest.Config) error {
+	if f.api == "" {
+		f.api = cfg.Host
+		u, err := neturl.Parse(cfg.Host)
+		if err != nil || u.Scheme != "https" {
+			return fmt.Errorf("--api %s: the kubeconfig has %q for it, which is no https URL: give --api %s=https://…",
+				f.applier.cluster.Context, cfg.Host, f.applier.cluster.Context)
+		}
+		ip, err := netip.ParseAddr(u.Hostname())
+		if u.Hostname() == "localhost" || err == nil && (ip.IsLoopback() || ip.IsUnspecified()) {
+			return fmt.Errorf("--api %s: the kubeconfig has %s for it, which is this machine alone: give the URL by which pods "+
+				"of the other clusters reach it, --api %s=https://…", f.applier.cluster.Context, cfg.Host,
+				f.applier.cluster.Context)
+		}
+	}
+	f.roots = cfg.CAData
+	if len(f.roots) == 0 && cfg.CAFile != "" {
+		var err error
+		if f.roots, err = os.ReadFile(cfg.CAFile); err != nil {
+			return fmt.Errorf("%s: roots of the apiserver: %w", f.applier.cluster.Context, err)
+		}
+	}
+	return nil
+}
+
+// readers are the clusters of --context, which have semaphore.
+func (l *linker) readers(ctx context.Context) ([]*linkedCluster, error) {
+	clusters, err := l.access.Clusters()
+	if err != nil {
+		return nil, err
+	}
+	var out []*linkedCluster
+	for _, c := range clusters {
+		p, err := l.party(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		p.applier.force = true
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// checkAgentless says what is wrong with the flags.
+func (l *linker) checkAgentless() error {
+	a := &l.agentless
+	for _, f := range a.features {
+		if !slices.Contains([]string{"encryption", "services", "policy"}, f) {
+			return fmt.Errorf("--features %q: use encryption, services, policy", f)
+		}
+	}
+	for name, text := range a.apis {
+		if u, err := neturl.Parse(text); err != nil || u.Scheme != "https" || u.Host == "" {
+			return fmt.Errorf("--api %s=%s: use a URL such as https://api.c2.example.org:6443", name, text)
+		}
+		if !slices.ContainsFunc(a.contexts, func(c string) bool { return c == name || strings.HasPrefix(c, name+"=") }) {
+			return fmt.Errorf("--api %s: --agentless does not name this context", name)
+		}
+	}
+	switch {
+	case len(a.contexts) == 0 && len(a.features) > 0:
+		return errors.New("--features: it is for --agentless")
+	case len(a.contexts) > 0 && l.withAll:
+		return errors.New("--with-all: without --agentless; name the clusters that read by --context")
+	case len(a.contexts) > 0 && l.output != "":
+		return errors.New("--output: with --agentless there are Secrets; the manifests are in deploy/reader and " +
+			"deploy/foreign-exporter")
+	}
+	return nil
+}
+
+// read has exporters beside the brokers of --context read the clusters of --agentless. What stands in the way is found
+// before anything is written.
+func (l *linker) read(ctx context.Context, w io.Writer) error {
+	there, err := l.foreign(ctx, true)
+	if err != nil {
+		return err
+	}
+	here, err := l.readers(ctx)
+	if err != nil {
+		return err
+	}
+	var found []check.Finding
+	for _, p := range here {
+		for _, f := range there {
+			one, err := p.mayRead(ctx, f)
+			if err != nil {
+				return err
+			}
+			found = append(found, one...)
+		}
+	}
+	if found = slices.DeleteFunc(found, func(f check.Finding) bool { return f.Level != check.Error }); len(found) > 0 {
+		return report(w, found, "table")
+	}
+	for _, p := range here {
+		for _, f := range there {
+			if err := l.readOne(ctx, w, p, f); err != nil {
+				return err
+			}
+		}
+		if err := p.names(ctx, w, l.dns); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mayRead says what stands in the way of reading a cluster.
+func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster) ([]check.Finding, error) {
+	found := preflight.JudgePair(p.facts, f.facts)
+	if len(f.facts.Pods.Prefixes) == 0 {
+		found = append(found, check.Finding{Code: "subnets-unknown", Level: check.Error, Side: f.facts.Context,
+			Subject: f.facts.Context + ": pod subnets", Evidence: "none were found, and addresses outside of them are refused",
+			Fix: "write the RemoteCluster by hand: docs/agentless.md"})
+	}
+	exporter, err := p.applier.get(ctx, namespaceRef(naming.ForeignNamespace(f.name)))
+	if err != nil {
+		return nil, err
+	}
+	if exporter != nil && exporter.GetLabels()[install.ForeignLabel] != p.applier.cluster.Namespace {
+		found = append(found, check.Finding{Code: finding.NamespaceTaken, Level: check.Error, Side: p.facts.Context,
+			Subject: p.facts.Context + ": namespace " + exporter.GetName(),
+			Evidence: "it is there already, and is no exporter's " +
+				"of this installation", Fix: "name the cluster otherwise, by --agentless CONTEXT=NAME"})
+	}
+	remote, err := p.remotes.Get(ctx, f.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		return nil, fmt.Errorf("%s: RemoteCluster %s: %w", p.facts.Context, f.name, err)
+	case exporter == nil:
+		found = append(found, check.Finding{Code: "name-taken", Level: check.Error, Side: p.facts.Context,
+			Subject: p.facts.Context + ": RemoteCluster " + remote.GetName(), Evidence: "it is there already, for a cluster " +
+				"with an exporter of its own",
+			Fix: fmt.Sprintf("unlink the two first, or delete it: kubectl --context %s delete remotecluster %s",
+				p.facts.Context, f.name)})
+	}
+	return found, nil
+}
+
+// readOne makes all that one exporter for one cluster needs.
+func (l *linker) readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignCluster) error {
+	image, err := p.image(ctx)
+	if err != nil {
+		return err
+	}
+	what := install.Foreign{Cluster: f.name, Reader: p.name, Parts: p.applier.cluster.Namespace, Image: image,
+		APIURL: f.api, Features: l.featuresOf(p), Roots: len(f.roots) > 0}
+	token, err := f.account(ctx, what)
+	if err != nil {
+		return err
+	}
+	objects, err := install.BuildForeign(what)
+	if err != nil {
+		return err
+	}
+	if _, err := p.applier.apply(ctx, objects[0]); err != nil { // the namespace
+		return err
+	}
+	root, err := p.proof(ctx, what, token)
+	if err != nil {
+		return err
+	}
+	remote, err := p.remoteOf(f, what, root)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(remote)
+	if err != nil {
+		return err
+	}
+	force := true
+	if _, err := p.remotes.Patch(ctx, f.name, types.ApplyPatchType, data,
+		metav1.PatchOptions{FieldManager: fieldManager, Force: &force}); err != nil {
+		return fmt.Errorf("%s: RemoteCluster %s: %w", p.facts.Context, f.name, err)
+	}
+	for _, o := range objects[1:] {
+		if _, err := p.applier.apply(ctx, o); err != nil {
+			return err
+		}
+	}
+	for _, o := range objects {
+		if install.Runs(o.GetKind()) {
+			if err := p.applier.ready(ctx, install.RefOf(o)); err != nil {
+				return err
+			}
+		}
+	}
+	clear := ""
+	if remote.Spec.Encryption == string(config.Clear) {
+		clear = "; packets to and from its pods are not encrypted"
+	}
+	_, err = fmt.Fprintf(w, "%s: RemoteCluster %s: pods %s, read by an exporter in namespace %s%s\n", p.facts.Context,
+		f.name, f.facts.Pods, what.Namespace(), clear)
+	return err
+}
+
+// featuresOf are those that an exporter for another cluster exports: what was asked for, else what the reader takes
+// without agents on the other side.
+func (l *linker) featuresOf(p *linkedCluster) (out config.Features) {
+	for _, f := range l.agentless.features {
+		out = append(out, config.Feature(f))
+	}
+	for _, f := range []config.Feature{config.Services, config.Policy} {
+		if len(l.agentless.features) == 0 && (p.installed == nil || p.installed.Values.Features.Has(f)) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// image is the one that the broker runs.
+func (p *linkedCluster) image(ctx context.Context) (string, error) {
+	broker, err := p.applier.get(ctx, p.applier.workload("Deployment", "semaphore-broker"))
+	if err != nil {
+		return "", err
+	}
+	if broker == nil {
+		return "", fmt.Errorf("%s: no Deployment %s/semaphore-broker, beside which an exporter could run", p.facts.Context,
+			p.applier.cluster.Namespace)
+	}
+	containers, _, _ := unstructured.NestedSlice(broker.Object, "spec", "template", "spec", "containers")
+	for _, c := range containers {
+		if c, ok := c.(map[string]any); ok && c["name"] == "broker" {
+			image, _, _ := unstructured.NestedString(c, "image")
+			return image, nil
+		}
+	}
+	return "", nil
+}
+
+// account makes the ServiceAccount in the cluster that is read, and returns its token with the apiserver's roots, as a
+// Secret has them.
+func (f *foreignCluster) account(ctx context.Context, what install.Foreign) (map[string][]byte, error) {
+	objects, err := install.BuildReader(what)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range objects {
+		if _, err := f.applier.apply(ctx, o); err != nil {
+			return nil, err
+		}
+	}
+	out := map[string][]byte{}
+	secret := install.Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Secret"),
+		Namespace: install.ReaderNamespace, Name: what.ReaderName()}
+	err = f.applier.until(ctx, secret.String(), func() (string, error) {
+		found, err := f.applier.get(ctx, secret)
+		if err != nil || found == nil {
+			return "it is not there", err
+		}
+		var s corev1.Secret
+		if err := fromUnstructured(found, &s); err != nil {
+			return "", err
+		}
+		if len(s.Data[corev1.ServiceAccountTokenKey]) == 0 {
+			return "Kubernetes has not written a token into it", nil
+		}
+		roots := bytes.TrimSpace(s.Data[corev1.ServiceAccountRootCAKey])
+		if len(f.roots) > 0 && !bytes.Contains(roots, bytes.TrimSpace(f.roots)) {
+			roots = append(append(roots, '\n'), bytes.TrimSpace(f.roots)...)
+		}
+		out[corev1.ServiceAccountTokenKey] = s.Data[corev1.ServiceAccountTokenKey]
+		out[corev1.ServiceAccountRootCAKey] = append(roots, '\n')
+		return "", nil
+	})
+	return out, err
+}
+
+// proof gives the exporter its token, the roots of the own cluster, and a certificate by which the broker knows for
+// which cluster it speaks. One that is good for half of its time stays. The root that proves it is returned.
+func (p *linkedCluster) proof(ctx context.Context, what install.Foreign, token map[string][]byte) ([]byte, error) {
+	beside := &clusterPKI{cluster: &fleet.Cluster{Context: p.facts.Context, Namespace: what.Namespace(),
+		Config: p.applier.cluster.Config}}
+	namespaced, err := pkiOf(beside.cluster)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	name := pki.SecretName("exporter")
+	have, err := namespaced.secret(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	var root []byte
+	if remote, err := p.remotes.Get(ctx, what.Cluster, metav1.GetOptions{}); err == nil {
+		text, _, _ := unstructured.NestedString(remote.Object, "spec", "trustBundle")
+		root = []byte(text)
+	}
+	half := now.Add(defaultValidity.Certificate / 2)
+	if pki.Proves(root, have[corev1.TLSCertKey], have[corev1.TLSPrivateKeyKey], what.Cluster, "exporter", half) != nil {
+		var cert, key []byte
+		if root, cert, key, err = pki.Alone(what.Cluster, "exporter", defaultValidity.Certificate, now); err != nil {
+			return nil, err
+		}
+		secret, err := tlsSecret(what.Namespace(), name, cert, key)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := p.applier.apply(ctx, secret); err != nil {
+			return nil, err
+		}
+	}
+	secret, err := objectFrom(&corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: metav1.ObjectMeta{Name: install.ReaderSecret, Namespace: what.Namespace()},
+		Type:       corev1.SecretTypeOpaque, Data: token,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := p.applier.apply(ctx, secret); err != nil {
+		return nil, err
+	}
+	bundles, err := objectFrom(&corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{Name: pki.BundlesConfigMap, Namespace: what.Namespace()},
+		Data:       map[string]string{p.name + ".pem": string(p.bundle), what.Cluster + ".pem": string(root)},
+	})
+	if err != nil {
+		return nil, err
+	}
+	_, err = p.applier.apply(ctx, bundles)
+	return root, err
+}
+
+// remoteOf is the RemoteCluster of a cluster that is read: nothing is exported to it, and nodes without agents encrypt
+// nothing.
+func (p *linkedCluster) remoteOf(f *foreignCluster, what install.Foreign, root []byte) (*appliedRemote, error) {
+	whole, err := objectOf(&linkedCluster{name: f.name, facts: f.facts}, root)
+	if err != nil {
+		return nil, err
+	}
+	var out appliedRemote
+	if err := fromUnstructured(whole, &out); err != nil {
+		return nil, err
+	}
+	out.Spec.Broker = nil
+	encrypts := p.installed == nil || p.installed.Values.Features.Has(config.Encryption)
+	if !encrypts {
+		out.Spec.NodeSubnets = nil
+	} else if !what.Features.Has(config.Encryption) {
+		out.Spec.Encryption = string(config.Clear)
+	}
+	return &out, nil
+}
+
+// appliedRemote is a RemoteCluster without a status.
+type appliedRemote struct {
+	metav1.TypeMeta `json:",inline"`
+	Metadata        struct {
+		Name string `json:"name"`
+	} `json:"metadata"`
+	Spec v1alpha1.RemoteClusterSpec `json:"spec"`
+}
+
+// unread ends what read began.
+func (l *linker) unread(ctx context.Context, w io.Writer) error {
+	there, err := l.foreign(ctx, false)
+	if err != nil {
+		return err
+	}
+	here, err := l.readers(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range here {
+		for _, f := range there {
+			if err := p.unreadRemote(ctx, w, f.name); err != nil {
+				return err
+			}
+			if err := p.applier.endReading(ctx, w, f.name); err != nil {
+				return err
+			}
+			if err := f.close(ctx, w, install.Foreign{Cluster: f.name, Reader: p.name,
+				Features: config.Features{config.Encryption, config.Services, config.Policy}}); err != nil {
+				return err
+			}
+		}
+		if err := p.names(ctx, w, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unreadRemote deletes the RemoteCluster of a cluster that is read. One with a broker is linked by now, and stays.
+func (p *linkedCluster) unreadRemote(ctx context.Context, w io.Writer, name string) error {
+	found, err := p.remotes.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: RemoteCluster %s: %w", p.facts.Context, name, err)
+	}
+	if broker, linked, _ := unstructured.NestedMap(found.Object, "spec", "broker"); linked && len(broker) > 0 {
+		_, err := fmt.Fprintf(w, "%s: RemoteCluster %s has a broker: it is linked, and stays\n", p.facts.Context, name)
+		return err
+	}
+	return remove(ctx, w, p.facts.Context, p.remotes, name)
+}
+
+// endReading deletes the exporter for a cluster, where there is one beside the broker.
+func (a *applier) endReading(ctx context.Context, w io.Writer, cluster string) error {
+	ref := namespaceRef(naming.ForeignNamespace(cluster))
+	found, err := a.get(ctx, ref)
+	if err != nil || found == nil || found.GetLabels()[install.ForeignLabel] != a.cluster.Namespace {
+		return err
+	}
+	if err := a.remove(ctx, ref); err != nil {
+		return err
+	}
+	if err := a.gone(ctx, ref); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s: %s with the exporter that read %s deleted\n", a.cluster.Context, ref, cluster)
+	return err
+}
+
+// close deletes one reader's ServiceAccount and rights, and the namespace with the last of them.
+func (f *foreignCluster) close(ctx context.Context, w io.Writer, what install.Foreign) error {
+	objects, err := install.BuildReader(what)
+	if err != nil {
+		return err
+	}
+	for _, o := range slices.Backward(objects) {
+		if o.GetKind() == "Namespace" {
+			continue
+		}
+		if err := f.applier.remove(ctx, install.RefOf(o)); err != nil {
+			return err
+		}
+	}
+	others, err := f.applier.client.Resource(corev1.SchemeGroupVersion.WithResource("serviceaccounts")).
+		Namespace(install.ReaderNamespace).List(ctx, metav1.ListOptions{LabelSelector: partOf + "=semaphore"})
+	if err != nil {
+		return fmt.Errorf("%s: ServiceAccounts: %w", f.applier.cluster.Context, err)
+	}
+	others.Items = slices.DeleteFunc(others.Items, func(o unstructured.Unstructured) bool {
+		return o.GetName() == what.ReaderName() // it is being deleted
+	})
+	if len(others.Items) == 0 {
+		ref := namespaceRef(install.ReaderNamespace)
+		if err := f.applier.remove(ctx, ref); err != nil {
+			return err
+		}
+		if err := f.applier.gone(ctx, ref); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Fprintf(w, "%s: ServiceAccount %s/%s deleted, and its rights\n", f.applier.cluster.Context,
+		install.ReaderNamespace, what.ReaderName())
+	return err
+}
+
+// exportersBeside are the namespaces of exporters for other clusters.
+func (a *applier) exportersBeside(ctx context.Context) ([]install.Ref, error) {
+	list, err := a.client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).List(ctx,
+		metav1.ListOptions{LabelSelector: install.ForeignLabel + "=" + a.cluster.Namespace})
+	if err != nil {
+		return nil, fmt.Errorf("%s: namespaces: %w", a.cluster.Context, err)
+	}
+	var out []install.Ref
+	for _, o := range list.Items {
+		out = append(out, namespaceRef(o.GetName()))
+	}
+	return out, nil
+}
+
+func objectFrom(typed any) (*unstructured.Unstructured, error) {
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(typed)
+	return &unstructured.Unstructured{Object: object}, err
+}

@@ -1,0 +1,319 @@
+package ctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/broker"
+	"github.com/kube-semaphore/semaphore/exporter"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+)
+
+// mounted plays kubelet for a volume: the data of a Secret or ConfigMap, as files of a directory.
+func mounted(t *testing.T, admin kubernetes.Interface, dir, kind, namespace, name string) {
+	t.Helper()
+	data := map[string][]byte{}
+	if kind == "Secret" {
+		s, err := admin.CoreV1().Secrets(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		must(t, err)
+		data = s.Data
+	} else {
+		c, err := admin.CoreV1().ConfigMaps(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		must(t, err)
+		for key, text := range c.Data {
+			data[key] = []byte(text)
+		}
+	}
+	must(t, os.MkdirAll(dir, 0o700))
+	for key, content := range data {
+		must(t, os.WriteFile(filepath.Join(dir, key), content, 0o600))
+	}
+}
+
+// configOf is the file that a Deployment of a namespace mounts.
+func configOf(t *testing.T, admin kubernetes.Interface, namespace, deployment string) string {
+	t.Helper()
+	d, err := admin.AppsV1().Deployments(namespace).Get(t.Context(), deployment, metav1.GetOptions{})
+	must(t, err)
+	for _, v := range d.Spec.Template.Spec.Volumes {
+		if v.Name == "config" {
+			c, err := admin.CoreV1().ConfigMaps(namespace).Get(t.Context(), v.ConfigMap.Name, metav1.GetOptions{})
+			must(t, err)
+			return c.Data["config.yaml"]
+		}
+	}
+	t.Fatalf("Deployment %s mounts no configuration", deployment)
+	return ""
+}
+
+// TestAgentless: one command has an exporter beside the broker of c1 read a cluster in which nothing but a
+// ServiceAccount is installed, and nobody makes a certificate by hand. A real broker and a real exporter run as the
+// manifests configure them. A token that was revoked is replaced by the same command; that a running client takes it is
+// TestRemoteAPI of internal/kube. unlink leaves nothing in either cluster.
+func TestAgentless(t *testing.T) {
+	controllers = append(controllers, "serviceaccount-token-controller")
+	t.Cleanup(func() { controllers = controllers[:len(controllers)-1] })
+	kubeconfig, c1 := emptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", true)
+	second, c2 := emptyCluster(t, "legacy", "10.2.0.0/16", "172.18.2.7", false)
+	t.Setenv("KUBECONFIG", kubeconfig+":"+renamed(t, second))
+	here, there := kubernetes.NewForConfigOrDie(c1), kubernetes.NewForConfigOrDie(c2)
+	must(t, awaitDefault(t, here))
+	must(t, awaitDefault(t, there))
+	ports := regexp.MustCompile(`127\.0\.0\.1:\d+`)
+	ctl := func(want int, args string) string {
+		t.Helper()
+		out, code, err := run(t, strings.Fields(args)...)
+		if code != want {
+			t.Fatalf("%s: exit code %d, %v\n%s", args, code, err, out)
+		}
+		if err != nil {
+			out += "error: " + err.Error() + "\n"
+		}
+		return ports.ReplaceAllString(durations.ReplaceAllString(out, "TIME"), "127.0.0.1:PORT")
+	}
+	ctl(0, "install --context c1 --features services,policy")
+	before, beforeThere := everything(t, c1), everything(t, c2)
+	link := "link --context c1 --agentless legacy=c2 --api legacy=" + c2.Host
+	golden(t, "agentless-loopback", ctl(1, "link --context c1 --agentless legacy=c2"))
+	golden(t, "agentless", ctl(0, link))
+
+	dir := t.TempDir()
+	address := loopback.Address(t)
+	startBroker(t, here, c1, dir, address)
+	mount := func() {
+		mounted(t, here, filepath.Join(dir, "exporter-tls"), "Secret", "semaphore-c2", "semaphore-exporter-tls")
+		mounted(t, here, filepath.Join(dir, "exporter-bundles"), "ConfigMap", "semaphore-c2", "semaphore-bundles")
+		mounted(t, here, filepath.Join(dir, "reader"), "Secret", "semaphore-c2", "semaphore-reader")
+	}
+	mount()
+	text := configOf(t, here, "semaphore-c2", "semaphore-exporter")
+	text = strings.ReplaceAll(text, "semaphore-broker-federation.semaphore.svc:8443", address)
+	text = strings.ReplaceAll(text, "/etc/semaphore/reader", filepath.Join(dir, "reader"))
+	cfg, err := config.Parse[config.Exporter](fmt.Appendf(nil, `%s
+leaderElection: {enabled: false}
+tls: {certFile: %[2]s/exporter-tls/tls.crt, keyFile: %[2]s/exporter-tls/tls.key, bundleDir: %[2]s/exporter-bundles}
+listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
+`, text, dir, loopback.Address(t)))
+	must(t, err)
+	if cfg.Cluster != "c2" || cfg.Features.Has(config.Encryption) || cfg.Events {
+		t.Errorf("the exporter's configuration is\n%s", text)
+	}
+	testkit.Run(t, func(ctx context.Context) error { return exporter.Run(ctx, cfg) })
+	offer := func(name, ip string) {
+		t.Helper()
+		s, err := there.CoreV1().Services("default").Create(t.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name,
+				Labels: map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}}, metav1.CreateOptions{})
+		must(t, err)
+		ready, port, portName, protocol := true, int32(8080), "http", corev1.ProtocolTCP
+		_, err = there.DiscoveryV1().EndpointSlices("default").Create(t.Context(), &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: name + "-1",
+				Labels: map[string]string{discoveryv1.LabelServiceName: s.Name, // and as Kubernetes copies those of the Service
+					"mirror.semaphore.uw.io/mirror-service": "true"}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{ip},
+				Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+			Ports: []discoveryv1.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	mirrored := func(name, ip string) error {
+		mirror := "c2-default-73736d-" + name
+		if _, err := here.CoreV1().Services("semaphore").Get(t.Context(), mirror, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		all, err := here.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(),
+			metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + mirror})
+		if err != nil {
+			return err
+		}
+		for _, s := range all.Items {
+			for _, e := range s.Endpoints {
+				if e.Addresses[0] == ip {
+					return nil
+				}
+			}
+		}
+		var seen []string
+		for _, s := range all.Items {
+			seen = append(seen, fmt.Sprint(s.Name, s.Endpoints))
+		}
+		return fmt.Errorf("%s has not the endpoint %s: %q", mirror, ip, seen)
+	}
+	offer("echo", "10.2.0.9")
+	took := testkit.Eventually(t, time.Minute, "the Service of the other cluster is mirrored",
+		func() error { return mirrored("echo", "10.2.0.9") })
+	t.Logf("mirrored %s after it was offered", took)
+	pod, err := there.CoreV1().Pods("default").Create(t.Context(),
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "client",
+			Labels: map[string]string{"semaphore.uw.systems/name": "client"}},
+			Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "i"}}}},
+		metav1.CreateOptions{})
+	must(t, err)
+	_, err = there.CoreV1().Pods("default").Patch(t.Context(), pod.Name, types.MergePatchType,
+		[]byte(`{"status":{"phase":"Running","podIP":"10.2.0.10","podIPs":[{"ip":"10.2.0.10"}]}}`),
+		metav1.PatchOptions{}, "status")
+	must(t, err)
+	dynamicHere := dynamic.NewForConfigOrDie(c1)
+	testkit.Eventually(t, time.Minute, "the pod is in a set", func() error {
+		set, err := dynamicHere.Resource(kubetest.CalicoCRD.WithResource("globalnetworksets")).Get(t.Context(),
+			"c2-default-client", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if nets, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets"); len(nets) != 1 ||
+			!strings.HasPrefix(nets[0], "10.2.0.10") {
+			return fmt.Errorf("its addresses are %q", nets)
+		}
+		return nil
+	})
+	remotes := dynamicHere.Resource(v1alpha1.RemoteClusters)
+	testkit.Eventually(t, time.Minute, "the RemoteCluster is connected", func() error {
+		r, err := remotes.Get(t.Context(), "c2", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		conditions, _, _ := unstructured.NestedSlice(r.Object, "status", "conditions")
+		for _, c := range conditions {
+			c := c.(map[string]any)
+			if bad := c["type"] != "Exporting" && c["status"] != "True"; bad {
+				return fmt.Errorf("%v", c)
+			}
+		}
+		if len(conditions) == 0 {
+			return errors.New("no conditions")
+		}
+		return nil
+	})
+
+	// The second call changes nothing but what must be: certificate and token stay.
+	certificate := func() string {
+		s, err := here.CoreV1().Secrets("semaphore-c2").Get(t.Context(), "semaphore-exporter-tls", metav1.GetOptions{})
+		must(t, err)
+		return string(s.Data["tls.crt"])
+	}
+	first := certificate()
+	ctl(0, link)
+	if certificate() != first {
+		t.Error("the second call made another certificate")
+	}
+
+	// The token is revoked. The next call has another, and what runs continues.
+	must(t, there.CoreV1().Secrets("semaphore-reader").Delete(t.Context(), "semaphore-reader-c1", metav1.DeleteOptions{}))
+	old, err := os.ReadFile(filepath.Join(dir, "reader", "token"))
+	must(t, err)
+	testkit.Eventually(t, time.Minute, "the token is revoked", func() error {
+		byToken := kubernetes.NewForConfigOrDie(&rest.Config{Host: c2.Host, BearerToken: string(old),
+			TLSClientConfig: rest.TLSClientConfig{CAData: c2.CAData}})
+		if _, err := byToken.CoreV1().Services("default").List(t.Context(), metav1.ListOptions{}); err == nil {
+			return errors.New("it reads Services still")
+		}
+		return nil
+	})
+	ctl(0, link)
+	mount()
+	fresh, err := os.ReadFile(filepath.Join(dir, "reader", "token"))
+	must(t, err)
+	if string(fresh) == string(old) {
+		t.Fatal("the token is the one that was revoked")
+	}
+	offer("later", "10.2.0.11")
+	testkit.Eventually(t, 3*time.Minute, "a Service that is offered after the token was replaced is mirrored",
+		func() error { return mirrored("later", "10.2.0.11") })
+
+	// What was there before, and the new Services and the pod.
+	golden(t, "agentless-unlink", ctl(0, "unlink --context c1 --agentless legacy=c2"))
+	testkit.Eventually(t, time.Minute, "the mirrors are deleted", func() error {
+		if mirrored("echo", "10.2.0.9") == nil {
+			return errors.New("echo is there")
+		}
+		return nil
+	})
+	for _, name := range []string{"echo", "later"} {
+		must(t, there.CoreV1().Services("default").Delete(t.Context(), name, metav1.DeleteOptions{}))
+		must(t, there.DiscoveryV1().EndpointSlices("default").Delete(t.Context(), name+"-1", metav1.DeleteOptions{}))
+	}
+	must(t, there.CoreV1().Pods("default").Delete(t.Context(), "client",
+		metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	testkit.Eventually(t, time.Minute, "nothing is left", func() error {
+		if d := cmp.Diff(strings.Split(beforeThere, "\n"), strings.Split(everything(t, c2), "\n")); d != "" {
+			return errors.New("in c2: " + d)
+		}
+		// The broker, which runs here, keeps its own state.
+		left := slices.DeleteFunc(strings.Split(everything(t, c1), "\n"), func(line string) bool {
+			return strings.HasPrefix(line, "v1 configmaps semaphore semaphore-broker-remotes ")
+		})
+		if d := cmp.Diff(strings.Split(before, "\n"), left); d != "" {
+			return errors.New("in c1: " + d)
+		}
+		return nil
+	})
+
+	// A cluster that has semaphore of its own by now stays linked.
+	_, err = remotes.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": v1alpha1.RemoteClusters.GroupVersion().String(), "kind": "RemoteCluster",
+		"metadata": map[string]any{"name": "c2"},
+		"spec":     map[string]any{"podSubnets": []any{"10.2.0.0/16"}, "broker": map[string]any{"address": "192.0.2.9:8443"}},
+	}}, metav1.CreateOptions{})
+	must(t, err)
+	if out := ctl(0, "unlink --context c1 --agentless legacy=c2"); !strings.Contains(out, "RemoteCluster c2 has a broker") {
+		t.Error(out)
+	}
+	_, err = remotes.Get(t.Context(), "c2", metav1.GetOptions{})
+	must(t, err)
+}
+
+// renamed is a kubeconfig whose cluster and user have names of their own, so that it can be merged with another.
+func renamed(t *testing.T, file string) string {
+	t.Helper()
+	raw := clientcmd.GetConfigFromFileOrDie(file)
+	context := raw.Contexts[raw.CurrentContext]
+	name := raw.CurrentContext
+	raw.Clusters[name], raw.AuthInfos[name] = raw.Clusters[context.Cluster], raw.AuthInfos[context.AuthInfo]
+	delete(raw.Clusters, "test")
+	delete(raw.AuthInfos, "test")
+	delete(raw.Contexts, "test")
+	context.Cluster, context.AuthInfo = name, name
+	must(t, clientcmd.WriteToFile(*raw, file))
+	return file
+}
+
+// startBroker runs c1's broker with the file and the keys that install made.
+func startBroker(t *testing.T, admin kubernetes.Interface, c1 *rest.Config, dir, address string) {
+	t.Helper()
+	mounted(t, admin, filepath.Join(dir, "broker-tls"), "Secret", "semaphore", "semaphore-broker-tls")
+	mounted(t, admin, filepath.Join(dir, "broker-bundles"), "ConfigMap", "semaphore", "semaphore-bundles")
+	cfg, err := config.Parse[config.Broker](fmt.Appendf(nil, `%s
+leaderElection: {enabled: false, namespace: semaphore}
+kube: {kubeConfigPath: %[2]q}
+tls: {certFile: %[3]s/broker-tls/tls.crt, keyFile: %[3]s/broker-tls/tls.key, bundleDir: %[3]s/broker-bundles}
+listen: {federation: %[4]q, peering: %[5]q, http: %[6]q, debugSocket: %[3]s/broker.sock, services: []}
+`, configOf(t, admin, "semaphore", "semaphore-broker"), kubetest.Kubeconfig(t, c1), dir, address, loopback.Address(t),
+		loopback.Address(t)))
+	must(t, err)
+	testkit.Run(t, func(ctx context.Context) error { return broker.Run(ctx, cfg) })
+}

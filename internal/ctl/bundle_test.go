@@ -1,0 +1,170 @@
+package ctl
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+)
+
+// planted are secrets as they could stand in objects and logs.
+var planted = map[string]string{
+	"a PEM key":          "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIPlantedKey\nAAA\n-----END EC PRIVATE KEY-----",
+	"a PEM key, cut":     "-----BEGIN PRIVATE KEY-----\nMHcCAQEEIPlantedKey",
+	"a token":            "eyJhbGciOiJSUzI1NiIsImtpZCI6IiJ9.eyJpc3MiOiJQbGFudGVkIn0.UGxhbnRlZFNpZ25hdHVyZQ",
+	"a bearer":           "Authorization: Bearer PlantedKey-123456",
+	"a WireGuard key":    "PlantedKeyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
+	"a password":         `password: PlantedKey1`,
+	"a token in JSON":    `"token": "PlantedKey1"`,
+	"a token in YAML":    `apiToken = PlantedKey1`,
+	"a JSON private key": `"private_key":"PlantedKey1"`,
+	"a kubeconfig key":   "client-key-data: LS0tPlantedKeyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+	"a block":            "password: |\n    PlantedKey1\n    PlantedKey2",
+	"a block in JSON":    `password: |\n  PlantedKey1\n  PlantedKey2\nname: x`,
+	"a user of a URL":    "http://admin:PlantedKey1@proxy.example.org:3128",
+}
+
+// TestRemoveSecrets: no planted secret is left, and what is no secret is.
+func TestRemoveSecrets(t *testing.T) {
+	for what, secret := range planted {
+		got := removeSecrets("before " + secret + "\nafter")
+		if regexp.MustCompile(`Planted|UGxhbnRlZ|eyJpc3`).MatchString(got) || !strings.Contains(got, removed) ||
+			!strings.HasPrefix(got, "before ") {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+	if got := removeSecrets("https://api.example.org:6443/x and http://[2001:db8::1]:80/a@b"); strings.Contains(got, removed) {
+		t.Errorf("%q", got)
+	}
+	const harmless = `{"name": "semaphore-broker-7d9f", "ip": "10.2.0.5", "uid": "6a7c2b6e-0000-4000-8000-000000000000"}`
+	if got := removeSecrets(harmless); got != harmless {
+		t.Errorf("%q", got)
+	}
+}
+
+// TestHasher: names are gone, equal ones stay equal, and another archive has other hashes.
+func TestHasher(t *testing.T) {
+	names := map[string]bool{"payroll": true, "payroll-db": true, "n1": true, "semaphore": true, "": true}
+	hide := hasher(names, []byte("salt"))
+	got := hide(`service payroll/payroll-db on n1: c2-payroll-73736d-payroll-db in semaphore; payrolls`)
+	if regexp.MustCompile(`payroll\b|n1`).MatchString(got) || !strings.Contains(got, "semaphore") ||
+		!strings.Contains(got, "payrolls") {
+		t.Error(got)
+	}
+	same, other := hasher(names, []byte("salt"))("payroll"), hasher(names, []byte("other"))("payroll")
+	if hide("payroll") != same || same == other {
+		t.Errorf("%q, %q, with another salt %q", hide("payroll"), same, other)
+	}
+}
+
+// unpack reads an archive.
+func unpack(t *testing.T, r io.Reader) map[string]string {
+	t.Helper()
+	zipped, err := gzip.NewReader(r)
+	must(t, err)
+	archive := tar.NewReader(zipped)
+	out := map[string]string{}
+	for {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return out
+		}
+		must(t, err)
+		data, err := io.ReadAll(archive)
+		must(t, err)
+		out[header.Name] = string(data)
+	}
+}
+
+func TestBundleWrites(t *testing.T) {
+	b := &bundle{files: map[string]string{"c1/logs/payroll.log": "payroll says " + planted["a token"]},
+		names: map[string]bool{"payroll": true}, failed: []string{"c2: away"}}
+	var out bytes.Buffer
+	must(t, b.write(&out, true, time.Unix(0, 0)))
+	all := unpack(t, &out)
+	if len(all) != 3 || all["semaphore-bundle/errors.txt"] != "c2: away" {
+		t.Errorf("%q", all)
+	}
+	for name, text := range all {
+		if strings.Contains(name+text, "payroll") || strings.Contains(text, "eyJ") {
+			t.Errorf("%s: %q", name, text)
+		}
+	}
+}
+
+// TestBundle collects from an apiserver without parts: what is there is in the archive, what is not is named, and no
+// secret is in it.
+func TestBundle(t *testing.T) {
+	cfg := kubetest.Start(t)
+	client := kubernetes.NewForConfigOrDie(cfg)
+	_, err := client.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{})
+	must(t, err)
+	data := map[string]string{}
+	for what, secret := range planted {
+		data[strings.NewReplacer(" ", "-", ",", "").Replace(what)] = secret
+	}
+	_, err = client.CoreV1().ConfigMaps("semaphore").Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker"}, Data: data}, metav1.CreateOptions{})
+	must(t, err)
+	// Others have a ConfigMap and a pod in the namespace, and one of the parts has a secret in its environment.
+	_, err = client.CoreV1().ConfigMaps("semaphore").Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "payroll"}, Data: map[string]string{"x": "Planted in another's"}},
+		metav1.CreateOptions{})
+	must(t, err)
+	for name, labels := range map[string]map[string]string{"payroll": nil, "ours": {"app.kubernetes.io/name": "semaphore"}} {
+		_, err = client.CoreV1().Pods("semaphore").Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "x", Image: "x",
+				Args: []string{"--of-" + name}, Env: []corev1.EnvVar{{Name: "DB_PASSWORD", Value: "Planted1"}}}}}},
+			metav1.CreateOptions{})
+		must(t, err)
+	}
+	_, err = client.CoreV1().Secrets("semaphore").Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "planted-secret"}, StringData: map[string]string{"x": "PlantedSecret"}},
+		metav1.CreateOptions{})
+	must(t, err)
+	file := filepath.Join(t.TempDir(), "out.tar.gz")
+	_, code, err := run(t, "bundle", "--kubeconfig", kubetest.Kubeconfig(t, cfg), "-f", file)
+	if code != 2 || err == nil {
+		t.Fatalf("code %d, %v", code, err)
+	}
+	info, err := os.Stat(file)
+	must(t, err)
+	if info.Mode().Perm() != 0o600 {
+		t.Errorf("others may read it: %s", info.Mode())
+	}
+	in, err := os.Open(file)
+	must(t, err)
+	defer in.Close()
+	all := unpack(t, in)
+	found := false
+	for name, text := range all {
+		found = found || strings.Contains(text, `"semaphore-broker"`)
+		if regexp.MustCompile(`Planted|planted-secret|UGxhbnRlZ|PRIVATE KEY`).MatchString(text) {
+			t.Errorf("%s has a secret:\n%s", name, text)
+		}
+		if strings.Contains(text, "--of-payroll") {
+			t.Errorf("%s has another's pod:\n%s", name, text)
+		}
+	}
+	if pods := all["semaphore-bundle/test/objects/pods.json"]; !strings.Contains(pods, "--of-ours") {
+		t.Errorf("the pods: %s", pods)
+	}
+	if !found || !strings.Contains(all["semaphore-bundle/errors.txt"], "no pod of the broker runs") {
+		t.Errorf("%d files, errors: %s", len(all), all["semaphore-bundle/errors.txt"])
+	}
+}

@@ -1,0 +1,127 @@
+package ctl
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
+)
+
+// configMaps are the names of those with a part's configuration; kustomize may add a hash, and an overlay a prefix.
+var configMaps = regexp.MustCompile(`(?:^|-)semaphore-(exporter|broker|agent)(?:-[0-9a-z]{10})?$`)
+
+// readManifests validates the configuration of the parts in manifests.
+func (c *checker) readManifests() ([]check.Config, error) {
+	var all []check.Config
+	for _, file := range c.manifests {
+		in := c.in
+		where := "standard input"
+		if file != "-" {
+			f, err := os.Open(file)
+			if err != nil {
+				return nil, fmt.Errorf("-f: %w", err)
+			}
+			defer f.Close()
+			in, where = f, file
+		}
+		found, err := c.readObjects(in, where)
+		if err != nil {
+			return nil, fmt.Errorf("-f %s: %w", file, err)
+		}
+		all = append(all, found...)
+	}
+	if len(all) == 0 {
+		return nil, errors.New("-f: there is no ConfigMap semaphore-exporter, semaphore-broker or semaphore-agent with " +
+			"config.yaml; for a configuration file itself use --config")
+	}
+	return all, nil
+}
+
+func (c *checker) readObjects(in io.Reader, where string) ([]check.Config, error) {
+	var all []check.Config
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(in))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		var object struct {
+			Kind     string
+			Metadata struct{ Name string }
+			Data     map[string]string
+		}
+		if err := yaml.Unmarshal(document, &object); err != nil {
+			return nil, fmt.Errorf("object that begins with %q: %w", firstLine(document), err)
+		}
+		name := configMaps.FindStringSubmatch(object.Metadata.Name)
+		text, has := object.Data["config.yaml"]
+		if object.Kind != "ConfigMap" || name == nil || !has {
+			continue
+		}
+		all = append(all, c.judgeText(name[1], []byte(text), fmt.Sprintf("ConfigMap %s in %s", object.Metadata.Name, where)))
+	}
+}
+
+func firstLine(text []byte) string {
+	line, _, _ := strings.Cut(string(bytes.TrimSpace(text)), "\n")
+	return line
+}
+
+// judgeText validates the configuration of a part.
+func (c *checker) judgeText(part string, text []byte, where string) check.Config {
+	out := check.Config{File: where}
+	text, out.Err = named(text, c.cluster)
+	cluster := ""
+	switch {
+	case out.Err != nil:
+	case part == "exporter":
+		var parsed *config.Exporter
+		if parsed, out.Err = config.Parse[config.Exporter](text); out.Err == nil {
+			cluster = parsed.Cluster
+		}
+	case part == "broker":
+		var parsed *config.Broker
+		if parsed, out.Err = config.Parse[config.Broker](text); out.Err == nil {
+			cluster = parsed.Cluster
+		}
+	default:
+		var parsed *config.Agent
+		if parsed, out.Err = config.Parse[config.Agent](text); out.Err == nil {
+			cluster = parsed.Cluster
+		}
+	}
+	out.Of = fmt.Sprintf("of the %s of %s", part, cluster)
+	return out
+}
+
+// named adds the cluster's name to a configuration file, as the component deploy/cluster-name does. A file with another
+// name is an error.
+func named(text []byte, cluster string) ([]byte, error) {
+	if cluster == "" {
+		return text, nil
+	}
+	var has struct{ Cluster string }
+	if err := yaml.Unmarshal(text, &has); err != nil {
+		return nil, err
+	}
+	switch has.Cluster {
+	case cluster:
+		return text, nil
+	case "":
+		return append(bytes.Clone(text), "\ncluster: "+cluster+"\n"...), nil
+	}
+	return nil, fmt.Errorf("cluster: %q, and --cluster is %q", has.Cluster, cluster)
+}

@@ -1,0 +1,82 @@
+package ctl
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// checkIn is check with something on standard input.
+func checkIn(t *testing.T, in string, args ...string) (out string, err error) {
+	t.Helper()
+	cmd := Command()
+	var b bytes.Buffer
+	cmd.SetIn(strings.NewReader(in))
+	cmd.SetOut(&b)
+	cmd.SetErr(io.Discard)
+	cmd.SetArgs(append([]string{"check"}, args...))
+	err = cmd.ExecuteContext(t.Context())
+	return b.String(), err
+}
+
+// What a user writes can be validated before it is applied, each mistake on a line of its own.
+func TestCheckManifests(t *testing.T) {
+	manifests := `apiVersion: v1
+kind: Namespace
+metadata: {name: semaphore}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: semaphore-broker-7k5d9g8t2m, namespace: semaphore}
+data:
+  config.yaml: |
+    localSubnets: [10.1.0.0/16]
+    remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]
+CLUSTER
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: other}
+data: {config.yaml: "not ours"}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: semaphore-exporter, namespace: semaphore}
+data:
+  config.yaml: |
+    brokers: [{cluster: c2, address: "192.0.2.1:30843"}]
+CLUSTER
+`
+	with := strings.ReplaceAll(manifests, "CLUSTER", "    cluster: c1")
+	out, err := checkIn(t, with, "-f", "-")
+	golden(t, "check-manifests", out)
+	must(t, err)
+	without := strings.ReplaceAll(manifests, "CLUSTER", "")
+	out, err = checkIn(t, without, "-f", "-", "--cluster", "c1")
+	golden(t, "check-manifests", out)
+	must(t, err)
+	out, err = checkIn(t, without, "-f", "-")
+	golden(t, "check-manifests-without-cluster", out)
+	if err == nil || err.Error() != "2 errors, 0 warnings" {
+		t.Error(err)
+	}
+	if _, err := checkIn(t, with, "-f", "-", "--cluster", "c3"); err == nil {
+		t.Error("the name of another cluster is taken")
+	}
+	// What the first of the original tools has for a configuration: seven keys that nobody knows, one a line.
+	file := filepath.Join(t.TempDir(), "broker.yaml")
+	must(t, os.WriteFile(file,
+		[]byte("cluster: c1\nremotes: [{name: c2, podSubnet: 10.2.0.0/16, kubeConfigPath: x}]\nlocals: {name: c1}\n"), 0o644))
+	out, err = checkIn(t, "", "--config", file, "--coredns", "none")
+	golden(t, "check-one-error-a-line", strings.ReplaceAll(out, file, "broker.yaml"))
+	if err == nil {
+		t.Error("it is valid")
+	}
+	if _, err := checkIn(t, "apiVersion: v1\nkind: Namespace\n", "-f", "-"); err == nil ||
+		!strings.Contains(err.Error(), "there is no ConfigMap") {
+		t.Errorf("nothing of ours: %v", err)
+	}
+}

@@ -1,0 +1,255 @@
+package ctl
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/coredns"
+	"github.com/kube-semaphore/semaphore/internal/ctl/install"
+)
+
+// systemNamespace is where CoreDNS is.
+const systemNamespace = "kube-system"
+
+// dnsWiring is where a cluster's CoreDNS is to find our server blocks: in a file of our own, where the Corefile imports
+// such, or in a section of the Corefile.
+type dnsWiring struct {
+	*applier
+	corefile string
+	// version is that of the ConfigMap with the Corefile: what somebody else changes meanwhile is not overwritten.
+	version string
+	// file is our key in the ConfigMap custom of files that the Corefile imports; empty for the section.
+	custom, file string
+	// has is what is there now, and wired whether that is ours.
+	has   string
+	wired bool
+}
+
+func configMapRef(namespace, name string) install.Ref {
+	return install.Ref{GroupVersionKind: schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"}, Namespace: namespace,
+		Name: name}
+}
+
+func deploymentRef(namespace, name string) install.Ref {
+	return install.Ref{GroupVersionKind: schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "Deployment"},
+		Namespace: namespace, Name: name}
+}
+
+// errNoCoreDNS is for clusters whose names something else answers.
+var errNoCoreDNS = errors.New("there is no ConfigMap kube-system/coredns: see docs/services.md for other servers")
+
+// dnsOf finds out how CoreDNS is wired.
+func dnsOf(ctx context.Context, a *applier) (*dnsWiring, error) {
+	found, err := a.get(ctx, configMapRef(systemNamespace, "coredns"))
+	if err != nil {
+		return nil, err
+	}
+	if found == nil {
+		return nil, fmt.Errorf("%s: %w", a.cluster.Context, errNoCoreDNS)
+	}
+	d := &dnsWiring{applier: a, version: found.GetResourceVersion()}
+	d.corefile, _, _ = unstructured.NestedString(found.Object, "data", "Corefile")
+	if d.has, d.wired = coredns.Section(d.corefile); d.wired {
+		return d, nil // it stays where it is
+	}
+	pattern, imports := coredns.Import(d.corefile)
+	if !imports {
+		return d, nil
+	}
+	deployment, err := a.get(ctx, deploymentRef(systemNamespace, "coredns"))
+	if err != nil || deployment == nil {
+		return d, err
+	}
+	if d.custom = mountedFrom(deployment, path.Dir(pattern)); d.custom == "" {
+		return d, nil
+	}
+	d.file = coredns.FileOf(pattern)
+	custom, err := a.get(ctx, configMapRef(systemNamespace, d.custom))
+	if err != nil || custom == nil {
+		return d, err
+	}
+	d.has, d.wired, _ = unstructured.NestedString(custom.Object, "data", d.file)
+	return d, nil
+}
+
+// mountedFrom is the ConfigMap that pods of a Deployment have at a directory, which may be relative to that of the
+// Corefile; empty for none.
+func mountedFrom(deployment *unstructured.Unstructured, dir string) string {
+	spec, _, _ := unstructured.NestedMap(deployment.Object, "spec", "template", "spec")
+	containers, _, _ := unstructured.NestedSlice(spec, "containers")
+	volumes, _, _ := unstructured.NestedSlice(spec, "volumes")
+	for _, c := range containers {
+		c, _ := c.(map[string]any)
+		mounts, _, _ := unstructured.NestedSlice(c, "volumeMounts")
+		for _, m := range mounts {
+			m, _ := m.(map[string]any)
+			at, _ := m["mountPath"].(string)
+			if at != dir && !strings.HasSuffix(at, "/"+dir) {
+				continue
+			}
+			for _, v := range volumes {
+				v, _ := v.(map[string]any)
+				if name, _, _ := unstructured.NestedString(v, "configMap", "name"); v["name"] == m["name"] && name != "" {
+					return name
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// remotes are the blocks for the RemoteClusters that there are, and for the services of all clusters.
+func (d *dnsWiring) remotes(ctx context.Context) (string, error) {
+	domain := coredns.ClusterDomain(d.corefile)
+	list, err := d.client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return "", fmt.Errorf("%s: RemoteClusters: %w", d.cluster.Context, err)
+	}
+	var blocks []coredns.Block
+	if err == nil {
+		for i := range list.Items {
+			var r v1alpha1.RemoteCluster
+			if err := fromUnstructured(&list.Items[i], &r); err != nil {
+				return "", fmt.Errorf("%s: RemoteCluster %s: %w", d.cluster.Context, list.Items[i].GetName(), err)
+			}
+			prefix := r.Spec.ServicePrefix
+			if prefix == "" {
+				prefix = r.Name
+			}
+			blocks = append(blocks, coredns.Block{Cluster: r.Name, Prefix: prefix, MirrorNamespace: d.cluster.Namespace,
+				ClusterDomain: domain})
+		}
+	}
+	blocks = append(blocks, coredns.Global(d.cluster.Namespace, domain))
+	write := coredns.Print
+	record, err := d.record(ctx)
+	if err != nil {
+		return "", err
+	}
+	if record != nil && slices.Contains(record.Values.Components, install.MCS) {
+		blocks = append(blocks, coredns.ClusterSet(d.cluster.Namespace, domain))
+		if knows, _ := coredns.KnowsImports(imageOfCoreDNS(ctx, d.cluster)); knows {
+			write = coredns.PrintImports
+		}
+	}
+	var out bytes.Buffer
+	err = write(&out, blocks)
+	return out.String(), err
+}
+
+// write puts blocks where CoreDNS finds them, none takes away what is ours, and has CoreDNS read them at once.
+func (d *dnsWiring) write(ctx context.Context, blocks string) (changed bool, err error) {
+	if blocks == d.has && d.wired == (blocks != "") {
+		return false, nil
+	}
+	where := configMapRef(systemNamespace, "coredns")
+	value := any(coredns.WithSection(d.corefile, blocks))
+	key := "Corefile"
+	if d.file != "" {
+		where, key, value = configMapRef(systemNamespace, d.custom), d.file, blocks
+		if blocks == "" {
+			value = nil
+		}
+	}
+	object := map[string]any{"data": map[string]any{key: value}}
+	if d.file == "" {
+		object["metadata"] = map[string]any{"resourceVersion": d.version}
+	}
+	patch, err := json.Marshal(object)
+	if err != nil {
+		return false, err
+	}
+	options := metav1.PatchOptions{FieldManager: fieldManager}
+	_, err = d.of(where).Patch(ctx, where.Name, types.MergePatchType, patch, options)
+	if apierrors.IsNotFound(err) && blocks != "" {
+		_, err = d.of(where).Create(ctx, &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1",
+			"kind": "ConfigMap", "metadata": map[string]any{"name": where.Name, "namespace": where.Namespace},
+			"data": map[string]any{key: blocks}}}, metav1.CreateOptions{FieldManager: fieldManager})
+	}
+	if err != nil && !(apierrors.IsNotFound(err) && blocks == "") {
+		return false, fmt.Errorf("%s: %s: %w", d.cluster.Context, where, err)
+	}
+	return true, d.restart(ctx)
+}
+
+// restart replaces CoreDNS's pods as `kubectl rollout restart` does: a pod gets a changed ConfigMap after a minute or
+// two. A Corefile with a mistake keeps the new pods from being ready, and the old ones answer on.
+func (d *dnsWiring) restart(ctx context.Context) error {
+	deployment := deploymentRef(systemNamespace, "coredns")
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{
+		"annotations": map[string]any{"kubectl.kubernetes.io/restartedAt": time.Now().Format(time.RFC3339)}}}}})
+	if err != nil {
+		return err
+	}
+	_, err = d.of(deployment).Patch(ctx, deployment.Name, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{FieldManager: fieldManager})
+	if apierrors.IsNotFound(err) {
+		d.say("CoreDNS is no Deployment kube-system/coredns: it reads its blocks within two minutes, or when it is restarted")
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %s: %w", d.cluster.Context, deployment, err)
+	}
+	return d.ready(ctx, deployment)
+}
+
+// wireDNS has CoreDNS answer for the remotes of a cluster; unless always is set only where it was wired before.
+func wireDNS(ctx context.Context, a *applier, always bool) (said string, err error) {
+	d, err := dnsOf(ctx, a)
+	if !always && (errors.Is(err, errNoCoreDNS) || err == nil && !d.wired) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	blocks, err := d.remotes(ctx)
+	if err != nil {
+		return "", err
+	}
+	changed, err := d.write(ctx, blocks)
+	if err != nil || !changed {
+		return "", err
+	}
+	where := "a section of ConfigMap kube-system/coredns"
+	if d.file != "" {
+		where = fmt.Sprintf("ConfigMap kube-system/%s, key %s", d.custom, d.file)
+	}
+	said = "CoreDNS: wrote " + where
+	daemons, err := a.client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}).
+		Namespace(systemNamespace).List(ctx, metav1.ListOptions{})
+	if err == nil {
+		for _, one := range daemons.Items {
+			if strings.HasPrefix(one.GetName(), "node-local-dns") {
+				said += "; NodeLocal DNSCache must forward these names to CoreDNS, see docs/services.md"
+			}
+		}
+	}
+	return said, nil
+}
+
+// unwireDNS takes our blocks out of CoreDNS.
+func unwireDNS(ctx context.Context, a *applier) error {
+	d, err := dnsOf(ctx, a)
+	if errors.Is(err, errNoCoreDNS) || err == nil && !d.wired {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = d.write(ctx, "")
+	return err
+}

@@ -1,0 +1,153 @@
+package ctl
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/dns/dnsmessage"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+)
+
+// k3sCorefile is the one that K3s ships (manifests/coredns.yaml).
+const k3sCorefile = `.:53 {
+    errors
+    health
+    ready
+    kubernetes cluster.local in-addr.arpa ip6.arpa {
+      pods insecure
+      fallthrough in-addr.arpa ip6.arpa
+    }
+    hosts /etc/coredns/NodeHosts {
+      ttl 60
+      reload 15s
+      fallthrough
+    }
+    prometheus :9153
+    forward . /etc/resolv.conf
+    cache 30
+    loop
+    reload
+    loadbalance
+    import /etc/coredns/custom/*.override
+}
+import /etc/coredns/custom/*.server
+`
+
+// coreDNS is CoreDNS's Deployment as K3s and AKS have it, with the ConfigMap of additions, which need not exist.
+func coreDNS() *appsv1.Deployment {
+	labels := map[string]string{"k8s-app": "kube-dns"}
+	optional := true
+	volume := func(name, of string, optional *bool) corev1.Volume {
+		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+			LocalObjectReference: corev1.LocalObjectReference{Name: of}, Optional: optional}}}
+	}
+	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "coredns"}, Spec: appsv1.DeploymentSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: labels},
+		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
+			Containers: []corev1.Container{{Name: "coredns", Image: "coredns", VolumeMounts: []corev1.VolumeMount{
+				{Name: "config-volume", MountPath: "/etc/coredns"},
+				{Name: "custom-config-volume", MountPath: "/etc/coredns/custom"}}}},
+			Volumes: []corev1.Volume{volume("config-volume", "coredns", nil),
+				volume("custom-config-volume", "coredns-custom", &optional)},
+		}},
+	}}
+}
+
+// TestDNSByImport: where the Corefile imports server blocks, ours are in a file of our own, and the Corefile and the
+// files of others stay as they are. A real CoreDNS answers with the file, and the file follows the RemoteClusters.
+func TestDNSByImport(t *testing.T) {
+	kubeconfig, cfg := emptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", false)
+	admin := kubernetes.NewForConfigOrDie(cfg)
+	must(t, awaitDefault(t, admin))
+	kubetest.InstallRemoteClusters(t, cfg)
+	mirrors(t, admin)
+	ctx, maps := t.Context(), admin.CoreV1().ConfigMaps("kube-system")
+	_, err := admin.AppsV1().Deployments("kube-system").Create(ctx, coreDNS(), metav1.CreateOptions{})
+	must(t, err)
+	remotes := dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
+	access := fleet.Access{Contexts: []string{"c1"}, Kubeconfig: kubeconfig, Namespace: "mirrors"}
+	c, err := access.Cluster()
+	must(t, err)
+	a, err := applierOf(c, os.Stderr)
+	must(t, err)
+	wire := func(always bool) string {
+		t.Helper()
+		said, err := wireDNS(ctx, a, always)
+		must(t, err)
+		return said
+	}
+	custom := func() map[string]string {
+		t.Helper()
+		m, err := maps.Get(ctx, "coredns-custom", metav1.GetOptions{})
+		must(t, err)
+		return m.Data
+	}
+	for _, corefile := range []string{k3sCorefile, strings.ReplaceAll(k3sCorefile, "/etc/coredns/custom", "custom")} {
+		_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"},
+			Data: map[string]string{"Corefile": corefile, "NodeHosts": "172.18.1.7 n1"}}, metav1.CreateOptions{})
+		must(t, err)
+		_, err = remotes.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "c2"},
+			"spec": map[string]any{"podSubnets": []any{"10.2.0.0/16"}}}}, metav1.CreateOptions{})
+		must(t, err)
+
+		if said := wire(false); said != "" {
+			t.Errorf("what is not wired was wired: %s", said)
+		}
+		if said := wire(true); said != "CoreDNS: wrote ConfigMap kube-system/coredns-custom, key semaphore.server" {
+			t.Errorf("it said %q", said)
+		}
+		if d, err := admin.AppsV1().Deployments("kube-system").Get(ctx, "coredns", metav1.GetOptions{}); err != nil ||
+			d.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] == "" {
+			t.Errorf("CoreDNS was not restarted: %v", err)
+		}
+		if said := wire(true); said != "" {
+			t.Errorf("the second time it said %q", said)
+		}
+		_, err = maps.Patch(ctx, "coredns-custom", "application/merge-patch+json",
+			[]byte(`{"data":{"example.server":"example.org {\n    whoami\n}\n"}}`), metav1.PatchOptions{})
+		must(t, err)
+		dir := t.TempDir()
+		for key, text := range custom() {
+			text = strings.ReplaceAll(text, "pods insecure",
+				"kubeconfig "+kubetest.Kubeconfig(t, cfg)+"\n        pods insecure")
+			must(t, os.WriteFile(filepath.Join(dir, key), []byte(text), 0o600))
+		}
+		server := startCoreDNS(t, "import "+dir+"/*.server\n", kubetest.Kubeconfig(t, cfg))
+		for name, want := range map[string]string{"echo.shop.svc.cluster.c2.": "10.96.7.1",
+			"echo.shop.svc.cluster.global.": "10.96.7.4"} {
+			if code, got, err := resolve(ctx, server, name, dnsmessage.TypeA); err != nil || len(got) != 1 || got[0] != want {
+				t.Errorf("%s: %s, %v, %v; want %s", name, code, got, err, want)
+			}
+		}
+
+		must(t, remotes.Delete(ctx, "c2", metav1.DeleteOptions{}))
+		wire(false)
+		if text := custom()["semaphore.server"]; strings.Contains(text, "cluster.c2") ||
+			!strings.Contains(text, "cluster.global") {
+			t.Errorf("after the RemoteCluster was deleted the file is\n%s", text)
+		}
+		must(t, unwireDNS(ctx, a))
+		if left := custom(); len(left) != 1 || left["example.server"] == "" {
+			t.Errorf("afterwards there is %q", left)
+		}
+		m, err := maps.Get(ctx, "coredns", metav1.GetOptions{})
+		must(t, err)
+		if m.Data["Corefile"] != corefile {
+			t.Errorf("the Corefile is\n%s", m.Data["Corefile"])
+		}
+		must(t, maps.Delete(ctx, "coredns", metav1.DeleteOptions{}))
+		must(t, maps.Delete(ctx, "coredns-custom", metav1.DeleteOptions{}))
+	}
+}

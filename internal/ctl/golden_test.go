@@ -1,0 +1,35 @@
+package ctl
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write testdata/*.golden and docs/cli.md, to be looked at and committed")
+
+// testdata is absolute: tests may be in another directory.
+var testdata = must1(filepath.Abs("testdata"))
+
+// golden compares what a verb prints with testdata/NAME.golden, where a person has looked at it.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	compare(t, filepath.Join(testdata, name+".golden"), got)
+}
+
+func compare(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must(t, os.WriteFile(file, []byte(got), 0o644))
+		return
+	}
+	want, err := os.ReadFile(file)
+	must(t, err)
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (go test ./internal/ctl -update writes it):\n%s", file, diff)
+	}
+}

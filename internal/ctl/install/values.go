@@ -1,0 +1,296 @@
+// Package install decides how semaphore is installed in a cluster, and builds the objects for that.
+//
+// What was found of a cluster and what an operator wants go in; values come out, and from these the overlay that a
+// person would write, and the objects that kustomize makes of it and of the manifests in deploy/. It has no effects: it
+// reads no cluster and no disk. It imports deploy for the manifests, internal/config for names and internal/diagnose
+// for facts and findings, and no part and no verb of semaphorectl.
+package install
+
+import (
+	"cmp"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/kube-semaphore/semaphore/deploy"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/preflight"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+// DefaultNamespace is the one that the manifests name.
+const DefaultNamespace = "semaphore"
+
+// Repository is the name of the image in the manifests.
+const Repository = "ghcr.io/kube-semaphore/semaphore"
+
+// Types of the Service by which other clusters reach the broker.
+const (
+	ClusterIP    = "ClusterIP"
+	NodePort     = "NodePort"
+	LoadBalancer = "LoadBalancer"
+)
+
+// allFeatures in the order in which they are named.
+var allFeatures = config.Features{config.Encryption, config.Services, config.Policy}
+
+// Wishes are what an operator wants; what is empty is found. The cluster keeps them, so that the next installation
+// begins with them.
+type Wishes struct {
+	// Name of the cluster, by which others know it.
+	Name     string          `json:"name,omitempty"`
+	Features config.Features `json:"features,omitempty"`
+	// Components of deploy/features beyond those that are found to be needed.
+	Components []string `json:"components,omitempty"`
+	// Image is REPOSITORY, REPOSITORY:TAG or REPOSITORY@DIGEST; empty for that of the release.
+	Image          string         `json:"image,omitempty"`
+	PodSubnets     []netip.Prefix `json:"podSubnets,omitempty"`
+	ServiceSubnets []netip.Prefix `json:"serviceSubnets,omitempty"`
+	NodeSubnets    []netip.Prefix `json:"nodeSubnets,omitempty"`
+	// Expose is the type of the Service by which other clusters reach the broker, NodePort by default, and NodePort its
+	// port on the nodes; the cluster chooses where it is 0.
+	Expose   string `json:"expose,omitempty"`
+	NodePort int    `json:"nodePort,omitempty"`
+}
+
+// Over are these wishes, and those of before where these say nothing.
+func (w Wishes) Over(before Wishes) Wishes {
+	w.Name, w.Image = cmp.Or(w.Name, before.Name), cmp.Or(w.Image, before.Image)
+	w.Expose, w.NodePort = cmp.Or(w.Expose, before.Expose), cmp.Or(w.NodePort, before.NodePort)
+	if w.Features == nil {
+		w.Features = before.Features
+	}
+	if w.Components == nil {
+		w.Components = before.Components
+	}
+	for _, s := range []struct{ here, before *[]netip.Prefix }{{&w.PodSubnets, &before.PodSubnets},
+		{&w.ServiceSubnets, &before.ServiceSubnets}, {&w.NodeSubnets, &before.NodeSubnets}} {
+		if *s.here == nil {
+			*s.here = *s.before
+		}
+	}
+	return w
+}
+
+// FieldError is what is wrong with one wish, by its key in a file.
+type FieldError struct {
+	Field string
+	Err   error
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
+
+func (e *FieldError) Unwrap() error { return e.Err }
+
+func wrong(field, format string, args ...any) error {
+	return &FieldError{field, fmt.Errorf(format, args...)}
+}
+
+// Check says what is wrong with wishes, as a FieldError.
+func (w Wishes) Check() error {
+	if w.Name != "" {
+		if err := config.ClusterName(w.Name); err != nil {
+			return wrong("name", "%w", err)
+		}
+	}
+	for i, f := range w.Features {
+		if !slices.Contains(allFeatures, f) {
+			return wrong("features", "%q: use encryption, services, policy", f)
+		}
+		if slices.Contains(w.Features[:i], f) {
+			return wrong("features", "%q is listed twice", f)
+		}
+	}
+	for _, c := range w.Components {
+		if !slices.Contains(Components(), c) {
+			return wrong("components", "%q: use %s", c, strings.Join(Components(), ", "))
+		}
+	}
+	if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, MCS) {
+		return wrong("components", "%q imports Services: it needs the feature services", MCS)
+	}
+	if !slices.Contains([]string{"", ClusterIP, NodePort, LoadBalancer}, w.Expose) {
+		return wrong("expose", "%q: use NodePort, LoadBalancer or ClusterIP", w.Expose)
+	}
+	if w.NodePort != 0 && w.Expose == ClusterIP {
+		return wrong("nodePort", "%d, but a Service of type ClusterIP has no port on the nodes", w.NodePort)
+	}
+	if w.NodePort < 0 || w.NodePort > 65535 {
+		return wrong("nodePort", "%d is no port", w.NodePort)
+	}
+	if w.Image != "" && !imageName.MatchString(w.Image) {
+		return wrong("image", "%q: use REPOSITORY:TAG or REPOSITORY@sha256:DIGEST", w.Image)
+	}
+	for _, s := range []struct {
+		key string
+		of  []netip.Prefix
+	}{{"podSubnets", w.PodSubnets}, {"serviceSubnets", w.ServiceSubnets}, {"nodeSubnets", w.NodeSubnets}} {
+		for _, p := range s.of {
+			if !p.IsValid() || p.Masked() != p {
+				return wrong(s.key, "%q is no network, such as 10.1.0.0/16", p)
+			}
+		}
+	}
+	return nil
+}
+
+// imageName is the reference of an image (https://github.com/distribution/reference), less strict than a registry.
+var imageName = regexp.MustCompile(`^[a-z0-9][a-zA-Z0-9._:/-]*(@sha256:[0-9a-f]{64})?$`)
+
+// Of features and of the components that this package does not offer: the first are chosen as features, and
+// certificates by cert-manager take an authority that an operator writes.
+var notOffered = []string{string(config.Encryption), string(config.Services), string(config.Policy), "cert-manager"}
+
+// Components are the names of those that can be chosen.
+func Components() []string {
+	entries, err := fs.ReadDir(deploy.Manifests, "features")
+	if err != nil {
+		return nil // it is part of the program
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() && !slices.Contains(notOffered, e.Name()) {
+			out = append(out, e.Name())
+		}
+	}
+	return out
+}
+
+// Values are all that an overlay says.
+type Values struct {
+	Cluster   string          `json:"cluster"`
+	Namespace string          `json:"namespace"`
+	Features  config.Features `json:"features"`
+	// Components are sorted.
+	Components []string `json:"components,omitempty"`
+	// Image is as in Wishes; empty for that of the manifests.
+	Image          string         `json:"image,omitempty"`
+	PodSubnets     []netip.Prefix `json:"podSubnets"`
+	ServiceSubnets []netip.Prefix `json:"serviceSubnets"`
+	NodeSubnets    []netip.Prefix `json:"nodeSubnets"`
+	Expose         string         `json:"expose"`
+	NodePort       int            `json:"nodePort,omitempty"`
+}
+
+// Said is what was found of a cluster, with the subnets that an operator named in place of those found.
+func Said(found *preflight.Cluster, w Wishes) *preflight.Cluster {
+	facts := *found
+	for _, s := range []struct {
+		wanted []netip.Prefix
+		facts  *preflight.Subnets
+	}{{w.PodSubnets, &facts.Pods}, {w.ServiceSubnets, &facts.Services}, {w.NodeSubnets, &facts.IPs}} {
+		if s.wanted != nil {
+			*s.facts = preflight.Subnets{Prefixes: s.wanted, From: "as installed"}
+		}
+	}
+	return &facts
+}
+
+// Addresses are those of nodes one by one, as --node-subnets takes them.
+func Addresses(nodes []preflight.Node) string {
+	var out []string
+	for _, n := range nodes {
+		for _, ip := range n.InternalIPs {
+			out = append(out, netip.PrefixFrom(ip, ip.BitLen()).String())
+		}
+	}
+	return strings.Join(out, ",")
+}
+
+// Reason is why a component was chosen.
+type Reason struct{ Component, Why string }
+
+// Decide makes values of what was found of a cluster and what is wanted. version is that of semaphorectl. Findings of
+// level Error say why it cannot be installed so.
+func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Values, []Reason, []check.Finding) {
+	facts := *Said(found, w)
+	if w.Name != "" {
+		facts.Names = []string{w.Name}
+	}
+	v := Values{
+		Cluster: facts.Name(), Namespace: namespace, Features: w.Features, Image: cmp.Or(w.Image, imageOf(version)),
+		PodSubnets: facts.Pods.Prefixes, ServiceSubnets: facts.Services.Prefixes, NodeSubnets: facts.IPs.Prefixes,
+		Expose: cmp.Or(w.Expose, NodePort), NodePort: w.NodePort,
+	}
+	if v.Features == nil {
+		v.Features = config.Features{config.Encryption, config.Services}
+		if facts.Calico != nil {
+			v.Features = append(v.Features, config.Policy)
+		}
+	}
+	findings := preflight.Judge([]*preflight.Cluster{&facts})
+	if err := config.ClusterName(v.Cluster); err != nil {
+		findings = append(findings, check.Finding{Code: finding.NameMissing, Level: check.Error,
+			Subject: facts.Context + ": name", Side: facts.Context, Evidence: err.Error(),
+			Fix: "name the cluster by --cluster"})
+	}
+	if facts.Calico == nil && v.Features.Has(config.Policy) {
+		findings = append(findings, check.Finding{Code: finding.PolicyWithoutCalico, Level: check.Error, Side: facts.Context,
+			Subject:  facts.Context + ": feature policy",
+			Evidence: "the CNI is " + facts.CNI + ": policies by sets of remote pods need Calico",
+			Fix:      "--features encryption,services"})
+	}
+	reasons := needed(&facts, v.Features)
+	for _, c := range w.Components {
+		reasons = append(reasons, Reason{c, "wanted"})
+	}
+	for _, r := range reasons {
+		if !slices.Contains(v.Components, r.Component) {
+			v.Components = append(v.Components, r.Component)
+		}
+	}
+	slices.Sort(v.Components)
+	// It is another way to do the same.
+	if slices.Contains(v.Components, "userspace-wireguard-privileged") {
+		v.Components = slices.DeleteFunc(v.Components, func(c string) bool { return c == "userspace-wireguard" })
+	}
+	if slices.Contains(v.Components, "openshift") { // which includes it
+		v.Components = slices.DeleteFunc(v.Components, func(c string) bool { return c == "selinux" })
+	}
+	return v, reasons, findings
+}
+
+// enforcing are beginnings of OS images that enforce SELinux unless somebody turned it off.
+var enforcing = []string{"Red Hat", "CentOS", "Rocky", "AlmaLinux", "Fedora", "Oracle Linux", "Bottlerocket"}
+
+// needed are the components that a cluster needs, as far as its objects show.
+func needed(c *preflight.Cluster, features config.Features) []Reason {
+	var out []Reason
+	if c.Calico != nil {
+		out = append(out, Reason{"ippools", "Calico must not replace the addresses of pods that call remote pods"})
+	}
+	if !features.Has(config.Encryption) {
+		return out
+	}
+	if old := c.OldKernels(); len(old) > 0 {
+		out = append(out, Reason{"userspace-wireguard", "without WireGuard in the kernel: " + strings.Join(old, ", ")})
+	}
+	for _, n := range c.Nodes {
+		if strings.Contains(n.OS, "Red Hat Enterprise Linux CoreOS") {
+			return append(out, Reason{"openshift", "node " + n.Name + " runs " + n.OS})
+		}
+	}
+	if strings.Contains(c.Version, "-gke.") {
+		out = append(out, Reason{"gke", "Kubernetes " + c.Version})
+	}
+	for _, n := range c.Nodes {
+		if slices.ContainsFunc(enforcing, func(begin string) bool { return strings.HasPrefix(n.OS, begin) }) {
+			return append(out, Reason{"selinux", "node " + n.Name + " runs " + n.OS})
+		}
+	}
+	return out
+}
+
+var release = regexp.MustCompile(`^v\d+\.\d+\.\d+(-(alpha|beta|rc)[.0-9]*)?$`)
+
+// imageOf is the image of a release of semaphorectl; empty for that of the manifests.
+func imageOf(version string) string {
+	if !release.MatchString(version) {
+		return ""
+	}
+	return Repository + ":" + version
+}

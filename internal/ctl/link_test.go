@@ -1,0 +1,109 @@
+package ctl
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+)
+
+// TestLink: two clusters that have semaphore get a RemoteCluster of each other, by one command and a kubeconfig; what
+// stands in the way is found before anything is written.
+func TestLink(t *testing.T) {
+	kubeconfig, admins := twoClusters(t)
+	ctl := func(want int, args string) string {
+		t.Helper()
+		out, code, err := run(t, strings.Fields(args+" --kubeconfig "+kubeconfig)...)
+		if code != want {
+			t.Fatalf("%s: exit code %d, %v\n%s", args, code, err, out)
+		}
+		return regexp.MustCompile(`\d{5}\b`).ReplaceAllString(out, "PORT")
+	}
+	remotes := map[string]dynamic.ResourceInterface{}
+	pods := map[string]string{"c1": "10.1.0.0/16", "c2": "10.2.0.0/16"}
+	for _, name := range []string{"c1", "c2"} {
+		cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{
+			ExplicitPath: kubeconfig,
+		}, &clientcmd.ConfigOverrides{CurrentContext: name}).
+			ClientConfig()
+		must(t, err)
+		kubetest.InstallRemoteClusters(t, cfg)
+		remotes[name] = dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
+		node, err := admins[name].CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
+			Spec: corev1.NodeSpec{PodCIDR: pods[name], PodCIDRs: []string{pods[name]}}}, metav1.CreateOptions{})
+		must(t, err)
+		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18." + name[1:] + ".7"}}
+		_, err = admins[name].CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
+		must(t, err)
+		_, err = admins[name].CoreV1().Services("semaphore").Create(t.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker-federation"},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "federation", Port: 8443}}},
+		}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	list := func(cluster string) []unstructured.Unstructured {
+		t.Helper()
+		l, err := remotes[cluster].List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		return l.Items
+	}
+	ctl(0, "pki init --context c1 --cluster c1")
+	if _, code, err := run(t, "link", "--context", "c1", "--with-all", "--kubeconfig", kubeconfig); code != 1 ||
+		!strings.Contains(err.Error(), "give two or more clusters") {
+		t.Errorf("c2 has no semaphore yet: exit code %d, %v", code, err)
+	}
+	ctl(0, "pki init --context c2 --cluster c2")
+
+	// No address; the same pods.
+	golden(t, "link-without-address", ctl(2, "link --context c1 --context c2"))
+	for _, name := range []string{"c1", "c2"} {
+		_, err := admins[name].CoreV1().Services("semaphore").Patch(t.Context(), "semaphore-broker-federation",
+			types.MergePatchType, []byte(`{"spec":{"type":"NodePort"}}`), metav1.PatchOptions{})
+		must(t, err)
+		if len(list(name)) != 0 {
+			t.Errorf("%s: something was written", name)
+		}
+	}
+	yaml := ctl(0, "link --context c1 --context c2 -o yaml")
+	if strings.Count(yaml, "kind: RemoteCluster") != 2 || len(list("c1")) != 0 {
+		t.Errorf("printed, and not written:\n%s", yaml)
+	}
+	golden(t, "link", ctl(0, "link --context c1 --context c2"))
+	ctl(0, "link --context c1 --with-all") // again
+	for here, there := range map[string]string{"c1": "c2", "c2": "c1"} {
+		all := list(here)
+		if len(all) != 1 || all[0].GetName() != there {
+			t.Fatalf("%s has %v", here, all)
+		}
+		bundle, _, _ := unstructured.NestedString(all[0].Object, "spec", "trustBundle")
+		address, _, _ := unstructured.NestedString(all[0].Object, "spec", "broker", "address")
+		subnets, _, _ := unstructured.NestedStringSlice(all[0].Object, "spec", "podSubnets")
+		if bundle != ctl(0, "pki bundle --context "+there) || !strings.HasPrefix(address, "172.18."+there[1:]+".7:3") ||
+			strings.Join(subnets, "") != pods[there] {
+			t.Errorf("%s in %s: %v", there, here, all[0].Object["spec"])
+		}
+	}
+
+	_, err := remotes["c1"].Patch(t.Context(), "c2", types.MergePatchType,
+		[]byte(`{"status":{"objects":{"nodes":3,"services":12,"endpointSlices":20,"setMembers":400}}}`),
+		metav1.PatchOptions{}, "status")
+	must(t, err)
+	golden(t, "forget", ctl(2, "forget c2 --context c1"))
+	if len(list("c1")) != 1 {
+		t.Error("without --yes it was removed")
+	}
+	golden(t, "forget-yes", ctl(0, "forget c2 --context c1 --context c2 --yes"))
+	golden(t, "unlink", ctl(0, "unlink --context c1 --context c2"))
+	if n := len(list("c1")) + len(list("c2")); n != 0 {
+		t.Errorf("%d RemoteClusters are left", n)
+	}
+}

@@ -1,0 +1,420 @@
+package ctl
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// width is what a table has of columns where nobody asks for more.
+const width = 100
+
+// fewAgents is how many agents are asked for what their broker does not say.
+const fewAgents = 3
+
+// gather asks the parts of all clusters that are meant, at once. Where a broker does not answer, a few of its agents
+// are asked, and the apiserver.
+func gather(ctx context.Context, access *fleet.Access, timeout time.Duration) ([]mesh.Facts, error) {
+	clusters, err := access.Clusters()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]mesh.Facts, len(clusters))
+	var asking sync.WaitGroup
+	for i, c := range clusters {
+		asking.Go(func() { all[i] = factsOf(ctx, c, timeout) })
+	}
+	asking.Wait()
+	return all, ctx.Err()
+}
+
+func factsOf(ctx context.Context, c *fleet.Cluster, timeout time.Duration) mesh.Facts {
+	facts := mesh.Facts{Context: c.Context, Unreached: map[string]string{}}
+	var mu sync.Mutex
+	var asking sync.WaitGroup
+	for _, part := range []string{fleet.Broker, fleet.Exporter} {
+		asking.Go(func() {
+			s, err := ask(ctx, c, part, "", timeout)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				facts.Unreached[part] = err.Error()
+				return
+			}
+			facts.Parts = append(facts.Parts, s)
+		})
+	}
+	asking.Wait()
+	slices.SortFunc(facts.Parts, func(a, b *semaphorev1.GetStatusResponse) int {
+		return strings.Compare(a.GetPart(), b.GetPart())
+	})
+	if facts.Unreached[fleet.Broker] != "" {
+		withoutBroker(ctx, c, &facts, timeout)
+	}
+	return facts
+}
+
+func ask(ctx context.Context, c *fleet.Cluster, part, node string, timeout time.Duration,
+) (*semaphorev1.GetStatusResponse, error) {
+	dialling, cancel := context.WithTimeout(ctx, 2*timeout)
+	defer cancel()
+	p, err := c.Part(dialling, part, node)
+	if err != nil {
+		return nil, err
+	}
+	return p.Status(ctx, timeout)
+}
+
+// withoutBroker adds what agents and the apiserver know.
+func withoutBroker(ctx context.Context, c *fleet.Cluster, facts *mesh.Facts, timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, 2*timeout)
+	defer cancel()
+	client, err := dynamic.NewForConfig(c.Config)
+	if err == nil {
+		facts.Notes, err = brokerPods(ctx, client, c)
+	}
+	if err != nil {
+		if facts.Unreached[fleet.Exporter] != "" { // nothing answers: one finding, not three
+			facts.Unreached = map[string]string{"": err.Error()}
+		}
+		return
+	}
+	remotes, err := client.Resource(remoteClusters).List(ctx, metav1.ListOptions{})
+	if err == nil {
+		for i := range remotes.Items {
+			facts.Remotes = append(facts.Remotes, remoteOf(&remotes.Items[i]))
+		}
+	}
+	pods, err := c.Pods(ctx, fleet.Agent, "")
+	if err != nil {
+		facts.Notes = append(facts.Notes, err.Error())
+		return
+	}
+	answers := make([]*semaphorev1.GetStatusResponse, min(len(pods), fewAgents))
+	var asking sync.WaitGroup
+	for i := range answers {
+		asking.Go(func() { answers[i], _ = ask(ctx, c, fleet.Agent, pods[i].Node, timeout) })
+	}
+	asking.Wait()
+	for _, s := range answers {
+		if s != nil {
+			facts.Parts = append(facts.Parts, s)
+		}
+	}
+	facts.Notes = append(facts.Notes, fmt.Sprintf("the broker does not answer; %d of %d agents were asked instead",
+		len(answers), len(pods)))
+}
+
+var (
+	remoteClusters = schema.GroupVersionResource{Group: "semaphore.uw.io", Version: "v1alpha1", Resource: "remoteclusters"}
+	podsOfCluster  = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+)
+
+// brokerPods are a line for each pod of the broker that does not run, and one that says how many do.
+func brokerPods(ctx context.Context, client dynamic.Interface, c *fleet.Cluster) ([]string, error) {
+	list, err := client.Resource(podsOfCluster).Namespace(c.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/name=semaphore,app.kubernetes.io/component=broker"})
+	if err != nil {
+		return nil, err
+	}
+	notes := []string{fmt.Sprintf("the apiserver has %d pods of the broker", len(list.Items))}
+	for i := range list.Items {
+		pod := &list.Items[i]
+		phase, _, _ := unstructured.NestedString(pod.Object, "status", "phase")
+		line := fmt.Sprintf("pod %s: %s", pod.GetName(), phase)
+		states, _, _ := unstructured.NestedSlice(pod.Object, "status", "containerStatuses")
+		for _, s := range states {
+			state, _ := s.(map[string]any)
+			if reason, _, _ := unstructured.NestedString(state, "state", "waiting", "reason"); reason != "" {
+				line += ", " + reason
+			}
+		}
+		if len(notes) < 4 {
+			notes = append(notes, line)
+		}
+	}
+	return notes, nil
+}
+
+func remoteOf(u *unstructured.Unstructured) mesh.Remote {
+	r := mesh.Remote{Name: u.GetName()}
+	if heard, _, _ := unstructured.NestedString(u.Object, "status", "lastHeard"); heard != "" {
+		r.LastHeard, _ = time.Parse(time.RFC3339, heard)
+	}
+	conditions, _, _ := unstructured.NestedSlice(u.Object, "status", "conditions")
+	for _, c := range conditions {
+		if c, ok := c.(map[string]any); ok && c["type"] == "Connected" {
+			r.Connected = c["status"] == "True"
+		}
+	}
+	return r
+}
+
+// meshStatus prints one verdict of all clusters that are meant.
+func meshStatus(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout time.Duration) error {
+	facts, err := gather(ctx, access, timeout)
+	if err != nil {
+		return err
+	}
+	m := mesh.Join(facts)
+	if err := printMesh(w, m, output); err != nil {
+		return err
+	}
+	if output == "wide" {
+		for _, f := range facts {
+			for _, s := range f.Parts {
+				if _, err := fmt.Fprintln(w); err != nil {
+					return err
+				}
+				if err := statusTable(w, s); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return exitOf(facts, m)
+}
+
+// watchMesh prints the verdict each time that it is another, until ctx ends. On a terminal the last one is replaced.
+func watchMesh(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout,
+	every time.Duration) error {
+	last := ""
+	for {
+		facts, err := gather(ctx, access, timeout)
+		if err != nil {
+			return nil // ctx has ended
+		}
+		m := mesh.Join(facts)
+		var text bytes.Buffer
+		if err := printMesh(&text, m, output); err != nil {
+			return err
+		}
+		if text.String() != last {
+			if clear := cli.Clear(w); clear != "" {
+				fmt.Fprint(w, clear)
+			} else if last != "" {
+				fmt.Fprintln(w)
+			}
+			if err := cli.PrintLines(w, text.String()); err != nil {
+				return err
+			}
+			last = text.String()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(every):
+		}
+	}
+}
+
+// printMesh prints the picture as a table, or as a document.
+func printMesh(w io.Writer, m *mesh.Mesh, output string) error {
+	if output == "json" || output == "yaml" {
+		data, err := json.MarshalIndent(m, "", "  ")
+		if err != nil {
+			return err
+		}
+		return cli.PrintDocument(w, data, output)
+	}
+	most := width
+	if output == "wide" {
+		most = 1 << 20
+	}
+	colour := cli.Green
+	if !m.Well {
+		colour = cli.Red
+	}
+	for i, line := range wrap(m.Verdict, "  ", most) {
+		if i == 0 {
+			line = cli.Paint(w, colour, cli.Printable(line))
+		} else {
+			line = cli.Printable(line)
+		}
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return cli.PrintLines(w, meshText(m, most, output == "wide"))
+}
+
+func meshText(m *mesh.Mesh, most int, wide bool) string {
+	var out strings.Builder
+	table(&out, partRows(m), most)
+	if len(m.Links) > 0 {
+		out.WriteByte('\n')
+		table(&out, linkRows(m), most)
+	}
+	if len(m.Pairs) > 0 {
+		shown := m.Pairs
+		if !wide {
+			shown = shown[:min(len(shown), 10)]
+		}
+		rows := [][]string{{"AT", "NODE", "DOES NOT HEAR", "FOR", "REASON"}}
+		for _, p := range shown {
+			rows = append(rows, []string{p.At, p.Node, p.Remote, p.For, p.Reason})
+		}
+		out.WriteByte('\n')
+		table(&out, rows, most)
+		if more := len(m.Pairs) - len(shown); more > 0 {
+			fmt.Fprintf(&out, "and %d more\n", more)
+		}
+	}
+	writeMeshFindings(&out, m, most)
+	if len(m.Notes) > 0 {
+		out.WriteString("\nNOTES\n")
+		for _, note := range m.Notes {
+			for _, line := range wrap("  "+note, "    ", most) {
+				out.WriteString(line + "\n")
+			}
+		}
+	}
+	return "\n" + out.String()
+}
+
+func partRows(m *mesh.Mesh) [][]string {
+	rows := [][]string{{"CLUSTER", "PART", "VERSION", "UP", "STATE", "LEADER"}}
+	for _, c := range m.Clusters {
+		for _, p := range c.Parts {
+			part := p.Part
+			if p.Node != "" {
+				part += " on " + p.Node
+			}
+			rows = append(rows, []string{c.Name, part, dash(p.Version), dash(p.Up), p.State, dash(p.Leader)})
+		}
+	}
+	for _, c := range m.Clusters {
+		if len(c.Parts) == 0 {
+			rows = append(rows, []string{c.Name, "-", "-", "-", "not asked: no context", "-"})
+		}
+	}
+	return rows
+}
+
+func linkRows(m *mesh.Mesh) [][]string {
+	rows := [][]string{{"AT", "FROM", "STATE", "AGE", "LAG", "NODES", "SERVICES", "SLICES", "SET PODS", "REFUSED", "KEPT",
+		"TUNNELS"}}
+	for _, l := range m.Links {
+		tunnels := "-"
+		if l.Nodes > 0 {
+			tunnels = fmt.Sprintf("%d/%d", l.Talking, l.Nodes)
+		}
+		count := func(kind semaphorev1.Kind) string {
+			if l.Kinds == nil {
+				return "-"
+			}
+			return fmt.Sprint(l.Kinds[semaphorev1.KindName(kind)])
+		}
+		rows = append(rows, []string{l.At, l.From, strings.ToUpper(l.State), dash(l.Age), dash(l.Lag),
+			count(semaphorev1.Kind_KIND_NODE), count(semaphorev1.Kind_KIND_SERVICE),
+			count(semaphorev1.Kind_KIND_ENDPOINT_SLICE), count(semaphorev1.Kind_KIND_SET_MEMBER),
+			fmt.Sprint(l.Refused), fmt.Sprint(l.Kept), tunnels})
+	}
+	return rows
+}
+
+func writeMeshFindings(out *strings.Builder, m *mesh.Mesh, most int) {
+	if len(m.Findings) > 0 {
+		out.WriteString("\nFINDINGS\n")
+	}
+	for _, f := range m.Findings {
+		is := &semaphorev1.Finding{Code: f.Code, Level: f.Level, Meaning: f.Meaning, Side: f.Side, Command: f.Command,
+			Cluster: f.Cluster, Count: f.Count, First: f.First}
+		where := strings.TrimSpace(f.Part + " of " + f.At)
+		if f.At == "mesh" {
+			where = ""
+		}
+		for _, line := range findingLines(is, where) {
+			for _, part := range wrap(line, "             ", most) {
+				out.WriteString(part + "\n")
+			}
+		}
+	}
+}
+
+func dash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+// table prints rows in columns that fit: the widest column gives way, and what is cut ends in "…".
+func table(out *strings.Builder, rows [][]string, most int) {
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	total := func() (n int) {
+		for _, w := range widths {
+			n += w + 2
+		}
+		return n - 2
+	}
+	for total() > most {
+		widest := 0
+		for i, w := range widths {
+			if w > widths[widest] {
+				widest = i
+			}
+		}
+		if widths[widest] <= 4 {
+			break
+		}
+		widths[widest]--
+	}
+	var text bytes.Buffer
+	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		for i, cell := range row {
+			if runes := []rune(cell); len(runes) > widths[i] {
+				cell = string(runes[:widths[i]-1]) + "…"
+			}
+			if i > 0 {
+				fmt.Fprint(t, "\t")
+			}
+			fmt.Fprint(t, cell)
+		}
+		fmt.Fprintln(t)
+	}
+	_ = t.Flush() // to memory
+	out.Write(text.Bytes())
+}
+
+// wrap breaks a line between words, so that none is longer than most; those after the first begin with indent. A word
+// that is longer is broken.
+func wrap(line, indent string, most int) (lines []string) {
+	for utf8.RuneCountInString(line) > most {
+		runes := []rune(line)
+		at := most
+		for i := most; i > most/2; i-- {
+			if runes[i] == ' ' {
+				at = i
+				break
+			}
+		}
+		lines = append(lines, strings.TrimRight(string(runes[:at]), " "))
+		line = indent + strings.TrimLeft(string(runes[at:]), " ")
+	}
+	return append(lines, line)
+}

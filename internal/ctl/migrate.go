@@ -1,0 +1,112 @@
+package ctl
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/semaphore/internal/program"
+	"github.com/kube-semaphore/semaphore/internal/remotes/migrate"
+)
+
+func migrateCommand() *cobra.Command {
+	var bundles, policy string
+	var nodes []string
+	cmd := &cobra.Command{
+		Use:   "migrate FILE...",
+		Short: "print the RemoteClusters that configuration files amount to",
+		Long: `Prints the RemoteClusters that configuration files amount to, for kubectl apply. It changes nothing.
+
+It recognises the files of semaphore's exporter and broker, of semaphore-wireguard and of
+semaphore-service-mirror; what several of them say of one remote cluster comes together. What no file says,
+and the objects need, is on standard error: the exit code is 2 then. Take brokers of other clusters,
+exportRules and remotes out of the files before you apply the objects.`,
+		Example: `  semaphorectl migrate exporter.yaml broker.yaml --bundles bundles > remotes.yaml
+  semaphorectl migrate clusters.json --policy-flags "-target-cluster-name=c2" --node-subnets c2=192.0.2.0/24`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 && policy == "" {
+				return fmt.Errorf("name a configuration file of semaphore, semaphore-wireguard or semaphore-service-mirror, or " +
+					"use --policy-flags")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			m := migrate.New()
+			for _, file := range args {
+				data, err := os.ReadFile(file)
+				if err != nil {
+					return err
+				}
+				kind, err := m.Add(file, data)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.ErrOrStderr(), "%s: a file of %s\n", file, kind)
+			}
+			if policy != "" {
+				if err := m.AddPolicyFlags(policy); err != nil {
+					return fmt.Errorf("--policy-flags: %w", err)
+				}
+			}
+			for _, one := range nodes {
+				name, subnets, ok := strings.Cut(one, "=")
+				if !ok {
+					return fmt.Errorf("--node-subnets %q: use CLUSTER=SUBNET[+SUBNET]", one)
+				}
+				if err := m.SetNodeSubnets(name, strings.Split(subnets, "+")); err != nil {
+					return fmt.Errorf("--node-subnets: %w", err)
+				}
+			}
+			if bundles != "" {
+				found, err := filepath.Glob(filepath.Join(bundles, "*.pem"))
+				if err != nil {
+					return err
+				}
+				for _, file := range found {
+					text, err := os.ReadFile(file)
+					if err != nil {
+						return err
+					}
+					m.SetBundle(strings.TrimSuffix(filepath.Base(file), ".pem"), string(text))
+				}
+			}
+			return printMigration(cmd, m)
+		},
+	}
+	cmd.Flags().StringVar(&bundles, "bundles", "", "directory with the root certificates of the remotes, CLUSTER.pem")
+	cmd.Flags().StringVar(&policy, "policy-flags", "", "command line of semaphore-policy")
+	cmd.Flags().StringSliceVar(&nodes, "node-subnets", nil,
+		"subnets of a remote's nodes, CLUSTER=SUBNET[+SUBNET], once for each remote")
+	return cmd
+}
+
+// printMigration prints objects as they are applied: without what only a cluster sets.
+func printMigration(cmd *cobra.Command, m *migrate.Migration) error {
+	objects, notes, missing := m.Objects()
+	for _, o := range objects {
+		text, err := yaml.Marshal(map[string]any{
+			"apiVersion": o.APIVersion, "kind": o.Kind, "metadata": map[string]string{"name": o.Name}, "spec": o.Spec,
+		})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "---\n%s", text)
+	}
+	for _, line := range notes {
+		fmt.Fprintln(cmd.ErrOrStderr(), "note:", cli.Printable(line))
+	}
+	for _, line := range missing {
+		fmt.Fprintln(cmd.ErrOrStderr(), "missing:", cli.Printable(line))
+	}
+	if len(missing) > 0 {
+		return program.ExitError{Code: cli.ExitWrong,
+			Err: fmt.Errorf("the files do not say %d fields that the objects need: add them before you apply the objects",
+				len(missing))}
+	}
+	return nil
+}

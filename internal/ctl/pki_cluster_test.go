@@ -1,0 +1,129 @@
+package ctl
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+)
+
+// twoClusters are two real apiservers as contexts c1 and c2 of one kubeconfig, each with the namespace of the parts.
+func twoClusters(t *testing.T) (kubeconfig string, admins map[string]kubernetes.Interface) {
+	t.Helper()
+	admins = map[string]kubernetes.Interface{}
+	merged := clientcmd.GetConfigFromFileOrDie(os.DevNull)
+	for _, name := range []string{"c1", "c2"} {
+		cfg := kubetest.Start(t)
+		admins[name] = kubernetes.NewForConfigOrDie(cfg)
+		_, err := admins[name].CoreV1().Namespaces().Create(t.Context(),
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{})
+		must(t, err)
+		one, err := clientcmd.LoadFromFile(kubetest.Kubeconfig(t, cfg))
+		must(t, err)
+		current := one.Contexts[one.CurrentContext]
+		merged.Clusters[name], merged.AuthInfos[name] = one.Clusters[current.Cluster], one.AuthInfos[current.AuthInfo]
+		current.Cluster, current.AuthInfo = name, name
+		merged.Contexts[name] = current
+	}
+	merged.CurrentContext = "c1"
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	must(t, clientcmd.WriteToFile(*merged, kubeconfig))
+	return kubeconfig, admins
+}
+
+// TestKeysInTheCluster: authorities are made in the clusters, and clusters come to trust each other, with nothing but a
+// kubeconfig at hand and no key on a disk of this machine.
+func TestKeysInTheCluster(t *testing.T) {
+	kubeconfig, admins := twoClusters(t)
+	home := t.TempDir()
+	t.Chdir(home)
+	t.Setenv("HOME", home)
+	t.Setenv("TMPDIR", home)
+	ctl := func(args string) string {
+		t.Helper()
+		out, code, err := run(t, strings.Fields(args+" --kubeconfig "+kubeconfig)...)
+		if code != 0 {
+			t.Fatalf("%s: exit code %d, %v", args, code, err)
+		}
+		return out
+	}
+	fails := func(args, want string) {
+		t.Helper()
+		if _, code, err := run(t, strings.Fields(args+" --kubeconfig "+kubeconfig)...); code != 1 ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%s: exit code %d, %v; want %q", args, code, err, want)
+		}
+	}
+	get := func(cluster, name string) map[string][]byte {
+		t.Helper()
+		s, err := admins[cluster].CoreV1().Secrets("semaphore").Get(t.Context(), name, metav1.GetOptions{})
+		must(t, err)
+		if s.Type != corev1.SecretTypeTLS {
+			t.Errorf("Secret %s is of type %s", name, s.Type)
+		}
+		return s.Data
+	}
+	fails("pki exchange --context c1 --context c2", "semaphorectl pki init --context c1")
+	fails("pki rotate --context c1", "the authority is elsewhere")
+	fails("pki init --context c1 --cluster C1", "no cluster name")
+	fails("pki init --context c1 --cluster c1 -n nowhere", "namespace nowhere does not exist: kubectl")
+	ctl("pki init --context c1 --cluster c1")
+	ctl("pki init --context c2 --cluster c2")
+	authority, broker := string(get("c1", "semaphore-authority")["tls.key"]),
+		string(get("c1", "semaphore-broker-tls")["tls.crt"])
+	ctl("pki init --context c1 --cluster c1") // again: it writes over nothing
+	fails("pki init --context c1 --cluster c3", `is the authority of "c1", not of "c3"`)
+	if string(get("c1", "semaphore-authority")["tls.key"]) != authority ||
+		string(get("c1", "semaphore-broker-tls")["tls.crt"]) != broker {
+		t.Error("a second init replaced what was there")
+	}
+	must(t, admins["c1"].CoreV1().Secrets("semaphore").Delete(t.Context(), "semaphore-exporter-tls",
+		metav1.DeleteOptions{}))
+	ctl("pki init --context c1 --cluster c1") // as after it was interrupted
+	get("c1", "semaphore-exporter-tls")
+
+	out := ctl("pki exchange --context c1 --context c2")
+	golden(t, "pki-exchange", regexp.MustCompile(`[0-9a-f]{16}`).ReplaceAllString(out, "FINGERPRINT"))
+	ctl("pki rotate --context c1 --part broker --days 30")
+	if string(get("c1", "semaphore-broker-tls")["tls.crt"]) == broker {
+		t.Error("the broker's certificate is the old one")
+	}
+	// What is mounted fits together, by the same judgement as on files.
+	dir := t.TempDir()
+	for _, cluster := range []string{"c1", "c2"} {
+		bundles, err := admins[cluster].CoreV1().ConfigMaps("semaphore").Get(t.Context(), "semaphore-bundles",
+			metav1.GetOptions{})
+		must(t, err)
+		for name, text := range bundles.Data {
+			must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+		}
+		if len(bundles.Data) != 2 || bundles.Data[cluster+".pem"] != ctl("pki bundle --context "+cluster) {
+			t.Errorf("the bundles of %s are %v", cluster, bundles.Data)
+		}
+		for part, secret := range map[string]string{"exporter": "semaphore-exporter-tls", "broker": "semaphore-broker-tls",
+			"semaphorectl": "semaphorectl-tls"} {
+			for file, data := range get(cluster, secret) {
+				must(t, os.WriteFile(filepath.Join(dir, file), data, 0o600))
+			}
+			if f, code := found(t, "--tls-dir", dir, "--own", "spiffe://"+cluster+"/"+part); code != 0 {
+				t.Errorf("%s of %s: exit code %d, %+v", part, cluster, code, f)
+			}
+		}
+	}
+	// A cluster whose authority is in a directory gets no second one.
+	must(t, admins["c2"].CoreV1().Secrets("semaphore").Delete(t.Context(), "semaphore-authority", metav1.DeleteOptions{}))
+	fails("pki init --context c2 --cluster c2", "the cluster's authority is elsewhere")
+	entries, err := os.ReadDir(home)
+	must(t, err)
+	for _, e := range entries {
+		t.Errorf("%s was written on this machine", e.Name())
+	}
+}

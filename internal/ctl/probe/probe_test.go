@@ -1,0 +1,97 @@
+package probe
+
+import (
+	"context"
+	"net"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kube-semaphore/semaphore/internal/ctl/verify"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+)
+
+func TestMain(m *testing.M) {
+	loopback.Enter()
+	goleak.VerifyTestMain(m)
+}
+
+// TestAsk: a server says who asked, whole payloads arrive, and what goes wrong has a reason.
+func TestAsk(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- Serve(ctx, listener, "server", "n7") }()
+	url := "http://" + listener.Addr().String() + "/"
+	ask := func(q verify.Question) verify.Outcome {
+		if q.Attempt == 0 {
+			q.Attempt = 10 * time.Second
+		}
+		return Ask(t.Context(), q)
+	}
+	for _, bytes := range []int{0, 1 << 20, maxBytes} {
+		o := ask(verify.Question{URL: url, Bytes: bytes})
+		if !o.Answered || o.Answer.Pod != "server" || o.Answer.Node != "n7" || o.Answer.Received != bytes ||
+			!strings.HasPrefix(o.Answer.Client, "127.0.0.1:") || o.Remote != listener.Addr().String() {
+			t.Errorf("%d bytes: %+v", bytes, o)
+		}
+		if runtime.GOOS == "linux" && o.PathMTU < 1280 {
+			t.Errorf("the kernel's path MTU of loopback is %d", o.PathMTU)
+		}
+	}
+	if o := ask(verify.Question{URL: url, Bytes: maxBytes + 1}); o.Answered {
+		t.Errorf("more than the server takes: %+v", o)
+	}
+	if o := ask(verify.Question{URL: url, Refused: true, Within: 500 * time.Millisecond}); !o.Answered || o.Total < 0.5 {
+		t.Errorf("a refusal that does not come: %+v", o)
+	}
+
+	// One that accepts and never answers.
+	mute, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	for _, test := range []struct {
+		url    string
+		reason verify.Reason
+	}{
+		{"http://" + mute.Addr().String() + "/", verify.Timeout},
+		{"http://127.0.0.1:1/", verify.Closed},
+		{"http://name.invalid:1/", verify.NoName},
+	} {
+		if o := ask(verify.Question{URL: test.url, Attempt: 200 * time.Millisecond}); o.Answered || o.Reason != test.reason ||
+			o.Error == "" {
+			t.Errorf("%s: %+v, want %s", test.url, o, test.reason)
+		}
+		if o := ask(verify.Question{URL: test.url, Attempt: 200 * time.Millisecond, Refused: true,
+			Within: time.Minute}); o.Answered || o.Total > 5 {
+			t.Errorf("%s: a refusal that comes at once: %+v", test.url, o)
+		}
+	}
+
+	stop()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	// It comes back.
+	go func() {
+		time.Sleep(500 * time.Millisecond)
+		again, err := net.Listen("tcp", listener.Addr().String())
+		if err != nil {
+			t.Error(err)
+			served <- err
+			return
+		}
+		served <- Serve(t.Context(), again, "server", "n7")
+	}()
+	if o := ask(verify.Question{URL: url, Within: time.Minute}); !o.Answered || o.Total < 0.4 {
+		t.Errorf("it was away for half a second: %+v", o)
+	}
+}

@@ -1,0 +1,71 @@
+package ctl
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// TestReference: docs/cli.md is what the program itself says of each verb.
+func TestReference(t *testing.T) {
+	var out strings.Builder
+	out.WriteString(`# semaphorectl
+
+<!-- Made from the program: go test ./internal/ctl -run TestReference -update -->
+
+Put it into ` + "`PATH`" + ` under the name ` + "`kubectl-semaphore`" + ` too, and ` + "`kubectl semaphore`" + ` does the same. A second link to it,
+` + "`kubectl_complete-semaphore`" + `, completes names of clusters and objects there; for the program itself see
+` + "`semaphorectl completion --help`" + `.
+
+Exit codes are the same for all verbs:
+
+| Code | Means |
+| --- | --- |
+| 0 | all is well |
+| 1 | the verb was used wrongly, or could not do what it is for, such as reach a part |
+| 2 | it did, and something is wrong |
+
+Output is coloured on a terminal only, and not if ` + "`NO_COLOR`" + ` is set.
+`)
+	for _, cmd := range all(Command()) {
+		cmd.InitDefaultHelpFlag()
+		if cmd.Hidden || cmd.Name() == "help" || cmd.Name() == "completion" || cmd.HasParent() &&
+			cmd.Parent().Name() == "completion" {
+			continue
+		}
+		text := cmd.Long
+		if text == "" {
+			text = strings.ToUpper(cmd.Short[:1]) + cmd.Short[1:] + "."
+		}
+		fmt.Fprintf(&out, "\n## %s\n\n", cmd.CommandPath())
+		fmt.Fprintf(&out, "```text\n%s\n", strings.TrimSpace(text))
+		if cmd.Runnable() {
+			fmt.Fprintf(&out, "\nUsage:\n  %s\n", cmd.UseLine())
+		}
+		verbsAndFlags(&out, cmd)
+		fmt.Fprintln(&out, "```")
+	}
+	compare(t, "../../docs/cli.md", out.String())
+}
+
+// verbsAndFlags are the verbs below one, or its flags.
+func verbsAndFlags(out *strings.Builder, cmd *cobra.Command) {
+	if cmd.HasAvailableSubCommands() {
+		out.WriteString("\nVerbs:\n")
+		for _, sub := range cmd.Commands() {
+			if sub.IsAvailableCommand() && sub.Name() != "completion" {
+				fmt.Fprintf(out, "  %-12s %s\n", sub.Name(), sub.Short)
+			}
+		}
+	}
+	for _, f := range []struct{ title, usages string }{
+		{"Flags", cmd.LocalNonPersistentFlags().FlagUsages()},
+		{"Flags of all verbs that reach a cluster", cmd.PersistentFlags().FlagUsages()},
+	} {
+		if f.usages != "" {
+			fmt.Fprintf(out, "\n%s:\n%s", f.title, f.usages)
+		}
+	}
+}

@@ -1,0 +1,58 @@
+package ctl
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+func aBroker(links ...*semaphorev1.LinkStatus) *semaphorev1.GetStatusResponse {
+	return &semaphorev1.GetStatusResponse{Part: "broker", Cluster: "c1", Ready: true, Now: timestamppb.New(noon),
+		StartedAt: before(time.Hour), Links: links}
+}
+
+func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon.Add(-d)) }
+
+// A broker's status has a line for each kind of each remote, with its age, what is not taken, and its lag.
+func TestKindLines(t *testing.T) {
+	l := &semaphorev1.LinkStatus{
+		Cluster: "c2", Connected: true, Since: before(time.Hour), LastHeard: before(3 * time.Second),
+		Kinds: []*semaphorev1.KindStatus{
+			{Kind: semaphorev1.Kind_KIND_NODE, Objects: 2, Complete: true},
+			{Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 7, Complete: true, LastHeard: before(3 * time.Second), Limit: 10_000},
+		}}
+	service := l.Kinds[1]
+	service.Refused, service.HeldBack, service.HeldBackSince = 3, 4, before(5*time.Minute)
+	service.LastPropagation = durationpb.New(12 * time.Millisecond)
+	service.MedianPropagation = durationpb.New(-2 * time.Millisecond)
+	service.HighPropagation = durationpb.New(2340 * time.Millisecond)
+	s := aBroker(l)
+	s.Leader = "broker-0"
+	var out bytes.Buffer
+	must(t, statusTable(&out, s))
+	words := strings.Join(strings.Fields(out.String()), " ")
+	for _, want := range []string{
+		", leader (broker-0)",
+		"CLUSTER KIND AGE OBJECTS REFUSED HELD BACK LAG: LAST MEDIAN HIGH",
+		"c2 node never 2 0 0 - - -",
+		"c2 service 3s 7/10000 3 4 for 5m0s 12ms -2ms 2.3s",
+	} {
+		if !strings.Contains(words, want) {
+			t.Errorf("the status has no %q:\n%s", want, &out)
+		}
+	}
+	s.Part = "exporter"
+	out.Reset()
+	must(t, statusTable(&out, s))
+	if strings.Contains(out.String(), "LAG") {
+		t.Errorf("an exporter has ages:\n%s", &out)
+	}
+}

@@ -1,0 +1,23 @@
+package ctl
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
+)
+
+// stdioCommand is the verb that semaphorectl elsewhere runs in a part's container through pods/exec.
+func stdioCommand(access *fleet.Access) *cobra.Command {
+	t := fleet.Target{Access: access}
+	cmd := &cobra.Command{
+		Use:    "stdio",
+		Short:  "copy bytes between the standard streams and the socket of the part in this container, for semaphorectl elsewhere",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return t.Stdio(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringArrayVar(&t.Sockets, "socket", nil, "unix `socket` of a part")
+	return cmd
+}

@@ -1,0 +1,342 @@
+package ctl
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/program"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// object is what a person follows: KIND/[NAMESPACE/]NAME as its own cluster has it.
+type object struct {
+	kind, namespace, name string
+	// sets are the names of the network sets of a set member, as the brokers have them.
+	sets []string
+}
+
+func parseObject(text string) (object, error) {
+	parts := strings.Split(strings.Replace(text, " ", "/", 1), "/")
+	_, known := semaphorev1.KindOf(parts[0])
+	switch {
+	case !known || slices.Contains(parts, ""):
+	case parts[0] == "node" && len(parts) == 2:
+		return object{kind: parts[0], name: parts[1]}, nil
+	case parts[0] != "node" && len(parts) == 3:
+		return object{kind: parts[0], namespace: parts[1], name: parts[2]}, nil
+	}
+	return object{}, fmt.Errorf(
+		"%q: use service/NAMESPACE/NAME, endpointslice/NAMESPACE/NAME, setmember/NAMESPACE/POD or "+
+			"node/NAME, as the object is called in its own cluster",
+		text,
+	)
+}
+
+func (o object) String() string {
+	if o.namespace == "" {
+		return o.kind + "/" + o.name
+	}
+	return o.kind + "/" + o.namespace + "/" + o.name
+}
+
+// concerns reports whether an event is about the object, or about what it becomes in another cluster.
+func (o object) concerns(e *semaphorev1.Event) bool {
+	kind, name, _ := strings.Cut(e.GetObject(), " ")
+	name, _, _ = strings.Cut(name, " for ")
+	own := o.name
+	if o.namespace != "" {
+		own = o.namespace + "/" + o.name
+	}
+	mirror := naming.Mirror("", o.namespace, o.name)
+	switch {
+	case kind == o.kind && name == own:
+		return true
+	case o.kind == "node":
+		return kind == "peer" && name == e.GetSource()+"/"+o.name
+	case o.kind == "service":
+		// Its slices have its name and a random ending; those of the mirror the mirror's, the cluster and a number.
+		return kind == "service" && strings.HasSuffix(name, mirror) || kind == "endpointslice" &&
+			(strings.HasPrefix(name, own+"-") || strings.Contains(name, mirror+"-"))
+	case o.kind == "setmember":
+		set, _ := naming.SplitSetPart(name[strings.LastIndex(name, "/")+1:])
+		return (kind == "globalnetworkset" || kind == "networkset") && slices.Contains(o.sets, set)
+	}
+	return false
+}
+
+// watchFilter selects the events that debug watch prints. An empty field selects all.
+type watchFilter struct{ source, kind, namespace, name string }
+
+func (f watchFilter) matches(e *semaphorev1.Event) bool {
+	kind, rest, _ := strings.Cut(e.GetObject(), " ")
+	rest, _, _ = strings.Cut(rest, " for ")
+	namespace, name, namespaced := strings.Cut(rest, "/")
+	if !namespaced {
+		namespace, name = "", rest
+	}
+	return (f.source == "" || f.source == e.GetSource()) && (f.kind == "" || f.kind == kind) &&
+		(f.namespace == "" || f.namespace == namespace) && (f.name == "" || f.name == name)
+}
+
+func (f *watchFilter) flags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.source, "source", "", "only changes that come from this cluster")
+	cmd.Flags().StringVar(&f.kind, "kind", "", "only objects of this kind, such as service, endpointslice or peer")
+	cmd.Flags().StringVar(&f.namespace, "of", "", "only objects of this namespace; of a peer, this cluster")
+	cmd.Flags().StringVar(&f.name, "name", "", "only objects of this name")
+}
+
+// pastWithin is how long the parts may take to send what they remember.
+const pastWithin = 10 * time.Second
+
+// past returns the events that parts remember and that are of interest, oldest first. What cannot be asked is an error
+// beside them.
+func past(ctx context.Context, parts []*fleet.Part, wanted func(*semaphorev1.Event) bool) ([]*semaphorev1.Event,
+	error) {
+	ctx, cancel := context.WithTimeout(ctx, pastWithin)
+	defer cancel()
+	var g errgroup.Group
+	var mu sync.Mutex
+	var all []*semaphorev1.Event
+	failed := make([]error, len(parts))
+	for i, p := range parts {
+		g.Go(func() error {
+			stream, err := p.Watch(ctx, &semaphorev1.WatchRequest{Recent: true, OnlyRecent: true})
+			for err == nil {
+				var m *semaphorev1.WatchResponse
+				if m, err = stream.Recv(); err != nil {
+					break
+				}
+				if e := m.GetEvent(); e != nil && wanted(e) {
+					mu.Lock()
+					all = append(all, e)
+					mu.Unlock()
+				}
+			}
+			if !errors.Is(err, io.EOF) {
+				failed[i] = fmt.Errorf("%s: %s", p.Where, grpcstatus.Convert(err).Message())
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // none returns an error
+	slices.SortStableFunc(all,
+		func(a, b *semaphorev1.Event) int { return a.GetTime().AsTime().Compare(b.GetTime().AsTime()) })
+	return all, errors.Join(failed...)
+}
+
+// hop is the last that a part did with an object.
+type hop struct {
+	Part    string    `json:"part"`
+	Cluster string    `json:"cluster"`
+	Node    string    `json:"node,omitempty"`
+	Object  string    `json:"object"`
+	Action  string    `json:"action"`
+	Detail  string    `json:"detail,omitempty"`
+	Time    time.Time `json:"time"`
+	// After is the time from when the change was observed at its source, in seconds, on two clocks if the clusters
+	// differ; absent for unknown.
+	After *float64 `json:"after_seconds,omitempty"`
+}
+
+// hops are the last events of each part about each object, in the order in which a change travels: exporter, broker,
+// agents.
+func hops(events []*semaphorev1.Event) []hop {
+	order := []string{"exporter", "broker", "agent"}
+	step := func(e *semaphorev1.Event) int { // a broker receives before it writes
+		if strings.HasPrefix(e.GetAction(), "receive") || e.GetAction() == "refuse" {
+			return 0
+		}
+		return 1
+	}
+	type key struct {
+		part, cluster, node, object string
+		step                        int
+	}
+	last := map[key]*semaphorev1.Event{}
+	for _, e := range events {
+		last[key{e.GetPart(), e.GetCluster(), e.GetNode(), e.GetObject(), step(e)}] = e
+	}
+	var out []hop
+	for _, e := range last {
+		h := hop{Part: e.GetPart(), Cluster: e.GetCluster(), Node: e.GetNode(), Object: e.GetObject(), Action: e.GetAction(),
+			Detail: e.GetDetail(), Time: e.GetTime().AsTime()}
+		if e.GetObservedAt() != nil {
+			after := e.GetTime().AsTime().Sub(e.GetObservedAt().AsTime()).Seconds()
+			h.After = &after
+		}
+		out = append(out, h)
+	}
+	slices.SortFunc(out, func(a, b hop) int {
+		return cmp.Or(slices.Index(order, a.Part)-slices.Index(order, b.Part), strings.Compare(a.Cluster, b.Cluster),
+			a.Time.Compare(b.Time), strings.Compare(a.Node, b.Node), strings.Compare(a.Object, b.Object))
+	})
+	return out
+}
+
+const objectForms = `OBJECT is service/NAMESPACE/NAME, endpointslice/NAMESPACE/NAME, setmember/NAMESPACE/POD or node/NAME, as it is called in its
+own cluster. What it becomes elsewhere is included: mirrors and their slices, network sets, peers.`
+
+func traceCommand(access *fleet.Access) *cobra.Command {
+	t := fleet.Target{Access: access, Parts: []string{fleet.Exporter, fleet.Broker, fleet.Agent}}
+	var output *outputs
+	cmd := &cobra.Command{
+		Use:   "trace OBJECT",
+		Short: "where an object is on its way from cluster to cluster: the last that each part did with it",
+		Long: `Prints the last that each part did with an object, in the order in which a change travels: exporter, broker, apiserver, and with
+--agent the agents. AFTER is the time since the object's own cluster saw the change, on the clocks of two clusters.
+
+` + objectForms + ` A part remembers the last 1,024 events of each cluster, so that what did not
+change for long is missing.
+
+Exit code 0 when the last of each part went well, 1 when no part remembers the object or none can be asked, 2 when one was refused or
+failed.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o, events, err := pastOf(cmd, &t, output, args[0])
+			if err != nil {
+				return err
+			}
+			found := hops(events)
+			if err := printHops(cmd.OutOrStdout(), o, found, time.Now(), output.chosen); err != nil {
+				return err
+			}
+			for _, h := range found {
+				if h.Action == "refuse" || strings.HasSuffix(h.Action, "failed") {
+					return program.ExitError{Code: cli.ExitWrong, Err: errors.New(cli.Printable(
+						fmt.Sprintf("%s of %s: %s %s: %s", h.Part, h.Cluster, h.Action, h.Object, h.Detail)))}
+				}
+			}
+			return nil
+		},
+	}
+	t.Flags(cmd)
+	output = outputFlag(cmd, "table", "json", "yaml")
+	return cmd
+}
+
+func historyCommand(access *fleet.Access) *cobra.Command {
+	t := fleet.Target{Access: access, Parts: []string{fleet.Exporter, fleet.Broker, fleet.Agent}}
+	var output *outputs
+	cmd := &cobra.Command{
+		Use:   "history OBJECT",
+		Short: "what the parts remember of an object, oldest first",
+		Long: `Prints all events about an object that the parts remember, of all clusters that are given, oldest first.
+
+` + objectForms + ` A part remembers the last 1,024 events of each cluster.
+
+Exit code 0, or 1 when no part remembers the object or none can be asked.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			_, events, err := pastOf(cmd, &t, output, args[0])
+			if err != nil {
+				return err
+			}
+			print := printJSON
+			if output.chosen == "text" {
+				print = new(columns).print
+			}
+			for _, e := range events {
+				m := &semaphorev1.WatchResponse{Message: &semaphorev1.WatchResponse_Event{Event: e}}
+				if err := print(cmd.OutOrStdout(), m); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	t.Flags(cmd)
+	output = outputFlag(cmd, "text", "json")
+	return cmd
+}
+
+// pastOf returns what the parts remember of an object; nothing is an error.
+func pastOf(cmd *cobra.Command, t *fleet.Target, output *outputs, text string) (object, []*semaphorev1.Event, error) {
+	if err := output.check(); err != nil {
+		return object{}, nil, err
+	}
+	o, err := parseObject(text)
+	if err != nil {
+		return o, nil, err
+	}
+	parts, unreached := t.Dial(cmd.Context())
+	if len(parts) == 0 {
+		return o, nil, unreached
+	}
+	defer func() {
+		for _, p := range parts {
+			p.Close()
+		}
+	}()
+	if o.kind == "setmember" {
+		for _, p := range parts {
+			found, err := receiveSets(cmd.Context(), p, &semaphorev1.ListSetsRequest{Namespace: o.namespace, Pod: o.name})
+			if err != nil {
+				continue // not a broker, or without sets
+			}
+			for _, s := range found {
+				for _, of := range s.GetObjects() {
+					set, _ := naming.SplitSetPart(of.GetName())
+					o.sets = append(o.sets, set)
+				}
+			}
+		}
+	}
+	events, err := past(cmd.Context(), parts, o.concerns)
+	if err = errors.Join(unreached, err); err != nil {
+		fmt.Fprintln(cmd.ErrOrStderr(), "not asked:", cli.Printable(err.Error()))
+	}
+	if len(events) == 0 {
+		return o, nil, fmt.Errorf("%s: no part that was asked remembers it: it does not exist, is not exported, or did not "+
+			"change for long", o)
+	}
+	return o, events, nil
+}
+
+func printHops(w io.Writer, o object, all []hop, now time.Time, output string) error {
+	if output != "table" {
+		data, err := json.MarshalIndent(struct {
+			Object string `json:"object"`
+			Hops   []hop  `json:"hops"`
+		}{o.String(), all}, "", "  ")
+		if err != nil {
+			return err
+		}
+		return cli.PrintDocument(w, data, output)
+	}
+	var out strings.Builder
+	fmt.Fprintln(&out, o)
+	table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "PART\tCLUSTER\tACTION\tOBJECT\tAGE\tAFTER\tDETAIL")
+	for _, h := range all {
+		at := h.Cluster
+		if h.Node != "" {
+			at += "/" + h.Node
+		}
+		after := "-"
+		if h.After != nil {
+			after = (time.Duration(*h.After * float64(time.Second))).Round(100 * time.Microsecond).String()
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", h.Part, cli.Printable(at), h.Action, cli.Printable(h.Object),
+			short(now.Sub(h.Time)), after, cli.Printable(h.Detail))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	return cli.PrintLines(w, out.String())
+}

@@ -1,0 +1,144 @@
+package ctl
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+func TestParseObject(t *testing.T) {
+	for text, want := range map[string]object{
+		"service/shop/echo":      {kind: "service", namespace: "shop", name: "echo"},
+		"service shop/echo":      {kind: "service", namespace: "shop", name: "echo"},
+		"node/n1":                {kind: "node", name: "n1"},
+		"setmember/shop/web-0":   {kind: "setmember", namespace: "shop", name: "web-0"},
+		"endpointslice/shop/e-x": {kind: "endpointslice", namespace: "shop", name: "e-x"},
+	} {
+		if got, err := parseObject(text); err != nil || got.String() != want.String() {
+			t.Errorf("%s: %+v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "echo", "pod/shop/x", "service/echo", "node/a/b", "service//x"} {
+		if got, err := parseObject(text); err == nil {
+			t.Errorf("%q: %+v", text, got)
+		}
+	}
+}
+
+// TestConcerns: an object is followed under its own name, and as what it becomes elsewhere.
+func TestConcerns(t *testing.T) {
+	for _, c := range []struct {
+		object object
+		source string
+		yes    []string
+		no     []string
+	}{
+		{object{kind: "service", namespace: "shop", name: "echo"}, "c2",
+			[]string{"service shop/echo", "service shop/echo for c1", "service c2-shop-73736d-echo",
+				"endpointslice shop/echo-x7k2",
+				"endpointslice c2-shop-73736d-echo-c2-0", "service gl-shop-73736d-echo"},
+			[]string{"service shop/echo2", "service c2-shop-73736d-echo2", "service pay/echo", "endpointslice pay/echo-x",
+				"node n1"}},
+		{object{kind: "node", name: "n1"}, "c2", []string{"node n1", "peer c2/n1"}, []string{"peer c3/n1", "peer c2/n10"}},
+		{object{kind: "setmember", namespace: "shop", name: "web-0", sets: []string{"c2-shop-web"}}, "c2",
+			[]string{"setmember shop/web-0", "globalnetworkset c2-shop-web", "globalnetworkset c2-shop-web.part-2",
+				"networkset shop/c2-shop-web"}, []string{"setmember shop/web-1", "globalnetworkset c2-shop-db"}},
+	} {
+		for _, name := range c.yes {
+			if !c.object.concerns(&semaphorev1.Event{Source: c.source, Object: name}) {
+				t.Errorf("%s: %q does not concern it", c.object, name)
+			}
+		}
+		for _, name := range c.no {
+			if c.object.concerns(&semaphorev1.Event{Source: c.source, Object: name}) {
+				t.Errorf("%s: %q concerns it", c.object, name)
+			}
+		}
+	}
+}
+
+func TestWatchFilter(t *testing.T) {
+	e := &semaphorev1.Event{Source: "c2", Object: "service shop/echo for c1"}
+	for _, f := range []watchFilter{{}, {source: "c2"}, {kind: "service"}, {namespace: "shop"}, {name: "echo"},
+		{"c2", "service", "shop", "echo"}} {
+		if !f.matches(e) {
+			t.Errorf("%+v does not match", f)
+		}
+	}
+	for _, f := range []watchFilter{{source: "c1"}, {kind: "node"}, {namespace: "pay"}, {name: "ech"}} {
+		if f.matches(e) {
+			t.Errorf("%+v matches", f)
+		}
+	}
+}
+
+// TestTrace asks three parts of two clusters what they did with a Service.
+func TestTrace(t *testing.T) {
+	recorders := []*debug.Recorder{debug.NewRecorder("exporter", "c2", ""), debug.NewRecorder("broker", "c1", ""),
+		debug.NewRecorder("agent", "c1", "node-1")}
+	var sockets []string
+	for _, r := range recorders {
+		sockets = append(sockets, "--socket", serve(t, r, well))
+	}
+	seen := time.Now().Add(-time.Second)
+	record := func(i int, object, action, detail string) {
+		recorders[i].Record(debug.Event{Source: "c2", Object: object, Action: action, Detail: detail, ObservedAt: seen})
+	}
+	record(0, "service shop/other", "export", "to c1")
+	record(0, "service shop/echo", "export", "to c1")
+	record(1, "service shop/echo", "receive", "")
+	record(1, "service c2-shop-73736d-echo", "create", "written to the apiserver")
+	record(1, "service c2-shop-73736d-echo", "update", "written to the apiserver")
+
+	trace := func(verb ...string) (string, int) {
+		t.Helper()
+		out, code, err := run(t, append(verb, sockets...)...)
+		if code == 1 {
+			t.Log(err)
+		}
+		return out, code
+	}
+	out, code := trace("debug", "trace", "service/shop/echo")
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if code != 0 || len(lines) != 5 || !strings.Contains(lines[2], "exporter") || !strings.Contains(lines[3], "receive") ||
+		!strings.Contains(lines[4], "update") {
+		t.Errorf("code %d:\n%s", code, out)
+	}
+	out, code = trace("history", "service/shop/echo")
+	if code != 0 || strings.Count(out, "\n") != 4 || !strings.Contains(out, "create") {
+		t.Errorf("history: code %d:\n%s", code, out)
+	}
+	if out, code := trace("debug", "trace", "service/shop/gone"); code != 1 {
+		t.Errorf("an object of nobody: code %d:\n%s", code, out)
+	}
+	record(1, "service shop/echo", "refuse", "invalid-port: \x1b[31m")
+	if out, code := trace("debug", "trace", "service/shop/echo", "-o", "json"); code != 2 ||
+		strings.Contains(out, "\x1b") {
+		t.Errorf("refused: code %d:\n%s", code, out)
+	}
+}
+
+// TestHops: the order is that of the way, and of each part the last counts.
+func TestHops(t *testing.T) {
+	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	event := func(after time.Duration, part, cluster, node, object, action string) *semaphorev1.Event {
+		return &semaphorev1.Event{Time: timestamppb.New(at.Add(after)), ObservedAt: timestamppb.New(at), Source: "c2",
+			Part:    part,
+			Cluster: cluster, Node: node, Object: object, Action: action}
+	}
+	all := hops([]*semaphorev1.Event{
+		event(9*time.Millisecond, "agent", "c1", "n1", "peer c2/m1", "receive"),
+		event(time.Millisecond, "exporter", "c2", "", "node m1", "export"),
+		event(4*time.Millisecond, "broker", "c3", "", "node m1", "receive"),
+		event(3*time.Millisecond, "broker", "c1", "", "node m1", "receive"),
+		event(5*time.Millisecond, "broker", "c1", "", "node m1", "receive"),
+	})
+	var out strings.Builder
+	must(t, printHops(&out, object{kind: "node", name: "m1"}, all, at.Add(time.Minute), "table"))
+	golden(t, "trace", out.String())
+}

@@ -1,0 +1,118 @@
+package verify
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+)
+
+// Cluster is one that was verified, and what was made there for the time.
+type Cluster struct {
+	Context string `json:"context"`
+	Name    string `json:"name"`
+	Image   string `json:"image"`
+	Pods    []Pod  `json:"pods"`
+}
+
+// Report is all that verify says.
+type Report struct {
+	Verdict   string    `json:"verdict"`
+	Passed    int       `json:"passed"`
+	Failed    int       `json:"failed"`
+	Unchecked int       `json:"unchecked"`
+	Seconds   float64   `json:"seconds"`
+	Namespace string    `json:"namespace"`
+	Clusters  []Cluster `json:"clusters"`
+	Checks    []Check   `json:"checks"`
+}
+
+// NewReport counts, and says in one line how it is.
+func NewReport(namespace string, clusters []Cluster, checks []Check, seconds float64) *Report {
+	r := &Report{Namespace: namespace, Clusters: clusters, Checks: checks, Seconds: seconds}
+	traffic := 0
+	for _, c := range checks {
+		switch c.Result {
+		case Passed:
+			r.Passed++
+			if c.To != "" {
+				traffic++
+			}
+		case Failed:
+			r.Failed++
+		case Unchecked:
+			r.Unchecked++
+		}
+	}
+	var names []string
+	for _, c := range clusters {
+		names = append(names, c.Name)
+	}
+	said := "all is well"
+	switch {
+	case r.Failed > 0:
+		said = fmt.Sprintf("%d of %d checks failed", r.Failed, r.Failed+r.Passed)
+	case traffic == 0:
+		said = "nothing was checked"
+	}
+	r.Verdict = strings.Join(names, ", ") + ": " + said
+	return r
+}
+
+// Well says whether something was checked and all of it passed.
+func (r *Report) Well() bool { return strings.HasSuffix(r.Verdict, ": all is well") }
+
+// Print prints the report: as a table, or JSON or YAML.
+func (r *Report) Print(w io.Writer, output string) error {
+	if output != "table" {
+		data, err := json.MarshalIndent(r, "", "  ")
+		if err != nil {
+			return err
+		}
+		return cli.PrintDocument(w, data, output)
+	}
+	colour := cli.Red
+	if r.Well() {
+		colour = cli.Green
+	}
+	if _, err := fmt.Fprintf(w, "%s\n%d passed, %d failed, %d unchecked, in %.1f s\n\n",
+		cli.Paint(w, colour, cli.Printable(r.Verdict)), r.Passed, r.Failed, r.Unchecked, r.Seconds); err != nil {
+		return err
+	}
+	var text strings.Builder
+	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "FROM\tTO\tCHECK\tRESULT\tTIME\tDETAIL")
+	for _, c := range r.Checks {
+		to := c.To
+		if to == "" {
+			to = "-"
+		}
+		took := "-"
+		if c.Result != Unchecked {
+			took = fmt.Sprintf("%.1fs", c.Seconds)
+		}
+		detail := c.Detail
+		if c.Code != "" {
+			detail = string(c.Code) + ": " + detail
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", c.From, to, c.Name, c.Result, took, cli.Printable(detail))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	first := true
+	for _, c := range r.Checks {
+		if c.Fix == "" {
+			continue
+		}
+		if first {
+			text.WriteString("\nTO DO\n")
+			first = false
+		}
+		fmt.Fprintf(&text, "  %s: %s (%s)\n", c.Code, cli.Printable(c.Fix), c.Code.Anchor())
+	}
+	return cli.PrintLines(w, text.String())
+}

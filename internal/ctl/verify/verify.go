@@ -1,0 +1,340 @@
+// Package verify judges what semaphorectl verify saw between pods of two clusters, and prints it.
+//
+// What pods, brokers and agents answered goes in; checks come out, each with a result, what was seen, and for a failure
+// a code and what to do. It has no effects. It imports internal/ctl/cli for printing, internal/finding for codes, and
+// the messages.
+package verify
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Result is how a check ended.
+type Result string
+
+// The results. Unchecked is what was not looked at; the detail says why.
+const (
+	Passed    Result = "passed"
+	Failed    Result = "failed"
+	Unchecked Result = "unchecked"
+)
+
+// Name says what a check is about.
+type Name string
+
+// The checks of one direction, in the order in which they are made. Cleanup is of one cluster.
+const (
+	PodIP      Name = "pod-ip"
+	Encryption Name = "encryption"
+	PathMTU    Name = "path-mtu"
+	Mirror     Name = "mirror"
+	DNS        Name = "dns"
+	Global     Name = "global"
+	Policy     Name = "policy"
+	Cleanup    Name = "cleanup"
+)
+
+// Directed are the checks that are made from each cluster to each other.
+var Directed = []Name{PodIP, Encryption, PathMTU, Mirror, DNS, Global, Policy}
+
+// Check is one line of the report.
+type Check struct {
+	// From is the cluster whose pod asks, To the one whose pod answers; To is empty for a check of one cluster.
+	From   string `json:"from"`
+	To     string `json:"to,omitempty"`
+	Name   Name   `json:"check"`
+	Result Result `json:"result"`
+	// Seconds from the first packet until the result.
+	Seconds float64 `json:"seconds"`
+	// Detail is what was seen, or why nothing was.
+	Detail string `json:"detail"`
+	// Code and Fix are those of a failure.
+	Code finding.Code `json:"code,omitempty"`
+	Fix  string       `json:"fix,omitempty"`
+}
+
+func (c Check) passed(format string, args ...any) Check {
+	c.Result, c.Detail = Passed, fmt.Sprintf(format, args...)
+	return c
+}
+
+func (c Check) failed(code finding.Code, fix, format string, args ...any) Check {
+	c.Result, c.Code, c.Fix, c.Detail = Failed, code, fix, fmt.Sprintf(format, args...)
+	return c
+}
+
+// Skip is the check with the reason why it was not made.
+func (c Check) Skip(format string, args ...any) Check {
+	c.Result, c.Detail = Unchecked, fmt.Sprintf(format, args...)
+	return c
+}
+
+// Question is what a pod asks of another.
+type Question struct {
+	URL string
+	// Bytes to send, and to get back.
+	Bytes int
+	// Attempt is how long one request may take, Within how long to try until the outcome is the wanted one.
+	Attempt, Within time.Duration
+	// Refused wants no answer.
+	Refused bool
+}
+
+// Answer is what the answering pod says.
+type Answer struct {
+	Pod  string `json:"pod"`
+	Node string `json:"node"`
+	// Client is the address and port that the request came from, as the answering pod sees it.
+	Client string `json:"client"`
+	// Received is how many bytes it got.
+	Received int `json:"received"`
+}
+
+// Reason is why there was no answer.
+type Reason string
+
+// The reasons. Timeout is that of dropped packets; Unroutable that of the agents' unreachable route.
+const (
+	Timeout    Reason = "timeout"
+	Closed     Reason = "refused"
+	Unroutable Reason = "unreachable"
+	NoName     Reason = "no such name"
+	Other      Reason = "error"
+)
+
+// Outcome is what came of a question, of its last attempt.
+type Outcome struct {
+	Answered bool   `json:"answered"`
+	Answer   Answer `json:"answer"`
+	// Remote is the address that was connected to, or that a name led to.
+	Remote string `json:"remote,omitempty"`
+	Reason Reason `json:"reason,omitempty"`
+	Error  string `json:"error,omitempty"`
+	// Seconds of the last attempt, and of all.
+	Seconds float64 `json:"seconds"`
+	Total   float64 `json:"total"`
+	// PathMTU is what the asking pod's kernel knows of the path at the end, 0 for nothing.
+	PathMTU int `json:"pathMTU,omitempty"`
+}
+
+func (o Outcome) said() string { return fmt.Sprintf("no answer in %.1f s: %s", o.Total, o.Error) }
+
+// Pod is one that verify made.
+type Pod struct {
+	Name string       `json:"name"`
+	Node string       `json:"node"`
+	IPs  []netip.Addr `json:"ips"`
+}
+
+// JudgePodIP is about a request to the IP of a pod.
+func JudgePodIP(c Check, client, server Pod, ip netip.Addr, o Outcome) Check {
+	path := fmt.Sprintf("%s on %s → %s on %s", client.Name, client.Node, ip, server.Node)
+	switch {
+	case !o.Answered && o.Reason == Unroutable:
+		return c.failed(finding.PodUnreachable, fmt.Sprintf("semaphorectl status --agent %s in %s: the device, its routes "+
+			"and its peers", client.Node, c.From), "%s: %s", path, o.said())
+	case !o.Answered:
+		return c.failed(finding.PodUnreachable, fmt.Sprintf("semaphorectl status of both clusters; UDP between the nodes; "+
+			"policies in %s that deny pods of %s", c.To, c.From), "%s: %s", path, o.said())
+	case o.Answer.Pod != server.Name:
+		return c.failed(finding.AnotherPod, "look for another pod or host with that address", "%s: pod %q answered, not %s",
+			path, o.Answer.Pod, server.Name)
+	}
+	seen, _, err := net.SplitHostPort(o.Answer.Client)
+	if from, parseErr := netip.ParseAddr(seen); err != nil || parseErr != nil || !contains(client.IPs, from.Unmap()) {
+		return c.failed(finding.SourceRewritten, fmt.Sprintf("an IPPool of %s with the pods of %s, disabled, "+
+			"natOutgoing: false (manageIPPools), or the like of the CNI", c.From, c.To),
+			"%s: it saw the address %s, not the pod's %s: something on the way applies SNAT", path, seen, join(client.IPs))
+	}
+	return c.passed("%s, which saw %s: %s", path, seen, millis(o.Seconds))
+}
+
+func contains(all []netip.Addr, one netip.Addr) bool {
+	for _, ip := range all {
+		if ip == one {
+			return true
+		}
+	}
+	return false
+}
+
+func join(all []netip.Addr) string {
+	var out []string
+	for _, ip := range all {
+		out = append(out, ip.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+func millis(seconds float64) string { return fmt.Sprintf("%.0f ms", seconds*1000) }
+
+// JudgePathMTU is about a request that is much larger than a packet, after a small one was answered.
+func JudgePathMTU(c Check, bytes int, o Outcome) Check {
+	if !o.Answered {
+		return c.failed(finding.LargePayloadLost, "semaphorectl status --agent: MTU of the device; let ICMP \"fragmentation "+
+			"needed\" pass, or set wireguard.mtu", "small requests are answered, %s each way are not: %s", size(bytes), o.said())
+	}
+	known := ""
+	if o.PathMTU > 0 {
+		known = fmt.Sprintf("; the pod's kernel knows a path MTU of %d", o.PathMTU)
+	}
+	return c.passed("%s each way in %s%s", size(bytes), millis(o.Seconds), known)
+}
+
+func size(bytes int) string {
+	if bytes%(1<<20) == 0 {
+		return fmt.Sprintf("%d MiB", bytes>>20)
+	}
+	return fmt.Sprintf("%d KiB", bytes>>10)
+}
+
+// Device is what the agent of a node says of its device for the other cluster, before and after a transfer.
+type Device struct {
+	// Of is the agent's cluster and node.
+	Cluster, Node string
+	Before, After *semaphorev1.DeviceStatus
+	// Err is why the agent cannot be asked.
+	Err string
+}
+
+// JudgeEncryption is about a transfer of so many bytes each way from the sender's pod to IP ip: it must have gone
+// through both nodes' devices. What no agent sees is not looked at: the packets on the link.
+func JudgeEncryption(c Check, bytes int, ip netip.Addr, sender, receiver Device) Check {
+	var seen []string
+	for _, side := range []struct {
+		Device
+		other string
+		sends bool
+	}{{sender, c.To, true}, {receiver, c.From, false}} {
+		where := side.Cluster + "/" + side.Node
+		if side.Err != "" {
+			return c.failed(finding.NotEncrypted, "semaphorectl status of "+side.Cluster,
+				"packets passed, and nothing shows that they were encrypted: the agent of %s cannot be asked: %s", where, side.Err)
+		}
+		d := side.After
+		if d == nil {
+			return c.failed(finding.NotEncrypted, "semaphorectl status --agent "+side.Node+" in "+side.Cluster,
+				"%s has no device for %s, and packets passed", where, side.other)
+		}
+		sent := grown(side.Before.GetSentBytes(), d.GetSentBytes())
+		received := grown(side.Before.GetReceivedBytes(), d.GetReceivedBytes())
+		if side.sends && !routed(d.GetRoutes(), ip) {
+			return c.failed(finding.NotEncrypted, "semaphorectl status --agent "+side.Node+" in "+side.Cluster,
+				"%s: no route into %s leads to %s, of %s", where, d.GetInterface(), ip, strings.Join(d.GetRoutes(), " "))
+		}
+		if sent < uint64(bytes) || received < uint64(bytes) {
+			return c.failed(finding.NotEncrypted, "semaphorectl status --agent "+side.Node+" in "+side.Cluster+
+				": the routes; a permissive remote sends in the clear until both ends are ready",
+				"%s: %d bytes went each way, and %s sent only %d and received %d", where, bytes, d.GetInterface(), sent,
+				received)
+		}
+		if d.GetLastHandshake() == nil {
+			return c.failed(finding.NotEncrypted, "semaphorectl status --agent "+side.Node+" in "+side.Cluster,
+				"%s: %s has no handshake", where, d.GetInterface())
+		}
+		seen = append(seen, fmt.Sprintf("%s of %s sent %d and received %d bytes", d.GetInterface(), where, sent, received))
+	}
+	return c.passed("of %d bytes each way %s; the route to %s leads into the device; not looked at: packets on the link",
+		bytes, strings.Join(seen, ", "), ip)
+}
+
+// grown is by how much a counter did, which begins at 0 where the device was made again.
+func grown(before, after uint64) uint64 {
+	if after < before {
+		return after
+	}
+	return after - before
+}
+
+func routed(routes []string, ip netip.Addr) bool {
+	for _, text := range routes {
+		if p, err := netip.ParsePrefix(text); err == nil && p.Contains(ip) {
+			return true
+		}
+	}
+	return false
+}
+
+// Service is one that a broker made of another cluster's; its zero value is one that does not exist.
+type Service struct {
+	Namespace, Name string
+	// Sought says by which name it was looked for.
+	Sought string
+	// Waited is for how long, in seconds.
+	Waited float64
+}
+
+// JudgeMirror is about the Service that the broker of From made for the Service of To, and a request to it.
+func JudgeMirror(c Check, s Service, server Pod, o Outcome) Check {
+	if s.Name == "" {
+		return c.failed(finding.MirrorMissing, fmt.Sprintf("export rules of %s, and problems in semaphorectl status of both "+
+			"clusters; kubectl describe service says what became of an offer", c.To),
+			"%s has no Service for %s of %s after %.0f s", c.From, s.Sought, c.To, s.Waited)
+	}
+	return c.answered(finding.ServiceUnreachable,
+		"its EndpointSlices, kube-proxy, and drains (semaphorectl drain list) in "+
+			c.From, s.Namespace+"/"+s.Name, server, o)
+}
+
+// JudgeDNS is about a request to a name below svc.cluster.REMOTE.
+func JudgeDNS(c Check, name string, server Pod, o Outcome) Check {
+	if o.Reason == NoName {
+		return c.failed(finding.NameUnknown, "semaphorectl check --context of "+c.From+": the Corefile; NodeLocal DNSCache",
+			"%s does not resolve: %s", name, o.Error)
+	}
+	return c.answered(finding.ServiceUnreachable, "the mirror that the name leads to in "+c.From, name, server, o)
+}
+
+func (c Check) answered(code finding.Code, fix, what string, server Pod, o Outcome) Check {
+	switch {
+	case !o.Answered:
+		return c.failed(code, fix, "%s: %s", what, o.said())
+	case o.Answer.Pod != server.Name:
+		return c.failed(finding.AnotherPod, "which endpoints it has", "%s: pod %q answered, not %s", what, o.Answer.Pod,
+			server.Name)
+	}
+	return c.passed("%s: %s", what, millis(o.Seconds))
+}
+
+// Set is what the broker of To has of the set that the policy admits.
+type Set struct {
+	// Known says that the broker was asked.
+	Known bool
+	// Addresses of the pods in it.
+	Addresses []string
+}
+
+// JudgePolicy is about a policy in To that admits to the server only pods of From's set: what the pod in the set and
+// the one outside of it got. Both were admitted before there was a policy.
+func JudgePolicy(c Check, client, stranger Pod, set Set, admitted, refused Outcome) Check {
+	fix := fmt.Sprintf("semaphorectl policy and explain in %s; export rules in %s", c.To, c.From)
+	switch {
+	case refused.Answered:
+		return c.failed(finding.PolicyIgnored, "Felix on the node of the server in "+c.To,
+			"the policy admits only %s, and %s, which is in no set, is answered %.0f s after", client.Name, stranger.Name,
+			refused.Total)
+	case !admitted.Answered && set.Known && len(set.Addresses) == 0:
+		return c.failed(finding.SetMissing, fix, "%s has no set with the pod %s of %s", c.To, client.Name, c.From)
+	case !admitted.Answered:
+		return c.failed(finding.PolicyRefuses, fix, "the set has %s, and its pod %s gets %s",
+			strings.Join(set.Addresses, " "), client.Name, admitted.said())
+	}
+	return c.passed("%s, which is in the set, is admitted after %.1f s; %s is refused (%s)", client.Name, admitted.Total,
+		stranger.Name, refused.Reason)
+}
+
+// JudgeCleanup is about what was made: left is what could not be removed.
+func JudgeCleanup(c Check, namespace string, left error) Check {
+	if left != nil {
+		return c.failed(finding.LeftBehind, "semaphorectl verify --clean; kubectl describe namespace "+namespace, "%s",
+			strings.ReplaceAll(left.Error(), "\n", "; "))
+	}
+	return c.passed("namespace %s is gone, and the broker has no Service and no set of it", namespace)
+}

@@ -1,0 +1,408 @@
+package ctl
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/ctl/verify"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// verified is a cluster that is verified.
+type verified struct {
+	*fleet.Cluster
+	number int
+	client dynamic.Interface
+	name   string
+	broker *fleet.Part
+	links  []string
+	image  string
+	// exporterConfig and brokerConfig are what verify reads of the parts' configuration.
+	exporterConfig, brokerConfig partConfig
+	// calico is empty where the cluster has none.
+	calico   schema.GroupVersion
+	corefile string
+	// noCorefile is why it is not known.
+	noCorefile string
+	pods       map[string]verify.Pod
+}
+
+// partConfig is what matters here of the configuration of an exporter or a broker.
+type partConfig struct {
+	Features        config.Features `json:"features"`
+	MirrorNamespace string          `json:"mirrorNamespace"`
+	LabelDomain     string          `json:"labelDomain"`
+	LabelDomains    []string        `json:"labelDomains"`
+	MirrorSelector  string          `json:"mirrorSelector"`
+	GlobalSelector  string          `json:"globalSelector"`
+	// unread is why it is not known, and the defaults are taken for it.
+	unread string
+}
+
+func (p *partConfig) has(f config.Feature) bool { return len(p.Features) == 0 || p.Features.Has(f) }
+
+// domains of the sets' labels.
+func (p *partConfig) domains() []string {
+	switch {
+	case len(p.LabelDomains) > 0:
+		return p.LabelDomains
+	case p.LabelDomain != "":
+		return []string{p.LabelDomain}
+	}
+	return []string{naming.DefaultLabelDomain}
+}
+
+var configMapsResource = corev1.SchemeGroupVersion.WithResource("configmaps")
+
+// readConfig reads the configuration of a part by the ConfigMap that its pods have.
+func (c *verified) readConfig(ctx context.Context, configMap string) (p partConfig) {
+	text, err := c.configMap(ctx, c.Namespace, configMap, "config.yaml")
+	if err == nil {
+		err = yaml.Unmarshal([]byte(text), &p)
+	}
+	if err != nil {
+		p.unread = err.Error()
+	}
+	return p
+}
+
+// configMap is a key of a ConfigMap, or all of them one after the other.
+func (c *verified) configMap(ctx context.Context, namespace, name, key string) (string, error) {
+	object, err := c.client.Resource(configMapsResource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	var found corev1.ConfigMap
+	if err := fromUnstructured(object, &found); err != nil {
+		return "", err
+	}
+	if key != "" {
+		return found.Data[key], nil
+	}
+	var all []string
+	for _, key := range slices.Sorted(maps.Keys(found.Data)) {
+		all = append(all, found.Data[key])
+	}
+	return strings.Join(all, "\n"), nil
+}
+
+// openVerified finds out about a cluster what the checks depend on.
+func openVerified(ctx context.Context, access *fleet.Access, c *fleet.Cluster, number int) (*verified, error) {
+	client, err := dynamic.NewForConfig(c.Config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: client for the apiserver: %w", c.Context, err)
+	}
+	out := &verified{Cluster: c, number: number, client: client, pods: map[string]verify.Pod{}}
+	one := fleet.Access{Contexts: []string{c.Context}, Kubeconfig: access.Kubeconfig, Namespace: access.Namespace}
+	parts, err := (&fleet.Target{Access: &one, Parts: []string{fleet.Broker}}).Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out.broker = parts[0]
+	s, err := out.broker.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+	if err != nil {
+		out.broker.Close()
+		return nil, fmt.Errorf("%s: %s", out.broker.Where, grpcstatus.Convert(err).Message())
+	}
+	out.name = s.GetCluster()
+	for _, l := range s.GetLinks() {
+		out.links = append(out.links, l.GetCluster())
+	}
+	for part, into := range map[string]*partConfig{fleet.Exporter: &out.exporterConfig, fleet.Broker: &out.brokerConfig} {
+		pods, err := c.Pods(ctx, part, "")
+		if err != nil {
+			out.broker.Close()
+			return nil, err
+		}
+		*into = out.readConfig(ctx, pods[0].Config)
+		out.image = pods[0].Image
+	}
+	calico, err := kube.Calico(c.Config)
+	switch {
+	case err == nil:
+		out.calico = calico.GroupVersion
+	case !errors.Is(err, kube.ErrNoCalico):
+		out.broker.Close()
+		return nil, fmt.Errorf("%s: %w", c.Context, err)
+	}
+	if out.corefile, err = out.configMap(ctx, "kube-system", "coredns", "Corefile"); err != nil {
+		out.noCorefile = err.Error()
+	} else if imports.MatchString(out.corefile) {
+		// Where the Corefile imports files, they are usually those of this ConfigMap.
+		if more, err := out.configMap(ctx, "kube-system", "coredns-custom", ""); err == nil {
+			out.corefile += "\n" + more
+		}
+	}
+	return out, nil
+}
+
+// simpleSelector is a selector that one label fulfils.
+var simpleSelector = regexp.MustCompile(`^[A-Za-z0-9./_-]+=[A-Za-z0-9._-]+$`)
+
+// create makes the namespace and what is in it.
+func (c *verified) create(ctx context.Context, namespace, image string) error {
+	if image == "" {
+		image = c.image
+	}
+	services := verifyServices(namespace, c.number)
+	for i, selector := range []string{c.exporterConfig.MirrorSelector, c.exporterConfig.GlobalSelector} {
+		if simpleSelector.MatchString(selector) {
+			key, value, _ := strings.Cut(selector, "=")
+			services[i].Labels = map[string]string{key: value}
+		}
+	}
+	objects := []any{verifyNamespace(namespace)}
+	for _, name := range []string{verifyServer, verifyClient, verifyStranger} {
+		objects = append(objects, verifyPod(namespace, name, image, c.exporterConfig.domains()))
+	}
+	if c.exporterConfig.has(config.Services) {
+		for _, s := range services {
+			objects = append(objects, s)
+		}
+	}
+	for _, object := range objects {
+		if err := c.createOne(ctx, object); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *verified) createOne(ctx context.Context, object any) error {
+	u, err := asUnstructured(object)
+	if err != nil {
+		return err
+	}
+	plural := map[string]string{"Namespace": "namespaces", "Pod": "pods", "Service": "services"}[u.GetKind()]
+	resource := c.client.Resource(corev1.SchemeGroupVersion.WithResource(plural)).Namespace(u.GetNamespace())
+	for began := time.Now(); ; {
+		_, err := resource.Create(ctx, u, metav1.CreateOptions{})
+		// A pod is refused until the namespace has its ServiceAccount, which a controller makes.
+		if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount \"default\" not found") &&
+			time.Since(began) < 10*time.Second {
+			if err := kube.Sleep(ctx, 200*time.Millisecond); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: create %s %s: %w", c.Context, strings.ToLower(u.GetKind()), u.GetName(), err)
+		}
+		return nil
+	}
+}
+
+// awaitPods waits until the pods run, and says where.
+func (c *verified) awaitPods(ctx context.Context, namespace string, within time.Duration) error {
+	for began := time.Now(); ; {
+		list, err := c.client.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(namespace).List(ctx,
+			metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("%s: list pods of %s: %w", c.Context, namespace, err)
+		}
+		var waiting []string
+		for i := range list.Items {
+			var p corev1.Pod
+			if err := fromUnstructured(&list.Items[i], &p); err != nil {
+				return fmt.Errorf("%s: pod %s: %w", c.Context, list.Items[i].GetName(), err)
+			}
+			if why := notRunning(&p); why != "" {
+				waiting = append(waiting, "pod "+p.Name+": "+why)
+				continue
+			}
+			pod := verify.Pod{Name: p.Name, Node: p.Spec.NodeName}
+			for _, ip := range p.Status.PodIPs {
+				if a, err := netip.ParseAddr(ip.IP); err == nil {
+					pod.IPs = append(pod.IPs, a)
+				}
+			}
+			c.pods[p.Name] = pod
+		}
+		if len(waiting) == 0 && len(c.pods) == 3 {
+			return nil
+		}
+		if time.Since(began) > within {
+			return fmt.Errorf("%s: after %s %s", c.Context, within, strings.Join(waiting, "; "))
+		}
+		if err := kube.Sleep(ctx, 300*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// notRunning is why a pod does not run yet; empty where it does.
+func notRunning(p *corev1.Pod) string {
+	for _, s := range p.Status.ContainerStatuses {
+		switch {
+		case s.State.Waiting != nil:
+			return strings.TrimSuffix(s.State.Waiting.Reason+": "+s.State.Waiting.Message, ": ")
+		case s.State.Terminated != nil:
+			return "it ended: " + s.State.Terminated.Reason + " " + s.State.Terminated.Message
+		}
+	}
+	for _, condition := range p.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
+			return condition.Message
+		}
+		if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue && len(p.Status.PodIPs) > 0 {
+			return ""
+		}
+	}
+	return string(p.Status.Phase)
+}
+
+// ask has a pod ask. The error is that it could not be had to.
+func (c *verified) ask(ctx context.Context, namespace, pod string, q verify.Question) (o verify.Outcome, err error) {
+	args := []string{"semaphorectl", "probe", "ask", q.URL, "--attempt", q.Attempt.String(), "--within", q.Within.String(),
+		fmt.Sprintf("--bytes=%d", q.Bytes), fmt.Sprintf("--refused=%t", q.Refused)}
+	ctx, cancel := context.WithTimeout(ctx, q.Within+q.Attempt+15*time.Second)
+	defer cancel()
+	var out, said bytes.Buffer
+	err = c.Exec(ctx, &fleet.Pod{Namespace: namespace, Name: pod, Container: verifyContainer},
+		fleet.Streams{Out: &out, Err: &said}, args...)
+	if err == nil {
+		err = json.Unmarshal(out.Bytes(), &o)
+	}
+	if err != nil {
+		return o, fmt.Errorf("%s: exec in pod %s/%s: %w %s", c.Context, namespace, pod, err, strings.TrimSpace(said.String()))
+	}
+	return o, nil
+}
+
+// device asks the agent of a node what it says of its device for a cluster.
+func (c *verified) device(ctx context.Context, access *fleet.Access, node,
+	of string) (*semaphorev1.DeviceStatus, error) {
+	one := fleet.Access{Contexts: []string{c.Context}, Kubeconfig: access.Kubeconfig, Namespace: access.Namespace}
+	parts, err := (&fleet.Target{Access: &one, Parts: []string{fleet.Agent}, Nodes: []string{node}}).Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s, err := parts[0].Status(ctx, 10*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range s.GetDevices() {
+		if d.GetCluster() == of {
+			return d, nil
+		}
+	}
+	return nil, nil
+}
+
+// mirrors are the Services that the broker has of a namespace of others.
+func (c *verified) mirrors(ctx context.Context, of string) ([]*corev1.Service, error) {
+	where := c.brokerConfig.MirrorNamespace
+	if where == "" {
+		where = fleet.DefaultNamespace
+	}
+	list, err := c.client.Resource(corev1.SchemeGroupVersion.WithResource("services")).Namespace(where).List(ctx,
+		metav1.ListOptions{LabelSelector: naming.LabelManagedBy + "=" + naming.ManagedByBroker})
+	if err != nil {
+		return nil, fmt.Errorf("%s: list services of %s: %w", c.Context, where, err)
+	}
+	var out []*corev1.Service
+	for i := range list.Items {
+		var s corev1.Service
+		if err := fromUnstructured(&list.Items[i], &s); err != nil {
+			return nil, fmt.Errorf("%s: service %s: %w", c.Context, list.Items[i].GetName(), err)
+		}
+		if s.Annotations[naming.AnnotationSourceNamespace] == of ||
+			strings.HasPrefix(s.Name, naming.Global(of, "")) {
+			out = append(out, &s)
+		}
+	}
+	return out, nil
+}
+
+// awaitMirror waits for a Service that the broker makes.
+func (c *verified) awaitMirror(ctx context.Context, namespace, sought string, within time.Duration,
+	is func(*corev1.Service) bool) (verify.Service, error) {
+	for began := time.Now(); ; {
+		all, err := c.mirrors(ctx, namespace)
+		if err != nil {
+			return verify.Service{}, err
+		}
+		if i := slices.IndexFunc(all, is); i >= 0 {
+			return verify.Service{Namespace: all[i].Namespace, Name: all[i].Name, Sought: sought,
+				Waited: time.Since(began).Seconds()}, nil
+		}
+		if time.Since(began) > within {
+			return verify.Service{Sought: sought, Waited: time.Since(began).Seconds()}, nil
+		}
+		if err := kube.Sleep(ctx, 300*time.Millisecond); err != nil {
+			return verify.Service{}, err
+		}
+	}
+}
+
+// sets are those that the broker has of pods in a namespace.
+func (c *verified) sets(ctx context.Context, namespace string) ([]*semaphorev1.PolicySet, error) {
+	found, err := receiveSets(ctx, c.broker, &semaphorev1.ListSetsRequest{Namespace: namespace})
+	if grpcstatus.Code(err) == codes.Unimplemented {
+		return nil, nil
+	}
+	return found, err
+}
+
+// removeNamespace deletes a namespace, and waits until it is gone.
+func (c *verified) removeNamespace(ctx context.Context, namespace string) error {
+	resource := c.client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces"))
+	if err := resource.Delete(ctx, namespace, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) &&
+		!apierrors.IsConflict(err) {
+		return fmt.Errorf("delete namespace %s: %w", namespace, err)
+	}
+	for {
+		_, err := resource.Get(ctx, namespace, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if sleepErr := kube.Sleep(ctx, 300*time.Millisecond); sleepErr != nil {
+			if err == nil {
+				err = sleepErr
+			}
+			return fmt.Errorf("namespace %s is still there: %w", namespace, err)
+		}
+	}
+}
+
+// awaitNothing waits until the broker has neither Services nor sets of the namespace.
+func (c *verified) awaitNothing(ctx context.Context, namespace string) error {
+	for {
+		services, err := c.mirrors(ctx, namespace)
+		if err != nil {
+			return err
+		}
+		sets, err := c.sets(ctx, namespace)
+		if err != nil {
+			return fmt.Errorf("%s: %s", c.broker.Where, grpcstatus.Convert(err).Message())
+		}
+		if len(services)+len(sets) == 0 {
+			return nil
+		}
+		if err := kube.Sleep(ctx, 300*time.Millisecond); err != nil {
+			return fmt.Errorf("the broker still has %d Services and %d sets of it", len(services), len(sets))
+		}
+	}
+}

@@ -1,0 +1,559 @@
+package ctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/ctl/probe"
+	"github.com/kube-semaphore/semaphore/internal/ctl/verify"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+const (
+	// attempt is how long one request may take. Packets that a policy drops are lost in silence.
+	attempt = 3 * time.Second
+	// largePayload is many times a packet of any link.
+	largePayload = 1 << 20
+	// largeWithin is how long it may take.
+	largeWithin = 10 * time.Second
+	// namespacePrefix begins the name of the namespace, which is the same in all clusters.
+	namespacePrefix = "semaphore-verify-"
+)
+
+// verifier is a call of verify.
+type verifier struct {
+	access    *fleet.Access
+	image     string
+	timeout   time.Duration
+	progress  *progress
+	namespace string
+	clusters  []*verified
+}
+
+// run makes the pods, checks, removes them, and reports. An error is that it could not check.
+func (v *verifier) run(ctx context.Context) (*verify.Report, error) {
+	defer func() {
+		for _, c := range v.clusters {
+			if c != nil {
+				c.broker.Close()
+			}
+		}
+	}()
+	if err := v.open(ctx); err != nil {
+		return nil, err
+	}
+	v.namespace = namespacePrefix + rand.String(5)
+	checks, removed, err := v.made(ctx)
+	var left []string
+	for _, c := range removed {
+		if c.Result == verify.Failed {
+			left = append(left, c.From+": "+c.Detail)
+		}
+	}
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
+	if err != nil {
+		if len(left) > 0 {
+			return nil, fmt.Errorf("%w; not all was removed (verify --clean): %s", err, strings.Join(left, "; "))
+		}
+		return nil, fmt.Errorf("%w; what verify made is removed", err)
+	}
+	var clusters []verify.Cluster
+	for _, c := range v.clusters {
+		one := verify.Cluster{Context: c.Context, Name: c.name, Image: v.imageOf(c)}
+		for _, name := range []string{verifyClient, verifyStranger, verifyServer} {
+			one.Pods = append(one.Pods, c.pods[name])
+		}
+		clusters = append(clusters, one)
+	}
+	return verify.NewReport(v.namespace, clusters, append(checks, removed...), time.Since(v.progress.began).Seconds()), nil
+}
+
+func (v *verifier) imageOf(c *verified) string {
+	if v.image != "" {
+		return v.image
+	}
+	return c.image
+}
+
+func (v *verifier) open(ctx context.Context) error {
+	clusters, err := v.access.Clusters()
+	if err != nil {
+		return err
+	}
+	v.clusters = make([]*verified, len(clusters))
+	var g errgroup.Group
+	for i, c := range clusters {
+		g.Go(func() (err error) {
+			v.clusters[i], err = openVerified(ctx, v.access, c, i)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	for i, c := range v.clusters {
+		for _, other := range v.clusters[:i] {
+			if c.name == other.name {
+				return fmt.Errorf("%s and %s: both are named %q", other.Context, c.Context, c.name)
+			}
+		}
+	}
+	return nil
+}
+
+// made makes the pods and checks; whatever becomes of that, it removes them.
+func (v *verifier) made(ctx context.Context) (checks, removed []verify.Check, err error) {
+	defer func() {
+		if ctx.Err() != nil {
+			v.progress.say("interrupted: removing namespace %s; a second signal leaves it", v.namespace)
+		} else {
+			v.progress.say("removing namespace %s", v.namespace)
+		}
+		removed = v.remove(ctx)
+	}()
+	v.progress.say("making namespace %s in %s", v.namespace, v.names())
+	g, gctx := errgroup.WithContext(ctx)
+	for _, c := range v.clusters {
+		g.Go(func() error {
+			if err := c.create(gctx, v.namespace, v.image); err != nil {
+				return err
+			}
+			return c.awaitPods(gctx, v.namespace, v.timeout)
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, nil, err
+	}
+	for _, c := range v.clusters {
+		v.progress.say("%s: client on %s, server on %s", c.name, c.pods[verifyClient].Node, c.pods[verifyServer].Node)
+	}
+	checks, err = v.checkAll(ctx)
+	return checks, nil, err
+}
+
+func (v *verifier) names() string {
+	var out []string
+	for _, c := range v.clusters {
+		out = append(out, c.name)
+	}
+	return strings.Join(out, ", ")
+}
+
+// way is one direction: from a pod of one cluster to a pod of another.
+type way struct {
+	from, to *verified
+	checks   map[verify.Name]verify.Check
+}
+
+// checkAll makes the checks of all directions. One after the other: the devices' counters then count that direction's
+// bytes. Policies come last, as they refuse what the other checks need.
+func (v *verifier) checkAll(ctx context.Context) ([]verify.Check, error) {
+	var ways []*way
+	for _, from := range v.clusters {
+		for _, to := range v.clusters {
+			if from != to {
+				ways = append(ways, &way{from, to, map[verify.Name]verify.Check{}})
+			}
+		}
+	}
+	for _, w := range ways {
+		if err := v.checkWay(ctx, w); err != nil {
+			return nil, err
+		}
+	}
+	if err := v.checkPolicies(ctx, ways); err != nil {
+		return nil, err
+	}
+	var out []verify.Check
+	for _, w := range ways {
+		for _, name := range verify.Directed {
+			out = append(out, w.checks[name])
+		}
+	}
+	return out, nil
+}
+
+// check makes one check and times it.
+func (v *verifier) check(w *way, name verify.Name, do func(verify.Check) (verify.Check, error)) error {
+	began := time.Now()
+	c, err := do(verify.Check{From: w.from.name, To: w.to.name, Name: name})
+	if err != nil {
+		return err
+	}
+	c.Seconds = time.Since(began).Seconds()
+	w.checks[name] = c
+	v.progress.say("%s → %s: %s %s", w.from.name, w.to.name, name, c.Result)
+	return nil
+}
+
+// skip are checks that are not made, for one reason.
+func (w *way) skip(why string, names ...verify.Name) {
+	for _, name := range names {
+		w.checks[name] = verify.Check{From: w.from.name, To: w.to.name, Name: name}.Skip("%s", why)
+	}
+}
+
+func url(host string) string {
+	return "http://" + net.JoinHostPort(host, strconv.Itoa(probe.Port)) + "/"
+}
+
+// checkWay makes the checks of a direction, but for policy.
+func (v *verifier) checkWay(ctx context.Context, w *way) error {
+	forth, back := slices.Contains(w.from.links, w.to.name), slices.Contains(w.to.links, w.from.name)
+	switch {
+	case !forth && !back:
+		w.skip("the clusters are not linked", verify.Directed...)
+		return nil
+	case !forth || !back:
+		who, other := w.from, w.to
+		if forth {
+			who, other = w.to, w.from
+		}
+		w.checks[verify.PodIP] = verify.Check{From: w.from.name, To: w.to.name, Name: verify.PodIP, Result: verify.Failed,
+			Code: finding.NotLinked, Detail: fmt.Sprintf("%s has no remote %s", who.name, other.name),
+			Fix: fmt.Sprintf("semaphorectl link --context %s --context %s", who.Context, other.Context)}
+		w.skip("the clusters are linked on one side only", verify.Directed[1:]...)
+		return nil
+	}
+	client, server := w.from.pods[verifyClient], w.to.pods[verifyServer]
+	ip, ok := sharedIP(client, server)
+	if !ok {
+		w.skip("the pods have no IP family in common", verify.Directed...)
+		return nil
+	}
+	if err := v.check(w, verify.PodIP, func(c verify.Check) (verify.Check, error) {
+		o, err := v.ask(ctx, w.from, verifyClient, verify.Question{URL: url(ip.String())})
+		return verify.JudgePodIP(c, client, server, ip, o), err
+	}); err != nil {
+		return err
+	}
+	if w.checks[verify.PodIP].Result != verify.Passed {
+		w.skip("needs pod-ip, which failed", verify.Encryption, verify.PathMTU, verify.Policy)
+	} else if err := v.checkPath(ctx, w, client, server, ip); err != nil {
+		return err
+	}
+	return v.checkServices(ctx, w, server)
+}
+
+// sharedIP is an IP of the server of a family that the client has.
+func sharedIP(client, server verify.Pod) (netip.Addr, bool) {
+	for _, to := range server.IPs {
+		if slices.ContainsFunc(client.IPs, func(from netip.Addr) bool { return from.Is4() == to.Is4() }) {
+			return to, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// ask has a pod ask, with the command's limits where the question has none.
+func (v *verifier) ask(ctx context.Context, c *verified, pod string, q verify.Question) (verify.Outcome, error) {
+	if q.Attempt == 0 {
+		q.Attempt = attempt
+	}
+	if q.Within == 0 {
+		q.Within = v.timeout
+	}
+	return c.ask(ctx, v.namespace, pod, q)
+}
+
+// checkPath sends a large payload, and looks at the devices before and after.
+func (v *verifier) checkPath(ctx context.Context, w *way, client, server verify.Pod, ip netip.Addr) error {
+	clear := w.withoutEncryption()
+	sender := verify.Device{Cluster: w.from.name, Node: client.Node}
+	receiver := verify.Device{Cluster: w.to.name, Node: server.Node}
+	look := func() {
+		for _, side := range []struct {
+			*verify.Device
+			here, there *verified
+		}{{&sender, w.from, w.to}, {&receiver, w.to, w.from}} {
+			d, err := side.here.device(ctx, v.access, side.Node, side.there.name)
+			if err != nil {
+				side.Err = err.Error()
+			}
+			side.Before, side.After = side.After, d
+		}
+	}
+	if clear == "" {
+		look()
+	}
+	passed := false
+	if err := v.check(w, verify.PathMTU, func(c verify.Check) (verify.Check, error) {
+		o, err := v.ask(ctx, w.from, verifyClient, verify.Question{URL: url(ip.String()), Bytes: largePayload,
+			Attempt: largeWithin})
+		passed = o.Answered
+		return verify.JudgePathMTU(c, largePayload, o), err
+	}); err != nil {
+		return err
+	}
+	if clear != "" {
+		w.skip(clear, verify.Encryption)
+		return nil
+	}
+	return v.check(w, verify.Encryption, func(c verify.Check) (verify.Check, error) {
+		bytes := largePayload
+		if !passed { // something small has passed
+			bytes = 1
+			if _, err := v.ask(ctx, w.from, verifyClient, verify.Question{URL: url(ip.String())}); err != nil {
+				return c, err
+			}
+		}
+		look()
+		return verify.JudgeEncryption(c, bytes, ip, sender, receiver), nil
+	})
+}
+
+// withoutEncryption is why there is none; empty where there is.
+func (w *way) withoutEncryption() string {
+	for _, c := range []*verified{w.from, w.to} {
+		if !c.brokerConfig.has(config.Encryption) {
+			return "the broker of " + c.name + " has no feature encryption"
+		}
+	}
+	return ""
+}
+
+// checkServices asks by the names that the broker of from made for Services of to.
+func (v *verifier) checkServices(ctx context.Context, w *way, server verify.Pod) error {
+	all := []verify.Name{verify.Mirror, verify.DNS, verify.Global}
+	for _, side := range []struct {
+		part   string
+		config *partConfig
+		of     *verified
+	}{{"exporter", &w.to.exporterConfig, w.to}, {"broker", &w.from.brokerConfig, w.from}} {
+		if !side.config.has(config.Services) {
+			w.skip("the "+side.part+" of "+side.of.name+" has no feature services", all...)
+			return nil
+		}
+	}
+	if w.checks[verify.PodIP].Result != verify.Passed {
+		w.skip("needs pod-ip, which failed", all...)
+		return nil
+	}
+	byName := func(c verify.Check, s verify.Service) (verify.Check, error) {
+		var o verify.Outcome
+		if s.Name != "" {
+			var err error
+			o, err = v.ask(ctx, w.from, verifyClient, verify.Question{URL: url(s.Name + "." + s.Namespace + ".svc")})
+			if err != nil {
+				return c, err
+			}
+		}
+		return verify.JudgeMirror(c, s, server, o), nil
+	}
+	if err := v.check(w, verify.Mirror, func(c verify.Check) (verify.Check, error) {
+		s, err := w.from.awaitMirror(ctx, v.namespace, v.namespace+"/"+verifyService, v.timeout,
+			func(s *corev1.Service) bool {
+				return s.Labels[naming.LabelSourceCluster] == w.to.name &&
+					s.Annotations[naming.AnnotationSourceName] == verifyService
+			})
+		if err != nil {
+			return c, err
+		}
+		return byName(c, s)
+	}); err != nil {
+		return err
+	}
+	if err := v.checkDNS(ctx, w, server); err != nil {
+		return err
+	}
+	return v.check(w, verify.Global, func(c verify.Check) (verify.Check, error) {
+		name := verifyGlobalService(w.to.number)
+		s, err := w.from.awaitMirror(ctx, v.namespace, "the global service "+v.namespace+"/"+name, v.timeout,
+			func(s *corev1.Service) bool { return s.Name == naming.Global(v.namespace, name) })
+		if err != nil {
+			return c, err
+		}
+		return byName(c, s)
+	})
+}
+
+func (v *verifier) checkDNS(ctx context.Context, w *way, server verify.Pod) error {
+	zone := "cluster." + w.to.name
+	switch {
+	case w.from.noCorefile != "":
+		w.skip("whether CoreDNS of "+w.from.name+" has a block for "+zone+" cannot be read: "+w.from.noCorefile, verify.DNS)
+		return nil
+	case !strings.Contains(w.from.corefile, zone):
+		w.skip("CoreDNS of "+w.from.name+" has no block for "+zone, verify.DNS)
+		return nil
+	case w.checks[verify.Mirror].Result != verify.Passed:
+		w.skip("needs the mirror, which failed", verify.DNS)
+		return nil
+	}
+	return v.check(w, verify.DNS, func(c verify.Check) (verify.Check, error) {
+		name := verifyService + "." + v.namespace + ".svc." + zone
+		o, err := v.ask(ctx, w.from, verifyClient, verify.Question{URL: url(name)})
+		return verify.JudgeDNS(c, name, server, o), err
+	})
+}
+
+// checkPolicies makes a policy in each cluster that admits only sets of the others.
+func (v *verifier) checkPolicies(ctx context.Context, ways []*way) error {
+	var checked []*way
+	made := map[*verified]bool{}
+	for _, w := range ways {
+		if _, decided := w.checks[verify.Policy]; decided {
+			continue
+		}
+		why := ""
+		switch {
+		case w.to.calico.Empty():
+			why = w.to.name + " has no Calico"
+		case !w.to.brokerConfig.has(config.Policy):
+			why = "the broker of " + w.to.name + " has no feature policy"
+		case !w.from.exporterConfig.has(config.Policy):
+			why = "the exporter of " + w.from.name + " has no feature policy"
+		}
+		if why == "" {
+			ip, _ := sharedIP(w.from.pods[verifyStranger], w.to.pods[verifyServer])
+			o, err := v.ask(ctx, w.from, verifyStranger, verify.Question{URL: url(ip.String())})
+			if err != nil {
+				return err
+			}
+			if !o.Answered {
+				why = "the pod in no set is refused already: " + o.Error
+			}
+		}
+		if why != "" {
+			w.skip(why, verify.Policy)
+			continue
+		}
+		checked = append(checked, w)
+	}
+	for _, w := range checked {
+		if made[w.to] {
+			continue
+		}
+		made[w.to] = true
+		var others []string
+		for _, c := range v.clusters {
+			if c != w.to {
+				others = append(others, c.name)
+			}
+		}
+		policy := verifyPolicyObject(w.to.calico, v.namespace, w.to.brokerConfig.domains(), others)
+		if _, err := w.to.client.Resource(w.to.calico.WithResource("networkpolicies")).Namespace(v.namespace).Create(ctx,
+			policy, metav1.CreateOptions{}); err != nil {
+			return fmt.Errorf("%s: create Calico's NetworkPolicy: %w", w.to.Context, err)
+		}
+	}
+	for _, w := range checked {
+		if err := v.check(w, verify.Policy, func(c verify.Check) (verify.Check, error) {
+			return v.checkPolicy(ctx, w, c)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (v *verifier) checkPolicy(ctx context.Context, w *way, c verify.Check) (verify.Check, error) {
+	client, stranger := w.from.pods[verifyClient], w.from.pods[verifyStranger]
+	ip, _ := sharedIP(client, w.to.pods[verifyServer])
+	refused, err := v.ask(ctx, w.from, verifyStranger, verify.Question{URL: url(ip.String()), Refused: true})
+	if err != nil {
+		return c, err
+	}
+	admitted, err := v.ask(ctx, w.from, verifyClient, verify.Question{URL: url(ip.String())})
+	if err != nil {
+		return c, err
+	}
+	var set verify.Set
+	if sets, err := w.to.sets(ctx, v.namespace); err == nil {
+		set.Known = true
+		for _, s := range sets {
+			for _, p := range s.GetPods() {
+				if s.GetCluster() == w.from.name {
+					set.Addresses = append(set.Addresses, p.GetIps()...)
+				}
+			}
+		}
+	}
+	return verify.JudgePolicy(c, client, stranger, set, admitted, refused), nil
+}
+
+// remove removes what was made, in all clusters at once, and says of each whether something is left.
+func (v *verifier) remove(ctx context.Context) []verify.Check {
+	ctx, cancel := outlive(ctx)
+	defer cancel()
+	out := make([]verify.Check, len(v.clusters))
+	failed := make([]error, len(v.clusters))
+	began := time.Now()
+	each := func(do func(*verified) error) {
+		var g errgroup.Group
+		for i, c := range v.clusters {
+			g.Go(func() error {
+				failed[i] = errors.Join(failed[i], do(c))
+				return nil
+			})
+		}
+		_ = g.Wait() // none returns an error
+	}
+	each(func(c *verified) error { return c.removeNamespace(ctx, v.namespace) })
+	each(func(c *verified) error { return c.awaitNothing(ctx, v.namespace) })
+	for i, c := range v.clusters {
+		out[i] = verify.JudgeCleanup(verify.Check{From: c.name, Name: verify.Cleanup,
+			Seconds: time.Since(began).Seconds()}, v.namespace, failed[i])
+	}
+	return out
+}
+
+// clean removes what killed verifies left in the clusters.
+func (v *verifier) clean(ctx context.Context, w io.Writer) error {
+	clusters, err := v.access.Clusters()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, removeWithin)
+	defer cancel()
+	for _, c := range clusters {
+		client, err := dynamic.NewForConfig(c.Config)
+		if err != nil {
+			return fmt.Errorf("%s: client for the apiserver: %w", c.Context, err)
+		}
+		one := &verified{Cluster: c, client: client}
+		list, err := client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).List(ctx,
+			metav1.ListOptions{LabelSelector: labelVerify})
+		if err != nil {
+			return fmt.Errorf("%s: list namespaces: %w", c.Context, err)
+		}
+		said := "nothing of verify is left"
+		var names []string
+		for _, n := range list.Items {
+			if !strings.HasPrefix(n.GetName(), namespacePrefix) {
+				continue // somebody's own
+			}
+			if err := one.removeNamespace(ctx, n.GetName()); err != nil {
+				return fmt.Errorf("%s: %w", c.Context, err)
+			}
+			names = append(names, n.GetName())
+		}
+		if len(names) > 0 {
+			said = "removed " + strings.Join(names, ", ")
+		}
+		if _, err := fmt.Fprintf(w, "%s: %s\n", c.Context, cli.Printable(said)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

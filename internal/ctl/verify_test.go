@@ -1,0 +1,192 @@
+package ctl
+
+import (
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/ctl/verify"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+)
+
+// TestVerifyMakesAndRemoves: with the rights that docs/install.md prints, and no others, a real apiserver takes all
+// that verify makes, without a warning of Pod Security, and all of it goes again. Who lacks a right learns which.
+func TestVerifyMakesAndRemoves(t *testing.T) {
+	admin := kubetest.Start(t)
+	kubetest.StartControllers(t, admin, "namespace-controller", "serviceaccount-controller")
+	kubetest.InstallCalico(t, admin, kubetest.CalicoCRD, "networkpolicies", "globalnetworksets")
+	clients := kubernetes.NewForConfigOrDie(admin)
+	cfg, warned := rest.CopyConfig(admin), &warnings{}
+	cfg.Impersonate, cfg.WarningHandler = rest.ImpersonationConfig{UserName: "verifier"}, warned
+	own, err := openForTest(t, cfg)
+	must(t, err)
+
+	const namespace = "semaphore-verify-test"
+	if err := own.create(t.Context(), namespace, "x"); err == nil || !strings.Contains(err.Error(),
+		`cannot create resource "namespaces"`) {
+		t.Errorf("without rights: %v", err)
+	}
+	var role rbacv1.ClusterRole
+	must(t, yaml.UnmarshalStrict([]byte(verifyRole(t)), &role))
+	_, err = clients.RbacV1().ClusterRoles().Create(t.Context(), &role, metav1.CreateOptions{})
+	must(t, err)
+	_, err = clients.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "verifier"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "verifier"}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	// The apiserver learns of roles by a watch.
+	testkit.Eventually(t, 10*time.Second, "the rights", func() error {
+		_, err := own.client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).List(t.Context(),
+			metav1.ListOptions{})
+		return err
+	})
+	must(t, own.create(t.Context(), namespace, "registry.example/semaphore:v1"))
+
+	pods, err := clients.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	if len(pods.Items) != 3 {
+		t.Fatalf("%d pods", len(pods.Items))
+	}
+	for _, p := range pods.Items {
+		_, inSet := p.Labels[naming.DefaultLabelDomain+"/name"]
+		if inSet != (p.Name == verifyClient) || p.Spec.Containers[0].Image != "registry.example/semaphore:v1" {
+			t.Errorf("pod %s has labels %v, image %s", p.Name, p.Labels, p.Spec.Containers[0].Image)
+		}
+	}
+	services, err := clients.CoreV1().Services(namespace).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	if len(services.Items) != 2 {
+		t.Errorf("%d Services", len(services.Items))
+	}
+	policies := own.client.Resource(kubetest.CalicoCRD.WithResource("networkpolicies")).Namespace(namespace)
+	_, err = policies.Create(t.Context(), verifyPolicyObject(own.calico, namespace, []string{naming.DefaultLabelDomain},
+		[]string{"c2", "c3"}), metav1.CreateOptions{})
+	must(t, err)
+	if _, err := own.mirrors(t.Context(), namespace); err != nil {
+		t.Error(err)
+	}
+	if all := warned.all(); len(all) > 0 {
+		t.Errorf("the apiserver warned: %q", all)
+	}
+	// A kubelet would end them.
+	for _, p := range pods.Items {
+		must(t, clients.CoreV1().Pods(namespace).Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
+	}
+	must(t, own.removeNamespace(t.Context(), namespace))
+	left, err := clients.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{LabelSelector: labelVerify})
+	must(t, err)
+	if len(left.Items) > 0 {
+		t.Errorf("namespaces are left: %v", left.Items)
+	}
+
+	// What a killed verify left, and somebody's own namespace with the label.
+	for _, name := range []string{"semaphore-verify-killd", "mine"} {
+		object := verifyNamespace(name)
+		_, err := clients.CoreV1().Namespaces().Create(t.Context(), object, metav1.CreateOptions{})
+		must(t, err)
+	}
+	kubeconfig := kubetest.Kubeconfig(t, admin)
+	for _, want := range []string{"removed semaphore-verify-killd\n", "nothing of verify is left\n"} {
+		out, code, err := run(t, "verify", "--clean", "--kubeconfig", kubeconfig)
+		if code != 0 || !strings.HasSuffix(out, ": "+want) {
+			t.Errorf("exit code %d, %v: %q, want %q", code, err, out, want)
+		}
+	}
+	if _, err := clients.CoreV1().Namespaces().Get(t.Context(), "mine", metav1.GetOptions{}); err != nil {
+		t.Errorf("it removed another namespace: %v", err)
+	}
+	for args, want := range map[string]string{
+		"verify --kubeconfig " + kubeconfig:                        "give two or more clusters",
+		"verify --context a -o wide --kubeconfig " + kubeconfig:    `--output "wide"`,
+		"verify --context a --context b --kubeconfig /nonexistent": "/nonexistent",
+	} {
+		if _, code, err := run(t, strings.Fields(args)...); code != 1 || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: exit code %d, %v; want %q", args, code, err, want)
+		}
+	}
+}
+
+// openForTest is a cluster without parts.
+func openForTest(t *testing.T, cfg *rest.Config) (*verified, error) {
+	t.Helper()
+	client, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	calico, err := kube.Calico(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &verified{Cluster: &fleet.Cluster{Context: "c1", Namespace: "semaphore", Config: cfg}, client: client,
+		calico: calico.GroupVersion, pods: map[string]verify.Pod{}}, nil
+}
+
+// verifyRole is the one that docs/install.md prints.
+func verifyRole(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/install.md")
+	must(t, err)
+	_, after, found := strings.Cut(string(text), "## Verify\n")
+	_, role, hasRole := strings.Cut(after, "```yaml\n")
+	role, _, _ = strings.Cut(role, "```\n")
+	if !found || !hasRole || !strings.Contains(role, "semaphore-verify") {
+		t.Fatal("docs/install.md has no role of verify")
+	}
+	return role
+}
+
+// warnings are those of an apiserver.
+type warnings struct {
+	mu   sync.Mutex
+	said []string
+}
+
+func (w *warnings) HandleWarningHeader(_ int, _ string, text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.said = append(w.said, text)
+}
+
+func (w *warnings) all() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.said
+}
+
+// TestNotRunning: why a pod does not run is what its kubelet or the scheduler says.
+func TestNotRunning(t *testing.T) {
+	ready := corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue}
+	for want, status := range map[string]corev1.PodStatus{
+		"": {Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{ready}, PodIPs: []corev1.PodIP{{IP: "10.1.1.1"}},
+			ContainerStatuses: []corev1.ContainerStatus{
+				{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}},
+		"Running": {Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{ready}}, // no IP yet
+		"Pending": {Phase: corev1.PodPending},
+		"0/3 nodes are available": {Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled,
+			Status: corev1.ConditionFalse, Message: "0/3 nodes are available"}}},
+		"ErrImagePull: no such host": {ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such host"}}}}},
+		"it ended: Error exec format": {ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{Reason: "Error", Message: "exec format"}}}}},
+	} {
+		if got := notRunning(&corev1.Pod{Status: status}); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -1,0 +1,410 @@
+// Package mesh joins what the parts of several clusters say of themselves to one picture: clusters, the links between
+// them, and what is wrong. It judges nothing that a part judges: it counts, compares versions, and says what it could
+// not ask.
+//
+// It is pure. Of ours it imports internal/diagnose/verdict, internal/finding and the messages.
+package mesh
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Facts are what is known of one cluster.
+type Facts struct {
+	// Context is that of the kubeconfig.
+	Context string
+	// Parts are the statuses of those that answered.
+	Parts []*semaphorev1.GetStatusResponse
+	// Unreached says which parts did not answer, and why, by part ("broker", "exporter", or "" for the apiserver).
+	Unreached map[string]string
+	// Remotes are the RemoteClusters in the apiserver, which are read where the broker does not answer.
+	Remotes []Remote
+	// Notes are what the apiserver says of parts that did not answer, such as the state of their pods.
+	Notes []string
+}
+
+// Remote is what the apiserver's RemoteCluster says.
+type Remote struct {
+	Name      string
+	Connected bool
+	LastHeard time.Time
+}
+
+// Mesh is the picture. Its JSON is stable: fields are added, and keep their meaning.
+type Mesh struct {
+	Verdict  string    `json:"verdict"`
+	Well     bool      `json:"well"`
+	Clusters []Cluster `json:"clusters"`
+	Links    []Link    `json:"links"`
+	Pairs    []Pair    `json:"silentPairs,omitempty"`
+	Findings []Finding `json:"findings,omitempty"`
+	Notes    []string  `json:"notes,omitempty"`
+}
+
+// Cluster is one that was asked, or that another one knows.
+type Cluster struct {
+	Name    string `json:"name"`
+	Context string `json:"context,omitempty"`
+	Parts   []Part `json:"parts,omitempty"`
+	// Nodes of the cluster and those with an agent, as its broker knows them.
+	Nodes  int `json:"nodes"`
+	Agents int `json:"agents"`
+	// Asked is false for one that only others know.
+	Asked bool `json:"asked"`
+}
+
+// Part is one that answered, or did not.
+type Part struct {
+	Part    string `json:"part"`
+	Node    string `json:"node,omitempty"`
+	Version string `json:"version,omitempty"`
+	Leader  string `json:"leader,omitempty"`
+	Up      string `json:"up,omitempty"`
+	// State is "ok", "N errors, N warnings" or "does not answer".
+	State string `json:"state"`
+}
+
+// Link is what one cluster takes of another.
+type Link struct {
+	At    string `json:"at"`
+	From  string `json:"from"`
+	State string `json:"state"` // fresh, stale, never, or unknown
+	Age   string `json:"age,omitempty"`
+	Lag   string `json:"lag,omitempty"`
+	// LagSeconds is Lag as a number.
+	LagSeconds float64 `json:"lagSeconds,omitempty"`
+	Objects    uint64  `json:"objects"`
+	Refused    uint64  `json:"refused"`
+	Kept       uint64  `json:"kept"`
+	// Kinds are the counts by kind.
+	Kinds map[string]uint64 `json:"kinds,omitempty"`
+	// Tunnels are the own nodes with a session, and those that report: 0 of 0 without encryption.
+	Talking int `json:"talking"`
+	Nodes   int `json:"nodes"`
+	Silent  int `json:"silent"`
+	// Handshake is the age of the newest one of any node.
+	Handshake string `json:"handshake,omitempty"`
+}
+
+// Pair is two nodes that do not talk.
+type Pair struct {
+	At     string `json:"at"`
+	Node   string `json:"node"`
+	Remote string `json:"remote"`
+	For    string `json:"for"`
+	Reason string `json:"reason"`
+}
+
+// Finding is one of a part.
+type Finding struct {
+	At      string     `json:"at"`
+	Part    string     `json:"part"`
+	Code    string     `json:"code"`
+	Level   string     `json:"level"`
+	Cluster string     `json:"cluster,omitempty"`
+	Meaning string     `json:"meaning"`
+	Count   uint64     `json:"count"`
+	First   []string   `json:"first,omitempty"`
+	Since   *time.Time `json:"since,omitempty"`
+	Side    string     `json:"side"`
+	Command string     `json:"command"`
+
+	text string
+}
+
+// Join makes one picture of what is known of clusters.
+func Join(all []Facts) *Mesh {
+	m := &Mesh{}
+	contexts := map[string]string{}
+	for _, f := range all {
+		m.cluster(f, contexts)
+	}
+	m.skew(all)
+	for _, l := range m.Links {
+		for _, name := range []string{l.At, l.From} {
+			if !slices.ContainsFunc(m.Clusters, func(c Cluster) bool { return c.Name == name }) {
+				m.Clusters = append(m.Clusters, Cluster{Name: name})
+			}
+		}
+	}
+	for i := range m.Findings { // a remote is asked by the context that leads to it, where one was given
+		f := &m.Findings[i]
+		if context := contexts[f.Cluster]; context != "" {
+			f.Command = strings.ReplaceAll(f.Command, "--context "+f.Cluster, "--context "+context)
+		}
+	}
+	rank := map[string]int{"error": 0, "warning": 1}
+	slices.SortStableFunc(m.Findings, func(a, b Finding) int {
+		return cmp.Or(rank[a.Level]-rank[b.Level], rankOf(a.Code)-rankOf(b.Code), cmp.Compare(a.Code, b.Code),
+			cmp.Compare(a.At, b.At), cmp.Compare(a.Cluster, b.Cluster))
+	})
+	m.Verdict, m.Well = m.verdict(), len(m.Findings) == 0
+	return m
+}
+
+// rankOf puts what is wrong between clusters before what is wrong in one.
+func rankOf(code string) int {
+	order := []finding.Code{finding.Unreached, finding.ClusterGone, finding.Stale, finding.NeverHeard, finding.KindStale,
+		finding.SilentPairs, finding.NoLeader, finding.NotReady}
+	if i := slices.Index(order, finding.Code(code)); i >= 0 {
+		return i
+	}
+	return len(order)
+}
+
+func (m *Mesh) cluster(f Facts, contexts map[string]string) {
+	c := Cluster{Context: f.Context, Asked: true}
+	for _, s := range f.Parts {
+		c.Name = finding.Clean(s.GetCluster())
+	}
+	if c.Name == "" {
+		c.Name = finding.Clean(f.Context)
+	}
+	contexts[c.Name] = f.Context
+	hears := false
+	for _, s := range f.Parts {
+		p := Part{Part: s.GetPart(), Node: finding.Clean(s.GetNode()), Version: finding.Clean(s.GetSoftwareVersion()),
+			Leader: finding.Clean(s.GetLeader()), Up: verdict.Since(s, s.GetStartedAt()), State: state(verdict.Of(s))}
+		if s.GetStandby() {
+			p.State = "standby; " + p.State
+		}
+		c.Parts = append(c.Parts, p)
+		for _, is := range verdict.Of(s) {
+			m.add(c.Name, s, is)
+		}
+		for _, pair := range s.GetSilentPairs() {
+			m.Pairs = append(m.Pairs, Pair{At: c.Name, Node: finding.Clean(pair.GetNode()),
+				Remote: finding.Clean(pair.GetCluster() + "/" + pair.GetRemoteNode()), For: verdict.Since(s, pair.GetSince()),
+				Reason: finding.Clean(pair.GetReason())})
+		}
+		switch {
+		case s.GetPart() == "broker" && !s.GetStandby():
+			hears = true
+			for _, n := range s.GetNodes() {
+				c.Nodes++
+				if n.GetAttached() {
+					c.Agents++
+				}
+			}
+			for _, l := range s.GetLinks() {
+				m.Links = append(m.Links, link(s, l))
+			}
+		case s.GetPart() == "agent":
+			m.agent(c.Name, s)
+		}
+	}
+	for _, part := range []string{"", "broker", "exporter"} {
+		why, unreached := f.Unreached[part]
+		if !unreached {
+			continue
+		}
+		name := part
+		if part == "" {
+			name = "apiserver"
+		}
+		c.Parts = append(c.Parts, Part{Part: name, State: "does not answer"})
+		m.own(c.Name, f.Context, name, finding.New(finding.Unreached, "", 1, c.Name+": the "+name+" does not answer: "+why))
+	}
+	if !hears {
+		for _, r := range f.Remotes {
+			l := Link{At: c.Name, From: finding.Clean(r.Name), State: "unknown"}
+			if !r.LastHeard.IsZero() {
+				m.Notes = append(m.Notes, fmt.Sprintf("%s: its RemoteCluster %s was last written with last heard %s",
+					c.Name, l.From, r.LastHeard.UTC().Format(time.RFC3339)))
+			}
+			if !slices.ContainsFunc(m.Links, func(is Link) bool { return is.At == l.At && is.From == l.From }) {
+				m.Links = append(m.Links, l)
+			}
+		}
+	}
+	for _, note := range f.Notes {
+		m.Notes = append(m.Notes, c.Name+": "+finding.Clean(note))
+	}
+	m.Clusters = append(m.Clusters, c)
+}
+
+// agent adds what an agent knows of links, where its broker did not answer before.
+func (m *Mesh) agent(at string, s *semaphorev1.GetStatusResponse) {
+	for _, d := range s.GetDevices() {
+		i := slices.IndexFunc(m.Links, func(l Link) bool { return l.At == at && l.From == d.GetCluster() })
+		if i >= 0 && m.Links[i].State != "unknown" {
+			continue
+		}
+		if i < 0 {
+			i = len(m.Links)
+			m.Links = append(m.Links, Link{At: at, From: finding.Clean(d.GetCluster()), State: "unknown"})
+		}
+		l := &m.Links[i]
+		if l.Nodes++; d.GetPaths().GetTalking() > 0 {
+			l.Talking++
+		}
+		if d.GetPaths().GetSilent() > 0 {
+			l.Silent++
+		}
+	}
+}
+
+func link(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) Link {
+	out := Link{At: finding.Clean(s.GetCluster()), From: finding.Clean(l.GetCluster()), State: "fresh",
+		Age: verdict.Since(s, l.GetLastHeard()), Kinds: map[string]uint64{}}
+	switch {
+	case l.GetLastHeard() == nil:
+		out.State = "never"
+	case verdict.Age(s, l.GetLastHeard()) > verdict.StaleAfter:
+		out.State = "stale"
+	}
+	var lag time.Duration
+	measured := false
+	for _, k := range l.GetKinds() {
+		out.Kinds[semaphorev1.KindName(k.GetKind())] = k.GetObjects()
+		out.Objects += k.GetObjects()
+		out.Refused += k.GetRefused()
+		out.Kept += k.GetHeldBack()
+		if d := k.GetMedianPropagation(); d != nil {
+			lag, measured = max(lag, d.AsDuration()), true
+		}
+	}
+	if measured {
+		out.Lag, out.LagSeconds = verdict.Short(lag), lag.Seconds()
+	}
+	for _, t := range s.GetTunnels() {
+		if t.GetCluster() == l.GetCluster() {
+			out.Talking, out.Nodes, out.Silent = int(t.GetNodesTalking()), int(t.GetNodes()), int(t.GetNodesSilent())
+			if t.GetLastHandshake() != nil {
+				out.Handshake = verdict.Since(s, t.GetLastHandshake())
+			}
+		}
+	}
+	return out
+}
+
+func state(all []*semaphorev1.Finding) string {
+	errs, warnings := 0, 0
+	for _, f := range all {
+		if f.GetLevel() == string(finding.Warning) {
+			warnings++
+		} else {
+			errs++
+		}
+	}
+	var words []string
+	if errs > 0 {
+		words = append(words, plural(errs, "error"))
+	}
+	if warnings > 0 {
+		words = append(words, plural(warnings, "warning"))
+	}
+	if len(words) == 0 {
+		return "ok"
+	}
+	return strings.Join(words, ", ")
+}
+
+func plural(n int, word string) string {
+	if n == 1 {
+		return "1 " + word
+	}
+	return fmt.Sprintf("%d %ss", n, word)
+}
+
+// own adds a finding that no part has.
+func (m *Mesh) own(at, context, part string, f finding.Finding) {
+	message := verdict.Messages([]finding.Finding{f})[0]
+	message.Command = strings.ReplaceAll(message.GetCommand(), "CONTEXT", context)
+	m.add(at, &semaphorev1.GetStatusResponse{Part: part}, message)
+}
+
+func (m *Mesh) add(at string, s *semaphorev1.GetStatusResponse, f *semaphorev1.Finding) {
+	part := s.GetPart()
+	if s.GetNode() != "" {
+		part += " on " + s.GetNode()
+	}
+	is := Finding{At: at, Part: finding.Clean(part), Code: finding.Clean(f.GetCode()), Level: "error",
+		Cluster: finding.Clean(f.GetCluster()), Meaning: finding.Clean(f.GetMeaning()), Count: f.GetCount(),
+		Side: finding.Clean(f.GetSide()), Command: finding.Clean(f.GetCommand()), text: verdict.Text(f)}
+	if f.GetLevel() == string(finding.Warning) {
+		is.Level = f.GetLevel()
+	}
+	for _, line := range f.GetFirst()[:min(len(f.GetFirst()), finding.Shown)] {
+		is.First = append(is.First, finding.Clean(line))
+	}
+	if f.GetSince().IsValid() {
+		since := f.GetSince().AsTime()
+		is.Since = &since
+	}
+	m.Findings = append(m.Findings, is)
+}
+
+// skew compares the versions of all parts.
+func (m *Mesh) skew(all []Facts) {
+	of := map[string][]string{}
+	for _, f := range all {
+		for _, s := range f.Parts {
+			version := finding.Clean(s.GetSoftwareVersion())
+			of[version] = append(of[version], finding.Clean(s.GetPart()+" of "+s.GetCluster()))
+		}
+	}
+	if len(of) < 2 {
+		return
+	}
+	var lines []string
+	for version, parts := range of {
+		slices.Sort(parts)
+		parts = slices.Compact(parts)
+		lines = append(lines, fmt.Sprintf("%s: %s", version, strings.Join(parts, ", ")))
+	}
+	slices.Sort(lines)
+	m.own("mesh", "", "versions", finding.New(finding.VersionSkew, "", len(lines), lines...))
+}
+
+// verdict is the first line.
+func (m *Mesh) verdict() string {
+	fresh, remotes, asked := 0, 0, 0
+	for _, c := range m.Clusters {
+		if c.Asked {
+			asked++
+		}
+	}
+	for _, l := range m.Links {
+		if l.At == l.From {
+			continue // the cluster's own exporter, for global services
+		}
+		remotes++
+		if l.State == "fresh" {
+			fresh++
+		}
+	}
+	counted := fmt.Sprintf("%d of %d remotes fresh", fresh, remotes)
+	if len(m.Findings) == 0 {
+		return fmt.Sprintf("all is well: %s, %s", plural(asked, "cluster"), counted)
+	}
+	const most = 3
+	said := map[string]bool{}
+	words, more := []string{counted}, 0
+	for _, f := range m.Findings {
+		text := f.text
+		if asked > 1 && f.At != "mesh" && f.Code != string(finding.Unreached) {
+			text = f.At + ": " + text
+		}
+		switch {
+		case said[text]:
+		case len(words) > most:
+			more++
+		default:
+			words = append(words, text)
+		}
+		said[text] = true
+	}
+	if more > 0 {
+		words = append(words, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(words, "; ")
+}

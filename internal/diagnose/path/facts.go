@@ -1,0 +1,195 @@
+package path
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/diagnose/explain"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+// Facts are what is known of two pods and all that is between them. A nil pointer is what is not known; NotRead says
+// why. Facts about a name are nil where a pod or an address was asked for.
+type Facts struct {
+	Now time.Time
+	// Source and Target are the two pods. Where a Service is asked for, Target is a pod behind it.
+	Source, Target Pod
+	Name           *Name
+	DNS            *DNS
+	Mirror         *Mirror
+	Slices         *Slices
+	Proxy          *Proxy
+	// There is the way from the source's node to the target, and Back that from the target's node to the source.
+	There, Back *Way
+	// TargetNode is the target's node.
+	TargetNode *Node
+	// Pools are Calico's on the source's side, and TargetPools on the target's.
+	Pools, TargetPools *Pools
+	// Sets are the sets in the target's cluster that hold the source.
+	Sets *Sets
+	// Egress is what the policies of the source's cluster make of a packet, and Ingress those of the target's.
+	Egress, Ingress *explain.Result
+	// NotRead is why facts are not known, by the link that they are for.
+	NotRead map[finding.Code][]string
+}
+
+// Pod is one end.
+type Pod struct {
+	// Cluster is the name of its cluster; empty for unknown. Namespace and Name are empty for an address alone.
+	Cluster, Namespace, Name string
+	Node                     string
+	IP                       netip.Addr
+	HostNetwork              bool
+	// Problem is why the pod cannot be an end, such as that it has no IP; empty for none.
+	Problem string
+}
+
+// String is such as "c1/shop/client (10.1.40.130)".
+func (p Pod) String() string {
+	name := p.IP.String()
+	if p.Name != "" {
+		name = p.Namespace + "/" + p.Name
+		if p.Cluster != "" {
+			name = p.Cluster + "/" + name
+		}
+		if p.IP.IsValid() {
+			name += " (" + p.IP.String() + ")"
+		}
+	}
+	return name
+}
+
+// Name is a name of a Service and what it means.
+type Name struct {
+	// Text is as it was asked for; Remote, Namespace and Service are what it means, Remote "global" for a global service.
+	Text, Remote, Namespace, Service string
+	// Known says that the broker of the source's cluster has a remote of that name.
+	Known bool
+	// Source is the Service in its own cluster; nil for unknown.
+	Source *Exported
+}
+
+// Exported is a Service in its own cluster.
+type Exported struct {
+	Exists bool
+	// Selected says that its labels offer it to other clusters; Refused is why it is not exported all the same.
+	Selected bool
+	Refused  string
+	// Ready is how many of its endpoints are ready there; below zero for unknown.
+	Ready int
+}
+
+// DNS is how the source's cluster answers names.
+type DNS struct {
+	// Where the server blocks are: a ConfigMap.
+	Where string
+	// Zone is the domain that has to be served. Missing says that no server block serves it, Differs is a line that it
+	// lacks; Unreadable is why that is not known.
+	Zone, Differs, Unreadable string
+	Missing                   bool
+	// Ready and Servers count the endpoints of the cluster's DNS Service; Servers is below zero for unknown.
+	Ready, Servers int
+}
+
+// Mirror is the Service that stands for the remote one.
+type Mirror struct {
+	Namespace, Name string
+	Exists, Owned   bool
+	Created         time.Time
+	ClusterIP       string
+	Headless        bool
+	// Ports are such as "8080/TCP". Port is the one that was asked for; empty for none.
+	Ports []string
+	Port  string
+	// Problem is what the broker says of it.
+	Problem string
+}
+
+// Slices are the endpoints of the mirror.
+type Slices struct {
+	Total, Ready int
+	// Drains are the drains in effect that cover the Service or its cluster, such as "cluster c2"; Undrain is the command
+	// that ends the first.
+	Drains  []string
+	Undrain string
+	// Gone are remotes that the broker takes for gone.
+	Gone []string
+	// Connected is whether the remote's exporter is; LastHeard is the age of what is held of its endpoints, zero for
+	// never.
+	Connected bool
+	LastHeard time.Time
+	// Chosen is the endpoint of which the rest of the chain is.
+	Chosen netip.Addr
+}
+
+// Proxy is kube-proxy on the source's node.
+type Proxy struct {
+	Answered, Healthy bool
+	LastUpdated       time.Time
+	Problem           string
+}
+
+// Way is what a node does with packets to an address of a remote, as its agent reads it of the kernel.
+type Way struct {
+	Node string
+	// Remote is the cluster to which the address belongs, as the agent knows; empty for none.
+	Remote string
+	// Link is where the route leads; RouteError why it leads nowhere. Ruled says that the rule to the agent's table
+	// exists.
+	Link, RouteError string
+	Ruled            bool
+	Interface        string
+	Exists, Up       bool
+	MTU              int
+	Problem          string
+	Confirmed        time.Time
+	// Wanted is the peer that the broker desires, Present the one that the kernel has; nil for none.
+	Wanted, Present *Peer
+	// State is talking, silent or idle; empty for unknown.
+	State     string
+	Handshake time.Time
+	Since     time.Time
+	Reason    string
+	Measured  *Measured
+}
+
+// Peer is a WireGuard peer.
+type Peer struct{ Node, Endpoint, AllowedIP string }
+
+// Measured is a measurement of a path; Problem is why there is none.
+type Measured struct {
+	Answered        bool
+	Carries, Needed int
+	Problem         string
+}
+
+// Node is a node as its apiserver has it.
+type Node struct {
+	Name   string
+	Ready  bool
+	Reason string
+	Since  time.Time
+	// Agent says that the node's agent answers; AgentProblem why not.
+	Agent        bool
+	AgentProblem string
+}
+
+// Pools are Calico's IPPools of one cluster, as far as they decide about a packet.
+type Pools struct {
+	// NATOutgoing says that the own pod is of a pool whose packets to addresses outside of all pools get the node's IP as
+	// their source.
+	NATOutgoing bool
+	// Covering is the pool that has the other pod's IP; empty for none. Enabled says that it also assigns IPs here.
+	Covering string
+	Enabled  bool
+}
+
+// Sets are the sets of the target's cluster that hold the source.
+type Sets struct {
+	// Names are such as "c1/shop/client". LastHeard is the age of the newest, zero for unknown.
+	Names     []string
+	LastHeard time.Time
+	// Label is the key and value of the source's label that puts it into a set; empty for none. Key is the key that it
+	// should have.
+	Label, Key string
+}

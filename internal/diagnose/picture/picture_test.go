@@ -1,0 +1,252 @@
+package picture_test
+
+import (
+	"encoding/xml"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/picture"
+	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+var update = flag.Bool("update", false, "write testdata/*, to be looked at and committed")
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon.Add(-d)) }
+
+// broker is one that is well, with streams and tunnels to others.
+func broker(cluster string, with ...string) *semaphorev1.GetStatusResponse {
+	s := &semaphorev1.GetStatusResponse{Part: "broker", Cluster: cluster, SoftwareVersion: "v1.2.3", Ready: true,
+		StartedAt: before(time.Hour), Now: timestamppb.New(noon)}
+	for i := range 3 {
+		s.Nodes = append(s.Nodes, &semaphorev1.NodeStatus{Node: fmt.Sprintf("n%d", i), Attached: true})
+	}
+	for _, other := range with {
+		s.Links = append(s.Links, &semaphorev1.LinkStatus{Cluster: other, Connected: true, Since: before(time.Hour),
+			LastHeard: before(2 * time.Second), Kinds: []*semaphorev1.KindStatus{
+				{Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 17, Complete: true, LastHeard: before(2 * time.Second),
+					MedianPropagation: durationpb.New(12 * time.Millisecond)}}})
+		s.Tunnels = append(s.Tunnels, &semaphorev1.TunnelsStatus{Cluster: other, Nodes: 3, NodesTalking: 3,
+			LastHandshake: before(41 * time.Second)})
+	}
+	return s
+}
+
+func join(parts ...*semaphorev1.GetStatusResponse) *mesh.Mesh {
+	var facts []mesh.Facts
+	for _, s := range parts {
+		if !s.GetJudged() {
+			verdict.Judge(s)
+		}
+		facts = append(facts, mesh.Facts{Context: s.GetCluster(), Parts: []*semaphorev1.GetStatusResponse{s}})
+	}
+	return mesh.Join(facts)
+}
+
+func formats(p *picture.Picture) map[string]string {
+	return map[string]string{"svg": p.SVG(), "dot": p.DOT(), "mmd": p.Mermaid()}
+}
+
+func full() []*semaphorev1.GetStatusResponse {
+	cut := broker("c1", "c2", "c3")
+	cut.Tunnels[0].NodesTalking, cut.Tunnels[0].NodesSilent = 1, 2
+	cut.SilentPairs = []*semaphorev1.SilentPair{{Node: "n1", Cluster: "c2", RemoteNode: "m2", Since: before(time.Minute),
+		Reason: "no answer to handshakes; endpoint 192.0.2.7:51820"}}
+	cut.SilentPairsTotal = 1
+	stale := broker("c2", "c1", "c3")
+	stale.Links[1].LastHeard, stale.Links[1].Connected = before(time.Hour), false
+	return []*semaphorev1.GetStatusResponse{cut, stale, broker("c3", "c1", "c2")}
+}
+
+// TestFormats: each format has the clusters, links, tunnels and findings of the mesh, as a person has looked at them.
+func TestFormats(t *testing.T) {
+	for name, m := range map[string]*mesh.Mesh{
+		"well":  join(broker("c1", "c2"), broker("c2", "c1")),
+		"wrong": join(full()...),
+		"hub":   join(broker("c1", "c2", "c3", "c4", "c5")),
+		"one":   join(broker("c1")),
+	} {
+		for format, got := range formats(picture.Of(m)) {
+			file := filepath.Join("testdata", name+"."+format)
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(want) != got {
+				t.Errorf("%s differs (-update writes it):\n%s", file, got)
+			}
+		}
+	}
+}
+
+// TestStates: a connection is drawn as the findings about it say, in both directions, and no other way.
+func TestStates(t *testing.T) {
+	p := picture.Of(join(full()...))
+	got := map[string]picture.State{}
+	for _, e := range p.Edges {
+		got[p.Boxes[e.A].Name+"-"+p.Boxes[e.B].Name] = e.State
+	}
+	want := map[string]picture.State{"c1-c2": picture.Error, "c1-c3": picture.Well, "c2-c3": picture.Error}
+	for key, state := range want {
+		if got[key] != state {
+			t.Errorf("%s is drawn %s; want %s", key, got[key], state)
+		}
+	}
+	for _, l := range picture.Of(join(broker("c1", "c2"))).Links {
+		if l.State != picture.Well || !strings.Contains(l.Text, "last handshake 41s ago") {
+			t.Errorf("%s: %s", l.State, l.Text)
+		}
+	}
+	// The finding about pairs of two remotes names none of them.
+	two := broker("c1", "c2", "c3", "c4")
+	for i := range 2 {
+		two.Tunnels[i].NodesSilent = 1
+		two.SilentPairs = append(two.SilentPairs, &semaphorev1.SilentPair{Node: "n1", Cluster: two.Tunnels[i].Cluster,
+			RemoteNode: "m1", Since: before(time.Minute)})
+	}
+	two.SilentPairsTotal = 2
+	for _, l := range picture.Of(join(two)).Links {
+		if silent := !strings.Contains(l.Text, "c4"); silent != (l.State == picture.Error) {
+			t.Errorf("%s: %s", l.State, l.Text)
+		}
+	}
+	lone := picture.Of(join(broker("c1", "c2")))
+	if lone.Boxes[1].State != picture.Unknown {
+		t.Errorf("a cluster that nobody asked is drawn %s", lone.Boxes[1].State)
+	}
+}
+
+// hostile has what ends or begins something in one of the formats.
+const hostile = "x\"]; click c0 \"javascript:alert(1)\"\n%%{init: {}}%%</text></svg><script>alert(1)</script>&lt;img " +
+	"onerror=x&gt;" +
+	"\\\" ; evil [URL=\"http://x\"] \\N \x1b[2J\u202e`#lt;script#gt;`|]]>"
+
+// TestHostile: a name of another cluster leaves its place in no format.
+func TestHostile(t *testing.T) {
+	s := broker(hostile, hostile+"2")
+	s.SoftwareVersion = hostile
+	s.Judged = true
+	s.Findings = []*semaphorev1.Finding{{Code: hostile, Level: hostile, Cluster: hostile + "2", Meaning: hostile, Count: 9,
+		First: []string{hostile}, Command: hostile}}
+	all := formats(picture.Of(join(s)))
+	for format, out := range all {
+		if strings.ContainsFunc(out, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+			t.Errorf("%s has unprintable characters: %q", format, out)
+		}
+	}
+	checkSVG(t, all["svg"])
+	// All but quoted strings is the format's own.
+	quoted := regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
+	rest := quoted.ReplaceAllString(all["dot"], `Q`)
+	ownDOT := regexp.MustCompile(`^(graph mesh \{|\}|\s+layout=circo|\s+overlap=false|\s+labelloc=t|\s+label=Q|` +
+		`\s+node \[shape=box style=rounded fontname=Q\]|\s+edge \[fontname=Q fontsize=10\]|\s+c\d+ \[label=Q color=Q\]|` +
+		`\s+c\d+ -- c\d+ \[label=Q color=Q style=Q\])$`)
+	for line := range strings.Lines(rest) {
+		if !ownDOT.MatchString(strings.TrimRight(line, "\n")) {
+			t.Errorf("DOT has a line that no picture has: %q", line)
+		}
+	}
+	rest = regexp.MustCompile(`"[^"]*"`).ReplaceAllStringFunc(all["mmd"], func(label string) string {
+		inner := strings.ReplaceAll(strings.Trim(label, `"`), "<br/>", "")
+		if strings.ContainsAny(inner, "<>`|[]{}%\\&") || regexp.MustCompile(`#(lt|gt|60|62);`).MatchString(inner) {
+			t.Errorf("a label of Mermaid: %s", label)
+		}
+		return "Q"
+	})
+	ownMermaid := regexp.MustCompile(`^(flowchart LR|  verdict\[Q\]|  c\d+\[Q\]:::\w+|  c\d+ ---\|Q\| c\d+|` +
+		`  linkStyle \d+ stroke:#\w+,stroke-width:3px(,stroke-dasharray:8 5)?|  classDef \w+ stroke:#\w+,stroke-width:2px)$`)
+	for line := range strings.Lines(rest) {
+		if !ownMermaid.MatchString(strings.TrimRight(line, "\n")) {
+			t.Errorf("Mermaid has a line that no picture has: %q", line)
+		}
+	}
+}
+
+// checkSVG: it is XML with the elements and attributes of a picture only: no script, no link, no event handler.
+func checkSVG(t *testing.T, svg string) {
+	t.Helper()
+	elements := map[string]bool{"svg": true, "title": true, "desc": true, "style": true, "rect": true, "text": true,
+		"path": true}
+	attributes := map[string]bool{"xmlns": true, "viewBox": true, "width": true, "height": true, "role": true,
+		"aria-labelledby": true, "id": true, "class": true, "x": true, "y": true, "rx": true, "d": true, "text-anchor": true}
+	d := xml.NewDecoder(strings.NewReader(svg))
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			t.Fatalf("no XML: %v", err)
+		}
+		if start, ok := token.(xml.StartElement); ok {
+			if !elements[start.Name.Local] {
+				t.Errorf("an element %s", start.Name.Local)
+			}
+			for _, a := range start.Attr {
+				if !attributes[a.Name.Local] || a.Name.Local == "class" && strings.Contains(a.Value, "script") {
+					t.Errorf("an attribute %s=%q", a.Name.Local, a.Value)
+				}
+			}
+		}
+	}
+}
+
+// TestOfMany: of 100 clusters that all know each other, with hostile names and 10,000 findings, each format stays
+// small, and shows the cluster with an error.
+func TestOfMany(t *testing.T) {
+	name := func(i int) string { return fmt.Sprintf("c%02d-%s", i, strings.Repeat("n", 500)) }
+	var parts []*semaphorev1.GetStatusResponse
+	for i := range 100 {
+		var others []string
+		for j := range 100 {
+			if j != i {
+				others = append(others, name(j))
+			}
+		}
+		s := broker(name(i), others...)
+		s.Judged = true
+		for range 100 {
+			level := "warning"
+			if i == 77 {
+				level = "error"
+			}
+			s.Findings = append(s.Findings, &semaphorev1.Finding{Code: "stale", Level: level, Meaning: strings.Repeat("m", 1000),
+				Count: 1 << 40, First: []string{strings.Repeat("f", 1000)}, Cluster: others[0]})
+		}
+		parts = append(parts, s)
+	}
+	p := picture.Of(join(parts...))
+	if len(p.Boxes) != 24 || p.Boxes[23].Name != "77 more clusters" || p.MoreLinks != 9900-40 || p.MoreFindings != 9990 {
+		t.Errorf("%d boxes, the last %q; %d more links, %d more findings", len(p.Boxes), p.Boxes[len(p.Boxes)-1].Name,
+			p.MoreLinks, p.MoreFindings)
+	}
+	for format, out := range formats(p) {
+		if len(out) > 128<<10 {
+			t.Errorf("%s has %d bytes", format, len(out))
+		}
+		if !strings.Contains(out, "c77-") {
+			t.Errorf("%s does not show the cluster with the error", format)
+		}
+	}
+	checkSVG(t, p.SVG())
+}

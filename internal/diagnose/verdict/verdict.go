@@ -1,0 +1,353 @@
+// Package verdict judges the status of a part: which findings follow from it, and what they say in one line. Each part
+// judges its own status before it answers, so that semaphorectl of any version, the metrics and a RemoteCluster say the
+// same; semaphorectl joins what the parts say.
+//
+// It is pure. Of ours it imports internal/finding and the messages.
+package verdict
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// StaleAfter is when what is held of a remote is stale. An exporter speaks every 5 s, and a connection that is dead is
+// found within 15 s.
+const StaleAfter = 15 * time.Second
+
+// Judge adds to a status its findings: those that follow from it, and these of the part, whose lines become its
+// problems.
+func Judge(s *semaphorev1.GetStatusResponse, found ...finding.Finding) {
+	s.Problems = finding.Texts(found)
+	s.Judged, s.Findings = true, Messages(Found(s, found...))
+}
+
+// Found returns these findings of a part and those that follow from its status, merged.
+func Found(s *semaphorev1.GetStatusResponse, found ...finding.Finding) []finding.Finding {
+	coded := map[string]bool{} // remotes of which is known by which rule objects are refused
+	because := false           // it is known why the part is not ready
+	for _, f := range found {
+		coded[f.Cluster] = coded[f.Cluster] || f.Code.Definition().Area == finding.Refusals
+		because = because || f.Code == finding.NotReady
+	}
+	for _, f := range follows(s) {
+		if !(f.Code == finding.Refused && coded[f.Cluster]) && !(f.Code == finding.NotReady && because) {
+			found = append(found, f)
+		}
+	}
+	return finding.Merge(found)
+}
+
+// Of are the findings of a status. A part that is older than findings is judged here, by the same rules; what it only
+// has in words gets the code "uncoded".
+func Of(s *semaphorev1.GetStatusResponse) []*semaphorev1.Finding {
+	if s.GetJudged() {
+		return s.GetFindings()
+	}
+	found := append(follows(s), finding.Lines(finding.Uncoded, "", s.GetProblems())...)
+	for _, d := range s.GetDevices() {
+		if d.GetProblem() != "" {
+			found = append(found, finding.New(finding.Uncoded, d.GetCluster(), 1,
+				"device "+d.GetInterface()+": "+d.GetProblem()))
+		}
+	}
+	for _, n := range s.GetNodes() {
+		for _, p := range n.GetProblems() {
+			if n.GetAttached() {
+				found = append(found, finding.New(finding.Uncoded, "", 1, "node "+n.GetNode()+": "+p))
+			}
+		}
+	}
+	return Messages(finding.Merge(found))
+}
+
+// Messages are findings as the parts exchange them.
+func Messages(all []finding.Finding) []*semaphorev1.Finding {
+	var out []*semaphorev1.Finding
+	for _, f := range all {
+		d := f.Code.Definition()
+		m := &semaphorev1.Finding{Code: string(f.Code), Level: string(d.Level), Meaning: d.Meaning, Side: string(d.Side),
+			Command: d.Command, Cluster: f.Cluster, Count: f.Count, First: f.First}
+		if f.Cluster != "" {
+			m.Command = strings.ReplaceAll(m.Command, "CLUSTER", f.Cluster)
+		}
+		if f.Node != "" {
+			m.Command = strings.ReplaceAll(m.Command, "NODE", f.Node)
+		}
+		if !f.Since.IsZero() {
+			m.Since = timestamppb.New(f.Since)
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// Findings are messages as findings, such as those that an agent reports to its broker: of any origin, they are cleaned
+// and bounded. before is added before each line.
+func Findings(all []*semaphorev1.Finding, before string) []finding.Finding {
+	const most = 32
+	var out []finding.Finding
+	for _, m := range all[:min(len(all), most)] {
+		f := finding.New(finding.Code(finding.Clean(m.GetCode())), m.GetCluster(), 1)
+		if f.Code.Definition().Area == "" {
+			f.Code = finding.Uncoded // that of a newer agent
+		}
+		f.Count = min(max(1, m.GetCount()), 1_000_000)
+		for _, line := range m.GetFirst()[:min(len(m.GetFirst()), finding.Shown)] {
+			f.First = append(f.First, finding.Clean(before+line))
+		}
+		if m.GetSince().IsValid() {
+			f.Since = m.GetSince().AsTime()
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// follows are the findings that follow from the fields of a status.
+func follows(s *semaphorev1.GetStatusResponse) (found []finding.Finding) {
+	if s.GetStandby() {
+		// It has no streams, because another does the work.
+		if s.GetLeader() == "" {
+			found = append(found, finding.New(finding.NoLeader, "", 1, "a standby, and no leader is known"))
+		}
+		return found
+	}
+	if !s.GetReady() {
+		found = append(found, finding.New(finding.NotReady, "", 1, "not ready"))
+	}
+	for _, l := range s.GetLinks() {
+		found = append(found, ofLink(s, l)...)
+	}
+	for _, n := range s.GetNodes() {
+		if !n.GetAttached() {
+			found = append(found, finding.New(finding.NoAgent, "", 1, "no agent on node "+n.GetNode()).
+				At(TimeOf(n.GetSince())).On(n.GetNode()))
+		}
+	}
+	pairs := map[string][]*semaphorev1.SilentPair{}
+	for _, p := range s.GetSilentPairs() {
+		pairs[p.GetCluster()] = append(pairs[p.GetCluster()], p)
+	}
+	if n := s.GetSilentPairsTotal(); n > 0 {
+		f := ofPairs(s.GetSilentPairs(), func(p *semaphorev1.SilentPair) string { return p.GetNode() + " → " })
+		if len(pairs) > 1 {
+			f.Cluster = ""
+		}
+		f.Count = max(n, f.Count)
+		found = append(found, f)
+	}
+	for _, d := range s.GetDevices() {
+		found = append(found, ofDevice(s, d)...)
+	}
+	return found
+}
+
+func ofPairs(pairs []*semaphorev1.SilentPair, from func(*semaphorev1.SilentPair) string) finding.Finding {
+	var first []string
+	var since time.Time
+	cluster := ""
+	for _, p := range pairs {
+		first = append(first, fmt.Sprintf("%s%s/%s: %s", from(p), p.GetCluster(), p.GetRemoteNode(), p.GetReason()))
+		cluster = p.GetCluster()
+		if at := TimeOf(p.GetSince()); !at.IsZero() && (since.IsZero() || at.Before(since)) {
+			since = at
+		}
+	}
+	f := finding.New(finding.SilentPairs, cluster, len(pairs), first...).At(since)
+	if len(pairs) > 0 {
+		f = f.On(pairs[0].GetNode())
+	}
+	return f
+}
+
+// ofLink judges the stream with a cluster.
+func ofLink(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) (found []finding.Finding) {
+	cluster := l.GetCluster()
+	var because []string
+	if l.GetLastError() != "" {
+		because = []string{"the last error: " + l.GetLastError()}
+	}
+	of := func(code finding.Code, format string, args ...any) finding.Finding {
+		return finding.New(code, cluster, 1, append([]string{fmt.Sprintf(format, args...)}, because...)...)
+	}
+	switch hears := s.GetPart() == "broker"; { // exporters speak to it all the time
+	case hears && l.GetLastHeard() == nil:
+		found = append(found, of(finding.NeverHeard, "%s never heard", cluster))
+	case hears && Age(s, l.GetLastHeard()) > StaleAfter:
+		found = append(found, of(finding.Stale, "%s stale %s%s", cluster, Since(s, l.GetLastHeard()), Traffic(s, cluster)).
+			At(TimeOf(l.GetLastHeard())))
+	case !l.GetConnected():
+		found = append(found, of(finding.NotConnected, "%s not connected for %s", cluster, Since(s, l.GetSince())).
+			At(TimeOf(l.GetSince())))
+	}
+	fresh := l.GetLastHeard() != nil && Age(s, l.GetLastHeard()) <= StaleAfter
+	for _, k := range l.GetKinds() {
+		kind := semaphorev1.KindName(k.GetKind())
+		if s.GetPart() == "broker" && fresh && k.GetLastHeard() != nil && Age(s, k.GetLastHeard()) > StaleAfter {
+			found = append(found, finding.New(finding.KindStale, cluster, 1,
+				fmt.Sprintf("%s objects of %s stale %s", kind, cluster, Since(s, k.GetLastHeard()))).At(TimeOf(k.GetLastHeard())))
+		}
+		if n := k.GetHeldBack(); n > 0 {
+			found = append(found, finding.New(finding.HeldBack, cluster, int(n), fmt.Sprintf(
+				"%s withdrew %d %s objects, which the brake holds for %s", cluster, n, kind, Since(s, k.GetHeldBackSince()))).
+				At(TimeOf(k.GetHeldBackSince())))
+		}
+		if n := k.GetRefused(); n > 0 {
+			found = append(found, finding.New(finding.Refused, cluster, int(n),
+				fmt.Sprintf("%d %s objects of %s refused", n, kind, cluster)))
+		}
+	}
+	return found
+}
+
+// Traffic says what happens to the traffic with a remote that is not heard, as far as a broker knows it from its
+// agents.
+func Traffic(s *semaphorev1.GetStatusResponse, cluster string) string {
+	for _, t := range s.GetTunnels() {
+		switch {
+		case t.GetCluster() != cluster || t.GetNodes() == 0:
+		case t.GetNodesTalking() == 0:
+			return ", no tunnel answers"
+		default:
+			return ", tunnels alive: traffic flows on the last known state"
+		}
+	}
+	return ": the last known state stays in use"
+}
+
+func ofDevice(s *semaphorev1.GetStatusResponse, d *semaphorev1.DeviceStatus) (found []finding.Finding) {
+	if n := d.GetPaths().GetSilent(); n > 0 {
+		f := ofPairs(d.GetPaths().GetSilentPeers(), func(*semaphorev1.SilentPair) string { return d.GetInterface() + " → " })
+		f.Cluster, f.Count = d.GetCluster(), uint64(n)
+		found = append(found, f)
+	}
+	if d.GetProblem() == "" && d.GetPeersPresent() != d.GetPeersWanted() {
+		found = append(found, finding.New(finding.PeerCount, d.GetCluster(), 1, fmt.Sprintf(
+			"device %s has %d peers, %d are wanted", d.GetInterface(), d.GetPeersPresent(), d.GetPeersWanted())))
+	}
+	if d.GetConfirmedAt() != nil && Age(s, d.GetConfirmedAt()) > StaleAfter {
+		found = append(found, finding.New(finding.DeviceStale, d.GetCluster(), 1, fmt.Sprintf(
+			"device %s stale %s: traffic flows on the last known state, from the %s", d.GetInterface(),
+			Since(s, d.GetConfirmedAt()), semaphorev1.StateSourceName(d.GetSource()))).At(TimeOf(d.GetConfirmedAt())))
+	}
+	return found
+}
+
+// Age is how old something last heard at t was when the status was made, by the part's own clock. What was never
+// heard is older than anything.
+func Age(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) time.Duration {
+	if t == nil {
+		return 1<<63 - 1
+	}
+	return s.GetNow().AsTime().Sub(t.AsTime())
+}
+
+// Since is how long ago t was when the status was made, by the part's own clock; "-" where t is not set.
+func Since(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) string {
+	if t == nil {
+		return "-"
+	}
+	return Short(Age(s, t))
+}
+
+// Short is a time with as many digits as a person wants of it.
+func Short(d time.Duration) string {
+	switch {
+	case d.Abs() < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d.Abs() < 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	case d.Abs() < 24*time.Hour:
+		return d.Round(time.Second).String()
+	default:
+		return fmt.Sprintf("%dd%s", d/(24*time.Hour), (d % (24 * time.Hour)).Round(time.Hour))
+	}
+}
+
+// TimeOf is a time that may be unset.
+func TimeOf(t *timestamppb.Timestamp) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.AsTime()
+}
+
+// Fresh counts the remotes that a broker hears, and all. The own cluster's exporter, which publishes to its own broker
+// for global services, is none.
+func Fresh(s *semaphorev1.GetStatusResponse) (fresh, all int) {
+	for _, l := range s.GetLinks() {
+		if l.GetCluster() == s.GetCluster() {
+			continue
+		}
+		all++
+		if l.GetLastHeard() != nil && Age(s, l.GetLastHeard()) <= StaleAfter {
+			fresh++
+		}
+	}
+	return fresh, all
+}
+
+// Summary is the verdict in one line: how many remotes are fresh where not all are, and what is wrong.
+func Summary(s *semaphorev1.GetStatusResponse) string {
+	wrong := Wrong(s)
+	switch {
+	case len(wrong) > 0:
+		return strings.Join(wrong, "; ")
+	case s.GetStandby():
+		return "all is well: a standby"
+	}
+	return "all is well"
+}
+
+// Wrong is what is wrong in a few words each; nothing when all is well.
+func Wrong(s *semaphorev1.GetStatusResponse) (wrong []string) {
+	all := Of(s)
+	ages := []string{string(finding.Stale), string(finding.KindStale), string(finding.NeverHeard)}
+	if slices.ContainsFunc(all, func(f *semaphorev1.Finding) bool { return slices.Contains(ages, f.GetCode()) }) {
+		fresh, of := Fresh(s)
+		wrong = append(wrong, fmt.Sprintf("%d of %d remotes fresh", fresh, of))
+	}
+	for _, f := range all[:min(len(all), maxTexts)] {
+		wrong = append(wrong, Text(f))
+	}
+	if more := len(all) - maxTexts; more > 0 {
+		wrong = append(wrong, fmt.Sprintf("and %d more findings", more))
+	}
+	return wrong
+}
+
+// maxTexts is how many findings a verdict names.
+const maxTexts = 5
+
+// Text is a finding in a few words: its only line, or what it means and how often.
+func Text(f *semaphorev1.Finding) string {
+	// has the number in its line
+	counts := f.GetCode() == string(finding.HeldBack) || f.GetCode() == string(finding.Refused)
+	if n := len(f.GetFirst()); (f.GetCount() <= 1 && n > 0 || n == 1 && counts) && len(f.GetFirst()[0]) <= 120 {
+		return f.GetFirst()[0]
+	}
+	cut := func(text string) string {
+		if runes := []rune(text); len(runes) > 120 {
+			return string(runes[:119]) + "…"
+		}
+		return text
+	}
+	text := cut(f.GetMeaning())
+	if f.GetCluster() != "" {
+		text += " (" + cut(f.GetCluster()) + ")"
+	}
+	if f.GetCount() > 1 {
+		text += fmt.Sprintf(": %d", f.GetCount())
+		if n := len(f.GetFirst()); n > 0 {
+			text += " such as " + cut(f.GetFirst()[0])
+		}
+	}
+	return text
+}

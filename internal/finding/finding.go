@@ -1,0 +1,187 @@
+// Package finding owns the codes of what the parts and semaphorectl report: refused objects, problems, Events and the
+// findings of check. A code is defined once, with its severity and its meaning; it is the label of a metric, the reason
+// of an Event, the word in a status, and the anchor in docs/troubleshooting.md, which has cause and fix.
+//
+// Codes go in by Define when the program starts and never change. The package is pure, and imports no other package of
+// semaphore.
+package finding
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Code is the stable name of a finding, for programs, metrics and documents.
+type Code string
+
+// Anchor is the place of the code in the documents.
+func (c Code) Anchor() string { return "docs/troubleshooting.md#" + string(c) }
+
+// Level returns the severity of a code; Error for one that is not defined.
+func (c Code) Level() Level { return c.Definition().Level }
+
+// Level is the severity of a finding.
+type Level string
+
+// The levels.
+const (
+	// OK is what was examined and is as it should be.
+	OK Level = "ok"
+	// Warning is what works now and may stop to work, or was not seen to work.
+	Warning Level = "warning"
+	// Error is what does not work until somebody acts.
+	Error Level = "error"
+)
+
+// Area is where codes appear.
+type Area string
+
+// The areas.
+const (
+	// Refusals are the codes of objects that a broker's admission or limits refuse.
+	Refusals Area = "refusals"
+	// Exports are the codes of objects that an exporter does not export, or not completely.
+	Exports Area = "exports"
+	// Offers are the reasons of the exporter's Events on Services.
+	Offers Area = "offers"
+	// Services are the codes of Services of remotes that have no mirror, or another than was exported.
+	Services Area = "services"
+	// Outcomes are the codes by which a broker answers an exporter about a Service that it accepted.
+	Outcomes Area = "outcomes"
+	// Events are the reasons of the broker's Events.
+	Events Area = "events"
+	// Conditions are the reasons of the conditions of a RemoteCluster.
+	Conditions Area = "conditions"
+	// Paths are the links that semaphorectl explain examines.
+	Paths Area = "paths"
+	// Checks are the codes of semaphorectl check.
+	Checks Area = "checks"
+	// Traffic are the codes of semaphorectl verify.
+	Traffic Area = "traffic"
+	// Installs are the codes of what keeps semaphorectl install and link from writing, beside those of preflight.
+	Installs Area = "installs"
+	// Status are the codes of what a part finds wrong with itself and those that it talks to.
+	Status Area = "status"
+)
+
+// Side is who can fix a finding, as seen from the cluster of the part that reports it.
+type Side string
+
+// The sides.
+const (
+	Here   Side = "this-cluster"
+	Remote Side = "remote-cluster"
+	Both   Side = "both-clusters"
+)
+
+// Act is what to do about a code.
+type Act struct {
+	// Side is who can fix it.
+	Side Side
+	// Command shows more, or fixes it. CLUSTER stands for the remote, NODE for a node, CONTEXT for the context of the
+	// kubeconfig that leads to the own cluster.
+	Command string
+	// Alert is the alert of deploy/features/alerts that fires for it; AlertOfErrors or AlertOfWarnings unless another is
+	// given.
+	Alert string
+	// Condition is the type of the condition of a RemoteCluster that is false because of it; empty for none.
+	Condition string
+}
+
+// Alerts for findings that have none of their own, by their level.
+const (
+	AlertOfErrors   = "SemaphoreFindingError"
+	AlertOfWarnings = "SemaphoreFindingWarning"
+)
+
+// acts are what to do about codes of an area that say nothing else.
+var acts = map[Area]Act{
+	Refusals: {Side: Remote, Command: "semaphorectl status --context CLUSTER", Alert: "SemaphoreObjectsRefused",
+		Condition: "Healthy"},
+	Exports:    {Side: Here, Command: "semaphorectl status"},
+	Offers:     {Side: Both, Command: "semaphorectl status"},
+	Services:   {Side: Both, Command: "kubectl -n semaphore get events"},
+	Outcomes:   {Side: Both, Command: "semaphorectl status --context CLUSTER"},
+	Events:     {Side: Here, Command: "kubectl -n semaphore get events"},
+	Checks:     {Side: Here, Command: "semaphorectl check"},
+	Conditions: {Side: Here, Command: "kubectl get remotecluster CLUSTER -o yaml"},
+	Status:     {Side: Here, Command: "semaphorectl status -o wide"},
+}
+
+// Definition is what a code means.
+type Definition struct {
+	Code  Code
+	Area  Area
+	Level Level
+	// Meaning is one clause without a period.
+	Meaning string
+	Act
+}
+
+var definitions = map[Code]Definition{}
+
+// Define makes a code; an act is what to do about it, where that is not what the area has. It panics when the program
+// starts if the code exists already.
+func Define(area Area, level Level, code Code, meaning string, own ...Act) Code {
+	if _, twice := definitions[code]; twice {
+		panic(fmt.Sprintf("finding: the code %q is defined twice", code))
+	}
+	act := acts[area]
+	for _, a := range own {
+		act = Act{cmp.Or(a.Side, act.Side), cmp.Or(a.Command, act.Command), cmp.Or(a.Alert, act.Alert),
+			cmp.Or(a.Condition, act.Condition)}
+	}
+	if act.Alert == "" {
+		act.Alert = AlertOfErrors
+		if level == Warning {
+			act.Alert = AlertOfWarnings
+		}
+	}
+	definitions[code] = Definition{code, area, level, meaning, act}
+	return code
+}
+
+// Definition returns what a code means. One that is not defined is an error without an act.
+func (c Code) Definition() Definition {
+	if d, ok := definitions[c]; ok {
+		return d
+	}
+	return Definition{Code: c, Level: Error}
+}
+
+// Of returns the codes of an area, sorted.
+func Of(area Area) []Code {
+	var codes []Code
+	for _, d := range All() {
+		if d.Area == area {
+			codes = append(codes, d.Code)
+		}
+	}
+	return codes
+}
+
+// All returns all definitions, sorted by area and code.
+func All() []Definition {
+	all := make([]Definition, 0, len(definitions))
+	for _, d := range definitions {
+		all = append(all, d)
+	}
+	slices.SortFunc(all, func(a, b Definition) int {
+		return cmp.Or(cmp.Compare(a.Area, b.Area),
+			cmp.Compare(a.Code, b.Code))
+	})
+	return all
+}
+
+// Reason is the code as the reason of a condition or an Event: CamelCase.
+func (c Code) Reason() string {
+	var out strings.Builder
+	for word := range strings.SplitSeq(string(c), "-") {
+		if word != "" {
+			out.WriteString(strings.ToUpper(word[:1]) + word[1:])
+		}
+	}
+	return out.String()
+}

@@ -1,0 +1,72 @@
+package finding
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestCodes: each code is a word for a metric's label, an Event's reason and an anchor, and has a meaning and a level.
+func TestCodes(t *testing.T) {
+	word := regexp.MustCompile(`^(?:[a-z]+(?:-[a-z]+)*|(?:[A-Z][a-z]+)+)$`)
+	all := All()
+	if len(all) < 90 {
+		t.Errorf("%d codes", len(all))
+	}
+	for _, d := range all {
+		if !word.MatchString(string(d.Code)) || d.Meaning == "" || d.Area == "" || d.Code.Level() != d.Level {
+			t.Errorf("%+v", d)
+		}
+		if d.Level != OK && d.Level != Warning && d.Level != Error {
+			t.Errorf("%s has the level %q", d.Code, d.Level)
+		}
+	}
+	if len(Of(Refusals)) != 17 || Of(Refusals)[0] != CIDROutsidePodSubnets {
+		t.Errorf("the refusals: %v", Of(Refusals))
+	}
+	if level := Code("not-defined").Level(); level != Error {
+		t.Errorf("a code that is not defined has the level %s", level)
+	}
+}
+
+// TestACodeIsDefinedOnce: two findings cannot have one code.
+func TestACodeIsDefinedOnce(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("a second definition of a code was accepted")
+		}
+	}()
+	Define(Checks, Error, OverQuota, "another meaning")
+}
+
+// TestTexts: the lines of a status are those of its findings, in their order and in full, and what one status cannot
+// hold is counted.
+func TestTexts(t *testing.T) {
+	long := strings.Repeat("ä", 1000)
+	found := slices.Concat(Lines(Drains, "", []string{"first", "second", "third", "fourth"}),
+		[]Finding{New(NoAgent, "", 2, "in another field")}, Line(StandingPeers, "", ""),
+		Detail(HeldBack, "c2", []string{"a\xffb"}), Line(StandingPeers, "", long))
+	got := Texts(found)
+	if want := []string{"first", "second", "third", "fourth", "a�b", strings.Repeat("ä", 250) +
+		"…"}; !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+	if merged := Merge(found); len(merged) != 4 || len(Texts(merged)) != 0 {
+		t.Errorf("merged: %+v", merged)
+	}
+	var many []string
+	for range 10_000 {
+		many = append(many, long)
+	}
+	got = Texts(Lines(Drains, "", many))
+	size := 0
+	for _, line := range got {
+		size += len(line)
+	}
+	if last := fmt.Sprintf("%d more lines: too many for one status", 10_001-len(got)); got[len(got)-1] != last ||
+		size > 5<<19+100 || size < 5<<19-1000 {
+		t.Errorf("%d lines of %d bytes, the last %q", len(got), size, got[len(got)-1])
+	}
+}

@@ -1,0 +1,185 @@
+package finding
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	// Shown is how many of the objects of a finding are named. The others are counted.
+	Shown = 3
+	// maxEvidence bounds what is said of one object, bytes.
+	maxEvidence = 400
+	// maxFindings bounds the findings of a part: above, those of one code become one.
+	maxFindings = 256
+	// maxLine bounds a line of a status, and maxLines all of them, bytes. semaphorectl accepts 4 MiB, of which a broker's
+	// nodes have 1 MiB for their problems.
+	maxLine  = 500
+	maxLines = 5 << 19
+)
+
+// Finding is something that is wrong: a code, and the evidence.
+type Finding struct {
+	Code Code
+	// Cluster is the remote that it is about; empty for none, or several.
+	Cluster string
+	// Node is the first node that it is about, for the command; empty for none.
+	Node string
+	// Count is how many objects it is about.
+	Count uint64
+	// First are the first of them, Shown at most, each one line that can be printed.
+	First []string
+	// Since is when it began; zero if that is unknown.
+	Since time.Time
+	// Lines are what a status says of it in full; none for what the status has in another field, such as a node's.
+	Lines []string
+}
+
+// New is a finding about count objects, of which first are some. Fewer than one counts as one. It has no Lines.
+func New(code Code, cluster string, count int, first ...string) Finding {
+	f := Finding{Code: code, Cluster: Clean(cluster), Count: uint64(max(1, count))}
+	for _, line := range first[:min(len(first), Shown)] {
+		f.First = append(f.First, Clean(line))
+	}
+	return f
+}
+
+// Lines is a finding with a line for each object that it is about; none without lines.
+func Lines(code Code, cluster string, lines []string) []Finding {
+	if len(lines) == 0 {
+		return nil
+	}
+	return []Finding{New(code, cluster, len(lines), lines...).Full(lines...)}
+}
+
+// Line is a finding of one line; none for an empty one.
+func Line(code Code, cluster, line string) []Finding {
+	if line == "" {
+		return nil
+	}
+	return Lines(code, cluster, []string{line})
+}
+
+// Detail adds lines to a finding that follows from the fields of a status.
+func Detail(code Code, cluster string, lines []string) []Finding {
+	if len(lines) == 0 {
+		return nil
+	}
+	return []Finding{{Code: code, Cluster: Clean(cluster), Lines: lines}}
+}
+
+// Full is the finding with what a status says of it in full.
+func (f Finding) Full(lines ...string) Finding {
+	f.Lines = lines
+	return f
+}
+
+// At is the finding with the time when it began.
+func (f Finding) At(since time.Time) Finding {
+	f.Since = since
+	return f
+}
+
+// On is the finding with the first node that it is about.
+func (f Finding) On(node string) Finding {
+	f.Node = Clean(node)
+	return f
+}
+
+// Clean is a text of any origin as a line that can be printed: what commands a terminal, or turns the direction of text
+// (Unicode's categories other than L, M, N, P, S and the space), is a space, and what is too long is cut.
+func Clean(text string) string {
+	var out strings.Builder
+	for _, r := range text {
+		if !unicode.IsPrint(r) || r == utf8.RuneError {
+			r = ' '
+		}
+		if out.Len()+utf8.RuneLen(r) > maxEvidence {
+			out.WriteString("…")
+			break
+		}
+		out.WriteRune(r)
+	}
+	return strings.TrimSpace(out.String())
+}
+
+// Texts are the Lines of findings, in their order, as many as a status has room for.
+func Texts(all []Finding) (lines []string) {
+	size, left := 0, 0
+	for _, f := range all {
+		for _, line := range f.Lines {
+			line = Cut(strings.ToValidUTF8(line, "�"))
+			if size += len(line); size > maxLines {
+				left++
+				continue
+			}
+			lines = append(lines, line)
+		}
+	}
+	if left > 0 {
+		lines = append(lines, fmt.Sprintf("%d more lines: too many for one status", left))
+	}
+	return lines
+}
+
+// Cut shortens a line to the length that a status shows.
+func Cut(line string) string {
+	if len(line) <= maxLine {
+		return line
+	}
+	end := maxLine
+	for end > 0 && !utf8.RuneStart(line[end]) { // not within a character
+		end--
+	}
+	return line[:end] + "…"
+}
+
+// Merge makes one finding of those of one code and cluster, in the order errors, code, cluster, without their Lines.
+// Those that are still too many become one for a code.
+func Merge(all []Finding) []Finding {
+	merged := mergeBy(all, func(f Finding) string { return f.Cluster })
+	if len(merged) > maxFindings {
+		merged = mergeBy(merged, func(Finding) string { return "" })
+	}
+	rank := map[Level]int{Error: 0, Warning: 1, OK: 2}
+	slices.SortStableFunc(merged, func(a, b Finding) int {
+		return cmp.Or(rank[a.Code.Level()]-rank[b.Code.Level()], cmp.Compare(a.Code, b.Code),
+			cmp.Compare(a.Cluster, b.Cluster))
+	})
+	return merged
+}
+
+func mergeBy(all []Finding, cluster func(Finding) string) []Finding {
+	type key struct {
+		code    Code
+		cluster string
+	}
+	at := map[key]int{}
+	var merged []Finding
+	for _, f := range all {
+		k := key{f.Code, cluster(f)}
+		i, found := at[k]
+		if !found {
+			at[k] = len(merged)
+			f.First, f.Lines = slices.Clone(f.First[:min(len(f.First), Shown)]), nil
+			merged = append(merged, f)
+			continue
+		}
+		m := &merged[i]
+		m.Count += f.Count
+		if m.Cluster != f.Cluster {
+			m.Cluster = ""
+		}
+		m.First = append(m.First, f.First...)
+		m.First = m.First[:min(len(m.First), Shown)]
+		if !f.Since.IsZero() && (m.Since.IsZero() || f.Since.Before(m.Since)) {
+			m.Since = f.Since
+		}
+	}
+	return merged
+}

@@ -1,0 +1,80 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/url"
+	"reflect"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+)
+
+// whileAway is the average wait before the next attempt of a list or a watch while the apiserver does not answer.
+const whileAway = time.Second
+
+var (
+	// errNoAnswer replaces what client-go returns for a watch whose connection broke before the answer: no error, but a
+	// watch that ends immediately.
+	errNoAnswer = errors.New("the connection broke before the answer")
+	emptyWatch  = reflect.TypeOf(watch.NewEmptyWatch())
+)
+
+// Failed is called for each attempt that is repeated: verb is that of RBAC, and attempt counts from 1 in each request.
+type Failed func(ctx context.Context, verb string, attempt int, err error)
+
+// RetryWhileAway returns lists and watches that try again about once a second while the apiserver does not answer,
+// until their context ends. client-go's reflectors double their wait instead, up to a minute: after an outage of a
+// minute they miss what happens in the next one. An answer that is an error is returned, and the reflector backs off,
+// except for 503, which a proxy or an aggregating apiserver answers for one that is away. failed may be nil.
+func RetryWhileAway(lw cache.ListerWatcher, failed Failed) *cache.ListWatch {
+	with := cache.ToListerWatcherWithContext(lw)
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (objects runtime.Object, err error) {
+			whileNoAnswer(ctx, "list", failed, func() error {
+				objects, err = with.ListWithContext(ctx, o)
+				return err
+			})
+			return objects, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (events watch.Interface, err error) {
+			whileNoAnswer(ctx, "watch", failed, func() error {
+				events, err = with.WatchWithContext(ctx, o)
+				if err == nil && reflect.TypeOf(events) == emptyWatch {
+					return errNoAnswer
+				}
+				return err
+			})
+			return events, err
+		},
+	}
+}
+
+// whileNoAnswer repeats a request until it is answered or ctx ends.
+func whileNoAnswer(ctx context.Context, verb string, failed Failed, request func() error) {
+	for attempt := 1; ; attempt++ {
+		err := request()
+		if err == nil || ctx.Err() != nil || !unanswered(err) {
+			return
+		}
+		if failed != nil {
+			failed(ctx, verb, attempt, err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(whileAway/2 + rand.N(whileAway)):
+		}
+	}
+}
+
+// unanswered reports whether the error of a request means that no apiserver answered it: net/http's, or a proxy's.
+func unanswered(err error) bool {
+	var connection *url.Error
+	return errors.As(err, &connection) || errors.Is(err, errNoAnswer) || apierrors.IsServiceUnavailable(err)
+}

@@ -1,0 +1,127 @@
+package kube
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/testbed/proxy"
+)
+
+// TestRetryWhileAway: the way to the apiserver is closed for 20 s. An informer sees what was made meanwhile within 2 s,
+// beside one of client-go alone, whose next attempt can be 25 s away. An answer that is an error is not repeated.
+func TestRetryWhileAway(t *testing.T) {
+	const away, within = 20 * time.Second, 2 * time.Second
+	api := kubetest.Start(t)
+	direct := kubernetes.NewForConfigOrDie(api)
+	address := loopback.Address(t)
+	// open opens the way to the apiserver; while it is closed, connections are refused.
+	open := func() (shut func()) {
+		listener, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		network := proxy.New(listener, func(ctx context.Context) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", strings.TrimPrefix(api.Host, "https://"))
+		})
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- network.Run(ctx) }()
+		return func() {
+			cancel()
+			<-done
+		}
+	}
+	shut := open()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 2)
+	through := rest.CopyConfig(api)
+	through.Host = "https://" + address
+	follow := func(retry bool) (seen chan string, failures *int) {
+		// A client of its own: two would share a connection.
+		client := kubernetes.NewForConfigOrDie(through)
+		seen, failures = make(chan string, 10), new(int)
+		var lw cache.ListerWatcher = cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "configmaps",
+			metav1.NamespaceDefault, fields.Everything())
+		if retry {
+			lw = RetryWhileAway(lw, func(context.Context, string, int, error) { *failures++ })
+		}
+		informer := cache.NewSharedIndexInformer(lw, &corev1.ConfigMap{}, 0, nil)
+		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: func(o any) { seen <- o.(*corev1.ConfigMap).Name },
+		}); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			informer.RunWithContext(ctx)
+			done <- nil
+		}()
+		return seen, failures
+	}
+	ours, failures := follow(true)
+	theirs, _ := follow(false)
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		<-done
+		shut()
+	})
+	create := func(name string) {
+		t.Helper()
+		if _, err := direct.CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(t.Context(),
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sees := func(who string, seen chan string, name string, within time.Duration) time.Duration {
+		t.Helper()
+		began, timeout := time.Now(), time.After(within)
+		for {
+			select {
+			case got := <-seen:
+				if got == name {
+					return time.Since(began)
+				}
+			case <-timeout:
+				t.Fatalf("%s did not see %s within %s", who, name, within)
+			}
+		}
+	}
+	create("before")
+	sees("ours", ours, "before", time.Minute)
+	sees("client-go's", theirs, "before", time.Minute)
+
+	shut()
+	create("meanwhile")
+	time.Sleep(away)
+	shut = open()
+	took := sees("ours", ours, "meanwhile", within)
+	t.Logf("seen %s after the apiserver was back, after %d attempts; by client-go's own informer %s later",
+		took, *failures, sees("client-go's", theirs, "meanwhile", time.Minute))
+	if *failures < int(away/(2*whileAway)) || *failures > int(2*away/whileAway)+1 {
+		t.Errorf("%d attempts in %s", *failures, away)
+	}
+
+	refused := 0
+	nobody := rest.CopyConfig(api)
+	nobody.Impersonate.UserName = "nobody"
+	forbidden := RetryWhileAway(cache.NewListWatchFromClient(kubernetes.NewForConfigOrDie(nobody).CoreV1().RESTClient(),
+		"configmaps", metav1.NamespaceDefault, fields.Everything()),
+		func(context.Context, string, int, error) { refused++ })
+	_, listed := forbidden.ListWithContext(t.Context(), metav1.ListOptions{})
+	_, watched := forbidden.WatchWithContext(t.Context(), metav1.ListOptions{})
+	if listed == nil || watched == nil || refused != 0 {
+		t.Errorf("what is forbidden: %v, %v, repeated %d times", listed, watched, refused)
+	}
+}

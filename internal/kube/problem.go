@@ -1,0 +1,38 @@
+package kube
+
+import (
+	"log/slog"
+	"sync"
+)
+
+// Problem is why something in the apiserver cannot be read or written now. It is logged when it begins or changes, and
+// not with each attempt.
+type Problem struct {
+	log *slog.Logger
+
+	mu   sync.Mutex
+	text string
+}
+
+// NewProblem returns a Problem without a text.
+func NewProblem(log *slog.Logger) *Problem { return &Problem{log: log} }
+
+// Set sets the problem's text; an empty one ends it.
+func (p *Problem) Set(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if text != "" && text != p.text {
+		p.log.Warn(text)
+	}
+	p.text = text
+}
+
+// Lines returns the problem as a line of a status, or none.
+func (p *Problem) Lines() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.text == "" {
+		return nil
+	}
+	return []string{p.text}
+}

@@ -1,0 +1,124 @@
+package definitions
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/internal/mcs"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+)
+
+func TestMain(m *testing.M) {
+	loopback.Enter(kubetest.Prepare)
+	goleak.VerifyTestMain(m)
+}
+
+func TestDecide(t *testing.T) {
+	of := func(labels ...string) *apiextensionsv1.CustomResourceDefinition {
+		d := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{}}}
+		if len(labels) > 0 {
+			d.Labels["multicluster.x-k8s.io/release-version"] = labels[0]
+		}
+		if len(labels) > 1 {
+			d.Labels["multicluster.x-k8s.io/crd-schema-revision"] = labels[1]
+		}
+		return d
+	}
+	deleted := of("v0.4.0", "0")
+	deleted.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	for _, c := range []struct {
+		have *apiextensionsv1.CustomResourceDefinition
+		want Action
+		why  string
+	}{
+		{nil, Create, "there is none"},
+		{of(), Update, "before v0.4"},
+		{of("v0.4.1", "3"), Update, "older than v0.5.2, revision 1"},
+		{of("v0.5.2", "0"), Update, "older"},
+		{of("v0.5.2", "1"), Leave, "it is of v0.5.2, revision 1"},
+		{of("v0.5.2", "2"), Leave, "newer"},
+		{of("v0.5.10", "0"), Leave, "newer"},
+		{of("v1.0.0", "0"), Leave, "newer"},
+		{of("v0.6.0-rc.1", "0"), Leave, "newer"},
+		{of("main", "0"), Leave, "no release"},
+		{deleted, Leave, "being deleted"},
+	} {
+		if got, why := Decide(c.have, of("v0.5.2", "1")); got != c.want || !strings.Contains(why, c.why) {
+			t.Errorf("%v: %s, %q; want %s, %q", c.have, got, why, c.want, c.why)
+		}
+	}
+}
+
+// TestApply: an apiserver gets the definitions once, has those of v0.2 updated (v1alpha1 alone), and keeps newer ones.
+// The version of the API is the best that both definitions serve.
+func TestApply(t *testing.T) {
+	cfg := kubetest.Start(t)
+	ctx := t.Context()
+	crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
+	client, err := mcs.New(cfg, "test")
+	testkit.Must(t, err)
+	version := func(want string) {
+		t.Helper()
+		testkit.Eventually(t, 10*time.Second, "the version", func() error {
+			got, err := client.Version(ctx)
+			if err != nil {
+				got = err.Error()
+			}
+			if !strings.Contains(got, want) {
+				return fmt.Errorf("the version is %q, not %q", got, want)
+			}
+			return nil
+		})
+	}
+	version("there is no CustomResourceDefinition serviceexports.multicluster.x-k8s.io: apply it")
+
+	all, err := All()
+	testkit.Must(t, err)
+	for _, d := range all { // as before v0.4: v1alpha1 alone, no label
+		d.Labels = nil
+		var old []apiextensionsv1.CustomResourceDefinitionVersion
+		for _, v := range d.Spec.Versions {
+			if v.Name == "v1alpha1" {
+				v.Storage = true
+				old = append(old, v)
+			}
+		}
+		d.Spec.Versions = old
+		_, err := crds.Create(ctx, d, metav1.CreateOptions{})
+		testkit.Must(t, err)
+	}
+	version("v1alpha1")
+	apply := func(want Action, dryRun bool) {
+		t.Helper()
+		done, err := Apply(ctx, crds, dryRun)
+		testkit.Must(t, err)
+		for _, d := range done {
+			if d.Action != want {
+				t.Errorf("%s was %s (%s), not %s", d.Name, d.Action, d.Why, want)
+			}
+		}
+		if len(done) != 2 {
+			t.Errorf("%d definitions", len(done))
+		}
+	}
+	apply(Update, true)
+	version("v1alpha1")
+	apply(Update, false)
+	version("v1beta1")
+	apply(Leave, false)
+	newer, err := crds.Get(ctx, all[0].Name, metav1.GetOptions{})
+	testkit.Must(t, err)
+	newer.Labels["multicluster.x-k8s.io/release-version"] = "v9.0.0"
+	_, err = crds.Update(ctx, newer, metav1.UpdateOptions{})
+	testkit.Must(t, err)
+	apply(Leave, false)
+}

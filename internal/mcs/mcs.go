@@ -1,0 +1,389 @@
+// Package mcs owns how a cluster serves the Multi-Cluster Services API (KEP-1645, group multicluster.x-k8s.io): in
+// which version, and whether what a watch returns is to be believed. It reads and writes ServiceExports and
+// ServiceImports.
+//
+// While the API's definitions are absent, or are being deleted, nothing is known of its objects: lists and watches
+// fail, and say what is missing. An apiserver that removes a definition deletes the objects before it; a watch ends at
+// such a deletion without passing it on, so that no reader mistakes the end of the API for the end of an export.
+//
+// What exports and imports mean is for the parts. It may import internal/kube.
+package mcs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/semaphore/internal/kube"
+)
+
+// versions of the API that this package reads, best first. Their schemas are the same.
+var versions = []string{"v1beta1", "v1alpha1"}
+
+// definitions are the names of the CustomResourceDefinitions: the API is served when both are.
+var definitions = []string{mcsv1beta1.ServiceExportFullName, mcsv1beta1.ServiceImportFullName}
+
+// ErrNotServed says that the cluster does not serve the API, or will not for long.
+var ErrNotServed = errors.New("the Multi-Cluster Services API is not served")
+
+// notServed is an ErrNotServed that says what is missing. Its status is 503, after which readers ask again each second
+// (kube.RetryWhileAway): the definitions may come at any time.
+type notServed struct{ missing string }
+
+func missing(format string, args ...any) error { return &notServed{fmt.Sprintf(format, args...)} }
+
+// Error implements error.
+func (e *notServed) Error() string { return ErrNotServed.Error() + ": " + e.missing }
+
+// Is implements the interface of errors.Is.
+func (e *notServed) Is(target error) bool { return target == ErrNotServed }
+
+// Status implements apierrors.APIStatus.
+func (e *notServed) Status() metav1.Status {
+	return metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonServiceUnavailable,
+		Code: http.StatusServiceUnavailable, Message: e.Error()}
+}
+
+// timeout of a request that lists nothing.
+const timeout = 30 * time.Second
+
+// Client reads and writes objects of the API in the version that a cluster serves.
+type Client struct {
+	cfg *rest.Config
+	// fieldManager is the name of our writes in managedFields; empty for that of the user agent.
+	fieldManager string
+	unversioned  *rest.RESTClient
+
+	mu      sync.Mutex
+	clients map[string]*rest.RESTClient // by version
+}
+
+// New makes a client; nothing is asked yet.
+func New(cfg *rest.Config, fieldManager string) (*Client, error) {
+	client, err := restClient(cfg, schema.GroupVersion{})
+	if err != nil {
+		return nil, err
+	}
+	return &Client{cfg: cfg, fieldManager: fieldManager, unversioned: client, clients: map[string]*rest.RESTClient{}}, nil
+}
+
+// restClient makes a client that decodes the types of the API, as every version of them has the fields of v1beta1.
+func restClient(cfg *rest.Config, gv schema.GroupVersion) (*rest.RESTClient, error) {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // the type of errors
+	if gv.Version != "" {
+		scheme.AddKnownTypes(gv, &mcsv1beta1.ServiceExport{}, &mcsv1beta1.ServiceExportList{},
+			&mcsv1beta1.ServiceImport{}, &mcsv1beta1.ServiceImportList{})
+		metav1.AddToGroupVersion(scheme, gv)
+	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.GroupVersion, cfg.APIPath = &gv, "/apis"
+	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	client, err := rest.UnversionedRESTClientFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("client for %s: %w", mcsv1beta1.GroupName, err)
+	}
+	return client, nil
+}
+
+// definition is what matters here of a CustomResourceDefinition.
+type definition struct {
+	Metadata struct {
+		DeletionTimestamp *metav1.Time `json:"deletionTimestamp"`
+	} `json:"metadata"`
+	Spec struct {
+		Versions []struct {
+			Name   string `json:"name"`
+			Served bool   `json:"served"`
+		} `json:"versions"`
+	} `json:"spec"`
+	Status struct {
+		Conditions []struct {
+			Type   string `json:"type"`
+			Status string `json:"status"`
+		} `json:"conditions"`
+	} `json:"status"`
+}
+
+// served returns the versions that a definition has the cluster serve, or why there are none.
+func (d *definition) served(name string) ([]string, error) {
+	if d.Metadata.DeletionTimestamp != nil {
+		return nil, missing("CustomResourceDefinition %s is being deleted: apply it again", name)
+	}
+	established := false
+	for _, c := range d.Status.Conditions {
+		established = established || c.Type == "Established" && c.Status == "True"
+	}
+	if !established {
+		return nil, missing("CustomResourceDefinition %s is not established yet", name)
+	}
+	var served []string
+	for _, v := range d.Spec.Versions {
+		if v.Served {
+			served = append(served, v.Name)
+		}
+	}
+	return served, nil
+}
+
+// Version returns the version in which the cluster serves both ServiceExports and ServiceImports. The error is an
+// ErrNotServed that names the definition to apply where it serves none.
+func (c *Client) Version(ctx context.Context) (string, error) {
+	common := versions
+	for _, name := range definitions {
+		served, err := c.servedBy(ctx, name)
+		if err != nil {
+			return "", err
+		}
+		was := common
+		common = nil
+		for _, v := range was {
+			if slices.Contains(served, v) {
+				common = append(common, v)
+			}
+		}
+		if len(common) == 0 {
+			return "", missing("CustomResourceDefinition %s serves %v, and neither v1beta1 nor v1alpha1 with the other "+
+				"definition: apply both of one release of sigs.k8s.io/mcs-api", name, served)
+		}
+	}
+	return common[0], nil
+}
+
+// servedBy returns the versions that the definition of a resource has the cluster serve.
+func (c *Client) servedBy(ctx context.Context, name string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	data, err := c.unversioned.Get().AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/" +
+		name).Do(ctx).Raw()
+	if apierrors.IsNotFound(err) {
+		return nil, missing("there is no CustomResourceDefinition %s: apply it", name)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("CustomResourceDefinition %s: %w", name, err)
+	}
+	var d definition
+	if err := json.Unmarshal(data, &d); err != nil {
+		return nil, fmt.Errorf("CustomResourceDefinition %s: %w", name, err)
+	}
+	return d.served(name)
+}
+
+// connect returns a client for the version that is served now.
+func (c *Client) connect(ctx context.Context) (*rest.RESTClient, string, error) {
+	version, err := c.Version(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.clients[version] == nil {
+		client, err := restClient(c.cfg, schema.GroupVersion{Group: mcsv1beta1.GroupName, Version: version})
+		if err != nil {
+			return nil, "", err
+		}
+		c.clients[version] = client
+	}
+	return c.clients[version], version, nil
+}
+
+// Object is one of the types of the API.
+type Object interface {
+	runtime.Object
+	metav1.Object
+}
+
+// Resource reads and writes objects of one type in all namespaces.
+type Resource[T Object] struct {
+	client       *Client
+	plural, kind string
+	empty        func() T
+	list         func() runtime.Object
+}
+
+// Exports are the ServiceExports.
+func (c *Client) Exports() Resource[*mcsv1beta1.ServiceExport] {
+	return Resource[*mcsv1beta1.ServiceExport]{
+		client: c, plural: mcsv1beta1.ServiceExportPluralName, kind: mcsv1beta1.ServiceExportKindName,
+		empty: func() *mcsv1beta1.ServiceExport { return &mcsv1beta1.ServiceExport{} },
+		list:  func() runtime.Object { return &mcsv1beta1.ServiceExportList{} },
+	}
+}
+
+// Imports are the ServiceImports.
+func (c *Client) Imports() Resource[*mcsv1beta1.ServiceImport] {
+	return Resource[*mcsv1beta1.ServiceImport]{
+		client: c, plural: mcsv1beta1.ServiceImportPluralName, kind: mcsv1beta1.ServiceImportKindName,
+		empty: func() *mcsv1beta1.ServiceImport { return &mcsv1beta1.ServiceImport{} },
+		list:  func() runtime.Object { return &mcsv1beta1.ServiceImportList{} },
+	}
+}
+
+// Get reads an object.
+func (r Resource[T]) Get(ctx context.Context, namespace, name string) (T, error) {
+	out := r.empty()
+	client, _, err := r.client.connect(ctx)
+	if err != nil {
+		return out, err
+	}
+	return out, client.Get().Namespace(namespace).Resource(r.plural).Name(name).Do(ctx).Into(out)
+}
+
+// Create makes an object, without its status.
+func (r Resource[T]) Create(ctx context.Context, object T) (T, error) {
+	return r.write(ctx, object, func(client *rest.RESTClient) *rest.Request {
+		return client.Post().Namespace(object.GetNamespace()).Resource(r.plural)
+	})
+}
+
+// Update replaces an object, without its status; its resourceVersion must be that of the newest one.
+func (r Resource[T]) Update(ctx context.Context, object T) (T, error) {
+	return r.write(ctx, object, func(client *rest.RESTClient) *rest.Request {
+		return client.Put().Namespace(object.GetNamespace()).Resource(r.plural).Name(object.GetName())
+	})
+}
+
+// UpdateStatus replaces the status of an object; its resourceVersion must be that of the newest one.
+func (r Resource[T]) UpdateStatus(ctx context.Context, object T) (T, error) {
+	return r.write(ctx, object, func(client *rest.RESTClient) *rest.Request {
+		return client.Put().Namespace(object.GetNamespace()).Resource(r.plural).Name(object.GetName()).SubResource("status")
+	})
+}
+
+func (r Resource[T]) write(ctx context.Context, object T, request func(*rest.RESTClient) *rest.Request) (T, error) {
+	out := r.empty()
+	client, version, err := r.client.connect(ctx)
+	if err != nil {
+		return out, err
+	}
+	body := object.DeepCopyObject().(T)
+	body.GetObjectKind().SetGroupVersionKind(
+		schema.GroupVersionKind{Group: mcsv1beta1.GroupName, Version: version, Kind: r.kind})
+	q := request(client).Body(body)
+	if r.client.fieldManager != "" {
+		q.Param("fieldManager", r.client.fieldManager)
+	}
+	return out, q.Do(ctx).Into(out)
+}
+
+// Delete removes an object.
+func (r Resource[T]) Delete(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
+	client, _, err := r.client.connect(ctx)
+	if err != nil {
+		return err
+	}
+	return client.Delete().Namespace(namespace).Resource(r.plural).Name(name).Body(&options).Do(ctx).Error()
+}
+
+// ListWatch follows the objects that a label selector selects, of all namespaces. It lists before it watches
+// (kube.ErrListFirst).
+func (r Resource[T]) ListWatch(selector string) *cache.ListWatch {
+	parameters := metav1.ParameterCodec
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			client, _, err := r.client.connect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			options.LabelSelector = selector
+			list := r.list()
+			if err := client.Get().Resource(r.plural).VersionedParams(&options, parameters).Do(ctx).Into(list); err != nil {
+				return nil, err
+			}
+			// A definition that is deleted from now on had all its objects when they were listed.
+			if _, err := r.client.Version(ctx); err != nil {
+				return nil, err
+			}
+			return list, nil
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			if options.SendInitialEvents != nil {
+				return nil, kube.ErrListFirst
+			}
+			client, _, err := r.client.connect(ctx)
+			if err != nil {
+				return nil, err
+			}
+			options.LabelSelector, options.Watch = selector, true
+			events, err := client.Get().Resource(r.plural).VersionedParams(&options, parameters).Watch(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return newBelieved(ctx, events, func(ctx context.Context) error {
+				_, err := r.client.Version(ctx)
+				return err
+			}), nil
+		},
+	}
+}
+
+// Example is an empty object of the type, for informers.
+func (r Resource[T]) Example() T { return r.empty() }
+
+// believed passes events on until one deletes an object while the API is not served: then it ends with an error after
+// which a reflector lists.
+type believed struct {
+	source watch.Interface
+	result chan watch.Event
+	stop   context.CancelFunc
+}
+
+// newBelieved starts the goroutine that passes events on; it ends with ctx, with the source or with Stop.
+func newBelieved(ctx context.Context, source watch.Interface, served func(context.Context) error) watch.Interface {
+	ctx, stop := context.WithCancel(ctx)
+	b := &believed{source: source, result: make(chan watch.Event), stop: stop}
+	go func() {
+		defer close(b.result)
+		defer source.Stop()
+		for {
+			var event watch.Event
+			var open bool
+			select {
+			case event, open = <-source.ResultChan():
+			case <-ctx.Done():
+				return
+			}
+			if !open {
+				return
+			}
+			last := false
+			if event.Type == watch.Deleted {
+				if err := served(ctx); err != nil {
+					event = watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired(err.Error()).ErrStatus}
+					last = true
+				}
+			}
+			select {
+			case b.result <- event:
+			case <-ctx.Done():
+				return
+			}
+			if last {
+				return
+			}
+		}
+	}()
+	return b
+}
+
+// Stop implements watch.Interface.
+func (b *believed) Stop() { b.stop() }
+
+// ResultChan implements watch.Interface.
+func (b *believed) ResultChan() <-chan watch.Event { return b.result }

@@ -1,0 +1,130 @@
+package remotes
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"time"
+
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// Remote converts the spec of a remote cluster to the broker's configuration, without defaults. An error names the
+// field.
+func Remote(name string, spec *v1alpha1.RemoteClusterSpec) (config.Remote, error) {
+	r := config.Remote{
+		Name: name, PodSubnets: texts(spec.PodSubnets), NodeSubnets: texts(spec.NodeSubnets),
+		ServicePrefix: spec.ServicePrefix,
+		Encryption:    config.Strictness(spec.Encryption),
+	}
+	var errs []error
+	if w := spec.WireGuard; w != nil {
+		r.WireGuard = config.WireGuard{
+			ListenPort: uint16(w.ListenPort), MTU: int(w.MTU), AddressFamily: config.Family(w.AddressFamily),
+		}
+		if w.ProbePort != nil {
+			port := uint16(*w.ProbePort)
+			r.WireGuard.ProbePort = &port
+		}
+		var err error
+		if r.WireGuard.PersistentKeepalive, err = duration(w.PersistentKeepalive); err != nil {
+			errs = append(errs, fmt.Errorf("spec.wireguard.persistentKeepalive: %w", err))
+		}
+		if r.WireGuard.KeyMaxAge, err = duration(w.KeyMaxAge); err != nil {
+			errs = append(errs, fmt.Errorf("spec.wireguard.keyMaxAge: %w", err))
+		}
+	}
+	if l := spec.Limits; l != nil {
+		r.Limits = config.Limits{
+			Nodes: int(l.Nodes), PodCIDRs: int(l.PodCIDRs), PodCIDRsPerNode: int(l.PodCIDRsPerNode),
+			Services: int(l.Services), PortsPerService: int(l.PortsPerService), ClusterIPs: int(l.ClusterIPs),
+			Exports:        int(l.Exports),
+			EndpointSlices: int(l.EndpointSlices), Endpoints: int(l.Endpoints), EndpointsPerService: int(l.EndpointsPerService),
+			SetMembers: int(l.SetMembers), SetIPs: int(l.SetIPs), IPsPerSet: int(l.IPsPerSet),
+			MebibytesPerKind: int(l.MebibytesPerKind), KibibytesPerSecond: int(l.KibibytesPerSecond),
+			ChangesPerSecond: int(l.ChangesPerSecond), StreamsPerMinute: int(l.StreamsPerMinute),
+		}
+	}
+	return r, errors.Join(errs...)
+}
+
+func texts(subnets []v1alpha1.Subnet) []string {
+	var all []string
+	for _, s := range subnets {
+		all = append(all, string(s))
+	}
+	return all
+}
+
+func duration(text v1alpha1.Duration) (d config.Duration, err error) {
+	if text != "" {
+		d.Duration, err = time.ParseDuration(string(text))
+	}
+	return d, err
+}
+
+// ExportRules returns those of a spec, with selectors parsed. An error names the field.
+func ExportRules(spec *v1alpha1.RemoteClusterSpec) ([]ExportRule, error) {
+	if spec.Export == nil {
+		return nil, nil
+	}
+	var rules []ExportRule
+	var errs []error
+	for i, r := range spec.Export.Rules {
+		rule := ExportRule{Namespaces: r.Namespaces, Offers: r.Action == v1alpha1.Offer}
+		for _, kind := range r.Kinds {
+			rule.Kinds = append(rule.Kinds, config.Feature(kind))
+		}
+		if r.Selector != nil {
+			selector, err := metav1.LabelSelectorAsSelector(r.Selector)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("spec.export.rules[%d].selector: %w", i, err))
+			}
+			rule.Selector = selector
+		}
+		rules = append(rules, rule)
+	}
+	return rules, errors.Join(errs...)
+}
+
+// ExportRule offers some Services and pods to one cluster, or withholds them.
+type ExportRule struct {
+	Kinds      config.Features
+	Namespaces []string
+	// Selector is nil for all.
+	Selector labels.Selector
+	Offers   bool
+}
+
+// checkBundle says what is wrong with the text of root certificates, which may be empty.
+func checkBundle(text string) error {
+	if text == "" {
+		return nil
+	}
+	found := 0
+	for rest := []byte(text); ; {
+		block, after := pem.Decode(rest)
+		if block == nil {
+			break
+		}
+		rest = after
+		if _, err := x509.ParseCertificate(block.Bytes); block.Type != "CERTIFICATE" || err != nil {
+			return fmt.Errorf("spec.trustBundle: PEM block %d is no certificate: use what semaphorectl pki bundle prints",
+				found+1)
+		}
+		found++
+	}
+	if found == 0 {
+		return errors.New("spec.trustBundle: no certificate: use what semaphorectl pki bundle prints for the remote cluster")
+	}
+	return nil
+}
+
+// SameExport reports whether two specs export the same.
+func SameExport(a, b *v1alpha1.Export) bool { return apiequality.Semantic.DeepEqual(a, b) }

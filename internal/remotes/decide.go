@@ -1,0 +1,225 @@
+package remotes
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+)
+
+// Verdict is what a part decides on one object.
+type Verdict struct {
+	// InEffect is what is in effect under the name: the object, or an earlier state of it if the object is not
+	// accepted.
+	InEffect *Object
+	// Reason and Message are those of the condition Accepted; it is true with finding.Accepted alone.
+	Reason  finding.Code
+	Message string
+}
+
+// Accepted reports whether the object is in effect as it is.
+func (v Verdict) Accepted() bool { return v.Reason == finding.Accepted }
+
+// Decision is what a part decides on all objects.
+type Decision struct {
+	// Broker is the configuration of the own cluster's broker with all remotes that are in effect and import something.
+	Broker *config.Broker
+	// InEffect are all that are in effect, by name; their ListenPort is the one to use.
+	InEffect Objects
+	// Verdicts are on each object, by name.
+	Verdicts map[string]Verdict
+}
+
+// Decide returns which objects are in effect, where before was. An object that is in effect precedes one that is not;
+// of those that are not, the older one comes first. So a change that is not accepted changes nothing that works, and of
+// two conflicting objects the newer one loses. ports are those that nodes publish for a remote.
+func Decide(own *config.Broker, before, objects Objects, ports map[string]uint16) Decision {
+	d := &decider{own: own, ports: ports, claimed: map[uint16]string{}, inEffect: Objects{},
+		verdicts: map[string]Verdict{}}
+	all := objects.ByAge()
+	for _, o := range slices.Backward(all) { // the older one has it
+		d.claim(ports[o.Name], o.Name)
+		d.claim(o.ListenPort, o.Name)
+		if w := o.Spec.WireGuard; w != nil {
+			d.claim(uint16(w.ListenPort), o.Name)
+		}
+	}
+	// First those in effect: the own configuration may have changed, so that they are judged like the rest.
+	for _, o := range all {
+		if was, ok := before[o.Name]; ok {
+			if sameSpec(was.Spec, o.Spec) {
+				was = o.keepingPort(was.ListenPort)
+			}
+			d.take(was)
+		}
+	}
+	// Then the others, until none of them can be accepted: one may make room for another.
+	pending := all
+	for progress := true; progress; {
+		progress = false
+		pending = slices.DeleteFunc(slices.Clone(pending), func(o Object) bool {
+			taken := d.take(o)
+			progress = progress || taken
+			return taken
+		})
+	}
+	for _, o := range all {
+		v := d.verdicts[o.Name]
+		if is, ok := d.inEffect[o.Name]; ok {
+			v.InEffect = &is
+		}
+		d.verdicts[o.Name] = v
+	}
+	broker, _ := own.WithRemotes(d.remotes(d.inEffect))
+	return Decision{Broker: broker, InEffect: d.inEffect, Verdicts: d.verdicts}
+}
+
+// keepingPort returns the object with the port that it used before, if there was one.
+func (o Object) keepingPort(port uint16) Object {
+	if port != 0 {
+		o.ListenPort = port
+	}
+	return o
+}
+
+type decider struct {
+	own   *config.Broker
+	ports map[string]uint16
+	// claimed returns the ports that objects name or have, which are free for no other.
+	claimed  map[uint16]string
+	inEffect Objects
+	verdicts map[string]Verdict
+}
+
+func (d *decider) claim(port uint16, name string) {
+	if port != 0 {
+		d.claimed[port] = name
+	}
+}
+
+// take puts an object into effect if it fits beside the others, and reports whether it does.
+func (d *decider) take(o Object) bool {
+	was, had := d.inEffect[o.Name]
+	if had && sameSpec(was.Spec, o.Spec) {
+		d.verdicts[o.Name] = accepted
+		return true
+	}
+	others := maps.Clone(d.inEffect)
+	delete(others, o.Name)
+	if had {
+		o = o.keepingPort(was.ListenPort)
+	}
+	reason, message := d.judge(&o, others)
+	if reason != finding.Accepted {
+		if had {
+			message += "; the spec of generation " + fmt.Sprint(was.Generation) + " stays in effect"
+		}
+		d.verdicts[o.Name] = Verdict{Reason: reason, Message: message}
+		return false
+	}
+	d.inEffect[o.Name] = o
+	d.verdicts[o.Name] = accepted
+	return true
+}
+
+var accepted = Verdict{Reason: finding.Accepted, Message: "the spec is in effect"}
+
+// judge reports whether an object fits beside others, and assigns it a port.
+func (d *decider) judge(o *Object, others Objects) (reason finding.Code, message string) {
+	if o.Name == d.own.Cluster {
+		return finding.OwnCluster, fmt.Sprintf("metadata.name: %q is this cluster itself: delete the object", o.Name)
+	}
+	if _, err := Remote(o.Name, &o.Spec); err != nil {
+		return finding.InvalidSpec, err.Error()
+	}
+	if _, err := ExportRules(&o.Spec); err != nil {
+		return finding.InvalidSpec, err.Error()
+	}
+	if err := checkBundle(o.Spec.TrustBundle); err != nil {
+		return finding.InvalidSpec, err.Error()
+	}
+	if !imports(o.Spec) {
+		o.ListenPort = 0
+		return finding.Accepted, ""
+	}
+	if reason, message := d.port(o, others); reason != "" {
+		return reason, message
+	}
+	_, wrong := d.own.WithRemotes(append(d.remotes(others), d.remotes(Objects{o.Name: *o})...))
+	texts := wrong[o.Name]
+	for _, other := range slices.Sorted(maps.Keys(wrong)) { // faults of others do not count against this one
+		if other != o.Name {
+			for _, text := range wrong[other] {
+				texts = append(texts, "beside it, "+other+" "+text)
+			}
+		}
+	}
+	if len(texts) > 0 {
+		return reasonOf(texts[0]), strings.Join(texts, "; ")
+	}
+	return finding.Accepted, ""
+}
+
+// imports reports whether anything is imported from a remote cluster.
+func imports(spec v1alpha1.RemoteClusterSpec) bool { return len(spec.PodSubnets) > 0 }
+
+// port assigns an object the port of its spec, else its present one, else the one that nodes publish for it, else a
+// free one.
+func (d *decider) port(o *Object, others Objects) (reason finding.Code, message string) {
+	taken := map[uint16]bool{}
+	for _, other := range others {
+		if other.ListenPort != 0 {
+			taken[other.ListenPort] = true
+		}
+	}
+	if w := o.Spec.WireGuard; w != nil && w.ListenPort != 0 {
+		o.ListenPort = uint16(w.ListenPort)
+		return "", "" // a conflict with another's is found with the rest
+	}
+	if o.ListenPort != 0 && !taken[o.ListenPort] {
+		return "", ""
+	}
+	if port := d.ports[o.Name]; port != 0 && !taken[port] {
+		o.ListenPort = port
+		return "", ""
+	}
+	for port, name := range d.claimed {
+		taken[port] = taken[port] || name != o.Name
+	}
+	if o.ListenPort = d.own.WireGuard.FreePort(taken); o.ListenPort == 0 {
+		return finding.NoFreePort, fmt.Sprintf("no UDP port is free: widen wireguard.portRange (%s) of the broker's "+
+			"configuration", d.own.WireGuard)
+	}
+	return "", ""
+}
+
+// remotes returns those objects from which something is imported, in the form of the engines, oldest first.
+func (d *decider) remotes(of Objects) []config.Remote {
+	var all []config.Remote
+	for _, o := range of.ByAge() {
+		if !imports(o.Spec) {
+			continue
+		}
+		r, _ := Remote(o.Name, &o.Spec) // what is in effect was judged
+		r.WireGuard.ListenPort = o.ListenPort
+		all = append(all, r)
+	}
+	return all
+}
+
+// reasonOf returns the reason for the field that a text begins with.
+func reasonOf(text string) finding.Code {
+	switch field, _, _ := strings.Cut(text, ":"); {
+	case strings.Contains(field, "spec.podSubnets"), strings.Contains(field, "spec.nodeSubnets"):
+		return finding.SubnetsConflict
+	case strings.Contains(field, "spec.servicePrefix"):
+		return finding.PrefixConflict
+	case strings.Contains(field, "spec.wireguard.listenPort"):
+		return finding.PortConflict
+	}
+	return finding.InvalidSpec
+}

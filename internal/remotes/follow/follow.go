@@ -1,0 +1,212 @@
+// Package follow reads and watches RemoteClusters at the own cluster's apiserver, and stores those in effect in a
+// ConfigMap, so that they outlive this process and their CustomResourceDefinition.
+//
+// internal/remotes, which it imports beside api/v1alpha1, internal/config and internal/naming, decides. It writes the
+// ConfigMaps and status.
+package follow
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
+)
+
+const (
+	// again is the wait after a failure.
+	again = 2 * time.Second
+	// watchFor is the duration of one watch; a list follows it.
+	watchFor = 10 * time.Minute
+)
+
+var definitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+	Resource: "customresourcedefinitions"}
+
+// Follower watches RemoteClusters. It is safe for concurrent use.
+type Follower struct {
+	client dynamic.Interface
+	log    *slog.Logger
+
+	mu      sync.Mutex
+	tracker *remotes.Tracker
+	// known is set once the objects were listed, or an earlier process stored some.
+	known   bool
+	problem string
+	changed chan struct{}
+}
+
+// New returns a follower that knows what an earlier process stored.
+func New(client dynamic.Interface, kept remotes.Objects, log *slog.Logger) *Follower {
+	return &Follower{client: client, log: log, tracker: remotes.NewTracker(kept), known: len(kept) > 0,
+		changed: make(chan struct{}, 1)}
+}
+
+// Changed has a value when Objects may have changed.
+func (f *Follower) Changed() <-chan struct{} { return f.changed }
+
+// Objects returns the RemoteClusters; known is false while neither the apiserver has listed them nor an earlier process
+// has stored any: then they may exist.
+func (f *Follower) Objects() (objects remotes.Objects, known bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.tracker.Objects(), f.known
+}
+
+// Problems returns why the objects cannot be watched, and those that are lost, a line each.
+func (f *Follower) Problems() (lines []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.problem != "" {
+		lines = append(lines, f.problem)
+	}
+	if lost := f.tracker.Problem(); lost != "" {
+		lines = append(lines, lost)
+	}
+	return lines
+}
+
+// Run watches until ctx ends.
+func (f *Follower) Run(ctx context.Context) error {
+	for {
+		err := f.follow(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err == nil {
+			continue // the watch ended normally
+		}
+		f.note(err.Error())
+		if err := kube.Sleep(ctx, again); err != nil {
+			return err
+		}
+	}
+}
+
+// follow lists, and then watches until the watch ends.
+func (f *Follower) follow(ctx context.Context) error {
+	definition, err := f.definition(ctx)
+	if err != nil {
+		return err
+	}
+	if definition.UID == "" {
+		return fmt.Errorf("RemoteClusters are not served; those in effect stay in effect: kubectl apply -f " +
+			"deploy/crds/remoteclusters.yaml")
+	}
+	api := f.client.Resource(v1alpha1.RemoteClusters)
+	list, err := api.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list RemoteClusters: %w", err)
+	}
+	var all []remotes.Object
+	for i := range list.Items {
+		o, err := object(&list.Items[i], definition.UID)
+		if err != nil {
+			return err
+		}
+		all = append(all, o)
+	}
+	// A definition that was replaced during the list would show here.
+	if definition, err = f.definition(ctx); err != nil {
+		return err
+	}
+	f.apply(func(t *remotes.Tracker) { t.Listed(definition, all) })
+	f.note("")
+	seconds := int64(watchFor / time.Second)
+	events, err := api.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion(), TimeoutSeconds: &seconds})
+	if err != nil {
+		return fmt.Errorf("watch RemoteClusters: %w", err)
+	}
+	defer events.Stop()
+	for event := range events.ResultChan() {
+		u, ok := event.Object.(*unstructured.Unstructured)
+		switch {
+		case event.Type == watch.Error:
+			return fmt.Errorf("watch RemoteClusters: %w", apierrors.FromObject(event.Object))
+		case !ok:
+		case event.Type == watch.Added, event.Type == watch.Modified:
+			o, err := object(u, definition.UID)
+			if err != nil {
+				return err
+			}
+			f.apply(func(t *remotes.Tracker) { t.Put(o) })
+		case event.Type == watch.Deleted:
+			now, err := f.definition(ctx)
+			if err != nil {
+				return err // the next list shows the deletion again
+			}
+			f.apply(func(t *remotes.Tracker) { t.Deleted(u.GetName(), now) })
+		}
+	}
+	return nil
+}
+
+// definition reads the CustomResourceDefinition.
+func (f *Follower) definition(ctx context.Context) (remotes.Definition, error) {
+	d, err := f.client.Resource(definitions).Get(ctx, v1alpha1.CRDName, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return remotes.Definition{}, nil
+	case err != nil:
+		return remotes.Definition{}, fmt.Errorf("CustomResourceDefinition %s: %w", v1alpha1.CRDName, err)
+	}
+	return remotes.Definition{UID: d.GetUID(), Terminating: d.GetDeletionTimestamp() != nil}, nil
+}
+
+func object(u *unstructured.Unstructured, definition types.UID) (remotes.Object, error) {
+	var r v1alpha1.RemoteCluster
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &r); err != nil {
+		return remotes.Object{}, fmt.Errorf("RemoteCluster %s: %w", u.GetName(), err)
+	}
+	return remotes.Of(&r, definition), nil
+}
+
+func (f *Follower) apply(change func(*remotes.Tracker)) {
+	f.mu.Lock()
+	change(f.tracker)
+	f.known = true
+	f.mu.Unlock()
+	select {
+	case f.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (f *Follower) note(problem string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if problem != "" && problem != f.problem {
+		f.log.Warn("cannot watch RemoteClusters; those in effect stay in effect", "error", problem)
+	}
+	f.problem = problem
+}
+
+// Any reports whether the cluster has any RemoteCluster; false if it cannot be read.
+func Any(ctx context.Context, client dynamic.Interface) bool {
+	list, err := client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{Limit: 1})
+	return err == nil && len(list.Items) > 0
+}
+
+// RefuseBoth returns an error if a part has remotes in its file, under key, and the cluster has RemoteClusters.
+func RefuseBoth(ctx context.Context, client dynamic.Interface, key string) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if !Any(ctx, client) {
+		return nil
+	}
+	return fmt.Errorf("%s: the configuration file has some, and the cluster has RemoteClusters: use one of them; "+
+		"run semaphorectl migrate for those of the file, and take %s out of it", key, key)
+}

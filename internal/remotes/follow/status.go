@@ -1,0 +1,128 @@
+package follow
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
+)
+
+// countsEvery is the interval of writes of an object's status if only counts and times changed.
+const countsEvery = 10 * time.Second
+
+// StatusWriter writes the part of the status of RemoteClusters that one program owns, by server-side apply.
+type StatusWriter struct {
+	client  dynamic.Interface
+	manager string
+	log     *slog.Logger
+
+	mu      sync.Mutex
+	written map[types.UID]written
+	problem string
+}
+
+type written struct {
+	status v1alpha1.RemoteClusterStatus
+	at     time.Time
+	failed bool
+}
+
+// NewStatusWriter returns a writer with a field manager.
+func NewStatusWriter(client dynamic.Interface, manager string, log *slog.Logger) *StatusWriter {
+	return &StatusWriter{client: client, manager: manager, log: log, written: map[types.UID]written{}}
+}
+
+// Problems returns why status is not written, a line.
+func (w *StatusWriter) Problems() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.problem == "" {
+		return nil
+	}
+	return []string{w.problem}
+}
+
+// Report writes what this program reports of an object, if it differs from the last write, or from the object before
+// the first one. Transition times are those of the object.
+func (w *StatusWriter) Report(ctx context.Context, o remotes.Object, want v1alpha1.RemoteClusterStatus) {
+	w.mu.Lock()
+	last, have := w.written[o.UID]
+	w.mu.Unlock()
+	for i := range want.Conditions {
+		c := &want.Conditions[i]
+		c.LastTransitionTime = metav1.Now().Rfc3339Copy()
+		was := meta.FindStatusCondition(last.status.Conditions, c.Type)
+		if was == nil {
+			was = meta.FindStatusCondition(o.Status.Conditions, c.Type)
+		}
+		if was != nil && was.Status == c.Status {
+			c.LastTransitionTime = was.LastTransitionTime
+		}
+	}
+	now := time.Now()
+	switch {
+	case have && last.failed && now.Sub(last.at) < again:
+		return
+	case have && !last.failed && same(last.status, want, true):
+		return
+	case have && !last.failed && same(last.status, want, false) && now.Sub(last.at) < countsEvery:
+		return
+	}
+	err := w.write(ctx, o, want)
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		err = nil // it was deleted meanwhile, or created again
+	case err != nil:
+		err = fmt.Errorf("status of RemoteCluster %s: %w", o.Name, err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if ctx.Err() != nil {
+		return
+	}
+	if err == nil {
+		w.problem = ""
+	} else if w.problem != err.Error() {
+		w.problem = err.Error()
+		w.log.Warn("the status of an object is not written", "error", err)
+	}
+	w.written[o.UID] = written{want, now, err != nil}
+}
+
+// same reports whether two states are the same, with counts or without. A new time of the last message alone is no
+// change.
+func same(a, b v1alpha1.RemoteClusterStatus, counts bool) bool {
+	a.LastHeard, b.LastHeard = nil, nil
+	if !counts {
+		a.Objects, b.Objects, a.Refused, b.Refused, a.Retained, b.Retained = nil, nil, 0, 0, 0, 0
+		a.Problem, b.Problem, a.MTU, b.MTU = "", "", 0, 0
+	}
+	return reflect.DeepEqual(a, b)
+}
+
+func (w *StatusWriter) write(ctx context.Context, o remotes.Object, status v1alpha1.RemoteClusterStatus) error {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&status)
+	if err != nil {
+		return err
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"status": content}}
+	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))
+	u.SetName(o.Name)
+	u.SetUID(o.UID) // the object of that name was created again since then
+	_, err = w.client.Resource(v1alpha1.RemoteClusters).ApplyStatus(ctx, o.Name, u,
+		metav1.ApplyOptions{FieldManager: w.manager, Force: true})
+	return err
+}

@@ -1,0 +1,299 @@
+// Package migrate converts configuration files to RemoteClusters: those of semaphore's exporter and broker, and those
+// of semaphore-wireguard, semaphore-service-mirror and the flags of semaphore-policy.
+//
+// It is pure: inputs are texts; outputs are objects, and sentences on what the texts lack. What several texts say of
+// one cluster is joined in one object. It imports api/v1alpha1 and internal/config.
+package migrate
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// The defaults of semaphore-wireguard (both ends of a tunnel need the same).
+const (
+	originalPort      = 51820
+	originalMTU       = 1420
+	originalKeepalive = "25s"
+)
+
+// Migration collects what files say of remote clusters.
+type Migration struct {
+	remotes map[string]*v1alpha1.RemoteCluster
+	// clusters are those of a broker's file, without the own one.
+	notes []string
+	// wantsNodes are the remotes to which there is encryption.
+	wantsNodes map[string]bool
+}
+
+// New returns an empty Migration.
+func New() *Migration {
+	return &Migration{remotes: map[string]*v1alpha1.RemoteCluster{}, wantsNodes: map[string]bool{}}
+}
+
+func (m *Migration) remote(name string) *v1alpha1.RemoteCluster {
+	r, ok := m.remotes[name]
+	if !ok {
+		r = &v1alpha1.RemoteCluster{
+			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind},
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+		}
+		m.remotes[name] = r
+	}
+	return r
+}
+
+func (m *Migration) note(format string, args ...any) {
+	m.notes = append(m.notes, fmt.Sprintf(format, args...))
+}
+
+// Add adds a file of any kind, and returns its kind: name is its name in sentences.
+func (m *Migration) Add(name string, data []byte) (kind string, err error) {
+	var keys struct {
+		Local         map[string]any   `json:"local"`
+		LocalCluster  map[string]any   `json:"localCluster"`
+		RemoteCluster []map[string]any `json:"remoteClusters"`
+		LocalSubnets  []string         `json:"localSubnets"`
+		Brokers       []any            `json:"brokers"`
+	}
+	if err := yaml.Unmarshal(data, &keys); err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	add := m.nothing
+	switch {
+	case keys.LocalCluster != nil || keys.RemoteCluster != nil:
+		kind, add = "semaphore-service-mirror", m.mirror
+	case keys.Local != nil:
+		kind, add = "semaphore-wireguard", m.wireguard
+	case keys.LocalSubnets != nil:
+		kind, add = "semaphore-broker", m.broker
+	case keys.Brokers != nil:
+		kind, add = "semaphore-exporter", m.exporter
+	}
+	if err := add(data); err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	return kind, nil
+}
+
+func (m *Migration) nothing([]byte) error {
+	return fmt.Errorf("it is no file of semaphore-broker (localSubnets), semaphore-exporter (brokers), " +
+		"semaphore-wireguard (local, remotes) " +
+		"or semaphore-service-mirror (localCluster, remoteClusters)")
+}
+
+func (m *Migration) broker(data []byte) error {
+	var file config.Broker // as written, without defaults
+	if err := yaml.Unmarshal(data, &file); err != nil {
+		return err
+	}
+	for _, r := range file.Remotes {
+		spec := &m.remote(r.Name).Spec
+		spec.PodSubnets, spec.NodeSubnets = subnets(r.PodSubnets), subnets(r.NodeSubnets)
+		spec.ServicePrefix, spec.Encryption = r.ServicePrefix, string(r.Encryption)
+		w := &v1alpha1.WireGuard{
+			ListenPort: int32(r.WireGuard.ListenPort), MTU: int32(r.WireGuard.MTU),
+			AddressFamily:       v1alpha1.AddressFamily(r.WireGuard.AddressFamily),
+			PersistentKeepalive: duration(r.WireGuard.PersistentKeepalive), KeyMaxAge: duration(r.WireGuard.KeyMaxAge),
+		}
+		encrypts := len(file.Features) == 0 || file.Features.Has(config.Encryption)
+		if w.ListenPort == 0 && encrypts {
+			w.ListenPort = config.DefaultListenPort // peers have it
+		}
+		if r.WireGuard.ProbePort != nil {
+			port := int32(*r.WireGuard.ProbePort)
+			w.ProbePort = &port
+		}
+		if *w != (v1alpha1.WireGuard{}) {
+			spec.WireGuard = w
+		}
+		l := r.Limits
+		limits := v1alpha1.Limits{
+			Nodes: v1alpha1.Limit(l.Nodes), PodCIDRs: v1alpha1.Limit(l.PodCIDRs),
+			PodCIDRsPerNode: v1alpha1.Limit(l.PodCIDRsPerNode),
+			Services:        v1alpha1.Limit(l.Services), PortsPerService: v1alpha1.Limit(l.PortsPerService),
+			ClusterIPs:     v1alpha1.Limit(l.ClusterIPs),
+			Exports:        v1alpha1.Limit(l.Exports),
+			EndpointSlices: v1alpha1.Limit(l.EndpointSlices), Endpoints: v1alpha1.Limit(l.Endpoints),
+			EndpointsPerService: v1alpha1.Limit(l.EndpointsPerService), SetMembers: v1alpha1.Limit(l.SetMembers),
+			SetIPs:    v1alpha1.Limit(l.SetIPs),
+			IPsPerSet: v1alpha1.Limit(l.IPsPerSet), MebibytesPerKind: v1alpha1.Limit(l.MebibytesPerKind),
+			KibibytesPerSecond: v1alpha1.Limit(l.KibibytesPerSecond), ChangesPerSecond: v1alpha1.Limit(l.ChangesPerSecond),
+			StreamsPerMinute: v1alpha1.Limit(l.StreamsPerMinute),
+		}
+		if limits != (v1alpha1.Limits{}) {
+			spec.Limits = &limits
+		}
+		m.wantsNodes[r.Name] = encrypts
+	}
+	return nil
+}
+
+func (m *Migration) exporter(data []byte) error {
+	var file config.Exporter
+	if err := yaml.Unmarshal(data, &file); err != nil {
+		return err
+	}
+	for _, b := range file.Brokers {
+		if b.Cluster == file.Cluster || file.Cluster == "" && strings.Contains(b.Address, ".svc") {
+			m.note("brokers: the entry of %s is the own cluster's: it stays in the file", b.Cluster)
+			continue
+		}
+		spec := &m.remote(b.Cluster).Spec
+		spec.Broker = &v1alpha1.Broker{Address: b.Address}
+		// A rule is for some clusters and withholds from all others.
+		var rules []v1alpha1.ExportRule
+		for i, r := range file.ExportRules {
+			rule := v1alpha1.ExportRule{Namespaces: r.Namespaces, Action: v1alpha1.Withhold}
+			for _, kind := range r.Kinds {
+				rule.Kinds = append(rule.Kinds, v1alpha1.ExportKind(kind))
+			}
+			if r.Selector != "" {
+				selector, err := metav1.ParseToLabelSelector(r.Selector)
+				if err != nil {
+					return fmt.Errorf("exportRules[%d].selector: %w", i, err)
+				}
+				rule.Selector = selector
+			}
+			if slices.Contains(r.Clusters, b.Cluster) {
+				rule.Action = v1alpha1.Offer
+			}
+			rules = append(rules, rule)
+		}
+		if len(rules) > 0 {
+			spec.Export = &v1alpha1.Export{Rules: rules}
+		}
+	}
+	return nil
+}
+
+func (m *Migration) wireguard(data []byte) error {
+	var file struct {
+		Remotes []struct {
+			Name      string `json:"name"`
+			PodSubnet string `json:"podSubnet"`
+			MTU       int32  `json:"wgDeviceMTU"`
+			Port      int32  `json:"wgListenPort"`
+		} `json:"remotes"`
+	}
+	if err := yaml.Unmarshal(data, &file); err != nil {
+		return err
+	}
+	for _, r := range file.Remotes {
+		spec := &m.remote(r.Name).Spec
+		if r.PodSubnet != "" {
+			spec.PodSubnets = subnets([]string{r.PodSubnet})
+		}
+		none := int32(0) // the original answers no probes
+		spec.WireGuard = &v1alpha1.WireGuard{ListenPort: r.Port, MTU: r.MTU, ProbePort: &none,
+			PersistentKeepalive: originalKeepalive}
+		if r.Port == 0 {
+			spec.WireGuard.ListenPort = originalPort
+		}
+		if r.MTU == 0 {
+			spec.WireGuard.MTU = originalMTU
+		}
+		m.wantsNodes[r.Name] = true
+		m.note("%s: wireguard has the port, the MTU and the keepalive of semaphore-wireguard, and no probes: keep them "+
+			"while the other end runs it", r.Name)
+	}
+	return nil
+}
+
+func (m *Migration) mirror(data []byte) error {
+	var file struct {
+		Remotes []struct {
+			Name   string `json:"name"`
+			Prefix string `json:"servicePrefix"`
+		} `json:"remoteClusters"`
+	}
+	if err := yaml.Unmarshal(data, &file); err != nil {
+		return err
+	}
+	for _, r := range file.Remotes {
+		spec := &m.remote(r.Name).Spec
+		if r.Prefix != "" && r.Prefix != r.Name {
+			spec.ServicePrefix = r.Prefix
+		}
+	}
+	return nil
+}
+
+// AddPolicyFlags adds the flags of semaphore-policy, in the form of its command line.
+func (m *Migration) AddPolicyFlags(line string) error {
+	args := strings.FieldsFunc(line, func(r rune) bool { return r == ' ' || r == '=' || r == '\n' })
+	for i, arg := range args {
+		if strings.TrimLeft(arg, "-") == "target-cluster-name" && i+1 < len(args) {
+			m.remote(args[i+1])
+			return nil
+		}
+	}
+	return fmt.Errorf("%q has no -target-cluster-name, by which semaphore-policy names the remote cluster", line)
+}
+
+// SetBundle sets the root certificates of a remote, if there is such a remote.
+func (m *Migration) SetBundle(name, text string) {
+	if r, ok := m.remotes[name]; ok {
+		r.Spec.TrustBundle = text
+	}
+}
+
+// SetNodeSubnets sets the subnets of a remote's nodes.
+func (m *Migration) SetNodeSubnets(name string, all []string) error {
+	r, ok := m.remotes[name]
+	if !ok {
+		return fmt.Errorf("%q is none of the remotes of the files: %s", name,
+			strings.Join(slices.Sorted(maps.Keys(m.remotes)), ", "))
+	}
+	r.Spec.NodeSubnets = subnets(all)
+	return nil
+}
+
+// Objects returns the RemoteClusters, sorted by name; notes are what the operator should know of them, missing are the
+// required fields that no file has.
+func (m *Migration) Objects() (objects []*v1alpha1.RemoteCluster, notes, missing []string) {
+	for _, name := range slices.Sorted(maps.Keys(m.remotes)) {
+		r := m.remotes[name]
+		objects = append(objects, r)
+		if err := config.ClusterName(name); err != nil {
+			missing = append(missing, fmt.Sprintf("metadata.name: %v; the name is the same in all clusters", err))
+		}
+		if len(r.Spec.PodSubnets) == 0 {
+			missing = append(missing, name+": spec.podSubnets: the subnets of its pods")
+		}
+		if m.wantsNodes[name] && len(r.Spec.NodeSubnets) == 0 {
+			missing = append(missing, name+": spec.nodeSubnets: the subnets of its nodes' InternalIPs (--node-subnets)")
+		}
+		if r.Spec.Broker == nil {
+			missing = append(missing, name+": spec.broker.address: where its broker listens, to export to it")
+		}
+		if r.Spec.TrustBundle == "" {
+			missing = append(missing, name+": spec.trustBundle: its root certificates (--bundles)")
+		}
+	}
+	return objects, m.notes, missing
+}
+
+func subnets(all []string) []v1alpha1.Subnet {
+	var out []v1alpha1.Subnet
+	for _, s := range all {
+		out = append(out, v1alpha1.Subnet(s))
+	}
+	return out
+}
+
+func duration(d config.Duration) v1alpha1.Duration {
+	if d.Duration == 0 {
+		return ""
+	}
+	return v1alpha1.Duration(d.Round(time.Nanosecond).String())
+}

@@ -1,0 +1,127 @@
+package migrate
+
+import (
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+)
+
+func specs(t *testing.T, m *Migration) string {
+	t.Helper()
+	var out strings.Builder
+	objects, _, missing := m.Objects()
+	for _, o := range objects {
+		text, err := yaml.Marshal(map[string]v1alpha1.RemoteClusterSpec{o.Name: o.Spec})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out.Write(text)
+	}
+	for _, line := range missing {
+		out.WriteString("missing " + line + "\n")
+	}
+	return strings.TrimSpace(out.String())
+}
+
+func TestMigration(t *testing.T) {
+	for name, test := range map[string]struct {
+		files  []string
+		policy string
+		want   string
+	}{
+		"the files of semaphore": {files: []string{`
+localSubnets: [10.1.0.0/16]
+remotes:
+  - {name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], limits: {nodes: 7}, wireguard: {persistentKeepalive: 25s}}
+  - {name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], servicePrefix: three, wireguard: {listenPort: 7776}}`, `
+cluster: c1
+brokers: [{cluster: c1, address: "own:8443"}, {cluster: c2, address: "b2:8443"}, {cluster: c3, address: "b3:8443"}]
+exportRules: [{kinds: [services], namespaces: [shop], selector: "a=b", clusters: [c2]}, {clusters: []}]`}, want: `
+c2:
+  broker:
+    address: b2:8443
+  export:
+    rules:
+    - action: Offer
+      kinds:
+      - services
+      namespaces:
+      - shop
+      selector:
+        matchLabels:
+          a: b
+    - action: Withhold
+  limits:
+    nodes: 7
+  nodeSubnets:
+  - 192.0.2.0/24
+  podSubnets:
+  - 10.2.0.0/16
+  wireguard:
+    listenPort: 7775
+    persistentKeepalive: 25s
+c3:
+  broker:
+    address: b3:8443
+  export:
+    rules:
+    - action: Withhold
+      kinds:
+      - services
+      namespaces:
+      - shop
+      selector:
+        matchLabels:
+          a: b
+    - action: Withhold
+  nodeSubnets:
+  - 192.0.2.0/24
+  podSubnets:
+  - 10.3.0.0/16
+  servicePrefix: three
+  wireguard:
+    listenPort: 7776
+missing c2: spec.trustBundle: its root certificates (--bundles)
+missing c3: spec.trustBundle: its root certificates (--bundles)`},
+		"the originals": {files: []string{
+			`{"local": {"name": "c1"}, "remotes": [{"name": "c2", "podSubnet": "10.2.0.0/16", "remoteAPIURL": "https://x", "resyncPeriod": "10s"}]}`,
+			`{"global": {}, "localCluster": {"name": "c1"}, "remoteClusters": [{"name": "c2", "servicePrefix": "aws"}]}`,
+		}, policy: "-target-cluster-name=c2 -remote-api-url https://x", want: `
+c2:
+  podSubnets:
+  - 10.2.0.0/16
+  servicePrefix: aws
+  wireguard:
+    listenPort: 51820
+    mtu: 1420
+    persistentKeepalive: 25s
+    probePort: 0
+missing c2: spec.nodeSubnets: the subnets of its nodes' InternalIPs (--node-subnets)
+missing c2: spec.broker.address: where its broker listens, to export to it
+missing c2: spec.trustBundle: its root certificates (--bundles)`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := New()
+			for _, file := range test.files {
+				if _, err := m.Add("file", []byte(file)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if test.policy != "" {
+				if err := m.AddPolicyFlags(test.policy); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := specs(t, m); got != strings.TrimSpace(test.want) {
+				t.Errorf("%s\nwant %s", got, test.want)
+			}
+		})
+	}
+	if _, err := New().Add("x", []byte("a: b")); err == nil ||
+		!strings.Contains(err.Error(), "x: it is no file of semaphore-broker") {
+		t.Errorf("another file: %v", err)
+	}
+}

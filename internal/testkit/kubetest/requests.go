@@ -1,0 +1,41 @@
+package kubetest
+
+import (
+	"net/http"
+	"strings"
+	"sync"
+)
+
+// RoundTripper is a function that is an http.RoundTripper, for rest.Config.Wrap.
+type RoundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip calls f.
+func (f RoundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Requests records what clients ask of the apiserver, each as method and path, but no watches. Its Wrap is for
+// rest.Config.Wrap.
+type Requests struct {
+	mu  sync.Mutex
+	all []string
+}
+
+// Wrap records the requests that next makes.
+func (r *Requests) Wrap(next http.RoundTripper) http.RoundTripper {
+	return RoundTripper(func(req *http.Request) (*http.Response, error) {
+		if !strings.Contains(req.URL.RawQuery, "watch=") {
+			r.mu.Lock()
+			r.all = append(r.all, req.Method+" "+req.URL.Path)
+			r.mu.Unlock()
+		}
+		return next.RoundTrip(req)
+	})
+}
+
+// Take returns the requests since the last Take.
+func (r *Requests) Take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := r.all
+	r.all = nil
+	return all
+}

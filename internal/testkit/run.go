@@ -1,0 +1,31 @@
+package testkit
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Run runs f until the test ends or stop is called, and waits for its end. An error of f other than the end of its
+// context fails the test, and so does an f that has not ended after 20 s.
+func Run(t *testing.T, f func(context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil && !errors.Is(err, context.Canceled) {
+				t.Errorf("ended with %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("does not end")
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}

@@ -1,0 +1,51 @@
+package echo
+
+import (
+	"context"
+	"io"
+	"net"
+	"testing"
+	"time"
+)
+
+// TestHello: both protocols are answered, a client that says something first too, and nothing is left afterwards.
+func TestHello(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	packets, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- hello(ctx, listener, packets, "pod ip 10.1.0.1") }()
+	for _, address := range []net.Addr{listener.Addr(), packets.LocalAddr()} {
+		conn, err := net.Dial(address.Network(), address.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := conn.Write([]byte("hi\n")); err != nil {
+			t.Fatal(err)
+		}
+		var got []byte
+		if address.Network() == "tcp" {
+			got, err = io.ReadAll(conn)
+		} else {
+			got = make([]byte, 100)
+			var n int
+			n, err = conn.Read(got)
+			got = got[:n]
+		}
+		if err != nil || string(got) != "pod ip 10.1.0.1\n" {
+			t.Errorf("%s: %q, %v", address.Network(), got, err)
+		}
+		conn.Close()
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
