@@ -42,14 +42,14 @@ func original(t *testing.T, h *wireguard.Host, cfg *config.Agent, r *remote) wgt
 	return key
 }
 
-// fingerprint is all that ip(8) tells of a device and where packets for c2 go.
+// fingerprint is all that ip(8) shows of a device and of where packets for c2 go.
 func fingerprint(t *testing.T) string {
 	t.Helper()
 	return ip(t, "-d link show "+device) + ip(t, "route show 10.2.0.0/16 table all") + ip(t, "rule")
 }
 
-// What semaphore-wireguard has left is left alone, and told, without a setting; with it, it becomes ours, and goes back
-// at an operator's word. Traffic notices nothing of any of it.
+// What semaphore-wireguard has left is left alone and reported without a setting; with it, the agent adopts it, and
+// hands it back at an operator's word. Traffic notices nothing of any of it.
 func TestAdoption(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -68,11 +68,11 @@ func TestAdoption(t *testing.T) {
 
 		tr := startTraffic(t)
 		a := run(t, cfg)
-		eventually(t, "it is told", func() bool {
+		eventually(t, "it is reported", func() bool {
 			return strings.Contains(b.reportOf("c2").GetProblem(), "set adoptFrom: [semaphore-wireguard]")
 		})
 		if got := b.reportOf("c2").GetPublicKey(); len(got) > 0 {
-			t.Error("the broker is told the key of another tool's device")
+			t.Error("the agent reports the key of another tool's device")
 		}
 		if ready() {
 			t.Error("ready, with a device that is not as wanted")
@@ -106,7 +106,7 @@ func TestAdoption(t *testing.T) {
 			t.Errorf("routes: %q", routes)
 		}
 		if got := b.reportOf("c2"); !bytes.Equal(got.GetPublicKey(), public[:]) || got.GetProblem() != "" {
-			t.Errorf("the broker is told %v", got)
+			t.Errorf("the agent reports %v", got)
 		}
 		a.stop(t)
 		// Once: the next one finds a device of its own, with or without the setting.
@@ -132,7 +132,7 @@ func TestAdoption(t *testing.T) {
 	})
 }
 
-// That a device was taken over is told as an event and in the status.
+// An adopted device is reported by an Event and in the status.
 func TestAdoptionIsTold(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)

@@ -106,6 +106,6 @@ func TestAppliedIsOfThisStream(t *testing.T) {
 	receive(t, a, attached("B", true))
 	round()
 	if sent.revision != 3 {
-		t.Errorf("a stream that goes on is sent %d; want 3", sent.revision)
+		t.Errorf("a stream that resumes is sent %d; want 3", sent.revision)
 	}
 }

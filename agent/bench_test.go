@@ -31,7 +31,7 @@ func benchPeer(i, key int) *semaphorev1.PeeringChange {
 
 func benchPeers(n int) []*semaphorev1.PeeringChange {
 	device := deviceOf("c2", 51820, "10.0.0.0/8")
-	device.GetDevice().PersistentKeepalive = nil // nobody is there to be kept alive
+	device.GetDevice().PersistentKeepalive = nil // no node is there to answer keepalives
 	all := []*semaphorev1.PeeringChange{device}
 	for i := range n {
 		all = append(all, benchPeer(i, i))

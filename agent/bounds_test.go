@@ -12,7 +12,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 )
 
-// R27 on a node: what a broker wants routed and cannot be a remote's is not, and is told; all else is done.
+// R27 on a node: a route that a broker wants and that no remote can have is not made, and is reported; all else is
+// done.
 func TestR27OnANode(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)

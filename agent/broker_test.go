@@ -46,7 +46,7 @@ type broker struct {
 	changed chan struct{}
 	// undelivered is sent after Guard, and whenever it is another; nil for not at all.
 	undelivered *semaphorev1.Undelivered
-	// rotations are words of operators that are to be told.
+	// rotations are operators' orders that are to be sent.
 	rotations []*semaphorev1.RotateKey
 	// token is the only one that is let in.
 	token string
@@ -154,7 +154,7 @@ func (b *broker) say(changes ...*semaphorev1.PeeringChange) {
 	b.changed = make(chan struct{})
 }
 
-// rotate has the agent told to make a new key.
+// rotate orders the agent to make a new key.
 func (b *broker) rotate(m *semaphorev1.RotateKey) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -176,7 +176,7 @@ func (b *broker) delivers(but ...string) {
 	b.changed = make(chan struct{})
 }
 
-// done reports whether the agent that is attached has told that all is in its kernel.
+// done reports whether the attached agent has reported that all is in its kernel.
 func (b *broker) done() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -308,7 +308,7 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 				return err
 			}
 		}
-		// A remote that is told of while the stream stands is known whole then, and named.
+		// A remote that is sent during the stream is complete then, and named.
 		for _, c := range rest {
 			if d := c.GetDevice(); d != nil && synced && !slices.Contains(clusters, d.GetCluster()) {
 				clusters = append(slices.Clone(clusters), d.GetCluster())

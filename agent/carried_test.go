@@ -36,7 +36,7 @@ func container(t *testing.T, env []string, args ...string) (kill func()) {
 	return kill
 }
 
-// A userspace device that another container carries goes on when the agent's container is killed, and the next agent
+// A userspace device that another container carries continues when the agent's container is killed, and the next agent
 // finds it as it was: not a packet is lost. One that the agent carries itself ends with it.
 func TestCarriedDevice(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {

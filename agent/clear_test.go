@@ -47,7 +47,7 @@ func insist(c net.Conn) *insistent {
 			} else if strings.Contains(err.Error(), net.ErrClosed.Error()) {
 				return
 			} else {
-				time.Sleep(time.Millisecond) // it was told that there is no way
+				time.Sleep(time.Millisecond) // the kernel answered that there is no route
 			}
 		}
 	}()
@@ -210,8 +210,8 @@ func TestNeverInTheClear(t *testing.T) {
 			t.Errorf("%d packets were on their way in the clear, with no route there", n)
 		}
 
-		// A route of the main table that leads there, as a router tells of it, is not followed, nor any of our
-		// business.
+		// A route of the main table that leads there, as a router announces it, is not followed, and not
+		// reported.
 		ip(t, "route add 10.2.1.0/24 via 192.0.2.2 proto bird")
 		answers("a more specific route of the main table")
 		ip(t, "route add 10.2.0.0/16 via 192.0.2.2 proto bird")
@@ -225,10 +225,10 @@ func TestNeverInTheClear(t *testing.T) {
 		answers("the rule was deleted")
 		before := stopped(t, "out")
 
-		// A route of someone's in our own table: it is told, and not followed.
+		// Another program's route in our own table: it is reported, and not followed.
 		ip(t, "route add 10.2.1.0/24 via 192.0.2.2 table 7394")
 		everybody("a route leads past the device")
-		eventually(t, "it is told", func() bool {
+		eventually(t, "it is reported", func() bool {
 			return strings.Contains(strings.Join(b.problems(), "\n"),
 				"route 10.2.1.0/24 (via 192.0.2.2 dev eth0 proto boot) leads packets for 10.2.0.0/16 past wireguard.c2")
 		})
@@ -260,9 +260,9 @@ func TestNeverInTheClear(t *testing.T) {
 		eventually(t, "all is programmed again", b.done)
 		answers("the agent is back")
 		if n := stopped(t, "out"); n < 20 {
-			t.Errorf("%d packets were stopped, by the agent that started anew", n)
+			t.Errorf("%d packets were stopped, by the agent that started again", n)
 		}
-		eventually(t, "the problem is not told any more", func() bool { return len(b.problems()) == 0 })
+		eventually(t, "the problem is no longer reported", func() bool { return len(b.problems()) == 0 })
 		a.stop(t)
 
 		fromPod.end()
@@ -298,7 +298,7 @@ func TestGuardOfARemoteThatHasGone(t *testing.T) {
 			Subnets: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
 		must(t, err)
 		run(t, cfg)
-		eventually(t, "it is told", func() bool { return b.reportOf("c9").GetProblem() == onlyGuard })
+		eventually(t, "it is reported", func() bool { return b.reportOf("c9").GetProblem() == onlyGuard })
 		if routes := ip(t, "route show table 7394"); !strings.Contains(routes, "unreachable 10.9.0.0/16") {
 			t.Errorf("it goes before the broker has said so: %s", routes)
 		}
@@ -310,7 +310,7 @@ func TestGuardOfARemoteThatHasGone(t *testing.T) {
 	})
 }
 
-// What keeps a node from forwarding is told when it begins and when it ends, and does not make the agent unready.
+// What keeps a node from forwarding is reported when it begins and when it ends, and does not make the agent unready.
 func TestNodesProblems(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -330,13 +330,13 @@ func TestNodesProblems(t *testing.T) {
 				return len(all) == len(words)
 			}
 		}
-		eventually(t, "it is told", tells("net.ipv4.ip_forward is 0", "net.ipv6.conf.all.forwarding is 0"))
+		eventually(t, "it is reported", tells("net.ipv4.ip_forward is 0", "net.ipv6.conf.all.forwarding is 0"))
 		eventually(t, "ready all the same", ready)
 		setting(t, "ipv4/ip_forward", "1")
 		setting(t, "ipv6/conf/all/forwarding", "1")
-		eventually(t, "nothing is told any more", tells())
+		eventually(t, "nothing is reported any longer", tells())
 		setting(t, "ipv4/conf/wireguard.c2/forwarding", "0")
-		eventually(t, "it is told", tells("ipv4/conf/wireguard.c2/forwarding"))
+		eventually(t, "it is reported", tells("ipv4/conf/wireguard.c2/forwarding"))
 		setting(t, "ipv4/conf/wireguard.c2/forwarding", "1")
 		ip(t, "link add other type veth peer name p1")
 		ip(t, "link set other up")
@@ -344,11 +344,11 @@ func TestNodesProblems(t *testing.T) {
 		setting(t, "ipv4/conf/wireguard.c2/rp_filter", "1")
 		ip(t, "-6 route add fd00:2::/48 dev other metric 100 table 7394")
 		ip(t, "route add 10.2.7.0/24 dev other table 7394")
-		eventually(t, "they are told",
+		eventually(t, "they are reported",
 			tells("rp_filter is strict on wireguard.c2", "route 10.2.7.0/24 (dev other proto boot)",
 				"route fd00:2::/48 (dev other proto boot)"))
 		ip(t, "link del other")
-		eventually(t, "nothing is told any more", tells())
+		eventually(t, "nothing is reported any longer", tells())
 	})
 }
 
@@ -362,7 +362,7 @@ func TestRouteTakenByAnother(t *testing.T) {
 		reports := func(when string) {
 			t.Helper()
 			if r := b.reportOf("c2"); !bytes.Equal(r.GetPublicKey(), key[:]) || r.GetListenPort() != 51820 {
-				t.Errorf("%s, the broker is told %v", when, r)
+				t.Errorf("%s, the agent reports %v", when, r)
 			}
 			if !ready() {
 				t.Errorf("%s, it is not ready", when)
@@ -396,7 +396,7 @@ func TestRouteTakenByAnother(t *testing.T) {
 			}
 		}
 		ip(t, "route replace 10.2.0.0/16 via 192.0.2.2 table 7394")
-		eventually(t, "it is told, and not fought", func() bool {
+		eventually(t, "it is reported, and not fought", func() bool {
 			return strings.Contains(b.reportOf("c2").GetProblem(),
 				"route 10.2.0.0/16 of table 7394: another program has a route there (via 192.0.2.2 dev eth0 proto boot)")
 		})
@@ -412,8 +412,8 @@ func TestRouteTakenByAnother(t *testing.T) {
 	})
 }
 
-// Another's route was there before the agent, in the place of one of two: the node's key and port are told, and the
-// other subnet is reached.
+// Another's route was there before the agent, in the place of one of two: the agent reports the node's key and port,
+// and the other subnet is reached.
 func TestRouteThatWasThereBefore(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -429,15 +429,15 @@ func TestRouteThatWasThereBefore(t *testing.T) {
 		got := b.reportOf("c2")
 		if !bytes.Equal(got.GetPublicKey(), key[:]) || got.GetListenPort() != 51820 ||
 			!strings.Contains(got.GetProblem(), "route 10.22.0.0/16") {
-			t.Errorf("the broker is told %v", got)
+			t.Errorf("the agent reports %v", got)
 		}
 		r.pair(t, got.GetPublicKey())
 		eventually(t, "the remote pod can be reached", reachable)
 	})
 }
 
-// The node itself reaches a remote pod, by an address among its pod CIDRs, and goes on when that changes. A strict
-// filter of reverse paths has nothing to say to any of it.
+// The node itself reaches a remote pod, by an address among its pod CIDRs, and still does when that address changes. A
+// strict filter of reverse paths has nothing to say to any of it.
 func TestTheNodeReachesRemotePods(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		setting(t, "ipv4/conf/all/rp_filter", "1")
@@ -517,7 +517,7 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 		b.restart(t, "B")
 		eventually(t, "a broker that does not know has taken over", b.done)
 		if !source("10.1.1.1")() {
-			t.Errorf("what stood is gone: %s", ip(t, "route show 10.2.0.0/16 table 7394"))
+			t.Errorf("the route that existed is gone: %s", ip(t, "route show 10.2.0.0/16 table 7394"))
 		}
 		if problems := b.problems(); slices.ContainsFunc(problems,
 			func(p string) bool { return !strings.Contains(p, "forward") }) {
@@ -526,7 +526,7 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 	})
 }
 
-// An address that the operator names is taken where the node has it, and told where it has not.
+// An address that the operator names is used where the node has it, and reported where it has not.
 func TestConfiguredSource(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -536,12 +536,12 @@ func TestConfiguredSource(t *testing.T) {
 		removeAtEnd(t, device)
 		run(t, cfg)
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
-		eventually(t, "it is told", func() bool {
+		eventually(t, "it is reported", func() bool {
 			return strings.Contains(strings.Join(b.problems(), ""), "routeSource 10.1.1.7 is no address of this node")
 		})
 		ip(t, "addr add 10.1.1.7/32 dev lo")
 		eventually(t, "the route has it",
 			func() bool { return strings.Contains(ip(t, "route show 10.2.0.0/16 table 7394"), "src 10.1.1.7") })
-		eventually(t, "nothing is told any more", func() bool { return len(b.problems()) == 0 })
+		eventually(t, "nothing is reported any longer", func() bool { return len(b.problems()) == 0 })
 	})
 }

@@ -67,7 +67,7 @@ func leaky(t *testing.T) (r *remote, from []*net.UDPConn) {
 }
 
 // A node that has just joined, and a remote that is configured and not known whole: the broker names its subnets, and
-// nothing passes in the clear from before the agent is ready. A remote that is configured no more is let go.
+// nothing passes in the clear from before the agent is ready. The guard releases a remote that is no longer configured.
 func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -78,14 +78,14 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 		if seen := leaks(t, r, from...); len(seen) > 0 {
 			t.Errorf("ready, and %d packets in the clear: %v", len(seen), seen)
 		}
-		eventually(t, "the broker is told", b.guarded)
+		eventually(t, "the agent has reported it", b.guarded)
 		for _, subnet := range []string{"10.2.0.0/16", "10.3.0.0/16"} {
 			if routes := ip(t, "route show "+subnet+" table 7394"); !strings.Contains(routes, "unreachable") {
 				t.Errorf("%s: %q", subnet, routes)
 			}
 		}
 		if b.reportOf("c2") != nil {
-			t.Errorf("a configured remote is told for an orphan: %v", b.reportOf("c2"))
+			t.Errorf("a configured remote is reported as an orphan: %v", b.reportOf("c2"))
 		}
 
 		// The broker has gone, and the node restarts what it has: the file says it all.
@@ -106,12 +106,12 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 		b.guard = guarding("c2")
 		b.mu.Unlock()
 		b.restart(t, "B")
-		eventually(t, "the other remote is told as one that nobody names",
+		eventually(t, "the other remote is reported as one that no configuration names",
 			func() bool { return b.reportOf("c3").GetProblem() == onlyGuard })
 		b.say(noDevice("c3"))
 		eventually(t, "its guard has gone",
 			func() bool { return !strings.Contains(ip(t, "route show table 7394"), "10.3.0.0/16") })
-		eventually(t, "the broker is told", b.guarded)
+		eventually(t, "the agent has reported it", b.guarded)
 		if seen := leaks(t, r, from...); len(seen) > 0 {
 			t.Errorf("%d packets in the clear: %v", len(seen), seen)
 		}
@@ -131,7 +131,7 @@ func TestSomeoneElsesInterface(t *testing.T) {
 		removeAtEnd(t, device)
 		run(t, cfg)
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))
-		eventually(t, "it is told", func() bool { return b.reportOf("c2").GetProblem() != "" })
+		eventually(t, "it is reported", func() bool { return b.reportOf("c2").GetProblem() != "" })
 		if seen := leaks(t, r, from...); len(seen) > 0 {
 			t.Errorf("%d packets in the clear: %v", len(seen), seen)
 		}
@@ -162,7 +162,7 @@ func sentBy(t *testing.T, link string) uint64 {
 }
 
 // The node boots: nothing of an earlier agent is there but its state file, and no agent runs yet. The unit's command
-// guards all that was guarded; the agent that starts later goes on from there.
+// guards all that was guarded; the agent that starts later continues from there.
 func TestGuardAtBoot(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)

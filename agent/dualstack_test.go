@@ -63,7 +63,7 @@ func TestDualStack(t *testing.T) {
 			PublicKey: remoteKey, UpdateOnly: true,
 			Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::77]:7")),
 		}}}))
-		eventually(t, "the IPv6 end is put right",
+		eventually(t, "the IPv6 endpoint is healed",
 			func() bool { return deviceOn(t, h, device).Peers[0].Endpoint.String() == "[2001:db8::2]:51820" })
 		eventually(t, "packets go there", func() bool { return talks("IPv4", 4) && talks("IPv6", 4) })
 		// An address that is in the subnet and nobody's does not go to the peer that has others of it.
@@ -85,9 +85,9 @@ func TestDualStack(t *testing.T) {
 		eventually(t, "IPv6 is taken out", func() bool {
 			return b.done() && !strings.Contains(ip(t, "-6 route show table 7394 "+families["IPv6"].subnet), "dev "+device)
 		})
-		eventually(t, "IPv4 goes on without IPv6", func() bool { return talks("IPv4", 4) })
+		eventually(t, "IPv4 continues without IPv6", func() bool { return talks("IPv4", 4) })
 		if talks("IPv6", 4) {
-			t.Error("IPv6 was taken out, and goes on")
+			t.Error("IPv6 was removed, and still works")
 		}
 		b.say(both, peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820", "10.2.1.0/26", "fd00:2:0:1::/122"))
 		eventually(t, "IPv6 is there again", func() bool { return talks("IPv6", 4) })

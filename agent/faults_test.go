@@ -21,8 +21,8 @@ func withinASecond(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// F12: a node is deleted and made again under its name, with another key. Whoever reads the device sees its prefix with
-// one of the two keys, and not with both or none; the old one goes right after. Packets of another node's go on.
+// F12: a node is deleted and made again under its name, with another key. Every read of the device shows its prefix
+// with one of the two keys, and not with both or none; the old one goes right after. Packets of another node continue.
 func TestF12(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
@@ -60,7 +60,7 @@ func TestF12(t *testing.T) {
 			}
 		}()
 		for i := range 50 {
-			if i%2 == 0 { // in one message, as the exporter tells it
+			if i%2 == 0 { // in one message, as the exporter sends it
 				b.say(noPeer("c2", "anew"), peerOf("c2", "anew", publicKey(1+i), "192.0.2.10:51820", "10.2.7.0/24"))
 			} else {
 				b.say(peerOf("c2", "anew", publicKey(1+i), "192.0.2.9:51820", "10.2.7.0/24"))

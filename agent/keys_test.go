@@ -254,7 +254,7 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 		for _, f := range all {
 			before = append(before, f.arrived())
 		}
-		eventually(t, "traffic goes on", func() bool {
+		eventually(t, "traffic continues", func() bool {
 			for i, f := range all {
 				if f.arrived() < before[i]+100 {
 					return false
@@ -391,7 +391,7 @@ func oldKey(t testing.TB, cfg *config.Agent) (key wgtypes.Key, made time.Time) {
 	return key, made
 }
 
-// A key that is due waits for a remote that would not learn of its successor, which is told, and no packet is lost
+// A key that is due waits for a remote that would not learn of its successor, which is reported, and no packet is lost
 // meanwhile, nor when it is replaced at last. An operator is refused, unless it is forced.
 func TestRotationWaitsForTheRemote(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
@@ -404,7 +404,7 @@ func TestRotationWaitsForTheRemote(t *testing.T) {
 		eventually(t, "all is programmed", b.done)
 		b.rotate(&semaphorev1.RotateKey{Cluster: "c2"}) // said just before the remote was lost
 		out, in := flows(t, r)
-		eventually(t, "it is told", func() bool {
+		eventually(t, "it is reported", func() bool {
 			return strings.Contains(b.reportOf("c2").GetProblem(),
 				"waits until the nodes of c2 would learn of it: its broker is gone")
 		})
@@ -427,9 +427,9 @@ func TestRotationWaitsForTheRemote(t *testing.T) {
 		r.follow(t, b, 300*time.Millisecond)
 		b.delivers()
 		eventually(t, "there is a new key", func() bool { return keyIn(t, cfg) != old })
-		eventually(t, "nothing is told any more", func() bool { return b.reportOf("c2").GetProblem() == "" })
+		eventually(t, "nothing is reported any longer", func() bool { return b.reportOf("c2").GetProblem() == "" })
 		before := out.arrived()
-		eventually(t, "traffic goes on", func() bool { return out.arrived() > before+100 })
+		eventually(t, "traffic continues", func() bool { return out.arrived() > before+100 })
 		for i, f := range []*flow{out, in} {
 			if sent, lost, _, latest := f.end(); lost > 0 {
 				t.Errorf("flow %d: %d of %d packets lost, latest %s", i, lost, sent, latest)
@@ -480,8 +480,8 @@ func TestKeyRotationByAge(t *testing.T) {
 	})
 }
 
-// F22 and F21: the key file is damaged while the device stands, and the disk is full. The device goes on, and so do
-// changes of its peers; the key is told only once it is saved.
+// F22 and F21: the key file is damaged while the device exists, and the disk is full. The device continues to work, and
+// so do changes of its peers; the key is reported only once it is saved.
 func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
@@ -501,10 +501,10 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 		run(t, cfg)
 		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.9:51820", "10.2.2.0/24"))
 		eventually(t, "the new peer is there", func() bool { d, _ := h.Device(device); return d != nil && len(d.Peers) == 2 })
-		eventually(t, "the problem is told",
+		eventually(t, "the problem is reported",
 			func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "cannot be saved") })
 		if got := b.reportOf("c2").GetPublicKey(); len(got) != 0 {
-			t.Errorf("a key that is not on the disk is told: %x", got)
+			t.Errorf("a key that is not on the disk is reported: %x", got)
 		}
 		if code, page := fetch("readyz"); code != http.StatusServiceUnavailable || !strings.Contains(page, file) {
 			t.Errorf("readyz: %d %s", code, page)
@@ -513,7 +513,7 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 			t.Errorf("problem: %q", n)
 		}
 		must(t, os.Remove(fill))
-		eventually(t, "the key is told", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
+		eventually(t, "the key is reported", func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
 		if keyIn(t, cfg) != key || deviceOn(t, h, device).PrivateKey != key {
 			t.Error("it is another one")
 		}
@@ -522,7 +522,7 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 		}
 		aside, _ := filepath.Glob(file + ".damaged-*")
 		if len(aside) != 1 || !strings.Contains(b.reportOf("c2").GetProblem(), aside[0]) {
-			t.Errorf("set aside: %v; told: %s", aside, b.reportOf("c2").GetProblem())
+			t.Errorf("set aside: %v; reported: %s", aside, b.reportOf("c2").GetProblem())
 		}
 		eventually(t, "ready all the same", ready)
 		must(t, os.Remove(aside[0]))

@@ -227,7 +227,7 @@ func (r *remote) begin(t testing.TB) {
 	t.Cleanup(func() { echo.Close(); <-ended })
 }
 
-// pair has the remote node take this one, with the key that it told, for a peer.
+// pair has the remote node take this one, with the key that it reported, for a peer.
 func (r *remote) pair(t testing.TB, key []byte) {
 	t.Helper()
 	_, allowed, _ := net.ParseCIDR("10.1.1.0/24")
@@ -294,7 +294,7 @@ func startTrafficEvery(t *testing.T, interval time.Duration) *traffic {
 	return tr
 }
 
-// lost ends the traffic and tells how many of the packets sent did not come back.
+// lost ends the traffic and returns how many of the packets sent did not come back.
 func (tr *traffic) lost(t *testing.T) int64 {
 	t.Helper()
 	eventually(t, "there was some traffic", func() bool { return tr.sent.Load() >= 200 })
@@ -443,7 +443,7 @@ func TestTrafficGoesOn(t *testing.T) {
 			t.Errorf("a start counts as %s heals", heals)
 		}
 
-		// From here nobody writes: neither what the kernel tells of, nor the device's configuration.
+		// From here nothing is written: neither what the kernel notifies of, nor the device's configuration.
 		ctx, cancel := context.WithCancel(t.Context())
 		var told atomic.Int64
 		watching := make(chan error, 1)
@@ -497,7 +497,7 @@ func same(t *testing.T, before, after *wireguard.Device) {
 	}
 }
 
-// What someone takes away comes back, and whoever goes on taking does not make us spin.
+// What another program removes comes back, and one that keeps removing it does not make the agent spin.
 func TestHealing(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
@@ -540,8 +540,8 @@ func TestHealing(t *testing.T) {
 			}
 			eventually(t, c.name+": the remote pod can be reached", reachable)
 		}
-		// The rule is the device's and the guard's: it is put right, and perhaps counted, by whoever checks first. A heal
-		// is counted when all of it is done, which can be after the device stands.
+		// The rule is the device's and the guard's: it is healed, and perhaps counted, by the one of them that checks first.
+		// A heal is counted when all of it is done, which can be after the device exists.
 		heals := func() int {
 			n, err := strconv.Atoi(metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`))
 			must(t, err)
@@ -561,7 +561,7 @@ func TestHealing(t *testing.T) {
 		if n <= len(harms) || n > len(harms)+14 {
 			t.Errorf("%d heals after a fight of 3 s; want %d and then at most 14", n, len(harms))
 		}
-		eventually(t, "who goes on is told of", func() bool {
+		eventually(t, "who continues is reported", func() bool {
 			_ = exec.Command("ip", "route", "del", "10.2.0.0/16", "table", "7394", "dev", device).Run()
 			return strings.Contains(b.reportOf("c2").GetProblem(), "another program keeps changing the device")
 		})
@@ -587,7 +587,7 @@ func killProcessOf(t *testing.T, device string) {
 	t.Fatalf("there is no process of %s", device)
 }
 
-// What fails is not told as done, is told as a problem, and is done once it can be.
+// What fails is not reported as done but as a problem, and is done once it can be.
 func TestFailure(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -604,7 +604,7 @@ func TestFailure(t *testing.T) {
 		run(t, cfg)
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), deviceOf("c3", 51821, "10.3.0.0/16", "10.33.0.0/16"),
 			peerOf("c3", "n1", publicKey(1), "192.0.2.250:9", "10.3.1.0/24"))
-		eventually(t, "the problems are told", func() bool {
+		eventually(t, "the problems are reported", func() bool {
 			return strings.Contains(b.reportOf("c2").GetProblem(), "contains no key") &&
 				strings.Contains(b.reportOf("c3").GetProblem(), "another program has a route there")
 		})
@@ -633,7 +633,7 @@ func TestFailure(t *testing.T) {
 		took := eventually(t, "the device to c2 is made", func() bool { d, _ := h.Device(device); return d != nil && d.Up })
 		t.Logf("tried again after %s", took)
 
-		// That one route to c3 cannot be made holds up nothing else, and is told.
+		// That one route to c3 cannot be made holds up nothing else, and is reported.
 		eventually(t, "all that can be is programmed", b.done)
 		if code, page := fetch("readyz"); code != http.StatusOK ||
 			!strings.Contains(page, "device wireguard.c3: route 10.3.0.0/16 of table 7394: another program has a route there") {
@@ -645,7 +645,7 @@ func TestFailure(t *testing.T) {
 		c3 := deviceOn(t, h, "wireguard.c3")
 		if r := b.reportOf("c3"); !bytes.Equal(r.GetPublicKey(), c3.PublicKey[:]) || r.GetListenPort() != 51821 ||
 			r.GetPeers() != 1 {
-			t.Errorf("the broker is told %v", r)
+			t.Errorf("the agent reports %v", r)
 		}
 		singles := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`)
 		b.say(peerOf("c3", "n1", publicKey(11), "192.0.2.250:9", "10.3.1.0/24"))
@@ -658,9 +658,9 @@ func TestFailure(t *testing.T) {
 		ip(t, "route del 10.3.0.0/16 dev other table 7394")
 		took = eventually(t, "the route is made", func() bool { return len(deviceOn(t, h, "wireguard.c3").Routes) == 2 })
 		t.Logf("made %s after it could be", took)
-		eventually(t, "nothing is told any more", func() bool { return b.reportOf("c3").GetProblem() == "" })
+		eventually(t, "nothing is reported any longer", func() bool { return b.reportOf("c3").GetProblem() == "" })
 		if p := b.reportOf("c2").GetProblem() + b.reportOf("c3").GetProblem(); p != "" {
-			t.Errorf("still told: %s", p)
+			t.Errorf("still reported: %s", p)
 		}
 		if n := metric(t, `semaphore_wg_sync_requeue_total{cluster="c2",device="wireguard.c2"}`); n == "" || n == "0" {
 			t.Errorf("%q requeues", n)
@@ -669,10 +669,10 @@ func TestFailure(t *testing.T) {
 			t.Errorf("%q queue failures", n)
 		}
 
-		// Two nodes that want one prefix: told, settled, and done.
+		// Two nodes that want one prefix: reported, settled, and done.
 		b.say(peerOf("c3", "n2", publicKey(2), "192.0.2.250:9", "10.3.1.0/24"))
 		eventually(t, "all is programmed", b.done)
-		eventually(t, "the contradiction is told", func() bool { // of a change that is small all the same
+		eventually(t, "the contradiction is reported", func() bool { // of a change that is small all the same
 			return strings.Contains(b.reportOf("c3").GetProblem(), "peer n2 claims 10.3.1.0/24, which belongs to n1")
 		})
 		if !ready() {
@@ -691,7 +691,7 @@ func TestFailure(t *testing.T) {
 
 		// No name from the wire is a path.
 		b.say(deviceOf("../x", 51840))
-		eventually(t, "the name is told",
+		eventually(t, "the name is reported",
 			func() bool { return strings.Contains(b.reportOf("../x").GetProblem(), "not a cluster name") })
 		b.say(noDevice("../x"))
 		eventually(t, "all is programmed", b.done)
@@ -701,7 +701,7 @@ func TestFailure(t *testing.T) {
 	})
 }
 
-// A device that stands and of which the broker says nothing is told, and goes at its word.
+// A device that exists and that the broker does not name is reported, and goes at its order.
 func TestOrphan(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -720,13 +720,13 @@ func TestOrphan(t *testing.T) {
 			must(t, h.SetLink(name, alias, 1420, true))
 		}
 		run(t, cfg)
-		eventually(t, "the orphans are told", func() bool { return b.reportOf("c9") != nil && b.reportOf(long) != nil })
+		eventually(t, "the orphans are reported", func() bool { return b.reportOf("c9") != nil && b.reportOf(long) != nil })
 		want := deviceOn(t, h, "wireguard.c9").PublicKey
 		if got := b.reportOf("c9"); !bytes.Equal(got.GetPublicKey(), want[:]) || got.GetInterface() != "wireguard.c9" {
 			t.Errorf("%v", got)
 		}
 		if got := b.reportOf("other"); got != nil {
-			t.Errorf("another tool's device is told to the broker: %v", got)
+			t.Errorf("another tool's device is reported to the broker: %v", got)
 		}
 		eventually(t, "it is said what is wrong", func() bool { return b.reportOf("c9").GetProblem() == notNamed })
 		b.say(noDevice("c9"), noDevice(long))
@@ -735,7 +735,7 @@ func TestOrphan(t *testing.T) {
 		if strings.Contains(links, "c9") || strings.Contains(links, "wg.") || !strings.Contains(links, "wireguard.other") {
 			t.Errorf("%s", links)
 		}
-		eventually(t, "they are told no more", func() bool { return b.reportOf("c9") == nil && b.reportOf(long) == nil })
+		eventually(t, "they are no longer reported", func() bool { return b.reportOf("c9") == nil && b.reportOf(long) == nil })
 		if _, err := wireguard.ReadKey(cfg.WGKeyPath, "wireguard.c9"); err != nil {
 			t.Errorf("its key did not stay: %v", err)
 		}
@@ -766,19 +766,19 @@ func TestAttaching(t *testing.T) {
 		b.mu.Unlock()
 		eventually(t, "attached again", func() bool { return b.hello(1) != nil && b.done() })
 		if hello := b.hello(1); hello.GetResumeEpoch() != "A" || hello.GetResumeRevision() != 2 {
-			t.Errorf("it goes on from %q %d; want A 2", hello.GetResumeEpoch(), hello.GetResumeRevision())
+			t.Errorf("it resumes from %q %d; want A 2", hello.GetResumeEpoch(), hello.GetResumeRevision())
 		}
 		b.stop()
 		eventually(t, "it is noticed", func() bool { return metric(t, "semaphore_agent_connected") == "0" })
 		if !ready() {
-			t.Error("not ready because there is no broker; what stands goes on")
+			t.Error("not ready because there is no broker; what exists continues to work")
 		}
 
 		// A broker of other roots is none.
 		other, _ := newBroker(t)
 		time.Sleep(2 * time.Second)
 		if other.hello(0) != nil {
-			t.Error("an agent shows its token to whoever has the broker's address")
+			t.Error("an agent shows its token to any program that has the broker's address")
 		}
 		other.stop()
 		b.restart(t, "C")

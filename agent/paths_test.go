@@ -65,23 +65,23 @@ func TestSilenceIsTold(t *testing.T) {
 		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.2:9", "10.2.9.0/24"))
 		eventually(t, "all is programmed", b.done)
 		pings(t, "10.2.1.1")
-		within(t, 60*time.Second, "the peer that answers is told to talk",
+		within(t, 60*time.Second, "the peer that answers is reported as talking",
 			func() bool { return b.reportOf("c2").GetPeersTalking() == 1 })
 		if b.reportOf("c2").GetLastHandshake() == nil {
-			t.Error("no handshake is told")
+			t.Error("no handshake is reported")
 		}
 
 		pings(t, "10.2.9.1")
 		command(t, "ip netns exec "+r.Name()+" iptables -A INPUT -p udp --dport 51820 -j DROP")
 		silent := map[string]*semaphorev1.SilentPeer{}
-		took := within(t, 90*time.Second, "both peers are told to be silent", func() bool {
+		took := within(t, 90*time.Second, "both peers are reported as silent", func() bool {
 			clear(silent)
 			for _, s := range b.reportOf("c2").GetSilent() {
 				silent[s.GetNode()] = s
 			}
 			return silent["n1"] != nil && silent["n2"] != nil && b.reportOf("c2").GetPeersSilent() == 2
 		})
-		t.Logf("told after %s", took)
+		t.Logf("reported after %s", took)
 		for node, reason := range map[string]string{"n1": "no answer since the session of ",
 			"n2": "no answer to handshakes; endpoint 192.0.2.2:9"} {
 			s := silent[node]

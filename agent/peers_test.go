@@ -33,7 +33,7 @@ func shown(d *wireguard.Device) []string {
 	return out
 }
 
-// What someone does to peers or the port, of which WireGuard tells nobody, is put right within a second, with a
+// What another program does to peers or the port, of which WireGuard notifies nobody, is healed within a second, with a
 // thousand peers.
 func TestPeersAreHealed(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
@@ -43,7 +43,7 @@ func TestPeersAreHealed(t *testing.T) {
 			more = append(more, peerOf("c2", fmt.Sprintf("x%d", i), publicKey(i), "192.0.2.9:51820",
 				fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255)))
 		}
-		// Without a keepalive: nobody is there to answer a thousand.
+		// Without a keepalive: no node is there to answer a thousand.
 		more[0].GetDevice().PersistentKeepalive = nil
 		b.say(more...)
 		eventually(t, "all is programmed", b.done)
@@ -76,19 +76,19 @@ func TestPeersAreHealed(t *testing.T) {
 		} {
 			before := heals()
 			must(t, h.Configure(device, c.harm))
-			took := eventually(t, c.name+": it is put right", func() bool {
+			took := eventually(t, c.name+": it is healed", func() bool {
 				time.Sleep(20 * time.Millisecond) // to read a thousand peers takes some
 				d, err := h.Device(device)
 				return err == nil && d != nil && d.ListenPort == 51820 && slices.Equal(shown(d), want)
 			})
 			if took > nodetest.Patience(time.Second) {
-				t.Errorf("%s: put right after %s", c.name, took)
+				t.Errorf("%s: healed after %s", c.name, took)
 			}
-			t.Logf("%s: put right after %s", c.name, took)
-			// The kernel reports its peers in several messages: who changes them meanwhile is put right in two heals.
+			t.Logf("%s: healed after %s", c.name, took)
+			// The kernel reports its peers in several messages: what changes them meanwhile takes two heals.
 			eventually(t, c.name+": it is counted", func() bool { return heals() > before })
 			if n := heals() - before; n > 2 {
-				t.Errorf("%s: put right in %d heals", c.name, n)
+				t.Errorf("%s: healed in %d heals", c.name, n)
 			}
 		}
 		eventually(t, "the remote pod can be reached", reachable)
@@ -106,7 +106,7 @@ func TestRoamingPeer(t *testing.T) {
 		roamed := func(n string) func() bool {
 			return func() bool { return metric(t, `semaphore_agent_peers_roamed{cluster="c2",device="wireguard.c2"}`) == n }
 		}
-		// From here the remote node sends from another port, and hears nothing at the one that it told.
+		// From here the remote node sends from another port, and hears nothing at the one that it announced.
 		port := 51999
 		must(t, r.Do(func() error { return r.host.Configure(remoteDevice, wgtypes.Config{ListenPort: &port}) }))
 		c, err := r.ListenPacket(t.Context(), "udp", "10.2.1.1:0")
@@ -124,7 +124,7 @@ func TestRoamingPeer(t *testing.T) {
 		}()
 		t.Cleanup(func() { c.Close(); <-ended })
 		eventually(t, "WireGuard has followed the peer", func() bool { return at() == "192.0.2.2:51999" })
-		eventually(t, "it is told that the peer has roamed", roamed("1"))
+		eventually(t, "it is reported that the peer has roamed", roamed("1"))
 		looks := metric(t, "semaphore_agent_look_seconds_count")
 		eventually(t, "it is looked at again, and again", func() bool {
 			var before, now int
@@ -146,7 +146,7 @@ func TestRoamingPeer(t *testing.T) {
 		if at() != "192.0.2.2:51999" {
 			t.Errorf("the peer is at %s", at())
 		}
-		// The node tells of its new end.
+		// The node announces its new endpoint.
 		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51999", "10.2.1.0/24"))
 		eventually(t, "all is programmed", b.done)
 		eventually(t, "the peer is where it is wanted", roamed("0"))
@@ -156,7 +156,7 @@ func TestRoamingPeer(t *testing.T) {
 }
 
 // CIDRs and keys that pass from node to node, in one message or in several, and whatever comes first in it, end
-// where they are wanted: WireGuard itself gives a prefix to whoever was set last.
+// where they are wanted: WireGuard itself gives a prefix to the peer that was set last.
 func TestMoves(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -241,7 +241,8 @@ func TestMoves(t *testing.T) {
 	})
 }
 
-// F32: one poison node among 1,000 is left out and told; the others are programmed, and go on changing, each by itself.
+// F32: one poison node among 1,000 is left out and reported; the others are programmed, and can still change, each by
+// itself.
 func TestF32(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -268,7 +269,7 @@ func TestF32(t *testing.T) {
 			t.Errorf("%s refused", got)
 		}
 		if problem := b.reportOf("c2").GetProblem(); !strings.HasPrefix(problem, "peer poison: public key") {
-			t.Errorf("told: %q", problem)
+			t.Errorf("reported: %q", problem)
 		}
 		singles := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`)
 		for i := range 10 {
@@ -285,6 +286,6 @@ func TestF32(t *testing.T) {
 		b.say(peerOf("c2", "poison", publicKey(5000), "192.0.2.9:51820", "10.99.0.0/16"))
 		eventually(t, "the antidote is programmed",
 			func() bool { return b.done() && len(deviceOn(t, h, device).Peers) == 1000 })
-		eventually(t, "nothing is told any more", func() bool { return b.reportOf("c2").GetProblem() == "" })
+		eventually(t, "nothing is reported any longer", func() bool { return b.reportOf("c2").GetProblem() == "" })
 	})
 }

@@ -342,7 +342,7 @@ func TestPermissiveWithALooseFilter(t *testing.T) {
 }
 
 // Where a strict filter would drop what the other end still sends in the clear, packets stay in the clear, and that is
-// told, until the filter is loose.
+// reported, until the filter is loose.
 func TestPermissiveWithAStrictFilter(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -358,7 +358,7 @@ func TestPermissiveWithAStrictFilter(t *testing.T) {
 		h := newHost(t)
 		eventually(t, "there is a session",
 			func() bool { return deviceOn(t, h, device).Peers[0].LastHandshakeTime.Unix() > 0 })
-		eventually(t, "it is told",
+		eventually(t, "it is reported",
 			func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "rp_filter is strict on eth0") })
 		// The other end sends through the tunnel by now: that of its packets nothing is dropped, although they come by
 		// another way than this node's go, is the loose filter of the device.

@@ -214,12 +214,12 @@ func TestPolicyRetry(t *testing.T) {
 			t.Errorf("reported revision %d, ready: %v", s.done(), err)
 		}
 		if got := s.reported("c2").GetProblem(); !strings.Contains(got, "no such module") {
-			t.Errorf("the broker is told %q", got)
+			t.Errorf("the agent reports %q", got)
 		}
 		s.kernel.Fail("Create", nil)
 		s.after(31 * time.Second)
 		if s.done() != 2 || s.ready() != nil || s.reported("c2").GetProblem() != "" {
-			t.Errorf("mended: reported revision %d, ready: %v, problem %q", s.done(), s.ready(), s.reported("c2").GetProblem())
+			t.Errorf("repaired: reported revision %d, ready: %v, problem %q", s.done(), s.ready(), s.reported("c2").GetProblem())
 		}
 	})
 }
@@ -258,7 +258,7 @@ func TestPolicyPartialFailure(t *testing.T) {
 		s.kernel.Fail("AddRoute", nil)
 		s.after(31 * time.Second)
 		if d, _ := s.kernel.Device(device); len(d.Routes) != 1 || s.reported("c2").GetProblem() != "" {
-			t.Errorf("mended: routes %v, problem %q", d.Routes, s.reported("c2").GetProblem())
+			t.Errorf("repaired: routes %v, problem %q", d.Routes, s.reported("c2").GetProblem())
 		}
 	})
 }
@@ -291,7 +291,7 @@ func TestPolicyHeal(t *testing.T) {
 	})
 }
 
-// Whoever changes a device again and again is met less and less, and reported.
+// Changes that another program makes to a device again and again are healed less and less often, and reported.
 func TestPolicyContest(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1")...)
@@ -311,7 +311,7 @@ func TestPolicyContest(t *testing.T) {
 			t.Errorf("%d heals in the third minute; want one every 30 s", n)
 		}
 		if got := s.reported("c2").GetProblem(); !strings.Contains(got, "another program keeps changing the device") {
-			t.Errorf("the broker is told %q", got)
+			t.Errorf("the agent reports %q", got)
 		}
 	})
 }
@@ -345,7 +345,7 @@ func earlier(cfg *config.Agent, cluster string, peers ...wgtypes.Peer) *wireguar
 	}
 }
 
-// An agent that starts without a broker adds what an earlier one was told, and takes nothing away before a broker has
+// An agent that starts without a broker adds what an earlier one had received, and removes nothing before a broker has
 // said so.
 func TestPolicyRestore(t *testing.T) {
 	stateFile := func(n *kerneltest.Node, cfg *config.Agent) {
@@ -478,7 +478,7 @@ func TestPolicyRotation(t *testing.T) {
 			t.Error("the key is replaced although the remote would not learn of the new one")
 		}
 		if got := s.reported("c2").GetProblem(); !strings.Contains(got, "its broker is gone") {
-			t.Errorf("why the key waits is told as %q", got)
+			t.Errorf("why the key waits is reported as %q", got)
 		}
 		s.receive(t, undelivered())
 		s.after(time.Second)
@@ -523,7 +523,7 @@ func TestPolicyRotationThatFails(t *testing.T) {
 		must(t, os.Mkdir(path, 0o700))
 		s.receive(t, rotateKey(0, false))
 		if got := s.reported("c2").GetProblem(); !strings.Contains(got, "new private key of "+device) {
-			t.Errorf("the broker is told %q", got)
+			t.Errorf("the agent reports %q", got)
 		}
 		if d, _ := s.kernel.Device(device); string(d.PublicKey[:]) != second || s.publicOf(t) != second {
 			t.Error("the device has lost its key")

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/schedule"
 )
 
-// F29: a listen port that someone has is told, holds no other device back, takes none of what stands away, and is
+// F29: a listen port that another program has is reported, delays no other device, removes nothing that exists, and is
 // had once it is free.
 func TestF29ListenPortIsTaken(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
@@ -35,18 +35,18 @@ func TestF29ListenPortIsTaken(t *testing.T) {
 			deviceOf("c4", 51904, "10.4.0.0/16"), peerOf("c4", "n1", publicKey(2), "192.0.2.9:51820", "10.4.1.0/24"),
 		)
 		for _, cluster := range []string{"c2", "c3"} {
-			eventually(t, "the port is told of "+cluster, func() bool {
+			eventually(t, "the port is reported of "+cluster, func() bool {
 				return strings.Contains(b.reportOf(cluster).GetProblem(), "listen port")
 			})
 			t.Log(b.reportOf(cluster).GetProblem())
 		}
 		eventually(t, "the other device is set", func() bool { return b.reportOf("c4").GetPeers() == 1 })
 		if port := b.reportOf("c3").GetListenPort(); port != 0 {
-			t.Errorf("a port that it does not have is told: %d", port)
+			t.Errorf("a port that it does not have is reported: %d", port)
 		}
 		time.Sleep(nodetest.Patience(2 * schedule.MinRetry)) // both devices are tried again, and read
 		if port := b.reportOf("c3").GetListenPort(); port != 0 {
-			t.Errorf("a port that it does not have is told after another try: %d", port)
+			t.Errorf("a port that it does not have is reported after another try: %d", port)
 		}
 		if d := deviceOn(t, h, device); d.ListenPort != 51820 || len(d.Peers) != 1 ||
 			b.reportOf("c2").GetListenPort() != 51820 {
@@ -68,12 +68,12 @@ func TestF29ListenPortIsTaken(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 		if p := b.reportOf("c2").GetProblem() + b.reportOf("c3").GetProblem(); p != "" {
-			t.Errorf("still told: %s", p)
+			t.Errorf("still reported: %s", p)
 		}
 	})
 }
 
-// Without IPv6 on the node, the routes that need it are told, and the rest is done.
+// Without IPv6 on the node, the routes that need it are reported, and the rest is done.
 func TestNoIPv6(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		for _, where := range []string{"all", "default"} {
@@ -90,7 +90,7 @@ func TestNoIPv6(t *testing.T) {
 		eventually(t, "all that can be is programmed", b.done)
 		d, got := deviceOn(t, newHost(t), device), b.reportOf("c2")
 		if !bytes.Equal(got.GetPublicKey(), d.PublicKey[:]) || got.GetListenPort() != 51820 {
-			t.Errorf("the broker is told %v", got)
+			t.Errorf("the agent reports %v", got)
 		}
 		if !strings.Contains(got.GetProblem(), "fd00:2::/48") {
 			t.Errorf("the problem is %q", got.GetProblem())
@@ -103,7 +103,7 @@ func TestNoIPv6(t *testing.T) {
 		if code, page := fetch("readyz"); code != http.StatusOK || !strings.Contains(page, "fd00:2::/48") {
 			t.Errorf("readyz: %d %s", code, page)
 		}
-		// What is known to fail is not tried at each look, nor counted as put right.
+		// What is known to fail is not tried at each look, nor counted as healed.
 		syncs := metric(t, `semaphore_wg_sync_peers_total{cluster="c2",device="wireguard.c2",success="1"}`)
 		time.Sleep(3 * time.Second)
 		var before, after int

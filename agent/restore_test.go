@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// changesOf counts what the kernel tells of interfaces and routes until it is asked, which ends it.
+// changesOf counts the kernel's notifications of interfaces and routes until it is asked, which ends it.
 func changesOf(t *testing.T) (told func() int64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -54,7 +54,7 @@ func kept(t *testing.T, a *running, cfg *config.Agent) {
 	}
 }
 
-// F7: an agent that starts without a broker touches nothing that stands, is ready, tells how old its state is, and
+// F7: an agent that starts without a broker touches nothing that exists, is ready, reports how old its state is, and
 // puts back what is missing; and the broker that comes back changes nothing.
 func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		tr = startTraffic(t)
 		told = changesOf(t)
 		b.restart(t, "B")
-		eventually(t, "all is told as done", b.done)
+		eventually(t, "all is reported as done", b.done)
 		eventually(t, "the state is the broker's", func() bool { return statesBy(t, "broker") && !statesBy(t, "cache") })
 		if n := told(); n != 0 {
 			t.Errorf("%d changes of interfaces or routes by the broker's return", n)
@@ -111,7 +111,7 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		file, err := os.ReadFile(cfg.StateFile)
 		must(t, err)
 		a = run(t, cfg)
-		eventually(t, "all is told as done", b.done)
+		eventually(t, "all is reported as done", b.done)
 		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.9:51820", "10.2.2.0/24"))
 		eventually(t, "the new peer is there", b.done)
 		kept(t, a, cfg)
@@ -151,7 +151,7 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 		told := changesOf(t)
 		// The broker says it all again.
 		b.restart(t, "B")
-		eventually(t, "all is told as done", b.done)
+		eventually(t, "all is reported as done", b.done)
 		if n := told(); n != 0 {
 			t.Errorf("%d changes of interfaces or routes by the broker's return", n)
 		}
@@ -163,7 +163,7 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 			t.Errorf("it says that it holds %v of epoch %q", got, b.hello(1).GetResumeEpoch())
 		}
 
-		// The key is lost with the reboot: a new one, which the broker is told.
+		// The key is lost with the reboot: a new one, which the agent reports to the broker.
 		kept(t, a, cfg)
 		must(t, removeKeys(new(bytes.Buffer), cfg.WGKeyPath, func(string) bool { return true }))
 		must(t, h.Delete(device))
@@ -178,7 +178,7 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 			t.Error("the key that was lost is there")
 		}
 		b.restart(t, "C")
-		eventually(t, "the new key is told", func() bool {
+		eventually(t, "the new key is reported", func() bool {
 			now := deviceOn(t, h, device).PublicKey
 			return b.done() && bytes.Equal(b.reportOf("c2").GetPublicKey(), now[:])
 		})
@@ -234,7 +234,7 @@ func TestStateFileIsRefused(t *testing.T) {
 		}
 		b.restart(t, "B")
 		a = run(t, cfg)
-		eventually(t, "all is told as done", b.done)
+		eventually(t, "all is reported as done", b.done)
 		kept(t, a, cfg)
 	})
 }
@@ -259,7 +259,7 @@ func TestRemovedWhileAway(t *testing.T) {
 		b.mu.Unlock()
 		b.restart(t, "B")
 		a = run(t, cfg)
-		eventually(t, "the device that nobody wants is told", func() bool { return b.reportOf("c3") != nil })
+		eventually(t, "the device that nobody wants is reported", func() bool { return b.reportOf("c3") != nil })
 		deviceOn(t, h, "wireguard.c3") // does not go before anyone has said so
 		b.say(noDevice("c3"))
 		eventually(t, "it goes", func() bool {

@@ -66,8 +66,8 @@ func TestRoutesMoveToOurTable(t *testing.T) {
 }
 
 // Someone gives the node an address inside a remote's subnet, as docker and libvirt do: every packet for the subnet
-// goes on through the tunnel, the node stays ready, and it is told what to do. A new subnet with such an address in it
-// is refused, alone. All of this holds for an agent that starts again, and for a node that boots.
+// still goes through the tunnel, the node stays ready, and the report says what to do. A new subnet with such an
+// address in it is refused, alone. All of this holds for an agent that starts again, and for a node that boots.
 func TestAddressInsideARemotesSubnet(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, r, a := connect(t)
@@ -90,7 +90,7 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 		}
 		stands := func(when string) {
 			t.Helper()
-			eventually(t, when+": it is told", told)
+			eventually(t, when+": it is reported", told)
 			if !ready() {
 				t.Errorf("%s: not ready", when)
 			}
@@ -152,7 +152,7 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 		eventually(t, "the remote pod can be reached", reachable)
 
 		ip(t, "link del docker0")
-		eventually(t, "nothing is told any more", func() bool {
+		eventually(t, "nothing is reported any longer", func() bool {
 			return b.reportOf("c2").GetProblem() == "" &&
 				metric(t, `semaphore_agent_subnet_conflicts{cluster="c2",device="wireguard.c2"}`) == "0"
 		})
@@ -324,7 +324,7 @@ func TestServicesFromTheNode(t *testing.T) {
 			t.Errorf("without an address: routes %v, sources %v", d.Routes, d.Sources)
 		}
 		for _, p := range b.problems() {
-			t.Errorf("told: %s", p)
+			t.Errorf("reported: %s", p)
 		}
 	})
 }

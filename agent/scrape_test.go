@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// What tells of remotes' nodes, keys and addresses, is read on the node itself and by whom the configuration names, and
-// by nobody else.
+// Metrics with remotes' nodes, keys and addresses can be read on the node itself and by those whom the configuration
+// names, and by nobody else.
 func TestPeersAreNoStrangersBusiness(t *testing.T) {
 	a := idle(t)
 	reg := prometheus.NewRegistry()

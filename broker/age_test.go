@@ -8,8 +8,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// An exporter that stops in the middle of a stream, its connection open: the age of what it told is true all the time
-// (I9 asks for ±1 s), for each kind that it told whole, and unknown for one that it did not.
+// An exporter that stops in the middle of a stream, its connection open: the age of what it sent is right all the time
+// (I9 asks for ±1 s), for each kind of which it sent a whole snapshot, and unknown for one of which it did not.
 func TestAgeOfAStalledStream(t *testing.T) {
 	noLeaks(t)
 	c := newClusters(t, "c1", "c2", "c3")
@@ -51,13 +51,13 @@ func TestAgeOfAStalledStream(t *testing.T) {
 			}
 		}
 		if service.LastHeard != nil {
-			t.Errorf("services, which were not told whole, were heard of at %s", service.LastHeard.AsTime())
+			t.Errorf("services, of which no whole snapshot was sent, were heard of at %s", service.LastHeard.AsTime())
 		}
 		if !link.Connected {
 			t.Error("not connected")
 		}
 	}
-	// It goes on: young again.
+	// It continues: young again.
 	e.send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
 		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: semaphorev1.Kind_KIND_SERVICE, Revision: 1},
 	}})

@@ -312,7 +312,7 @@ type agentStream struct {
 	t      *testing.T
 	stream grpc.BidiStreamingClient[semaphorev1.AttachRequest, semaphorev1.AttachResponse]
 	cancel context.CancelFunc
-	// state is what it was told: devices and peers, a line each.
+	// state is what it received: devices and peers, a line each.
 	state    map[string]string
 	clusters []string
 	revision uint64
@@ -373,7 +373,7 @@ func (a *agentStream) until(what, want string, clusters ...string) {
 		if got := strings.Join(lines, "\n"); got == want && slices.Equal(a.clusters, clusters) {
 			return
 		} else if m, err := a.stream.Recv(); err != nil {
-			a.t.Fatalf("%s: %v; told so far:\n%s\nsynced %v", what, err, got, a.clusters)
+			a.t.Fatalf("%s: %v; received so far:\n%s\nsynced %v", what, err, got, a.clusters)
 		} else {
 			a.take(m)
 		}
@@ -507,7 +507,7 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 			t.Error("not resumed")
 		}
 		if _, err := agent.stream.Recv(); err == nil {
-			t.Error("the older stream of the node goes on")
+			t.Error("the older stream of the node is still open")
 		}
 		e.send(changesFrom(106, nodeObject("n4", 24, "10.2.4.0/24")))
 		e.acked(106)
@@ -519,7 +519,7 @@ peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 	})
 	t.Run("a device that no remote has", func(t *testing.T) {
 		agent.report(&semaphorev1.DeviceReport{Cluster: "gone", Interface: "wireguard.gone"})
-		agent.until("told to remove it", `
+		agent.until("it is sent the removal", `
 device c2: as before
 device gone: to go
 peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")

@@ -78,7 +78,7 @@ func (w *world) unwritten(before map[string]string) {
 	w.t.Helper()
 	for what, is := range w.written() {
 		if !strings.HasPrefix(what, "pool ") && before[what] != is {
-			w.t.Errorf("written anew: %s: %s, was %s", what, is, before[what])
+			w.t.Errorf("written again: %s: %s, was %s", what, is, before[what])
 		}
 	}
 }
@@ -151,7 +151,7 @@ func TestDrainRPC(t *testing.T) {
 		Lasts: durationpb.New(time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
-	w.has("one is out of use", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
+	w.has("one is not used", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
 	held := w.status(w.cfg).GetDrains()
 	if len(held) != 1 || held[0].Endpoints != 1 || held[0].Services != 1 || held[0].By != "ops" ||
 		held[0].Until.AsTime().Sub(held[0].Since.AsTime()) != time.Hour {
@@ -169,7 +169,7 @@ func TestDrainRPC(t *testing.T) {
 		t.Errorf("%v, %v", rest, err)
 	}
 	const none = "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5-"
-	w.has("all are out of use", none)
+	w.has("none is used", none)
 	unknown, err := operator.Drain(ctx,
 		&semaphorev1.DrainRequest{Target: &semaphorev1.DrainTarget{Cluster: "c3", Namespace: "shop", Service: "echo"},
 			DryRun: true})
@@ -205,7 +205,7 @@ func TestDrainRPC(t *testing.T) {
 		t.Fatal(err)
 	}
 	const unreadable = "drain mine of ConfigMap semaphore/semaphore-drains is not active: "
-	eventually(t, "the status tells of what cannot be read", func() (bool, string) {
+	eventually(t, "the status reports what cannot be read", func() (bool, string) {
 		p := w.status(w.cfg).GetProblems()
 		return slices.ContainsFunc(p, func(p string) bool { return strings.HasPrefix(p, unreadable) }), fmt.Sprint(p)
 	})
@@ -225,7 +225,7 @@ func TestDrainRPC(t *testing.T) {
 }
 
 // While it is not known what is drained nothing of services is written, as it would put what is drained into use; all
-// else goes on.
+// else continues.
 func TestDrainsFirst(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -252,7 +252,7 @@ func TestDrainsFirst(t *testing.T) {
 	limited.Impersonate.Groups = []string{"system:authenticated"} // who may ask what is served
 	w.cfg.Kube.KubeConfigPath = kubetest.Kubeconfig(t, limited)
 	stop, _ := w.launch(w.cfg)
-	eventually(t, "told what is missing", func() (bool, string) {
+	eventually(t, "it is reported what is missing", func() (bool, string) {
 		_, text := get("http://" + w.cfg.Listen.HTTP + "/readyz")
 		return strings.Contains(text, "drains: those of the cluster are not known yet"), text
 	})
@@ -283,7 +283,7 @@ func TestDrainsFirst(t *testing.T) {
 	stop()
 }
 
-// talking is what an agent tells of its device to c2.
+// talking is what an agent reports of its device to c2.
 func talking(peers uint32) *semaphorev1.DeviceReport {
 	return &semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: slices.Repeat([]byte{7}, 32),
 		ListenPort: 51822, Peers: 1, PeersTalking: peers, PeersIdle: 1 - peers}
@@ -308,7 +308,7 @@ func TestGoneRemote(t *testing.T) {
 	w.has("both are in use", here)
 	agent := w.attach("", 0)
 	agent.report(talking(1))
-	eventually(t, "the agent has told", func() (bool, string) {
+	eventually(t, "the agent has reported", func() (bool, string) {
 		s := w.status(w.cfg).GetTunnels()
 		return len(s) > 0 && s[0].GetNodesTalking() == 1, fmt.Sprint(s)
 	})

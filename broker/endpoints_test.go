@@ -119,7 +119,7 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 		t.Fatal(err)
 	}
 	send(serviceObject("shop", "s6", 80), sliceObject("shop", "s6-x", "s6", "10.2.1.6"))
-	w.told(t, "NameTaken", mirrorOf("s6"), "did not create")
+	w.reported(t, "NameTaken", mirrorOf("s6"), "did not create")
 	mirrored := func() (of []string) {
 		all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(ctx,
 			metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=endpointslicemirroring-controller.k8s.io"})

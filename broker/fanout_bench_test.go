@@ -167,7 +167,7 @@ type peeringBroker struct {
 	registry *prometheus.Registry
 	listener *counting
 	stop     func()
-	// acks are the Applied that came, and acked tells of each that makes wanted full.
+	// acks are the Applied that came, and acked receives each that makes wanted full.
 	acks, wanted atomic.Int64
 	acked        chan struct{}
 }
@@ -236,13 +236,13 @@ func (p *peeringBroker) value(b testing.TB, name string) float64 {
 	return sum
 }
 
-// benchAgent attaches as a node, again after a while where that fails, and acknowledges all it is told. told is
+// benchAgent attaches as a node, again after a while where that fails, and acknowledges all it receives. received is
 // called with each message.
 func benchAgent(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello,
-	told func(*semaphorev1.AttachResponse)) {
+	received func(*semaphorev1.AttachResponse)) {
 	// as internal/stream/link waits
 	for wait := 500 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, 15*time.Second) {
-		_ = benchStream(ctx, f, address, node, hello, told)
+		_ = benchStream(ctx, f, address, node, hello, received)
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait/2 + rand.N(wait/2)):
@@ -251,7 +251,7 @@ func benchAgent(ctx context.Context, f files, address, node string, hello *semap
 }
 
 func benchStream(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello,
-	told func(*semaphorev1.AttachResponse)) error {
+	received func(*semaphorev1.AttachResponse)) error {
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(f.client())),
 		grpc.WithStaticStreamWindowSize(1<<20), grpc.WithStaticConnWindowSize(1<<20))
 	if err != nil {
@@ -288,7 +288,7 @@ func benchStream(ctx context.Context, f files, address, node string, hello *sema
 				return err
 			}
 		}
-		told(m)
+		received(m)
 	}
 }
 
@@ -472,7 +472,7 @@ func resident(b testing.TB) (rss, stacks, heap int64) {
 }
 
 // BenchmarkFanOutHerd is 1,000 agents that come back at once to a broker that has restarted and has 5,000 peers to
-// tell them, until all are told that they know all: with the digest of what they hold, and without, as agents of old;
+// send, until all have received that they know all: with the digest of what they hold, and without, as agents of old;
 // "late" is the broker that learns of the remote only after the agents have come. The floor beside them is as many TLS
 // handshakes and reviews of tokens.
 func BenchmarkFanOutHerd(b *testing.B) {
@@ -498,14 +498,14 @@ func BenchmarkFanOutHerd(b *testing.B) {
 				}
 				ctx, cancel := context.WithCancel(context.Background())
 				var wg sync.WaitGroup
-				var synced, current, told atomic.Int64
+				var synced, current, received atomic.Int64
 				for i := range benchAgents {
 					wg.Go(func() {
 						first, whole := true, true
 						benchAgent(ctx, f, p.address(), fmt.Sprintf("n%d", i),
 							&semaphorev1.AgentHello{ResumeEpoch: "of old", ResumeRevision: 1, Held: c.held},
 							func(m *semaphorev1.AttachResponse) {
-								told.Add(int64(len(m.GetChanges().GetChanges())))
+								received.Add(int64(len(m.GetChanges().GetChanges())))
 								// Once each, also where a stream breaks and another begins.
 								if m.GetSynced() != nil && first {
 									first = false
@@ -523,7 +523,7 @@ func BenchmarkFanOutHerd(b *testing.B) {
 					p.state.Update("c2", m, nil)
 				}
 				benchUntil(b, "all are current", func() bool { return current.Load() == benchAgents })
-				sent, changes = p.listener.sent.Load(), told.Load()
+				sent, changes = p.listener.sent.Load(), received.Load()
 				cancel()
 				wg.Wait()
 				p.stop()
@@ -531,7 +531,7 @@ func BenchmarkFanOutHerd(b *testing.B) {
 			b.ReportMetric(float64(sent)/benchAgents, "bytes/agent")
 			b.ReportMetric(float64(changes)/benchAgents, "changes/agent")
 			if c.held != nil && changes > 0 {
-				b.Errorf("%d changes were told to agents that hold all", changes)
+				b.Errorf("%d changes were sent to agents that hold all", changes)
 			}
 		})
 	}

@@ -204,9 +204,9 @@ func (w *world) sliceOf(t *testing.T, service string) *discoveryv1.EndpointSlice
 	return &all[0]
 }
 
-// reused: an address passes to another pod, in the same service and to that of another, told in each order.
+// reused: an address passes to another pod, in the same service and to that of another, sent in each order.
 func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
-	// Whoever follows the slices sees the address of the service that keeps it all the time.
+	// A watch of the slices shows the address of the service that keeps it all the time.
 	watch, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").Watch(t.Context(),
 		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + mirrorOf("s1")})
 	if err != nil {
@@ -271,8 +271,8 @@ func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
 	w.has("as at first", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 }
 
-// refusedObjects: a quota, and a policy of the apiserver's admission, refuse one object each. It waits alone, is told,
-// and is made once it is let.
+// refusedObjects: a quota, and a policy of the apiserver's admission, refuse one object each. It waits alone, is
+// reported, and is made once it is let.
 func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) {
 	ctx := t.Context()
 	policy := &admissionv1.ValidatingAdmissionPolicy{
@@ -314,7 +314,7 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 	rest := "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s0 c2 10.2.1.11+\nc2-shop-73736d-s1 c2 " +
 		"10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+\nc2-shop-73736d-s4 c2 10.2.1.5+"
 	w.has("the rest", rest)
-	w.told(t, "WriteFailed", mirrorOf("s3"), "s3 is not for us")
+	w.reported(t, "WriteFailed", mirrorOf("s3"), "s3 is not for us")
 	// It waits longer each time, and others do not wait for it. What changes of it is tried once a second.
 	requests := w.failures(t, "error")
 	for i := range 30 {
@@ -331,7 +331,7 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 	}
 	w.hasWithin(t, "let in", time.Minute,
 		strings.Replace(rest, "\nc2-shop-73736d-s4", "\nc2-shop-73736d-s3 c2 10.2.1.4+\nc2-shop-73736d-s4", 1))
-	w.untold(t, mirrorOf("s3"))
+	w.unreported(t, mirrorOf("s3"))
 
 	// Nobody counts what a quota has here but the apiserver itself, from what its status says.
 	quota, err := w.admin.CoreV1().ResourceQuotas("semaphore").Create(ctx, &corev1.ResourceQuota{
@@ -355,7 +355,7 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 		return err != nil && strings.Contains(err.Error(), "exceeded quota"), fmt.Sprint(err)
 	})
 	send(append(shopOf(6)[10:], sliceObject("shop", "s0-x", "s0", "10.2.1.1"))...)
-	w.told(t, "WriteFailed", mirrorOf("s5"), "exceeded quota")
+	w.reported(t, "WriteFailed", mirrorOf("s5"), "exceeded quota")
 	eventually(t, "slices flow", func() (bool, string) {
 		got := w.endpoints()
 		return !strings.Contains(got, "10.2.1.11"), got
@@ -363,12 +363,12 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 	if err := w.admin.CoreV1().ResourceQuotas("semaphore").Delete(ctx, "few", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.untold(t, mirrorOf("s5"))
+	w.unreported(t, mirrorOf("s5"))
 	w.made(t, mirrorOf("s5"))
 }
 
-// told waits until an Event, the status and a metric tell of an object.
-func (w *world) told(t *testing.T, reason, object, why string) {
+// reported waits until an Event, the status and a metric report an object.
+func (w *world) reported(t *testing.T, reason, object, why string) {
 	t.Helper()
 	eventually(t, "an Event", func() (bool, string) {
 		all, err := w.admin.EventsV1().Events("semaphore").List(t.Context(), metav1.ListOptions{})
@@ -396,8 +396,8 @@ func (w *world) told(t *testing.T, reason, object, why string) {
 	}
 }
 
-// untold waits until the status tells of an object no more.
-func (w *world) untold(t *testing.T, object string) {
+// unreported waits until the status no longer reports an object.
+func (w *world) unreported(t *testing.T, object string) {
 	t.Helper()
 	within(t, time.Minute, "the status", func() (bool, string) {
 		problems := w.status(w.cfg).GetProblems()
@@ -445,7 +445,7 @@ func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
 		t.Fatal(err)
 	}
 	send(shopOf(7)[12:]...)
-	w.told(t, "NameTaken", mirrorOf("s6"), "did not create")
+	w.reported(t, "NameTaken", mirrorOf("s6"), "did not create")
 	now, err := services.Get(ctx, mirrorOf("s6"), metav1.GetOptions{})
 	if err != nil || now.ResourceVersion != theirs.ResourceVersion {
 		t.Errorf("it is %v, %v", now, err)
@@ -457,7 +457,7 @@ func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
 	if err := services.Delete(ctx, mirrorOf("s6"), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.untold(t, mirrorOf("s6"))
+	w.unreported(t, mirrorOf("s6"))
 }
 
 // odd is services of every shape.
@@ -580,7 +580,7 @@ func (w *world) versions(t *testing.T) map[string]string {
 	return out
 }
 
-// terminating: in a namespace that is being deleted nothing can be made, and all else goes on.
+// terminating: in a namespace that is being deleted nothing can be made, and all else continues.
 func (w *world) terminating(t *testing.T) {
 	ctx := context.WithoutCancel(t.Context())
 	stop := w.start(w.cfg)

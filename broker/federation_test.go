@@ -281,7 +281,7 @@ func TestFederation(t *testing.T) {
 			t.Errorf("what it exported went with it: %v", s)
 		}
 	})
-	t.Run("goes on where it was", func(t *testing.T) {
+	t.Run("resumes where it was", func(t *testing.T) {
 		e := publish(t, dial(t, "c2", "exporter"))
 		e.send(helloMessage("c2", "e1", 4, kind))
 		if w := e.recv().GetWelcome(); w.GetResumeEpoch() != "e1" || w.GetResumeRevision() != 4 {
@@ -359,7 +359,7 @@ func TestFederation(t *testing.T) {
 		if err := e.err(); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%v", err)
 		}
-		eventually(t, "told", func() (bool, string) {
+		eventually(t, "reported", func() (bool, string) {
 			s := server.Status()[1]
 			return strings.Contains(s.LastError, "before hello"), s.String()
 		})

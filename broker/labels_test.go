@@ -72,7 +72,7 @@ func TestLabelsOfASource(t *testing.T) {
 		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	become("a label that somebody adds stays, and one of the source's is put right",
+	become("a label that somebody adds stays, and one of the source's is restored",
 		"app.kubernetes.io/name=echo argo=mine team=shop")
 
 	e.send(changesFrom(101, labelled(serviceObject("shop", "echo", 80), "app.kubernetes.io/version", "2")))
@@ -195,26 +195,26 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 			out = append(out, o.GetKey().GetName()+" "+o.GetCode())
 			for _, secret := range []string{"c1", "c3"} {
 				if strings.Contains(o.GetReason(), secret) {
-					t.Errorf("c2 is told of %s: %s", secret, o.GetReason())
+					t.Errorf("c2 receives %s: %s", secret, o.GetReason())
 				}
 			}
 		}
 	}
 	var told []string
-	eventually(t, "both are told", func() (bool, string) {
+	eventually(t, "both are sent", func() (bool, string) {
 		told = append(told, beat()...)
 		slices.Sort(told)
 		return slices.Equal(told, []string{"taken not-written", long + " name-too-long"}), strings.Join(told, ", ")
 	})
 	if again := beat(); len(again) > 0 {
-		t.Errorf("told again: %q", again)
+		t.Errorf("sent again: %q", again)
 	}
 	if err := w.admin.CoreV1().Services("semaphore").Delete(t.Context(), foreign.Name,
 		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	told = nil
-	within(t, 40*time.Second, "the end is told", func() (bool, string) {
+	within(t, 40*time.Second, "the end is sent", func() (bool, string) {
 		told = append(told, beat()...)
 		return slices.Equal(told, []string{"taken "}), strings.Join(told, ", ")
 	})

@@ -98,7 +98,7 @@ func (w *world) callsReach(cfg *config.Broker, within time.Duration) {
 	}
 }
 
-// Of two brokers one works. When it stops, the other goes on in its place, and nothing that stands is written again.
+// Of two brokers one works. When it stops, the other continues in its place, and nothing that exists is written again.
 func TestTwoBrokers(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -177,7 +177,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 	sendAll(w.exporter("c2"), "e1", export...)
 	time.Sleep(500 * time.Millisecond)
 	if after := w.written(); !maps.Equal(before, after) {
-		t.Errorf("written anew:\n%v\nbefore:\n%v", after, before)
+		t.Errorf("written again:\n%v\nbefore:\n%v", after, before)
 	}
 	stopOther()
 }

@@ -158,7 +158,7 @@ func TestServiceImports(t *testing.T) {
 	own.acked(101)
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
 
-	// Somebody changes it: it is put right. What others say of it stays.
+	// Somebody changes it: it is restored. What others say of it stays.
 	last.Spec.Ports, last.Labels["theirs"] = nil, "so"
 	last.Spec.Ports = []mcsv1beta1.ServicePort{}
 	if _, err := api.Update(ctx, last); err != nil {
@@ -169,7 +169,7 @@ func TestServiceImports(t *testing.T) {
 		t.Errorf("the labels are %v", last.Labels)
 	}
 
-	// A restart writes nothing, whoever is heard first.
+	// A restart writes nothing, whichever cluster is heard first.
 	before := last.ResourceVersion
 	derived, err := service("mcs-shop-73736d-echo")
 	if err != nil {

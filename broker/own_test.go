@@ -57,7 +57,7 @@ func TestTheOwnExporter(t *testing.T) {
 	e.send(deletion(4, serviceObject("shop", "a")), deletion(5, serviceObject("shop", "b")))
 	e.acked(5)
 	if own = server.Status()[0]; own.GetKinds()[0].GetHeldBack() == 0 {
-		t.Errorf("nothing is held back: %v", own)
+		t.Errorf("nothing is retained: %v", own)
 	}
 	if len(server.Status()) != 3 {
 		t.Errorf("links: %v", server.Status())

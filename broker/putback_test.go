@@ -52,7 +52,7 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true` + c.all
 					t.Errorf("the broker ended with %v", err)
 				}
 			case <-time.After(30 * time.Second):
-				t.Fatalf("30 s after the restore the broker goes on, and has %v", w.written())
+				t.Fatalf("30 s after the restore the broker still runs, and has %v", w.written())
 			}
 			done <- nil // for the cleanup
 			w.start(w.cfg)

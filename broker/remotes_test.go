@@ -139,7 +139,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 	r.becomes("the first remote", ofC2)
 	r.shows("c2", "Accepted, Connected, Healthy, port 7775")
 
-	// The second one. The stream of the first goes on: the next change is sent on it, and acknowledged.
+	// The second one. The stream of the first continues: the next change is sent on it, and acknowledged.
 	r.create("c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 	r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
 	e2.send(changesFrom(101, serviceObject("shop", "second", 81)))
@@ -187,7 +187,7 @@ service c3-shop-73736d-fourth: 91`))
 		}
 	}
 
-	// A remote that is deleted: what is its goes, and its exporter is sent away. That of the other goes on.
+	// A remote that is deleted: what is its goes, and its exporter is sent away. That of the other continues.
 	if err := r.api.Delete(t.Context(), "c3", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

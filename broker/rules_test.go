@@ -77,7 +77,7 @@ func TestR01AStreamSpeaksForItsOwnClusterOnly(t *testing.T) {
 	if err := e.err(); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("c3 says that it is c2: %v", err)
 	}
-	eventually(t, "told", func() (bool, string) {
+	eventually(t, "reported", func() (bool, string) {
 		s := server.Status()[1]
 		return strings.Contains(s.LastError, `hello.cluster "c2": the certificate is for "c3"`), s.String()
 	})
@@ -179,7 +179,7 @@ func TestR04WhatAConnectionMayAskForIsBounded(t *testing.T) {
 		if err := e.err(); status.Code(err) != codes.ResourceExhausted {
 			t.Errorf("error %v", err)
 		}
-		eventually(t, "told", func() (bool, string) {
+		eventually(t, "reported", func() (bool, string) {
 			s := server.Status()[0]
 			return strings.Contains(s.LastError, "larger than max"), s.String()
 		})
@@ -341,7 +341,7 @@ func TestR05ARemoteThatBeginsStreamsTooOftenIsRefused(t *testing.T) {
 		!strings.Contains(err.Error(), "more than 3 streams a minute") {
 		t.Errorf("the fourth: %v", err)
 	}
-	eventually(t, "told", func() (bool, string) {
+	eventually(t, "reported", func() (bool, string) {
 		s := server.Status()[0]
 		return strings.Contains(s.LastError, "streams"), s.String()
 	})
@@ -455,7 +455,7 @@ func TestR25TheClockOfARemoteDecidesNothing(t *testing.T) {
 	}
 }
 
-// refusedLine is what the status says first of what is refused, and so without what is held back.
+// refusedLine is what the status says first of what is refused, and so without what is retained.
 func refusedLine(server *federation.Server) string {
 	lines := finding.Texts(server.Findings())
 	i := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, "refused ") })

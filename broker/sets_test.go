@@ -43,7 +43,7 @@ type setsWorld struct {
 	c1, c2   kubernetes.Interface
 	calico   *kube.CalicoClient
 	exporter func() // stops it
-	// Whoever follows one kind of sets sees these, one after the other.
+	// A watch of one kind of sets shows these, one after the other.
 	global, namespaced *follower
 	// together is who sees both.
 	together *together
@@ -490,7 +490,7 @@ func (w *setsWorld) transitions(t *testing.T) {
 		}
 	}
 
-	// Without the exporter the sets stay, and since when they were not told of is known.
+	// Without the exporter the sets stay, and since when nothing was received of them is known.
 	w.exporter()
 	since := time.Now()
 	time.Sleep(time.Second)

@@ -136,7 +136,7 @@ func TestEveryKustomizationBuilds(t *testing.T) {
 		t.Run(dir, func(t *testing.T) {
 			for _, o := range build(t, dir) {
 				if o.(metav1.Object).GetLabels()[naming.LabelManagedBy] == naming.ManagedByBroker {
-					t.Errorf("%T %s bears the label of what the broker owns: cleanup would delete it", o, o.(metav1.Object).GetName())
+					t.Errorf("%T %s has the label of what the broker owns: cleanup would delete it", o, o.(metav1.Object).GetName())
 				}
 			}
 		})

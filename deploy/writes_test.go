@@ -102,7 +102,7 @@ func leaderSlice(service string, pod *corev1.Pod,
 	return s
 }
 
-// deletePolicies deletes the admission policies of an overlay, so that the next one stands on its own.
+// deletePolicies deletes the admission policies of an overlay, so that the next one is tested alone.
 func (s *server) deletePolicies(t *testing.T, objects []runtime.Object) {
 	client := s.client("").AdmissionregistrationV1()
 	for _, o := range objects {

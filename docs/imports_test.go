@@ -90,7 +90,7 @@ var owners = map[string][]string{
 // imported by those that have "proto". Who adds an import adds it here, and to the package's comment
 // (docs/adr/0024-internal.md).
 var shared = map[string]string{
-	// Leaves: they import nothing of ours.
+	// Leaves: they import no other package of semaphore.
 	"internal/conns": "", "internal/durable": "", "internal/finding": "", "internal/naming": "", "internal/unixsocket": "",
 	"internal/volume":        "",
 	"internal/stream/digest": "", "internal/stream/journal": "", "internal/stream/link": "", "internal/stream/wire": "",

@@ -62,7 +62,7 @@ func TestTwoClusters(t *testing.T) {
 			t.Logf("%s (%s)", evidence, took.Round(100*time.Millisecond))
 		}) {
 			t.Log(scenario.Diagnose(context.WithoutCancel(ctx)))
-			t.FailNow() // each step stands on the ones before
+			t.FailNow() // each step needs the ones before
 		}
 	}
 }

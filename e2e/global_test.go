@@ -349,7 +349,7 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	must(t, iptables(node(b.c1), append([]string{"-I"}, tunnel(b.c2)...)...))
 	must(t, iptables(node(b.c2), append([]string{"-I"}, tunnel(b.c1)...)...))
 	must(t, until(ctx, session+2*settle, func() error { return b.inUse(ctx, "c2", false) }))
-	t.Logf("c2 is out of use %s after the last packet from it; until then %s",
+	t.Logf("c2 is not used %s after the last packet from it; until then %s",
 		time.Since(cut).Round(100*time.Millisecond), l)
 	select {
 	case <-time.After(patience + proxySync): // those that wait for an answer from there have their time

@@ -531,7 +531,7 @@ func (b *nodesBed) reachesAgain(ctx context.Context, t *testing.T, n *testbed.No
 	}))
 	udpEcho(t, pod)
 	reaches(ctx, t, pod, b.remote)
-	// No other node has told it a way to c2 that leads through that one.
+	// No other node has exported to it a way to c2 that leads through that one.
 	routes, err := n.Exec(ctx, "ip", "route", "show", "exact", b.c2.PodCIDR.String())
 	if must(t, err); routes != "" {
 		t.Errorf("%s has routes to c2 that a node has exported: %q", n.Name, routes)

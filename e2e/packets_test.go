@@ -218,8 +218,8 @@ func (s *Scenario) listen(t *testing.T) *wire {
 	return &wire{s, c}
 }
 
-// stop tells how many packets of WireGuard passed, and which packets passed in the clear that have the address of a pod
-// and one of the other cluster, pod or node.
+// stop returns how many packets of WireGuard passed, and which packets passed in the clear that have the address of a
+// pod and one of the other cluster, pod or node.
 func (w *wire) stop(t *testing.T) (encrypted int, inTheClear []string) {
 	t.Helper()
 	frames, err := payloads(w.c)

@@ -231,7 +231,7 @@ func (b *servicesBed) roll(ctx context.Context, t *testing.T) *rollout {
 	_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "rollout", "restart", "deployment/rolled")
 	must(t, err)
 	ready(ctx, t, b.c2, "deployment/rolled")
-	// It goes on until the last of the old pods is no more, and kube-proxy knows it.
+	// It continues until the last of the old pods is gone, and kube-proxy knows it.
 	must(t, until(ctx, 2*settle, func() error {
 		now, err := pods(ctx, b.c2, "shop", "app=rolled")
 		for _, p := range now {

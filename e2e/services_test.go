@@ -102,7 +102,7 @@ func TestServices(t *testing.T) {
 	t.Run("global", func(t *testing.T) { b.global(ctx, t) })
 }
 
-// addresses are those of c2's pods that bear a label, by their names.
+// addresses are those of c2's pods that have a label, by their names.
 func (b *servicesBed) addresses(ctx context.Context, t *testing.T, app string) map[string]string {
 	t.Helper()
 	all, err := pods(ctx, b.c2, "shop", "app="+app)
@@ -223,7 +223,7 @@ func (b *servicesBed) rollingUpdate(ctx context.Context, t *testing.T) {
 	_, err = b.c2.Kubectl(ctx, nil, "-n", "shop", "rollout", "restart", "deployment/echo")
 	must(t, err)
 	ready(ctx, t, b.c2, "deployment/echo")
-	// It goes on until the last of the old ones is no more, and the last of the new ones has been found.
+	// It continues until the last of the old ones is gone, and the last of the new ones has been found.
 	var after []corev1.Pod
 	must(t, until(ctx, 2*settle, func() error {
 		list, err := b.c2.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=echo"})

@@ -34,7 +34,7 @@ spec:
 
 // transitions changes pods of c2 in each way that changes a set. Each time a packet that must pass passes, one that
 // must not does not, and how long it took from the change, as answered by c2's apiserver, until the ipset in the kernel
-// of c1's node had followed is told: the window in which a permission is stale.
+// of c1's node had followed is logged: the window in which a permission is stale.
 func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	if err := b.c1.ApplyYAML(ctx, onlyWeb); err != nil {
 		t.Fatal(err)

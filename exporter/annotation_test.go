@@ -158,7 +158,7 @@ func TestAnnotationOfServices(t *testing.T) {
 	before := fmt.Sprint(versions())
 	e.stop()
 	e = startAs(t, limited, trust, c2.address, more)
-	within(t, "all is told by the next exporter", func() bool {
+	within(t, "all is reported by the next exporter", func() bool {
 		_, text := e.get("/metrics")
 		return strings.Contains(text, `semaphore_exporter_events_total{result="repeated"} 3`)
 	})

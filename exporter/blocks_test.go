@@ -36,7 +36,7 @@ func (s sink) Take(cluster string, r replica.Result) {
 	}
 }
 
-// peers are those that c2's agents are told of. It implements tunnels.Peers.
+// peers are those that c2's agents receive. It implements tunnels.Peers.
 type peers struct {
 	mu      sync.Mutex
 	allowed map[string]string

@@ -71,7 +71,7 @@ func TestExporter(t *testing.T) {
 				strings.Contains(text, "pods ("+naming.DefaultLabelDomain+"/name): cannot list: pods is forbidden")
 		})
 		if got := c2.holds(); got != "" {
-			t.Errorf("the broker was told of %s", got)
+			t.Errorf("the broker received %s", got)
 		}
 		if s := e.status(); s.GetReady() || len(s.GetProblems()) == 0 || s.GetLinks()[0].GetConnected() {
 			t.Errorf("status is %v", s)

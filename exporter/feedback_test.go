@@ -143,12 +143,12 @@ func TestFeedbackOnServices(t *testing.T) {
 		}
 	}
 
-	// What changes is told, and nothing else.
+	// What changes is reported, and nothing else.
 	c2.judge()
 	has(long, "Normal Offered: offered to c2 as a mirror", "Warning Refused: cluster c2: ")
 	e.stop()
 	e = startAs(t, limited, trust, c2.address, more)
-	within(t, "all is told by the next exporter", func() bool {
+	within(t, "all is reported by the next exporter", func() bool {
 		_, text := e.get("/metrics")
 		return strings.Contains(text, `semaphore_exporter_events_total{result="repeated"} 6`) &&
 			strings.Contains(text, `semaphore_exporter_events_total{result="written"} 0`)

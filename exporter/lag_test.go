@@ -24,7 +24,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// ahead is a broker on the real replica that claims to have been told more of pods than the exporter has read.
+// ahead is a broker on the real replica that claims to have received more of pods than the exporter has read.
 type ahead struct {
 	semaphorev1.UnimplementedFederationServiceServer
 	claim *semaphorev1.KindState
@@ -32,8 +32,8 @@ type ahead struct {
 	mu      sync.Mutex
 	replica *replica.Replica
 	hellos  [][]semaphorev1.Kind
-	// told has, by kind, the source revision of the end of its snapshot.
-	told map[semaphorev1.Kind]uint64
+	// ends has, by kind, the source revision of the end of its snapshot.
+	ends map[semaphorev1.Kind]uint64
 }
 
 func (b *ahead) Publish(stream grpc.BidiStreamingServer[semaphorev1.PublishRequest,
@@ -49,7 +49,7 @@ func (b *ahead) Publish(stream grpc.BidiStreamingServer[semaphorev1.PublishReque
 			b.hellos = append(b.hellos, h.GetKinds())
 		}
 		if end := m.GetSnapshotEnd(); end != nil {
-			b.told[end.GetKind()] = end.GetSourceRevision()
+			b.ends[end.GetKind()] = end.GetSourceRevision()
 		}
 		r, err := session.Receive(time.Now(), m)
 		b.mu.Unlock()
@@ -67,17 +67,17 @@ func (b *ahead) Publish(stream grpc.BidiStreamingServer[semaphorev1.PublishReque
 	}
 }
 
-func (b *ahead) state() (hellos int, told map[semaphorev1.Kind]uint64) {
+func (b *ahead) state() (hellos int, ends map[semaphorev1.Kind]uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	told = map[semaphorev1.Kind]uint64{}
-	for k, v := range b.told {
-		told[k] = v
+	ends = map[semaphorev1.Kind]uint64{}
+	for k, v := range b.ends {
+		ends[k] = v
 	}
-	return len(b.hellos), told
+	return len(b.hellos), ends
 }
 
-// TestF03AnApiserverThatLags: a broker was told newer things by an earlier exporter than what this one has read. It
+// TestF03AnApiserverThatLags: a broker received newer things from an earlier exporter than what this one has read. It
 // hears nothing of that kind before a write has passed the revision, and of the others as ever.
 func TestF03AnApiserverThatLags(t *testing.T) {
 	api := kubetest.Start(t)
@@ -103,22 +103,22 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 			SourceRevision: needed},
 		replica: replica.New("c1", "c2", "test",
 			func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil }),
-		told: map[semaphorev1.Kind]uint64{},
+		ends: map[semaphorev1.Kind]uint64{},
 	}
 	address := serve(t, trust, b)
 
 	t.Run("far behind", func(t *testing.T) {
 		e := start(t, api, trust, address)
-		within(t, "the other kinds are told", func() bool {
-			_, told := b.state()
-			return told[semaphorev1.Kind_KIND_NODE] > 0 && told[semaphorev1.Kind_KIND_SERVICE] > 0 &&
-				told[semaphorev1.Kind_KIND_ENDPOINT_SLICE] > 0
+		within(t, "the other kinds are sent", func() bool {
+			_, ends := b.state()
+			return ends[semaphorev1.Kind_KIND_NODE] > 0 && ends[semaphorev1.Kind_KIND_SERVICE] > 0 &&
+				ends[semaphorev1.Kind_KIND_ENDPOINT_SLICE] > 0
 		})
 		touch()
 		time.Sleep(2 * time.Second)
-		hellos, told := b.state()
-		if _, ok := told[kind]; ok {
-			t.Fatal("the broker was told of pods that may be old")
+		hellos, ends := b.state()
+		if _, ok := ends[kind]; ok {
+			t.Fatal("the broker received pods that may be old")
 		}
 		if hellos != 2 {
 			t.Errorf("%d streams, not the one that found out and the one without the kind", hellos)
@@ -129,7 +129,7 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 		}
 		if _, text := e.get("/metrics"); !strings.Contains(text,
 			`semaphore_exporter_apiserver_lags{cluster="c2",kind="setmember"} 1`) {
-			t.Error("no metric tells that the apiserver lags")
+			t.Error("no metric shows that the apiserver lags")
 		}
 	})
 
@@ -141,18 +141,18 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 				"raise restores in the exporter's configuration")
 		})
 		e.stop()
-		if _, told := b.state(); told[kind] > 0 {
-			t.Fatal("the broker was told of pods that may be old")
+		if _, ends := b.state(); ends[kind] > 0 {
+			t.Fatal("the broker received pods that may be old")
 		}
 		again := startAs(t, api, trust, address, "leaderElection: {enabled: false}\nrestores: 1")
-		within(t, "pods are told, to a broker that was not restarted", func() bool {
-			_, told := b.state()
-			return told[kind] > 0
+		within(t, "pods are sent, to a broker that was not restarted", func() bool {
+			_, ends := b.state()
+			return ends[kind] > 0
 		})
 		within(t, "there is no problem left", func() bool { return len(again.status().GetProblems()) == 0 })
 		again.stop()
 		b.mu.Lock()
-		delete(b.told, kind)
+		delete(b.ends, kind)
 		b.mu.Unlock()
 	})
 
@@ -165,18 +165,18 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 		within(t, "the exporter has found out", func() bool {
 			return strings.Contains(strings.Join(e.status().GetProblems(), "\n"), "the apiserver lags")
 		})
-		if _, told := b.state(); told[kind] > 0 {
-			t.Fatal("the broker was told of pods that may be old")
+		if _, ends := b.state(); ends[kind] > 0 {
+			t.Fatal("the broker received pods that may be old")
 		}
 		for touch() < needed {
 		}
-		within(t, "pods are told, of a time after the write", func() bool {
-			_, told := b.state()
-			return told[kind] >= needed
+		within(t, "pods are sent, of a time after the write", func() bool {
+			_, ends := b.state()
+			return ends[kind] >= needed
 		})
 		within(t, "there is no problem left", func() bool { return len(e.status().GetProblems()) == 0 })
 		if _, text := e.get("/metrics"); strings.Contains(text, `semaphore_exporter_apiserver_lags{`) {
-			t.Error("a metric still tells that the apiserver lags")
+			t.Error("a metric still shows that the apiserver lags")
 		}
 	})
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
-// Of two exporters one publishes. When it stops, the other goes on in its place, and the broker never lacks anything.
+// Of two exporters one publishes. When it stops, the other continues in its place, and the broker never lacks anything.
 func TestTwoExporters(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)

@@ -25,7 +25,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// counting counts what a broker is told.
+// counting counts what a broker receives.
 type counting struct {
 	broker
 	mu   sync.Mutex
@@ -46,7 +46,7 @@ func (c *counting) changes() int {
 }
 
 // The exporter follows RemoteClusters: a broker comes and goes, and sees what its rules say, while the streams to the
-// others go on and nothing is told them again. It tells the agents what bounds their broker.
+// others continue and nothing is sent to them again. It sends the agents what bounds their broker.
 func TestFollowsRemoteClusters(t *testing.T) {
 	api := kubetest.Start(t)
 	kubetest.InstallRemoteClusters(t, api)
@@ -126,7 +126,7 @@ func TestFollowsRemoteClusters(t *testing.T) {
 		t.Errorf("the stream to c2 is another: %v, and began at %s", link, since)
 	}
 	if n := c2.changes(); n != told {
-		t.Errorf("c2 was told %d changes while only c3 changed", n-told)
+		t.Errorf("c2 received %d changes while only c3 changed", n-told)
 	}
 
 	// What bounds the agents' broker: c3 by its spec; c2 once its broker has taken a port of the range.
@@ -156,13 +156,13 @@ func TestFollowsRemoteClusters(t *testing.T) {
 		t.Errorf("an agent reads %+v, %v", s, err)
 	}
 
-	// c3 goes and comes back. What ended meanwhile is not told late.
+	// c3 goes and comes back. What ended meanwhile is not sent late.
 	must(t, remotes.Delete(t.Context(), "c3", metav1.DeleteOptions{}))
 	within(t, "one stream is left", func() bool { return len(e.status().GetLinks()) == 1 })
 	must(t, admin.CoreV1().Services("shop").Delete(t.Context(), "echo", metav1.DeleteOptions{}))
 	within(t, "c2 knows the end", func() bool { return c2.holds() == "node n1, setmember shop/web" })
 	if got := c3.holds(); got != "endpointslice shop/echo-1, node n1, service shop/echo" {
-		t.Errorf("c3 was told something: it holds %s", got)
+		t.Errorf("c3 received something: it holds %s", got)
 	}
 	create("c3", `{`+specOfC3+at3+`"}}`)
 	within(t, "c3 holds what there is", func() bool { return c3.holds() == "node n1, setmember shop/web" })

@@ -67,7 +67,7 @@ func TestAnEtcdThatWasPutBack(t *testing.T) {
 			t.Errorf("the exporter ended with %v", err)
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatalf("30 s after the restore the exporter goes on, and its problems are %q", e.status().GetProblems())
+		t.Fatalf("30 s after the restore the exporter still runs, and its problems are %q", e.status().GetProblems())
 	}
 	e.done <- context.Canceled // for stop
 
@@ -89,7 +89,7 @@ func TestAnEtcdThatWasPutBack(t *testing.T) {
 	within(t, "the broker holds what there is now", func() bool { return pods() == "after web" })
 	within(t, "there is no problem left", func() bool { return len(e.status().GetProblems()) == 0 })
 	newSetMember(t, admin, "last", "10.1.1.10")
-	within(t, "what happens is told again", func() bool { return pods() == "after last web" })
+	within(t, "what happens is sent again", func() bool { return pods() == "after last web" })
 }
 
 // newSetMember is a pod of shop with an address, in a set.

@@ -15,7 +15,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestOneKindThatCannotBeRead holds back no other, and follows when it can be.
+// TestOneKindThatCannotBeRead delays no other, and follows when it can be.
 func TestOneKindThatCannotBeRead(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
@@ -43,7 +43,7 @@ func TestOneKindThatCannotBeRead(t *testing.T) {
 	limited := rest.CopyConfig(api)
 	limited.Impersonate.UserName = "exporter"
 	e := start(t, limited, trust, c2.address)
-	within(t, "what can be read is told", func() bool { return c2.holds() == "node n1, service shop/echo" })
+	within(t, "what can be read is sent", func() bool { return c2.holds() == "node n1, service shop/echo" })
 	if code, text := e.get("/readyz"); code != http.StatusServiceUnavailable ||
 		!strings.Contains(text, "pods is forbidden") {
 		t.Errorf("/readyz: %d %s", code, text)
@@ -55,7 +55,7 @@ func TestOneKindThatCannotBeRead(t *testing.T) {
 		}
 	}
 	grant("discovery.k8s.io", "endpointslices")
-	within(t, "slices are told when they can be read", func() bool {
+	within(t, "slices are sent when they can be read", func() bool {
 		return c2.holds() == "endpointslice shop/echo-1, node n1, service shop/echo"
 	})
 	grant("", "pods")

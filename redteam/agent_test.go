@@ -55,7 +55,7 @@ func (b *takenOver) say(changes ...*semaphorev1.PeeringChange) {
 	b.changed = make(chan struct{})
 }
 
-// Attach implements PeeringService. Each stream is told all that was said so far.
+// Attach implements PeeringService. Each stream is sent all that was said so far.
 func (b *takenOver) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
 	gone := make(chan error, 1)
 	go func() {

@@ -190,7 +190,7 @@ func (v *victim) get(path string) (string, error) {
 	return string(body), err
 }
 
-// metric is the sum of a metric's lines that bear all of some labels, such as `cluster="c2"`.
+// metric is the sum of a metric's lines that have all of some labels, such as `cluster="c2"`.
 func (v *victim) metric(name string, labels ...string) float64 {
 	v.t.Helper()
 	text, err := v.get("/metrics")

@@ -27,7 +27,7 @@ func TestAKeyStaysWithItsPeer(t *testing.T) {
 	}
 	honest.tell(snapshot(kind, 20, nodes...)...)
 	honest.acked(20)
-	// c2, which is listed before c3, tells of nodes with the same keys.
+	// c2, which is listed before c3, sends nodes with the same keys.
 	thief := v.publish("c2")
 	thief.tell(hello("c2", "e1", 20, kind))
 	var stolen []*semaphorev1.Object

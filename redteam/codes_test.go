@@ -34,8 +34,8 @@ func wrongSlice(name string, change func(*semaphorev1.EndpointSlice)) *semaphore
 }
 
 // TestMetricsNameWhatIsRefused: for each word of docs/security.md an object that its rule refuses is sent to the broker
-// as it is shipped, and the broker's metrics tell of it under that word, the cluster and the kind; there is no word but
-// these. The metrics of what is held back and limited are named here too: a dashboard or an alert that uses them finds
+// as it is shipped, and the broker's metrics count it under that word, the cluster and the kind; there is no word but
+// these. The metrics of what is retained and limited are named here too: a dashboard or an alert that uses them finds
 // them.
 func TestMetricsNameWhatIsRefused(t *testing.T) {
 	page, err := os.ReadFile("../docs/security.md")

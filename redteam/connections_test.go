@@ -77,8 +77,8 @@ func flood(t *testing.T, address string, config *tls.Config, n int) (stop func()
 	}
 }
 
-// TestARemoteUsesUpNoConnections: whoever has the certificate of one exporter has a share of the connections; another
-// exporter connects beside thousands of attempts.
+// TestARemoteUsesUpNoConnections: an attacker who has the certificate of one exporter has a share of the connections;
+// another exporter connects beside thousands of attempts.
 func TestARemoteUsesUpNoConnections(t *testing.T) {
 	v := start(t)
 	v.costs("2,000 connections of c2", 128<<20, func() {

@@ -85,9 +85,9 @@ func refusedBy(all []*semaphorev1.Refusal, limit string) (n int) {
 	return n
 }
 
-// TestARemoteTakesNoMoreThanItsLimits: pod CIDRs, ports and cluster IPs of a remote are bounded as shipped, what stood
-// stays when it grows over a limit or others come before it in a snapshot, and the metrics and the code of the refusals
-// tell.
+// TestARemoteTakesNoMoreThanItsLimits: pod CIDRs, ports and cluster IPs of a remote are bounded as shipped, what
+// existed stays when it grows over a limit or others come before it in a snapshot, and the metrics and the code of the
+// refusals tell.
 func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -134,7 +134,7 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 		n.GetNode().GetWireguard().PublicKey = append([]byte{byte(i), byte(i >> 8), 7}, make([]byte, 29)...)
 		nodes = append(nodes, n)
 	}
-	// 1,500 Services: 1,000 have a cluster IP. All of them come before what stood.
+	// 1,500 Services: 1,000 have a cluster IP. All of them come before what existed.
 	var services []*semaphorev1.Object
 	for i := range 1500 {
 		services = append(services, service(fmt.Sprintf("a-%d", i), 1))
@@ -151,7 +151,7 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	}
 	for _, r := range refused {
 		if name := r.GetKey().GetName(); name == "web" || name == "m1" {
-			t.Errorf("what stood is refused: %v", r)
+			t.Errorf("what existed is refused: %v", r)
 		}
 	}
 	had()
@@ -159,10 +159,10 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 		t.Errorf("%v Services are held", n)
 	}
 	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="service"`, `code="over-quota"`); n != 502 {
-		t.Errorf("semaphore_broker_refused_total tells of %v Services", n)
+		t.Errorf("semaphore_broker_refused_total counts %v Services", n)
 	}
 	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="node"`, `code="over-quota"`); n < 144 {
-		t.Errorf("semaphore_broker_refused_total tells of %v nodes", n)
+		t.Errorf("semaphore_broker_refused_total counts %v nodes", n)
 	}
 	time.Sleep(5 * time.Second)
 	web := false
@@ -171,13 +171,13 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 		web = web || s.Name == "c2-shop-73736d-web" && len(s.Spec.Ports) == 100
 	}
 	if len(all) > 1000 || !web {
-		t.Errorf("%d Services were made; what stood is there: %v", len(all), web)
+		t.Errorf("%d Services were made; what existed is there: %v", len(all), web)
 	}
-	t.Logf("%d Services made of 1,501 told", len(all))
+	t.Logf("%d Services made of 1,501 sent", len(all))
 }
 
-// TestTheBrakeSeesWhatIsEmptiedAndRefused: who tells of all its objects so that they are refused, or that nothing is
-// left in them, takes down no more than who deletes them.
+// TestTheBrakeSeesWhatIsEmptiedAndRefused: a remote that sends all its objects so that they are refused, or that
+// nothing is left in them, takes down no more than who deletes them.
 func TestTheBrakeSeesWhatIsEmptiedAndRefused(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -216,7 +216,7 @@ func TestTheBrakeSeesWhatIsEmptiedAndRefused(t *testing.T) {
 		}
 		return nil
 	})
-	// Half is emptied, half is told so that it is refused.
+	// Half is emptied, half is sent so that it is refused.
 	at := uint64(1000)
 	for i := range n {
 		gone := []*semaphorev1.Object{node("c2", nodes[i].Key.Name, 1), service(services[i].Key.Name, 1),
@@ -363,7 +363,7 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 	// A minute's worth may come at once (config.ByteBurst).
 	bound := rate * (64 + took.Seconds())
 	t.Logf(
-		"in %s: %d KiB told, %.1f MiB written (bound: %.1f MiB): %v versions; another remote's Service was there after %s",
+		"in %s: %d KiB sent, %.1f MiB written (bound: %.1f MiB): %v versions; another remote's Service was there after %s",
 		took.Round(time.Millisecond),
 		told>>10,
 		written.bytes/(1<<20),
@@ -375,7 +375,7 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 		t.Errorf("%.0f bytes were written, and %.0f is the most", written.bytes, bound)
 	}
 	if delayed() == 0 {
-		t.Error("semaphore_broker_writes_delayed_total does not tell of it")
+		t.Error("semaphore_broker_writes_delayed_total does not count it")
 	}
 }
 
@@ -420,6 +420,6 @@ func TestNodeSubnetsAreRequired(t *testing.T) {
 	}
 	if n := v.metric("semaphore_broker_refused_total", `cluster="c2"`, `kind="node"`,
 		`code="endpoint-not-allowed"`); n != float64(len(all)) {
-		t.Errorf("semaphore_broker_refused_total tells of %v of %d", n, len(all))
+		t.Errorf("semaphore_broker_refused_total counts %v of %d", n, len(all))
 	}
 }

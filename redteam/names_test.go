@@ -56,7 +56,7 @@ func (o *owners) see(resource string, u *unstructured.Unstructured, deleted bool
 		o.uids[key] = string(u.GetUID())
 	}
 	if was := o.uids[key]; was != string(u.GetUID()) {
-		o.passed = append(o.passed, key+" was made anew")
+		o.passed = append(o.passed, key+" was made again")
 	}
 	delete(o.addresses, key)
 	if deleted {
@@ -125,9 +125,9 @@ func (v *victim) versions(see func(resource string, u *unstructured.Unstructured
 	v.t.Cleanup(func() { cancel(); wg.Wait() })
 }
 
-// TestNoNamePassesBetweenRemotes: remotes whose mirrors could bear one name are refused by the configuration. With
+// TestNoNamePassesBetweenRemotes: remotes whose mirrors could have one name are refused by the configuration. With
 // other prefixes, and namespaces, Services and sets that are made to meet, each name of a Service, an EndpointSlice, a
-// GlobalNetworkSet and a NetworkSet stays with the remote that had it first, across brokers, whoever is heard first;
+// GlobalNetworkSet and a NetworkSet stays with the remote that had it first, across brokers, whichever is heard first;
 // and each remote has objects for all that it exports.
 func TestNoNamePassesBetweenRemotes(t *testing.T) {
 	for _, order := range [][]string{{"c2-eu", "c2", "eu"}, {"c2", "eu", "c2-eu"}} {

@@ -12,7 +12,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// agent attaches as the agent of a node and returns what it was told until the end mark: the bytes of all messages, and
+// agent attaches as the agent of a node and returns what it received until the end mark: the bytes of all messages, and
 // the peers.
 func (v *victim) agent(token string, clusters int) (total int, largest int, peers map[string]*semaphorev1.Peer) {
 	v.t.Helper()
@@ -55,7 +55,7 @@ func (v *victim) agent(token string, clusters int) (total int, largest int, peer
 }
 
 // TestNothingUnknownPassesOn: fields that nobody knows, of any size and at any depth of a node, reach no agent; and the
-// largest nodes that are taken do not keep an agent from being told of what comes after them.
+// largest nodes that are taken do not keep an agent from receiving what comes after them.
 func TestNothingUnknownPassesOn(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -93,11 +93,11 @@ func TestNothingUnknownPassesOn(t *testing.T) {
 	honest.tell(snapshot(kind, 1, node("c3", "good", 1, "10.3.1.0/24"))...)
 	honest.acked(1)
 	total, largest, peers := v.agent(token, 2)
-	t.Logf("an agent was told %d bytes, the largest message has %d", total, largest)
+	t.Logf("an agent received %d bytes, the largest message has %d", total, largest)
 	if peers["c3/good"] == nil || peers["c2/poison-7"] == nil {
-		t.Errorf("an agent was told of %d peers, and not of another remote's", len(peers))
+		t.Errorf("an agent received %d peers, and not another remote's", len(peers))
 	}
 	if total > 128<<10 {
-		t.Errorf("an agent was told %d bytes of 10 nodes", total)
+		t.Errorf("an agent received %d bytes of 10 nodes", total)
 	}
 }

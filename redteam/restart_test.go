@@ -10,8 +10,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestWhoHasItKeepsItAcrossBrokers: a broker that ends forgets what remotes told it. Whoever is heard first by the next
-// one, another remote with the same keys or a node that claims pod CIDRs of others, takes nothing from who had it; and
+// TestWhoHasItKeepsItAcrossBrokers: a broker that ends forgets what remotes sent. A peer that the next one hears first,
+// another remote with the same keys or a node that claims pod CIDRs of others, takes nothing from who had it; and
 // a first snapshot that lacks the peers takes none of them away.
 func TestWhoHasItKeepsItAcrossBrokers(t *testing.T) {
 	v := start(t)
@@ -84,8 +84,8 @@ func TestWhoHasItKeepsItAcrossBrokers(t *testing.T) {
 		t.Errorf("semaphore_broker_peer_problems of the thief is %v", got)
 	}
 
-	// The next one hears of no node of c3: most of what stands would go.
-	time.Sleep(2 * time.Second) // what is told is kept within a second
+	// The next one hears of no node of c3: most of what exists would go.
+	time.Sleep(2 * time.Second) // what is received is saved within a second
 	v.kill()
 	v.run()
 	tell("c2")

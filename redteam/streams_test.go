@@ -43,7 +43,7 @@ func TestAcknowledgedWhilePaced(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreToldAgain: an exporter that comes back as a new process, with the same objects, is told again what is
+// TestRefusalsAreToldAgain: an exporter that comes back as a new process, with the same objects, receives again what is
 // refused.
 func TestRefusalsAreToldAgain(t *testing.T) {
 	v := start(t)

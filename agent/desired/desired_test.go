@@ -100,7 +100,7 @@ func feed(t *testing.T, s *State, all ...*semaphorev1.AttachResponse) []Dirty {
 }
 
 func TestState(t *testing.T) {
-	// Each case goes on from: c2 with peers n1 and n2, revision 3 of epoch A.
+	// Each case continues from: c2 with peers n1 and n2, revision 3 of epoch A.
 	first := []*semaphorev1.AttachResponse{
 		begin, attached("A", false),
 		changes(device(1, "c2", 51820), peer(2, "c2", "n1", "10.2.1.0/24"), peer(3, "c2", "n2", "10.2.2.0/24")),
@@ -177,7 +177,7 @@ func TestState(t *testing.T) {
 				synced(2, "c2"),
 			}, []string{"c2", "c2/n2 10.2.2.0/24"}, []string{"c2/n1"}, "B", 2, true,
 		},
-		"complete by a later mark of a stream that went on": {
+		"complete by a later mark of a stream that continued": {
 			[]*semaphorev1.AttachResponse{
 				begin, attached("B", false), changes(device(1, "c2", 51820), peer(2, "c2", "n2", "10.2.2.0/24")), synced(2),
 				begin, attached("B", true), changes(noPeer(3, "c2", "n2"), peer(4, "c2", "n4", "10.2.4.0/24")), synced(4, "c2"),
@@ -240,7 +240,7 @@ func TestRefused(t *testing.T) {
 		"changes before attached":   {changes(device(4, "c3", 1))},
 		"mark before attached":      {synced(4)},
 		"attached twice":            {attached("A", true), attached("A", true)},
-		"goes on in another epoch":  {attached("B", true)},
+		"resumes in another epoch":  {attached("B", true)},
 		"peer before its device":    {attached("A", true), changes(noDevice(4, "c2"), peer(5, "c3", "n1", "10.3.0.0/24"))},
 		"peer of a deleted device":  {attached("A", true), changes(noDevice(4, "c2"), peer(5, "c2", "n1", "10.2.0.0/24"))},
 		"peer before staged device": {attached("B", false), changes(peer(1, "c2", "n1", "10.2.0.0/24"))},
@@ -323,7 +323,7 @@ func TestUnchanged(t *testing.T) {
 	}{
 		{"with the whole state", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"), unchanged("c3"),
 			synced(9, "c2", "c3")}, all, nil, false},
-		{"and the others are told", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"),
+		{"and the others are sent", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"),
 			synced(9, "c2", "c3")}, all[:3], []string{"c3"}, false},
 		{"followed by what changed then", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"),
 			changes(noPeer(9, "c2", "n1")), synced(9, "c2")},
@@ -337,9 +337,9 @@ func TestUnchanged(t *testing.T) {
 			all, nil, false},
 		{"before the stream begins", []*semaphorev1.AttachResponse{unchanged("c2")}, all, nil, true},
 		{"of what is not held", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c9")}, all, nil, true},
-		{"after it was told of", []*semaphorev1.AttachResponse{attached("B", false), changes(device(1, "c2", 1)),
+		{"after it was sent", []*semaphorev1.AttachResponse{attached("B", false), changes(device(1, "c2", 1)),
 			unchanged("c2")}, all, nil, true},
-		{"later, after it was told of", []*semaphorev1.AttachResponse{attached("B", false), synced(0),
+		{"later, after it was sent", []*semaphorev1.AttachResponse{attached("B", false), synced(0),
 			changes(device(1, "c2", 1)), unchanged("c2")}, all, nil, true},
 		{"twice", []*semaphorev1.AttachResponse{attached("B", false), unchanged("c2"), unchanged("c2")}, all, nil, true},
 	} {
@@ -387,7 +387,7 @@ func TestHeldIsTheBrokersDigest(t *testing.T) {
 	}
 }
 
-// A cluster that the broker comes to know while the stream stands may be told in several messages. Until the end mark
+// A cluster that the broker comes to know while the stream is open may be sent in several messages. Until the end mark
 // names it the node is left alone: its device may stand from before this process, with peers that come in the next one.
 func TestAClusterToldInPartsCountsAtTheEndMark(t *testing.T) {
 	s := New()
@@ -404,7 +404,7 @@ func TestAClusterToldInPartsCountsAtTheEndMark(t *testing.T) {
 			t.Fatalf("%v makes dirty: %v", m, dirty(d))
 		}
 	}
-	// A stream that breaks here goes on where it was.
+	// A stream that breaks here resumes where it was.
 	s.Begin()
 	if epoch, revision := s.Resume(); epoch != "e" || revision != 4 {
 		t.Errorf("resumes from %d of %q", revision, epoch)

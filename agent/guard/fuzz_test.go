@@ -2,7 +2,7 @@ package guard
 
 import "testing"
 
-// FuzzParseComments: whatever comments the rules of the node's table bear, what they say of remotes has a device and
+// FuzzParseComments: whatever comments the rules of the node's table have, what they say of remotes has a device and
 // subnets that are some.
 func FuzzParseComments(f *testing.F) {
 	f.Add("c2 wireguard.c2 10.2.0.0/16 drop", "c2 wireguard.c2 192.0.2.0/28 nodes 7773")

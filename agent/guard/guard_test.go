@@ -143,8 +143,8 @@ func counts(t *testing.T, g *Guard, cluster string) Count {
 	return all[cluster]
 }
 
-// What a device has encrypted goes to nodes of the remote and to nobody else, and comes from them alone: whoever has a
-// peer's key could have this node send anywhere by one packet from there.
+// What a device has encrypted goes to nodes of the remote and to nothing else, and comes from them alone: an attacker
+// who has a peer's key could have this node send anywhere by one packet from there.
 func TestTunnels(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
@@ -223,7 +223,7 @@ func TestTunnels(t *testing.T) {
 		if got := counts(t, g, "c3"); got != (Count{}) {
 			t.Errorf("c3: %+v", got)
 		}
-		// A later agent knows them before it is told, and they survive what it sets of another remote.
+		// A later agent knows them before its broker sends them, and they survive what it sets of another remote.
 		later := New(true, routing.Default())
 		set(t)(later.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16", "10.33.0.0/16")}))
 		if arrives("203.0.113.1", "192.0.2.1") {
@@ -254,7 +254,7 @@ func TestGuard(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 
-		// Routes lead past the device. The sender is told so, or not, by the kernel's leave.
+		// Routes lead past the device. Whether the sender gets an error depends on the kernel.
 		for _, subnet := range []string{"10.2.1.0/24", "fd00:2:0:1::/64"} {
 			route(t, subnet, "bad")
 		}
@@ -490,8 +490,8 @@ func TestNoGapWhileItChanges(t *testing.T) {
 	})
 }
 
-// Whoever changes a rule and leaves its comment, sets the table asleep or takes a counter away is noticed, and what
-// they did is put right.
+// A program that changes a rule and leaves its comment, makes the table dormant or removes a counter is noticed, and
+// what it did is healed.
 func TestChangesOfOthers(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
@@ -540,7 +540,7 @@ func TestChangesOfOthers(t *testing.T) {
 			before := told.Load()
 			harm()
 			must(t, conn.Flush())
-			eventually(t, name+" is told", func() bool { return told.Load() > before })
+			eventually(t, name+" is noticed", func() bool { return told.Load() > before })
 			if changed, err := g.Restore(); !changed || err != nil {
 				t.Errorf("%s: changed: %v, %v", name, changed, err)
 			}
@@ -669,9 +669,9 @@ func TestWatch(t *testing.T) {
 		must(t, conn.Flush())
 		time.Sleep(100 * time.Millisecond)
 		if n := told.Load(); n != 0 {
-			t.Errorf("%d times told of another's table", n)
+			t.Errorf("%d callbacks for another program's table", n)
 		}
-		eventually(t, "all was deleted, and that is told", func() bool { // again and again: the watch may be late to begin
+		eventually(t, "all was deleted, and that is noticed", func() bool { // again and again: the watch may be late to begin
 			set(t)(g.Restore())
 			conn.FlushRuleset()
 			must(t, conn.Flush())
@@ -683,7 +683,7 @@ func TestWatch(t *testing.T) {
 		if !slices.Contains(stands.comments[out], "c2 good 10.2.0.0/16 drop") {
 			t.Errorf("%v", stands.comments)
 		}
-		// Nothing to put right is nothing to write.
+		// Where nothing is to be healed, nothing is written.
 		time.Sleep(100 * time.Millisecond)
 		before := told.Load()
 		if changed, err := g.Restore(); changed || err != nil {

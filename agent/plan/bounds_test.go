@@ -101,7 +101,7 @@ func TestR27(t *testing.T) {
 	}
 }
 
-// What is refused of a device is told, and the rest of it is done.
+// What is refused of a device is reported, and the rest of it is done.
 func TestR27LeavesTheRest(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16", "10.1.0.0/16"}, map[string]string{
 		"good": "a 172.18.0.2:51820 10.2.1.0/24", "thief": "b 172.18.0.3:51820 10.2.2.0/24 10.1.5.0/24",

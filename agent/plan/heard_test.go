@@ -64,7 +64,7 @@ func TestHeard(t *testing.T) {
 			{},
 			{peers: []wgtypes.Peer{peer("n1", never, keepalive)}},
 		},
-		"held back": {
+		"delayed": {
 			{peers: []wgtypes.Peer{peer("n1", ago(time.Second), keepalive)}, hold: true},
 			{peers: []wgtypes.Peer{peer("n1", ago(time.Second), keepalive)}, want: "n1"},
 			{peers: []wgtypes.Peer{peer("n1", ago(time.Second), keepalive), peer("n2", now, keepalive)}, hold: true, want: "n1"},

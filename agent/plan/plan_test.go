@@ -108,7 +108,7 @@ func configure(d *wireguard.Device, cfg wgtypes.Config) {
 			d.Peers[i].Endpoint = p.Endpoint
 		}
 		d.Peers[i].PersistentKeepaliveInterval = *p.PersistentKeepaliveInterval
-		// An allowed IP is one peer's: whoever is given it takes it from the other.
+		// An allowed IP belongs to one peer: setting it on a peer takes it from the other.
 		for j := range d.Peers {
 			d.Peers[j].AllowedIPs = slices.DeleteFunc(slices.Clone(d.Peers[j].AllowedIPs), func(x net.IPNet) bool {
 				return j == i && p.ReplaceAllowedIPs ||

@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// F7: what an earlier agent was told adds what is missing of a device that stands, and takes nothing from it or changes
-// it: the device may be newer.
+// F7: the state that an earlier agent received adds what is missing of a device that exists, and removes or changes
+// nothing of it: the device may be newer.
 func TestF07RestoringOnlyAdds(t *testing.T) {
 	key := wgtypes.Key{9}
 	now := networkOf([]string{"10.2.0.0/16", "10.22.0.0/16"}, map[string]string{

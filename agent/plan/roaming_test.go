@@ -11,8 +11,8 @@ import (
 )
 
 // A look is "SECONDS ENDPOINT RECEIVED SENT", at an endpoint that ends in the given number; 2 is the wanted one. What
-// comes of it is the endpoint that is left, or none where it is to be put right or is right.
-// A peer that is heard at a place where no node of the remote can be is not left there.
+// comes of it is the endpoint that is left, or none where it is to be healed or is right.
+// A peer that is heard at an endpoint where no node of the remote can be is not left there.
 func TestRoamingStaysInside(t *testing.T) {
 	bounds := Bounds{Remote: &Remote{Nodes: prefixes("192.0.2.16/28")}}
 	wanted := netip.MustParseAddrPort("192.0.2.17:7775")
@@ -44,7 +44,7 @@ func TestRoaming(t *testing.T) {
 		{"where it is wanted", 5, []string{"0 2 100 100", "1 2 100 100"}, "--"},
 		{"roamed, and heard there", 5, []string{"0 2 100 100", "1 9 200 150", "2 9 300 200", "3 9 300 250"}, "-+.."},
 		{"someone wrote it", 5, []string{"0 2 100 100", "1 9 100 150", "2 9 100 300", "2 9 100 300", "3 2 100 300"}, "-+---"},
-		{"put right, and it roamed again", 5, []string{"0 9 100 100", "1 9 100 150", "2 9 200 300"}, "+-."},
+		{"healed, and it roamed again", 5, []string{"0 9 100 100", "1 9 100 150", "2 9 200 300"}, "+-."},
 		{"someone wrote it, and the next packet moved it back", 5,
 			[]string{"0 2 100 100", "1 9 100 150", "2 2 200 300"}, "-+-"},
 		{"two looks in a row prove nothing", 5, []string{"0 9 100 100", "0 9 100 100", "1 9 100 100"}, "+.-"},
@@ -58,7 +58,7 @@ func TestRoaming(t *testing.T) {
 			"30 9 232 9100"}, "+...."},
 		{"roamed on", 5, []string{"0 9 100 100", "1 9 200 100", "2 8 200 100", "3 8 300 100", "4 8 300 100"}, "+.+.."},
 		{"roamed on, which someone wrote", 5, []string{"0 9 100 100", "1 9 200 100", "2 8 200 100", "3 8 200 100"}, "+.+-"},
-		{"taken out and set anew", 5, []string{"0 9 100 100", "1 9 200 100", "2 9 10 10", "3 9 10 10"}, "+.+-"},
+		{"removed and set again", 5, []string{"0 9 100 100", "1 9 200 100", "2 9 10 10", "3 9 10 10"}, "+.+-"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			begin := time.Unix(1_000_000, 0)

@@ -222,7 +222,7 @@ func TestShadows(t *testing.T) {
 		"0.0.0.0/0 0":        false,
 		"10.0.0.0/8 0":       false,
 		"10.3.0.0/16 0":      false,
-		"10.2.0.0/16 0":      false, // told where ours cannot be made
+		"10.2.0.0/16 0":      false, // reported where ours cannot be made
 		"10.2.0.0/16 100":    false,
 		"10.2.0.0/17 100":    true,
 		"10.2.1.1/32 0":      true,
@@ -239,7 +239,7 @@ func TestShadows(t *testing.T) {
 		got := Shadows("wireguard.c2", subnets, []wireguard.Foreign{r})
 		if (len(got) == 1) != want || want &&
 			!strings.Contains(got[0], prefix+" (via 192.0.2.9 proto bird) leads packets for ") {
-			t.Errorf("%s: %q; told: %v", text, got, want)
+			t.Errorf("%s: %q; reported: %v", text, got, want)
 		}
 	}
 }

@@ -220,7 +220,7 @@ func TestManyPeers(t *testing.T) {
 	})
 }
 
-// F29 on a device: a port that someone has is told as that, and what the device had goes on.
+// F29 on a device: a port that another program has is reported as that, and what the device had continues to work.
 func TestF29PortIsTaken(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		h := newHost(t)

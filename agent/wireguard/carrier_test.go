@@ -51,8 +51,8 @@ func processOf(t *testing.T, device string) (pid, parent int) {
 	return 0, 0
 }
 
-// What carries devices makes them, each a process of its own, for whoever may open its socket, and says what it cannot
-// do.
+// What carries devices makes them, each a process of its own, for every program that may open its socket, and says what
+// it cannot do.
 func TestCarrier(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		h, err := NewHost(Userspace)

@@ -176,7 +176,7 @@ func children(t *testing.T) []string {
 	return pids
 }
 
-// Whoever deletes the device again and again finds it made again each time.
+// A device that another program deletes again and again is made again each time.
 func TestDeviceIsMadeAgainAtOnce(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		h := newHost(t)
@@ -297,7 +297,7 @@ func TestWatch(t *testing.T) {
 		ip(t, "route add 10.2.7.0/24 dev p0")
 		time.Sleep(100 * time.Millisecond)
 		if n := len(events); n > 0 {
-			t.Errorf("told %d times of a route of another's in the main table", n)
+			t.Errorf("%d events for another program's route in the main table", n)
 		}
 		rules := toldOf(func(e Event) bool { return e.Rules })
 		for _, family := range []string{"", "-6 "} {
@@ -324,7 +324,7 @@ func TestWatch(t *testing.T) {
 		ip(t, "addr del 10.96.0.1/32 dev kube-ipvs0")
 		time.Sleep(100 * time.Millisecond)
 		if n := len(events); n > 0 {
-			t.Errorf("told %d times of addresses of Services", n)
+			t.Errorf("%d events for addresses of Services", n)
 		}
 
 		// Calico's routes to the pods of the node, however many, are none of our business.
@@ -333,7 +333,7 @@ func TestWatch(t *testing.T) {
 		churn(t, 80)
 		time.Sleep(300 * time.Millisecond)
 		if n := len(events); n > 0 || missed.Load() > 0 {
-			t.Errorf("told %d times of routes to pods, missed %d", n, missed.Load())
+			t.Errorf("%d events for routes to pods, missed %d", n, missed.Load())
 		}
 		ip(t, "link del d0")
 		eventually(t, "an interface goes", told("d0"))
@@ -373,9 +373,9 @@ func TestWatchThatFallsBehind(t *testing.T) {
 		churn(t, routing.Protocol)
 		close(release)
 		eventually(t, "it says that events were lost", func() bool { return missed.Load() > 0 })
-		// It goes on.
+		// It continues.
 		before := told.Load()
-		eventually(t, "all that was kept is told", func() bool {
+		eventually(t, "all that was kept arrives", func() bool {
 			was := before
 			before = told.Load()
 			time.Sleep(50 * time.Millisecond)

@@ -224,7 +224,7 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// Whoever wrote a key was killed before it was in its place.
+// The process that wrote a key was killed before the key was in its place.
 func TestUnfinishedFilesGo(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, device+".key.123456"), []byte("half a k"), 0o600))
@@ -298,7 +298,7 @@ func TestFullDisk(t *testing.T) {
 		}
 		nothingElse()
 
-		// The device goes on with its key; peers are told of it only once it is saved.
+		// The device continues with its key; it is reported to peers only once it is saved.
 		empty()
 		must(t, os.WriteFile(path, nil, 0o600))
 		fill()

@@ -81,7 +81,7 @@ func TestHandover(t *testing.T) {
 	metadata := metadata.NewForConfigOrDie(cfg)
 	stop, ended := h.start(nil, nil, metadata)
 	h.want(echo, "c2", "10.2.0.1")
-	eventually(t, "what to do is told", func() (bool, string) {
+	eventually(t, "what to do is reported", func() (bool, string) {
 		said := strings.Join(finding.Texts(h.ofService.Findings()), "\n")
 		return strings.Contains(said, "set services.adoptFrom: [semaphore-service-mirror] to take it over"), said
 	})
@@ -91,7 +91,7 @@ func TestHandover(t *testing.T) {
 		t.Fatalf("touched:\n%v\nwere\n%v", after, before)
 	}
 
-	// With it, what is theirs becomes ours, and stays as it is until the clusters have told what they offer.
+	// With it, what is theirs becomes ours, and stays as it is until the clusters have sent what they offer.
 	local := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 	h.services.unset(echo)
 	h.slices.unset(echo + "-1")
@@ -204,7 +204,7 @@ func TestHandoverOfEndpoints(t *testing.T) {
 	stop, ended := h.start(nil, nil, meta)
 	h.written.set(list("10.2.0.2"))
 	h.ofEndpoints.Wake(echo)
-	eventually(t, "what to do is told", func() (bool, string) {
+	eventually(t, "what to do is reported", func() (bool, string) {
 		said := strings.Join(finding.Texts(h.ofEndpoints.Findings()), "\n")
 		return strings.Contains(said, "set services.adoptFrom: [semaphore-service-mirror] to take it over"), said
 	})

@@ -39,7 +39,7 @@ type listed struct{ *cache.ListWatch }
 
 func (listed) IsWatchListSemanticsUnSupported() bool { return true }
 
-// A write that the informer never tells of is believed for a while only, and then somebody looks.
+// A write that the informer never delivers is believed for a while only, and then the name is reconciled again.
 func TestAWriteThatTheWatchSkipsIsLookedAtAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &silent{}
@@ -89,7 +89,7 @@ func TestAWriteThatTheWatchSkipsIsLookedAtAgain(t *testing.T) {
 			t.Errorf("made %d times, want once, and once again when the first write is not believed any more", n)
 		}
 		if observed != 1 {
-			t.Errorf("its absence was told %d times", observed)
+			t.Errorf("its absence was observed %d times", observed)
 		}
 	})
 }

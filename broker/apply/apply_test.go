@@ -225,7 +225,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		eventually(t, "put right", func() (bool, string) {
+		eventually(t, "restored", func() (bool, string) {
 			s, _ := get("a")
 			return s.Spec.Ports[0].Port == 80 && len(s.Spec.ExternalIPs) == 0 && s.Labels["other"] == "x" &&
 				s.Annotations["someone"] == "else" && s.Spec.ClusterIP != "", fmt.Sprint(s)
@@ -240,7 +240,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		if err := api.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "made anew", func() (bool, string) { _, err := get("a"); return err == nil, fmt.Sprint(err) })
+		eventually(t, "made again", func() (bool, string) { _, err := get("a"); return err == nil, fmt.Sprint(err) })
 		t.Logf("after %s", time.Since(start).Round(time.Millisecond))
 	})
 	t.Run("becomes headless", func(t *testing.T) {
@@ -266,7 +266,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		}
 		w.set(service("taken", "c2", 80, false))
 		o.Mark("taken", "c2", time.Now())
-		eventually(t, "told", func() (bool, string) {
+		eventually(t, "reported", func() (bool, string) {
 			p := finding.Texts(o.Findings())
 			return len(p) == 1 && strings.Contains(p[0], "did not create"), fmt.Sprint(p)
 		})
@@ -320,7 +320,7 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 			return err == nil,
 				fmt.Sprint(err)
 		})
-		eventually(t, "told", func() (bool, string) {
+		eventually(t, "reported", func() (bool, string) {
 			p := finding.Texts(o.Findings())
 			return len(p) == 1 && strings.Contains(p[0], "denied"), fmt.Sprint(p)
 		})
@@ -368,8 +368,8 @@ func testSlices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	}
 	eventually(t, "made", is("IPv4 10.2.0.1"))
 	eventually(t, "empty one made", func() (bool, string) { got := addresses("empty"); return got == "IPv4 ", got })
-	// What the watch tells of them has a name looked at, too, and a write for its sake is nobody's propagation.
-	eventually(t, "both told by the watch", func() (bool, string) { n := len(o.owned()); return n == 2, fmt.Sprint(n) })
+	// What the watch delivers of them has a name reconciled, too, and a write for its sake counts as nobody's propagation.
+	eventually(t, "both delivered by the watch", func() (bool, string) { n := len(o.owned()); return n == 2, fmt.Sprint(n) })
 	time.Sleep(50 * time.Millisecond)
 	requests.Take()
 	w.set(slice("s", "c2", "IPv4", "10.2.0.1", "10.2.0.2"))
@@ -388,7 +388,7 @@ func testSlices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	eventually(t, "of the other family", is("IPv6 fd02::1"))
 }
 
-// An object that was made, and whose making was not answered, is ours: nothing is told of someone else's.
+// An object that was made, and whose making was not answered, is the broker's: nothing is reported as somebody else's.
 func testUnanswered(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	cut := false
 	cfg = rest.CopyConfig(cfg)
@@ -481,7 +481,7 @@ func testCalico(t *testing.T, cfg *rest.Config) {
 	}
 	w.set(set("10.2.0.1/32"))
 	stop := testkit.Run(t, o.Run)
-	eventually(t, "told that there is no Calico", func() (bool, string) {
+	eventually(t, "it is reported that there is no Calico", func() (bool, string) {
 		return strings.Contains(calico.Problem(), "Calico"), calico.Problem()
 	})
 	stop()

@@ -119,7 +119,7 @@ func TestInterference(t *testing.T) {
 		requests.Take()
 		patch("friend", "x", `{"metadata":{"finalizers":null}}`)
 	})
-	t.Run("what would lead nowhere is restored, and told", func(t *testing.T) {
+	t.Run("what would lead nowhere is restored, and reported", func(t *testing.T) {
 		patch("local", "kubectl-edit", `{"spec":{"internalTrafficPolicy":"Local"}}`)
 		withinASecond("internalTrafficPolicy", func() bool {
 			return *get("local").Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyCluster
@@ -200,7 +200,7 @@ func TestInterference(t *testing.T) {
 		requests.Take()
 		w.set(service("mutated", "c2", 80, false))
 		o.Mark("mutated", "c2", time.Now())
-		eventually(t, "told", func() (bool, string) {
+		eventually(t, "reported", func() (bool, string) {
 			p := finding.Texts(o.Findings())
 			return slices.ContainsFunc(p, func(line string) bool {
 				return strings.Contains(line, "service mutated: a mutating webhook or policy changes spec.sessionAffinity")
@@ -218,7 +218,7 @@ func TestInterference(t *testing.T) {
 		opts := options(t)
 		o := Services(client, "mirrors", d, opts)
 		testkit.Run(t, o.Run)
-		eventually(t, "told, with what to do", func() (bool, string) {
+		eventually(t, "reported, with what to do", func() (bool, string) {
 			p := finding.Texts(o.Findings())
 			return slices.ContainsFunc(p, func(line string) bool {
 				return strings.Contains(line, "service unlabelled") &&

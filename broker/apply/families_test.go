@@ -90,7 +90,7 @@ func TestFamilies(t *testing.T) {
 				s, err := admin.CoreV1().Services("mirrors").Get(ctx, "both", metav1.GetOptions{})
 				return err == nil && s.Spec.Ports[0].Port == 81, fmt.Sprint(err, finding.Texts(o.Findings()))
 			})
-			// All is as it is wanted: nothing is written, and nobody is blamed.
+			// All is as it is wanted: nothing is written, and no other manager is blamed.
 			time.Sleep(200 * time.Millisecond)
 			requests.Take()
 			for _, name := range []string{"only4", "only6", "both", "changes", "headless", "distributed"} {

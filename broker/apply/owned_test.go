@@ -16,7 +16,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Who asks for what is owned may hold a lock that whoever is told of an object waits for.
+// The caller of owned may hold a lock for which the observer of an object waits.
 func TestOwnedWaitsForNobodyWhoIsTold(t *testing.T) {
 	telling, told, let := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	o := newObjects(kind[*corev1.Service]{Kind: writes.Kind[*corev1.Service]{Name: "service"}, example: &corev1.Service{}},
@@ -50,7 +50,7 @@ func TestOwnedWaitsForNobodyWhoIsTold(t *testing.T) {
 			t.Errorf("owned: %v", names)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("it waits for whoever is told of an object")
+		t.Error("it waits for the observer of an object")
 	}
 	close(let)
 	<-told

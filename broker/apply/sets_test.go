@@ -98,7 +98,7 @@ func TestTheServedGroupChanges(t *testing.T) {
 		}
 	}
 
-	eventually(t, "told that there is no Calico", func() (bool, string) {
+	eventually(t, "it is reported that there is no Calico", func() (bool, string) {
 		return strings.Contains(calico.Problem(), "is Calico installed?"), calico.Problem()
 	})
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets")
@@ -120,7 +120,7 @@ func TestTheServedGroupChanges(t *testing.T) {
 
 	// What has gone meanwhile is known to be gone.
 	remove(v3)
-	eventually(t, "told that Calico has gone", func() (bool, string) {
+	eventually(t, "it is reported that Calico has gone", func() (bool, string) {
 		return strings.Contains(calico.Problem(), "is Calico installed?"), calico.Problem()
 	})
 	w.unset("c2-shop-web")
@@ -175,7 +175,7 @@ func TestTheCalicoAPIServerComesAndGoes(t *testing.T) {
 	eventually(t, "ours, and as wanted", stands("c2-shop-web", "10.2.0.1/32,10.2.0.2/32", naming.ManagedByBroker))
 	eventually(t, "gone", stands("c2-shop-old", "", ""))
 	if now := uids["c2-shop-web"]; now != before {
-		t.Errorf("it was made anew: %s, was %s", now, before)
+		t.Errorf("it was made again: %s, was %s", now, before)
 	}
 
 	// Somebody adds a note to a set through the API server, which is back; we do not use it.
@@ -259,7 +259,7 @@ func TestAdoption(t *testing.T) {
 	w.set(globalSet("c2-shop-web", "10.2.0.1/32", "10.2.0.2/32"))
 	o := Sets(quickCalico(cfg), adoption(), d, options(t))
 	stop := testkit.Run(t, o.Run)
-	eventually(t, "told whose it is, and what to do", func() (bool, string) {
+	eventually(t, "it is reported whose it is, and what to do", func() (bool, string) {
 		problems := fmt.Sprint(finding.Texts(o.Findings()))
 		return strings.Contains(problems, "sets.adoptFrom: [semaphore-policy]"), problems
 	})

@@ -40,8 +40,8 @@ func TestSharedCauses(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		objects int
-		// broken breaks something in a namespace of its own, and returns what mends it.
-		broken func(t *testing.T, s *sharedCause) (mend func())
+		// broken breaks something in a namespace of its own, and returns what repairs it.
+		broken func(t *testing.T, s *sharedCause) (repair func())
 		// all says that none is attempted but the one that probes.
 		all bool
 	}{
@@ -60,7 +60,7 @@ func TestSharedCauses(t *testing.T) {
 				t.Fatal(err)
 			}
 			direct := s.direct(t, "before", c.objects)
-			mend := c.broken(t, s)
+			repair := c.broken(t, s)
 			w, d := desired[*discoveryv1.EndpointSlice]()
 			opts := options(t)
 			opts.Workers = 16
@@ -90,7 +90,7 @@ func TestSharedCauses(t *testing.T) {
 			if attempts > most || attempts < 5 {
 				t.Errorf("%v attempts in %s, want %v at most", attempts, outage, most)
 			}
-			mend()
+			repair()
 			begin := time.Now()
 			newest := fmt.Sprintf("10.2.%d.%d", version/200, version%200+1)
 			last := s.followed(t, objects, newest)

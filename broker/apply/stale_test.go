@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// A broker that was stopped when it led, and goes on after another has taken over, makes the writes that it was
+// A broker that was stopped when it led, and continues after another has taken over, makes the writes that it was
 // about to make: of what it saw before. None of them may take hold.
 func TestStaleWriter(t *testing.T) {
 	cfg := kubetest.Start(t)
@@ -146,9 +146,9 @@ func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, th
 		look(seen)
 		then()
 		if err := done(o.reconcile(ctx, name)); err != nil {
-			t.Errorf("of an object that was made anew: %v", err)
+			t.Errorf("of an object that was made again: %v", err)
 		}
-		unharmed("an object that was made anew", another)
+		unharmed("an object that was made again", another)
 	}
 	if n := value(t, o.options.Metrics, "semaphore_broker_writes_total", string(o.kind.Name), "conflict"); n != 4 {
 		t.Errorf("%v conflicts counted, want 4", n)

@@ -155,8 +155,8 @@ func decideAnew(p *Plan, before standing, keys map[string]ref) []whole {
 	return out
 }
 
-// The peers are those that deciding again would give, from what is claimed now and who was a peer before; and whoever
-// was told only what changed knows it.
+// The peers are those that deciding again would give, from what is claimed now and who was a peer before; and a caller
+// that received only what changed knows it.
 func TestIncrementalIsAnew(t *testing.T) {
 	runs := 400
 	if testing.Short() {
@@ -209,7 +209,7 @@ func TestIncrementalIsAnew(t *testing.T) {
 			for i, cluster := range []string{"c2", "c3"} {
 				got := meshOf(p, cluster)
 				if show(got) != show(want[i]) {
-					t.Fatalf("seed %d step %d, %s:\n%s\n%q\nanew it is\n%s\n%q", seed, step, cluster, show(got), got.Problems,
+					t.Fatalf("seed %d step %d, %s:\n%s\n%q\nagain it is\n%s\n%q", seed, step, cluster, show(got), got.Problems,
 						show(want[i]), want[i].Problems)
 				}
 				if r.IntN(3) == 0 {
@@ -225,12 +225,12 @@ func TestIncrementalIsAnew(t *testing.T) {
 					}
 				}
 				if len(told[cluster]) != len(want[i].Peers) {
-					t.Fatalf("seed %d step %d: told of %d peers of %s, there are %d", seed, step, len(told[cluster]), cluster,
+					t.Fatalf("seed %d step %d: %d peers of %s were reported, there are %d", seed, step, len(told[cluster]), cluster,
 						len(want[i].Peers))
 				}
 				for _, peer := range want[i].Peers {
 					if !proto.Equal(told[cluster][peer.Key.Node], peer) {
-						t.Fatalf("seed %d step %d: told of %v, it is %v", seed, step, told[cluster][peer.Key.Node], peer)
+						t.Fatalf("seed %d step %d: reported as %v, it is %v", seed, step, told[cluster][peer.Key.Node], peer)
 					}
 				}
 			}

@@ -67,7 +67,7 @@ func show(m whole) string {
 
 func TestDevice(t *testing.T) {
 	p := New(remotes())
-	// Both are to be told of, though neither has a node.
+	// Both are reported, though neither has a node.
 	if got := p.Update(); !slices.Equal(got, []string{"c2", "c3"}) {
 		t.Errorf("changed %v", got)
 	}
@@ -159,7 +159,7 @@ func TestKeyOfAnotherRemote(t *testing.T) {
 	if show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24,10.3.2.0/24" {
 		t.Error(show(meshOf(p, "c3")))
 	}
-	// Who lets go of it has it no more.
+	// A node that no longer claims it does not have it.
 	p.SetNode("c3", "n1", node(2, "10.3.1.0/24"))
 	p.Update()
 	if show(meshOf(p, "c2")) != "a key 1 allowed 10.2.9.0/24" || show(meshOf(p, "c3")) != "n1 key 2 allowed 10.3.1.0/24" {
@@ -188,12 +188,12 @@ func TestNoTheft(t *testing.T) {
 			a.Update()
 		}
 		ma := meshOf(a, "c2")
-		for name := range nodes { // each is told again, which changes nothing
+		for name := range nodes { // each is set again, which changes nothing
 			a.SetNode("c2", name, proto.CloneOf(nodes[name]))
 			a.Update()
 		}
 		if again := meshOf(a, "c2"); show(again) != show(ma) {
-			t.Fatalf("what is told again changes the mesh:\n%s\n%s", show(ma), show(again))
+			t.Fatalf("what is set again changes the mesh:\n%s\n%s", show(ma), show(again))
 		}
 		keys := map[string]bool{}
 		type claim struct {
@@ -220,8 +220,8 @@ func TestNoTheft(t *testing.T) {
 	}
 }
 
-// Who was a peer under the broker before keeps key and pod CIDRs, whoever is heard first; what the remote does not tell
-// again goes, unless that is most of it. The first remote of the configuration is like any other.
+// Who was a peer under the broker before keeps key and pod CIDRs, whichever remote is heard first; what the remote does
+// not send again goes, unless that is most of it. The first remote of the configuration is like any other.
 func TestFirstRemote(t *testing.T) {
 	p := New(remotes())
 	p.Restore("c2", map[string]*semaphorev1.Node{"n1": node(1, "10.2.1.0/24"), "n2": node(2, "10.2.2.0/24")})
@@ -268,26 +268,26 @@ func TestRestore(t *testing.T) {
 	p.SetNode("c3", "n1", node(1, "10.3.1.0/24"))
 	p.SetNode("c3", "n2", node(2, "10.3.2.0/24"))
 	if p.NodesComplete("c3", brake, now) || p.Retained("c3").Peers != 0 {
-		t.Error("one of three is held back")
+		t.Error("one of three is retained")
 	}
 	if p.Update(); show(meshOf(p, "c3")) != "n1 key 1 allowed 10.3.1.0/24; n2 key 2 allowed 10.3.2.0/24" {
 		t.Error(show(meshOf(p, "c3")))
 	}
 
-	// Two are held back: one that is told without its key, and one that is not told.
+	// Two are retained: one that is sent without its key, and one that is not sent.
 	p = restored()
 	p.SetNode("c3", "n1", node(1, "10.3.1.0/24"))
 	p.SetNode("c3", "n2", node(0, "10.3.2.0/24"))
 	if !p.NodesComplete("c3", brake, now) || p.Retained("c3") != (Retained{2, 3, now}) {
-		t.Errorf("held back: %v", p.Retained("c3"))
+		t.Errorf("retained: %v", p.Retained("c3"))
 	}
 	if p.NodesComplete("c3", brake, now.Add(time.Minute-1)) {
-		t.Error("it is told twice")
+		t.Error("it is reported twice")
 	}
 	if p.Update(); show(meshOf(p, "c3")) != whole {
 		t.Error(show(meshOf(p, "c3")))
 	}
-	// One is told again, and is a node like any other.
+	// One is sent again, and is a node like any other.
 	p.SetNode("c3", "n2", node(5, "10.3.2.0/24"))
 	if p.Update(); show(meshOf(p,
 		"c3")) != "n1 key 1 allowed 10.3.1.0/24; n2 key 5 allowed 10.3.2.0/24; n3 key 3 allowed 10.3.3.0/24" {

@@ -42,7 +42,7 @@ func TestR08APrefixBelongsToOneNode(t *testing.T) {
 		if len(m.Problems) != 1 || !strings.Contains(m.Problems[0], "pod CIDR "+c.lost+" overlaps that of "+c.by) {
 			t.Errorf("%v: problems %q", c.order, m.Problems)
 		}
-		// Who lets go of it has it no more.
+		// A node that no longer claims it does not have it.
 		p.SetNode("c2", strings.TrimPrefix(c.by, "c2/"), nil)
 		p.Update()
 		if got := show(meshOf(p, "c2")); got != c.left {

@@ -8,7 +8,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// BenchmarkWorstNode is the change of a node that costs most by the limits: the first of 5,000 nodes lets go of the
+// BenchmarkWorstNode is the change of a node that costs most by the limits: the first of 5,000 nodes gives up the
 // subnet in which the 20,000 pod CIDRs of the others are. To claim it again takes nothing from them.
 func BenchmarkWorstNode(b *testing.B) {
 	state := func(i int, cidrs ...string) *semaphorev1.Node {

@@ -13,7 +13,7 @@ import (
 
 const shared = "gl-shop-73736d-echo"
 
-// offers is what a cluster tells that offers shop/echo to share, with these endpoints.
+// offers is what a cluster sends that offers shop/echo to share, with these endpoints.
 func offers(addresses string) []replica.Change {
 	return []replica.Change{
 		{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "echo"},
@@ -22,7 +22,7 @@ func offers(addresses string) []replica.Change {
 	}
 }
 
-// has is what it tells of its endpoints.
+// has is what it sends of its endpoints.
 func has(addresses string) replica.Change {
 	return replica.Change{Key: replica.Key{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop", Name: "echo-x"},
 		New: &semaphorev1.Object{Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: endpoints("echo", addresses)}}}

@@ -45,7 +45,7 @@ func TestAffected(t *testing.T) {
 		t.Errorf("nothing is drained: %s", got)
 	}
 	c.follow(c.SetDrains(drain.NewSet(node), c.now))
-	affects("what is out of use already", node, "[{c2-shop-73736d-echo 1 0 1} {gl-shop-73736d-echo 1 0 3}]")
+	affects("what is not used already", node, "[{c2-shop-73736d-echo 1 0 1} {gl-shop-73736d-echo 1 0 3}]")
 	affects("what is left", of("c2", "", ""), "[{c2-shop-73736d-echo 2 1 0} {gl-shop-73736d-echo 2 1 2}]")
 	c.follow(c.SetDrains(drain.NewSet(node, of("c3", "", "")), c.now))
 	if got := fmt.Sprint(c.Drained()); got != "map[node c2/n1:{2 2} cluster c3:{2 1}]" {

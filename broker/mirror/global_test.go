@@ -70,8 +70,8 @@ func TestGlobalService(t *testing.T) {
 	p.is("nobody", glEcho, "")
 }
 
-// R19: what a global service is says the first cluster of the configuration that offers it, whoever was first; and
-// what others say otherwise is told.
+// R19: the first cluster of the configuration that offers a global service decides what it is, whichever was heard
+// first; and what others say otherwise is reported.
 func TestR19TheFirstClusterDecides(t *testing.T) {
 	ours := &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "web", Protocol: "TCP", Port: 80}}}
 	theirs := &semaphorev1.Service{Global: true, Headless: true, PublishNotReadyAddresses: true,
@@ -228,7 +228,7 @@ func TestARuleOfTheOperator(t *testing.T) {
 	p.follow(p.SetGone("c3", true, p.now))
 	p.is("c3 is gone", glEcho, "c1-1: 10.1.0.1; c2-1: 10.2.0.1; c3-1: 10.4.0.1-")
 	if all := p.Problems().All(); len(all) > 0 {
-		t.Errorf("settings that nobody heeds are told to differ: %v", all)
+		t.Errorf("settings that nothing uses are reported to differ: %v", all)
 	}
 }
 
@@ -314,7 +314,7 @@ func TestDrains(t *testing.T) {
 	}
 	p.apply("c2", slc("shop", "b", endpoints("echo", "10.2.0.9")))
 	p.apply("c2", slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2")))
-	p.is("it comes, goes on, and is drained still", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.9")
+	p.is("it comes, continues, and is drained still", echo, "c2-1: 10.2.0.1 10.2.0.2- 10.2.0.9")
 	p.follow(p.SetDrains(drain.NewSet(drain.Drain{Target: drain.Target{Namespace: "shop", Service: "echo"}}), p.now))
 	p.is("the service of all clusters", glEcho, "c1-1: 10.1.0.1-; c2-1: 10.2.0.1- 10.2.0.2- 10.2.0.9-")
 	p.follow(p.SetDrains(drain.Set{}, p.now))

@@ -128,7 +128,7 @@ func (h *history) step() {
 	h.apply(cluster, changes...)
 }
 
-// again is another plan that is told the newest of everything, in any order.
+// again is another plan that receives the newest of everything, in any order.
 func (h *history) tell(c *cluster) {
 	for cluster, objects := range h.said {
 		all := slices.Collect(maps.Values(objects))
@@ -221,7 +221,7 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 				again.ObserveSlice(name, s, again.now)
 			}
 			if !heardFirst {
-				// What is not known any more is told before the endpoints are.
+				// What is no longer known is applied before the endpoints are.
 				again.follow(again.SetDrains(h.drains, again.now))
 				for cluster, gone := range h.goners {
 					again.follow(again.SetGone(cluster, gone, again.now))
@@ -276,7 +276,7 @@ func TestNothingIsMaskedWithoutAReason(t *testing.T) {
 			for name, s := range h.slices {
 				for _, e := range s.Endpoints {
 					if isMasked(e.Conditions) {
-						t.Fatalf("seed %d: %s has %v out of use", seed, name, e)
+						t.Fatalf("seed %d: %s masks %v", seed, name, e)
 					}
 				}
 			}

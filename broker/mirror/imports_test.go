@@ -208,9 +208,9 @@ func permutations(all []string, do func([]string)) {
 	next(nil, all)
 }
 
-// TestImportPrecedence: whoever was first observed decides as long as it exports: for each order of arrival, and after
-// a restart for each order in which the clusters are heard again, with one of them silent. Of several at once,
-// mcs.precedence decides, then the name. Neither the own cluster nor a time has precedence (R31).
+// TestImportPrecedence: the cluster that was first observed decides as long as it exports: for each order of arrival,
+// and after a restart for each order in which the clusters are heard again, with one of them silent. Of several at
+// once, mcs.precedence decides, then the name. Neither the own cluster nor a time has precedence (R31).
 func TestImportPrecedence(t *testing.T) {
 	all := []string{"c1", "c2", "c3"}
 	address := map[string]string{"c1": "10.1.0.1", "c2": "10.2.0.1", "c3": "10.4.0.1"}
@@ -319,7 +319,7 @@ func TestImportConflicts(t *testing.T) {
 		{"two", exported(), exported(onPort("b", "TCP", 81), func(s *semaphorev1.Service) { s.Headless = true }),
 			"PortConflict,TypeConflict", "ports (1 of 2), type (1 of 2)"},
 	} {
-		// The own cluster is told whether it decides or not, other clusters are told nothing of it.
+		// The own cluster receives whether it decides or not, other clusters receive nothing of it.
 		for _, order := range [][]string{{"c1", "c2"}, {"c2", "c1"}} {
 			p := blank(t, taken, imports)
 			p.heard("c1", "c2", "c2-a", "c3")
@@ -341,7 +341,7 @@ func TestImportConflicts(t *testing.T) {
 				t.Errorf("%s: %q, %q; want %s, %s", test.name, reasons, text, test.reasons, test.field)
 			}
 			if other := p.Outcomes("c2", nil); len(other) > 0 {
-				t.Errorf("%s: another cluster is told %+v", test.name, other)
+				t.Errorf("%s: another cluster receives %+v", test.name, other)
 			}
 		}
 	}
@@ -432,7 +432,7 @@ func TestServiceImport(t *testing.T) {
 }
 
 // TestR29NothingIsImportedIntoDeniedNamespaces: an export into a denied namespace, such as kube-system/kube-dns, makes
-// no Service and no import; its exporter is told, and it is counted.
+// no Service and no import; its exporter receives the outcome, and it is counted.
 func TestR29NothingIsImportedIntoDeniedNamespaces(t *testing.T) {
 	for _, namespace := range []string{"kube-system", "kube-public", "calico-system", "tigera-operator", "semaphore"} {
 		p := blank(t, taken, imports)
@@ -445,14 +445,14 @@ func TestR29NothingIsImportedIntoDeniedNamespaces(t *testing.T) {
 		}
 		out := p.Outcomes("c2", nil)
 		if len(out) != 1 || out[0].Code != finding.OutcomeDenied {
-			t.Errorf("%s: its exporter is told %+v", namespace, out)
+			t.Errorf("%s: its exporter receives %+v", namespace, out)
 		}
 		if n := len(p.Problems().Of("c2")); n != 1 {
 			t.Errorf("%s: %d problems", namespace, n)
 		}
 		p.apply("c2", svc(namespace, "kube-dns", nil))
 		if n := len(p.Problems().Of("c2")); n != 0 {
-			t.Errorf("%s: %d problems of an export that is no more", namespace, n)
+			t.Errorf("%s: %d problems of an export that no longer exists", namespace, n)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// What a cluster is told of its services names nothing of other clusters.
+// The outcomes that a cluster receives of its services name nothing of other clusters.
 func TestOutcomes(t *testing.T) {
 	p := blank(t, taken)
 	long := strings.Repeat("x", 50)
@@ -36,7 +36,7 @@ func TestOutcomes(t *testing.T) {
 			got = append(got, fmt.Sprintf("%s/%s %s", o.Namespace, o.Name, o.Code))
 			for _, other := range []string{"c1", "c2", "c2-a", "c3", "a-shop"} {
 				if other != cluster && !strings.HasPrefix(cluster, other) && strings.Contains(o.Reason, other) {
-					t.Errorf("%s is told of %s: %s", cluster, other, o.Reason)
+					t.Errorf("%s receives %s: %s", cluster, other, o.Reason)
 				}
 			}
 			if o.Reason == "" {

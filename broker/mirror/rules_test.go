@@ -115,8 +115,8 @@ func TestR16AnEndpointNamesNothingOfThisCluster(t *testing.T) {
 	}
 }
 
-// R18: two Services whose mirrors would bear one name never share it; who has it is decided by their names alone, and
-// the other is told. Two remotes cannot have mirrors of one name: the configuration refuses the prefixes.
+// R18: two Services whose mirrors would have one name never share it; who has it is decided by their names alone, and
+// the other is reported. Two remotes cannot have mirrors of one name: the configuration refuses the prefixes.
 func TestR18ANameBelongsToOneSource(t *testing.T) {
 	const name = "c2-shop-73736d-a-73736d-b"
 	sources := [][2]string{{"shop", "a-73736d-b"}, {"shop-73736d-a", "b"}}

@@ -61,7 +61,7 @@ func TestShapes(t *testing.T) {
 			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 - - -", "10.2.0.2 true - -", "10.2.0.3 false - -",
 				"10.2.0.4 true true false", "10.2.0.5 false false false",
 				"10.2.0.6 false true true", "10.2.0.7 false false true", "10.2.0.8 true false false", "10.2.0.9 true true true"}},
-		"what would say that it is out of use here": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
+		"what would say that it is not used here": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,
 			Endpoints: []*semaphorev1.Endpoint{is(no, yes, no, "10.2.0.1")}}},
 			want: []string{"IPv4 [web/TCP/8080]", "10.2.0.1 false false false"}},
 		"several addresses of one endpoint": {slices: []*semaphorev1.EndpointSlice{{AddressType: "IPv4", Ports: web,

@@ -66,7 +66,7 @@ func BenchmarkWorstService(b *testing.B) {
 	}
 }
 
-// BenchmarkWorstSwitch is the costliest Service that is offered as a global one, or not any more: all its endpoints
+// BenchmarkWorstSwitch is the costliest Service that is offered as a global one, or no longer: all its endpoints
 // come or go.
 func BenchmarkWorstSwitch(b *testing.B) {
 	p, _, service := worst(b)

@@ -94,7 +94,7 @@ func (a *agent) step(t *testing.T) *semaphorev1.AttachResponse {
 }
 
 // Any order of changes, broken streams and restarts of the broker ends with all agents holding what the broker has
-// last been told; no device is ever taken out by it; and agents that hold it all are told nothing and touch nothing.
+// last received; no device is ever removed by it; and agents that hold it all receive nothing and touch nothing.
 func TestAgentsFollow(t *testing.T) {
 	clusters := []string{"c2", "c3"}
 	unchanged := 0
@@ -182,7 +182,7 @@ func TestAgentsFollow(t *testing.T) {
 		slices.Sort(want)
 		all(func(a *agent) {
 			if got := slices.Sorted(maps.Keys(a.node)); !slices.Equal(got, want) {
-				t.Fatalf("seed %d: an agent has %v, and the broker was told %v", seed, got, want)
+				t.Fatalf("seed %d: an agent has %v, and the broker received %v", seed, got, want)
 			}
 			a.touched = 0
 		})
@@ -207,7 +207,7 @@ func TestAgentsFollow(t *testing.T) {
 }
 
 // TestRemovalsOfAnotherRemote: however many peers one remote has and removes while an agent is away, of another remote
-// the agent is told what has changed of it and no more, its removals too.
+// the agent receives what has changed of it and no more, its removals too.
 func TestRemovalsOfAnotherRemote(t *testing.T) {
 	const peers = 500
 	s, a := NewState(), newAgent(false)
@@ -247,10 +247,10 @@ func TestRemovalsOfAnotherRemote(t *testing.T) {
 	}
 	a.connect(t, s)
 	told := follow()
-	t.Logf("after %d removals of another remote, %d changes are told of a remote of %d peers", tombstones+100,
+	t.Logf("after %d removals of another remote, %d changes are sent of a remote of %d peers", tombstones+100,
 		told["c3"], peers)
 	if told["c3"] != 2 {
-		t.Errorf("%d changes are told of c3; 2 there were", told["c3"])
+		t.Errorf("%d changes are sent of c3; there were 2", told["c3"])
 	}
 	if n := len(a.state.Network("c3").Peers); n != peers-1 || a.node["c3/n007 10.3.0.7"] || !a.node["c3/n008 changed"] ||
 		len(a.state.Network("c2").Peers) != 1 {

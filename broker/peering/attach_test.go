@@ -15,7 +15,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// A node that is deleted after its agent was admitted and before it said hello is told by nobody else.
+// A node that is deleted after its agent was admitted and before it said hello gets no other notice.
 func TestANodeThatGoesBeforeHelloEndsTheStream(t *testing.T) {
 	live := &knownNodes{uids: map[string]types.UID{"n1": "u1", "n2": "u2-again"}, synced: true}
 	s := New(Options{

@@ -78,7 +78,7 @@ func FuzzReceive(f *testing.F) {
 				}
 				if received.Report != nil {
 					if _, err := proto.Marshal(&semaphorev1.NodeStatus{Problems: received.Report.Problems}); err != nil {
-						t.Fatalf("%v cannot be told: %v", m, err)
+						t.Fatalf("%v cannot be reported: %v", m, err)
 					}
 					for cluster := range received.Report.Tunnels {
 						if !remotes[cluster] {

@@ -248,7 +248,7 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 			t.Errorf("%v, %v", err, over)
 		}
 	})
-	// F20: what was admitted goes on.
+	// F20: what was admitted continues.
 	run("while the apiserver cannot be asked", func(t *testing.T, s *Server, r *reviewer) {
 		_, ended := s.open(t, "n1/a", false)
 		r.set(func(string) (Agent, error) { return Agent{}, status.Error(codes.Unavailable, "connection refused") })

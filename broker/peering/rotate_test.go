@@ -24,7 +24,7 @@ func TestSessionTellsOfARotation(t *testing.T) {
 	s := NewState()
 	early := s.Open("c1", "n1", remotes)
 	if why := early.Rotate(&semaphorev1.RotateKey{}); why == "" {
-		t.Error("an agent that has not said hello is told")
+		t.Error("an agent that has not said hello is sent it")
 	}
 	if why := open(t, s, &semaphorev1.AgentHello{}).Rotate(&semaphorev1.RotateKey{}); !strings.Contains(why, "version") {
 		t.Errorf("an agent that does not know the message: %q", why)
@@ -85,24 +85,24 @@ func TestRotateKeys(t *testing.T) {
 		want   string
 		over   time.Duration
 	}{
-		{[]string{"n1"}, nil, "n1 told", 0},
+		{[]string{"n1"}, nil, "n1 sent", 0},
 		{[]string{"n3", "n1", "n9", "n2", "n1"}, nil,
-			"n1 told; n2 its agent's version does not support it; n3 no agent is attached; n9 the node does not exist",
+			"n1 sent; n2 its agent's version does not support it; n3 no agent is attached; n9 the node does not exist",
 			4 * rotateInterval},
-		{[]string{"n1"}, durationpb.New(time.Hour), "n1 told", time.Hour},
+		{[]string{"n1"}, durationpb.New(time.Hour), "n1 sent", time.Hour},
 	} {
 		var got []string
 		for _, n := range s.RotateKeys("c2", c.nodes, c.within, false) {
 			if n.Accepted != (n.Problem == "") {
 				t.Errorf("%v", n)
 			}
-			got = append(got, strings.TrimSpace(fmt.Sprint(n.Node, " ", map[bool]string{true: "told"}[n.Accepted], n.Problem)))
+			got = append(got, strings.TrimSpace(fmt.Sprint(n.Node, " ", map[bool]string{true: "sent"}[n.Accepted], n.Problem)))
 		}
 		equal(t, fmt.Sprint(c.nodes), strings.Join(got, "; "), c.want)
 		a := s.attached["u1"]
 		m := a.session.rotations[len(a.session.rotations)-1]
 		if m.GetCluster() != "c2" || m.GetWithin().AsDuration() != c.over {
-			t.Errorf("%v: told %v; want within %s", c.nodes, m, c.over)
+			t.Errorf("%v: sent %v; want within %s", c.nodes, m, c.over)
 		}
 		select {
 		case <-a.received:

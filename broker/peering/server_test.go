@@ -228,7 +228,7 @@ func attach(t *testing.T, conn *grpc.ClientConn, token string) call {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An error here is told by the first Recv.
+	// An error here is returned by the first Recv.
 	_ = stream.Send(
 		&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}},
 	)
@@ -371,7 +371,7 @@ func TestAdmission(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.node("n1")
-	refused("the node was made anew under its name", good, codes.PermissionDenied, "does not exist")
+	refused("the node was made again under its name", good, codes.PermissionDenied, "does not exist")
 	t.Run("the pod ends", func(t *testing.T) {
 		pod := b.pod("ends", "n2", "semaphore-agent")
 		token := b.token("semaphore-agent", agents.Audience, pod)
@@ -459,7 +459,7 @@ func TestReports(t *testing.T) {
 			}
 			if all := m.GetChanges().GetChanges(); len(all) > 0 {
 				if len(all) != 1 || all[0].GetDeleteDevice() != "c9" {
-					t.Errorf("told %v", all)
+					t.Errorf("sent %v", all)
 				}
 				break
 			}

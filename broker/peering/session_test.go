@@ -95,7 +95,7 @@ func TestSession(t *testing.T) {
 	select {
 	case <-session.Changed():
 	default:
-		t.Error("nobody was told of c2")
+		t.Error("the wait for c2 was not ended")
 	}
 	equal(t, "c2", said(t, session), "1:c2 2:c2/a=1 3:c2/b=2; synced 3 [c2]")
 	become(s, "c2", meshOf("c2", "a 1", "b 3"), nil)
@@ -110,7 +110,7 @@ func TestSession(t *testing.T) {
 	default:
 	}
 	equal(t, "a newcomer", said(t, open(t, s, nil)), "attached n1 resumed=false; 1:c2 7:c2/a=5; synced 7 [c2]")
-	equal(t, "one that goes on",
+	equal(t, "one that resumes",
 		said(t, open(t, s, &semaphorev1.AgentHello{ResumeEpoch: s.journal.Epoch(), ResumeRevision: 4})),
 		"attached n1 resumed=true; 5:-c2/b 7:c2/a=5; synced 7 [c2]")
 	equal(t, "one of another life", said(t, open(t, s, &semaphorev1.AgentHello{ResumeEpoch: "other", ResumeRevision: 4})),
@@ -181,7 +181,7 @@ func digestOf(cluster string, m mesh.Changes) *semaphorev1.HeldCluster {
 	return &semaphorev1.HeldCluster{Cluster: cluster, Digest: d.Bytes()}
 }
 
-// An agent that holds what the broker would tell it is not told.
+// An agent that holds what the broker would send is not sent it.
 func TestUnchanged(t *testing.T) {
 	had := meshOf("c2", "a 1", "b 2")
 	t.Run("known when the agent attaches", func(t *testing.T) {
@@ -205,7 +205,7 @@ func TestUnchanged(t *testing.T) {
 		become(s, "c2", meshOf("c2", "a 1"), nil)
 		equal(t, "and on", said(t, session), "6:-c2/b")
 	})
-	t.Run("known later, and changed by the time the agent is told", func(t *testing.T) {
+	t.Run("known later, and changed by the time it is sent to the agent", func(t *testing.T) {
 		s := NewState()
 		session := open(t, s, &semaphorev1.AgentHello{Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}})
 		said(t, session)
@@ -221,14 +221,14 @@ func TestUnchanged(t *testing.T) {
 		become(s, "c2", had, nil) // too late: a change is a change
 		equal(t, "said", said(t, session), "1:c2 2:c2/a=1 3:c2/b=2; synced 3 [c2]")
 	})
-	t.Run("an agent that goes on in the middle of it is told", func(t *testing.T) {
+	t.Run("an agent that resumes in the middle of it is sent it", func(t *testing.T) {
 		s := NewState()
 		become(s, "c2", had, nil)
 		session := open(t, s, &semaphorev1.AgentHello{ResumeEpoch: s.journal.Epoch(), ResumeRevision: 2,
 			Held: []*semaphorev1.HeldCluster{digestOf("c2", had)}})
 		equal(t, "said", said(t, session), "attached n1 resumed=true; 3:c2/b=2; synced 3 [c2]")
 	})
-	t.Run("an agent that goes on from before it is not", func(t *testing.T) {
+	t.Run("an agent that resumes from before it is not", func(t *testing.T) {
 		s := NewState()
 		become(s, "c3", meshOf("c3"), nil)
 		become(s, "c2", had, nil)

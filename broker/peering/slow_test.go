@@ -65,7 +65,7 @@ func attachAs(t *testing.T, conn *grpc.ClientConn, token string) call {
 }
 
 // F25: an agent that stops reading costs the broker no memory but what is in flight, and the others no time; and when
-// it reads again it is told the newest states only.
+// it reads again it receives the newest states only.
 func TestAnAgentThatStopsReading(t *testing.T) {
 	s, _ := newReviewed()
 	dial := serve(t, s)
@@ -129,7 +129,7 @@ func TestAnAgentThatStopsReading(t *testing.T) {
 	before := heap()
 	beside := run(rounds/2, rounds)
 	grown := heap() - before
-	// What may wait is a window, a message and what the collector has not seen yet: far less than what was told.
+	// What may wait is a window, a message and what the collector has not seen yet: far less than what was sent.
 	const told = rounds / 2 * peers * 500
 	if grown > told/4 {
 		t.Errorf("the heap has grown by %d bytes for one who reads nothing of %d", grown, told)

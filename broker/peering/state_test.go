@@ -39,7 +39,7 @@ func become(s *State, cluster string, m mesh.Changes, observedAt map[string]time
 func TestState(t *testing.T) {
 	s := NewState()
 	position := uint64(0)
-	// since is what agents are told of what happened since last time.
+	// since is what agents receive of what happened since last time.
 	since := func() string {
 		changes, next, ok := s.journal.Since(position, 1000)
 		if !ok {
@@ -74,7 +74,7 @@ func TestState(t *testing.T) {
 	select {
 	case <-more:
 	default:
-		t.Error("nobody was told that c2 is known now")
+		t.Error("the wait for c2, which is known now, was not ended")
 	}
 	all, _ := s.journal.Snapshot()
 	if m := message(all[1]); !m.GetObservedAt().AsTime().Equal(time.Unix(5, 0)) || message(all[0]).GetObservedAt() != nil {

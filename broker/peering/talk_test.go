@@ -16,7 +16,7 @@ import (
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// talkers are a server and what agents have told it.
+// talkers are a server and what agents have reported to it.
 func talkers(t *testing.T) (*Server, *prometheus.Registry, func(node string, devices ...*semaphorev1.DeviceReport)) {
 	registry := prometheus.NewRegistry()
 	s := New(Options{Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}, {Name: "c3"}}, State: NewState(),
@@ -105,14 +105,14 @@ func TestTalk(t *testing.T) {
 	equal(t, "status", show(), "c2 2/2/2; c3 1/0/0; 3; n2-c2/m1 2m0s; n1-c2/m3 1m0s; n2-c2/m3 1m0s")
 	equal(t, "metrics", gathered(t, registry), "last_handshake_timestamp_seconds c2 1.76735519e+09; nodes_talking c2 2; "+
 		"nodes_talking c3 0; silent_pairs c2 3; silent_pairs c3 0")
-	// What a node told goes with its agent, and with the next report.
+	// What a node reported goes with its agent, and with the next report.
 	delete(s.attached, "n2")
 	told("n1", deviceTo("c2", 3, 0, 0, time.Second), deviceTo("c3", 0, 0, 4, 0))
 	equal(t, "status", show(), "c2 1/1/0; c3 1/0/0; 0")
 }
 
-// A node that told long ago that it talks would have told something since: it is not taken at its word. That it has
-// told of its device stays so.
+// A node that reported long ago that it talks would have reported something since: the report no longer counts. That it
+// has reported its device still does.
 func TestTalkIsFresh(t *testing.T) {
 	s, registry, told := talkers(t)
 	told("n1", deviceTo("c2", 2, 0, 0, time.Second))
@@ -126,7 +126,7 @@ func TestTalkIsFresh(t *testing.T) {
 	}
 }
 
-// However much an agent tells, so much is kept, and it can be told on.
+// However much an agent reports, only so much is kept, and it can be sent in the status.
 func TestTalkIsBounded(t *testing.T) {
 	s, _, told := talkers(t)
 	names := make([]string, 5000)

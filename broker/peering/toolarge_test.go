@@ -43,7 +43,7 @@ func TestAPeerThatIsTooLargeIsShown(t *testing.T) {
 	}
 	update(peer("a", 1), large, peer("c", 1000))
 	if got := names(); got != "a c " {
-		t.Errorf("agents are told of %s", got)
+		t.Errorf("agents receive %s", got)
 	}
 	if got := finding.Texts(s.Findings()); len(got) != 1 ||
 		!strings.HasPrefix(got[0], fmt.Sprintf("peer c2/b has %d bytes, more than the limit of %d", proto.Size(large),
@@ -52,10 +52,10 @@ func TestAPeerThatIsTooLargeIsShown(t *testing.T) {
 	}
 	update(peer("b", 1))
 	if got := names(); got != "a b c " || len(finding.Texts(s.Findings())) != 0 {
-		t.Errorf("agents are told of %s, problems %q", got, finding.Texts(s.Findings()))
+		t.Errorf("agents receive %s, problems %q", got, finding.Texts(s.Findings()))
 	}
 	update(large)
 	if got := names(); got != "a c " || len(finding.Texts(s.Findings())) != 1 {
-		t.Errorf("agents are told of %s, problems %q", got, finding.Texts(s.Findings()))
+		t.Errorf("agents receive %s, problems %q", got, finding.Texts(s.Findings()))
 	}
 }

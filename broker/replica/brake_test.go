@@ -80,12 +80,12 @@ func (b *braked) remove(from uint64, names ...string) Result {
 	return b.take(changes(out...))
 }
 
-// want checks how many objects are held, and of those how many are held back.
+// want checks how many objects are held, and of those how many are retained.
 func (b *braked) want(held, back int) {
 	b.t.Helper()
 	n, _ := b.Count(kMember)
 	if got := b.Retained(kMember, 0).Total; n != held || got != back {
-		b.t.Errorf("%d objects are held, %d of them held back; want %d and %d", n, got, held, back)
+		b.t.Errorf("%d objects are held, %d of them retained; want %d and %d", n, got, held, back)
 	}
 }
 
@@ -95,14 +95,14 @@ func TestR24ASnapshotThatWithdrawsMost(t *testing.T) {
 	res := b.snapshot(20, "m0", "m1", "new")
 	// What it has is taken, what it lacks stays.
 	if show(res.Changes) != "+new" || len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 8, 8, 10}) {
-		t.Fatalf("changes %s, held back %v", show(res.Changes), res.Retained)
+		t.Fatalf("changes %s, retained %v", show(res.Changes), res.Retained)
 	}
 	b.want(11, 8)
 	if back := b.Retained(kMember, 2); len(back.Keys) != 2 || back.Keys[0].Name != "m2" || back.Keys[1].Name != "m3" ||
 		back.Total != 8 || !back.Since.Equal(now) {
-		t.Errorf("held back: %+v", back)
+		t.Errorf("retained: %+v", back)
 	}
-	// Changes flow: to what is exported, and to what is held back and told again.
+	// Changes flow: to what is exported, and to what is retained and sent again.
 	b.now = b.now.Add(2 * time.Minute)
 	if res := b.take(changes(upsert(21, kMember, "m0", "b"), upsert(22, kMember, "m2", "b"),
 		upsert(23, kMember, "m3", "a"))); show(res.Changes) != "~m0 ~m2" {
@@ -125,7 +125,7 @@ func TestR24IsLetGoByAnotherSnapshot(t *testing.T) {
 		"unchanged": func(b *braked) Result {
 			w := b.connect("e3", 20)
 			if len(w.Held) != 1 || w.Held[0].Objects != 2 || w.ResumeRevision != 0 {
-				t.Fatalf("welcome %v: what is held back was not told", w)
+				t.Fatalf("welcome %v: what is retained was not reported", w)
 			}
 			return b.take(unchanged(kMember, 20, 2, digestOf(upserts("m0", "m1"))))
 		},
@@ -137,7 +137,7 @@ func TestR24IsLetGoByAnotherSnapshot(t *testing.T) {
 			b.want(10, 8)
 			b.now = b.now.Add(9 * time.Minute)
 			if res := again(b); len(res.Changes) != 0 {
-				t.Errorf("let go before its time: %s", show(res.Changes))
+				t.Errorf("released before its time: %s", show(res.Changes))
 			}
 			b.want(10, 8)
 			b.now = b.now.Add(time.Minute)
@@ -156,7 +156,7 @@ func TestR24IsLetGoByAnotherSnapshot(t *testing.T) {
 			}
 			b.want(2, 0)
 			if _, err := b.s.Receive(b.now.Add(time.Hour), heartbeat(20)); err != nil {
-				t.Errorf("with nothing held back: %v", err)
+				t.Errorf("with nothing retained: %v", err)
 			}
 		})
 	}
@@ -168,11 +168,11 @@ func TestR24SingleChangesThatWithdrawMost(t *testing.T) {
 	// Half may go in a minute.
 	if show(res.Changes) != "-m0 -m1 -m2 -m3 -m4" || len(res.Retained) != 1 ||
 		res.Retained[0] != (Retained{kMember, 5, 5, 10}) {
-		t.Fatalf("changes %s, held back %v", show(res.Changes), res.Retained)
+		t.Fatalf("changes %s, retained %v", show(res.Changes), res.Retained)
 	}
 	b.want(5, 5)
 	if rev, _ := ackOf(res); rev != 20 {
-		t.Errorf("ack %d: what is held back is taken all the same", rev)
+		t.Errorf("ack %d: what is retained is acknowledged all the same", rev)
 	}
 	// The end of the stream and going on from where it was lose nothing of it.
 	b.s.Close()
@@ -310,7 +310,7 @@ func TestAnewForAnothersSake(t *testing.T) {
 	}
 }
 
-// What is told so that it is refused, or is emptied, is withdrawn.
+// An object that is sent so that it is refused, or is emptied, is withdrawn.
 func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 	for _, version := range []string{"bad", "hollow"} {
 		told := func(from uint64, names ...string) (out []*semaphorev1.Change) {
@@ -327,7 +327,7 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 			b := newBraked(t)
 			res := b.take(changes(told(11, members(0, 10)...)...))
 			if n := len(res.Changes); n != 5 || len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 5, 5, 10}) {
-				t.Fatalf("changes %s, held back %v", show(res.Changes), res.Retained)
+				t.Fatalf("changes %s, retained %v", show(res.Changes), res.Retained)
 			}
 			for _, name := range members(5, 10) {
 				if o, ok := b.Get(KeyOf(object(kMember, name, "").Key)); !ok || o.GetSetMember().GetSetName() != "a" {
@@ -335,7 +335,7 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 				}
 			}
 			consistent(t, b.Replica)
-			// It is known as it was told, so that nothing is sent again.
+			// It is known as it was sent, so that nothing is sent again.
 			b.s.Close()
 			w := b.connect("e2", 20)
 			if sum := digestOf(told(11, members(0, 10)...)); len(w.Held) != 1 || w.Held[0].Objects != 10 ||
@@ -355,13 +355,13 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 				res := b.take(begin(kMember, 20), changes(told(1, members(0, 10)...)...), end(kMember, 20, 10))
 				if len(res.Changes) != 0 || i == 0 &&
 					(len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 10, 10, 10})) {
-					t.Fatalf("changes %s, held back %v", show(res.Changes), res.Retained)
+					t.Fatalf("changes %s, retained %v", show(res.Changes), res.Retained)
 				}
 				b.want(10, 10)
 				consistent(t, b.Replica)
 				b.now = b.now.Add(5 * time.Minute)
 			}
-			// What is told again is an object like any other.
+			// What is sent again is an object like any other.
 			if res := b.take(changes(upsert(21, kMember, "m0", "a"),
 				upsert(22, kMember, "m1", "b"))); show(res.Changes) != "~m1" {
 				t.Errorf("changes %s", show(res.Changes))

@@ -57,7 +57,7 @@ func consistent(t *testing.T, r *Replica) {
 		}
 		for key := range k.retained {
 			if h, held := k.objects[key]; !held || isEmpty(h.object) {
-				t.Fatalf("%s is held back and not held", key)
+				t.Fatalf("%s is retained and not held", key)
 			}
 		}
 		if hollow != k.empty {
@@ -67,7 +67,7 @@ func consistent(t *testing.T, r *Replica) {
 			t.Fatalf("%s: used %v %v, kept %v %v", semaphorev1.KindName(of), used, perGroup, k.used, k.perGroup)
 		}
 		if told != k.sentDigest || count != k.count || over != k.overLimit {
-			t.Fatalf("%s: told %x of %d, %d over, kept %x of %d, %d over", semaphorev1.KindName(of), told, count, over,
+			t.Fatalf("%s: sent %x of %d, %d over, kept %x of %d, %d over", semaphorev1.KindName(of), told, count, over,
 				k.sentDigest, k.count, k.overLimit)
 		}
 		l := limitOf(of, r.limits)
@@ -96,7 +96,7 @@ var fuzzed = &config.Remote{
 }
 
 // FuzzPublish: whatever an exporter sends, in one stream and then in another, nothing panics; what is held is
-// within the remote's subnets and limits; and the changes that are told lead to exactly what is held.
+// within the remote's subnets and limits; and the changes that are reported lead to exactly what is held.
 func FuzzPublish(f *testing.F) {
 	stream := func(all ...*semaphorev1.PublishRequest) {
 		var b bytes.Buffer
@@ -175,13 +175,13 @@ func FuzzPublish(f *testing.F) {
 			for key, o := range r.All(of) {
 				n++
 				if !proto.Equal(o, state[key]) {
-					t.Fatalf("%s is held as %v, told as %v", key, o, state[key])
+					t.Fatalf("%s is held as %v, reported as %v", key, o, state[key])
 				}
 				within(t, o)
 			}
 		}
 		if n != len(state) {
-			t.Fatalf("%d objects are held, %d were told", n, len(state))
+			t.Fatalf("%d objects are held, %d were reported", n, len(state))
 		}
 	})
 }

@@ -217,7 +217,7 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 				reason = reason || len(k.retained) > 0 || k.overLimit > 0
 			}
 			if !reason {
-				t.Fatalf("asked to tell all anew for nothing: %v", err)
+				t.Fatalf("asked to send all again for nothing: %v", err)
 			}
 			return Result{}, false
 		}
@@ -230,7 +230,7 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 		got, want := f.versions(kind), e.state(kind)
 		for key, w := range r.kind(kind).retained {
 			if v := want[key]; v != "" && v != "hollow" && v != "bad" || (v == "hollow") != (w.replacement != nil) {
-				t.Fatalf("%s is exported as %q, and held back", key, v)
+				t.Fatalf("%s is exported as %q, and retained", key, v)
 			}
 			if w.replacement != nil {
 				delete(want, key)
@@ -292,7 +292,7 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 			}
 			same(kind)
 			for key, v := range e.state(kind) {
-				// Whatever the order, what is new takes no room of what stood. A pod that is of another set is new there.
+				// Whatever the order, what is new takes no room of what existed. A pod that is of another set is new there.
 				if _, held := r.kind(kind).objects[key]; stood[key] && !held && kind != kMember && v != "bad" {
 					t.Fatalf("%s stood, is exported as %s, and is held no more", key, v)
 				}

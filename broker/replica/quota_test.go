@@ -113,7 +113,7 @@ func portsOf(slice string, ports int) *semaphorev1.Object {
 	return o
 }
 
-// Of an object that grows over a limit what stood stays, alone and in a snapshot in which what is new comes first.
+// Of an object that grows over a limit what existed stays, alone and in a snapshot in which what is new comes first.
 func TestR05WhatStoodStays(t *testing.T) {
 	for name, c := range map[string]struct {
 		limits       config.Limits
@@ -174,7 +174,7 @@ func TestR05WhatStoodStays(t *testing.T) {
 				if last == c.grown {
 					left(r)
 				} else if o, _ := r.Get(KeyOf(c.stood.Key)); !proto.Equal(o, c.stood) {
-					t.Errorf("what stood is %v", o)
+					t.Errorf("what existed is %v", o)
 				}
 			}
 		})
@@ -269,7 +269,7 @@ func TestR05WhatIsThereMayChangeAndMakesRoomWhenItGoes(t *testing.T) {
 		len(res.Changes) != 2 {
 		t.Errorf("refused %v", res.Refused)
 	}
-	// Of a state that does not fit the overflow is refused, and what stood stays.
+	// Of a state that does not fit the overflow is refused, and what existed stays.
 	if res := must(t, s, changes(put(5, memberOf("a", 3)))); len(res.Refused) != 1 || show(res.Changes) != "" ||
 		len(r.kinds[kMember].objects) != 2 {
 		t.Errorf("refused %v, changes %s", res.Refused, show(res.Changes))
@@ -367,7 +367,7 @@ func TestR05RefusalsTakeLittleRoom(t *testing.T) {
 	}
 	res := must(t, s, changes(all...))
 	if len(res.Refused) != n || len(res.Responses) != n+1 {
-		t.Errorf("%d told refused", len(res.Refused))
+		t.Errorf("%d reported as refused", len(res.Refused))
 	}
 	if _, refused := r.Count(kMember); refused != n || len(r.Refused()) != maxRefused {
 		t.Errorf("%d refused, %d remembered", refused, len(r.Refused()))

@@ -36,7 +36,7 @@ func TestTheBrakeIsConfirmedOnAStreamThatGoesOnWithNothingNew(t *testing.T) {
 	must(t, r.Open(), hello("e1", 2, 0, kNode), begin(kNode, 2), changes(upsert(1, kNode, "n1", "a")), end(kNode, 2, 1),
 		changes(remove(3, kNode, "n1")))
 	if b := r.Retained(kNode, 1); b.Total != 1 {
-		t.Fatalf("held back: %+v", b)
+		t.Fatalf("retained: %+v", b)
 	}
 	s := r.Open()
 	must(t, s, hello("e1", 3, 0, kNode))

@@ -43,7 +43,7 @@ func TestR06NothingGoesBack(t *testing.T) {
 
 // A Hello that was under way while another exporter took over is of a journal that was taken further before
 // (SEED=112622 of the simulation): the epochs before the present one count, too, as many as are remembered, and one
-// that comes back goes on from where it was.
+// that comes back continues from where it was.
 func TestR06AnEarlierEpochDoesNotGoBack(t *testing.T) {
 	r := newReplica()
 	tell := func(epoch string, at uint64) {

@@ -231,7 +231,7 @@ func TestNewEpochIsTakenByDifference(t *testing.T) {
 	must(t, s, begin(kNode, 9), changes(upsert(7, kNode, "new", "a"), upsert(8, kNode, "same", "a"),
 		upsert(9, kNode, "other", "b")))
 	if !r.Complete(kNode) {
-		t.Error("what was complete is not any more while a newer snapshot comes")
+		t.Error("what was complete no longer is while a newer snapshot comes")
 	}
 	res := must(t, s, end(kNode, 9, 3))
 	if show(res.Changes) != "-gone +new ~other" {
@@ -286,7 +286,7 @@ func TestResume(t *testing.T) {
 			}
 		})
 	}
-	t.Run("goes on with changes", func(t *testing.T) {
+	t.Run("continues with changes", func(t *testing.T) {
 		r := snapshot(t)
 		s := r.Open()
 		res := must(t, s, hello("e1", 7, 0, kNode, kService), heartbeat(7),
@@ -508,7 +508,7 @@ func TestHeartbeatsAreAnswered(t *testing.T) {
 	}
 }
 
-// The digest is of what was told: what was refused belongs to it, what was refused in part belongs to it whole.
+// The digest is of what was sent: what was refused belongs to it, what was refused in part belongs to it whole.
 func TestUnchangedSnapshotIsSkipped(t *testing.T) {
 	r := newReplica()
 	told := []*semaphorev1.Change{upsert(1, kNode, "n1", "a"), upsert(2, kNode, "bad1", "a"),
@@ -570,7 +570,7 @@ func TestHeartbeatMovesThePosition(t *testing.T) {
 		t.Errorf("ack %d: a position does not go back", rev)
 	}
 	s.Close()
-	// Without anything to send after the offer, a heartbeat alone says that the sender goes on.
+	// Without anything to send after the offer, a heartbeat alone says that the sender continues.
 	s = r.Open()
 	if w := welcomeOf(t, must(t, s, hello("e1", 12, 6, kNode, kService))); w.ResumeRevision != 7 {
 		t.Fatalf("welcome %v", w)
@@ -579,7 +579,7 @@ func TestHeartbeatMovesThePosition(t *testing.T) {
 		t.Errorf("ack %d", rev)
 	}
 	if _, err := s.Receive(now, begin(kNode, 12)); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("a snapshot after the sender went on: %v", err)
+		t.Errorf("a snapshot after the sender continued: %v", err)
 	}
 }
 

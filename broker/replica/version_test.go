@@ -113,7 +113,7 @@ func TestF38NewerExporter(t *testing.T) {
 		t.Errorf("%d services, complete %v; %d refused", n, r.Complete(kService), refused)
 	}
 
-	// Its digest of what it told is ours, though a field of it is unknown here.
+	// Its digest of what it sent is the same here, though a field of it is unknown here.
 	told := digest.Of(known.GetUpsert())
 	again := r.Open()
 	w := welcomeOf(t, must(t, again, hello("e2", 8, 0, kService)))

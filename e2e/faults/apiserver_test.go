@@ -137,7 +137,7 @@ func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
 		fresh = 8
 	)
 	b := onBed(t)
-	// what becomes of the mirror of each name, and of its slice: one of another port is another slice
+	// what happens to the mirror of each name, and of its slice: one of another port is another slice
 	op := map[string]string{}
 	for i := range fresh {
 		op[fmt.Sprintf("away-%03d", i)] = "create"
@@ -288,7 +288,7 @@ func reachAPIServer(ctx context.Context, c *testbed.Cluster, parts ...string) er
 	return nil
 }
 
-// The remote apiserver restarts: its exporter goes on watching where it was, and the broker is told nothing.
+// The remote apiserver restarts: its exporter continues to watch where it was, and the broker receives nothing.
 func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
@@ -359,7 +359,7 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 }
 
 // The exporters are cut off from their apiserver while objects are deleted and etcd forgets that they were there: no
-// watch can tell of the deletes, and they take effect all the same.
+// watch can deliver the deletes, and they take effect all the same.
 func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
@@ -613,6 +613,6 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 	g.untouched()
 	restore()
 	took := b.converges(t, settle)
-	t.Logf("%v attempts of the new stream in %s, the other stream went on; attached %s after the right was back; %s",
+	t.Logf("%v attempts of the new stream in %s, the other stream continued; attached %s after the right was back; %s",
 		refused, unavailable, seconds(took), g.finish())
 }

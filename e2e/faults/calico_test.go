@@ -48,7 +48,7 @@ func TestNoCalico(t *testing.T) {
 		}
 		return err
 	})
-	// It goes on, and a restart with nothing to write writes nothing.
+	// It continues, and a restart with nothing to write writes nothing.
 	l.offer("a", "later", 9, "")
 	took := l.waitMirrors("a", 6)
 	if took > time.Second {

@@ -129,7 +129,7 @@ func (b *bed) distribute(ctx context.Context) error {
 }
 
 // inUse is nil when all that an operator has distributed has reached those who use it: the files of every pod, and what
-// the broker of c2 shows whoever connects. Kubelet is told to look at once; by itself it takes up to a minute and a
+// the broker of c2 shows to clients. Kubelet is made to look at once; by itself it takes up to a minute and a
 // half.
 func (b *bed) inUse(ctx context.Context, pki string) error {
 	bundles, err := os.ReadFile(filepath.Join(b.tb.Dir(), "bundles", "c2"))

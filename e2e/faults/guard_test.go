@@ -174,7 +174,7 @@ func (g *guard) untouched() {
 	g.losses = nil
 }
 
-// finish ends the case: all that the checkers found is told, and the ping's count is returned for the log.
+// finish ends the case: all that the checkers found is reported, and the ping's count is returned for the log.
 func (g *guard) finish() string {
 	g.t.Helper()
 	lasted := time.Since(g.began)

@@ -49,7 +49,7 @@ type grazer struct {
 	current bool
 	at      time.Time
 	changes int
-	// peers are the addresses it was told, by node of the remote.
+	// peers are the addresses it received, by node of the remote.
 	peers map[string]string
 	key   []byte
 }
@@ -193,8 +193,8 @@ func (h *herd) wait(t *testing.T, within time.Duration, what string, f func(*gra
 	return last
 }
 
-// told is how many changes the agents were told in all.
-func (h *herd) told() int {
+// received is how many changes the agents received in all.
+func (h *herd) received() int {
 	sum := 0
 	for _, g := range h.agents {
 		g.mu.Lock()
@@ -358,7 +358,7 @@ var encrypting = config{"features": []string{"encryption"}}
 const herdBound = 30 * time.Second
 
 // The broker is killed and comes back: a thousand agents attach again within 30 s, and as nothing has changed nothing
-// is told to any of them, and nothing is written.
+// is sent to any of them, and nothing is written.
 func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 	const agents, peers = 1000, 200
 	l := newLab(t, "a")
@@ -382,11 +382,11 @@ func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 			}
 		}
 		if missing > 0 {
-			return fmt.Errorf("%d Nodes bear no key", missing)
+			return fmt.Errorf("%d Nodes have no key", missing)
 		}
 		return nil
 	})
-	told := h.told()
+	received := h.received()
 	memory, err := residentOf(broker.PID)
 	if err != nil {
 		t.Fatal(err)
@@ -401,15 +401,15 @@ func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 		t.Errorf("the last of %d agents was current %s after the restart, want %s", agents, seconds(took), herdBound)
 	}
 	pause(t, 2*time.Second)
-	if n := h.told() - told; n > 0 {
-		t.Errorf("%d changes were told, want none: all agents held what there is", n)
+	if n := h.received() - received; n > 0 {
+		t.Errorf("%d changes were sent, want none: all agents held what there is", n)
 	}
 	if n := broker.metric("semaphore_broker_writes_total"); n > 0 {
 		t.Errorf("%v objects were written, want none", n)
 	}
-	t.Logf("%d agents with %d peers: ready to attach after %s, all current first after %s (%d changes told); after the "+
-		"kill all current in %s, %d changes told; broker %d MiB",
-		agents, peers, seconds(prepared), seconds(first), told, seconds(took), h.told()-told, memory>>10)
+	t.Logf("%d agents with %d peers: ready to attach after %s, all current first after %s (%d changes sent); after the "+
+		"kill all current in %s, %d changes sent; broker %d MiB",
+		agents, peers, seconds(prepared), seconds(first), received, seconds(took), h.received()-received, memory>>10)
 }
 
 // An agent stops reading: what waits for it is bounded by the number of objects, the others hear as fast as before, and
@@ -485,13 +485,13 @@ func TestF25_SlowAgent(t *testing.T) {
 		t.Errorf("with a slow agent a change took the others %s, without %s", seconds(during), seconds(calm))
 	}
 	if most := rounds * peers / 2; caught > most {
-		t.Errorf("the slow agent was told %d changes of %d, want the newest of each object: at most %d", caught,
+		t.Errorf("the slow agent received %d changes of %d, want the newest of each object: at most %d", caught,
 			rounds*peers, most)
 	}
 	if grown := after - before; grown > 64<<10 {
 		t.Errorf("the broker grew by %d MiB", grown>>10)
 	}
-	t.Logf("%d changes: the others had all within %s before and %s while one did not read; it was told %d when it read "+
+	t.Logf("%d changes: the others had all within %s before and %s while one did not read; it received %d when it read "+
 		"again; broker %d MiB before, %d MiB after",
 		rounds*peers, seconds(calm), seconds(during), caught, before>>10, after>>10)
 }

@@ -272,7 +272,7 @@ func (d *daemon) connected(cluster string) {
 	})
 }
 
-// metric is the sum of a metric's lines that bear all of some labels, such as `cluster="a"`.
+// metric is the sum of a metric's lines that have all of some labels, such as `cluster="a"`.
 func (d *daemon) metric(name string, labels ...string) float64 {
 	d.t.Helper()
 	ctx, cancel := context.WithTimeout(d.t.Context(), 5*time.Second)

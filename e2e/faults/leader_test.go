@@ -126,12 +126,12 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 		t.Errorf("%d objects were written, want the mirror and the slice of one Service", n)
 	}
 	t.Logf("cut off from its apiserver the leader stopped after %s, the lease was another's after %s, who wrote after "+
-		"%s; whole %s after mending; %s",
+		"%s; whole %s after the repair; %s",
 		seconds(stopped), seconds(taken), seconds(worked), seconds(took), g.finish())
 }
 
-// The leader is stopped for longer than its lease, and goes on when another leads: it writes nothing more and ends; the
-// lease changes hands once.
+// The leader is stopped for longer than its lease, and continues when another leads: it writes nothing more and ends;
+// the lease changes hands once.
 func TestF24_StoppedLeaderGoesOn(t *testing.T) {
 	b := onBed(t)
 	for _, which := range []struct {
@@ -170,7 +170,7 @@ func TestF24_StoppedLeaderGoesOn(t *testing.T) {
 				return err
 			})
 			g.untouched()
-			// What happens now is the new leader's to carry; then the old one goes on, with all it had in hand.
+			// What happens now is the new leader's to carry; then the old one continues, with all it had in hand.
 			name := "while-stopped-" + which.name
 			t.Cleanup(func() {
 				if err := withdraw(life, b.c2, name); err != nil {
@@ -194,7 +194,7 @@ func TestF24_StoppedLeaderGoesOn(t *testing.T) {
 			}
 			ended := time.Since(woken)
 			if !old.ended() {
-				t.Errorf("%s was deposed and has not ended %s after it went on", which.word, leaseDuration)
+				t.Errorf("%s was deposed and has not ended %s after it continued", which.word, leaseDuration)
 			}
 			took := b.converges(t, settle)
 			pause(t, 3*time.Second)
@@ -211,7 +211,7 @@ func TestF24_StoppedLeaderGoesOn(t *testing.T) {
 			if n := len(g.sofar(b.c1)); n != 2 {
 				t.Errorf("%d objects were written, want the mirror and the slice of one Service", n)
 			}
-			t.Logf("another led after %s; the old one went on after %s and ended %s later, having written nothing; whole %s "+
+			t.Logf("another led after %s; the old one continued after %s and ended %s later, having written nothing; whole %s "+
 				"after that; %s",
 				seconds(takeover), seconds(asleep), seconds(ended), seconds(took), g.finish())
 		})

@@ -129,7 +129,7 @@ func TestF26_MessageOverLimit(t *testing.T) {
 	}
 	l.offer("a", "a-after", 100, "")
 	l.waitMirrors("a", 11)
-	t.Logf("%v messages of 8 MiB refused and counted; the exporter's stream went on", counted)
+	t.Logf("%v messages of 8 MiB refused and counted; the exporter's stream continued", counted)
 }
 
 // Two remotes with overlapping subnets are no configuration: the broker says so and does not start. What one remote
@@ -230,7 +230,7 @@ func TestF37_ExporterExportsNothing(t *testing.T) {
 			}
 			alarm = strings.Join(s.Problems, "; ")
 			if alarm == "" {
-				return fmt.Errorf("no problem is told of")
+				return fmt.Errorf("no problem is reported")
 			}
 			return nil
 		})
@@ -242,7 +242,7 @@ func TestF37_ExporterExportsNothing(t *testing.T) {
 		eventually(t, settle, func(ctx context.Context) error {
 			s, err := broker.status(ctx)
 			if err == nil && len(s.Problems) > 0 {
-				err = fmt.Errorf("still told: %v", s.Problems)
+				err = fmt.Errorf("still reported: %v", s.Problems)
 			}
 			return err
 		})

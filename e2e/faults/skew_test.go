@@ -209,7 +209,7 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 		}
 		return nil
 	})
-	// The stream goes on.
+	// The stream continues.
 	if err := stream.Send(&semaphorev1.PublishRequest{
 		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
 			{Revision: 2, Change: &semaphorev1.Change_Delete{Delete: service.GetKey()}},
@@ -408,8 +408,8 @@ func (l *lab) on(t *testing.T) *lab {
 	return &copied
 }
 
-// The apiserver that an exporter reads lags behind the one that an earlier exporter had read: what the broker was told
-// from there is newer, and the exporter says nothing of that kind, tells of it, and speaks as soon as it has read as
+// The apiserver that an exporter reads lags behind the one that an earlier exporter had read: what the broker received
+// from there is newer, and the exporter sends nothing of that kind, reports it, and sends as soon as it has read as
 // far.
 func TestF03_ApiserverThatLags(t *testing.T) {
 	l := newLab(t, "a")
@@ -444,7 +444,7 @@ func TestF03_ApiserverThatLags(t *testing.T) {
 	eventually(t, settle, func(ctx context.Context) error {
 		s, err := exporter.status(ctx)
 		if err == nil && len(s.Problems) == 0 {
-			err = errors.New("no problem is told of")
+			err = errors.New("no problem is reported")
 		}
 		alarm = strings.Join(s.GetProblems(), "; ")
 		return err
@@ -454,7 +454,7 @@ func TestF03_ApiserverThatLags(t *testing.T) {
 	early := len(played.heard)
 	played.mu.Unlock()
 	if early > 0 {
-		t.Errorf("%d Services were told of while the exporter had not read as far as the broker was told", early)
+		t.Errorf("%d Services were sent while the exporter had not read as far as the broker had received", early)
 	}
 	written := 0
 	for ; revision() < needed; written++ {
@@ -469,6 +469,6 @@ func TestF03_ApiserverThatLags(t *testing.T) {
 		}
 		return nil
 	})
-	t.Logf("silent while behind, and said: %s; told all %s after %d writes had brought its source as far", alarm,
+	t.Logf("silent while behind, and said: %s; sent all %s after %d writes had brought its source as far", alarm,
 		seconds(took), written)
 }

@@ -91,7 +91,7 @@ func TestF01_BrokerKilledMidSnapshot(t *testing.T) {
 }
 
 // An exporter that restarts while nothing has changed costs nothing: no snapshot is sent again, no object is written,
-// no agent is told anything.
+// no agent receives anything.
 func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
@@ -146,8 +146,8 @@ func TestF04_HalfOpenConnection(t *testing.T) {
 	b := onBed(t)
 	for _, way := range []struct {
 		name string
-		// cut makes the connection half-open and returns what mends the network.
-		cut func(t *testing.T) (mend func())
+		// cut makes the connection half-open and returns what repairs the network.
+		cut func(t *testing.T) (repair func())
 	}{
 		{"the broker's end is gone", func(*testing.T) func() {
 			b.toC1.Set(proxy.Conditions{Stall: true})
@@ -159,8 +159,8 @@ func TestF04_HalfOpenConnection(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			g := b.watch(t)
 			lines := b.logLines(b.c2, "exporter")
-			mend := way.cut(t)
-			t.Cleanup(mend)
+			repair := way.cut(t)
+			t.Cleanup(repair)
 			cut := time.Now()
 			noticed := map[string]time.Duration{}
 			eventually(t, halfOpenBound+5*time.Second, func(ctx context.Context) error {
@@ -204,20 +204,20 @@ func TestF04_HalfOpenConnection(t *testing.T) {
 				t.Error("the broker says it has heard something")
 			}
 			g.untouched()
-			mend()
+			repair()
 			took := b.converges(t, settle)
 			written := b.logLines(b.c2, "exporter") - lines
 			if written > 40 {
 				t.Errorf("the exporter wrote %d lines about it", written)
 			}
-			t.Logf("noticed after: exporter %s, broker %s; whole again %s after mending; exporter wrote %d lines; %s",
+			t.Logf("noticed after: exporter %s, broker %s; whole again %s after the repair; exporter wrote %d lines; %s",
 				seconds(noticed["exporter"]), seconds(noticed["broker"]), seconds(took), written, g.finish())
 		})
 	}
 }
 
 // drop has the fabric drop every packet to and from the proxy before a cluster's broker, without a word.
-func (b *bed) drop(t *testing.T, to *testbed.Cluster) (mend func()) {
+func (b *bed) drop(t *testing.T, to *testbed.Cluster) (repair func()) {
 	t.Helper()
 	address := b.before(to).Address().String()
 	port := address[len(address)-4:]

@@ -79,7 +79,7 @@ func TestMigration(t *testing.T) {
 	})
 }
 
-// A node goes over from semaphore-wireguard and back, while its remote goes on with semaphore-wireguard, and traffic
+// A node goes over from semaphore-wireguard and back, while its remote stays with semaphore-wireguard, and traffic
 // notices nothing.
 func moving(t *testing.T, w *world) {
 	w.original2()

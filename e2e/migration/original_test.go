@@ -191,7 +191,7 @@ func (o *original) annotate(ctx context.Context, public string) error {
 	return err
 }
 
-// setPeers makes the peers those of the remote's nodes that bear both annotations for this cluster.
+// setPeers makes the peers those of the remote's nodes that have both annotations for this cluster.
 func (o *original) setPeers(nodes []corev1.Node) error {
 	return o.on(func() error {
 		wg, err := wgctrl.New()

@@ -46,7 +46,7 @@ func deleted(word kube.Word) func(*kube.BlockAffinity) {
 	return func(a *kube.BlockAffinity) { a.Spec.Deleted = word }
 }
 
-// blocksOf has the pod CIDRs that c2 is told of each node.
+// blocksOf has the pod CIDRs that are exported to c2 of each node.
 func blocksOf(c *Catalog) map[string]string {
 	out := map[string]string{}
 	all, _ := c.Journal().Snapshot()
@@ -166,7 +166,7 @@ func TestABlockIsOneNodes(t *testing.T) {
 			}
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("c2 is told %q, not %q", got, want)
+			t.Errorf("c2 is sent %q, not %q", got, want)
 		}
 	}
 	c.PutNode(newNode("n1", nil, nil), now)

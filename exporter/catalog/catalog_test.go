@@ -59,7 +59,7 @@ func newCatalog(t *testing.T) *Catalog {
 		Global:       parse(naming.DefaultGlobalSelector),
 		LabelDomains: []string{naming.DefaultLabelDomain},
 
-		// what is reserved is not told
+		// what is reserved is not exported
 		ServiceLabels: config.LabelKeys{"app.kubernetes.io/*", "team", "mirrored-svc", "semaphore.uw.io/*"},
 	})
 }
@@ -206,7 +206,7 @@ func TestNodes(t *testing.T) {
 				t.Errorf("-want +got:\n%s", d)
 			}
 			if end := content(c)["node n1 for c3"].GetNode().GetWireguard(); end != nil {
-				t.Errorf("c3 is told of c2's end of the tunnel: %v", end)
+				t.Errorf("c3 is sent c2's end of the tunnel: %v", end)
 			}
 			problems := strings.Join(finding.Texts(c.Findings()), "\n")
 			if test.problem == "" && problems != "" || !strings.Contains(problems, test.problem) {
@@ -502,7 +502,7 @@ func TestPods(t *testing.T) {
 }
 
 // TestNothingForWhatIsNotExported: a revision is what costs something on the wire.
-// Of several domains the first counts that a pod has a label of; that another names another set is told.
+// Of several domains the first counts that a pod has a label of; that another names another set is reported.
 func TestPodsOfSeveralDomains(t *testing.T) {
 	c := withRules(t, func(r *Rules) { r.LabelDomains = []string{naming.DefaultLabelDomain, naming.PolicyLabelDomain} })
 	const first, second = naming.DefaultLabelDomain + "/name", naming.PolicyLabelDomain + "/name"

@@ -175,7 +175,7 @@ func TestR26WhoSeesWhat(t *testing.T) {
 
 func ptr[T any](v T) *T { return &v }
 
-// TestSeen: each reader is told of an object's end, or that of its right to see it, and nobody else of anything.
+// TestSeen: each reader is sent an object's end, or that of its right to see it, and nobody else is sent anything.
 func TestSeen(t *testing.T) {
 	c := withRules(t, nil)
 	put := func(value string) {
@@ -207,7 +207,7 @@ func TestSeen(t *testing.T) {
 		{func() {}, 1, "- delete -"},                                                   // c2 has it as it is, c3 had it
 		{func() {}, 2, "- - -"},                                                        // has heard
 		{func() { put("c2,c4") }, 1, "- delete upsert"},                                // 3
-		{func() { put("c4") }, 2, "delete delete upsert"},                              // 4: c3 is told again by the way
+		{func() { put("c4") }, 2, "delete delete upsert"},                              // 4: c3 is sent it again, too
 		{func() { c.DeletePod("shop", "web", time.Now()) }, 3, "delete delete delete"}, // 5
 		{func() {}, 4, "- - delete"},                                                   //
 		{func() { put("c3") }, 4, "delete upsert delete"},                              // 6
@@ -220,7 +220,7 @@ func TestSeen(t *testing.T) {
 	} {
 		step.do()
 		if got := look(step.whole); got != step.sights {
-			t.Errorf("step %d: readers that are told all up to %d see %q, not %q", i, step.whole, got, step.sights)
+			t.Errorf("step %d: readers that have received all up to %d see %q, not %q", i, step.whole, got, step.sights)
 		}
 	}
 	if head := c.Journal().Head(); head != 11 {
@@ -437,7 +437,7 @@ func TestR12IPsOutsideThePodSubnets(t *testing.T) {
 	}
 }
 
-// TestF26WhatCannotBeSent: one object that is too large, or has text that is none, is told and not sent.
+// TestF26WhatCannotBeSent: one object that is too large, or has text that is none, is reported and not sent.
 func TestF26WhatCannotBeSent(t *testing.T) {
 	c := withRules(t, nil)
 	now := time.Now()

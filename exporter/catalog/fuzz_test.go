@@ -12,7 +12,7 @@ import (
 )
 
 // FuzzCatalogAnnotations writes anything into the annotations that the catalog reads. However it does, there is no
-// panic, nobody sees what the text does not name in full, and whatever is not understood is told.
+// panic, nobody sees what the text does not name in full, and whatever is not understood is reported.
 func FuzzCatalogAnnotations(f *testing.F) {
 	f.Add("c2,c3", publicKey(2), "192.0.2.1:51820", "10.1.1.0/24")
 	f.Add("none", "", "", "")

@@ -13,7 +13,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// The own cluster's broker is told of global services and their slices, whoever else may see them, and of nothing else.
+// The own cluster's broker receives global services and their slices, whichever others may see them, and nothing else.
 func TestTheOwnClusterSeesGlobalServicesOnly(t *testing.T) {
 	for name, test := range map[string]struct {
 		rules    []ExportRule
@@ -79,12 +79,12 @@ func TestTheOwnClusterSeesGlobalServicesOnly(t *testing.T) {
 			if p := finding.Texts(c.Findings()); len(p) > 0 {
 				t.Errorf("problems: %q", p)
 			}
-			// No longer global, and gone: the own cluster is told.
+			// No longer global, and gone: the own cluster is sent that.
 			head := c.Journal().Head()
 			c.PutService(newService("echo", mirrorLabels), now)
 			if e, ok := c.Journal().Last(serviceKey("shop", "echo")); ok && strings.Contains(test.service, "c1") &&
 				ChangeFor(e, "c1", head) != Delete {
-				t.Error("the own cluster is not told that the service is no longer global")
+				t.Error("the own cluster does not receive that the service is no longer global")
 			}
 			c.DeleteNode("n1", now)
 			if n := c.Objects("c2", semaphorev1.Kind_KIND_NODE); n != 0 {
@@ -98,9 +98,9 @@ func TestKindsForTheOwnCluster(t *testing.T) {
 	services := []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
 	rules := Rules{Own: "c1", Features: config.Features{config.Encryption, config.Services, config.Policy}}
 	if got := rules.KindsFor("c1"); !slices.Equal(got, services) {
-		t.Errorf("the own cluster is told of %v", got)
+		t.Errorf("the own cluster receives %v", got)
 	}
 	if got := rules.KindsFor("c2"); len(got) != 4 {
-		t.Errorf("another cluster is told of %v", got)
+		t.Errorf("another cluster receives %v", got)
 	}
 }

@@ -34,7 +34,7 @@ type reader struct {
 	allowed map[string]bool
 }
 
-// names are the objects that a message tells of.
+// names are the objects that a message names.
 func names(m *semaphorev1.PublishRequest) []string {
 	var out []string
 	for _, c := range m.GetChanges().GetChanges() {
@@ -48,8 +48,8 @@ func names(m *semaphorev1.PublishRequest) []string {
 }
 
 // TestR26RandomAudiences lets objects and those who may see them change at random, while brokers come and go at any
-// point of their streams. None is ever told so much as the name of an object that it was never to see, and at last each
-// holds just what it may.
+// point of their streams. None ever receives so much as the name of an object that it was never to see, and at last
+// each holds just what it may.
 func TestR26RandomAudiences(t *testing.T) {
 	clusters := []string{"c2", "c1", "c3", "c4"} // the own one too
 	exportTo := []string{"", "", "c2", "c3", "c2,c3", "c4", "none", "c9", "!"}
@@ -101,7 +101,7 @@ func TestR26RandomAudiences(t *testing.T) {
 			}
 			for _, name := range names(m) {
 				if !r.allowed[name] {
-					t.Fatalf("seed %d: %s is told of %s, which it was never to see", seed, r.cluster, name)
+					t.Fatalf("seed %d: %s receives %s, which it was never to see", seed, r.cluster, name)
 				}
 			}
 			r.wire.say(m)
@@ -202,7 +202,8 @@ func change(c *catalog.Catalog, rnd *rand.Rand, exportTo []string, now time.Time
 	}
 }
 
-// TestR26WithdrawnOnce: who may no longer see an object is told so once, and hears nothing of what becomes of it.
+// TestR26WithdrawnOnce: who may no longer see an object receives its withdrawal once, and nothing of what happens to it
+// then.
 func TestR26WithdrawnOnce(t *testing.T) {
 	c := catalog.New(catalog.Rules{
 		Features: config.Features{config.Encryption, config.Policy}, Clusters: []string{"c2", "c3"},
@@ -253,7 +254,7 @@ func TestR26WithdrawnOnce(t *testing.T) {
 	}
 }
 
-// TestF03Session: what a broker was told before of the same source, and newer, is not contradicted.
+// TestF03Session: what a broker received before of the same source, and newer, is not contradicted.
 func TestF03Session(t *testing.T) {
 	const id = "uid"
 	node, pods := semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SET_MEMBER
@@ -282,10 +283,10 @@ func TestF03Session(t *testing.T) {
 			read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
 		"a source without revisions": {id: id,
 			held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}}, read: map[semaphorev1.Kind]uint64{}},
-		"a kind that is not told": {id: id,
+		"a kind that is not sent": {id: id,
 			held: []*semaphorev1.KindState{{Kind: semaphorev1.Kind_KIND_SERVICE, SourceId: id, SourceRevision: 6}},
 			read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
-		"a stream that goes on": {id: id, resume: true,
+		"a stream that resumes": {id: id, resume: true,
 			held: []*semaphorev1.KindState{{Kind: node, SourceId: id, SourceRevision: 6}},
 			read: map[semaphorev1.Kind]uint64{node: 5, pods: 5}},
 		"no kind at all, and one of none": {id: id,
@@ -314,7 +315,7 @@ func TestF03Session(t *testing.T) {
 				t.Errorf("%v, not behind by %s", err, test.behind)
 			}
 			if m, err := s.Next(); test.behind != "" && (m != nil || err != nil) {
-				t.Errorf("it goes on with %v, %v", m, err)
+				t.Errorf("it continues with %v, %v", m, err)
 			}
 			beat := s.Heartbeat(time.Now()).GetHeartbeat()
 			if test.behind != "" && (beat.GetSentRevision() != 0 || len(beat.GetSources()) != 0) {
@@ -324,7 +325,7 @@ func TestF03Session(t *testing.T) {
 	}
 }
 
-// TestSourceRevisions: each end of a snapshot, and each heartbeat, tells how far the source has been read.
+// TestSourceRevisions: each end of a snapshot, and each heartbeat, says how far the source has been read.
 func TestSourceRevisions(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	k, o := member("pod", "10.1.1.1")
@@ -362,7 +363,7 @@ func TestSourceRevisions(t *testing.T) {
 				got, kind = m.SnapshotUnchanged.GetSourceRevision(), m.SnapshotUnchanged.GetKind()
 			}
 			if kind != 0 && got != 40+uint64(kind) {
-				t.Errorf("%T tells of revision %d", m.GetMessage(), got)
+				t.Errorf("%T has revision %d", m.GetMessage(), got)
 			}
 			w.say(m)
 			w.arrive()

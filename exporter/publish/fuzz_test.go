@@ -11,7 +11,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// FuzzSessionReceive has a broker say anything at all, in any order. However it does, the session does not panic, tells
+// FuzzSessionReceive has a broker say anything at all, in any order. However it does, the session does not panic, sends
 // it nothing that is for others, and sends no more than there is.
 func FuzzSessionReceive(f *testing.F) {
 	seed := func(messages ...*semaphorev1.PublishResponse) {
@@ -80,7 +80,7 @@ func FuzzSessionReceive(f *testing.F) {
 				}
 				for _, name := range names(m) {
 					if name == "node secret" {
-						t.Fatal("c2 is told of what is for c3")
+						t.Fatal("c2 receives what is for c3")
 					}
 				}
 				if sent++; sent > 20 {

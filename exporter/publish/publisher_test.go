@@ -265,7 +265,7 @@ func TestPublisher(t *testing.T) {
 
 	// The broker goes, changes come, and it comes back: nothing but the changes crosses again.
 	c2.stop()
-	within(t, 5*time.Second, "the loss is told", func() bool {
+	within(t, 5*time.Second, "the loss is reported", func() bool {
 		return !p.Status().GetConnected() &&
 			p.Status().GetLastError() != ""
 	})
@@ -291,7 +291,7 @@ func TestPublisher(t *testing.T) {
 	}
 }
 
-// What a broker acknowledges is known, and that it does not any more; and the own broker is told so.
+// What a broker acknowledges is known, and that it no longer does; and the own broker receives that.
 func TestDelivery(t *testing.T) {
 	b := newBench(t, "c2")
 	c2, own := newBroker(t, "c2", b.trust.Source(t, "c2", "broker")).start(),
@@ -309,12 +309,12 @@ func TestDelivery(t *testing.T) {
 	go func() { done <- to.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done; <-done })
 	within(t, 10*time.Second, "acknowledged", func() bool { return p.Delivery(time.Now()).GetAcknowledged() })
-	within(t, 10*time.Second, "the own broker is told", func() bool { return own.delivered("c2").GetAcknowledged() })
+	within(t, 10*time.Second, "the own broker receives it", func() bool { return own.delivered("c2").GetAcknowledged() })
 	if d := p.Delivery(time.Now().Add(11 * time.Second)); d.GetAcknowledged() || d.GetProblem() == "" {
 		t.Errorf("with no word of the broker for 11 s: %v", d)
 	}
 	if own.delivered("c1") != nil || c2.delivered("c2") != nil {
-		t.Error("more is told, or to whom it is no business")
+		t.Error("more is sent, or to a broker that it does not concern")
 	}
 	// Heartbeats are 5 s apart: what is lost is reported before the next one, each time.
 	for range 3 {
@@ -356,7 +356,7 @@ func TestRefusals(t *testing.T) {
 		}
 		return n
 	}
-	within(t, 5*time.Second, "the refusal is told", func() bool { return refused() == 1 && c2.held() == 1 })
+	within(t, 5*time.Second, "the refusal is reported", func() bool { return refused() == 1 && c2.held() == 1 })
 	if got := b.metric("semaphore_exporter_refused_total", "c2", "test-code", "setmember"); got != 1 {
 		t.Errorf("refused_total is %v", got)
 	}
@@ -411,12 +411,12 @@ func TestOnlyTheRightBrokerIsTold(t *testing.T) {
 			wrong := newBroker(t, "c2", source.Source(t, test.cluster, test.part)).start()
 			b.pod("secret", "10.1.1.1")
 			p := b.publish(wrong)
-			within(t, 5*time.Second, "the error is told", func() bool { return p.Status().GetLastError() != "" })
+			within(t, 5*time.Second, "the error is reported", func() bool { return p.Status().GetLastError() != "" })
 			if got := p.Status().GetLastError(); !strings.Contains(got, test.want) {
 				t.Errorf("the error is %q, and does not say %q", got, test.want)
 			}
 			if wrong.count("Hello") != 0 {
-				t.Error("it was told something")
+				t.Error("it received something")
 			}
 		})
 	}
@@ -435,7 +435,7 @@ func TestOneBrokerCostsTheOthersNothing(t *testing.T) {
 	if p3.Status().GetConnected() {
 		t.Error("c3 has not said welcome, and counts as connected")
 	}
-	within(t, welcomeTimeout+3*time.Second, "the silence is told", func() bool {
+	within(t, welcomeTimeout+3*time.Second, "the silence is reported", func() bool {
 		return strings.Contains(p3.Status().GetLastError(), "the broker of c3 has not answered hello")
 	})
 	if !p2.Status().GetConnected() {

@@ -30,7 +30,7 @@ func (r readTo) Read(k semaphorev1.Kind) uint64 {
 func (r readTo) Newest(k semaphorev1.Kind) uint64 { return r.Read(k) }
 
 // An apiserver whose etcd was put back looks like one that lags, and stays so. The way out is to restart the brokers,
-// which forget what they were told: the exporter goes by what they say then, and need not be restarted itself.
+// which forget what they received: the exporter goes by what they say then, and need not be restarted itself.
 func TestABrokerThatForgotIsToldWhatWasHeldBack(t *testing.T) {
 	b := newBench(t, "c2")
 	restored := newBench(t, "c2") // the exporter of the restored cluster
@@ -59,7 +59,7 @@ func TestABrokerThatForgotIsToldWhatWasHeldBack(t *testing.T) {
 			len(finding.Texts(p.Findings())) == 1
 	})
 	if n := c2.held(); n != 0 {
-		t.Fatalf("%d objects are told", n)
+		t.Fatalf("%d objects are sent", n)
 	}
 
 	c2.stop()
@@ -68,6 +68,6 @@ func TestABrokerThatForgotIsToldWhatWasHeldBack(t *testing.T) {
 		func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil })
 	c2.mu.Unlock()
 	c2.start()
-	within(t, 15*time.Second, "the broker that forgot is told",
+	within(t, 15*time.Second, "the broker that forgot receives it",
 		func() bool { return c2.held() == 1 && len(finding.Texts(p.Findings())) == 0 })
 }

@@ -9,8 +9,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// What is told of a change is never newer than what the broker knows to have been read, also where the stream breaks
-// before the next heartbeat: an exporter that has read less is then held back.
+// The source revision of a change is never newer than what the broker knows to have been read, also where the stream
+// breaks before the next heartbeat: an exporter that has read less then waits.
 func TestChangesTellHowFarTheSourceWasRead(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	read := uint64(40)
@@ -58,11 +58,11 @@ func TestChangesTellHowFarTheSourceWasRead(t *testing.T) {
 	}
 	var lag *LagError
 	if _, err := old.Receive(result.Responses[0]); !errors.As(err, &lag) {
-		t.Errorf("one that has read less goes on: %v", err)
+		t.Errorf("one that has read less continues: %v", err)
 	}
 }
 
-// Slices are told for their Services' sake: where the Services that were read are old, so are they, whether the broker
+// Slices are sent for their Services' sake: where the Services that were read are old, so are they, whether the broker
 // holds slices or not.
 func TestSlicesLagWithTheirServices(t *testing.T) {
 	both := []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
@@ -85,7 +85,7 @@ func TestSlicesLagWithTheirServices(t *testing.T) {
 	}
 }
 
-// What is told is how far the newest of it was read, and what counts for being told more is how far all of it was: an
+// What is sent is how far the newest of it was read, and what counts for being sent more is how far all of it was: an
 // exporter whose Services are read further and whose slices less is behind.
 func TestTheNewestIsToldAndTheOldestCounts(t *testing.T) {
 	j, r := newJournal(10), newReplica()
@@ -109,11 +109,11 @@ func TestTheNewestIsToldAndTheOldestCounts(t *testing.T) {
 	}
 	var lag *LagError
 	if _, err := old.Receive(result.Responses[0]); !errors.As(err, &lag) {
-		t.Errorf("one that has read less of something goes on: %v", err)
+		t.Errorf("one that has read less of something continues: %v", err)
 	}
 }
 
-// What this exporter itself has told, it has read, although a watch without events may not say so yet.
+// What this exporter itself has sent, it has read, although a watch without events may not say so yet.
 func TestAnExporterDoesNotLagBehindItself(t *testing.T) {
 	j := newJournal(10)
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
@@ -126,7 +126,7 @@ func TestAnExporterDoesNotLagBehindItself(t *testing.T) {
 		s.SetSource(func(semaphorev1.Kind) uint64 { return 13 }, func(semaphorev1.Kind) uint64 { return 15 })
 		s.SetEarlierSourceRevisions(map[semaphorev1.Kind]uint64{kind: told})
 		if _, err := s.Receive(welcome); (err != nil) != lags {
-			t.Errorf("having told up to %d itself: %v", told, err)
+			t.Errorf("having sent up to %d itself: %v", told, err)
 		}
 	}
 }

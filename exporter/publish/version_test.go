@@ -44,8 +44,8 @@ func versionSession() *Session {
 	return s
 }
 
-// told is all that a session has to say now, by the types of the messages.
-func told(t *testing.T, s *Session) (types []string, objects int) {
+// sent is all that a session has to send now, by the types of the messages.
+func sent(t *testing.T, s *Session) (types []string, objects int) {
 	t.Helper()
 	for {
 		m, err := s.Next()
@@ -63,7 +63,7 @@ func TestF38OlderBroker(t *testing.T) {
 	s := versionSession()
 	_, err := s.Receive(welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: 1}))
 	must(t, err)
-	types, objects := told(t, s)
+	types, objects := sent(t, s)
 	want := map[string]int{"snapshot_begin": len(kinds), "snapshot_end": len(kinds), "changes": 1}
 	for _, name := range types {
 		want[name]--
@@ -74,7 +74,7 @@ func TestF38OlderBroker(t *testing.T) {
 		}
 	}
 	if objects != 2 {
-		t.Errorf("%d objects told", objects)
+		t.Errorf("%d objects sent", objects)
 	}
 	r, err := s.Receive(
 		&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Ack{Ack: &semaphorev1.Ack{Revision: 2}}},
@@ -97,8 +97,8 @@ func TestF38NewerBroker(t *testing.T) {
 	must(t, err)
 	_, err = s.Receive(later(t, &semaphorev1.PublishResponse{}))
 	must(t, err)
-	if types, objects := told(t, s); objects != 2 {
-		t.Errorf("%d objects told in %v", objects, types)
+	if types, objects := sent(t, s); objects != 2 {
+		t.Errorf("%d objects sent in %v", objects, types)
 	}
 	_, err = s.Receive(later(t,
 		&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{Refusal: &semaphorev1.Refusal{
@@ -119,8 +119,8 @@ func TestF38NoVersionInCommon(t *testing.T) {
 		if _, err := s.Receive(welcome(&semaphorev1.Welcome{Cluster: "c2", ProtocolVersion: version})); err == nil {
 			t.Errorf("version %d was accepted", version)
 		}
-		if types, _ := told(t, s); len(types) > 0 {
-			t.Errorf("version %d is told %v", version, types)
+		if types, _ := sent(t, s); len(types) > 0 {
+			t.Errorf("version %d is sent %v", version, types)
 		}
 	}
 }
