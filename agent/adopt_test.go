@@ -133,7 +133,7 @@ func TestAdoption(t *testing.T) {
 }
 
 // An adopted device is reported by an Event and in the status.
-func TestAdoptionIsTold(t *testing.T) {
+func TestAdoptionIsReported(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		b.clusters = []string{"c2"}

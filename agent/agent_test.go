@@ -54,7 +54,7 @@ func (s *applied) of(a *agent) *applied {
 	return s
 }
 
-func TestEndedWithoutReason(t *testing.T) {
+func TestStreamEndsWithoutAReason(t *testing.T) {
 	a := idle(t)
 	a.Begin()
 	a.Ended(nil)
@@ -64,7 +64,7 @@ func TestEndedWithoutReason(t *testing.T) {
 }
 
 // A revision is sent only to the broker that gave it, and only once that has sent all up to it.
-func TestAppliedIsOfThisStream(t *testing.T) {
+func TestAppliedIsSentOnlyToTheStreamsBroker(t *testing.T) {
 	a := idle(t)
 	sent := new(applied).of(a)
 	begin := func() { sent.revision = 0; a.Begin() }

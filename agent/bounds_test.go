@@ -14,7 +14,7 @@ import (
 
 // R27 on a node: a route that a broker wants and that no remote can have is not made, and is reported; all else is
 // done.
-func TestR27OnANode(t *testing.T) {
+func TestR27ForeignRoutesAreNotMadeOnANode(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		cfg.LocalPrefixes = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}

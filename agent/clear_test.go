@@ -290,7 +290,7 @@ func TestNeverInTheClear(t *testing.T) {
 }
 
 // A guard without its device, of a remote that was taken out while no agent ran, goes at the broker's word.
-func TestGuardOfARemoteThatHasGone(t *testing.T) {
+func TestGuardWithoutADeviceIsReleasedOnOrder(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		g := guard.New(true, routing.Default())
@@ -311,7 +311,7 @@ func TestGuardOfARemoteThatHasGone(t *testing.T) {
 }
 
 // What keeps a node from forwarding is reported when it begins and when it ends, and does not make the agent unready.
-func TestNodesProblems(t *testing.T) {
+func TestForwardingProblemsAreReported(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		b.clusters = []string{"c2"}

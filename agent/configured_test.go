@@ -119,7 +119,7 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 }
 
 // An interface of the device's name that is someone else's: nothing leaves by it, nor by another way.
-func TestSomeoneElsesInterface(t *testing.T) {
+func TestForeignInterfaceOfTheDevicesName(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		b.clusters = []string{"c2"}

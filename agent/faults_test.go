@@ -23,7 +23,7 @@ func withinASecond(t *testing.T, what string, ok func() bool) {
 
 // F12: a node is deleted and made again under its name, with another key. Every read of the device shows its prefix
 // with one of the two keys, and not with both or none; the old one goes right after. Packets of another node continue.
-func TestF12(t *testing.T) {
+func TestF12NodeIsRecreatedWithAnotherKey(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
 		b.say(peerOf("c2", "anew", publicKey(0), "192.0.2.9:51820", "10.2.7.0/24"))
@@ -83,7 +83,7 @@ func TestF12(t *testing.T) {
 }
 
 // F27: the device is deleted. It is there again, all of it, and packets pass.
-func TestF27(t *testing.T) {
+func TestF27DeletedDeviceIsRestored(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, r, _ := connect(t)
 		b.say(withoutKeepalive())
@@ -103,7 +103,7 @@ func TestF27(t *testing.T) {
 }
 
 // F28: the route into the device is deleted, or another's takes its place.
-func TestF28(t *testing.T) {
+func TestF28RouteIsDeletedOrReplaced(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		connect(t)
 		h := newHost(t)
@@ -128,7 +128,7 @@ func TestF28(t *testing.T) {
 
 // F30: two nodes have one public key. The first by name keeps it, and its packets; both are named, until there is one
 // again.
-func TestF30(t *testing.T) {
+func TestF30FirstNodeKeepsADuplicateKey(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, r, _ := connect(t)
 		tr := startTraffic(t)

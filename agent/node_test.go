@@ -373,7 +373,7 @@ const (
 
 // A tunnel carries traffic, and loses none of it while other peers change, the agent restarts, and the
 // broker is replaced; which touches nothing.
-func TestTrafficGoesOn(t *testing.T) {
+func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
 		h := newHost(t)
@@ -588,7 +588,7 @@ func killProcessOf(t *testing.T, device string) {
 }
 
 // What fails is not reported as done but as a problem, and is done once it can be.
-func TestFailure(t *testing.T) {
+func TestFailedOperationsAreReportedAndRetried(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		b.clusters = []string{"c2", "c3"}

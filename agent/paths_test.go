@@ -58,7 +58,7 @@ func pings(t *testing.T, to string) {
 
 // Two nodes that cannot talk any more are named, with since when and why, and so is one that never could; when they can
 // again that is over.
-func TestSilenceIsTold(t *testing.T) {
+func TestSilentPeersAreReported(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		started := time.Now()
 		b, _, r, _ := connect(t)
@@ -242,11 +242,11 @@ func testNarrowPath(t *testing.T, prepare func()) {
 		func() bool { return deviceOn(t, h, device).MTU == 1320 })
 }
 
-func TestNarrowPathThatIsTold(t *testing.T) {
+func TestNarrowPathWithICMP(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) { testNarrowPath(t, func() {}) })
 }
 
-func TestNarrowPathThatSwallows(t *testing.T) {
+func TestNarrowPathWithoutICMP(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		testNarrowPath(t, func() { command(t, "ip netns exec router iptables -A OUTPUT -p icmp -j DROP") })
 	})

@@ -243,7 +243,7 @@ func TestMoves(t *testing.T) {
 
 // F32: one poison node among 1,000 is left out and reported; the others are programmed, and can still change, each by
 // itself.
-func TestF32(t *testing.T) {
+func TestF32InvalidPeerAmongThousandIsIgnored(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		b.clusters = []string{"c2"}

@@ -225,7 +225,7 @@ func TestPolicyRetry(t *testing.T) {
 }
 
 // News of the broker for a device that fails are tried at once, but not more often than every 250 ms.
-func TestPolicyNewsOfAFailingDevice(t *testing.T) {
+func TestPolicyBrokerChangesRetryAFailingDevice(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.kernel.Fail("Create", errors.New("no such module"))
 		s.attach(t, remoteC2("n1")...)

@@ -287,7 +287,7 @@ func TestRemovedWhileAway(t *testing.T) {
 }
 
 // A state without remotes says nothing of what there is to do now: the agent is not ready before its broker has spoken.
-func TestStateOfNoRemotes(t *testing.T) {
+func TestStateWithoutRemotesIsNotReady(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		a := run(t, cfg)

@@ -22,7 +22,7 @@ import (
 
 // Routes of an earlier version, and those of an agent that was configured with another table, give way to those of this
 // one's table: no packet is lost, and nothing of theirs is left.
-func TestRoutesMoveToOurTable(t *testing.T) {
+func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
 		h := newHost(t)

@@ -10,7 +10,7 @@ import (
 
 // Metrics with remotes' nodes, keys and addresses can be read on the node itself and by those whom the configuration
 // names, and by nobody else.
-func TestPeersAreNoStrangersBusiness(t *testing.T) {
+func TestPeerMetricsAreNotPublic(t *testing.T) {
 	a := idle(t)
 	reg := prometheus.NewRegistry()
 	a.register(reg)

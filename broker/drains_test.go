@@ -357,7 +357,7 @@ func TestGoneRemote(t *testing.T) {
 
 // A cluster that was unused as the own pods sufficed is used at once when they fail, also by a broker that has just
 // begun and has not heard that cluster: it never was gone, whatever is to become of those that are.
-func TestNeededAfterARestart(t *testing.T) {
+func TestUnusedClusterIsUsedAfterARestart(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
 	ownPods(w.cfg)

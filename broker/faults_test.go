@@ -33,9 +33,9 @@ func shopOf(n int) (all []*semaphorev1.Object) {
 
 func mirrorOf(name string) string { return "c2-shop-73736d-" + name }
 
-// TestServicesInFaults is about what an apiserver does to the Services and slices of a broker, and what others do
-// there.
-func TestServicesInFaults(t *testing.T) {
+// TestServicesUnderAPIServerFaults is about what an apiserver does to the Services and slices of a broker, and what
+// others do there.
+func TestServicesUnderAPIServerFaults(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
 	stop := w.start(w.cfg)

@@ -377,7 +377,7 @@ func TestFederation(t *testing.T) {
 }
 
 // A stream that only begins tells nothing of its cluster.
-func TestAGreetingIsNoWord(t *testing.T) {
+func TestHelloAloneIsNoReport(t *testing.T) {
 	noLeaks(t)
 	c := newClusters(t, "c1", "c2")
 	address, server, _ := startFederation(t, c)

@@ -21,9 +21,9 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestNothingThatWaitsIsBusy has 5,000 Services wait, for what may not be listed and for a webhook that is down: either
-// costs one percent of a core at most.
-func TestNothingThatWaitsIsBusy(t *testing.T) {
+// TestWaitingServicesCostNoCPU has 5,000 Services wait, for what may not be listed and for a webhook that is down:
+// either costs one percent of a core at most.
+func TestWaitingServicesCostNoCPU(t *testing.T) {
 	const services = 5000
 	w := newWorld(t)
 	ctx := t.Context()

@@ -11,10 +11,10 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestAnEtcdThatWasPutBack: the etcd of the broker's cluster is stopped and an earlier state of its data put in place,
+// TestRestoredEtcd: the etcd of the broker's cluster is stopped and an earlier state of its data put in place,
 // without what the broker wrote. The broker's watches say nothing of it. It ends with the reason, whatever features it
 // has, and the one that starts in its place writes all again.
-func TestAnEtcdThatWasPutBack(t *testing.T) {
+func TestRestoredEtcd(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		features config.Features

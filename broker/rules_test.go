@@ -218,7 +218,7 @@ func TestR04WhatAConnectionMayAskForIsBounded(t *testing.T) {
 }
 
 // R5: who changes too fast is read more slowly, alone.
-func TestR05ARemoteThatChangesTooFastIsHeldBack(t *testing.T) {
+func TestR05ARemoteThatChangesTooFastIsThrottled(t *testing.T) {
 	noLeaks(t)
 	c := newClusters(t, "c1", "c2", "c3")
 	address, server, _ := started(t, c, func(cfg *config.Broker) {
@@ -273,7 +273,7 @@ func TestR05ARemoteThatChangesTooFastIsHeldBack(t *testing.T) {
 }
 
 // R5: what is no change, and what a snapshot has beyond what may be held, are no way around the limit.
-func TestR05WhatLeadsToNothingIsHeldBackToo(t *testing.T) {
+func TestR05ChangesWithoutEffectAreThrottled(t *testing.T) {
 	noLeaks(t)
 	c := newClusters(t, "c1", "c2")
 	kind := semaphorev1.Kind_KIND_SET_MEMBER

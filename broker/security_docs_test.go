@@ -1,11 +1,7 @@
 package broker
 
 import (
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -14,48 +10,20 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// docs/security.md claims nothing without a test that exists where it says, and has every word of a refusal.
-func TestSecurityDocumentNamesTestsThatExist(t *testing.T) {
+// docs/security.md names a test and its package for each rule, and has every code of a refusal. That the tests exist
+// there is what docs.TestNamesOfTests asserts.
+func TestSecurityDocumentNamesTestsAndCodes(t *testing.T) {
 	data, err := os.ReadFile("../docs/security.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	text := string(data)
-	exist := map[string]map[string]bool{}
-	tests := func(dir string) map[string]bool {
-		if known, ok := exist[dir]; ok {
-			return known
-		}
-		exist[dir] = map[string]bool{}
-		files, err := filepath.Glob(filepath.Join("..", dir, "*_test.go"))
-		if err != nil || len(files) == 0 {
-			t.Errorf("%s has no tests: %v", dir, err)
-		}
-		for _, file := range files {
-			f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-			if err != nil {
-				t.Errorf("%s: %v", file, err)
-				continue
-			}
-			for _, d := range f.Decls {
-				if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil {
-					exist[dir][fn.Name.Name] = true
-				}
-			}
-		}
-		return exist[dir]
-	}
 	// "`TestA`, `TestB` (dir)": names, and then the directory of all of them.
 	group := regexp.MustCompile("((?:`(?:Test|Fuzz)\\w+`(?:, )?)+) \\(([\\w/]+)\\)")
 	name := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`")
 	named := 0
-	for _, g := range group.FindAllStringSubmatch(text, -1) {
-		for _, n := range name.FindAllStringSubmatch(g[1], -1) {
-			named++
-			if !tests(g[2])[n[1]] {
-				t.Errorf("%s is not in %s", n[1], g[2])
-			}
-		}
+	for _, g := range group.FindAllString(text, -1) {
+		named += len(name.FindAllString(g, -1))
 	}
 	if all := len(name.FindAllString(text, -1)); all != named {
 		t.Errorf("%d names of tests, and %d of them with a directory", all, named)

@@ -16,8 +16,9 @@ import (
 var ofParts = []finding.Area{finding.Refusals, finding.Exports, finding.Offers, finding.Services, finding.Outcomes,
 	finding.Events, finding.Status}
 
-// TestFindingsAreOne: a code has one level, one side, one command, one alert and one section, wherever it is met.
-func TestFindingsAreOne(t *testing.T) {
+// TestEachCodeHasOneMeaning: a code has one level, one side, one command, one alert and one section, wherever it is
+// met.
+func TestEachCodeHasOneMeaning(t *testing.T) {
 	data, err := os.ReadFile("../deploy/features/alerts/rules.yaml")
 	if err != nil {
 		t.Fatal(err)

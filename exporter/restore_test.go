@@ -18,11 +18,11 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
-// TestAnEtcdThatWasPutBack: the etcd of c1 is stopped, an earlier state of its data is put in place, and
+// TestRestoredEtcd: the etcd of c1 is stopped, an earlier state of its data is put in place, and
 // resourceVersions go back under an exporter that runs. Its watches would be silent from then on. It ends with the
 // reason, and the one that starts in its place tells the broker nothing before the operator has said that this is the
 // state. The broker, which is not restarted, keeps all until then.
-func TestAnEtcdThatWasPutBack(t *testing.T) {
+func TestRestoredEtcd(t *testing.T) {
 	api, store := kubetest.StartRestorable(t)
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)

@@ -77,9 +77,9 @@ func flood(t *testing.T, address string, config *tls.Config, n int) (stop func()
 	}
 }
 
-// TestARemoteUsesUpNoConnections: an attacker who has the certificate of one exporter has a share of the connections;
-// another exporter connects beside thousands of attempts.
-func TestARemoteUsesUpNoConnections(t *testing.T) {
+// TestARemoteCannotExhaustConnections: an attacker who has the certificate of one exporter has a share of the
+// connections; another exporter connects beside thousands of attempts.
+func TestARemoteCannotExhaustConnections(t *testing.T) {
 	v := start(t)
 	v.costs("2,000 connections of c2", 128<<20, func() {
 		conns := make([]*stream, 0, 40)
@@ -101,9 +101,9 @@ func TestARemoteUsesUpNoConnections(t *testing.T) {
 	})
 }
 
-// TestAStrangerUsesUpNoConnections: the agents' listener asks for no certificate, and a stranger without a token holds
-// thousands of connections; agents attach all the same.
-func TestAStrangerUsesUpNoConnections(t *testing.T) {
+// TestAStrangerCannotExhaustConnections: the agents' listener asks for no certificate, and a stranger without a token
+// holds thousands of connections; agents attach all the same.
+func TestAStrangerCannotExhaustConnections(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
 	config := trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()

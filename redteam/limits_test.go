@@ -176,9 +176,9 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	t.Logf("%d Services made of 1,501 sent", len(all))
 }
 
-// TestTheBrakeSeesWhatIsEmptiedAndRefused: a remote that sends all its objects so that they are refused, or that
+// TestTheBrakeCountsEmptiedAndRefused: a remote that sends all its objects so that they are refused, or that
 // nothing is left in them, takes down no more than who deletes them.
-func TestTheBrakeSeesWhatIsEmptiedAndRefused(t *testing.T) {
+func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
 	const n = 200

@@ -54,9 +54,9 @@ func (v *victim) agent(token string, clusters int) (total int, largest int, peer
 	}
 }
 
-// TestNothingUnknownPassesOn: fields that nobody knows, of any size and at any depth of a node, reach no agent; and the
-// largest nodes that are taken do not keep an agent from receiving what comes after them.
-func TestNothingUnknownPassesOn(t *testing.T) {
+// TestUnknownFieldsReachNoAgent: fields that nobody knows, of any size and at any depth of a node, reach no agent; and
+// the largest nodes that are taken do not keep an agent from receiving what comes after them.
+func TestUnknownFieldsReachNoAgent(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
 	kind := semaphorev1.Kind_KIND_NODE

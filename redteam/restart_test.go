@@ -10,10 +10,10 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestWhoHasItKeepsItAcrossBrokers: a broker that ends forgets what remotes sent. A peer that the next one hears first,
+// TestPeersKeepKeysAcrossBrokers: a broker that ends forgets what remotes sent. A peer that the next one hears first,
 // another remote with the same keys or a node that claims pod CIDRs of others, takes nothing from who had it; and
 // a first snapshot that lacks the peers takes none of them away.
-func TestWhoHasItKeepsItAcrossBrokers(t *testing.T) {
+func TestPeersKeepKeysAcrossBrokers(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
 	const n = 30

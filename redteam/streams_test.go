@@ -43,9 +43,9 @@ func TestAcknowledgedWhilePaced(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreToldAgain: an exporter that comes back as a new process, with the same objects, receives again what is
+// TestRefusalsAreSentAgain: an exporter that comes back as a new process, with the same objects, receives again what is
 // refused.
-func TestRefusalsAreToldAgain(t *testing.T) {
+func TestRefusalsAreSentAgain(t *testing.T) {
 	v := start(t)
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
 	first := v.publish("c2")

@@ -58,7 +58,7 @@ func encoded(t testing.TB, cluster string, peers int) []byte {
 	return data
 }
 
-func TestWhatIsWrittenIsRead(t *testing.T) {
+func TestWriteAndRead(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "sub", "agent.state")
 	if _, err := Load(file, "c1"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without a file: %v", err)
@@ -86,7 +86,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 }
 
 // What is not whole, or not ours, counts for nothing, and it is said why.
-func TestUnusable(t *testing.T) {
+func TestUnusableStateIsIgnored(t *testing.T) {
 	whole := encoded(t, "c1", 3)
 	orphan, err := encode("c1",
 		Contents{Networks: map[string]*desired.Network{"c2": {Device: &semaphorev1.Device{Cluster: "c9"},

@@ -368,7 +368,7 @@ func TestUnchanged(t *testing.T) {
 	}
 }
 
-func TestHeldIsTheBrokersDigest(t *testing.T) {
+func TestHeldHasTheDigestOfEachCluster(t *testing.T) {
 	s := New()
 	for _, m := range []*semaphorev1.AttachResponse{attached("A", false),
 		changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")), synced(2, "c2")} {
@@ -389,7 +389,7 @@ func TestHeldIsTheBrokersDigest(t *testing.T) {
 
 // A cluster that the broker comes to know while the stream is open may be sent in several messages. Until the end mark
 // names it the node is left alone: its device may stand from before this process, with peers that come in the next one.
-func TestAClusterToldInPartsCountsAtTheEndMark(t *testing.T) {
+func TestAClusterSentInPartsIsCompleteAtTheEndMark(t *testing.T) {
 	s := New()
 	for _, m := range []*semaphorev1.AttachResponse{
 		attached("e", false), synced(0),

@@ -364,7 +364,7 @@ func sent(t *testing.T, device string) uint64 {
 }
 
 // Packets with a remote pod's address that do not come out of its device are nobody's.
-func TestEntering(t *testing.T) {
+func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
 		links, err := w.far.Netlink()
@@ -620,7 +620,7 @@ func TestNFTablesThatCannotBeRead(t *testing.T) {
 }
 
 // An earlier version's routes of the main table give way to ours: before they go, ours stand.
-func TestRoutesOfAnEarlierVersion(t *testing.T) {
+func TestRoutesOfAnEarlierVersionAreReplaced(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
 		for _, prefix := range []string{"10.2.0.0/16", "fd00:2::/48"} {

@@ -54,7 +54,7 @@ func TestFromLinks(t *testing.T) {
 
 // A story has lines: "MINUTE links N", "MINUTE talk N" (peers 1 to N), "MINUTE peer N carries M", or "silent",
 // "MINUTE moves N", and after each the MTU that is decided, with the peer that limits it.
-func TestStories(t *testing.T) {
+func TestMTUOverTime(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		standing int
@@ -201,7 +201,7 @@ func TestStories(t *testing.T) {
 }
 
 // However many peers talk, only so many are asked for at a time, the rest follow, and each again after ten minutes.
-func TestDue(t *testing.T) {
+func TestPathProbesArePaced(t *testing.T) {
 	d := New(0)
 	d.Links(1440, "")
 	peers := talking(200)

@@ -26,7 +26,7 @@ func (oneDevice) Endpoints(string, int) []netip.Addr          { return nil }
 func (oneDevice) Nodes(_ string, keys []wgtypes.Key) []string { return make([]string, len(keys)) }
 
 // A device whose MTU has changed is set, once for each change, and no other is.
-func TestTheMTUChanges(t *testing.T) {
+func TestChangedMTUIsSetOnce(t *testing.T) {
 	var set []string
 	m := New(nil, oneDevice{}, events.New("c1"), func(cluster string) { set = append(set, cluster) }, func() {})
 	at := func(mtuBytes int) mtu.Verdict { return mtu.Verdict{MTU: mtuBytes, Base: 1420} }

@@ -32,7 +32,7 @@ func addresses(texts ...string) []wireguard.Address {
 }
 
 // R27: whatever the broker says, the agent routes nothing that is not a remote's.
-func TestR27(t *testing.T) {
+func TestR27OnlyTheRemotesPrefixesAreRouted(t *testing.T) {
 	open := Bounds{
 		Local: prefixes("10.1.0.0/16", "10.101.0.0/16", "fd01::/48"),
 		Own:   addresses("172.18.0.5/24", "192.168.7.9/32", "fd18::5/64"),
@@ -102,7 +102,7 @@ func TestR27(t *testing.T) {
 }
 
 // What is refused of a device is reported, and the rest of it is done.
-func TestR27LeavesTheRest(t *testing.T) {
+func TestR27TheRestOfADeviceIsProgrammed(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16", "10.1.0.0/16"}, map[string]string{
 		"good": "a 172.18.0.2:51820 10.2.1.0/24", "thief": "b 172.18.0.3:51820 10.2.2.0/24 10.1.5.0/24",
 	})
@@ -140,7 +140,7 @@ func TestR27LeavesTheRest(t *testing.T) {
 
 // What is routed stays routed when this node gets an address inside it, and that is said; what is new is refused. Its
 // peers lose nothing by either.
-func TestStandingSubnets(t *testing.T) {
+func TestLocalAddressInsideARoutedSubnet(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16", "172.17.0.0/16", "fd00:2::/48"}, map[string]string{
 		"n1": "a 192.0.2.1:51820 10.2.200.0/24 fd00:2:0:1::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24 172.17.2.0/24",
 		"n3": "c 192.0.2.3:51820 172.17.3.0/24",
@@ -239,7 +239,7 @@ func TestR27Endpoints(t *testing.T) {
 }
 
 // The operator's configuration bounds what is routed in all, and the device's port.
-func TestR27Configured(t *testing.T) {
+func TestR27ConfigurationBoundsRoutesAndPort(t *testing.T) {
 	bounds := Bounds{Remote: &Remote{Pods: prefixes("10.2.0.0/16"), Port: 7775}}
 	var eights []string
 	for i := 1; i < 224; i++ {

@@ -290,7 +290,7 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-func TestEmptyMTUIsOurs(t *testing.T) {
+func TestUnsetMTUIsDefault(t *testing.T) {
 	if s := Network("c2", &desired.Network{Device: &semaphorev1.Device{Cluster: "c2"}}, Bounds{}, wgtypes.Key{},
 		nil); s.MTU != wireguard.DefaultMTU {
 		t.Errorf("MTU %d", s.MTU)
@@ -313,7 +313,7 @@ func TestCluster(t *testing.T) {
 
 // Single changes lead where a look at the whole would: for any order of changes, also such
 // as move prefixes and keys between peers and contradict each other.
-func TestSingleChanges(t *testing.T) {
+func TestSingleChangesEqualTheWholePlan(t *testing.T) {
 	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		want := networkOf([]string{"10.2.0.0/16"}, nil)
@@ -438,7 +438,7 @@ func BenchmarkSingleChange(b *testing.B) {
 
 // A look at a device that stands as it was programmed finds nothing to do, one at any that differs does; and it agrees
 // with the plan of the whole.
-func TestStands(t *testing.T) {
+func TestCheckOfAnUnchangedDeviceDoesNothing(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16", "fd02::/48"}, map[string]string{
 		"n1": "a 192.0.2.1:51820 10.2.1.0/24 fd02::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24",
 		"n3": "c [2001:db8::1]:51820 10.2.3.0/24",

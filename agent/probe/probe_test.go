@@ -104,7 +104,7 @@ func TestOnLoopback(t *testing.T) {
 	}
 }
 
-func TestNobodyAnswers(t *testing.T) {
+func TestProbesWithoutAnswers(t *testing.T) {
 	strangers, err := Listen(t.Context(), "127.0.0.1:0", func(netip.Addr) bool { return false })
 	must(t, err)
 	respond(t, strangers)

@@ -60,7 +60,7 @@ func TestAge(t *testing.T) {
 	}
 }
 
-func TestAsked(t *testing.T) {
+func TestRotationOnOrder(t *testing.T) {
 	s := New()
 	if !s.Next(always).IsZero() || s.Due(start) != nil {
 		t.Error("something is due in a new schedule")
@@ -93,7 +93,7 @@ func TestAsked(t *testing.T) {
 }
 
 // Whether they were made at once, or are all too old when the age is configured, keys are replaced apart.
-func TestSpread(t *testing.T) {
+func TestRotationsAreSpread(t *testing.T) {
 	for _, created := range []time.Time{start, start.Add(-100 * day)} {
 		perMinute := map[time.Time]int{}
 		const nodes = 1000
@@ -120,7 +120,7 @@ func TestSpread(t *testing.T) {
 func always(string) bool { return true }
 
 // What cannot be done now wakes nobody: who could do it, if it were otherwise, asks again.
-func TestWhatCannotBeDoneIsNotNext(t *testing.T) {
+func TestBlockedRotationIsNotScheduled(t *testing.T) {
 	s := New()
 	now := time.Now()
 	s.Ask("c2", now)

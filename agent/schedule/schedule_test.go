@@ -98,7 +98,7 @@ func TestCheckInterval(t *testing.T) {
 }
 
 // A device that went while it was set is tried again at once, and after that like any other.
-func TestVanished(t *testing.T) {
+func TestVanishedDeviceIsRetriedImmediately(t *testing.T) {
 	t.Parallel()
 	s := exact()
 	for i, want := range []time.Duration{0, 2 * time.Second, 4 * time.Second} {
@@ -138,7 +138,7 @@ func TestRetry(t *testing.T) {
 
 // Neither what a failing device's attempts cause nor anything else hastens the next one, but news of the broker do, a
 // bit later.
-func TestNewsOfAFailingDevice(t *testing.T) {
+func TestBrokerChangesRetryAFailingDevice(t *testing.T) {
 	t.Parallel()
 	s := exact()
 	s.Checked("c2", start)
@@ -171,7 +171,7 @@ func TestNewsOfAFailingDevice(t *testing.T) {
 
 // Of a device that works, news are taken at once, and events of the kernel when it has not been set or checked only
 // just now. A device that is set as a whole needs none of its peers set.
-func TestTake(t *testing.T) {
+func TestWhatIsDueOfAHealthyDevice(t *testing.T) {
 	t.Parallel()
 	s := exact()
 	s.Report("c2", 10, true)

@@ -63,7 +63,7 @@ func receive(t *testing.T, s *Session, m *semaphorev1.AttachResponse) {
 }
 
 // While a broker is attached that has sent all, the state is confirmed now; afterwards, at the end of its stream.
-func TestConfirmedUntilTheEnd(t *testing.T) {
+func TestStateIsConfirmedUntilTheStreamEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := stream(t, nil, time.Time{})
 		time.Sleep(time.Hour)

@@ -270,7 +270,7 @@ func TestF29PortIsTaken(t *testing.T) {
 }
 
 // The kernel's WireGuard can come after the agent: a module that was installed, or may be loaded, only then.
-func TestKernelModuleComesLater(t *testing.T) {
+func TestKernelModuleIsLoadedLater(t *testing.T) {
 	if !nodetest.OwnKernel() {
 		t.Skip("takes WireGuard out of the kernel; only where the kernel is the tests' own, see make test-kernel")
 	}

@@ -191,7 +191,7 @@ func TestDeviceIsMadeAgainAtOnce(t *testing.T) {
 	})
 }
 
-func TestRouteOfOthers(t *testing.T) {
+func TestRoutesOfOtherPrograms(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		h := newHost(t)
 		ip(t, "link add wireguard.c2 type veth peer name p0")

@@ -54,7 +54,7 @@ func TestKeyIsMadeOnce(t *testing.T) {
 	}
 }
 
-func TestKeyOfOthers(t *testing.T) {
+func TestExistingKeyFileIsUsed(t *testing.T) {
 	for _, mode := range []fs.FileMode{0o600, 0o644, 0o400, 0} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, device+".key")
@@ -225,7 +225,7 @@ func TestReplace(t *testing.T) {
 }
 
 // The process that wrote a key was killed before the key was in its place.
-func TestUnfinishedFilesGo(t *testing.T) {
+func TestUnfinishedKeyFilesAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, device+".key.123456"), []byte("half a k"), 0o600))
 	others := []string{"wireguard.c22.key.123", device + ".key.bak", "notes"}

@@ -40,7 +40,7 @@ func ask(device, what string) string {
 }
 
 // The device outlives the agent, and with it the reader of its log.
-func TestUserspaceOutlivesItsLog(t *testing.T) {
+func TestUserspaceDeviceOutlivesItsLog(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		read, write, err := os.Pipe()
 		must(t, err)

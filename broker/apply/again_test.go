@@ -40,7 +40,7 @@ type listed struct{ *cache.ListWatch }
 func (listed) IsWatchListSemanticsUnSupported() bool { return true }
 
 // A write that the informer never delivers is believed for a while only, and then the name is reconciled again.
-func TestAWriteThatTheWatchSkipsIsLookedAtAgain(t *testing.T) {
+func TestAWriteThatTheWatchSkipsIsReconciledAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &silent{}
 		listWatch := &cache.ListWatch{

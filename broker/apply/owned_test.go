@@ -17,7 +17,7 @@ import (
 )
 
 // The caller of owned may hold a lock for which the observer of an object waits.
-func TestOwnedWaitsForNobodyWhoIsTold(t *testing.T) {
+func TestOwnedDoesNotWaitForAnObserver(t *testing.T) {
 	telling, told, let := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	o := newObjects(kind[*corev1.Service]{Kind: writes.Kind[*corev1.Service]{Name: "service"}, example: &corev1.Service{}},
 		writes.Desired[*corev1.Service]{

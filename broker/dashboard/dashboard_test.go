@@ -191,9 +191,9 @@ func TestAttacks(t *testing.T) {
 	}
 }
 
-// TestNothingFromElsewhere: the page names no other host, has no inline script or style, and its script makes no HTML
-// or code of a string.
-func TestNothingFromElsewhere(t *testing.T) {
+// TestThePageLoadsNothingFromOtherHosts: the page names no other host, has no inline script or style, and its script
+// makes no HTML or code of a string.
+func TestThePageLoadsNothingFromOtherHosts(t *testing.T) {
 	banned := map[string]*regexp.Regexp{
 		"page.html": regexp.MustCompile(`(?i)https?:|//|<style|style=|\son\w+=|javascript:|<script>|<script [^>]*>[^<]`),
 		"page.css":  regexp.MustCompile(`(?i)url\(|@import|https?:`),
@@ -317,8 +317,8 @@ func TestSlowReader(t *testing.T) {
 	})
 }
 
-// TestNobodyReads: without a reader the state is read for the lag only, once in ten seconds.
-func TestNobodyReads(t *testing.T) {
+// TestWithoutReadersTheStateIsReadRarely: without a reader the state is read for the lag only, once in ten seconds.
+func TestWithoutReadersTheStateIsReadRarely(t *testing.T) {
 	var readings atomic.Int64
 	serve(t, Sources{Status: func() *semaphorev1.GetStatusResponse {
 		readings.Add(1)

@@ -62,7 +62,7 @@ func until(d Drain, at time.Time) Drain {
 	return d
 }
 
-func TestOfSeveralTheLongestIsTold(t *testing.T) {
+func TestOfSeveralDrainsTheLongestIsReported(t *testing.T) {
 	short, long, ever := noon.Add(time.Hour), noon.Add(2*time.Hour), time.Time{}
 	for _, d := range []Drain{ofCluster("c2"), ofService("c2", "shop", "echo"), ofService("", "shop", "echo"),
 		ofNode("c2", "n1", "10.2.1.0/24")} {

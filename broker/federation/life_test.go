@@ -57,10 +57,10 @@ type taker struct{}
 
 func (taker) Take(string, replica.Result) {}
 
-// TestAStreamHasALife: a stream ends after maxStreamAge at the latest, whatever its exporter does: one that continues,
-// one that is silent, and one that takes no answers. So a key that was stolen or has expired, or whose root was taken
-// out, is good no longer than that.
-func TestAStreamHasALife(t *testing.T) {
+// TestStreamsEndAtMaxAge: a stream ends after maxStreamAge at the latest, whatever its exporter does: one that
+// continues, one that is silent, and one that takes no answers. So a key that was stolen or has expired, or whose root
+// was taken out, is good no longer than that.
+func TestStreamsEndAtMaxAge(t *testing.T) {
 	for name, stuck := range map[string]bool{"it continues": false, "it reads nothing": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

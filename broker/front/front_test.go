@@ -64,7 +64,7 @@ func leadsTo(t *testing.T, client kubernetes.Interface) string {
 
 // A replica that was deposed by force does not take calls back, whenever it finds out: calls lead to one replica at any
 // time.
-func TestOneReplicaIsCalled(t *testing.T) {
+func TestCallsGoToOneReplica(t *testing.T) {
 	client := kubernetes.NewForConfigOrDie(kubetest.Start(t))
 	const ipv4 = discoveryv1.AddressTypeIPv4
 	lead := func(f *Front) error { return f.lead(t.Context(), "semaphore-broker", ipv4) }

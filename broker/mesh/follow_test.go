@@ -11,7 +11,7 @@ import (
 
 // A remote that is removed gives up what it had to those that remain; one that is added in its place begins with
 // nothing; a change of a device is returned, and no change of another remote.
-func TestFollow(t *testing.T) {
+func TestAddedAndRemovedRemotes(t *testing.T) {
 	remote := func(name string, port uint16) config.Remote {
 		return config.Remote{Name: name, WireGuard: config.WireGuard{ListenPort: port}}
 	}

@@ -157,7 +157,7 @@ func decideAnew(p *Plan, before standing, keys map[string]ref) []whole {
 
 // The peers are those that deciding again would give, from what is claimed now and who was a peer before; and a caller
 // that received only what changed knows it.
-func TestIncrementalIsAnew(t *testing.T) {
+func TestIncrementalEqualsTheWholeDecision(t *testing.T) {
 	runs := 400
 	if testing.Short() {
 		runs = 100

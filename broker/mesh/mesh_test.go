@@ -169,7 +169,7 @@ func TestKeyOfAnotherRemote(t *testing.T) {
 
 // Whatever the nodes claim and in whatever order they came, no key is given out twice, no two
 // peers' allowed IPs overlap, and who was a peer with a key when all had come is one still.
-func TestNoTheft(t *testing.T) {
+func TestPeersKeepKeysAndPrefixes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
 		nodes := map[string]*semaphorev1.Node{}

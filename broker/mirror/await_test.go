@@ -75,7 +75,7 @@ func TestAwait(t *testing.T) {
 
 // A cluster that was unused as nobody needed it is no cluster that was gone: a broker that begins uses it as soon as it
 // is needed.
-func TestAwaitKnowsWhoWasGone(t *testing.T) {
+func TestAwaitUsesAnUnusedClusterThatWasNotGone(t *testing.T) {
 	const notNeeded = "c1-1: 10.1.0.1; c2-1: 10.2.0.1-"
 	for name, k := range map[string]struct {
 		settings *semaphorev1.GlobalSettings
@@ -137,7 +137,7 @@ func (c *cluster) restartedAwaiting(more ...string) *cluster {
 }
 
 // What was in use is taken for there, and what is unused is there if nothing else is ready.
-func TestAwaitUses(t *testing.T) {
+func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	c := blank(t)
 	c.apply("c2", offers("10.2.0.1")...)
 	c.apply("c3", offers("10.4.0.1")...)

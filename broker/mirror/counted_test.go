@@ -11,9 +11,9 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/problem"
 )
 
-// TestWhatIsCountedIsSo: what is counted as endpoints come and go (those that are ready for all ports, hostnames,
+// TestCountersEqualARecount: what is counted as endpoints come and go (those that are ready for all ports, hostnames,
 // problems) is what counting again gives.
-func TestWhatIsCountedIsSo(t *testing.T) {
+func TestCountersEqualARecount(t *testing.T) {
 	n := uint64(200)
 	if testing.Short() {
 		n = 40

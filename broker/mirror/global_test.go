@@ -145,7 +145,7 @@ func TestPodsOfTwoFamilies(t *testing.T) {
 }
 
 // What ends and is ready nevertheless, as with publishNotReadyAddresses, is unused like all others.
-func TestWhatEndsAndIsReady(t *testing.T) {
+func TestTerminatingReadyEndpointsCanBeUnused(t *testing.T) {
 	p := blank(t)
 	s := endpoints("echo", "10.2.0.1")
 	s.Endpoints[0].Terminating = ptr.To(true)
@@ -208,7 +208,7 @@ func TestPreference(t *testing.T) {
 }
 
 // The operator's rule counts before what the service says of itself.
-func TestARuleOfTheOperator(t *testing.T) {
+func TestTheOperatorsRuleComesFirst(t *testing.T) {
 	p := blank(t, `globalServices:
   podSubnets: [10.1.0.0/16]
   localZones: [z1]
@@ -444,7 +444,7 @@ func TestDescribe(t *testing.T) {
 
 // Who takes part is the operator's word, where there is one: a remote cannot put itself into a service by offering one
 // of its name.
-func TestClustersThatTakeNoPart(t *testing.T) {
+func TestOnlyTheOperatorsClustersTakePart(t *testing.T) {
 	p := blank(
 		t,
 		"globalServices: {podSubnets: [10.1.0.0/16], rules: [{namespaces: [shop], names: [echo], clusters: [c1, c2]}]}",

@@ -426,7 +426,7 @@ func TestSlice(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotOffered(t *testing.T) {
+func TestServicesNoLongerOfferedAreForgotten(t *testing.T) {
 	const echo, other = "c2-shop-73736d-echo", "c2-shop-73736d-other"
 	p := blank(t)
 	p.heard("c2")
@@ -452,7 +452,7 @@ func TestWhatIsNotOffered(t *testing.T) {
 	}
 }
 
-func TestNamesThatCannotBe(t *testing.T) {
+func TestInvalidNamesAreReported(t *testing.T) {
 	p := blank(t)
 	long := strings.Repeat("n", 50)
 	both := mirrored()
@@ -473,7 +473,7 @@ func TestNamesThatCannotBe(t *testing.T) {
 	}
 }
 
-func TestNameThatTwoClaim(t *testing.T) {
+func TestANameOfTwoSources(t *testing.T) {
 	const name = "c2-a-shop-73736d-echo"
 	inA, sliceA := svc("a-shop", "echo", mirrored()), slc("a-shop", "e", endpoints("echo", "10.2.0.1"))
 	inB, sliceB := svc("shop", "echo", mirrored()), slc("shop", "e", endpoints("echo", "10.3.0.1"))

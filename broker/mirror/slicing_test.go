@@ -204,7 +204,7 @@ func TestAnEndpointOfTwoSlices(t *testing.T) {
 
 // A broker that is started again finds every endpoint where it is, whatever the slices are called and however full they
 // are.
-func TestSlicesThatStand(t *testing.T) {
+func TestExistingSlicesKeepTheirEndpoints(t *testing.T) {
 	p := blank(t, "slices: {maxEndpoints: 3}")
 	p.apply("c2", svc("shop", "echo", mirrored()),
 		slc("shop", "a", endpoints("echo", "10.2.0.1 10.2.0.2 10.2.0.3 10.2.0.4")))
@@ -232,7 +232,7 @@ func TestSlicesThatStand(t *testing.T) {
 
 // What stands of a cluster is what it offers, until it has been heard whole: it does not go, and can be put unused and
 // back.
-func TestWhatStandsIsRemembered(t *testing.T) {
+func TestExistingSlicesCountUntilTheClusterIsComplete(t *testing.T) {
 	p := blank(t)
 	s := mirrored()
 	s.Headless = true
@@ -268,7 +268,7 @@ func TestWhatStandsIsRemembered(t *testing.T) {
 }
 
 // What a person writes into a slice is not taken for what the cluster offered, where it cannot be.
-func TestWhatIsNotRemembered(t *testing.T) {
+func TestManualChangesToSlicesAreNotRemembered(t *testing.T) {
 	p := blank(t)
 	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", "10.2.0.1")))
 	good := p.slices[echo+"-c2-1"]

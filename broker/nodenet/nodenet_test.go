@@ -223,7 +223,7 @@ func TestAddressesOfPodCIDRs(t *testing.T) {
 
 // A list or a watch that succeeds ends the problem of one before, also when all was read long ago: an apiserver that
 // starts refuses what it will allow a moment later.
-func TestAProblemEnds(t *testing.T) {
+func TestAProblemEndsWithTheNextSuccess(t *testing.T) {
 	n := New(Options{From: config.AutoAllowedIPs, Changed: func(string) {}, Log: slog.New(slog.DiscardHandler)})
 	lw := n.clearing(&cache.ListWatch{
 		ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {

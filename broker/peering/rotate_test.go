@@ -20,7 +20,7 @@ import (
 var canRotate = &semaphorev1.AgentHello{Features: []string{"something-else", semaphorev1.FeatureRotateKey}}
 
 // The word comes once all else has been said, and each once.
-func TestSessionTellsOfARotation(t *testing.T) {
+func TestSessionSendsARotationOnce(t *testing.T) {
 	s := NewState()
 	early := s.Open("c1", "n1", remotes)
 	if why := early.Rotate(&semaphorev1.RotateKey{}); why == "" {

@@ -10,7 +10,7 @@ import (
 
 // Two sets are written at a time, and an address passes from one to the other while the first is being written
 // with it: the other has to wait for the end of that write, and then for the one that takes it out again.
-func TestAnAddressOnItsWayIntoASetIsAsGoodAsThere(t *testing.T) {
+func TestAnAddressBeingWrittenCountsAsWritten(t *testing.T) {
 	p := plan()
 	k := newCluster(t, p)
 	p.Apply("c2", pods("a/p u1 s 10.2.0.1"))
@@ -55,7 +55,7 @@ func TestAnAddressThatNeverArrives(t *testing.T) {
 
 // After a restart two sets with one name are heard of one after the other. The address in the object is that of
 // the set that the object says, and not of the one that had the name for a moment.
-func TestANameThatPassesMakesNobodyOwner(t *testing.T) {
+func TestAPassingNameDoesNotChangeTheOwner(t *testing.T) {
 	before := plan()
 	k := newCluster(t, before)
 	k.settle(touchedNames(before.Apply("c2", pods("a/p u1 b-c 10.2.0.1", "a/r u3 b-c 10.2.0.3")))...)

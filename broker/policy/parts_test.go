@@ -231,7 +231,7 @@ func TestNamespacedSets(t *testing.T) {
 }
 
 // An address that waits to leave an object has its place there until it has left: it may come back to it.
-func TestWhatWaitsToLeaveTakesAPlace(t *testing.T) {
+func TestALeavingAddressKeepsItsPlace(t *testing.T) {
 	p := planOf(2)
 	k := newCluster(t, p)
 	k.settle(touchedNames(p.Apply("c2", pods("a/p u1 s 10.2.0.1 10.2.0.2")))...)

@@ -55,7 +55,7 @@ func TestDecide(t *testing.T) {
 
 // One signal that comes and goes, in whatever way, moves nothing while the other is there; and a cluster that is gone
 // has neither.
-func TestOneSignalMovesNothing(t *testing.T) {
+func TestOneSignalAloneChangesNothing(t *testing.T) {
 	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 6))
 		streams := seed%2 == 0 // the one that is steady
@@ -156,7 +156,7 @@ func TestGoneAndBack(t *testing.T) {
 }
 
 // A process that was stopped has heard no cluster, and reports none as gone before it has listened again.
-func TestStoodStill(t *testing.T) {
+func TestAStoppedProcessReportsNoClusterGone(t *testing.T) {
 	f := newFixture("c2")
 	s := map[string]Signals{"c2": {noon, 3, 0}}
 	f.run(10*time.Second, s)

@@ -37,9 +37,9 @@ func drain(q *Queue, do func(Part)) (turns []string) {
 	}
 }
 
-// TestTurns: what a remote sent comes in its order, its end mark last; and who has sent much waits for who has sent
-// little.
-func TestTurns(t *testing.T) {
+// TestRemotesTakeTurns: what a remote sent comes in its order, its end mark last; and who has sent much waits for who
+// has sent little.
+func TestRemotesTakeTurns(t *testing.T) {
 	q := New(nil, kind)
 	q.Push("c2", result(0, 5000))
 	q.Push("c2", replica.Result{Completed: kind})
@@ -85,9 +85,9 @@ func TestTurnIsBounded(t *testing.T) {
 	}
 }
 
-// TestRoom: a stream waits while as much of its remote waits as may, other remotes' do not, and it continues when there
-// is room or it ends.
-func TestRoom(t *testing.T) {
+// TestAStreamWaitsForItsRemotesRoom: a stream waits while as much of its remote waits as may, other remotes' do not,
+// and it continues when there is room or it ends.
+func TestAStreamWaitsForItsRemotesRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(func(c []replica.Change) [][]replica.Change { return [][]replica.Change{c} }, kind)
 		for i := range maxBatches {

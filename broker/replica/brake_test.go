@@ -116,7 +116,7 @@ func TestR24ASnapshotThatWithdrawsMost(t *testing.T) {
 	b.want(10, 6)
 }
 
-func TestR24IsLetGoByAnotherSnapshot(t *testing.T) {
+func TestR24AnotherSnapshotReleasesTheBrake(t *testing.T) {
 	for name, again := range map[string]func(b *braked) Result{
 		"whole": func(b *braked) Result {
 			b.connect("e3", 20)
@@ -264,7 +264,7 @@ func TestR24TheLastMinuteCounts(t *testing.T) {
 	b.want(6, 4)
 }
 
-func TestR24WhatIsHeldBackMakesRoom(t *testing.T) {
+func TestR24RetainedObjectsMakeRoom(t *testing.T) {
 	b := newBraked(t)
 	b.limits = config.Limits{SetMembers: 12}
 	b.connect("e2", 20)
@@ -288,7 +288,7 @@ func TestR24WhatIsHeldBackMakesRoom(t *testing.T) {
 	b.want(10, 8)
 }
 
-func TestAnewForAnothersSake(t *testing.T) {
+func TestResyncIsLimitedToOnceAMinute(t *testing.T) {
 	b := newBraked(t)
 	if err := b.Resync(b.now.Add(59*time.Second), "test"); err != nil {
 		t.Errorf("a snapshot of less than a minute ago: %v", err)

@@ -114,7 +114,7 @@ func portsOf(slice string, ports int) *semaphorev1.Object {
 }
 
 // Of an object that grows over a limit what existed stays, alone and in a snapshot in which what is new comes first.
-func TestR05WhatStoodStays(t *testing.T) {
+func TestR05ExistingObjectsStay(t *testing.T) {
 	for name, c := range map[string]struct {
 		limits       config.Limits
 		stood, grown *semaphorev1.Object
@@ -262,7 +262,7 @@ func TestR05EachLimitIsKept(t *testing.T) {
 	}
 }
 
-func TestR05WhatIsThereMayChangeAndMakesRoomWhenItGoes(t *testing.T) {
+func TestR05ExistingObjectsMayChangeAndMakeRoom(t *testing.T) {
 	r, s := limited(t, config.Limits{SetMembers: 2, SetIPs: 4})
 	must(t, s, changes(put(1, memberOf("a", 2)), put(2, memberOf("b", 2))))
 	if res := must(t, s, changes(put(3, memberOf("a", 1)), put(4, memberOf("a", 2)))); len(res.Refused) != 0 ||
@@ -285,7 +285,7 @@ func TestR05WhatIsThereMayChangeAndMakesRoomWhenItGoes(t *testing.T) {
 }
 
 // What was refused for want of room does not stay out forever.
-func TestR05RoomThatReturnsIsUsed(t *testing.T) {
+func TestR05FreedRoomIsUsed(t *testing.T) {
 	r, s := limited(t, config.Limits{SetMembers: 3})
 	beat := func(at time.Duration) error {
 		t.Helper()
@@ -325,7 +325,7 @@ func TestR05RoomThatReturnsIsUsed(t *testing.T) {
 }
 
 // Objects that can never fit are not asked for, and asking that does not help becomes rare.
-func TestR05AskingAnewHasAnEnd(t *testing.T) {
+func TestR05AskingAgainHasAnEnd(t *testing.T) {
 	r, s := limited(t, config.Limits{EndpointsPerService: 5})
 	must(t, s, changes(put(1, sliceOf("a", "s", 6)), put(2, sliceOf("b", "s", 5)), put(3, sliceOf("c", "s", 1))))
 	if _, refused := r.Count(kSlice); refused != 2 {

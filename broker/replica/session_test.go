@@ -184,7 +184,7 @@ func show(changes []Change) string {
 	return strings.Join(parts, " ")
 }
 
-func TestSnapshotIsTakenOverAtItsEnd(t *testing.T) {
+func TestSnapshotIsAppliedAtItsEnd(t *testing.T) {
 	r := newReplica()
 	s := r.Open()
 	w := welcomeOf(t, must(t, s, hello("e1", 3, 0, kNode, kService)))

@@ -126,7 +126,7 @@ func TestF38NewerExporter(t *testing.T) {
 }
 
 // What cannot be passed over ends the stream with a reason, and takes nothing that is held.
-func TestF38WhatCannotBePassedOver(t *testing.T) {
+func TestF38RequiredUnknownsEndTheStream(t *testing.T) {
 	tooNew := hello("e1", 1, 0, kNode)
 	tooNew.GetHello().ProtocolVersion, tooNew.GetHello().MinProtocolVersion = 9, 8
 	tooOld := hello("e1", 1, 0, kNode)

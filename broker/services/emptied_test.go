@@ -9,7 +9,7 @@ import (
 
 // An operator who removes by hand what is retained leaves no object that asks, and so nothing that would learn that the
 // rest is released: every stream would be ended once a minute, forever.
-func TestWhatWasRemovedByHandIsHeldNoMore(t *testing.T) {
+func TestObjectsRemovedByHandAreNotRetained(t *testing.T) {
 	f := newFixture(t, 40)
 	f.snapshot(0)
 	f.verdict(0)

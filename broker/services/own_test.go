@@ -71,7 +71,7 @@ func (m *marked) Mark(name, _ string, _ time.Time) { m.names = append(m.names, n
 
 // A Service of somebody else under the name of a mirror is given no endpoints: slices are made once the Service stands
 // as ours, and at once then.
-func TestSlicesAreMadeForServicesThatAreOurs(t *testing.T) {
+func TestSlicesAreMadeForOwnedServicesOnly(t *testing.T) {
 	f := newFixture(t, 0)
 	loop := &marked{cluster: cluster{synced: true}}
 	f.Bind(f.loop, loop)

@@ -90,7 +90,7 @@ func (f *fixture) verdict(i int) writes.Verdict {
 	return a.Verdict
 }
 
-func TestNothingIsGoneBeforeASnapshotIsWhole(t *testing.T) {
+func TestNothingIsRemovedBeforeASnapshotIsComplete(t *testing.T) {
 	f := newFixture(t, 3)
 	f.take("c3", replica.Result{Completed: semaphorev1.Kind_KIND_SERVICE})
 	if v := f.verdict(0); v != writes.Unknown {
@@ -176,7 +176,7 @@ func TestTheOperatorReleases(t *testing.T) {
 	}
 }
 
-func TestTheGuardWaitsForWhatIsThere(t *testing.T) {
+func TestTheBrakeWaitsForTheInformer(t *testing.T) {
 	f := newFixture(t, 40)
 	f.loop.synced = false
 	f.snapshot(10)

@@ -132,7 +132,7 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 
 // The leader is stopped for longer than its lease, and continues when another leads: it writes nothing more and ends;
 // the lease changes hands once.
-func TestF24_StoppedLeaderGoesOn(t *testing.T) {
+func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 	b := onBed(t)
 	for _, which := range []struct {
 		c          *testbed.Cluster

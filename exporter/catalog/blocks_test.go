@@ -146,8 +146,8 @@ func TestBlocksOfOneNode(t *testing.T) {
 	}
 }
 
-// TestABlockIsOneNodes: as it moves, and where two claim it.
-func TestABlockIsOneNodes(t *testing.T) {
+// TestABlockBelongsToOneNode: as it moves, and where two claim it.
+func TestABlockBelongsToOneNode(t *testing.T) {
 	c := withBlocks(t)
 	now := time.Now()
 	head := uint64(0)

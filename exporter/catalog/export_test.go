@@ -175,8 +175,9 @@ func TestR26WhoSeesWhat(t *testing.T) {
 
 func ptr[T any](v T) *T { return &v }
 
-// TestSeen: each reader is sent an object's end, or that of its right to see it, and nobody else is sent anything.
-func TestSeen(t *testing.T) {
+// TestEachReaderSeesOnlyItsObjects: each reader is sent an object's end, or that of its right to see it, and nobody
+// else is sent anything.
+func TestEachReaderSeesOnlyItsObjects(t *testing.T) {
 	c := withRules(t, nil)
 	put := func(value string) {
 		c.PutPod(newPod("web", "front", func(p *corev1.Pod) {

@@ -388,7 +388,7 @@ func TestRefusalCodesAreBounded(t *testing.T) {
 	}
 }
 
-func TestOnlyTheRightBrokerIsTold(t *testing.T) {
+func TestOnlyTheRightBrokerReceives(t *testing.T) {
 	for name, test := range map[string]struct {
 		cluster, part string
 		want          string

@@ -31,7 +31,7 @@ func (r readTo) Newest(k semaphorev1.Kind) uint64 { return r.Read(k) }
 
 // An apiserver whose etcd was put back looks like one that lags, and stays so. The way out is to restart the brokers,
 // which forget what they received: the exporter goes by what they say then, and need not be restarted itself.
-func TestABrokerThatForgotIsToldWhatWasHeldBack(t *testing.T) {
+func TestARestartedBrokerReceivesWhatWaited(t *testing.T) {
 	b := newBench(t, "c2")
 	restored := newBench(t, "c2") // the exporter of the restored cluster
 	restored.trust = b.trust

@@ -212,7 +212,7 @@ func TestFirstConnectSendsASnapshotThenChanges(t *testing.T) {
 	equal(t, j, r)
 }
 
-func TestWhatIsForAnotherClusterNeverCrosses(t *testing.T) {
+func TestObjectsForAnotherClusterAreNotSent(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	for i, audience := range []string{"c2", "c3", "c3"} {
 		k, o := node(audience, fmt.Sprint("n", i), "192.0.2.1:1")
@@ -275,7 +275,7 @@ func TestReconnect(t *testing.T) {
 	equal(t, again, r)
 }
 
-func TestABrokerThatFellBehindStartsAnew(t *testing.T) {
+func TestABrokerThatFellBehindGetsASnapshot(t *testing.T) {
 	j, r := newJournal(1), newReplica()
 	put := func(i int) {
 		k, o := member(fmt.Sprint("pod", i), fmt.Sprint("10.1.1.", i))
@@ -459,9 +459,9 @@ func TestRandomStreams(t *testing.T) {
 	}
 }
 
-// TestOffersToGoOn: the broker's offer is taken up only where the journal still has what comes after it. It
+// TestResumeOffers: the broker's offer is taken up only where the journal still has what comes after it. It
 // may have forgotten since it said Hello.
-func TestOffersToGoOn(t *testing.T) {
+func TestResumeOffers(t *testing.T) {
 	j := newJournal(1)
 	for i := range 4 {
 		k, o := member(fmt.Sprint("pod", i), "10.1.1.1")

@@ -11,7 +11,7 @@ import (
 
 // The source revision of a change is never newer than what the broker knows to have been read, also where the stream
 // breaks before the next heartbeat: an exporter that has read less then waits.
-func TestChangesTellHowFarTheSourceWasRead(t *testing.T) {
+func TestChangesCarryTheSourceRevision(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	read := uint64(40)
 	s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
@@ -87,7 +87,7 @@ func TestSlicesLagWithTheirServices(t *testing.T) {
 
 // What is sent is how far the newest of it was read, and what counts for being sent more is how far all of it was: an
 // exporter whose Services are read further and whose slices less is behind.
-func TestTheNewestIsToldAndTheOldestCounts(t *testing.T) {
+func TestNewestRevisionIsSentOldestIsCompared(t *testing.T) {
 	j, r := newJournal(10), newReplica()
 	s := NewSession("c1", "c2", "test", 0, "uid", kinds, j)
 	s.SetSource(upTo(15), upTo(29))

@@ -16,7 +16,7 @@ import (
 )
 
 // What a remote made up reaches no terminal as it is, whatever the output, and programs read the JSON as it was.
-func TestNothingCommandsATerminal(t *testing.T) {
+func TestNoEscapeSequencesReachATerminal(t *testing.T) {
 	// CSI as C1 control, escape sequence, line end, right-to-left override, tag character, byte order mark, zero-width
 	// space.
 	const evil = "a\u009b2J\x1b[2J\nb\u202ec\U000e0041\ufeff\u200bd"

@@ -394,7 +394,7 @@ func TestServeSocketOff(t *testing.T) {
 }
 
 // What one source does takes nothing of what is kept of another, and events come in their order whosever they are.
-func TestASourceFillsItsOwn(t *testing.T) {
+func TestASourceFillsItsOwnBuffer(t *testing.T) {
 	r := NewRecorder("broker", "c1", "")
 	r.Record(Event{Source: "c3", Object: "first"})
 	for i := range 3 * remembered {

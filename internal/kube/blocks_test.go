@@ -19,7 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-func TestWord(t *testing.T) {
+func TestDeletedOfABlockIsTextOrBool(t *testing.T) {
 	for text, want := range map[string]Word{
 		`{"deleted": "true"}`: "true", `{"deleted": "false"}`: "false", `{"deleted": ""}`: "",
 		`{"deleted": true}`: "true", `{"deleted": false}`: "false", `{}`: "", `{"deleted": null}`: "", `{"deleted": 3}`: "3",

@@ -206,7 +206,7 @@ func TestRotateCA(t *testing.T) {
 }
 
 // Step 3 would cost a part whose certificate is still of the old authority.
-func TestRotateCARefusesToStrand(t *testing.T) {
+func TestRotateCARefusesWhileOldCertificatesAreUsed(t *testing.T) {
 	dir := initialised(t, "c1")
 	must(t, RotateCA(dir, 1, validity, time.Now()))
 	cert, key := read(t, dir, "exporter", "tls.crt"), read(t, dir, "exporter", "tls.key")

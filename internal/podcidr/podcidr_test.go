@@ -164,9 +164,9 @@ func TestAuto(t *testing.T) {
 	}
 }
 
-// TestWhoHasItKeepsIt: what a node has, no other takes by its name, by coming later, or by writing to its object; a
-// table that begins with what there is in the end decides the same.
-func TestWhoHasItKeepsIt(t *testing.T) {
+// TestOwnersKeepTheirBlocks: what a node has, no other takes by its name, by coming later, or by writing to its object;
+// a table that begins with what there is in the end decides the same.
+func TestOwnersKeepTheirBlocks(t *testing.T) {
 	for name, test := range map[string]struct {
 		from  config.AllowedIPs
 		steps []step

@@ -362,8 +362,8 @@ func TestInit(t *testing.T) {
 // ownerEnv makes the test binary start processes and wait to be killed.
 const ownerEnv = "SPAWN_TEST_OWNER"
 
-// TestOwnerIsKilled: what a process started ends with it, however it ends.
-func TestOwnerIsKilled(t *testing.T) {
+// TestProcessesEndWithTheirOwner: what a process started ends with it, however it ends.
+func TestProcessesEndWithTheirOwner(t *testing.T) {
 	if dir := os.Getenv(ownerEnv); dir != "" {
 		first, err := Start(Spec{Name: "init", Root: dir, Mounts: machine, Init: true})
 		if err != nil {
@@ -381,7 +381,7 @@ func TestOwnerIsKilled(t *testing.T) {
 		select {}
 	}
 	needRoot(t)
-	owner := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestOwnerIsKilled$")
+	owner := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestProcessesEndWithTheirOwner$")
 	owner.Env = append(os.Environ(), ownerEnv+"="+t.TempDir())
 	out, err := owner.StdoutPipe()
 	if err != nil {

@@ -229,7 +229,7 @@ func TestBackoffOfEachKeyAlone(t *testing.T) {
 
 // What changes of a key that waits for a cause of its own is tried within a second, as it may be the fix, and no more
 // often.
-func TestNews(t *testing.T) {
+func TestChangesRetryAWaitingKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var attempts []time.Time
 		l := New("test", func(context.Context, string) error {
@@ -363,7 +363,7 @@ func TestSharedCause(t *testing.T) {
 }
 
 // A key that has nothing to do, or fails for another cause, tells nothing of the gate: the next one probes at once.
-func TestProbesThatTellNothing(t *testing.T) {
+func TestProbesWithoutAnOutcome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var open, idle atomic.Bool
 		var mu sync.Mutex

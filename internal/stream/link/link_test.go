@@ -99,7 +99,7 @@ func TestF26TooMuch(t *testing.T) {
 	})
 }
 
-func TestAStreamThatEndsWithoutAnErrorIsTold(t *testing.T) {
+func TestAStreamThatEndsWithoutAnErrorIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		Keep(ctx, End{Address: "192.0.2.1:1", TLS: &tls.Config{}},
