@@ -45,11 +45,7 @@ func eventually(t testing.TB, what string, ok func() bool) time.Duration {
 
 func ip(t testing.TB, args string) string {
 	t.Helper()
-	out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("ip %s: %v\n%s", args, err, out)
-	}
-	return string(out)
+	return testkit.IP(t, args)
 }
 
 // running is an agent that runs.

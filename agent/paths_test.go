@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -28,9 +27,7 @@ func within(t *testing.T, limit time.Duration, what string, ok func() bool) time
 func command(t *testing.T, line string) {
 	t.Helper()
 	args := strings.Fields(line)
-	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", line, err, out)
-	}
+	testkit.Command(t, args[0], args[1:]...)
 }
 
 // pings sends a packet to a remote pod ten times a second until the test ends.

@@ -15,6 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/schedule"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed/capture"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
@@ -193,10 +194,7 @@ func kubeProxy(t *testing.T, iptables, podCIDR, clusterIP, endpoint string) {
 		"-A KUBE-POSTROUTING -j MARK --xor-mark 0x4000",
 		"-A KUBE-POSTROUTING -j MASQUERADE --random-fully",
 	} {
-		if out, err := exec.Command(iptables,
-			append([]string{"-t", "nat"}, strings.Fields(rule)...)...).CombinedOutput(); err != nil {
-			t.Fatalf("%s %s: %v\n%s", iptables, rule, err, out)
-		}
+		testkit.Command(t, iptables, append([]string{"-t", "nat"}, strings.Fields(rule)...)...)
 	}
 }
 

@@ -1,7 +1,6 @@
 package deploy_test
 
 import (
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,22 +12,17 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/ctl/install"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 // TestInstallIsKustomize: semaphorectl install applies what kubectl makes of these files and of the overlay that a
 // person would write, object by object, with any features and components, and the parts accept the configuration.
 func TestInstallIsKustomize(t *testing.T) {
-	prefixes := func(texts ...string) (out []netip.Prefix) {
-		for _, text := range texts {
-			out = append(out, netip.MustParsePrefix(text))
-		}
-		return out
-	}
 	values := func(change func(*install.Values)) install.Values {
 		v := install.Values{Cluster: "c1", Namespace: install.DefaultNamespace,
 			Features:   config.Features{config.Encryption, config.Services, config.Policy},
-			PodSubnets: prefixes("10.1.0.0/16", "fd00:1::/48"), ServiceSubnets: prefixes("10.101.0.0/16"),
-			NodeSubnets: prefixes("192.0.2.8/29"), Expose: install.NodePort}
+			PodSubnets: testkit.Prefixes("10.1.0.0/16", "fd00:1::/48"), ServiceSubnets: testkit.Prefixes("10.101.0.0/16"),
+			NodeSubnets: testkit.Prefixes("192.0.2.8/29"), Expose: install.NodePort}
 		change(&v)
 		return v
 	}

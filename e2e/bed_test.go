@@ -21,12 +21,7 @@ func needsBed(t *testing.T) context.Context {
 	if testing.Short() {
 		t.Skip("-short: brings up two clusters")
 	}
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("needs root: it makes network namespaces")
-		}
-		t.Skip("SKIPPED: needs root, as it makes network namespaces")
-	}
+	testkit.NeedsRoot(t, "it makes network namespaces")
 	// The clusters end with this context: not with the test's own, which has ended when a cleanup looks for the cause.
 	ctx, stop := signal.NotifyContext(context.WithoutCancel(t.Context()), os.Interrupt, syscall.SIGTERM)
 	t.Cleanup(stop)

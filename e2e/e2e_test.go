@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
@@ -17,12 +18,7 @@ func TestTwoClusters(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: brings up two clusters")
 	}
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("needs root: it makes network namespaces")
-		}
-		t.Skip("SKIPPED: needs root, as it makes network namespaces")
-	}
+	testkit.NeedsRoot(t, "it makes network namespaces")
 	// An interrupted test cleans up like a failed one.
 	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, syscall.SIGTERM)
 	t.Cleanup(stop)

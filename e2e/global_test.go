@@ -1,14 +1,12 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/testbed"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
@@ -374,16 +373,5 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 
 // iptables changes the first table that packets come to, inside a namespace of the testbed.
 func iptables(ns *netns.Namespace, args ...string) error {
-	cmd := exec.Command("iptables", append([]string{"-w", "5", "-t", "raw"}, args...)...)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	err := ns.Do(cmd.Start)
-	if err == nil {
-		err = cmd.Wait()
-	}
-	if err != nil {
-		return fmt.Errorf("iptables %s in %s: %w: %s", strings.Join(args, " "), ns.Name(), err,
-			strings.TrimSpace(out.String()))
-	}
-	return nil
+	return testkit.CommandIn(ns, "iptables", append([]string{"-w", "5", "-t", "raw"}, args...)...)
 }

@@ -166,11 +166,7 @@ func (n *agentNode) must(err error) {
 
 func (n *agentNode) run(name string, args ...string) string {
 	n.t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		n.t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
+	return testkit.Command(n.t, name, args...)
 }
 
 // eventually waits up to 20 s.

@@ -78,12 +78,7 @@ func needRoot(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: brings up clusters")
 	}
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("needs root: it makes network namespaces")
-		}
-		t.Skip("SKIPPED, NOT TESTED: needs root, as it makes network namespaces")
-	}
+	testkit.NeedsRoot(t, "it makes network namespaces")
 }
 
 // bringUp makes a testbed that goes with the test.

@@ -5,15 +5,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-func prefixes(texts ...string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, t := range texts {
-		out = append(out, netip.MustParsePrefix(t))
-	}
-	return out
-}
+var prefixes = testkit.Prefixes
 
 func TestRules(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -11,16 +11,11 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-func prefixes(texts ...string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, text := range texts {
-		out = append(out, netip.MustParsePrefix(text))
-	}
-	return out
-}
+var prefixes = testkit.Prefixes
 
 // addresses are those of an interface.
 func addresses(texts ...string) []wireguard.Address {

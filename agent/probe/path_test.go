@@ -2,22 +2,20 @@ package probe
 
 import (
 	"net/netip"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
 func run(t *testing.T, command string) {
 	t.Helper()
 	args := strings.Fields(command)
-	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", command, err, out)
-	}
+	testkit.Command(t, args[0], args[1:]...)
 }
 
 // A router's link carries 1400 bytes, of which it may or may not tell; the links at both ends carry 1500.

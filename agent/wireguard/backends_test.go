@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	. "github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
@@ -280,9 +280,7 @@ func TestKernelModuleIsLoadedLater(t *testing.T) {
 	restore := func() { must(t, os.WriteFile(loader, was, 0)) }
 	t.Cleanup(restore)
 	for _, args := range [][]string{{"-r", "wireguard"}, {"tun"}} {
-		if out, err := exec.Command("modprobe", args...).CombinedOutput(); err != nil {
-			t.Fatalf("modprobe %v: %v: %s", args, err, out)
-		}
+		testkit.Command(t, "modprobe", args...)
 	}
 	must(t, os.WriteFile(loader, []byte("/bin/false"), 0))
 	h, err := NewHost("auto")

@@ -2,13 +2,13 @@ package wireguard_test
 
 import (
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 // The MTU of a path is that of its link or of its route, whichever is less, for each link of a route over several. What
@@ -24,9 +24,7 @@ func TestEgressLinks(t *testing.T) {
 			"route add 203.0.114.0/24 nexthop via 192.0.2.9 nexthop via 198.51.100.9",
 			"route add unreachable 203.0.115.0/24",
 		} {
-			if out, err := exec.Command("ip", strings.Fields(command)...).CombinedOutput(); err != nil {
-				t.Fatalf("ip %s: %v\n%s", command, err, out)
-			}
+			testkit.IP(t, command)
 		}
 		for to, want := range map[string][]wireguard.EgressLink{
 			"192.0.2.7":     {{Link: "da", MTU: 1500}},

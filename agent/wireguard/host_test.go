@@ -35,11 +35,7 @@ func newHost(t *testing.T) *Host {
 // ip runs ip(8).
 func ip(t *testing.T, args string) string {
 	t.Helper()
-	out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("ip %s: %v\n%s", args, err, out)
-	}
-	return string(out)
+	return testkit.IP(t, args)
 }
 
 func get(t *testing.T, h *Host, name string) *Device {

@@ -13,16 +13,11 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-func prefixes(texts ...string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, t := range texts {
-		out = append(out, netip.MustParsePrefix(t))
-	}
-	return out
-}
+var prefixes = testkit.Prefixes
 
 var (
 	remote = &config.Remote{

@@ -8,16 +8,13 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-func prefixes(all ...string) (out []netip.Prefix) {
-	for _, p := range all {
-		out = append(out, netip.MustParsePrefix(p))
-	}
-	return out
-}
+var prefixes = testkit.Prefixes
 
 func ofCluster(c string) Drain { return Drain{Target: Target{Cluster: c}} }
 func ofService(c, ns, s string) Drain {

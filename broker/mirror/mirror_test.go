@@ -3,7 +3,6 @@ package mirror
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +16,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -520,13 +520,7 @@ func TestANameOfTwoSources(t *testing.T) {
 	}
 }
 
-func prefixes(texts ...string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, text := range texts {
-		out = append(out, netip.MustParsePrefix(text))
-	}
-	return out
-}
+var prefixes = testkit.Prefixes
 
 // endedOf reports whether all that a slice of a cluster held is known to be gone.
 func (c *cluster) endedOf(slice, cluster string) bool {

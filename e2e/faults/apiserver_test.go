@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/kube-semaphore/semaphore/e2e"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/testbed"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
@@ -422,7 +423,7 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 		mend()
 		// A connection on which nothing came for a while is noticed by client-go after 45 s; where ss(8) can, it is
 		// closed now.
-		if err := inNamespace(cut[i], "ss", "-K", "( dport = 443 or dport = 6443 )"); err != nil {
+		if err := testkit.CommandIn(cut[i], "ss", "-K", "( dport = 443 or dport = 6443 )"); err != nil {
 			t.Log(err)
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -23,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/e2e"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -94,12 +94,7 @@ func onBed(t *testing.T) *bed {
 	if testing.Short() {
 		t.Skip("-short: brings up two clusters")
 	}
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("needs root: it makes network namespaces")
-		}
-		t.Skip("SKIPPED: needs root, as it makes network namespaces")
-	}
+	testkit.NeedsRoot(t, "it makes network namespaces")
 	shared.once.Do(func() { shared.bed, shared.err = newBed(t.Output()) })
 	if shared.err != nil {
 		t.Fatal(shared.err)
@@ -359,21 +354,5 @@ func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds())
 
 // iptables runs iptables inside a namespace of the testbed.
 func iptables(ns *netns.Namespace, args ...string) error {
-	return inNamespace(ns, "iptables", append([]string{"-w", "5"}, args...)...)
-}
-
-// inNamespace runs a program of the machine inside a namespace of the testbed.
-func inNamespace(ns *netns.Namespace, program string, args ...string) error {
-	cmd := exec.Command(program, args...)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	err := ns.Do(cmd.Start)
-	if err == nil {
-		err = cmd.Wait()
-	}
-	if err != nil {
-		return fmt.Errorf("%s %s in %s: %w: %s", program, strings.Join(args, " "), ns.Name(), err,
-			strings.TrimSpace(out.String()))
-	}
-	return nil
+	return testkit.CommandIn(ns, "iptables", append([]string{"-w", "5"}, args...)...)
 }

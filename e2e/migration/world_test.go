@@ -9,9 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -49,11 +47,7 @@ func eventually(t *testing.T, what string, ok func() error) time.Duration {
 
 func ip(t *testing.T, args string) string {
 	t.Helper()
-	out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("ip %s: %v\n%s", args, err, out)
-	}
-	return string(out)
+	return testkit.IP(t, args)
 }
 
 // side is one cluster: its apiserver, and its one node.

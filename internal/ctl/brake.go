@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -34,7 +36,7 @@ func brakeReleaseCommand(access *fleet.Access) *cobra.Command {
 peers of the objects that CLUSTER has withdrawn. "semaphorectl status" shows what the brake retains, and since when.
 
 Exit code 0 when something was released, 1 when the brake retains nothing or the broker does not answer.`,
-		Args: cobra.ExactArgs(1),
+		Args: oneArg("CLUSTER"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			kinds, err := kindsOf(names)
 			if err != nil {
@@ -44,7 +46,11 @@ Exit code 0 when something was released, 1 when the brake retains nothing or the
 				if err := heading(cmd.OutOrStdout(), access, p); err != nil {
 					return err
 				}
-				return releaseBrake(ctx, cmd.OutOrStdout(), p.Control(), args[0], kinds)
+				if err := releaseBrake(ctx, cmd.OutOrStdout(), p.Control(), args[0], kinds); err != nil {
+					return err
+				}
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "to see what is left: %s\n", again(access, p, "status"))
+				return err
 			})
 		},
 	}
@@ -78,11 +84,16 @@ func releaseBrake(ctx context.Context, w io.Writer, broker semaphorev1.ControlSe
 	}
 	released := answer.GetReleased()
 	slices.SortFunc(released, func(a, b *semaphorev1.ReleasedKind) int { return int(a.GetKind()) - int(b.GetKind()) })
+	var all []string
 	for _, r := range released {
-		if _, err := fmt.Fprintf(w, "%s: %d %s released\n", cluster, r.GetObjects(),
-			semaphorev1.KindName(r.GetKind())); err != nil {
-			return err
-		}
+		kind := semaphorev1.KindName(r.GetKind())
+		all = append(all, number(r.GetObjects(), kind, kind+"s"))
 	}
-	return nil
+	if len(all) == 0 {
+		_, err = fmt.Fprintf(w, "%s: the brake retains nothing\n", cli.Printable(cluster))
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s: released %s: the broker removes here what it made of them\n", cli.Printable(cluster),
+		strings.Join(all, ", "))
+	return err
 }

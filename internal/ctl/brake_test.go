@@ -48,17 +48,18 @@ func TestBrakeRelease(t *testing.T) {
 		must(t, <-done)
 	}()
 	listens(t, broker)
+	const rest = ": the broker removes here what it made of them\nto see what is left: semaphorectl status\n"
 	for _, c := range []struct {
 		args []string
 		out  string
 		err  string
 	}{
-		{[]string{"c2", "--socket", agent, "--socket", broker}, "c2: 2 node released\nc2: 7 service released\n", ""},
-		{[]string{"c2", "--socket", broker, "--kind", "service"}, "c2: 7 service released\n", ""},
+		{[]string{"c2", "--socket", agent, "--socket", broker}, "c2: released 2 nodes, 7 services" + rest, ""},
+		{[]string{"c2", "--socket", broker, "--kind", "service"}, "c2: released 7 services" + rest, ""},
 		{[]string{"c9", "--socket", broker}, "", `"c9" is no configured remote`},
 		{[]string{"c2", "--socket", agent}, "", "none of the parts asked is a broker"},
 		{[]string{"c2", "--socket", broker, "--kind", "pods"}, "", `--kind "pods": use node`},
-		{[]string{"--socket", broker}, "", "accepts 1 arg"},
+		{[]string{"--socket", broker}, "", "give one CLUSTER, not 0"},
 		{[]string{"c2", "--address", "127.0.0.1:1", "--part", "exporter"}, "", "only a broker has a brake"},
 	} {
 		out, code, err := run(t, append([]string{"brake", "release"}, c.args...)...)

@@ -89,10 +89,11 @@ func bundleCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bundle",
 		Short: "write an archive for support: status, events, logs, configuration and objects of all sides",
-		Long: `Writes a .tar.gz with what helps to find a fault: status and recent events of the parts, their logs, their ConfigMaps, and the
-objects that semaphore reads and writes, of each --context. Secrets are not read. Private keys, tokens and everything that looks like one
-are replaced by [removed]. IPs stay. With --hash-names, names of nodes, namespaces, Services and pods are replaced by hashes, which are
-the same within one archive and differ between archives.
+		Long: `Writes a .tar.gz with what helps to find a fault: status and recent events of the parts, their logs,
+their ConfigMaps, and the objects that semaphore reads and writes, of each --context. Secrets are not
+read. Private keys, tokens and everything that looks like one are replaced by [removed]. IPs stay. With
+--hash-names, names of nodes, namespaces, Services and pods are replaced by hashes, which are the same
+within one archive and differ between archives.
 
 Look at the archive before you send it.
 
@@ -115,10 +116,12 @@ Exit code 0, 1 when nothing could be collected, 2 when something could not be: e
 			if err := b.writeFile(file, hash, time.Now()); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: %d files of %d clusters\n", file, len(b.files), len(clusters))
+			fmt.Fprintf(cmd.OutOrStdout(), "%[1]s: %[2]d files of %[3]s\nlook at it before you send it: tar -xzf %[1]s\n", file,
+				len(b.files), number(uint64(len(clusters)), "cluster", "clusters"))
 			if len(b.failed) > 0 {
-				return program.ExitError{Code: cli.ExitWrong, Err: fmt.Errorf("%d things could not be collected; the first: %s",
-					len(b.failed), cli.Printable(b.failed[0]))}
+				return program.ExitError{Code: cli.ExitWrong, Err: fmt.Errorf(
+					"%s could not be collected, errors.txt in the archive lists all; the first: %s",
+					number(uint64(len(b.failed)), "thing", "things"), cli.Printable(b.failed[0]))}
 			}
 			return nil
 		},
@@ -234,8 +237,11 @@ func (b *bundle) log(ctx context.Context, c *fleet.Cluster, pod *unstructured.Un
 		}
 		text, err := io.ReadAll(io.LimitReader(answer.Body, 16<<20))
 		answer.Body.Close()
-		if err != nil || answer.StatusCode != http.StatusOK {
-			b.fail("%s: log of %s: %s %v", c.Context, pod.GetName(), answer.Status, err)
+		if err == nil && answer.StatusCode != http.StatusOK {
+			err = errors.New("the apiserver answers " + answer.Status)
+		}
+		if err != nil {
+			b.fail("%s: log of %s: %v", c.Context, pod.GetName(), err)
 			continue
 		}
 		b.files[c.Context+"/logs/"+pod.GetName()+"-"+name+".log"] = string(text)

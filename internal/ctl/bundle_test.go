@@ -138,10 +138,9 @@ func TestBundle(t *testing.T) {
 		metav1.CreateOptions{})
 	must(t, err)
 	file := filepath.Join(t.TempDir(), "out.tar.gz")
-	_, code, err := run(t, "bundle", "--kubeconfig", kubetest.Kubeconfig(t, cfg), "-f", file)
-	if code != 2 || err == nil {
-		t.Fatalf("code %d, %v", code, err)
-	}
+	s := newSession(t, file, "semaphore-bundle.tar.gz")
+	s.call("bundle", "--kubeconfig", kubetest.Kubeconfig(t, cfg), "-f", file)
+	s.golden("bundle", nil) // the exit code is 2: no part runs
 	info, err := os.Stat(file)
 	must(t, err)
 	if info.Mode().Perm() != 0o600 {

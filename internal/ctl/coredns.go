@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -78,10 +79,14 @@ semaphorectl check reports whether the cluster's CoreDNS has them.`,
 			if clusterSet && configFile == "" {
 				blocks = append(blocks, coredns.ClusterSet(namespace, clusterDomain))
 			}
+			write := coredns.Print
 			if knows, _ := coredns.KnowsImports(image); knows {
-				return coredns.PrintImports(cmd.OutOrStdout(), blocks)
+				write = coredns.PrintImports
 			}
-			return coredns.Print(cmd.OutOrStdout(), blocks)
+			if err := write(cmd.OutOrStdout(), blocks); err != nil {
+				return err
+			}
+			return nextOfBlocks(cmd.ErrOrStderr())
 		},
 	}
 	cmd.Flags().StringVar(&configFile, "config", "", "configuration `file` of a broker")
@@ -140,7 +145,16 @@ func corednsOf(cmd *cobra.Command, access *fleet.Access, clusterDomain, image st
 	if err != nil {
 		return err
 	}
-	return cli.PrintLines(cmd.OutOrStdout(), string(out))
+	if err := cli.PrintLines(cmd.OutOrStdout(), string(out)); err != nil {
+		return err
+	}
+	return nextOfBlocks(cmd.ErrOrStderr())
+}
+
+func nextOfBlocks(w io.Writer) error {
+	_, err := fmt.Fprintln(w, "next: add these blocks to the Corefile (kubectl -n kube-system edit configmap coredns), "+
+		"or have\nsemaphorectl link --dns add them and keep them current")
+	return err
 }
 
 // blocksOf returns the blocks for remotes that flags name.
@@ -165,7 +179,8 @@ func blocksOf(remotes []string, namespace, clusterDomain string) ([]coredns.Bloc
 			return nil, fmt.Errorf("--remote %q: %s stands for all clusters, whose services are printed in any case", r, cluster)
 		}
 		if e := validation.IsDNS1035Label(prefix); len(e) > 0 {
-			return nil, fmt.Errorf("--remote %q: the prefix of its mirrors: %s", r, e[0])
+			return nil, fmt.Errorf("--remote %q: the prefix of its mirrors begins names of Services: use lower-case letters, "+
+				"digits and '-', a letter first", r)
 		}
 		if seen[cluster] {
 			return nil, fmt.Errorf("--remote %q: the cluster is given twice", r)

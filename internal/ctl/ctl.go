@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
@@ -121,6 +122,32 @@ func heading(w io.Writer, access *fleet.Access, p *fleet.Part) error {
 	}
 	_, err := fmt.Fprintf(w, "%s: ", p.Context)
 	return err
+}
+
+// oneArg wants one argument, and names the one that is missing.
+func oneArg(name string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return fmt.Errorf("give one %s, not %d: %s %s", name, len(args), cmd.CommandPath(), name)
+		}
+		return nil
+	}
+}
+
+// again is a verb for the cluster that a part is of, to be pasted. Without flags that name a cluster it is the verb
+// alone: a command in a pod asks the part there.
+func again(access *fleet.Access, p *fleet.Part, verb string) string {
+	out := "semaphorectl " + verb
+	if len(access.Contexts) > 0 {
+		out += " --context " + p.Context
+	}
+	if access.Kubeconfig != "" {
+		out += " --kubeconfig " + access.Kubeconfig
+	}
+	if access.Namespace != "" && access.Namespace != fleet.DefaultNamespace {
+		out += " -n " + access.Namespace
+	}
+	return cli.Printable(out)
 }
 
 func versionCommand() *cobra.Command {

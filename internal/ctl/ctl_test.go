@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -405,6 +406,11 @@ func TestWatch(t *testing.T) {
 				}
 				return
 			}
+			s := newSession(t)
+			for _, line := range []string{recorded, received, created} {
+				s.note(line)
+			}
+			s.golden("watch", regexp.MustCompile(`^TIME  `))
 			for line, want := range map[string]string{
 				recorded: "exporter/c2  c2  export  node n1", received: "broker/c1    c2  receive  node n1",
 				created: "agent/c1/node-1  c2  create   peer c2/n1",

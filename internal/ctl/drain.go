@@ -63,7 +63,7 @@ ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain
 		sub := &cobra.Command{
 			Use:   d.kind + " " + d.argument,
 			Short: d.short,
-			Args:  cobra.ExactArgs(1),
+			Args:  oneArg(d.argument),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				var err error
 				if req.Target, err = d.parse(args[0]); err != nil {
@@ -83,7 +83,16 @@ ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain
 					if err := heading(cmd.OutOrStdout(), access, p); err != nil {
 						return err
 					}
-					return printDrained(cmd.OutOrStdout(), answer, req.GetDryRun())
+					if err := printDrained(cmd.OutOrStdout(), answer, req.GetDryRun()); err != nil {
+						return err
+					}
+					if req.GetDryRun() {
+						_, err = fmt.Fprintln(cmd.OutOrStdout(), "nothing was changed: without --dry-run it is drained")
+						return err
+					}
+					_, err = fmt.Fprintf(cmd.OutOrStdout(), "to use it again: %s\n",
+						again(access, p, "undrain "+targetName(req.Target)))
+					return err
 				})
 			},
 		}
@@ -118,7 +127,7 @@ func undrainCommand(access *fleet.Access) *cobra.Command {
 		sub := &cobra.Command{
 			Use:   d.kind + " " + d.argument,
 			Short: d.short,
-			Args:  cobra.ExactArgs(1),
+			Args:  oneArg(d.argument),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				what, err := d.parse(args[0])
 				if err != nil {
@@ -131,7 +140,8 @@ func undrainCommand(access *fleet.Access) *cobra.Command {
 					if err := heading(cmd.OutOrStdout(), access, p); err != nil {
 						return err
 					}
-					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is no longer drained\n", cli.Printable(targetName(what)))
+					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s is no longer drained\nto see what still is: %s\n",
+						cli.Printable(targetName(what)), again(access, p, "drain list"))
 					return err
 				})
 			},
@@ -214,7 +224,8 @@ func printDrained(w io.Writer, answer *semaphorev1.DrainResponse, dry bool) erro
 
 func drainTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	if len(s.GetDrains()) == 0 {
-		_, err := fmt.Fprintf(w, "nothing is drained in %s\n", cli.Printable(s.GetCluster()))
+		_, err := fmt.Fprintf(w, "nothing is drained in %s; semaphorectl drain cluster, service or node does it\n",
+			cli.Printable(s.GetCluster()))
 		return err
 	}
 	var text bytes.Buffer

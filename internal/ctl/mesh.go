@@ -24,9 +24,6 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// width is what a table has of columns where nobody asks for more.
-const width = 100
-
 // fewAgents is how many agents are asked for what their broker does not say.
 const fewAgents = 3
 
@@ -235,7 +232,7 @@ func printMesh(w io.Writer, m *mesh.Mesh, output string) error {
 		}
 		return cli.PrintDocument(w, data, output)
 	}
-	most := width
+	most := cli.LineWidth
 	if output == "wide" {
 		most = 1 << 20
 	}
@@ -243,7 +240,7 @@ func printMesh(w io.Writer, m *mesh.Mesh, output string) error {
 	if !m.Well {
 		colour = cli.Red
 	}
-	for i, line := range wrap(m.Verdict, "  ", most) {
+	for i, line := range cli.Wrap(m.Verdict, "  ", most) {
 		if i == 0 {
 			line = cli.Paint(w, colour, cli.Printable(line))
 		} else {
@@ -282,7 +279,7 @@ func meshText(m *mesh.Mesh, most int, wide bool) string {
 	if len(m.Notes) > 0 {
 		out.WriteString("\nNOTES\n")
 		for _, note := range m.Notes {
-			for _, line := range wrap("  "+note, "    ", most) {
+			for _, line := range cli.Wrap("  "+note, "    ", most) {
 				out.WriteString(line + "\n")
 			}
 		}
@@ -343,7 +340,7 @@ func writeMeshFindings(out *strings.Builder, m *mesh.Mesh, most int) {
 			where = ""
 		}
 		for _, line := range findingLines(is, where) {
-			for _, part := range wrap(line, "             ", most) {
+			for _, part := range cli.Wrap(line, "             ", most) {
 				out.WriteString(part + "\n")
 			}
 		}
@@ -399,22 +396,4 @@ func table(out *strings.Builder, rows [][]string, most int) {
 	}
 	_ = t.Flush() // to memory
 	out.Write(text.Bytes())
-}
-
-// wrap breaks a line between words, so that none is longer than most; those after the first begin with indent. A word
-// that is longer is broken.
-func wrap(line, indent string, most int) (lines []string) {
-	for utf8.RuneCountInString(line) > most {
-		runes := []rune(line)
-		at := most
-		for i := most; i > most/2; i-- {
-			if runes[i] == ' ' {
-				at = i
-				break
-			}
-		}
-		lines = append(lines, strings.TrimRight(string(runes[:at]), " "))
-		line = indent + strings.TrimLeft(string(runes[at:]), " ")
-	}
-	return append(lines, line)
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -96,7 +97,7 @@ func TestMeshStatus(t *testing.T) {
 			var out bytes.Buffer
 			must(t, printMesh(&out, mesh.Join(facts), "table"))
 			for line := range strings.Lines(out.String()) {
-				if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > width {
+				if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > cli.LineWidth {
 					t.Errorf("%d columns: %s", n, line)
 				}
 			}
@@ -127,7 +128,7 @@ func TestMeshStatusOfMany(t *testing.T) {
 		must(t, printMesh(&out, mesh.Join(all), output))
 		for line := range strings.Lines(out.String()) {
 			line = strings.TrimRight(line, "\n")
-			if n := utf8.RuneCountInString(line); output == "table" && n > width {
+			if n := utf8.RuneCountInString(line); output == "table" && n > cli.LineWidth {
 				t.Fatalf("%d columns: %s", n, line)
 			}
 			if strings.ContainsAny(line, "\x1b\a\r\u202e") {

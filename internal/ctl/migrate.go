@@ -97,16 +97,25 @@ func printMigration(cmd *cobra.Command, m *migrate.Migration) error {
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "---\n%s", text)
 	}
+	say := func(line string) {
+		for _, one := range cli.Wrap(cli.Printable(line), "  ", cli.LineWidth) {
+			fmt.Fprintln(cmd.ErrOrStderr(), one)
+		}
+	}
 	for _, line := range notes {
-		fmt.Fprintln(cmd.ErrOrStderr(), "note:", cli.Printable(line))
+		say("note: " + line)
 	}
 	for _, line := range missing {
-		fmt.Fprintln(cmd.ErrOrStderr(), "missing:", cli.Printable(line))
+		say("missing: " + line)
+	}
+	if len(missing) == 0 && len(objects) > 0 {
+		fmt.Fprintln(cmd.ErrOrStderr(), "next: kubectl apply -f FILE with what was printed, in the cluster of these files, "+
+			"after its\nparts run without remotes, exportRules and other clusters' brokers in their files")
 	}
 	if len(missing) > 0 {
 		return program.ExitError{Code: cli.ExitWrong,
-			Err: fmt.Errorf("the files do not say %d fields that the objects need: add them before you apply the objects",
-				len(missing))}
+			Err: fmt.Errorf("the files do not have %s that the objects need: add them before kubectl apply -f",
+				number(uint64(len(missing)), "field", "fields"))}
 	}
 	return nil
 }

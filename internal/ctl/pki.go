@@ -58,7 +58,8 @@ what is missing and writes over nothing.
 				return err
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(),
-				"made the authority of %s and certificates of %s in %s; keep ca.key where nobody else reads it\n",
+				"made in %[3]s: the authority of %[1]s, and certificates of %[2]s\nkeep %[3]s/ca.key where nobody else reads it; "+
+					"for the peers: semaphorectl pki bundle --dir %[3]s\n",
 				cluster, strings.Join(pki.Parts, ", "), dir)
 			return nil
 		},

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/pki"
@@ -253,11 +254,13 @@ func initIn(ctx context.Context, w io.Writer, access *fleet.Access, name string,
 	if err != nil {
 		return err
 	}
+	line := fmt.Sprintf("%s: made in namespace %s: %s", p.cluster.Context, p.cluster.Namespace, strings.Join(made, ", "))
 	if len(made) == 0 {
-		made = []string{"nothing: all of it is there already"}
+		line = fmt.Sprintf("%s: nothing made: all of it is in namespace %s already", p.cluster.Context, p.cluster.Namespace)
 	}
-	_, err = fmt.Fprintf(w, "%s: made in namespace %s: %s\n", p.cluster.Context, p.cluster.Namespace,
-		strings.Join(made, ", "))
+	_, err = fmt.Fprintf(w, "%[2]s\nnext: semaphorectl pki exchange --context %[1]s "+
+		"--context PEER, once PEER has an authority too\n", p.cluster.Context,
+		strings.Join(cli.Wrap(line, "  ", cli.LineWidth), "\n"))
 	return err
 }
 
@@ -286,7 +289,8 @@ func rotateIn(ctx context.Context, w io.Writer, access *fleet.Access, parts []st
 			return err
 		}
 	}
-	_, err = fmt.Fprintf(w, "%s: made certificates of %s\n", p.cluster.Context, strings.Join(parts, ", "))
+	_, err = fmt.Fprintf(w, "%s: made certificates of %s; parts read them within two minutes, and nothing restarts\n",
+		p.cluster.Context, strings.Join(parts, ", "))
 	return err
 }
 

@@ -75,11 +75,12 @@ func TestKeysInTheCluster(t *testing.T) {
 	fails("pki rotate --context c1", "the authority is elsewhere")
 	fails("pki init --context c1 --cluster C1", "no cluster name")
 	fails("pki init --context c1 --cluster c1 -n nowhere", "namespace nowhere does not exist: kubectl")
-	ctl("pki init --context c1 --cluster c1")
+	seen := newSession(t)
+	seen.call("pki init --context c1 --cluster c1", "--kubeconfig", kubeconfig)
 	ctl("pki init --context c2 --cluster c2")
 	authority, broker := string(get("c1", "semaphore-authority")["tls.key"]),
 		string(get("c1", "semaphore-broker-tls")["tls.crt"])
-	ctl("pki init --context c1 --cluster c1") // again: it writes over nothing
+	seen.call("pki init --context c1 --cluster c1", "--kubeconfig", kubeconfig) // again: it writes over nothing
 	fails("pki init --context c1 --cluster c3", `is the authority of "c1", not of "c3"`)
 	if string(get("c1", "semaphore-authority")["tls.key"]) != authority ||
 		string(get("c1", "semaphore-broker-tls")["tls.crt"]) != broker {
@@ -92,7 +93,8 @@ func TestKeysInTheCluster(t *testing.T) {
 
 	out := ctl("pki exchange --context c1 --context c2")
 	golden(t, "pki-exchange", regexp.MustCompile(`[0-9a-f]{16}`).ReplaceAllString(out, "FINGERPRINT"))
-	ctl("pki rotate --context c1 --part broker --days 30")
+	seen.call("pki rotate --context c1 --part broker --days 30", "--kubeconfig", kubeconfig)
+	seen.golden("pki-cluster", nil)
 	if string(get("c1", "semaphore-broker-tls")["tls.crt"]) == broker {
 		t.Error("the broker's certificate is the old one")
 	}

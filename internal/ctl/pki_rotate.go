@@ -100,7 +100,8 @@ func nextStep(stage pki.Stage, cluster, dir string, done bool) string {
 	bundle := fmt.Sprintf(`  in %[1]s: %[2]s
   for the others: semaphorectl pki bundle --dir %[3]s > %[1]s.pem
   in each of them: semaphorectl pki secrets --dir DIR --peer-bundle %[1]s=%[1]s.pem … | kubectl apply -f -
-It is done when "semaphorectl check --config /etc/semaphore/config.yaml", in the exporter and the broker of each cluster,
+It is done when, in the exporter and the broker of each cluster,
+  semaphorectl check --config /etc/semaphore/config.yaml
 shows the roots of %[1]s that "semaphorectl pki show --dir %[3]s" does; kubelets take up to two minutes.
 `, cluster, applySecrets(dir), dir)
 	step := func(n int) string { return fmt.Sprintf("  semaphorectl pki rotate-ca --dir %s --step %d\n", dir, n) }
@@ -109,10 +110,10 @@ shows the roots of %[1]s that "semaphorectl pki show --dir %[3]s" does; kubelets
 		return "step 1 is done: the bundle has two roots, the old one signs. Give the bundle to everyone:\n" + bundle +
 			"Then step 2:\n" + step(2)
 	case pki.NextSigns:
-		return "step 2 is done: the new authority signs, the old one is still trusted. Bring the certificates into the cluster:\n" +
+		return "step 2 is done: the new authority signs, the old one is still trusted.\nBring the certificates into the cluster:\n" +
 			fmt.Sprintf(
-				"  in %s: %s\nIt is done when \"semaphorectl check --config /etc/semaphore/config.yaml\", in its "+
-					"exporter and its broker, shows them.\n",
+				"  in %s: %s\nIt is done when, in its exporter and its broker,\n"+
+					"  semaphorectl check --config /etc/semaphore/config.yaml\nshows them.\n",
 				cluster,
 				applySecrets(dir),
 			) +
@@ -153,7 +154,7 @@ func showPKI(out io.Writer, dir string, now time.Time) error {
 		return err
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "FILE\tOF\tNAME\tFROM\tUNTIL\tLEFT\tFINGERPRINT")
+	fmt.Fprintln(w, "FILE\tNAME\tUNTIL\tLEFT\tFINGERPRINT")
 	const layout = "2006-01-02 15:04 MST"
 	for _, item := range items {
 		left := fmt.Sprintf("%d days", int(item.Cert.NotAfter.Sub(now)/day))
@@ -164,8 +165,8 @@ func showPKI(out io.Writer, dir string, now time.Time) error {
 		if len(item.Cert.URIs) == 1 {
 			name = item.Cert.URIs[0].String()
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", item.File, item.What, name, item.Cert.NotBefore.UTC().Format(layout),
-			item.Cert.NotAfter.UTC().Format(layout), left, check.Fingerprint(item.Cert))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", item.File, name, item.Cert.NotAfter.UTC().Format(layout), left,
+			check.Fingerprint(item.Cert))
 	}
 	if err := w.Flush(); err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -62,11 +63,12 @@ being written, or cannot be, or its remote is away.`,
 			var wrong []string
 			for _, s := range found.Sets {
 				if state := setState(s); state != asWanted {
-					wrong = append(wrong, cli.Printable(setName(s)+": "+state))
+					wrong = append(wrong, cli.Printable(setName(s)))
 				}
 			}
 			if len(wrong) > 0 {
-				return program.ExitError{Code: cli.ExitWrong, Err: errors.New(strings.Join(wrong, "; "))}
+				return program.ExitError{Code: cli.ExitWrong, Err: fmt.Errorf("%d of %d sets are not as wanted: %s",
+					len(wrong), len(found.Sets), someOf(wrong))}
 			}
 			return nil
 		},
@@ -179,15 +181,15 @@ func someOf(all []string) string {
 	return strings.Join(all, ", ")
 }
 
-func objectsOf(s *semaphorev1.PolicySet) string {
+func objectsOf(s *semaphorev1.PolicySet) []string {
 	var out []string
 	for _, o := range s.GetObjects() {
 		out = append(out, objectName(o))
 	}
 	if len(out) == 0 {
-		return "-"
+		return []string{"-"}
 	}
-	return strings.Join(out, " ")
+	return out
 }
 
 func objectName(o *semaphorev1.SetObject) string {
@@ -222,15 +224,26 @@ func printSets(w io.Writer, found *brokerSets, output string, pods bool) error {
 		return printSetsAs(w, found, output)
 	}
 	if len(found.Sets) == 0 {
-		_, err := fmt.Fprintln(w, "no such set")
+		_, err := fmt.Fprintf(w, "no such set: a pod of a remote is in one while it has a label\n%s/name and its cluster exports "+
+			"it; semaphorectl status shows the remotes\n", naming.DefaultLabelDomain)
 		return err
 	}
 	var text strings.Builder
+	var wrong []string
 	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "SET\tPODS\tADDRESSES\tAGE\tIN\tSTATE")
 	for _, s := range found.Sets {
+		state := setState(s)
+		if state != asWanted {
+			wrong = append(wrong, cli.Wrap(setName(s)+": "+state, "  ", cli.LineWidth)...)
+			state = "see below"
+		}
+		objects := objectsOf(s)
 		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\t%s\n", setName(s), len(s.GetPods()), addresses(s),
-			setAge(found.Now, s.GetLastHeard()), objectsOf(s), setState(s))
+			setAge(found.Now, s.GetLastHeard()), objects[0], state)
+		for _, more := range objects[1:] {
+			fmt.Fprintf(t, "\t\t\t\t%s\t\n", more)
+		}
 	}
 	if pods {
 		fmt.Fprintln(t, "\nPOD\tADDRESSES\tUID")
@@ -243,6 +256,9 @@ func printSets(w io.Writer, found *brokerSets, output string, pods bool) error {
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	if len(wrong) > 0 {
+		fmt.Fprintf(&text, "\n%s\nthe remotes: semaphorectl status\n", strings.Join(wrong, "\n"))
 	}
 	return cli.PrintLines(w, text.String())
 }

@@ -1,6 +1,7 @@
 package ctl
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -48,7 +49,7 @@ Exit code 0 when all nodes received the order, 2 when some did not, 1 when no pa
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
-			return errors.Join(unreached, rotateKey(ctx, cmd.OutOrStdout(), parts, req))
+			return errors.Join(unreached, rotateKey(ctx, cmd.OutOrStdout(), access, parts, req))
 		},
 	}
 	t.Flags(cmd)
@@ -67,14 +68,15 @@ Exit code 0 when all nodes received the order, 2 when some did not, 1 when no pa
 }
 
 // rotateKey asks the brokers or agents among the parts.
-func rotateKey(ctx context.Context, w io.Writer, parts []*fleet.Part, req *semaphorev1.RotateKeyRequest) error {
+func rotateKey(ctx context.Context, w io.Writer, access *fleet.Access, parts []*fleet.Part,
+	req *semaphorev1.RotateKeyRequest) error {
 	var nodes []*semaphorev1.NodeRotation
 	asked, failed := fleet.Each(ctx, parts, func(ctx context.Context, p *fleet.Part) error {
 		answer, err := p.Control().RotateKey(ctx, req)
 		nodes = append(nodes, answer.GetNodes()...)
 		return err
 	})
-	told, not := 0, 0
+	told, not, first := 0, 0, ""
 	for _, n := range nodes {
 		line := "order received"
 		switch {
@@ -88,11 +90,18 @@ func rotateKey(ctx context.Context, w io.Writer, parts []*fleet.Part, req *semap
 					base64.StdEncoding.EncodeToString(k.GetPublicKey())))
 			}
 			line = strings.Join(keys, ", ")
+		}
+		if n.GetAccepted() {
 			told++
-		default:
-			told++
+			first = cmp.Or(first, n.GetNode())
 		}
 		if _, err := fmt.Fprintf(w, "%s: %s\n", cli.Printable(n.GetNode()), line); err != nil {
+			return err
+		}
+	}
+	if told > 0 {
+		if _, err := fmt.Fprintf(w, "to see what became of it: %s\n", again(access, parts[0],
+			"history node/"+first)); err != nil {
 			return err
 		}
 	}

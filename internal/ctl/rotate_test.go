@@ -69,20 +69,21 @@ func serveControl(t *testing.T, part string, c semaphorev1.ControlServiceServer)
 func TestRotateKey(t *testing.T) {
 	exporter := serve(t, debug.NewRecorder("exporter", "c1", ""), well)
 	broker, agent := serveControl(t, "broker", rotator{}), serveControl(t, "agent", rotator{node: "n1"})
+	const follow = "to see what became of it: semaphorectl history node/n1\n"
 	for _, c := range []struct {
 		args string
 		out  string
 		code int
 		err  string
 	}{
-		{"--node n1 --socket " + exporter + " --socket " + broker, "n1: order received\n", 0, ""},
-		{"--all --within 1m --socket " + broker, "n1: order received\nn2: NOT received: no agent is attached\n", 2,
+		{"--node n1 --socket " + exporter + " --socket " + broker, "n1: order received\n" + follow, 0, ""},
+		{"--all --within 1m --socket " + broker, "n1: order received\nn2: NOT received: no agent is attached\n" + follow, 2,
 			"1 of 2 nodes did not receive the order"},
-		{"--node n1,n2 --socket " + broker, "n1: order received\nn2: NOT received: no agent is attached\n", 2, "1 of 2"},
+		{"--node n1,n2 --socket " + broker, "n1: order received\nn2: NOT received: no agent is attached\n" + follow, 2, "1 of 2"},
 		{"--all --remote c9 --socket " + broker, "", 1, `"c9" is no configured remote`},
 		{"--socket " + agent, "", 1, "not attached"},
 		{"--force --socket " + agent,
-			"n1: wireguard.c2 has the new public key AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n", 0, ""},
+			"n1: wireguard.c2 has the new public key AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n" + follow, 0, ""},
 		{"--all --socket " + exporter, "", 1, "none of the parts asked is a broker or an agent"},
 		{"--all --node n1 --socket " + broker, "", 1, "none of the others can be"},
 		{"--all --within -1s --socket " + broker, "", 1, "--within -1s"},

@@ -206,7 +206,7 @@ change for long is missing.
 
 Exit code 0 when the last of each part went well, 1 when no part remembers the object or none can be asked, 2 when one was refused or
 failed.`,
-		Args: cobra.ExactArgs(1),
+		Args: oneArg("OBJECT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o, events, err := pastOf(cmd, &t, output, args[0])
 			if err != nil {
@@ -241,7 +241,7 @@ func historyCommand(access *fleet.Access) *cobra.Command {
 ` + objectForms + ` A part remembers the last 1,024 events of each cluster.
 
 Exit code 0, or 1 when no part remembers the object or none can be asked.`,
-		Args: cobra.ExactArgs(1),
+		Args: oneArg("OBJECT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, events, err := pastOf(cmd, &t, output, args[0])
 			if err != nil {
@@ -302,8 +302,8 @@ func pastOf(cmd *cobra.Command, t *fleet.Target, output *outputs, text string) (
 		fmt.Fprintln(cmd.ErrOrStderr(), "not asked:", cli.Printable(err.Error()))
 	}
 	if len(events) == 0 {
-		return o, nil, fmt.Errorf("%s: no part that was asked remembers it: it does not exist, is not exported, or did not "+
-			"change for long", o)
+		return o, nil, fmt.Errorf("%s: no part remembers it: it does not exist, is not exported, or did not change for "+
+			"long", o)
 	}
 	return o, events, nil
 }

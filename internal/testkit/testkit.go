@@ -1,5 +1,5 @@
-// Package testkit has what the tests of many packages need: wait for a condition, end a test with an error, capture a
-// log, start a program, read a metric.
+// Package testkit has what the tests of many packages need: wait for a condition, end a test with an error, skip it for
+// what the machine lacks, capture a log, run or start a program, read a metric.
 //
 // In go a testing.TB and what a test observes; out comes a value, or the end of the test with the reason. It imports
 // nothing of this module, so that the test of any package can use it. What needs packages of this module, or a machine,

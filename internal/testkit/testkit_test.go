@@ -25,7 +25,12 @@ func (f *failed) Fatalf(format string, args ...any) {
 	panic(f)
 }
 
-// ending runs f as a test does, and returns the reason it failed for.
+func (f *failed) Skip(args ...any) {
+	f.text = "skipped: " + fmt.Sprint(args...)
+	panic(f)
+}
+
+// ending runs f as a test does, and returns the reason it failed or was skipped for.
 func ending(t *testing.T, f func(tb testing.TB)) (text string) {
 	tb := &failed{TB: t}
 	defer func() {
@@ -125,5 +130,52 @@ func TestMetric(t *testing.T) {
 		if sum, found := Metric(t, reg, "writes_total", c.labels...); sum != c.sum || found != c.found {
 			t.Errorf("%v: %v, %v", c.labels, sum, found)
 		}
+	}
+}
+
+func TestCommand(t *testing.T) {
+	if got := Command(t, "printf", "%s.", "a b"); got != "a b." {
+		t.Errorf("%q", got)
+	}
+	text := ending(t, func(tb testing.TB) { Command(tb, "sh", "-c", "echo bad >&2; exit 3") })
+	if text != "sh -c echo bad >&2; exit 3: exit status 3\nbad\n" {
+		t.Errorf("the failure is reported as %q", text)
+	}
+}
+
+// where is a namespace that runs in this process, and may not be there.
+type where struct{ err error }
+
+func (where) Name() string { return "here" }
+func (w where) Do(f func() error) error {
+	if w.err != nil {
+		return w.err
+	}
+	return f()
+}
+
+func TestCommandIn(t *testing.T) {
+	Must(t, CommandIn(where{}, "test", "a b", "=", "a b"))
+	for text, err := range map[string]error{
+		"sh -c echo bad; exit 3 in here: exit status 3\nbad\n": CommandIn(where{}, "sh", "-c", "echo bad; exit 3"),
+		"true x in here: it is gone\n":                         CommandIn(where{errors.New("it is gone")}, "true", "x"),
+	} {
+		if err == nil || err.Error() != text {
+			t.Errorf("%v; want %s", err, text)
+		}
+	}
+}
+
+// In CI nothing is skipped for what the machine lacks.
+func TestLacks(t *testing.T) {
+	t.Setenv("CI", "true")
+	if text := ending(t, func(tb testing.TB) { Lacks(tb, "no %s", "wheel") }); text !=
+		"no wheel, and CI=true does not allow a skip" {
+		t.Errorf("in CI it ends with %q", text)
+	}
+	t.Setenv("CI", "")
+	if text := ending(t, func(tb testing.TB) { Lacks(tb, "no %s", "wheel") }); text !=
+		"skipped: SKIPPED, NOT TESTED: no wheel" {
+		t.Errorf("elsewhere it ends with %q", text)
 	}
 }

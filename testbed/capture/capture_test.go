@@ -13,18 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 	"golang.org/x/sys/unix"
 )
 
 func namespace(t *testing.T) *netns.Namespace {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("captures need root, and CI=true does not allow a skip")
-		}
-		t.Skip("SKIPPED: captures need root")
-	}
+	testkit.NeedsRoot(t, "it captures packets")
 	ns, err := netns.Create(fmt.Sprintf("capture-test-%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)

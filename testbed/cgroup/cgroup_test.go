@@ -14,18 +14,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 // mounts are where this machine has hierarchies to test with: all of them, and version 2 alone where it is beside
 // version 1.
 func mounts(t *testing.T) []string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("control groups need root, and CI=true does not allow a skip")
-		}
-		t.Skip("SKIPPED: control groups need root")
-	}
+	testkit.NeedsRoot(t, "it makes control groups")
 	all := []string{Mount}
 	var st unix.Statfs_t
 	if unified := filepath.Join(Mount, "unified"); unix.Statfs(unified, &st) == nil &&

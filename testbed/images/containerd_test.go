@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/deploy/image"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
@@ -30,12 +31,7 @@ type containerd struct {
 
 func startContainerd(t *testing.T, paths components.Paths) *containerd {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("containerd needs root, and CI=true does not allow a skip")
-		}
-		t.Skip("SKIPPED: containerd needs root")
-	}
+	testkit.NeedsRoot(t, "it runs containerd")
 	dir, err := os.MkdirTemp("", "sb-images-") // short: it has sockets in it
 	if err != nil {
 		t.Fatal(err)

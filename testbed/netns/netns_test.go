@@ -16,18 +16,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 // needRoot skips where namespaces cannot be made, and fails instead where CI promises they can.
 func needRoot(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	if os.Getenv("CI") == "true" {
-		t.Fatal("network namespaces need root, and CI=true does not allow a skip")
-	}
-	t.Skip("SKIPPED: network namespaces need root")
+	testkit.NeedsRoot(t, "it makes namespaces")
 }
 
 func create(t *testing.T, suffix string) *Namespace {

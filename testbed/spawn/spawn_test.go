@@ -27,13 +27,7 @@ import (
 // needRoot skips where namespaces cannot be made, and fails instead where CI promises they can.
 func needRoot(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	if os.Getenv("CI") == "true" {
-		t.Fatal("namespaces need root, and CI=true does not allow a skip")
-	}
-	t.Skip("SKIPPED: namespaces need root")
+	testkit.NeedsRoot(t, "it makes namespaces")
 }
 
 // machine are the mounts that let the machine's programs run in a root of its own.
@@ -414,9 +408,7 @@ func TestProcessesEndWithTheirOwner(t *testing.T) {
 
 // How long the set-up of a process takes, from Start to its end.
 func BenchmarkStart(b *testing.B) {
-	if os.Geteuid() != 0 {
-		b.Skip("SKIPPED: namespaces need root")
-	}
+	testkit.NeedsRoot(b, "it makes namespaces")
 	root := b.TempDir()
 	for b.Loop() {
 		p, err := Start(Spec{Args: []string{"true"}, Root: root, Mounts: machine})

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf16"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 	"sigs.k8s.io/yaml"
@@ -105,4 +106,25 @@ func Printable(s string) string {
 		}
 		return ' '
 	}, s)
+}
+
+// LineWidth is how many columns a line for a person has at most.
+const LineWidth = 100
+
+// Wrap breaks a line between words, so that none is longer than most; those after the first begin with indent. A word
+// that is longer is broken.
+func Wrap(line, indent string, most int) (lines []string) {
+	for utf8.RuneCountInString(line) > most {
+		runes := []rune(line)
+		at := most
+		for i := most; i > most/2; i-- {
+			if runes[i] == ' ' {
+				at = i
+				break
+			}
+		}
+		lines = append(lines, strings.TrimRight(string(runes[:at]), " "))
+		line = indent + strings.TrimLeft(string(runes[at:]), " ")
+	}
+	return append(lines, line)
 }

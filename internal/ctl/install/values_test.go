@@ -13,14 +13,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/preflight"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-func prefixes(texts ...string) (out []netip.Prefix) {
-	for _, text := range texts {
-		out = append(out, netip.MustParsePrefix(text))
-	}
-	return out
-}
+var prefixes = testkit.Prefixes
 
 // found is a cluster in which nothing is unusual.
 func found(change func(*preflight.Cluster)) *preflight.Cluster {

@@ -65,6 +65,9 @@ func NewReport(namespace string, clusters []Cluster, checks []Check, seconds flo
 // Well says whether something was checked and all of it passed.
 func (r *Report) Well() bool { return strings.HasSuffix(r.Verdict, ": all is well") }
 
+// detailWidth is what a line has for the detail of a check, beside the names of two clusters.
+const detailWidth = 56
+
 // Print prints the report: as a table, or JSON or YAML.
 func (r *Report) Print(w io.Writer, output string) error {
 	if output != "table" {
@@ -98,7 +101,11 @@ func (r *Report) Print(w io.Writer, output string) error {
 		if c.Code != "" {
 			detail = string(c.Code) + ": " + detail
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", c.From, to, c.Name, c.Result, took, cli.Printable(detail))
+		lines := cli.Wrap(cli.Printable(detail), "", detailWidth)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", c.From, to, c.Name, c.Result, took, lines[0])
+		for _, more := range lines[1:] {
+			fmt.Fprintf(t, "\t\t\t\t\t  %s\n", more)
+		}
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -112,7 +119,8 @@ func (r *Report) Print(w io.Writer, output string) error {
 			text.WriteString("\nTO DO\n")
 			first = false
 		}
-		fmt.Fprintf(&text, "  %s: %s (%s)\n", c.Code, cli.Printable(c.Fix), c.Code.Anchor())
+		line := fmt.Sprintf("  %s: %s (%s)", c.Code, cli.Printable(c.Fix), c.Code.Anchor())
+		fmt.Fprintln(&text, strings.Join(cli.Wrap(line, "    ", cli.LineWidth), "\n"))
 	}
 	return cli.PrintLines(w, text.String())
 }

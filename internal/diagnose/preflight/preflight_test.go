@@ -8,15 +8,10 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-func prefixes(texts ...string) Subnets {
-	var s Subnets
-	for _, t := range texts {
-		s.Prefixes = append(s.Prefixes, netip.MustParsePrefix(t))
-	}
-	return s
-}
+func prefixes(texts ...string) Subnets { return Subnets{Prefixes: testkit.Prefixes(texts...)} }
 
 // well is a cluster that can be connected to others with another n.
 func well(name, n string) *Cluster {

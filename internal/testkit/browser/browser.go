@@ -17,6 +17,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 // Program is the browser: the Debian package chromium-headless-shell.
@@ -26,10 +28,7 @@ const Program = "chromium-headless-shell"
 func Needs(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath(Program); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("needs %s: make deps installs it", Program)
-		}
-		t.Skipf("SKIPPED: needs %s: make deps installs it", Program)
+		testkit.Lacks(t, "needs %s, which make deps installs", Program)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -16,9 +18,7 @@ func TestMain(m *testing.M) {
 // In the namespace there is loopback alone, a process that a test starts is in it too, and no port is given out twice
 // or taken by an outgoing connection.
 func TestEnter(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: it makes a network namespace")
-	}
+	testkit.NeedsRoot(t, "it makes a network namespace")
 	interfaces, err := net.Interfaces()
 	if err != nil {
 		t.Fatal(err)
