@@ -31,15 +31,19 @@ demo: deps components build ## bring up two connected clusters on this machine a
 	@$(BIN)/testbed demo
 
 .PHONY: test
-test: deps lint unit components build ## everything CI runs: lint, unit tests, tests against real components, end to end
+test: deps vet unit-recorded components build ## everything CI runs: lint, unit tests, tests against real components, end to end
 	@echo "== device, peers, routes, their healing, guard, rotation, dual stack and MTU on a real kernel's WireGuard (all of the agent's tests: make test-kernel)"
 	@$(BIN)/testbed test-kernel ./agent/wireguard ./agent/guard
 	@$(BIN)/testbed test-kernel --run '$(KERNEL_TESTS)' ./agent
 	@echo "== the agent on nodes of namespaces"
 	@rm -f $(BIN)/test-*.json
-	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) $(AGENT)
+	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 1 $(AGENT)
 	@echo "== tests against real components and end to end on clusters, in $(LANES) lanes"
-	@$(MAKE) -k -j$(LANES) test-clusters test-components test-faults
+	@# staticcheck has the time that the lanes leave, and one processor at most.
+	@failed=0; GOMAXPROCS=1 chrt --idle 0 $(MAKE) staticcheck & static=$$!; \
+	trap 'kill $$static 2>/dev/null || true' EXIT; \
+	$(MAKE) -k -j$(LANES) RECORDED=$(BIN)/unit.json test-clusters test-components test-faults || failed=1; \
+	wait $$static || failed=1; exit $$failed
 	@echo "== the slowest twenty tests"
 	@cat $(BIN)/test-*.json | $(GOTESTSUM) tool slowest --num 20
 
@@ -49,31 +53,44 @@ test: deps lint unit components build ## everything CI runs: lint, unit tests, t
 LANES ?= $(shell taken=$$( (find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null || true) | wc -l); \
 	if [ $$(($$(cat /proc/sys/fs/inotify/max_user_instances) - taken)) -ge 120 ]; then echo 3; else echo 2; fi)
 CLUSTERS   := ./e2e
-FAULTS     := ./testbed ./e2e/faults ./e2e/migration ./redteam
+FAULTS     := ./testbed ./e2e/faults ./e2e/migration
 # Those of package e2e that run in the lane of the faults, so that no lane is much longer than the others.
 ELSEWHERE  := ^(TestNodes|TestExplain)$$
 # These have the machine to themselves: they lose packets where wireguard-go waits for a processor.
 AGENT      := ./agent ./agent/wireguard ./agent/probe
 GOTESTSUM   = $(TOOLS)/gotestsum
 GOTEST      = $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg
-# make lint has vetted the code.
-GOTESTFLAGS := -timeout 40m -p 1 -count 1 -vet off
+# make vet has vetted the code.
+GOTESTFLAGS := -timeout 40m -count 1 -vet off
+# In a lane the next package is compiled and linked, with the time that others leave, while the one before it is tested:
+# the tests take turns by a lock. So the time of a package has its wait for the lock in it; that of a test has not.
+LANE        = $(GOTESTFLAGS) -p 2 -toolexec 'nice -n 10' -exec 'flock --close $(BIN)/$@.lock'
 
 .PHONY: test-clusters
 test-clusters:
-	@$(GOTEST) --jsonfile $(BIN)/test-clusters.json -- $(GOTESTFLAGS) -skip '$(ELSEWHERE)' $(CLUSTERS)
+	@$(GOTEST) --jsonfile $(BIN)/test-clusters.json -- $(LANE) -skip '$(ELSEWHERE)' $(CLUSTERS)
 
 .PHONY: test-faults
 test-faults:
 	@failed=0; \
-	$(GOTEST) --jsonfile $(BIN)/test-elsewhere.json -- $(GOTESTFLAGS) -run '$(ELSEWHERE)' $(CLUSTERS) || failed=1; \
-	$(GOTEST) --jsonfile $(BIN)/test-faults.json -- $(GOTESTFLAGS) $(FAULTS) || failed=1; \
+	$(GOTEST) --jsonfile $(BIN)/test-elsewhere.json -- $(LANE) -run '$(ELSEWHERE)' $(CLUSTERS) || failed=1; \
+	$(GOTEST) --jsonfile $(BIN)/test-faults.json -- $(LANE) $(FAULTS) || failed=1; \
 	exit $$failed
+
+# make test has run all tests of a package before, with the race detector, where none was skipped and -short left nothing
+# out. To compile and link those once more would take a twentieth of all its time.
+RECORDED ?=
+WHOLE     = of() { sed 's/.*"Package":"\([^"]*\)".*/\1/' | sort -u; }; \
+	grep '"Action":"pass"' $(RECORDED) | grep -v '"Test":' | of | \
+	grep -vxF "$$(grep '"Action":"skip"' $(RECORDED) | of)" | \
+	grep -vxF "$$(git grep -l 'testing\.Short' -- '*_test.go' ':!tools' | xargs -n1 dirname | sort -u | sed 's|^|./|' | \
+	  xargs go list)"
 
 .PHONY: test-components
 test-components:
-	@$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(GOTESTFLAGS) \
-	  $$(go list ./... | grep -vxF "$$(go list $(CLUSTERS) $(FAULTS) $(AGENT))")
+	@all=$$(go list ./... | grep -vxF "$$(go list $(CLUSTERS) $(FAULTS) $(AGENT))"); \
+	$(if $(RECORDED),all=$$(grep -vxF "$$($(WHOLE))" <<< "$$all");) \
+	$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(LANE) $$all
 
 # What of package agent runs on the emulated machine each time: it is ten times slower than this one.
 KERNEL_TESTS := TestHealing|TestPeersAreHealed|TestMoves|TestRoamingPeer|TestAdoption|TestCleanup|TestNoIPv6|TestF07|TestF08|TestF29
@@ -85,10 +102,17 @@ test-kernel: deps ## the agent's tests on WireGuard of a real kernel, in an emul
 	@go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
 	@$(BIN)/testbed test-kernel
 
+UNITFLAGS := -race -short -vet off -timeout 5m
+
 .PHONY: unit
 unit: ## unit tests with the race detector (those that need no other program)
 	@echo "== unit tests"
-	CGO_ENABLED=1 go test -race -short -vet off -timeout 5m ./...
+	CGO_ENABLED=1 go test $(UNITFLAGS) ./...
+
+.PHONY: unit-recorded
+unit-recorded: $(TOOLS)/.built
+	@echo "== unit tests"
+	@CGO_ENABLED=1 $(GOTEST) --jsonfile $(BIN)/unit.json -- -count 1 $(UNITFLAGS) ./...
 
 # Modules of their own, so that nothing else needs Helm and Prometheus: the first build takes minutes, a run seconds.
 .PHONY: test-tools
@@ -180,7 +204,10 @@ check-generated: $(TOOLS)/.built ## what make generate makes is what is committe
 	  { echo "deploy/crds or zz_generated.deepcopy.go is not what api/ generates: run make generate"; exit 1; }
 
 .PHONY: lint
-lint: $(TOOLS)/.built ## buf lint and breaking, generated code current, gofmt, vet, staticcheck
+lint: vet staticcheck ## buf lint and breaking, generated code current, gofmt, vet, staticcheck
+
+.PHONY: vet
+vet: $(TOOLS)/.built
 	@echo "== lint"
 	PATH=$(TOOLS):$$PATH buf lint
 	@# What is published is what users have; a clone of exactly that compares with the commit before.
@@ -194,6 +221,9 @@ lint: $(TOOLS)/.built ## buf lint and breaking, generated code current, gofmt, v
 	if [ -n "$$unformatted" ]; then echo "not gofmt'ed: $$unformatted"; exit 1; fi
 	go mod tidy -diff
 	go vet ./...
+
+.PHONY: staticcheck
+staticcheck: $(TOOLS)/.built
 	$(TOOLS)/staticcheck ./...
 
 .PHONY: clean-testbed

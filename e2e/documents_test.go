@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,7 +18,8 @@ import (
 )
 
 // commandDocuments are those whose commands are run. A fenced block of them with the info string sh is run as it is
-// printed, for c1, and then with c1 and c2 swapped. A comment on the line before the fence says more:
+// printed, for c1, and then with c1 and c2 swapped; where it is about one of them alone, at the same time. A comment on
+// the line before the fence says more:
 //
 //	<!-- not run: WHY -->        it is not run
 //	<!-- within: 30s -->         they succeed when they are run again for so long at the most
@@ -209,6 +211,10 @@ func (b *documentsBed) run(ctx context.Context, t *testing.T, file, section stri
 		if section != "" && one.section != section {
 			continue
 		}
+		if b.apart(one) {
+			b.atOnce(ctx, t, one)
+			continue
+		}
 		for _, c := range b.tb.Clusters() {
 			if t.Failed() {
 				return
@@ -218,8 +224,65 @@ func (b *documentsBed) run(ctx context.Context, t *testing.T, file, section stri
 	}
 }
 
+// writtenFile is what a command writes its output to.
+var writtenFile = regexp.MustCompile(`> *([\w./-]+)`)
+
+// apart reports whether commands are about one cluster alone, and write no file but of its name, so that two people can
+// type them at the same time.
+func (b *documentsBed) apart(one block) bool {
+	for _, found := range writtenFile.FindAllStringSubmatch(one.text, -1) {
+		if !clusterName.MatchString(found[1]) {
+			return false
+		}
+	}
+	names := clusterName.FindAllString(one.text, -1)
+	return one.language == "sh" && one.word != "after" && len(names) > 0 && !slices.Contains(names, "c2")
+}
+
+// atOnce runs one block for all clusters at the same time.
+func (b *documentsBed) atOnce(ctx context.Context, t *testing.T, one block) {
+	t.Helper()
+	if t.Failed() {
+		return
+	}
+	var all []*typed
+	var g sync.WaitGroup
+	for _, c := range b.tb.Clusters() {
+		if r := b.prepare(ctx, t, c, one); r != nil {
+			all = append(all, r)
+			g.Go(func() { r.run(ctx, b) })
+		}
+	}
+	g.Wait()
+	for _, r := range all {
+		b.tell(t, r)
+	}
+}
+
 // block runs one block for one cluster.
 func (b *documentsBed) block(ctx context.Context, t *testing.T, c *testbed.Cluster, one block) {
+	t.Helper()
+	if r := b.prepare(ctx, t, c, one); r != nil {
+		r.run(ctx, b)
+		b.tell(t, r)
+	}
+}
+
+// typed is the commands of a block for one cluster, and what became of them.
+type typed struct {
+	block  block
+	of     *testbed.Cluster
+	text   string
+	codes  []int
+	within time.Duration
+
+	out  string
+	took time.Duration
+	err  error
+}
+
+// prepare does what comes before the commands of a block, and returns those; nil where none are to be run.
+func (b *documentsBed) prepare(ctx context.Context, t *testing.T, c *testbed.Cluster, one block) *typed {
 	t.Helper()
 	text, rest := ownMachine(one.text), one.rest
 	if c.Name == "c2" {
@@ -228,7 +291,7 @@ func (b *documentsBed) block(ctx context.Context, t *testing.T, c *testbed.Clust
 	codes := []int{0}
 	switch one.word {
 	case "not run":
-		return
+		return nil
 	case "exit codes":
 		codes = nil
 		for _, word := range strings.Fields(rest) {
@@ -243,7 +306,7 @@ func (b *documentsBed) block(ctx context.Context, t *testing.T, c *testbed.Clust
 		path := filepath.Join(b.dir, rest)
 		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		must(t, os.WriteFile(path, []byte(text), 0o644))
-		return
+		return nil
 	case "after":
 		change, ok := changes[rest]
 		if !ok {
@@ -252,26 +315,37 @@ func (b *documentsBed) block(ctx context.Context, t *testing.T, c *testbed.Clust
 		change(ctx, t, b, c)
 	}
 	if one.language != "sh" {
-		return
+		return nil
 	}
-	began, within := time.Now(), time.Duration(0)
+	r := &typed{block: one, of: c, text: text, codes: codes}
 	if one.word == "within" {
 		var err error
-		within, err = time.ParseDuration(rest)
+		r.within, err = time.ParseDuration(rest)
 		must(t, err)
 	}
-	var out string
-	if err := until(ctx, within, func() (err error) {
-		out, err = b.commands(ctx, text, codes...)
+	return r
+}
+
+func (r *typed) run(ctx context.Context, b *documentsBed) {
+	began := time.Now()
+	r.err = until(ctx, r.within, func() (err error) {
+		r.out, err = b.commands(ctx, r.text, r.codes...)
 		return err
-	}); err != nil {
-		t.Errorf("%s:%d, for %s: %v", one.file, one.line, c.Name, err)
+	})
+	r.took = time.Since(began)
+}
+
+// tell logs what became of commands.
+func (b *documentsBed) tell(t *testing.T, r *typed) {
+	t.Helper()
+	if r.err != nil {
+		t.Errorf("%s:%d, for %s: %v", r.block.file, r.block.line, r.of.Name, r.err)
 		return
 	}
 	b.ran++
-	t.Logf("%s:%d, for %s (%.1f s)\n%s%s", one.file, one.line, c.Name, time.Since(began).Seconds(), text, out)
-	if strings.Contains(text, "cp -r deploy/example") {
-		b.ownValues(t, c)
+	t.Logf("%s:%d, for %s (%.1f s)\n%s%s", r.block.file, r.block.line, r.of.Name, r.took.Seconds(), r.text, r.out)
+	if strings.Contains(r.text, "cp -r deploy/example") {
+		b.ownValues(t, r.of)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -319,9 +320,13 @@ func (m *mcsTest) name(domain string) string { return hello + "." + m.ns + ".svc
 
 const clusterset = "clusterset.local"
 
+// attempt is how long one command of the suite may take. A connection that begins in the moment in which kube-proxy
+// replaces the refusal of a Service by its endpoints is never answered: its first packet reached nobody.
+const attempt = 5 * time.Second
+
 // request runs a command of the suite in the request pod, and returns its output, whatever its exit code.
 func (m *mcsTest) request(ctx context.Context, c *testbed.Cluster, command string) string {
-	ctx, cancel := context.WithTimeout(ctx, conformant)
+	ctx, cancel := context.WithTimeout(ctx, attempt)
 	defer cancel()
 	out, err := c.ExecPod(ctx, "shop", "request", "sh", "-c", command)
 	if err != nil {
@@ -784,8 +789,12 @@ func (b *mcsBed) removed(ctx context.Context, t *testing.T) {
 		m.imported(ctx, t, c, nil)
 		m.slice(ctx, t, c, nil)
 	}
+	g, gctx := errgroup.WithContext(ctx)
 	for _, c := range b.tb.Clusters() {
-		must(t, b.in.remove(ctx, c))
+		g.Go(func() error { return b.in.remove(gctx, c) })
+	}
+	must(t, g.Wait())
+	for _, c := range b.tb.Clusters() {
 		for _, what := range []string{"serviceimports.multicluster.x-k8s.io", "services", "endpointslices"} {
 			out, err := c.Kubectl(ctx, nil, "get", what, "-A", "-l", "app.kubernetes.io/managed-by=semaphore-broker",
 				"-o", "name")

@@ -86,9 +86,9 @@ func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
 
 const dnsSelector = "k8s-app=kube-dns"
 
-// SyncPods makes kubelet look at pods now, by changing an annotation of theirs. By itself it takes up to a minute and a
-// half to bring a changed ConfigMap or Secret into a volume; this way it does so at once, if it has heard of the
-// change.
+// SyncPods makes kubelet look at pods now, by changing an annotation of theirs. By itself it takes up to eight seconds
+// (syncFrequency) to bring a changed ConfigMap or Secret into a volume; this way it does so at once, if it has heard of
+// the change.
 func (c *Cluster) SyncPods(ctx context.Context, namespace, selector string) error {
 	pods := c.Client.CoreV1().Pods(namespace)
 	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: selector})

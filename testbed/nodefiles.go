@@ -124,6 +124,9 @@ func (n *Node) writeKubeletFiles() error {
 		"tlsCertFile":   n.file("kubelet.crt"), "tlsPrivateKeyFile": n.file("kubelet.key"),
 		"clusterDNS": []string{c.addresses.dns.String()}, "clusterDomain": clusterDomain, "resolvConf": "/etc/resolv.conf",
 		"failSwapOn": false,
+		// A changed ConfigMap or Secret is in a running pod's volume after so long and up to a half more. By default, a
+		// minute, tests wait for little else.
+		"syncFrequency": "5s",
 		// The disk is the machine's: how full it is says nothing about the node.
 		"localStorageCapacityIsolation": false, "evictionHard": map[string]string{}, "imageGCHighThresholdPercent": 100,
 		"volumePluginDir": "/var/lib/kubelet/volumeplugins",

@@ -221,8 +221,13 @@ func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
 	})
 	back := time.Now()
 	// An apiserver that ends takes its address out of the Service kubernetes. kube-proxy, whose watch has failed for a
-	// minute, tries it again only every 30 to 60 s (client-go's reflector): until then no pod of the cluster reaches the
-	// apiserver.
+	// minute, tries it again only every 30 to 60 s (client-go's reflector), and until then no pod of the cluster reaches
+	// the apiserver. That is not what is tested here: kube-proxy starts again and reads at once.
+	for _, n := range b.c1.Nodes {
+		if err := b.c1.Process("kube-proxy/" + n.Name).Kill(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	reached := eventually(t, settle,
 		func(ctx context.Context) error { return reachAPIServer(ctx, b.c1, "broker", "exporter") })
 	// the lease of the broker that led is in it, and how long exporters wait between attempts
