@@ -118,7 +118,7 @@ remotes:%[5]s`, c.Dir, loopback.Address(t), loopback.Address(t), loopback.Addres
 // eventually waits for a condition that names what it last saw.
 func eventually(t *testing.T, what string, f func() (bool, string)) {
 	t.Helper()
-	testkit.Eventually(t, 15*time.Second, what, testkit.State(f))
+	testkit.Eventually(t, time.Minute, what, testkit.State(f))
 }
 
 // world is a cluster c1 with a real apiserver, and brokers in it.

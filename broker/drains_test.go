@@ -23,6 +23,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/drains"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -386,10 +387,10 @@ func TestUnusedClusterIsUsedAfterARestart(t *testing.T) {
 	failing.GetEndpointSlice().GetEndpoints()[0].Ready = ptr.To(false)
 	sent := time.Now()
 	c1.send(changesFrom(101, failing))
-	within(t, time.Second, "the own pods fail", func() (bool, string) {
+	kubetest.Promptly(t, w.admin, time.Second, "the own pods fail", testkit.State(func() (bool, string) {
 		got := w.endpoints()
 		return got == "gl-shop-73736d-echo c1 10.1.1.5?\ngl-shop-73736d-echo c2 10.2.1.5+", got
-	})
+	}))
 	t.Logf("c2 in use after %s", time.Since(sent))
 	stop()
 }

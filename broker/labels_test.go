@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -47,7 +49,7 @@ func TestLabelsOfASource(t *testing.T) {
 	const mirror = "c2-shop-73736d-echo"
 	become := func(what, want string) {
 		t.Helper()
-		within(t, time.Second, what, func() (bool, string) {
+		kubetest.Promptly(t, w.admin, time.Second, what, testkit.State(func() (bool, string) {
 			s, err := w.admin.CoreV1().Services("semaphore").Get(t.Context(), mirror, metav1.GetOptions{})
 			if err != nil {
 				return false, err.Error()
@@ -55,7 +57,7 @@ func TestLabelsOfASource(t *testing.T) {
 			got := foreignLabels(s)
 			return got == want && s.Labels["app.kubernetes.io/managed-by"] == "semaphore-broker" &&
 				s.Labels["semaphore.uw.io/source-cluster"] == "c2", got
-		})
+		}))
 	}
 	sendAs(e, "c2", "e1", labelled(serviceObject("shop", "echo", 80), "app.kubernetes.io/managed-by", "Helm",
 		"app.kubernetes.io/name", "echo",

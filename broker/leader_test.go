@@ -20,6 +20,8 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	"github.com/kube-semaphore/semaphore/internal/unixsocket"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -90,12 +92,10 @@ func (w *world) callsReach(cfg *config.Broker, within time.Duration) {
 	want := fmt.Sprintf("semaphore-broker-federation: %[1]s %[2]s; semaphore-broker: %[1]s %[2]s", cfg.Pod.Name,
 		cfg.Listen.Federation)
 	want = strings.Join(slices.Sorted(slices.Values(strings.Split(want, "; "))), "; ")
-	began := time.Now()
-	for got := ""; got != want; time.Sleep(10 * time.Millisecond) {
-		if got = w.leadsTo(); got != want && time.Since(began) > within {
-			w.t.Fatalf("after %s calls lead to %q; want %q", within, got, want)
-		}
-	}
+	kubetest.Promptly(w.t, w.admin, within, "calls lead to "+want, testkit.State(func() (bool, string) {
+		got := w.leadsTo()
+		return got == want, got
+	}))
 }
 
 // Of two brokers one works. When it stops, the other continues in its place, and nothing that exists is written again.
@@ -107,7 +107,8 @@ func TestTwoBrokers(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.cfg.LeaderElection.Enabled = true
-	w.cfg.LeaderElection.Duration.Duration = 5 * time.Second
+	// The second takes over because the first releases the lease: otherwise it would wait for longer than the test does.
+	w.cfg.LeaderElection.Duration.Duration = 10 * time.Second
 	other := *w.cfg
 	other.Listen.Federation, other.Listen.Peering, other.Listen.HTTP = loopback.Address(t), loopback.Address(t),
 		loopback.Address(t)

@@ -58,12 +58,14 @@ func kubectl(t *testing.T, args ...string) (string, error) {
 type server struct {
 	admin      *rest.Config
 	kubeconfig string
+	// refused takes what policies say of requests of others than the administrator.
+	refused *refusals
 }
 
 func startServer(t *testing.T) *server {
 	t.Helper()
 	cfg := kubetest.Start(t)
-	return &server{admin: cfg, kubeconfig: kubetest.Kubeconfig(t, cfg)}
+	return &server{admin: cfg, kubeconfig: kubetest.Kubeconfig(t, cfg), refused: &refusals{}}
 }
 
 // kubectl runs kubectl as the administrator.
@@ -79,6 +81,7 @@ func (s *server) client(user string) kubernetes.Interface {
 	cfg := rest.CopyConfig(s.admin)
 	if user != "" {
 		cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: groups(user)}
+		cfg.WarningHandler = s.refused
 	}
 	return kubernetes.NewForConfigOrDie(cfg)
 }

@@ -97,7 +97,11 @@ func TestAnnotationOfServices(t *testing.T) {
 			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
-	within(t, "the policy is in force", func() bool { return patch(`{"spec":{"selector":{"app":"evil"}}}`) != nil })
+	// A right that is not in force yet refuses too.
+	within(t, "the policy is in force", func() bool {
+		err := patch(`{"spec":{"selector":{"app":"evil"}}}`)
+		return err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
+	})
 	for body, refusal := range map[string]string{
 		`{"spec":{"selector":{"app":"evil"}}}`:                                                               "neither spec nor status",
 		`{"spec":{"externalIPs":["192.0.2.1"]}}`:                                                             "neither spec nor status",

@@ -86,11 +86,7 @@ func TestInterference(t *testing.T) {
 	// within a second is the sentence of docs/services.md.
 	withinASecond := func(what string, f func() bool) {
 		t.Helper()
-		begin := time.Now()
-		eventually(t, what, func() (bool, string) { return f(), "" })
-		if took := time.Since(begin); took > time.Second {
-			t.Errorf("%s: after %s", what, took)
-		}
+		kubetest.Promptly(t, admin, time.Second, what, testkit.True(f))
 	}
 	eventually(t, "all are made", func() (bool, string) { n := o.present(); return n == 6, fmt.Sprint(n) })
 	time.Sleep(100 * time.Millisecond)

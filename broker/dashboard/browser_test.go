@@ -78,7 +78,7 @@ func TestInABrowser(t *testing.T) {
 		}
 		return nil
 	}
-	page.Wait(5*time.Second, "the page shows what status says", equal)
+	page.Wait(time.Minute, "the page shows what status says", equal)
 	if rows := page.Rows("#services tbody"); len(rows) != 1 || rows[0][3] != "c2 2/3, "+hostile+" 1/1 (not used)" {
 		t.Errorf("services: %q", rows)
 	}
@@ -90,7 +90,7 @@ func TestInABrowser(t *testing.T) {
 		page.Eval("(m => m.complete && m.naturalWidth > 0)(document.getElementById('map'))", &drawn)
 		return drawn
 	}
-	page.Wait(5*time.Second, "the drawing is shown", func() error {
+	page.Wait(time.Minute, "the drawing is shown", func() error {
 		if !drawn() {
 			return fmt.Errorf("no drawing")
 		}
@@ -98,7 +98,7 @@ func TestInABrowser(t *testing.T) {
 	})
 
 	silent.Store(true)
-	took := page.Wait(5*time.Second, "a silent tunnel is red", func() error {
+	took := page.Wait(time.Minute, "a silent tunnel is red", func() error {
 		var color string
 		page.Eval("getComputedStyle(document.querySelector('#links tbody td')).color", &color)
 		if first := page.Rows("#links tbody")[0]; first[0] != "✗ error" || first[2] != "c2" || color != "rgb(207, 34, 46)" {
@@ -107,7 +107,7 @@ func TestInABrowser(t *testing.T) {
 		return nil
 	})
 	t.Logf("red after %s", took)
-	page.Wait(5*time.Second, "the page shows what status says", equal)
+	page.Wait(time.Minute, "the page shows what status says", equal)
 	if got := page.Text("#announce"); got != "Findings: silent-pairs of c2" {
 		t.Errorf("a screen reader is given %q", got)
 	}
@@ -172,12 +172,12 @@ func TestInABrowser(t *testing.T) {
 
 	away.Store(true) // the broker does not answer
 	defer away.Store(false)
-	page.Wait(10*time.Second, "the page says that the broker does not answer", func() error {
+	page.Wait(time.Minute, "the page says that the broker does not answer", func() error {
 		if text := page.Text("#lost"); !strings.HasPrefix(text, "The broker does not answer since ") {
 			return fmt.Errorf("%q", text)
 		}
 		return nil
 	})
 	away.Store(false)
-	page.Wait(10*time.Second, "the page is alive again", equal)
+	page.Wait(time.Minute, "the page is alive again", equal)
 }

@@ -77,7 +77,7 @@ func serve(t *testing.T, sources Sources) string {
 			t.Error(err)
 		}
 	})
-	testkit.Eventually(t, 5*time.Second, "the dashboard listens", func() error {
+	testkit.Eventually(t, time.Minute, "the dashboard listens", func() error {
 		conn, err := net.Dial("tcp", address)
 		if err == nil {
 			err = conn.Close()
@@ -247,13 +247,11 @@ func TestStream(t *testing.T) {
 		t.Fatalf("%+v", v)
 	}
 	silent.Store(true)
-	began := time.Now()
 	first := v.Picture
-	for v.Mesh.Well {
-		v = r.next()
-	}
-	if took := time.Since(began); took > 2*time.Second {
-		t.Errorf("a silent tunnel is shown after %s", took)
+	for shown := 1; v.Mesh.Well; shown++ {
+		if v = r.next(); shown > 2 { // the first may have been read before
+			t.Errorf("state %d after a tunnel is silent does not show it", shown-1)
+		}
 	}
 	if v.Mesh.Links[0].From != "c3" || v.LinkStates[0] != "error" || v.LinkStates[1] != "well" || v.Picture == first {
 		t.Errorf("%+v %v", v.Mesh.Links, v.LinkStates)

@@ -401,9 +401,11 @@ func TestAdmission(t *testing.T) {
 			metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
 			t.Fatal(err)
 		}
-		deleted := time.Now()
-		if err := end(stream); status.Code(err) != codes.PermissionDenied || time.Since(deleted) > 2*time.Second {
-			t.Errorf("%s after the pod's end: %v", time.Since(deleted), err)
+		deleted, beside := time.Now(), kubetest.WriteBeside(t, b.admin)
+		defer beside.Stop()
+		if err := end(stream); status.Code(err) != codes.PermissionDenied ||
+			time.Since(deleted) > 2*time.Second+beside.Late() {
+			t.Errorf("%s after the pod's end: %v; a busy machine may add %s", time.Since(deleted), err, beside.Late())
 		}
 		if err := end(attach(t, b.conn, token)); status.Code(err) != codes.PermissionDenied &&
 			status.Code(err) != codes.Unauthenticated {

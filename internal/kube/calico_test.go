@@ -150,7 +150,7 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 			if got != want {
 				t.Fatalf("informer saw %q; want %q", got, want)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("informer never saw %q", want)
 		}
 	}

@@ -36,8 +36,9 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	// duration is the shortest there may be.
-	duration = 5 * time.Second
+	// duration is twice the shortest there may be: where an apiserver answers a renewal seconds late, as on a machine that
+	// does other things too, a leader loses a shorter lease.
+	duration = 10 * time.Second
 	deadline = duration * 2 / 3
 	// look is the longest time between two looks of a standby: client-go adds up to 1.2 times the period.
 	look = duration * 2 / 15 * 22 / 10
@@ -45,6 +46,9 @@ const (
 	// come early.
 	slack = 3 * time.Second
 )
+
+// beside says how late things may come on a machine that does more than slack is for.
+var beside *kubetest.Beside
 
 // must ends the test where there is an error.
 var must = testkit.Must
@@ -117,11 +121,15 @@ func (c *candidate) work(ctx context.Context, term uint64) error {
 // receive is what comes within a time, and must.
 func receive[T any](t *testing.T, what string, from <-chan T, within time.Duration) T {
 	t.Helper()
+	began := time.Now()
 	select {
 	case v := <-from:
+		if took, late := time.Since(began), beside.Late(); took > within+late {
+			t.Errorf("%s: after %s, want %s at most, and %s for a machine as busy as this one", what, took, within, late)
+		}
 		return v
-	case <-time.After(within):
-		t.Fatalf("not within %s: %s", within, what)
+	case <-time.After(time.Minute):
+		t.Fatalf("not within a minute: %s", what)
 		panic("unreachable")
 	}
 }
@@ -153,13 +161,14 @@ func (c *candidate) standsBy(leader *candidate) {
 
 func within(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	testkit.Eventually(t, look+slack, what, testkit.True(ok))
+	testkit.Eventually(t, time.Minute, what, testkit.True(ok))
 }
 
 // TestElection runs its cases against one apiserver, each with a Lease of its own.
 func TestElection(t *testing.T) {
 	api := kubetest.Start(t)
 	client := kubernetes.NewForConfigOrDie(api)
+	beside = kubetest.WriteBeside(t, client)
 	for name, run := range map[string]func(*testing.T, *rest.Config, kubernetes.Interface){
 		"clean stop":                      testCleanStop,
 		"F18 skewed clocks":               testSkewedClocks,
@@ -199,7 +208,7 @@ func testCleanStop(t *testing.T, api *rest.Config, client kubernetes.Interface) 
 	if second.at.Before(ended) {
 		t.Errorf("b began %s before a's work had ended", ended.Sub(second.at))
 	}
-	if wait := second.at.Sub(ended); wait > look+time.Second {
+	if wait := second.at.Sub(ended); wait > look+time.Second+beside.Late() {
 		t.Errorf("b began %s after a's work had ended; want at most %s", wait, look)
 	} else {
 		t.Logf("b began %s after a's work had ended", wait)
@@ -299,7 +308,7 @@ func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 			t.Logf("asked to end %s after the cut, ended after %s, b began after %s", told.Sub(began), ended.Sub(began),
 				taken.at.Sub(began))
 			if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) ||
-				!strings.Contains(err.Error(), "lease default/cut-"+name+": no longer the leader: not renewed for 3.3") {
+				!strings.Contains(err.Error(), "lease default/cut-"+name+": no longer the leader: not renewed for 6.6") {
 				t.Errorf("a ended with %v", err)
 			}
 			if err := a.elector.Standby(); err == nil {
@@ -359,7 +368,7 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 // Work that does not end when it is asked to is ended by the end of its process: Run returns while the lease holds.
 func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 	through, network := cut(t, api)
-	a := start(t, "a", "endless", through, duration*3)
+	a := start(t, "a", "endless", through, duration*2)
 	a.leads(slack)
 	b := start(t, "b", "endless", api, 0)
 	b.standsBy(a)
@@ -374,7 +383,7 @@ func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, _ kubernetes.Interfa
 		t.Errorf("a ended with %v", err)
 	}
 	b.leads(look + slack)
-	receive(t, "the end of a's work, for the test", a.ended, duration*3)
+	receive(t, "the end of a's work, for the test", a.ended, duration*2)
 }
 
 // late answers PUTs late, and after that not at all.
@@ -416,7 +425,7 @@ func testLateAnswers(t *testing.T, api *rest.Config, client kubernetes.Interface
 	network.after.Store(true)
 	told := receive(t, "the end of a's work is demanded", a.told, deadline+slack)
 	newest := time.Unix(0, network.newest.Load())
-	if since := told.Sub(newest); since > deadline+500*time.Millisecond {
+	if since := told.Sub(newest); since > deadline+500*time.Millisecond+beside.Late() {
 		t.Errorf("a was asked to end %s after it had begun to renew; want %s", since, deadline)
 	} else {
 		t.Logf("a was asked to end %s after it had begun to renew", since)

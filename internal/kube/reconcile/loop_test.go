@@ -156,7 +156,9 @@ func TestWorkers(t *testing.T) {
 
 // A key that fails is tried again after 50 ms, 100 ms, 200 ms…, give or take half; others do
 // not wait for it; what is enqueued of it waits with it; and a success makes it forget.
-func TestBackoffOfEachKeyAlone(t *testing.T) {
+func TestBackoffOfEachKeyAlone(t *testing.T) { synctest.Test(t, testBackoffOfEachKeyAlone) }
+
+func testBackoffOfEachKeyAlone(t *testing.T) {
 	type attempt struct {
 		key string
 		at  time.Time
@@ -186,7 +188,7 @@ func TestBackoffOfEachKeyAlone(t *testing.T) {
 		t.Helper()
 		for i, gap := range gaps {
 			least := minBackoff << i / 2
-			most := minBackoff<<i*3/2 + 300*time.Millisecond // a busy machine
+			most := minBackoff << i * 3 / 2
 			if gap < least || gap > most {
 				t.Errorf("retry %d after %s; want %s to %s", i+1, gap, least, most)
 			}
@@ -203,8 +205,8 @@ func TestBackoffOfEachKeyAlone(t *testing.T) {
 			t.Fatalf("attempt of %s", a.key)
 		}
 	}
-	if d := time.Since(start); d > 300*time.Millisecond {
-		t.Errorf("20 good keys took %s beside a failing one", d)
+	if d := time.Since(start); d > 0 {
+		t.Errorf("20 good keys waited for %s beside a failing one", d)
 	}
 
 	// What is enqueued joins the wait, and is no attempt.

@@ -1,0 +1,231 @@
+package deploy_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+)
+
+// refusals are the messages of all policies that refuse a request. The error of the apiserver has the message of one,
+// and which one changes each time that any policy is written. So each policy is bound once more, by a binding that
+// warns (server.warn): a response has the warnings of all, refused or not.
+type refusals struct {
+	mu   sync.Mutex
+	said []string
+}
+
+// HandleWarningHeader implements rest.WarningHandler.
+func (r *refusals) HandleWarningHeader(_ int, _ string, text string) {
+	if _, said, ok := strings.Cut(text, "-warns': "); ok {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.said = append(r.said, said)
+	}
+}
+
+// take returns the messages since the last take, each once.
+func (r *refusals) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	said := r.said
+	r.said = nil
+	slices.Sort(said)
+	return slices.Compact(said)
+}
+
+// says are parts of the messages by which policies refuse an attempt, one of each message.
+type says []string
+
+// attempt is a request of somebody who is confined.
+type attempt struct {
+	name string
+	do   func() error
+	// refused has all reasons for which policies refuse it; none: it passes.
+	refused says
+}
+
+// check makes the attempt, once: it passes, or is refused for all of its reasons and for no other.
+func (a attempt) check(t *testing.T, s *server) {
+	t.Helper()
+	s.refused.take()
+	err := a.do()
+	said := s.refused.take()
+	switch {
+	case len(a.refused) == 0 && err != nil:
+		t.Errorf("refused: %v", err)
+	case len(a.refused) > 0 && err == nil:
+		t.Error("passed")
+	case err != nil && !strings.Contains(err.Error(), "ValidatingAdmissionPolicy"):
+		t.Errorf("refused by no policy: %v", err)
+	}
+	for _, want := range a.refused {
+		if !slices.ContainsFunc(said, func(message string) bool { return strings.Contains(message, want) }) {
+			t.Errorf("no policy says %q", want)
+		}
+	}
+	for _, message := range said {
+		if !slices.ContainsFunc(a.refused, func(want string) bool { return strings.Contains(message, want) }) {
+			t.Errorf("a policy says %q", message)
+		}
+	}
+	if len(said) != len(a.refused) {
+		t.Errorf("policies say %q, want %q", said, a.refused)
+	}
+}
+
+// warn binds the policies of an overlay once more, so that they warn beside refusing, until the test ends.
+func (s *server) warn(t *testing.T, objects []runtime.Object) {
+	t.Helper()
+	client := s.client("").AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	for _, o := range objects {
+		shipped, ok := o.(*admissionregistrationv1.ValidatingAdmissionPolicyBinding)
+		if !ok {
+			continue
+		}
+		if !slices.Equal(shipped.Spec.ValidationActions,
+			[]admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny}) {
+			t.Errorf("binding %s has the actions %s", shipped.Name, shipped.Spec.ValidationActions)
+		}
+		warns := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: shipped.Name + "-warns"}, Spec: *shipped.Spec.DeepCopy()}
+		warns.Spec.ValidationActions = []admissionregistrationv1.ValidationAction{admissionregistrationv1.Warn}
+		if _, err := client.Create(t.Context(), warns, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { client.Delete(context.Background(), warns.Name, metav1.DeleteOptions{}) })
+	}
+}
+
+// settled returns when the apiserver acts by all rights, policies and their parameters that have been written or
+// deleted. It writes one more of each and waits for those: an apiserver sees the objects of a type in their order.
+func (s *server) settled(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	s.rightsSettled(t)
+	// The apiserver lists the bindings, then looks for the policy of each: in the first round it may find the last policy
+	// after it did not find another one. In the second round it has had all policies of before the first.
+	for range 2 {
+		s.policiesSettled(t)
+	}
+	t.Logf("rights and policies are in force after %s", time.Since(began).Round(time.Millisecond))
+}
+
+// rightsSettled writes one of each object of RBAC and waits until they count.
+func (s *server) rightsSettled(t *testing.T) {
+	t.Helper()
+	const ns, group = "kube-system", "settled.example.org"
+	ctx, rbac := t.Context(), s.client("").RbacV1()
+	rule := func(resource string) []rbacv1.PolicyRule {
+		return []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: []string{"get"}}}
+	}
+	role, err := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "settled-"}, Rules: rule("everywhere")}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	meta := metav1.ObjectMeta{Name: role.Name}
+	subjects := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: role.Name}}
+	ref := func(kind string) rbacv1.RoleRef {
+		return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: role.Name}
+	}
+	create := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	_, err = rbac.ClusterRoleBindings().Create(ctx,
+		&rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: ref("ClusterRole"), Subjects: subjects}, metav1.CreateOptions{})
+	create("ClusterRoleBinding", err)
+	_, err = rbac.Roles(ns).Create(ctx, &rbacv1.Role{ObjectMeta: meta, Rules: rule("here")}, metav1.CreateOptions{})
+	create("Role", err)
+	_, err = rbac.RoleBindings(ns).Create(ctx,
+		&rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: ref("Role"), Subjects: subjects}, metav1.CreateOptions{})
+	create("RoleBinding", err)
+	t.Cleanup(func() {
+		rbac.ClusterRoleBindings().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
+		rbac.ClusterRoles().Delete(context.Background(), role.Name, metav1.DeleteOptions{})
+		rbac.RoleBindings(ns).Delete(context.Background(), role.Name, metav1.DeleteOptions{})
+		rbac.Roles(ns).Delete(context.Background(), role.Name, metav1.DeleteOptions{})
+	})
+	for _, resource := range []string{"everywhere", "here"} {
+		eventually(t, "rights are in force", func() error {
+			review, err := s.client("").AuthorizationV1().SubjectAccessReviews().Create(ctx,
+				&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: role.Name,
+					ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: ns, Verb: "get", Group: group,
+						Resource: resource}}}, metav1.CreateOptions{})
+			if err == nil && !review.Status.Allowed {
+				err = fmt.Errorf("%s: %+v", resource, review.Status)
+			}
+			return err
+		})
+	}
+}
+
+// policiesSettled writes a policy with a parameter, as those of slices have, and waits until it counts.
+func (s *server) policiesSettled(t *testing.T) {
+	t.Helper()
+	const ns = "kube-system"
+	ctx, admission := t.Context(), s.client("").AdmissionregistrationV1()
+	configMaps := s.client("").CoreV1().ConfigMaps(ns)
+	param, err := configMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "settled-"}},
+		metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	meta := metav1.ObjectMeta{Name: param.Name}
+	policies, bindings := admission.ValidatingAdmissionPolicies(), admission.ValidatingAdmissionPolicyBindings()
+	_, err = policies.Create(ctx, &admissionregistrationv1.ValidatingAdmissionPolicy{
+		ObjectMeta: meta, Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
+			ParamKind: &admissionregistrationv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"},
+			MatchConstraints: &admissionregistrationv1.MatchResources{
+				ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{
+					RuleWithOperations: admissionregistrationv1.RuleWithOperations{
+						Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+						Rule: admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"},
+							Resources: []string{"configmaps"}},
+					}}}},
+			MatchConditions: []admissionregistrationv1.MatchCondition{{Name: "settled",
+				Expression: "object.metadata.name == '" + param.Name + "-try'"}},
+			Validations: []admissionregistrationv1.Validation{{Expression: "false", Message: "settled"}},
+		}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = bindings.Create(ctx, &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: meta, Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: param.Name,
+			ParamRef: &admissionregistrationv1.ParamRef{Name: param.Name, Namespace: ns,
+				ParameterNotFoundAction: ptr.To(admissionregistrationv1.AllowAction)},
+			ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
+		}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		bindings.Delete(context.Background(), param.Name, metav1.DeleteOptions{})
+		policies.Delete(context.Background(), param.Name, metav1.DeleteOptions{})
+		configMaps.Delete(context.Background(), param.Name, metav1.DeleteOptions{})
+	})
+	eventually(t, "policies are in force", func() error {
+		_, err := configMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: param.Name + "-try"}},
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil || !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), "settled") {
+			return fmt.Errorf("the last one is not: %v", err)
+		}
+		return nil
+	})
+}
