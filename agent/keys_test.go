@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -85,6 +86,13 @@ func startFlow(t *testing.T, from net.Conn, to net.PacketConn) *flow {
 	return f
 }
 
+// complete reports whether all packets have arrived.
+func (f *flow) complete() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !slices.Contains(f.late, -1)
+}
+
 // arrived is how many packets did.
 func (f *flow) arrived() (n int) {
 	f.mu.Lock()
@@ -100,7 +108,19 @@ func (f *flow) arrived() (n int) {
 // end ends the flow and tells what became of its packets.
 func (f *flow) end() (sent, lost int, gap, latest time.Duration) {
 	close(f.stop)
-	time.Sleep(nodetest.Patience(300 * time.Millisecond)) // for what is on its way
+	// What is on its way comes late on a busy machine, and is not lost.
+	quiet := nodetest.Patience(300 * time.Millisecond)
+	for {
+		n := f.arrived()
+		time.Sleep(quiet)
+		if f.arrived() > n {
+			continue
+		}
+		if quiet >= nodetest.Patience(2*time.Second) || f.complete() {
+			break
+		}
+		quiet = nodetest.Patience(2 * time.Second)
+	}
 	f.to.Close()
 	f.done.Wait()
 	f.from.Close()
@@ -182,6 +202,16 @@ func (r *remote) follow(t *testing.T, b *broker, delay time.Duration) (propagati
 	return func() time.Duration { return time.Duration(took.Load()) }
 }
 
+// beside is a flow between the two nodes beside the tunnel: how late its packets come is the machine's doing.
+func beside(t *testing.T, r *remote) *flow {
+	t.Helper()
+	to, err := r.ListenPacket(t.Context(), "udp", "192.0.2.2:9")
+	must(t, err)
+	from, err := net.DialUDP("udp", nil, &net.UDPAddr{IP: net.IPv4(192, 0, 2, 2), Port: 9})
+	must(t, err)
+	return startFlow(t, from, to)
+}
+
 // withoutKeepalive is the device that connect wants, as it is by default: a tunnel in which nothing is sent is silent.
 func withoutKeepalive() *semaphorev1.PeeringChange {
 	change := deviceOf("c2", 51820, "10.2.0.0/16")
@@ -227,7 +257,7 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 		old := keyIn(t, cfg)
 		const delay = 300 * time.Millisecond
 		propagation := r.follow(t, b, delay)
-		all := traffic(t, r)
+		all, direct := traffic(t, r), beside(t, r)
 		eventually(t, "there is traffic", func() bool {
 			for _, f := range all {
 				if f.arrived() < 20 {
@@ -262,6 +292,9 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 			}
 			return true
 		})
+		_, _, unavoidable, lateAnyway := direct.end()
+		unavoidable = max(unavoidable-flowEvery, lateAnyway)
+		t.Logf("beside the tunnel packets came %s late", unavoidable)
 		for i, f := range all {
 			sent, lost, gap, latest := f.end()
 			t.Logf(
@@ -274,9 +307,9 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 				delay,
 			)
 			// No longer than one propagation: a handshake, a look at the report every 2 ms and a packet every 20 are
-			// what comes to it.
-			if limit := propagation() + nodetest.Patience(100*time.Millisecond); propagation() == 0 || gap > limit ||
-				latest > limit {
+			// what comes to it, and four waits for a processor: of the two ends of the tunnel, the sender and the receiver.
+			limit := propagation() + nodetest.Patience(100*time.Millisecond) + 4*unavoidable
+			if propagation() == 0 || gap > limit || latest > limit {
 				t.Errorf("flow %d: nothing arrived for %s, and a packet was %s late; the key was known after %s", i, gap, latest,
 					propagation())
 			}

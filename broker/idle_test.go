@@ -3,7 +3,9 @@ package broker
 import (
 	"fmt"
 	"net/http"
+	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -16,7 +18,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -47,25 +48,27 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 			e.acked(revision)
 		}
 	}
-	// idle measures the whole process, in which the test does nothing meanwhile.
+	// idle measures the whole process, in which the test does nothing meanwhile, once it has come to rest: on a busy
+	// machine, what 5,000 Services began continues after the last of them has failed. The runtime collects garbage
+	// every two minutes at least: that is done before.
 	idle := func(t *testing.T) {
 		t.Helper()
-		const measured = 10 * time.Second
-		before := processTime(t)
-		testkit.Eventually(t, time.Minute, "what began before has ended", func() error {
-			begin := processTime(t)
-			time.Sleep(time.Second)
-			before = processTime(t)
-			if used := before - begin; used > time.Second/100 {
-				return fmt.Errorf("%s in a second", used)
-			}
-			return nil
+		seconds := func(n int) time.Duration {
+			before := processTime(t)
+			time.Sleep(time.Duration(n) * time.Second)
+			return processTime(t) - before
+		}
+		runtime.GC()
+		http.DefaultClient.CloseIdleConnections()
+		within(t, 3*time.Minute, "it comes to rest", func() (bool, string) {
+			used := seconds(3)
+			return used < 3*time.Second/50, fmt.Sprintf("%s of processor time in 3 s", used)
 		})
-		time.Sleep(measured)
-		used := processTime(t) - before
-		t.Logf("%s of %s", used, measured)
-		if used > measured/100 {
-			t.Errorf("%s of processor time in %s, want 1 %% at most", used, measured)
+		const measured = 10
+		used := seconds(measured)
+		t.Logf("%s of %d s", used, measured)
+		if used > measured*time.Second/100 {
+			t.Errorf("%s of processor time in %d s, want 1 %% at most", used, measured)
 		}
 	}
 	t.Run("EndpointSlices cannot be listed", func(t *testing.T) {
@@ -126,12 +129,19 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 		e := w.exporter("c2")
 		defer e.cancel()
 		send(e)
-		within(t, 2*time.Minute, "all have failed", func() (bool, string) {
+		within(t, 10*time.Minute, "all have failed", func() (bool, string) {
+			time.Sleep(time.Second) // a page of metrics costs the process that is to fail
 			n := w.failures(t, "error")
-			return n >= services, fmt.Sprint(n)
+			_, text := get("http://" + w.cfg.Listen.HTTP + "/metrics")
+			// One that probes fails several times meanwhile.
+			return n >= services && strings.Contains(text, "semaphore_broker_queue_depth{queue=\"service\"} 0\n"), fmt.Sprint(n)
 		})
-		http.DefaultClient.CloseIdleConnections()
+		began, before := time.Now(), w.failures(t, "error")
 		idle(t)
+		// One of them probes, each 0.3 s at most: reconcile's gate.
+		if n, took := w.failures(t, "error")-before, time.Since(began); n > took.Seconds()/0.3+1 {
+			t.Errorf("%v writes in %s, while one waits for all", n, took)
+		}
 	})
 }
 

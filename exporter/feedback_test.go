@@ -35,10 +35,17 @@ func (b *judging) judge(all ...*semaphorev1.Outcome) {
 	b.against = all
 }
 
-func (b *judging) outcomes(string) []*semaphorev1.Outcome {
+// outcomes are those of Services that the broker holds: a broker has nothing against others.
+func (b *judging) outcomes(string) (out []*semaphorev1.Outcome) {
+	holds := strings.Split(b.holds(), ", ")
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.against
+	for _, o := range b.against {
+		if k := o.GetKey(); slices.Contains(holds, "service "+k.GetNamespace()+"/"+k.GetName()) {
+			out = append(out, o)
+		}
+	}
+	return out
 }
 
 // Who offers a Service reads on the Service itself that it is offered and to whom, or why not, with no right in another
@@ -120,7 +127,7 @@ func TestFeedbackOnServices(t *testing.T) {
 	}
 	has := func(name string, want ...string) {
 		t.Helper()
-		testkit.Eventually(t, 30*time.Second, name+" has its Events", testkit.State(func() (bool, string) {
+		testkit.Eventually(t, time.Minute, name+" has its Events", testkit.State(func() (bool, string) {
 			got := written(name)
 			return slices.EqualFunc(got, want, strings.HasPrefix), fmt.Sprintf("%q, want %q", got, want)
 		}))

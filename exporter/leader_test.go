@@ -23,7 +23,8 @@ func TestTwoExporters(t *testing.T) {
 	populate(t, admin)
 	host, err := os.Hostname()
 	must(t, err)
-	const election, want = "{namespace: default, duration: 5s}",
+	// Long enough that nobody loses a Lease on a busy machine: the first gives it back.
+	const election, want = "{namespace: default, duration: 20s}",
 		"endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
 
 	first := startOne(t, api, trust, c2.address, election)

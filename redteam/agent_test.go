@@ -169,10 +169,10 @@ func (n *agentNode) run(name string, args ...string) string {
 	return testkit.Command(n.t, name, args...)
 }
 
-// eventually waits up to 20 s.
+// eventually waits for what has no bound in time.
 func (n *agentNode) eventually(what string, ok func() bool) {
 	n.t.Helper()
-	testkit.Eventually(n.t, 20*time.Second, what, testkit.True(ok))
+	testkit.Eventually(n.t, time.Minute, what, testkit.True(ok))
 }
 
 // configure writes the agent's files: deploy/agent/config.yaml with the paths of this node, and

@@ -79,12 +79,14 @@ func TestAKeyStaysWithItsPeer(t *testing.T) {
 		"status"); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(2 * time.Second) // the broker follows a node within a moment
+	v.eventually("the broker has followed the node", func() error {
+		if n := v.metric("semaphore_broker_node_claims", `node="n1"`); n != 20 {
+			return fmt.Errorf("semaphore_broker_node_claims of the kubelet's node is %v", n)
+		}
+		return nil
+	})
 	if _, _, peers = v.agent(token, 2); of("c3") != 10 {
 		t.Errorf("after a kubelet has claimed all keys and addresses: %d peers of c3 of 10", of("c3"))
-	}
-	if n := v.metric("semaphore_broker_node_claims", `node="n1"`); n != 20 {
-		t.Errorf("semaphore_broker_node_claims of the kubelet's node is %v", n)
 	}
 }
 

@@ -15,7 +15,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxAck is what another remote's acknowledgement takes at most, of a hundred the worst but one.
+// maxAck is what another remote's acknowledgement takes at most, of a hundred the worst but one. A busy machine adds
+// the time in which broker and test wait for a processor, and delays all that the broker answers.
 const maxAck = 250 * time.Millisecond
 
 // upserts are changes whose revisions follow at.
@@ -88,21 +89,37 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	s.tell(snapshot(kind, 1)...)
 	s.acked(1)
 	at := uint64(1)
-	acknowledgements := func(n int) (median, p99, worst time.Duration) {
-		var took []time.Duration
+	// acknowledgements have each answer's time and what is left of it without the waits for a processor, and direct what
+	// an answer takes meanwhile for which the broker needs nothing of what it holds.
+	acknowledgements := func(n int) (p99, ran, direct time.Duration) {
+		var took, without, beside []time.Duration
+		waited := func() time.Duration {
+			_, broker := scheduled(t, v.PID)
+			_, test := scheduled(t, os.Getpid())
+			return broker + test
+		}
 		for range n {
 			at++
-			begun := time.Now()
+			before, begun := waited(), time.Now()
 			s.tell(upserts(at-1, member(int(at), fmt.Sprintf("10.3.0.%d", at%200))))
 			s.acked(at)
-			took = append(took, time.Since(begun))
+			all := time.Since(begun)
+			took, without = append(took, all), append(without, max(0, all-(waited()-before)))
+			begun = time.Now()
+			if _, err := v.get("/healthz"); err != nil {
+				t.Fatal(err)
+			}
+			beside = append(beside, time.Since(begun))
 			time.Sleep(20 * time.Millisecond)
 		}
 		slices.Sort(took)
-		return took[n/2], took[n*99/100], took[n-1]
+		slices.Sort(without)
+		slices.Sort(beside)
+		t.Logf("acknowledgements: median %s, p99 %s, longest %s; /healthz: p99 %s", took[n/2], took[n*99/100], took[n-1],
+			beside[n*99/100])
+		return took[n*99/100], without[n*99/100], beside[n*99/100]
 	}
-	median, p99, longest := acknowledgements(100)
-	t.Logf("without the other remote: median %s, p99 %s, longest %s", median, p99, longest)
+	acknowledgements(100) // without the other remote
 
 	a := v.publish("c2")
 	const head = 100_000
@@ -142,12 +159,15 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 			}
 		}
 	}()
-	median, p99, longest = acknowledgements(300)
+	p99, ran, direct := acknowledgements(300)
 	close(stop)
 	a.cancel()
-	t.Logf("beside %d messages of the worst remote: median %s, p99 %s, longest %s", <-sent, median, p99, longest)
-	if p99 > maxAck {
-		t.Errorf("p99 of another remote's acknowledgements is %s; %s is the most", p99, maxAck)
+	t.Logf("that was beside %d messages of the worst remote", <-sent)
+	if ran > maxAck {
+		t.Errorf("p99 of another remote's acknowledgements is %s without waits for a processor; %s is the most", ran, maxAck)
+	}
+	if p99 > maxAck+3*direct {
+		t.Errorf("p99 of another remote's acknowledgements is %s, while /healthz takes %s", p99, direct)
 	}
 }
 
@@ -169,12 +189,14 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 		all = append(all, service(fmt.Sprint("s", i), 1))
 		foreign(fmt.Sprint("c2-shop-73736d-s", i))
 	}
+	begun := time.Now()
 	foreign("c3-shop-73736d-taken")
+	direct := time.Since(begun)
 	s := v.publish("c2")
 	s.tell(hello("c2", "e1", failing, serviceKind))
 	s.tell(snapshot(serviceKind, failing, all...)...)
 	s.acked(failing)
-	v.eventually("all of them have failed", func() error {
+	v.eventuallyWithin(10*time.Minute, "all of them have failed", func() error {
 		if n := v.metric("semaphore_broker_writes_total", `kind="service"`, `result="foreign"`); n < failing {
 			return fmt.Errorf("%v failures", n)
 		}
@@ -185,8 +207,11 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 	told := time.Now()
 	honest.tell(snapshot(serviceKind, 10, service("good", 1), service("taken", 1))...)
 	honest.acked(10)
+	// written is beside what a write takes on this machine: who waited behind those that fail would have to for half a
+	// minute, as they are tried again ten times a second.
 	written := func(within time.Duration, name string) {
 		t.Helper()
+		within += 20 * direct
 		v.eventuallyWithin(within, "another remote's Service "+name, func() error {
 			o, err := v.kube.CoreV1().Services("semaphore").Get(t.Context(), "c3-shop-73736d-"+name, metav1.GetOptions{})
 			if err == nil && o.Labels["app.kubernetes.io/managed-by"] == "" {

@@ -351,7 +351,7 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 		return min(v.metric("semaphore_broker_writes_delayed_total", `cluster="c2"`, `kind="globalnetworkset"`),
 			v.metric("semaphore_broker_writes_delayed_total", `cluster="c2"`, `kind="endpointslice"`))
 	}
-	for time.Since(begun) < 20*time.Second || time.Since(begun) < time.Minute && delayed() == 0 {
+	for time.Since(begun) < 20*time.Second || time.Since(begun) < 5*time.Minute && delayed() == 0 {
 		time.Sleep(time.Second)
 	}
 	close(stop)

@@ -31,7 +31,7 @@ func (v *victim) agent(token string, clusters int) (total int, largest int, peer
 	}
 	peers = map[string]*semaphorev1.Peer{}
 	for {
-		data, err := s.nextBytes(10 * time.Second)
+		data, err := s.nextBytes(time.Minute)
 		if err != nil {
 			v.t.Fatalf("the agent's stream: %v", err)
 		}

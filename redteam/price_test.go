@@ -19,20 +19,27 @@ import (
 )
 
 // ran is how long the broker's threads have run.
-func (v *victim) ran() (all time.Duration) {
+func (v *victim) ran() time.Duration {
 	v.t.Helper()
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", v.PID))
+	ran, _ := scheduled(v.t, v.PID)
+	return ran
+}
+
+// scheduled is how long the threads of a process have run, and how long they have waited for a processor.
+func scheduled(t *testing.T, pid int) (ran, waited time.Duration) {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	if err != nil || len(files) == 0 {
-		v.t.Fatal("the broker has no threads", err)
+		t.Fatal("the process has no threads", err)
 	}
 	for _, file := range files {
-		var ns int64
+		var on, off int64
 		if data, err := os.ReadFile(file); err == nil { // a thread may end
-			fmt.Sscan(string(data), &ns)
+			fmt.Sscan(string(data), &on, &off)
 		}
-		all += time.Duration(ns)
+		ran, waited = ran+time.Duration(on), waited+time.Duration(off)
 	}
-	return all
+	return ran, waited
 }
 
 // price is what an attack may cost at most, each time it is tried.

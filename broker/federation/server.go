@@ -528,7 +528,8 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 		err = l.replica.Resync(now, "the broker retains objects that an earlier broker wrote")
 	}
 	if beat && err == nil && l.to.Outcomes != nil {
-		result.Responses = append(result.Responses, st.outcomes.diff(l.to.Outcomes(l.cluster))...)
+		// Before the Ack, which says that these are all.
+		result.Responses = append(st.outcomes.diff(l.to.Outcomes(l.cluster)), result.Responses...)
 	}
 	return result.Responses, err
 }

@@ -282,6 +282,9 @@ type traffic struct {
 	// missing are those that have not come back, judged the last that was asked about.
 	missing map[uint64]bool
 	judged  uint64
+	// sent is when the last one was, writtenOff how many of the missing do not count as on their way.
+	sent       time.Time
+	writtenOff int
 }
 
 // echo answers at c2's pod until the test ends.
@@ -354,6 +357,10 @@ func (w *world) traffic() *traffic {
 			select {
 			case <-tick.C:
 				tr.mu.Lock()
+				if !tr.mayBeMore() {
+					tr.mu.Unlock()
+					continue
+				}
 				tr.next++
 				number := tr.next
 				tr.missing[number] = true
@@ -369,7 +376,23 @@ func (w *world) traffic() *traffic {
 	return tr
 }
 
-// lost is how many packets of those sent until now do not come back within two seconds. They count once.
+// mayBeMore reports whether so few packets are on their way that the next one finds a place in all queues, which fill
+// while the process that empties them waits for a processor. Those that were missing when none was sent for a second
+// do not count.
+func (tr *traffic) mayBeMore() bool {
+	const most = 100
+	if tr.writtenOff = min(tr.writtenOff, len(tr.missing)); len(tr.missing)-tr.writtenOff < most {
+		tr.sent = time.Now()
+		return true
+	}
+	if time.Since(tr.sent) > nodetest.Patience(time.Second) {
+		tr.writtenOff = len(tr.missing)
+	}
+	return false
+}
+
+// lost is how many packets of those sent until now are missing when none has come back for two seconds. They count
+// once.
 func (tr *traffic) lost(until string) int {
 	tr.t.Helper()
 	var last uint64
@@ -385,13 +408,17 @@ func (tr *traffic) lost(until string) int {
 	lost := 0
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		tr.mu.Lock()
+		before := lost
 		lost = 0
 		for number := range tr.missing {
 			if number <= last {
 				lost++
 			}
 		}
-		late := time.Since(begin) > 2*time.Second
+		if lost < before {
+			begin = time.Now()
+		}
+		late := time.Since(begin) > nodetest.Patience(2*time.Second)
 		if lost == 0 || late {
 			maps.DeleteFunc(tr.missing, func(number uint64, _ bool) bool { return number <= last })
 			tr.mu.Unlock()

@@ -42,7 +42,7 @@ const (
 type Broker interface {
 	// Verdict returns the broker's objection to an object at a revision, empty for none; known is false while the
 	// broker has not answered.
-	Verdict(key catalog.Key, revision uint64, now time.Time) (objection string, known bool)
+	Verdict(key catalog.Key, revision uint64) (objection string, known bool)
 	// VerdictVersion changes whenever the result of Verdict or Conflict may change.
 	VerdictVersion() uint64
 	// Conflict returns the reasons of the condition Conflict, and a sentence.
@@ -126,7 +126,7 @@ func (w *Writer) pass(ctx context.Context, now time.Time) error {
 			s = &state{}
 			w.states[at] = s
 		}
-		want, known := Of(x, w.own, brokers, now)
+		want, known := Of(x, w.own, brokers)
 		meaning := meaningOf(x, want)
 		if meaning != s.current {
 			s.current, s.since = meaning, now
@@ -200,8 +200,7 @@ func valid(x catalog.ServiceExport) bool { return x.Valid == mcsv1beta1.ServiceE
 
 // Of returns the conditions of a ServiceExport in the cluster own. known is false while the own broker has not
 // answered; conditions that depend on it are then left out, or pending.
-func Of(x catalog.ServiceExport, own string, brokers map[string]Broker, now time.Time) (all []metav1.Condition,
-	known bool) {
+func Of(x catalog.ServiceExport, own string, brokers map[string]Broker) (all []metav1.Condition, known bool) {
 	add := func(t mcsv1beta1.ServiceExportConditionType, status bool, reason, message string) {
 		c := metav1.Condition{Type: string(t), Status: metav1.ConditionFalse, Reason: reason, Message: truncate(message),
 			ObservedGeneration: x.Generation}
@@ -235,7 +234,7 @@ func Of(x catalog.ServiceExport, own string, brokers map[string]Broker, now time
 		ready(false, mcsv1beta1.ServiceExportReasonFailed, reason)
 		return all, x.Offer != nil
 	}
-	objection, known := broker.Verdict(x.Offer.Key(), x.Offer.Revision, now)
+	objection, known := broker.Verdict(x.Offer.Key(), x.Offer.Revision)
 	switch {
 	case !known:
 		ready(false, mcsv1beta1.ServiceExportReasonPending, "the broker of the own cluster has not confirmed it yet")
@@ -243,7 +242,7 @@ func Of(x catalog.ServiceExport, own string, brokers map[string]Broker, now time
 	case objection != "":
 		ready(false, mcsv1beta1.ServiceExportReasonFailed, "the broker of the own cluster: "+objection)
 	default:
-		ready(true, mcsv1beta1.ServiceExportReasonExported, others(x, own, brokers, now))
+		ready(true, mcsv1beta1.ServiceExportReasonExported, others(x, own, brokers))
 	}
 	if reasons, message := broker.Conflict(x.Offer.Key()); len(reasons) > 0 {
 		add(mcsv1beta1.ServiceExportConditionConflict, true, strings.Join(reasons, ","), message)
@@ -255,7 +254,7 @@ func Of(x catalog.ServiceExport, own string, brokers map[string]Broker, now time
 }
 
 // others says which other clusters have taken a Service, which have not answered, and which refuse it and why.
-func others(x catalog.ServiceExport, own string, brokers map[string]Broker, now time.Time) string {
+func others(x catalog.ServiceExport, own string, brokers map[string]Broker) string {
 	var accepted, unconfirmed, parts []string
 	for _, cluster := range x.Offer.To {
 		if cluster == own {
@@ -264,7 +263,7 @@ func others(x catalog.ServiceExport, own string, brokers map[string]Broker, now 
 		var objection string
 		known := false
 		if b := brokers[cluster]; b != nil {
-			objection, known = b.Verdict(x.Offer.Key(), x.Offer.Revision, now)
+			objection, known = b.Verdict(x.Offer.Key(), x.Offer.Revision)
 		}
 		switch {
 		case !known:

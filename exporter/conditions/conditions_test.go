@@ -52,7 +52,7 @@ func (a *answer) set(objection string, known bool, conflicts ...string) *answer 
 	return a
 }
 
-func (a *answer) Verdict(catalog.Key, uint64, time.Time) (string, bool) {
+func (a *answer) Verdict(catalog.Key, uint64) (string, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.objection, a.known
@@ -116,7 +116,7 @@ func TestOf(t *testing.T) {
 			map[string]Broker{"c1": taken}, true, "Valid=True Valid: the Service can be exported\n" +
 				"Ready=False Failed: the Service is not exported: it is too big"},
 	} {
-		got, known := Of(test.export, "c1", test.brokers, time.Now())
+		got, known := Of(test.export, "c1", test.brokers)
 		if says(got) != test.want || known != test.known {
 			t.Errorf("%s: %t\n%s\nwant %t\n%s", test.name, known, says(got), test.known, test.want)
 		}
@@ -144,7 +144,7 @@ func TestWriter(t *testing.T) {
 	testkit.Must(t, err)
 	exports := client.Exports()
 	var e *mcsv1beta1.ServiceExport
-	testkit.Eventually(t, 10*time.Second, "the API", func() error {
+	testkit.Eventually(t, time.Minute, "the API", func() error {
 		e, err = exports.Create(ctx,
 			&mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo"}})
 		return err
@@ -175,7 +175,7 @@ func TestWriter(t *testing.T) {
 	last := e.ResourceVersion
 	is := func(want string) {
 		t.Helper()
-		testkit.Eventually(t, 5*time.Second, "the conditions", func() error {
+		testkit.Eventually(t, time.Minute, "the conditions", func() error {
 			have, err := exports.Get(ctx, "shop", "echo")
 			if err != nil {
 				return err

@@ -34,8 +34,8 @@ import (
 
 const (
 	pollInterval = 2 * time.Second
-	// settlePeriod is how long a positive status must be unchanged before it is reported: a broker sends its
-	// objections to Services with its answer to the next heartbeat.
+	// settlePeriod is how long a positive status must be unchanged before it is reported: a broker may have written
+	// nothing yet when it answers the first heartbeat.
 	settlePeriod = 6 * time.Second
 	// confirmTimeout is how long the report of a status waits for clusters that have not confirmed a Service.
 	confirmTimeout = 30 * time.Second
@@ -50,7 +50,7 @@ const (
 type Broker interface {
 	// Verdict returns the broker's objection to an object at a revision, empty for none; known is false while the
 	// broker has not answered.
-	Verdict(key catalog.Key, revision uint64, now time.Time) (objection string, known bool)
+	Verdict(key catalog.Key, revision uint64) (objection string, known bool)
 	// VerdictVersion changes whenever the result of Verdict may change.
 	VerdictVersion() uint64
 }
@@ -178,7 +178,7 @@ func (f *Feedback) dueEvents(now time.Time) []Event {
 			s = &state{verdicts: map[string]verdict{}}
 			f.services[at] = s
 		}
-		e, wait := f.statusOf(o, s, now)
+		e, wait := f.statusOf(o, s)
 		text := string(o.UID) + " " + string(e.reason) + " " + e.note
 		if text != s.current {
 			s.current, s.since = text, now
@@ -224,7 +224,7 @@ func (f *Feedback) needsWrite(s *state) bool {
 }
 
 // statusOf returns the status of a Service, and how long it must be unchanged before it is written.
-func (f *Feedback) statusOf(o *catalog.Offer, s *state, now time.Time) (e Event, wait time.Duration) {
+func (f *Feedback) statusOf(o *catalog.Offer, s *state) (e Event, wait time.Duration) {
 	e.offer = o
 	if len(o.To) == 0 {
 		e.reason, e.note, e.warning = finding.NotOffered, "it is not offered to other clusters: "+o.Reason, true
@@ -234,7 +234,7 @@ func (f *Feedback) statusOf(o *catalog.Offer, s *state, now time.Time) (e Event,
 	brokers := f.brokers()
 	for _, cluster := range o.To {
 		if b := brokers[cluster]; b != nil { // nil while the cluster is added or removed
-			if text, known := b.Verdict(o.Key(), o.Revision, now); known {
+			if text, known := b.Verdict(o.Key(), o.Revision); known {
 				s.verdicts[cluster] = verdict{o.Revision, text}
 			}
 		}

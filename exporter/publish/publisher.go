@@ -41,6 +41,8 @@ const welcomeTimeout = 10 * time.Second
 const (
 	maxAnswer = 1 << 20
 	maxReason = 512
+	// maxUnexported outcomes of Services that are not exported are kept.
+	maxUnexported = 1000
 	// maxLogged refusals of a stream are logged as warnings, the others at level debug. Events, metrics and status
 	// contain all.
 	maxLogged = 20
@@ -82,7 +84,7 @@ type Publisher struct {
 	refused      map[catalog.Key]*semaphorev1.Refusal
 	// outcomes are what the broker reported about Services that it accepted, on the current stream or the last one.
 	outcomes map[catalog.Key]*semaphorev1.Outcome
-	// verdictChanges counts streams, refusals and outcomes; see VerdictVersion.
+	// verdictChanges counts streams, refusals, outcomes and what was acknowledged; see VerdictVersion.
 	verdictChanges uint64
 	logged         int
 	codes          codes
@@ -184,8 +186,11 @@ func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, 
 			return err
 		}
 		p.mu.Lock()
-		was := s.welcomed
+		was, acked, answered, answeredAt := s.welcomed, s.acked, s.answered, s.answeredAt
 		r, err := s.Receive(m)
+		if s.acked != acked || s.answeredAt != answeredAt || answered == 0 && s.answered > 0 {
+			p.verdictChanges++
+		}
 		p.lastReceived = time.Now()
 		p.mu.Unlock()
 		if err != nil {
@@ -239,7 +244,9 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 			if !welcomed {
 				continue
 			}
+			p.mu.Lock()
 			m = s.Heartbeat(time.Now())
+			p.mu.Unlock()
 			if p.deliveries != nil {
 				m.GetHeartbeat().Deliveries = p.deliveries()
 			}
@@ -265,7 +272,7 @@ func (p *Publisher) streamStarted(s *Session) {
 		// The broker checks every object of a snapshot again.
 		clear(p.refused)
 	}
-	clear(p.outcomes) // the broker reports them with its first acknowledgement of a heartbeat
+	clear(p.outcomes) // the broker reports them with its answer to the first heartbeat
 	p.logged = 0
 	p.mu.Unlock()
 	p.metrics.connected.WithLabelValues(p.broker.Cluster).Set(1)
@@ -362,16 +369,22 @@ func truncate(text string) string {
 func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 	k := o.GetKey()
 	key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
-	if key.Kind != semaphorev1.Kind_KIND_SERVICE || !p.catalog.Exports(p.broker.Cluster, key) {
-		return // it was deleted since, or never exported
+	if key.Kind != semaphorev1.Kind_KIND_SERVICE {
+		return
 	}
+	exported := p.catalog.Exports(p.broker.Cluster, key)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.verdictChanges++
 	if o.GetCode() == "" {
+		p.verdictChanges++
 		delete(p.outcomes, key)
 		return
 	}
+	// One that was deleted since may come again before the next heartbeat: the broker does not repeat what it said.
+	if !exported && len(p.outcomes) >= maxUnexported {
+		return
+	}
+	p.verdictChanges++
 	o.Reason, o.Conflict = truncate(o.GetReason()), truncate(o.GetConflict())
 	if p.broker.Cluster != p.cluster { // another cluster decides nothing about the imports of this one
 		o.Conflicts, o.Conflict = nil, ""
@@ -382,16 +395,20 @@ func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 }
 
 // Verdict returns the broker's objection to an object at a revision, empty for none. known is false while the broker
-// has not answered: there is no stream, or it has just begun.
-func (p *Publisher) Verdict(key catalog.Key, revision uint64, now time.Time) (objection string, known bool) {
+// has not said: it says what it refuses before it acknowledges the revision, and what else it has against a Service
+// before it acknowledges a heartbeat that was sent afterwards.
+func (p *Publisher) Verdict(key catalog.Key, revision uint64) (objection string, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.session == nil || len(p.session.snapshots) > 0 || now.Sub(p.since) < outcomesWithin || p.acked.IsZero() ||
-		p.session.acked < revision {
+	s := p.session
+	if s == nil || len(s.snapshots) > 0 || s.acked < revision {
 		return "", false
 	}
 	if r := p.refused[key]; r != nil {
 		return r.GetReason(), true
+	}
+	if s.answered == 0 || s.answeredAt < revision {
+		return "", false
 	}
 	return p.outcomes[key].GetReason(), true
 }
@@ -408,19 +425,8 @@ func (p *Publisher) Conflict(key catalog.Key) (reasons []string, message string)
 func (p *Publisher) VerdictVersion() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.verdictChanges
-	if p.session != nil {
-		n += p.session.acked + 1
-		if time.Since(p.since) >= outcomesWithin {
-			n++
-		}
-	}
-	return n
+	return p.verdictChanges
 }
-
-// outcomesWithin is the time from the start of a stream by which the broker has reported its outcomes, with its answer
-// to the first heartbeat.
-const outcomesWithin = heartbeatInterval + time.Second
 
 // recordSent counts changes that were sent. A refusal of an older state of an object no longer applies.
 func (p *Publisher) recordSent(m *semaphorev1.PublishRequest) {
@@ -436,11 +442,6 @@ func (p *Publisher) recordSent(m *semaphorev1.PublishRequest) {
 			ObservedAt: change.GetObservedAt().AsTime(),
 		})
 		p.forgetRefusal(key, change.GetRevision())
-		if action == "delete" {
-			p.mu.Lock()
-			delete(p.outcomes, key)
-			p.mu.Unlock()
-		}
 	}
 }
 

@@ -54,7 +54,7 @@ func TestARestartedBrokerReceivesWhatWaited(t *testing.T) {
 
 	restored.pod("web", "10.1.1.1")
 	p := restored.publishFrom(c2.start(), readTo(10))
-	within(t, 5*time.Second, "it looks as if the apiserver lags", func() bool {
+	within(t, "it looks as if the apiserver lags", func() bool {
 		return p.Status().GetConnected() &&
 			len(finding.Texts(p.Findings())) == 1
 	})
@@ -68,6 +68,6 @@ func TestARestartedBrokerReceivesWhatWaited(t *testing.T) {
 		func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil })
 	c2.mu.Unlock()
 	c2.start()
-	within(t, 15*time.Second, "the broker that forgot receives it",
+	within(t, "the broker that forgot receives it",
 		func() bool { return c2.held() == 1 && len(finding.Texts(p.Findings())) == 0 })
 }

@@ -80,6 +80,10 @@ type Session struct {
 	acked         uint64
 	// unacked are the messages sent and not acknowledged, oldest first.
 	unacked []sentMessage
+	// answered is the number of heartbeats that the broker has answered, answeredAt the cursor when the newest of them
+	// was sent: the broker has said what it has against all up to there.
+	answered   uint64
+	answeredAt uint64
 }
 
 type kindSnapshot struct {
@@ -94,11 +98,14 @@ type kindSnapshot struct {
 	unchanged bool
 }
 
-// sentMessage is what an acknowledgement needs of one message.
+// sentMessage is what an acknowledgement needs of one message of changes, of the snapshots, or of heartbeats with
+// nothing between them.
 type sentMessage struct {
 	revision uint64
-	// observedAt is when its oldest change was observed.
+	// observedAt is when its oldest change was observed; zero but for changes.
 	observedAt time.Time
+	// beats is the number of heartbeats; 0 for changes.
+	beats int
 }
 
 // NewSession begins a stream of cluster's exports to broker. term is the term of the exporter's Lease and sourceID
@@ -190,12 +197,17 @@ func (s *Session) Hello() *semaphorev1.PublishRequest {
 	}}}
 }
 
-// Heartbeat returns the message to send when there is no other.
+// Heartbeat returns the message to send when there is no other. It must be sent: its answer is counted.
 func (s *Session) Heartbeat(now time.Time) *semaphorev1.PublishRequest {
 	m := &semaphorev1.Heartbeat{HeadRevision: s.journal.Head(), SentAt: timestamppb.New(now)}
 	if s.welcomed && len(s.snapshots) == 0 {
 		m.SentRevision = s.cursor
 		m.Sources = s.sourceRevisions(nil)
+		if last := len(s.unacked) - 1; last >= 0 && s.unacked[last].beats > 0 && s.unacked[last].revision == s.cursor {
+			s.unacked[last].beats++
+		} else {
+			s.unacked = append(s.unacked, sentMessage{revision: s.cursor, beats: 1})
+		}
 	}
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Heartbeat{Heartbeat: m}}
 }
@@ -240,10 +252,7 @@ func (s *Session) Receive(m *semaphorev1.PublishResponse) (Received, error) {
 		}
 		s.acked = max(s.acked, revision)
 		r.Ack = m.Ack
-		for len(s.unacked) > 0 && s.unacked[0].revision <= revision {
-			r.acknowledged = append(r.acknowledged, s.unacked[0])
-			s.unacked = s.unacked[1:]
-		}
+		r.acknowledged = s.acknowledge(revision)
 	case *semaphorev1.PublishResponse_Refusal:
 		r.Refusal = m.Refusal
 	case *semaphorev1.PublishResponse_Outcome:
@@ -251,6 +260,26 @@ func (s *Session) Receive(m *semaphorev1.PublishResponse) (Received, error) {
 	}
 	// An unknown type of message belongs to a later protocol version, and may be ignored.
 	return r, nil
+}
+
+// acknowledge takes what an Ack is for from unacked: the changes up to its revision, or else one heartbeat. The broker
+// answers in the order in which it receives.
+func (s *Session) acknowledge(revision uint64) (changes []sentMessage) {
+	if len(s.unacked) > 0 && s.unacked[0].beats > 0 && s.unacked[0].revision <= revision {
+		of := &s.unacked[0]
+		s.answered, s.answeredAt = s.answered+1, of.revision
+		if of.beats--; of.beats == 0 {
+			s.unacked = s.unacked[1:]
+		}
+		return nil
+	}
+	for len(s.unacked) > 0 && s.unacked[0].beats == 0 && s.unacked[0].revision <= revision {
+		if !s.unacked[0].observedAt.IsZero() {
+			changes = append(changes, s.unacked[0])
+		}
+		s.unacked = s.unacked[1:]
+	}
+	return changes
 }
 
 func (s *Session) handleWelcome(w *semaphorev1.Welcome) error {
@@ -354,7 +383,7 @@ func (s *Session) Next() (*semaphorev1.PublishRequest, error) {
 func (s *Session) nextSnapshotMessage() *semaphorev1.PublishRequest {
 	of := s.snapshots[0]
 	if of.unchanged {
-		s.snapshots = s.snapshots[1:]
+		s.endSnapshot()
 		return &semaphorev1.PublishRequest{
 			Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{
 				Kind: of.kind, Revision: s.snapshotAt, Objects: of.total, Digest: of.digest.Bytes(), SourceRevision: of.read,
@@ -374,11 +403,18 @@ func (s *Session) nextSnapshotMessage() *semaphorev1.PublishRequest {
 		}
 		return b.message()
 	}
-	s.snapshots = s.snapshots[1:]
+	s.endSnapshot()
 	return &semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
 		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: of.kind, Revision: s.snapshotAt, Objects: of.total,
 			SourceRevision: of.read},
 	}}
+}
+
+// endSnapshot passes to the snapshot of the next kind. The broker acknowledges all of them together.
+func (s *Session) endSnapshot() {
+	if s.snapshots = s.snapshots[1:]; len(s.snapshots) == 0 {
+		s.unacked = append(s.unacked, sentMessage{revision: s.snapshotAt})
+	}
 }
 
 func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
@@ -404,7 +440,9 @@ func (s *Session) nextChanges() (*semaphorev1.PublishRequest, error) {
 			s.cursor, s.completeAt = next, next
 		}
 		if len(b.changes) > 0 {
-			s.unacked = append(s.unacked, sentMessage{b.changes[len(b.changes)-1].GetRevision(), b.oldest})
+			s.unacked = append(s.unacked, sentMessage{
+				revision: b.changes[len(b.changes)-1].GetRevision(), observedAt: b.oldest,
+			})
 			m := b.message()
 			// The journal was read before: everything in it was read from the source before that.
 			m.GetChanges().Sources = s.sourceRevisions(s.reportedSource)

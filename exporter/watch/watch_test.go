@@ -169,7 +169,7 @@ var must = testkit.Must
 
 func waitForSync(t *testing.T, w *Watcher) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := w.WaitForSync(ctx); err != nil {
 		t.Fatalf("%v: %v", err, w.Synced())

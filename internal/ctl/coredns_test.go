@@ -88,7 +88,7 @@ func TestCoreDNS(t *testing.T) {
 
 	// A name that resolved names a mirror: when it changes, so does the answer, when the cache drops it.
 	must(t, admin.CoreV1().Services("mirrors").Delete(t.Context(), "c2-shop-73736d-echo", metav1.DeleteOptions{}))
-	testkit.Eventually(t, 20*time.Second, "a mirror that is gone is not resolved", testkit.State(func() (bool, string) {
+	testkit.Eventually(t, time.Minute, "a mirror that is gone is not resolved", testkit.State(func() (bool, string) {
 		rcode, _, err := resolve(t.Context(), server, "echo.shop.svc.cluster.c2.", dnsmessage.TypeA)
 		must(t, err)
 		return rcode == dnsmessage.RCodeNameError, rcode.String()
@@ -162,7 +162,7 @@ func startCoreDNS(t *testing.T, blocks, kubeconfig string) string {
 			t.Logf("CoreDNS said:\n%s\nwith\n%s", output.String(), corefile)
 		}
 	})
-	testkit.Eventually(t, 30*time.Second, "CoreDNS answers", testkit.State(func() (bool, string) {
+	testkit.Eventually(t, time.Minute, "CoreDNS answers", testkit.State(func() (bool, string) {
 		rcode, _, err := resolve(t.Context(), address, "echo.shop.svc.cluster.c2.", dnsmessage.TypeA)
 		return err == nil && rcode == dnsmessage.RCodeSuccess, fmt.Sprint(rcode, " ", err)
 	}))

@@ -80,7 +80,7 @@ func serve(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStat
 // listens waits until a server accepts connections at a socket: its file is there a moment before.
 func listens(t *testing.T, socket string) {
 	t.Helper()
-	testkit.Eventually(t, 5*time.Second, "a server listens", func() error {
+	testkit.Eventually(t, time.Minute, "a server listens", func() error {
 		conn, err := net.Dial("unix", socket)
 		if err == nil {
 			err = conn.Close()
@@ -385,7 +385,7 @@ func TestWatch(t *testing.T) {
 					return line
 				case err := <-done:
 					t.Fatalf("ended with %v", err)
-				case <-time.After(5 * time.Second):
+				case <-time.After(time.Minute):
 					t.Fatal("nothing came")
 				}
 				return ""
@@ -447,15 +447,26 @@ func TestWatchEndsWithThePart(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	socket := filepath.Join(t.TempDir(), "part.sock")
 	stopped := make(chan error, 1)
-	go func() {
-		stopped <- debug.ServeSocket(ctx, socket, debug.NewServer(debug.NewRecorder("broker", "c1", ""), well,
-			debug.Answers{}))
-	}()
+	recorder := debug.NewRecorder("broker", "c1", "")
+	recorder.Record(debug.Event{Source: "c2", Object: "node n1", Action: "receive"})
+	go func() { stopped <- debug.ServeSocket(ctx, socket, debug.NewServer(recorder, well, debug.Answers{})) }()
 	listens(t, socket)
-	time.AfterFunc(300*time.Millisecond, cancel)
-	_, code, err := run(t, "debug", "watch", "--socket", socket)
-	if code != 1 || err == nil {
-		t.Errorf("exit code %d, %v", code, err)
+	out := &lines{all: make(chan string, 100)}
+	cmd := Command()
+	cmd.SetOut(out)
+	cmd.SetErr(io.Discard)
+	cmd.SetArgs([]string{"debug", "watch", "--recent", "--socket", socket})
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.ExecuteContext(t.Context()) }()
+	select {
+	case <-out.all: // it watches
+	case err := <-ended:
+		t.Fatalf("ended with %v", err)
+	}
+	cancel()
+	var exit program.ExitError
+	if err := <-ended; err == nil || errors.As(err, &exit) && exit.Code != 1 {
+		t.Errorf("the part ended, and the watch with %v", err)
 	}
 	must(t, <-stopped)
 }

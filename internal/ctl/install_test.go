@@ -288,7 +288,7 @@ func TestInstall(t *testing.T) {
 // awaitDefault waits until controllers have given the namespaces of a new apiserver what they have.
 func awaitDefault(t *testing.T, admin kubernetes.Interface) error {
 	t.Helper()
-	testkit.Eventually(t, 20*time.Second, "namespaces have their ServiceAccounts", func() error {
+	testkit.Eventually(t, time.Minute, "namespaces have their ServiceAccounts", func() error {
 		for _, n := range []string{"default", "kube-system", "kube-public", "kube-node-lease"} {
 			if _, err := admin.CoreV1().ServiceAccounts(n).Get(t.Context(), "default", metav1.GetOptions{}); err != nil {
 				return err

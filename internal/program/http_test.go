@@ -33,7 +33,7 @@ func listen(t *testing.T, run func(ctx context.Context, address string) error) s
 			if err != nil {
 				t.Errorf("at the end: %v", err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("the listener does not end")
 		}
 		http.DefaultClient.CloseIdleConnections()
@@ -42,7 +42,7 @@ func listen(t *testing.T, run func(ctx context.Context, address string) error) s
 			t.Error("somebody listens after the end")
 		}
 	})
-	testkit.Eventually(t, 10*time.Second, "somebody listens", func() error {
+	testkit.Eventually(t, time.Minute, "somebody listens", func() error {
 		conn, err := net.Dial("tcp", address)
 		if err == nil {
 			conn.Close()

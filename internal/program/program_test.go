@@ -208,12 +208,23 @@ func TestSignals(t *testing.T) {
 				if i == 0 && test.said != "" {
 					expect(test.said)
 				}
-				// The second signal ends the process once the first one's handler has been taken away.
-				time.Sleep(100 * time.Millisecond)
 			}
-			timer := time.AfterFunc(10*time.Second, func() { cmd.Process.Kill() })
-			defer timer.Stop()
-			cmd.Wait()
+			ended := make(chan struct{})
+			go func() { cmd.Wait(); close(ended) }()
+			for begin := time.Now(); ; {
+				select {
+				case <-ended:
+				case <-time.After(50 * time.Millisecond):
+					if time.Since(begin) > time.Minute {
+						cmd.Process.Kill()
+					} else if len(test.signals) > 1 {
+						// It ends the process once the first one's handler has been taken away, a moment after that has run.
+						_ = cmd.Process.Signal(test.signals[1])
+					}
+					continue
+				}
+				break
+			}
 			state := cmd.ProcessState.Sys().(syscall.WaitStatus)
 			if cmd.ProcessState.ExitCode() != test.code || (test.killed != 0 && state.Signal() != test.killed) {
 				t.Errorf("ended with %s; want code %d, signal %v", cmd.ProcessState, test.code, test.killed)

@@ -35,7 +35,7 @@ func namespace(t *testing.T) *netns.Namespace {
 
 func TestCapture(t *testing.T) {
 	ns := namespace(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	receiver, err := ns.ListenPacket(ctx, "udp", "127.0.0.1:0")
 	if err != nil {

@@ -65,7 +65,7 @@ func startContainerd(t *testing.T, paths components.Paths) *containerd {
 			t.Error(err)
 		}
 	})
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		_, err := c.ctr(t.Context(), "version")
 		if err == nil {

@@ -135,7 +135,7 @@ func TestDoRestoresThreads(t *testing.T) {
 
 func TestDialAndListen(t *testing.T) {
 	n := create(t, "net")
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	listener, err := n.Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -221,7 +221,7 @@ func TestErrors(t *testing.T) {
 // until waits for a condition.
 func until(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	testkit.Eventually(t, 10*time.Second, what, testkit.True(f))
+	testkit.Eventually(t, time.Minute, what, testkit.True(f))
 }
 
 func says(file, word string) func() bool {
@@ -235,7 +235,7 @@ func TestStop(t *testing.T) {
 	spec := shell(t, `trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done`)
 	p := start(t, spec)
 	until(t, "the process", says(spec.Output, "ready"))
-	if err := p.Stop(5 * time.Second); err != nil {
+	if err := p.Stop(time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	if state := p.Wait(); state.Code != 3 || state.Signal != 0 || !state.Finished.After(state.Started) {
@@ -274,7 +274,7 @@ func initial(t *testing.T) (*Process, *netns.Namespace) {
 
 func TestJoin(t *testing.T) {
 	p, _ := initial(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	err := Join(ctx, p.PID(), JoinSpec{
@@ -345,7 +345,7 @@ func TestInit(t *testing.T) {
 	}
 	select {
 	case <-daemon.Done():
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("the daemon outlived the first process")
 	}
 	if pids, err := ns.Processes(); err != nil || len(pids) > 0 {

@@ -1080,7 +1080,8 @@ func (x *SourceRevision) GetSourceRevision() uint64 {
 	return 0
 }
 
-// Ack acknowledges every change up to revision: it is in the broker's replica, or was refused.
+// Ack acknowledges every change up to revision: it is in the broker's replica, or was refused. That of a heartbeat comes
+// after the Outcomes that there are then.
 type Ack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`

@@ -1,0 +1,268 @@
+package publish
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/kube-semaphore/semaphore/broker/admission"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// carried is a stream without a network: what is sent, when, and what is received.
+type carried struct {
+	grpc.ClientStream
+	ctx     context.Context
+	sent    chan *semaphorev1.PublishRequest
+	answers chan *semaphorev1.PublishResponse
+}
+
+func (c *carried) Send(m *semaphorev1.PublishRequest) error {
+	select {
+	case c.sent <- m:
+		return nil
+	case <-c.ctx.Done():
+		return c.ctx.Err()
+	}
+}
+
+func (c *carried) Recv() (*semaphorev1.PublishResponse, error) {
+	select {
+	case m := <-c.answers:
+		return m, nil
+	case <-c.ctx.Done():
+		return nil, c.ctx.Err()
+	}
+}
+
+// offline runs a publisher's stream in a bubble of time, and returns the stream when it is welcome.
+func offline(t *testing.T, b *bench, p *Publisher,
+	answer func(*semaphorev1.PublishRequest) []*semaphorev1.PublishResponse) (all func() []*semaphorev1.PublishRequest) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	stream := &carried{ctx: ctx, sent: make(chan *semaphorev1.PublishRequest),
+		answers: make(chan *semaphorev1.PublishResponse, 1000)}
+	s := NewSession("c1", "c2", "", 0, "", b.catalog.Rules().KindsFor("c2"), b.catalog.Journal())
+	more := make(chan struct{}, 1)
+	received := make(chan *semaphorev1.PublishRequest, 1000)
+	done := make(chan struct{}, 3)
+	go func() { _ = p.receive(stream, s, more); done <- struct{}{} }()
+	go func() { _ = p.send(ctx, stream, s, more); done <- struct{}{} }()
+	go func() {
+		defer func() { done <- struct{}{} }()
+		for m := s.Hello(); m != nil; {
+			for _, r := range answer(m) {
+				stream.answers <- r
+			}
+			select {
+			case m = <-stream.sent:
+				received <- m
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-done; <-done; <-done })
+	return func() (out []*semaphorev1.PublishRequest) {
+		synctest.Wait()
+		for len(received) > 0 {
+			out = append(out, <-received)
+		}
+		return out
+	}
+}
+
+// answering is what a broker on the real replica answers.
+func answering() func(*semaphorev1.PublishRequest) []*semaphorev1.PublishResponse {
+	s := replica.New("c1", "c2", "broker version",
+		func(o *semaphorev1.Object) (*semaphorev1.Object, []admission.Refusal) { return o, nil }).Open()
+	return func(m *semaphorev1.PublishRequest) []*semaphorev1.PublishResponse {
+		r, err := s.Receive(time.Now(), m)
+		if err != nil {
+			panic(err)
+		}
+		return r.Responses
+	}
+}
+
+// A change, and what is to be reported to the own broker, wait for no heartbeat.
+func TestNothingWaitsForAHeartbeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, "c2")
+		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics)
+		lost := make(chan struct{}, 1)
+		p.SetDeliveries(func() []*semaphorev1.Delivery { return []*semaphorev1.Delivery{{Cluster: "c3"}} }, lost)
+		sent := offline(t, b, p, answering())
+		sent() // the snapshots
+		began := time.Now()
+		for i := range 20 {
+			time.Sleep(heartbeatInterval / 7)
+			sent()
+			b.pod("web", fmt.Sprint("10.1.1.", i+1))
+			if m := sent(); len(m) != 1 || len(m[0].GetChanges().GetChanges()) != 1 {
+				t.Fatalf("after %s, a change made it send %v", time.Since(began), m)
+			}
+			lost <- struct{}{}
+			if m := sent(); len(m) != 1 || len(m[0].GetHeartbeat().GetDeliveries()) != 1 {
+				t.Fatalf("after %s, what is to be reported made it send %v", time.Since(began), m)
+			}
+		}
+		time.Sleep(10 * heartbeatInterval)
+		if m := sent(); len(m) != 10 {
+			t.Errorf("%d messages in %s in which nothing happened", len(m), 10*heartbeatInterval)
+		}
+	})
+}
+
+// That a broker has nothing against a Service is known when it has answered a heartbeat that came after the Service,
+// however long that takes it.
+func TestVerdictOfASlowBroker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, "c2")
+		b.catalog = catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
+			Mirror: labels.Everything(), Global: labels.Nothing()})
+		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics)
+		key := catalog.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "echo"}
+		put := func(port int32) uint64 {
+			b.catalog.PutService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo"},
+				Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: port, Protocol: "TCP"}}}}, time.Now())
+			return b.catalog.Journal().Head()
+		}
+		// It needs twenty seconds for each heartbeat, and none for changes. It says what is new with a heartbeat.
+		const slow = 4 * heartbeatInterval
+		objection, said := "taken", ""
+		receive := answering()
+		beats := 0
+		sent := offline(t, b, p, func(m *semaphorev1.PublishRequest) []*semaphorev1.PublishResponse {
+			answers := receive(m)
+			if m.GetHeartbeat() == nil {
+				return answers
+			}
+			time.Sleep(slow)
+			beats++
+			if objection == said {
+				return answers
+			}
+			said = objection
+			return slices.Insert(answers, 0, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{
+				Outcome: &semaphorev1.Outcome{Key: key.Proto(), Code: said, Reason: said}}})
+		})
+		revision := put(80)
+		for i, want := range []string{"taken", "too long", ""} {
+			objection = want
+			before := beats
+			for {
+				sent()
+				version := p.VerdictVersion()
+				if is, known := p.Verdict(key, revision); known {
+					if is != want {
+						t.Errorf("%d: after %d heartbeats it says %q, not %q", i, beats-before, is, want)
+					}
+					break
+				} else if is != "" {
+					t.Errorf("%d: unknown, and %q", i, is)
+				}
+				if beats > before+10 {
+					t.Fatalf("%d: unknown after %d heartbeats", i, beats-before)
+				}
+				time.Sleep(time.Second)
+				sent()
+				if _, known := p.Verdict(key, revision); known && p.VerdictVersion() == version {
+					t.Errorf("%d: it is known, and the version is still %d", i, version)
+				}
+			}
+			revision = put(int32(81 + i))
+			sent()
+		}
+	})
+}
+
+// A Service that is deleted and offered again between two heartbeats is as little wanted as before: the broker does not
+// repeat what it has against it.
+func TestVerdictOfAServiceThatIsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, "c2")
+		b.catalog = catalog.New(catalog.Rules{Features: config.Features{config.Services}, Clusters: []string{"c2"},
+			Mirror: labels.Everything(), Global: labels.Nothing()})
+		p := New("c1", 0, config.ExporterBroker{Cluster: "c2"}, nil, b.catalog, b.recorder, b.metrics)
+		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo"},
+			Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80, Protocol: "TCP"}}}}
+		key := catalog.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "echo"}
+		receive, said := answering(), false
+		sent := offline(t, b, p, func(m *semaphorev1.PublishRequest) []*semaphorev1.PublishResponse {
+			answers := receive(m)
+			if m.GetHeartbeat() != nil && !said {
+				said = true
+				answers = slices.Insert(answers, 0, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{
+					Outcome: &semaphorev1.Outcome{Key: key.Proto(), Code: "name-taken", Reason: "taken"}}})
+			}
+			return answers
+		})
+		for range 3 {
+			b.catalog.PutService(service, time.Now())
+			sent()
+			time.Sleep(heartbeatInterval)
+			sent()
+			if is, known := p.Verdict(key, b.catalog.Journal().Head()); is != "taken" || !known {
+				t.Errorf("it says %q (%t), not that the name is taken", is, known)
+			}
+			b.catalog.DeleteService("shop", "echo", time.Now())
+			sent()
+		}
+	})
+}
+
+// The Ack of the snapshots, and those of changes, answer no heartbeat that was sent before they came.
+func TestAnswersAreCountedInOrder(t *testing.T) {
+	b := newBench(t, "c2")
+	b.pod("web", "10.1.1.1")
+	s := NewSession("c1", "c2", "", 0, "", b.catalog.Rules().KindsFor("c2"), b.catalog.Journal())
+	answer := answering()
+	var answers []*semaphorev1.PublishResponse
+	sent := func(m *semaphorev1.PublishRequest) { answers = append(answers, answer(m)...) }
+	received := func(answered int, at uint64) {
+		t.Helper()
+		_, err := s.Receive(answers[0])
+		must(t, err)
+		answers = answers[1:]
+		if s.answered != uint64(answered) || s.answeredAt != at {
+			t.Errorf("%d heartbeats are answered, the last at %d, not %d and %d", s.answered, s.answeredAt, answered, at)
+		}
+	}
+	sent(s.Hello())
+	received(0, 0)
+	all := func() {
+		for m, err := s.Next(); m != nil; m, err = s.Next() {
+			must(t, err)
+			sent(m)
+		}
+	}
+	all()
+	sent(s.Heartbeat(time.Now()))
+	sent(s.Heartbeat(time.Now()))
+	b.pod("web", "10.1.1.2")
+	all()
+	b.pod("web", "10.1.1.3")
+	all()
+	sent(s.Heartbeat(time.Now()))
+	received(0, 0) // the snapshots
+	received(1, 1)
+	received(2, 1)
+	received(2, 1)
+	received(2, 1)
+	received(3, 3)
+	if len(answers)+len(s.unacked) > 0 {
+		t.Errorf("%d answers are left, and %d messages wait for one", len(answers), len(s.unacked))
+	}
+}
