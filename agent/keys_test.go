@@ -542,6 +542,7 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 		if code, page := fetch("readyz"); code != http.StatusServiceUnavailable || !strings.Contains(page, file) {
 			t.Errorf("readyz: %d %s", code, page)
 		}
+		sameCodes(t, cfg, "key-file, not-ready: ")
 		if n := metric(t, `semaphore_agent_key_file_problem{cluster="c2",device="wireguard.c2"}`); n != "1" {
 			t.Errorf("problem: %q", n)
 		}

@@ -89,6 +89,22 @@ func fetch(path string) (int, string) {
 	return answer.StatusCode, string(body)
 }
 
+// sameCodes expects that /readyz begins so, and that /readyz, metrics and status have the same codes.
+func sameCodes(t *testing.T, cfg *config.Agent, begins string) {
+	t.Helper()
+	client := debugClient(t, cfg)
+	eventually(t, "/readyz, metrics and status have the same codes", func() bool {
+		_, page := fetch("readyz?verbose")
+		_, metrics := fetch("metrics")
+		s, err := client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+		must(t, err)
+		if err = testkit.SameCodes(page, metrics, s.GetFindings()); err != nil {
+			t.Log(err)
+		}
+		return err == nil && strings.HasPrefix(page, begins)
+	})
+}
+
 func ready() bool {
 	code, _ := fetch("readyz")
 	return code == http.StatusOK

@@ -56,6 +56,7 @@ func (a *agent) pages(reg *prometheus.Registry) program.Pages {
 			now := time.Now()
 			return status.Remarks(a.board.Get(), a.session.View(now), now), a.ready()
 		},
+		Found: a.found,
 	}
 }
 

@@ -141,8 +141,8 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 		g.Go(func() error { return p.newDashboard().Serve(ctx, address, refused.Inc) })
 	}
 	g.Go(func() error {
-		return program.HTTP(ctx, cfg.Listen.HTTP, prometheus.GathererFunc(p.gather),
-			func() (string, error) { return p.elector.Ready(p.working) })
+		return program.Pages{Metrics: prometheus.GathererFunc(p.gather), Ready: p.ready, Found: p.found}.Serve(ctx,
+			cfg.Listen.HTTP)
 	})
 	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err

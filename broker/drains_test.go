@@ -257,6 +257,12 @@ func TestDrainsFirst(t *testing.T) {
 		_, text := get("http://" + w.cfg.Listen.HTTP + "/readyz")
 		return strings.Contains(text, "drains: those of the cluster are not known yet"), text
 	})
+	eventually(t, "/readyz, metrics and status have the same codes", func() (bool, string) {
+		ok, page := get("http://" + w.cfg.Listen.HTTP + "/readyz?verbose")
+		_, metrics := get("http://" + w.cfg.Listen.HTTP + "/metrics")
+		err := testkit.SameCodes(page, metrics, w.status(w.cfg).GetFindings())
+		return !ok && err == nil && strings.HasPrefix(page, "drains, not-ready: "), fmt.Sprint(err, page)
+	})
 	e := w.exporter("c2")
 	sendAs(e, "c2", "e1", serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5"),
 		memberObject("shop", "echo-0", "u1", "echo", "10.2.1.5"))

@@ -123,6 +123,11 @@ func TestTwoBrokers(t *testing.T) {
 		ok, text := get("http://" + other.Listen.HTTP + "/readyz")
 		return ok && strings.TrimSpace(text) == "ok: standby: "+host+" leads", text
 	})
+	_, page := get("http://" + other.Listen.HTTP + "/readyz?verbose")
+	_, metrics := get("http://" + other.Listen.HTTP + "/metrics")
+	if err := testkit.SameCodes(page, metrics, w.status(&other).GetFindings()); err != nil {
+		t.Error(err)
+	}
 	w.healsItsSlices()
 	if ok, text := get("http://" + other.Listen.HTTP + "/healthz"); !ok {
 		t.Errorf("a standby is not alive: %s", text)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"reflect"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -61,6 +62,8 @@ type process struct {
 	listening atomic.Bool
 	// current is the broker that runs, or would run.
 	current atomic.Pointer[broker]
+	// previewing is held while a preview is made.
+	previewing sync.Mutex
 	// following is nil if the remotes are in the file, and on a standby.
 	following atomic.Pointer[following]
 }
@@ -174,7 +177,7 @@ func (p *process) newDebugger() semaphorev1.DebugServiceServer {
 			return operator.Holders(p.elector.Standby, p.current.Load().sets.Holders)(req)
 		}
 	}
-	return debug.NewServer(p.recorder, p.status, debug.Answers{Sets: sets, Holders: who})
+	return debug.NewServer(p.recorder, p.status, debug.Answers{Sets: sets, Holders: who, Preview: p.preview})
 }
 
 // newDashboard shows what semaphorectl gets.

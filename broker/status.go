@@ -12,11 +12,14 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
+// ready returns why the process can neither work nor take over; nil if it can.
+func (p *process) ready() (note string, err error) { return p.elector.Ready(p.working) }
+
 // working returns why the leader does not do its work; nil if it does.
 func (p *process) working() error {
 	if f := p.following.Load(); f != nil {
 		if err := f.unknown(); err != nil {
-			return err
+			return finding.Because(err, finding.Lines(finding.RemotesUnread, "", f.follower.Problems())...)
 		}
 	}
 	b := p.current.Load()
@@ -31,7 +34,8 @@ func (p *process) working() error {
 func (b *broker) synced() error {
 	for _, l := range b.loops {
 		if !l.Synced() && (!l.calico || b.calico.Problem() == "") && (!l.mcs || b.mcs.Problem() == "") {
-			return fmt.Errorf("%s: those of the cluster are not known yet", l.kind.Plural())
+			return finding.Because(fmt.Errorf("%s: those of the cluster are not known yet", l.kind.Plural()),
+				l.Findings()...)
 		}
 	}
 	return nil
@@ -62,6 +66,9 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 	out := &semaphorev1.GetStatusResponse{Part: "broker", Now: timestamppb.Now()} // which the judgement needs
 	leads, problem := p.elector.Status(out)
 	found := finding.Line(finding.LeaseProblem, "", problem)
+	if _, err := p.ready(); err != nil {
+		found = append(found, finding.Line(finding.NotReady, "", "not ready: "+err.Error())...)
+	}
 	if leads {
 		b := p.current.Load()
 		out.Ready, out.Links, out.Drains = p.working() == nil, b.federation.Links(), b.leading.Load().DrainsStatus()
@@ -77,9 +84,6 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 // findings are what a leader finds wrong, but for what follows from the fields of its status.
 func (p *process) findings(b *broker) (found []finding.Finding) {
 	note := func(code finding.Code, lines ...string) { found = append(found, finding.Lines(code, "", lines)...) }
-	if err := p.working(); err != nil {
-		note(finding.NotReady, "not ready: "+err.Error())
-	}
 	if f := p.following.Load(); f != nil {
 		found = append(found, f.findings()...)
 	}

@@ -104,10 +104,10 @@ var shared = map[string]string{
 	"internal/identity": "config volume",
 	"internal/pki":      "config durable identity",
 	// Processes and the apiserver.
-	"internal/program":     "conns",
+	"internal/program":     "conns finding",
 	"internal/debug":       "finding program unixsocket proto",
 	"internal/kube":        "config program",
-	"internal/kube/leader": "config kube proto",
+	"internal/kube/leader": "config finding kube proto",
 	"internal/podcidr":     "config kube",
 	// The Multi-Cluster Services API.
 	"internal/mcs": "kube", "internal/mcs/definitions": "",

@@ -157,15 +157,17 @@ type exporter struct {
 	mu sync.Mutex
 	// publishers of the leader by cluster; empty on a standby.
 	publishers map[string]*publish.Publisher
+	// previewing is held while a preview is made.
+	previewing sync.Mutex
 	// following is nil where the brokers are in the file, and on a standby.
 	following atomic.Pointer[following]
 }
 
 func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 	g, ctx := errgroup.WithContext(ctx)
-	debugServer := debug.NewServer(e.recorder, e.status, debug.Answers{})
+	debugServer := debug.NewServer(e.recorder, e.status, debug.Answers{Preview: e.preview})
 	g.Go(func() error {
-		return program.HTTP(ctx, e.cfg.Listen.HTTP, reg, func() (string, error) { return e.elector.Ready(e.watcher.Synced) })
+		return program.Pages{Metrics: reg, Ready: e.ready, Found: e.found}.Serve(ctx, e.cfg.Listen.HTTP)
 	})
 	g.Go(func() error { return debug.ServeSocket(ctx, e.cfg.Listen.DebugSocket, debugServer) })
 	g.Go(func() error { return e.serveDebug(ctx, debugServer) })
@@ -291,6 +293,9 @@ func (e *exporter) serveDebug(ctx context.Context, server semaphorev1.DebugServi
 	return nil
 }
 
+// ready returns why the process can neither work nor take over; nil if it can.
+func (e *exporter) ready() (note string, err error) { return e.elector.Ready(e.watcher.Synced) }
+
 // status answers semaphorectl.
 func (e *exporter) status() *semaphorev1.GetStatusResponse {
 	s, found := e.describe(e.catalog.Findings)
@@ -314,6 +319,9 @@ func (e *exporter) describe(objects func() []finding.Finding) (*semaphorev1.GetS
 	s := &semaphorev1.GetStatusResponse{Part: "exporter", Now: timestamppb.Now()} // which the judgement needs
 	leads, problem := e.elector.Status(s)
 	found := finding.Line(finding.LeaseProblem, "", problem)
+	if _, err := e.ready(); err != nil {
+		found = append(found, finding.Line(finding.NotReady, "", err.Error())...)
+	}
 	if leads {
 		s.Ready, s.Links = e.watcher.Synced() == nil, e.links()
 		found = slices.Concat(found, e.findings(), objects())
@@ -324,9 +332,6 @@ func (e *exporter) describe(objects func() []finding.Finding) (*semaphorev1.GetS
 // findings are what a leader finds wrong, but for what follows from the fields of its status, and for objects.
 func (e *exporter) findings() []finding.Finding {
 	found := e.watcher.Findings()
-	if err := e.watcher.Synced(); err != nil {
-		found = append(found, finding.Line(finding.NotReady, "", err.Error())...)
-	}
 	if e.conditions != nil {
 		found = append(found, finding.Lines(finding.ConditionsUnwritten, "", e.conditions.Problems())...)
 	}

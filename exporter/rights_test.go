@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -48,6 +49,15 @@ func TestOneKindThatCannotBeRead(t *testing.T) {
 		!strings.Contains(text, "pods is forbidden") {
 		t.Errorf("/readyz: %d %s", code, text)
 	}
+	within(t, "/readyz, metrics and status have the same codes", func() bool {
+		code, page := e.get("/readyz?verbose")
+		_, metrics := e.get("/metrics")
+		if err := testkit.SameCodes(page, metrics, e.status().GetFindings()); err != nil {
+			t.Log(err)
+			return false
+		}
+		return code == http.StatusServiceUnavailable && strings.HasPrefix(page, "not-followed, not-ready: ")
+	})
 	for _, k := range e.status().GetLinks()[0].GetKinds() {
 		if want := k.GetKind() == semaphorev1.Kind_KIND_NODE ||
 			k.GetKind() == semaphorev1.Kind_KIND_SERVICE; k.GetComplete() != want {
@@ -63,4 +73,7 @@ func TestOneKindThatCannotBeRead(t *testing.T) {
 		return c2.holds() == "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
 	})
 	within(t, "all is well", func() bool { return e.status().GetReady() && len(e.status().GetProblems()) == 0 })
+	if code, page := e.get("/readyz?verbose"); code != http.StatusOK || page != "ok\n" {
+		t.Errorf("/readyz: %d %s", code, page)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
@@ -39,5 +40,43 @@ func TestChangedMTUIsSetOnce(t *testing.T) {
 	m.reportChanges("c2", false, nil, talk.Counts{}, at(1420), at(1300))
 	if !slices.Equal(set, []string{"c2"}) {
 		t.Errorf("set: %v", set)
+	}
+}
+
+// The traffic of a device is reported as a rate, 30 s after the last report at the earliest, and only if it is another
+// one by more than a tenth; an idle device reports nothing for its keepalives.
+func TestTraffic(t *testing.T) {
+	start := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	d, now, sent := &device{}, start, int64(0)
+	pass := func(seconds int, bytes int64) {
+		now, sent = now.Add(time.Duration(seconds)*time.Second), sent+bytes
+		d.talk.Observe(now, 0, []talk.Sample{{Key: talk.Key{1}, Handshake: start.Add(time.Minute), Sent: sent,
+			Received: 2 * sent}})
+	}
+	pass(1, 5_000)
+	d.takeReport(now)
+	for _, step := range []struct {
+		what    string
+		seconds int
+		bytes   int64
+		due     bool
+		rates   traffic
+	}{
+		{"too early", 10, 100_000, false, traffic{}},
+		{"traffic began", 20, 200_000, true, traffic{10_000, 20_000}},
+		{"as before", 30, 300_000, false, traffic{10_000, 20_000}},
+		{"a little more", 30, 330_000, false, traffic{10_000, 20_000}},
+		{"more", 30, 1_170_000, true, traffic{20_000, 40_000}},
+		{"none", 30, 0, true, traffic{}},
+		{"keepalives", 30, 96, false, traffic{}},
+	} {
+		pass(step.seconds, step.bytes)
+		due := d.reportDue(now)
+		if due {
+			d.takeReport(now)
+		}
+		if due != step.due || d.sent.rates != step.rates {
+			t.Errorf("%s: due %v, %+v", step.what, due, d.sent.rates)
+		}
 	}
 }

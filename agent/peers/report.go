@@ -82,6 +82,32 @@ type sent struct {
 	counts talk.Counts
 	newest time.Time
 	silent []talk.SilentPeer
+	// bytes are those that were sent and received until then, and rates how many in a second since the report before.
+	bytes, rates traffic
+}
+
+// traffic is bytes, or bytes per second.
+type traffic struct{ sent, received int64 }
+
+// leastRate is the traffic in bytes per second below which another rate is no reason for a report: an idle device has
+// keepalives and handshakes.
+const leastRate = 1 << 10
+
+// ratesSince are the bytes per second since the last report; zero if there was none.
+func (d *device) ratesSince(now time.Time) (t traffic) {
+	seconds := now.Sub(d.sent.at).Seconds()
+	if d.sent.at.IsZero() || seconds <= 0 {
+		return t
+	}
+	sent, received := d.talk.Traffic()
+	was := d.sent.bytes
+	return traffic{int64(float64(sent-was.sent) / seconds), int64(float64(received-was.received) / seconds)}
+}
+
+// differs reports whether a rate is another one than a tenth more or less.
+func (t traffic) differs(from traffic) bool {
+	other := func(a, b int64) bool { return max(a, b) >= leastRate && max(a, b)-min(a, b) > max(a, b)/10 }
+	return other(t.sent, from.sent) || other(t.received, from.received)
 }
 
 // reportDue reports whether a new report would differ and enough time has passed since the last one. It is called with
@@ -89,11 +115,25 @@ type sent struct {
 func (d *device) reportDue(now time.Time) bool {
 	passed := now.Sub(d.sent.at)
 	counts := d.talk.Counts()
+	if passed >= minCountInterval && d.ratesSince(now).differs(d.sent.rates) {
+		return true
+	}
 	if d.sent.counts == counts && d.sent.newest.Equal(d.talk.Newest()) || passed < minSilentInterval {
 		return false
 	}
 	return passed >= minCountInterval || d.sent.counts.Silent != counts.Silent ||
 		!slices.EqualFunc(d.sent.silent, d.talk.Silent(MaxSilent), sameQuiet)
+}
+
+// takeReport keeps what a report now says.
+func (d *device) takeReport(now time.Time) {
+	rates := d.ratesSince(now)
+	if passed := now.Sub(d.sent.at); passed < minCountInterval && !d.sent.at.IsZero() {
+		rates = d.sent.rates // too short a time for a rate
+	}
+	next := sent{at: now, counts: d.talk.Counts(), newest: d.talk.Newest(), silent: d.talk.Silent(MaxSilent), rates: rates}
+	next.bytes.sent, next.bytes.received = d.talk.Traffic()
+	d.sent = next
 }
 
 func sameQuiet(a, b talk.SilentPeer) bool {
@@ -121,12 +161,13 @@ func (m *Monitor) Report(r *semaphorev1.DeviceReport) *semaphorev1.DeviceReport 
 		return r
 	}
 	if now := time.Now(); d.reportDue(now) {
-		d.sent = sent{now, d.talk.Counts(), d.talk.Newest(), d.talk.Silent(MaxSilent)}
+		d.takeReport(now)
 	}
 	sent := d.sent
 	m.mu.Unlock()
 	r = proto.CloneOf(r)
 	r.LastHandshake = timestampOf(sent.newest)
+	r.SentPerSecond, r.ReceivedPerSecond = uint64(max(0, sent.rates.sent)), uint64(max(0, sent.rates.received))
 	c := sent.counts
 	r.PeersTalking, r.PeersSilent, r.PeersIdle = uint32(c.Talking), uint32(c.Silent), uint32(c.Idle)
 	names := m.names(r.GetCluster(), sent.silent)

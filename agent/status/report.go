@@ -77,10 +77,7 @@ func (v View) findings(stream session.View) []finding.Finding {
 	found := slices.Clone(v.Node.Findings)
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
 		d := v.Devices[cluster]
-		found = append(found, d.Findings...)
-		if len(d.Findings) == 0 && d.Problem != "" {
-			found = append(found, finding.New(finding.DeviceFailed, cluster, 1, d.Problem))
-		}
+		found = append(found, d.found(cluster)...)
 		if d.Clear != nil && d.Clear.Hold != "" {
 			found = append(found, finding.New(finding.ClearHold, cluster, 1, d.Clear.Hold))
 		}
@@ -88,6 +85,24 @@ func (v View) findings(stream session.View) []finding.Finding {
 	for _, cluster := range slices.Sorted(maps.Keys(v.Orphans)) {
 		if problem := v.orphan(cluster, stream).GetProblem(); problem != "" && v.Devices[cluster].Report == nil {
 			found = append(found, finding.New(finding.OrphanDevice, cluster, 1, problem))
+		}
+	}
+	return found
+}
+
+// found is what is wrong with a device.
+func (d Device) found(cluster string) []finding.Finding {
+	if len(d.Findings) == 0 && d.Problem != "" {
+		return []finding.Finding{finding.New(finding.DeviceFailed, cluster, 1, d.Problem)}
+	}
+	return d.Findings
+}
+
+// failed are the findings of a device that could not be set because of them.
+func (d Device) failed(cluster string) (found []finding.Finding) {
+	for _, f := range d.found(cluster) {
+		if f.Code == finding.DeviceFailed || f.Code == finding.KeyFile {
+			found = append(found, f)
 		}
 	}
 	return found
@@ -137,12 +152,19 @@ func shorten(r *semaphorev1.AgentReport) {
 // fails. It stays nil without a broker: the kernel keeps working.
 func Ready(v View, stream session.View) error {
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
-		if f := v.Devices[cluster].Failure; f != nil && !f.Partial {
-			return fmt.Errorf("device %s: %s", naming.Device(cluster), f.Problem)
+		d := v.Devices[cluster]
+		if f := d.Failure; f != nil && !f.Partial {
+			return finding.Because(fmt.Errorf("device %s: %s", naming.Device(cluster), f.Problem), d.failed(cluster)...)
 		}
 	}
 	if v.Node.Heard && !v.Node.Guarded {
-		return errors.New("the pod subnets of remotes are not all guarded yet")
+		var causes []finding.Finding
+		for _, f := range v.Node.Findings {
+			if f.Code == finding.Unguarded {
+				causes = append(causes, f)
+			}
+		}
+		return finding.Because(errors.New("the pod subnets of remotes are not all guarded yet"), causes...)
 	}
 	if !v.Programmed && !v.Restored {
 		if stream.LastError != "" {

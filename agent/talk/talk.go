@@ -93,6 +93,8 @@ type Device struct {
 	endpoints map[netip.Addr]int
 	counts    Counts
 	newest    time.Time
+	// sent and received are bytes of all peers since the device was first observed.
+	sent, received int64
 }
 
 type peer struct {
@@ -129,6 +131,8 @@ func (d *Device) Observe(now time.Time, every time.Duration, samples []Sample) (
 				p.Sent = 0 // all of it was unanswered
 			}
 		}
+		d.sent += s.Sent - p.Sent
+		d.received += s.Received - p.Received
 		if p.lastRound = d.round; p.Endpoint != s.Endpoint {
 			d.count(p.Endpoint, -1)
 			d.count(s.Endpoint, 1)
@@ -214,6 +218,10 @@ func (p *peer) observe(now time.Time, passed time.Duration, idle int64, s *Sampl
 
 // Counts returns the number of peers by state in the last round.
 func (d *Device) Counts() Counts { return d.counts }
+
+// Traffic returns the bytes that were sent to and received from peers since the device was first observed, those of
+// peers that were removed too.
+func (d *Device) Traffic() (sent, received int64) { return d.sent, d.received }
 
 // Newest returns the newest handshake of any peer; zero for none.
 func (d *Device) Newest() time.Time { return d.newest }

@@ -22,7 +22,7 @@ func TestInABrowser(t *testing.T) {
 	const hostile = `c3<img src=x onerror="document.title='owned'"></td><script>document.title='owned'</script>`
 	var silent, away atomic.Bool
 	var last atomic.Pointer[semaphorev1.GetStatusResponse]
-	address := serve(t, Sources{
+	address, stop := serveUntil(t, Sources{
 		Status: func() *semaphorev1.GetStatusResponse {
 			for away.Load() {
 				time.Sleep(10 * time.Millisecond)
@@ -58,7 +58,7 @@ func TestInABrowser(t *testing.T) {
 		for _, l := range m.Links {
 			want := []string{l.At, l.From, l.State, l.Age, l.Lag, "0", fmt.Sprint(l.Kinds["service"]), "0", "0",
 				fmt.Sprint(l.Refused), fmt.Sprint(l.Kept), fmt.Sprintf("%d/%d", l.Talking, l.Nodes), fmt.Sprint(l.Silent),
-				l.Handshake}
+				l.Handshake, "2.5 MB/s", "-"}
 			if !slices.ContainsFunc(rows, func(row []string) bool { return slices.Equal(row[1:], want) }) {
 				return fmt.Errorf("the links are %q; status has %q", rows, want)
 			}
@@ -170,14 +170,21 @@ func TestInABrowser(t *testing.T) {
 		}
 	}
 
-	away.Store(true) // the broker does not answer
+	says := func(what, begins string) {
+		t.Helper()
+		page.Wait(time.Minute, what, func() error {
+			if text := page.Text("#lost"); !strings.HasPrefix(text, begins) || begins == "" && text != "" {
+				return fmt.Errorf("%q", text)
+			}
+			return nil
+		})
+	}
+	away.Store(true) // it takes long to read its state
 	defer away.Store(false)
-	page.Wait(time.Minute, "the page says that the broker does not answer", func() error {
-		if text := page.Text("#lost"); !strings.HasPrefix(text, "The broker does not answer since ") {
-			return fmt.Errorf("%q", text)
-		}
-		return nil
-	})
+	says("the page says that the broker is slow", "The broker is slow: this is its state of ")
 	away.Store(false)
-	page.Wait(time.Minute, "the page is alive again", equal)
+	page.Wait(time.Minute, "the page shows what status says", equal)
+	says("the page says how slow", "The broker is slow: it sends its state every ")
+	stop()
+	says("the page says that the broker does not answer", "The broker does not answer since ")
 }

@@ -36,12 +36,16 @@ const (
 	writeTimeout   = 10 * time.Second
 	// maxStream bounds the life of a stream; a browser opens another one.
 	maxStream = time.Hour
+	// fresh is how old a state may be that a new reader gets.
+	fresh = 2 * time.Second
+	// beatEvery is when a reader that gets no state is sent that the broker lives.
+	beatEvery = 2 * time.Second
 )
 
 // The intervals of what is read. least is the time between two readings of the state, and details between two of the
 // services and sets, which may be many.
 const (
-	least       = time.Second
+	least       = 500 * time.Millisecond
 	details     = 5 * time.Second
 	sampleEvery = 10 * time.Second
 	// share of one core that reading takes at most.
@@ -238,17 +242,19 @@ func (s *Server) enter() (leave func(), ok bool) {
 	}, true
 }
 
-// next waits for a state that is newer than last; nil when ctx ends.
-func (s *Server) next(ctx context.Context, last *state) *state {
+// next waits for a state that is newer than last; nil when ctx ends, or at a beat.
+func (s *Server) next(ctx context.Context, last *state, beat <-chan time.Time) *state {
 	for {
 		s.mu.Lock()
 		now, changed := s.current, s.changed
 		s.mu.Unlock()
-		if now != nil && now != last && time.Since(now.at) < 2*least {
+		if now != nil && now != last && time.Since(now.at) < fresh {
 			return now
 		}
 		select {
 		case <-changed:
+		case <-beat:
+			return nil
 		case <-ctx.Done():
 			return nil
 		}
@@ -256,7 +262,8 @@ func (s *Server) next(ctx context.Context, last *state) *state {
 }
 
 // stream sends each state as a server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html).
-// Between two writes any number of states may pass.
+// Between two writes any number of states may pass. While there is none, because reading one takes long, beats say that
+// the broker lives: a page that gets neither may say that the broker does not answer.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	leave, ok := s.enter()
 	if !ok {
@@ -272,18 +279,27 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	control := http.NewResponseController(w)
+	beat := time.NewTicker(beatEvery)
+	defer beat.Stop()
 	var last *state
 	for {
-		if last = s.next(ctx, last); last == nil {
+		now := s.next(ctx, last, beat.C)
+		if ctx.Err() != nil {
 			return
 		}
 		if err := control.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 			return
 		}
 		var out bytes.Buffer // JSON has no line end
-		out.WriteString("data: ")
-		out.Write(last.view)
-		out.WriteString("\n\n")
+		if now == nil {
+			out.WriteString("event: beat\ndata: {}\n\n")
+		} else {
+			last = now
+			beat.Reset(beatEvery)
+			out.WriteString("data: ")
+			out.Write(last.view)
+			out.WriteString("\n\n")
+		}
 		if _, err := w.Write(out.Bytes()); err != nil {
 			return
 		}
@@ -301,7 +317,7 @@ func (s *Server) picture(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer leave()
-	now := s.next(r.Context(), nil)
+	now := s.next(r.Context(), nil, nil)
 	if now == nil {
 		return
 	}

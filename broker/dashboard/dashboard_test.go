@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -48,7 +49,7 @@ func broker(remotes ...string) *semaphorev1.GetStatusResponse {
 			Kinds: []*semaphorev1.KindStatus{{Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 3,
 				LastHeard: timestamppb.New(now), MedianPropagation: durationpb.New(12 * time.Millisecond)}}})
 		s.Tunnels = append(s.Tunnels, &semaphorev1.TunnelsStatus{Cluster: name, Nodes: 1, NodesTalking: 1,
-			LastHandshake: timestamppb.New(now)})
+			LastHandshake: timestamppb.New(now), SentPerSecond: 2_500_000})
 	}
 	return s
 }
@@ -61,22 +62,30 @@ func judged(s *semaphorev1.GetStatusResponse) *semaphorev1.GetStatusResponse {
 // serve starts a server, and returns its address.
 func serve(t *testing.T, sources Sources) string {
 	t.Helper()
+	address, _ := serveUntil(t, sources)
+	return address
+}
+
+// serveUntil starts a server that can be stopped before the test ends.
+func serveUntil(t *testing.T, sources Sources) (address string, stop func()) {
+	t.Helper()
 	if sources.Recent == nil {
 		sources.Recent = func(int) []*semaphorev1.Event { return nil }
 	}
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	address := free.Addr().String()
+	address = free.Addr().String()
 	must(t, free.Close())
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- New(sources).Serve(ctx, address, func() {}) }()
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
 	})
+	t.Cleanup(stop)
 	testkit.Eventually(t, time.Minute, "the dashboard listens", func() error {
 		conn, err := net.Dial("tcp", address)
 		if err == nil {
@@ -84,7 +93,7 @@ func serve(t *testing.T, sources Sources) string {
 		}
 		return err
 	})
-	return address
+	return address, stop
 }
 
 func ask(t *testing.T, method, address, path string, header map[string]string) *http.Response {
@@ -108,6 +117,8 @@ func ask(t *testing.T, method, address, path string, header map[string]string) *
 type reader struct {
 	t     *testing.T
 	lines *bufio.Reader
+	// beats came, and enough of them are what next returns nil for.
+	beats, enough int
 }
 
 func read(t *testing.T, address string) *reader {
@@ -116,15 +127,26 @@ func read(t *testing.T, address string) *reader {
 	if response.StatusCode != http.StatusOK {
 		t.Fatal(response.Status)
 	}
-	return &reader{t, bufio.NewReader(response.Body)}
+	return &reader{t: t, lines: bufio.NewReader(response.Body)}
 }
 
 func (r *reader) next() *View {
 	r.t.Helper()
-	for {
+	for beat := false; ; {
 		line, err := r.lines.ReadString('\n')
 		must(r.t, err)
+		if strings.HasPrefix(line, "event: beat") {
+			r.beats++
+			beat = true
+		}
 		if data, ok := strings.CutPrefix(line, "data: "); ok {
+			if beat {
+				beat = false
+				if r.beats == r.enough {
+					return nil
+				}
+				continue
+			}
 			v := &View{}
 			must(r.t, json.Unmarshal([]byte(data), v))
 			return v
@@ -313,6 +335,33 @@ func TestSlowReader(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestSlowStatus: while reading the state takes long, a reader is sent that the broker lives; then it gets the state,
+// and how long it waits for the next one.
+func TestSlowStatus(t *testing.T) {
+	var slow atomic.Bool
+	begun, release := make(chan time.Time, 1), make(chan struct{})
+	address := serve(t, Sources{Status: func() *semaphorev1.GetStatusResponse {
+		if slow.CompareAndSwap(true, false) {
+			begun <- time.Now()
+			<-release
+		}
+		return judged(broker("c2"))
+	}})
+	r := read(t, address)
+	if v := r.next(); v.Every < least.Seconds() {
+		t.Errorf("the next state is to come in %v s", v.Every)
+	}
+	slow.Store(true)
+	r.enough = r.beats + 3
+	for r.next() != nil { // those that were read before
+	}
+	took := time.Since(<-begun)
+	close(release)
+	if v := r.next(); v.Every < share*took.Seconds() {
+		t.Errorf("a reading took %s, and the next state is to come in %v s", took, v.Every)
+	}
 }
 
 // TestWithoutReadersTheStateIsReadRarely: without a reader the state is read for the lag only, once in ten seconds.

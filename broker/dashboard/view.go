@@ -52,6 +52,8 @@ type View struct {
 	Sets       []Set     `json:"sets"`
 	Lag        []Series  `json:"lag"`
 	Events     []Event   `json:"events"`
+	// Every is after how many seconds the next state follows: more, the longer it takes to read one.
+	Every float64 `json:"every"`
 	// More is how many rows of each table are not shown.
 	More map[string]int `json:"more"`
 	// Picture is another value when the drawing is another.
@@ -120,6 +122,7 @@ func (s *Server) refresh(now time.Time) {
 	s.mu.Lock()
 	v.Lag, v.More["lag"] = s.lag.series()
 	s.mu.Unlock()
+	v.Every = max(least, share*time.Since(now)).Seconds()
 	svg := []byte(p.SVG())
 	sum := fnv.New64a()
 	_, _ = sum.Write(svg) // cannot fail

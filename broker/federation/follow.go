@@ -67,13 +67,7 @@ func (s *Server) follow(remotes []config.Remote, own *config.Remote) {
 		links[remote.Name] = s.newLink(remote, kinds, admit, next)
 	}
 	for i := range remotes {
-		var others []netip.Prefix
-		for j := range remotes {
-			if j != i {
-				others = append(others, remotes[j].PodPrefixes...)
-			}
-		}
-		add(remotes[i], semaphorev1.Kinds, admission.New(&remotes[i], s.options.Local, others...).Check)
+		add(remotes[i], semaphorev1.Kinds, Admission(remotes, i, s.options.Local))
 	}
 	if own != nil {
 		kinds := []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
@@ -89,6 +83,17 @@ func (s *Server) follow(remotes []config.Remote, own *config.Remote) {
 			l.remove(errChanged)
 		}
 	}
+}
+
+// Admission decides what is accepted of one of several remotes. local are the own cluster's subnets.
+func Admission(remotes []config.Remote, of int, local []netip.Prefix) replica.Admit {
+	var others []netip.Prefix
+	for i := range remotes {
+		if i != of {
+			others = append(others, remotes[i].PodPrefixes...)
+		}
+	}
+	return admission.New(&remotes[of], local, others...).Check
 }
 
 // goesOn reports whether a link of before serves a remote as it is now. If so the engines have all that it holds.

@@ -732,6 +732,17 @@ func (l *link) currentView(deadline time.Time) *view {
 	return v
 }
 
+// Held returns what is accepted of a remote, and what is refused; nothing of one that is not configured.
+func (s *Server) Held(cluster string) ([]replica.Result, []replica.Refused) {
+	l := s.all()[cluster]
+	if l == nil {
+		return nil, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.replica.Held(), l.replica.Refused()
+}
+
 // status returns the status of the link. The caller must hold l.mu.
 func (l *link) status() *semaphorev1.LinkStatus {
 	out := &semaphorev1.LinkStatus{

@@ -83,13 +83,65 @@ func TestBounded(t *testing.T) {
 		m.Take("c2", []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: "p"},
 			New: member("u", "s", fmt.Sprintf("10.2.0.%d", i)), ObservedAt: at(i)}}, at(i))
 	}
-	if len(m.ring) != 3 {
-		t.Errorf("%d changes are kept", len(m.ring))
+	if len(m.slots) != 3 {
+		t.Errorf("%d changes are kept", len(m.slots))
 	}
 	if all, since := m.Holders(netip.MustParseAddr("10.2.0.0"), nil); len(all) != 0 || !since.Equal(at(1)) {
 		t.Errorf("%s since %s", said(all), since)
 	}
 	if all, _ := m.Holders(netip.MustParseAddr("10.2.0.4"), nil); len(all) != 1 {
 		t.Errorf("the newest: %s", said(all))
+	}
+}
+
+// TestShares: a remote whose pods change all the time pushes out none of what another remote has in its share, and the
+// answer about the other's addresses is complete for as long as before. A remote alone has all the room.
+func TestShares(t *testing.T) {
+	m := New(30, start)
+	change := func(cluster string, second int, ip string) {
+		m.Take(cluster, []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop",
+			Name: ip}, New: member(ip, "s", ip), ObservedAt: at(second)}}, at(second))
+	}
+	for i := range 40 {
+		change("c2", i, fmt.Sprintf("10.2.0.%d", i))
+	}
+	if q := m.queues["c2"]; q.n != 30 || !q.since.Equal(at(9)) {
+		t.Errorf("alone it has %d changes since %s", q.n, q.since)
+	}
+	for i := range 10 {
+		change("c3", 40+i, fmt.Sprintf("10.3.0.%d", i))
+		change("c4", 40+i, fmt.Sprintf("10.4.0.%d", i))
+	}
+	for i := range 10_000 {
+		change("c2", 50+i, fmt.Sprintf("10.2.%d.%d", 1+i/250, i%250))
+	}
+	for _, cluster := range []string{"c2", "c3", "c4"} {
+		if q := m.queues[cluster]; q.n != 10 {
+			t.Errorf("%s has %d changes", cluster, q.n)
+		}
+	}
+	for i := range 10 {
+		all, since := m.Holders(netip.MustParseAddr(fmt.Sprintf("10.3.0.%d", i)), nil)
+		if len(all) != 1 || all[0].GetFrom().AsTime() != at(40+i) || !since.Equal(start) {
+			t.Errorf("10.3.0.%d: %s since %s", i, said(all), since)
+		}
+	}
+	if _, since := m.Holders(netip.MustParseAddr("10.2.0.39"), nil); !since.Equal(at(50 + 9_989)) {
+		t.Errorf("an address that no pod is known to have had: complete since %s", since)
+	}
+	if len(m.slots) != 30 {
+		t.Errorf("%d slots", len(m.slots))
+	}
+}
+
+func BenchmarkTakeOf100Remotes(b *testing.B) {
+	m := New(Room, start)
+	change := []replica.Change{{Key: replica.Key{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop", Name: "p"},
+		New: member("u", "s", "10.2.0.5"), ObservedAt: start}}
+	for i := range 2 * Room {
+		m.Take(fmt.Sprint("c", i%100), change, start)
+	}
+	for i := 0; b.Loop(); i++ {
+		m.Take(fmt.Sprint("c", i%100), change, start)
 	}
 }

@@ -32,6 +32,8 @@ type handshakeStats struct {
 	newest          time.Time
 	peers           []*semaphorev1.SilentPeer
 	clear           clearTraffic
+	// sent and received are bytes per second.
+	sent, received uint64
 }
 
 // clearTraffic is the clear traffic between one node, or all, and a permissive remote.
@@ -44,7 +46,8 @@ type clearTraffic struct {
 
 // handshakeStatsOf returns the handshakes in a device's report; false for an agent that does not report them.
 func handshakeStatsOf(d *semaphorev1.DeviceReport) (handshakeStats, bool) {
-	t := handshakeStats{talking: d.GetPeersTalking(), silent: d.GetPeersSilent(), mtu: min(d.GetMtu(), maxMTU)}
+	t := handshakeStats{talking: d.GetPeersTalking(), silent: d.GetPeersSilent(), mtu: min(d.GetMtu(), maxMTU),
+		sent: min(d.GetSentPerSecond(), maxRate), received: min(d.GetReceivedPerSecond(), maxRate)}
 	if t.talking+t.silent+d.GetPeersIdle() == 0 && d.GetPeers() > 0 && !d.GetPermissive() {
 		return t, false
 	}
@@ -77,6 +80,9 @@ func truncate(text string, most int) string {
 // maxMTU is the limit of what a device can have.
 const maxMTU = 65535
 
+// maxRate is more bytes per second than a node's links carry: what an agent says cannot make a sum overflow.
+const maxRate = 1 << 44
+
 // Tunnels are the handshakes of own nodes with one remote. They show whether a remote without a stream is really gone.
 type Tunnels struct {
 	// Nodes is how many attached nodes report on the remote. Talking is how many of them reported, within talkingFor, a
@@ -89,6 +95,8 @@ type Tunnels struct {
 	// Newest is the newest handshake of any node, on that node's clock; zero for none. It can be 30 s old, the
 	// interval of reports.
 	Newest time.Time
+	// Sent and Received are bytes per second of all nodes, as they last reported them.
+	Sent, Received uint64
 	// Heard is when a node last reported on the remote, on the local clock; zero for never. Agents do not report while
 	// nothing changes.
 	Heard time.Time
@@ -117,6 +125,8 @@ func (s *Server) Tunnels() map[string]Tunnels {
 				all.Silent++
 			}
 			all.SilentPairs += int(t.silent)
+			all.Sent += t.sent
+			all.Received += t.received
 			if t.newest.After(all.Newest) {
 				all.Newest = t.newest
 			}
@@ -135,6 +145,7 @@ func (s *Server) TunnelStatus(out *semaphorev1.GetStatusResponse) {
 	for cluster, t := range s.Tunnels() {
 		status := &semaphorev1.TunnelsStatus{
 			Cluster: cluster, Nodes: uint32(t.Nodes), NodesTalking: uint32(t.Talking), NodesSilent: uint32(t.Silent),
+			SentPerSecond: t.Sent, ReceivedPerSecond: t.Received,
 		}
 		if !t.Newest.IsZero() {
 			status.LastHandshake = timestamppb.New(t.Newest)

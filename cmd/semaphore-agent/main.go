@@ -90,12 +90,13 @@ func cleanAndWait(ctx context.Context, listen string, clean func() error) error 
 	var cleaned atomic.Bool
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		return program.HTTP(ctx, listen, program.NewRegistry(), func() (string, error) {
+		pages := program.Pages{Metrics: program.NewRegistry(), Ready: func() (string, error) {
 			if !cleaned.Load() {
 				return "", errors.New("not clean yet")
 			}
 			return "", nil
-		})
+		}}
+		return pages.Serve(ctx, listen)
 	})
 	g.Go(func() error {
 		if err := clean(); err != nil {

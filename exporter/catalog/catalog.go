@@ -217,6 +217,13 @@ func (c *Catalog) SetRemotes(clusters []string, offers map[string][]OfferRule, n
 // Journal returns the exported objects in the order of their revisions.
 func (c *Catalog) Journal() *Journal { return c.journal }
 
+// Clusters returns the clusters that have a broker, sorted.
+func (c *Catalog) Clusters() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.clusters)
+}
+
 // Rules returns the rules that the catalog was made with.
 func (c *Catalog) Rules() Rules { return c.rules }
 

@@ -89,19 +89,20 @@ type OfferRule struct {
 func (c *Catalog) offered(to Audience, feature config.Feature, namespace string, set labels.Set) Audience {
 	var withheld []string
 	for cluster, rules := range c.perCluster {
-		for _, rule := range rules {
-			if rule.matches(feature, namespace, set) {
-				if !rule.Offers {
-					withheld = append(withheld, cluster)
-				}
-				break
-			}
+		if i := c.MatchOf(cluster, feature, namespace, set); i >= 0 && !rules[i].Offers {
+			withheld = append(withheld, cluster)
 		}
 	}
 	if len(withheld) == 0 {
 		return to
 	}
 	return c.clusters.subtract(to, For(withheld...))
+}
+
+// MatchOf is which rule of a cluster decides on an object: the first that matches, -1 for none.
+func (c *Catalog) MatchOf(cluster string, feature config.Feature, namespace string, set labels.Set) int {
+	return slices.IndexFunc(c.perCluster[cluster],
+		func(rule OfferRule) bool { return rule.matches(feature, namespace, set) })
 }
 
 // exportTo is a parsed value of the annotation.

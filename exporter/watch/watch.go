@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -204,6 +205,24 @@ func (w *Watcher) Replay() {
 	}
 }
 
+// Each calls f for each object that is known, with how it is put into a catalog. It changes nothing.
+func (w *Watcher) Each(f func(o metav1.Object, put func(*catalog.Catalog))) {
+	now := time.Now()
+	for _, r := range w.resources {
+		keys := map[string]bool{}
+		for _, it := range r.watches {
+			for _, key := range it.store.ListKeys() {
+				keys[key] = true
+			}
+		}
+		for _, key := range slices.Sorted(maps.Keys(keys)) {
+			if newest := r.newest(key); newest != nil {
+				f(newest, func(c *catalog.Catalog) { r.put(c, newest, now) })
+			}
+		}
+	}
+}
+
 // newest returns the newest state of an object in any watch's store, nil if none has it.
 func (r *resource) newest(key string) metav1.Object {
 	var newest metav1.Object
@@ -252,6 +271,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 // Synced returns nil if the catalog is complete, else an error that lists the resources that are missing.
 func (w *Watcher) Synced() error {
 	var missing []string
+	var causes []finding.Finding
 	for _, r := range w.resources {
 		for _, it := range r.watches {
 			if it.synced() {
@@ -260,17 +280,18 @@ func (w *Watcher) Synced() error {
 			line := it.description
 			if failure := it.failure(); failure != "" {
 				line += ": " + failure
+				causes = append(causes, finding.New(finding.NotFollowed, "", 1, line))
 			}
 			missing = append(missing, line)
 		}
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("not read yet: %s", strings.Join(missing, "; "))
+		return finding.Because(fmt.Errorf("not read yet: %s", strings.Join(missing, "; ")), causes...)
 	}
 	return nil
 }
 
-// Findings are the watches that fail now and worked before, so that exports become stale, and a source that cannot be
+// Findings are the watches that fail, so that exports become stale or are incomplete, and a source that cannot be
 // identified.
 func (w *Watcher) Findings() (found []finding.Finding) {
 	w.mu.Lock()
@@ -281,9 +302,13 @@ func (w *Watcher) Findings() (found []finding.Finding) {
 	w.mu.Unlock()
 	for _, r := range w.resources {
 		for _, it := range r.watches {
-			if failure := it.failure(); failure != "" && it.synced() {
+			switch failure := it.failure(); {
+			case failure == "":
+			case it.synced():
 				found = append(found, finding.Line(finding.NotFollowed, "",
 					fmt.Sprintf("%s: the watch fails: %s", it.description, failure))...)
+			default: // the text of what is not ready has it
+				found = append(found, finding.New(finding.NotFollowed, "", 1, it.description+": "+failure))
 			}
 		}
 	}

@@ -67,7 +67,8 @@ something wrong.`,
 		migrateCommand(),
 		versionCommand(), stdioCommand(access), installCommand(access), uninstallCommand(access),
 		linkCommand(access), unlinkCommand(access), forgetCommand(access), renderCommand(),
-		historyCommand(access), whoCommand(access), bundleCommand(access), graphCommand(access), dashboardCommand(access))
+		historyCommand(access), whoCommand(access), bundleCommand(access), graphCommand(access), dashboardCommand(access),
+		previewCommand(access))
 	switch strings.TrimSuffix(filepath.Base(file), ".exe") {
 	case completeFile:
 		cmd.SetArgs(append([]string{cobra.ShellCompRequestCmd}, args...))

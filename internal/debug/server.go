@@ -31,11 +31,15 @@ type Path func(context.Context, *semaphorev1.LookUpPathRequest) (*semaphorev1.Lo
 // Holders are the pods that had an address, as a broker remembers; an error is one of gRPC's.
 type Holders func(*semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error)
 
+// Preview says what objects would change; an error is one of gRPC's.
+type Preview func(context.Context, *semaphorev1.PreviewRequest) (*semaphorev1.PreviewResponse, error)
+
 // Answers are what only some parts answer; nil for what the part does not.
 type Answers struct {
 	Sets    Sets
 	Path    Path
 	Holders Holders
+	Preview Preview
 }
 
 type server struct {
@@ -156,6 +160,14 @@ func (s *server) ListHolders(_ context.Context,
 		return nil, status.Errorf(codes.Unimplemented, "this %s has no policy sets", s.recorder.part)
 	}
 	return s.answers.Holders(req)
+}
+
+// Preview implements semaphorev1.DebugServiceServer.
+func (s *server) Preview(ctx context.Context, req *semaphorev1.PreviewRequest) (*semaphorev1.PreviewResponse, error) {
+	if s.answers.Preview == nil {
+		return nil, status.Errorf(codes.Unimplemented, "this %s decides on no object", s.recorder.part)
+	}
+	return s.answers.Preview(ctx, req)
 }
 
 // ServeSocket serves srv, and what more registers, on a unix socket that only the part's own user may open, until ctx

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/pprof"
 	"net/netip"
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/kube-semaphore/semaphore/internal/conns"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 // NewRegistry returns a part's registry of metrics, with those of the process.
@@ -56,33 +60,39 @@ type Pages struct {
 	Trusted func(local, remote netip.Addr) bool
 	// Ready returns why the process is not ready, nil if it is, and a note in either case, which may be empty.
 	Ready func() (note string, err error)
-}
-
-// HTTP serves /healthz (the process answers), /readyz and /metrics to everybody, on address until ctx ends.
-func HTTP(ctx context.Context, address string, metrics prometheus.Gatherer,
-	ready func() (note string, err error)) error {
-	return Pages{Metrics: metrics, Ready: ready}.Serve(ctx, address)
+	// Found returns all that the process finds wrong, as its metrics count it; nil for a process that judges nothing.
+	Found func() []finding.Finding
 }
 
 // Serve serves the pages on address until ctx ends.
 func (p Pages) Serve(ctx context.Context, address string) error {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	list := make(chan struct{}, maxScrapes)
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
+		// It asks no part for anything: a kubelet that gets no answer here kills the process, and that fixes nothing.
+		fmt.Fprintln(w, "ok")
+		if r.URL.Query().Has("verbose") {
+			_, err := p.Ready()
+			p.list(w, list, finding.Blocks(err), p.trusts(r))
+		}
+	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		note, err := p.Ready()
-		if !p.trusts(r) {
-			note = ""
-			if err != nil {
-				err = errors.New("not ready")
-			}
-		}
+		trusted, blocks := p.trusts(r), finding.Blocks(err)
 		switch {
 		case err != nil:
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		case note != "":
+			line := codes(blocks)
+			if trusted {
+				line += ": " + err.Error()
+			}
+			http.Error(w, line, http.StatusServiceUnavailable)
+		case note != "" && trusted:
 			fmt.Fprintln(w, "ok: "+note)
 		default:
 			fmt.Fprintln(w, "ok")
+		}
+		if r.URL.Query().Has("verbose") {
+			p.list(w, list, blocks, trusted)
 		}
 	})
 	options := promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout}
@@ -100,6 +110,56 @@ func (p Pages) Serve(ctx context.Context, address string) error {
 		}
 	})
 	return serve(ctx, address, mux)
+}
+
+// codes are those of findings, each once.
+func codes(all []finding.Finding) string {
+	var out []string
+	for _, f := range all {
+		if code := string(f.Code); !slices.Contains(out, code) {
+			out = append(out, code)
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+// list writes a line for each finding of the process. Those that make it not ready begin with [-], the others with [!].
+// Texts, which may have addresses, are only for those who are trusted, and of those that make the process not ready:
+// the others are for semaphorectl status.
+func (p Pages) list(w io.Writer, busy chan struct{}, blocks []finding.Finding, trusted bool) {
+	select {
+	case busy <- struct{}{}: // it costs as much as a scrape
+		defer func() { <-busy }()
+	default:
+		fmt.Fprintln(w, "too many ask for the list at once")
+		return
+	}
+	var all []finding.Finding
+	if p.Found != nil {
+		all = p.Found()
+	}
+	same := func(a finding.Finding) func(finding.Finding) bool {
+		return func(b finding.Finding) bool { return a.Code == b.Code && a.Cluster == b.Cluster }
+	}
+	for _, f := range blocks { // such as one that began since
+		if !slices.ContainsFunc(all, same(f)) {
+			all = append(all, f)
+		}
+	}
+	for _, f := range finding.Merge(all) {
+		mark, text := "[!]", ""
+		if i := slices.IndexFunc(blocks, same(f)); i >= 0 {
+			mark = "[-]"
+			if trusted && len(blocks[i].First) > 0 {
+				text = ": " + blocks[i].First[0]
+			}
+		}
+		cluster := ""
+		if f.Cluster != "" {
+			cluster = " of " + f.Cluster
+		}
+		fmt.Fprintf(w, "%s%s%s (%s, %d)%s\n", mark, f.Code, cluster, f.Code.Level(), f.Count, text)
+	}
 }
 
 // trusts reports whether a request comes from a client that may see all. It uses the address of the connection, and no

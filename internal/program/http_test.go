@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
@@ -104,14 +105,17 @@ func TestPrivatePages(t *testing.T) {
 	if body := ask("/metrics"); strings.Contains(body, "secret") || !strings.Contains(body, "semaphore_build_info") {
 		t.Errorf("a stranger reads %.200q", body)
 	}
-	if body := ask("/readyz"); body != "not ready\n" {
+	if body := ask("/readyz"); body != "not-ready\n" {
+		t.Errorf("a stranger gets %q", body)
+	}
+	if body := ask("/readyz?verbose"); body != "not-ready\n[-]not-ready (error, 1)\n" {
 		t.Errorf("a stranger gets %q", body)
 	}
 	trusted.Store(true)
 	if body := ask("/metrics"); !strings.Contains(body, "secret 0") {
 		t.Errorf("who is trusted reads %.200q", body)
 	}
-	if body := ask("/readyz"); body != "no route to 10.2.0.0/16\n" {
+	if body := ask("/readyz"); body != "not-ready: no route to 10.2.0.0/16\n" {
 		t.Errorf("who is trusted gets %q", body)
 	}
 }
@@ -121,17 +125,17 @@ func TestHTTP(t *testing.T) {
 	note.Store("")
 	problem.Store("standing by: the lease is held by broker-1")
 	url := listen(t, func(ctx context.Context, address string) error {
-		return HTTP(ctx, address, NewRegistry(), func() (string, error) {
+		return Pages{Metrics: NewRegistry(), Ready: func() (string, error) {
 			if p := problem.Load().(string); p != "" {
 				return "", errors.New(p)
 			}
 			return note.Load().(string), nil
-		})
+		}}.Serve(ctx, address)
 	})
 	if code, body := get(t, url+"/healthz"); code != 200 || body != "ok\n" {
 		t.Errorf("/healthz: %d %q", code, body)
 	}
-	if code, body := get(t, url+"/readyz"); code != 503 || !strings.Contains(body, "standing by") {
+	if code, body := get(t, url+"/readyz"); code != 503 || !strings.HasPrefix(body, "not-ready: standing by") {
 		t.Errorf("/readyz: %d %q; want the reason", code, body)
 	}
 	problem.Store("")
@@ -165,6 +169,70 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
+// /readyz answers with the codes of what makes the process not ready, and says more on request; /healthz answers 200
+// whatever is wrong, and asks nobody unless it is asked to.
+func TestCodes(t *testing.T) {
+	var asked atomic.Int32
+	key := finding.New(finding.KeyFile, "c2", 1, "the file is damaged")
+	stale := finding.New(finding.Stale, "c3", 1, "c3 stale 4m")
+	var err atomic.Value
+	err.Store(finding.Because(errors.New("device wireguard.c2: the file is damaged"), key))
+	url := listen(t, func(ctx context.Context, address string) error {
+		return Pages{Metrics: NewRegistry(), Ready: func() (string, error) {
+			asked.Add(1)
+			return "standby", err.Load().(error)
+		}, Found: func() []finding.Finding {
+			return []finding.Finding{stale, key, finding.New(finding.NotReady, "", 1, "as before")}
+		}}.Serve(ctx, address)
+	})
+	if code, body := get(t, url+"/healthz"); code != 200 || body != "ok\n" || asked.Load() != 0 {
+		t.Errorf("/healthz: %d %q, after %d questions", code, body, asked.Load())
+	}
+	const first = "key-file, not-ready: device wireguard.c2: the file is damaged\n"
+	const list = `[-]key-file of c2 (error, 1): the file is damaged
+[-]not-ready (error, 1): device wireguard.c2: the file is damaged
+[!]stale of c3 (error, 1)
+`
+	for path, want := range map[string]string{"/readyz": first, "/readyz?verbose": first + list} {
+		if code, body := get(t, url+path); code != 503 || body != want {
+			t.Errorf("%s: %d %q", path, code, body)
+		}
+	}
+	if code, body := get(t, url+"/healthz?verbose"); code != 200 || body != "ok\n"+list {
+		t.Errorf("/healthz?verbose: %d %q", code, body)
+	}
+}
+
+// Those who ask for the list at once do not cost more than scrapes may.
+func TestListsAtOnce(t *testing.T) {
+	begun, end := make(chan struct{}), make(chan struct{})
+	url := listen(t, func(ctx context.Context, address string) error {
+		return Pages{Metrics: NewRegistry(), Ready: func() (string, error) { return "", nil },
+			Found: func() []finding.Finding {
+				begun <- struct{}{}
+				<-end
+				return nil
+			}}.Serve(ctx, address)
+	})
+	bodies := make(chan string, maxScrapes)
+	for range maxScrapes {
+		go func() {
+			_, body := get(t, url+"/readyz?verbose")
+			bodies <- body
+		}()
+		<-begun
+	}
+	if code, body := get(t, url+"/readyz?verbose"); code != 200 || body != "ok\ntoo many ask for the list at once\n" {
+		t.Errorf("one more: %d %q", code, body)
+	}
+	close(end)
+	for range maxScrapes {
+		if body := <-bodies; body != "ok\n" {
+			t.Errorf("%q", body)
+		}
+	}
+}
+
 func TestProfiling(t *testing.T) {
 	if err := Profiling(t.Context(), ""); err != nil {
 		t.Errorf("off: %v", err)
@@ -185,7 +253,7 @@ func TestAddressTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	err = HTTP(t.Context(), l.Addr().String(), NewRegistry(), nil)
+	err = Pages{Metrics: NewRegistry()}.Serve(t.Context(), l.Addr().String())
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprint(l.Addr())) {
 		t.Errorf("%v; want an error that names %s", err, l.Addr())
 	}
@@ -194,7 +262,7 @@ func TestAddressTaken(t *testing.T) {
 func TestHTTPAfterTheEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := HTTP(ctx, "127.0.0.1:0", NewRegistry(), nil); err != nil {
+	if err := (Pages{Metrics: NewRegistry()}).Serve(ctx, "127.0.0.1:0"); err != nil {
 		t.Error(err)
 	}
 }

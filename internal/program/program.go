@@ -3,7 +3,8 @@
 //
 // It knows no part; main packages pass their Run to Command.
 //
-// It imports internal/conns, which bounds the connections of the HTTP listener.
+// It imports internal/conns, which bounds the connections of the HTTP listener, and internal/finding, whose codes
+// /readyz answers with.
 package program
 
 import (

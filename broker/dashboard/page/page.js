@@ -3,9 +3,9 @@
 "use strict";
 
 const marks = {well: "✓", unknown: "?", warning: "!", error: "✗"};
-const silence = 6000; // without a state for so long, what is shown may be wrong
+const silence = 6000; // without a word for so long, the broker is not there, and what is shown may be wrong
 const byId = id => document.getElementById(id);
-let heard = 0, findings = null, picture = "";
+let heard = 0, alive = 0, every = 1, findings = null, picture = "";
 
 function make(tag, properties, ...children) {
   const e = Object.assign(document.createElement(tag), properties);
@@ -78,6 +78,13 @@ function draw(td, seconds) {
 }
 
 const seconds = s => s < 0 ? "-" : s < 1 ? Math.round(s * 1000) + "ms" : s.toFixed(1) + "s";
+const bytes = n => {
+  if (!n) return "-";
+  const units = ["B/s", "kB/s", "MB/s", "GB/s"];
+  let i = 0;
+  for (; n >= 1000 && i < units.length - 1; i++) n /= 1000;
+  return (n < 10 && i > 0 ? n.toFixed(1) : Math.round(n)) + " " + units[i];
+};
 const clock = at => new Date(at).toLocaleTimeString();
 const state = s => ({value: marks[s] + " " + s, name: s in marks ? s : "unknown"});
 const wide = value => ({value, name: "wide"});
@@ -104,7 +111,8 @@ function show(v) {
   const kind = (l, k) => l.kinds ? l.kinds[k] || 0 : "-";
   fill("links", m.links === null ? [] : m.links.map((l, i) => [state(v.linkStates[i]), l.at, l.from, l.state, l.age, l.lag,
     kind(l, "node"), kind(l, "service"), kind(l, "endpointslice"), kind(l, "setmember"), l.refused, l.kept,
-    l.nodes > 0 ? l.talking + "/" + l.nodes : "-", l.silent, l.handshake]), v.more.links);
+    l.nodes > 0 ? l.talking + "/" + l.nodes : "-", l.silent, l.handshake, bytes(l.sentPerSecond),
+    bytes(l.receivedPerSecond)]), v.more.links);
   fill("pairs", (m.silentPairs || []).map(p => [p.node, p.remote, p.for, wide(p.reason)]), v.more.pairs);
   fill("nodes", (v.nodes || []).map(n => [n.name, n.attached ? "attached" : {value: "✗ not attached", name: "error"},
     n.since, n.devices, n.behind]), v.more.nodes);
@@ -123,21 +131,35 @@ function show(v) {
   }
 }
 
+// lost says whether the broker is not there, or only slow: then it sends beats, and states at longer intervals. The words
+// stay the same from one state to the next, as a screen reader reads each change of them.
 function lost() {
-  const late = Date.now() - heard > silence;
-  document.body.classList.toggle("lost", late);
-  const e = byId("lost");
-  if (late && e.hidden) {
-    e.textContent = "The broker does not answer" + (heard ? " since " + clock(heard) + ": what is shown may be wrong." : ".");
+  const now = Date.now(), dead = now - alive > silence;
+  let words = "";
+  if (dead) {
+    words = "The broker does not answer since " + clock(alive) + ": what is shown may be wrong.";
+  } else if (now - heard > Math.max(silence, 1500 * every)) {
+    words = "The broker is slow: this is its state of " + clock(heard) + ", and it still reads the next one.";
+  } else if (1000 * every > silence) {
+    words = "The broker is slow: it sends its state every " + Math.round(every) + " s.";
   }
-  e.hidden = !late;
+  document.body.classList.toggle("lost", dead);
+  const e = byId("lost");
+  if (e.textContent !== words) e.textContent = words;
+  e.hidden = words === "";
 }
 
 const stream = new EventSource("state");
 stream.onmessage = event => {
-  heard = Date.now();
-  show(JSON.parse(event.data));
+  const v = JSON.parse(event.data);
+  heard = alive = Date.now();
+  every = v.every;
+  show(v);
   lost();
 };
+stream.addEventListener("beat", () => {
+  alive = Date.now();
+  lost();
+});
 setInterval(lost, 1000);
-heard = Date.now();
+heard = alive = Date.now();

@@ -92,6 +92,9 @@ type Link struct {
 	Silent  int `json:"silent"`
 	// Handshake is the age of the newest one of any node.
 	Handshake string `json:"handshake,omitempty"`
+	// SentPerSecond and ReceivedPerSecond are bytes through the tunnels of all own nodes, as last reported.
+	SentPerSecond     uint64 `json:"sentPerSecond,omitempty"`
+	ReceivedPerSecond uint64 `json:"receivedPerSecond,omitempty"`
 }
 
 // Pair is two nodes that do not talk.
@@ -278,6 +281,7 @@ func link(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) Link {
 	for _, t := range s.GetTunnels() {
 		if t.GetCluster() == l.GetCluster() {
 			out.Talking, out.Nodes, out.Silent = int(t.GetNodesTalking()), int(t.GetNodes()), int(t.GetNodesSilent())
+			out.SentPerSecond, out.ReceivedPerSecond = t.GetSentPerSecond(), t.GetReceivedPerSecond()
 			if t.GetLastHandshake() != nil {
 				out.Handshake = verdict.Since(s, t.GetLastHandshake())
 			}

@@ -33,6 +33,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -177,7 +178,8 @@ func (e *Elector) Ready(working func() error) (note string, err error) {
 	}
 	switch followed, problem := e.lock.follows(); {
 	case problem != "":
-		return "", fmt.Errorf("standby: cannot take over: %s", problem)
+		return "", finding.Because(fmt.Errorf("standby: cannot take over: %s", problem),
+			finding.Line(finding.LeaseProblem, "", problem)...)
 	case !followed:
 		return "", fmt.Errorf("%w, and was not seen to renew the lease yet", standby)
 	}

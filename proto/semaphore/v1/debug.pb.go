@@ -75,6 +75,276 @@ func (StateSource) EnumDescriptor() ([]byte, []int) {
 	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
 }
 
+type PreviewRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The objects as JSON, as they would be applied: RemoteClusters, Services and Pods. A broker ignores the latter two.
+	Objects []string `protobuf:"bytes,1,rep,name=objects,proto3" json:"objects,omitempty"`
+	// To an exporter: the answer has the objects that it would export to this cluster.
+	To string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	// To a broker: what remotes would export to it, in place of what they export. Without it a broker knows of a remote
+	// what it holds of it.
+	Exports       []*PreviewExports `protobuf:"bytes,3,rep,name=exports,proto3" json:"exports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewRequest) Reset() {
+	*x = PreviewRequest{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewRequest) ProtoMessage() {}
+
+func (x *PreviewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewRequest.ProtoReflect.Descriptor instead.
+func (*PreviewRequest) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *PreviewRequest) GetObjects() []string {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+func (x *PreviewRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *PreviewRequest) GetExports() []*PreviewExports {
+	if x != nil {
+		return x.Exports
+	}
+	return nil
+}
+
+// PreviewExports are objects that the exporter of a cluster would export.
+type PreviewExports struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Objects       []*Object              `protobuf:"bytes,2,rep,name=objects,proto3" json:"objects,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewExports) Reset() {
+	*x = PreviewExports{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewExports) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewExports) ProtoMessage() {}
+
+func (x *PreviewExports) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewExports.ProtoReflect.Descriptor instead.
+func (*PreviewExports) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *PreviewExports) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *PreviewExports) GetObjects() []*Object {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+type PreviewResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What would change, in the order in which it is decided; 500 at most, and as many more.
+	Changes []*PreviewChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	More    uint32           `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	// Set if the request names a cluster: not all of them if they exceed 3 MiB.
+	Exports       *PreviewExports `protobuf:"bytes,3,opt,name=exports,proto3" json:"exports,omitempty"`
+	MoreExports   uint32          `protobuf:"varint,4,opt,name=more_exports,json=moreExports,proto3" json:"more_exports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewResponse) Reset() {
+	*x = PreviewResponse{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewResponse) ProtoMessage() {}
+
+func (x *PreviewResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewResponse.ProtoReflect.Descriptor instead.
+func (*PreviewResponse) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PreviewResponse) GetChanges() []*PreviewChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *PreviewResponse) GetMore() uint32 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
+func (x *PreviewResponse) GetExports() *PreviewExports {
+	if x != nil {
+		return x.Exports
+	}
+	return nil
+}
+
+func (x *PreviewResponse) GetMoreExports() uint32 {
+	if x != nil {
+		return x.MoreExports
+	}
+	return 0
+}
+
+// PreviewChange is one thing that would change, or would be refused.
+type PreviewChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// accept or reject (an object of the request), select (what a rule selects), export, change or withdraw (what an
+	// exporter exports), refuse (an object that is not exported, or not admitted), create or delete (what a broker
+	// writes), clash (a name that something else has), note.
+	Action string `protobuf:"bytes,1,opt,name=action,proto3" json:"action,omitempty"`
+	// Such as "service shop/echo".
+	Object string `protobuf:"bytes,2,opt,name=object,proto3" json:"object,omitempty"`
+	// The remote that it is about; empty for none.
+	Cluster string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// The code of a finding; empty unless something is wrong.
+	Code          string `protobuf:"bytes,4,opt,name=code,proto3" json:"code,omitempty"`
+	Text          string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreviewChange) Reset() {
+	*x = PreviewChange{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreviewChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreviewChange) ProtoMessage() {}
+
+func (x *PreviewChange) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreviewChange.ProtoReflect.Descriptor instead.
+func (*PreviewChange) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PreviewChange) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *PreviewChange) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *PreviewChange) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *PreviewChange) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *PreviewChange) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 type LookUpPathRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where packets go: the IP of a remote pod.
@@ -91,7 +361,7 @@ type LookUpPathRequest struct {
 
 func (x *LookUpPathRequest) Reset() {
 	*x = LookUpPathRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -103,7 +373,7 @@ func (x *LookUpPathRequest) String() string {
 func (*LookUpPathRequest) ProtoMessage() {}
 
 func (x *LookUpPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -116,7 +386,7 @@ func (x *LookUpPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookUpPathRequest.ProtoReflect.Descriptor instead.
 func (*LookUpPathRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *LookUpPathRequest) GetTo() string {
@@ -178,7 +448,7 @@ type LookUpPathResponse struct {
 
 func (x *LookUpPathResponse) Reset() {
 	*x = LookUpPathResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -190,7 +460,7 @@ func (x *LookUpPathResponse) String() string {
 func (*LookUpPathResponse) ProtoMessage() {}
 
 func (x *LookUpPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -203,7 +473,7 @@ func (x *LookUpPathResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookUpPathResponse.ProtoReflect.Descriptor instead.
 func (*LookUpPathResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *LookUpPathResponse) GetCluster() string {
@@ -319,7 +589,7 @@ type RouteLookup struct {
 
 func (x *RouteLookup) Reset() {
 	*x = RouteLookup{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -331,7 +601,7 @@ func (x *RouteLookup) String() string {
 func (*RouteLookup) ProtoMessage() {}
 
 func (x *RouteLookup) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -344,7 +614,7 @@ func (x *RouteLookup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteLookup.ProtoReflect.Descriptor instead.
 func (*RouteLookup) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{2}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RouteLookup) GetLink() string {
@@ -383,7 +653,7 @@ type PathPeer struct {
 
 func (x *PathPeer) Reset() {
 	*x = PathPeer{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -395,7 +665,7 @@ func (x *PathPeer) String() string {
 func (*PathPeer) ProtoMessage() {}
 
 func (x *PathPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -408,7 +678,7 @@ func (x *PathPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathPeer.ProtoReflect.Descriptor instead.
 func (*PathPeer) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PathPeer) GetNode() string {
@@ -450,7 +720,7 @@ type PathSession struct {
 
 func (x *PathSession) Reset() {
 	*x = PathSession{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -462,7 +732,7 @@ func (x *PathSession) String() string {
 func (*PathSession) ProtoMessage() {}
 
 func (x *PathSession) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -475,7 +745,7 @@ func (x *PathSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathSession.ProtoReflect.Descriptor instead.
 func (*PathSession) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{4}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PathSession) GetState() string {
@@ -537,7 +807,7 @@ type PathMeasurement struct {
 
 func (x *PathMeasurement) Reset() {
 	*x = PathMeasurement{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -549,7 +819,7 @@ func (x *PathMeasurement) String() string {
 func (*PathMeasurement) ProtoMessage() {}
 
 func (x *PathMeasurement) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -562,7 +832,7 @@ func (x *PathMeasurement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathMeasurement.ProtoReflect.Descriptor instead.
 func (*PathMeasurement) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{5}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PathMeasurement) GetAnswered() bool {
@@ -607,7 +877,7 @@ type ProxyHealth struct {
 
 func (x *ProxyHealth) Reset() {
 	*x = ProxyHealth{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -619,7 +889,7 @@ func (x *ProxyHealth) String() string {
 func (*ProxyHealth) ProtoMessage() {}
 
 func (x *ProxyHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -632,7 +902,7 @@ func (x *ProxyHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProxyHealth.ProtoReflect.Descriptor instead.
 func (*ProxyHealth) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{6}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ProxyHealth) GetAnswered() bool {
@@ -674,7 +944,7 @@ type ListHoldersRequest struct {
 
 func (x *ListHoldersRequest) Reset() {
 	*x = ListHoldersRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -686,7 +956,7 @@ func (x *ListHoldersRequest) String() string {
 func (*ListHoldersRequest) ProtoMessage() {}
 
 func (x *ListHoldersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -699,7 +969,7 @@ func (x *ListHoldersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHoldersRequest.ProtoReflect.Descriptor instead.
 func (*ListHoldersRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListHoldersRequest) GetAddress() string {
@@ -727,7 +997,7 @@ type ListHoldersResponse struct {
 
 func (x *ListHoldersResponse) Reset() {
 	*x = ListHoldersResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -739,7 +1009,7 @@ func (x *ListHoldersResponse) String() string {
 func (*ListHoldersResponse) ProtoMessage() {}
 
 func (x *ListHoldersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -752,7 +1022,7 @@ func (x *ListHoldersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHoldersResponse.ProtoReflect.Descriptor instead.
 func (*ListHoldersResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListHoldersResponse) GetHolders() []*Holder {
@@ -786,7 +1056,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -798,7 +1068,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -811,7 +1081,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Holder) GetCluster() string {
@@ -879,7 +1149,7 @@ type ListSetsRequest struct {
 
 func (x *ListSetsRequest) Reset() {
 	*x = ListSetsRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -891,7 +1161,7 @@ func (x *ListSetsRequest) String() string {
 func (*ListSetsRequest) ProtoMessage() {}
 
 func (x *ListSetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -904,7 +1174,7 @@ func (x *ListSetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSetsRequest.ProtoReflect.Descriptor instead.
 func (*ListSetsRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListSetsRequest) GetCluster() string {
@@ -953,7 +1223,7 @@ type ListSetsResponse struct {
 
 func (x *ListSetsResponse) Reset() {
 	*x = ListSetsResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -965,7 +1235,7 @@ func (x *ListSetsResponse) String() string {
 func (*ListSetsResponse) ProtoMessage() {}
 
 func (x *ListSetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -978,7 +1248,7 @@ func (x *ListSetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSetsResponse.ProtoReflect.Descriptor instead.
 func (*ListSetsResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListSetsResponse) GetSets() []*PolicySet {
@@ -1015,7 +1285,7 @@ type PolicySet struct {
 
 func (x *PolicySet) Reset() {
 	*x = PolicySet{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1297,7 @@ func (x *PolicySet) String() string {
 func (*PolicySet) ProtoMessage() {}
 
 func (x *PolicySet) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1310,7 @@ func (x *PolicySet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicySet.ProtoReflect.Descriptor instead.
 func (*PolicySet) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PolicySet) GetCluster() string {
@@ -1134,7 +1404,7 @@ type SetObject struct {
 
 func (x *SetObject) Reset() {
 	*x = SetObject{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1416,7 @@ func (x *SetObject) String() string {
 func (*SetObject) ProtoMessage() {}
 
 func (x *SetObject) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1429,7 @@ func (x *SetObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetObject.ProtoReflect.Descriptor instead.
 func (*SetObject) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{13}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetObject) GetNamespace() string {
@@ -1201,7 +1471,7 @@ type SetPod struct {
 
 func (x *SetPod) Reset() {
 	*x = SetPod{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1483,7 @@ func (x *SetPod) String() string {
 func (*SetPod) ProtoMessage() {}
 
 func (x *SetPod) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1496,7 @@ func (x *SetPod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPod.ProtoReflect.Descriptor instead.
 func (*SetPod) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{14}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetPod) GetName() string {
@@ -1258,7 +1528,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1540,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1553,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{15}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{19}
 }
 
 type GetStatusResponse struct {
@@ -1326,7 +1596,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1608,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1621,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{16}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetStatusResponse) GetPart() string {
@@ -1501,7 +1771,7 @@ type DrainTarget struct {
 
 func (x *DrainTarget) Reset() {
 	*x = DrainTarget{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1513,7 +1783,7 @@ func (x *DrainTarget) String() string {
 func (*DrainTarget) ProtoMessage() {}
 
 func (x *DrainTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1526,7 +1796,7 @@ func (x *DrainTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTarget.ProtoReflect.Descriptor instead.
 func (*DrainTarget) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{17}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DrainTarget) GetCluster() string {
@@ -1577,7 +1847,7 @@ type DrainStatus struct {
 
 func (x *DrainStatus) Reset() {
 	*x = DrainStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1589,7 +1859,7 @@ func (x *DrainStatus) String() string {
 func (*DrainStatus) ProtoMessage() {}
 
 func (x *DrainStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1602,7 +1872,7 @@ func (x *DrainStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainStatus.ProtoReflect.Descriptor instead.
 func (*DrainStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{18}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainStatus) GetTarget() *DrainTarget {
@@ -1677,7 +1947,7 @@ type LinkStatus struct {
 
 func (x *LinkStatus) Reset() {
 	*x = LinkStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1959,7 @@ func (x *LinkStatus) String() string {
 func (*LinkStatus) ProtoMessage() {}
 
 func (x *LinkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1972,7 @@ func (x *LinkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkStatus.ProtoReflect.Descriptor instead.
 func (*LinkStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{19}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LinkStatus) GetCluster() string {
@@ -1794,7 +2064,7 @@ type KindStatus struct {
 
 func (x *KindStatus) Reset() {
 	*x = KindStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1806,7 +2076,7 @@ func (x *KindStatus) String() string {
 func (*KindStatus) ProtoMessage() {}
 
 func (x *KindStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1819,7 +2089,7 @@ func (x *KindStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KindStatus.ProtoReflect.Descriptor instead.
 func (*KindStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{20}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *KindStatus) GetKind() Kind {
@@ -1930,7 +2200,7 @@ type DeviceStatus struct {
 
 func (x *DeviceStatus) Reset() {
 	*x = DeviceStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1942,7 +2212,7 @@ func (x *DeviceStatus) String() string {
 func (*DeviceStatus) ProtoMessage() {}
 
 func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1955,7 +2225,7 @@ func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatus.ProtoReflect.Descriptor instead.
 func (*DeviceStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{21}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeviceStatus) GetCluster() string {
@@ -2104,7 +2374,7 @@ type PathsStatus struct {
 
 func (x *PathsStatus) Reset() {
 	*x = PathsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2386,7 @@ func (x *PathsStatus) String() string {
 func (*PathsStatus) ProtoMessage() {}
 
 func (x *PathsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2399,7 @@ func (x *PathsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathsStatus.ProtoReflect.Descriptor instead.
 func (*PathsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{22}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PathsStatus) GetTalking() uint32 {
@@ -2197,7 +2467,7 @@ type SilentPair struct {
 
 func (x *SilentPair) Reset() {
 	*x = SilentPair{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2209,7 +2479,7 @@ func (x *SilentPair) String() string {
 func (*SilentPair) ProtoMessage() {}
 
 func (x *SilentPair) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2222,7 +2492,7 @@ func (x *SilentPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SilentPair.ProtoReflect.Descriptor instead.
 func (*SilentPair) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{23}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SilentPair) GetNode() string {
@@ -2274,19 +2544,22 @@ type TunnelsStatus struct {
 	// Only for a permissive remote: packets to it and from it that passed in the clear, on all attached nodes together; nodes
 	// that counted any; when a count last grew, on its node's clock; and nodes that do not send everything through the
 	// tunnel yet.
-	Permissive    bool                   `protobuf:"varint,8,opt,name=permissive,proto3" json:"permissive,omitempty"`
-	ClearOut      uint64                 `protobuf:"varint,9,opt,name=clear_out,json=clearOut,proto3" json:"clear_out,omitempty"`
-	ClearIn       uint64                 `protobuf:"varint,10,opt,name=clear_in,json=clearIn,proto3" json:"clear_in,omitempty"`
-	NodesClear    uint32                 `protobuf:"varint,11,opt,name=nodes_clear,json=nodesClear,proto3" json:"nodes_clear,omitempty"`
-	LastClear     *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=last_clear,json=lastClear,proto3" json:"last_clear,omitempty"`
-	NodesWaiting  uint32                 `protobuf:"varint,13,opt,name=nodes_waiting,json=nodesWaiting,proto3" json:"nodes_waiting,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Permissive   bool                   `protobuf:"varint,8,opt,name=permissive,proto3" json:"permissive,omitempty"`
+	ClearOut     uint64                 `protobuf:"varint,9,opt,name=clear_out,json=clearOut,proto3" json:"clear_out,omitempty"`
+	ClearIn      uint64                 `protobuf:"varint,10,opt,name=clear_in,json=clearIn,proto3" json:"clear_in,omitempty"`
+	NodesClear   uint32                 `protobuf:"varint,11,opt,name=nodes_clear,json=nodesClear,proto3" json:"nodes_clear,omitempty"`
+	LastClear    *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=last_clear,json=lastClear,proto3" json:"last_clear,omitempty"`
+	NodesWaiting uint32                 `protobuf:"varint,13,opt,name=nodes_waiting,json=nodesWaiting,proto3" json:"nodes_waiting,omitempty"`
+	// Bytes per second from all attached nodes to the remote and from it, as their agents last reported.
+	SentPerSecond     uint64 `protobuf:"varint,14,opt,name=sent_per_second,json=sentPerSecond,proto3" json:"sent_per_second,omitempty"`
+	ReceivedPerSecond uint64 `protobuf:"varint,15,opt,name=received_per_second,json=receivedPerSecond,proto3" json:"received_per_second,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *TunnelsStatus) Reset() {
 	*x = TunnelsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2571,7 @@ func (x *TunnelsStatus) String() string {
 func (*TunnelsStatus) ProtoMessage() {}
 
 func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2584,7 @@ func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelsStatus.ProtoReflect.Descriptor instead.
 func (*TunnelsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{24}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TunnelsStatus) GetCluster() string {
@@ -2391,6 +2664,20 @@ func (x *TunnelsStatus) GetNodesWaiting() uint32 {
 	return 0
 }
 
+func (x *TunnelsStatus) GetSentPerSecond() uint64 {
+	if x != nil {
+		return x.SentPerSecond
+	}
+	return 0
+}
+
+func (x *TunnelsStatus) GetReceivedPerSecond() uint64 {
+	if x != nil {
+		return x.ReceivedPerSecond
+	}
+	return 0
+}
+
 // NodeStatus is a node of the broker's own cluster and its agent.
 type NodeStatus struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -2408,7 +2695,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2707,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2720,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{25}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *NodeStatus) GetNode() string {
@@ -2497,7 +2784,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2509,7 +2796,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2522,7 +2809,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{26}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WatchRequest) GetRecent() bool {
@@ -2552,7 +2839,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2564,7 +2851,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2577,7 +2864,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{27}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -2646,7 +2933,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2658,7 +2945,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2671,7 +2958,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{28}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -2741,7 +3028,25 @@ var File_semaphore_v1_debug_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\n" +
-	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/finding.proto\x1a\x1asemaphore/v1/objects.proto\x1a\x1asemaphore/v1/peering.proto\"p\n" +
+	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/finding.proto\x1a\x1asemaphore/v1/objects.proto\x1a\x1asemaphore/v1/peering.proto\"r\n" +
+	"\x0ePreviewRequest\x12\x18\n" +
+	"\aobjects\x18\x01 \x03(\tR\aobjects\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x126\n" +
+	"\aexports\x18\x03 \x03(\v2\x1c.semaphore.v1.PreviewExportsR\aexports\"Z\n" +
+	"\x0ePreviewExports\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12.\n" +
+	"\aobjects\x18\x02 \x03(\v2\x14.semaphore.v1.ObjectR\aobjects\"\xb7\x01\n" +
+	"\x0fPreviewResponse\x125\n" +
+	"\achanges\x18\x01 \x03(\v2\x1b.semaphore.v1.PreviewChangeR\achanges\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\rR\x04more\x126\n" +
+	"\aexports\x18\x03 \x01(\v2\x1c.semaphore.v1.PreviewExportsR\aexports\x12!\n" +
+	"\fmore_exports\x18\x04 \x01(\rR\vmoreExports\"\x81\x01\n" +
+	"\rPreviewChange\x12\x16\n" +
+	"\x06action\x18\x01 \x01(\tR\x06action\x12\x16\n" +
+	"\x06object\x18\x02 \x01(\tR\x06object\x12\x18\n" +
+	"\acluster\x18\x03 \x01(\tR\acluster\x12\x12\n" +
+	"\x04code\x18\x04 \x01(\tR\x04code\x12\x12\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\"p\n" +
 	"\x11LookUpPathRequest\x12\x0e\n" +
 	"\x02to\x18\x01 \x01(\tR\x02to\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x18\n" +
@@ -2942,7 +3247,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\vremote_node\x18\x03 \x01(\tR\n" +
 	"remoteNode\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xaf\x03\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x87\x04\n" +
 	"\rTunnelsStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x14\n" +
 	"\x05nodes\x18\x02 \x01(\rR\x05nodes\x12#\n" +
@@ -2959,7 +3264,9 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"nodesClear\x129\n" +
 	"\n" +
 	"last_clear\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tlastClear\x12#\n" +
-	"\rnodes_waiting\x18\r \x01(\rR\fnodesWaitingJ\x04\b\x06\x10\aJ\x04\b\a\x10\b\"\xe7\x01\n" +
+	"\rnodes_waiting\x18\r \x01(\rR\fnodesWaiting\x12&\n" +
+	"\x0fsent_per_second\x18\x0e \x01(\x04R\rsentPerSecond\x12.\n" +
+	"\x13received_per_second\x18\x0f \x01(\x04R\x11receivedPerSecondJ\x04\b\x06\x10\aJ\x04\b\a\x10\b\"\xe7\x01\n" +
 	"\n" +
 	"NodeStatus\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
@@ -2991,14 +3298,15 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\vStateSource\x12\x1c\n" +
 	"\x18STATE_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13STATE_SOURCE_BROKER\x10\x01\x12\x16\n" +
-	"\x12STATE_SOURCE_CACHE\x10\x022\x92\x03\n" +
+	"\x12STATE_SOURCE_CACHE\x10\x022\xda\x03\n" +
 	"\fDebugService\x12L\n" +
 	"\tGetStatus\x12\x1e.semaphore.v1.GetStatusRequest\x1a\x1f.semaphore.v1.GetStatusResponse\x12B\n" +
 	"\x05Watch\x12\x1a.semaphore.v1.WatchRequest\x1a\x1b.semaphore.v1.WatchResponse0\x01\x12K\n" +
 	"\bListSets\x12\x1d.semaphore.v1.ListSetsRequest\x1a\x1e.semaphore.v1.ListSetsResponse0\x01\x12O\n" +
 	"\n" +
 	"LookUpPath\x12\x1f.semaphore.v1.LookUpPathRequest\x1a .semaphore.v1.LookUpPathResponse\x12R\n" +
-	"\vListHolders\x12 .semaphore.v1.ListHoldersRequest\x1a!.semaphore.v1.ListHoldersResponseBDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
+	"\vListHolders\x12 .semaphore.v1.ListHoldersRequest\x1a!.semaphore.v1.ListHoldersResponse\x12F\n" +
+	"\aPreview\x12\x1c.semaphore.v1.PreviewRequest\x1a\x1d.semaphore.v1.PreviewResponseBDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 
 var (
 	file_semaphore_v1_debug_proto_rawDescOnce sync.Once
@@ -3013,113 +3321,124 @@ func file_semaphore_v1_debug_proto_rawDescGZIP() []byte {
 }
 
 var file_semaphore_v1_debug_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_semaphore_v1_debug_proto_goTypes = []any{
 	(StateSource)(0),              // 0: semaphore.v1.StateSource
-	(*LookUpPathRequest)(nil),     // 1: semaphore.v1.LookUpPathRequest
-	(*LookUpPathResponse)(nil),    // 2: semaphore.v1.LookUpPathResponse
-	(*RouteLookup)(nil),           // 3: semaphore.v1.RouteLookup
-	(*PathPeer)(nil),              // 4: semaphore.v1.PathPeer
-	(*PathSession)(nil),           // 5: semaphore.v1.PathSession
-	(*PathMeasurement)(nil),       // 6: semaphore.v1.PathMeasurement
-	(*ProxyHealth)(nil),           // 7: semaphore.v1.ProxyHealth
-	(*ListHoldersRequest)(nil),    // 8: semaphore.v1.ListHoldersRequest
-	(*ListHoldersResponse)(nil),   // 9: semaphore.v1.ListHoldersResponse
-	(*Holder)(nil),                // 10: semaphore.v1.Holder
-	(*ListSetsRequest)(nil),       // 11: semaphore.v1.ListSetsRequest
-	(*ListSetsResponse)(nil),      // 12: semaphore.v1.ListSetsResponse
-	(*PolicySet)(nil),             // 13: semaphore.v1.PolicySet
-	(*SetObject)(nil),             // 14: semaphore.v1.SetObject
-	(*SetPod)(nil),                // 15: semaphore.v1.SetPod
-	(*GetStatusRequest)(nil),      // 16: semaphore.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),     // 17: semaphore.v1.GetStatusResponse
-	(*DrainTarget)(nil),           // 18: semaphore.v1.DrainTarget
-	(*DrainStatus)(nil),           // 19: semaphore.v1.DrainStatus
-	(*LinkStatus)(nil),            // 20: semaphore.v1.LinkStatus
-	(*KindStatus)(nil),            // 21: semaphore.v1.KindStatus
-	(*DeviceStatus)(nil),          // 22: semaphore.v1.DeviceStatus
-	(*PathsStatus)(nil),           // 23: semaphore.v1.PathsStatus
-	(*SilentPair)(nil),            // 24: semaphore.v1.SilentPair
-	(*TunnelsStatus)(nil),         // 25: semaphore.v1.TunnelsStatus
-	(*NodeStatus)(nil),            // 26: semaphore.v1.NodeStatus
-	(*WatchRequest)(nil),          // 27: semaphore.v1.WatchRequest
-	(*WatchResponse)(nil),         // 28: semaphore.v1.WatchResponse
-	(*Event)(nil),                 // 29: semaphore.v1.Event
-	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
-	(*Finding)(nil),               // 31: semaphore.v1.Finding
-	(Kind)(0),                     // 32: semaphore.v1.Kind
-	(*durationpb.Duration)(nil),   // 33: google.protobuf.Duration
-	(Backend)(0),                  // 34: semaphore.v1.Backend
+	(*PreviewRequest)(nil),        // 1: semaphore.v1.PreviewRequest
+	(*PreviewExports)(nil),        // 2: semaphore.v1.PreviewExports
+	(*PreviewResponse)(nil),       // 3: semaphore.v1.PreviewResponse
+	(*PreviewChange)(nil),         // 4: semaphore.v1.PreviewChange
+	(*LookUpPathRequest)(nil),     // 5: semaphore.v1.LookUpPathRequest
+	(*LookUpPathResponse)(nil),    // 6: semaphore.v1.LookUpPathResponse
+	(*RouteLookup)(nil),           // 7: semaphore.v1.RouteLookup
+	(*PathPeer)(nil),              // 8: semaphore.v1.PathPeer
+	(*PathSession)(nil),           // 9: semaphore.v1.PathSession
+	(*PathMeasurement)(nil),       // 10: semaphore.v1.PathMeasurement
+	(*ProxyHealth)(nil),           // 11: semaphore.v1.ProxyHealth
+	(*ListHoldersRequest)(nil),    // 12: semaphore.v1.ListHoldersRequest
+	(*ListHoldersResponse)(nil),   // 13: semaphore.v1.ListHoldersResponse
+	(*Holder)(nil),                // 14: semaphore.v1.Holder
+	(*ListSetsRequest)(nil),       // 15: semaphore.v1.ListSetsRequest
+	(*ListSetsResponse)(nil),      // 16: semaphore.v1.ListSetsResponse
+	(*PolicySet)(nil),             // 17: semaphore.v1.PolicySet
+	(*SetObject)(nil),             // 18: semaphore.v1.SetObject
+	(*SetPod)(nil),                // 19: semaphore.v1.SetPod
+	(*GetStatusRequest)(nil),      // 20: semaphore.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),     // 21: semaphore.v1.GetStatusResponse
+	(*DrainTarget)(nil),           // 22: semaphore.v1.DrainTarget
+	(*DrainStatus)(nil),           // 23: semaphore.v1.DrainStatus
+	(*LinkStatus)(nil),            // 24: semaphore.v1.LinkStatus
+	(*KindStatus)(nil),            // 25: semaphore.v1.KindStatus
+	(*DeviceStatus)(nil),          // 26: semaphore.v1.DeviceStatus
+	(*PathsStatus)(nil),           // 27: semaphore.v1.PathsStatus
+	(*SilentPair)(nil),            // 28: semaphore.v1.SilentPair
+	(*TunnelsStatus)(nil),         // 29: semaphore.v1.TunnelsStatus
+	(*NodeStatus)(nil),            // 30: semaphore.v1.NodeStatus
+	(*WatchRequest)(nil),          // 31: semaphore.v1.WatchRequest
+	(*WatchResponse)(nil),         // 32: semaphore.v1.WatchResponse
+	(*Event)(nil),                 // 33: semaphore.v1.Event
+	(*Object)(nil),                // 34: semaphore.v1.Object
+	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
+	(*Finding)(nil),               // 36: semaphore.v1.Finding
+	(Kind)(0),                     // 37: semaphore.v1.Kind
+	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
+	(Backend)(0),                  // 39: semaphore.v1.Backend
 }
 var file_semaphore_v1_debug_proto_depIdxs = []int32{
-	3,  // 0: semaphore.v1.LookUpPathResponse.route:type_name -> semaphore.v1.RouteLookup
-	30, // 1: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
-	4,  // 2: semaphore.v1.LookUpPathResponse.wanted:type_name -> semaphore.v1.PathPeer
-	4,  // 3: semaphore.v1.LookUpPathResponse.present:type_name -> semaphore.v1.PathPeer
-	5,  // 4: semaphore.v1.LookUpPathResponse.session:type_name -> semaphore.v1.PathSession
-	6,  // 5: semaphore.v1.LookUpPathResponse.measurement:type_name -> semaphore.v1.PathMeasurement
-	7,  // 6: semaphore.v1.LookUpPathResponse.kube_proxy:type_name -> semaphore.v1.ProxyHealth
-	30, // 7: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
-	30, // 8: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
-	30, // 9: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
-	30, // 10: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
-	10, // 11: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
-	30, // 12: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
-	30, // 13: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
-	30, // 14: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
-	13, // 15: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
-	14, // 16: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
-	15, // 17: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
-	30, // 18: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
-	30, // 19: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	30, // 20: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
-	20, // 21: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
-	22, // 22: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
-	26, // 23: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
-	24, // 24: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
-	25, // 25: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
-	19, // 26: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
-	31, // 27: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
-	18, // 28: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
-	30, // 29: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
-	30, // 30: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
-	30, // 31: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
-	30, // 32: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
-	21, // 33: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
-	32, // 34: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
-	30, // 35: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
-	33, // 36: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
-	33, // 37: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
-	33, // 38: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
-	30, // 39: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
-	34, // 40: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
-	30, // 41: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	0,  // 42: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
-	30, // 43: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
-	23, // 44: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
-	24, // 45: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
-	30, // 46: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
-	30, // 47: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	30, // 48: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
-	30, // 49: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	29, // 50: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	30, // 51: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	30, // 52: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	16, // 53: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	27, // 54: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	11, // 55: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
-	1,  // 56: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
-	8,  // 57: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
-	17, // 58: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	28, // 59: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	12, // 60: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
-	2,  // 61: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
-	9,  // 62: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
-	58, // [58:63] is the sub-list for method output_type
-	53, // [53:58] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	2,  // 0: semaphore.v1.PreviewRequest.exports:type_name -> semaphore.v1.PreviewExports
+	34, // 1: semaphore.v1.PreviewExports.objects:type_name -> semaphore.v1.Object
+	4,  // 2: semaphore.v1.PreviewResponse.changes:type_name -> semaphore.v1.PreviewChange
+	2,  // 3: semaphore.v1.PreviewResponse.exports:type_name -> semaphore.v1.PreviewExports
+	7,  // 4: semaphore.v1.LookUpPathResponse.route:type_name -> semaphore.v1.RouteLookup
+	35, // 5: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
+	8,  // 6: semaphore.v1.LookUpPathResponse.wanted:type_name -> semaphore.v1.PathPeer
+	8,  // 7: semaphore.v1.LookUpPathResponse.present:type_name -> semaphore.v1.PathPeer
+	9,  // 8: semaphore.v1.LookUpPathResponse.session:type_name -> semaphore.v1.PathSession
+	10, // 9: semaphore.v1.LookUpPathResponse.measurement:type_name -> semaphore.v1.PathMeasurement
+	11, // 10: semaphore.v1.LookUpPathResponse.kube_proxy:type_name -> semaphore.v1.ProxyHealth
+	35, // 11: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
+	35, // 12: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
+	35, // 13: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
+	35, // 14: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
+	14, // 15: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
+	35, // 16: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
+	35, // 17: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
+	35, // 18: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
+	17, // 19: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
+	18, // 20: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
+	19, // 21: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
+	35, // 22: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
+	35, // 23: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	35, // 24: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
+	24, // 25: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
+	26, // 26: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
+	30, // 27: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
+	28, // 28: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
+	29, // 29: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
+	23, // 30: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
+	36, // 31: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
+	22, // 32: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
+	35, // 33: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
+	35, // 34: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
+	35, // 35: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
+	35, // 36: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
+	25, // 37: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
+	37, // 38: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
+	35, // 39: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
+	38, // 40: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
+	38, // 41: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
+	38, // 42: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
+	35, // 43: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	39, // 44: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
+	35, // 45: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	0,  // 46: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
+	35, // 47: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	27, // 48: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
+	28, // 49: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
+	35, // 50: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
+	35, // 51: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	35, // 52: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
+	35, // 53: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	33, // 54: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	35, // 55: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	35, // 56: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	20, // 57: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	31, // 58: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	15, // 59: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
+	5,  // 60: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
+	12, // 61: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
+	1,  // 62: semaphore.v1.DebugService.Preview:input_type -> semaphore.v1.PreviewRequest
+	21, // 63: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	32, // 64: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	16, // 65: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
+	6,  // 66: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
+	13, // 67: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
+	3,  // 68: semaphore.v1.DebugService.Preview:output_type -> semaphore.v1.PreviewResponse
+	63, // [63:69] is the sub-list for method output_type
+	57, // [57:63] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }
@@ -3130,7 +3449,7 @@ func file_semaphore_v1_debug_proto_init() {
 	file_semaphore_v1_finding_proto_init()
 	file_semaphore_v1_objects_proto_init()
 	file_semaphore_v1_peering_proto_init()
-	file_semaphore_v1_debug_proto_msgTypes[27].OneofWrappers = []any{
+	file_semaphore_v1_debug_proto_msgTypes[31].OneofWrappers = []any{
 		(*WatchResponse_Event)(nil),
 		(*WatchResponse_Lost)(nil),
 	}
@@ -3140,7 +3459,7 @@ func file_semaphore_v1_debug_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_debug_proto_rawDesc), len(file_semaphore_v1_debug_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   29,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,7 @@ const (
 	DebugService_ListSets_FullMethodName    = "/semaphore.v1.DebugService/ListSets"
 	DebugService_LookUpPath_FullMethodName  = "/semaphore.v1.DebugService/LookUpPath"
 	DebugService_ListHolders_FullMethodName = "/semaphore.v1.DebugService/ListHolders"
+	DebugService_Preview_FullMethodName     = "/semaphore.v1.DebugService/Preview"
 )
 
 // DebugServiceClient is the client API for DebugService service.
@@ -53,6 +54,12 @@ type DebugServiceClient interface {
 	// Errors: UNIMPLEMENTED (not a broker, or its policy feature is off), FAILED_PRECONDITION (a standby),
 	// INVALID_ARGUMENT (address is not an IP address).
 	ListHolders(ctx context.Context, in *ListHoldersRequest, opts ...grpc.CallOption) (*ListHoldersResponse, error)
+	// Preview returns what objects would change if they were applied, by the part's own decisions on a copy of its state.
+	// It changes nothing.
+	//
+	// Errors: UNIMPLEMENTED (an agent), FAILED_PRECONDITION (a standby; a part that has not read its cluster yet),
+	// INVALID_ARGUMENT (an object cannot be parsed or is of another kind, or the part has its remotes in its file).
+	Preview(ctx context.Context, in *PreviewRequest, opts ...grpc.CallOption) (*PreviewResponse, error)
 }
 
 type debugServiceClient struct {
@@ -131,6 +138,16 @@ func (c *debugServiceClient) ListHolders(ctx context.Context, in *ListHoldersReq
 	return out, nil
 }
 
+func (c *debugServiceClient) Preview(ctx context.Context, in *PreviewRequest, opts ...grpc.CallOption) (*PreviewResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PreviewResponse)
+	err := c.cc.Invoke(ctx, DebugService_Preview_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // DebugServiceServer is the server API for DebugService service.
 // All implementations must embed UnimplementedDebugServiceServer
 // for forward compatibility.
@@ -158,6 +175,12 @@ type DebugServiceServer interface {
 	// Errors: UNIMPLEMENTED (not a broker, or its policy feature is off), FAILED_PRECONDITION (a standby),
 	// INVALID_ARGUMENT (address is not an IP address).
 	ListHolders(context.Context, *ListHoldersRequest) (*ListHoldersResponse, error)
+	// Preview returns what objects would change if they were applied, by the part's own decisions on a copy of its state.
+	// It changes nothing.
+	//
+	// Errors: UNIMPLEMENTED (an agent), FAILED_PRECONDITION (a standby; a part that has not read its cluster yet),
+	// INVALID_ARGUMENT (an object cannot be parsed or is of another kind, or the part has its remotes in its file).
+	Preview(context.Context, *PreviewRequest) (*PreviewResponse, error)
 	mustEmbedUnimplementedDebugServiceServer()
 }
 
@@ -182,6 +205,9 @@ func (UnimplementedDebugServiceServer) LookUpPath(context.Context, *LookUpPathRe
 }
 func (UnimplementedDebugServiceServer) ListHolders(context.Context, *ListHoldersRequest) (*ListHoldersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListHolders not implemented")
+}
+func (UnimplementedDebugServiceServer) Preview(context.Context, *PreviewRequest) (*PreviewResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Preview not implemented")
 }
 func (UnimplementedDebugServiceServer) mustEmbedUnimplementedDebugServiceServer() {}
 func (UnimplementedDebugServiceServer) testEmbeddedByValue()                      {}
@@ -280,6 +306,24 @@ func _DebugService_ListHolders_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _DebugService_Preview_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PreviewRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DebugServiceServer).Preview(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DebugService_Preview_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DebugServiceServer).Preview(ctx, req.(*PreviewRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // DebugService_ServiceDesc is the grpc.ServiceDesc for DebugService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -298,6 +342,10 @@ var DebugService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListHolders",
 			Handler:    _DebugService_ListHolders_Handler,
+		},
+		{
+			MethodName: "Preview",
+			Handler:    _DebugService_Preview_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -665,9 +665,13 @@ type DeviceReport struct {
 	// The remote is permissive.
 	Permissive bool `protobuf:"varint,20,opt,name=permissive,proto3" json:"permissive,omitempty"`
 	// MTU of the device in bytes; 0 for an agent that does not report it.
-	Mtu           uint32 `protobuf:"varint,22,opt,name=mtu,proto3" json:"mtu,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Mtu uint32 `protobuf:"varint,22,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	// Bytes per second through the device between the last two reports that were at least 30 s apart; 0 for none, or an
+	// agent that does not report them. A change of more than a tenth is reported every 30 s at most.
+	SentPerSecond     uint64 `protobuf:"varint,23,opt,name=sent_per_second,json=sentPerSecond,proto3" json:"sent_per_second,omitempty"`
+	ReceivedPerSecond uint64 `protobuf:"varint,24,opt,name=received_per_second,json=receivedPerSecond,proto3" json:"received_per_second,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *DeviceReport) Reset() {
@@ -829,6 +833,20 @@ func (x *DeviceReport) GetPermissive() bool {
 func (x *DeviceReport) GetMtu() uint32 {
 	if x != nil {
 		return x.Mtu
+	}
+	return 0
+}
+
+func (x *DeviceReport) GetSentPerSecond() uint64 {
+	if x != nil {
+		return x.SentPerSecond
+	}
+	return 0
+}
+
+func (x *DeviceReport) GetReceivedPerSecond() uint64 {
+	if x != nil {
+		return x.ReceivedPerSecond
 	}
 	return 0
 }
@@ -1962,7 +1980,7 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\bproblems\x18\x02 \x03(\tR\bproblems\x12#\n" +
 	"\rclear_packets\x18\x03 \x01(\x04R\fclearPackets\x12\x18\n" +
 	"\aguarded\x18\b \x01(\bR\aguarded\x121\n" +
-	"\bfindings\x18\t \x03(\v2\x15.semaphore.v1.FindingR\bfindingsJ\x04\b\x04\x10\b\"\xdd\x05\n" +
+	"\bfindings\x18\t \x03(\v2\x15.semaphore.v1.FindingR\bfindingsJ\x04\b\x04\x10\b\"\xb5\x06\n" +
 	"\fDeviceReport\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1d\n" +
@@ -1990,7 +2008,9 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\n" +
 	"permissive\x18\x14 \x01(\bR\n" +
 	"permissive\x12\x10\n" +
-	"\x03mtu\x18\x16 \x01(\rR\x03mtuJ\x04\b\x05\x10\x06J\x04\b\x0e\x10\x0fJ\x04\b\x0f\x10\x10\"j\n" +
+	"\x03mtu\x18\x16 \x01(\rR\x03mtu\x12&\n" +
+	"\x0fsent_per_second\x18\x17 \x01(\x04R\rsentPerSecond\x12.\n" +
+	"\x13received_per_second\x18\x18 \x01(\x04R\x11receivedPerSecondJ\x04\b\x05\x10\x06J\x04\b\x0e\x10\x0fJ\x04\b\x0f\x10\x10\"j\n" +
 	"\n" +
 	"SilentPeer\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x120\n" +

@@ -1,0 +1,101 @@
+package broker
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// TestPreview: what the broker says that a RemoteCluster would do is what happens when it is applied and its exporter
+// connects; asking changes nothing.
+func TestPreview(t *testing.T) {
+	r := worldOfObjects(t)
+	stop := r.start(r.cfg)
+	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
+	e2 := r.exporter("c2")
+	sendAll(e2, "e1", serviceObject("shop", "echo", 80), sliceObject("shop", "echo-1", "echo", "10.2.1.5"))
+	const ofC2 = `
+pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
+service c2-shop-73736d-echo: 80
+slice of c2-shop-73736d-echo: 10.2.1.5`
+	r.becomes("the first remote", ofC2)
+	// Somebody's Service has the name of a mirror to come.
+	if _, err := r.admin.CoreV1().Services("semaphore").Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "c3-shop-73736d-taken"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+
+	conn, err := grpc.NewClient("unix://"+r.cfg.Listen.DebugSocket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := semaphorev1.NewDebugServiceClient(conn)
+	preview := func(what, want, object string, exports ...*semaphorev1.PreviewExports) {
+		t.Helper()
+		answer, err := client.Preview(t.Context(), &semaphorev1.PreviewRequest{Objects: []string{object}, Exports: exports})
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		var lines []string
+		for _, c := range answer.GetChanges() {
+			lines = append(lines, strings.Join(strings.Fields(c.GetAction()+" "+c.GetObject()+" "+c.GetCluster()+" "+
+				c.GetCode()), " ")+": "+c.GetText())
+		}
+		wanted := strings.Split(want, "\n")
+		for i := range max(len(lines), len(wanted)) {
+			if i >= len(lines) || i >= len(wanted) || !strings.HasPrefix(lines[i], wanted[i]) {
+				t.Errorf("%s:\n%s\nwant\n%s", what, strings.Join(lines, "\n"), want)
+				return
+			}
+		}
+	}
+	remote := func(name, spec string) string {
+		return `{"apiVersion":"semaphore.uw.io/v1alpha1","kind":"RemoteCluster","metadata":{"name":"` + name + `"},"spec":` +
+			spec + `}`
+	}
+	const third = `{"podSubnets":["10.3.0.0/16"],"nodeSubnets":["172.16.0.0/12"]}`
+	exports := []*semaphorev1.Object{serviceObject("shop", "echo", 90), serviceObject("shop", "taken", 91),
+		sliceObject("shop", "echo-1", "echo", "10.3.1.5"), sliceObject("shop", "echo-2", "echo", "10.9.1.5")}
+	preview("nothing is known of it", `accept RemoteCluster c3 c3: would be in effect, encryption strict, UDP port 7776
+note exports of c3 c3: not known here`, remote("c3", third))
+	preview("what it would export is known", `accept RemoteCluster c3 c3: would be in effect, encryption strict, UDP port 7776
+note exports of c3 c3: 2 objects of kind service would be accepted
+note exports of c3 c3: 2 objects of kind endpointslice would be accepted
+refuse endpointslice shop/echo-2 c3 ip-outside-pod-subnets: 
+create service semaphore/c3-shop-73736d-echo: mirror of shop/echo, c3: 1 endpoints, 1 ready
+clash service semaphore/c3-shop-73736d-taken NameTaken: `, remote("c3", third),
+		&semaphorev1.PreviewExports{Cluster: "c3", Objects: exports})
+	preview("it is in the way", `reject RemoteCluster c3 c3 SubnetsConflict: `,
+		remote("c3", strings.Replace(third, "10.3.0.0/16", "10.2.0.0/24", 1)))
+	preview("narrower subnets", `accept RemoteCluster c2 c2: 
+note broker: it would build its engines again
+note exports of c2 c2: 1 objects of kind service would be accepted
+note exports of c2 c2: 1 objects of kind endpointslice would be accepted
+refuse endpointslice shop/echo-1 c2 ip-outside-pod-subnets: `,
+		remote("c2", `{"podSubnets":["10.2.128.0/17"],"nodeSubnets":["172.16.0.0/12"]}`))
+	r.becomes("nothing changed", ofC2)
+
+	// It is applied, and its exporter connects.
+	r.create("c3", third)
+	r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
+	e3 := r.exporter("c3")
+	sendAs(e3, "c3", "e1", exports...)
+	r.becomes("what the preview said", `
+pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
+pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true
+service c2-shop-73736d-echo: 80
+service c3-shop-73736d-echo: 90
+slice of c2-shop-73736d-echo: 10.2.1.5
+slice of c3-shop-73736d-echo: 10.3.1.5`)
+	stop()
+}

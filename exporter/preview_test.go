@@ -1,0 +1,150 @@
+package exporter
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// TestPreview: what the exporter says that a RemoteCluster, a label or an annotation would do is what happens when it
+// is applied, and asking changes nothing.
+func TestPreview(t *testing.T) {
+	api := kubetest.Start(t)
+	kubetest.InstallRemoteClusters(t, api)
+	admin, remotes := kubernetes.NewForConfigOrDie(api), dynamic.NewForConfigOrDie(api).Resource(v1alpha1.RemoteClusters)
+	files := trust.New(t, "c1", "c2", "c3")
+	populate(t, admin)
+	_, err := admin.CoreV1().Namespaces().Apply(t.Context(), applycorev1.Namespace("semaphore"),
+		metav1.ApplyOptions{FieldManager: "test"})
+	must(t, err)
+	bundles := t.TempDir()
+	own, err := os.ReadFile(filepath.Join(files.Files("c1", "exporter").BundleDir, "c1.pem"))
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(bundles, "c1.pem"), own, 0o600))
+	c2, c3 := &counting{}, &counting{}
+	c2.objects, c3.objects = map[string]*semaphorev1.Object{}, map[string]*semaphorev1.Object{}
+	at := map[string]string{"c2": serveAs(t, files, "c2", c2, nil), "c3": serveAs(t, files, "c3", c3, nil)}
+	object := func(name, spec string) *unstructured.Unstructured {
+		t.Helper()
+		var content map[string]any
+		must(t, yaml.Unmarshal([]byte(spec), &content))
+		bundle, err := os.ReadFile(filepath.Join(files.Files("c1", "exporter").BundleDir, name+".pem"))
+		must(t, err)
+		content["trustBundle"] = string(bundle)
+		content["broker"] = map[string]any{"address": at[name]}
+		u := &unstructured.Unstructured{Object: map[string]any{"spec": content}}
+		u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))
+		u.SetName(name)
+		return u
+	}
+	text := func(u *unstructured.Unstructured) string {
+		data, err := u.MarshalJSON()
+		must(t, err)
+		return string(data)
+	}
+	create := func(u *unstructured.Unstructured) {
+		t.Helper()
+		_, err := remotes.Create(t.Context(), u, metav1.CreateOptions{})
+		must(t, err)
+	}
+	e := startWith(t, api, files, "leaderElection: {enabled: false}", bundles)
+	create(object("c2", `{podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}`))
+	const all = "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
+	within(t, "c2 holds what is exported", func() bool { return c2.holds() == all })
+	told := c2.changes()
+
+	preview := func(to string, objects ...string) (string, *semaphorev1.PreviewResponse) {
+		t.Helper()
+		answer, err := e.client.Preview(t.Context(), &semaphorev1.PreviewRequest{Objects: objects, To: to})
+		must(t, err)
+		var lines []string
+		for _, c := range answer.GetChanges() {
+			lines = append(lines, strings.Join(strings.Fields(c.GetAction()+" "+c.GetObject()+" "+c.GetCluster()+" "+
+				c.GetCode()), " "))
+		}
+		return strings.Join(lines, "\n"), answer
+	}
+	is := func(what, got, want string) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", what, got, want)
+		}
+	}
+	is("nothing", func() string { s, _ := preview(""); return s }(), "")
+
+	// A further remote, whose rule withholds the Services of a namespace.
+	third := object("c3", `{podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], export: {rules: [
+		{kinds: [services], namespaces: [shop], action: Withhold}, {kinds: [policy], selector: {matchLabels: {a: b}},
+		action: Withhold}]}}`)
+	got, answer := preview("c3", text(third))
+	is("a further remote", got, `select spec.export.rules[0] (Withhold) c3
+select spec.export.rules[1] (Withhold) c3
+export setmember shop/web c3
+export 1 objects of kind node c3`)
+	if rule := answer.GetChanges(); !strings.Contains(rule[0].GetText(), "matches 1 Services and 0 pods") ||
+		!strings.Contains(rule[1].GetText(), "matches 0 Services and 0 pods") {
+		t.Errorf("%s; %s", rule[0].GetText(), rule[1].GetText())
+	}
+	var would []string
+	for _, o := range answer.GetExports().GetObjects() {
+		k := o.GetKey()
+		would = append(would, strings.TrimSpace(semaphorev1.KindName(k.GetKind())+" "+
+			strings.TrimPrefix(k.GetNamespace()+"/"+k.GetName(), "/")))
+	}
+	slices.Sort(would)
+	create(third)
+	within(t, "c3 holds what the preview said", func() bool { return c3.holds() == strings.Join(would, ", ") })
+
+	// Its rules change, and a subnet that another has.
+	changed := object("c3", `{podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], export: {rules: [
+		{kinds: [policy], action: Withhold}]}}`)
+	got, _ = preview("", text(changed))
+	is("other rules", got, `select spec.export.rules[0] (Withhold) c3
+export service shop/echo c3
+withdraw setmember shop/web c3
+export 1 objects of kind endpointslice c3`)
+	got, _ = preview("", text(object("c3", `{podSubnets: [10.2.0.0/24], nodeSubnets: [192.0.2.0/24]}`)))
+	if !strings.HasPrefix(got, "reject RemoteCluster c3 c3 SubnetsConflict") {
+		t.Errorf("a subnet of another: %s", got)
+	}
+
+	// A Service with a label that offers it, and one with an annotation that names nobody.
+	const service = `{"apiVersion":"v1","kind":"Service","metadata":{"namespace":"shop","name":"plain",` +
+		`"labels":{"mirror.semaphore.uw.io/mirror-service":"true"}%s},"spec":{"ports":[{"port":80}]}}`
+	got, _ = preview("", strings.Replace(service, "%s", "", 1))
+	is("a label", got, "export service shop/plain c2")
+	got, _ = preview("", strings.Replace(service, "%s",
+		`,"annotations":{"semaphore.uw.io/export-to":"c9"}`, 1))
+	is("an annotation", got, "refuse export-to")
+
+	for _, bad := range []string{`{`, `{"kind":"ConfigMap","apiVersion":"v1"}`,
+		`{"kind":"RemoteCluster","apiVersion":"semaphore.uw.io/v1alpha1","metadata":{"name":"c3"},"spec":{"pods":[]}}`} {
+		if _, err := e.client.Preview(t.Context(), &semaphorev1.PreviewRequest{Objects: []string{bad}}); status.Code(err) !=
+			codes.InvalidArgument {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+	if n := c2.changes(); n != told {
+		t.Errorf("previews sent c2 %d changes", n-told)
+	}
+	if got := c3.holds(); got != strings.Join(would, ", ") {
+		t.Errorf("c3 holds %s", got)
+	}
+}

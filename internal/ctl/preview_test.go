@@ -1,0 +1,130 @@
+package ctl
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// previewer is a part that answers previews, and remembers what it was asked.
+type previewer struct {
+	socket string
+	asked  []*semaphorev1.PreviewRequest
+}
+
+func newPreviewer(t *testing.T, part, cluster string, answer func(*semaphorev1.PreviewRequest,
+	*debug.Changes)) *previewer {
+	t.Helper()
+	p := &previewer{socket: filepath.Join(t.TempDir(), part+".sock")}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- debug.ServeSocket(ctx, p.socket, debug.NewServer(debug.NewRecorder(part, cluster, ""), well, debug.Answers{
+			Preview: func(_ context.Context, req *semaphorev1.PreviewRequest) (*semaphorev1.PreviewResponse, error) {
+				p.asked = append(p.asked, req)
+				out := &debug.Changes{}
+				answer(req, out)
+				return &out.PreviewResponse, nil
+			},
+		}))
+	}()
+	t.Cleanup(func() { cancel(); must(t, <-done) })
+	listens(t, p.socket)
+	return p
+}
+
+// TestPreview: each part is asked about the objects that would be applied in its cluster, a broker also with what the
+// exporter of the other cluster would export to it, and the exit code says whether something is wrong.
+func TestPreview(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "objects.yaml")
+	must(t, os.WriteFile(file, []byte(`# what links two clusters
+apiVersion: semaphore.uw.io/v1alpha1
+kind: RemoteCluster
+metadata: {name: c1}
+spec: {podSubnets: [10.1.0.0/16]}
+---
+apiVersion: semaphore.uw.io/v1alpha1
+kind: RemoteCluster
+metadata: {name: c2}
+spec: {podSubnets: [10.2.0.0/16]}
+---
+apiVersion: v1
+kind: List
+items:
+  - {apiVersion: v1, kind: Service, metadata: {name: echo, namespace: shop}}
+`), 0o600))
+	var clash bool
+	nothing := func(*semaphorev1.PreviewRequest, *debug.Changes) {}
+	e1 := newPreviewer(t, "exporter", "c1", func(_ *semaphorev1.PreviewRequest, out *debug.Changes) {
+		out.Add(debug.Export, "service shop/echo", "c2", "", "")
+	})
+	b1 := newPreviewer(t, "broker", "c1", func(_ *semaphorev1.PreviewRequest, out *debug.Changes) {
+		out.Add(debug.Accept, "RemoteCluster c2", "c2", "", "would be in effect\x1b[2J")
+		if clash {
+			out.Add(debug.Refuse, "endpointslice shop/echo-2", "c2", "ip-outside-pod-subnets",
+				"endpoints[0].addresses[0]: 10.9.1.5 is outside of the pod subnets of c2, 10.2.0.0/16: correct podSubnets")
+			out.Add(debug.Clash, "service semaphore/c2-shop-echo", "", "NameTaken", "it exists")
+			out.Add(debug.Refuse, "", "", "export-to", "service shop/web: names c9")
+		}
+	})
+	e2 := newPreviewer(t, "exporter", "c2", func(req *semaphorev1.PreviewRequest, out *debug.Changes) {
+		if req.GetTo() == "c1" {
+			out.Exports = &semaphorev1.PreviewExports{Objects: []*semaphorev1.Object{{Key: &semaphorev1.ObjectKey{
+				Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "web"}}}}
+		}
+	})
+	b2 := newPreviewer(t, "broker", "c2", nothing)
+	var sockets []string
+	for _, p := range []*previewer{e1, b1, e2, b2} {
+		sockets = append(sockets, "--socket", p.socket)
+	}
+	out, code, err := run(t, append([]string{"preview", "-f", file}, sockets...)...)
+	if code != 0 {
+		t.Errorf("code %d, %v:\n%s", code, err, out)
+	}
+	objects := func(req *semaphorev1.PreviewRequest) (names string) {
+		for _, o := range req.GetObjects() {
+			for _, name := range []string{`"c1"`, `"c2"`, `"echo"`} {
+				if strings.Contains(o, name) {
+					names += name
+				}
+			}
+		}
+		return names
+	}
+	for name, test := range map[string]struct {
+		asked *semaphorev1.PreviewRequest
+		want  string
+	}{
+		"exporter of c1": {e1.asked[0], `"c2""echo"`}, "exporter of c2": {e2.asked[0], `"c1"`},
+		"broker of c1": {b1.asked[0], `"c2"`}, "broker of c2": {b2.asked[0], `"c1"`},
+	} {
+		if got := objects(test.asked); got != test.want {
+			t.Errorf("%s is asked about %s, not %s", name, got, test.want)
+		}
+	}
+	if e := b1.asked[0].GetExports(); len(e) != 1 || e[0].GetCluster() != "c2" || e[0].GetObjects()[0].GetKey().GetName() !=
+		"web" {
+		t.Errorf("the broker of c1 is given %v", e)
+	}
+	clash = true
+	out, code, _ = run(t, append([]string{"preview", "-f", file}, sockets...)...)
+	if code != 2 {
+		t.Errorf("a clash: code %d", code)
+	}
+	golden(t, "preview", out)
+	if out, code, _ = run(t, append([]string{"preview", "-f", file, "-o", "json"}, sockets...)...); code != 2 ||
+		!strings.Contains(out, `"code": "NameTaken"`) {
+		t.Errorf("a clash: code %d\n%s", code, out)
+	}
+	must(t, os.WriteFile(file, []byte("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\n"), 0o600))
+	if _, code, err = run(t, append([]string{"preview", "-f", file}, sockets...)...); code != 1 ||
+		!strings.Contains(err.Error(), "Secret s: preview knows") {
+		t.Errorf("a Secret: code %d, %v", code, err)
+	}
+}

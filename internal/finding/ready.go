@@ -1,0 +1,33 @@
+package finding
+
+import "errors"
+
+// unready is why a part is not ready, with the findings that it is not ready because of.
+type unready struct {
+	error
+	causes []Finding
+}
+
+// Unwrap makes the error work with errors.Is.
+func (u *unready) Unwrap() error { return u.error }
+
+// Because adds to an error, which says why a part is not ready, those of the part's findings that are the cause.
+func Because(err error, causes ...Finding) error {
+	if err == nil || len(causes) == 0 {
+		return err
+	}
+	return &unready{err, causes}
+}
+
+// Blocks are the findings that make a part not ready: NotReady, which has the error's text, and its causes. They are
+// merged, and none without an error.
+func Blocks(err error) []Finding {
+	if err == nil {
+		return nil
+	}
+	all := []Finding{New(NotReady, "", 1, err.Error())}
+	if u := (*unready)(nil); errors.As(err, &u) {
+		all = append(all, u.causes...)
+	}
+	return Merge(all)
+}
