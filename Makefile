@@ -112,7 +112,7 @@ unit: ## unit tests with the race detector (those that need no other program)
 .PHONY: unit-recorded
 unit-recorded: $(TOOLS)/.built
 	@echo "== unit tests"
-	@CGO_ENABLED=1 $(GOTEST) --jsonfile $(BIN)/unit.json -- -count 1 $(UNITFLAGS) ./...
+	@CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit.json -- -count 1 $(UNITFLAGS) ./...
 
 # Modules of their own, so that nothing else needs Helm and Prometheus: the first build takes minutes, a run seconds.
 .PHONY: test-tools

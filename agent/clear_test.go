@@ -389,8 +389,8 @@ func TestRouteTakenByAnother(t *testing.T) {
 		show := func() string { return ip(t, "route show 10.2.0.0/16 type unicast table 7394") }
 		for i := range 3 {
 			ip(t, "route replace 10.2.0.0/16 via 192.0.2.2 table 7394")
-			took := eventually(t, "our route is back", ours)
-			t.Logf("%d: back after %s", i+1, took)
+			withinASecond(t, fmt.Sprintf("%d: our route is back", i+1), ours)
+			withinASecond(t, fmt.Sprintf("%d: packets pass again", i+1), reachable)
 			if routes := show(); strings.Contains(routes, "via") {
 				t.Errorf("another's route stands beside it: %s", routes)
 			}

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -124,30 +123,6 @@ func TestF27DeletedDeviceIsRestored(t *testing.T) {
 			same(t, before, after)
 		}
 		_ = r
-	})
-}
-
-// F28: the route into the device is deleted, or another's takes its place.
-func TestF28RouteIsDeletedOrReplaced(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		connect(t)
-		h := newHost(t)
-		want := netip.MustParsePrefix("10.2.0.0/16")
-		stands := func() bool {
-			d, err := h.Device(device)
-			return err == nil && d != nil && len(d.Routes) == 1 && d.Routes[0] == want
-		}
-		const ours = " table 7394"
-		for _, harm := range []string{"route del 10.2.0.0/16 dev " + device + ours,
-			"route replace 10.2.0.0/16 via 192.0.2.2" + ours} {
-			time.Sleep(300 * time.Millisecond)
-			ip(t, harm)
-			withinASecond(t, harm+": the route is back", stands)
-			withinASecond(t, harm+": packets pass again", reachable)
-		}
-		if routes := ip(t, "route show 10.2.0.0/16"+ours); strings.Contains(routes, "via") {
-			t.Errorf("another's route is beside ours: %s", routes)
-		}
 	})
 }
 

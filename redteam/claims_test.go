@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -87,62 +86,5 @@ func TestAKeyStaysWithItsPeer(t *testing.T) {
 	})
 	if _, _, peers = v.agent(token, 2); of("c3") != 10 {
 		t.Errorf("after a kubelet has claimed all keys and addresses: %d peers of c3 of 10", of("c3"))
-	}
-}
-
-// TestGrowingOverALimitTakesNothing: one endpoint more than a limit allows withdraws none of those that are there.
-func TestGrowingOverALimitTakesNothing(t *testing.T) {
-	v := start(t, func(cfg map[string]any) {
-		cfg["remotes"].([]any)[0].(map[string]any)["limits"] = map[string]any{"endpoints": 200}
-	})
-	kinds := []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
-	slice := func(service string, third, n int) *semaphorev1.Object {
-		es := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4",
-			Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 8080}}}
-		for i := range n {
-			es.Endpoints = append(es.Endpoints,
-				&semaphorev1.Endpoint{Addresses: []string{fmt.Sprintf("10.2.%d.%d", third, i+1)}})
-		}
-		return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_ENDPOINT_SLICE, Namespace: "shop",
-			Name: service + "-1"},
-			Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: es}}
-	}
-	service := func(name string) *semaphorev1.Object {
-		return &semaphorev1.Object{Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop",
-			Name: name},
-			Spec: &semaphorev1.Object_Service{Service: &semaphorev1.Service{Mirror: true,
-				Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}}}}
-	}
-	s := v.publish("c2")
-	s.tell(hello("c2", "e1", 10, kinds...))
-	s.tell(snapshot(kinds[0], 10, service("web"), service("api"))...)
-	s.tell(snapshot(kinds[1], 10, slice("web", 1, 100), slice("api", 2, 100))...)
-	s.acked(10)
-	endpoints := func(want int) {
-		t.Helper()
-		v.eventually(fmt.Sprintf("web has %d endpoints", want), func() error {
-			all, err := v.kube.DiscoveryV1().EndpointSlices("semaphore").List(t.Context(),
-				metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=c2-shop-73736d-web"})
-			n := 0
-			if err == nil {
-				for _, o := range all.Items {
-					n += len(o.Endpoints)
-				}
-				if n != want {
-					err = fmt.Errorf("they are %d", n)
-				}
-			}
-			return err
-		})
-	}
-	endpoints(100)
-	s.tell(changesOf(upsert(11, slice("web", 1, 101))))
-	if r := s.acked(11); len(r) != 1 || r[0].GetCode() != "over-quota" {
-		t.Errorf("refused: %v", r)
-	}
-	time.Sleep(time.Second)
-	endpoints(100)
-	if v.metric("semaphore_broker_refused_total", `cluster="c2"`, `code="over-quota"`) != 1 {
-		t.Error("semaphore_broker_refused_total does not tell")
 	}
 }

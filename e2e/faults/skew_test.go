@@ -15,7 +15,6 @@ import (
 	"net/url"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -27,7 +26,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -406,69 +404,4 @@ func (l *lab) on(t *testing.T) *lab {
 	copied := *l
 	copied.t = t
 	return &copied
-}
-
-// The apiserver that an exporter reads lags behind the one that an earlier exporter had read: what the broker received
-// from there is newer, and the exporter sends nothing of that kind, reports it, and sends as soon as it has read as
-// far.
-func TestF03_ApiserverThatLags(t *testing.T) {
-	l := newLab(t, "a")
-	l.offer("a", "first", 1, "")
-	system, err := l.kube.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	revision := func() uint64 {
-		t.Helper()
-		list, err := l.kube.CoreV1().Services("shop").List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		n, err := strconv.ParseUint(list.ResourceVersion, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	// The apiserver here does not lag; the broker is ahead of it instead, by some writes, which the test then makes.
-	needed := revision() + 60
-	played := &playedBroker{welcome: &semaphorev1.Welcome{Cluster: "hub", ProtocolVersion: 1,
-		Held: []*semaphorev1.KindState{{
-			Kind: semaphorev1.Kind_KIND_SERVICE, Objects: 1, Digest: make([]byte, 32), SourceId: string(system.UID),
-			SourceRevision: needed,
-		}}}}
-	// Both of its watches of Services see the writes. One that sees none learns by a bookmark, once a minute, how far it
-	// is.
-	exporter := l.exporter("a", played.serve(t, l), config{"globalSelector": "lab=a"})
-	var alarm string
-	eventually(t, settle, func(ctx context.Context) error {
-		s, err := exporter.status(ctx)
-		if err == nil && len(s.Problems) == 0 {
-			err = errors.New("no problem is reported")
-		}
-		alarm = strings.Join(s.GetProblems(), "; ")
-		return err
-	})
-	pause(t, 5*time.Second)
-	played.mu.Lock()
-	early := len(played.heard)
-	played.mu.Unlock()
-	if early > 0 {
-		t.Errorf("%d Services were sent while the exporter had not read as far as the broker had received", early)
-	}
-	written := 0
-	for ; revision() < needed; written++ {
-		l.offer("a", fmt.Sprintf("more-%d", written), 10+written, "")
-	}
-	l.offer("a", "last", 9, "")
-	took := eventually(t, settle, func(context.Context) error {
-		played.mu.Lock()
-		defer played.mu.Unlock()
-		if !played.heard["shop/first"] || !played.heard["shop/last"] {
-			return fmt.Errorf("heard of %d Services", len(played.heard))
-		}
-		return nil
-	})
-	t.Logf("silent while behind, and said: %s; sent all %s after %d writes had brought its source as far", alarm,
-		seconds(took), written)
 }
