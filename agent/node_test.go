@@ -29,6 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/schedule"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
@@ -831,9 +832,22 @@ func TestCleanup(t *testing.T) {
 			ip(t, "-6 rule")
 		a := run(t, cfg)
 		const long = "exp-1-aws-eu-west-1"
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"),
+		dotted := strings.Repeat("c", 55) + ".example"
+		b.say(deviceOf(dotted, 51822, "10.5.0.0/16"), deviceOf("a.b", 51823, "10.6.0.0/16"),
+			deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"),
 			peerOf("c2", "n1", publicKey(1), "192.0.2.250:9", "10.2.1.0/24"), deviceOf(long, 51821, "10.4.0.0/16"))
 		eventually(t, "all is programmed", b.done)
+		eventually(t, "all is reported", func() bool { return b.reportOf(dotted) != nil && b.reportOf("a.b") != nil })
+		for cluster, port := range map[string]int{dotted: 51822, "a.b": 51823} {
+			d := deviceOn(t, newHost(t), naming.Device(cluster))
+			if problem := b.reportOf(cluster).GetProblem(); problem != "" || d.ListenPort != port ||
+				d.Alias != naming.DeviceAlias(cluster) || len(d.Routes) != 1 {
+				t.Errorf("the device of %s: %+v %s", cluster, d, problem)
+			}
+			if n := metric(t, `semaphore_agent_refused{cluster="`+cluster+`",device="`+naming.Device(cluster)+`"}`); n != "0" {
+				t.Errorf("the metrics of %s: %q", cluster, n)
+			}
+		}
 		a.stop(t)
 		// What crashes and kills leave.
 		must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, "wireguard.c3.key.123456"), nil, 0o600))

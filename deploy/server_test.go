@@ -486,6 +486,12 @@ func testNodeWrites(t *testing.T, s *server) {
 			patch: map[string]any{"status": map[string]any{"phase": "Terminated"}}, refusal: "may not change the status"},
 		{name: "label by way of the status", kind: merge, subresource: []string{"status"},
 			patch: metadata("labels", map[string]any{"example.org/x": "y"}), refusal: "may not change the labels"},
+		{name: "for the cluster with the longest name", kind: merge,
+			patch: annotations(map[string]any{strings.Repeat("c", 55) + ".example.wireguard.semaphore.uw.io/endpoint": "x",
+				strings.Repeat("c", 55) + ".example.wireguard.semaphore.uw.io/pubKey": "x"})},
+		{name: "and not for it any more", kind: merge,
+			patch: annotations(map[string]any{strings.Repeat("c", 55) + ".example.wireguard.semaphore.uw.io/endpoint": nil,
+				strings.Repeat("c", 55) + ".example.wireguard.semaphore.uw.io/pubKey": nil})},
 	}
 	apply := func(user string, p patch) error {
 		data, err := json.Marshal(p.patch)

@@ -3,6 +3,7 @@ package deploy_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
@@ -423,8 +425,36 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	const leads = "leads its own Services semaphore-broker and semaphore-broker-federation only to the pod that writes"
 	dryUpdate := metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}}
 
+	// What a broker makes for the remote with the longest name that has dots.
+	dotted := strings.Repeat("c", 55) + ".example"
+	mirrorOfDotted := naming.Mirror(naming.ClusterLabel(dotted), "shop", "echo")
+	ofDotted := map[string]any{naming.LabelSourceCluster: dotted, "semaphore.uw.systems/cluster": dotted}
+	maps.Copy(ofDotted, ourLabels)
+
 	attempts := []attempt{
 		// What the broker does.
+		{"a mirror, dotted name", func() error {
+			_, err := services.Create(ctx, mirrorService(mirrorOfDotted, func(s *corev1.Service) {
+				s.Labels[naming.LabelSourceCluster], s.Labels[naming.LabelMirrorPrefixSync] = dotted, naming.ClusterLabel(dotted)
+				s.Annotations[naming.AnnotationGlobalClusters] = "c1," + dotted
+			}), dry)
+			return err
+		}, nil},
+		{"a slice, dotted name", func() error {
+			_, err := slicesOf.Create(ctx, mirrorSlice(naming.Slice(mirrorOfDotted, dotted, 1_000_000),
+				func(s *discoveryv1.EndpointSlice) {
+					s.Labels[naming.LabelSourceCluster], s.Labels[discoveryv1.LabelServiceName] = dotted, mirrorOfDotted
+				}), dry)
+			return err
+		}, nil},
+		{"a set, dotted name", func() error {
+			name := naming.SetPart(naming.SetApart(dotted, strings.Repeat("n", 63), strings.Repeat("s", 63)), 1_000_000)
+			_, err := calico("globalnetworksets").Create(ctx, ofCalico("GlobalNetworkSet", name, ofDotted,
+				map[string]any{"nets": []any{"10.2.0.1/32"}}), dry)
+			return err
+		}, nil},
+		{"a pool, dotted name", pool(naming.Pool(dotted, "2001:db8:1111:2222:3333:4444:5555:0/112"),
+			map[string]any{"cidr": "2001:db8:1111:2222:3333:4444:5555:0/112", "disabled": true, "disableBGPExport": true}), nil},
 		{"a mirror", func() error {
 			_, err := services.Create(ctx, mirrorService("c2-shop-73736d-echo"), metav1.CreateOptions{})
 			return err

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/testbed/capture"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
@@ -341,6 +343,38 @@ func TestGuard(t *testing.T) {
 		if removed, err := RemoveAll(); err != nil || len(removed) > 0 {
 			t.Errorf("a second time: %v, %v", removed, err)
 		}
+	})
+}
+
+// A guard of the cluster with the longest name, and of subnets that are written with the most characters: the kernel
+// keeps it, and an agent that starts again knows it.
+func TestLongName(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		newWires(t)
+		long := strings.Repeat("c", 55) + ".example"
+		g := New(true, routing.Default())
+		set(t)(g.Set(long, Remote{Device: naming.Device(long), Subnets: prefixes("2001:db8:1111:2222:3333:4444:5555:6666/128"),
+			Port: 65535, Nodes: prefixes("2001:db8:1111:2222:3333:4444:5555:7777/128")}))
+		stands, err := readRuleset()
+		must(t, err)
+		if n := len(stands.comments[out]); n != 3 {
+			t.Errorf("comments %q", stands.comments)
+		}
+		for _, comments := range stands.comments {
+			for _, c := range comments {
+				if len(c) > 128 {
+					t.Errorf("nft takes no comment of %d bytes: %s", len(c), c)
+				}
+			}
+		}
+		g = New(true, routing.Default())
+		if diff := cmp.Diff([]string{long}, g.Clusters()); diff != "" {
+			t.Errorf("remembered (-want +got):\n%s", diff)
+		}
+		if r := g.remotes[long]; r.Device != naming.Device(long) || r.Port != 65535 || len(r.Nodes) != 1 {
+			t.Errorf("remembered %+v", r)
+		}
+		set(t)(g.Remove(long))
 	})
 }
 

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // Remote is what may be reached in one remote cluster, and the only interface that leads there.
@@ -81,19 +83,38 @@ type rule struct {
 	Verdict         verdict
 }
 
+// A comment has at most 128 bytes (nft's NFTNL_UDATA_COMMENT_MAXLEN). For clusters with longer names than longCluster,
+// derived stands for the device whose name follows from the cluster's.
+const (
+	longCluster = 32
+	derived     = "-"
+)
+
+// deviceOf returns the device that a comment names.
+func deviceOf(cluster, device string) string {
+	if device == derived {
+		return naming.Device(cluster)
+	}
+	return device
+}
+
 // comment returns the text that the kernel stores with a rule: the agent, also a later one, recognizes the rule by it.
 func (r rule) comment() string {
 	if r.Cluster == "" {
 		return "loopback pass"
+	}
+	device := r.Device
+	if len(r.Cluster) > longCluster && device == naming.Device(r.Cluster) {
+		device = derived
 	}
 	if r.Port != 0 {
 		where := "elsewhere"
 		if r.Prefix.IsValid() {
 			where = r.Prefix.String()
 		}
-		return strings.Join([]string{r.Cluster, r.Device, where, string(r.Verdict), strconv.Itoa(r.Port)}, " ")
+		return strings.Join([]string{r.Cluster, device, where, string(r.Verdict), strconv.Itoa(r.Port)}, " ")
 	}
-	return strings.Join([]string{r.Cluster, r.Device, r.Prefix.String(), string(r.Verdict)}, " ")
+	return strings.Join([]string{r.Cluster, device, r.Prefix.String(), string(r.Verdict)}, " ")
 }
 
 // rules returns the rules of a chain, in order. The longest prefix comes first, as in routing, so that a remote whose
@@ -195,7 +216,7 @@ func parseComments(comments []string) Remotes {
 		default:
 			continue
 		}
-		r.Device = fields[1]
+		r.Device = deviceOf(fields[0], fields[1])
 		r.Subnets = append(r.Subnets, prefix)
 		slices.SortFunc(r.Subnets, netip.Prefix.Compare)
 		r.Subnets = slices.Compact(r.Subnets)

@@ -2,16 +2,19 @@ package guard
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
 var prefixes = testkit.Prefixes
 
 func TestRules(t *testing.T) {
+	long, longSubnet := strings.Repeat("c", 55)+".example", "2001:db8:1111:2222:3333:4444:5555:6666/128"
 	for name, c := range map[string]struct {
 		remotes Remotes
 		want    []string
@@ -40,6 +43,14 @@ func TestRules(t *testing.T) {
 			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Permissive: true}},
 			[]string{"loopback pass", "c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 count"},
 		},
+		"a cluster with a long name": {
+			Remotes{long: {Device: naming.Device(long), Subnets: prefixes(longSubnet)}},
+			[]string{"loopback pass", long + " - " + longSubnet + " pass", long + " - " + longSubnet + " drop"},
+		},
+		"a cluster with a long name, whose device has another": {
+			Remotes{long: {Device: "elsewhere", Subnets: prefixes("10.2.0.0/16")}},
+			[]string{"loopback pass", long + " elsewhere 10.2.0.0/16 pass", long + " elsewhere 10.2.0.0/16 drop"},
+		},
 		"a subnet of two passes both devices": {
 			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")},
 				"c3": {Device: "wireguard.c3", Subnets: prefixes("10.2.0.0/16")}},
@@ -53,6 +64,11 @@ func TestRules(t *testing.T) {
 			got := commentsOf(c.remotes.rules())
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("rules (-want +got):\n%s", diff)
+			}
+			for _, comment := range got {
+				if len(comment) > 128 {
+					t.Errorf("nft takes no comment of %d bytes: %s", len(comment), comment)
+				}
 			}
 			samePrefix := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 			if diff := cmp.Diff(c.remotes, parseComments(got), samePrefix); diff != "" {

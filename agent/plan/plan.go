@@ -13,7 +13,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"regexp"
 	"slices"
 	"time"
 
@@ -79,13 +78,10 @@ func (s Steps) Without(routes []netip.Prefix) Steps {
 	return s
 }
 
-// clusterName is the rule of configurations: names of interfaces and key files are derived from it.
-var clusterName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$`)
-
-// Cluster refuses a cluster name that no configuration can have. The agent must not change, or even read, anything by
-// such a name.
+// Cluster refuses a cluster name that no configuration can have: names of interfaces and key files are derived from
+// it, and the agent must not change, or even read, anything by such a name.
 func Cluster(name string) error {
-	if !clusterName.MatchString(name) || !naming.IsDevice(naming.Device(name), naming.DeviceAlias(name)) {
+	if !naming.IsClusterName(name) || !naming.IsDevice(naming.Device(name), naming.DeviceAlias(name)) {
 		return fmt.Errorf("%q is not a cluster name", name)
 	}
 	return nil

@@ -45,8 +45,8 @@ func TestRules(t *testing.T) {
 	tests := []struct{ test, name, spec, want string }{
 		{"NothingToDo", "c2", "encryption: strict",
 			"spec has neither podSubnets nor broker: set podSubnets to take what the remote cluster exports"},
-		{"Name", "c2.example", pods, "use 1 to 32 lower-case letters, digits and '-', such as \"c2\""},
-		{"LongName", strings.Repeat("c", 33), pods, "use 1 to 32 lower-case letters"},
+		{"LongName", strings.Repeat("c", 64), pods, "use 1 to 63 lower-case letters"},
+		{"LongDottedName", strings.Repeat("c", 57) + ".eu-west", pods, "use 1 to 63 lower-case letters, digits, '-' and '.'"},
 		{"Global", "global", pods,
 			`"global" means all clusters in names such as echo.shop.svc.cluster.global: use another name`},
 		{"NoCIDR", "c2", "podSubnets: [10.2.0.0]",
@@ -113,6 +113,7 @@ func TestRules(t *testing.T) {
 	}
 
 	for name, spec := range map[string]string{
+		"eu-1.example.com": pods, strings.Repeat("c", 63): pods, strings.Repeat("c", 55) + ".example": pods,
 		"c2": pods, "c3": "broker: {address: \"[fd00:2::1]:8443\"}", "c-4": pods +
 			"broker: {address: broker.example.org:65535}",
 		"full": `

@@ -21,7 +21,7 @@ import (
 // +kubebuilder:printcolumn:name="Broker",type=string,JSONPath=`.spec.broker.address`,priority=1
 // +kubebuilder:printcolumn:name="Encryption",type=string,JSONPath=`.spec.encryption`,priority=1
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.status=="False")].reason`,priority=1
-// +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$')",message="metadata.name: it is the remote cluster's name: use 1 to 32 lower-case letters, digits and '-', such as \"c2\""
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",message="metadata.name: it is the remote cluster's name: use 1 to 63 lower-case letters, digits, '-' and '.', such as \"c2\" or \"eu-1.example.com\""
 // +kubebuilder:validation:XValidation:rule="self.metadata.name != 'global'",message="metadata.name: \"global\" means all clusters in names such as echo.shop.svc.cluster.global: use another name for the cluster, in all clusters"
 type RemoteCluster struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -89,7 +89,8 @@ type RemoteClusterSpec struct {
 	// +optional
 	Broker *Broker `json:"broker,omitempty"`
 
-	// ServicePrefix begins the names of mirrors of the remote cluster's Services; the object's name if absent. Immutable.
+	// ServicePrefix begins the names of mirrors of the remote cluster's Services. If absent it is the object's name, or a
+	// hash of that if it has a dot or more than 32 characters. Immutable.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=32

@@ -47,7 +47,7 @@ func (m *MCS) CompareID(ctx context.Context, cluster string) error {
 		switch {
 		case err != nil:
 			text = "the ID of the cluster is not known: " + err.Error()
-		case id != "" && id != cluster:
+		case id != "" && id != cluster && id != naming.ClusterLabel(cluster):
 			text = fmt.Sprintf("the ClusterProperty %s is %q, and this cluster is %q here: its ServiceImports and names in "+
 				"clusterset.local say %q", mcs.ClusterIDProperty, id, cluster, cluster)
 		}

@@ -479,7 +479,7 @@ func (p *Plan) Import(imported string) (out *mcsv1beta1.ServiceImport, wanted bo
 		out.Status.EndpointSliceObjects = mcsv1beta1.EndpointSliceObjectsPresent
 	}
 	for _, cluster := range t.order {
-		out.Status.Clusters = append(out.Status.Clusters, mcsv1beta1.ClusterStatus{Cluster: cluster})
+		out.Status.Clusters = append(out.Status.Clusters, mcsv1beta1.ClusterStatus{Cluster: naming.ClusterLabel(cluster)})
 	}
 	out.Status.Conditions = []metav1.Condition{p.ready(service, t.merged.GetIpFamilies(), existing.Spec.IPFamilies)}
 	return out, true

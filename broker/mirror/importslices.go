@@ -69,7 +69,7 @@ func (p *Plan) ImportSlice(imported string) (out *discoveryv1.EndpointSlice, wan
 	// With this label kube-proxy would take it for a slice of a local Service of that name.
 	delete(out.Labels, discoveryv1.LabelServiceName)
 	out.Labels[mcsv1beta1.LabelServiceName] = s.owner.of.name
-	out.Labels[mcsv1beta1.LabelSourceCluster] = s.owner.cluster
+	out.Labels[mcsv1beta1.LabelSourceCluster] = naming.ClusterLabel(s.owner.cluster)
 	// kube-proxy watches all slices but those with this label, on every node.
 	out.Labels[corev1.IsHeadlessService] = ""
 	return out, true

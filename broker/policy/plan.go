@@ -94,7 +94,7 @@ func (p *Plan) inSetsOfAnother(cluster, name string) bool {
 type Plan struct {
 	options Options
 	remotes map[string]*remote
-	// longer are the remotes by remote whose names begin with its name and a dash.
+	// longer are the remotes by remote whose labels begin with its label and a dash.
 	longer map[string][]string
 	// sets holds the members of each set; no set is empty.
 	sets map[setRef]*members
@@ -196,11 +196,11 @@ func (p *Plan) configure(remotes []config.Remote) {
 	}
 }
 
-// Longer returns the remotes whose names begin with the name of a remote and a dash: the names of that remote's sets
+// Longer returns the remotes whose labels begin with the label of a remote and a dash: the names of that remote's sets
 // depend on them.
 func Longer(name string, remotes []config.Remote) (longer []string) {
 	for _, other := range remotes {
-		if other.Name != name && naming.InSetsOf(name, other.Name) {
+		if other.Name != name && naming.InSetsOf(name, naming.ClusterLabel(other.Name)) {
 			longer = append(longer, other.Name)
 		}
 	}

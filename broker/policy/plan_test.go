@@ -266,7 +266,8 @@ func TestNamesThatCollide(t *testing.T) {
 // the preferred ones, nor those with a suffix, nor those of parts.
 func TestNoNameIsOfTwoRemotes(t *testing.T) {
 	for _, clusters := range [][]string{{"c2", "c2-eu", "c2-eu-pay", "c2-eu-pay-web", "c3", "eu"},
-		{"c2", "c2-eu-pay", "c2-eu-pay-web"}, {"c2", "c2-eu"}} {
+		{"c2", "c2-eu-pay", "c2-eu-pay-web"}, {"c2", "c2-eu"}, {"c2", "c2.eu", "c2.eu-pay", "c2-eu.pay", "eu.c2"},
+		{"c2", "c2.eu", naming.ClusterLabel("c2.eu") + "-pay", naming.ClusterLabel("c2.eu") + "-eu-pay"}} {
 		noNameIsOfTwo(t, clusters)
 	}
 }

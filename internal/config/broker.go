@@ -245,9 +245,9 @@ func (c *Broker) complete(p *problems) {
 // remotesSeen is what the remotes before one have, and what it may not have too.
 type remotesSeen struct {
 	names map[string]bool
-	// prefixes of mirrors, names of devices and ports of devices, each with the remote that has it.
-	prefixes, devices map[string]string
-	ports             map[uint16]string
+	// prefixes of mirrors, short names, names of devices and ports of devices, each with the cluster that has it.
+	prefixes, labels, devices map[string]string
+	ports                     map[uint16]string
 	// subnets of pods: those of the remotes, and the own.
 	subnets []subnetClaim
 }
@@ -260,7 +260,7 @@ type subnetClaim struct {
 
 func (c *Broker) completeRemotes(p *problems) {
 	seen := &remotesSeen{names: map[string]bool{}, prefixes: map[string]string{}, devices: map[string]string{},
-		ports: map[uint16]string{}}
+		labels: map[string]string{naming.ClusterLabel(c.Cluster): c.Cluster}, ports: map[uint16]string{}}
 	for i, l := range c.LocalPrefixes {
 		seen.subnets = append(seen.subnets, subnetClaim{fmt.Sprintf("localSubnets[%d]", i), l})
 	}
@@ -269,6 +269,9 @@ func (c *Broker) completeRemotes(p *problems) {
 		field := fmt.Sprintf("remotes[%d]", i)
 		c.checkName(p, field, r, seen)
 		r.completePrefix(p, field, seen)
+		if c.MCS.Enabled && begins(r.ServicePrefix, naming.ImportPrefix) {
+			p.add(field+".servicePrefix", "%q begins the names of imported services: use another", r.ServicePrefix)
+		}
 		c.completeSubnets(p, field, r, seen)
 		if r.Encryption == "" {
 			r.Encryption = c.Encryption
@@ -304,19 +307,29 @@ func (c *Broker) checkName(p *problems, field string, r *Remote, seen *remotesSe
 			"echo.shop.svc.cluster.%s: use another", r.Name, r.Name)
 	}
 	seen.names[r.Name] = true
+	label := naming.ClusterLabel(r.Name)
+	if other := seen.labels[label]; other != "" && other != r.Name {
+		p.add(field+".name", "%q and %q have one short name, %s: give one of the clusters another", r.Name, other, label)
+	}
+	seen.labels[label] = r.Name
 	if other, ok := seen.devices[naming.Device(r.Name)]; ok && other != r.Name {
 		p.add(field+".name", "%q and %q have devices of one name, %s", r.Name, other, naming.Device(r.Name))
 	}
 	seen.devices[naming.Device(r.Name)] = r.Name
 }
 
+// begins reports whether names with one prefix begin as those with another.
+func begins(prefix, other string) bool {
+	return prefix == other || strings.HasPrefix(prefix, other+"-")
+}
+
 // completePrefix refuses prefixes by which the mirrors of two remotes could have one name.
 func (r *Remote) completePrefix(p *problems, field string, seen *remotesSeen) {
-	orDefault(&r.ServicePrefix, r.Name)
+	orDefault(&r.ServicePrefix, naming.ClusterLabel(r.Name))
 	for _, e := range validation.IsDNS1035Label(r.ServicePrefix) {
 		p.add(field+".servicePrefix", "%q begins the names of Services: %s", r.ServicePrefix, e)
 	}
-	if r.ServicePrefix == naming.GlobalPrefix || strings.HasPrefix(r.ServicePrefix, naming.GlobalPrefix+"-") {
+	if begins(r.ServicePrefix, naming.GlobalPrefix) {
 		p.add(field+".servicePrefix", "%q begins the names of global services: use another", r.ServicePrefix)
 	}
 	if other, ok := seen.prefixes[r.ServicePrefix]; ok {

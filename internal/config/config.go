@@ -20,7 +20,6 @@ import (
 	"net/url"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -355,14 +354,11 @@ func (d *Duration) check(p *problems, field string) {
 // MarshalJSON implements json.Marshaler.
 func (d Duration) MarshalJSON() ([]byte, error) { return []byte(strconv.Quote(d.String())), nil }
 
-// A cluster's name becomes a SPIFFE trust domain, a label value, a DNS label and a prefix of object names, so it must
-// be valid as each of these.
-var clusterName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$`)
-
 // ClusterName returns what is wrong with a cluster's name, if anything.
 func ClusterName(name string) error {
-	if !clusterName.MatchString(name) {
-		return fmt.Errorf("%q is no cluster name: use 1 to 32 lower-case letters, digits and '-', such as \"c1\"", name)
+	if !naming.IsClusterName(name) {
+		return fmt.Errorf("%q is no cluster name: use 1 to %d lower-case letters, digits, '-' and '.', such as \"c1\" or "+
+			"\"eu-1.example.com\"", name, naming.MaxClusterName)
 	}
 	return nil
 }

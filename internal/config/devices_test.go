@@ -28,3 +28,66 @@ remotes:
 		t.Errorf("the agents' copy: %v; want %s", err, want)
 	}
 }
+
+// TestDottedNames: remotes may have names with dots and of 63 characters; what a name stands in is derived from it, and
+// no two clusters share it.
+func TestDottedNames(t *testing.T) {
+	long := strings.Repeat("c", 63)
+	text := `
+cluster: own.example.com
+localSubnets: [10.1.0.0/16]
+remotes:
+- {name: eu-1.example.com, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/16], wireguard: {listenPort: 1}}
+- {name: ` + long + `, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/16], wireguard: {listenPort: 2}}
+- {name: a.b, podSubnets: [10.4.0.0/16], nodeSubnets: [172.16.0.0/16], servicePrefix: ab, wireguard: {listenPort: 3}}
+`
+	c, err := Parse[Broker]([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{naming.ClusterLabel("eu-1.example.com"), naming.ClusterLabel(long), "ab"} {
+		if got := c.Remotes[i].ServicePrefix; got != want || strings.Contains(got, ".") || len(got) > 11 {
+			t.Errorf("mirrors of %s begin with %q, want %q", c.Remotes[i].Name, got, want)
+		}
+	}
+	remote := func(name string) Remote {
+		return Remote{Name: name, PodSubnets: []string{"10.9.0.0/16"}, NodeSubnets: []string{"172.16.0.0/16"},
+			WireGuard: WireGuard{ListenPort: 9}}
+	}
+	for _, label := range []string{naming.ClusterLabel("eu-1.example.com"), naming.ClusterLabel("own.example.com")} {
+		_, wrong := c.WithRemotes(append(c.Remotes, remote(label)))
+		if got := strings.Join(wrong[label], "; "); !strings.Contains(got, "metadata.name") || !strings.Contains(got,
+			"have one short name, "+label) {
+			t.Errorf("a cluster that is called as the short name of another: %q", got)
+		}
+	}
+}
+
+// TestPrefixOfImports: no mirrors may have names of imported Services, whether their remote is in the file or an
+// object.
+func TestPrefixOfImports(t *testing.T) {
+	const text = `
+cluster: c1
+localSubnets: [10.1.0.0/16]
+globalServices: {podSubnets: [10.1.0.0/16]}
+mcs: {enabled: %s}
+`
+	for enabled, want := range map[string]string{"true": "begins the names of imported services: use another", "false": ""} {
+		c, err := Parse[Broker]([]byte(strings.ReplaceAll(text, "%s", enabled)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range []Remote{{Name: "mcs"}, {Name: "c2", ServicePrefix: "mcs"}, {Name: "c2", ServicePrefix: "mcs-eu"}} {
+			r.PodSubnets, r.NodeSubnets = []string{"10.2.0.0/16"}, []string{"172.16.0.0/16"}
+			_, wrong := c.WithRemotes([]Remote{r})
+			if got := strings.Join(wrong[r.Name], "; "); (got == "") != (want == "") || !strings.Contains(got, want) ||
+				want != "" && !strings.Contains(got, "spec.servicePrefix") {
+				t.Errorf("mcs.enabled %s, remote %s with prefix %q: %q", enabled, r.Name, r.ServicePrefix, got)
+			}
+		}
+		if _, wrong := c.WithRemotes([]Remote{{Name: "mcs2", PodSubnets: []string{"10.2.0.0/16"},
+			NodeSubnets: []string{"172.16.0.0/16"}}}); len(wrong) > 0 {
+			t.Errorf("mcs2: %v", wrong)
+		}
+	}
+}

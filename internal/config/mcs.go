@@ -4,9 +4,6 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strings"
-
-	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // ExporterMCS is the Multi-Cluster Services API (KEP-1645) as the exporter has it.
@@ -79,11 +76,5 @@ func (m *BrokerMCS) complete(p *problems, field string, c *Broker) {
 			"needs globalServices.podSubnets: an import has the endpoints of this cluster too, which its "+
 				"own exporter publishes here",
 		)
-	}
-	for i := range c.Remotes {
-		prefix := c.Remotes[i].ServicePrefix
-		if prefix == naming.ImportPrefix || strings.HasPrefix(prefix, naming.ImportPrefix+"-") {
-			p.add(fmt.Sprintf("remotes[%d].servicePrefix", i), "%q begins the names of imported services: use another", prefix)
-		}
 	}
 }

@@ -7,6 +7,7 @@
 package coredns
 
 import (
+	"fmt"
 	"io"
 	"regexp"
 	"slices"
@@ -21,7 +22,7 @@ import (
 
 // Block has what differs between the server blocks of two clusters.
 type Block struct {
-	// Cluster is the last label of the domain that it serves, cluster.CLUSTER, and Prefix the prefix of the names of
+	// Cluster is the end of the domain that it serves, cluster.CLUSTER, and Prefix the prefix of the names of
 	// its mirrors. Without Cluster the domain is clusterset.local.
 	Cluster, Prefix string
 	// MirrorNamespace is the namespace of the mirrors, and ClusterDomain the domain of the own cluster's services.
@@ -135,6 +136,10 @@ func KnowsImports(image string) (does, known bool) {
 // Print writes blocks in the format of a Corefile.
 func Print(w io.Writer, blocks []Block) error {
 	for _, b := range blocks {
+		if b.Zone() == b.ClusterDomain {
+			return fmt.Errorf("names of Services of cluster %q would end in %s, as those of this cluster's own do: give it "+
+				"another name, in all clusters", b.Cluster, b.ClusterDomain)
+		}
 		if err := blockTemplate.Execute(w, b); err != nil {
 			return err
 		}

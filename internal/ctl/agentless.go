@@ -3,7 +3,6 @@ package ctl
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
@@ -256,13 +254,7 @@ func (l *linker) readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(remote)
-	if err != nil {
-		return err
-	}
-	force := true
-	if _, err := p.remotes.Patch(ctx, f.name, types.ApplyPatchType, data,
-		metav1.PatchOptions{FieldManager: fieldManager, Force: &force}); err != nil {
+	if _, err := serverSideApply(ctx, p.remotes, f.name, remote, true); err != nil {
 		return fmt.Errorf("%s: RemoteCluster %s: %w", p.facts.Context, f.name, err)
 	}
 	for _, o := range objects[1:] {
@@ -332,6 +324,9 @@ func (f *foreignCluster) account(ctx context.Context, what install.Foreign) (map
 			return nil, err
 		}
 	}
+	if err := f.revoke(ctx, what, objects); err != nil {
+		return nil, err
+	}
 	out := map[string][]byte{}
 	secret := install.Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Secret"),
 		Namespace: install.ReaderNamespace, Name: what.ReaderName()}
@@ -356,6 +351,46 @@ func (f *foreignCluster) account(ctx context.Context, what install.Foreign) (map
 		return "", nil
 	})
 	return out, err
+}
+
+// everyFeature is what a reader may have rights for.
+var everyFeature = config.Features{config.Encryption, config.Services, config.Policy}
+
+// revoke deletes the rights of a reader for features that it had and is not to have.
+func (f *foreignCluster) revoke(ctx context.Context, what install.Foreign, keep []*unstructured.Unstructured) error {
+	what.Features = everyFeature
+	all, err := install.BuildReader(what)
+	if err != nil {
+		return err
+	}
+	for _, o := range slices.Backward(all) {
+		ref := install.RefOf(o)
+		if slices.ContainsFunc(keep, func(k *unstructured.Unstructured) bool { return install.RefOf(k) == ref }) {
+			continue
+		}
+		if err := f.applier.remove(ctx, ref); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// closeByHand is how a person who has a cluster's kubeconfig revokes what a reader may read there.
+func closeByHand(cluster, reader string) (string, error) {
+	what := install.Foreign{Cluster: cluster, Reader: reader, Features: everyFeature}
+	objects, err := install.BuildReader(what)
+	if err != nil {
+		return "", err
+	}
+	text := fmt.Sprintf("  kubectl -n %s delete --ignore-not-found serviceaccount,secret %s\n"+
+		"  kubectl delete --ignore-not-found clusterrolebinding,clusterrole", install.ReaderNamespace, what.ReaderName())
+	for _, o := range objects {
+		if o.GetKind() == "ClusterRole" {
+			text += " \\\n    " + o.GetName()
+		}
+	}
+	return text + fmt.Sprintf("\n  # where no other cluster reads it: kubectl delete namespace %s\n",
+		install.ReaderNamespace), nil
 }
 
 // proof gives the exporter its token, the roots of the own cluster, and a certificate by which the broker knows for
@@ -464,7 +499,7 @@ func (l *linker) unread(ctx context.Context, w io.Writer) error {
 				return err
 			}
 			if err := f.close(ctx, w, install.Foreign{Cluster: f.name, Reader: p.name,
-				Features: config.Features{config.Encryption, config.Services, config.Policy}}); err != nil {
+				Features: everyFeature}); err != nil {
 				return err
 			}
 		}
@@ -491,11 +526,17 @@ func (p *linkedCluster) unreadRemote(ctx context.Context, w io.Writer, name stri
 	return remove(ctx, w, p.facts.Context, p.remotes, name)
 }
 
+// reads is the namespace of the exporter for a cluster, where there is one beside the broker.
+func (a *applier) reads(ctx context.Context, cluster string) (ref install.Ref, does bool, err error) {
+	ref = namespaceRef(naming.ForeignNamespace(cluster))
+	found, err := a.get(ctx, ref)
+	return ref, err == nil && found != nil && found.GetLabels()[install.ForeignLabel] == a.cluster.Namespace, err
+}
+
 // endReading deletes the exporter for a cluster, where there is one beside the broker.
 func (a *applier) endReading(ctx context.Context, w io.Writer, cluster string) error {
-	ref := namespaceRef(naming.ForeignNamespace(cluster))
-	found, err := a.get(ctx, ref)
-	if err != nil || found == nil || found.GetLabels()[install.ForeignLabel] != a.cluster.Namespace {
+	ref, does, err := a.reads(ctx, cluster)
+	if err != nil || !does {
 		return err
 	}
 	if err := a.remove(ctx, ref); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +32,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
 // mounted plays kubelet for a volume: the data of a Secret or ConfigMap, as files of a directory.
@@ -69,21 +72,19 @@ func configOf(t *testing.T, admin kubernetes.Interface, namespace, deployment st
 	return ""
 }
 
-// TestAgentless: one command has an exporter beside the broker of c1 read a cluster in which nothing but a
-// ServiceAccount is installed, and nobody makes a certificate by hand. A real broker and a real exporter run as the
-// manifests configure them. A token that was revoked is replaced by the same command; that a running client takes it is
-// TestRemoteAPI of internal/kube. unlink leaves nothing in either cluster.
-func TestAgentless(t *testing.T) {
+// agentlessClusters are the cluster c1, for semaphore, and one as the context legacy in which nothing runs.
+func agentlessClusters(t *testing.T) (c1, c2 *rest.Config, ctl func(want int, args string) string) {
+	t.Helper()
 	controllers = append(controllers, "serviceaccount-token-controller")
 	t.Cleanup(func() { controllers = controllers[:len(controllers)-1] })
-	kubeconfig, c1 := emptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", true)
-	second, c2 := emptyCluster(t, "legacy", "10.2.0.0/16", "172.18.2.7", false)
+	var kubeconfig, second string
+	kubeconfig, c1 = emptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", true)
+	second, c2 = emptyCluster(t, "legacy", "10.2.0.0/16", "172.18.2.7", false)
 	t.Setenv("KUBECONFIG", kubeconfig+":"+renamed(t, second))
-	here, there := kubernetes.NewForConfigOrDie(c1), kubernetes.NewForConfigOrDie(c2)
-	must(t, awaitDefault(t, here))
-	must(t, awaitDefault(t, there))
+	must(t, awaitDefault(t, kubernetes.NewForConfigOrDie(c1)))
+	must(t, awaitDefault(t, kubernetes.NewForConfigOrDie(c2)))
 	ports := regexp.MustCompile(`127\.0\.0\.1:\d+`)
-	ctl := func(want int, args string) string {
+	ctl = func(want int, args string) string {
 		t.Helper()
 		out, code, err := run(t, strings.Fields(args)...)
 		if code != want {
@@ -94,6 +95,16 @@ func TestAgentless(t *testing.T) {
 		}
 		return ports.ReplaceAllString(durations.ReplaceAllString(out, "TIME"), "127.0.0.1:PORT")
 	}
+	return c1, c2, ctl
+}
+
+// TestAgentless: one command has an exporter beside the broker of c1 read a cluster in which nothing but a
+// ServiceAccount is installed, and nobody makes a certificate by hand. A real broker and a real exporter run as the
+// manifests configure them. A token that was revoked is replaced by the same command; that a running client takes it is
+// TestRemoteAPI of internal/kube. unlink leaves nothing in either cluster.
+func TestAgentless(t *testing.T) {
+	c1, c2, ctl := agentlessClusters(t)
+	here, there := kubernetes.NewForConfigOrDie(c1), kubernetes.NewForConfigOrDie(c2)
 	ctl(0, "install --context c1 --features services,policy")
 	before, beforeThere := everything(t, c1), everything(t, c2)
 	link := "link --context c1 --agentless legacy=c2 --api legacy=" + c2.Host
@@ -285,6 +296,112 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 	}
 	_, err = remotes.Get(t.Context(), "c2", metav1.GetOptions{})
 	must(t, err)
+}
+
+// TestAgentlessEnds: a reader has the rights for what it exports and no others, also after it exported more; and after
+// forget and uninstall, what is printed removes what they cannot reach.
+func TestAgentlessEnds(t *testing.T) {
+	c1, c2, ctl := agentlessClusters(t)
+	here, there := kubernetes.NewForConfigOrDie(c1), kubernetes.NewForConfigOrDie(c2)
+	before := everything(t, c2)
+	ctl(0, "install --context c1 --features services,policy")
+	link := "link --context c1 --agentless legacy=c2 --api legacy=" + c2.Host
+	may := func(resource string) bool {
+		t.Helper()
+		secret, err := there.CoreV1().Secrets("semaphore-reader").Get(t.Context(), "semaphore-reader-c1", metav1.GetOptions{})
+		must(t, err)
+		reader := kubernetes.NewForConfigOrDie(&rest.Config{Host: c2.Host, BearerToken: string(secret.Data["token"]),
+			TLSClientConfig: rest.TLSClientConfig{CAData: c2.CAData}})
+		answer, err := reader.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(),
+			&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "list", Resource: resource}}},
+			metav1.CreateOptions{})
+		must(t, err)
+		return answer.Status.Allowed
+	}
+	reads := func(services, pods bool) {
+		t.Helper()
+		// The apiserver learns of roles by a watch.
+		testkit.Eventually(t, time.Minute, "the rights", testkit.State(func() (bool, string) {
+			s, p := may("services"), may("pods")
+			return s == services && p == pods, fmt.Sprintf("services %t, pods %t", s, p)
+		}))
+		roles, err := there.RbacV1().ClusterRoles().List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		bindings, err := there.RbacV1().ClusterRoleBindings().List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		var names []string
+		for _, r := range roles.Items {
+			names = append(names, r.Name)
+		}
+		for _, b := range bindings.Items {
+			names = append(names, b.Name)
+		}
+		if has := slices.Contains(names, "semaphore-reader-policy-c1"); has != pods {
+			t.Errorf("a role or binding for pods is there: %t", has)
+		}
+	}
+	gone := func(what string) {
+		t.Helper()
+		testkit.Eventually(t, time.Minute, what, func() error {
+			if d := cmp.Diff(strings.Split(before, "\n"), strings.Split(everything(t, c2), "\n")); d != "" {
+				return errors.New(d)
+			}
+			return nil
+		})
+	}
+	ctl(0, link)
+	reads(true, true)
+	ctl(0, link+" --features services")
+	reads(true, false)
+	if text := configOf(t, here, "semaphore-c2", "semaphore-exporter"); strings.Contains(text, "policy") {
+		t.Errorf("the exporter's configuration is\n%s", text)
+	}
+	ctl(0, link)
+	reads(true, true)
+
+	golden(t, "agentless-forget", ctl(2, "forget c2 --context c1"))
+	golden(t, "agentless-forget-yes", ctl(0, "forget c2 --context c1 --yes"))
+	if _, err := here.CoreV1().Namespaces().Get(t.Context(), "semaphore-c2", metav1.GetOptions{}); err == nil {
+		t.Error("the exporter outlives forget")
+	}
+	ctl(0, "unlink --context c1 --agentless legacy=c2") // as it says
+	gone("nothing is left in c2 after forget and unlink")
+
+	ctl(0, link)
+	golden(t, "agentless-uninstall", ctl(2, "uninstall --context c1"))
+	out := ctl(0, "uninstall --context c1 --yes")
+	golden(t, "agentless-uninstall-yes", out)
+	_, commands, found := strings.Cut(out, "with the kubeconfig of c2:\n")
+	if !found {
+		t.Fatalf("no commands in\n%s", out)
+	}
+	shell := exec.Command("sh", "-ec", commands)
+	shell.Env = append(os.Environ(), "KUBECONFIG="+kubetest.Kubeconfig(t, c2), "PATH="+kubectlDir(t)+":"+os.Getenv("PATH"))
+	text, err := shell.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s%s", err, commands, text)
+	}
+	if _, last, ok := strings.Cut(commands, "# where no other cluster reads it: kubectl delete namespace "); !ok ||
+		last != "semaphore-reader\n" {
+		t.Errorf("the namespace is not named: %q", commands)
+	}
+	must(t, there.CoreV1().Namespaces().Delete(t.Context(), "semaphore-reader", metav1.DeleteOptions{}))
+	gone("nothing is left in c2 after uninstall and what it printed")
+}
+
+// kubectlDir is where there is a kubectl: the testbed's, else that of PATH, which is searched in any case.
+func kubectlDir(t *testing.T) string {
+	t.Helper()
+	if dir := os.Getenv("SEMAPHORE_TESTBED_BIN"); dir != "" {
+		return dir
+	}
+	if path, err := exec.LookPath("kubectl"); err == nil {
+		return filepath.Dir(path)
+	}
+	paths, err := components.Ensure(t.Context(), os.Stderr)
+	must(t, err)
+	return filepath.Dir(paths.Kubectl)
 }
 
 // renamed is a kubeconfig whose cluster and user have names of their own, so that it can be merged with another.

@@ -79,19 +79,24 @@ const (
 	unchanged = "unchanged"
 )
 
-// apply writes one object by server-side apply, as our own field manager.
+// serverSideApply writes an object as our own field manager; force takes over fields that others have set.
+func serverSideApply(ctx context.Context, in dynamic.ResourceInterface, name string, object any,
+	force bool) (*unstructured.Unstructured, error) {
+	data, err := json.Marshal(object)
+	if err != nil {
+		return nil, err
+	}
+	return in.Patch(ctx, name, types.ApplyPatchType, data, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
+}
+
+// apply writes one object by server-side apply.
 func (a *applier) apply(ctx context.Context, o *unstructured.Unstructured) (outcome string, err error) {
 	ref := install.RefOf(o)
 	before, err := a.get(ctx, ref)
 	if err != nil {
 		return "", err
 	}
-	data, err := json.Marshal(o)
-	if err != nil {
-		return "", err
-	}
-	after, err := a.of(ref).Patch(ctx, ref.Name, types.ApplyPatchType, data,
-		metav1.PatchOptions{FieldManager: fieldManager, Force: &a.force})
+	after, err := serverSideApply(ctx, a.of(ref), ref.Name, o, a.force)
 	switch {
 	case apierrors.IsConflict(err):
 		return "", fmt.Errorf("%s: %s: somebody else has set what semaphorectl would: %w; --force-conflicts takes it over",

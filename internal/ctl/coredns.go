@@ -167,7 +167,7 @@ func blocksOf(remotes []string, namespace, clusterDomain string) ([]coredns.Bloc
 	for _, r := range remotes {
 		cluster, prefix, ok := strings.Cut(r, "=")
 		if !ok {
-			prefix = cluster
+			prefix = naming.ClusterLabel(cluster)
 		}
 		if err := config.ClusterName(cluster); err != nil {
 			return nil, fmt.Errorf("--remote: %w", err)

@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/ctl/install"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // systemNamespace is where CoreDNS is.
@@ -128,7 +129,7 @@ func (d *dnsWiring) remotes(ctx context.Context) (string, error) {
 			}
 			prefix := r.Spec.ServicePrefix
 			if prefix == "" {
-				prefix = r.Name
+				prefix = naming.ClusterLabel(r.Name)
 			}
 			blocks = append(blocks, coredns.Block{Cluster: r.Name, Prefix: prefix, MirrorNamespace: d.cluster.Namespace,
 				ClusterDomain: domain})

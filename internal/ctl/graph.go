@@ -47,11 +47,10 @@ Exit code 0 when all is well, 1 when nothing can be asked, 2 when something is w
 }
 
 func graph(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout time.Duration) error {
-	facts, err := gather(ctx, access, timeout)
+	facts, m, err := meshOf(ctx, access, timeout)
 	if err != nil {
 		return err
 	}
-	m := mesh.Join(facts)
 	if err := draw(w, m, output); err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package ctl
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
@@ -384,12 +382,7 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 		if err := x.here.pki.trust(ctx, x.there.name, x.bundle); err != nil {
 			return err
 		}
-		data, err := json.Marshal(x.object)
-		if err != nil {
-			return err
-		}
-		if _, err := x.here.remotes.Patch(ctx, x.there.name, types.ApplyPatchType, data,
-			metav1.PatchOptions{FieldManager: fieldManager}); err != nil {
+		if _, err := serverSideApply(ctx, x.here.remotes, x.there.name, x.object, false); err != nil {
 			return fmt.Errorf("%s: RemoteCluster %s: %w", x.here.facts.Context, x.there.name, err)
 		}
 		// It was read from here, and now has an exporter of its own.
@@ -510,52 +503,71 @@ func forget(ctx context.Context, w, progress io.Writer, access *fleet.Access, na
 	if err != nil {
 		return err
 	}
-	known := 0
+	known := false
 	for _, c := range clusters {
-		client, err := dynamic.NewForConfig(c.Config)
-		if err != nil {
-			return fmt.Errorf("%s: client for the apiserver: %w", c.Context, err)
-		}
-		remotes := client.Resource(v1alpha1.RemoteClusters)
-		found, err := remotes.Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			if _, err := fmt.Fprintf(w, "%s: has no RemoteCluster %s\n", c.Context, name); err != nil {
-				return err
-			}
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("%s: RemoteCluster %s: %w", c.Context, name, err)
-		}
-		known++
-		if _, err := fmt.Fprintf(w, "%s: has of %s %s\n", c.Context, name, countsOf(found)); err != nil {
-			return err
-		}
-		if !yes {
-			continue
-		}
-		if err := remove(ctx, w, c.Context, remotes, name); err != nil {
-			return err
-		}
 		a, err := applierOf(c, progress)
 		if err != nil {
 			return err
 		}
-		if err := a.endReading(ctx, w, name); err != nil {
+		has, err := a.forget(ctx, w, name, yes)
+		if err != nil {
 			return err
 		}
-		if said, err := wireDNS(ctx, a, false); err != nil {
-			return err
-		} else if said != "" {
-			if _, err := fmt.Fprintf(w, "%s: %s\n", c.Context, cli.Printable(said)); err != nil {
-				return err
-			}
-		}
+		known = known || has
 	}
-	if known > 0 && !yes {
+	if known && !yes {
 		return program.ExitError{Code: cli.ExitWrong, Err: errors.New("nothing was removed: --yes does it")}
 	}
 	return nil
+}
+
+// forget is that of one cluster; known says that it has a RemoteCluster of the name, or an exporter that an interrupted
+// call has left.
+func (a *applier) forget(ctx context.Context, w io.Writer, name string, yes bool) (known bool, err error) {
+	where := a.cluster.Context
+	remotes := a.client.Resource(v1alpha1.RemoteClusters)
+	found, err := remotes.Get(ctx, name, metav1.GetOptions{})
+	missing := apierrors.IsNotFound(err)
+	if err != nil && !missing {
+		return false, fmt.Errorf("%s: RemoteCluster %s: %w", where, name, err)
+	}
+	exporter, reads, err := a.reads(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	text := fmt.Sprintf("%s: has no RemoteCluster %s\n", where, name)
+	if !missing {
+		text = fmt.Sprintf("%s: has of %s %s\n", where, name, countsOf(found))
+	} else if !reads {
+		_, err := io.WriteString(w, text)
+		return false, err
+	}
+	if reads && !yes {
+		text += fmt.Sprintf("%s: has %s with an exporter that reads %s\n", where, exporter, name)
+	}
+	if _, err := io.WriteString(w, text); err != nil || !yes {
+		return true, err
+	}
+	if err := remove(ctx, w, where, remotes, name); err != nil {
+		return true, err
+	}
+	if err := a.endReading(ctx, w, name); err != nil {
+		return true, err
+	}
+	said, err := wireDNS(ctx, a, false)
+	if err != nil {
+		return true, err
+	}
+	if said != "" {
+		if _, err := fmt.Fprintf(w, "%s: %s\n", where, cli.Printable(said)); err != nil {
+			return true, err
+		}
+	}
+	if reads {
+		_, err = fmt.Fprintf(w, "%[2]s keeps a ServiceAccount that %[1]s read it by; with a context of %[2]s:\n"+
+			"  semaphorectl unlink --context %[1]s --agentless CONTEXT=%[2]s\n", where, name)
+	}
+	return true, err
 }
 
 // countsOf is what the status of a RemoteCluster counts, such as "nodes 3, services 12".

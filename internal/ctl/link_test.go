@@ -10,26 +10,31 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// TestLink: two clusters that have semaphore get a RemoteCluster of each other, by one command and a kubeconfig; what
-// stands in the way is found before anything is written.
-func TestLink(t *testing.T) {
-	kubeconfig, admins := twoClusters(t)
-	ctl := func(want int, args string) string {
+// podSubnets are the pod subnets of the clusters of linkable.
+var podSubnets = map[string]string{"c1": "10.1.0.0/16", "c2": "10.2.0.0/16"}
+
+// linkable are two clusters with all that link looks at but keys.
+func linkable(t *testing.T) (kubeconfig string, admins map[string]kubernetes.Interface,
+	remotes map[string]dynamic.ResourceInterface, ctl func(want int, args string) string) {
+	t.Helper()
+	kubeconfig, admins = twoClusters(t)
+	ctl = func(want int, args string) string {
 		t.Helper()
 		out, code, err := run(t, strings.Fields(args+" --kubeconfig "+kubeconfig)...)
 		if code != want {
 			t.Fatalf("%s: exit code %d, %v\n%s", args, code, err, out)
 		}
-		return regexp.MustCompile(`\d{5}\b`).ReplaceAllString(out, "PORT")
+		return regexp.MustCompile(`:\d{5}\b`).ReplaceAllString(out, ":PORT")
 	}
-	remotes := map[string]dynamic.ResourceInterface{}
-	pods := map[string]string{"c1": "10.1.0.0/16", "c2": "10.2.0.0/16"}
+	remotes = map[string]dynamic.ResourceInterface{}
 	for _, name := range []string{"c1", "c2"} {
 		cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{
 			ExplicitPath: kubeconfig,
@@ -39,7 +44,7 @@ func TestLink(t *testing.T) {
 		kubetest.InstallRemoteClusters(t, cfg)
 		remotes[name] = dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
 		node, err := admins[name].CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"},
-			Spec: corev1.NodeSpec{PodCIDR: pods[name], PodCIDRs: []string{pods[name]}}}, metav1.CreateOptions{})
+			Spec: corev1.NodeSpec{PodCIDR: podSubnets[name], PodCIDRs: []string{podSubnets[name]}}}, metav1.CreateOptions{})
 		must(t, err)
 		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18." + name[1:] + ".7"}}
 		_, err = admins[name].CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
@@ -50,6 +55,13 @@ func TestLink(t *testing.T) {
 		}, metav1.CreateOptions{})
 		must(t, err)
 	}
+	return kubeconfig, admins, remotes, ctl
+}
+
+// TestLink: two clusters that have semaphore get a RemoteCluster of each other, by one command and a kubeconfig; what
+// stands in the way is found before anything is written.
+func TestLink(t *testing.T) {
+	kubeconfig, admins, remotes, ctl := linkable(t)
 	list := func(cluster string) []unstructured.Unstructured {
 		t.Helper()
 		l, err := remotes[cluster].List(t.Context(), metav1.ListOptions{})
@@ -88,7 +100,7 @@ func TestLink(t *testing.T) {
 		address, _, _ := unstructured.NestedString(all[0].Object, "spec", "broker", "address")
 		subnets, _, _ := unstructured.NestedStringSlice(all[0].Object, "spec", "podSubnets")
 		if bundle != ctl(0, "pki bundle --context "+there) || !strings.HasPrefix(address, "172.18."+there[1:]+".7:3") ||
-			strings.Join(subnets, "") != pods[there] {
+			strings.Join(subnets, "") != podSubnets[there] {
 			t.Errorf("%s in %s: %v", there, here, all[0].Object["spec"])
 		}
 	}
@@ -105,5 +117,52 @@ func TestLink(t *testing.T) {
 	golden(t, "unlink", ctl(0, "unlink --context c1 --context c2"))
 	if n := len(list("c1")) + len(list("c2")); n != 0 {
 		t.Errorf("%d RemoteClusters are left", n)
+	}
+}
+
+// TestLinkOfDottedNames: clusters whose names have dots, and as many characters as there may be, are linked, named by
+// CoreDNS and forgotten as others are.
+func TestLinkOfDottedNames(t *testing.T) {
+	_, admins, remotes, ctl := linkable(t)
+	names := map[string]string{"c1": "eu-1.example.com", "c2": strings.Repeat("c", 55) + ".example"}
+	for context, name := range names {
+		ctl(0, "pki init --context "+context+" --cluster "+name)
+		_, err := admins[context].CoreV1().Services("semaphore").Patch(t.Context(), "semaphore-broker-federation",
+			types.MergePatchType, []byte(`{"spec":{"type":"NodePort"}}`), metav1.PatchOptions{})
+		must(t, err)
+	}
+	ctl(0, "link --context c1 --context c2")
+	for here, there := range map[string]string{"c1": "c2", "c2": "c1"} {
+		found, err := remotes[here].Get(t.Context(), names[there], metav1.GetOptions{})
+		must(t, err)
+		bundle, _, _ := unstructured.NestedString(found.Object, "spec", "trustBundle")
+		prefix, has, _ := unstructured.NestedString(found.Object, "spec", "servicePrefix")
+		if bundle != ctl(0, "pki bundle --context "+there) || has {
+			t.Errorf("%s in %s: prefix %q, bundle %q", names[there], here, prefix, bundle)
+		}
+	}
+	ctl(0, "link --context c1 --with-all") // again
+	blocks, _, err := run(t, "coredns", "--remote", names["c1"])
+	must(t, err)
+	for _, want := range []string{"cluster.eu-1.example.com {", " " + naming.ClusterLabel(names["c1"]) + "-{2}-73736d-{1}."} {
+		if !strings.Contains(blocks, want) {
+			t.Errorf("no %q in the blocks of CoreDNS:\n%s", want, blocks)
+		}
+	}
+	if out := ctl(2, "forget "+names["c2"]+" --context c1"); !strings.Contains(out, names["c2"]) {
+		t.Errorf("forget says %s", out)
+	}
+	ctl(0, "forget "+names["c2"]+" --context c1 --yes")
+	ctl(0, "forget "+names["c1"]+" --context c2 --yes")
+	for context := range names {
+		all, err := remotes[context].List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		if len(all.Items) > 0 {
+			t.Errorf("%s has %v", context, all.Items)
+		}
+	}
+	if _, code, err := run(t, "coredns", "--remote", "local"); code != 1 || !strings.Contains(err.Error(),
+		"as those of this cluster's own do") {
+		t.Errorf("a remote that is named as the own domain: exit code %d, %v", code, err)
 	}
 }

@@ -165,13 +165,21 @@ func remoteOf(u *unstructured.Unstructured) mesh.Remote {
 	return r
 }
 
+// meshOf is what the parts of all clusters that are meant say, and what it amounts to.
+func meshOf(ctx context.Context, access *fleet.Access, timeout time.Duration) ([]mesh.Facts, *mesh.Mesh, error) {
+	facts, err := gather(ctx, access, timeout)
+	if err != nil {
+		return nil, nil, err
+	}
+	return facts, mesh.Join(facts), nil
+}
+
 // meshStatus prints one verdict of all clusters that are meant.
 func meshStatus(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout time.Duration) error {
-	facts, err := gather(ctx, access, timeout)
+	facts, m, err := meshOf(ctx, access, timeout)
 	if err != nil {
 		return err
 	}
-	m := mesh.Join(facts)
 	if err := printMesh(w, m, output); err != nil {
 		return err
 	}
@@ -195,11 +203,10 @@ func watchMesh(ctx context.Context, w io.Writer, access *fleet.Access, output st
 	every time.Duration) error {
 	last := ""
 	for {
-		facts, err := gather(ctx, access, timeout)
+		_, m, err := meshOf(ctx, access, timeout)
 		if err != nil {
 			return nil // ctx has ended
 		}
-		m := mesh.Join(facts)
 		var text bytes.Buffer
 		if err := printMesh(&text, m, output); err != nil {
 			return err

@@ -68,11 +68,14 @@ func parseEnd(text string) (end, error) {
 		e.namespace, e.name = parts[0], parts[1]
 		return e, nil
 	}
-	labels := strings.Split(strings.TrimSuffix(rest, "."), ".")
-	if len(labels) >= 5 && labels[len(labels)-3] == "svc" && labels[len(labels)-2] == "cluster" {
-		e.host, e.cluster = strings.Join(labels, "."), labels[len(labels)-1]
-		e.namespace, e.name = labels[len(labels)-4], labels[len(labels)-5]
-		return e, nil
+	// [POD.]NAME.NAMESPACE.svc.cluster.CLUSTER; only the last can have dots.
+	host := strings.TrimSuffix(rest, ".")
+	if service, cluster, found := strings.Cut(host, ".svc.cluster."); found && cluster != "" {
+		if labels := strings.Split(service, "."); len(labels) >= 2 {
+			e.host, e.cluster = host, cluster
+			e.namespace, e.name = labels[len(labels)-1], labels[len(labels)-2]
+			return e, nil
+		}
 	}
 	return e, fmt.Errorf("%q: use [CLUSTER/]NAMESPACE/NAME of a pod or a Service, an IP address, or a name such as "+
 		"echo.shop.svc.cluster.c2", text)

@@ -21,6 +21,8 @@ func TestParseEnd(t *testing.T) {
 		"c2/shop/web:8080": {cluster: "c2", namespace: "shop", name: "web", port: "8080"},
 		"echo.shop.svc.cluster.c2:80": {host: "echo.shop.svc.cluster.c2", cluster: "c2", namespace: "shop", name: "echo",
 			port: "80"},
+		"echo.shop.svc.cluster.eu-1.example.com": {host: "echo.shop.svc.cluster.eu-1.example.com",
+			cluster: "eu-1.example.com", namespace: "shop", name: "echo"},
 		"db-0.db.shop.svc.cluster.global.": {host: "db-0.db.shop.svc.cluster.global", cluster: "global", namespace: "shop",
 			name: "db"},
 	} {
@@ -31,7 +33,7 @@ func TestParseEnd(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "web", "a//b", "a/b/c/d", "shop/web:0", "shop/web:http",
-		"echo.shop.svc.cluster.local.c2.x",
+		"echo.svc.cluster.c2", "echo.shop.svc.cluster.", "echo.shop.svc.c2",
 		"10.1.0.300"} {
 		if got, err := parseEnd(text); err == nil {
 			t.Errorf("%q: %+v", text, got)

@@ -178,13 +178,7 @@ func (p *clusterPKI) issue(ctx context.Context, a *pki.Authority, part string, v
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(secret)
-	if err != nil {
-		return err
-	}
-	force := true
-	if _, err := p.secrets.Patch(ctx, secret.GetName(), types.ApplyPatchType, data,
-		metav1.PatchOptions{FieldManager: fieldManager, Force: &force}); err != nil {
+	if _, err := serverSideApply(ctx, p.secrets, secret.GetName(), secret, true); err != nil {
 		return fmt.Errorf("%s: %w", p.cluster.Context, err)
 	}
 	return nil

@@ -91,8 +91,9 @@ type removal struct {
 	remotes []string
 	// nodes are the annotations to remove of each node.
 	nodes map[string][]string
-	// beside are the namespaces of exporters for other clusters.
+	// beside are the namespaces of exporters for other clusters, and read the names of these.
 	beside []install.Ref
+	read   []string
 	// lines say what is removed.
 	lines []string
 }
@@ -143,16 +144,10 @@ func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*re
 			r.remotes = append(r.remotes, o.GetName())
 		}
 	}
-	if len(r.remotes) > 0 {
-		add("the RemoteClusters %s; these clusters keep what they have of %s until unlink or forget there",
-			strings.Join(r.remotes, ", "), r.record.Values.Cluster)
-	}
 	if r.beside, err = a.exportersBeside(ctx); err != nil {
 		return nil, err
 	}
-	for _, ref := range r.beside {
-		add("%s, with an exporter that reads another cluster; its ServiceAccount there stays until unlink --agentless", ref)
-	}
+	r.planRemotes(add)
 	for _, kind := range owned {
 		n, err := a.count(ctx, kind.groups, kind.resource)
 		if err != nil {
@@ -177,6 +172,49 @@ func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*re
 		add("on every node: devices, routes, guard, keys and state of tunnels")
 	}
 	return r, nil
+}
+
+// planRemotes says what of other clusters is removed, and what stays there.
+func (r *removal) planRemotes(add func(string, ...any)) {
+	var linked []string
+	for _, name := range r.remotes {
+		if slices.Contains(r.beside, namespaceRef(naming.ForeignNamespace(name))) {
+			r.read = append(r.read, name)
+		} else {
+			linked = append(linked, name)
+		}
+	}
+	if len(linked) > 0 {
+		add("the RemoteClusters %s; these clusters keep what they have of %s until unlink or forget there",
+			strings.Join(linked, ", "), r.record.Values.Cluster)
+	}
+	for _, ref := range r.beside {
+		add("%s, with an exporter that reads another cluster", ref)
+		// An interrupted call has removed the RemoteCluster; a hash in place of the name says nothing.
+		name := strings.TrimPrefix(ref.Name, "semaphore-")
+		if !slices.Contains(r.remotes, name) && namespaceRef(naming.ForeignNamespace(name)) == ref {
+			r.read = append(r.read, name)
+		}
+	}
+	for _, name := range r.read {
+		add("the RemoteCluster %s, read from here; its ServiceAccount stays in %[1]s, unless first:", name)
+		add("  semaphorectl unlink --context %s --agentless CONTEXT=%s", r.cluster.Context, name)
+	}
+}
+
+// closeThere says how the ServiceAccounts in clusters that were read from here are removed.
+func (r *removal) closeThere(w io.Writer) error {
+	for _, name := range r.read {
+		text, err := closeByHand(name, r.record.Values.Cluster)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(w, "%s keeps a ServiceAccount that %s read it by; with the kubeconfig of %[1]s:\n%[3]s",
+			name, r.record.Values.Cluster, text); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // count is how many objects of a type are the broker's, in the first group that serves it.
@@ -300,9 +338,11 @@ func (r *removal) run(ctx context.Context, w io.Writer) error {
 	if err := r.gone(ctx, namespace); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "%s: removed, after %s\n", cli.Printable(r.cluster.Context),
-		time.Since(began).Round(100*time.Millisecond))
-	return err
+	if _, err := fmt.Fprintf(w, "%s: removed, after %s\n", cli.Printable(r.cluster.Context),
+		time.Since(began).Round(100*time.Millisecond)); err != nil {
+		return err
+	}
+	return r.closeThere(w)
 }
 
 // clean runs the Job and the DaemonSet that undo what broker and agents did. A Job of an earlier call that failed is

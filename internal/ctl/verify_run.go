@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,8 +35,9 @@ const (
 	largePayload = 1 << 20
 	// largeWithin is how long it may take.
 	largeWithin = 10 * time.Second
-	// namespacePrefix begins the name of the namespace, which is the same in all clusters.
-	namespacePrefix = "semaphore-verify-"
+	// namespacePrefix begins the name of the namespace, which is the same in all clusters. It is as short as it must be
+	// for the names of mirrors with the longest servicePrefix of a RemoteCluster, of 32 characters.
+	namespacePrefix = "sem-verify-"
 )
 
 // verifier is a call of verify.
@@ -393,7 +395,7 @@ func (v *verifier) checkDNS(ctx context.Context, w *way, server verify.Pod) erro
 	case w.from.noCorefile != "":
 		w.skip("whether CoreDNS of "+w.from.name+" has a block for "+zone+" cannot be read: "+w.from.noCorefile, verify.DNS)
 		return nil
-	case !strings.Contains(w.from.corefile, zone):
+	case !regexp.MustCompile(`(?m)(^|\s)` + regexp.QuoteMeta(zone) + `(:\d+)?(\s|\{)`).MatchString(w.from.corefile):
 		w.skip("CoreDNS of "+w.from.name+" has no block for "+zone, verify.DNS)
 		return nil
 	case w.checks[verify.Mirror].Result != verify.Passed:

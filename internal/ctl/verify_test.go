@@ -35,7 +35,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	own, err := openForTest(t, cfg)
 	must(t, err)
 
-	const namespace = "semaphore-verify-test"
+	const namespace = "sem-verify-test"
 	if err := own.create(t.Context(), namespace, "x"); err == nil || !strings.Contains(err.Error(),
 		`cannot create resource "namespaces"`) {
 		t.Errorf("without rights: %v", err)
@@ -96,7 +96,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	}
 
 	// What a killed verify left, and somebody's own namespace with the label.
-	for _, name := range []string{"semaphore-verify-killd", "mine"} {
+	for _, name := range []string{"sem-verify-killd", "mine"} {
 		object := verifyNamespace(name)
 		_, err := clients.CoreV1().Namespaces().Create(t.Context(), object, metav1.CreateOptions{})
 		must(t, err)

@@ -18,8 +18,8 @@ func FuzzNames(f *testing.F) {
 			!IsDevice(device, DeviceAlias(cluster)) {
 			t.Errorf("the device of %q is %q", cluster, device)
 		}
-		if _, of := SplitSetPart(cluster + "-" + namespace); of > 1 {
-			return // a dot in the name of a cluster or a namespace
+		if _, of := SplitSetPart(ClusterLabel(cluster) + "-" + namespace); of > 1 {
+			return // a dot in the name of a namespace
 		}
 		set := Set(cluster, namespace, name)
 		if got, of := SplitSetPart(set); got != set || of != 1 {

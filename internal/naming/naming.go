@@ -10,9 +10,36 @@ package naming
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"regexp"
 	"strconv"
 	"strings"
 )
+
+// MaxClusterName is the length of the longest name of a cluster, which is the value of a label.
+const MaxClusterName = 63
+
+var clusterName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
+// IsClusterName reports whether a text can be the name of a cluster: a DNS name (RFC 1123) of at most MaxClusterName
+// characters. It becomes a SPIFFE trust domain, the value of a label, the end of DNS names, the domain of annotations
+// and the name of a RemoteCluster, each of which takes dots. Where a name has no dots, or less room, ClusterLabel
+// stands for it.
+func IsClusterName(name string) bool {
+	return len(name) <= MaxClusterName && clusterName.MatchString(name)
+}
+
+// longestPlain is how long a cluster's name without dots is at most where it stands in other names in full.
+const longestPlain = 32
+
+// ClusterLabel stands for a cluster in names that cannot have a dot or are short of room: of mirrors, sets, slices and
+// pools. It is a DNS label of at most 32 characters: the cluster's name itself if it is one, otherwise an x and a hash
+// of it. A configuration refuses two clusters with one label.
+func ClusterLabel(cluster string) string {
+	if len(cluster) <= longestPlain && !strings.Contains(cluster, ".") {
+		return cluster
+	}
+	return "x" + shortHash(cluster)
+}
 
 // Every object that semaphore owns in a cluster has all of these labels; semaphore never writes to other objects.
 const (
@@ -225,7 +252,7 @@ func Import(namespace, name string) string {
 
 // Slice returns the name of one of the slices with the endpoints of a cluster in a Service of ours.
 func Slice(service, cluster string, number int) string {
-	return service + "-" + cluster + "-" + strconv.Itoa(number)
+	return service + "-" + ClusterLabel(cluster) + "-" + strconv.Itoa(number)
 }
 
 // Set returns the name of the GlobalNetworkSet of a policy set. A set whose own name ends like that of a part gets a
@@ -243,22 +270,25 @@ func SetWithSuffix(cluster, namespace, name string) string {
 	return joinSet(cluster, namespace, name) + "-" + shortHash(cluster+"/"+namespace+"/"+name)
 }
 
-// SetApart returns the name of a set whose Set is InSetsOf another cluster. Neither a cluster nor a namespace has a dot
-// in its name, so that this name is in the sets of its own cluster alone.
+// SetApart returns the name of a set whose Set is InSetsOf another cluster. Neither the label of a cluster nor a
+// namespace has a dot, so that this name is in the sets of its own cluster alone.
 func SetApart(cluster, namespace, name string) string {
-	return cluster + "." + namespace + "-" + name + "-" + shortHash(cluster+"/"+namespace+"/"+name)
+	return ClusterLabel(cluster) + "." + namespace + "-" + name + "-" + shortHash(cluster+"/"+namespace+"/"+name)
 }
 
-// InSetsOf reports whether the name of a set has a cluster's prefix. If several clusters match, such as c2 and c2-eu
-// for c2-eu-pay-web, the set belongs to the one with the longest name.
+// InSetsOf reports whether the name of a set begins with a cluster's label. If several clusters match, such as c2 and
+// c2-eu for c2-eu-pay-web, the set belongs to the one with the longest label.
 func InSetsOf(cluster, set string) bool {
-	rest, ok := strings.CutPrefix(set, cluster)
+	rest, ok := strings.CutPrefix(set, ClusterLabel(cluster))
 	return ok && (rest == "" || rest[0] == '-' || rest[0] == '.')
 }
 
-func joinSet(cluster, namespace, name string) string { return cluster + "-" + namespace + "-" + name }
+func joinSet(cluster, namespace, name string) string {
+	return ClusterLabel(cluster) + "-" + namespace + "-" + name
+}
 
-// setPart precedes the number of a part. The dot distinguishes it from clusters and namespaces, which have none.
+// setPart precedes the number of a part. The dot distinguishes it from labels of clusters and namespaces, which have
+// none.
 const setPart = ".part-"
 
 // SetPart returns the name of one of the objects of a set that needs several. The first part, 1, has the name of the
@@ -283,7 +313,7 @@ func SplitSetPart(name string) (set string, part int) {
 
 // Pool returns the name of the disabled Calico IPPool of a remote pod subnet.
 func Pool(cluster, subnet string) string {
-	return "semaphore-" + cluster + "-" +
+	return "semaphore-" + ClusterLabel(cluster) + "-" +
 		strings.Trim(strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(subnet), "-")
 }
 

@@ -1,6 +1,8 @@
 package naming
 
 import (
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -171,7 +173,14 @@ func TestNamesAreDistinct(t *testing.T) {
 
 // With parts as long as they may be, names are still what the API takes.
 func TestNamesAreValid(t *testing.T) {
-	cluster, label := strings.Repeat("c", 32), strings.Repeat("n", 63)
+	for _, cluster := range []string{strings.Repeat("c", 32), strings.Repeat("c", 63), longestDotted} {
+		namesAreValid(t, cluster)
+	}
+}
+
+func namesAreValid(t *testing.T, cluster string) {
+	t.Helper()
+	label := strings.Repeat("n", 63)
 	mirror := Mirror("c", "n", strings.Repeat("s", 51))
 	if errs := validation.IsDNS1035Label(mirror); len(errs) > 0 {
 		t.Errorf("mirror of 63 characters: %v", errs)
@@ -182,6 +191,7 @@ func TestNamesAreValid(t *testing.T) {
 	for what, name := range map[string]string{
 		"slice":           Slice(mirror, cluster, 1_000_000),
 		"set":             Set(cluster, label, label),
+		"set apart":       SetApart(cluster, label, label),
 		"set with suffix": SetWithSuffix(cluster, label, label),
 		"part of a set":   SetPart(SetWithSuffix(cluster, label, label), 1_000_000),
 		"pool, IPv4":      Pool(cluster, "255.255.255.255/32"),
@@ -192,7 +202,14 @@ func TestNamesAreValid(t *testing.T) {
 			t.Errorf("%s %q: %v", what, name, errs)
 		}
 	}
-	for _, key := range []string{LabelManagedBy, LabelSourceCluster, LabelMirrored, LabelMirrorPrefixSync,
+	if errs := validation.IsDNS1123Label(ForeignNamespace(cluster)); len(errs) > 0 {
+		t.Errorf("namespace of the exporter for %s: %v", cluster, errs)
+	}
+	if errs := validation.IsValidLabelValue(cluster); len(errs) > 0 {
+		t.Errorf("label value %q: %v", cluster, errs)
+	}
+	for _, key := range []string{PubKeyAnnotation(cluster), EndpointAnnotation(cluster), LabelManagedBy,
+		LabelSourceCluster, LabelMirrored, LabelMirrorPrefixSync,
 		LabelSetManagedBy,
 		AnnotationSourceNamespace, AnnotationSourceName, DefaultLabelDomain + "/name", PolicyLabelDomain + "/name"} {
 		if errs := validation.IsQualifiedName(key); len(errs) > 0 {
@@ -220,5 +237,106 @@ func TestPartsOfSets(t *testing.T) {
 	}
 	if got := Set("c2", "shop", "web.v2"); got != "c2-shop-web.v2" {
 		t.Errorf("a name with a dot: %s", got)
+	}
+}
+
+// longestDotted is a name with dots that is as long as one may be.
+var longestDotted = strings.Repeat("c", 55) + ".example"
+
+// TestIsClusterName: what can be the name of a cluster.
+func TestIsClusterName(t *testing.T) {
+	// The definition of RemoteClusters and the chart have the same rule.
+	rules := map[string]*regexp.Regexp{}
+	for file, find := range map[string]string{
+		"../../deploy/crds/remoteclusters.yaml": `self\.metadata\.name\.size\(\) <= 63 && self\.metadata\.name\.matches\('([^']+)'\)`,
+		"../../deploy/values.schema.json":       `"cluster": \{\s+"type": "string",\s+"pattern": "([^"]+)",\s+"maxLength": 63,`,
+	} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := regexp.MustCompile(find).FindStringSubmatch(strings.Join(strings.Fields(string(text)), " "))
+		if found == nil {
+			t.Fatalf("%s has no rule for names of clusters", file)
+		}
+		rules[file] = regexp.MustCompile(found[1])
+	}
+	for name, want := range map[string]bool{
+		"c1": true, "0": true, "aws-eu-west-1": true, "eu-1.example.com": true, "a.b": true,
+		"remote-aws-us-west-2.k8s.testing.com": true, strings.Repeat("c", 63): true, longestDotted: true,
+		"": false, "C1": false, "c_1": false, "-c": false, "c-": false, ".c": false, "c.": false, "a..b": false, "a.-b": false,
+		"a-.b": false, "a/b": false, "a b": false, "a\n": false, "ü": false, strings.Repeat("c", 64): false,
+		longestDotted + "s": false,
+	} {
+		if got := IsClusterName(name); got != want {
+			t.Errorf("%q: %t", name, got)
+		}
+		if errs := validation.IsDNS1123Subdomain(name); want && len(errs) > 0 {
+			t.Errorf("%q is no name of a RemoteCluster: %v", name, errs)
+		}
+		for file, rule := range rules {
+			if got := len(name) <= MaxClusterName && rule.MatchString(name); got != want {
+				t.Errorf("%s: %q: %t", file, name, got)
+			}
+		}
+	}
+}
+
+// TestClusterLabel: a name without dots of up to 32 characters stands for itself, as it always did; for any other there
+// is a label that is short, without dots, and distinct.
+func TestClusterLabel(t *testing.T) {
+	for _, plain := range []string{"c1", "0", "aws-eu-west-1", strings.Repeat("c", 32), "x49059f49bc"} {
+		if got := ClusterLabel(plain); got != plain {
+			t.Errorf("%s has become %s", plain, got)
+		}
+	}
+	for _, name := range []string{"eu-1.example.com", "a.b", strings.Repeat("c", 33), longestDotted} {
+		if want := "x" + shortHash(name); ClusterLabel(name) != want {
+			t.Errorf("%s: %s, want %s", name, ClusterLabel(name), want)
+		}
+		if errs := validation.IsDNS1035Label(ClusterLabel(name)); len(errs) > 0 || len(ClusterLabel(name)) > 11 {
+			t.Errorf("%s: %s begins no name of a Service: %v", name, ClusterLabel(name), errs)
+		}
+	}
+	// These are in clusters of users: they never change.
+	for what, c := range map[string]struct{ got, want string }{
+		"label":        {ClusterLabel("eu-1.example.com"), "x1853a87fd3"},
+		"device":       {Device("eu-1.example.com"), "wg.1853a87fd3"},
+		"short device": {Device("a.b"), "wireguard.a.b"},
+		"set":          {Set("eu-1.example.com", "shop", "web"), "x1853a87fd3-shop-web"},
+		"set apart":    {SetApart("eu-1.example.com", "shop", "web"), "x1853a87fd3.shop-web-" + shortHash("eu-1.example.com/shop/web")},
+		"slice":        {Slice("gl-shop-73736d-echo", "eu-1.example.com", 3), "gl-shop-73736d-echo-x1853a87fd3-3"},
+		"pool":         {Pool("eu-1.example.com", "10.2.0.0/16"), "semaphore-x1853a87fd3-10-2-0-0-16"},
+		"annotation":   {PubKeyAnnotation("eu-1.example.com"), "eu-1.example.com.wireguard.semaphore.uw.io/pubKey"},
+		"namespace":    {ForeignNamespace("eu-1.example.com"), "semaphore-reads-1853a87fd3"},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: %q; want %q", what, c.got, c.want)
+		}
+	}
+}
+
+// Names that differ only in where a dot or a dash is give different names of everything.
+func TestDottedNamesAreDistinct(t *testing.T) {
+	clusters := []string{"c2", "c2-eu", "c2.eu", "c2.eu-pay", "c2-eu.pay", "c2.eu.pay", "c2eu", "eu.c2", longestDotted,
+		strings.Repeat("c", 63), strings.Repeat("c", 62)}
+	seen := map[string]string{}
+	for _, cluster := range clusters {
+		for what, name := range map[string]string{
+			"device": Device(cluster), "label": ClusterLabel(cluster), "set": Set(cluster, "shop", "web"),
+			"pool": Pool(cluster, "10.2.0.0/16"), "slice": Slice("gl-a-73736d-b", cluster, 1),
+			"namespace": ForeignNamespace(cluster), "annotation": PubKeyAnnotation(cluster), "alias": DeviceAlias(cluster),
+		} {
+			if other, taken := seen[what+" "+name]; taken {
+				t.Errorf("%s %s is that of %s and of %s", what, name, other, cluster)
+			}
+			seen[what+" "+name] = cluster
+		}
+		if got, ok := WireGuardAnnotationCluster(PubKeyAnnotation(cluster)); !ok || got != cluster {
+			t.Errorf("the annotation of %s is that of %s", cluster, got)
+		}
+		if name := Device(cluster); len(name) > unix.IFNAMSIZ-1 || !IsDevice(name, DeviceAlias(cluster)) {
+			t.Errorf("the device of %s is %s", cluster, name)
+		}
 	}
 }

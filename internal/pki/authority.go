@@ -24,9 +24,15 @@ type pair struct {
 	key  *ecdsa.PrivateKey
 }
 
+// commonName is a name for people, cut to what a certificate takes (RFC 5280, ub-common-name). What counts is the URI.
+func commonName(text string) pkix.Name {
+	const most = 64
+	return pkix.Name{CommonName: text[:min(len(text), most)]}
+}
+
 func newAuthority(td spiffeid.TrustDomain, now time.Time, validity time.Duration) (*pair, error) {
 	return sign(nil, &x509.Certificate{
-		Subject:               pkix.Name{CommonName: "semaphore " + td.Name()},
+		Subject:               commonName("semaphore " + td.Name()),
 		URIs:                  []*url.URL{td.ID().URL()},
 		NotAfter:              now.Add(validity),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
@@ -38,7 +44,7 @@ func newAuthority(td spiffeid.TrustDomain, now time.Time, validity time.Duration
 
 func (ca *pair) issue(id spiffeid.ID, now time.Time, validity time.Duration) (*pair, error) {
 	return sign(ca, &x509.Certificate{
-		Subject:               pkix.Name{CommonName: id.String()},
+		Subject:               commonName(id.String()),
 		URIs:                  []*url.URL{id.URL()},
 		NotAfter:              now.Add(validity),
 		KeyUsage:              x509.KeyUsageDigitalSignature,

@@ -144,13 +144,13 @@ func TestVerdict(t *testing.T) {
 // TestPrint compares what is printed with testdata, where a person has looked at it. Nothing in it commands a terminal.
 func TestPrint(t *testing.T) {
 	evil := check(Mirror).failed(finding.MirrorMissing, "look \x1b[2J there", "a\u009b2Jb\nc")
-	r := NewReport("semaphore-verify-x7k2p", []Cluster{
+	r := NewReport("sem-verify-x7k2p", []Cluster{
 		{Context: "eu", Name: "c1", Image: "ghcr.io/x@sha256:1", Pods: []Pod{clientPod, strangerPod}},
 		{Context: "us", Name: "c2", Image: "ghcr.io/x@sha256:1", Pods: []Pod{serverPod}},
 	}, []Check{
 		JudgePodIP(check(PodIP), clientPod, serverPod, serverIP, answered),
 		JudgePathMTU(check(PathMTU), 1<<20, answered), evil, check(DNS).Skip("CoreDNS of c1 has no block for cluster.c2"),
-		JudgeCleanup(Check{From: "c1", Name: Cleanup, Seconds: 6}, "semaphore-verify-x7k2p", nil),
+		JudgeCleanup(Check{From: "c1", Name: Cleanup, Seconds: 6}, "sem-verify-x7k2p", nil),
 	}, 12.34)
 	for _, output := range []string{"table", "json", "yaml"} {
 		var out bytes.Buffer
