@@ -275,14 +275,23 @@ func TestExplainDocumentsEachLink(t *testing.T) {
 }
 
 // TestExplain breaks each link of the path between two pods on real nodes. Each time requests fail, and explain names
-// that link and no other; once it is fixed they are answered again.
+// that link and no other; once it is fixed they are answered again. While the tunnel is cut, the broker's page shows
+// it.
 func TestExplain(t *testing.T) {
 	ctx := needsBed(t)
 	b := newExplainBed(ctx, t)
 	b.reaches(ctx, t, "echo")
 	b.whole(ctx, t, "echo")
 	for _, c := range brokenLinks() {
-		ok := t.Run(string(c.code), func(t *testing.T) { b.breaks(ctx, t, c) })
+		ok := t.Run(string(c.code), func(t *testing.T) {
+			if c.code == finding.PathHandshake { // the dashboard has to show it, too
+				if d := b.openDashboard(ctx, t); d != nil {
+					d.equals(ctx, t)
+					defer d.sawCut(t)
+				}
+			}
+			b.breaks(ctx, t, c)
+		})
 		if !ok && t.Failed() && os.Getenv("EXPLAIN_ALL") == "" {
 			t.FailNow() // the next case begins with a path that works
 		}
@@ -293,6 +302,7 @@ func TestExplain(t *testing.T) {
 func newExplainBed(ctx context.Context, t *testing.T) *explainBed {
 	b := &explainBed{documentsBed: newDocumentsBed(ctx, t), saved: map[string]string{}}
 	b.in.OwnPools = true
+	b.in.Broker = dashboardConfig
 	for _, c := range b.tb.Clusters() {
 		for _, other := range b.tb.Clusters() {
 			if other != c {

@@ -1,0 +1,194 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/testkit/browser"
+)
+
+// dashboardConfig turns the page on, as docs/picture.md says.
+const dashboardConfig = "listen: {dashboard: 127.0.0.1:8085}"
+
+// dashboard is c1's page in a browser outside of the clusters, behind a port-forward.
+type dashboard struct {
+	*explainBed
+	page *browser.Page
+	// knew is when the broker's metrics first had silent pairs; it gets one value.
+	knew <-chan time.Time
+}
+
+// pageState is a state as the page got it, and what it showed right after.
+type pageState struct {
+	At     time.Time
+	Every  float64
+	Silent bool
+	Shown  string
+	Color  string
+}
+
+// openDashboard opens the page and follows the broker's metrics, until the test ends. It returns nil where there is no
+// browser.
+func (b *explainBed) openDashboard(ctx context.Context, t *testing.T) *dashboard {
+	t.Helper()
+	if _, err := exec.LookPath(browser.Program); err != nil {
+		browser.Needs(t) // ends the test in CI
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	cmd, start, err := b.state.ShellCommand(ctx, b.repo+"/bin/semaphorectl", "dashboard", "--context", "c1")
+	must(t, err)
+	said, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, start())
+	line, err := bufio.NewReader(said).ReadString('\n')
+	must(t, err)
+	url, _, _ := strings.Cut(line, " ")
+	d := &dashboard{explainBed: b}
+	t.Cleanup(func() {
+		cancel()
+		_ = cmd.Wait() // killed
+	})
+	d.page = browser.Open(t, b.state.ShellCommand, url)
+	d.page.Wait(30*time.Second, "the page shows a state", func() error {
+		if text := d.page.Text("#verdict"); text == "connecting to the broker" || text == "" {
+			return fmt.Errorf("%q", text)
+		}
+		return nil
+	})
+	// After the page's own listener: it reads what is shown.
+	var ok bool
+	d.page.Eval(`(() => { window.states = []; stream.addEventListener("message", event => {
+		const v = JSON.parse(event.data), cell = document.querySelector("#links tbody td");
+		states.push({at: v.at, every: v.every, silent: (v.mesh.findings || []).some(f => f.code === "silent-pairs"),
+			shown: cell.textContent, color: getComputedStyle(cell).color});
+	}); return true; })()`, &ok)
+	d.follow(ctx, t)
+	return d
+}
+
+// follow reads the broker's metrics until they have silent pairs.
+func (d *dashboard) follow(ctx context.Context, t *testing.T) {
+	t.Helper()
+	address, err := d.commands(ctx, "kubectl --context c1 -n semaphore get endpointslices "+
+		"-l kubernetes.io/service-name=semaphore-broker -o jsonpath='{.items[0].endpoints[0].addresses[0]}'", 0)
+	must(t, err)
+	knew := make(chan time.Time, 1)
+	d.knew = knew
+	client := httpFrom(d.c1.Nodes[0].Netns)
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+":8080/metrics", nil)
+			if err != nil {
+				return
+			}
+			if answer, err := client.Do(request); err == nil {
+				text, _ := io.ReadAll(answer.Body)
+				_ = answer.Body.Close()
+				if strings.Contains(string(text), `code="`+string(finding.SilentPairs)+`"`) {
+					knew <- time.Now()
+					return
+				}
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+}
+
+// equals is that the page shows what semaphorectl status says of the same broker.
+func (d *dashboard) equals(ctx context.Context, t *testing.T) {
+	t.Helper()
+	must(t, until(ctx, settle, func() error {
+		text, err := d.commands(ctx, "semaphorectl status --context c1 -o json", 0)
+		if err != nil {
+			return err
+		}
+		var m mesh.Mesh
+		if err := json.Unmarshal([]byte(text), &m); err != nil {
+			return fmt.Errorf("%w: %s", err, text)
+		}
+		if got := strings.TrimLeft(d.page.Text("#verdict"), "✓✗ "); got != m.Verdict {
+			return fmt.Errorf("the verdict is %q; status says %q", got, m.Verdict)
+		}
+		var want, got []string
+		for _, l := range m.Links {
+			tunnels := "-"
+			if l.Nodes > 0 {
+				tunnels = fmt.Sprintf("%d/%d", l.Talking, l.Nodes)
+			}
+			want = append(want, fmt.Sprint([]any{l.At, l.From, l.State, l.Kinds["node"], l.Kinds["service"],
+				l.Kinds["endpointslice"], l.Kinds["setmember"], l.Refused, l.Kept, tunnels, l.Silent}))
+		}
+		for _, row := range d.page.Rows("#links tbody") {
+			got = append(got, fmt.Sprint([]any{row[1], row[2], row[3], row[6], row[7], row[8], row[9], row[10], row[11], row[12],
+				row[13]}))
+		}
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("the links are %q; status has %q", got, want)
+		}
+		if rows := d.page.Rows("#findings tbody"); len(rows) != len(m.Findings) {
+			return fmt.Errorf("the findings are %q; status has %+v", rows, m.Findings)
+		}
+		if rows := d.page.Rows("#nodes tbody"); len(rows) != len(d.c1.Nodes) || rows[0][1] != "attached" {
+			return fmt.Errorf("the nodes are %q", rows)
+		}
+		return nil
+	}))
+}
+
+// sawCut is that each state that the broker made after it knew of the cut tunnel shows it in red, and that the broker
+// makes a state at least once a second, so that a reader sees it within a second.
+func (d *dashboard) sawCut(t *testing.T) {
+	t.Helper()
+	var knew time.Time
+	select {
+	case knew = <-d.knew:
+	case <-time.After(time.Minute):
+		t.Fatal("the broker's metrics never had silent pairs")
+	}
+	var states []pageState
+	d.page.Eval("states", &states)
+	after := 0
+	for _, s := range states {
+		red := s.Shown == "✗ error" && s.Color == "rgb(207, 34, 46)"
+		if s.Silent != red {
+			t.Errorf("a state with silent pairs: %v; the first link is %q in %s", s.Silent, s.Shown, s.Color)
+		}
+		if s.Every > 1 {
+			t.Errorf("the next state is to come in %v s", s.Every)
+		}
+		// Until explain named the link and it was repaired.
+		if s.At.After(knew) && after == 0 {
+			if after++; !s.Silent {
+				t.Errorf("the broker knew at %s, and its state of %s has no silent pairs", knew, s.At)
+			}
+			t.Logf("the broker knew, and its next state is of %s later", s.At.Sub(knew).Round(time.Millisecond))
+		}
+	}
+	if after == 0 {
+		t.Errorf("no state after %s among %d", knew, len(states))
+	}
+	for _, complaint := range d.page.Complaints() {
+		if !strings.Contains(complaint, "favicon.ico") {
+			t.Errorf("the browser complains: %s", complaint)
+		}
+	}
+}
