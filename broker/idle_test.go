@@ -60,26 +60,13 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 		}
 		runtime.GC()
 		http.DefaultClient.CloseIdleConnections()
-		// Of those that cannot be written one tries for all, after 0.3 s at least: reconcile's gate.
-		tried := func(before float64, began time.Time) (n float64, fine bool) {
-			n = w.failures(t, "error") - before
-			return n, n <= time.Since(began).Seconds()/0.3+1
-		}
 		within(t, 3*time.Minute, "it comes to rest", func() (bool, string) {
-			before, began := w.failures(t, "error"), time.Now()
 			used := seconds(3)
-			n, fine := tried(before, began)
-			return fine && used < 3*time.Second/50, fmt.Sprintf("%s of processor time and %v writes in 3 s", used, n)
+			return used < 3*time.Second/50, fmt.Sprintf("%s of processor time in 3 s", used)
 		})
-		before, began := w.failures(t, "error"), time.Now()
-		http.DefaultClient.CloseIdleConnections()
 		const measured = 10
 		used := seconds(measured)
-		n, fine := tried(before, began)
-		t.Logf("%s of %d s, %v writes", used, measured, n)
-		if !fine {
-			t.Errorf("%v writes in %s, while one waits for all", n, time.Since(began))
-		}
+		t.Logf("%s of %d s", used, measured)
 		if used > measured*time.Second/100 {
 			t.Errorf("%s of processor time in %d s, want 1 %% at most", used, measured)
 		}

@@ -211,7 +211,7 @@ func TestExampleFits(t *testing.T) {
 			fmt.Sprint(r.PodPrefixes, r.NodePrefixes, r.WireGuard.ListenPort, r.Encryption))
 	}
 	// An overlay that does not give it to them has agents that say so and do not run.
-	bare := find[*corev1.ConfigMap](t, build(t, "agent"), "semaphore-subnets").Data["broker.yaml"]
+	bare := find[*corev1.ConfigMap](t, build(t, "broker"), "semaphore-subnets").Data["broker.yaml"]
 	if _, err := config.ParseSubnets([]byte(bare), "c1"); err == nil ||
 		!strings.Contains(err.Error(), "localSubnets: none") {
 		t.Errorf("without an overlay the agents' subnets are taken: %v", err)

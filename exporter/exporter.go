@@ -99,7 +99,8 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 			return err
 		}
 		e.watcher.ReadExports(e.mcs.Exports().ListWatch(""))
-		e.conditions = conditions.New(cfg.Cluster, e.mcs, e.catalog, e.conditionsOf, slog.Default())
+		e.conditions = conditions.New(cfg.Cluster, e.mcs, e.catalog, e.conditionsOf, conditions.NewMetrics(reg),
+			slog.Default())
 	}
 	e.metrics = publish.NewMetrics(reg)
 	if (cfg.Events || cfg.AnnotateServices) && cfg.Features.Has(config.Services) {

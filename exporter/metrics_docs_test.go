@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/exporter/conditions"
 	"github.com/kube-semaphore/semaphore/exporter/feedback"
 	"github.com/kube-semaphore/semaphore/exporter/publish"
 	"github.com/kube-semaphore/semaphore/exporter/watch"
@@ -21,6 +22,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 	publish.NewMetrics(table)
 	feedback.NewMetrics(table)
+	conditions.NewMetrics(table)
 	if _, err := watch.New(nil, nil, catalog.New(catalog.Rules{}), table); err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ func (s *Server) Findings() (found []finding.Finding) {
 	for _, l := range s.all() {
 		l.mu.Lock()
 		found = append(found, finding.Line(finding.LabelDomainsDiffer, l.cluster, s.labelDomainsProblem(l))...)
+		found = append(found, finding.Line(finding.OutcomesOmitted, l.cluster, l.omittedProblem())...)
 		l.mu.Unlock()
 	}
 	return found

@@ -89,6 +89,9 @@ var (
 		"The limit of objects of a remote.", []string{"cluster", "kind"}, nil)
 	heldBackDesc = prometheus.NewDesc("semaphore_broker_held_back",
 		"Objects that a remote has withdrawn and the brake retains.", []string{"cluster", "kind"}, nil)
+	omittedDesc = prometheus.NewDesc("semaphore_broker_outcomes_omitted",
+		"Services of a remote for which something is wrong here, of which it receives no outcome, as there are too many.",
+		[]string{"cluster"}, nil)
 )
 
 // collector reads the links at each scrape.
@@ -97,7 +100,7 @@ type collector struct{ server *Server }
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{connectedDesc, lastHeardDesc, kindHeardDesc, objectsDesc, refusedDesc,
-		completeDesc, limitDesc, heldBackDesc} {
+		completeDesc, limitDesc, heldBackDesc, omittedDesc} {
 		ch <- d
 	}
 }
@@ -112,6 +115,12 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			return 1
 		}
 		return 0
+	}
+	for _, l := range c.server.all() {
+		l.mu.Lock()
+		omitted := l.omitted()
+		l.mu.Unlock()
+		gauge(omittedDesc, float64(omitted), l.cluster)
 	}
 	for _, l := range c.server.Status() {
 		gauge(connectedDesc, truth(l.Connected), l.Cluster)

@@ -8,43 +8,78 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxOutcomes bounds the outcomes that are sent on one stream and remembered.
-const maxOutcomes = 1000
+// maxOutcomes bounds the outcomes that are sent on one stream and remembered, by both sides. How many more there are is
+// sent, too.
+const maxOutcomes = 10_000
 
 // outcomes are the outcomes of services that were sent on a stream.
-type outcomes map[outcomeKey]*semaphorev1.Outcome
+type outcomes struct {
+	sent map[outcomeKey]*semaphorev1.Outcome
+	// omitted are how many more there are.
+	omitted uint64
+}
 
 type outcomeKey struct{ namespace, name string }
 
-// diff returns the outcomes that differ from those sent, and empty ones for those that ended.
+// diff returns the outcomes that differ from those sent, and empty ones for those that ended. One that was sent stays,
+// whatever else there is: of too many, the same ones are left out each time.
 func (o *outcomes) diff(now []*semaphorev1.Outcome) (out []*semaphorev1.PublishResponse) {
 	send := func(m *semaphorev1.Outcome) {
 		out = append(out, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{Outcome: m}})
 	}
-	if *o == nil {
-		*o = outcomes{}
+	if o.sent == nil {
+		o.sent = map[outcomeKey]*semaphorev1.Outcome{}
 	}
 	is := map[outcomeKey]bool{}
-	for _, m := range now[:min(len(now), maxOutcomes)] {
+	var unsent []*semaphorev1.Outcome
+	for _, m := range now {
 		key := outcomeKey{m.GetKey().GetNamespace(), m.GetKey().GetName()}
 		if is[key] {
 			continue // the first outcome of a service counts
 		}
 		is[key] = true
-		if was := (*o)[key]; was.GetCode() != m.GetCode() ||
-			was.GetReason() != m.GetReason() ||
-			was.GetConflict() != m.GetConflict() || !slices.Equal(was.GetConflicts(), m.GetConflicts()) {
-			(*o)[key] = m
+		switch was := o.sent[key]; {
+		case was == nil:
+			unsent = append(unsent, m)
+		case was.GetCode() != m.GetCode() || was.GetReason() != m.GetReason() || was.GetConflict() != m.GetConflict() ||
+			!slices.Equal(was.GetConflicts(), m.GetConflicts()):
+			o.sent[key] = m
 			send(m)
 		}
 	}
-	for key, was := range *o {
+	for key, was := range o.sent {
 		if !is[key] {
-			delete(*o, key)
+			delete(o.sent, key)
 			send(&semaphorev1.Outcome{Key: was.GetKey()})
 		}
 	}
+	room := min(maxOutcomes-len(o.sent), len(unsent))
+	for _, m := range unsent[:room] {
+		o.sent[outcomeKey{m.GetKey().GetNamespace(), m.GetKey().GetName()}] = m
+		send(m)
+	}
+	if omitted := uint64(len(unsent) - room); omitted != o.omitted {
+		o.omitted = omitted
+		send(&semaphorev1.Outcome{Omitted: omitted})
+	}
 	return out
+}
+
+// omitted is how many outcomes of its services a cluster does not receive. The caller must hold l.mu.
+func (l *link) omitted() uint64 {
+	if l.current == nil {
+		return 0
+	}
+	return l.current.outcomes.omitted
+}
+
+// omittedProblem describes that there are some; empty if there are none. The caller must hold l.mu.
+func (l *link) omittedProblem() string {
+	if l.omitted() == 0 {
+		return ""
+	}
+	return fmt.Sprintf("cluster %s receives what became of %d of its services, and not of more for which something is "+
+		"wrong here (semaphore_broker_outcomes_omitted counts them)", l.cluster, maxOutcomes)
 }
 
 // labelDomainsProblem describes that a remote puts pods into sets by labels of other domains than sets have here;

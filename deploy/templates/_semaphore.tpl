@@ -58,6 +58,7 @@ data:
 {{- if hasKey $o.metadata "namespace" }}{{ $_ := set $o.metadata "namespace" $namespace }}{{ end -}}
 {{- if eq $o.kind "Namespace" }}{{ $_ := set $o.metadata "name" $namespace }}{{ end -}}
 {{- range $subject := ($o.subjects | default list) }}{{ if eq ($subject.namespace | default "") "semaphore" }}{{ $_ := set $subject "namespace" $namespace }}{{ end }}{{ end -}}
+{{- if and (eq $o.kind "ValidatingAdmissionPolicyBinding") $o.spec.paramRef }}{{ $_ := set $o.spec.paramRef "namespace" $namespace }}{{ end -}}
 {{- if has $o.kind (list "Deployment" "DaemonSet") -}}
 {{- $part := trimPrefix "semaphore-" $o.metadata.name -}}
 {{- $values := index $root.Values $part -}}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
@@ -105,7 +106,7 @@ func TestOf(t *testing.T) {
 			"Valid=True Valid: the Service can be exported\nReady=False Failed: the broker of the own cluster: it has no port\n" +
 				"Conflict=False NoConflicts: no export of another cluster differs"},
 		{"each broker says something else", valid,
-			map[string]Broker{"c1": conflict, "c2": taken, "c3": refused, "c4": silent}, true,
+			map[string]Broker{"c1": conflict, "c2": taken, "c3": refused, "c4": silent}, false,
 			"Valid=True Valid: the Service can be exported\nReady=True Exported: exported to c2; not confirmed yet by c4; " +
 				"cluster c3: it has no port\nConflict=True PortConflict,TypeConflict: ports differ from those of cluster c2"},
 		{"rules export it to nobody", catalog.ServiceExport{Generation: 7, Valid: "Valid",
@@ -116,7 +117,12 @@ func TestOf(t *testing.T) {
 			map[string]Broker{"c1": taken}, true, "Valid=True Valid: the Service can be exported\n" +
 				"Ready=False Failed: the Service is not exported: it is too big"},
 	} {
-		got, known := Of(test.export, "c1", test.brokers)
+		got, known := Of(test.export, "c1", test.brokers["c1"] != nil, func(cluster string) (string, bool) {
+			return test.brokers[cluster].Verdict(catalog.Key{}, 0)
+		}, func() Conflict {
+			reasons, message := test.brokers["c1"].Conflict(catalog.Key{})
+			return Conflict{reasons, message}
+		})
 		if says(got) != test.want || known != test.known {
 			t.Errorf("%s: %t\n%s\nwant %t\n%s", test.name, known, says(got), test.known, test.want)
 		}
@@ -160,7 +166,7 @@ func TestWriter(t *testing.T) {
 	brokers := func() map[string]Broker { return map[string]Broker{"c1": own, "c2": other} }
 	run := func() (stop func()) {
 		ctx, cancel := context.WithCancel(t.Context())
-		w := New("c1", client, c, brokers, slog.Default())
+		w := New("c1", client, c, brokers, NewMetrics(prometheus.NewRegistry()), slog.Default())
 		done := make(chan error, 1)
 		go func() { done <- w.Run(ctx) }()
 		return func() {

@@ -84,6 +84,8 @@ type Publisher struct {
 	refused      map[catalog.Key]*semaphorev1.Refusal
 	// outcomes are what the broker reported about Services that it accepted, on the current stream or the last one.
 	outcomes map[catalog.Key]*semaphorev1.Outcome
+	// omitted is how many more there are.
+	omitted uint64
 	// verdictChanges counts streams, refusals, outcomes and what was acknowledged; see VerdictVersion.
 	verdictChanges uint64
 	logged         int
@@ -272,6 +274,7 @@ func (p *Publisher) streamStarted(s *Session) {
 		// The broker checks every object of a snapshot again.
 		clear(p.refused)
 	}
+	p.omitted = 0
 	clear(p.outcomes) // the broker reports them with its answer to the first heartbeat
 	p.logged = 0
 	p.mu.Unlock()
@@ -368,6 +371,12 @@ func truncate(text string) string {
 
 func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 	k := o.GetKey()
+	if k == nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.omitted = o.GetOmitted()
+		return
+	}
 	key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
 	if key.Kind != semaphorev1.Kind_KIND_SERVICE {
 		return

@@ -155,6 +155,11 @@ func (p *Publisher) Findings() (found []finding.Finding) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.omitted > 0 {
+		found = append(found, finding.Line(finding.OutcomesOmitted, p.broker.Cluster, fmt.Sprintf("the broker of %s says of "+
+			"%d Services what became of them there, and leaves out others of which it has something to say",
+			p.broker.Cluster, len(p.outcomes)))...)
+	}
 	if s := p.session; s != nil && len(s.labelDomains) > 0 && len(s.peerLabelDomains) > 0 &&
 		!slices.Equal(slices.Sorted(slices.Values(s.labelDomains)), slices.Sorted(slices.Values(s.peerLabelDomains))) {
 		found = append(found, finding.Line(finding.LabelDomainsDiffer, p.broker.Cluster,

@@ -58,16 +58,22 @@ remotes:
 
 // export starts the whole exporter of cluster c2, with a real apiserver.
 func (w *realBroker) export(c2 *rest.Config, feature string) {
+	w.exportAs("c2", c2, feature, func(*config.Exporter) {})
+}
+
+// exportAs starts the exporter of a cluster, with a configuration that change has changed.
+func (w *realBroker) exportAs(cluster string, source *rest.Config, feature string, change func(*config.Exporter)) {
 	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
-cluster: c2
+cluster: %[6]s
 features: [%[5]s]
 brokers: [{cluster: c1, address: %[3]q}]
 leaderElection: {enabled: false}
-tls: {certFile: %[1]s/c2/exporter/tls.crt, keyFile: %[1]s/c2/exporter/tls.key, bundleDir: %[1]s/bundles}
+tls: {certFile: %[1]s/%[6]s/exporter/tls.crt, keyFile: %[1]s/%[6]s/exporter/tls.key, bundleDir: %[1]s/bundles}
 kube: {kubeConfigPath: %[2]q}
-listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
-`, w.dir, kubetest.Kubeconfig(w.b, c2), w.address, loopback.Address(w.b), feature)))
+listen: {http: %[4]q, debugSocket: %[1]s/exporter-%[6]s.sock}
+`, w.dir, kubetest.Kubeconfig(w.b, source), w.address, loopback.Address(w.b), feature, cluster)))
 	must(w.b, err)
+	change(cfg)
 	w.run(func(ctx context.Context) error { return exporter.Run(ctx, cfg) })
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/path"
@@ -68,9 +69,14 @@ func parseEnd(text string) (end, error) {
 		e.namespace, e.name = parts[0], parts[1]
 		return e, nil
 	}
-	// [POD.]NAME.NAMESPACE.svc.cluster.CLUSTER; only the last can have dots.
+	// [POD.]NAME.NAMESPACE.svc.cluster.CLUSTER, of which only the last can have dots, or
+	// [[POD.]CLUSTER.]NAME.NAMESPACE.svc.clusterset.local.
 	host := strings.TrimSuffix(rest, ".")
-	if service, cluster, found := strings.Cut(host, ".svc.cluster."); found && cluster != "" {
+	service, cluster, found := strings.Cut(host, ".svc.cluster.")
+	if before, ok := strings.CutSuffix(host, ".svc."+coredns.ClusterSetDomain); ok {
+		service, cluster, found = before, coredns.ClusterSetDomain, true
+	}
+	if found && cluster != "" {
 		if labels := strings.Split(service, "."); len(labels) >= 2 {
 			e.host, e.cluster = host, cluster
 			e.namespace, e.name = labels[len(labels)-1], labels[len(labels)-2]

@@ -385,25 +385,33 @@ func (g *pathGatherer) byMirror(ctx context.Context, service *corev1.Service, er
 		return fmt.Errorf("TO: Service %s/%s of %s has that address, and is no mirror of a remote Service", service.Namespace,
 			service.Name, g.source.name)
 	}
-	if remote == "" {
-		remote = naming.GlobalCluster
-	}
 	namespace, name := service.Annotations[naming.AnnotationSourceNamespace],
 		service.Annotations[naming.AnnotationSourceName]
-	return g.byService(ctx, name+"."+namespace+".svc.cluster."+remote, remote, namespace, name)
+	domain := "cluster." + remote
+	switch {
+	case service.Labels[naming.LabelImported] != "":
+		remote, domain = coredns.ClusterSetDomain, coredns.ClusterSetDomain
+	case remote == "":
+		remote, domain = naming.GlobalCluster, "cluster."+naming.GlobalCluster
+	}
+	return g.byService(ctx, name+"."+namespace+".svc."+domain, remote, namespace, name)
 }
 
 // byService collects what is between a name and an endpoint.
 func (g *pathGatherer) byService(ctx context.Context, text, remote, namespace, name string) error {
 	g.facts.Name = &path.Name{Text: text, Remote: remote, Namespace: namespace, Service: name,
-		Known: remote == naming.GlobalCluster || g.source.broker == nil || slices.ContainsFunc(g.source.broker.GetLinks(),
+		Known: ofSeveral(remote) || g.source.broker == nil || slices.ContainsFunc(g.source.broker.GetLinks(),
 			func(l *semaphorev1.LinkStatus) bool { return l.GetCluster() == remote })}
 	g.facts.Target.Cluster = remote
 	g.target = g.side(remote)
 	if err := g.findMirror(ctx, remote, namespace, name); err != nil {
 		g.notRead(finding.PathMirror, "%v", err)
 	}
-	g.exported(ctx)
+	if remote == coredns.ClusterSetDomain {
+		g.imported(ctx)
+	} else {
+		g.exported(ctx)
+	}
 	g.readDNS(ctx)
 	if g.mirror == nil {
 		return nil
@@ -423,20 +431,24 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 		return err
 	}
 	prefix, in := remote, g.access.Namespace
-	if remote == naming.GlobalCluster {
+	switch remote {
+	case naming.GlobalCluster:
 		prefix = naming.GlobalPrefix
+	case coredns.ClusterSetDomain:
+		prefix = naming.ImportPrefix
 	}
 	m := &path.Mirror{}
 	for i := range all {
 		s := &all[i]
-		from, global := s.Labels[naming.LabelSourceCluster], s.Labels[naming.LabelGlobal] != ""
-		if from != remote && (remote != naming.GlobalCluster || !global) {
+		if !standsFor(s, remote) {
 			continue
 		}
 		sourceNamespace, sourceName := s.Annotations[naming.AnnotationSourceNamespace],
 			s.Annotations[naming.AnnotationSourceName]
 		if before, ok := strings.CutSuffix(s.Name, naming.Mirror("", sourceNamespace, sourceName)); ok && sourceName != "" {
 			prefix, in = before, s.Namespace
+		} else if remote == coredns.ClusterSetDomain { // its name may have a hash
+			in = s.Namespace
 		}
 		if sourceNamespace == namespace && sourceName == name {
 			g.mirror = s
@@ -444,6 +456,9 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 		}
 	}
 	m.Namespace, m.Name, m.Owned = in, naming.Mirror(prefix, namespace, name), true
+	if remote == coredns.ClusterSetDomain {
+		m.Name = naming.Import(namespace, name)
+	}
 	if g.mirror == nil {
 		foreign, err := getAs[corev1.Service](ctx, g.source, servicesGVR, m.Namespace, m.Name)
 		if err != nil {
@@ -470,9 +485,33 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 	}
 	g.facts.Mirror = m
 	if in != "" {
-		g.facts.DNS = &path.DNS{Zone: coredns.Block{Cluster: remote, Prefix: prefix, MirrorNamespace: in}.Zone()}
+		g.facts.DNS = &path.DNS{Zone: block(remote, prefix, in, "").Zone()}
 	}
 	return nil
+}
+
+// ofSeveral reports whether a Service stands for those of several clusters.
+func ofSeveral(remote string) bool {
+	return remote == naming.GlobalCluster || remote == coredns.ClusterSetDomain
+}
+
+// standsFor reports whether a Service of the broker is one of a remote's, or of several clusters'.
+func standsFor(s *corev1.Service, remote string) bool {
+	switch remote {
+	case naming.GlobalCluster:
+		return s.Labels[naming.LabelGlobal] != ""
+	case coredns.ClusterSetDomain:
+		return s.Labels[naming.LabelImported] != ""
+	}
+	return s.Labels[naming.LabelSourceCluster] == remote
+}
+
+// block is the server block of what a name is of.
+func block(remote, prefix, mirrorNamespace, domain string) coredns.Block {
+	if remote == coredns.ClusterSetDomain {
+		return coredns.ClusterSet(mirrorNamespace, domain)
+	}
+	return coredns.Block{Cluster: remote, Prefix: prefix, MirrorNamespace: mirrorNamespace, ClusterDomain: domain}
 }
 
 // exported reads the Service in its own cluster.
@@ -531,8 +570,8 @@ func (g *pathGatherer) readDNS(ctx context.Context) {
 	}
 	remote := g.facts.Name.Remote
 	prefix := strings.TrimSuffix(m.Name, naming.Mirror("", g.facts.Name.Namespace, g.facts.Name.Service))
-	block := coredns.Block{Cluster: remote, Prefix: prefix, MirrorNamespace: m.Namespace, ClusterDomain: g.domain}
-	d.Zone, d.Servers = block.Zone(), -1
+	want := block(remote, prefix, m.Namespace, g.domain)
+	d.Zone, d.Servers = want.Zone(), -1
 	namespace, rest, _ := strings.Cut(g.coredns, "/")
 	name, key, _ := strings.Cut(rest, "/")
 	d.Where = "ConfigMap " + namespace + "/" + name
@@ -550,7 +589,7 @@ func (g *pathGatherer) readDNS(ctx context.Context) {
 				text += one + "\n"
 			}
 		}
-		for _, f := range coredns.Compare(text, []coredns.Block{block}) {
+		for _, f := range coredns.Compare(text, []coredns.Block{want}) {
 			d.Missing, d.Differs = f.Missing, f.Line
 		}
 	}
@@ -595,7 +634,7 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	n := g.facts.Name
 	for _, d := range g.source.broker.GetDrains() {
 		t := d.GetTarget()
-		covers := t.GetCluster() == "" || t.GetCluster() == n.Remote || n.Remote == naming.GlobalCluster
+		covers := t.GetCluster() == "" || t.GetCluster() == n.Remote || ofSeveral(n.Remote)
 		if covers && (t.GetService() == "" || t.GetNamespace() == n.Namespace && t.GetService() == n.Service) {
 			out.Drains = append(out.Drains, targetName(t))
 		}

@@ -25,6 +25,10 @@ func TestParseEnd(t *testing.T) {
 			cluster: "eu-1.example.com", namespace: "shop", name: "echo"},
 		"db-0.db.shop.svc.cluster.global.": {host: "db-0.db.shop.svc.cluster.global", cluster: "global", namespace: "shop",
 			name: "db"},
+		"echo.shop.svc.clusterset.local:80": {host: "echo.shop.svc.clusterset.local", cluster: "clusterset.local",
+			namespace: "shop", name: "echo", port: "80"},
+		"web-0.c2.echo.shop.svc.clusterset.local": {host: "web-0.c2.echo.shop.svc.clusterset.local",
+			cluster: "clusterset.local", namespace: "shop", name: "echo"},
 	} {
 		got, err := parseEnd(text)
 		want.text = text
@@ -33,7 +37,7 @@ func TestParseEnd(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "web", "a//b", "a/b/c/d", "shop/web:0", "shop/web:http",
-		"echo.svc.cluster.c2", "echo.shop.svc.cluster.", "echo.shop.svc.c2",
+		"echo.svc.cluster.c2", "echo.shop.svc.cluster.", "echo.shop.svc.c2", "echo.shop.svc.clusterset.c2",
 		"10.1.0.300"} {
 		if got, err := parseEnd(text); err == nil {
 			t.Errorf("%q: %+v", text, got)

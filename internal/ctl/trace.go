@@ -71,8 +71,11 @@ func (o object) concerns(e *semaphorev1.Event) bool {
 		return kind == "peer" && name == e.GetSource()+"/"+o.name
 	case o.kind == "service":
 		// Its slices have its name and a random ending; those of the mirror the mirror's, the cluster and a number.
-		return kind == "service" && strings.HasSuffix(name, mirror) || kind == "endpointslice" &&
-			(strings.HasPrefix(name, own+"-") || strings.Contains(name, mirror+"-"))
+		// What is derived from its ServiceExport may have a hash for a name, and is in its namespace too.
+		derived := naming.Import(o.namespace, o.name)
+		return kind == "service" && (strings.HasSuffix(name, mirror) || strings.HasSuffix(name, derived)) ||
+			kind == "serviceimport" && name == own || strings.HasSuffix(kind, "slice") && (strings.HasPrefix(name, own+"-") ||
+			strings.Contains(name, mirror+"-") || strings.Contains(name, derived+"-"))
 	case o.kind == "setmember":
 		set, _ := naming.SplitSetPart(name[strings.LastIndex(name, "/")+1:])
 		return (kind == "globalnetworkset" || kind == "networkset") && slices.Contains(o.sets, set)

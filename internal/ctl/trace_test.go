@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -41,9 +42,13 @@ func TestConcerns(t *testing.T) {
 		{object{kind: "service", namespace: "shop", name: "echo"}, "c2",
 			[]string{"service shop/echo", "service shop/echo for c1", "service c2-shop-73736d-echo",
 				"endpointslice shop/echo-x7k2",
-				"endpointslice c2-shop-73736d-echo-c2-0", "service gl-shop-73736d-echo"},
+				"endpointslice c2-shop-73736d-echo-c2-0", "service gl-shop-73736d-echo",
+				"service mcs-shop-73736d-echo", "serviceimport shop/echo", "importslice shop/mcs-shop-73736d-echo-c2-1"},
 			[]string{"service shop/echo2", "service c2-shop-73736d-echo2", "service pay/echo", "endpointslice pay/echo-x",
-				"node n1"}},
+				"node n1", "serviceimport pay/echo", "importslice shop/mcs-shop-73736d-echo2-c2-1"}},
+		{object{kind: "service", namespace: "shop", name: strings.Repeat("a", 60)}, "c2",
+			[]string{"service " + naming.Import("shop", strings.Repeat("a", 60)),
+				"endpointslice " + naming.Import("shop", strings.Repeat("a", 60)) + "-c2-1"}, nil},
 		{object{kind: "node", name: "n1"}, "c2", []string{"node n1", "peer c2/n1"}, []string{"peer c3/n1", "peer c2/n10"}},
 		{object{kind: "setmember", namespace: "shop", name: "web-0", sets: []string{"c2-shop-web"}}, "c2",
 			[]string{"setmember shop/web-0", "globalnetworkset c2-shop-web", "globalnetworkset c2-shop-web.part-2",

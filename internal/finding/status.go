@@ -76,8 +76,11 @@ var (
 		Act{Command: "kubectl auth can-i get namespaces/kube-system --as system:serviceaccount:semaphore:semaphore-exporter"})
 	ConditionsUnwritten = Define(Status, Warning, "conditions-unwritten",
 		"the conditions of ServiceExports cannot be written",
-		Act{Command: "kubectl auth can-i patch serviceexports/status " +
+		Act{Command: "kubectl auth can-i update serviceexports/status " +
 			"--as system:serviceaccount:semaphore:semaphore-exporter -A"})
+	OutcomesOmitted = Define(Status, Warning, "outcomes-omitted",
+		"a broker has outcomes of more services of a cluster than it sends",
+		Act{Side: Both, Command: "semaphorectl status --context CLUSTER"})
 	ApiserverLags = Define(Status, Error, "apiserver-lags",
 		"the apiserver returns older objects than the exporter published",
 		Act{Command: "kubectl get --raw /readyz?verbose", Alert: "SemaphoreApiserverLags"})

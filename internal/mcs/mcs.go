@@ -6,6 +6,10 @@
 // fail, and say what is missing. An apiserver that removes a definition deletes the objects before it; a watch ends at
 // such a deletion without passing it on, so that no reader mistakes the end of the API for the end of an export.
 //
+// Lists and watches ask for the definitions themselves. Reads and writes of single objects go by an answer that is not
+// older than trusted, so that they cost no further requests; when one of them finds its object or its resource absent,
+// the definitions are asked for again before anybody hears of it.
+//
 // What exports and imports mean is for the parts. It may import internal/kube.
 package mcs
 
@@ -35,8 +39,8 @@ import (
 // versions of the API that this package reads, best first. Their schemas are the same.
 var versions = []string{"v1beta1", "v1alpha1"}
 
-// definitions are the names of the CustomResourceDefinitions: the API is served when both are.
-var definitions = []string{mcsv1beta1.ServiceExportFullName, mcsv1beta1.ServiceImportFullName}
+// names are those of the CustomResourceDefinitions: the API is served when both are.
+var names = []string{mcsv1beta1.ServiceExportFullName, mcsv1beta1.ServiceImportFullName}
 
 // ErrNotServed says that the cluster does not serve the API, or will not for long.
 var ErrNotServed = errors.New("the Multi-Cluster Services API is not served")
@@ -69,6 +73,7 @@ type Client struct {
 	fieldManager string
 	unversioned  *rest.RESTClient
 
+	served  served
 	mu      sync.Mutex
 	clients map[string]*rest.RESTClient // by version
 }
@@ -79,7 +84,8 @@ func New(cfg *rest.Config, fieldManager string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{cfg: cfg, fieldManager: fieldManager, unversioned: client, clients: map[string]*rest.RESTClient{}}, nil
+	return &Client{cfg: cfg, fieldManager: fieldManager, unversioned: client, served: served{now: time.Now},
+		clients: map[string]*rest.RESTClient{}}, nil
 }
 
 // restClient makes a client that decodes the types of the API, as every version of them has the fields of v1beta1.
@@ -146,7 +152,7 @@ func (d *definition) served(name string) ([]string, error) {
 // ErrNotServed that names the definition to apply where it serves none.
 func (c *Client) Version(ctx context.Context) (string, error) {
 	common := versions
-	for _, name := range definitions {
+	for _, name := range names {
 		served, err := c.servedBy(ctx, name)
 		if err != nil {
 			return "", err
@@ -185,22 +191,70 @@ func (c *Client) servedBy(ctx context.Context, name string) ([]string, error) {
 	return d.served(name)
 }
 
-// connect returns a client for the version that is served now.
-func (c *Client) connect(ctx context.Context) (*rest.RESTClient, string, error) {
-	version, err := c.Version(ctx)
+// connect returns a client for the version that is served now, for a list or a watch.
+func (c *Client) connect(ctx context.Context) (*rest.RESTClient, error) {
+	version, err := c.served.ask(ctx, c.Version)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
+	return c.in(version)
+}
+
+// in returns the client for a version.
+func (c *Client) in(version string) (*rest.RESTClient, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.clients[version] == nil {
 		client, err := restClient(c.cfg, schema.GroupVersion{Group: mcsv1beta1.GroupName, Version: version})
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		c.clients[version] = client
 	}
-	return c.clients[version], version, nil
+	return c.clients[version], nil
+}
+
+// do sends a request for one object in the version that is served.
+func (c *Client) do(ctx context.Context, request func(client *rest.RESTClient, version string) error) error {
+	version, err := c.served.recent(ctx, c.Version)
+	if err != nil {
+		return err
+	}
+	for {
+		client, err := c.in(version)
+		if err != nil {
+			return err
+		}
+		err = request(client, version)
+		switch {
+		case apierrors.IsConflict(err): // of another version of the object; or of one that was applied again
+			c.served.forget(version)
+			return err
+		case !apierrors.IsNotFound(err) && !apierrors.IsMethodNotSupported(err):
+			return err
+		}
+		// The object is absent, or its resource is.
+		now, asked := c.served.ask(ctx, c.Version)
+		if asked != nil {
+			return asked
+		}
+		if now == version {
+			if unserved(err) {
+				return missing("the apiserver does not serve version %s yet: %v", version, err)
+			}
+			return err
+		}
+		version = now
+	}
+}
+
+// unserved reports whether a refusal is of the resource, and not of the object.
+func unserved(err error) bool {
+	if apierrors.IsMethodNotSupported(err) {
+		return true
+	}
+	_, generic := apierrors.StatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+	return generic
 }
 
 // Object is one of the types of the API.
@@ -238,11 +292,9 @@ func (c *Client) Imports() Resource[*mcsv1beta1.ServiceImport] {
 // Get reads an object.
 func (r Resource[T]) Get(ctx context.Context, namespace, name string) (T, error) {
 	out := r.empty()
-	client, _, err := r.client.connect(ctx)
-	if err != nil {
-		return out, err
-	}
-	return out, client.Get().Namespace(namespace).Resource(r.plural).Name(name).Do(ctx).Into(out)
+	return out, r.client.do(ctx, func(client *rest.RESTClient, _ string) error {
+		return client.Get().Namespace(namespace).Resource(r.plural).Name(name).Do(ctx).Into(out)
+	})
 }
 
 // Create makes an object, without its status.
@@ -268,27 +320,23 @@ func (r Resource[T]) UpdateStatus(ctx context.Context, object T) (T, error) {
 
 func (r Resource[T]) write(ctx context.Context, object T, request func(*rest.RESTClient) *rest.Request) (T, error) {
 	out := r.empty()
-	client, version, err := r.client.connect(ctx)
-	if err != nil {
-		return out, err
-	}
 	body := object.DeepCopyObject().(T)
-	body.GetObjectKind().SetGroupVersionKind(
-		schema.GroupVersionKind{Group: mcsv1beta1.GroupName, Version: version, Kind: r.kind})
-	q := request(client).Body(body)
-	if r.client.fieldManager != "" {
-		q.Param("fieldManager", r.client.fieldManager)
-	}
-	return out, q.Do(ctx).Into(out)
+	return out, r.client.do(ctx, func(client *rest.RESTClient, version string) error {
+		body.GetObjectKind().SetGroupVersionKind(
+			schema.GroupVersionKind{Group: mcsv1beta1.GroupName, Version: version, Kind: r.kind})
+		q := request(client).Body(body)
+		if r.client.fieldManager != "" {
+			q.Param("fieldManager", r.client.fieldManager)
+		}
+		return q.Do(ctx).Into(out)
+	})
 }
 
 // Delete removes an object.
 func (r Resource[T]) Delete(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
-	client, _, err := r.client.connect(ctx)
-	if err != nil {
-		return err
-	}
-	return client.Delete().Namespace(namespace).Resource(r.plural).Name(name).Body(&options).Do(ctx).Error()
+	return r.client.do(ctx, func(client *rest.RESTClient, _ string) error {
+		return client.Delete().Namespace(namespace).Resource(r.plural).Name(name).Body(&options).Do(ctx).Error()
+	})
 }
 
 // ListWatch follows the objects that a label selector selects, of all namespaces. It lists before it watches
@@ -297,7 +345,7 @@ func (r Resource[T]) ListWatch(selector string) *cache.ListWatch {
 	parameters := metav1.ParameterCodec
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			client, _, err := r.client.connect(ctx)
+			client, err := r.client.connect(ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -307,7 +355,7 @@ func (r Resource[T]) ListWatch(selector string) *cache.ListWatch {
 				return nil, err
 			}
 			// A definition that is deleted from now on had all its objects when they were listed.
-			if _, err := r.client.Version(ctx); err != nil {
+			if _, err := r.client.served.ask(ctx, r.client.Version); err != nil {
 				return nil, err
 			}
 			return list, nil
@@ -316,7 +364,7 @@ func (r Resource[T]) ListWatch(selector string) *cache.ListWatch {
 			if options.SendInitialEvents != nil {
 				return nil, kube.ErrListFirst
 			}
-			client, _, err := r.client.connect(ctx)
+			client, err := r.client.connect(ctx)
 			if err != nil {
 				return nil, err
 			}
@@ -326,7 +374,7 @@ func (r Resource[T]) ListWatch(selector string) *cache.ListWatch {
 				return nil, err
 			}
 			return newBelieved(ctx, events, func(ctx context.Context) error {
-				_, err := r.client.Version(ctx)
+				_, err := r.client.served.ask(ctx, r.client.Version)
 				return err
 			}), nil
 		},
@@ -335,55 +383,3 @@ func (r Resource[T]) ListWatch(selector string) *cache.ListWatch {
 
 // Example is an empty object of the type, for informers.
 func (r Resource[T]) Example() T { return r.empty() }
-
-// believed passes events on until one deletes an object while the API is not served: then it ends with an error after
-// which a reflector lists.
-type believed struct {
-	source watch.Interface
-	result chan watch.Event
-	stop   context.CancelFunc
-}
-
-// newBelieved starts the goroutine that passes events on; it ends with ctx, with the source or with Stop.
-func newBelieved(ctx context.Context, source watch.Interface, served func(context.Context) error) watch.Interface {
-	ctx, stop := context.WithCancel(ctx)
-	b := &believed{source: source, result: make(chan watch.Event), stop: stop}
-	go func() {
-		defer close(b.result)
-		defer source.Stop()
-		for {
-			var event watch.Event
-			var open bool
-			select {
-			case event, open = <-source.ResultChan():
-			case <-ctx.Done():
-				return
-			}
-			if !open {
-				return
-			}
-			last := false
-			if event.Type == watch.Deleted {
-				if err := served(ctx); err != nil {
-					event = watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired(err.Error()).ErrStatus}
-					last = true
-				}
-			}
-			select {
-			case b.result <- event:
-			case <-ctx.Done():
-				return
-			}
-			if last {
-				return
-			}
-		}
-	}()
-	return b
-}
-
-// Stop implements watch.Interface.
-func (b *believed) Stop() { b.stop() }
-
-// ResultChan implements watch.Interface.
-func (b *believed) ResultChan() <-chan watch.Event { return b.result }

@@ -196,8 +196,8 @@ configMapGenerator:
   - {name: semaphore-cluster, namespace: semaphore, literals: [name=c1]}
   - {name: semaphore-exporter, namespace: semaphore, behavior: merge, files: [config.yaml=exporter.yaml]}
   - {name: semaphore-broker, namespace: semaphore, behavior: merge, files: [config.yaml=broker.yaml]}
+  - {name: semaphore-subnets, namespace: semaphore, behavior: merge, files: [broker.yaml=subnets.yaml]}
 `
-	subnets = "  - {name: semaphore-subnets, namespace: semaphore, behavior: merge, files: [broker.yaml=subnets.yaml]}\n"
 )
 
 // TestSameObjects: what the chart makes is what kustomize makes, object by object.
@@ -220,7 +220,7 @@ patches:
     patch: |
       - {op: add, path: /spec/type, value: NodePort}
       - {op: add, path: /spec/ports/0/nodePort, value: 30843}
-` + names + subnets,
+` + names,
 		},
 		"policy alone": {
 			values: "features: {encryption: false, services: false}\n",
@@ -238,7 +238,7 @@ patches:
     patch: |
       - {op: add, path: /spec/type, value: LoadBalancer}
       - {op: add, path: /metadata/annotations, value: {example.org/internal: "true"}}
-` + names + subnets,
+` + names,
 		},
 	})
 	t.Run("an exporter for another cluster", func(t *testing.T) {
@@ -291,19 +291,32 @@ patches:
 
 // In another namespace nothing is left in "semaphore".
 func TestNamespace(t *testing.T) {
-	all, err := template(t, "federation", "cluster: c1\n")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for key, o := range all {
-		if strings.Contains(key, "semaphore/semaphore") {
-			t.Errorf("%s is not in the release's namespace", key)
+	for _, values := range []string{"cluster: c1\n", "cluster: c1\nfeatures: {encryption: false}\n"} {
+		all, err := template(t, "federation", values)
+		if err != nil {
+			t.Fatal(err)
 		}
-		subjects, _ := o["subjects"].([]any)
-		for _, s := range subjects {
-			if got := s.(map[string]any)["namespace"]; got != "federation" {
-				t.Errorf("%s is for an account of namespace %v", key, got)
+		parameters := 0
+		for key, o := range all {
+			if strings.Contains(key, "semaphore/semaphore") {
+				t.Errorf("%s is not in the release's namespace", key)
 			}
+			subjects, _ := o["subjects"].([]any)
+			for _, s := range subjects {
+				if got := s.(map[string]any)["namespace"]; got != "federation" {
+					t.Errorf("%s is for an account of namespace %v", key, got)
+				}
+			}
+			spec, _ := o["spec"].(map[string]any)
+			if from, ok := spec["paramRef"].(map[string]any); ok {
+				if parameters++; from["namespace"] != "federation" {
+					t.Errorf("%s looks for its parameters in %v", key, from)
+				}
+			}
+		}
+		if parameters != 2 || all["ConfigMap federation/semaphore-subnets"] == nil {
+			t.Errorf("%q: %d policies have parameters, and their ConfigMap is %v", values, parameters,
+				all["ConfigMap federation/semaphore-subnets"])
 		}
 	}
 }

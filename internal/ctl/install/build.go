@@ -79,12 +79,9 @@ func Overlay(v Values, manifests string) (map[string][]byte, error) {
 			Files: []string{"config.yaml=exporter.yaml"}},
 		{Name: "semaphore-broker", Namespace: DefaultNamespace, Behavior: "merge",
 			Files: []string{"config.yaml=broker.yaml"}},
+		{Name: "semaphore-subnets", Namespace: DefaultNamespace, Behavior: "merge", Files: []string{"broker.yaml"}},
 	}
 	files := map[string]any{"exporter.yaml": exporterConfig(v), "broker.yaml": brokerConfig(v)}
-	if encrypts {
-		k.ConfigMaps = append(k.ConfigMaps, generator{Name: "semaphore-subnets", Namespace: DefaultNamespace,
-			Behavior: "merge", Files: []string{"broker.yaml"}})
-	}
 	if v.Namespace != DefaultNamespace {
 		k.Namespace = v.Namespace
 		if encrypts {

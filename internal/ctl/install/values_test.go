@@ -210,3 +210,35 @@ func TestUnready(t *testing.T) {
 		t.Errorf("a Job that failed: %v", err)
 	}
 }
+
+// TestPoliciesFindSubnets: in whatever namespace, with encryption and without, the admission policies find the subnets
+// of the installation.
+func TestPoliciesFindSubnets(t *testing.T) {
+	for _, features := range []config.Features{allFeatures, {config.Services}} {
+		for _, namespace := range []string{DefaultNamespace, "federation"} {
+			v, _, _ := Decide(found(func(*preflight.Cluster) {}), Wishes{}, namespace, "")
+			v.Features, v.Components = features, []string{MCS}
+			objects, err := Build(v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			subnets, bindings := 0, 0
+			for _, o := range objects {
+				text, _, _ := unstructured.NestedString(o.Object, "data", "broker.yaml")
+				if o.GetLabels()["semaphore.uw.io/subnets"] == "true" && o.GetNamespace() == namespace &&
+					strings.Contains(text, "localSubnets:\n- ") {
+					subnets++
+				}
+				if in, has, _ := unstructured.NestedString(o.Object, "spec", "paramRef", "namespace"); has {
+					if bindings++; in != namespace {
+						t.Errorf("%v in %s: %s looks in %s", features, namespace, o.GetName(), in)
+					}
+				}
+			}
+			if subnets != 1 || bindings != 2 {
+				t.Errorf("%v in %s: %d ConfigMaps with subnets, and %d policies that look for one", features, namespace, subnets,
+					bindings)
+			}
+		}
+	}
+}

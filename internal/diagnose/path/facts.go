@@ -61,12 +61,34 @@ func (p Pod) String() string {
 
 // Name is a name of a Service and what it means.
 type Name struct {
-	// Text is as it was asked for; Remote, Namespace and Service are what it means, Remote "global" for a global service.
+	// Text is as it was asked for; Remote, Namespace and Service are what it means, Remote "global" for a global service
+	// and "clusterset.local" for an imported one.
 	Text, Remote, Namespace, Service string
 	// Known says that the broker of the source's cluster has a remote of that name.
 	Known bool
 	// Source is the Service in its own cluster; nil for unknown.
 	Source *Exported
+	// Import is how the source's cluster imports it; nil but for a name in clusterset.local, and for unknown.
+	Import *Import
+}
+
+// Import is a ServiceImport.
+type Import struct {
+	Exists bool
+	// NoNamespace says that its namespace does not exist, without which there is none.
+	NoNamespace bool
+	// Clusters export it. NotReady is why it is not ready; empty if it is.
+	Clusters []string
+	NotReady string
+	// Exports are the ServiceExports of that name, in the clusters that were asked.
+	Exports []Export
+}
+
+// Export is a ServiceExport.
+type Export struct {
+	Cluster string
+	// Problems are the conditions that are not as they should be.
+	Problems []string
 }
 
 // Exported is a Service in its own cluster.

@@ -178,6 +178,9 @@ func (j *judge) name() Link {
 		return l.broken("use the name of a remote, or global: semaphorectl status lists them",
 			"%s: cluster %q is no remote of %s", n.Text, n.Remote, j.Source.Cluster)
 	}
+	if n.Remote == clusterSetName {
+		return j.imported(l)
+	}
 	s := n.Source
 	switch {
 	case s == nil:
@@ -197,6 +200,38 @@ func (j *judge) name() Link {
 	return l.add("%s exports Service %s/%s", n.Remote, n.Namespace, n.Service)
 }
 
+// imported judges a name in clusterset.local.
+func (j *judge) imported(l Link) Link {
+	n, i := j.Name, j.Name.Import
+	l.Where = j.Source.Cluster
+	if i == nil {
+		return l.unknown("whether ServiceImport %s/%s exists was not looked at", n.Namespace, n.Service)
+	}
+	problems := func(l Link) Link {
+		for _, e := range i.Exports {
+			for _, p := range e.Problems {
+				l = l.add("the ServiceExport in %s: %s", e.Cluster, p)
+			}
+		}
+		return l
+	}
+	switch {
+	case i.Exists && i.NotReady != "":
+		return problems(l.broken("kubectl -n "+n.Namespace+" describe serviceimport "+n.Service,
+			"ServiceImport %s/%s is not ready: %s", n.Namespace, n.Service, i.NotReady))
+	case i.Exists:
+		return problems(l.add("ServiceImport %s/%s, exported by %s", n.Namespace, n.Service, strings.Join(i.Clusters, ", ")))
+	case i.NoNamespace:
+		return problems(l.broken("kubectl create namespace "+n.Namespace+" in "+j.Source.Cluster,
+			"there is no ServiceImport %s/%s: its namespace does not exist", n.Namespace, n.Service))
+	case len(i.Exports) == 0:
+		return l.broken("create a ServiceExport "+n.Service+" in namespace "+n.Namespace+" of the cluster that has the Service",
+			"there is no ServiceImport %s/%s, and no ServiceExport in the clusters that were asked", n.Namespace, n.Service)
+	}
+	return problems(l.broken("semaphorectl status of the broker of "+j.Source.Cluster+" says why under PROBLEMS",
+		"there is no ServiceImport %s/%s, and %s exports it", n.Namespace, n.Service, i.Exports[0].Cluster))
+}
+
 func (j *judge) dns() Link {
 	l := found(finding.PathDNS, "DNS block", j.Source.Cluster)
 	d := j.DNS
@@ -208,10 +243,10 @@ func (j *judge) dns() Link {
 	case d.Unreadable != "":
 		l = l.unknown("%s: %s", d.Where, d.Unreadable)
 	case d.Missing:
-		return l.broken("semaphorectl coredns --remote "+j.Name.Remote+" prints the block; add it to the Corefile",
+		return l.broken(prints(j.Name.Remote)+"; add it to the Corefile",
 			"%s has no server block %s", d.Where, d.Zone)
 	case d.Differs != "":
-		return l.broken("semaphorectl coredns --remote "+j.Name.Remote+" prints the block; put it in its place",
+		return l.broken(prints(j.Name.Remote)+"; put it in its place",
 			"the server block %s of %s lacks the line %q", d.Zone, d.Where, d.Differs)
 	default:
 		l = l.add("%s has the server block %s", d.Where, d.Zone)
@@ -281,7 +316,7 @@ func (j *judge) slices() Link {
 		case source != nil && source.Ready == 0:
 			l = l.broken(fmt.Sprintf("in %s: make a pod behind Service %s/%s ready", remote, j.Name.Namespace, j.Name.Service),
 				"none of %d endpoints is ready, and none is in %s either", s.Total, remote)
-		case !s.Connected:
+		case !s.Connected && !several(j.Name.Remote):
 			l = l.broken("semaphorectl status of the broker of "+j.Source.Cluster+" says why "+remote+" is not connected",
 				"none of %d endpoints is ready, and %s is not connected", s.Total, remote)
 		default:
@@ -294,7 +329,7 @@ func (j *judge) slices() Link {
 			l = l.add("%s is drained", d)
 		}
 	}
-	if j.Name.Remote == globalName {
+	if several(j.Name.Remote) {
 		return l
 	}
 	if s.Connected {
@@ -303,8 +338,18 @@ func (j *judge) slices() Link {
 	return l.add("%s is not connected; its endpoints are of %s", j.Name.Remote, j.ago(s.LastHeard))
 }
 
-// globalName stands for all clusters in names of global services.
-const globalName = "global"
+// globalName stands for all clusters in names of global services, and clusterSetName in those of imported ones.
+const globalName, clusterSetName = "global", "clusterset.local"
+
+func several(remote string) bool { return remote == globalName || remote == clusterSetName }
+
+// prints is how one gets the server block of a name.
+func prints(remote string) string {
+	if remote == clusterSetName {
+		return "semaphorectl coredns prints the block of " + clusterSetName
+	}
+	return "semaphorectl coredns --remote " + remote + " prints the block"
+}
 
 func (j *judge) proxy() Link {
 	l := found(finding.PathKubeProxy, "kube-proxy", at(j.Source))

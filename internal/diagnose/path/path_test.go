@@ -46,6 +46,15 @@ func good() *Facts {
 	}
 }
 
+// imported has a path go to a Service that c2 exports by a ServiceExport.
+func imported(f *Facts) *Import {
+	f.Name = &Name{Text: "echo.shop.svc.clusterset.local", Remote: "clusterset.local", Namespace: "shop", Service: "echo",
+		Known: true, Import: &Import{Exists: true, Clusters: []string{"c2"},
+			Exports: []Export{{Cluster: "c2", Problems: []string{"Conflict=True, PortConflict: ports differ"}}}}}
+	f.DNS.Zone, f.Mirror.Name, f.Slices.Connected = "clusterset.local", "mcs-shop-73736d-echo", false
+	return f.Name.Import
+}
+
 func denied(why string, needsSet bool) *explain.Result {
 	return &explain.Result{Verdict: explain.Denied, Why: why, NeedsSet: needsSet, Missing: []string{"a rule"}}
 }
@@ -77,6 +86,18 @@ func TestJudge(t *testing.T) {
 			f.Name, f.Target.Problem = nil, "it has no IP; it is Pending"
 			noTarget(f)
 		}, finding.PathName, "Pending", "start the pod"},
+		{"no import", func(f *Facts) { imported(f).Exists = false; noMirror(f) }, finding.PathName,
+			"c2 exports it", "semaphorectl status of the broker of c1"},
+		{"no import, and no export", func(f *Facts) { *imported(f) = Import{}; noMirror(f) }, finding.PathName,
+			"no ServiceExport in the clusters", "create a ServiceExport echo in namespace shop"},
+		{"no namespace", func(f *Facts) { i := imported(f); i.Exists, i.NoNamespace = false, true; noMirror(f) },
+			finding.PathName, "its namespace does not exist", "kubectl create namespace shop"},
+		{"import that is not ready", func(f *Facts) { imported(f).NotReady = "IPFamilyNotSupported: none" },
+			finding.PathName, "IPFamilyNotSupported", "describe serviceimport echo"},
+		{"no DNS block of imports", func(f *Facts) { imported(f); f.DNS.Missing = true }, finding.PathDNS,
+			"no server block clusterset.local", "semaphorectl coredns prints the block of clusterset.local"},
+		{"no endpoints of an import", func(f *Facts) { imported(f); f.Slices.Ready = 0; noTarget(f) }, finding.PathSlices,
+			"none of 2 endpoints is ready", "debug trace service/shop/echo"},
 		{"no DNS block", func(f *Facts) { f.DNS.Missing = true }, finding.PathDNS, "no server block cluster.c2",
 			"coredns --remote c2"},
 		{"another DNS block", func(f *Facts) { f.DNS.Differs = "name regex" }, finding.PathDNS, "lacks the line",
@@ -204,6 +225,20 @@ func TestJudgeUnknown(t *testing.T) {
 	f.There, f.Proxy = nil, nil
 	if chain := Judge(*f); chain.Broken() != nil || chain.Count(Unknown) != 6 {
 		t.Errorf("without an agent: %d unknown, broken %+v", chain.Count(Unknown), chain.Broken())
+	}
+}
+
+// TestJudgeImport: a name in clusterset.local leads to a ServiceImport, with its exports and conflicts.
+func TestJudgeImport(t *testing.T) {
+	f := good()
+	imported(f)
+	chain := Judge(*f)
+	if chain.Broken() != nil || chain.Count(OK) != len(chain.Links) {
+		t.Errorf("%d ok, broken %+v", chain.Count(OK), chain.Broken())
+	}
+	if got := strings.Join(chain.Links[0].Evidence, "\n"); got != "ServiceImport shop/echo, exported by c2\n"+
+		"the ServiceExport in c2: Conflict=True, PortConflict: ports differ" {
+		t.Errorf("%q", got)
 	}
 }
 

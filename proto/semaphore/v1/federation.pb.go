@@ -1212,8 +1212,11 @@ type Outcome struct {
 	// Only to the sender's own cluster, for a Service that a ServiceExport exports: the reasons of KEP-1645's condition
 	// Conflict, such as "PortConflict", and a sentence that names the fields and the cluster that decides. The code is
 	// "conflict" if nothing else is to be said; reason is then empty.
-	Conflicts     []string `protobuf:"bytes,4,rep,name=conflicts,proto3" json:"conflicts,omitempty"`
-	Conflict      string   `protobuf:"bytes,5,opt,name=conflict,proto3" json:"conflict,omitempty"`
+	Conflicts []string `protobuf:"bytes,4,rep,name=conflicts,proto3" json:"conflicts,omitempty"`
+	Conflict  string   `protobuf:"bytes,5,opt,name=conflict,proto3" json:"conflict,omitempty"`
+	// Without a key and a code: the number of services whose outcomes are not sent, as there are too many. It holds until
+	// another number is sent.
+	Omitted       uint64 `protobuf:"varint,6,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1281,6 +1284,13 @@ func (x *Outcome) GetConflict() string {
 		return x.Conflict
 	}
 	return ""
+}
+
+func (x *Outcome) GetOmitted() uint64 {
+	if x != nil {
+		return x.Omitted
+	}
+	return 0
 }
 
 var File_semaphore_v1_federation_proto protoreflect.FileDescriptor
@@ -1369,13 +1379,14 @@ const file_semaphore_v1_federation_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\v2\x17.semaphore.v1.ObjectKeyR\x03key\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x12\n" +
 	"\x04code\x18\x03 \x01(\tR\x04code\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x9a\x01\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xb4\x01\n" +
 	"\aOutcome\x12)\n" +
 	"\x03key\x18\x01 \x01(\v2\x17.semaphore.v1.ObjectKeyR\x03key\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\tR\x04code\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1c\n" +
 	"\tconflicts\x18\x04 \x03(\tR\tconflicts\x12\x1a\n" +
-	"\bconflict\x18\x05 \x01(\tR\bconflict2_\n" +
+	"\bconflict\x18\x05 \x01(\tR\bconflict\x12\x18\n" +
+	"\aomitted\x18\x06 \x01(\x04R\aomitted2_\n" +
 	"\x11FederationService\x12J\n" +
 	"\aPublish\x12\x1c.semaphore.v1.PublishRequest\x1a\x1d.semaphore.v1.PublishResponse(\x010\x01BDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 

@@ -1,0 +1,115 @@
+package broker
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
+	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// TestImportsOfBothFamilies: in a cluster of both IP families, a Service of both, and one of IPv6 alone, is imported
+// with an IP of each of its families, and has EndpointSlices of each, for its derived Service and beside the import.
+func TestImportsOfBothFamilies(t *testing.T) {
+	w := newWorldAt(t, kubetest.StartWith(t, "10.96.0.0/16,fd00:10:96::/112"))
+	noLeaks(t)
+	ctx := t.Context()
+	ownPods(w.cfg)
+	w.cfg.MCS.Enabled = true
+	w.cfg.Remotes[0].PodSubnets = append(w.cfg.Remotes[0].PodSubnets, "fd02::/64")
+	w.cfg.Remotes[0].PodPrefixes = append(w.cfg.Remotes[0].PodPrefixes, netip.MustParsePrefix("fd02::/64"))
+	if _, err := definitions.Apply(ctx,
+		apiextensionsclient.NewForConfigOrDie(w.rest).ApiextensionsV1().CustomResourceDefinitions(), false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}},
+		metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	client, err := mcs.New(w.rest, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := w.start(w.cfg)
+	defer stop()
+
+	of := func(name string, families ...string) *semaphorev1.Object {
+		o := exportedService("shop", name, 80)
+		o.GetService().IpFamilies = families
+		return o
+	}
+	six := func(o *semaphorev1.Object) *semaphorev1.Object {
+		o.GetEndpointSlice().AddressType = "IPv6"
+		return o
+	}
+	sendAs(w.exporter("c2"), "c2", "e1", of("both", "IPv4", "IPv6"), of("six", "IPv6"),
+		sliceObject("shop", "both-4", "both", "10.2.1.5"), six(sliceObject("shop", "both-6", "both", "fd02::5")),
+		six(sliceObject("shop", "six-6", "six", "fd02::6")))
+	own := publish(t, w.clusters.dial(t, "c1", "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
+	kinds := []semaphorev1.Kind{semaphorev1.Kind_KIND_SERVICE, semaphorev1.Kind_KIND_ENDPOINT_SLICE}
+	own.send(helloMessage("c1", "e1", 1, kinds...))
+	if own.recv().GetWelcome() == nil {
+		t.Fatal("no welcome")
+	}
+	for _, kind := range kinds {
+		own.send(snapshotOf(kind, 1)...)
+	}
+	sendAs(w.exporter("c3"), "c3", "e1")
+
+	endpoints := func(namespace, selector string) string {
+		all, err := w.admin.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+		if err != nil {
+			return err.Error()
+		}
+		var out []string
+		for _, s := range all.Items {
+			for _, e := range s.Endpoints {
+				out = append(out, fmt.Sprint(s.AddressType, " ", strings.Join(e.Addresses, ",")))
+			}
+		}
+		slices.Sort(out)
+		return strings.Join(out, "; ")
+	}
+	for name, want := range map[string]struct{ families, endpoints string }{
+		"both": {"[IPv4 IPv6]", "IPv4 10.2.1.5; IPv6 fd02::5"},
+		"six":  {"[IPv6]", "IPv6 fd02::6"},
+	} {
+		eventually(t, name, func() (bool, string) {
+			derived := "mcs-shop-73736d-" + name
+			i, err := client.Imports().Get(ctx, "shop", name)
+			if err != nil {
+				return false, err.Error()
+			}
+			s, err := w.admin.CoreV1().Services("semaphore").Get(ctx, derived, metav1.GetOptions{})
+			if err != nil {
+				return false, err.Error()
+			}
+			inShop := endpoints("shop", mcsv1beta1.LabelServiceName+"="+name+",!"+discoveryv1.LabelServiceName)
+			ofDerived := endpoints("semaphore", discoveryv1.LabelServiceName+"="+derived)
+			seen := fmt.Sprint(i.Spec.IPs, i.Spec.IPFamilies, i.Status.Conditions, s.Spec.ClusterIPs, " ", ofDerived, " ", inShop)
+			if fmt.Sprint(i.Spec.IPFamilies) != want.families || !slices.Equal(i.Spec.IPs, s.Spec.ClusterIPs) ||
+				len(i.Spec.IPs) != len(i.Spec.IPFamilies) || len(i.Status.Conditions) != 1 ||
+				i.Status.Conditions[0].Status != metav1.ConditionTrue || inShop != want.endpoints || ofDerived != want.endpoints {
+				return false, seen
+			}
+			for n, ip := range i.Spec.IPs {
+				if a := netip.MustParseAddr(ip); a.Is4() != (i.Spec.IPFamilies[n] == corev1.IPv4Protocol) {
+					return false, seen
+				}
+			}
+			return true, seen
+		})
+	}
+}

@@ -1,0 +1,73 @@
+package deploy_test
+
+import (
+	"testing"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// withoutAgents are the resources of an overlay in which no agents run, with the subnets of its broker.
+const withoutAgents = `
+resources: [DEPLOY/crds, DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker]
+components: [DEPLOY/features/services, DEPLOY/features/endpoints, DEPLOY/features/mcs]
+configMapGenerator:
+  - name: semaphore-subnets
+    namespace: semaphore
+    behavior: merge
+    literals:
+      - |-
+        broker.yaml=localSubnets: [10.1.0.0/16, 192.0.2.0/24]
+        globalServices: {podSubnets: [10.1.0.0/16]}
+`
+
+// TestPoliciesFindSubnets: wherever semaphore is installed, with agents and without, each admission policy with
+// parameters finds the one ConfigMap with the own subnets.
+func TestPoliciesFindSubnets(t *testing.T) {
+	for name, text := range map[string]string{
+		"as shipped":                               "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n",
+		"in a namespace":                           "namespace: federation\nresources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n",
+		"with a namePrefix":                        "namePrefix: other-\nresources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n",
+		"without agents":                           withoutAgents,
+		"without agents, in a namespace":           "namespace: federation\n" + withoutAgents,
+		"without agents, in a namespace of a base": "namespace: federation\nresources: [DEPLOY/broker]\n",
+	} {
+		objects := build(t, overlay(t, text))
+		var subnets []*corev1.ConfigMap
+		found := map[string]bool{}
+		for _, o := range objects {
+			if c, ok := o.(*corev1.ConfigMap); ok && c.Labels["semaphore.uw.io/subnets"] == "true" {
+				subnets = append(subnets, c)
+			}
+		}
+		if len(subnets) != 1 {
+			t.Errorf("%s: %d ConfigMaps have subnets", name, len(subnets))
+			continue
+		}
+		for _, o := range objects {
+			b, ok := o.(*admissionregistrationv1.ValidatingAdmissionPolicyBinding)
+			if !ok || b.Spec.ParamRef == nil {
+				continue
+			}
+			found[b.Spec.PolicyName] = true
+			selector, err := metav1.LabelSelectorAsSelector(b.Spec.ParamRef.Selector)
+			if err != nil || b.Spec.ParamRef.Namespace != subnets[0].Namespace ||
+				!selector.Matches(labels.Set(subnets[0].Labels)) {
+				t.Errorf("%s: %s looks for %s in namespace %q, and they are in %q: %v", name, b.Name, selector,
+					b.Spec.ParamRef.Namespace, subnets[0].Namespace, err)
+			}
+		}
+		if len(found) != 2 {
+			t.Errorf("%s: the policies with parameters are %v", name, found)
+		}
+		if name == "without agents" {
+			if _, err := config.ParseSubnets([]byte(subnets[0].Data["broker.yaml"]), "c1"); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,408 @@
+package conditions
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
+)
+
+const (
+	pollInterval = time.Second
+	// unconfirmedFor is how long a broker must not have answered before that is written: a stream that begins again, or
+	// a Service that has just changed, is answered for sooner.
+	unconfirmedFor = 15 * time.Second
+	// writers is how many writes are in flight at most. While a write takes slowdown times as long as one that is alone,
+	// each writer rests for as long as its write took, which halves the writes in flight. (On a machine that is slow for
+	// other reasons a lone write is slow too, and fewer writes would not make it faster.)
+	writers, slowdown = 4, 3
+	// share bounds the time that looking at all exports takes: one part of this many, but at least once in maxWait.
+	share, maxWait = 10, 30 * time.Second
+	// The writes of one export are minSpacing to maxSpacing apart, longer each time, while they follow each other within
+	// calm.
+	minSpacing, maxSpacing, calm = time.Second, time.Minute, 2 * time.Minute
+	// retryInterval is the wait after maxFailed writes of a pass failed.
+	retryInterval = 5 * time.Second
+	maxFailed     = 10
+)
+
+// Metrics count the writes.
+type Metrics struct {
+	writes    *prometheus.CounterVec
+	unwritten prometheus.Gauge
+}
+
+// NewMetrics registers the metrics.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_exporter_condition_writes_total",
+			Help: "Conditions of ServiceExports: written, unchanged (the apiserver had them already) or failed.",
+		}, []string{"result"}),
+		unwritten: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "semaphore_exporter_conditions_unwritten",
+			Help: "ServiceExports whose conditions are to be written.",
+		}),
+	}
+	for _, result := range []string{written, unchanged, failed} {
+		m.writes.WithLabelValues(result)
+	}
+	reg.MustRegister(m.writes, m.unwritten)
+	return m
+}
+
+// Results of a write.
+const written, unchanged, failed = "written", "unchanged", "failed"
+
+// Writer writes the conditions of one exporter's ServiceExports.
+type Writer struct {
+	own     string
+	catalog *catalog.Catalog
+	brokers func() map[string]Broker
+	exports mcs.Resource[*mcsv1beta1.ServiceExport]
+	metrics *Metrics
+	problem *kube.Problem
+	seed    maphash.Seed
+
+	states map[key]*state
+	// failing is why the last write of an export failed.
+	failing map[key]string
+	// seen is the version of exports and verdicts that the last pass saw.
+	seen uint64
+	// notBefore is when the next pass may begin.
+	notBefore time.Time
+}
+
+type key struct{ namespace, name string }
+
+// state is what is known of the conditions of one ServiceExport. There may be 100,000.
+type state struct {
+	// current is the meaning of the conditions, unchanged since since; written is the meaning that was written. They are
+	// hashes; 0 for none.
+	current, written uint64
+	since            time.Time
+	// wrote is when the pass of the last write began, and spacing the least time between it and the next one.
+	wrote   time.Time
+	spacing time.Duration
+	said    []said
+	// conflict is what the own broker said last, and ended since when it says that there is none.
+	conflict Conflict
+	ended    time.Time
+	// silent is set if a broker has said nothing yet, of any revision.
+	silent bool
+}
+
+// said is what the broker of a cluster said last of an object.
+type said struct {
+	cluster, objection string
+	revision           uint64
+	// old is since when the object has another revision, of which the broker has said nothing.
+	old time.Time
+	// expired is set when what it said of an earlier revision does not hold any more.
+	expired bool
+}
+
+// New makes a writer for the cluster own; brokers returns the publishers by cluster. Nothing is written before Run.
+func New(own string, client *mcs.Client, c *catalog.Catalog, brokers func() map[string]Broker, metrics *Metrics,
+	log *slog.Logger) *Writer {
+	return &Writer{
+		own: own, catalog: c, brokers: brokers, exports: client.Exports(), metrics: metrics,
+		problem: kube.NewProblem(log), seed: maphash.MakeSeed(), states: map[key]*state{}, failing: map[key]string{},
+	}
+}
+
+// Problems returns why conditions are not written, a line each.
+func (w *Writer) Problems() []string { return w.problem.Lines() }
+
+// Run writes conditions until ctx ends.
+func (w *Writer) Run(ctx context.Context) error {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case now := <-tick.C:
+			if now.Before(w.notBefore) {
+				continue
+			}
+			if err := w.pass(ctx, now); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// due is a ServiceExport whose conditions are to be written.
+type due struct {
+	export catalog.ServiceExport
+	state  *state
+	want   []metav1.Condition
+}
+
+// pass looks at all exports and writes what changed, for a time: then it looks again, as meanwhile other conditions may
+// have changed. The error is that of ctx.
+func (w *Writer) pass(ctx context.Context, now time.Time) error {
+	brokers := w.brokers()
+	version := w.catalog.OffersVersion()
+	for _, b := range brokers {
+		version += b.VerdictVersion()
+	}
+	if version == w.seen && !w.waiting() {
+		return nil
+	}
+	w.seen = version
+	began := time.Now()
+	all, unwritten := w.due(brokers, now)
+	pause := min(share*time.Since(began), maxWait)
+	w.notBefore = began.Add(pause)
+	w.metrics.unwritten.Set(float64(unwritten))
+	if stopped := w.write(ctx, all, now, max(pollInterval, pause)); stopped {
+		w.notBefore = time.Now().Add(retryInterval)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	w.problem.Set(w.failure())
+	return nil
+}
+
+// failure is why conditions are not written: of one export, always the same one.
+func (w *Writer) failure() string {
+	if len(w.failing) == 0 {
+		return ""
+	}
+	at := slices.MinFunc(slices.Collect(maps.Keys(w.failing)), func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+	})
+	return fmt.Sprintf("the conditions of ServiceExport %s/%s are not written (the component features/mcs has the right to): "+
+		"%s", at.namespace, at.name, w.failing[at])
+}
+
+// due returns the exports whose conditions are to be written now, those that changed last first: what a person has just
+// changed does not wait for 100,000 others. unwritten counts those that are due later, too.
+func (w *Writer) due(brokers map[string]Broker, now time.Time) (all []due, unwritten int) {
+	there := map[key]bool{}
+	for _, x := range w.catalog.ServiceExports() {
+		at := key{x.Namespace, x.Name}
+		there[at] = true
+		s := w.states[at]
+		if s == nil {
+			s = &state{}
+			w.states[at] = s
+		}
+		s.silent = x.Offer == nil
+		own := brokers[w.own]
+		want, known := Of(x, w.own, own != nil, func(cluster string) (string, bool) {
+			return s.verdict(x.Offer, cluster, brokers[cluster], now)
+		}, func() Conflict { return s.conflicts(x.Offer, own, now) })
+		if meaning := w.meaning(x, want); meaning != s.current {
+			s.current, s.since = meaning, now
+		}
+		if s.written == s.current {
+			continue
+		}
+		unwritten++
+		if now.Before(s.wrote.Add(s.spacing)) || !known && s.silent && now.Sub(s.since) < unconfirmedFor {
+			continue
+		}
+		all = append(all, due{x, s, want})
+	}
+	for at := range w.states {
+		if !there[at] {
+			delete(w.states, at)
+			delete(w.failing, at)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b due) int { return b.state.since.Compare(a.state.since) })
+	return all, unwritten
+}
+
+// verdict is what a cluster's broker says of an offer, or what it said last: of the same revision, that holds until it
+// says something else; of an earlier one, for unconfirmedFor.
+func (s *state) verdict(o *catalog.Offer, cluster string, broker Broker, now time.Time) (objection string, known bool) {
+	i := slices.IndexFunc(s.said, func(d said) bool { return d.cluster == cluster })
+	if broker != nil {
+		if objection, known = broker.Verdict(o.Key(), o.Revision); known {
+			if i < 0 {
+				s.said = append(s.said, said{})
+				i = len(s.said) - 1
+			}
+			s.said[i] = said{cluster: cluster, objection: objection, revision: o.Revision}
+			return objection, true
+		}
+	}
+	if i < 0 {
+		s.silent = true
+		return "", false
+	}
+	d := &s.said[i]
+	switch {
+	case d.revision == o.Revision:
+	case d.old.IsZero():
+		d.old = now
+	case now.Sub(d.old) >= unconfirmedFor:
+		d.expired = true
+	}
+	return d.objection, !d.expired
+}
+
+// conflicts is what the own broker says of an offer, or what it said last. That there is none any more counts when it
+// has said so for unconfirmedFor: a broker that has just started has not heard of all exports.
+func (s *state) conflicts(o *catalog.Offer, own Broker, now time.Time) Conflict {
+	if _, known := own.Verdict(o.Key(), o.Revision); !known {
+		s.ended = time.Time{}
+		return s.conflict
+	}
+	reasons, message := own.Conflict(o.Key())
+	switch {
+	case len(reasons) > 0:
+		s.conflict, s.ended = Conflict{reasons, message}, time.Time{}
+	case len(s.conflict.Reasons) == 0:
+	case s.ended.IsZero():
+		s.ended = now
+	case now.Sub(s.ended) >= unconfirmedFor:
+		s.conflict, s.ended = Conflict{}, time.Time{}
+	}
+	return s.conflict
+}
+
+// meaning is equal for conditions that mean the same for the same object.
+func (w *Writer) meaning(x catalog.ServiceExport, all []metav1.Condition) uint64 {
+	var h maphash.Hash
+	h.SetSeed(w.seed)
+	fmt.Fprintf(&h, "%s %d", x.UID, x.Generation)
+	for _, c := range all {
+		for _, text := range []string{c.Type, string(c.Status), c.Reason, c.Message} {
+			h.WriteString(text)
+			h.WriteByte(0)
+		}
+	}
+	return max(h.Sum64(), 1)
+}
+
+// waiting reports whether conditions may become due by time alone.
+func (w *Writer) waiting() bool {
+	expires := func(d said) bool { return !d.old.IsZero() && !d.expired }
+	for _, s := range w.states {
+		if s.written != s.current || !s.ended.IsZero() || slices.ContainsFunc(s.said, expires) {
+			return true
+		}
+	}
+	return false
+}
+
+// write writes conditions for a time. stopped is set if it stopped before, as too many writes failed.
+func (w *Writer) write(ctx context.Context, all []due, now time.Time, within time.Duration) (stopped bool) {
+	end, failures := time.Now().Add(within), 0
+	var mu sync.Mutex
+	next := func() (d due, more bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(all) == 0 || failures >= maxFailed || ctx.Err() != nil || time.Now().After(end) {
+			return d, false
+		}
+		d, all = all[0], all[1:]
+		return d, true
+	}
+	one := func() (took time.Duration, more bool) {
+		d, more := next()
+		if !more {
+			return 0, false
+		}
+		began := time.Now()
+		result, err := w.writeOne(ctx, d.export, d.want)
+		took = time.Since(began)
+		if ctx.Err() != nil {
+			return took, false
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if w.wrote(d, now, result, err); err != nil {
+			failures++
+		}
+		return took, true
+	}
+	alone, more := one()
+	var group sync.WaitGroup
+	for range min(writers, len(all)) {
+		group.Go(func() {
+			for took, more := alone, more; more; took, more = one() {
+				if took > slowdown*alone && kube.Sleep(ctx, took) != nil {
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	return failures >= maxFailed
+}
+
+// wrote records the result of a write.
+func (w *Writer) wrote(d due, now time.Time, result string, err error) {
+	w.metrics.writes.WithLabelValues(result).Inc()
+	at, s := key{d.export.Namespace, d.export.Name}, d.state
+	if delete(w.failing, at); err != nil {
+		w.failing[at] = err.Error()
+	}
+	if result != failed {
+		s.written = s.current
+	}
+	if result == unchanged {
+		return
+	}
+	if s.spacing = min(max(2*s.spacing, minSpacing), maxSpacing); now.Sub(s.wrote) > calm {
+		s.spacing = minSpacing
+	}
+	s.wrote = now
+}
+
+// writeOne sets the conditions of a ServiceExport; those of other types stay.
+func (w *Writer) writeOne(ctx context.Context, x catalog.ServiceExport, want []metav1.Condition) (result string,
+	err error) {
+	have, err := w.exports.Get(ctx, x.Namespace, x.Name)
+	if apierrors.IsNotFound(err) || err == nil && have.UID != x.UID {
+		return unchanged, nil // it was deleted; of a new one the catalog knows soon
+	}
+	if err != nil {
+		return failed, err
+	}
+	next := have.DeepCopy()
+	changed := false
+	for _, c := range want {
+		changed = meta.SetStatusCondition(&next.Status.Conditions, c) || changed
+	}
+	if !slices.ContainsFunc(want, func(c metav1.Condition) bool {
+		return c.Type == string(mcsv1beta1.ServiceExportConditionConflict)
+	}) && !valid(x) {
+		changed = meta.RemoveStatusCondition(&next.Status.Conditions,
+			string(mcsv1beta1.ServiceExportConditionConflict)) || changed
+	}
+	if !changed {
+		return unchanged, nil
+	}
+	switch _, err = w.exports.UpdateStatus(ctx, next); {
+	case apierrors.IsNotFound(err):
+		return unchanged, nil
+	case apierrors.IsConflict(err):
+		return failed, nil // somebody changed it: the next pass reads it again
+	case err != nil:
+		return failed, err
+	}
+	return written, nil
+}

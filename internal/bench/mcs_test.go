@@ -1,0 +1,266 @@
+package bench
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/semaphore/internal/bench/figure"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
+	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+)
+
+// Bounds of the time of an import, and of many at once, to that of the direct writes: the broker's slices share the
+// apiserver with them.
+const maxOfImport, maxOfImports = 2.5, 3
+
+// mcsCluster is an apiserver that serves the Multi-Cluster Services API.
+type mcsCluster struct {
+	*cluster
+	exports mcs.Resource[*mcsv1beta1.ServiceExport]
+	imports mcs.Resource[*mcsv1beta1.ServiceImport]
+}
+
+func newMCSCluster(b *testing.B, namespaces ...string) *mcsCluster {
+	c := &mcsCluster{cluster: newCluster(b, namespaces[0])}
+	for _, name := range namespaces[1:] {
+		_, err := c.CoreV1().Namespaces().Create(b.Context(),
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		must(b, err)
+	}
+	_, err := definitions.Apply(b.Context(),
+		apiextensionsclient.NewForConfigOrDie(c.rest).ApiextensionsV1().CustomResourceDefinitions(), false)
+	must(b, err)
+	client, err := mcs.New(c.rest, "bench")
+	must(b, err)
+	c.exports, c.imports = client.Exports(), client.Imports()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		_, errImports := c.imports.ListWatch("").ListWithContext(b.Context(), metav1.ListOptions{})
+		_, errExports := c.exports.ListWatch("").ListWithContext(b.Context(), metav1.ListOptions{})
+		if errImports == nil && errExports == nil {
+			return c
+		}
+		if time.Now().After(deadline) {
+			b.Fatal(errImports, errExports)
+		}
+	}
+}
+
+// offer makes Services with a slice each, which nothing exports yet.
+func (c *mcsCluster) offer(services, endpoints int) {
+	c.b.Helper()
+	each(c.b, services, func(i int) error {
+		s := service(i)
+		s.Labels = nil
+		if _, err := c.CoreV1().Services(shop).Create(c.b.Context(), s, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		e := slice(shop, i, endpoints, 0)
+		delete(e.Labels, mirrorLabel)
+		_, err := c.DiscoveryV1().EndpointSlices(shop).Create(c.b.Context(), e, metav1.CreateOptions{})
+		return err
+	})
+}
+
+// export creates the ServiceExport of a Service, and returns when the apiserver had answered.
+func (c *mcsCluster) export(n int) (time.Time, error) {
+	_, err := c.exports.Create(c.b.Context(),
+		&mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: fmt.Sprint("web-", n)}})
+	return time.Now(), err
+}
+
+// importDirectly does what an import takes at least: a Service, for its IP, then the ServiceImport and its status.
+func (c *mcsCluster) importDirectly(n int) error {
+	ctx := c.b.Context()
+	s := service(n)
+	s.Namespace, s.Name, s.Spec.Selector = mirrors, fmt.Sprint("direct-", n), nil
+	made, err := c.CoreV1().Services(mirrors).Create(ctx, s, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	i, err := c.imports.Create(ctx, &mcsv1beta1.ServiceImport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: made.Name},
+		Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP, IPs: made.Spec.ClusterIPs,
+			Ports: []mcsv1beta1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}},
+	})
+	if err != nil {
+		return err
+	}
+	i.Status.Clusters = []mcsv1beta1.ClusterStatus{{Cluster: "c2"}}
+	_, err = c.imports.UpdateStatus(ctx, i)
+	return err
+}
+
+// importObserver notes when each ServiceImport was first seen with an IP and an exporting cluster.
+type importObserver struct {
+	mu   sync.Mutex
+	at   map[string]time.Time
+	news chan struct{}
+}
+
+func (c *mcsCluster) observeImports() *importObserver {
+	o := &importObserver{at: map[string]time.Time{}, news: make(chan struct{}, 1)}
+	c.follow(c.imports.Example(), func(object any) {
+		now, i := time.Now(), object.(*mcsv1beta1.ServiceImport)
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if len(i.Spec.IPs) > 0 && len(i.Status.Clusters) > 0 && o.at[i.Name].IsZero() {
+			o.at[i.Name] = now
+		}
+		select {
+		case o.news <- struct{}{}:
+		default:
+		}
+	}, c.imports.ListWatch(""))
+	return o
+}
+
+// await returns when n imports are there.
+func (o *importObserver) await(b *testing.B, n int) {
+	b.Helper()
+	timeout := time.After(4 * time.Minute)
+	for {
+		o.mu.Lock()
+		have := len(o.at)
+		o.mu.Unlock()
+		if have >= n {
+			return
+		}
+		select {
+		case <-o.news:
+		case <-timeout:
+			b.Fatalf("%d imports of %d within four minutes", have, n)
+		}
+	}
+}
+
+// newMCS are c2, with Services that nothing exports yet, and c1, whose broker imports what c2 exports.
+func newMCS(b *testing.B, services, endpoints int, beside config.ImportSlices) (c1, c2 *mcsCluster) {
+	c1, c2 = newMCSCluster(b, mirrors, shop), newMCSCluster(b, shop)
+	c2.offer(services, endpoints)
+	w := newRealBroker(b, c1.rest, "services", func(c *config.Broker) {
+		c.GlobalServices.PodSubnets = []string{"172.18.1.0/24"}
+		c.GlobalServices.PodPrefixes = []netip.Prefix{netip.MustParsePrefix("172.18.1.0/24")}
+		c.MCS.Enabled, c.MCS.EndpointSlices = true, beside
+	})
+	for name, c := range map[string]*mcsCluster{"c1": c1, "c2": c2} {
+		w.exportAs(name, c.rest, "services", func(c *config.Exporter) { c.MCS.Enabled = true })
+	}
+	return c1, c2
+}
+
+// BenchmarkExport is one ServiceExport, from the answer of its apiserver until the other cluster's watch has the
+// ServiceImport with an IP. By turns with it the same objects are written directly in that other cluster: a Service,
+// the import and its status; the broker writes two EndpointSlices beside. It asks for the definitions of the API once
+// in ten seconds.
+func BenchmarkExport(b *testing.B) {
+	const warm, exports = 5, 200
+	c1, c2 := newMCS(b, warm+exports, 10, config.AllImportSlices)
+	o := c1.observeImports()
+	for i := range warm {
+		_, err := c2.export(i)
+		must(b, err)
+	}
+	o.await(b, warm)
+	var through, direct []time.Duration
+	_, writes, _ := requests(b, c1.rest, "serviceimports")
+	asked, _, _ := requests(b, c1.rest, "customresourcedefinitions")
+	began := time.Now()
+	for b.Loop() {
+		through, direct = nil, nil
+		for i := range exports {
+			answered, err := c2.export(warm + i)
+			must(b, err)
+			o.await(b, warm+2*i+1)
+			through = append(through, o.at[fmt.Sprint("web-", warm+i)].Sub(answered))
+			from := time.Now()
+			must(b, c1.importDirectly(i))
+			o.await(b, warm+2*i+2)
+			direct = append(direct, o.at[fmt.Sprint("direct-", i)].Sub(from))
+		}
+	}
+	// Both parts of c1 and the direct client ask for two definitions at most once in ten seconds each; and when a watch
+	// begins again.
+	periods := 2 + int(time.Since(began)/(10*time.Second))
+	_, moreWrites, _ := requests(b, c1.rest, "serviceimports")
+	moreAsked, _, _ := requests(b, c1.rest, "customresourcedefinitions")
+	slices.Sort(through)
+	slices.Sort(direct)
+	p50, p99 := exports/2, (exports*99+99)/100-1
+	figure.Report(b, "p50-ms", milliseconds(through[p50])).Floor(milliseconds(direct[p50])).AtMostTimesFloor(maxOfImport)
+	figure.Report(b, "p99-ms",
+		milliseconds(through[p99])).Floor(milliseconds(direct[p99])).AtMostTimesFloor(maxOfDirectP99)
+	figure.WithoutTime(b)
+	figure.Report(b, "writes/import", float64(moreWrites-writes-2*exports)/exports).Floor(2).AtMost(2)
+	figure.Report(b, "definitions-read", float64(moreAsked-asked)).AtMost(float64(periods * 3 * 2))
+}
+
+// BenchmarkExportsAtOnce is 1,000 ServiceExports of Services with 100 endpoints each, from the first until the last
+// import is there and all slices are, with and without the API's slices beside the imports. Before it, as many objects
+// are created directly, by as many writers, in a cluster of their own.
+func BenchmarkExportsAtOnce(b *testing.B) {
+	const exports, endpoints = 1_000, 100
+	for _, beside := range []config.ImportSlices{config.AllImportSlices, config.NoImportSlices} {
+		b.Run(string(beside), func(b *testing.B) {
+			namespaces := []string{mirrors}
+			if beside == config.AllImportSlices {
+				namespaces = append(namespaces, shop)
+			}
+			for b.Loop() {
+				apart := newMCSCluster(b, mirrors, shop)
+				_, _, directCPU := requests(b, apart.rest, "endpointslices")
+				began := time.Now()
+				each(b, exports, func(i int) error {
+					if err := apart.importDirectly(i); err != nil {
+						return err
+					}
+					for _, ns := range namespaces {
+						if _, err := apart.DiscoveryV1().EndpointSlices(ns).Create(b.Context(), slice(ns, i, endpoints, 0),
+							metav1.CreateOptions{}); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				direct := time.Since(began)
+				_, _, cpu := requests(b, apart.rest, "endpointslices")
+				directCPU = cpu - directCPU
+
+				c1, c2 := newMCS(b, exports, endpoints, beside)
+				imports, derived := c1.observeImports(), c1.observe(mirrors)
+				var besides *observer
+				if beside == config.AllImportSlices {
+					besides = c1.observe(shop)
+				}
+				_, slices0, cpu0 := requests(b, c1.rest, "endpointslices")
+				began = time.Now()
+				each(b, exports, func(i int) error {
+					_, err := c2.export(i)
+					return err
+				})
+				imports.await(b, exports)
+				imported := time.Since(began)
+				derived.await(b, "the slices", func() bool { return derived.all == exports*endpoints })
+				if besides != nil {
+					besides.await(b, "the slices beside imports", func() bool { return besides.all == exports*endpoints })
+				}
+				whole := time.Since(began)
+				_, slices1, cpu1 := requests(b, c1.rest, "endpointslices")
+				figure.Report(b, "all-ms", milliseconds(whole)).Floor(milliseconds(direct))
+				figure.Report(b, "imports-ms", milliseconds(imported))
+				figure.Report(b, "writes/slice", float64(slices1-slices0)/float64(exports*len(namespaces))).Floor(1).AtMost(1)
+				figure.Report(b, "apiserver-CPU-s", cpu1-cpu0).Floor(directCPU).AtMostTimesFloor(maxOfImports)
+			}
+			figure.WithoutTime(b)
+		})
+	}
+}

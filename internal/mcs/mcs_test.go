@@ -1,0 +1,351 @@
+package mcs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+)
+
+func TestMain(m *testing.M) {
+	loopback.Enter(kubetest.Prepare)
+	goleak.VerifyTestMain(m)
+}
+
+// counted counts the requests that an apiserver answers, and those among them that read definitions.
+type counted struct {
+	mu                sync.Mutex
+	all, ofDefinition int
+	next              http.RoundTripper
+}
+
+func (c *counted) RoundTrip(r *http.Request) (*http.Response, error) {
+	c.mu.Lock()
+	c.all++
+	if strings.Contains(r.URL.Path, "customresourcedefinitions") {
+		c.ofDefinition++
+	}
+	c.mu.Unlock()
+	return c.next.RoundTrip(r)
+}
+
+func (c *counted) reset() (all, ofDefinition int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all, ofDefinition = c.all, c.ofDefinition
+	c.all, c.ofDefinition = 0, 0
+	return all, ofDefinition
+}
+
+// clock is the time that only a test advances.
+type clock struct {
+	mu sync.Mutex
+	at time.Time
+}
+
+func (c *clock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.at
+}
+
+func (c *clock) advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at = c.at.Add(d)
+}
+
+// environment is a real apiserver with a namespace, and a client whose requests are counted.
+type environment struct {
+	t      *testing.T
+	crds   *apiextensionsclient.Clientset
+	client *Client
+	counted
+	clock
+}
+
+func newEnvironment(t *testing.T) *environment {
+	e := &environment{t: t, clock: clock{at: time.Now()}}
+	cfg := kubetest.Start(t)
+	_, err := kubernetes.NewForConfigOrDie(cfg).CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
+	testkit.Must(t, err)
+	e.crds = apiextensionsclient.NewForConfigOrDie(cfg)
+	cfg = rest.CopyConfig(cfg)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		e.next = next
+		return &e.counted
+	})
+	e.client, err = New(cfg, "test")
+	testkit.Must(t, err)
+	e.client.served.now = e.now
+	return e
+}
+
+// define applies both definitions, changed, and waits until the apiserver serves them.
+func (e *environment) define(change func(*apiextensionsv1.CustomResourceDefinition)) {
+	e.t.Helper()
+	all := e.crds.ApiextensionsV1().CustomResourceDefinitions()
+	both, err := definitions.All()
+	testkit.Must(e.t, err)
+	for _, d := range both {
+		change(d)
+		have, err := all.Get(e.t.Context(), d.Name, metav1.GetOptions{})
+		if err == nil {
+			d.ResourceVersion = have.ResourceVersion
+			_, err = all.Update(e.t.Context(), d, metav1.UpdateOptions{})
+		} else {
+			_, err = all.Create(e.t.Context(), d, metav1.CreateOptions{})
+		}
+		testkit.Must(e.t, err)
+	}
+	testkit.Eventually(e.t, 20*time.Second, "the API", func() error {
+		for _, list := range []string{mcsv1beta1.ServiceImportPluralName, mcsv1beta1.ServiceExportPluralName} {
+			version, err := e.client.Version(e.t.Context())
+			if err != nil {
+				return err
+			}
+			client, err := e.client.in(version)
+			if err != nil {
+				return err
+			}
+			if err := client.Get().Resource(list).Do(e.t.Context()).Error(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	e.reset()
+}
+
+func (e *environment) undefine() {
+	e.t.Helper()
+	for _, name := range names {
+		testkit.Must(e.t, e.crds.ApiextensionsV1().CustomResourceDefinitions().Delete(e.t.Context(), name,
+			metav1.DeleteOptions{}))
+	}
+	testkit.Eventually(e.t, 20*time.Second, "no definition", func() error {
+		for _, name := range names {
+			if _, err := e.crds.ApiextensionsV1().CustomResourceDefinitions().Get(e.t.Context(), name,
+				metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("%s: %v", name, err)
+			}
+		}
+		return nil
+	})
+}
+
+func serviceImport(name string) *mcsv1beta1.ServiceImport {
+	return &mcsv1beta1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
+		Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP, Ports: []mcsv1beta1.ServicePort{{Port: 80}}}}
+}
+
+// TestRequests: a real apiserver gets two requests for a ServiceImport with a status, and two questions for the
+// definitions in a time, however many are written. Lists ask before and after, each time.
+func TestRequests(t *testing.T) {
+	e := newEnvironment(t)
+	e.define(func(*apiextensionsv1.CustomResourceDefinition) {})
+	imports, ctx := e.client.Imports(), t.Context()
+	const n = 50
+	write := func(i int) {
+		t.Helper()
+		made, err := imports.Create(ctx, serviceImport(fmt.Sprintf("echo-%d", i)))
+		testkit.Must(t, err)
+		made.Status.Clusters = []mcsv1beta1.ClusterStatus{{Cluster: "c1"}}
+		_, err = imports.UpdateStatus(ctx, made)
+		testkit.Must(t, err)
+	}
+	is := func(what string, all, ofDefinition int) {
+		t.Helper()
+		if a, d := e.reset(); a != all || d != ofDefinition {
+			t.Errorf("%s: %d requests, %d of them for definitions; not %d and %d", what, a, d, all, ofDefinition)
+		}
+	}
+	for i := range n {
+		write(i)
+	}
+	is("writes of objects", 2*n+2, 2)
+	var wait sync.WaitGroup
+	e.advance(trusted)
+	for i := range n {
+		wait.Go(func() {
+			_, err := imports.Get(ctx, "shop", fmt.Sprintf("echo-%d", i))
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	is("reads at once, when the answer is too old", n+2, 2)
+	for i := range n {
+		testkit.Must(t, imports.Delete(ctx, "shop", fmt.Sprintf("echo-%d", i), metav1.DeleteOptions{}))
+	}
+	is("deletions", n, 0)
+	for range 2 {
+		_, err := imports.ListWatch("").ListWithContext(ctx, metav1.ListOptions{})
+		testkit.Must(t, err)
+	}
+	is("two lists", 2*(1+4), 2*4)
+	if _, err := imports.Get(ctx, "shop", "none"); !apierrors.IsNotFound(err) {
+		t.Errorf("an object that does not exist: %v", err)
+	}
+	is("an object that does not exist", 3, 2)
+	if _, err := imports.Create(ctx, func() *mcsv1beta1.ServiceImport {
+		i := serviceImport("echo")
+		i.Namespace = "none"
+		return i
+	}()); !apierrors.IsNotFound(err) {
+		t.Errorf("a namespace that does not exist: %v", err)
+	}
+	e.reset()
+
+	// Somebody else changed it: the object may be of a definition that was applied again.
+	made, err := imports.Create(ctx, serviceImport("echo"))
+	testkit.Must(t, err)
+	_, err = imports.Update(ctx, func() *mcsv1beta1.ServiceImport {
+		i := made.DeepCopy()
+		i.Labels = map[string]string{"a": "b"}
+		return i
+	}())
+	testkit.Must(t, err)
+	e.reset()
+	if _, err := imports.Update(ctx, made); !apierrors.IsConflict(err) {
+		t.Errorf("an update of an old object: %v", err)
+	}
+	_, err = imports.Get(ctx, "shop", "echo")
+	testkit.Must(t, err)
+	is("a conflict, and a read", 2+2, 2)
+}
+
+// TestRememberedVersion: whatever is remembered, no object counts as absent because its API is: when the definitions go
+// or serve another version, the request that meets it says so, or is sent again.
+func TestRememberedVersion(t *testing.T) {
+	e := newEnvironment(t)
+	imports, ctx := e.client.Imports(), t.Context()
+	for range 5 {
+		if _, err := imports.Get(ctx, "shop", "echo"); !errors.Is(err, ErrNotServed) || apierrors.IsNotFound(err) {
+			t.Fatalf("without definitions: %v", err)
+		}
+	}
+	if all, _ := e.reset(); all != 1 {
+		t.Errorf("%d requests within the same second while there is no definition", all)
+	}
+	e.define(func(*apiextensionsv1.CustomResourceDefinition) {})
+	e.advance(untrusted)
+	made, err := imports.Create(ctx, serviceImport("echo"))
+	testkit.Must(t, err)
+
+	// v1alpha1 alone, as with the definitions of v0.2.
+	e.define(func(d *apiextensionsv1.CustomResourceDefinition) {
+		for i := range d.Spec.Versions {
+			d.Spec.Versions[i].Served = d.Spec.Versions[i].Name == "v1alpha1"
+		}
+	})
+	testkit.Eventually(t, 20*time.Second, "the end of v1beta1", func() error {
+		client, err := e.client.in("v1beta1")
+		if err == nil {
+			err = client.Get().Resource(mcsv1beta1.ServiceImportPluralName).Do(ctx).Error()
+		}
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("v1beta1 is still served: %v", err)
+		}
+		return nil
+	})
+	if have, err := imports.Get(ctx, "shop", "echo"); err != nil || have.UID != made.UID {
+		t.Errorf("in another version: %v", err)
+	}
+	if have, err := imports.UpdateStatus(ctx, made); err != nil || have.UID != made.UID {
+		t.Errorf("a write in another version: %v", err)
+	}
+
+	e.undefine()
+	for what, do := range map[string]func() error{
+		"read":   func() error { _, err := imports.Get(ctx, "shop", "echo"); return err },
+		"create": func() error { _, err := imports.Create(ctx, serviceImport("more")); return err },
+		"update": func() error { _, err := imports.Update(ctx, made); return err },
+		"delete": func() error { return imports.Delete(ctx, "shop", "echo", metav1.DeleteOptions{}) },
+	} {
+		e.client.served.version, e.client.served.err, e.client.served.until = "v1alpha1", nil, e.now().Add(trusted)
+		if err := do(); !errors.Is(err, ErrNotServed) || apierrors.IsNotFound(err) {
+			t.Errorf("%s by a remembered version without definitions: %v", what, err)
+		}
+	}
+}
+
+// TestBelievedDeletions: a watch that has many deletions asks once for those that came before it asked, and passes
+// nothing on of those that came with the end of the API.
+func TestBelievedDeletions(t *testing.T) {
+	source, questions, answer := watch.NewFake(), make(chan struct{}), make(chan error)
+	w := newBelieved(t.Context(), source, func(context.Context) error {
+		questions <- struct{}{}
+		return <-answer
+	})
+	defer w.Stop()
+	takes := func(n int) {
+		t.Helper()
+		for range n {
+			if event := <-w.ResultChan(); event.Type != watch.Deleted {
+				t.Fatalf("event %v", event)
+			}
+		}
+	}
+	go source.Modify(serviceImport("modified"))
+	if event := <-w.ResultChan(); event.Type != watch.Modified {
+		t.Fatalf("event %v", event)
+	}
+	go source.Delete(serviceImport("first"))
+	<-questions
+	for i := range 500 { // while the question is out
+		source.Delete(serviceImport(fmt.Sprint(i)))
+	}
+	answer <- nil
+	asked := 1
+	for passed := 0; passed < 501; {
+		select {
+		case <-questions:
+			asked++
+			answer <- nil
+		case event := <-w.ResultChan():
+			if event.Type != watch.Deleted {
+				t.Fatalf("event %v", event)
+			}
+			passed++
+		}
+	}
+	if asked > 3 { // the last one may still be on its way when the others are asked about
+		t.Errorf("%d questions for 501 deletions", asked)
+	}
+	go source.Delete(serviceImport("x"))
+	<-questions
+	answer <- nil
+	takes(1)
+	go source.Delete(serviceImport("y"))
+	<-questions
+	answer <- missing("it is gone")
+	if event := <-w.ResultChan(); event.Type != watch.Error {
+		t.Errorf("a deletion with the end of the API is passed on: %v", event)
+	}
+	if _, open := <-w.ResultChan(); open {
+		t.Error("the watch continues")
+	}
+}
