@@ -12,6 +12,7 @@ export CGO_ENABLED := 0
 export GOFLAGS     := $(filter-out -trimpath,$(GOFLAGS)) -trimpath
 
 BIN      := $(CURDIR)/bin
+TOOLS    := $(BIN)/tools
 PROGRAMS := semaphore-exporter semaphore-broker semaphore-agent semaphorectl testbed
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo development)
 LDFLAGS  := -s -w -X github.com/kube-semaphore/semaphore/internal/program.Version=$(VERSION)
@@ -176,7 +177,6 @@ deps: ## the few Debian packages that are needed
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
 
 # The development tools are pinned in tools/dev/go.mod and built into bin/tools.
-TOOLS := $(BIN)/tools
 $(TOOLS)/.built: tools/dev/go.mod tools/dev/go.sum
 	@echo "== building buf, controller-gen, gotestsum, protoc-gen-go, protoc-gen-go-grpc and staticcheck (once; two minutes on two cores)"
 	@cd tools/dev && GOBIN=$(TOOLS) go install tool
