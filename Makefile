@@ -64,8 +64,9 @@ GOTEST      = $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-p
 # make vet has vetted the code.
 GOTESTFLAGS := -timeout 40m -count 1 -vet off
 # In a lane the next package is compiled and linked, with the time that others leave, while the one before it is tested:
-# the tests take turns by a lock. So the time of a package has its wait for the lock in it; that of a test has not.
-LANE        = $(GOTESTFLAGS) -p 2 -toolexec 'nice -n 10' -exec 'flock --close $(BIN)/$@.lock'
+# the tests take turns by a lock, and end with the program that took it. So the time of a package has its wait for the
+# lock in it; that of a test has not.
+LANE        = $(GOTESTFLAGS) -p 2 -toolexec 'nice -n 10' -exec 'flock --close $(BIN)/$@.lock setpriv --pdeathsig TERM'
 
 .PHONY: test-clusters
 test-clusters:
@@ -84,13 +85,14 @@ RECORDED ?=
 WHOLE     = of() { sed 's/.*"Package":"\([^"]*\)".*/\1/' | sort -u; }; \
 	grep '"Action":"pass"' $(RECORDED) | grep -v '"Test":' | of | \
 	grep -vxF "$$(grep '"Action":"skip"' $(RECORDED) | of)" | \
-	grep -vxF "$$(git grep -l 'testing\.Short' -- '*_test.go' ':!tools' | xargs -n1 dirname | sort -u | sed 's|^|./|' | \
-	  xargs go list)"
+	grep -vxF "$$shortened"
+SHORTENED = git grep --untracked -l 'testing\.Short' -- '*_test.go' ':!tools' | xargs -n1 dirname | sort -u | \
+	sed 's|^|./|' | xargs go list
 
 .PHONY: test-components
 test-components:
 	@all=$$(go list ./... | grep -vxF "$$(go list $(CLUSTERS) $(FAULTS) $(AGENT))"); \
-	$(if $(RECORDED),all=$$(grep -vxF "$$($(WHOLE))" <<< "$$all");) \
+	$(if $(RECORDED),shortened=$$($(SHORTENED)); all=$$(grep -vxF "$$($(WHOLE))" <<< "$$all");) \
 	$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(LANE) $$all
 
 # What of package agent runs on the emulated machine each time: it is ten times slower than this one.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -43,7 +44,10 @@ type pageState struct {
 func (b *explainBed) openDashboard(ctx context.Context, t *testing.T) *dashboard {
 	t.Helper()
 	if _, err := exec.LookPath(browser.Program); err != nil {
-		browser.Needs(t) // ends the test in CI
+		if os.Getenv("CI") == "true" {
+			browser.Needs(t) // ends the test
+		}
+		t.Log("NOT TESTED: the dashboard, as this machine has no ", browser.Program)
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)

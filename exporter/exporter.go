@@ -209,7 +209,15 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 		g.Go(func() error { return f.Run(ctx) })
 	}
 	if e.conditions != nil {
-		g.Go(func() error { return e.conditions.Run(ctx) })
+		g.Go(func() error {
+			// Before the Services are read, each export seems to lack its own.
+			for !e.watcher.Ready(semaphorev1.Kind_KIND_SERVICE) {
+				if err := kube.Sleep(ctx, time.Second); err != nil {
+					return err
+				}
+			}
+			return e.conditions.Run(ctx)
+		})
 	}
 	return g.Wait()
 }

@@ -49,7 +49,7 @@ func (m *MCS) CompareID(ctx context.Context, cluster string) error {
 			text = "the ID of the cluster is not known: " + err.Error()
 		case id != "" && id != cluster && id != naming.ClusterLabel(cluster):
 			text = fmt.Sprintf("the ClusterProperty %s is %q, and this cluster is %q here: its ServiceImports and names in "+
-				"clusterset.local say %q", mcs.ClusterIDProperty, id, cluster, cluster)
+				"clusterset.local say %q", mcs.ClusterIDProperty, id, cluster, naming.ClusterLabel(cluster))
 		}
 		m.mu.Lock()
 		was := m.about

@@ -178,8 +178,19 @@ func (w *Writer) pass(ctx context.Context, now time.Time) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	w.metrics.unwritten.Set(float64(w.unwritten()))
 	w.problem.Set(w.failure())
 	return nil
+}
+
+// unwritten counts the exports whose conditions are not written as they are now.
+func (w *Writer) unwritten() (n int) {
+	for _, s := range w.states {
+		if s.written != s.current {
+			n++
+		}
+	}
+	return n
 }
 
 // failure is why conditions are not written: of one export, always the same one.
@@ -360,7 +371,7 @@ func (w *Writer) wrote(d due, now time.Time, result string, err error) {
 	if delete(w.failing, at); err != nil {
 		w.failing[at] = err.Error()
 	}
-	if result != failed {
+	if s.written = 0; result != failed { // what failed may have been written
 		s.written = s.current
 	}
 	if result == unchanged {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -141,40 +142,42 @@ func TestVerdictOfASlowBroker(t *testing.T) {
 		}
 		// It needs twenty seconds for each heartbeat, and none for changes. It says what is new with a heartbeat.
 		const slow = 4 * heartbeatInterval
-		objection, said := "taken", ""
-		receive := answering()
-		beats := 0
+		var objection atomic.Pointer[string]
+		object := func(text string) { objection.Store(&text) }
+		object("taken")
+		said, receive := "", answering()
+		var beats atomic.Int64
 		sent := offline(t, b, p, func(m *semaphorev1.PublishRequest) []*semaphorev1.PublishResponse {
 			answers := receive(m)
 			if m.GetHeartbeat() == nil {
 				return answers
 			}
 			time.Sleep(slow)
-			beats++
-			if objection == said {
+			beats.Add(1)
+			if *objection.Load() == said {
 				return answers
 			}
-			said = objection
+			said = *objection.Load()
 			return slices.Insert(answers, 0, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{
 				Outcome: &semaphorev1.Outcome{Key: key.Proto(), Code: said, Reason: said}}})
 		})
 		revision := put(80)
 		for i, want := range []string{"taken", "too long", ""} {
-			objection = want
-			before := beats
+			object(want)
+			before := beats.Load()
 			for {
 				sent()
 				version := p.VerdictVersion()
 				if is, known := p.Verdict(key, revision); known {
 					if is != want {
-						t.Errorf("%d: after %d heartbeats it says %q, not %q", i, beats-before, is, want)
+						t.Errorf("%d: after %d heartbeats it says %q, not %q", i, beats.Load()-before, is, want)
 					}
 					break
 				} else if is != "" {
 					t.Errorf("%d: unknown, and %q", i, is)
 				}
-				if beats > before+10 {
-					t.Fatalf("%d: unknown after %d heartbeats", i, beats-before)
+				if beats.Load() > before+10 {
+					t.Fatalf("%d: unknown after %d heartbeats", i, beats.Load()-before)
 				}
 				time.Sleep(time.Second)
 				sent()
@@ -264,5 +267,40 @@ func TestAnswersAreCountedInOrder(t *testing.T) {
 	received(3, 3)
 	if len(answers)+len(s.unacked) > 0 {
 		t.Errorf("%d answers are left, and %d messages wait for one", len(answers), len(s.unacked))
+	}
+}
+
+// One Ack that the broker sends for many messages answers all of them, so that what is sent afterwards is known as soon
+// as before.
+func TestAMergedAckAnswersAllBeforeIt(t *testing.T) {
+	b := newBench(t, "c2")
+	b.pod("web", "10.1.1.1")
+	s := NewSession("c1", "c2", "", 0, "", b.catalog.Rules().KindsFor("c2"), b.catalog.Journal())
+	answer := answering()
+	var acks replica.Acks
+	send := func(m *semaphorev1.PublishRequest, waiting bool) {
+		t.Helper()
+		for _, r := range acks.Send(time.Now(), answer(m), waiting) {
+			_, err := s.Receive(r)
+			must(t, err)
+		}
+	}
+	all := func(waiting bool) {
+		t.Helper()
+		for m, err := s.Next(); m != nil; m, err = s.Next() {
+			must(t, err)
+			send(m, waiting)
+		}
+	}
+	send(s.Hello(), false)
+	all(false)
+	for range 12 { // the broker reads nothing for a minute
+		send(s.Heartbeat(time.Now()), true)
+	}
+	b.pod("web", "10.1.1.2")
+	all(false)
+	send(s.Heartbeat(time.Now()), false)
+	if head := b.catalog.Journal().Head(); s.answeredAt != head || len(s.unacked) > 0 {
+		t.Errorf("answered at %d, want %d; %d messages wait for an answer", s.answeredAt, head, len(s.unacked))
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -410,7 +411,7 @@ func (p *Publisher) Verdict(key catalog.Key, revision uint64) (objection string,
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.session
-	if s == nil || len(s.snapshots) > 0 || s.acked < revision {
+	if s == nil || !slices.Contains(s.kinds, key.Kind) || len(s.snapshots) > 0 || s.acked < revision {
 		return "", false
 	}
 	if r := p.refused[key]; r != nil {

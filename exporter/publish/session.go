@@ -262,16 +262,25 @@ func (s *Session) Receive(m *semaphorev1.PublishResponse) (Received, error) {
 	return r, nil
 }
 
-// acknowledge takes what an Ack is for from unacked: the changes up to its revision, or else one heartbeat. The broker
-// answers in the order in which it receives.
+// acknowledge takes what an Ack is for from unacked: all of earlier revisions, and of its own the changes or else one
+// heartbeat. The broker answers in the order in which it receives, and merges the answers to messages that wait.
 func (s *Session) acknowledge(revision uint64) (changes []sentMessage) {
+	for len(s.unacked) > 0 && s.unacked[0].revision < revision {
+		switch of := s.unacked[0]; {
+		case of.beats > 0:
+			s.answered, s.answeredAt = s.answered+uint64(of.beats), of.revision
+		case !of.observedAt.IsZero():
+			changes = append(changes, of)
+		}
+		s.unacked = s.unacked[1:]
+	}
 	if len(s.unacked) > 0 && s.unacked[0].beats > 0 && s.unacked[0].revision <= revision {
 		of := &s.unacked[0]
 		s.answered, s.answeredAt = s.answered+1, of.revision
 		if of.beats--; of.beats == 0 {
 			s.unacked = s.unacked[1:]
 		}
-		return nil
+		return changes
 	}
 	for len(s.unacked) > 0 && s.unacked[0].beats == 0 && s.unacked[0].revision <= revision {
 		if !s.unacked[0].observedAt.IsZero() {
