@@ -194,7 +194,7 @@ func (v *previewing) services(ctx context.Context) error {
 	})
 	existing, err := v.process.client.CoreV1().Services(v.now.MirrorNamespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("Services of %s: %w", v.now.MirrorNamespace, err)
+		return fmt.Errorf("the Services of %s: %w", v.now.MirrorNamespace, err)
 	}
 	foreign := map[string]bool{}
 	for _, s := range existing.Items {
@@ -225,18 +225,19 @@ func (v *previewing) services(ctx context.Context) error {
 
 // describe says of which Services a Service is made.
 func (v *previewing) describe(plan *mirror.Plan, name string) string {
-	for _, d := range plan.Describe(name) {
-		text := "mirror"
-		if d.Global {
-			text = "global service"
-		}
-		text += " of " + d.Namespace + "/" + d.Name
-		for _, c := range d.Clusters {
-			text += fmt.Sprintf(", %s: %d endpoints, %d ready", c.Cluster, c.Endpoints, c.Ready)
-		}
-		return text
+	all := plan.Describe(name)
+	if len(all) == 0 {
+		return ""
 	}
-	return ""
+	d, text := all[0], "mirror"
+	if d.Global {
+		text = "global service"
+	}
+	text += " of " + d.Namespace + "/" + d.Name
+	for _, c := range d.Clusters {
+		text += fmt.Sprintf(", %s: %d endpoints, %d ready", c.Cluster, c.Endpoints, c.Ready)
+	}
+	return text
 }
 
 // findingsOf has a line for each problem of a plan.
