@@ -25,9 +25,10 @@ func (v *victim) ran() time.Duration {
 	return ran
 }
 
-// scheduled is how long the threads of a process have run, and how long they have waited for a processor.
-func scheduled(t *testing.T, pid int) (ran, waited time.Duration) {
+// scheduled is how long the threads of a process have run, and how long each has waited for a processor.
+func scheduled(t *testing.T, pid int) (ran time.Duration, waited map[string]time.Duration) {
 	t.Helper()
+	waited = map[string]time.Duration{}
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	if err != nil || len(files) == 0 {
 		t.Fatal("the process has no threads", err)
@@ -37,7 +38,8 @@ func scheduled(t *testing.T, pid int) (ran, waited time.Duration) {
 		if data, err := os.ReadFile(file); err == nil { // a thread may end
 			fmt.Sscan(string(data), &on, &off)
 		}
-		ran, waited = ran+time.Duration(on), waited+time.Duration(off)
+		ran += time.Duration(on)
+		waited[file] = time.Duration(off)
 	}
 	return ran, waited
 }

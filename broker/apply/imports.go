@@ -12,6 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
@@ -85,19 +88,12 @@ func (m *MCS) Problem() string {
 func (m *MCS) connect(ctx context.Context) error {
 	for {
 		_, err := m.client.Version(ctx)
-		text := ""
-		if err != nil {
-			text = "no ServiceImports are written: " + err.Error()
-		}
-		m.mu.Lock()
-		was := m.problem
-		m.problem = text
-		m.mu.Unlock()
-		if err == nil {
+		switch {
+		case err == nil:
+			m.note("")
 			return nil
-		}
-		if ctx.Err() == nil && text != was {
-			m.log.Warn(text)
+		case ctx.Err() == nil:
+			m.note("no ServiceImports are written: " + err.Error())
 		}
 		if err := kube.Sleep(ctx, askAgainAfter); err != nil {
 			return err
@@ -105,14 +101,41 @@ func (m *MCS) connect(ctx context.Context) error {
 	}
 }
 
-// failed records why a list or a watch failed.
-func (m *MCS) failed(err error) {
-	if !errors.Is(err, mcs.ErrNotServed) {
-		return
-	}
+// note sets the problem, empty for none, and logs another one.
+func (m *MCS) note(problem string) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.problem = "ServiceImports are not written any more: " + err.Error()
+	was := m.problem
+	m.problem = problem
+	m.mu.Unlock()
+	if problem != was && problem != "" {
+		m.log.Warn(problem)
+	}
+}
+
+// asked notes what a request was answered.
+func (m *MCS) asked(err error) {
+	switch {
+	case err == nil:
+		m.note("")
+	case errors.Is(err, mcs.ErrNotServed):
+		m.note("ServiceImports are not written any more: " + err.Error())
+	}
+}
+
+// noted notes each answer of a list and a watch. What repeats them while the API is not served returns none of these.
+func (m *MCS) noted(lw *cache.ListWatch) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			objects, err := lw.ListWithContextFunc(ctx, o)
+			m.asked(err)
+			return objects, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			events, err := lw.WatchFuncWithContext(ctx, o)
+			m.asked(err)
+			return events, err
+		},
+	}
 }
 
 // ServiceImports keeps those of all namespaces, for which the cluster must serve the API. Their names are
@@ -134,10 +157,10 @@ func ServiceImports(api *MCS, desired writes.Desired[*mcsv1beta1.ServiceImport],
 				return connection[*mcsv1beta1.ServiceImport]{}, err
 			}
 			return connection[*mcsv1beta1.ServiceImport]{
-				client: importClient{imports}, listWatch: imports.ListWatch(writes.Owned), unserved: func() {},
+				client: importClient{imports, api.asked}, listWatch: api.noted(imports.ListWatch(writes.Owned)),
+				unserved: func() {},
 			}, nil
 		},
-		failed: api.failed,
 	}, desired, options)
 }
 
@@ -164,16 +187,23 @@ func mergeImport(have, want *mcsv1beta1.ServiceImport) *mcsv1beta1.ServiceImport
 // importClient writes an object and its status, which are two requests.
 type importClient struct {
 	api mcs.Resource[*mcsv1beta1.ServiceImport]
+	// asked takes each answer.
+	asked func(error)
+}
+
+func (c importClient) wrap(o *mcsv1beta1.ServiceImport, err error) (*mcsv1beta1.ServiceImport, error) {
+	c.asked(err)
+	return wrap(o, err)
 }
 
 func (c importClient) Get(ctx context.Context, like *mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error) {
-	return wrap(c.api.Get(ctx, like.Namespace, like.Name))
+	return c.wrap(c.api.Get(ctx, like.Namespace, like.Name))
 }
 
 func (c importClient) Create(ctx context.Context, o *mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error) {
 	out, err := c.api.Create(ctx, o)
 	if err != nil {
-		return wrap(out, err)
+		return c.wrap(out, err)
 	}
 	return c.status(ctx, out, o)
 }
@@ -181,7 +211,7 @@ func (c importClient) Create(ctx context.Context, o *mcsv1beta1.ServiceImport) (
 func (c importClient) Update(ctx context.Context, o *mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error) {
 	out, err := c.api.Update(ctx, o)
 	if err != nil {
-		return wrap(out, err)
+		return c.wrap(out, err)
 	}
 	return c.status(ctx, out, o)
 }
@@ -197,11 +227,13 @@ func (c importClient) status(ctx context.Context, now,
 		}
 	}
 	if equality.Semantic.DeepEqual(next.Status, now.Status) {
-		return now, nil
+		return c.wrap(now, nil)
 	}
-	return wrap(c.api.UpdateStatus(ctx, next))
+	return c.wrap(c.api.UpdateStatus(ctx, next))
 }
 
 func (c importClient) Delete(ctx context.Context, o *mcsv1beta1.ServiceImport) error {
-	return c.api.Delete(ctx, o.Namespace, o.Name, writes.AsSeen(o))
+	err := c.api.Delete(ctx, o.Namespace, o.Name, writes.AsSeen(o))
+	c.asked(err)
+	return err
 }

@@ -52,8 +52,6 @@ type kind[T writes.Object] struct {
 	// context.
 	connect func(ctx context.Context) (connection[T], error)
 	example T
-	// failed, if not nil, takes why a list or a watch failed.
-	failed func(error)
 	// everywhere is set for objects in several namespaces: their names are NAMESPACE/NAME.
 	everywhere bool
 }
@@ -231,9 +229,6 @@ func (o *Objects[T]) informer(listWatch cache.ListerWatcher, unserved func()) (c
 			o.loop.Enqueue(name)
 		},
 		Failed: func(err error) {
-			if o.kind.failed != nil {
-				o.kind.failed(err)
-			}
 			if apierrors.IsNotFound(err) {
 				unserved()
 			}

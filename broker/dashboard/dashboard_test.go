@@ -72,10 +72,7 @@ func serveUntil(t *testing.T, sources Sources) (address string, stop func()) {
 	if sources.Recent == nil {
 		sources.Recent = func(int) []*semaphorev1.Event { return nil }
 	}
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	address = free.Addr().String()
-	must(t, free.Close())
+	address = loopback.Address(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- New(sources).Serve(ctx, address, func() {}) }()

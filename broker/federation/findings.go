@@ -16,12 +16,6 @@ func (s *Server) Findings() (found []finding.Finding) {
 	for _, v := range s.views() {
 		found = append(found, v.findings...)
 	}
-	for _, l := range s.all() {
-		l.mu.Lock()
-		found = append(found, finding.Line(finding.LabelDomainsDiffer, l.cluster, s.labelDomainsProblem(l))...)
-		found = append(found, finding.Line(finding.OutcomesOmitted, l.cluster, l.omittedProblem())...)
-		l.mu.Unlock()
-	}
 	return found
 }
 

@@ -116,13 +116,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		return 0
 	}
-	for _, l := range c.server.all() {
-		l.mu.Lock()
-		omitted := l.omitted()
-		l.mu.Unlock()
-		gauge(omittedDesc, float64(omitted), l.cluster)
-	}
-	for _, l := range c.server.Status() {
+	for _, v := range c.server.views() {
+		l := v.status
+		gauge(omittedDesc, float64(v.omitted), l.Cluster)
 		gauge(connectedDesc, truth(l.Connected), l.Cluster)
 		heard := 0.0
 		if l.LastHeard != nil {

@@ -680,7 +680,7 @@ func (s *Server) views() []*view {
 	var out []*view
 	links := s.all()
 	for _, cluster := range slices.Sorted(maps.Keys(links)) {
-		out = append(out, links[cluster].currentView(deadline))
+		out = append(out, s.currentView(links[cluster], deadline))
 	}
 	return out
 }
@@ -706,10 +706,12 @@ type view struct {
 	// refused is the code and the key of the first refused object; empty for none.
 	refused  string
 	findings []finding.Finding
+	// omitted is how many outcomes of its services the cluster does not receive.
+	omitted uint64
 }
 
 // currentView returns the view of a link now, or the last one if the link handles a message until after the deadline.
-func (l *link) currentView(deadline time.Time) *view {
+func (s *Server) currentView(l *link, deadline time.Time) *view {
 	for !l.mu.TryLock() {
 		if v := l.view.Load(); v != nil && time.Now().After(deadline) {
 			return v
@@ -717,7 +719,7 @@ func (l *link) currentView(deadline time.Time) *view {
 		time.Sleep(time.Millisecond)
 	}
 	defer l.mu.Unlock()
-	v := &view{status: l.status()}
+	v := &view{status: l.status(), omitted: l.omitted()}
 	refused := l.replica.Refused()
 	if len(refused) > 0 {
 		v.refused = fmt.Sprintf("%s %s", refused[0].Code, refused[0].Key)
@@ -728,6 +730,8 @@ func (l *link) currentView(deadline time.Time) *view {
 			v.findings = append(v.findings, finding.Detail(finding.HeldBack, l.cluster, []string{line})...)
 		}
 	}
+	v.findings = append(v.findings, finding.Line(finding.LabelDomainsDiffer, l.cluster, s.labelDomainsProblem(l))...)
+	v.findings = append(v.findings, finding.Line(finding.OutcomesOmitted, l.cluster, l.omittedProblem())...)
 	l.view.Store(v)
 	return v
 }

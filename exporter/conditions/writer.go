@@ -111,10 +111,14 @@ type state struct {
 type said struct {
 	cluster, objection string
 	revision           uint64
-	// old is since when the object has another revision, of which the broker has said nothing.
-	old time.Time
+	// doubted is since when the object has another revision, of which the broker has said nothing, or, if ended is set,
+	// since when the broker says that it does not object any more. Zero for neither.
+	doubted time.Time
+	ended   bool
 	// expired is set when what it said of an earlier revision does not hold any more.
 	expired bool
+	// asked is set if the pass has asked for it.
+	asked bool
 }
 
 // New makes a writer for the cluster own; brokers returns the publishers by cluster. Nothing is written before Run.
@@ -218,10 +222,14 @@ func (w *Writer) due(brokers map[string]Broker, now time.Time) (all []due, unwri
 			w.states[at] = s
 		}
 		s.silent = x.Offer == nil
-		own := brokers[w.own]
+		own, compared := brokers[w.own], false
 		want, known := Of(x, w.own, own != nil, func(cluster string) (string, bool) {
 			return s.verdict(x.Offer, cluster, brokers[cluster], now)
-		}, func() Conflict { return s.conflicts(x.Offer, own, now) })
+		}, func() Conflict {
+			compared = true
+			return s.conflicts(x.Offer, own, now)
+		})
+		s.settle(x.Offer, compared)
 		if meaning := w.meaning(x, want); meaning != s.current {
 			s.current, s.since = meaning, now
 		}
@@ -244,33 +252,76 @@ func (w *Writer) due(brokers map[string]Broker, now time.Time) (all []due, unwri
 	return all, unwritten
 }
 
-// verdict is what a cluster's broker says of an offer, or what it said last: of the same revision, that holds until it
-// says something else; of an earlier one, for unconfirmedFor.
+// verdict is what a cluster's broker says of an offer, or what it said last.
 func (s *state) verdict(o *catalog.Offer, cluster string, broker Broker, now time.Time) (objection string, known bool) {
 	i := slices.IndexFunc(s.said, func(d said) bool { return d.cluster == cluster })
 	if broker != nil {
 		if objection, known = broker.Verdict(o.Key(), o.Revision); known {
 			if i < 0 {
-				s.said = append(s.said, said{})
+				s.said = append(s.said, said{cluster: cluster})
 				i = len(s.said) - 1
 			}
-			s.said[i] = said{cluster: cluster, objection: objection, revision: o.Revision}
-			return objection, true
+			return s.said[i].says(objection, o.Revision, now), true
 		}
 	}
 	if i < 0 {
 		s.silent = true
 		return "", false
 	}
-	d := &s.said[i]
+	return s.said[i].lasts(o.Revision, now)
+}
+
+// says takes what the broker says of a revision. That it does not object any more counts when it has said so for
+// unconfirmedFor, unless the object has changed: a broker that has just started has not tried its writes.
+func (d *said) says(objection string, revision uint64, now time.Time) string {
+	d.asked = true
+	if objection == "" && d.objection != "" && d.revision == revision {
+		if !d.ended {
+			d.ended, d.doubted = true, now
+		}
+		if now.Sub(d.doubted) < unconfirmedFor {
+			return d.objection
+		}
+	}
+	*d = said{cluster: d.cluster, objection: objection, revision: revision, asked: true}
+	return objection
+}
+
+// lasts is what the broker said last, while it says nothing: of the same revision, that holds until it says something
+// else; of an earlier one, for unconfirmedFor.
+func (d *said) lasts(revision uint64, now time.Time) (objection string, known bool) {
+	d.asked = true
+	if d.ended {
+		d.ended, d.doubted = false, time.Time{}
+	}
 	switch {
-	case d.revision == o.Revision:
-	case d.old.IsZero():
-		d.old = now
-	case now.Sub(d.old) >= unconfirmedFor:
+	case d.revision == revision:
+	case d.doubted.IsZero():
+		d.doubted = now
+	case now.Sub(d.doubted) >= unconfirmedFor:
 		d.expired = true
 	}
 	return d.objection, !d.expired
+}
+
+// settle forgets what was said of what is not offered any more, and waits for nothing that the pass did not ask for:
+// the wait begins again when it does. compared is whether it asked for conflicts.
+func (s *state) settle(o *catalog.Offer, compared bool) {
+	if o == nil {
+		s.said, s.conflict, s.ended = nil, Conflict{}, time.Time{}
+		return
+	}
+	s.said = slices.DeleteFunc(s.said, func(d said) bool { return !d.asked && !slices.Contains(o.To, d.cluster) })
+	for i := range s.said {
+		d := &s.said[i]
+		if !d.asked {
+			d.ended, d.doubted = false, time.Time{}
+		}
+		d.asked = false
+	}
+	if !compared {
+		s.ended = time.Time{}
+	}
 }
 
 // conflicts is what the own broker says of an offer, or what it said last. That there is none any more counts when it
@@ -309,7 +360,7 @@ func (w *Writer) meaning(x catalog.ServiceExport, all []metav1.Condition) uint64
 
 // waiting reports whether conditions may become due by time alone.
 func (w *Writer) waiting() bool {
-	expires := func(d said) bool { return !d.old.IsZero() && !d.expired }
+	expires := func(d said) bool { return !d.doubted.IsZero() && !d.expired }
 	for _, s := range w.states {
 		if s.written != s.current || !s.ended.IsZero() || slices.ContainsFunc(s.said, expires) {
 			return true

@@ -223,6 +223,82 @@ func TestFlappingStreams(t *testing.T) {
 	}
 }
 
+// TestObjectionsOfABrokerThatStarts: a broker that has just started says nothing against a Service before it has tried
+// to write it. Its objection holds meanwhile; it ends when the broker has not repeated it for a time, or takes the
+// Service as it has become.
+func TestObjectionsOfABrokerThatStarts(t *testing.T) {
+	w := newWorld(t, 1)
+	w.other.set("it has no port", true)
+	if got := w.after(0); len(got) != 1 || w.message("echo-0") != "cluster c2: it has no port" {
+		t.Errorf("it is refused: %q, %q", got, w.message("echo-0"))
+	}
+	for i, down := range []time.Duration{time.Second, time.Minute} {
+		w.other.set("", false)
+		got := w.after(down)
+		w.other.set("", true)
+		got = append(append(got, w.after(0)...), w.after(unconfirmedFor-time.Second)...)
+		w.other.set("it has no port", true)
+		if got = append(got, w.after(time.Minute)...); len(got) != 0 {
+			t.Errorf("restart %d: %d writes", i, len(got))
+		}
+	}
+	w.other.set("", true)
+	if got := w.after(time.Second); len(got) != 0 {
+		t.Errorf("it is refused no more, for a moment: %q", got)
+	}
+	if got := w.after(unconfirmedFor); len(got) != 1 || w.message("echo-0") != "exported to c2" {
+		t.Errorf("it is refused no more: %q, %q", got, w.message("echo-0"))
+	}
+	if w.writer.waiting() {
+		t.Error("the writer waits, with nothing to wait for")
+	}
+	w.other.set("it has no port", true)
+	w.after(time.Hour)
+	w.service("echo-0", 81)
+	w.other.set("", true)
+	if got := w.after(time.Hour); len(got) != 1 || w.message("echo-0") != "exported to c2" {
+		t.Errorf("it has changed, and is not refused: %q, %q", got, w.message("echo-0"))
+	}
+}
+
+// TestNothingIsWaitedFor that no pass asks about any more: an idle exporter does not look at all its exports.
+func TestNothingIsWaitedFor(t *testing.T) {
+	w := newWorld(t, 1)
+	waits := func(what string, want bool) {
+		t.Helper()
+		w.after(time.Hour)
+		w.after(time.Hour)
+		if got := w.writer.waiting(); got != want {
+			t.Errorf("%s: waiting is %t", what, got)
+		}
+	}
+	waits("all is said", false)
+	doubts := map[string]func(){
+		"a Service that is not confirmed": func() { w.other.set("", false); w.service("echo-0", 81) },
+		"an objection that ends":          func() { w.other.set("", true) },
+		"a conflict that ends":            func() { w.own.set("", true) },
+	}
+	ends := map[string]func(){
+		"it is deleted":          func() { w.catalog.DeleteService("shop", "echo-0", w.now) },
+		"the own broker refuses": func() { w.own.set("it is foreign", true); w.service("echo-0", 82) },
+	}
+	for doubt, begin := range doubts {
+		for end, do := range ends {
+			w.service("echo-0", 80)
+			w.own.set("", true, "PortConflict")
+			w.other.set("it has no port", true)
+			waits(doubt+", before", false)
+			begin()
+			w.after(time.Second)
+			if !w.writer.waiting() {
+				t.Errorf("%s: nothing is waited for", doubt)
+			}
+			do()
+			waits(doubt+", "+end, false)
+		}
+	}
+}
+
 // TestWritesOfOneExport are further apart each time while it changes all the time, and it is written at once when it
 // has been calm.
 func TestWritesOfOneExport(t *testing.T) {

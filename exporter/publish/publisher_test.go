@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -301,7 +302,8 @@ func TestDelivery(t *testing.T) {
 	p := New("c1", 0, config.ExporterBroker{Cluster: "c2", Address: c2.address}, b.trust.Source(t, "c1", "exporter"),
 		b.catalog, b.recorder, b.metrics)
 	lost := make(chan struct{}, 1)
-	p.OnDisconnect(func() { lost <- struct{}{} })
+	var losses atomic.Int64
+	p.OnDisconnect(func() { losses.Add(1); lost <- struct{}{} })
 	to := New("c1", 0, config.ExporterBroker{Cluster: "c1", Address: own.address}, b.trust.Source(t, "c1", "exporter"),
 		b.catalog, b.recorder, b.metrics)
 	to.SetDeliveries(func() []*semaphorev1.Delivery { return []*semaphorev1.Delivery{p.Delivery(time.Now())} }, lost)
@@ -322,7 +324,9 @@ func TestDelivery(t *testing.T) {
 	for range 3 {
 		within(t, "the own broker knows that it is acknowledged",
 			func() bool { return own.delivered("c2").GetAcknowledged() })
+		before := losses.Load()
 		c2.stop()
+		within(t, "the loss is reported", func() bool { return losses.Load() > before })
 		within(t, "the own broker knows that it is not", func() bool {
 			d := p.Delivery(time.Now())
 			return !d.GetAcknowledged() && d.GetProblem() != "" && own.delivered("c2").GetProblem() != ""
