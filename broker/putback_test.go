@@ -7,7 +7,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -45,15 +44,12 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true` + c.all
 			time.Sleep(11 * time.Second) // it is asked every ten how far the store is
 
 			restore()
-			began, stalls := time.Now(), testkit.MeasureStalls(t)
+			began := time.Now()
 			select {
 			case err := <-done:
 				t.Logf("after %s the broker ended: %v", time.Since(began).Round(time.Second), err)
 				if !errors.Is(err, kube.ErrPutBack) {
 					t.Errorf("the broker ended with %v", err)
-				}
-				if took, late := time.Since(began), 5*stalls.End(); took > 11*time.Second+late {
-					t.Errorf("the broker ended after %s, on a machine that may be %s late", took, late)
 				}
 			case <-time.After(30 * time.Second):
 				t.Fatalf("30 s after the restore the broker still runs, and has %v", w.written())

@@ -14,7 +14,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
@@ -55,7 +54,7 @@ func TestRestoredEtcd(t *testing.T) {
 	everything := c2.holds()
 
 	restore()
-	began, stalls := time.Now(), testkit.MeasureStalls(t)
+	began := time.Now()
 	now := revisionOf(t, newSetMember(t, admin, "after", "10.1.1.9"))
 	if now >= last {
 		t.Fatalf("resourceVersions are at %d, and were at %d: they did not go back", now, last)
@@ -66,10 +65,6 @@ func TestRestoredEtcd(t *testing.T) {
 			time.Since(began).Round(time.Second), err)
 		if !errors.Is(err, kube.ErrPutBack) || !strings.Contains(err.Error(), "raise") {
 			t.Errorf("the exporter ended with %v", err)
-		}
-		// It asks every ten seconds how far the store is.
-		if took, late := time.Since(began), 5*stalls.End(); took > 11*time.Second+late {
-			t.Errorf("the exporter ended after %s, on a machine that may be %s late", took, late)
 		}
 	case <-time.After(time.Minute):
 		t.Fatalf("a minute after the restore the exporter still runs, and its problems are %q", e.status().GetProblems())

@@ -144,7 +144,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	idle := v.dial("c2", "exporter")
 	idle.Connect()
 	begun := time.Now()
-	conn.SetDeadline(begun.Add(50 * time.Second))
+	conn.SetDeadline(begun.Add(3 * time.Minute))
 	ping := []byte("\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678")
 	buffer := make([]byte, 1<<10)
 	for err == nil {
@@ -153,7 +153,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 			_, _ = conn.Write(append([]byte(nil), ping...)) // it answers pings, and sends some
 		}
 	}
-	if took := time.Since(begun); took > 45*time.Second {
+	if took := time.Since(begun); took > 90*time.Second {
 		t.Errorf("a stranger's connection without a stream was open after %s: %v", took, err)
 	}
 }
