@@ -134,7 +134,8 @@ func (v *previewing) admit(name string, exports []*semaphorev1.Object, have bool
 			}
 		}
 		if len(held) == 0 {
-			v.Add(debug.Note, "exports of "+name, name, "", "not known here: give its --context, too")
+			v.Add(debug.Note, "exports of "+name, name, "", fmt.Sprintf(
+				"not known here: give its --context, and a RemoteCluster of %s for it, too", v.now.Cluster))
 		} else if len(refusedNow) > 0 {
 			v.Add(debug.Note, "exports of "+name, name, "", fmt.Sprintf(
 				"%d objects that are refused now are not among them: give its --context, too", len(refusedNow)))
@@ -157,7 +158,19 @@ func (v *previewing) admit(name string, exports []*semaphorev1.Object, have bool
 	for _, refused := range r.Refused() {
 		v.Add(debug.Refuse, refused.Key.String(), name, refused.Code, refused.Reason)
 	}
+	v.brake(name, replica.Exported(held), replica.Exported(results))
 	return nil
+}
+
+// brake says of which kinds the brake would retain what a remote withdraws: the plan of Services knows no brake.
+func (v *previewing) brake(name string, was, now map[semaphorev1.Kind]int) {
+	for _, kind := range semaphorev1.Kinds {
+		if gone := was[kind] - now[kind]; v.now.Brake.Brakes(gone, was[kind]) {
+			v.Add(debug.Note, "exports of "+name, name, finding.HeldBack, fmt.Sprintf("%d of %d objects of kind %s would be "+
+				"withdrawn: whatever is deleted below, the brake retains them until `semaphorectl brake release %s`", gone,
+				was[kind], semaphorev1.KindName(kind), name))
+		}
+	}
 }
 
 // plan is the plan of Services under a configuration, when all is complete.

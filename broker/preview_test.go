@@ -3,12 +3,14 @@ package broker
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -16,6 +18,7 @@ import (
 // connects; asking changes nothing.
 func TestPreview(t *testing.T) {
 	r := worldOfObjects(t)
+	r.cfg.Brake = config.Brake{Percent: 50, AtLeast: 1, Hold: config.Duration{Duration: time.Hour}}
 	stop := r.start(r.cfg)
 	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
@@ -67,7 +70,8 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 	exports := []*semaphorev1.Object{serviceObject("shop", "echo", 90), serviceObject("shop", "taken", 91),
 		sliceObject("shop", "echo-1", "echo", "10.3.1.5"), sliceObject("shop", "echo-2", "echo", "10.9.1.5")}
 	preview("nothing is known of it", `accept RemoteCluster c3 c3: would be in effect, encryption strict, UDP port 7776
-note exports of c3 c3: not known here`, remote("c3", third))
+note exports of c3 c3: not known here: give its --context, and a RemoteCluster of c1 for it, too`,
+		remote("c3", third))
 	preview("what it would export is known", `accept RemoteCluster c3 c3: would be in effect, encryption strict, UDP port 7776
 note exports of c3 c3: 2 objects of kind service would be accepted
 note exports of c3 c3: 2 objects of kind endpointslice would be accepted
@@ -81,8 +85,15 @@ clash service semaphore/c3-shop-73736d-taken NameTaken: `, remote("c3", third),
 note broker: it would build its engines again
 note exports of c2 c2: 1 objects of kind service would be accepted
 note exports of c2 c2: 1 objects of kind endpointslice would be accepted
-refuse endpointslice shop/echo-1 c2 ip-outside-pod-subnets: `,
+refuse endpointslice shop/echo-1 c2 ip-outside-pod-subnets: 
+note exports of c2 c2 HeldBack: 1 of 1 objects of kind endpointslice would be withdrawn: `,
 		remote("c2", `{"podSubnets":["10.2.128.0/17"],"nodeSubnets":["172.16.0.0/12"]}`))
+	preview("it would export nothing", `accept RemoteCluster c2 c2: 
+note exports of c2 c2 HeldBack: 1 of 1 objects of kind service would be withdrawn: whatever is deleted below, the brake
+note exports of c2 c2 HeldBack: 1 of 1 objects of kind endpointslice would be withdrawn: 
+delete service semaphore/c2-shop-73736d-echo: `,
+		remote("c2", `{"podSubnets":["10.2.0.0/16"],"nodeSubnets":["172.16.0.0/12"]}`),
+		&semaphorev1.PreviewExports{Cluster: "c2"})
 	r.becomes("nothing changed", ofC2)
 
 	// It is applied, and its exporter connects.

@@ -70,6 +70,7 @@ func (e *exporter) preview(_ context.Context, req *semaphorev1.PreviewRequest) (
 	}
 	counts.say(out)
 	difference(e.catalog, next, out)
+	e.noteEndpoints(next, rest, out)
 	out.Problems(debug.Refuse, "", e.catalog.Findings(), next.Findings())
 	if req.GetTo() != "" {
 		exportsTo(next, req.GetTo(), out)
@@ -230,19 +231,47 @@ func difference(was, now *catalog.Catalog, out *debug.Changes) {
 	}
 }
 
-// exportsTo adds what a catalog exports to a cluster.
+// exportsTo adds what a catalog exports to a cluster: none for a cluster that it publishes nothing to, not even that
+// there is nothing. A part of what is too much would read as if the rest were withdrawn: of that there is the number.
 func exportsTo(c *catalog.Catalog, cluster string, out *debug.Changes) {
-	out.Exports = &semaphorev1.PreviewExports{}
-	size := 0
+	if !slices.Contains(c.Clusters(), cluster) {
+		return
+	}
+	exports, size := &semaphorev1.PreviewExports{}, 0
 	snapshot, _ := c.Journal().Snapshot()
 	for _, entry := range snapshot {
-		if !entry.Value.To.Has(cluster) || !slices.Contains(c.Clusters(), cluster) {
+		if entry.Value.To.Has(cluster) {
+			exports.Objects = append(exports.Objects, entry.Value.Object)
+			size += proto.Size(entry.Value.Object)
+		}
+	}
+	if size > maxExports {
+		out.MoreExports = uint32(len(exports.Objects))
+		return
+	}
+	out.Exports = exports
+}
+
+// noteEndpoints says of which proposed Services the endpoints are not known: the watch has EndpointSlices by their
+// labels, which Kubernetes copies from the Service once it has them.
+func (e *exporter) noteEndpoints(next *catalog.Catalog, proposed []remotes.Document, out *debug.Changes) {
+	type service struct{ namespace, name string }
+	known := map[service]bool{}
+	snapshot, _ := next.Journal().Snapshot()
+	for _, entry := range snapshot {
+		if slice := entry.Value.Object.GetEndpointSlice(); slice != nil {
+			known[service{entry.Key.Namespace, slice.GetService()}] = true
+		}
+	}
+	for _, d := range proposed {
+		var o metav1.PartialObjectMetadata
+		if d.Kind != "Service" || json.Unmarshal([]byte(d.Text), &o) != nil {
 			continue
 		}
-		if size += proto.Size(entry.Value.Object); size > maxExports {
-			out.MoreExports++
-			continue
+		key := catalog.Key{Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: o.Namespace, Name: o.Name}
+		_, was := e.catalog.Journal().Get(key)
+		if _, is := next.Journal().Get(key); is && !was && !known[service{o.Namespace, o.Name}] {
+			out.Add(debug.Note, key.String(), "", "", "its endpoints are not known before it is applied, and are missing here")
 		}
-		out.Exports.Objects = append(out.Exports.Objects, entry.Value.Object)
 	}
 }

@@ -88,6 +88,9 @@ func TestPreview(t *testing.T) {
 		}
 	}
 	is("nothing", func() string { s, _ := preview(""); return s }(), "")
+	if _, answer := preview("c3"); answer.Exports != nil {
+		t.Errorf("nothing is published to c3: %v", answer.Exports)
+	}
 
 	// A further remote, whose rule withholds the Services of a namespace.
 	third := object("c3", `{podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], export: {rules: [
@@ -121,6 +124,11 @@ export service shop/echo c3
 withdraw setmember shop/web c3
 export 1 objects of kind endpointslice c3`)
 	got, _ = preview("", text(object("c3", `{podSubnets: [10.2.0.0/24], nodeSubnets: [192.0.2.0/24]}`)))
+	if _, answer := preview("c3", text(object("c3", `{podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24],
+		export: {rules: [{action: Withhold}]}}`))); answer.Exports == nil || slices.ContainsFunc(answer.Exports.Objects,
+		func(o *semaphorev1.Object) bool { return o.GetNode() == nil }) {
+		t.Errorf("all is withheld: %v", answer.Exports)
+	}
 	if !strings.HasPrefix(got, "reject RemoteCluster c3 c3 SubnetsConflict") {
 		t.Errorf("a subnet of another: %s", got)
 	}
@@ -129,7 +137,7 @@ export 1 objects of kind endpointslice c3`)
 	const service = `{"apiVersion":"v1","kind":"Service","metadata":{"namespace":"shop","name":"plain",` +
 		`"labels":{"mirror.semaphore.uw.io/mirror-service":"true"}%s},"spec":{"ports":[{"port":80}]}}`
 	got, _ = preview("", strings.Replace(service, "%s", "", 1))
-	is("a label", got, "export service shop/plain c2")
+	is("a label", got, "export service shop/plain c2\nnote service shop/plain")
 	got, _ = preview("", strings.Replace(service, "%s",
 		`,"annotations":{"semaphore.uw.io/export-to":"c9"}`, 1))
 	is("an annotation", got, "refuse export-to")

@@ -130,6 +130,11 @@ func TestText(t *testing.T) {
 		ofService("shop", "echo", "x"),
 		ofNode("c2", "n1.example.org", "10.2.1.0/24", "fd00:2::100/120"), ofNode("c2", long, "10.2.1.0/24"),
 		ofNode("c2", long[:len(long)-1], "10.2.1.0/24"), ofNode("c3", long, "10.3.1.0/24"),
+		// A dot ends neither a cluster's name nor a node's.
+		ofNode("eu", "west.n1", "10.4.1.0/24"), ofNode("eu.west", "n1", "10.4.1.0/24"),
+		ofNode("eu.west.n1", "n2", "10.4.1.0/24"), ofNode("eu.west", "n1.n2", "10.4.1.0/24"),
+		ofNode("eu.west", long, "10.4.1.0/24"), ofCluster("eu.west"), ofCluster("eu.west.n1"),
+		ofService("eu", "west", "n1"), ofService("eu.west", "n1", "n2"), ofService("eu", "n1", "n2"),
 		{Target: Target{Cluster: "c2"}, Since: noon, Until: noon.Add(time.Hour), By: "a\n\"person\": {of: note}"},
 	} {
 		got, err := Parse(d.Text())
@@ -144,6 +149,12 @@ func TestText(t *testing.T) {
 			t.Errorf("%s has the key of %s: %s", d, other, key)
 		}
 		keys[key] = d.Target
+	}
+	for want, of := range map[string]Target{"node.c2.n1": {Cluster: "c2", Node: "n1"},
+		"node.eu.west_n1": {Cluster: "eu.west", Node: "n1"}} {
+		if got := of.Key(); got != want {
+			t.Errorf("%s has the key %s, not %s", of, got, want)
+		}
 	}
 	if got := ofCluster("c2").Text(); got != "cluster: c2\n" {
 		t.Errorf("%q", got)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -92,22 +93,27 @@ func (d Drain) Text() string {
 }
 
 // Key returns the key of a drain of the target in a ConfigMap's data, which may contain letters, digits, '-', '_' and
-// '.'. Different targets have different keys. Drains under any other key are read, too.
+// '.'. Different targets have different keys. A key has no meaning: drains under any other are read, too.
 func (t Target) Key() string {
+	// Names of nodes have dots. Where that of the cluster has some, too, a dot would not say where it ends.
+	node := "node." + t.Cluster + "."
+	if strings.Contains(t.Cluster, ".") {
+		node = "node." + t.Cluster + "_"
+	}
 	var key string
 	switch {
 	case t.Node != "":
-		key = "node." + t.Cluster + "." + t.Node
+		key = node + t.Node
 	case t.Service == "":
 		key = "cluster." + t.Cluster
 	case t.Cluster == "":
 		key = "service." + t.Namespace + "." + t.Service
 	default:
-		key = "service." + t.Cluster + "." + t.Namespace + "." + t.Service // none of the three contains a dot
+		key = "service." + t.Cluster + "." + t.Namespace + "." + t.Service // of the three only the first may contain a dot
 	}
 	if len(validation.IsConfigMapKey(key)) > 0 { // the name of a node can be as long as a key
 		sum := sha256.Sum256([]byte(key))
-		key = "node." + t.Cluster + "." + hex.EncodeToString(sum[:16])
+		key = node + hex.EncodeToString(sum[:16])
 	}
 	return key
 }

@@ -6,6 +6,19 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
+// Exported counts the accepted objects that have an effect, by kind, as the brake does. Like Load it is for previews.
+func Exported(results []Result) map[semaphorev1.Kind]int {
+	counts := map[semaphorev1.Kind]int{}
+	for _, r := range results {
+		for _, c := range r.Changes {
+			if c.New != nil && !isEmpty(c.New) {
+				counts[c.Key.Kind]++
+			}
+		}
+	}
+	return counts
+}
+
 // Load has a replica that holds nothing take objects as those of one complete snapshot, by the same messages as a
 // stream's, and returns what it accepts of them. It is for previews: no stream leads there.
 func (r *Replica) Load(objects []*semaphorev1.Object, now time.Time) ([]Result, error) {

@@ -133,27 +133,61 @@ func KnowsImports(image string) (does, known bool) {
 	return v.AtLeast(version.MustParseGeneric("1.12.2")), true
 }
 
-// Print writes blocks in the format of a Corefile.
-func Print(w io.Writer, blocks []Block) error {
+// Shadows returns the domain of which a block would answer names that are not its own: CoreDNS asks the block with the
+// longest domain that a name ends in. That domain is the own cluster's, or of another of the blocks; empty for none.
+func (b Block) Shadows(others []Block) string {
+	zone, own := b.Zone(), b.ClusterDomain
+	// The own cluster's names are answered by a block for all names.
+	if own == zone || strings.HasSuffix(own, "."+zone) || strings.HasSuffix(zone, ".svc."+own) ||
+		strings.HasSuffix(zone, ".pod."+own) {
+		return own
+	}
+	for _, o := range others {
+		if strings.HasSuffix(zone, ".svc."+o.Zone()) {
+			return o.Zone()
+		}
+	}
+	return ""
+}
+
+// Served returns the blocks that shadow nothing, and a sentence on each of the others, which is left out.
+func Served(blocks []Block) (served []Block, left []string) {
 	for _, b := range blocks {
-		if b.Zone() == b.ClusterDomain {
-			return fmt.Errorf("names of Services of cluster %q would end in %s, as those of this cluster's own do: give it "+
-				"another name, in all clusters", b.Cluster, b.ClusterDomain)
+		of := b.Shadows(blocks)
+		if of == "" {
+			served = append(served, b)
+			continue
+		}
+		left = append(left, fmt.Sprintf("no block for %s: it would answer names of %s, too; name the cluster otherwise, in "+
+			"all clusters, or use the names of its mirrors", b.Zone(), of))
+	}
+	return served, left
+}
+
+// Print writes blocks in the format of a Corefile, and a comment on each that is left out.
+func Print(w io.Writer, blocks []Block) error { return write(w, blocks, false) }
+
+// PrintImports is Print for a CoreDNS that answers for imported Services from ServiceImports.
+func PrintImports(w io.Writer, blocks []Block) error { return write(w, blocks, true) }
+
+func write(w io.Writer, blocks []Block, knowsImports bool) error {
+	served, left := Served(blocks)
+	for _, b := range served {
+		if knowsImports && b.ofImports() {
+			continue
 		}
 		if err := blockTemplate.Execute(w, b); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-// PrintImports is Print for a CoreDNS that answers for imported Services from ServiceImports.
-func PrintImports(w io.Writer, blocks []Block) error {
-	if err := Print(w, slices.DeleteFunc(slices.Clone(blocks), Block.ofImports)); err != nil ||
-		!slices.ContainsFunc(blocks, Block.ofImports) {
-		return err
+	var end strings.Builder
+	if knowsImports && slices.ContainsFunc(served, Block.ofImports) {
+		end.WriteString(Multicluster)
 	}
-	_, err := io.WriteString(w, Multicluster)
+	for _, text := range left {
+		fmt.Fprintf(&end, "# %s\n", text)
+	}
+	_, err := io.WriteString(w, end.String())
 	return err
 }
 

@@ -2,10 +2,12 @@ package coredns
 
 import (
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // kubeadm's, as it is found in a cluster.
@@ -105,6 +107,49 @@ func TestClusterSet(t *testing.T) {
 	} {
 		if does, known := KnowsImports(image); does != want[0] || known != want[1] {
 			t.Errorf("%q: %t, %t", image, does, known)
+		}
+	}
+}
+
+// TestShadows: a block that would answer names of the own cluster or of another block is left out and named, and the
+// others are printed.
+func TestShadows(t *testing.T) {
+	for _, test := range []struct{ cluster, own, other, want string }{
+		{"c2", "cluster.local", "c3", ""},
+		{"local", "cluster.local", "c3", "cluster.local"},
+		{"example.com", "c1.cluster.example.com", "c3", "c1.cluster.example.com"},
+		{"example.com", "cluster.local", "eu.example.com", ""},
+		{"c1.example.com", "cluster.example.com", "c3", ""},
+		{"svc.cluster.local", "cluster.local", "c3", "cluster.local"},
+		{"shop.svc.cluster.local", "cluster.local", "c3", "cluster.local"},
+		{"pod.cluster.local", "cluster.local", "c3", "cluster.local"},
+		{"b.cluster.local", "cluster.local", "c3", ""}, // no name of the own cluster ends so
+		{"svc.cluster.b", "cluster.local", "b", "cluster.b"},
+		{"eu.svc.cluster.b", "cluster.local", "b", "cluster.b"},
+		{"eu.cluster.b", "cluster.local", "b", ""},
+		{"b", "cluster.local", "svc.cluster.b", ""}, // the other is left out
+		{"svc.cluster.global", "cluster.local", "c3", "cluster.global"},
+		{"svc.clusterset.local", "cluster.local", "c3", "clusterset.local"},
+	} {
+		b := Block{test.cluster, naming.ClusterLabel(test.cluster), "semaphore", test.own}
+		other := Block{test.other, naming.ClusterLabel(test.other), "semaphore", test.own}
+		all := []Block{b, other, Global("semaphore", test.own), ClusterSet("semaphore", test.own)}
+		if got := b.Shadows(all); got != test.want {
+			t.Errorf("%s, in %s beside %s: shadows %q, not %q", test.cluster, test.own, test.other, got, test.want)
+		}
+		served, left := Served([]Block{b, Global("semaphore", test.own), other, ClusterSet("semaphore", test.own)})
+		for _, write := range []func(io.Writer, []Block) error{Print, PrintImports} {
+			var out strings.Builder
+			if err := write(&out, all); err != nil {
+				t.Fatal(err)
+			}
+			if faults := Compare(out.String(), served); len(faults) > 0 || len(served)+len(left) != len(all) {
+				t.Errorf("%s: %d and %d of %d; missing %+v in\n%s", test.cluster, len(served), len(left), len(all), faults, &out)
+			}
+			if shadows := test.want != ""; servers(out.String())[b.Zone()] != nil == shadows ||
+				strings.Contains(out.String(), "# no block for "+b.Zone()+": it would answer names of "+test.want+",") != shadows {
+				t.Errorf("%s: printed is\n%s", test.cluster, &out)
+			}
 		}
 	}
 }

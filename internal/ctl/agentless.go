@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
@@ -168,14 +169,24 @@ func (l *linker) read(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
+	type pair struct {
+		here  *linkedCluster
+		there *foreignCluster
+	}
 	var found []check.Finding
+	wanted := map[pair]config.Features{}
 	for _, p := range here {
 		for _, f := range there {
-			one, err := p.mayRead(ctx, f)
+			features, err := l.featuresOf(ctx, p, f)
+			if err != nil {
+				return err
+			}
+			one, err := p.mayRead(ctx, f, features)
 			if err != nil {
 				return err
 			}
 			found = append(found, one...)
+			wanted[pair{p, f}] = features
 		}
 	}
 	if found = slices.DeleteFunc(found, func(f check.Finding) bool { return f.Level != check.Error }); len(found) > 0 {
@@ -183,7 +194,7 @@ func (l *linker) read(ctx context.Context, w io.Writer) error {
 	}
 	for _, p := range here {
 		for _, f := range there {
-			if err := l.readOne(ctx, w, p, f); err != nil {
+			if err := readOne(ctx, w, p, f, wanted[pair{p, f}]); err != nil {
 				return err
 			}
 		}
@@ -194,8 +205,9 @@ func (l *linker) read(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// mayRead says what stands in the way of reading a cluster.
-func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster) ([]check.Finding, error) {
+// mayRead says what stands in the way of reading a cluster for features.
+func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features config.Features) ([]check.Finding,
+	error) {
 	found := preflight.JudgePair(p.facts, f.facts)
 	if len(f.facts.Pods.Prefixes) == 0 {
 		found = append(found, check.Finding{Code: "subnets-unknown", Level: check.Error, Side: f.facts.Context,
@@ -211,6 +223,21 @@ func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster) ([]check
 			Subject: p.facts.Context + ": namespace " + exporter.GetName(),
 			Evidence: "it is there already, and is no exporter's " +
 				"of this installation", Fix: "name the cluster otherwise, by --agentless CONTEXT=NAME"})
+	}
+	has, err := f.features(ctx, p.name)
+	if err != nil {
+		return nil, err
+	}
+	for _, feature := range has {
+		if !features.Has(feature) {
+			unlink := commandFor(p.applier.cluster, "unlink")
+			found = append(found, check.Finding{Code: "feature-in-use", Level: check.Error, Side: p.facts.Context,
+				Subject: p.facts.Context + ": " + f.name + " is read for " + string(feature),
+				Evidence: "if the exporter no longer published these objects, " + p.facts.Context + " would keep what it has of " +
+					"them as it is",
+				Fix: fmt.Sprintf("%s --agentless %s=%s, then link again; or name this feature, too", unlink,
+					f.applier.cluster.Context, f.name)})
+		}
 	}
 	remote, err := p.remotes.Get(ctx, f.name, metav1.GetOptions{})
 	switch {
@@ -228,13 +255,13 @@ func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster) ([]check
 }
 
 // readOne makes all that one exporter for one cluster needs.
-func (l *linker) readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignCluster) error {
+func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignCluster, features config.Features) error {
 	image, err := p.image(ctx)
 	if err != nil {
 		return err
 	}
 	what := install.Foreign{Cluster: f.name, Reader: p.name, Parts: p.applier.cluster.Namespace, Image: image,
-		APIURL: f.api, Features: l.featuresOf(p), Roots: len(f.roots) > 0}
+		APIURL: f.api, Features: features, Roots: len(f.roots) > 0}
 	token, err := f.account(ctx, what)
 	if err != nil {
 		return err
@@ -278,18 +305,45 @@ func (l *linker) readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *
 	return err
 }
 
-// featuresOf are those that an exporter for another cluster exports: what was asked for, else what the reader takes
-// without agents on the other side.
-func (l *linker) featuresOf(p *linkedCluster) (out config.Features) {
-	for _, f := range l.agentless.features {
-		out = append(out, config.Feature(f))
+// featuresOf are those that an exporter for another cluster exports: what was asked for; else what it is read for
+// already; else what the reader takes without agents on the other side.
+func (l *linker) featuresOf(ctx context.Context, p *linkedCluster, f *foreignCluster) (out config.Features, err error) {
+	for _, feature := range l.agentless.features {
+		out = append(out, config.Feature(feature))
 	}
-	for _, f := range []config.Feature{config.Services, config.Policy} {
-		if len(l.agentless.features) == 0 && (p.installed == nil || p.installed.Values.Features.Has(f)) {
-			out = append(out, f)
+	if len(out) > 0 {
+		return out, nil
+	}
+	// Where there is no exporter yet, an interrupted call may have made a part of the rights.
+	if _, reads, err := p.applier.reads(ctx, f.name); err != nil {
+		return nil, err
+	} else if reads {
+		if out, err = f.features(ctx, p.name); err != nil || len(out) > 0 {
+			return out, err
 		}
 	}
-	return out
+	for _, feature := range []config.Feature{config.Services, config.Policy} {
+		if p.installed == nil || p.installed.Values.Features.Has(feature) {
+			out = append(out, feature)
+		}
+	}
+	return out, nil
+}
+
+// features are those that a reader has rights for.
+func (f *foreignCluster) features(ctx context.Context, reader string) (out config.Features, err error) {
+	for _, feature := range everyFeature {
+		role, err := f.applier.get(ctx, install.Ref{
+			GroupVersionKind: schema.GroupVersionKind{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: "ClusterRole"},
+			Name:             "semaphore-reader-" + string(feature) + "-" + reader})
+		if err != nil {
+			return nil, err
+		}
+		if role != nil {
+			out = append(out, feature)
+		}
+	}
+	return out, nil
 }
 
 // image is the one that the broker runs.
@@ -324,9 +378,6 @@ func (f *foreignCluster) account(ctx context.Context, what install.Foreign) (map
 			return nil, err
 		}
 	}
-	if err := f.revoke(ctx, what, objects); err != nil {
-		return nil, err
-	}
 	out := map[string][]byte{}
 	secret := install.Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Secret"),
 		Namespace: install.ReaderNamespace, Name: what.ReaderName()}
@@ -355,25 +406,6 @@ func (f *foreignCluster) account(ctx context.Context, what install.Foreign) (map
 
 // everyFeature is what a reader may have rights for.
 var everyFeature = config.Features{config.Encryption, config.Services, config.Policy}
-
-// revoke deletes the rights of a reader for features that it had and is not to have.
-func (f *foreignCluster) revoke(ctx context.Context, what install.Foreign, keep []*unstructured.Unstructured) error {
-	what.Features = everyFeature
-	all, err := install.BuildReader(what)
-	if err != nil {
-		return err
-	}
-	for _, o := range slices.Backward(all) {
-		ref := install.RefOf(o)
-		if slices.ContainsFunc(keep, func(k *unstructured.Unstructured) bool { return install.RefOf(k) == ref }) {
-			continue
-		}
-		if err := f.applier.remove(ctx, ref); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // closeByHand is how a person who has a cluster's kubeconfig revokes what a reader may read there.
 func closeByHand(cluster, reader string) (string, error) {

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/broker"
@@ -298,8 +299,9 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 	must(t, err)
 }
 
-// TestAgentlessEnds: a reader has the rights for what it exports and no others, also after it exported more; and after
-// forget and uninstall, what is printed removes what they cannot reach.
+// TestAgentlessEnds: a reader has the rights for what it exports and no others. Called again, link keeps them and adds
+// what is asked for, but takes none away before unlink. After forget and uninstall, what is printed removes what they
+// cannot reach.
 func TestAgentlessEnds(t *testing.T) {
 	c1, c2, ctl := agentlessClusters(t)
 	here, there := kubernetes.NewForConfigOrDie(c1), kubernetes.NewForConfigOrDie(c2)
@@ -352,13 +354,28 @@ func TestAgentlessEnds(t *testing.T) {
 	}
 	ctl(0, link)
 	reads(true, true)
-	ctl(0, link+" --features services")
-	reads(true, false)
-	if text := configOf(t, here, "semaphore-c2", "semaphore-exporter"); strings.Contains(text, "policy") {
-		t.Errorf("the exporter's configuration is\n%s", text)
+	exports := func(want ...config.Feature) {
+		t.Helper()
+		var is struct{ Features config.Features }
+		text := configOf(t, here, "semaphore-c2", "semaphore-exporter")
+		must(t, yaml.Unmarshal([]byte(text), &is))
+		if !slices.Equal(is.Features, want) {
+			t.Errorf("the exporter's configuration is\n%s", text)
+		}
 	}
-	ctl(0, link)
+	golden(t, "agentless-fewer", ctl(2, link+" --features services"))
 	reads(true, true)
+	exports(config.Services, config.Policy)
+	ctl(0, "unlink --context c1 --agentless legacy=c2") // as it says
+	ctl(0, link+" --features encryption,services")
+	reads(true, false)
+	exports(config.Encryption, config.Services)
+	ctl(0, link)
+	reads(true, false)
+	exports(config.Encryption, config.Services)
+	ctl(0, link+" --features encryption,services,policy")
+	reads(true, true)
+	exports(config.Encryption, config.Services, config.Policy)
 
 	golden(t, "agentless-forget", ctl(2, "forget c2 --context c1"))
 	golden(t, "agentless-forget-yes", ctl(0, "forget c2 --context c1 --yes"))

@@ -138,15 +138,30 @@ func oneArg(name string) cobra.PositionalArgs {
 // again is a verb for the cluster that a part is of, to be pasted. Without flags that name a cluster it is the verb
 // alone: a command in a pod asks the part there.
 func again(access *fleet.Access, p *fleet.Part, verb string) string {
-	out := "semaphorectl " + verb
+	var contexts []string
 	if len(access.Contexts) > 0 {
-		out += " --context " + p.Context
+		contexts = []string{p.Context}
 	}
-	if access.Kubeconfig != "" {
-		out += " --kubeconfig " + access.Kubeconfig
+	return command(verb, contexts, access.Kubeconfig, access.Namespace)
+}
+
+// commandFor is a verb for a cluster, to be pasted.
+func commandFor(c *fleet.Cluster, verb string) string {
+	return command(verb, []string{c.Context}, c.Kubeconfig, c.Namespace)
+}
+
+// command is a verb with the flags that say which clusters are meant; those that say what holds without them are left
+// out.
+func command(verb string, contexts []string, kubeconfig, namespace string) string {
+	out := "semaphorectl " + verb
+	for _, c := range contexts {
+		out += " --context " + c
 	}
-	if access.Namespace != "" && access.Namespace != fleet.DefaultNamespace {
-		out += " -n " + access.Namespace
+	if kubeconfig != "" {
+		out += " --kubeconfig " + kubeconfig
+	}
+	if namespace != "" && namespace != fleet.DefaultNamespace {
+		out += " -n " + namespace
 	}
 	return cli.Printable(out)
 }

@@ -113,19 +113,20 @@ func mountedFrom(deployment *unstructured.Unstructured, dir string) string {
 	return ""
 }
 
-// remotes are the blocks for the RemoteClusters that there are, and for the services of all clusters.
-func (d *dnsWiring) remotes(ctx context.Context) (string, error) {
+// remotes are the blocks for the RemoteClusters that there are, and for the services of all clusters; left says which
+// are left out.
+func (d *dnsWiring) remotes(ctx context.Context) (text string, left []string, err error) {
 	domain := coredns.ClusterDomain(d.corefile)
 	list, err := d.client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("%s: RemoteClusters: %w", d.cluster.Context, err)
+		return "", nil, fmt.Errorf("%s: RemoteClusters: %w", d.cluster.Context, err)
 	}
 	var blocks []coredns.Block
 	if err == nil {
 		for i := range list.Items {
 			var r v1alpha1.RemoteCluster
 			if err := fromUnstructured(&list.Items[i], &r); err != nil {
-				return "", fmt.Errorf("%s: RemoteCluster %s: %w", d.cluster.Context, list.Items[i].GetName(), err)
+				return "", nil, fmt.Errorf("%s: RemoteCluster %s: %w", d.cluster.Context, list.Items[i].GetName(), err)
 			}
 			prefix := r.Spec.ServicePrefix
 			if prefix == "" {
@@ -139,7 +140,7 @@ func (d *dnsWiring) remotes(ctx context.Context) (string, error) {
 	write := coredns.Print
 	record, err := d.record(ctx)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if record != nil && slices.Contains(record.Values.Components, install.MCS) {
 		blocks = append(blocks, coredns.ClusterSet(d.cluster.Namespace, domain))
@@ -147,9 +148,10 @@ func (d *dnsWiring) remotes(ctx context.Context) (string, error) {
 			write = coredns.PrintImports
 		}
 	}
+	_, left = coredns.Served(blocks)
 	var out bytes.Buffer
 	err = write(&out, blocks)
-	return out.String(), err
+	return out.String(), left, err
 }
 
 // write puts blocks where CoreDNS finds them, none takes away what is ours, and has CoreDNS read them at once.
@@ -217,7 +219,7 @@ func wireDNS(ctx context.Context, a *applier, always bool) (said string, err err
 	if err != nil {
 		return "", err
 	}
-	blocks, err := d.remotes(ctx)
+	blocks, left, err := d.remotes(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -229,7 +231,7 @@ func wireDNS(ctx context.Context, a *applier, always bool) (said string, err err
 	if d.file != "" {
 		where = fmt.Sprintf("ConfigMap kube-system/%s, key %s", d.custom, d.file)
 	}
-	said = "CoreDNS: wrote " + where
+	said = strings.Join(append([]string{"CoreDNS: wrote " + where}, left...), "; ")
 	daemons, err := a.client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}).
 		Namespace(systemNamespace).List(ctx, metav1.ListOptions{})
 	if err == nil {

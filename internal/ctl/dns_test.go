@@ -133,9 +133,17 @@ func TestDNSByImport(t *testing.T) {
 		}
 
 		must(t, remotes.Delete(ctx, "c2", metav1.DeleteOptions{}))
-		wire(false)
+		// One whose block would hide the own names is left out, and said; the rest is written.
+		_, err = remotes.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "local"},
+			"spec": map[string]any{"podSubnets": []any{"10.3.0.0/16"}}}}, metav1.CreateOptions{})
+		must(t, err)
+		if said := wire(false); !strings.Contains(said, "no block for cluster.local: ") {
+			t.Errorf("it said %q", said)
+		}
+		must(t, remotes.Delete(ctx, "local", metav1.DeleteOptions{}))
 		if text := custom()["semaphore.server"]; strings.Contains(text, "cluster.c2") ||
-			!strings.Contains(text, "cluster.global") {
+			strings.Contains(text, "\ncluster.local {") || !strings.Contains(text, "cluster.global {") {
 			t.Errorf("after the RemoteCluster was deleted the file is\n%s", text)
 		}
 		must(t, unwireDNS(ctx, a))

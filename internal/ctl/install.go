@@ -201,8 +201,8 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 			if err != nil {
 				return err
 			}
-			if _, err := fmt.Fprintf(w, "---\n# %s. Its keys: semaphorectl pki init --context %s --cluster %s\n%s",
-				cli.Printable(one.cluster.Context), cli.Printable(one.cluster.Context), one.values.Cluster, text); err != nil {
+			if _, err := fmt.Fprintf(w, "---\n# %s. Its keys: %s --cluster %s\n%s",
+				cli.Printable(one.cluster.Context), commandFor(one.cluster, "pki init"), one.values.Cluster, text); err != nil {
 				return err
 			}
 			continue

@@ -85,7 +85,8 @@ again; what others manage is not overwritten.
 
 A cluster of --agentless gets a ServiceAccount that may read Services and pods, and nothing else. An exporter
 beside the broker of each --context reads it, and the RemoteCluster there has its Services and sets. Packets
-to its pods are not encrypted. Called again, it renews certificate, token and image.
+to its pods are not encrypted. Called again, it renews certificate, token and image, and keeps the features
+without --features; with more it adds them. To take one away, unlink --agentless it first.
 
   semaphorectl link --context c1 --agentless legacy
 
@@ -117,8 +118,8 @@ Exit code 0 when the objects are there, 1 when a cluster cannot be asked, 2 when
 	cmd.Flags().StringToStringVar(&l.agentless.apis, "api", nil,
 		"with --agentless: `CONTEXT=URL` by which pods reach the apiserver (default: as in the kubeconfig)")
 	cmd.Flags().StringSliceVar(&l.agentless.features, "features", nil,
-		"with --agentless: of services and policy, and encryption where semaphore-wireguard runs there (default: services "+
-			"and policy, as far as the cluster that reads has them)")
+		"with --agentless: of services and policy, and encryption where semaphore-wireguard runs there (default: those that "+
+			"it is read for already, else services and policy, as far as the cluster that reads has them)")
 	completeFlag(cmd, "output", oneOf("yaml"))
 	completeFlag(cmd, "features", oneOf("encryption", "services", "policy"))
 	return cmd
@@ -458,8 +459,8 @@ func nodesInside(here, there *linkedCluster) (out []check.Finding) {
 				Subject: here.facts.Context + " and " + there.facts.Context + ": nodes",
 				Evidence: fmt.Sprintf("the nodes of %s in %s are inside %s, which %s calls its own", there.facts.Context, nodes,
 					local, here.facts.Context),
-				Fix: fmt.Sprintf("name the nodes of each cluster alone: semaphorectl install --context %s --node-subnets %s",
-					here.facts.Context, install.Addresses(here.facts.Nodes))})
+				Fix: fmt.Sprintf("name the nodes of each cluster alone: %s --node-subnets %s",
+					commandFor(here.applier.cluster, "install"), install.Addresses(here.facts.Nodes))})
 		}
 	}
 	return out
@@ -565,7 +566,7 @@ func (a *applier) forget(ctx context.Context, w io.Writer, name string, yes bool
 	}
 	if reads {
 		_, err = fmt.Fprintf(w, "%[2]s keeps a ServiceAccount that %[1]s read it by; with a context of %[2]s:\n"+
-			"  semaphorectl unlink --context %[1]s --agentless CONTEXT=%[2]s\n", where, name)
+			"  %[3]s --agentless CONTEXT=%[2]s\n", where, name, commandFor(a.cluster, "unlink"))
 	}
 	return true, err
 }

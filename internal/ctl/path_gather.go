@@ -430,13 +430,7 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 	if err != nil {
 		return err
 	}
-	prefix, in := remote, g.access.Namespace
-	switch remote {
-	case naming.GlobalCluster:
-		prefix = naming.GlobalPrefix
-	case coredns.ClusterSetDomain:
-		prefix = naming.ImportPrefix
-	}
+	prefix, in := usualPrefix(remote), g.access.Namespace
 	m := &path.Mirror{}
 	for i := range all {
 		s := &all[i]
@@ -488,6 +482,18 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 		g.facts.DNS = &path.DNS{Zone: block(remote, prefix, in, "").Zone()}
 	}
 	return nil
+}
+
+// usualPrefix begins the names of what stands for a remote's Services, or for those of several clusters, unless the
+// RemoteCluster has another.
+func usualPrefix(remote string) string {
+	switch remote {
+	case naming.GlobalCluster:
+		return naming.GlobalPrefix
+	case coredns.ClusterSetDomain:
+		return naming.ImportPrefix
+	}
+	return naming.ClusterLabel(remote)
 }
 
 // ofSeveral reports whether a Service stands for those of several clusters.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/diagnose/path"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 func TestParseEnd(t *testing.T) {
@@ -41,6 +42,16 @@ func TestParseEnd(t *testing.T) {
 		"10.1.0.300"} {
 		if got, err := parseEnd(text); err == nil {
 			t.Errorf("%q: %+v", text, got)
+		}
+	}
+}
+
+// TestUsualPrefix: a mirror that there is not yet is looked for by the name that the broker would give it.
+func TestUsualPrefix(t *testing.T) {
+	for remote, want := range map[string]string{"c2": "c2", "eu-1.example.com": naming.ClusterLabel("eu-1.example.com"),
+		"global": "gl", "clusterset.local": "mcs"} {
+		if got := usualPrefix(remote); got != want || strings.Contains(got, ".") {
+			t.Errorf("%s: %q, not %q", remote, got, want)
 		}
 	}
 }

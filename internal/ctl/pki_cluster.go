@@ -216,8 +216,8 @@ func (p *clusterPKI) own(ctx context.Context) (name string, bundle []byte, err e
 		return "", nil, err
 	}
 	if data == nil {
-		return "", nil, fmt.Errorf("%s: no Secret %s/%s: semaphorectl pki init --context %s --cluster NAME makes it",
-			p.cluster.Context, p.cluster.Namespace, pki.SecretName("semaphorectl"), p.cluster.Context)
+		return "", nil, fmt.Errorf("%s: no Secret %s/%s: %s --cluster NAME makes it", p.cluster.Context,
+			p.cluster.Namespace, pki.SecretName("semaphorectl"), commandFor(p.cluster, "pki init"))
 	}
 	cert, err := pki.ParseRoot(data[corev1.TLSCertKey])
 	if err != nil || len(cert.URIs) != 1 {
@@ -252,9 +252,8 @@ func initIn(ctx context.Context, w io.Writer, access *fleet.Access, name string,
 	if len(made) == 0 {
 		line = fmt.Sprintf("%s: nothing made: all of it is in namespace %s already", p.cluster.Context, p.cluster.Namespace)
 	}
-	_, err = fmt.Fprintf(w, "%[2]s\nnext: semaphorectl pki exchange --context %[1]s "+
-		"--context PEER, once PEER has an authority too\n", p.cluster.Context,
-		strings.Join(cli.Wrap(line, "  ", cli.LineWidth), "\n"))
+	_, err = fmt.Fprintf(w, "%s\nnext: %s --context PEER, once PEER has an authority too\n",
+		strings.Join(cli.Wrap(line, "  ", cli.LineWidth), "\n"), commandFor(p.cluster, "pki exchange"))
 	return err
 }
 

@@ -75,7 +75,7 @@ func TestKeysInTheCluster(t *testing.T) {
 	fails("pki rotate --context c1", "the authority is elsewhere")
 	fails("pki init --context c1 --cluster C1", "no cluster name")
 	fails("pki init --context c1 --cluster c1 -n nowhere", "namespace nowhere does not exist: kubectl")
-	seen := newSession(t)
+	seen := newSession(t, " --kubeconfig "+kubeconfig, "")
 	seen.call("pki init --context c1 --cluster c1", "--kubeconfig", kubeconfig)
 	ctl("pki init --context c2 --cluster c2")
 	authority, broker := string(get("c1", "semaphore-authority")["tls.key"]),

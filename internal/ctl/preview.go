@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -51,7 +52,7 @@ context of a remote, too, what it would export is judged here, even before the t
   kubectl --context c1 -n shop label service echo mirror.semaphore.uw.io/mirror-service=true \
     --dry-run=server -o yaml | semaphorectl preview --context c1 -f -
 
-Exit code 0, 1 when nothing can be asked, and 2 when something would be rejected or refused, or clash.`,
+Exit code 0, 1 when not all can be asked, and 2 when something would be rejected or refused, or clash.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := output.check(); err != nil {
@@ -72,7 +73,7 @@ Exit code 0, 1 when nothing can be asked, and 2 when something would be rejected
 			}()
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
-			p := &previews{documents: documents}
+			p := &previews{documents: documents, access: access}
 			p.ask(ctx, parts, unreached)
 			if err := p.print(cmd.OutOrStdout(), output.chosen); err != nil {
 				return err
@@ -181,24 +182,26 @@ type previews struct {
 	lines     []previewed
 	asked     int
 	failed    []string
+	access    *fleet.Access
 }
 
 // previewSide is a cluster with its parts.
 type previewSide struct {
 	cluster          string
+	first            bool
 	exporter, broker *fleet.Part
 }
 
 // ask asks exporters, and then brokers, with what exporters of remotes would export to them.
 func (p *previews) ask(ctx context.Context, parts []*fleet.Part, unreached error) {
 	if unreached != nil {
-		p.failed = append(p.failed, unreached.Error())
+		p.fail(unreached.Error())
 	}
 	var sides []*previewSide
-	for _, part := range parts {
+	for i, part := range parts {
 		s, err := part.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
 		if err != nil {
-			p.failed = append(p.failed, part.Where+": "+grpcstatus.Convert(err).Message())
+			p.fail(part.Where + ": " + grpcstatus.Convert(err).Message())
 			continue
 		}
 		var of *previewSide
@@ -211,6 +214,10 @@ func (p *previews) ask(ctx context.Context, parts []*fleet.Part, unreached error
 			of = &previewSide{cluster: s.GetCluster()}
 			sides = append(sides, of)
 		}
+		// Not the first that answers: Services and pods would count in a cluster that they are not meant for.
+		if given := p.access.Contexts; len(given) > 0 && part.Context == given[0] || len(given) == 0 && i == 0 {
+			of.first = true
+		}
 		switch s.GetPart() {
 		case fleet.Exporter:
 			of.exporter = part
@@ -218,8 +225,8 @@ func (p *previews) ask(ctx context.Context, parts []*fleet.Part, unreached error
 			of.broker = part
 		}
 	}
-	for i, s := range sides {
-		if documents := p.of(s.cluster, i == 0); s.exporter != nil && len(documents) > 0 {
+	for _, s := range sides {
+		if documents := p.of(s.cluster, s.first); s.exporter != nil && len(documents) > 0 {
 			p.call(ctx, s.cluster, fleet.Exporter, s.exporter, &semaphorev1.PreviewRequest{Objects: documents}, true)
 		}
 	}
@@ -229,8 +236,8 @@ func (p *previews) ask(ctx context.Context, parts []*fleet.Part, unreached error
 		}
 		req := &semaphorev1.PreviewRequest{Objects: p.of(s.cluster, false)}
 		for j, other := range sides {
-			if i != j && other.exporter != nil && p.concern(other.cluster, s.cluster, j == 0) {
-				p.exports(ctx, req, other, s.cluster, j == 0)
+			if i != j && other.exporter != nil && p.concern(other.cluster, s.cluster, other.first) {
+				p.exports(ctx, req, other, s.cluster)
 			}
 		}
 		if len(req.Objects)+len(req.Exports) > 0 {
@@ -259,25 +266,32 @@ func (p *previews) concern(from, to string, first bool) bool {
 	return false
 }
 
-// exports adds to a request for a broker what another cluster would export to it.
-func (p *previews) exports(ctx context.Context, req *semaphorev1.PreviewRequest, from *previewSide, to string,
-	first bool) {
+// exports adds to a request for a broker all that another cluster would export to it, be it nothing. It adds no part of
+// it, as the rest would read as withdrawn, and nothing where that cluster does not publish to the broker.
+func (p *previews) exports(ctx context.Context, req *semaphorev1.PreviewRequest, from *previewSide, to string) {
 	answer := p.call(ctx, from.cluster, fleet.Exporter, from.exporter,
-		&semaphorev1.PreviewRequest{Objects: p.of(from.cluster, first), To: to}, false)
-	if answer == nil || len(answer.GetExports().GetObjects()) == 0 {
-		return
-	}
-	e := answer.GetExports()
-	e.Cluster = from.cluster
-	left := answer.GetMoreExports()
-	if proto.Size(req)+proto.Size(e) > maxPreview {
-		left += uint32(len(e.GetObjects()))
-	} else {
-		req.Exports = append(req.Exports, e)
+		&semaphorev1.PreviewRequest{Objects: p.of(from.cluster, from.first), To: to}, false)
+	e, left := answer.GetExports(), int(answer.GetMoreExports())
+	if left > 0 {
+		left += len(e.GetObjects())
+	} else if e != nil {
+		e.Cluster = from.cluster
+		if proto.Size(req)+proto.Size(e) <= maxPreview {
+			req.Exports = append(req.Exports, e)
+		} else {
+			left = len(e.GetObjects())
+		}
 	}
 	if left > 0 {
 		p.lines = append(p.lines, previewed{to, fleet.Broker, debug.Note, "exports of " + from.cluster, from.cluster, "",
-			fmt.Sprintf("%d objects are left out: too many for a preview", left)})
+			fmt.Sprintf("%d objects are too many for a preview: the following is of what is accepted now", left)})
+	}
+}
+
+// fail notes what could not be asked, once.
+func (p *previews) fail(why string) {
+	if !slices.Contains(p.failed, why) {
+		p.failed = append(p.failed, why)
 	}
 }
 
@@ -289,9 +303,7 @@ func (p *previews) call(ctx context.Context, cluster, name string, part *fleet.P
 		if grpcstatus.Code(err) == codes.Unimplemented {
 			why = "it is too old for previews"
 		}
-		if show {
-			p.failed = append(p.failed, part.Where+": "+why)
-		}
+		p.fail(part.Where + ": " + why)
 		return nil
 	}
 	p.asked++
@@ -319,11 +331,17 @@ func (p *previews) print(w io.Writer, output string) error {
 		}
 		return cli.PrintDocument(w, data, output)
 	}
-	if len(p.lines) == 0 && p.asked > 0 {
-		_, err := fmt.Fprintln(w, "nothing would change")
-		return err
+	if p.asked == 0 {
+		return nil // the error says why
 	}
 	var out strings.Builder
+	for _, why := range p.failed {
+		fmt.Fprintln(&out, strings.Join(cli.Wrap("not asked: "+cli.Printable(why), "  ", cli.LineWidth), "\n"))
+	}
+	if len(p.lines) == 0 {
+		fmt.Fprintln(&out, "nothing would change")
+		return cli.PrintLines(w, out.String())
+	}
 	at := ""
 	for _, l := range p.lines {
 		if now := l.Cluster + " " + l.Part; now != at {
@@ -332,7 +350,8 @@ func (p *previews) print(w io.Writer, output string) error {
 		}
 		fmt.Fprintln(&out, strings.Join(cli.Wrap(l.text(), "            ", cli.LineWidth), "\n"))
 	}
-	fmt.Fprintln(&out, "nothing was applied; what is wrong now: semaphorectl status")
+	fmt.Fprintln(&out, "nothing was applied; what is wrong now: "+
+		command("status", p.access.Contexts, p.access.Kubeconfig, p.access.Namespace))
 	return cli.PrintLines(w, out.String())
 }
 
@@ -370,7 +389,7 @@ func (p *previews) exit() error {
 	case wrong > 0:
 		return program.ExitError{Code: cli.ExitWrong, Err: fmt.Errorf("%d would be rejected, refused or clash", wrong)}
 	case len(p.failed) > 0:
-		return errors.New(cli.Printable("not asked: " + strings.Join(p.failed, "; ")))
+		return errors.New("not all were asked")
 	}
 	return nil
 }

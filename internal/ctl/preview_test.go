@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -15,6 +18,7 @@ import (
 type previewer struct {
 	socket string
 	asked  []*semaphorev1.PreviewRequest
+	fails  error
 }
 
 func newPreviewer(t *testing.T, part, cluster string, answer func(*semaphorev1.PreviewRequest,
@@ -27,6 +31,9 @@ func newPreviewer(t *testing.T, part, cluster string, answer func(*semaphorev1.P
 		done <- debug.ServeSocket(ctx, p.socket, debug.NewServer(debug.NewRecorder(part, cluster, ""), well, debug.Answers{
 			Preview: func(_ context.Context, req *semaphorev1.PreviewRequest) (*semaphorev1.PreviewResponse, error) {
 				p.asked = append(p.asked, req)
+				if p.fails != nil {
+					return nil, p.fails
+				}
 				out := &debug.Changes{}
 				answer(req, out)
 				return &out.PreviewResponse, nil
@@ -59,6 +66,8 @@ items:
   - {apiVersion: v1, kind: Service, metadata: {name: echo, namespace: shop}}
 `), 0o600))
 	var clash bool
+	exports, more := &semaphorev1.PreviewExports{Objects: []*semaphorev1.Object{{Key: &semaphorev1.ObjectKey{
+		Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "web"}}}}, uint32(0)
 	nothing := func(*semaphorev1.PreviewRequest, *debug.Changes) {}
 	e1 := newPreviewer(t, "exporter", "c1", func(_ *semaphorev1.PreviewRequest, out *debug.Changes) {
 		out.Add(debug.Export, "service shop/echo", "c2", "", "")
@@ -74,8 +83,7 @@ items:
 	})
 	e2 := newPreviewer(t, "exporter", "c2", func(req *semaphorev1.PreviewRequest, out *debug.Changes) {
 		if req.GetTo() == "c1" {
-			out.Exports = &semaphorev1.PreviewExports{Objects: []*semaphorev1.Object{{Key: &semaphorev1.ObjectKey{
-				Kind: semaphorev1.Kind_KIND_SERVICE, Namespace: "shop", Name: "web"}}}}
+			out.Exports, out.MoreExports = exports, more
 		}
 	})
 	b2 := newPreviewer(t, "broker", "c2", nothing)
@@ -121,6 +129,51 @@ items:
 	if out, code, _ = run(t, append([]string{"preview", "-f", file, "-o", "json"}, sockets...)...); code != 2 ||
 		!strings.Contains(out, `"code": "NameTaken"`) {
 		t.Errorf("a clash: code %d\n%s", code, out)
+	}
+
+	// All that the other cluster would export is handed over, be it nothing, and never a part of it.
+	last := func(p *previewer) *semaphorev1.PreviewRequest { return p.asked[len(p.asked)-1] }
+	for what, test := range map[string]struct {
+		exports *semaphorev1.PreviewExports
+		more    uint32
+		handed  int // -1 for no list
+		said    string
+	}{
+		"nothing":                    {&semaphorev1.PreviewExports{}, 0, 0, "c1 broker"},
+		"it publishes nothing there": {nil, 0, -1, "c1 broker"},
+		"too much":                   {nil, 7, -1, "note      exports of c2: 7 objects are too many"},
+		"a part, from an older exporter": {&semaphorev1.PreviewExports{Objects: []*semaphorev1.Object{{}}}, 7, -1,
+			"note      exports of c2: 8 objects are too many"},
+	} {
+		exports, more = test.exports, test.more
+		out, _, _ := run(t, append([]string{"preview", "-f", file}, sockets...)...)
+		handed := -1
+		for _, e := range last(b1).GetExports() {
+			handed = len(e.GetObjects())
+		}
+		if handed != test.handed || !strings.Contains(out, test.said) {
+			t.Errorf("%s: %d objects are handed over, not %d; it says\n%s", what, handed, test.handed, out)
+		}
+	}
+
+	// What cannot be asked is in the table once, also beside what is refused.
+	e2.fails = grpcstatus.Error(codes.FailedPrecondition, "not yet")
+	if out, code, _ = run(t, append([]string{"preview", "-f", file}, sockets...)...); code != 2 ||
+		strings.Count(out, "not yet") != 1 || !strings.Contains(out, "not asked: ") || !strings.Contains(out, "clash") {
+		t.Errorf("a part fails: code %d\n%s", code, out)
+	}
+	clash = false
+	if out, code, _ = run(t, append([]string{"preview", "-f", file}, sockets...)...); code != 1 ||
+		strings.Count(out, "not yet") != 1 {
+		t.Errorf("a part fails, and nothing is refused: code %d\n%s", code, out)
+	}
+
+	// Where the first does not answer, Services count in no other's place.
+	dead := filepath.Join(t.TempDir(), "dead.sock")
+	must(t, os.WriteFile(dead, nil, 0o600))
+	if out, code, _ = run(t, append([]string{"preview", "-f", file, "--socket", dead}, sockets...)...); code != 1 ||
+		objects(last(e1)) != `"c2"` || !strings.Contains(out, "dead.sock") {
+		t.Errorf("the first is not reached: code %d, the exporter of c1 is asked about %s\n%s", code, objects(last(e1)), out)
 	}
 	must(t, os.WriteFile(file, []byte("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\n"), 0o600))
 	if _, code, err = run(t, append([]string{"preview", "-f", file}, sockets...)...); code != 1 ||

@@ -191,14 +191,13 @@ func (r *removal) planRemotes(add func(string, ...any)) {
 	for _, ref := range r.beside {
 		add("%s, with an exporter that reads another cluster", ref)
 		// An interrupted call has removed the RemoteCluster; a hash in place of the name says nothing.
-		name := strings.TrimPrefix(ref.Name, "semaphore-")
-		if !slices.Contains(r.remotes, name) && namespaceRef(naming.ForeignNamespace(name)) == ref {
+		if name, known := naming.ForeignCluster(ref.Name); known && !slices.Contains(r.remotes, name) {
 			r.read = append(r.read, name)
 		}
 	}
 	for _, name := range r.read {
 		add("the RemoteCluster %s, read from here; its ServiceAccount stays in %[1]s, unless first:", name)
-		add("  semaphorectl unlink --context %s --agentless CONTEXT=%s", r.cluster.Context, name)
+		add("  %s --agentless CONTEXT=%s", commandFor(r.cluster, "unlink"), name)
 	}
 }
 

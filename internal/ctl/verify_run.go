@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/ctl/probe"
@@ -38,6 +38,8 @@ const (
 	// namespacePrefix begins the name of the namespace, which is the same in all clusters. It is as short as it must be
 	// for the names of mirrors with the longest servicePrefix of a RemoteCluster, of 32 characters.
 	namespacePrefix = "sem-verify-"
+	// namespacePrefixBefore is that of earlier versions.
+	namespacePrefixBefore = "semaphore-verify-"
 )
 
 // verifier is a call of verify.
@@ -233,7 +235,7 @@ func (v *verifier) checkWay(ctx context.Context, w *way) error {
 		}
 		w.checks[verify.PodIP] = verify.Check{From: w.from.name, To: w.to.name, Name: verify.PodIP, Result: verify.Failed,
 			Code: finding.NotLinked, Detail: fmt.Sprintf("%s has no remote %s", who.name, other.name),
-			Fix: fmt.Sprintf("semaphorectl link --context %s --context %s", who.Context, other.Context)}
+			Fix: command("link", []string{who.Context, other.Context}, v.access.Kubeconfig, v.access.Namespace)}
 		w.skip("the clusters are linked on one side only", verify.Directed[1:]...)
 		return nil
 	}
@@ -390,12 +392,13 @@ func (v *verifier) checkServices(ctx context.Context, w *way, server verify.Pod)
 }
 
 func (v *verifier) checkDNS(ctx context.Context, w *way, server verify.Pod) error {
-	zone := "cluster." + w.to.name
+	want := coredns.Block{Cluster: w.to.name, Prefix: naming.ClusterLabel(w.to.name)}
+	zone := want.Zone()
 	switch {
 	case w.from.noCorefile != "":
 		w.skip("whether CoreDNS of "+w.from.name+" has a block for "+zone+" cannot be read: "+w.from.noCorefile, verify.DNS)
 		return nil
-	case !regexp.MustCompile(`(?m)(^|\s)` + regexp.QuoteMeta(zone) + `(:\d+)?(\s|\{)`).MatchString(w.from.corefile):
+	case !serves(w.from.corefile, want):
 		w.skip("CoreDNS of "+w.from.name+" has no block for "+zone, verify.DNS)
 		return nil
 	case w.checks[verify.Mirror].Result != verify.Passed:
@@ -407,6 +410,12 @@ func (v *verifier) checkDNS(ctx context.Context, w *way, server verify.Pod) erro
 		o, err := v.ask(ctx, w.from, verifyClient, verify.Question{URL: url(name)})
 		return verify.JudgeDNS(c, name, server, o), err
 	})
+}
+
+// serves reports whether a Corefile has a server block for a zone, with whatever in it: whether names resolve is asked.
+func serves(corefile string, want coredns.Block) bool {
+	return !slices.ContainsFunc(coredns.Compare(corefile, []coredns.Block{want}),
+		func(f coredns.Fault) bool { return f.Missing })
 }
 
 // checkPolicies makes a policy in each cluster that admits only sets of the others.
@@ -542,7 +551,7 @@ func (v *verifier) clean(ctx context.Context, w io.Writer) error {
 		said := "nothing of verify is left"
 		var names []string
 		for _, n := range list.Items {
-			if !strings.HasPrefix(n.GetName(), namespacePrefix) {
+			if !strings.HasPrefix(n.GetName(), namespacePrefix) && !strings.HasPrefix(n.GetName(), namespacePrefixBefore) {
 				continue // somebody's own
 			}
 			if err := one.removeNamespace(ctx, n.GetName()); err != nil {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/ctl/verify"
 	"github.com/kube-semaphore/semaphore/internal/kube"
@@ -96,7 +97,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	}
 
 	// What a killed verify left, and somebody's own namespace with the label.
-	for _, name := range []string{"sem-verify-killd", "mine"} {
+	for _, name := range []string{"sem-verify-killd", "semaphore-verify-older", "mine"} {
 		object := verifyNamespace(name)
 		_, err := clients.CoreV1().Namespaces().Create(t.Context(), object, metav1.CreateOptions{})
 		must(t, err)
@@ -166,6 +167,19 @@ func (w *warnings) all() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.said
+}
+
+// TestServes: a name is asked for where a server block answers for it, however that is written, and only there.
+func TestServes(t *testing.T) {
+	for corefile, want := range map[string]bool{
+		"cluster.c2 {\n}\n": true, "dns://Cluster.C2.:53 {\n}\n": true, "cluster.c3, cluster.c2 {\n}\n": true,
+		"": false, "# cluster.c2 {\n": false, "cluster.c22 {\n}\n": false, "cluster.c2.example.com {\n}\n": false,
+		".:53 {\n    forward cluster.c2 10.0.0.1\n}\n": false,
+	} {
+		if got := serves(corefile, coredns.Block{Cluster: "c2", Prefix: "c2"}); got != want {
+			t.Errorf("%q: %t", corefile, got)
+		}
+	}
 }
 
 // TestNotRunning: why a pod does not run is what its kubelet or the scheduler says.

@@ -325,7 +325,18 @@ func ForeignNamespace(cluster string) string {
 	if full := "semaphore-" + cluster; len(full) <= maxLabel && !strings.Contains(cluster, ".") {
 		return full
 	}
-	return "semaphore-reads-" + shortHash(cluster)
+	return foreignHashed + shortHash(cluster)
+}
+
+const foreignHashed = "semaphore-reads-"
+
+var hashOfForeign = regexp.MustCompile("^" + foreignHashed + "[0-9a-f]{10}$")
+
+// ForeignCluster returns the cluster whose ForeignNamespace a namespace is; known is false where that has a hash in
+// place of the name.
+func ForeignCluster(namespace string) (cluster string, known bool) {
+	cluster, ok := strings.CutPrefix(namespace, "semaphore-")
+	return cluster, ok && !hashOfForeign.MatchString(namespace) && ForeignNamespace(cluster) == namespace
 }
 
 // shortHash has 40 bits: enough against accidental collisions of two names of one cluster, short enough for an

@@ -68,6 +68,19 @@ func TestNamesNeverChange(t *testing.T) {
 	}
 }
 
+// TestForeignCluster: a namespace names the cluster that is read from it, unless it has a hash.
+func TestForeignCluster(t *testing.T) {
+	for namespace, want := range map[string]string{
+		ForeignNamespace("c2"): "c2", ForeignNamespace("reads-me"): "reads-me",
+		ForeignNamespace("eu-1.example.com"): "", ForeignNamespace(strings.Repeat("c", 63)): "",
+		"semaphore": "", "kube-system": "", "semaphore-" + strings.Repeat("c", 53): strings.Repeat("c", 53),
+	} {
+		if got, known := ForeignCluster(namespace); known != (want != "") || known && got != want {
+			t.Errorf("%s: %q, %t; want %q", namespace, got, known, want)
+		}
+	}
+}
+
 func TestReservedLabel(t *testing.T) {
 	for key, want := range map[string]bool{
 		LabelManagedBy: true, LabelSourceCluster: true, LabelMirrored: true, LabelGlobal: true, LabelMirrorPrefixSync: true,

@@ -41,6 +41,8 @@ func (a *Access) Given() bool { return len(a.Contexts) > 0 || a.Kubeconfig != ""
 type Cluster struct {
 	// Context is its name in the kubeconfig, for messages; "in-cluster" if a pod's own ServiceAccount is used.
 	Context string
+	// Kubeconfig is the file that Access named, if it did.
+	Kubeconfig string
 	// Namespace of the parts.
 	Namespace string
 	Config    *rest.Config
@@ -118,5 +120,5 @@ func (a *Access) cluster(context string) (*Cluster, error) {
 	}
 	// enough for the few requests of a person who waits
 	cfg.QPS, cfg.UserAgent = -1, "semaphorectl/"+program.Version
-	return &Cluster{Context: context, Namespace: a.Namespace, Config: cfg}, nil
+	return &Cluster{Context: context, Kubeconfig: a.Kubeconfig, Namespace: a.Namespace, Config: cfg}, nil
 }

@@ -35,12 +35,18 @@ func judgeDNS(d DNS) []Finding {
 			Fix: "name the ConfigMap with --coredns NAMESPACE/NAME, or give --coredns none where another DNS serves the cluster"}}
 	}
 	var all []Finding
+	want, left := coredns.Served(d.Want)
+	for _, text := range left {
+		why, fix, _ := strings.Cut(text, "; ")
+		all = append(all, Finding{Code: finding.CoreDNSMissing, Subject: d.Where, Side: "here",
+			Evidence: "there can be " + why, Fix: fix})
+	}
 	faults := map[string]coredns.Fault{}
-	for _, f := range coredns.Compare(d.Corefile, d.Want) {
+	for _, f := range coredns.Compare(d.Corefile, want) {
 		faults[f.Block.Cluster] = f
 	}
 	var right []string
-	for _, b := range d.Want {
+	for _, b := range want {
 		f, wrong := faults[b.Cluster]
 		switch {
 		case !wrong:

@@ -197,7 +197,7 @@ type PreviewResponse struct {
 	// What would change, in the order in which it is decided; 500 at most, and as many more.
 	Changes []*PreviewChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
 	More    uint32           `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
-	// Set if the request names a cluster: not all of them if they exceed 3 MiB.
+	// Set if the request names a cluster that something is published to, unless the objects exceed 3 MiB: then their number.
 	Exports       *PreviewExports `protobuf:"bytes,3,opt,name=exports,proto3" json:"exports,omitempty"`
 	MoreExports   uint32          `protobuf:"varint,4,opt,name=more_exports,json=moreExports,proto3" json:"more_exports,omitempty"`
 	unknownFields protoimpl.UnknownFields
