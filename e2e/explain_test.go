@@ -328,8 +328,8 @@ func (b *explainBed) request(ctx context.Context, service string) error {
 	return err
 }
 
-// keepAsking has the client ask every second, however long explain takes: what is sent and not answered is what tells an
-// agent that a path is cut.
+// keepAsking has the client ask every second, however long explain takes: what is sent and not answered is what tells
+// an agent that a path is cut.
 func (b *explainBed) keepAsking(ctx context.Context, t *testing.T, service string) (stop func()) {
 	t.Helper()
 	client, err := b.c1.Pod(ctx, "shop", explainedClient)

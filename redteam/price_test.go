@@ -25,10 +25,9 @@ func (v *victim) ran() time.Duration {
 	return ran
 }
 
-// scheduled is how long the threads of a process have run, and how long each has waited for a processor.
-func scheduled(t *testing.T, pid int) (ran time.Duration, waited map[string]time.Duration) {
+// scheduled is how long the threads of a process have run, and how long they have waited for a processor.
+func scheduled(t *testing.T, pid int) (ran, waited time.Duration) {
 	t.Helper()
-	waited = map[string]time.Duration{}
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	if err != nil || len(files) == 0 {
 		t.Fatal("the process has no threads", err)
@@ -38,8 +37,7 @@ func scheduled(t *testing.T, pid int) (ran time.Duration, waited map[string]time
 		if data, err := os.ReadFile(file); err == nil { // a thread may end
 			fmt.Sscan(string(data), &on, &off)
 		}
-		ran += time.Duration(on)
-		waited[file] = time.Duration(off)
+		ran, waited = ran+time.Duration(on), waited+time.Duration(off)
 	}
 	return ran, waited
 }

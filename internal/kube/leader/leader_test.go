@@ -47,6 +47,9 @@ const (
 	slack = 3 * time.Second
 )
 
+// beside says how late things may come on a machine that does more than slack is for.
+var beside *kubetest.Beside
+
 // must ends the test where there is an error.
 var must = testkit.Must
 
@@ -61,8 +64,6 @@ type candidate struct {
 	ended   chan time.Time
 	result  chan error
 	logged  *testkit.Buffer
-	// beside says how late things may come on a machine that does more than slack is for.
-	beside *kubetest.Beside
 
 	toEnd    time.Duration // how long the work takes to end
 	failWith chan error
@@ -74,11 +75,10 @@ type begun struct {
 }
 
 // start makes a replica that wants the lease, until the test ends.
-func start(t *testing.T, beside *kubetest.Beside, name, lease string, cfg *rest.Config,
-	toEnd time.Duration) *candidate {
+func start(t *testing.T, name, lease string, cfg *rest.Config, toEnd time.Duration) *candidate {
 	t.Helper()
 	c := &candidate{
-		t: t, name: name, toEnd: toEnd, beside: beside, logged: &testkit.Buffer{}, failWith: make(chan error, 1),
+		t: t, name: name, toEnd: toEnd, logged: &testkit.Buffer{}, failWith: make(chan error, 1),
 		began: make(chan begun, 1), told: make(chan time.Time, 1), ended: make(chan time.Time, 1),
 		result: make(chan error, 1),
 	}
@@ -119,13 +119,12 @@ func (c *candidate) work(ctx context.Context, term uint64) error {
 }
 
 // receive is what comes within a time, and must.
-func receive[T any](c *candidate, what string, from <-chan T, within time.Duration) T {
-	t := c.t
+func receive[T any](t *testing.T, what string, from <-chan T, within time.Duration) T {
 	t.Helper()
 	began := time.Now()
 	select {
 	case v := <-from:
-		if took, late := time.Since(began), c.beside.Late(); took > within+late {
+		if took, late := time.Since(began), beside.Late(); took > within+late {
 			t.Errorf("%s: after %s, want %s at most, and %s for a machine as busy as this one", what, took, within, late)
 		}
 		return v
@@ -137,7 +136,7 @@ func receive[T any](c *candidate, what string, from <-chan T, within time.Durati
 
 func (c *candidate) leads(within time.Duration) begun {
 	c.t.Helper()
-	return receive(c, c.name+" leads", c.began, within)
+	return receive(c.t, c.name+" leads", c.began, within)
 }
 
 func (c *candidate) status() *semaphorev1.GetStatusResponse {
@@ -169,6 +168,7 @@ func within(t *testing.T, what string, ok func() bool) {
 func TestElection(t *testing.T) {
 	api := kubetest.Start(t)
 	client := kubernetes.NewForConfigOrDie(api)
+	beside = kubetest.WriteBeside(t, client)
 	for name, run := range map[string]func(*testing.T, *rest.Config, kubernetes.Interface){
 		"clean stop":                      testCleanStop,
 		"F18 skewed clocks":               testSkewedClocks,
@@ -191,8 +191,7 @@ func TestElection(t *testing.T) {
 // Asked to stop, a leader keeps the lease while its work ends, however long, and no longer.
 func testCleanStop(t *testing.T, api *rest.Config, client kubernetes.Interface) {
 	const toEnd = duration + time.Second
-	beside := kubetest.WriteBeside(t, client)
-	a := start(t, beside, "a", "clean", api, toEnd)
+	a := start(t, "a", "clean", api, toEnd)
 	if first := a.leads(slack); first.term != 1 {
 		t.Errorf("the first term is %d", first.term)
 	}
@@ -200,12 +199,12 @@ func testCleanStop(t *testing.T, api *rest.Config, client kubernetes.Interface) 
 		len(s.GetProblems()) > 0 {
 		t.Errorf("the leader says %v, %v", err, s)
 	}
-	b := start(t, beside, "b", "clean", api, 0)
+	b := start(t, "b", "clean", api, 0)
 	b.standsBy(a)
 
 	a.stop()
 	second := b.leads(toEnd + look + slack)
-	ended := receive(a, "the end of a's work", a.ended, time.Second)
+	ended := receive(t, "the end of a's work", a.ended, time.Second)
 	if second.at.Before(ended) {
 		t.Errorf("b began %s before a's work had ended", ended.Sub(second.at))
 	}
@@ -217,11 +216,11 @@ func testCleanStop(t *testing.T, api *rest.Config, client kubernetes.Interface) 
 	if second.term != 2 {
 		t.Errorf("the second term is %d", second.term)
 	}
-	if err := receive(a, "a's end", a.result, slack); !errors.Is(err, context.Canceled) || errors.Is(err, ErrDeposed) {
+	if err := receive(t, "a's end", a.result, slack); !errors.Is(err, context.Canceled) || errors.Is(err, ErrDeposed) {
 		t.Errorf("a ended with %v", err)
 	}
 	b.stop()
-	receive(b, "b's end", b.result, slack)
+	receive(t, "b's end", b.result, slack)
 	lease := get(t, client, "clean")
 	if holder := lease.Spec.HolderIdentity; holder != nil && *holder != "" {
 		t.Errorf("the lease is still %s's", *holder)
@@ -248,8 +247,7 @@ func testSkewedClocks(t *testing.T, api *rest.Config, client kubernetes.Interfac
 			}, metav1.CreateOptions{})
 			must(t, err)
 			began := time.Now()
-			beside := kubetest.WriteBeside(t, client)
-			a := start(t, beside, "a", "skew-"+name, api, 0)
+			a := start(t, "a", "skew-"+name, api, 0)
 			within(t, "a knows the holder", func() bool { return a.status().GetLeader() == "dead" })
 			b := a.leads(duration + look + slack)
 			if waited := b.at.Sub(began); waited < duration {
@@ -285,16 +283,15 @@ func cut(t *testing.T, api *rest.Config) (*rest.Config, *proxy.Proxy) {
 }
 
 // F23: a leader that cannot reach the apiserver ends its work before another can have the lease.
-func testCutOff(t *testing.T, api *rest.Config, client kubernetes.Interface) {
+func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 	for name, conditions := range map[string]proxy.Conditions{"silent": {Stall: true}, "refused": {Refuse: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			through, network := cut(t, api)
 			const toEnd = 500 * time.Millisecond
-			beside := kubetest.WriteBeside(t, client)
-			a := start(t, beside, "a", "cut-"+name, through, toEnd)
+			a := start(t, "a", "cut-"+name, through, toEnd)
 			a.leads(slack)
-			b := start(t, beside, "b", "cut-"+name, api, 0)
+			b := start(t, "b", "cut-"+name, api, 0)
 			b.standsBy(a)
 			time.Sleep(duration) // it is renewed
 			began := time.Now()
@@ -302,15 +299,15 @@ func testCutOff(t *testing.T, api *rest.Config, client kubernetes.Interface) {
 			if conditions.Refuse {
 				network.Reset()
 			}
-			told := receive(a, "the end of a's work is demanded", a.told, deadline+slack)
-			ended := receive(a, "a's work ends", a.ended, toEnd+slack)
+			told := receive(t, "the end of a's work is demanded", a.told, deadline+slack)
+			ended := receive(t, "a's work ends", a.ended, toEnd+slack)
 			taken := b.leads(duration + look + slack)
 			if !taken.at.After(ended) {
 				t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
 			}
 			t.Logf("asked to end %s after the cut, ended after %s, b began after %s", told.Sub(began), ended.Sub(began),
 				taken.at.Sub(began))
-			if err := receive(a, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) ||
+			if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) ||
 				!strings.Contains(err.Error(), "lease default/cut-"+name+": no longer the leader: not renewed for 6.6") {
 				t.Errorf("a ended with %v", err)
 			}
@@ -336,8 +333,7 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 	as := rest.CopyConfig(api)
 	as.Impersonate.UserName = "replica"
 
-	beside := kubetest.WriteBeside(t, client)
-	a := start(t, beside, "a", "rights", as, 0)
+	a := start(t, "a", "rights", as, 0)
 	within(t, "a says what it lacks", func() bool {
 		err := a.elector.Standby()
 		return err != nil && strings.Contains(
@@ -352,14 +348,14 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 	}, metav1.CreateOptions{})
 	must(t, err)
 	a.leads(look + slack) // with these rights and no more
-	b := start(t, beside, "b", "rights", api, 0)
+	b := start(t, "b", "rights", api, 0)
 	b.standsBy(a)
 	must(t, client.RbacV1().RoleBindings("default").Delete(ctx, "leader", metav1.DeleteOptions{}))
-	ended := receive(a, "a's work ends", a.ended, deadline+slack)
+	ended := receive(t, "a's work ends", a.ended, deadline+slack)
 	if taken := b.leads(duration + look + slack); !taken.at.After(ended) {
 		t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
 	}
-	if err := receive(a, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) ||
+	if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) ||
 		!strings.Contains(err.Error(), "is forbidden") {
 		t.Errorf("a ended with %v", err)
 	}
@@ -370,15 +366,14 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 }
 
 // Work that does not end when it is asked to is ended by the end of its process: Run returns while the lease holds.
-func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, client kubernetes.Interface) {
+func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 	through, network := cut(t, api)
-	beside := kubetest.WriteBeside(t, client)
-	a := start(t, beside, "a", "endless", through, duration*2)
+	a := start(t, "a", "endless", through, duration*2)
 	a.leads(slack)
-	b := start(t, beside, "b", "endless", api, 0)
+	b := start(t, "b", "endless", api, 0)
 	b.standsBy(a)
 	network.Set(proxy.Conditions{Stall: true})
-	err := receive(a, "a's end", a.result, duration+slack)
+	err := receive(t, "a's end", a.result, duration+slack)
 	select {
 	case <-b.began:
 		t.Error("b had begun before")
@@ -388,7 +383,7 @@ func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, client kubernetes.In
 		t.Errorf("a ended with %v", err)
 	}
 	b.leads(look + slack)
-	receive(a, "the end of a's work, for the test", a.ended, duration*2)
+	receive(t, "the end of a's work, for the test", a.ended, duration*2)
 }
 
 // late answers PUTs late, and after that not at all.
@@ -420,23 +415,22 @@ func testLateAnswers(t *testing.T, api *rest.Config, client kubernetes.Interface
 		network.RoundTripper = rt
 		return network
 	})
-	beside := kubetest.WriteBeside(t, client)
-	a := start(t, beside, "a", "late", slow, 0)
+	a := start(t, "a", "late", slow, 0)
 	a.leads(slack)
-	b := start(t, beside, "b", "late", api, 0)
+	b := start(t, "b", "late", api, 0)
 	b.standsBy(a)
 	time.Sleep(2 * time.Second)
 	before := network.newest.Load()
 	within(t, "a renews", func() bool { return network.newest.Load() != before })
 	network.after.Store(true)
-	told := receive(a, "the end of a's work is demanded", a.told, deadline+slack)
+	told := receive(t, "the end of a's work is demanded", a.told, deadline+slack)
 	newest := time.Unix(0, network.newest.Load())
-	if since := told.Sub(newest); since > deadline+500*time.Millisecond+beside.Late() || since >= duration {
+	if since := told.Sub(newest); since > deadline+500*time.Millisecond+beside.Late() {
 		t.Errorf("a was asked to end %s after it had begun to renew; want %s", since, deadline)
 	} else {
 		t.Logf("a was asked to end %s after it had begun to renew", since)
 	}
-	ended := receive(a, "a's work ends", a.ended, slack)
+	ended := receive(t, "a's work ends", a.ended, slack)
 	if taken := b.leads(duration + look + slack); !taken.at.After(ended) {
 		t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
 	}
@@ -472,11 +466,10 @@ func testWrittenByOthers(t *testing.T, api *rest.Config, client kubernetes.Inter
 		t.Run("holder "+holder, func(t *testing.T) {
 			t.Parallel()
 			name := "overwritten" + strings.TrimSuffix(holder, "_1")
-			beside := kubetest.WriteBeside(t, client)
-			a := start(t, beside, "a", name, api, 0)
+			a := start(t, "a", name, api, 0)
 			a.leads(slack)
 			overwrite(t, client, name, holder)
-			if err := receive(a, "a's end", a.result, duration/15*2+slack); !errors.Is(err, ErrDeposed) ||
+			if err := receive(t, "a's end", a.result, duration/15*2+slack); !errors.Is(err, ErrDeposed) ||
 				!strings.HasSuffix(err.Error(), want) {
 				t.Errorf("a ended with %v; want %q", err, want)
 			}
@@ -487,10 +480,9 @@ func testWrittenByOthers(t *testing.T, api *rest.Config, client kubernetes.Inter
 	}
 	t.Run("deleted", func(t *testing.T) {
 		t.Parallel()
-		beside := kubetest.WriteBeside(t, client)
-		a := start(t, beside, "a", "deleted", api, 0)
+		a := start(t, "a", "deleted", api, 0)
 		a.leads(slack)
-		b := start(t, beside, "b", "deleted", api, 0)
+		b := start(t, "b", "deleted", api, 0)
 		b.standsBy(a)
 		a.stop()
 		if second := b.leads(look + slack); second.term != 2 {
@@ -505,7 +497,7 @@ func testWrittenByOthers(t *testing.T, api *rest.Config, client kubernetes.Inter
 		if err := b.elector.Standby(); err != nil {
 			t.Errorf("b no longer leads: %v", err)
 		}
-		c := start(t, beside, "c", "deleted", api, 0)
+		c := start(t, "c", "deleted", api, 0)
 		c.standsBy(b)
 		must(t, client.CoordinationV1().Leases("default").Delete(t.Context(), "deleted", metav1.DeleteOptions{}))
 		b.stop()
@@ -516,14 +508,13 @@ func testWrittenByOthers(t *testing.T, api *rest.Config, client kubernetes.Inter
 }
 
 // The error of the work is the error of Run, and the next replica need not wait.
-func testWorkThatFails(t *testing.T, api *rest.Config, client kubernetes.Interface) {
-	beside := kubetest.WriteBeside(t, client)
-	a := start(t, beside, "a", "fails", api, 0)
+func testWorkThatFails(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
+	a := start(t, "a", "fails", api, 0)
 	a.leads(slack)
-	b := start(t, beside, "b", "fails", api, 0)
+	b := start(t, "b", "fails", api, 0)
 	b.standsBy(a)
 	a.failWith <- errors.New("no room")
-	if err := receive(a, "a's end", a.result, slack); err == nil || err.Error() != "no room" {
+	if err := receive(t, "a's end", a.result, slack); err == nil || err.Error() != "no room" {
 		t.Errorf("a ended with %v", err)
 	}
 	began := time.Now()
@@ -533,13 +524,12 @@ func testWorkThatFails(t *testing.T, api *rest.Config, client kubernetes.Interfa
 
 // A standby that is asked to stop does, and leaves the lease alone.
 func testStoppedStandby(t *testing.T, api *rest.Config, client kubernetes.Interface) {
-	beside := kubetest.WriteBeside(t, client)
-	a := start(t, beside, "a", "standby", api, 0)
+	a := start(t, "a", "standby", api, 0)
 	a.leads(slack)
-	b := start(t, beside, "b", "standby", api, 0)
+	b := start(t, "b", "standby", api, 0)
 	b.standsBy(a)
 	b.stop()
-	if err := receive(b, "b's end", b.result, slack); !errors.Is(err, context.Canceled) {
+	if err := receive(t, "b's end", b.result, slack); !errors.Is(err, context.Canceled) {
 		t.Errorf("b ended with %v", err)
 	}
 	if holder := *get(t, client, "standby").Spec.HolderIdentity; holder != a.elector.lock.Identity() {
@@ -553,15 +543,14 @@ func testStoppedStandby(t *testing.T, api *rest.Config, client kubernetes.Interf
 // A replica that was stopped in the middle of a renewal, and continues when another has the lease, does not get it
 // back.
 func testStaleWrite(t *testing.T, api *rest.Config, client kubernetes.Interface) {
-	beside := kubetest.WriteBeside(t, client)
-	a := start(t, beside, "a", "stale", api, 0)
+	a := start(t, "a", "stale", api, 0)
 	a.leads(slack)
 	stale := newLease(client.CoordinationV1(), "default", "stale", a.elector.lock.Identity(), slog.Default()).LeaseLock
 	record, _, err := stale.Get(t.Context()) // the Lease as it is now
 	must(t, err)
 	a.stop()
-	receive(a, "a's end", a.result, slack)
-	b := start(t, beside, "b", "stale", api, 0)
+	receive(t, "a's end", a.result, slack)
+	b := start(t, "b", "stale", api, 0)
 	b.leads(look + slack)
 	if err := stale.Update(t.Context(), *record); err == nil {
 		t.Error("the stale replica has the lease again")
