@@ -1,57 +1,28 @@
 package exporter
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"sigs.k8s.io/yaml"
 
-	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
-
-	"github.com/kube-semaphore/semaphore/api/v1alpha1"
-	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
-	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // TestPreview: what the exporter says that a RemoteCluster, a label or an annotation would do is what happens when it
 // is applied, and asking changes nothing.
 func TestPreview(t *testing.T) {
-	api := kubetest.Start(t)
-	kubetest.InstallRemoteClusters(t, api)
-	admin, remotes := kubernetes.NewForConfigOrDie(api), dynamic.NewForConfigOrDie(api).Resource(v1alpha1.RemoteClusters)
-	files := trust.New(t, "c1", "c2", "c3")
-	populate(t, admin)
-	_, err := admin.CoreV1().Namespaces().Apply(t.Context(), applycorev1.Namespace("semaphore"),
-		metav1.ApplyOptions{FieldManager: "test"})
-	must(t, err)
-	bundles := t.TempDir()
-	own, err := os.ReadFile(filepath.Join(files.Files("c1", "exporter").BundleDir, "c1.pem"))
-	must(t, err)
-	must(t, os.WriteFile(filepath.Join(bundles, "c1.pem"), own, 0o600))
-	c2, c3 := &counting{}, &counting{}
-	c2.objects, c3.objects = map[string]*semaphorev1.Object{}, map[string]*semaphorev1.Object{}
-	at := map[string]string{"c2": serveAs(t, files, "c2", c2, nil), "c3": serveAs(t, files, "c3", c3, nil)}
+	bed := newRemotesBed(t)
+	c2, at2 := bed.broker("c2")
+	c3, at3 := bed.broker("c3")
+	at := map[string]string{"c2": at2, "c3": at3}
 	object := func(name, spec string) *unstructured.Unstructured {
 		t.Helper()
-		var content map[string]any
-		must(t, yaml.Unmarshal([]byte(spec), &content))
-		bundle, err := os.ReadFile(filepath.Join(files.Files("c1", "exporter").BundleDir, name+".pem"))
-		must(t, err)
-		content["trustBundle"] = string(bundle)
-		content["broker"] = map[string]any{"address": at[name]}
-		u := &unstructured.Unstructured{Object: map[string]any{"spec": content}}
-		u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))
-		u.SetName(name)
+		u := bed.remote(name, spec)
+		must(t, unstructured.SetNestedField(u.Object, at[name], "spec", "broker", "address"))
 		return u
 	}
 	text := func(u *unstructured.Unstructured) string {
@@ -59,13 +30,8 @@ func TestPreview(t *testing.T) {
 		must(t, err)
 		return string(data)
 	}
-	create := func(u *unstructured.Unstructured) {
-		t.Helper()
-		_, err := remotes.Create(t.Context(), u, metav1.CreateOptions{})
-		must(t, err)
-	}
-	e := startWith(t, api, files, "leaderElection: {enabled: false}", bundles)
-	create(object("c2", `{podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}`))
+	e := startWith(t, bed.api, bed.files, "leaderElection: {enabled: false}", bed.bundles)
+	bed.create(object("c2", `{podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}`))
 	const all = "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
 	within(t, "c2 holds what is exported", func() bool { return c2.holds() == all })
 	told := c2.changes()
@@ -112,7 +78,7 @@ export 1 objects of kind node c3`)
 			strings.TrimPrefix(k.GetNamespace()+"/"+k.GetName(), "/")))
 	}
 	slices.Sort(would)
-	create(third)
+	bed.create(third)
 	within(t, "c3 holds what the preview said", func() bool { return c3.holds() == strings.Join(would, ", ") })
 
 	// Its rules change, and a subnet that another has.

@@ -15,6 +15,7 @@ import (
 	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
@@ -45,40 +46,75 @@ func (c *counting) changes() int {
 	return c.told
 }
 
+// remotesBed is an apiserver with the types of RemoteClusters and the objects of populate, and keys of three clusters.
+type remotesBed struct {
+	t       *testing.T
+	api     *rest.Config
+	admin   kubernetes.Interface
+	remotes dynamic.NamespaceableResourceInterface
+	files   trust.Dir
+	// bundles is a directory with the own trust bundle alone.
+	bundles string
+}
+
+func newRemotesBed(t *testing.T) *remotesBed {
+	t.Helper()
+	api := kubetest.Start(t)
+	kubetest.InstallRemoteClusters(t, api)
+	b := &remotesBed{t: t, api: api, admin: kubernetes.NewForConfigOrDie(api),
+		remotes: dynamic.NewForConfigOrDie(api).Resource(v1alpha1.RemoteClusters), files: trust.New(t, "c1", "c2", "c3"),
+		bundles: t.TempDir()}
+	populate(t, b.admin)
+	_, err := b.admin.CoreV1().Namespaces().Apply(t.Context(), applycorev1.Namespace("semaphore"),
+		metav1.ApplyOptions{FieldManager: "test"})
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(b.bundles, "c1.pem"), b.bundle("c1"), 0o600))
+	return b
+}
+
+func (b *remotesBed) bundle(cluster string) []byte {
+	b.t.Helper()
+	bundle, err := os.ReadFile(filepath.Join(b.files.Files("c1", "exporter").BundleDir, cluster+".pem"))
+	must(b.t, err)
+	return bundle
+}
+
+// broker serves a cluster's broker, and returns it with its address.
+func (b *remotesBed) broker(cluster string) (*counting, string) {
+	b.t.Helper()
+	c := &counting{}
+	c.objects = map[string]*semaphorev1.Object{}
+	return c, serveAs(b.t, b.files, cluster, c, nil)
+}
+
+// remote is a RemoteCluster with this spec and the trust bundle of its cluster.
+func (b *remotesBed) remote(name, spec string) *unstructured.Unstructured {
+	b.t.Helper()
+	var content map[string]any
+	must(b.t, yaml.Unmarshal([]byte(spec), &content))
+	content["trustBundle"] = string(b.bundle(name))
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": content}}
+	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))
+	u.SetName(name)
+	return u
+}
+
+func (b *remotesBed) create(u *unstructured.Unstructured) {
+	b.t.Helper()
+	_, err := b.remotes.Create(b.t.Context(), u, metav1.CreateOptions{})
+	must(b.t, err)
+}
+
 // The exporter follows RemoteClusters: a broker comes and goes, and sees what its rules say, while the streams to the
 // others continue and nothing is sent to them again. It sends the agents what bounds their broker.
 func TestFollowsRemoteClusters(t *testing.T) {
-	api := kubetest.Start(t)
-	kubetest.InstallRemoteClusters(t, api)
-	admin, remotes := kubernetes.NewForConfigOrDie(api), dynamic.NewForConfigOrDie(api).Resource(v1alpha1.RemoteClusters)
-	files := trust.New(t, "c1", "c2", "c3")
-	populate(t, admin)
-	_, err := admin.CoreV1().Namespaces().Apply(t.Context(), applycorev1.Namespace("semaphore"),
-		metav1.ApplyOptions{FieldManager: "test"})
-	must(t, err)
-	bundles := t.TempDir()
-	own, err := os.ReadFile(filepath.Join(files.Files("c1", "exporter").BundleDir, "c1.pem"))
-	must(t, err)
-	must(t, os.WriteFile(filepath.Join(bundles, "c1.pem"), own, 0o600))
-	newCounting := func(cluster string) (*counting, string) {
-		c := &counting{}
-		c.objects = map[string]*semaphorev1.Object{}
-		return c, serveAs(t, files, cluster, c, nil)
-	}
-	c2, at2 := newCounting("c2")
-	c3, at3 := newCounting("c3")
+	bed := newRemotesBed(t)
+	admin, remotes := bed.admin, bed.remotes
+	c2, at2 := bed.broker("c2")
+	c3, at3 := bed.broker("c3")
 	create := func(name, spec string) {
 		t.Helper()
-		var content map[string]any
-		must(t, yaml.Unmarshal([]byte(spec), &content))
-		bundle, err := os.ReadFile(filepath.Join(files.Files("c1", "exporter").BundleDir, name+".pem"))
-		must(t, err)
-		content["trustBundle"] = string(bundle)
-		u := &unstructured.Unstructured{Object: map[string]any{"spec": content}}
-		u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))
-		u.SetName(name)
-		_, err = remotes.Create(t.Context(), u, metav1.CreateOptions{})
-		must(t, err)
+		bed.create(bed.remote(name, spec))
 	}
 	patch := func(name, patch string, sub ...string) {
 		t.Helper()
@@ -100,7 +136,7 @@ func TestFollowsRemoteClusters(t *testing.T) {
 			return c != nil && c.Reason == want
 		})
 	}
-	e := startWith(t, api, files, "leaderElection: {enabled: false}", bundles)
+	e := startWith(t, bed.api, bed.files, "leaderElection: {enabled: false}", bed.bundles)
 
 	create("c2", `{podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], broker: {address: "`+at2+`"}}`)
 	const all = "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"

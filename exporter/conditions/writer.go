@@ -172,10 +172,10 @@ func (w *Writer) pass(ctx context.Context, now time.Time) error {
 	}
 	w.seen = version
 	began := time.Now()
-	all, unwritten := w.due(brokers, now)
+	all := w.due(brokers, now)
 	pause := min(share*time.Since(began), maxWait)
 	w.notBefore = began.Add(pause)
-	w.metrics.unwritten.Set(float64(unwritten))
+	w.metrics.unwritten.Set(float64(w.unwritten())) // a pass may take long
 	if stopped := w.write(ctx, all, now, max(pollInterval, pause)); stopped {
 		w.notBefore = time.Now().Add(retryInterval)
 	}
@@ -187,7 +187,7 @@ func (w *Writer) pass(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// unwritten counts the exports whose conditions are not written as they are now.
+// unwritten counts the exports whose conditions are not written as they are now, those that are due later, too.
 func (w *Writer) unwritten() (n int) {
 	for _, s := range w.states {
 		if s.written != s.current {
@@ -210,8 +210,8 @@ func (w *Writer) failure() string {
 }
 
 // due returns the exports whose conditions are to be written now, those that changed last first: what a person has just
-// changed does not wait for 100,000 others. unwritten counts those that are due later, too.
-func (w *Writer) due(brokers map[string]Broker, now time.Time) (all []due, unwritten int) {
+// changed does not wait for 100,000 others.
+func (w *Writer) due(brokers map[string]Broker, now time.Time) (all []due) {
 	there := map[key]bool{}
 	for _, x := range w.catalog.ServiceExports() {
 		at := key{x.Namespace, x.Name}
@@ -236,7 +236,6 @@ func (w *Writer) due(brokers map[string]Broker, now time.Time) (all []due, unwri
 		if s.written == s.current {
 			continue
 		}
-		unwritten++
 		if now.Before(s.wrote.Add(s.spacing)) || !known && s.silent && now.Sub(s.since) < unconfirmedFor {
 			continue
 		}
@@ -249,7 +248,7 @@ func (w *Writer) due(brokers map[string]Broker, now time.Time) (all []due, unwri
 		}
 	}
 	slices.SortStableFunc(all, func(a, b due) int { return b.state.since.Compare(a.state.since) })
-	return all, unwritten
+	return all
 }
 
 // verdict is what a cluster's broker says of an offer, or what it said last.

@@ -342,7 +342,8 @@ func TestWriteOrder(t *testing.T) {
 	w.service("echo-5", 81)
 	w.catalog.DeleteService("shop", "echo-5", w.now)
 	w.now = w.now.Add(time.Second)
-	all, unwritten := w.writer.due(w.writer.brokers(), w.now)
+	all := w.writer.due(w.writer.brokers(), w.now)
+	unwritten := w.writer.unwritten()
 	if len(all) != 8 || unwritten != 8 || all[0].export.Name != "echo-5" {
 		t.Errorf("%d of %d are due, first %v", len(all), unwritten, all[0].export)
 	}
