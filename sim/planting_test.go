@@ -72,7 +72,7 @@ func buildPlanted(t *testing.T, root string, mistakes []mistake) (program string
 	program = filepath.Join(dir, "sim.test")
 	// It needs no clock, and tests beside it do.
 	cmd := exec.CommandContext(t.Context(), "nice", "-n", "5", "go", "test", "-vet=off", "-overlay", overlayFile,
-		"-c", "-o", program, "./sim")
+		"-ldflags=-s -w", "-c", "-o", program, "./sim")
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
