@@ -109,16 +109,18 @@ test-kernel: deps ## the agent's tests on WireGuard of a real kernel, in an emul
 	@$(BIN)/testbed test-kernel
 
 UNITFLAGS := -race -short -vet off -timeout 5m -toolexec '$(TOOLEXEC)'
+# The longest comes first: at the end it would run alone.
+UNITS     := ./sim ./...
 
 .PHONY: unit
 unit: ## unit tests with the race detector (those that need no other program)
 	@echo "== unit tests"
-	CGO_ENABLED=1 go test $(UNITFLAGS) ./...
+	CGO_ENABLED=1 go test $(UNITFLAGS) $(UNITS)
 
 .PHONY: unit-recorded
 unit-recorded: $(TOOLS)/.built
 	@echo "== unit tests"
-	@CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit.json -- -count 1 $(UNITFLAGS) ./...
+	@CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit.json -- -count 1 $(UNITFLAGS) $(UNITS)
 
 # Modules of their own, so that nothing else needs Helm and Prometheus: the first build takes minutes, a run seconds.
 .PHONY: test-tools
