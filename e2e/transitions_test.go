@@ -82,7 +82,7 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	// A pod that ends is out at its phase, though the object and its address are there still.
 	must(b.c2.ApplyYAML(ctx, strings.Replace(workload("batch", setLabel+": web"), "spec:\n",
 		"spec:\n  restartPolicy: Never\n", 1)))
-	_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/batch", "--timeout=60s")
+	_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/batch", "--timeout=120s")
 	must(err)
 	batch := address("batch")
 	b.followed(ctx, t, batch, true)
@@ -100,7 +100,7 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	heir := func(name, label string) {
 		t.Helper()
 		must(b.c2.ApplyYAML(ctx, workload(name, label, fmt.Sprintf("cni.projectcalico.org/ipAddrs: '[%q]'", batch))))
-		_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/"+name, "--timeout=60s")
+		_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/"+name, "--timeout=120s")
 		must(err)
 		if got := address(name); got != batch {
 			t.Fatalf("%s has %s, not %s", name, got, batch)
@@ -158,7 +158,7 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	// the policy.
 	must(b.c2.ApplyYAML(ctx, strings.Replace(workload("host", setLabel+": web"), "spec:\n",
 		"spec:\n  hostNetwork: true\n", 1)))
-	_, err = b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/host", "--timeout=60s")
+	_, err = b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/host", "--timeout=120s")
 	must(err)
 	relabel("stranger", `"web"`) // the broker hears of it after the pod of the host network
 	b.followed(ctx, t, stranger, true)
