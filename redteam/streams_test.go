@@ -2,7 +2,6 @@ package redteam
 
 import (
 	"testing"
-	"time"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
