@@ -34,8 +34,8 @@ func (e *explained) with(verdict string) (codes []string) {
 	return codes
 }
 
-// unanswered reports whether nothing is known to be broken, and not everything was looked at: one that gets no processor
-// for five seconds does not answer in time. It is asked again.
+// unanswered reports whether nothing is known to be broken, and not everything was looked at: one that gets no
+// processor for five seconds does not answer in time. It is asked again.
 func (e *explained) unanswered() bool {
 	return len(e.with("broken")) == 0 && len(e.with("unknown")) > 0
 }
