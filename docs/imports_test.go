@@ -106,6 +106,7 @@ var shared = map[string]string{
 	// Processes and the apiserver.
 	"internal/program":     "conns finding",
 	"internal/debug":       "finding program unixsocket proto",
+	"internal/tracing":     "config debug finding program",
 	"internal/kube":        "config program",
 	"internal/kube/leader": "config finding kube proto",
 	"internal/podcidr":     "config kube",

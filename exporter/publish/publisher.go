@@ -448,7 +448,7 @@ func (p *Publisher) recordSent(m *semaphorev1.PublishRequest) {
 		key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
 		p.metrics.changes.WithLabelValues(p.broker.Cluster, semaphorev1.KindName(key.Kind)).Inc()
 		p.recorder.Record(debug.Event{
-			Source: p.cluster, Object: key.String(), Action: action, Detail: "to " + p.broker.Cluster,
+			Source: p.cluster, Object: key.String(), Action: action, To: p.broker.Cluster, Detail: "to " + p.broker.Cluster,
 			ObservedAt: change.GetObservedAt().AsTime(),
 		})
 		p.forgetRefusal(key, change.GetRevision())

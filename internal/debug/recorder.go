@@ -34,6 +34,8 @@ type Event struct {
 	Object string
 	// Action is one word.
 	Action string
+	// To is the cluster that a change was sent to; Detail names it, too.
+	To string
 	// Detail is the result or the reason.
 	Detail string
 	// ObservedAt is when the change was seen at its source; zero if unknown.
@@ -43,6 +45,8 @@ type Event struct {
 // Recorder keeps the last events of one part. A nil Recorder records nothing.
 type Recorder struct {
 	part, cluster, node string
+	// tap takes each event and its time, too; nil for nobody.
+	tap func(time.Time, Event)
 
 	mu      sync.Mutex
 	rings   map[string]*ring // by source
@@ -97,13 +101,26 @@ func (r *Recorder) SetNode(node string) {
 	r.node = node
 }
 
+// Tap makes f take each event, too, with the time that it is recorded with. f must not wait. Tap is called before the
+// first event.
+func (r *Recorder) Tap(f func(time.Time, Event)) { r.tap = f }
+
 // Record records an event.
 func (r *Recorder) Record(e Event) {
 	if r == nil {
 		return
 	}
+	now := time.Now()
+	r.keep(now, e)
+	if r.tap != nil {
+		r.tap(now, e)
+	}
+}
+
+// keep keeps an event for readers.
+func (r *Recorder) keep(now time.Time, e Event) {
 	m := &semaphorev1.Event{
-		Time:    timestamppb.Now(),
+		Time:    timestamppb.New(now),
 		Part:    r.part,
 		Cluster: r.cluster,
 		Source:  utf8(e.Source),
