@@ -39,7 +39,9 @@ const (
 )
 
 // sends reports whether the hop is the exporter's.
-func (h hop) sends() bool { return h.part == "exporter" && (h.action == exports || h.action == withdraws) }
+func (h hop) sends() bool {
+	return h.part == "exporter" && (h.action == exports || h.action == withdraws)
+}
 
 // takes reports whether the hop is the first of the broker that receives the change.
 func (h hop) takes() bool {

@@ -121,8 +121,7 @@ func (t *Tracer) sampled(source string, observedAt, at time.Time) (id trace.Trac
 
 func (t *Tracer) record(id trace.TraceID, h hop) {
 	t.mu.Lock()
-	before := t.known(id)
-	if len(before.spans) >= maxSpans {
+	if before := t.traces[id]; before != nil && len(before.spans) >= maxSpans {
 		t.mu.Unlock()
 		t.dropped(overTrace, 1)
 		return
@@ -132,7 +131,7 @@ func (t *Tracer) record(id trace.TraceID, h hop) {
 		t.dropped(overRate, 1)
 		return
 	}
-	spans := spansOf(id, h, before)
+	spans := spansOf(id, h, t.known(id)) // only now: what is dropped takes the place of no other trace
 	t.mu.Unlock()
 	for _, s := range spans {
 		t.sender.send(id, s)
