@@ -62,13 +62,15 @@ func whereOf(cfg config.Tracing) (string, error) {
 		"as http://otel-collector.observability:4317")
 }
 
-type metrics struct {
+// Metrics count spans.
+type Metrics struct {
 	sent    prometheus.Counter
 	dropped *prometheus.CounterVec
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
-	m := &metrics{
+// NewMetrics registers the metrics.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
 		sent: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "semaphore_spans_sent_total",
 			Help: "Spans that the collector accepted. Absent while tracing is off.",
@@ -92,7 +94,7 @@ type sender struct {
 	where    string
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
-	metrics  *metrics
+	metrics  *Metrics
 	log      *slog.Logger
 
 	// waiting counts spans from their end until the collector has them, or they are dropped.
@@ -108,7 +110,7 @@ type sender struct {
 	refusing bool
 }
 
-func newSender(part, cluster string, cfg config.Tracing, m *metrics, log *slog.Logger) (*sender, error) {
+func newSender(part, cluster string, cfg config.Tracing, m *Metrics, log *slog.Logger) (*sender, error) {
 	where, err := whereOf(cfg)
 	if err != nil {
 		return nil, err
@@ -127,7 +129,7 @@ func newSender(part, cluster string, cfg config.Tracing, m *metrics, log *slog.L
 }
 
 // newSenderTo is newSender with a given way to the collector.
-func newSenderTo(exporter sdktrace.SpanExporter, where, part, cluster string, m *metrics, log *slog.Logger) (*sender,
+func newSenderTo(exporter sdktrace.SpanExporter, where, part, cluster string, m *Metrics, log *slog.Logger) (*sender,
 	error) {
 	s := &sender{where: where, metrics: m, log: log, logged: map[string]time.Time{}}
 	s.closing, s.cancel = context.WithCancel(context.Background())
@@ -192,8 +194,8 @@ func (s *sender) send(id trace.TraceID, of span) {
 	made.End(trace.WithTimestamp(of.end))
 }
 
-// attributes are the facts of the hop. AFTER of `semaphorectl debug trace` is semaphore.after_seconds, which is negative
-// if the clocks of the clusters differ so.
+// attributes are the facts of the hop. semaphore.after_seconds is the column AFTER of `semaphorectl debug trace`; it is
+// negative if the clocks of the clusters differ so.
 func attributes(s span) []attribute.KeyValue {
 	out := []attribute.KeyValue{attribute.String("semaphore.source", s.of.source),
 		attribute.String("semaphore.object", s.of.object)}

@@ -1,12 +1,12 @@
 // Package tracing makes OpenTelemetry spans of a sample of the changes that pass a part, and sends them to a collector.
 //
-// It has no facts of its own: the spans follow from the events of internal/debug, with their times, and from what agents
-// acknowledge. A trace ID follows from the cluster that observed a change and the time when it did, which every hop
-// knows; so nothing of a trace is on the wire, and no cluster decides what another one samples
+// It has no facts of its own: the spans follow from the events of internal/debug, with their times, and from what
+// agents acknowledge. A trace ID follows from the cluster that observed a change and the time when it did, which every
+// hop knows; so nothing of a trace is on the wire, and no cluster decides what another one samples
 // (docs/adr/0038-spans.md).
 //
-// It imports the configuration (internal/config), the events (internal/debug), internal/finding, which bounds texts, and
-// internal/program for the version.
+// It imports the configuration (internal/config), the events (internal/debug), internal/finding, which bounds texts,
+// and internal/program for the version.
 package tracing
 
 import (
@@ -50,7 +50,7 @@ type Tracer struct {
 	part, cluster string
 	limit         uint64
 	sender        *sender
-	metrics       *metrics
+	metrics       *Metrics
 	log           *slog.Logger
 
 	mu sync.Mutex
@@ -68,7 +68,7 @@ func New(part, cluster string, cfg config.Tracing, reg prometheus.Registerer, lo
 	if cfg.SamplingRatePerMillion == 0 || isDisabled() {
 		return nil, nil
 	}
-	m := newMetrics(reg)
+	m := NewMetrics(reg)
 	sender, err := newSender(part, cluster, cfg, m, log)
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func New(part, cluster string, cfg config.Tracing, reg prometheus.Registerer, lo
 	return newTracer(part, cluster, cfg.SamplingRatePerMillion, sender, m, log), nil
 }
 
-func newTracer(part, cluster string, perMillion int, s *sender, m *metrics, log *slog.Logger) *Tracer {
+func newTracer(part, cluster string, perMillion int, s *sender, m *Metrics, log *slog.Logger) *Tracer {
 	return &Tracer{part: part, cluster: cluster, limit: limit(perMillion), sender: s, metrics: m, log: log,
 		traces: map[trace.TraceID]*known{}, order: make([]trace.TraceID, 0, maxTraces),
 		all: rate.NewLimiter(spansPerSecond, spansBurst), bySrc: map[string]*rate.Limiter{}}

@@ -33,7 +33,7 @@ type traced struct {
 func newTraced(t testing.TB, perMillion int, exporter sdktrace.SpanExporter, log *slog.Logger) traced {
 	t.Helper()
 	reg := prometheus.NewRegistry()
-	m := newMetrics(reg)
+	m := NewMetrics(reg)
 	s, err := newSenderTo(exporter, "http://collector:4317", "broker", "c1", m, log)
 	testkit.Must(t, err)
 	return traced{newTracer("broker", "c1", perMillion, s, m, log), reg}
