@@ -230,6 +230,9 @@ func TestCollectorThatIsStuck(t *testing.T) {
 		if got := tr.dropped(t, queueFull) + tr.dropped(t, notDelivered); got != all || tr.sent(t) != 0 {
 			t.Errorf("%d of %d are counted", got, all)
 		}
+		if n := tr.sender.waiting.Load(); n != 0 {
+			t.Errorf("%d spans count as waiting after the end", n)
+		}
 		if n := strings.Count(log.String(), "spans are dropped"); n != 2 || !strings.Contains(log.String(), "reason=queue") ||
 			!strings.Contains(log.String(), "reason=collector") {
 			t.Errorf("%d lines in the log:\n%s", n, log)
@@ -261,6 +264,9 @@ func TestCollectorThatFails(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		tr.Close(context.Background())
+		if n := tr.sender.waiting.Load(); n != 0 {
+			t.Errorf("%d spans count as waiting after they were sent", n)
+		}
 		if n := strings.Count(log.String(), "accepts spans again"); n != 1 || tr.sent(t) != 5 {
 			t.Errorf("%d lines in the log, %d sent:\n%s", n, tr.sent(t), log)
 		}
