@@ -129,7 +129,8 @@ var shared = map[string]string{
 	"internal/ctl":                "*",
 	// Tests.
 	"internal/bench": "*", "internal/bench/figure": "", "internal/bench/table": "bench/figure",
-	"internal/testkit": "", "internal/testkit/browser": "testkit", "internal/testkit/loopback": "",
+	"internal/testkit/otlp": "testkit",
+	"internal/testkit":      "", "internal/testkit/browser": "testkit", "internal/testkit/loopback": "",
 	"internal/testkit/metricsdoc": "",
 	"internal/testkit/kubetest":   "testkit testkit/loopback api/v1alpha1 deploy/crds",
 	"internal/testkit/trust":      "config identity pki testkit",

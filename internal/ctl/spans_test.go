@@ -4,19 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	collectorv1 "go.opentelemetry.io/proto/otlp/collector/trace/v1"
-	commonv1 "go.opentelemetry.io/proto/otlp/common/v1"
-	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,85 +21,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/internal/testkit/otlp"
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
-
-// collector receives spans by OTLP/gRPC and keeps them.
-type collector struct {
-	collectorv1.UnimplementedTraceServiceServer
-	address string
-
-	mu      sync.Mutex
-	spans   []received
-	tenants []string
-}
-
-// received is a span and who sent it.
-type received struct {
-	*tracev1.Span
-	service, cluster string
-}
-
-func newCollector(t *testing.T) *collector {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	c := &collector{address: listener.Addr().String()}
-	server := grpc.NewServer()
-	collectorv1.RegisterTraceServiceServer(server, c)
-	testkit.Run(t, func(ctx context.Context) error {
-		stop := context.AfterFunc(ctx, server.Stop)
-		defer stop()
-		return server.Serve(listener)
-	})
-	return c
-}
-
-// Export implements the collector's service.
-func (c *collector) Export(ctx context.Context, m *collectorv1.ExportTraceServiceRequest) (
-	*collectorv1.ExportTraceServiceResponse, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	of, _ := metadata.FromIncomingContext(ctx)
-	c.tenants = append(c.tenants, of.Get("x-tenant")...)
-	for _, r := range m.GetResourceSpans() {
-		from := received{service: attribute(r.GetResource().GetAttributes(), "service.name").GetStringValue(),
-			cluster: attribute(r.GetResource().GetAttributes(), "k8s.cluster.name").GetStringValue()}
-		for _, s := range r.GetScopeSpans() {
-			for _, from.Span = range s.GetSpans() {
-				c.spans = append(c.spans, from)
-			}
-		}
-	}
-	return &collectorv1.ExportTraceServiceResponse{}, nil
-}
-
-// all are the spans in the order of their ends.
-func (c *collector) all() []received {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := slices.Clone(c.spans)
-	slices.SortStableFunc(all, func(a, b received) int { return int(a.EndTimeUnixNano) - int(b.EndTimeUnixNano) })
-	return all
-}
-
-func attribute(all []*commonv1.KeyValue, key string) *commonv1.AnyValue {
-	for _, a := range all {
-		if a.GetKey() == key {
-			return a.GetValue()
-		}
-	}
-	return nil
-}
-
-func (s received) object() string {
-	return attribute(s.Attributes, "semaphore.object").GetStringValue()
-}
-
-// line is a span as a test says it.
-func (s received) line() string {
-	return s.service + "/" + s.cluster + ": " + s.Name + " " + s.object()
-}
 
 // TestSpans: an endpoint of c2 changes. A collector that both clusters send to gets one trace of that, from c2's exporter
 // to the write of c1's broker, in the order of the hops and with the times of `debug trace`: the real programs, the SDK,
@@ -114,7 +31,7 @@ func (s received) line() string {
 func TestSpans(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=shop")
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-	c := newCollector(t)
+	c := otlp.New(t)
 	api := kubetest.Start(t)
 	admin := kubernetes.NewForConfigOrDie(api)
 	for _, name := range []string{"semaphore", "shop"} {
@@ -123,7 +40,7 @@ func TestSpans(t *testing.T) {
 		must(t, err)
 	}
 	dir := string(trust.New(t, "c1", "c2"))
-	sockets := startTraced(t, dir, kubetest.Kubeconfig(t, api), c.address)
+	sockets := startTraced(t, dir, kubetest.Kubeconfig(t, api), c.URL)
 
 	offered := map[string]string{"mirror.semaphore.uw.io/mirror-service": "true"}
 	_, err := admin.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
@@ -173,7 +90,7 @@ func TestSpans(t *testing.T) {
 		var answer struct{ Hops []hop }
 		must(t, json.Unmarshal([]byte(out), &answer))
 		trace = answer.Hops
-		if len(trace) != 2 || !trace[1].Time.After(trace[0].Time) {
+		if len(trace) != 2 || trace[1].Time.Before(trace[0].Time) { // what was received is the state before, still
 			return fmt.Errorf("the hops are %+v", trace)
 		}
 		return nil
@@ -187,7 +104,8 @@ func TestSpans(t *testing.T) {
 		var answer struct{ Hops []hop }
 		must(t, json.Unmarshal([]byte(out), &answer))
 		for _, h := range answer.Hops {
-			if h.Action == "update" && strings.HasPrefix(h.Object, "endpointslice c2-shop-73736d-echo-") {
+			if h.Action == "update" && !h.Time.Before(trace[1].Time) &&
+				strings.HasPrefix(h.Object, "endpointslice c2-shop-73736d-echo-") {
 				written = h
 				return nil
 			}
@@ -196,10 +114,8 @@ func TestSpans(t *testing.T) {
 	})
 	trace = append(trace, written)
 	checkSpans(t, c, trace)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.tenants) == 0 || slices.ContainsFunc(c.tenants, func(s string) bool { return s != "shop" }) {
-		t.Errorf("the header of OTEL_EXPORTER_OTLP_HEADERS is %q", c.tenants)
+	if got := c.Header("x-tenant"); !slices.Equal(got, []string{"shop"}) {
+		t.Errorf("the header of OTEL_EXPORTER_OTLP_HEADERS is %q", got)
 	}
 }
 
@@ -212,7 +128,7 @@ func startTraced(t *testing.T, dir, kubeconfig, to string) (sockets []string) {
 leaderElection: {enabled: false}
 features: [services]
 kube: {kubeConfigPath: %q}
-tracing: {samplingRatePerMillion: 1000000, endpoint: "http://%s"}
+tracing: {samplingRatePerMillion: 1000000, endpoint: %q}
 tls: {certFile: %[3]s/%[4]s/tls.crt, keyFile: %[3]s/%[4]s/tls.key, bundleDir: %[3]s/bundles}
 `, kubeconfig, to, dir, part)
 	}
@@ -235,19 +151,19 @@ listen: {http: %q, debugSocket: %s/exporter.sock}
 }
 
 // checkSpans compares the newest trace of the slice with what debug trace says of it.
-func checkSpans(t *testing.T, c *collector, hops []hop) {
+func checkSpans(t *testing.T, c *otlp.Collector, hops []hop) {
 	t.Helper()
 	want := []string{"semaphore-exporter/c2: exporter export endpointslice endpointslice shop/echo-1",
 		"semaphore-broker/c1: broker receive endpointslice endpointslice shop/echo-1",
 		"semaphore-broker/c1: broker update endpointslice " + hops[2].Object}
-	var spans []received
-	var root *received
+	var spans []otlp.Span
+	var root *otlp.Span
 	testkit.Eventually(t, time.Minute, "the collector has one trace of the change", func() error {
 		spans, root = nil, nil
 		of := map[string]bool{}
-		all := c.all()
+		all := c.Spans()
 		for _, s := range all {
-			if s.line() == want[0] && s.EndTimeUnixNano == uint64(hops[0].Time.UnixNano()) {
+			if s.String() == want[0] && s.End().Equal(hops[0].Time) {
 				of[string(s.TraceId)] = true
 			}
 		}
@@ -261,39 +177,32 @@ func checkSpans(t *testing.T, c *collector, hops []hop) {
 			}
 		}
 		if len(of) != 1 || len(spans) < len(want) || root == nil {
-			var lines []string
-			for _, s := range all {
-				lines = append(lines, s.line())
-			}
-			return fmt.Errorf("%d traces, %d spans with root %v, of\n%s", len(of), len(spans), root, strings.Join(lines, "\n"))
+			return fmt.Errorf("%d traces, %d spans with root %v, of\n%s", len(of), len(spans), root, otlp.Lines(all))
 		}
 		return nil
 	})
 	if len(spans) != len(hops) {
-		t.Fatalf("%d spans of one change; want %d: %v", len(spans), len(hops), spans)
+		t.Fatalf("%d spans of one change; want %d:\n%s", len(spans), len(hops), otlp.Lines(spans))
 	}
 	parent := root.SpanId
 	observed := hops[0].Time.Add(-time.Duration(*hops[0].After * float64(time.Second)))
-	if at := time.Unix(0, int64(root.StartTimeUnixNano)); at.Sub(observed).Abs() > time.Microsecond {
-		t.Errorf("the change begins at %s; want %s", at, observed)
+	if root.Start().Sub(observed).Abs() > time.Microsecond { // seconds in a float
+		t.Errorf("the change begins at %s; want %s", root.Start(), observed)
 	}
 	for i, s := range spans {
 		h := hops[i]
-		if s.line() != want[i] || string(s.ParentSpanId) != string(parent) {
-			t.Errorf("span %d is %s under %x; want %s under %x", i, s.line(), s.ParentSpanId, want[i], parent)
+		if s.String() != want[i] || string(s.ParentSpanId) != string(parent) {
+			t.Errorf("span %d is %s under %x; want %s under %x", i, s, s.ParentSpanId, want[i], parent)
 		}
 		parent = s.SpanId
-		after := attribute(s.Attributes, "semaphore.after_seconds").GetDoubleValue()
-		if s.EndTimeUnixNano != uint64(h.Time.UnixNano()) || after != *h.After {
-			t.Errorf("%s ends at %d, %v s after; debug trace says %d, %v s", s.line(), s.EndTimeUnixNano, after,
-				h.Time.UnixNano(), *h.After)
+		if !s.End().Equal(h.Time) || s.After() != *h.After {
+			t.Errorf("%s ends at %s, %v s after; debug trace says %s, %v s", s, s.End(), s.After(), h.Time, *h.After)
 		}
-		if i > 0 && s.EndTimeUnixNano < spans[i-1].EndTimeUnixNano || s.StartTimeUnixNano > s.EndTimeUnixNano {
-			t.Errorf("%s is out of order", s.line())
+		if i > 0 && s.End().Before(spans[i-1].End()) || s.Start().After(s.End()) {
+			t.Errorf("%s is out of order", s)
 		}
 	}
-	if spans[2].StartTimeUnixNano != spans[1].EndTimeUnixNano {
-		t.Errorf("the write begins at %d; want the end of the receipt, %d", spans[2].StartTimeUnixNano,
-			spans[1].EndTimeUnixNano)
+	if !spans[2].Start().Equal(spans[1].End()) {
+		t.Errorf("the write begins at %s; want the end of the receipt, %s", spans[2].Start(), spans[1].End())
 	}
 }

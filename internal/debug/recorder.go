@@ -40,13 +40,15 @@ type Event struct {
 	Detail string
 	// ObservedAt is when the change was seen at its source; zero if unknown.
 	ObservedAt time.Time
+	// At is the time of the event; now if zero.
+	At time.Time
 }
 
 // Recorder keeps the last events of one part. A nil Recorder records nothing.
 type Recorder struct {
 	part, cluster, node string
-	// tap takes each event and its time, too; nil for nobody.
-	tap func(time.Time, Event)
+	// tap takes each event, too; nil for nobody.
+	tap func(Event)
 
 	mu      sync.Mutex
 	rings   map[string]*ring // by source
@@ -101,26 +103,27 @@ func (r *Recorder) SetNode(node string) {
 	r.node = node
 }
 
-// Tap makes f take each event, too, with the time that it is recorded with. f must not wait. Tap is called before the
-// first event.
-func (r *Recorder) Tap(f func(time.Time, Event)) { r.tap = f }
+// Tap makes f take each event, too, with At set. f must not wait. Tap is called before the first event.
+func (r *Recorder) Tap(f func(Event)) { r.tap = f }
 
 // Record records an event.
 func (r *Recorder) Record(e Event) {
 	if r == nil {
 		return
 	}
-	now := time.Now()
-	r.keep(now, e)
+	if e.At.IsZero() {
+		e.At = time.Now()
+	}
+	r.keep(e)
 	if r.tap != nil {
-		r.tap(now, e)
+		r.tap(e)
 	}
 }
 
 // keep keeps an event for readers.
-func (r *Recorder) keep(now time.Time, e Event) {
+func (r *Recorder) keep(e Event) {
 	m := &semaphorev1.Event{
-		Time:    timestamppb.New(now),
+		Time:    timestamppb.New(e.At),
 		Part:    r.part,
 		Cluster: r.cluster,
 		Source:  utf8(e.Source),

@@ -91,10 +91,10 @@ func (t *Tracer) Follow(r *debug.Recorder) {
 }
 
 // take takes an event of the part.
-func (t *Tracer) take(at time.Time, e debug.Event) {
-	if id, ok := t.sampled(e.Source, e.ObservedAt, at); ok {
+func (t *Tracer) take(e debug.Event) {
+	if id, ok := t.sampled(e.Source, e.ObservedAt, e.At); ok {
 		t.record(id, hop{part: t.part, cluster: t.cluster, source: e.Source, to: e.To, object: e.Object, action: e.Action,
-			detail: e.Detail, observedAt: e.ObservedAt, at: at})
+			detail: e.Detail, observedAt: e.ObservedAt, at: e.At})
 	}
 }
 

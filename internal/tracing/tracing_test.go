@@ -54,7 +54,7 @@ func (tr traced) sent(t *testing.T) int {
 // received is an event of a change that c2 observed i nanoseconds ago, or after.
 func received(source string, i int, now time.Time) debug.Event {
 	return debug.Event{Source: source, Object: fmt.Sprint("service shop/", i), Action: "receive",
-		ObservedAt: now.Add(-time.Duration(i))}
+		ObservedAt: now.Add(-time.Duration(i)), At: now}
 }
 
 var discard = slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -115,7 +115,7 @@ func TestBounds(t *testing.T) {
 		return n
 	}
 	for i := range 100_000 {
-		tr.take(now, received("c2", i, now))
+		tr.take(received("c2", i, now))
 	}
 	if got := recorded(); got != perSourceBurst {
 		t.Errorf("%d spans of c2 at once; want %d", got, perSourceBurst)
@@ -128,13 +128,13 @@ func TestBounds(t *testing.T) {
 		t.Errorf("%d are counted", dropped)
 	}
 	before := recorded()
-	tr.take(now, received("c3", 1, now))
+	tr.take(received("c3", 1, now))
 	if got := recorded(); got != before+1 {
 		t.Error("c2 takes the spans of c3")
 	}
 	for i := range 10 * maxSources {
 		for j := range perSourceBurst {
-			tr.take(now, received(fmt.Sprint("s", i), j, now))
+			tr.take(received(fmt.Sprint("s", i), j, now))
 		}
 	}
 	if got := 100_000 + 1 + 10*maxSources*perSourceBurst - tr.dropped(t, overRate); got != spansBurst {
@@ -147,7 +147,7 @@ func TestBounds(t *testing.T) {
 	later := now.Add(time.Second)
 	before = tr.dropped(t, overRate)
 	for i := range 1000 {
-		tr.take(later, received("c2", i, later))
+		tr.take(received("c2", i, later))
 	}
 	if got := 1000 - (tr.dropped(t, overRate) - before); got != perSourcePerSecond {
 		t.Errorf("%d spans of c2 in the next second; want %d", got, perSourcePerSecond)
@@ -159,7 +159,7 @@ func TestNodesOfOneChange(t *testing.T) {
 	kept := tracetest.NewInMemoryExporter()
 	tr := newTraced(t, 1_000_000, kept, discard)
 	now := time.Now()
-	tr.take(now, received("c2", 1, now))
+	tr.take(received("c2", 1, now))
 	for i := range 1000 {
 		tr.Programmed(fmt.Sprint("w", i), "c2", now.Add(-1))
 	}
@@ -247,7 +247,7 @@ func TestCollectorThatFails(t *testing.T) {
 		to := &collector{err: errors.New("rpc error: \x1b[31mno")}
 		tr := newTraced(t, 1_000_000, to, slog.New(slog.NewTextHandler(log, nil)))
 		for range 25 { // minutes
-			tr.take(time.Now(), received("c2", 1, time.Now()))
+			tr.take(received("c2", 1, time.Now()))
 			time.Sleep(time.Minute)
 		}
 		if n := strings.Count(log.String(), "spans are dropped"); n != 3 || strings.Contains(log.String(), `\x1b`) {
@@ -260,7 +260,7 @@ func TestCollectorThatFails(t *testing.T) {
 		to.err = nil
 		to.mu.Unlock()
 		for range 5 {
-			tr.take(time.Now(), received("c2", 1, time.Now()))
+			tr.take(received("c2", 1, time.Now()))
 			time.Sleep(time.Minute)
 		}
 		tr.Close(context.Background())
