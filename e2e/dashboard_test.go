@@ -117,7 +117,8 @@ func (d *dashboard) follow(ctx context.Context, t *testing.T) {
 	})
 }
 
-// equals is that the page shows what semaphorectl status says of the same broker.
+// equals is that the page shows what semaphorectl status says of the same broker. With SCREENSHOT=FILE the page is
+// written there, as the README has it.
 func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 	t.Helper()
 	must(t, until(ctx, settle, func() error {
@@ -156,6 +157,9 @@ func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 		}
 		return nil
 	}))
+	if file := os.Getenv("SCREENSHOT"); file != "" {
+		must(t, os.WriteFile(file, d.page.Screenshot(), 0o644))
+	}
 }
 
 // sawCut is that each state that the broker made after it knew of the cut tunnel shows it in red, and that the broker

@@ -114,7 +114,7 @@ func (s *Scenario) overIPv6(ctx context.Context, t *testing.T, ours, theirs *tes
 			other = s.c2
 		}
 		n := c.Nodes[0]
-		must(t, until(ctx, 2*settle, func() error {
+		must(t, until(ctx, settle, func() error {
 			peers, err := n.Exec(ctx, "wg", "show", "wireguard."+other.Name, "endpoints")
 			if want := "[" + other.Nodes[0].IP6.String() + "]:"; err == nil && !strings.Contains(peers, want) {
 				err = fmt.Errorf("%s of %s does not have its peer at %s: %q", n.Name, c.Name, want, peers)

@@ -354,7 +354,7 @@ func (b *explainBed) keepAsking(ctx context.Context, t *testing.T, service strin
 
 func (b *explainBed) reaches(ctx context.Context, t *testing.T, service string) {
 	t.Helper()
-	must(t, until(ctx, 2*settle, func() error { return b.request(ctx, service) }))
+	must(t, until(ctx, settle, func() error { return b.request(ctx, service) }))
 }
 
 // explain runs semaphorectl from outside of the clusters.
@@ -388,7 +388,7 @@ func (b *explainBed) breaks(ctx context.Context, t *testing.T, c brokenLink) {
 	}
 	began := time.Now()
 	c.break_(ctx, t, b)
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		if b.request(ctx, service) == nil {
 			return fmt.Errorf("requests are still answered")
 		}

@@ -111,7 +111,7 @@ func (b *servicesBed) localFirst(ctx context.Context, t *testing.T, l *load) {
 	}
 	l.anew()
 	label("=local-first")
-	must(t, until(ctx, 2*settle, func() error { return b.inUse(ctx, "c2", false) }))
+	must(t, until(ctx, settle, func() error { return b.inUse(ctx, "c2", false) }))
 	if failed := l.failures(); len(failed) > 0 {
 		t.Errorf("while the preference took hold: %s", l)
 	}
@@ -132,7 +132,7 @@ func (b *servicesBed) localFirst(ctx context.Context, t *testing.T, l *load) {
 	l.anew()
 	scale(2)
 	ready(ctx, t, b.c1, "deployment/near")
-	must(t, until(ctx, 2*settle, func() error { return b.inUse(ctx, "c2", false) }))
+	must(t, until(ctx, settle, func() error { return b.inUse(ctx, "c2", false) }))
 	if failed := l.failures(); len(failed) > 0 {
 		t.Errorf("while the own pods came back: %s", l)
 	}
@@ -184,7 +184,7 @@ func (b *servicesBed) drain(ctx context.Context, t *testing.T, l *load) {
 	l.anew()
 	_, err = b.c1.Kubectl(ctx, nil, "-n", Namespace, "delete", "pod", before.Name, "--wait")
 	must(t, err)
-	must(t, until(ctx, takeover, func() error {
+	must(t, until(ctx, settle, func() error {
 		now, err := leader(ctx, b.c1, "broker")
 		if err != nil {
 			return err
@@ -347,7 +347,7 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	cut := time.Now()
 	must(t, iptables(node(b.c1), append([]string{"-I"}, tunnel(b.c2)...)...))
 	must(t, iptables(node(b.c2), append([]string{"-I"}, tunnel(b.c1)...)...))
-	must(t, until(ctx, session+2*settle, func() error { return b.inUse(ctx, "c2", false) }))
+	must(t, until(ctx, session+settle, func() error { return b.inUse(ctx, "c2", false) }))
 	t.Logf("c2 is not used %s after the last packet from it; until then %s",
 		time.Since(cut).Round(100*time.Millisecond), l)
 	select {
@@ -368,7 +368,7 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	must(t, iptables(node(b.c2), append([]string{"-D"}, tunnel(b.c1)...)...))
 	must(t, iptables(node(b.c1), append([]string{"-D"}, tunnel(b.c2)...)...))
 	must(t, iptables(node(b.c1), append([]string{"-D"}, stream...)...))
-	answers(ctx, t, l, 6*settle, "near", "far")
+	answers(ctx, t, l, settle, "near", "far")
 }
 
 // iptables changes the first table that packets come to, inside a namespace of the testbed.

@@ -79,12 +79,12 @@ func TestLinkedByCommands(t *testing.T) {
 	if len(commands) > 3 {
 		t.Errorf("%d commands connect two clusters; 3 at most", len(commands))
 	}
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		_, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
 		return err
 	}))
 	for here, there := range map[string]string{"c1": "c2", "c2": "c1"} {
-		b.shell(ctx, t, "kubectl --context "+here+" wait --for=condition=Connected --timeout=30s remotecluster/"+there)
+		b.shell(ctx, t, "kubectl --context "+here+" wait --for=condition=Connected --timeout=120s remotecluster/"+there)
 	}
 	if after := started(); after != parts {
 		t.Errorf("link restarted a part: before\n%s\nafter\n%s", parts, after)
@@ -103,7 +103,7 @@ func TestLinkedByCommands(t *testing.T) {
 			t.Errorf("%s has %s", c.Name, out)
 		}
 	}
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		_, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
 		return err
 	}))
@@ -121,7 +121,7 @@ func TestLinkedByCommands(t *testing.T) {
 // asBefore waits until clusters and nodes are as a fingerprint has them.
 func (b *documentsBed) asBefore(ctx context.Context, t *testing.T, before map[string]fingerprint) {
 	t.Helper()
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		now, err := b.fingerprints(ctx)
 		if err != nil {
 			return err

@@ -32,7 +32,7 @@ func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
 		return out
 	}
 	kubectl("wait", "deployment/semaphore-broker", "deployment/semaphore-exporter", "--for=condition=Available",
-		"--timeout=60s")
+		"--timeout=120s")
 	for _, part := range []string{"broker", "exporter"} {
 		must(t, until(ctx, settle, func() error {
 			if allowed := kubectl("get", "poddisruptionbudget", "semaphore-"+part, "-o",

@@ -80,9 +80,9 @@ func (s *Scenario) applyWorkloads(ctx context.Context) error {
 		c    *testbed.Cluster
 		what []string
 	}{
-		{s.c1, []string{"rollout", "status", "deployment/client", "--timeout=30s"}},
-		{s.c1, []string{"wait", "--for=condition=Ready", "pod/stranger", "--timeout=30s"}},
-		{s.c2, []string{"rollout", "status", "deployment/echo", "--timeout=30s"}},
+		{s.c1, []string{"rollout", "status", "deployment/client", "--timeout=120s"}},
+		{s.c1, []string{"wait", "--for=condition=Ready", "pod/stranger", "--timeout=120s"}},
+		{s.c2, []string{"rollout", "status", "deployment/echo", "--timeout=120s"}},
 	} {
 		if _, err := w.c.Kubectl(ctx, nil, append([]string{"-n", "shop"}, w.what...)...); err != nil {
 			return fmt.Errorf("starting the workloads: %w\n%s", err, w.c.Diagnose(ctx, "shop"))

@@ -210,7 +210,7 @@ func (b *servicesBed) rollingUpdate(ctx context.Context, t *testing.T) {
 	before := b.addresses(ctx, t, "echo")
 	local := b.clients[b.c2].load(ctx, t, "http://echo.shop.svc.cluster.local/")
 	remote := b.clients[b.c1].load(ctx, t, "http://"+echoInC2+"/")
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		for _, l := range []*load{local, remote} {
 			for pod := range before {
 				if l.seen(func(p string) bool { return p == pod }) == 0 {
@@ -225,7 +225,7 @@ func (b *servicesBed) rollingUpdate(ctx context.Context, t *testing.T) {
 	ready(ctx, t, b.c2, "deployment/echo")
 	// It continues until the last of the old ones is gone, and the last of the new ones has been found.
 	var after []corev1.Pod
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		list, err := b.c2.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=echo"})
 		if err != nil {
 			return err

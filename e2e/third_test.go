@@ -63,7 +63,7 @@ func TestThirdCluster(t *testing.T) {
 	must(t, err)
 	t.Logf("%s (%.1f s)\n%s", link, time.Since(began).Seconds(), out)
 	for _, c := range b.tb.Clusters() {
-		b.shell(ctx, t, "kubectl --context "+c.Name+" wait --for=condition=Connected --timeout=60s remotecluster --all")
+		b.shell(ctx, t, "kubectl --context "+c.Name+" wait --for=condition=Connected --timeout=120s remotecluster --all")
 	}
 	connected := time.Since(began)
 	for _, other := range []string{"c1", "c2"} {
@@ -80,7 +80,7 @@ func TestThirdCluster(t *testing.T) {
 	must(t, err)
 	t.Logf("%s (%.1f s)\n%s", forget, time.Since(began).Seconds(), out)
 	for _, name := range []string{"c1", "c2"} {
-		must(t, until(ctx, 2*settle, func() error {
+		must(t, until(ctx, settle, func() error {
 			left, err := b.ofRemote(ctx, b.tb.Cluster(name), "c3")
 			if err == nil && left != "" {
 				err = fmt.Errorf("%s has of c3 still:\n%s", name, left)

@@ -145,7 +145,7 @@ func CallsReachLeader(ctx context.Context, c *testbed.Cluster) error {
 // exporterIsCutOff waits until the exporter of a cluster says that it is not connected to the broker of another.
 func (s *Scenario) exporterIsCutOff(ctx context.Context, c *testbed.Cluster, broker string) error {
 	want := fmt.Sprintf("semaphore_exporter_connected{cluster=%q} 0", broker)
-	return until(ctx, 2*settle, func() error { // a stream that is cut off ends after 15 s
+	return until(ctx, settle, func() error { // a stream that is cut off ends after 15 s
 		p, err := leader(ctx, c, "exporter")
 		if err != nil {
 			return err

@@ -171,7 +171,7 @@ func (b *documentsBed) testVerify(ctx context.Context, t *testing.T) {
 		patch("null")
 	})
 	b.shell(ctx, t, "kubectl --context c1 -n semaphore rollout status daemonset/semaphore-agent --timeout=3m")
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		_, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
 		return err
 	}))

@@ -142,7 +142,7 @@ func TestNodes(t *testing.T) {
 		if out, err := before.Exec(ctx, "curl", "-sS", "--max-time", "2", "http://127.0.0.1:8080/"); err != nil {
 			t.Errorf("while both are down: %q, %v", out, err)
 		}
-		if err := WaitFor(ctx, 30*time.Second, "kubelet and containerd", func(ctx context.Context) error {
+		if err := WaitFor(ctx, 60*time.Second, "kubelet and containerd", func(ctx context.Context) error {
 			return errors.Join(answers(n1.Path(containerdSocket)), get(ctx, n1.Netns, "http://127.0.0.1:10248/healthz"))
 		}); err != nil {
 			t.Fatal(err)
@@ -264,7 +264,7 @@ func TestOptions(t *testing.T) {
 	for _, ip := range service.Spec.ClusterIPs {
 		url := "http://" + hostPort(netip.MustParseAddr(ip), 80) + "/"
 		for _, n := range c.Nodes {
-			if err := WaitFor(ctx, 15*time.Second, url+" from "+n.Name, func(ctx context.Context) error {
+			if err := WaitFor(ctx, 60*time.Second, url+" from "+n.Name, func(ctx context.Context) error {
 				_, err := n.Exec(ctx, "curl", "-sS", "--max-time", "2", url)
 				return err
 			}); err != nil {

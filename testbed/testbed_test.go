@@ -199,7 +199,7 @@ func TestTwoClusters(t *testing.T) {
 		client := getPod(ctx, t, c1, "client")
 		nodes := map[string]bool{}
 		// That pods are ready is not yet in the nodes' rules: kube-proxy collects changes for a second.
-		err := WaitFor(ctx, 10*time.Second, "answers from both nodes", func(ctx context.Context) error {
+		err := WaitFor(ctx, 60*time.Second, "answers from both nodes", func(ctx context.Context) error {
 			if err := tryFetch(ctx, c1, "client", "http://echo/"); err != nil {
 				return err
 			}
@@ -231,7 +231,7 @@ func TestTwoClusters(t *testing.T) {
 		if err := c1.ApplyYAML(ctx, policy); err != nil {
 			t.Fatal(err)
 		}
-		err := WaitFor(ctx, 20*time.Second, "the policy to be enforced", func(ctx context.Context) error {
+		err := WaitFor(ctx, 60*time.Second, "the policy to be enforced", func(ctx context.Context) error {
 			if err := tryFetch(ctx, c1, "stranger", "http://echo/"); err == nil {
 				return errors.New("stranger is let through")
 			}
@@ -255,7 +255,7 @@ func TestTwoClusters(t *testing.T) {
 			}
 		}
 		// A connection that begins while kube-proxy does not know that a pod has gone is lost, as in any cluster.
-		if err := WaitFor(ctx, 10*time.Second, "an answer of the new pods", func(ctx context.Context) error {
+		if err := WaitFor(ctx, 60*time.Second, "an answer of the new pods", func(ctx context.Context) error {
 			return tryFetch(ctx, c2, "client", "http://echo/")
 		}); err != nil {
 			t.Error(err)
@@ -273,13 +273,13 @@ func TestTwoClusters(t *testing.T) {
 			}
 			return err
 		}
-		if err := WaitFor(ctx, 15*time.Second, "the name to resolve", resolve); err != nil {
+		if err := WaitFor(ctx, 60*time.Second, "the name to resolve", resolve); err != nil {
 			t.Fatal(err)
 		}
 		if err := c1.AppendCorefile(ctx, ""); err != nil {
 			t.Fatal(err)
 		}
-		if err := WaitFor(ctx, 15*time.Second, "the block to go", func(ctx context.Context) error {
+		if err := WaitFor(ctx, 60*time.Second, "the block to go", func(ctx context.Context) error {
 			if resolve(ctx) == nil {
 				return errors.New("the name still resolves")
 			}
@@ -315,7 +315,7 @@ func TestTwoClusters(t *testing.T) {
 			t.Errorf("stopped: %v, pid %d", err, manager.PID())
 		}
 		manager.Start()
-		if err := WaitFor(ctx, 10*time.Second, "the controller manager", func(context.Context) error {
+		if err := WaitFor(ctx, 60*time.Second, "the controller manager", func(context.Context) error {
 			if manager.PID() == 0 {
 				return errors.New("it does not run")
 			}
@@ -385,7 +385,7 @@ func TestTwoClusters(t *testing.T) {
 			_ = forward.Cancel()
 			_ = forward.Wait()
 		}()
-		if err := WaitFor(ctx, 20*time.Second, "the forwarded port", func(ctx context.Context) error {
+		if err := WaitFor(ctx, 60*time.Second, "the forwarded port", func(ctx context.Context) error {
 			return get(ctx, tb.Fabric(), "http://127.0.0.1:18080/healthz")
 		}); err != nil {
 			t.Errorf("%v; kubectl says %q", err, said.String())
@@ -422,7 +422,7 @@ metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: restricte
 			t.Errorf("a pod that runs as root where that is not allowed: %v", err)
 		}
 		for pod, want := range map[string]string{"greedy": "OOMKilled", "unknown": "ErrImageNeverPull"} {
-			if err := WaitFor(ctx, 30*time.Second, "pod "+pod, func(ctx context.Context) error {
+			if err := WaitFor(ctx, 60*time.Second, "pod "+pod, func(ctx context.Context) error {
 				for _, s := range getPod(ctx, t, c1, pod).Status.ContainerStatuses {
 					if s.State.Terminated != nil && s.State.Terminated.Reason == want || s.State.Waiting != nil &&
 						s.State.Waiting.Reason == want {

@@ -113,7 +113,7 @@ func TestF26_MessageOverLimit(t *testing.T) {
 	}
 	// gRPC answers a message over the limit before the broker's handler hears of it, and counts it.
 	var counted float64
-	eventually(t, time.Second, func(context.Context) error {
+	eventually(t, settle, func(context.Context) error {
 		counted = broker.metric("grpc_server_handled_total", `grpc_code="ResourceExhausted"`)
 		if counted != attempts {
 			return fmt.Errorf("%v of them are counted, want %d", counted, attempts)

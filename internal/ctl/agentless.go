@@ -571,10 +571,7 @@ func (a *applier) endReading(ctx context.Context, w io.Writer, cluster string) e
 	if err != nil || !does {
 		return err
 	}
-	if err := a.remove(ctx, ref); err != nil {
-		return err
-	}
-	if err := a.gone(ctx, ref); err != nil {
+	if err := a.removeAll(ctx, ref); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(w, "%s: %s with the exporter that read %s deleted\n", a.cluster.Context, ref, cluster)
@@ -604,11 +601,7 @@ func (f *foreignCluster) close(ctx context.Context, w io.Writer, what install.Fo
 		return o.GetName() == what.ReaderName() // it is being deleted
 	})
 	if len(others.Items) == 0 {
-		ref := namespaceRef(install.ReaderNamespace)
-		if err := f.applier.remove(ctx, ref); err != nil {
-			return err
-		}
-		if err := f.applier.gone(ctx, ref); err != nil {
+		if err := f.applier.removeAll(ctx, namespaceRef(install.ReaderNamespace)); err != nil {
 			return err
 		}
 	}
