@@ -20,8 +20,8 @@ func observedAt(m *semaphorev1.PublishRequest, at time.Time) *semaphorev1.Publis
 	return m
 }
 
-// TestSpans: a node of c2 changes, an agent of c1 applies it and says so, and both are in the trace of that change. What
-// the broker refuses is an error in its own trace. Times that no change of now can have make no span.
+// TestSpans: a node of c2 changes, an agent of c1 applies it and says so, and both are in the trace of that change.
+// What the broker refuses is an error in its own trace. Times that no change of now can have make no span.
 func TestSpans(t *testing.T) {
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
 	w := newWorld(t)
@@ -80,8 +80,8 @@ peer c2/n5: 172.18.2.25:51820 [10.2.5.0/24]`, "c2")
 		t.Errorf("the refusal of n3's CIDR is %v", r.Span)
 	}
 	p := programmed[0]
-	if string(p.TraceId) != string(n2.TraceId) || string(p.ParentSpanId) != string(n2.SpanId) || !p.Start().Equal(n2.End()) ||
-		p.Text("semaphore.node") != "n1" || p.End().Before(p.Start()) {
+	if string(p.TraceId) != string(n2.TraceId) || string(p.ParentSpanId) != string(n2.SpanId) ||
+		!p.Start().Equal(n2.End()) || p.Text("semaphore.node") != "n1" || p.End().Before(p.Start()) {
 		t.Errorf("what the agent of n1 has said is %v, under %v", p.Span, n2.Span)
 	}
 }

@@ -25,9 +25,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
-// TestSpans: an endpoint of c2 changes. A collector that both clusters send to gets one trace of that, from c2's exporter
-// to the write of c1's broker, in the order of the hops and with the times of `debug trace`: the real programs, the SDK,
-// OTLP/gRPC, and an apiserver, which both clusters share here.
+// TestSpans: an endpoint of c2 changes. A collector that both clusters send to gets one trace of that, from c2's
+// exporter to the write of c1's broker, in the order of the hops and with the times of `debug trace`: the programs,
+// the SDK, OTLP/gRPC, and an apiserver are real. Both clusters share the apiserver.
 func TestSpans(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=shop")
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
@@ -119,7 +119,8 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// startTraced runs c1's broker and c2's exporter with tracing of all changes, and returns semaphorectl's flags for both.
+// startTraced runs c1's broker and c2's exporter with tracing of all changes, and returns semaphorectl's flags for
+// both.
 func startTraced(t *testing.T, dir, kubeconfig, to string) (sockets []string) {
 	t.Helper()
 	address := loopback.Address(t)
