@@ -55,7 +55,7 @@ func TestHandover(t *testing.T) {
 
 	// As before semaphore came.
 	kubectl("scale", "deployment/semaphore-broker", "--replicas=0")
-	kubectl("wait", "pod", "-l", "app.kubernetes.io/component=broker", "--for=delete", "--timeout=120s")
+	kubectl("wait", "pod", "-l", "app.kubernetes.io/component=broker", "--for=delete", "--timeout=300s")
 	kubectl("delete", "services,endpointslices", "-l", naming.LabelManagedBy+"="+naming.ManagedByBroker)
 	var addresses []string
 	for _, ip := range b.addresses(ctx, t, "echo") {

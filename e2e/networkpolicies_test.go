@@ -72,7 +72,7 @@ func networkPolicies(ctx context.Context, t *testing.T, s *Scenario, remote *tes
 		_, err := s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "restart", what)
 		must(t, err)
 	}
-	_, err = s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", "daemonset/semaphore-agent", "--timeout=120s")
+	_, err = s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", "daemonset/semaphore-agent", "--timeout=300s")
 	must(t, err)
 	must(t, s.in.WaitReady(ctx, s.c1))
 	for i, c := range s.tb.Clusters() {

@@ -27,7 +27,7 @@ const (
 //
 // Requests of those who have not heard of the end yet are still answered.
 var servicesC2 = echoes{
-	name: "echo", replicas: 2, grace: 10, lifecycle: "preStop: {sleep: {seconds: 5}}",
+	name: "echo", replicas: 2, grace: lingeringGrace, lifecycle: lingering,
 	strategy: "rollingUpdate: {maxSurge: 5, maxUnavailable: 5}",
 }.yaml() + `
 apiVersion: v1
@@ -54,7 +54,7 @@ spec:
           image: testbed.local/testbed:1
           command: [testbed, echo]
           ports: [{containerPort: 8080, name: http}]
-          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}
+          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 10}
 ---
 apiVersion: v1
 kind: Service
@@ -150,7 +150,7 @@ func (b *servicesBed) clusterIP(ctx context.Context, t *testing.T) {
 		t.Errorf("%s is %v, not one of c1's ClusterIPs", echoInC2, found)
 	}
 	// As a program of the pod does it, with the pod's own resolv.conf.
-	out, err := b.c1.ExecPod(ctx, "shop", "client", "curl", "-sS", "--max-time", "3", "http://"+echoInC2)
+	out, err := b.c1.ExecPod(ctx, "shop", "client", "curl", "-sS", "--max-time", "20", "http://"+echoInC2)
 	if err != nil || !strings.Contains(out, `"pod":"echo-`) {
 		t.Errorf("curl in the pod: %v, %q", err, out)
 	}

@@ -497,9 +497,7 @@ func (p *Publisher) Status() *semaphorev1.LinkStatus {
 		Cluster: p.broker.Cluster, Address: p.broker.Address,
 		Connected: p.session != nil, Since: timestamppb.New(p.since), LastError: p.lastError,
 	}
-	if !p.lastReceived.IsZero() {
-		link.LastHeard = timestamppb.New(p.lastReceived)
-	}
+	link.LastHeard = semaphorev1.Time(p.lastReceived)
 	counts := map[semaphorev1.Kind]*semaphorev1.KindStatus{}
 	for _, kind := range p.catalog.Rules().KindsFor(p.broker.Cluster) {
 		counts[kind] = &semaphorev1.KindStatus{

@@ -131,9 +131,7 @@ func (r *Recorder) keep(e Event) {
 		Action:  utf8(e.Action),
 		Detail:  utf8(e.Detail),
 	}
-	if !e.ObservedAt.IsZero() {
-		m.ObservedAt = timestamppb.New(e.ObservedAt)
-	}
+	m.ObservedAt = semaphorev1.Time(e.ObservedAt)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m.Node = r.node
