@@ -156,8 +156,7 @@ bench: ## all benchmarks as one table, each figure with its floor, ratio and bou
 .PHONY: build
 build: ## the programs, into bin/
 	@echo "== programs"
-	@for p in $(PROGRAMS); do \
-	  go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/$$p ./cmd/$$p; done
+	@go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/ $(PROGRAMS:%=./cmd/%)
 
 # make image PUSH=registry.example/semaphore:v1 sends it to a registry, too (with the credentials of docker login).
 PUSH ?=
