@@ -114,7 +114,7 @@ func TestBounds(t *testing.T) {
 		}
 		return n
 	}
-	for i := range 100_000 {
+	for i := range 20_000 {
 		tr.take(received("c2", i, now))
 	}
 	if got := recorded(); got != perSourceBurst {
@@ -124,7 +124,7 @@ func TestBounds(t *testing.T) {
 		t.Errorf("%d traces are known", len(tr.traces))
 	}
 	dropped := tr.dropped(t, overRate)
-	if dropped != 100_000-perSourceBurst {
+	if dropped != 20_000-perSourceBurst {
 		t.Errorf("%d are counted", dropped)
 	}
 	before := recorded()
@@ -132,12 +132,12 @@ func TestBounds(t *testing.T) {
 	if got := recorded(); got != before+1 {
 		t.Error("c2 takes the spans of c3")
 	}
-	for i := range 10 * maxSources {
+	for i := range 2 * maxSources {
 		for j := range perSourceBurst {
 			tr.take(received(fmt.Sprint("s", i), j, now))
 		}
 	}
-	if got := 100_000 + 1 + 10*maxSources*perSourceBurst - tr.dropped(t, overRate); got != spansBurst {
+	if got := 20_000 + 1 + 2*maxSources*perSourceBurst - tr.dropped(t, overRate); got != spansBurst {
 		t.Errorf("%d spans of all at once; want %d", got, spansBurst)
 	}
 	if len(tr.bySrc) > maxSources+1 {
@@ -206,7 +206,7 @@ func TestCollectorThatIsStuck(t *testing.T) {
 		log := &testkit.Buffer{}
 		tr := newTraced(t, 1_000_000, &collector{stuck: make(chan struct{})}, slog.New(slog.NewTextHandler(log, nil)))
 		began := time.Now()
-		const all = 10_000
+		const all = 5_000
 		for i := range all {
 			// Not of one trace or one second, so that no other bound holds.
 			at := began.Add(time.Duration(i) * time.Second)
