@@ -158,7 +158,7 @@ func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 		return nil
 	}))
 	if file := os.Getenv("SCREENSHOT"); file != "" {
-		must(t, os.WriteFile(file, d.page.Screenshot(), 0o644))
+		must(t, os.WriteFile(file, d.page.Screenshot(1440, 900), 0o644))
 	}
 }
 

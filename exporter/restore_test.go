@@ -51,6 +51,9 @@ func TestRestoredEtcd(t *testing.T) {
 		must(t, err)
 		last = revisionOf(t, pod)
 	}
+	// With a change the broker hears how far the exporter has read; without one, by the next heartbeat, in up to 5 s.
+	newSetMember(t, admin, "newest", "10.1.1.11")
+	within(t, "the broker holds the newest pod", func() bool { return pods() == "later newest web" })
 	everything := c2.holds()
 
 	restore()
