@@ -43,7 +43,7 @@ func kubectl(t *testing.T, args ...string) (string, error) {
 	if err != nil {
 		testkit.Lacks(t, "no kubectl to test with: %v", err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, args...)
@@ -97,5 +97,5 @@ func groups(user string) []string {
 // eventually waits until f succeeds.
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
-	testkit.Eventually(t, 30*time.Second, what, f)
+	testkit.Eventually(t, 3*time.Minute, what, f)
 }

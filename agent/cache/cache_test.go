@@ -199,7 +199,7 @@ func start(t *testing.T, w *Writer) (stop func()) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	testkit.Eventually(t, 20*time.Second, what, testkit.True(ok))
+	testkit.Eventually(t, time.Minute, what, testkit.True(ok))
 }
 
 // value is what a writer's metrics tell: how many writes had a result, or with none the size of the file.

@@ -34,7 +34,7 @@ var must = testkit.Must
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	testkit.Eventually(t, nodetest.Patience(10*time.Second), what, testkit.True(ok))
+	testkit.Eventually(t, nodetest.Patience(time.Minute), what, testkit.True(ok))
 }
 
 // wires are a node with two interfaces, good and bad, whose other ends are in a network namespace of their own. The

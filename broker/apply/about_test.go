@@ -29,7 +29,7 @@ func TestClusterID(t *testing.T) {
 	testkit.Must(t, err)
 	id := func(want string) {
 		t.Helper()
-		testkit.Eventually(t, 20*time.Second, "the ID", func() error {
+		testkit.Eventually(t, time.Minute, "the ID", func() error {
 			if got, err := client.ClusterID(ctx); err != nil || got != want {
 				return fmt.Errorf("%q, %v; want %q", got, err, want)
 			}
@@ -55,7 +55,7 @@ func TestClusterID(t *testing.T) {
 	testkit.Must(t, err)
 	properties := dynamic.NewForConfigOrDie(cfg).Resource(schema.GroupVersionResource{Group: "about.k8s.io",
 		Version: "v1alpha1", Resource: "clusterproperties"})
-	testkit.Eventually(t, 20*time.Second, "the About API", func() error {
+	testkit.Eventually(t, time.Minute, "the About API", func() error {
 		_, err := properties.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "about.k8s.io/v1alpha1", "kind": "ClusterProperty",
 			"metadata": map[string]any{"name": mcs.ClusterIDProperty}, "spec": map[string]any{"value": "other"}}},
@@ -71,7 +71,7 @@ func TestClusterID(t *testing.T) {
 		if want == "" {
 			time.Sleep(2 * time.Second) // longer than a request takes
 		} else {
-			testkit.Eventually(t, 20*time.Second, "the problem", func() error {
+			testkit.Eventually(t, time.Minute, "the problem", func() error {
 				if got := m.AboutProblem(); !strings.Contains(got, want) {
 					return fmt.Errorf("it is %q", got)
 				}

@@ -252,7 +252,10 @@ func TestHandoverOfEndpoints(t *testing.T) {
 	<-ended
 	for {
 		select {
-		case event := <-watcher.ResultChan():
+		case event, open := <-watcher.ResultChan():
+			if !open {
+				return
+			}
 			o, ok := event.Object.(*endpoints.Endpoints)
 			if !ok || event.Type == watch.Deleted || len(o.Subsets) != 1 || len(o.Subsets[0].Addresses) != 1 {
 				t.Errorf("%s %v", event.Type, event.Object)

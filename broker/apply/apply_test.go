@@ -108,7 +108,7 @@ func options(t *testing.T) Options {
 // eventually waits for a condition that names what it last saw.
 func eventually(t *testing.T, what string, f func() (bool, string)) {
 	t.Helper()
-	testkit.Eventually(t, time.Minute, what, testkit.State(f))
+	testkit.Eventually(t, 3*time.Minute, what, testkit.State(f))
 }
 
 func bearing(cluster string) map[string]string {

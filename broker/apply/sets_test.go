@@ -283,6 +283,9 @@ func TestAdoption(t *testing.T) {
 		DeleteFunc: func(object any) {
 			mu.Lock()
 			defer mu.Unlock()
+			if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = last.Obj
+			}
 			if s, ok := object.(*calicov3.GlobalNetworkSet); ok {
 				states[s.Name] = append(states[s.Name], "none")
 			}

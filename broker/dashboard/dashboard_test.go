@@ -313,7 +313,7 @@ func TestSlowReader(t *testing.T) {
 		r.next()
 	}
 	took := time.Since(began)
-	if took > 10*time.Second {
+	if took > 30*time.Second {
 		t.Errorf("5 states took %s beside readers that never read", took)
 	}
 	if n := readings.Load(); n > int64(took/least)+2 {
@@ -326,7 +326,7 @@ func TestSlowReader(t *testing.T) {
 		must(t, conn.Close())
 	}
 	// The test's own readers end with it; those that were cut make room.
-	testkit.Eventually(t, 15*time.Second, "there is room again", func() error {
+	testkit.Eventually(t, time.Minute, "there is room again", func() error {
 		if got := ask(t, http.MethodHead, address, "/state", nil); got.StatusCode != http.StatusOK {
 			return fmt.Errorf("%s", got.Status)
 		}

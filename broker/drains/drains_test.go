@@ -228,7 +228,7 @@ func TestDrains(t *testing.T) {
 		defer clean()
 		f := startDrains(t, cfg)
 		f.add(n1)
-		f.add(drain.Drain{Target: c2, Until: time.Now().Add(2 * time.Second)})
+		f.add(drain.Drain{Target: c2, Until: time.Now().Add(8 * time.Second)}) // longer than a write takes
 		f.tells("one is over", "node c2/n1")
 		f.mu.Lock()
 		if told := fmt.Sprintf("%q", f.told); told != `["" "node c2/n1" "cluster c2, node c2/n1" "node c2/n1"]` {

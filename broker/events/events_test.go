@@ -105,7 +105,7 @@ func TestEvents(t *testing.T) {
 		}
 		return all
 	}
-	testkit.Eventually(t, time.Minute, "all are written", testkit.State(func() (bool, string) {
+	testkit.Eventually(t, 3*time.Minute, "all are written", testkit.State(func() (bool, string) {
 		n := len(notes())
 		return n >= 103, fmt.Sprint(n)
 	}))
@@ -126,7 +126,7 @@ func TestEvents(t *testing.T) {
 	failures := prometheus.NewRegistry()
 	late := running("late", failures)
 	late.Warn("c2", "Refused", "there is no namespace yet")
-	testkit.Eventually(t, time.Minute, "refused", testkit.State(func() (bool, string) {
+	testkit.Eventually(t, 3*time.Minute, "refused", testkit.State(func() (bool, string) {
 		n, _ := testkit.Metric(t, failures, "semaphore_broker_events_total", "failed")
 		return n == 1, fmt.Sprint(n)
 	}))
@@ -134,7 +134,7 @@ func TestEvents(t *testing.T) {
 		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, time.Minute, "written when it is asked for again", testkit.State(func() (bool, string) {
+	testkit.Eventually(t, 3*time.Minute, "written when it is asked for again", testkit.State(func() (bool, string) {
 		late.Warn("c2", "Refused", "there is no namespace yet")
 		list, err := admin.EventsV1().Events("late").List(ctx, metav1.ListOptions{})
 		return err == nil && len(list.Items) == 1, fmt.Sprint(err)

@@ -79,7 +79,7 @@ func node(name string, podCIDRs ...string) *corev1.Node {
 
 func eventually(t *testing.T, what string, ok func() (bool, string)) {
 	t.Helper()
-	testkit.Eventually(t, time.Minute, what, testkit.State(ok))
+	testkit.Eventually(t, 3*time.Minute, what, testkit.State(ok))
 }
 
 // noLeaks has the test fail if a goroutine of what it tests is left at its end. Connections to the apiserver that
@@ -93,7 +93,7 @@ func noLeaks(t *testing.T, cfg *rest.Config) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		testkit.Eventually(t, time.Minute, "no goroutine is left", func() error {
+		testkit.Eventually(t, 3*time.Minute, "no goroutine is left", func() error {
 			utilnet.CloseIdleConnectionsFor(transport)
 			return goleak.Find(already)
 		})

@@ -118,7 +118,7 @@ func testPools(t *testing.T, gv schema.GroupVersion) {
 	}
 	eventually := func(what string, ok func() (bool, string)) {
 		t.Helper()
-		testkit.Eventually(t, time.Minute, what, testkit.State(ok))
+		testkit.Eventually(t, 3*time.Minute, what, testkit.State(ok))
 	}
 	are := func(what, want string) {
 		t.Helper()

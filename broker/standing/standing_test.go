@@ -216,7 +216,7 @@ func (b *bench) loads(s *Store) string {
 
 func (b *bench) within(what string, ok func() (bool, string)) {
 	b.t.Helper()
-	testkit.Eventually(b.t, 30*time.Second, what, testkit.State(ok))
+	testkit.Eventually(b.t, 3*time.Minute, what, testkit.State(ok))
 }
 
 // version is that of the ConfigMap in which a remote is, empty for none.

@@ -150,7 +150,7 @@ func TestWriter(t *testing.T) {
 	testkit.Must(t, err)
 	exports := client.Exports()
 	var e *mcsv1beta1.ServiceExport
-	testkit.Eventually(t, time.Minute, "the API", func() error {
+	testkit.Eventually(t, 3*time.Minute, "the API", func() error {
 		e, err = exports.Create(ctx,
 			&mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "echo"}})
 		return err
@@ -181,7 +181,7 @@ func TestWriter(t *testing.T) {
 	last := e.ResourceVersion
 	is := func(want string) {
 		t.Helper()
-		testkit.Eventually(t, time.Minute, "the conditions", func() error {
+		testkit.Eventually(t, 3*time.Minute, "the conditions", func() error {
 			have, err := exports.Get(ctx, "shop", "echo")
 			if err != nil {
 				return err

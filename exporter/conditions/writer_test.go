@@ -102,7 +102,7 @@ func newWorld(t testing.TB, n int) *world {
 			return err
 		}
 		if i == 0 {
-			testkit.Eventually(t, 20*time.Second, "the API", create)
+			testkit.Eventually(t, 3*time.Minute, "the API", create)
 		} else {
 			testkit.Must(t, create())
 		}

@@ -161,7 +161,7 @@ func eventually(t *testing.T, c *catalog.Catalog, want ...string) {
 func within(t *testing.T, check func() error) {
 	t.Helper()
 	// client-go waits up to half a minute before it tries again.
-	testkit.Eventually(t, time.Minute, "the watcher", check)
+	testkit.Eventually(t, 3*time.Minute, "the watcher", check)
 }
 
 // must ends the test where there is an error.
@@ -169,7 +169,7 @@ var must = testkit.Must
 
 func waitForSync(t *testing.T, w *Watcher) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	if err := w.WaitForSync(ctx); err != nil {
 		t.Fatalf("%v: %v", err, w.Synced())

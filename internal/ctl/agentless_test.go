@@ -177,7 +177,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 		return fmt.Errorf("%s has not the endpoint %s: %q", mirror, ip, seen)
 	}
 	offer("echo", "10.2.0.9")
-	took := testkit.Eventually(t, time.Minute, "the Service of the other cluster is mirrored",
+	took := testkit.Eventually(t, 3*time.Minute, "the Service of the other cluster is mirrored",
 		func() error { return mirrored("echo", "10.2.0.9") })
 	t.Logf("mirrored %s after it was offered", took)
 	pod, err := there.CoreV1().Pods("default").Create(t.Context(),
@@ -191,7 +191,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 		metav1.PatchOptions{}, "status")
 	must(t, err)
 	dynamicHere := dynamic.NewForConfigOrDie(c1)
-	testkit.Eventually(t, time.Minute, "the pod is in a set", func() error {
+	testkit.Eventually(t, 3*time.Minute, "the pod is in a set", func() error {
 		set, err := dynamicHere.Resource(kubetest.CalicoCRD.WithResource("globalnetworksets")).Get(t.Context(),
 			"c2-default-client", metav1.GetOptions{})
 		if err != nil {
@@ -204,7 +204,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 		return nil
 	})
 	remotes := dynamicHere.Resource(v1alpha1.RemoteClusters)
-	testkit.Eventually(t, time.Minute, "the RemoteCluster is connected", func() error {
+	testkit.Eventually(t, 3*time.Minute, "the RemoteCluster is connected", func() error {
 		r, err := remotes.Get(t.Context(), "c2", metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -238,7 +238,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 	must(t, there.CoreV1().Secrets("semaphore-reader").Delete(t.Context(), "semaphore-reader-c1", metav1.DeleteOptions{}))
 	old, err := os.ReadFile(filepath.Join(dir, "reader", "token"))
 	must(t, err)
-	testkit.Eventually(t, time.Minute, "the token is revoked", func() error {
+	testkit.Eventually(t, 3*time.Minute, "the token is revoked", func() error {
 		byToken := kubernetes.NewForConfigOrDie(&rest.Config{Host: c2.Host, BearerToken: string(old),
 			TLSClientConfig: rest.TLSClientConfig{CAData: c2.CAData}})
 		if _, err := byToken.CoreV1().Services("default").List(t.Context(), metav1.ListOptions{}); err == nil {
@@ -259,7 +259,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 
 	// What was there before, and the new Services and the pod.
 	golden(t, "agentless-unlink", ctl(0, "unlink --context c1 --agentless legacy=c2"))
-	testkit.Eventually(t, time.Minute, "the mirrors are deleted", func() error {
+	testkit.Eventually(t, 3*time.Minute, "the mirrors are deleted", func() error {
 		if mirrored("echo", "10.2.0.9") == nil {
 			return errors.New("echo is there")
 		}
@@ -271,7 +271,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 	}
 	must(t, there.CoreV1().Pods("default").Delete(t.Context(), "client",
 		metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
-	testkit.Eventually(t, time.Minute, "nothing is left", func() error {
+	testkit.Eventually(t, 3*time.Minute, "nothing is left", func() error {
 		if d := cmp.Diff(strings.Split(beforeThere, "\n"), strings.Split(everything(t, c2), "\n")); d != "" {
 			return errors.New("in c2: " + d)
 		}
@@ -324,7 +324,7 @@ func TestAgentlessEnds(t *testing.T) {
 	reads := func(services, pods bool) {
 		t.Helper()
 		// The apiserver learns of roles by a watch.
-		testkit.Eventually(t, time.Minute, "the rights", testkit.State(func() (bool, string) {
+		testkit.Eventually(t, 3*time.Minute, "the rights", testkit.State(func() (bool, string) {
 			s, p := may("services"), may("pods")
 			return s == services && p == pods, fmt.Sprintf("services %t, pods %t", s, p)
 		}))
@@ -345,7 +345,7 @@ func TestAgentlessEnds(t *testing.T) {
 	}
 	gone := func(what string) {
 		t.Helper()
-		testkit.Eventually(t, time.Minute, what, func() error {
+		testkit.Eventually(t, 3*time.Minute, what, func() error {
 			if d := cmp.Diff(strings.Split(before, "\n"), strings.Split(everything(t, c2), "\n")); d != "" {
 				return errors.New(d)
 			}

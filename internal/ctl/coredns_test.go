@@ -88,7 +88,7 @@ func TestCoreDNS(t *testing.T) {
 
 	// A name that resolved names a mirror: when it changes, so does the answer, when the cache drops it.
 	must(t, admin.CoreV1().Services("mirrors").Delete(t.Context(), "c2-shop-73736d-echo", metav1.DeleteOptions{}))
-	testkit.Eventually(t, time.Minute, "a mirror that is gone is not resolved", testkit.State(func() (bool, string) {
+	testkit.Eventually(t, 3*time.Minute, "a mirror that is gone is not resolved", testkit.State(func() (bool, string) {
 		rcode, _, err := resolve(t.Context(), server, "echo.shop.svc.cluster.c2.", dnsmessage.TypeA)
 		must(t, err)
 		return rcode == dnsmessage.RCodeNameError, rcode.String()
@@ -162,16 +162,24 @@ func startCoreDNS(t *testing.T, blocks, kubeconfig string) string {
 			t.Logf("CoreDNS said:\n%s\nwith\n%s", output.String(), corefile)
 		}
 	})
-	testkit.Eventually(t, time.Minute, "CoreDNS answers", testkit.State(func() (bool, string) {
-		rcode, _, err := resolve(t.Context(), address, "echo.shop.svc.cluster.c2.", dnsmessage.TypeA)
-		return err == nil && rcode == dnsmessage.RCodeSuccess, fmt.Sprint(rcode, " ", err)
+	testkit.Eventually(t, 3*time.Minute, "CoreDNS answers", testkit.State(func() (bool, string) {
+		// It begins to answer before each of its blocks knows all Services and EndpointSlices.
+		for _, name := range []string{"echo.shop.svc.cluster.c2.", "db-0.db.shop.svc.cluster.c2.",
+			"echo.shop.svc.cluster.c-3.", "echo.shop.svc.cluster.global.", "c2-shop-73736d-echo.mirrors.svc.cluster.local.",
+			"db-0.c2-shop-73736d-db.mirrors.svc.cluster.local."} {
+			rcode, _, err := resolve(t.Context(), address, name, dnsmessage.TypeA)
+			if err != nil || rcode != dnsmessage.RCodeSuccess {
+				return false, fmt.Sprint(name, " ", rcode, " ", err)
+			}
+		}
+		return true, ""
 	}))
 	return address
 }
 
 // resolve asks for the records of a name, and is an error when an answer is about another name.
 func resolve(ctx context.Context, server, name string, kind dnsmessage.Type) (dnsmessage.RCode, []string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	asked, err := dnsmessage.NewName(name)
 	if err != nil {

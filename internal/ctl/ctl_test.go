@@ -80,7 +80,7 @@ func serve(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStat
 // listens waits until a server accepts connections at a socket: its file is there a moment before.
 func listens(t *testing.T, socket string) {
 	t.Helper()
-	testkit.Eventually(t, time.Minute, "a server listens", func() error {
+	testkit.Eventually(t, 3*time.Minute, "a server listens", func() error {
 		conn, err := net.Dial("unix", socket)
 		if err == nil {
 			err = conn.Close()

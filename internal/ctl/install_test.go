@@ -285,16 +285,23 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// awaitDefault waits until controllers have given the namespaces of a new apiserver what they have.
+// awaitDefault waits until controllers, and the apiserver itself once it answers, have made what a new cluster has.
 func awaitDefault(t *testing.T, admin kubernetes.Interface) error {
 	t.Helper()
-	testkit.Eventually(t, time.Minute, "namespaces have their ServiceAccounts", func() error {
+	testkit.Eventually(t, 3*time.Minute, "namespaces have their ServiceAccounts", func() error {
 		for _, n := range []string{"default", "kube-system", "kube-public", "kube-node-lease"} {
 			if _, err := admin.CoreV1().ServiceAccounts(n).Get(t.Context(), "default", metav1.GetOptions{}); err != nil {
 				return err
 			}
 		}
-		return nil
+		for _, n := range []string{"extension-apiserver-authentication",
+			"kube-apiserver-legacy-service-account-token-tracking"} {
+			if _, err := admin.CoreV1().ConfigMaps("kube-system").Get(t.Context(), n, metav1.GetOptions{}); err != nil {
+				return err
+			}
+		}
+		_, err := admin.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+		return err
 	})
 	return nil
 }

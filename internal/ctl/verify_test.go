@@ -56,7 +56,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	}, metav1.CreateOptions{})
 	must(t, err)
 	// The apiserver learns of roles by a watch.
-	testkit.Eventually(t, time.Minute, "the rights", func() error {
+	testkit.Eventually(t, 3*time.Minute, "the rights", func() error {
 		_, err := own.client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).List(t.Context(),
 			metav1.ListOptions{})
 		return err

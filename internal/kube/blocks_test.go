@@ -90,7 +90,7 @@ func TestBlockAffinities(t *testing.T) {
 		if !ok || a.Name != "b" || a.Spec.Deleted != "true" {
 			t.Errorf("the watch has %v", e)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(3 * time.Minute):
 		t.Error("the watch has nothing")
 	}
 	events.Stop()

@@ -75,7 +75,7 @@ func TestCalicoAggregatedAPIDown(t *testing.T) {
 	}
 	// The apiserver takes a moment to route the group to the service that is not there.
 	var last error
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		c, err := Calico(cfg)
 		if err != nil {
 			if errors.Is(err, ErrNoCalico) || !strings.Contains(err.Error(), calicoV3.String()) {
@@ -150,7 +150,7 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 			if got != want {
 				t.Fatalf("informer saw %q; want %q", got, want)
 			}
-		case <-time.After(time.Minute):
+		case <-time.After(3 * time.Minute):
 			t.Fatalf("informer never saw %q", want)
 		}
 	}

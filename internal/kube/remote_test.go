@@ -136,7 +136,7 @@ func TestRemoteAPI(t *testing.T) {
 	}
 	testkit.Must(t, os.WriteFile(file, []byte(token.Status.Token), 0o600))
 	// client-go keeps a token for a moment after it read it, and drops it when it is refused.
-	testkit.Eventually(t, time.Minute, "the token is read again", func() error {
+	testkit.Eventually(t, 3*time.Minute, "the token is read again", func() error {
 		name, err := review()
 		if err == nil && name != "system:serviceaccount:default:remote" {
 			err = errors.New(name)

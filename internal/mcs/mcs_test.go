@@ -119,7 +119,7 @@ func (e *environment) define(change func(*apiextensionsv1.CustomResourceDefiniti
 		}
 		testkit.Must(e.t, err)
 	}
-	testkit.Eventually(e.t, 20*time.Second, "the API", func() error {
+	testkit.Eventually(e.t, 3*time.Minute, "the API", func() error {
 		for _, list := range []string{mcsv1beta1.ServiceImportPluralName, mcsv1beta1.ServiceExportPluralName} {
 			version, err := e.client.Version(e.t.Context())
 			if err != nil {
@@ -144,7 +144,7 @@ func (e *environment) undefine() {
 		testkit.Must(e.t, e.crds.ApiextensionsV1().CustomResourceDefinitions().Delete(e.t.Context(), name,
 			metav1.DeleteOptions{}))
 	}
-	testkit.Eventually(e.t, 20*time.Second, "no definition", func() error {
+	testkit.Eventually(e.t, 3*time.Minute, "no definition", func() error {
 		for _, name := range names {
 			if _, err := e.crds.ApiextensionsV1().CustomResourceDefinitions().Get(e.t.Context(), name,
 				metav1.GetOptions{}); !apierrors.IsNotFound(err) {
@@ -261,7 +261,7 @@ func TestRememberedVersion(t *testing.T) {
 			d.Spec.Versions[i].Served = d.Spec.Versions[i].Name == "v1alpha1"
 		}
 	})
-	testkit.Eventually(t, 20*time.Second, "the end of v1beta1", func() error {
+	testkit.Eventually(t, 3*time.Minute, "the end of v1beta1", func() error {
 		client, err := e.client.in("v1beta1")
 		if err == nil {
 			err = client.Get().Resource(mcsv1beta1.ServiceImportPluralName).Do(ctx).Error()

@@ -26,5 +26,5 @@ func Options() (apply.Options, *prometheus.Registry) {
 // Eventually waits up to a minute for a condition. The condition returns what it saw last.
 func Eventually(t *testing.T, what string, f func() (bool, string)) {
 	t.Helper()
-	testkit.Eventually(t, time.Minute, what, testkit.State(f))
+	testkit.Eventually(t, 3*time.Minute, what, testkit.State(f))
 }

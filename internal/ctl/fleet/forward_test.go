@@ -87,7 +87,7 @@ func TestForward(t *testing.T) {
 		must(t, err)
 		pods, err := c.Pods(t.Context(), fleet.Broker, "")
 		must(t, err)
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		var said bytes.Buffer
 		var failed error
@@ -124,7 +124,7 @@ func TestForward(t *testing.T) {
 		if !errors.Is(err, noBrowser) {
 			t.Errorf("it ends with %v", err)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Error("it does not end")
 	}
 	if body, err := try(allowed, 9); err == nil {

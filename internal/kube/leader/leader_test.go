@@ -36,9 +36,9 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	// duration is twice the shortest there may be: where an apiserver answers a renewal seconds late, as on a machine that
-	// does other things too, a leader loses a shorter lease.
-	duration = 10 * time.Second
+	// duration is for a machine that does other things too: where an apiserver answers a renewal as late as deadline, a
+	// leader loses its lease.
+	duration = 24 * time.Second
 	deadline = duration * 2 / 3
 	// look is the longest time between two looks of a standby: client-go adds up to 1.2 times the period.
 	look = duration * 2 / 15 * 22 / 10
@@ -128,8 +128,8 @@ func receive[T any](t *testing.T, what string, from <-chan T, within time.Durati
 			t.Errorf("%s: after %s, want %s at most, and %s for a machine as busy as this one", what, took, within, late)
 		}
 		return v
-	case <-time.After(time.Minute):
-		t.Fatalf("not within a minute: %s", what)
+	case <-time.After(3 * time.Minute):
+		t.Fatalf("not within three minutes: %s", what)
 		panic("unreachable")
 	}
 }
@@ -161,7 +161,7 @@ func (c *candidate) standsBy(leader *candidate) {
 
 func within(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	testkit.Eventually(t, time.Minute, what, testkit.True(ok))
+	testkit.Eventually(t, 3*time.Minute, what, testkit.True(ok))
 }
 
 // TestElection runs its cases against one apiserver, each with a Lease of its own.
@@ -308,7 +308,7 @@ func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 			t.Logf("asked to end %s after the cut, ended after %s, b began after %s", told.Sub(began), ended.Sub(began),
 				taken.at.Sub(began))
 			if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) ||
-				!strings.Contains(err.Error(), "lease default/cut-"+name+": no longer the leader: not renewed for 6.6") {
+				!strings.Contains(err.Error(), "lease default/cut-"+name+": no longer the leader: not renewed for "+deadline.String()) {
 				t.Errorf("a ended with %v", err)
 			}
 			if err := a.elector.Standby(); err == nil {
@@ -359,9 +359,11 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 		!strings.Contains(err.Error(), "is forbidden") {
 		t.Errorf("a ended with %v", err)
 	}
-	// Reported when it began, and not every time.
-	if n := strings.Count(a.logged.String(), "has a problem"); n != 2 {
-		t.Errorf("two problems are logged %d times", n)
+	// Reported when it began, and not every time. An apiserver without a processor may make more than these two.
+	logged := a.logged.String()
+	began, over := strings.Count(logged, "has a problem"), strings.Count(logged, "works again")
+	if began < 2 || began != over+1 {
+		t.Errorf("two problems are logged %d times, and %d times that it works again", began, over)
 	}
 }
 

@@ -40,7 +40,7 @@ func run[K comparable](t *testing.T, l *Loop[K]) (stop func()) {
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("Run: %v", err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("Run does not return")
 		}
 	})
@@ -53,7 +53,7 @@ func receive[T any](t *testing.T, c <-chan T, what string) T {
 	select {
 	case v := <-c:
 		return v
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("%s: nothing came", what)
 		panic("unreachable")
 	}
@@ -144,7 +144,7 @@ func TestWorkers(t *testing.T) {
 		}
 		return n
 	}
-	testkit.Eventually(t, 20*time.Second, "all keys are reconciled", testkit.State(func() (bool, string) {
+	testkit.Eventually(t, time.Minute, "all keys are reconciled", testkit.State(func() (bool, string) {
 		n, failing := behind(), len(l.Problems())
 		return n == 0 && failing == 0, fmt.Sprintf("%d keys are behind, %d failing", n, failing)
 	}))
@@ -461,7 +461,7 @@ func TestProblems(t *testing.T) {
 	until := func(what string, done func([]Problem) bool) []Problem {
 		t.Helper()
 		var p []Problem
-		testkit.Eventually(t, 10*time.Second, what, testkit.State(func() (bool, string) {
+		testkit.Eventually(t, time.Minute, what, testkit.State(func() (bool, string) {
 			p = l.Problems()
 			return done(p), fmt.Sprint(p)
 		}))
@@ -648,7 +648,7 @@ func TestMetricsScraped(t *testing.T) {
 		}
 		return out
 	}
-	testkit.Eventually(t, 10*time.Second, "all metrics are scraped", testkit.State(func() (bool, string) {
+	testkit.Eventually(t, time.Minute, "all metrics are scraped", testkit.State(func() (bool, string) {
 		m := missing()
 		return len(m) == 0, fmt.Sprintf("missing %q in:\n%s", m, text)
 	}))

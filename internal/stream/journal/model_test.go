@@ -139,7 +139,7 @@ func TestModel(t *testing.T) {
 func TestModelConcurrent(t *testing.T) {
 	const writers, readers, keys, writes = 8, 12, 50, 4000
 	j := New[string, int](100)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 
 	var mu sync.Mutex
