@@ -65,7 +65,8 @@ func TestWhoseIsAnObjectThatIsInTheWay(t *testing.T) {
 				create(err)
 			}
 			step := create(taken)
-			if reads := step.Write != nil && step.Write.Request == SendRead; reads != c.reads || !reads && step.Result != Conflict {
+			reads := step.Write != nil && step.Write.Request == SendRead
+			if reads != c.reads || !reads && step.Result != Conflict {
 				t.Errorf("reads %t, want %t (result %q)", reads, c.reads, step.Result)
 			}
 		})
