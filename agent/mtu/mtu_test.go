@@ -238,3 +238,15 @@ func TestPathProbesArePaced(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 }
+
+// TestAnMTUOfAnEarlierAgentStays: an MTU that links carry stays until a path is measured; one that no link carries, or
+// that IPv6 forbids, does not.
+func TestAnMTUOfAnEarlierAgentStays(t *testing.T) {
+	for standing, want := range map[int]int{0: 1440, 1279: 1440, 1280: 1280, 1400: 1400, 1440: 1440, 1441: 1440} {
+		d := New(standing)
+		d.Links(1440, "")
+		if got := d.Decide(noon).MTU; got != want {
+			t.Errorf("a device with %d has %d, want %d", standing, got, want)
+		}
+	}
+}

@@ -106,6 +106,38 @@ func TestRoaming(t *testing.T) {
 	}
 }
 
+// TestRoamingOfSeveral: a peer that is not wanted, is where it is wanted, has no session or is healed decides nothing
+// about those after it.
+func TestRoamingOfSeveral(t *testing.T) {
+	begin := time.Unix(1_000_000, 0)
+	at := netip.MustParseAddrPort
+	wanted := at("192.0.2.2:51820")
+	var r Roaming
+	look := func(seconds int, received int64) (left []string) {
+		now := begin.Add(time.Duration(seconds) * time.Second)
+		peer := func(n byte, endpoint string, received int64, handshake time.Time) wgtypes.Peer {
+			return wgtypes.Peer{PublicKey: wgtypes.Key{n}, Endpoint: net.UDPAddrFromAddrPort(at(endpoint)),
+				ReceiveBytes: received, LastHandshakeTime: handshake}
+		}
+		peers := []wgtypes.Peer{
+			peer(0, "192.0.2.9:51820", 100, begin), // not wanted
+			peer(1, "192.0.2.2:51820", 100, begin),
+			peer(2, "192.0.2.9:51820", 100, time.Time{}), // without a session
+			peer(3, "192.0.2.9:51820", 100, begin),       // heard never again: healed with the second look
+			peer(4, "192.0.2.9:51820", received, begin),
+		}
+		for _, one := range r.Look(now, peers, func(key wgtypes.Key) (string, netip.AddrPort, bool) {
+			return fmt.Sprint("n", key[0]), wanted, key[0] > 0
+		}, Bounds{}) {
+			left = append(left, one.Node)
+		}
+		return left
+	}
+	if got := fmt.Sprint(look(0, 100), look(5, 200)); got != "[n3 n4] [n4]" {
+		t.Errorf("left where they are: %s, want [n3 n4] and then [n4]", got)
+	}
+}
+
 // What an agent finds where a node has moved while it was away.
 func TestEndpoints(t *testing.T) {
 	wanted := Endpoints(networkOf(nil, map[string]string{"n1": "a 192.0.2.1:1 10.2.1.0/24",

@@ -315,6 +315,66 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// TestObjectsAtTheLimit: an object that has as many parts as the limits say is accepted whole, and one more is refused.
+func TestObjectsAtTheLimit(t *testing.T) {
+	many := func(n int, one func(i int) string) (all []string) {
+		for i := range n {
+			all = append(all, one(i))
+		}
+		return all
+	}
+	address := func(i int) string { return fmt.Sprintf("10.2.%d.%d", i/250, i%250) }
+	for name, c := range map[string]struct {
+		limit int
+		with  func(n int) *semaphorev1.Object
+		code  finding.Code
+	}{
+		"pod CIDRs of a node": {1024, func(n int) *semaphorev1.Object {
+			return node("n1", nil, many(n, func(i int) string { return fmt.Sprintf("10.2.%d.%d/30", i/64, i%64*4) })...)
+		}, finding.TooLarge},
+		"ports of a Service": {1000, func(n int) *semaphorev1.Object {
+			s := &semaphorev1.Service{}
+			for i := range n {
+				s.Ports = append(s.Ports, svcPort(fmt.Sprintf("p%d", i), "TCP", int32(i+1)))
+			}
+			return service("shop", "echo", s)
+		}, finding.TooLarge},
+		"endpoints of a slice": {1000, func(n int) *semaphorev1.Object {
+			s := slice("IPv4", nil)
+			for i := range n {
+				s.GetEndpointSlice().Endpoints = append(s.GetEndpointSlice().Endpoints, ep(address(i)))
+			}
+			return s
+		}, finding.TooLarge},
+		"addresses of an endpoint": {100, func(n int) *semaphorev1.Object {
+			return slice("IPv4", nil, ep(many(n, address)...))
+		}, finding.TooLarge},
+		"IPs of a pod": {16, func(n int) *semaphorev1.Object {
+			return member("u1", "web", many(n, address)...)
+		}, finding.TooLarge},
+		"characters of a UID": {128, func(n int) *semaphorev1.Object {
+			return member(strings.Repeat("u", n), "web", "10.2.0.1")
+		}, finding.InvalidName},
+		"preferred clusters": {64, func(n int) *semaphorev1.Object {
+			return service("shop", "echo", settled(0, "", many(n, func(i int) string { return fmt.Sprint("c", i) }), 0, 0))
+		}, finding.InvalidSetting},
+		"least ready endpoints": {1_000_000, func(n int) *semaphorev1.Object {
+			return service("shop", "echo", settled(0, "", nil, int32(n), 0))
+		}, finding.InvalidSetting},
+		"seconds of affinity": {86400, func(n int) *semaphorev1.Object {
+			return service("shop", "echo", settled(int32(n), "", nil, 0, 0))
+		}, finding.InvalidSetting},
+	} {
+		in := c.with(c.limit)
+		if taken, refusals := New(remote, local).Check(in); len(refusals) > 0 || !proto.Equal(taken, in) {
+			t.Errorf("%d %s: refusals %v, want the whole object", c.limit, name, refusals)
+		}
+		if _, refusals := New(remote, local).Check(c.with(c.limit + 1)); len(refusals) != 1 || refusals[0].Code != c.code {
+			t.Errorf("%d %s: refusals %v, want %s", c.limit+1, name, refusals, c.code)
+		}
+	}
+}
+
 func TestManyRefusalsOfOneObjectAreFew(t *testing.T) {
 	bad := make([]*semaphorev1.Endpoint, 500)
 	for i := range bad {

@@ -288,3 +288,21 @@ func TestBatchesAreBoundedAndShared(t *testing.T) {
 	become(s, "c2", meshOf("c2", nodes[1:]...), nil)
 	equal(t, "a deletion has bytes of its own", said(t, early), "2502:-c2/n0000")
 }
+
+// TestNamesInReportsAreShort: a report with a cluster or an interface of more than 64 bytes ends the stream.
+func TestNamesInReportsAreShort(t *testing.T) {
+	long, longer := strings.Repeat("c", 64), strings.Repeat("c", 65)
+	for _, c := range []struct {
+		cluster, device string
+		want            codes.Code
+	}{
+		{long, long, codes.OK}, {longer, "wireguard.c2", codes.InvalidArgument}, {"c2", longer, codes.InvalidArgument},
+	} {
+		_, err := open(t, NewState(), nil).Receive(&semaphorev1.AttachRequest{
+			Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{
+				Devices: []*semaphorev1.DeviceReport{{Cluster: c.cluster, Interface: c.device}}}}})
+		if status.Code(err) != c.want {
+			t.Errorf("a cluster of %d and an interface of %d bytes: %v, want %s", len(c.cluster), len(c.device), err, c.want)
+		}
+	}
+}

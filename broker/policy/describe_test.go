@@ -99,3 +99,15 @@ func TestDescribeWithoutItsNamespace(t *testing.T) {
 		t.Errorf("with the namespace: got %s, want %s", got, want)
 	}
 }
+
+// TestDescribeListsAHundredAddresses: a set of which nothing is written lists the first hundred of what is missing.
+func TestDescribeListsAHundredAddresses(t *testing.T) {
+	p := plan()
+	for i := range 150 {
+		p.Apply("c2", pods(fmt.Sprintf("shop/p%d u%d web 10.2.0.%d", i, i, i)))
+	}
+	sets := p.Describe(&semaphorev1.ListSetsRequest{}, netip.Addr{})
+	if len(sets) != 1 || len(sets[0].Missing) != 100 || sets[0].Objects[0].Wanted != 150 {
+		t.Errorf("%v, want one set that lacks 150 addresses and lists 100", sets)
+	}
+}

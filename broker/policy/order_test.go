@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -98,5 +99,30 @@ func TestSetOnlyReads(t *testing.T) {
 	p.Reserve("c2-a-t", k.now)
 	if d := p.Set("c2-a-t", k.now.Add(holdRemoval)); d.Set != nil {
 		t.Errorf("after it was held for %s: %+v", holdRemoval, d)
+	}
+}
+
+// TestUrgent: a write is urgent if it takes an IP out of an object, and not if it only adds some.
+func TestUrgent(t *testing.T) {
+	p := plan()
+	k := newCluster(t, p)
+	k.settle(touchedNames(p.Apply("c2", pods("a/p u1 s 10.2.0.1", "a/q u2 s 10.2.0.2")))...)
+	for _, step := range []struct {
+		what    string
+		changes []replica.Change
+		want    bool
+	}{
+		{"it is as desired", nil, false},
+		{"an IP is to be added", pods("a/r u3 s 10.2.0.3"), false},
+		{"an IP is to be removed", pods("a/p"), true},
+	} {
+		p.Apply("c2", step.changes)
+		if got := p.Urgent("c2-a-s"); got != step.want {
+			t.Errorf("%s: urgent %t, want %t", step.what, got, step.want)
+		}
+	}
+	k.settle("c2-a-s")
+	if p.Urgent("c2-a-s") || p.Urgent("c2-a-other") {
+		t.Error("it is urgent after the write, or without an object")
 	}
 }

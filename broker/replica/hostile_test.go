@@ -18,6 +18,12 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
+// isStartOf reports whether a text is another one, or its first 253 bytes.
+func isStartOf(text, of string) bool {
+	start, cut := strings.CutSuffix(text, "…")
+	return cut && len(start) == 253 && strings.HasPrefix(of, start) || !cut && text == of
+}
+
 // Names and values that no apiserver has, each as long as a message may be: they compress to nothing, and 10,000
 // refusals are remembered.
 func TestR04LongNamesTakeNoRoom(t *testing.T) {
@@ -49,6 +55,10 @@ func TestR04LongNamesTakeNoRoom(t *testing.T) {
 				for _, f := range result.Refused {
 					if size := len(f.Key.Namespace) + len(f.Key.Name) + len(f.Reason); size > 8<<10 {
 						t.Fatalf("a refusal of %d bytes", size)
+					}
+					if sent := bad(i).GetKey(); !isStartOf(f.Key.Name, sent.GetName()) || !isStartOf(f.Key.Namespace,
+						sent.GetNamespace()) {
+						t.Fatalf("a refusal of %q, want the first 253 bytes of what was sent", f.Key)
 					}
 				}
 			}

@@ -360,7 +360,7 @@ func TestR05AskingAgainHasAnEnd(t *testing.T) {
 // However much is refused, what is kept of it is bounded.
 func TestR05RefusalsTakeLittleRoom(t *testing.T) {
 	r, s := limited(t, config.Limits{})
-	const n = maxRefused + 50
+	const remembered, n = 10_000, 10_050
 	var all []*semaphorev1.Change
 	for i := range n {
 		all = append(all, upsert(uint64(i+1), kMember, fmt.Sprint("bad", i), ""))
@@ -369,7 +369,7 @@ func TestR05RefusalsTakeLittleRoom(t *testing.T) {
 	if len(res.Refused) != n || len(res.Responses) != n+1 {
 		t.Errorf("%d reported as refused", len(res.Refused))
 	}
-	if _, refused := r.Count(kMember); refused != n || len(r.Refused()) != maxRefused {
+	if _, refused := r.Count(kMember); refused != n || len(r.Refused()) != remembered {
 		t.Errorf("%d refused, %d remembered", refused, len(r.Refused()))
 	}
 	must(t, s, changes(remove(n+1, kMember, "bad0"), remove(n+2, kMember, fmt.Sprint("bad", n-1))))

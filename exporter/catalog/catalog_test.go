@@ -694,3 +694,29 @@ func TestKinds(t *testing.T) {
 		}
 	}
 }
+
+// TestDeletedObjectsLeaveNothing: the catalog of a cluster in which objects come and go does not grow.
+func TestDeletedObjectsLeaveNothing(t *testing.T) {
+	c, now := newCatalog(t), time.Now()
+	c.PutNode(newNode("n1", []string{"10.1.1.0/24"}, nil), now)
+	c.PutService(newService("echo", bothLabels), now)
+	c.PutSlice(newSlice("echo-1", "echo", "10.1.1.1"), now)
+	c.PutSlice(newSlice("other-1", "other", "10.1.1.3"), now)
+	c.PutPod(newPod("web-0", "front"), now)
+	if len(c.serviceOf) != 2 || len(c.slices) != 2 || len(c.nodes) != 1 || len(c.offers) != 1 {
+		t.Fatalf("%d slices of %d services, %d nodes, %d offers", len(c.serviceOf), len(c.slices), len(c.nodes),
+			len(c.offers))
+	}
+	c.DeleteSlice("shop", "echo-1", now)
+	c.DeleteSlice("shop", "other-1", now)
+	c.DeleteService("shop", "echo", now)
+	c.DeletePod("shop", "web-0", now)
+	c.DeleteNode("n1", now)
+	for what, n := range map[string]int{"slices": len(c.serviceOf), "services with slices": len(c.slices),
+		"nodes": len(c.nodes), "offers": len(c.offers), "problems": len(c.problems), "locations": len(c.locations.byNode),
+		"exports": len(content(c))} {
+		if n > 0 {
+			t.Errorf("%d %s, and all is deleted", n, what)
+		}
+	}
+}

@@ -293,6 +293,9 @@ func TestABrokerThatFellBehindGetsASnapshot(t *testing.T) {
 	if _, err := w.sender.Next(); err != errFellBehind {
 		t.Fatalf("deletions are forgotten, and next says %v", err)
 	}
+	if err := new(Publisher).send(t.Context(), nil, w.sender, nil); err != errFellBehind {
+		t.Errorf("the stream ends with %v, want the same", err)
+	}
 	w = connect(t, j, r)
 	w.drain()
 	if w.snapshots()+w.unchanged() != len(kinds) || w.snapshots() == 0 {

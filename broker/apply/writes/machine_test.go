@@ -1,0 +1,74 @@
+package writes
+
+import (
+	"errors"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/kube-semaphore/semaphore/broker/kinds"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+// stored is what an informer has.
+type stored map[string]*corev1.Service
+
+func (s stored) Get(name string) (*corev1.Service, bool) {
+	o, there := s[name]
+	return o, there
+}
+
+// ours is a Service of c2, at a version of the apiserver.
+func ours(name, version string) *corev1.Service {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version, Labels: map[string]string{
+		naming.LabelManagedBy: naming.ManagedByBroker, naming.LabelSourceCluster: "c2"}}}
+}
+
+// TestWhoseIsAnObjectThatIsInTheWay: a create that finds the name taken reads what has it. After a create that got no
+// response it waits for the informer instead, as the object may be the one that it created.
+func TestWhoseIsAnObjectThatIsInTheWay(t *testing.T) {
+	taken := apierrors.NewAlreadyExists(schema.GroupResource{Resource: "services"}, "echo")
+	lost := errors.New("connection reset by peer")
+	refused := apierrors.NewForbidden(schema.GroupResource{Resource: "services"}, "echo", errors.New("no"))
+	for _, c := range []struct {
+		name string
+		// before are the answers to earlier creates of the name; nil is success.
+		before []error
+		reads  bool
+	}{
+		{"the first create", nil, true},
+		{"a create got no response", []error{lost}, false},
+		{"a create was refused", []error{refused}, true},
+		{"a create succeeded", []error{nil}, true},
+		{"a create got no response, and the next one did", []error{lost, refused}, true},
+		{"a create got no response, and the next one was not sent", []error{lost, NotSent{errors.New("blocked")}}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := New(Kind[*corev1.Service]{Name: kinds.Service,
+				Merge: func(_, want *corev1.Service) *corev1.Service { return want },
+				Equal: func(_, _ *corev1.Service) bool { return true }}, stored{}, nil)
+			now := paceStart
+			create := func(err error) Step[*corev1.Service] {
+				t.Helper()
+				now = now.Add(BeliefFor)
+				m.Expire(now, "echo") // what was created is gone again
+				step := m.Decide(now, m.Begin(now, "echo"), Answer[*corev1.Service]{Verdict: Present, Object: ours("echo", "")})
+				if step.Write == nil || step.Write.Request != SendCreate {
+					t.Fatalf("%+v, want a create", step)
+				}
+				return m.Settle(now, step.Write, ours("echo", "7"), err)
+			}
+			for _, err := range c.before {
+				create(err)
+			}
+			step := create(taken)
+			reads := step.Write != nil && step.Write.Request == SendRead
+			if reads != c.reads || !reads && step.Result != Conflict {
+				t.Errorf("reads %t, want %t (result %q)", reads, c.reads, step.Result)
+			}
+		})
+	}
+}
