@@ -9,6 +9,7 @@ import (
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -20,27 +21,85 @@ import (
 // testImportWrites attacks with a stolen token of the broker where features/mcs gives it rights in all namespaces: it
 // writes its ServiceImports and the slices beside them, and nothing else (R29).
 func testImportWrites(t *testing.T, s *server) {
-	ctx := t.Context()
-	admin := s.client("")
-	if _, err := definitions.Apply(ctx,
-		apiextensionsclient.NewForConfigOrDie(s.admin).ApiextensionsV1().CustomResourceDefinitions(), false); err != nil {
-		t.Fatal(err)
-	}
-	dir := overlay(t, "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n")
-	objects := build(t, dir)
-	s.kubectl(t, "apply", "-k", dir)
+	objects := s.applyImports(t, "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n")
 	t.Cleanup(func() {
 		s.deleteRBAC(t, objects)
 		s.deletePolicies(t, objects)
 	})
+	attempts, _ := importAttempts(t, s, "semaphore")
+	s.settled(t)
+	for _, a := range attempts {
+		t.Run(a.name, func(t *testing.T) { a.check(t, s) })
+	}
+}
+
+// TestImportWritesElsewhere: the same attacks fail where semaphore is in another namespace, without agents, and what it
+// may write in its own namespace it may not in the one of the manifests. The apiserver is the test's own, as the
+// parameters of policies are not followed any more once other tests have deleted the last policy with some.
+func TestImportWritesElsewhere(t *testing.T) {
+	const ns = "federation"
+	s := startServer(t)
+	s.applyImports(t, "namespace: "+ns+"\n"+withoutAgents)
+	attempts, stolen := importAttempts(t, s, ns)
+	if _, err := s.client("").CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	mirror := func(ns string, change ...func(*discoveryv1.EndpointSlice)) func() error {
+		return func() error {
+			_, err := stolen.DiscoveryV1().EndpointSlices(ns).Create(t.Context(), mirrorSlice("try", change...), dry)
+			return err
+		}
+	}
+	attempts = append(attempts,
+		attempt{"a slice of a mirror", mirror(ns), nil},
+		attempt{"a slice of a mirror with the own apiserver", mirror(ns, addresses("192.0.2.9")),
+			says{"no endpoint in the own cluster's subnets but for its pods"}},
+		attempt{"a slice of a mirror in the namespace of the manifests", mirror("semaphore"),
+			says{"only where it may create Services"}},
+		attempt{"subnets of its own", func() error {
+			_, err := stolen.CoreV1().ConfigMaps(ns).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+				Name: "semaphore-subnets-2", Labels: map[string]string{"semaphore.uw.io/subnets": "true"}}}, dry)
+			return err
+		}, says{onlyNamed + "semaphore-subnets-2"}})
+	s.settled(t)
+	for _, a := range attempts {
+		t.Run(a.name, func(t *testing.T) { a.check(t, s) })
+	}
+	_, err := stolen.CoreV1().ConfigMaps(ns).Update(t.Context(),
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-subnets"}}, metav1.UpdateOptions{})
+	if !apierrors.IsForbidden(err) {
+		t.Errorf("other subnets of the own cluster: %v", err)
+	}
+}
+
+// applyImports installs an overlay with features/mcs where the API is served, and has its policies warn too.
+func (s *server) applyImports(t *testing.T, text string) []runtime.Object {
+	t.Helper()
+	if _, err := definitions.Apply(t.Context(),
+		apiextensionsclient.NewForConfigOrDie(s.admin).ApiextensionsV1().CustomResourceDefinitions(), false); err != nil {
+		t.Fatal(err)
+	}
+	dir := overlay(t, text)
+	objects := build(t, dir)
+	s.kubectl(t, "apply", "-k", dir)
 	s.warn(t, objects)
+	return objects
+}
+
+// importAttempts are what a stolen token of the broker in a namespace tries, and the client that has it.
+func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kubernetes.Interface) {
+	t.Helper()
+	ctx := t.Context()
+	admin := s.client("")
 	for _, name := range []string{"shop", "kube-system"} {
 		if _, err := admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
 			metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
 	}
-	cfg := s.tokenConfig(t, "semaphore", "semaphore-broker")
+	cfg := s.tokenConfig(t, brokers, "semaphore-broker")
 	stolen := kubernetes.NewForConfigOrDie(cfg)
 	importsOf := func(cfg *rest.Config) mcs.Resource[*mcsv1beta1.ServiceImport] {
 		client, err := mcs.New(cfg, "test")
@@ -141,8 +200,5 @@ func testImportWrites(t *testing.T, s *server) {
 			s.Endpoints[0].NodeName = &node
 		}), says{"no node, pod or zone"}},
 	}
-	s.settled(t)
-	for _, a := range attempts {
-		t.Run(a.name, func(t *testing.T) { a.check(t, s) })
-	}
+	return attempts, stolen
 }

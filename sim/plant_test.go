@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,14 +9,11 @@ import (
 	"testing"
 )
 
-// edit is a change to the product's text, for a build in which the file is another (go help build, -overlay).
-type edit struct{ file, old, new string }
-
-// The simulation is worth what it finds: each of these is a mistake that somebody could make, planted into a build of
-// its own, and it must be found as a breach of the invariant that it is.
+// The simulation is worth what it finds: each of these is a mistake that somebody could make, and it must be found as a
+// breach of the invariant that it is, in a run in which the product makes that mistake and no other.
 func TestPlantedMistakesAreFound(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds the simulation again for each mistake")
+		t.Skip("builds the simulation again, and runs it for each mistake")
 	}
 	if os.Getenv("SEEDS") != "" {
 		t.Skip("SEEDS asks for a run of many seeds")
@@ -26,11 +22,7 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct {
-		name      string
-		invariant string
-		edits     []edit
-	}{
+	mistakes := []mistake{
 		{"the broker does not wait for the end mark of a snapshot", "I2", []edit{
 			{"broker/retain/retain.go", "return !g.confirmed || !g.Heard()", "return g.holds()"},
 			{"broker/retain/retain.go", "return g.complete() > 0", "return true"},
@@ -145,9 +137,11 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 		{"an exporter's batch that is cut counts as all that there was", "I1", []edit{
 			{"exporter/publish/session.go", "if taken == len(entries) && taken < maxBatchObjects {", "if len(entries) > 0 {"},
 		}},
-	} {
+	}
+	program := buildPlanted(t, root, mistakes)
+	for _, c := range mistakes {
 		t.Run(c.name, func(t *testing.T) {
-			out := runWith(t, root, c.invariant, c.edits)
+			out := runPlanted(t, root, program, c)
 			found := regexp.MustCompile(`seed (\d+), step \d+: ([A-Za-z0-9]+): .*`).FindAllStringSubmatch(out, -1)
 			if len(found) == 0 {
 				t.Fatalf("not found:\n%s", out)
@@ -163,48 +157,17 @@ func TestPlantedMistakesAreFound(t *testing.T) {
 	}
 }
 
-// runWith runs the simulation with the edits, and returns what it says.
-func runWith(t *testing.T, root, invariant string, edits []edit) string {
-	dir := t.TempDir()
-	overlay := struct{ Replace map[string]string }{map[string]string{}}
-	for _, e := range edits {
-		path := filepath.Join(root, filepath.FromSlash(e.file))
-		from := path
-		if planted, ok := overlay.Replace[path]; ok {
-			from = planted // it has an edit already
-		}
-		text, err := os.ReadFile(from)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n := strings.Count(string(text), e.old); n != 1 {
-			t.Fatalf("%s has %d times what is to be replaced, %q: the mistake has to be planted in another way",
-				e.file, n, e.old)
-		}
-		planted := filepath.Join(dir, strings.ReplaceAll(e.file, "/", "_"))
-		if err := os.WriteFile(planted, []byte(strings.Replace(string(text), e.old, e.new, 1)), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		overlay.Replace[path] = planted
-	}
-	data, err := json.Marshal(overlay)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+// runPlanted runs the simulation with one mistake, and returns what it says.
+func runPlanted(t *testing.T, root, program string, c mistake) string {
 	run := "^TestSeeds$"
-	if strings.HasPrefix(edits[0].file, "broker/tunnels/restored") ||
-		strings.HasPrefix(edits[0].file, "broker/mesh/restore") {
+	if strings.HasPrefix(c.edits[0].file, "broker/tunnels/restored") ||
+		strings.HasPrefix(c.edits[0].file, "broker/mesh/restore") {
 		run = "^TestSuccession$" // what brokers keep for the next one is there alone
 	}
 	// It needs no clock, and tests beside it do.
-	cmd := exec.CommandContext(t.Context(), "nice", "-n", "5", "go", "test", "-vet=off", "-overlay", file, "-count=1",
-		"-timeout=5m", "-run", run, "./sim")
-	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "SEEDS=12000", "FROM=1", "UNTIL="+invariant)
+	cmd := exec.CommandContext(t.Context(), "nice", "-n", "5", program, "-test.timeout=5m", "-test.run="+run)
+	cmd.Dir = filepath.Join(root, "sim")
+	cmd.Env = append(os.Environ(), "SEEDS=12000", "FROM=1", "UNTIL="+c.invariant, plantedMistake+"="+c.name)
 	out, err := cmd.CombinedOutput()
 	if err == nil {
 		t.Fatalf("nothing is found in 12,000 seeds:\n%s", out)

@@ -615,7 +615,7 @@ func (s *Server) record(l *link, r replica.Result) {
 	for _, refused := range r.Refused {
 		s.options.Metrics.refused(l.cluster, refused)
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: refused.Key.String(), Action: "refuse",
-			Detail: string(refused.Code) + ": " + refused.Reason})
+			Detail: string(refused.Code) + ": " + refused.Reason, ObservedAt: refused.ObservedAt})
 	}
 	for _, h := range r.Retained {
 		name := semaphorev1.KindName(h.Kind)

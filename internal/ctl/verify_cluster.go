@@ -336,10 +336,11 @@ func (c *verified) mirrors(ctx context.Context, of string) ([]*corev1.Service, e
 	return out, nil
 }
 
-// awaitMirror waits for a Service that the broker makes.
-func (c *verified) awaitMirror(ctx context.Context, namespace, sought string, within time.Duration,
+// awaitMirror waits for a Service that the broker makes, until it has had the time from began on. It looks once at
+// least.
+func (c *verified) awaitMirror(ctx context.Context, namespace, sought string, began time.Time, within time.Duration,
 	is func(*corev1.Service) bool) (verify.Service, error) {
-	for began := time.Now(); ; {
+	for {
 		all, err := c.mirrors(ctx, namespace)
 		if err != nil {
 			return verify.Service{}, err

@@ -364,8 +364,10 @@ func (v *verifier) checkServices(ctx context.Context, w *way, server verify.Pod)
 		}
 		return verify.JudgeMirror(c, s, server, o), nil
 	}
+	// The broker makes the mirror and the global Service at the same time, so one wait is for both.
+	began := time.Now()
 	if err := v.check(w, verify.Mirror, func(c verify.Check) (verify.Check, error) {
-		s, err := w.from.awaitMirror(ctx, v.namespace, v.namespace+"/"+verifyService, v.timeout,
+		s, err := w.from.awaitMirror(ctx, v.namespace, v.namespace+"/"+verifyService, began, v.timeout,
 			func(s *corev1.Service) bool {
 				return s.Labels[naming.LabelSourceCluster] == w.to.name &&
 					s.Annotations[naming.AnnotationSourceName] == verifyService
@@ -382,7 +384,7 @@ func (v *verifier) checkServices(ctx context.Context, w *way, server verify.Pod)
 	}
 	return v.check(w, verify.Global, func(c verify.Check) (verify.Check, error) {
 		name := verifyGlobalService(w.to.number)
-		s, err := w.from.awaitMirror(ctx, v.namespace, "the global service "+v.namespace+"/"+name, v.timeout,
+		s, err := w.from.awaitMirror(ctx, v.namespace, "the global service "+v.namespace+"/"+name, began, v.timeout,
 			func(s *corev1.Service) bool { return s.Name == naming.Global(v.namespace, name) })
 		if err != nil {
 			return c, err

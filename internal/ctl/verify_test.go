@@ -1,10 +1,13 @@
 package ctl
 
 import (
+	"io"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/ctl/verify"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
@@ -180,6 +184,37 @@ func TestServes(t *testing.T) {
 			t.Errorf("%q: %t", corefile, got)
 		}
 	}
+}
+
+// TestMirrorAndGlobalAreAwaitedAtOnce: where neither comes, verify waits for the timeout once, and says so of both.
+func TestMirrorAndGlobalAreAwaitedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks := 0
+		client, err := dynamic.NewForConfig(&rest.Config{Host: "https://c1", Transport: kubetest.RoundTripper(
+			func(r *http.Request) (*http.Response, error) {
+				looks++
+				return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+					Request: r, Body: io.NopCloser(strings.NewReader(`{"apiVersion":"v1","kind":"ServiceList","items":[]}`))}, nil
+			})})
+		must(t, err)
+		w := &way{&verified{name: "c1", client: client, noCorefile: "it is not asked for", Cluster: &fleet.Cluster{}},
+			&verified{name: "c2"}, map[verify.Name]verify.Check{verify.PodIP: {Result: verify.Passed}}}
+		v := &verifier{timeout: 20 * time.Second, namespace: "sem-verify-test",
+			progress: &progress{w: io.Discard, began: time.Now()}}
+		began := time.Now()
+		must(t, v.checkServices(t.Context(), w, verify.Pod{}))
+		if took := time.Since(began); took < v.timeout || took > v.timeout+time.Second {
+			t.Errorf("it waited %s, not %s", took, v.timeout)
+		}
+		for _, name := range []verify.Name{verify.Mirror, verify.Global} {
+			if c := w.checks[name]; c.Code != finding.MirrorMissing || !strings.Contains(c.Detail, "20") {
+				t.Errorf("%+v", c)
+			}
+		}
+		if looks < 20 {
+			t.Errorf("it looked %d times", looks)
+		}
+	})
 }
 
 // TestNotRunning: why a pod does not run is what its kubelet or the scheduler says.

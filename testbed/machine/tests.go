@@ -34,16 +34,21 @@ type Tests struct {
 // errNoTests says that nothing would be tested, which is no success.
 var errNoTests = errors.New("no tests")
 
-// Test builds tests and runs them in the machine. The error names the packages that failed.
-func (m *Machine) Test(ctx context.Context, tests Tests, progress io.Writer) error {
+// Test builds tests and runs them, one after the other, in the machine, which starts once. The error names the packages
+// that failed.
+func (m *Machine) Test(ctx context.Context, progress io.Writer, tests ...Tests) error {
 	dir, err := os.MkdirTemp("", "semaphore-machine-tests-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	commands, err := tests.build(ctx, m.Repository, dir, progress)
-	if err != nil {
-		return err
+	var commands []job.Command
+	for i, one := range tests {
+		some, err := one.build(ctx, m.Repository, filepath.Join(dir, fmt.Sprint(i)), progress)
+		if err != nil {
+			return err
+		}
+		commands = append(commands, some...)
 	}
 	fmt.Fprintf(progress, "machine: starting one with Linux %s\n", m.Kernel.Version)
 	results, err := m.Run(ctx, commands)
@@ -65,6 +70,9 @@ func (m *Machine) Test(ctx context.Context, tests Tests, progress io.Writer) err
 func (tests *Tests) build(ctx context.Context, repository, dir string, progress io.Writer) ([]job.Command, error) {
 	packages, err := tests.find(ctx, repository)
 	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
 	var commands []job.Command
