@@ -3,10 +3,14 @@ package federation
 import (
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -76,5 +80,15 @@ func TestEnginesAreAskedAtHeartbeats(t *testing.T) {
 	}
 	if resync != 2 || outcomes != 2 {
 		t.Errorf("asked %d and %d times at two heartbeats", resync, outcomes)
+	}
+}
+
+// TestWhoCallsIsProven: a call without a certificate of an exporter ends before anything is read of it.
+func TestWhoCallsIsProven(t *testing.T) {
+	s := New(Options{Cluster: "c1", Remotes: []config.Remote{{Name: "c2"}}, Sink: taker{},
+		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler)})
+	ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{}})
+	if err := s.Publish(&call{ctx: ctx}); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("%v, want %s", err, codes.Unauthenticated)
 	}
 }
