@@ -17,8 +17,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// TestImportsWithoutDefinitions: the problem names the definition that is not there, before the loop begins and when it
-// is removed while the loop runs and writes, and ends when it is there again.
+// TestImportsWithoutDefinitions: the problem names the definition that is not there, before the loop begins and when
+// one alone is removed while the loop runs and has nothing to write. It ends when the definition is there again, and
+// the loop writes again.
 func TestImportsWithoutDefinitions(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
@@ -44,7 +45,6 @@ func TestImportsWithoutDefinitions(t *testing.T) {
 	problem := func(what string, parts ...string) {
 		t.Helper()
 		eventually(t, what, func() (bool, string) {
-			change()
 			is := api.Problem()
 			for _, part := range parts {
 				if !strings.Contains(is, part) {
@@ -64,6 +64,7 @@ func TestImportsWithoutDefinitions(t *testing.T) {
 	problem("all are there")
 	written := func() {
 		t.Helper()
+		change()
 		want := port
 		eventually(t, "the import is written", func() (bool, string) {
 			i, err := client.Imports().Get(ctx, "default", "echo")
@@ -74,6 +75,7 @@ func TestImportsWithoutDefinitions(t *testing.T) {
 	for _, name := range []string{mcsv1beta1.ServiceExportFullName, mcsv1beta1.ServiceImportFullName} {
 		testkit.Must(t, crds.Delete(ctx, name, metav1.DeleteOptions{}))
 		problem(name+" is removed", "ServiceImports are not written", name)
+		change()
 		eventually(t, name+" is gone", func() (bool, string) {
 			_, err := crds.Get(ctx, name, metav1.GetOptions{})
 			return apierrors.IsNotFound(err), fmt.Sprint(err)

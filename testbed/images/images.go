@@ -32,8 +32,8 @@ const (
 	Semaphore = image.Reference + ":main"
 	// Pause holds the namespaces of a pod.
 	Pause = "testbed.local/pause:1"
-	// CoreDNS has the program /coredns.
-	CoreDNS = "testbed.local/coredns:1"
+	// CoreDNS has the program /coredns. The tag is its release, by which semaphorectl knows what it can do.
+	CoreDNS = "testbed.local/coredns:1.14.7"
 	// Testbed has the program testbed (`testbed echo`, `testbed sleep`), busybox's shell and applets, and from this
 	// machine curl, getent, ip and ss.
 	Testbed = "testbed.local/testbed:1"
