@@ -151,6 +151,7 @@ func newMCS(b *testing.B, services, endpoints int, beside config.ImportSlices) (
 		c.GlobalServices.PodSubnets = []string{"172.18.1.0/24"}
 		c.GlobalServices.PodPrefixes = []netip.Prefix{netip.MustParsePrefix("172.18.1.0/24")}
 		c.MCS.Enabled, c.MCS.EndpointSlices = true, beside
+		c.MCS.Settle.Duration = 0 // the writes are measured, and not what they wait for
 	})
 	for name, c := range map[string]*mcsCluster{"c1": c1, "c2": c2} {
 		w.exportAs(name, c.rest, "services", func(c *config.Exporter) { c.MCS.Enabled = true })

@@ -2,7 +2,8 @@
 // product's, and those of the testbed itself.
 //
 // An archive's name in the cache is made of the reference and the digest of its image, so each is written once; several
-// processes may ask for the same at once. It starts nothing but a C compiler, and imports deploy/image and testbed/components.
+// processes may ask for the same at once. It starts nothing but a C compiler, and imports deploy/image and
+// testbed/components.
 package images
 
 import (
