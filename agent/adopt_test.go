@@ -153,7 +153,7 @@ func TestAdoptionIsReported(t *testing.T) {
 			s.GetDevices()[0].GetSource() != semaphorev1.StateSource_STATE_SOURCE_BROKER {
 			t.Errorf("%v", s.GetDevices())
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), nodetest.Patience(5*time.Second))
+		ctx, cancel := context.WithTimeout(t.Context(), nodetest.Patience(time.Minute))
 		defer cancel()
 		events, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true})
 		must(t, err)

@@ -93,9 +93,8 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 		a.stop(t)
 		_, err := guard.RemoveAll()
 		must(t, err)
-		if seen := leaks(t, r, from...); len(seen) < 20 {
-			t.Fatalf("without a guard %d packets are seen in the clear", len(seen))
-		}
+		eventually(t, "without a guard all packets are seen in the clear",
+			func() bool { return len(leaks(t, r, from...)) >= 20 })
 		run(t, cfg)
 		eventually(t, "the agent answers", func() bool { code, _ := fetch("healthz"); return code == 200 })
 		if seen := leaks(t, r, from...); len(seen) > 0 {
@@ -183,9 +182,8 @@ func TestGuardAtBoot(t *testing.T) {
 		must(t, h.Delete(device))
 		_, err := guard.RemoveAll()
 		must(t, err)
-		if seen := leaks(t, r, from...); len(seen) < 20 {
-			t.Fatalf("after a boot %d packets are seen in the clear: what follows proves nothing", len(seen))
-		}
+		eventually(t, "after a boot all packets are seen in the clear, or what follows proves nothing",
+			func() bool { return len(leaks(t, r, from...)) >= 20 })
 		out.Reset()
 		must(t, GuardAtBoot(&out, BootGuard{StateFile: cfg.StateFile, Inbound: true, Table: routing.Default()}))
 		for _, line := range []string{"c2: 10.2.0.0/16", "c3: 10.3.0.0/16"} {

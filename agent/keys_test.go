@@ -38,6 +38,7 @@ type flow struct {
 
 	mu   sync.Mutex
 	sent []time.Time
+	came int             // how many have arrived
 	late []time.Duration // by number; -1 for lost
 	last time.Time
 	gap  time.Duration
@@ -59,6 +60,13 @@ func startFlow(t *testing.T, from net.Conn, to net.PacketConn) *flow {
 			case <-tick.C:
 			}
 			f.mu.Lock()
+			// WireGuard keeps 128 packets while it waits for a handshake, and queues fill while the process that empties
+			// them waits for a processor: so few are on their way that the next one finds a place.
+			if len(f.sent)-f.came >= 60 {
+				f.mu.Unlock()
+				n--
+				continue
+			}
 			f.sent, f.late = append(f.sent, time.Now()), append(f.late, -1)
 			f.mu.Unlock()
 			_, _ = from.Write(binary.BigEndian.AppendUint32(nil, n))
@@ -73,8 +81,9 @@ func startFlow(t *testing.T, from net.Conn, to net.PacketConn) *flow {
 			}
 			now := time.Now()
 			f.mu.Lock()
-			if i := int(binary.BigEndian.Uint32(buffer[:n])); i < len(f.sent) {
+			if i := int(binary.BigEndian.Uint32(buffer[:n])); i < len(f.sent) && f.late[i] < 0 {
 				f.late[i] = now.Sub(f.sent[i])
+				f.came++
 			}
 			if !f.last.IsZero() {
 				f.gap = max(f.gap, now.Sub(f.last))
@@ -364,7 +373,7 @@ func TestKeyRotationAtTheSocket(t *testing.T) {
 		b, cfg, _, _ := connect(t)
 		c := control(t, cfg)
 		ask := func(req *semaphorev1.RotateKeyRequest) (*semaphorev1.RotateKeyResponse, error) {
-			ctx, cancel := context.WithTimeout(t.Context(), nodetest.Patience(10*time.Second))
+			ctx, cancel := context.WithTimeout(t.Context(), nodetest.Patience(time.Minute))
 			defer cancel()
 			return c.RotateKey(ctx, req)
 		}

@@ -41,7 +41,7 @@ var must = testkit.Must
 // eventually waits for what has no bound in time, and returns how long it took.
 func eventually(t testing.TB, what string, ok func() bool) time.Duration {
 	t.Helper()
-	return testkit.Eventually(t, nodetest.Patience(30*time.Second), what, testkit.True(ok))
+	return testkit.Eventually(t, nodetest.Patience(90*time.Second), what, testkit.True(ok))
 }
 
 func ip(t testing.TB, args string) string {
@@ -73,7 +73,7 @@ func (r *running) stop(t testing.TB) {
 			t.Errorf("the agent ended with %v", err)
 		}
 		r.ended <- err
-	case <-time.After(nodetest.Patience(10 * time.Second)):
+	case <-time.After(nodetest.Patience(time.Minute)):
 		t.Fatal("the agent does not end")
 	}
 }
@@ -303,7 +303,7 @@ func startTrafficEvery(t *testing.T, interval time.Duration) *traffic {
 			case <-tr.stop:
 				// What is on its way comes late on a busy machine, and is not lost.
 				at, back := time.Now(), tr.back.Load()
-				for back < tr.sent.Load() && time.Since(at) < nodetest.Patience(5*time.Second) {
+				for back < tr.sent.Load() && time.Since(at) < nodetest.Patience(15*time.Second) {
 					time.Sleep(10 * time.Millisecond)
 					if now := tr.back.Load(); now > back {
 						at, back = time.Now(), now
@@ -474,6 +474,7 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 		if ready() {
 			t.Error("it answers after its end")
 		}
+		started := time.Now()
 		run(t, cfg)
 		eventually(t, "all is programmed again", b.done)
 		if lost := tr.lost(t); lost != 0 {
@@ -492,15 +493,21 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 			watching <- wireguard.Watch(ctx, routing.Default(), func(wireguard.Event) { told.Add(1) }, func() {})
 		}()
 		time.Sleep(50 * time.Millisecond)
-		looks := metric(t, `semaphore_wg_sync_peers_total{cluster="c2",device="wireguard.c2",success="1"}`)
+		sets := func() (n int) {
+			_, _ = fmt.Sscan(metric(t, `semaphore_wg_sync_peers_total{cluster="c2",device="wireguard.c2",success="1"}`), &n)
+			return n
+		}
+		looks := sets()
 		tr = startTraffic(t)
 		b.restart(t, "B")
 		eventually(t, "the agent has attached to the new broker", b.done)
 		if lost := tr.lost(t); lost != 0 {
 			t.Errorf("%d packets lost while the broker was replaced", lost)
 		}
-		if after := metric(t, `semaphore_wg_sync_peers_total{cluster="c2",device="wireguard.c2",success="1"}`); after != looks {
-			t.Errorf("a replaced broker that wants the same has the device set: %s before, %s after", looks, after)
+		// But for the checks that are due every FullCheck, of which a slow machine sees some meanwhile.
+		due := int(time.Since(started) / schedule.FullCheck)
+		if after := sets(); after > looks+due {
+			t.Errorf("a replaced broker that wants the same has the device set: %d before, %d after", looks, after)
 		}
 		if n := told.Load(); n != 0 {
 			t.Errorf("%d changes of interfaces or routes by a replaced broker", n)

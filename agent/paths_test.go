@@ -62,7 +62,7 @@ func TestSilentPeersAreReported(t *testing.T) {
 		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.2:9", "10.2.9.0/24"))
 		eventually(t, "all is programmed", b.done)
 		pings(t, "10.2.1.1")
-		within(t, 60*time.Second, "the peer that answers is reported as talking",
+		within(t, 3*time.Minute, "the peer that answers is reported as talking",
 			func() bool { return b.reportOf("c2").GetPeersTalking() == 1 })
 		if b.reportOf("c2").GetLastHandshake() == nil {
 			t.Error("no handshake is reported")
@@ -71,7 +71,7 @@ func TestSilentPeersAreReported(t *testing.T) {
 		pings(t, "10.2.9.1")
 		command(t, "ip netns exec "+r.Name()+" iptables -A INPUT -p udp --dport 51820 -j DROP")
 		silent := map[string]*semaphorev1.SilentPeer{}
-		took := within(t, 90*time.Second, "both peers are reported as silent", func() bool {
+		took := within(t, 3*time.Minute, "both peers are reported as silent", func() bool {
 			clear(silent)
 			for _, s := range b.reportOf("c2").GetSilent() {
 				silent[s.GetNode()] = s
@@ -97,7 +97,7 @@ func TestSilentPeersAreReported(t *testing.T) {
 		}
 
 		command(t, "ip netns exec "+r.Name()+" iptables -F INPUT")
-		took = within(t, 90*time.Second, "the peer that answers again is silent no more", func() bool {
+		took = within(t, 3*time.Minute, "the peer that answers again is silent no more", func() bool {
 			d := b.reportOf("c2")
 			return d.GetPeersSilent() == 1 && len(d.GetSilent()) == 1 && d.GetSilent()[0].GetNode() == "n2" &&
 				d.GetPeersTalking() == 1
@@ -169,10 +169,10 @@ func (r *remote) transfer(t *testing.T, size int64) time.Duration {
 		received <- n
 	}()
 	began := time.Now()
-	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(podAddress)}, Timeout: 10 * time.Second}
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(podAddress)}, Timeout: 2 * time.Minute}
 	c, err := d.DialContext(t.Context(), "tcp", "10.2.1.1:80")
 	must(t, err)
-	must(t, c.SetDeadline(time.Now().Add(nodetest.Patience(30*time.Second))))
+	must(t, c.SetDeadline(time.Now().Add(nodetest.Patience(3*time.Minute))))
 	if _, err := io.CopyN(c, zeros{}, size); err != nil {
 		t.Errorf("sending %d bytes: %v", size, err)
 	}
@@ -213,7 +213,7 @@ func testNarrowPath(t *testing.T, prepare func()) {
 		t.Errorf("before anything is known of the path the MTU is %d; want 1440, that of the link", got)
 	}
 	eventually(t, "the remote pod can be reached", reachable)
-	took := within(t, 90*time.Second, "the MTU is that of the path",
+	took := within(t, 3*time.Minute, "the MTU is that of the path",
 		func() bool { return deviceOn(t, h, device).MTU == 1340 })
 	t.Logf("1340 after %s", took)
 	t.Logf("4 MB in %s", r.transfer(t, 4<<20))
@@ -235,7 +235,7 @@ func testNarrowPath(t *testing.T, prepare func()) {
 	})
 	// A narrower link counts soon, a wider one has the path measured again.
 	command(t, "ip link set eth0 mtu 1380")
-	within(t, 60*time.Second, "the MTU is that of the narrower link",
+	within(t, 3*time.Minute, "the MTU is that of the narrower link",
 		func() bool { return deviceOn(t, h, device).MTU == 1320 })
 }
 

@@ -83,7 +83,7 @@ func TestPeersAreHealed(t *testing.T) {
 			heals := before
 			must(t, h.Configure(device, c.harm))
 			looks, begin := 0, time.Now()
-			testkit.Eventually(t, nodetest.Patience(10*time.Second), c.name+": it is healed", testkit.True(func() bool {
+			testkit.Eventually(t, nodetest.Patience(90*time.Second), c.name+": it is healed", testkit.True(func() bool {
 				heals, looks = healsAndLooks(t)
 				// WireGuard itself follows a peer of which a packet comes.
 				return heals > before || c.roams && right()

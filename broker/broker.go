@@ -129,6 +129,7 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	if err != nil {
 		return err
 	}
+	defer p.tracer.Close(context.WithoutCancel(ctx))
 	toLeader := &relay{cfg: cfg, source: source, client: p.unlimited, pod: p.pod, log: p.log}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {

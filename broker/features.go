@@ -118,6 +118,7 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
 		Kube: p.unlimited, Nodes: b.nodes, Network: b.networks.Network, Reports: b.nodes, State: state,
 		Metrics: peering.NewMetrics(p.registry), Propagation: p.metrics.Propagation, Recorder: p.recorder, Log: p.log,
+		Tracer: p.tracer,
 	})
 	b.loops = append(b.loops, loop{writer: b.nodes, kind: kinds.Node})
 	b.followers = append(b.followers, func(cfg *config.Broker) {

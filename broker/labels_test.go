@@ -216,7 +216,7 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 		t.Fatal(err)
 	}
 	told = nil
-	within(t, 40*time.Second, "the end is sent", func() (bool, string) {
+	within(t, patience, "the end is sent", func() (bool, string) {
 		told = append(told, beat()...)
 		return slices.Equal(told, []string{"taken "}), strings.Join(told, ", ")
 	})

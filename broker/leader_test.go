@@ -108,7 +108,8 @@ func TestTwoBrokers(t *testing.T) {
 	}
 	w.cfg.LeaderElection.Enabled = true
 	// The second takes over because the first releases the lease: otherwise it would wait for longer than the test does.
-	w.cfg.LeaderElection.Duration.Duration = 10 * time.Second
+	// It is so long that the first does not lose it while the apiserver gets no processor.
+	w.cfg.LeaderElection.Duration.Duration = 45 * time.Second
 	other := *w.cfg
 	other.Listen.Federation, other.Listen.Peering, other.Listen.HTTP = loopback.Address(t), loopback.Address(t),
 		loopback.Address(t)
@@ -177,7 +178,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 	if got := w.leadsTo(); strings.Contains(got, "first") {
 		t.Errorf("the first has ended, and calls lead to %s", got)
 	}
-	w.callsReach(&other, 5*time.Second)
+	w.callsReach(&other, 15*time.Second) // it looks at the Lease every 6 to 13 s
 	t.Logf("calls reached the second %s after the first was asked to stop", time.Since(began))
 	w.cfg = &other
 	sendAll(w.exporter("c2"), "e1", export...)

@@ -13,6 +13,7 @@ import (
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/broker/uninstall"
@@ -159,9 +160,15 @@ func TestServiceImports(t *testing.T) {
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
 
 	// Somebody changes it: it is restored. What others say of it stays.
-	last.Spec.Ports, last.Labels["theirs"] = nil, "so"
-	last.Spec.Ports = []mcsv1beta1.ServicePort{}
-	if _, err := api.Update(ctx, last); err != nil {
+	if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		now, err := api.Get(ctx, "shop", "echo")
+		if err != nil {
+			return err
+		}
+		now.Spec.Ports, now.Labels["theirs"] = []mcsv1beta1.ServicePort{}, "so"
+		_, err = api.Update(ctx, now)
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
@@ -210,9 +217,9 @@ func TestServiceImports(t *testing.T) {
 		!strings.Contains(text, `semaphore_broker_exports{cluster="c1"} 1`) {
 		t.Errorf("the metrics lack the exports: %s", text)
 	}
-	if ok, text := get("http://" + w.cfg.Listen.HTTP + "/readyz"); !ok {
-		t.Errorf("the broker is not ready without the API: %s", text)
-	}
+	eventually(t, "the broker is ready without the API", func() (bool, string) {
+		return get("http://" + w.cfg.Listen.HTTP + "/readyz")
+	})
 	if _, err := definitions.Apply(ctx, crds, false); err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/testkit/metricsdoc"
+	"github.com/kube-semaphore/semaphore/internal/tracing"
 )
 
 // docs/metrics.md has every metric of the broker, with its labels and its help text.
@@ -46,6 +47,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		Log: slog.Default()})
 	newServers(table, slog.Default())
 	newBuilt(table)
+	tracing.NewMetrics(table)
 	table.MustRegister(e.collectors()...)
 	table.MustRegister(presence.New(presence.Options{}), debug.Findings(nil))
 	table.Compare(t, "../docs/metrics.md", "semaphore-broker")

@@ -55,7 +55,7 @@ func TestPageOfABroker(t *testing.T) {
 			v.Services[0].Name == "fine" && v.Services[0].Clusters[0].Cluster == "c2" && len(v.Events) > 0 {
 			return
 		}
-		if time.Since(began) > time.Minute {
+		if time.Since(began) > patience {
 			t.Fatalf("the page does not show what the broker has: %s", last)
 		}
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
+	"github.com/kube-semaphore/semaphore/internal/tracing"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -48,6 +49,7 @@ type process struct {
 	elector   *leader.Elector
 	registry  *prometheus.Registry
 	recorder  *debug.Recorder
+	tracer    *tracing.Tracer // nil while tracing is off
 	log       *slog.Logger
 
 	// front makes calls reach this replica while it leads.
@@ -74,6 +76,10 @@ func newProcess(ctx context.Context, cfg *config.Broker, source *identity.Source
 		recorder: debug.NewRecorder("broker", cfg.Cluster, ""), log: slog.Default(),
 	}
 	var err error
+	if p.tracer, err = tracing.New("broker", cfg.Cluster, cfg.Tracing, p.registry, p.log); err != nil {
+		return nil, err
+	}
+	p.tracer.Follow(p.recorder)
 	if p.rest, err = kube.Config(cfg.Kube, "broker"); err != nil {
 		return nil, err
 	}

@@ -41,7 +41,10 @@ pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true` + c.all
 			sendAll(w.exporter("c2"), "e1", c.export...)
 			w.becomes("everything of c2", all)
+			beside := kubetest.WriteBeside(t, w.admin)
 			time.Sleep(11 * time.Second) // it is asked every ten how far the store is
+			time.Sleep(beside.Late())
+			beside.Stop()
 
 			restore()
 			began := time.Now()
@@ -51,8 +54,8 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true` + c.all
 				if !errors.Is(err, kube.ErrPutBack) {
 					t.Errorf("the broker ended with %v", err)
 				}
-			case <-time.After(30 * time.Second):
-				t.Fatalf("30 s after the restore the broker still runs, and has %v", w.written())
+			case <-time.After(patience):
+				t.Fatalf("three minutes after the restore the broker still runs, and has %v", w.written())
 			}
 			done <- nil // for the cleanup
 			w.start(w.cfg)

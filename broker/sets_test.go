@@ -240,6 +240,9 @@ func followSets[T kube.CalicoObject](w *setsWorld, resource kube.CalicoResource[
 	}
 	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: is,
 		UpdateFunc: func(_, o any) { is(o) }, DeleteFunc: func(o any) {
+			if last, ok := o.(cache.DeletedFinalStateUnknown); ok {
+				o = last.Obj // the watch had ended, and did not say so
+			}
 			if o, ok := o.(T); ok {
 				f.saw(o, nil)
 				w.together.saw(kind, o, nil)

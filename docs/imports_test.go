@@ -106,6 +106,7 @@ var shared = map[string]string{
 	// Processes and the apiserver.
 	"internal/program":     "conns finding",
 	"internal/debug":       "finding program unixsocket proto",
+	"internal/tracing":     "config debug finding program",
 	"internal/kube":        "config program",
 	"internal/kube/leader": "config finding kube proto",
 	"internal/podcidr":     "config kube",
@@ -128,7 +129,8 @@ var shared = map[string]string{
 	"internal/ctl":                "*",
 	// Tests.
 	"internal/bench": "*", "internal/bench/figure": "", "internal/bench/table": "bench/figure",
-	"internal/testkit": "", "internal/testkit/browser": "testkit", "internal/testkit/loopback": "",
+	"internal/testkit/otlp": "testkit",
+	"internal/testkit":      "", "internal/testkit/browser": "testkit", "internal/testkit/loopback": "",
 	"internal/testkit/metricsdoc": "",
 	"internal/testkit/kubetest":   "testkit testkit/loopback api/v1alpha1 deploy/crds",
 	"internal/testkit/trust":      "config identity pki testkit",

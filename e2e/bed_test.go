@@ -75,9 +75,9 @@ var must = testkit.Must
 func ready(ctx context.Context, t *testing.T, c *testbed.Cluster, workloads ...string) {
 	t.Helper()
 	for _, w := range workloads {
-		args := []string{"-n", "shop", "rollout", "status", w, "--timeout=120s"}
+		args := []string{"-n", "shop", "rollout", "status", w, "--timeout=300s"}
 		if filepath.Dir(w) == "pod" {
-			args = []string{"-n", "shop", "wait", "--for=condition=Ready", w, "--timeout=120s"}
+			args = []string{"-n", "shop", "wait", "--for=condition=Ready", w, "--timeout=300s"}
 		}
 		if _, err := c.Kubectl(ctx, nil, args...); err != nil {
 			t.Fatal(errors.Join(err, fmt.Errorf("%s", c.Diagnose(ctx, "shop"))))

@@ -17,10 +17,6 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// patience is how long one request of a steady client may take: a question to the DNS that is lost is asked again after
-// 5 s.
-const patience = 10 * time.Second
-
 // client is a pod that asks without programs of its own: this process opens the pod's sockets. Each request looks the
 // name up at the cluster's CoreDNS and makes a connection through kube-proxy, as a program does that keeps nothing.
 type client struct {

@@ -65,7 +65,7 @@ func (b *explainBed) openDashboard(ctx context.Context, t *testing.T) *dashboard
 		_ = cmd.Wait() // killed
 	})
 	d.page = browser.Open(t, b.state.ShellCommand, url)
-	d.page.Wait(30*time.Second, "the page shows a state", func() error {
+	d.page.Wait(settle, "the page shows a state", func() error {
 		if text := d.page.Text("#verdict"); text == "connecting to the broker" || text == "" {
 			return fmt.Errorf("%q", text)
 		}
@@ -117,7 +117,8 @@ func (d *dashboard) follow(ctx context.Context, t *testing.T) {
 	})
 }
 
-// equals is that the page shows what semaphorectl status says of the same broker.
+// equals is that the page shows what semaphorectl status says of the same broker. With SCREENSHOT=FILE the page is
+// written there, as the README has it.
 func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 	t.Helper()
 	must(t, until(ctx, settle, func() error {
@@ -156,6 +157,9 @@ func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 		}
 		return nil
 	}))
+	if file := os.Getenv("SCREENSHOT"); file != "" {
+		must(t, os.WriteFile(file, d.page.Screenshot(1440, 900), 0o644))
+	}
 }
 
 // sawCut is that each state that the broker made after it knew of the cut tunnel shows it in red, and that the broker
@@ -165,11 +169,11 @@ func (d *dashboard) sawCut(t *testing.T) {
 	var knew time.Time
 	select {
 	case knew = <-d.knew:
-	case <-time.After(time.Minute):
+	case <-time.After(settle):
 		t.Fatal("the broker's metrics never had silent pairs")
 	}
 	var states []pageState
-	d.page.Wait(time.Minute, "the page gets a state that the broker made after it knew", func() error {
+	d.page.Wait(settle, "the page gets a state that the broker made after it knew", func() error {
 		d.page.Eval("states", &states)
 		if n := len(states); n == 0 || !states[n-1].At.After(knew) {
 			return fmt.Errorf("%d states, none after %s", n, knew)

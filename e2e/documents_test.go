@@ -440,7 +440,7 @@ var changes = map[string]func(context.Context, *testing.T, *documentsBed, *testb
 			return strings.ReplaceAll(text, "podSubnets: ["+b.subnet(gone)+"]", "podSubnets: [10.3.0.0/16]")
 		})
 		b.apply(ctx, t, c)
-		must(t, until(ctx, 3*settle, func() error {
+		must(t, until(ctx, settle, func() error {
 			left, err := b.ofRemote(ctx, c, gone)
 			if err == nil && left != "" {
 				err = fmt.Errorf("%s has of %s still:\n%s", c.Name, gone, left)

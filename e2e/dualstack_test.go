@@ -71,7 +71,9 @@ func TestDualStack(t *testing.T) {
 			for _, ip := range way[1].IPs {
 				must(t, until(ctx, settle, func() error { return associates(t, way[0], ip) }))
 				// As large as the tunnel's MTU allows: 1500 less 80, and the headers of IP and UDP.
-				must(t, exchange(way[0].Netns, netip.AddrPortFrom(ip, udpPort), 1500-80-48))
+				must(t, until(ctx, settle, func() error {
+					return exchange(way[0].Netns, netip.AddrPortFrom(ip, udpPort), 1500-80-48)
+				}))
 			}
 		}
 	})
@@ -108,27 +110,30 @@ func (s *Scenario) overIPv6(ctx context.Context, t *testing.T, ours, theirs *tes
 		must(t, s.in.Apply(ctx, c))
 		must(t, s.in.WaitReady(ctx, c))
 	}
-	for _, c := range s.tb.Clusters() {
-		other := s.c1
-		if c == s.c1 {
-			other = s.c2
-		}
-		n := c.Nodes[0]
-		must(t, until(ctx, 2*settle, func() error {
-			peers, err := n.Exec(ctx, "wg", "show", "wireguard."+other.Name, "endpoints")
-			if want := "[" + other.Nodes[0].IP6.String() + "]:"; err == nil && !strings.Contains(peers, want) {
-				err = fmt.Errorf("%s of %s does not have its peer at %s: %q", n.Name, c.Name, want, peers)
+	// Both at the same time: WireGuard sends to where the last packet came from, and one that still has its peer at the
+	// IPv4 address draws the other there.
+	must(t, until(ctx, settle, func() error {
+		for _, way := range [][2]*testbed.Cluster{{s.c1, s.c2}, {s.c2, s.c1}} {
+			n := way[0].Nodes[0]
+			peers, err := n.Exec(ctx, "wg", "show", "wireguard."+way[1].Name, "endpoints")
+			if err != nil {
+				return err
 			}
-			return err
-		}))
-	}
+			if want := "[" + way[1].Nodes[0].IP6.String() + "]:"; !strings.Contains(peers, want) {
+				return fmt.Errorf("%s of %s does not have its peer at %s: %q", n.Name, way[0].Name, want, peers)
+			}
+		}
+		return nil
+	}))
 	wire := s.listen(t)
 	for range 20 {
 		reaches(ctx, t, ours, theirs)
 	}
 	for _, way := range [][2]*testbed.Pod{{ours, theirs}, {theirs, ours}} {
 		for _, ip := range way[1].IPs {
-			must(t, exchange(way[0].Netns, netip.AddrPortFrom(ip, udpPort), 1500-80-48))
+			must(t, until(ctx, settle, func() error {
+				return exchange(way[0].Netns, netip.AddrPortFrom(ip, udpPort), 1500-80-48)
+			}))
 		}
 	}
 	frames, err := payloads(wire.c)

@@ -65,8 +65,8 @@ func TestTwoClusters(t *testing.T) {
 
 // look logs what a person would look at, and fails when the tools that show it do.
 func look(ctx context.Context, t *testing.T, s *Scenario) {
-	status, err := s.Status(ctx)
-	if err != nil {
+	var status string
+	if err := until(ctx, settle, func() (err error) { status, err = s.Status(ctx); return err }); err != nil {
 		t.Error(err)
 	}
 	memory, err := s.Memory(ctx)

@@ -18,7 +18,15 @@ type echoes struct {
 	strategy, lifecycle string
 }
 
-// yaml returns the manifest, which ends a document.
+// lingering is how long pods whose Services nobody may miss answer after they have begun to end, and lingeringGrace
+// their grace. Who has not heard of the end yet still gets an answer: it may be that an apiserver gets no processor for
+// 15 s.
+const (
+	lingering      = "preStop: {sleep: {seconds: 20}}"
+	lingeringGrace = 30
+)
+
+// yaml returns the manifest, which ends a document. A pod that was ready once stays so while it gets no processor.
 func (e echoes) yaml() string {
 	return fmt.Sprintf(`
 apiVersion: apps/v1
@@ -37,7 +45,7 @@ spec:
           image: testbed.local/testbed:1
           command: [testbed, echo]
           ports: [{containerPort: 8080, name: http}]
-          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}
+          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 10}
           lifecycle: {%[6]s}
 ---
 `, e.name, cmp.Or(e.app, e.name), max(1, e.replicas), max(1, e.grace), e.strategy, e.lifecycle)

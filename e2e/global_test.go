@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,7 +36,7 @@ const (
 
 // web is what a cluster offers for the global service web: two pods, whose names tell the cluster.
 func web(name string) string {
-	return echoes{name: name, app: "web", replicas: 2, grace: 10, lifecycle: "preStop: {sleep: {seconds: 5}}"}.yaml() + `
+	return echoes{name: name, app: "web", replicas: 2, grace: lingeringGrace, lifecycle: lingering}.yaml() + `
 apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: shop, labels: {mirror.semaphore.uw.io/global-service: "true"}}
@@ -111,7 +112,7 @@ func (b *servicesBed) localFirst(ctx context.Context, t *testing.T, l *load) {
 	}
 	l.anew()
 	label("=local-first")
-	must(t, until(ctx, 2*settle, func() error { return b.inUse(ctx, "c2", false) }))
+	must(t, until(ctx, settle, func() error { return b.inUse(ctx, "c2", false) }))
 	if failed := l.failures(); len(failed) > 0 {
 		t.Errorf("while the preference took hold: %s", l)
 	}
@@ -132,7 +133,7 @@ func (b *servicesBed) localFirst(ctx context.Context, t *testing.T, l *load) {
 	l.anew()
 	scale(2)
 	ready(ctx, t, b.c1, "deployment/near")
-	must(t, until(ctx, 2*settle, func() error { return b.inUse(ctx, "c2", false) }))
+	must(t, until(ctx, settle, func() error { return b.inUse(ctx, "c2", false) }))
 	if failed := l.failures(); len(failed) > 0 {
 		t.Errorf("while the own pods came back: %s", l)
 	}
@@ -179,12 +180,12 @@ func (b *servicesBed) drain(ctx context.Context, t *testing.T, l *load) {
 		}
 		return nil
 	}))
-	before, err := leader(ctx, b.c1, "broker")
+	before, err := awaitLeader(ctx, b.c1, "broker")
 	must(t, err)
 	l.anew()
 	_, err = b.c1.Kubectl(ctx, nil, "-n", Namespace, "delete", "pod", before.Name, "--wait")
 	must(t, err)
-	must(t, until(ctx, takeover, func() error {
+	must(t, until(ctx, settle, func() error {
 		now, err := leader(ctx, b.c1, "broker")
 		if err != nil {
 			return err
@@ -259,6 +260,8 @@ func (b *servicesBed) flapping(ctx context.Context, t *testing.T) {
 	const (
 		times = 4
 		cut   = 5 * time.Second
+		// beat is how long before a cut the exporter was heard at last.
+		beat = 3 * time.Second
 	)
 	must(t, until(ctx, settle, func() error { return b.inUse(ctx, "c2", true) }))
 	idle := func() {
@@ -272,6 +275,7 @@ func (b *servicesBed) flapping(ctx context.Context, t *testing.T) {
 	slices, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).Watch(ctx,
 		metav1.ListOptions{LabelSelector: naming.LabelSourceCluster + "=c2"})
 	must(t, err)
+	var mu sync.Mutex
 	var written []string
 	known := map[string]string{}
 	done := make(chan struct{})
@@ -282,23 +286,40 @@ func (b *servicesBed) flapping(ctx context.Context, t *testing.T) {
 			if !ok || event.Type == "BOOKMARK" {
 				continue
 			}
+			mu.Lock()
 			if was, ok := known[s.Name]; ok && was != s.ResourceVersion {
 				written = append(written, fmt.Sprint(event.Type, " ", s.Name, " ", s.Endpoints))
 			}
 			known[s.Name] = s.ResourceVersion
+			mu.Unlock()
 		}
 	}()
 	rule := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport", fmt.Sprint(FederationNodePort),
 		"-j", "DROP"}
 	node := b.c1.Nodes[0].Netns
-	for range times {
+	for cuts, tries := 0, 0; cuts < times; tries++ {
+		if tries > 2*times {
+			t.Fatalf("only %d of %d cuts were shorter than %s", cuts, tries, silentAfter)
+		}
+		began := time.Now()
 		must(t, iptables(node, append([]string{"-I"}, rule...)...))
 		select {
 		case <-time.After(cut):
 		case <-ctx.Done():
 		}
 		must(t, iptables(node, append([]string{"-D"}, rule...)...))
-		must(t, until(ctx, settle, func() error { return b.heard(ctx, 3*time.Second) }))
+		must(t, until(ctx, settle, func() error { return b.heard(ctx, beat) }))
+		if silent := time.Since(began) + beat; silent > silentAfter {
+			// On a machine with much else to do the stream may come back too late. Then c2 may be taken for gone.
+			t.Logf("a cut lasted %s", silent)
+			must(t, until(ctx, settle, func() error { return b.inUse(ctx, "c2", true) }))
+			pause(ctx, t, beat)
+			mu.Lock()
+			written = nil
+			mu.Unlock()
+			continue
+		}
+		cuts++
 	}
 	idle()
 	slices.Stop()
@@ -347,15 +368,19 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	cut := time.Now()
 	must(t, iptables(node(b.c1), append([]string{"-I"}, tunnel(b.c2)...)...))
 	must(t, iptables(node(b.c2), append([]string{"-I"}, tunnel(b.c1)...)...))
-	must(t, until(ctx, session+2*settle, func() error { return b.inUse(ctx, "c2", false) }))
+	must(t, until(ctx, session+settle, func() error { return b.inUse(ctx, "c2", false) }))
 	t.Logf("c2 is not used %s after the last packet from it; until then %s",
 		time.Since(cut).Round(100*time.Millisecond), l)
-	select {
-	case <-time.After(patience + proxySync): // those that wait for an answer from there have their time
-	case <-ctx.Done():
-		t.Fatal(ctx.Err())
-	}
-	l.anew()
+	// Those that wait for an answer from there have their time, and so has kube-proxy, which sends others there until it
+	// has heard.
+	must(t, until(ctx, settle, func() error {
+		l.anew()
+		pause(ctx, t, patience+proxySync)
+		if failed := l.failures(); len(failed) > 0 {
+			return fmt.Errorf("requests are lost still: %s", l)
+		}
+		return nil
+	}))
 	answers(ctx, t, l, settle, "near")
 	if status, err := b.ctl(ctx, b.c1, "broker", "status"); !strings.Contains(status+fmt.Sprint(err),
 		"cluster c2 is gone since") {
@@ -368,7 +393,7 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	must(t, iptables(node(b.c2), append([]string{"-D"}, tunnel(b.c1)...)...))
 	must(t, iptables(node(b.c1), append([]string{"-D"}, tunnel(b.c2)...)...))
 	must(t, iptables(node(b.c1), append([]string{"-D"}, stream...)...))
-	answers(ctx, t, l, 6*settle, "near", "far")
+	answers(ctx, t, l, settle, "near", "far")
 }
 
 // iptables changes the first table that packets come to, inside a namespace of the testbed.

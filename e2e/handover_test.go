@@ -55,7 +55,7 @@ func TestHandover(t *testing.T) {
 
 	// As before semaphore came.
 	kubectl("scale", "deployment/semaphore-broker", "--replicas=0")
-	kubectl("wait", "pod", "-l", "app.kubernetes.io/component=broker", "--for=delete", "--timeout=60s")
+	kubectl("wait", "pod", "-l", "app.kubernetes.io/component=broker", "--for=delete", "--timeout=300s")
 	kubectl("delete", "services,endpointslices", "-l", naming.LabelManagedBy+"="+naming.ManagedByBroker)
 	var addresses []string
 	for _, ip := range b.addresses(ctx, t, "echo") {
@@ -79,7 +79,7 @@ func TestHandover(t *testing.T) {
 	_, err = b.c1.Kubectl(ctx, nil, "apply", "-k", dir)
 	must(t, err)
 	must(t, b.in.WaitReady(ctx, b.c1))
-	must(t, until(ctx, 2*settle, func() error { return b.handedOver(ctx) }))
+	must(t, until(ctx, settle, func() error { return b.handedOver(ctx) }))
 	from := load.seen(anyPod)
 	must(t, until(ctx, settle, func() error {
 		if n := load.seen(anyPod) - from; n < 40 {

@@ -279,7 +279,7 @@ func (in *Installation) WaitReady(ctx context.Context, c *testbed.Cluster) error
 		waits = append(waits, []string{"rollout", "status", "daemonset/semaphore-agent"})
 	}
 	for _, wait := range waits {
-		if _, err := c.Kubectl(ctx, nil, append([]string{"-n", Namespace, "--timeout=60s"}, wait...)...); err != nil {
+		if _, err := c.Kubectl(ctx, nil, append([]string{"-n", Namespace, "--timeout=300s"}, wait...)...); err != nil {
 			return fmt.Errorf("%s is not ready: %w\n%s", c.Name, err, c.Diagnose(ctx, Namespace))
 		}
 	}
@@ -305,8 +305,8 @@ func (in *Installation) remove(ctx context.Context, c *testbed.Cluster) error {
 		{"-n", Namespace, "delete", "--cascade=foreground", "--ignore-not-found", "deployment/semaphore-exporter",
 			"deployment/semaphore-broker", "daemonset/semaphore-agent"},
 		{"apply", "-k", dir},
-		{"-n", Namespace, "wait", "--for=condition=complete", "job/semaphore-cleanup", "--timeout=60s"},
-		{"-n", Namespace, "rollout", "status", "daemonset/semaphore-cleanup", "--timeout=60s"},
+		{"-n", Namespace, "wait", "--for=condition=complete", "job/semaphore-cleanup", "--timeout=300s"},
+		{"-n", Namespace, "rollout", "status", "daemonset/semaphore-cleanup", "--timeout=300s"},
 		{"delete", "-k", dir, "--ignore-not-found"},
 	} {
 		if _, err := c.Kubectl(ctx, nil, args...); err != nil {

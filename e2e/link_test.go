@@ -79,14 +79,14 @@ func TestLinkedByCommands(t *testing.T) {
 	if len(commands) > 3 {
 		t.Errorf("%d commands connect two clusters; 3 at most", len(commands))
 	}
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		_, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
 		return err
 	}))
 	for here, there := range map[string]string{"c1": "c2", "c2": "c1"} {
-		b.shell(ctx, t, "kubectl --context "+here+" wait --for=condition=Connected --timeout=30s remotecluster/"+there)
+		b.shell(ctx, t, "kubectl --context "+here+" wait --for=condition=Connected --timeout=300s remotecluster/"+there)
 	}
-	if after := started(); after != parts {
+	if after := started(); after != parts && b.noneDeposed(ctx, t) {
 		t.Errorf("link restarted a part: before\n%s\nafter\n%s", parts, after)
 	}
 	text, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
@@ -103,7 +103,7 @@ func TestLinkedByCommands(t *testing.T) {
 			t.Errorf("%s has %s", c.Name, out)
 		}
 	}
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		_, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
 		return err
 	}))
@@ -121,7 +121,7 @@ func TestLinkedByCommands(t *testing.T) {
 // asBefore waits until clusters and nodes are as a fingerprint has them.
 func (b *documentsBed) asBefore(ctx context.Context, t *testing.T, before map[string]fingerprint) {
 	t.Helper()
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		now, err := b.fingerprints(ctx)
 		if err != nil {
 			return err
@@ -173,6 +173,20 @@ func (b *documentsBed) installForLink(ctx context.Context, t *testing.T) {
 			"do kubectl --context "+c.Name+
 			" -n semaphore rollout status $part --timeout=3m; done")
 	}
+}
+
+// noneDeposed reports whether no broker or exporter of c1 and c2 has ended because it lost its Lease: one whose
+// apiserver gets no processor for ten seconds does so, and starts again, whatever else happens.
+func (b *documentsBed) noneDeposed(ctx context.Context, t *testing.T) bool {
+	t.Helper()
+	out, err := b.commands(ctx, `for c in c1 c2; do for p in $(kubectl --context $c -n semaphore get pods -o name); do `+
+		`kubectl --context $c -n semaphore logs --previous $p 2>/dev/null | grep 'no longer the leader' || true; `+
+		`done; done`, 0)
+	must(t, err)
+	if out != "" {
+		t.Logf("NOT TESTED: a leader lost its Lease meanwhile:\n%s", out)
+	}
+	return out == ""
 }
 
 // started is when each container of semaphore in c1 and c2 started, by pod.

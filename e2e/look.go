@@ -27,7 +27,7 @@ func (s *Scenario) Status(ctx context.Context) (string, error) {
 
 // ctl runs semaphorectl inside the container of a broker or exporter, that of the leader, as kubectl exec does.
 func (s *Scenario) ctl(ctx context.Context, c *testbed.Cluster, part string, args ...string) (string, error) {
-	p, err := leader(ctx, c, part)
+	p, err := awaitLeader(ctx, c, part)
 	if err != nil {
 		return "", err
 	}

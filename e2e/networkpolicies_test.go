@@ -72,7 +72,7 @@ func networkPolicies(ctx context.Context, t *testing.T, s *Scenario, remote *tes
 		_, err := s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "restart", what)
 		must(t, err)
 	}
-	_, err = s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", "daemonset/semaphore-agent", "--timeout=120s")
+	_, err = s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "status", "daemonset/semaphore-agent", "--timeout=300s")
 	must(t, err)
 	must(t, s.in.WaitReady(ctx, s.c1))
 	for i, c := range s.tb.Clusters() {
@@ -80,14 +80,14 @@ func networkPolicies(ctx context.Context, t *testing.T, s *Scenario, remote *tes
 		must(t, c.ApplyYAML(ctx, workload(name, setLabel+": "+name)))
 		ready(ctx, t, c, "pod/"+name)
 		other := s.tb.Clusters()[1-i]
-		must(t, until(ctx, takeover, func() error {
+		must(t, until(ctx, settle, func() error {
 			sets, err := s.ctl(ctx, other, "broker", "policy")
 			if err == nil && !strings.Contains(sets, name) {
 				err = fmt.Errorf("%s has no set of %s:\n%s", other.Name, name, sets)
 			}
 			return err
 		}))
-		must(t, until(ctx, takeover, func() error { return s.attached(ctx, c) }))
+		must(t, until(ctx, settle, func() error { return s.attached(ctx, c) }))
 	}
 	connects("after all parts started again", map[string]string{"pod": "8080 8443 exporter:8080", "host": "8443 8444",
 		"c2": "8443"})

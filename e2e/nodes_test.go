@@ -108,7 +108,7 @@ func (b *nodesBed) wantAgent(ctx context.Context, t *testing.T, c *testbed.Clust
 // agent waits until a node has one that is ready, or none.
 func (b *nodesBed) agent(ctx context.Context, t *testing.T, c *testbed.Cluster, node string, want bool) {
 	t.Helper()
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		list, err := c.Client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{
 			LabelSelector: "app.kubernetes.io/component=agent", FieldSelector: "spec.nodeName=" + node,
 		})
@@ -194,7 +194,7 @@ func (b *nodesBed) turnOn(ctx context.Context, t *testing.T) {
 		pause(ctx, t, apart)
 	}
 	for _, c := range b.tb.Clusters() {
-		must(t, until(ctx, 2*settle, func() error { return b.nobodyWaits(ctx, c) }))
+		must(t, until(ctx, delivered, func() error { return b.nobodyWaits(ctx, c) }))
 	}
 	// All goes through the tunnels: the counters of what passed in the clear say so, and so does the wire.
 	passed := b.clearPassed(ctx, t)
@@ -220,7 +220,7 @@ func (b *nodesBed) turnOn(ctx context.Context, t *testing.T) {
 	}
 	run("encryption: strict")
 	for _, c := range b.tb.Clusters() {
-		must(t, until(ctx, 2*settle, func() error { return b.strict(ctx, c) }))
+		must(t, until(ctx, settle, func() error { return b.strict(ctx, c) }))
 	}
 	pause(ctx, t, time.Second)
 	for _, p := range all {
@@ -280,7 +280,7 @@ func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 	}
 	// The agents' own file has to say permissive too, which the kubelet brings within two minutes.
 	for _, c := range b.tb.Clusters() {
-		must(t, until(ctx, 2*time.Minute, func() error { return b.nobodyWaits(ctx, c) }))
+		must(t, until(ctx, delivered, func() error { return b.nobodyWaits(ctx, c) }))
 	}
 	encrypted := b.listen(t)
 	pause(ctx, t, apart)
@@ -292,7 +292,7 @@ func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 	// One cluster sends in the clear while the other still encrypts.
 	for _, c := range b.tb.Clusters() {
 		b.runAfter(ctx, t, c, document, "encryption: clear")
-		must(t, until(ctx, 2*settle, func() error { return b.sendsInTheClear(ctx, c) }))
+		must(t, until(ctx, settle, func() error { return b.sendsInTheClear(ctx, c) }))
 		pause(ctx, t, apart)
 		none("clear in " + c.Name)
 	}
@@ -406,7 +406,7 @@ func (b *nodesBed) clearPassed(ctx context.Context, t *testing.T) map[string]uin
 	sums := map[string]uint64{}
 	for _, c := range b.tb.Clusters() {
 		for _, n := range c.Nodes {
-			text, err := n.Exec(ctx, "curl", "-sS", "--max-time", "3", "http://127.0.0.1:7773/metrics")
+			text, err := n.Exec(ctx, "curl", "-sS", "--max-time", "30", "http://127.0.0.1:7773/metrics")
 			must(t, err)
 			for _, found := range clearPassedLine.FindAllStringSubmatch(text, -1) {
 				value, err := strconv.ParseFloat(found[2], 64)
@@ -493,7 +493,7 @@ func (b *nodesBed) join(ctx context.Context, t *testing.T) {
 	b.learnt(ctx, t, n3)
 	b.wantAgent(ctx, t, b.c1, n3.Name, true)
 	began := time.Now()
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		tainted, err := b.tainted(ctx, n3.Name)
 		if err == nil && tainted {
 			err = fmt.Errorf("%s has its taint", n3.Name)
@@ -525,7 +525,7 @@ func (b *nodesBed) learnt(ctx context.Context, t *testing.T, n *testbed.Node) {
 func (b *nodesBed) reachesAgain(ctx context.Context, t *testing.T, n *testbed.Node) {
 	t.Helper()
 	var pod *testbed.Pod
-	must(t, until(ctx, 2*settle, func() (err error) {
+	must(t, until(ctx, settle, func() (err error) {
 		pod, err = b.chatterOn(ctx, n.Name)
 		return err
 	}))
@@ -555,7 +555,7 @@ func (b *nodesBed) reboot(ctx context.Context, t *testing.T) {
 	}
 	b.learnt(ctx, t, n3)
 	var pod *testbed.Pod
-	must(t, until(ctx, 2*settle, func() (err error) {
+	must(t, until(ctx, settle, func() (err error) {
 		pod, err = b.chatterOn(ctx, n3.Name)
 		return err
 	}))
@@ -692,7 +692,7 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 	old := key()
 	scale("0")
 	must(t, b.exporterIsCutOff(ctx, b.c1, "c2"))
-	pause(ctx, t, time.Second) // docs/encryption.md: within that the broker knows
+	pause(ctx, t, apart) // docs/encryption.md: within a second the broker knows, if it gets a processor
 	if _, err := b.ctl(ctx, b.c1, "broker", "rotate-key", "--all"); err == nil ||
 		!strings.Contains(err.Error(), "would not receive a new key") {
 		t.Errorf("rotate-key while c2 is down: %v", err)
@@ -704,7 +704,7 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 	scale("2")
 	must(t, b.in.WaitReady(ctx, b.c2))
 	// An acknowledgement comes from c2's broker: its agents have to be attached to learn of a key.
-	must(t, until(ctx, 2*settle, func() error { return b.attached(ctx, b.c2) }))
+	must(t, until(ctx, settle, func() error { return b.attached(ctx, b.c2) }))
 	must(t, until(ctx, settle, func() error {
 		_, err := b.ctl(ctx, b.c1, "broker", "rotate-key", "--all")
 		return err
@@ -727,7 +727,7 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 // pods of the host network by ClusterIP, and clients outside of the clusters by a NodePort of any node.
 func (b *nodesBed) fromNodes(ctx context.Context, t *testing.T) {
 	// Those that are there from the beginning: the address of a new node's devices comes 2 minutes after its first block.
-	fromNodes(ctx, t, b.Scenario, b.c1.Nodes[:2], 3*time.Minute)
+	fromNodes(ctx, t, b.Scenario, b.c1.Nodes[:2], 2*time.Minute+settle)
 }
 
 // fromNodes is for both IPAMs. It waits for the addresses of nodes' devices.
@@ -762,7 +762,7 @@ func fromNodes(ctx context.Context, t *testing.T, s *Scenario, nodes []*testbed.
 		ready(ctx, t, s.c1, "pod/host-"+n.Name)
 		for _, ip := range clusterIPs {
 			url := "http://" + net.JoinHostPort(ip, "80") + "/"
-			must(t, until(ctx, within-time.Since(began), func() error {
+			must(t, until(ctx, within, func() error {
 				_, err := s.c1.ExecPod(ctx, "shop", "host-"+n.Name, "curl", "-sSf", "--max-time", "2", url)
 				return err
 			}))

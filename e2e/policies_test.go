@@ -76,7 +76,7 @@ func newPolicyBed(ctx context.Context, t *testing.T) *policyBed {
 	ready(ctx, t, s.c2, "pod/web", "pod/admin", "pod/stranger")
 	b.db = b.pod(ctx, t, s.c1, "db")
 	for _, name := range []string{"web", "admin", "stranger", "front"} {
-		must(t, until(ctx, 2*settle, func() error { return b.asks(ctx, name) }))
+		must(t, until(ctx, settle, func() error { return b.asks(ctx, name) }))
 	}
 	return b
 }

@@ -232,7 +232,7 @@ func (b *servicesBed) roll(ctx context.Context, t *testing.T) *rollout {
 	must(t, err)
 	ready(ctx, t, b.c2, "deployment/rolled")
 	// It continues until the last of the old pods is gone, and kube-proxy knows it.
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		now, err := pods(ctx, b.c2, "shop", "app=rolled")
 		for _, p := range now {
 			if before[p.Name] != "" {

@@ -80,9 +80,9 @@ func (s *Scenario) applyWorkloads(ctx context.Context) error {
 		c    *testbed.Cluster
 		what []string
 	}{
-		{s.c1, []string{"rollout", "status", "deployment/client", "--timeout=30s"}},
-		{s.c1, []string{"wait", "--for=condition=Ready", "pod/stranger", "--timeout=30s"}},
-		{s.c2, []string{"rollout", "status", "deployment/echo", "--timeout=30s"}},
+		{s.c1, []string{"rollout", "status", "deployment/client", "--timeout=300s"}},
+		{s.c1, []string{"wait", "--for=condition=Ready", "pod/stranger", "--timeout=300s"}},
+		{s.c2, []string{"rollout", "status", "deployment/echo", "--timeout=300s"}},
 	} {
 		if _, err := w.c.Kubectl(ctx, nil, append([]string{"-n", "shop"}, w.what...)...); err != nil {
 			return fmt.Errorf("starting the workloads: %w\n%s", err, w.c.Diagnose(ctx, "shop"))
@@ -106,7 +106,7 @@ func Steps() []Step {
 
 // Run carries out one step.
 func (s *Scenario) Run(ctx context.Context, step Step) (evidence string, took time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()
 	started := time.Now()
 	evidence, err = step.run(ctx, s)

@@ -27,7 +27,7 @@ const (
 //
 // Requests of those who have not heard of the end yet are still answered.
 var servicesC2 = echoes{
-	name: "echo", replicas: 2, grace: 10, lifecycle: "preStop: {sleep: {seconds: 5}}",
+	name: "echo", replicas: 2, grace: lingeringGrace, lifecycle: lingering,
 	strategy: "rollingUpdate: {maxSurge: 5, maxUnavailable: 5}",
 }.yaml() + `
 apiVersion: v1
@@ -54,7 +54,7 @@ spec:
           image: testbed.local/testbed:1
           command: [testbed, echo]
           ports: [{containerPort: 8080, name: http}]
-          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1}
+          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 10}
 ---
 apiVersion: v1
 kind: Service
@@ -150,7 +150,7 @@ func (b *servicesBed) clusterIP(ctx context.Context, t *testing.T) {
 		t.Errorf("%s is %v, not one of c1's ClusterIPs", echoInC2, found)
 	}
 	// As a program of the pod does it, with the pod's own resolv.conf.
-	out, err := b.c1.ExecPod(ctx, "shop", "client", "curl", "-sS", "--max-time", "3", "http://"+echoInC2)
+	out, err := b.c1.ExecPod(ctx, "shop", "client", "curl", "-sS", "--max-time", "20", "http://"+echoInC2)
 	if err != nil || !strings.Contains(out, `"pod":"echo-`) {
 		t.Errorf("curl in the pod: %v, %q", err, out)
 	}
@@ -210,7 +210,7 @@ func (b *servicesBed) rollingUpdate(ctx context.Context, t *testing.T) {
 	before := b.addresses(ctx, t, "echo")
 	local := b.clients[b.c2].load(ctx, t, "http://echo.shop.svc.cluster.local/")
 	remote := b.clients[b.c1].load(ctx, t, "http://"+echoInC2+"/")
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		for _, l := range []*load{local, remote} {
 			for pod := range before {
 				if l.seen(func(p string) bool { return p == pod }) == 0 {
@@ -225,7 +225,7 @@ func (b *servicesBed) rollingUpdate(ctx context.Context, t *testing.T) {
 	ready(ctx, t, b.c2, "deployment/echo")
 	// It continues until the last of the old ones is gone, and the last of the new ones has been found.
 	var after []corev1.Pod
-	must(t, until(ctx, 2*settle, func() error {
+	must(t, until(ctx, settle, func() error {
 		list, err := b.c2.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=echo"})
 		if err != nil {
 			return err

@@ -17,12 +17,10 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/capture"
 )
 
-// settle is how long state may take from one cluster into the kernel of the other before
-// a step fails. What it really took is in the evidence.
-const settle = 20 * time.Second
-
-// takeover is how long a standby may take that must wait for the end of the lease (15 s), and the agents after it.
-const takeover = 15*time.Second + settle
+// settle is how long anything may take that has no bound of its own, on a machine with much else to do: Calico's BIRD
+// alone waits up to 30 s after an error before it connects again, and kubelet up to 80 s before it starts a container
+// again. What it really took is in the evidence.
+const settle = 3 * time.Minute
 
 func byName(ctx context.Context, s *Scenario) (string, error) {
 	client, err := pod(ctx, s.c1, "shop", "app=client")
@@ -229,7 +227,7 @@ func replaced(ctx context.Context, s *Scenario) (string, error) {
 		return "", err
 	}
 	if _, err := s.c1.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/heir",
-		"--timeout=20s"); err != nil {
+		"--timeout=300s"); err != nil {
 		return "", fmt.Errorf("pod heir: %w", err)
 	}
 	heirPod, err := pod(ctx, s.c1, "shop", "app=heir")
@@ -314,7 +312,7 @@ func scaled(ctx context.Context, s *Scenario) (string, error) {
 	if _, err := s.c2.Kubectl(ctx, nil, "-n", "shop", "delete", "pod", gone, "--wait"); err != nil {
 		return "", fmt.Errorf("deleting pod %s: %w", gone, err)
 	}
-	answersAtEnd := stream.seen(gone)
+	deleted := time.Now()
 	select {
 	case <-time.After(3 * time.Second):
 	case <-ctx.Done():
@@ -324,8 +322,8 @@ func scaled(ctx context.Context, s *Scenario) (string, error) {
 	if err := result.err(); err != nil {
 		return "", err
 	}
-	if late := result.byPod[gone] - answersAtEnd; late > 0 {
-		return "", fmt.Errorf("the deleted pod %s answered %d more requests", gone, late)
+	if result.last[gone].After(deleted) {
+		return "", fmt.Errorf("the deleted pod %s answered a request that was made after it had gone", gone)
 	}
 	return fmt.Sprintf("%s answered %s after it had its IP; %s deleted; %d requests meanwhile, 0 failed",
 		fresh, took.Round(time.Millisecond), gone, result.answered), nil
@@ -336,7 +334,7 @@ func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	broker, err := leader(ctx, s.c1, "broker")
+	broker, err := awaitLeader(ctx, s.c1, "broker")
 	if err != nil {
 		return "", err
 	}
@@ -367,7 +365,7 @@ func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 		return "", fmt.Errorf("while the broker was down:\n%s", d)
 	}
 	var next *corev1.Pod
-	if err := until(ctx, takeover, func() error {
+	if err := until(ctx, settle, func() error {
 		if next, err = leader(ctx, s.c1, "broker"); err != nil {
 			return err
 		}

@@ -17,6 +17,10 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
+// patience is how long one request of a steady client may take: a question to the DNS that is lost is asked again after
+// 5 s, and who answers may wait for a processor.
+const patience = 20 * time.Second
+
 // answer is what the echo program of the testbed answers.
 type answer struct {
 	Pod    string `json:"pod"`
@@ -26,7 +30,13 @@ type answer struct {
 
 // fetch asks echo of c2 from a pod of c1, with curl, through the pod's own resolver.
 func (s *Scenario) fetch(ctx context.Context, pod *corev1.Pod, path string) (answer, error) {
-	out, err := s.c1.ExecPod(ctx, pod.Namespace, pod.Name, "curl", "-sS", "--max-time", "3", echoURL+path)
+	return s.fetchWithin(ctx, pod, path, patience)
+}
+
+func (s *Scenario) fetchWithin(ctx context.Context, pod *corev1.Pod, path string, within time.Duration) (answer,
+	error) {
+	out, err := s.c1.ExecPod(ctx, pod.Namespace, pod.Name, "curl", "-sS", "--max-time",
+		fmt.Sprint(within.Seconds()), echoURL+path)
 	if err != nil {
 		return answer{}, fmt.Errorf("curl %s%s in pod %s of c1: %w", echoURL, path, pod.Name, err)
 	}
@@ -51,7 +61,7 @@ func (s *Scenario) fetchUntil(ctx context.Context, pod *corev1.Pod, path string,
 
 // refused is nil when the pod gets no answer within the time that curl waits.
 func (s *Scenario) refused(ctx context.Context, pod *corev1.Pod) error {
-	a, err := s.fetch(ctx, pod, "/")
+	a, err := s.fetchWithin(ctx, pod, "/", 3*time.Second)
 	if err == nil {
 		return fmt.Errorf("pod %s (%s) of c1 got an answer of pod %s", pod.Name, pod.Status.PodIP, a.Pod)
 	}
@@ -116,6 +126,16 @@ func leader(ctx context.Context, c *testbed.Cluster, part string) (*corev1.Pod, 
 	return nil, fmt.Errorf("%s: the %s that leads, %s, is not ready or gone", c.Name, part, name)
 }
 
+// awaitLeader waits for the leader: one that cannot renew its Lease in time, as its apiserver gets no processor, is
+// followed by another.
+func awaitLeader(ctx context.Context, c *testbed.Cluster, part string) (p *corev1.Pod, err error) {
+	err = until(ctx, settle, func() (err error) {
+		p, err = leader(ctx, c, part)
+		return err
+	})
+	return p, err
+}
+
 // CallsReachLeader is nil when the broker's Services lead to the pod of the broker that leads, and to nothing else.
 func CallsReachLeader(ctx context.Context, c *testbed.Cluster) error {
 	p, err := leader(ctx, c, "broker")
@@ -145,7 +165,7 @@ func CallsReachLeader(ctx context.Context, c *testbed.Cluster) error {
 // exporterIsCutOff waits until the exporter of a cluster says that it is not connected to the broker of another.
 func (s *Scenario) exporterIsCutOff(ctx context.Context, c *testbed.Cluster, broker string) error {
 	want := fmt.Sprintf("semaphore_exporter_connected{cluster=%q} 0", broker)
-	return until(ctx, 2*settle, func() error { // a stream that is cut off ends after 15 s
+	return until(ctx, settle, func() error { // a stream that is cut off ends after 15 s
 		p, err := leader(ctx, c, "exporter")
 		if err != nil {
 			return err
@@ -186,17 +206,19 @@ type tally struct {
 	answered int
 	failed   []string
 	byPod    map[string]int
+	last     map[string]time.Time // when a pod was last asked that answered
 }
 
 // startTraffic lets pod fetch without pause, each request on a connection of its own.
 func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod) *traffic {
 	t := &traffic{}
-	t.byPod = map[string]int{}
+	t.byPod, t.last = map[string]int{}, map[string]time.Time{}
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
+			asked := time.Now()
 			a, err := s.fetch(ctx, pod, "/")
 			if ctx.Err() != nil {
 				return
@@ -207,6 +229,7 @@ func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod) *traffic {
 			} else {
 				t.answered++
 				t.byPod[a.Pod]++
+				t.last[a.Pod] = asked
 			}
 			t.mu.Unlock()
 		}

@@ -127,7 +127,7 @@ func TestAnnotationOfServices(t *testing.T) {
 	e := startAs(t, limited, trust, c2.address, more)
 	says := func(name, want string) {
 		t.Helper()
-		testkit.Eventually(t, time.Minute, name+" says how it is offered", testkit.State(func() (bool, string) {
+		testkit.Eventually(t, 3*time.Minute, name+" says how it is offered", testkit.State(func() (bool, string) {
 			s, err := services.Get(t.Context(), name, metav1.GetOptions{})
 			must(t, err)
 			got := s.Annotations[naming.AnnotationExportStatus]
@@ -143,12 +143,22 @@ func TestAnnotationOfServices(t *testing.T) {
 		`{"type":"Offered","status":"False","reason":"Refused","message":"cluster c2: its Service would be named too long"}`,
 	)
 	says("former", "")
-	kept, err := services.Get(t.Context(), "kept", metav1.GetOptions{})
-	must(t, err)
-	if text := kept.Annotations[naming.AnnotationExportStatus]; !strings.Contains(text,
-		`"status":"False","reason":"NotOffered"`) {
-		t.Errorf("one that is kept says %q", text)
-	}
+	within(t, "one that is kept says so", func() bool {
+		kept, err := services.Get(t.Context(), "kept", metav1.GetOptions{})
+		must(t, err)
+		return strings.Contains(kept.Annotations[naming.AnnotationExportStatus], `"status":"False","reason":"NotOffered"`)
+	})
+	within(t, "all is reported by Events", func() bool {
+		all, err := admin.EventsV1().Events("shop").List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		of := map[string]bool{}
+		for _, e := range all.Items {
+			if e.ReportingController == "semaphore.uw.io/exporter" {
+				of[e.Regarding.Name] = true
+			}
+		}
+		return of["fine"] && of["refused"] && of["kept"]
+	})
 
 	// An exporter that restarts writes nothing, and what is not offered any more says nothing.
 	versions := func() (out []string) {

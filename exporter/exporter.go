@@ -45,6 +45,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
+	"github.com/kube-semaphore/semaphore/internal/tracing"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -90,6 +91,12 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 		catalog:  catalog.New(rules),
 		recorder: debug.NewRecorder("exporter", cfg.Cluster, ""),
 	}
+	tracer, err := tracing.New("exporter", cfg.Cluster, cfg.Tracing, reg, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer tracer.Close(context.WithoutCancel(ctx))
+	tracer.Follow(e.recorder)
 	if e.watcher, err = watch.New(client, kube.NewBlockAffinities(restConfig), e.catalog, reg); err != nil {
 		return err
 	}

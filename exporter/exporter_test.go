@@ -313,7 +313,7 @@ func (e *running) status() *semaphorev1.GetStatusResponse {
 
 func within(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	testkit.Eventually(t, time.Minute, what, testkit.True(ok))
+	testkit.Eventually(t, 3*time.Minute, what, testkit.True(ok))
 }
 
 // broker is c2's, as far as it holds what c1 exports. It implements federation.Sink.

@@ -127,7 +127,7 @@ func TestFeedbackOnServices(t *testing.T) {
 	}
 	has := func(name string, want ...string) {
 		t.Helper()
-		testkit.Eventually(t, time.Minute, name+" has its Events", testkit.State(func() (bool, string) {
+		testkit.Eventually(t, 3*time.Minute, name+" has its Events", testkit.State(func() (bool, string) {
 			got := written(name)
 			return slices.EqualFunc(got, want, strings.HasPrefix), fmt.Sprintf("%q, want %q", got, want)
 		}))

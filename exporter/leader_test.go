@@ -24,7 +24,7 @@ func TestTwoExporters(t *testing.T) {
 	host, err := os.Hostname()
 	must(t, err)
 	// Long enough that nobody loses a Lease on a busy machine: the first gives it back.
-	const election, want = "{namespace: default, duration: 20s}",
+	const election, want = "{namespace: default, duration: 45s}",
 		"endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
 
 	first := startOne(t, api, trust, c2.address, election)

@@ -12,6 +12,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/testkit/metricsdoc"
+	"github.com/kube-semaphore/semaphore/internal/tracing"
 )
 
 // docs/metrics.md has every metric of the exporter, with its labels and its help text.
@@ -21,6 +22,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish.NewMetrics(table)
+	tracing.NewMetrics(table)
 	feedback.NewMetrics(table)
 	conditions.NewMetrics(table)
 	if _, err := watch.New(nil, nil, catalog.New(catalog.Rules{}), table); err != nil {

@@ -66,8 +66,8 @@ func TestRestoredEtcd(t *testing.T) {
 		if !errors.Is(err, kube.ErrPutBack) || !strings.Contains(err.Error(), "raise") {
 			t.Errorf("the exporter ended with %v", err)
 		}
-	case <-time.After(time.Minute):
-		t.Fatalf("a minute after the restore the exporter still runs, and its problems are %q", e.status().GetProblems())
+	case <-time.After(3 * time.Minute):
+		t.Fatalf("three minutes after the restore the exporter still runs, and its problems are %q", e.status().GetProblems())
 	}
 	e.done <- context.Canceled // for stop
 

@@ -172,7 +172,7 @@ func (n *agentNode) run(name string, args ...string) string {
 // eventually waits for what has no bound in time.
 func (n *agentNode) eventually(what string, ok func() bool) {
 	n.t.Helper()
-	testkit.Eventually(n.t, time.Minute, what, testkit.True(ok))
+	testkit.Eventually(n.t, patience, what, testkit.True(ok))
 }
 
 // configure writes the agent's files: deploy/agent/config.yaml with the paths of this node, and

@@ -36,6 +36,9 @@ var programs = sync.OnceValues(func() (map[string]string, error) {
 	return (&components.Builder{Progress: os.Stderr}).Programs(context.Background())
 })
 
+// patience is how long anything may take that has no bound of its own, on a machine with much else to do.
+const patience = 3 * time.Minute
+
 // victim is cluster c1: a real apiserver and a real broker with deploy/example/c1/broker.yaml, to which a remote c3 is
 // added that must not suffer from what c2 does.
 type victim struct {
@@ -168,7 +171,7 @@ func shippedEnvironment(t *testing.T) (env []string) {
 // eventually waits until f has no error, of what has no bound in time.
 func (v *victim) eventually(what string, f func() error) {
 	v.t.Helper()
-	v.eventuallyWithin(time.Minute, what, f)
+	v.eventuallyWithin(patience, what, f)
 }
 
 func (v *victim) eventuallyWithin(most time.Duration, what string, f func() error) {
@@ -177,7 +180,7 @@ func (v *victim) eventuallyWithin(most time.Duration, what string, f func() erro
 }
 
 func (v *victim) get(path string) (string, error) {
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
 	response, err := client.Get("http://" + v.http + path)
 	if err != nil {
 		return "", err

@@ -49,9 +49,12 @@ func TestAKeyStaysWithItsPeer(t *testing.T) {
 	if of("c3") != 10 || of("c2") != 0 {
 		t.Errorf("after a remote has claimed the keys of another: %d peers of c3 of 10, %d of c2", of("c3"), of("c2"))
 	}
-	if n := v.metric("semaphore_broker_peer_problems", `cluster="c2"`); n != 10 {
-		t.Errorf("semaphore_broker_peer_problems of the thief is %v", n)
-	}
+	v.eventually("the thief's problems are counted", func() error {
+		if n := v.metric("semaphore_broker_peer_problems", `cluster="c2"`); n != 10 {
+			return fmt.Errorf("semaphore_broker_peer_problems of the thief is %v", n)
+		}
+		return nil
+	})
 	// What a kubelet can do: annotations and addresses of its own Node.
 	annotations := map[string]string{}
 	for i, n := range nodes {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -92,7 +93,7 @@ func TestARemoteCannotExhaustConnections(t *testing.T) {
 		defer stop()
 		honest := v.publish("c3")
 		honest.tell(hello("c3", "e1", 1, semaphorev1.Kind_KIND_SET_MEMBER))
-		if _, err := honest.next(time.Minute); err != nil {
+		if _, err := honest.next(patience); err != nil {
 			t.Errorf("another remote, beside %d: %v", len(conns), err)
 		}
 		if n := v.metric("semaphore_broker_connections_refused_total", `listener="federation"`); n == 0 {
@@ -119,7 +120,7 @@ func TestAStrangerCannotExhaustConnections(t *testing.T) {
 		}
 		_ = s.call.SendMsg(encode(t,
 			&semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}}))
-		if _, err := s.nextBytes(time.Minute); err != nil {
+		if _, err := s.nextBytes(patience); err != nil {
 			t.Errorf("an agent: %v", err)
 		}
 	})
@@ -164,9 +165,15 @@ func TestTheHTTPListenerIsBounded(t *testing.T) {
 	v.costs("2,000 connections to the HTTP listener", 64<<20, func() {
 		stop := flood(t, v.http, nil, 2000)
 		defer stop()
+		beside := kubetest.WriteBeside(t, v.kube)
+		defer beside.Stop()
 		for range 20 {
+			begun := time.Now()
 			if _, err := v.get("/healthz"); err != nil {
 				t.Fatalf("a probe: %v", err)
+			}
+			if took, late := time.Since(begun), beside.Late(); took > 5*time.Second+late {
+				t.Errorf("a probe took %s, and %s are for a machine as busy as this one", took, late)
 			}
 		}
 	})
@@ -199,7 +206,7 @@ func TestFailedAdmissionsAtOnce(t *testing.T) {
 			group.Go(func() {
 				s, err := open(t, conn, attachMethod, "not-a-token")
 				if err == nil {
-					_, err = s.nextBytes(time.Minute)
+					_, err = s.nextBytes(patience)
 				}
 				mu.Lock()
 				by[status.Code(err)]++
@@ -210,7 +217,9 @@ func TestFailedAdmissionsAtOnce(t *testing.T) {
 	group.Wait()
 	n := reviews() - before
 	t.Logf("400 attempts at once cost %v reviews: %v", n, by)
-	if by[codes.Unauthenticated] == 0 || by[codes.Unauthenticated]+by[codes.ResourceExhausted] != 400 {
+	// A review that the apiserver does not answer in time, as it gets no processor, tells nothing of the token.
+	reviewed := by[codes.Unauthenticated] + by[codes.Unavailable]
+	if reviewed == 0 || reviewed+by[codes.ResourceExhausted] != 400 || float64(by[codes.Unavailable]) > n {
 		t.Errorf("400 attempts end with %v", by)
 	}
 	if n < 1 || n > 21+time.Since(began).Seconds()/5 { // 20, and one each 5 s

@@ -210,7 +210,7 @@ func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 		}
 		return all
 	}
-	v.eventuallyWithin(time.Minute, "all endpoints stand", func() error {
+	v.eventuallyWithin(patience, "all endpoints stand", func() error {
 		if got := endpoints(); got != n {
 			return fmt.Errorf("%d of %d", got, n)
 		}

@@ -198,7 +198,7 @@ func TestPriceOfEachRule(t *testing.T) {
 					}
 					return o
 				})()
-				v.eventuallyWithin(time.Minute, "the Services that have their names are written", func() error {
+				v.eventuallyWithin(patience, "the Services that have their names are written", func() error {
 					if got := v.metric("semaphore_broker_writes_total", `kind="service"`, `result="ok"`); got < n/2 {
 						return fmt.Errorf("%v of %d", got, n/2)
 					}

@@ -149,7 +149,7 @@ func (s *stream) nextBytes(within time.Duration) ([]byte, error) {
 func (s *stream) acked(revision uint64) (refusals []*semaphorev1.Refusal) {
 	s.t.Helper()
 	for {
-		m, err := s.next(time.Minute)
+		m, err := s.next(patience)
 		if err != nil {
 			s.t.Fatalf("waiting for the acknowledgement of %d: %v", revision, err)
 		}

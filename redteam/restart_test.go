@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -80,18 +81,27 @@ func TestPeersKeepKeysAcrossBrokers(t *testing.T) {
 	greedy := peer("c3", 200, "a", "10.3.0.0/16")
 	tell("c3", append([]*semaphorev1.Object{greedy}, honest...)...)
 	has("after a thief was heard first")
-	if got := v.metric("semaphore_broker_peer_problems", `cluster="c2"`); got != n {
-		t.Errorf("semaphore_broker_peer_problems of the thief is %v", got)
-	}
+	v.eventually("the thief's problems are counted", func() error {
+		if got := v.metric("semaphore_broker_peer_problems", `cluster="c2"`); got != n {
+			return fmt.Errorf("semaphore_broker_peer_problems of the thief is %v", got)
+		}
+		return nil
+	})
 
 	// The next one hears of no node of c3: most of what exists would go.
+	beside := kubetest.WriteBeside(t, v.kube)
 	time.Sleep(2 * time.Second) // what is received is saved within a second
+	time.Sleep(beside.Late())
+	beside.Stop()
 	v.kill()
 	v.run()
 	tell("c2")
 	tell("c3")
 	has("after a first snapshot without nodes")
-	if got := v.metric("semaphore_broker_peers_held_back", `cluster="c3"`); got != n {
-		t.Errorf("semaphore_broker_peers_held_back is %v", got)
-	}
+	v.eventually("what is retained is counted", func() error {
+		if got := v.metric("semaphore_broker_peers_held_back", `cluster="c3"`); got != n {
+			return fmt.Errorf("semaphore_broker_peers_held_back is %v", got)
+		}
+		return nil
+	})
 }

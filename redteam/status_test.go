@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -76,7 +75,7 @@ func TestStatusStaysSmall(t *testing.T) {
 	}
 	defer conn.Close()
 	var status *semaphorev1.GetStatusResponse
-	v.eventuallyWithin(time.Minute, "all agents have reported", func() (err error) {
+	v.eventuallyWithin(patience, "all agents have reported", func() (err error) {
 		status, err = semaphorev1.NewDebugServiceClient(conn).GetStatus(t.Context(), &semaphorev1.GetStatusRequest{},
 			grpc.MaxCallRecvMsgSize(64<<20))
 		n := 0
@@ -103,7 +102,7 @@ func TestStatusStaysSmall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), bins["semaphorectl"], "status", "--timeout", "20s", "--socket",
+	out, err := exec.CommandContext(t.Context(), bins["semaphorectl"], "status", "--timeout", "2m", "--socket",
 		v.path("broker.sock")).CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 2 {

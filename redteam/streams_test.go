@@ -2,7 +2,6 @@ package redteam
 
 import (
 	"testing"
-	"time"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -26,7 +25,7 @@ func TestAcknowledgedWhilePaced(t *testing.T) {
 	}()
 	acked, paced := uint64(0), 0
 	for acked < 1000 {
-		m, err := s.next(time.Minute)
+		m, err := s.next(patience)
 		if err != nil {
 			t.Fatalf("at %d: %v", acked, err)
 		}
@@ -52,7 +51,7 @@ func TestRefusalsAreSentAgain(t *testing.T) {
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
 	first := v.publish("c2")
 	first.tell(hello("c2", "e1", 2, kind))
-	if _, err := first.next(time.Minute); err != nil {
+	if _, err := first.next(patience); err != nil {
 		t.Fatal(err)
 	}
 	first.tell(snapshot(kind, 2, member(1, "10.2.0.1"), member(2, "8.8.8.8"))...)
@@ -61,7 +60,7 @@ func TestRefusalsAreSentAgain(t *testing.T) {
 	}
 	second := v.publish("c2")
 	second.tell(hello("c2", "e2", 7, kind))
-	m, err := second.next(time.Minute)
+	m, err := second.next(patience)
 	if err != nil || len(m.GetWelcome().GetHeld()) != 1 {
 		t.Fatalf("%v, %v", m, err)
 	}

@@ -160,7 +160,7 @@ func (n *Node) startCalico(ctx context.Context) error {
 	if _, err := n.supervise(ctx, "calico-node", group, c.calicoEnv(n), "sh", "/etc/calico/start_runit"); err != nil {
 		return err
 	}
-	if err := poll(ctx, 90*time.Second, "Felix on "+n.Name+" of "+c.Name, func(ctx context.Context) error {
+	if err := poll(ctx, patience, "Felix on "+n.Name+" of "+c.Name, func(ctx context.Context) error {
 		return get(ctx, n.Netns, fmt.Sprintf("http://127.0.0.1:%d/readiness", felixHealthPort))
 	}); err != nil {
 		return fmt.Errorf("%w; what calico-node wrote last:\n%s", err,
@@ -322,7 +322,7 @@ func (c *Cluster) waitMesh(ctx context.Context) error {
 	for _, n := range c.Nodes {
 		for _, socket := range sockets {
 			what := "BGP sessions of " + n.Name + " of " + c.Name
-			if err := poll(ctx, 60*time.Second, what, func(context.Context) error {
+			if err := poll(ctx, patience, what, func(context.Context) error {
 				established, err := birdSessions(n.path("/run/calico/" + socket))
 				if err == nil && len(established) < len(c.Nodes)-1 {
 					err = fmt.Errorf("%s has sessions %v, of %d", socket, established, len(c.Nodes)-1)
@@ -338,12 +338,12 @@ func (c *Cluster) waitMesh(ctx context.Context) error {
 
 // birdSessions names BIRD's BGP sessions that are established, as its client birdc asks for them.
 func birdSessions(socket string) ([]string, error) {
-	conn, err := net.DialTimeout("unix", socket, time.Second)
+	conn, err := net.DialTimeout("unix", socket, 10*time.Second)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		return nil, err
 	}
 	if _, err := conn.Write([]byte("show protocols\n")); err != nil {
@@ -434,7 +434,7 @@ func (c *Cluster) installCRDs(ctx context.Context, dir string) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return poll(ctx, 60*time.Second, "CRDs of "+c.Name, func(ctx context.Context) error {
+	return poll(ctx, patience, "CRDs of "+c.Name, func(ctx context.Context) error {
 		list, err := crds.List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
-	"time"
 
 	"github.com/kube-semaphore/semaphore/testbed/authority"
 )
@@ -76,7 +75,7 @@ func (c *Cluster) StartCalicoAPIServer(ctx context.Context) error {
 		base64.StdEncoding.EncodeToString(ca.Cert)); err != nil {
 		return err
 	}
-	return poll(ctx, 60*time.Second, "projectcalico.org/v3 of "+c.Name, func(ctx context.Context) error {
+	return poll(ctx, patience, "projectcalico.org/v3 of "+c.Name, func(ctx context.Context) error {
 		_, err := c.Client.Discovery().RESTClient().Get().AbsPath("/apis/projectcalico.org/v3").DoRaw(ctx)
 		return err
 	})

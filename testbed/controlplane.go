@@ -63,7 +63,7 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	}, c.tb.paths.Etcd); err != nil {
 		return err
 	}
-	if err := poll(ctx, 30*time.Second, "etcd of "+c.Name, func(ctx context.Context) error {
+	if err := poll(ctx, patience, "etcd of "+c.Name, func(ctx context.Context) error {
 		return get(ctx, c.controlPlane, etcdURL+"/health")
 	}); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (c *Cluster) startAPIServer(ctx context.Context) error {
 	}, c.tb.paths.APIServer); err != nil {
 		return err
 	}
-	if err := poll(ctx, 90*time.Second, "kube-apiserver of "+c.Name, func(ctx context.Context) error {
+	if err := poll(ctx, patience, "kube-apiserver of "+c.Name, func(ctx context.Context) error {
 		_, err := c.Client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 		return err
 	}); err != nil {
@@ -234,7 +234,7 @@ func (c *Cluster) run(ctx context.Context, name string, ns *netns.Namespace, arg
 // get asks for a URL inside a namespace and is content with 200 alone.
 func get(ctx context.Context, ns *netns.Namespace, url string) error {
 	transport := &http.Transport{DialContext: ns.DialContext, DisableKeepAlives: true}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -64,7 +64,7 @@ func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
 	if err != nil {
 		return fmt.Errorf("update the Corefile of %s: %w", c.Name, err)
 	}
-	return wait(ctx, 90*time.Second, 500*time.Millisecond, "the Corefile of "+c.Name+" in its pods",
+	return wait(ctx, patience, 500*time.Millisecond, "the Corefile of "+c.Name+" in its pods",
 		func(ctx context.Context) error {
 			list, err := c.Client.CoreV1().Pods(dnsNamespace).List(ctx, metav1.ListOptions{LabelSelector: dnsSelector})
 			if err != nil {
@@ -110,9 +110,11 @@ func (c *Cluster) SyncPods(ctx context.Context, namespace, selector string) erro
 func (c *Cluster) waitDNS(ctx context.Context, from *Node) error {
 	done := c.tb.times.span(c.Name, "CoreDNS answers through its ClusterIP")
 	defer done()
-	return poll(ctx, 60*time.Second, "CoreDNS of "+c.Name, func(ctx context.Context) error {
-		// A packet that no rule redirects yet is lost.
-		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	within := 300 * time.Millisecond
+	return poll(ctx, patience, "CoreDNS of "+c.Name, func(ctx context.Context) error {
+		// A packet that no rule redirects yet is lost; an answer may take long where there is no processor for it.
+		ctx, cancel := context.WithTimeout(ctx, within)
+		within = min(within*5/4, 5*time.Second)
 		defer cancel()
 		// A lookup that is given up continues in net's own goroutines, up to its own ten seconds; so its connection
 		// ends with the attempt, and there is no second one.

@@ -106,7 +106,7 @@ func (n *Node) powerOn(ctx context.Context) error {
 	if err := n.daemon(ctx, "containerd", nil, "containerd", "--config", n.file("containerd.toml")); err != nil {
 		return err
 	}
-	return poll(ctx, 60*time.Second, "containerd of "+n.Name+" of "+c.Name, func(context.Context) error {
+	return poll(ctx, patience, "containerd of "+n.Name+" of "+c.Name, func(context.Context) error {
 		return answers(n.path(containerdSocket))
 	})
 }
@@ -211,7 +211,7 @@ func (n *Node) join(ctx context.Context) error {
 	if err := n.daemon(ctx, "kubelet", nil, args...); err != nil {
 		return err
 	}
-	return poll(ctx, 90*time.Second, "kubelet of "+n.Name+" of "+c.Name+" to register", func(ctx context.Context) error {
+	return poll(ctx, patience, "kubelet of "+n.Name+" of "+c.Name+" to register", func(ctx context.Context) error {
 		object, err := c.Client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -243,12 +243,12 @@ func (n *Node) waitReady(ctx context.Context, since time.Time) error {
 	c := n.cluster
 	done := c.tb.times.span(c.Name, n.Name+" is Ready")
 	defer done()
-	if err := poll(ctx, 90*time.Second, "kube-proxy on "+n.Name+" of "+c.Name, func(ctx context.Context) error {
+	if err := poll(ctx, patience, "kube-proxy on "+n.Name+" of "+c.Name, func(ctx context.Context) error {
 		return get(ctx, n.Netns, fmt.Sprintf("http://127.0.0.1:%d/healthz", proxyHealthPort))
 	}); err != nil {
 		return err
 	}
-	return poll(ctx, 90*time.Second, "node "+n.Name+" of "+c.Name+" to be Ready", func(ctx context.Context) error {
+	return poll(ctx, patience, "node "+n.Name+" of "+c.Name+" to be Ready", func(ctx context.Context) error {
 		object, err := c.Client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -38,7 +37,7 @@ spec:
           command: [testbed, echo]
           env:
             - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
-          readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}
+          readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 10}
 ---
 apiVersion: v1
 kind: Service
@@ -76,7 +75,7 @@ func upWith(t *testing.T, options Options) *Cluster {
 // allReachAll waits until each node has a pod that is ready, and each of these reaches each other by every address.
 func allReachAll(ctx context.Context, t *testing.T, c *Cluster) {
 	t.Helper()
-	err := WaitFor(ctx, 60*time.Second, "every pod to reach every other", func(ctx context.Context) error {
+	err := WaitFor(ctx, patience, "every pod to reach every other", func(ctx context.Context) error {
 		list, err := c.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=echo"})
 		if err != nil {
 			return err
@@ -92,7 +91,7 @@ func allReachAll(ctx context.Context, t *testing.T, c *Cluster) {
 			for _, to := range list.Items {
 				for _, ip := range to.Status.PodIPs {
 					url := "http://" + hostPort(netip.MustParseAddr(ip.IP), 8080) + "/"
-					out, err := from.Exec(ctx, "curl", "-sS", "--max-time", "2", url)
+					out, err := from.Exec(ctx, "curl", "-sS", "--max-time", "10", url)
 					if err != nil {
 						return err
 					}
@@ -139,10 +138,10 @@ func TestNodes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if out, err := before.Exec(ctx, "curl", "-sS", "--max-time", "2", "http://127.0.0.1:8080/"); err != nil {
+		if out, err := before.Exec(ctx, "curl", "-sS", "--max-time", "10", "http://127.0.0.1:8080/"); err != nil {
 			t.Errorf("while both are down: %q, %v", out, err)
 		}
-		if err := WaitFor(ctx, 30*time.Second, "kubelet and containerd", func(ctx context.Context) error {
+		if err := WaitFor(ctx, patience, "kubelet and containerd", func(ctx context.Context) error {
 			return errors.Join(answers(n1.Path(containerdSocket)), get(ctx, n1.Netns, "http://127.0.0.1:10248/healthz"))
 		}); err != nil {
 			t.Fatal(err)
@@ -201,11 +200,11 @@ func TestNodes(t *testing.T) {
 	})
 	t.Run("the scheduler's and the apiserver's ways of emptying a node", func(t *testing.T) {
 		if out, err := c.Kubectl(ctx, nil, "-n", "kube-system", "rollout", "status", "deployment/coredns",
-			"--timeout=60s"); err != nil {
+			"--timeout=3m"); err != nil {
 			t.Fatal(err, out)
 		}
 		if out, err := c.Kubectl(ctx, nil, "drain", "n1", "--ignore-daemonsets", "--delete-emptydir-data",
-			"--timeout=60s"); err != nil {
+			"--timeout=3m"); err != nil {
 			t.Errorf("%v\n%s", err, out)
 		}
 		list, err := c.Client.CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=n1"})
@@ -216,7 +215,7 @@ func TestNodes(t *testing.T) {
 	t.Run("the pod collector's way of emptying a node that was removed", func(t *testing.T) {
 		// kube-controller-manager looks every 20 s, and deletes what it found at a look that was 40 s ago or more: 80 s
 		// (pkg/controller/podgc: gcCheckPeriod, quarantineTime).
-		if err := WaitFor(ctx, 90*time.Second, "the removed node's pod to go", func(ctx context.Context) error {
+		if err := WaitFor(ctx, patience, "the removed node's pod to go", func(ctx context.Context) error {
 			list, err := c.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=n3"})
 			if err == nil && len(list.Items) > 0 {
 				err = fmt.Errorf("%d are there", len(list.Items))
@@ -264,8 +263,8 @@ func TestOptions(t *testing.T) {
 	for _, ip := range service.Spec.ClusterIPs {
 		url := "http://" + hostPort(netip.MustParseAddr(ip), 80) + "/"
 		for _, n := range c.Nodes {
-			if err := WaitFor(ctx, 15*time.Second, url+" from "+n.Name, func(ctx context.Context) error {
-				_, err := n.Exec(ctx, "curl", "-sS", "--max-time", "2", url)
+			if err := WaitFor(ctx, patience, url+" from "+n.Name, func(ctx context.Context) error {
+				_, err := n.Exec(ctx, "curl", "-sS", "--max-time", "10", url)
 				return err
 			}); err != nil {
 				t.Error(err)

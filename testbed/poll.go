@@ -6,6 +6,10 @@ import (
 	"time"
 )
 
+// patience is how long anything may take that has no bound of its own, on a machine with much else to do: BIRD alone
+// waits up to 30 s after an error before it connects again, and client-go's watches as long.
+const patience = 3 * time.Minute
+
 // pollEvery is short: each component's answer costs little, and all of them wait in a row.
 const pollEvery = 25 * time.Millisecond
 

@@ -167,7 +167,7 @@ func (p *Process) stop(grace time.Duration) error {
 	select {
 	case <-idle:
 		return nil
-	case <-time.After(2 * stopGrace):
+	case <-time.After(12 * stopGrace):
 		return fmt.Errorf("%s did not end", p.Name)
 	}
 }

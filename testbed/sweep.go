@@ -124,7 +124,7 @@ func removeNamespaces(prefix string) error {
 }
 
 // killPatience is how long processes may take to vanish after SIGKILL.
-const killPatience = 10 * time.Second
+const killPatience = time.Minute
 
 // killAll kills every process in the namespaces and waits until all are gone. It looks again after each round, for a
 // process may have started another meanwhile.

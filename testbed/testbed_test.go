@@ -118,7 +118,7 @@ spec:
           command: [testbed, echo]
           env:
             - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
-          readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}
+          readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 10}
 ---
 apiVersion: v1
 kind: Service
@@ -169,8 +169,8 @@ func TestTwoClusters(t *testing.T) {
 				return
 			}
 			for _, args := range [][]string{
-				{"rollout", "status", "deployment/echo", "--timeout=30s"},
-				{"wait", "--for=condition=Ready", "pod/client", "pod/stranger", "--timeout=30s"},
+				{"rollout", "status", "deployment/echo", "--timeout=3m"},
+				{"wait", "--for=condition=Ready", "pod/client", "pod/stranger", "--timeout=3m"},
 			} {
 				if out, err := c.Kubectl(ctx, nil, append([]string{"-n", "shop"}, args...)...); err != nil {
 					t.Errorf("%v\n%s\n%s", err, out, c.Diagnose(context.WithoutCancel(ctx), "shop"))
@@ -199,7 +199,7 @@ func TestTwoClusters(t *testing.T) {
 		client := getPod(ctx, t, c1, "client")
 		nodes := map[string]bool{}
 		// That pods are ready is not yet in the nodes' rules: kube-proxy collects changes for a second.
-		err := WaitFor(ctx, 10*time.Second, "answers from both nodes", func(ctx context.Context) error {
+		err := WaitFor(ctx, patience, "answers from both nodes", func(ctx context.Context) error {
 			if err := tryFetch(ctx, c1, "client", "http://echo/"); err != nil {
 				return err
 			}
@@ -231,7 +231,7 @@ func TestTwoClusters(t *testing.T) {
 		if err := c1.ApplyYAML(ctx, policy); err != nil {
 			t.Fatal(err)
 		}
-		err := WaitFor(ctx, 20*time.Second, "the policy to be enforced", func(ctx context.Context) error {
+		err := WaitFor(ctx, patience, "the policy to be enforced", func(ctx context.Context) error {
 			if err := tryFetch(ctx, c1, "stranger", "http://echo/"); err == nil {
 				return errors.New("stranger is let through")
 			}
@@ -248,14 +248,14 @@ func TestTwoClusters(t *testing.T) {
 	t.Run("a Deployment rolls out", func(t *testing.T) {
 		for _, args := range [][]string{
 			{"set", "env", "deployment/echo", "VERSION=2"},
-			{"rollout", "status", "deployment/echo", "--timeout=60s"},
+			{"rollout", "status", "deployment/echo", "--timeout=3m"},
 		} {
 			if out, err := c2.Kubectl(ctx, nil, append([]string{"-n", "shop"}, args...)...); err != nil {
 				t.Fatalf("%v\n%s\n%s", err, out, c2.Diagnose(context.WithoutCancel(ctx), "shop"))
 			}
 		}
 		// A connection that begins while kube-proxy does not know that a pod has gone is lost, as in any cluster.
-		if err := WaitFor(ctx, 10*time.Second, "an answer of the new pods", func(ctx context.Context) error {
+		if err := WaitFor(ctx, patience, "an answer of the new pods", func(ctx context.Context) error {
 			return tryFetch(ctx, c2, "client", "http://echo/")
 		}); err != nil {
 			t.Error(err)
@@ -273,13 +273,13 @@ func TestTwoClusters(t *testing.T) {
 			}
 			return err
 		}
-		if err := WaitFor(ctx, 15*time.Second, "the name to resolve", resolve); err != nil {
+		if err := WaitFor(ctx, patience, "the name to resolve", resolve); err != nil {
 			t.Fatal(err)
 		}
 		if err := c1.AppendCorefile(ctx, ""); err != nil {
 			t.Fatal(err)
 		}
-		if err := WaitFor(ctx, 15*time.Second, "the block to go", func(ctx context.Context) error {
+		if err := WaitFor(ctx, patience, "the block to go", func(ctx context.Context) error {
 			if resolve(ctx) == nil {
 				return errors.New("the name still resolves")
 			}
@@ -295,7 +295,7 @@ func TestTwoClusters(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := WaitFor(ctx, 60*time.Second, "c2 to recover", func(ctx context.Context) error {
+		if err := WaitFor(ctx, patience, "c2 to recover", func(ctx context.Context) error {
 			if _, err := c2.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); err != nil {
 				return err
 			}
@@ -315,7 +315,7 @@ func TestTwoClusters(t *testing.T) {
 			t.Errorf("stopped: %v, pid %d", err, manager.PID())
 		}
 		manager.Start()
-		if err := WaitFor(ctx, 10*time.Second, "the controller manager", func(context.Context) error {
+		if err := WaitFor(ctx, patience, "the controller manager", func(context.Context) error {
 			if manager.PID() == 0 {
 				return errors.New("it does not run")
 			}
@@ -385,7 +385,7 @@ func TestTwoClusters(t *testing.T) {
 			_ = forward.Cancel()
 			_ = forward.Wait()
 		}()
-		if err := WaitFor(ctx, 20*time.Second, "the forwarded port", func(ctx context.Context) error {
+		if err := WaitFor(ctx, patience, "the forwarded port", func(ctx context.Context) error {
 			return get(ctx, tb.Fabric(), "http://127.0.0.1:18080/healthz")
 		}); err != nil {
 			t.Errorf("%v; kubectl says %q", err, said.String())
@@ -422,7 +422,7 @@ metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: restricte
 			t.Errorf("a pod that runs as root where that is not allowed: %v", err)
 		}
 		for pod, want := range map[string]string{"greedy": "OOMKilled", "unknown": "ErrImageNeverPull"} {
-			if err := WaitFor(ctx, 30*time.Second, "pod "+pod, func(ctx context.Context) error {
+			if err := WaitFor(ctx, patience, "pod "+pod, func(ctx context.Context) error {
 				for _, s := range getPod(ctx, t, c1, pod).Status.ContainerStatuses {
 					if s.State.Terminated != nil && s.State.Terminated.Reason == want || s.State.Waiting != nil &&
 						s.State.Waiting.Reason == want {
@@ -557,7 +557,7 @@ func TestSideBySide(t *testing.T) {
 	}
 	_ = child.Wait() // killed
 	// Nothing of it runs on without its owner.
-	if err := WaitFor(t.Context(), 2*time.Second, "all processes of "+id+" to end", func(context.Context) error {
+	if err := WaitFor(t.Context(), patience, "all processes of "+id+" to end", func(context.Context) error {
 		if pids, err := hierarchies(t).Processes(cgroupName(id)); err != nil || len(pids) > 0 {
 			return fmt.Errorf("%v, %w", pids, err)
 		}
@@ -578,7 +578,7 @@ func TestSideBySide(t *testing.T) {
 	if err := c.ApplyYAML(t.Context(), workload); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.WaitForDeployment(t.Context(), "shop", "echo", 30*time.Second); err != nil {
+	if err := c.WaitForDeployment(t.Context(), "shop", "echo", patience); err != nil {
 		t.Errorf("the testbed that was not killed: %v\n%s", err, c.Diagnose(t.Context(), "shop"))
 	}
 }
@@ -742,7 +742,7 @@ func echoOn(ctx context.Context, t *testing.T, c *Cluster, node string) *corev1.
 
 func fetch(ctx context.Context, t *testing.T, c *Cluster, pod, url string) echo.Answer {
 	t.Helper()
-	out, err := c.ExecPod(ctx, "shop", pod, "curl", "-sS", "--max-time", "5", url)
+	out, err := c.ExecPod(ctx, "shop", pod, "curl", "-sS", "--max-time", "20", url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -754,6 +754,6 @@ func fetch(ctx context.Context, t *testing.T, c *Cluster, pod, url string) echo.
 }
 
 func tryFetch(ctx context.Context, c *Cluster, pod, url string) error {
-	_, err := c.ExecPod(ctx, "shop", pod, "curl", "-sS", "--max-time", "1", url)
+	_, err := c.ExecPod(ctx, "shop", pod, "curl", "-sS", "--max-time", "3", url)
 	return err
 }

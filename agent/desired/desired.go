@@ -292,8 +292,7 @@ func (s *State) applyChange(c *semaphorev1.PeeringChange, d Dirty) {
 	switch change := c.GetChange().(type) {
 	case *semaphorev1.PeeringChange_Device:
 		cluster := change.Device.GetCluster()
-		n := s.networks[cluster]
-		if n == nil && !s.named[cluster] {
+		if s.networks[cluster] == nil && !s.named[cluster] {
 			// More of it may follow in other messages, so it is applied at the end mark.
 			if s.awaitingSync[cluster] == nil {
 				s.awaitingSync[cluster] = newStaged()
@@ -301,14 +300,7 @@ func (s *State) applyChange(c *semaphorev1.PeeringChange, d Dirty) {
 			record(s.awaitingSync, c)
 			return
 		}
-		if n == nil {
-			n = &Network{Peers: map[string]*semaphorev1.Peer{}}
-			s.networks[cluster] = n
-		}
-		if !proto.Equal(n.Device, change.Device) {
-			d.Networks[cluster] = true
-		}
-		n.Device = change.Device
+		s.setDevice(cluster, change.Device, d)
 		s.recordAwaiting(cluster, c)
 	case *semaphorev1.PeeringChange_DeleteDevice:
 		// This also applies to an unknown cluster: its device may exist from an earlier agent.
@@ -331,6 +323,20 @@ func (s *State) applyChange(c *semaphorev1.PeeringChange, d Dirty) {
 		}
 		s.recordAwaiting(change.DeletePeer.GetCluster(), c)
 	}
+}
+
+// setDevice sets the device of a cluster, which is reconciled as a whole only if it differs, and returns the network.
+func (s *State) setDevice(cluster string, device *semaphorev1.Device, d Dirty) *Network {
+	n := s.networks[cluster]
+	if n == nil {
+		n = &Network{Peers: map[string]*semaphorev1.Peer{}}
+		s.networks[cluster] = n
+	}
+	if !proto.Equal(n.Device, device) {
+		d.Networks[cluster] = true
+	}
+	n.Device = device
+	return n
 }
 
 // recordAwaiting records what was received of a cluster that is not complete.
@@ -391,16 +397,7 @@ func (s *State) merge(cluster string, t *staged, d Dirty) {
 	if t.device == nil {
 		return
 	}
-	n := s.networks[cluster]
-	if n == nil {
-		n = &Network{Peers: map[string]*semaphorev1.Peer{}}
-		s.networks[cluster] = n
-	}
-	// The device is reconciled only if it differs; peers, one by one.
-	if !proto.Equal(n.Device, t.device) {
-		d.Networks[cluster] = true
-	}
-	n.Device = t.device
+	n := s.setDevice(cluster, t.device, d)
 	for node, peer := range t.peers {
 		if !proto.Equal(n.Peers[node], peer) {
 			d.peer(&semaphorev1.PeerKey{Cluster: cluster, Node: node})

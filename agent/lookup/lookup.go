@@ -19,7 +19,6 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/mtu"
@@ -91,7 +90,7 @@ func (n *Node) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest) (
 		return out, nil
 	}
 	out.Cluster, out.Interface, out.ClearPackets = cluster, naming.Device(cluster), n.Dropped()
-	out.DeviceProblem, out.ConfirmedAt = n.Problem(cluster), timestampOf(n.Confirmed(cluster))
+	out.DeviceProblem, out.ConfirmedAt = n.Problem(cluster), semaphorev1.Time(n.Confirmed(cluster))
 	out.Wanted = wanted(want, to)
 	d, err := n.Kernel.Device(out.Interface)
 	if err != nil {
@@ -187,11 +186,11 @@ func (n *Node) session(cluster string, want *desired.Network, d *wireguard.Devic
 	peer *wgtypes.Peer) *semaphorev1.PathSession {
 	n.Peers.Observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), d.Peers)
 	out := &semaphorev1.PathSession{
-		LastHandshake: timestampOf(peer.LastHandshakeTime),
+		LastHandshake: semaphorev1.Time(peer.LastHandshakeTime),
 		ReceivedBytes: uint64(max(peer.ReceiveBytes, 0)), SentBytes: uint64(max(peer.TransmitBytes, 0)),
 	}
 	state, since, reason := n.Peers.Session(cluster, talk.Key(peer.PublicKey))
-	out.State, out.SilentSince, out.Reason = state, timestampOf(since), reason
+	out.State, out.SilentSince, out.Reason = state, semaphorev1.Time(since), reason
 	return out
 }
 
@@ -241,15 +240,7 @@ func proxyHealth(ctx context.Context) *semaphorev1.ProxyHealth {
 	}
 	data, err := io.ReadAll(io.LimitReader(answer.Body, 4096))
 	if err == nil && json.Unmarshal(data, &body) == nil {
-		out.LastUpdated = timestampOf(body.LastUpdated)
+		out.LastUpdated = semaphorev1.Time(body.LastUpdated)
 	}
 	return out
-}
-
-// timestampOf is unset for a time that is zero, or that WireGuard gives for never.
-func timestampOf(t time.Time) *timestamppb.Timestamp {
-	if t.IsZero() || t.Unix() == 0 {
-		return nil
-	}
-	return timestamppb.New(t)
 }

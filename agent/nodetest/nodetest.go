@@ -86,7 +86,7 @@ type patient struct{ *testing.M }
 
 func (m patient) Run() int {
 	code := m.M.Run()
-	for begin := time.Now(); time.Since(begin) < Patience(10*time.Second); time.Sleep(5 * time.Millisecond) {
+	for begin := time.Now(); time.Since(begin) < Patience(time.Minute); time.Sleep(5 * time.Millisecond) {
 		if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); errors.Is(err, unix.ECHILD) {
 			return code
 		}
@@ -152,10 +152,10 @@ func Run(t *testing.T, f func(t *testing.T)) {
 // onNode runs a test in a process on a node.
 func onNode(t *testing.T, test, backend string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience(3*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), Patience(10*time.Minute))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^"+test+"$", "-test.v",
-		"-test.timeout="+Patience(170*time.Second).String())
+		"-test.timeout="+Patience(590*time.Second).String())
 	// The race detector has each process, also those of devices, sleep for a second at its end.
 	cmd.Env = append(os.Environ(), inside+"="+test, backendVariable+"="+backend, "GORACE=atexit_sleep_ms=0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -163,7 +163,7 @@ func onNode(t *testing.T, test, backend string) {
 		Pdeathsig:  syscall.SIGKILL,
 	}
 	// A userspace device's process may hold the output open until the node ends.
-	cmd.WaitDelay = Patience(5 * time.Second)
+	cmd.WaitDelay = Patience(30 * time.Second)
 	out, err := cmd.CombinedOutput()
 	switch {
 	case err != nil:

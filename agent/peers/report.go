@@ -8,7 +8,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/mtu"
@@ -166,14 +165,14 @@ func (m *Monitor) Report(r *semaphorev1.DeviceReport) *semaphorev1.DeviceReport 
 	sent := d.sent
 	m.mu.Unlock()
 	r = proto.CloneOf(r)
-	r.LastHandshake = timestampOf(sent.newest)
+	r.LastHandshake = semaphorev1.Time(sent.newest)
 	r.SentPerSecond, r.ReceivedPerSecond = uint64(max(0, sent.rates.sent)), uint64(max(0, sent.rates.received))
 	c := sent.counts
 	r.PeersTalking, r.PeersSilent, r.PeersIdle = uint32(c.Talking), uint32(c.Silent), uint32(c.Idle)
 	names := m.names(r.GetCluster(), sent.silent)
 	for i, q := range sent.silent {
 		r.Silent = append(r.Silent, &semaphorev1.SilentPeer{
-			Node: names[i], Since: timestampOf(q.Since), Reason: reasonOf(q),
+			Node: names[i], Since: semaphorev1.Time(q.Since), Reason: reasonOf(q),
 		})
 	}
 	return r
@@ -223,18 +222,10 @@ func (m *Monitor) Status(cluster string) *semaphorev1.PathsStatus {
 	names := m.names(cluster, silent)
 	for i, q := range silent {
 		out.SilentPeers = append(out.SilentPeers, &semaphorev1.SilentPair{
-			Cluster: cluster, RemoteNode: names[i], Since: timestampOf(q.Since), Reason: reasonOf(q),
+			Cluster: cluster, RemoteNode: names[i], Since: semaphorev1.Time(q.Since), Reason: reasonOf(q),
 		})
 	}
 	return out
-}
-
-// timestampOf is unset for a time that is zero, or that WireGuard gives for never.
-func timestampOf(t time.Time) *timestamppb.Timestamp {
-	if t.IsZero() || t.Unix() == 0 {
-		return nil
-	}
-	return timestamppb.New(t)
 }
 
 var (

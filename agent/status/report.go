@@ -122,7 +122,7 @@ func (v View) addClear(r *semaphorev1.DeviceReport, c *Clear) *semaphorev1.Devic
 	r = proto.CloneOf(r)
 	counts := v.Node.Counts[r.GetCluster()]
 	r.Permissive, r.ClearOut, r.ClearIn, r.PeersClear = true, counts.PassedOut, counts.PassedIn, uint32(max(0, c.Peers))
-	r.LastClear = timestampOf(v.Node.LastClear[r.GetCluster()])
+	r.LastClear = semaphorev1.Time(v.Node.LastClear[r.GetCluster()])
 	if c.Hold != "" {
 		r.Problem = problem.With(r.GetProblem(), errors.New(c.Hold))
 	}
@@ -237,9 +237,7 @@ func (v View) device(cluster string, stream session.View, paths func(cluster str
 	remote, desired := stream.Remote(cluster)
 	if desired {
 		d.PeersWanted, d.Source, d.Paths = uint32(remote.Peers), remote.Source, paths(cluster)
-		if !remote.ConfirmedAt.IsZero() {
-			d.ConfirmedAt = timestamppb.New(remote.ConfirmedAt)
-		}
+		d.ConfirmedAt = semaphorev1.Time(remote.ConfirmedAt)
 	}
 	if is := v.Devices[cluster]; is.Report != nil {
 		d.Problem = is.Problem
@@ -295,15 +293,7 @@ func NewestHandshake(peers []wgtypes.Peer) *timestamppb.Timestamp {
 			newest = p.LastHandshakeTime
 		}
 	}
-	return timestampOf(newest)
-}
-
-// timestampOf is unset for a time that is zero, or that WireGuard gives for never.
-func timestampOf(t time.Time) *timestamppb.Timestamp {
-	if t.IsZero() || t.Unix() == 0 {
-		return nil
-	}
-	return timestamppb.New(t)
+	return semaphorev1.Time(newest)
 }
 
 // Link is the status of the stream to the broker of a cluster.
@@ -312,8 +302,6 @@ func Link(stream session.View, cluster, address string) *semaphorev1.LinkStatus 
 		Cluster: cluster, Address: address, Connected: stream.Attached,
 		Since: timestamppb.New(stream.Since), LastError: stream.LastError,
 	}
-	if !stream.Heard.IsZero() {
-		link.LastHeard = timestamppb.New(stream.Heard)
-	}
+	link.LastHeard = semaphorev1.Time(stream.Heard)
 	return link
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -128,12 +127,9 @@ func (h *Host) DeleteAddress(name string, addr netip.Addr) error {
 		}
 		return err
 	}
-	link, err := findLink(name)
+	link, err := existingLink(name)
 	if err != nil {
 		return err
-	}
-	if link == nil {
-		return fmt.Errorf("interface %s: %w", name, fs.ErrNotExist)
 	}
 	var routes []routing.Route
 	filter := routing.Filter{Family: netlink.FAMILY_V4, Link: link.Attrs().Index, Type: unix.RTN_UNICAST}
@@ -151,12 +147,9 @@ func (h *Host) DeleteAddress(name string, addr netip.Addr) error {
 }
 
 func (h *Host) address(name string, addr netip.Addr, do func(netlink.Link, *netlink.Addr) error) error {
-	link, err := findLink(name)
+	link, err := existingLink(name)
 	if err != nil {
 		return err
-	}
-	if link == nil {
-		return fmt.Errorf("interface %s: %w", name, fs.ErrNotExist)
 	}
 	a := &netlink.Addr{IPNet: routing.IPNet(netip.PrefixFrom(addr, addr.BitLen()))}
 	if addr.Is6() {

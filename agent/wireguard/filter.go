@@ -2,7 +2,6 @@ package wireguard
 
 import (
 	"fmt"
-	"io/fs"
 	"os"
 	"strings"
 
@@ -23,12 +22,9 @@ const (
 // all interfaces counts. A loose filter still drops such packets on a device without an address (fib_validate_source
 // in the kernel), so it is turned off if possible; WireGuard itself accepts only allowed IPs.
 func (h *Host) LoosenFilter(name string) error {
-	link, err := findLink(name)
+	link, err := existingLink(name)
 	if err != nil {
 		return err
-	}
-	if link == nil {
-		return fmt.Errorf("interface %s: %w", name, fs.ErrNotExist)
 	}
 	value := uint32(loose)
 	if all, err := os.ReadFile("/proc/sys/net/ipv4/conf/all/rp_filter"); err == nil &&

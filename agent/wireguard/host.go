@@ -170,6 +170,15 @@ func findLink(name string) (netlink.Link, error) {
 	return link, nil
 }
 
+// existingLink returns an interface. The error is fs.ErrNotExist if there is none.
+func existingLink(name string) (netlink.Link, error) {
+	link, err := findLink(name)
+	if err == nil && link == nil {
+		err = fmt.Errorf("interface %s: %w", name, fs.ErrNotExist)
+	}
+	return link, err
+}
+
 // Create creates a device, down and without a key: no packet passes it yet.
 func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
 	if h.backend != Userspace {
@@ -199,12 +208,9 @@ func (h *Host) Create(ctx context.Context, name, alias string, mtu int) error {
 
 // SetLink sets what ip-link(8) would set.
 func (h *Host) SetLink(name, alias string, mtu int, up bool) error {
-	link, err := findLink(name)
+	link, err := existingLink(name)
 	if err != nil {
 		return err
-	}
-	if link == nil {
-		return fmt.Errorf("interface %s: %w", name, fs.ErrNotExist)
 	}
 	attrs := link.Attrs()
 	if attrs.Alias != alias {

@@ -3,7 +3,6 @@ package wireguard
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"slices"
@@ -108,12 +107,9 @@ func (h *Host) DeleteRoute(name string, prefix netip.Prefix) error {
 }
 
 func (h *Host) route(name string, prefix netip.Prefix, source netip.Addr, do func(*netlink.Route) error) error {
-	link, err := findLink(name)
+	link, err := existingLink(name)
 	if err != nil {
 		return err
-	}
-	if link == nil {
-		return fmt.Errorf("interface %s: %w", name, fs.ErrNotExist)
 	}
 	route := &netlink.Route{
 		LinkIndex: link.Attrs().Index,

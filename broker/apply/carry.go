@@ -147,7 +147,7 @@ func (o *Objects[T]) reportRestored(name string, step writes.Step[T]) {
 	if c := step.Restored; c != nil {
 		o.options.Metrics.restored.WithLabelValues(string(o.kind.Name)).Inc()
 		o.options.Log.Warn("restored what somebody else has changed",
-			"kind", o.kind.Name, "name", name, "manager", c.Manager, "fields", c.Fields, "times", c.Times)
+			"name", name, "kind", o.kind.Name, "manager", c.Manager, "fields", c.Fields, "times", c.Times)
 		o.options.Events.WarnOf("", "Restored "+string(o.kind.Name)+" "+name+" "+c.Manager, finding.Restored, fmt.Sprintf(
 			"%s %s: %s changed %s; the broker has restored it, as it does with all that it writes",
 			o.kind.Name, name, c.Manager, strings.Join(c.Fields, ", ")))

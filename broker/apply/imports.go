@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -27,12 +26,8 @@ import (
 // MCS waits until the cluster serves the Multi-Cluster Services API.
 type MCS struct {
 	client *mcs.Client
-	log    *slog.Logger
-
-	mu      sync.Mutex
-	problem string
-	// about is in what the About API names the cluster otherwise; empty for nothing.
-	about string
+	// problem is why the API is not served, and about is in what the About API names the cluster otherwise.
+	problem, about *kube.Problem
 }
 
 // aboutInterval is the time between two reads of the About API, whose value hardly ever changes.
@@ -54,13 +49,7 @@ func (m *MCS) CompareID(ctx context.Context, cluster string) error {
 			text = fmt.Sprintf("the ClusterProperty %s is %q, and this cluster is %q here: its ServiceImports and names in "+
 				"clusterset.local say %q", mcs.ClusterIDProperty, id, cluster, naming.ClusterLabel(cluster))
 		}
-		m.mu.Lock()
-		was := m.about
-		m.about = text
-		m.mu.Unlock()
-		if text != was && text != "" {
-			m.log.Warn(text)
-		}
+		m.about.Set(text)
 		if err := kube.Sleep(ctx, aboutInterval); err != nil {
 			return err
 		}
@@ -68,21 +57,15 @@ func (m *MCS) CompareID(ctx context.Context, cluster string) error {
 }
 
 // AboutProblem is in what the About API names the cluster otherwise; empty for nothing.
-func (m *MCS) AboutProblem() string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.about
-}
+func (m *MCS) AboutProblem() string { return m.about.Text() }
 
 // NewMCS makes it; nothing is asked yet.
-func NewMCS(client *mcs.Client, log *slog.Logger) *MCS { return &MCS{client: client, log: log} }
+func NewMCS(client *mcs.Client, log *slog.Logger) *MCS {
+	return &MCS{client: client, problem: kube.NewProblem(log), about: kube.NewProblem(log)}
+}
 
 // Problem is why the API is not served; empty while it is, and before anybody asked.
-func (m *MCS) Problem() string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.problem
-}
+func (m *MCS) Problem() string { return m.problem.Text() }
 
 // connect returns once the API is served, or with the context's error.
 func (m *MCS) connect(ctx context.Context) error {
@@ -90,10 +73,10 @@ func (m *MCS) connect(ctx context.Context) error {
 		_, err := m.client.Version(ctx)
 		switch {
 		case err == nil:
-			m.note("")
+			m.problem.Set("")
 			return nil
 		case ctx.Err() == nil:
-			m.note("no ServiceImports are written: " + err.Error())
+			m.problem.Set("no ServiceImports are written: " + err.Error())
 		}
 		if err := kube.Sleep(ctx, askAgainAfter); err != nil {
 			return err
@@ -101,24 +84,13 @@ func (m *MCS) connect(ctx context.Context) error {
 	}
 }
 
-// note sets the problem, empty for none, and logs another one.
-func (m *MCS) note(problem string) {
-	m.mu.Lock()
-	was := m.problem
-	m.problem = problem
-	m.mu.Unlock()
-	if problem != was && problem != "" {
-		m.log.Warn(problem)
-	}
-}
-
 // asked notes what a request was answered.
 func (m *MCS) asked(err error) {
 	switch {
 	case err == nil:
-		m.note("")
+		m.problem.Set("")
 	case errors.Is(err, mcs.ErrNotServed):
-		m.note("ServiceImports are not written any more: " + err.Error())
+		m.problem.Set("ServiceImports are not written any more: " + err.Error())
 	}
 }
 

@@ -128,9 +128,12 @@ func (w *seenWrites) wrap(next http.RoundTripper) http.RoundTripper {
 			w.written[name] = true
 			return answer, nil
 		}
-		w.failed++
 		if recovered {
 			w.again = append(w.again, name)
+		}
+		// An apiserver that starves is a cause of its own, with probes of its own.
+		if err != nil || answer.StatusCode != http.StatusTooManyRequests && answer.StatusCode != http.StatusGatewayTimeout {
+			w.failed++
 		}
 		return answer, err
 	})

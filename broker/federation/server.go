@@ -615,7 +615,7 @@ func (s *Server) record(l *link, r replica.Result) {
 	for _, refused := range r.Refused {
 		s.options.Metrics.refused(l.cluster, refused)
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: refused.Key.String(), Action: "refuse",
-			Detail: string(refused.Code) + ": " + refused.Reason})
+			Detail: string(refused.Code) + ": " + refused.Reason, ObservedAt: refused.ObservedAt})
 	}
 	for _, h := range r.Retained {
 		name := semaphorev1.KindName(h.Kind)
@@ -753,9 +753,7 @@ func (l *link) status() *semaphorev1.LinkStatus {
 		Cluster: l.cluster, Address: l.address, Connected: l.current != nil,
 		Since: timestamppb.New(l.since), LastError: l.lastError, SoftwareVersion: l.software,
 	}
-	if !l.lastHeard.IsZero() {
-		out.LastHeard = timestamppb.New(l.lastHeard)
-	}
+	out.LastHeard = semaphorev1.Time(l.lastHeard)
 	if l.current != nil {
 		out.Behind = l.current.session.Behind()
 	}
@@ -765,9 +763,7 @@ func (l *link) status() *semaphorev1.LinkStatus {
 			Kind: kind, Objects: uint64(objects), Refused: uint64(refused), Complete: l.replica.Complete(kind),
 			Limit: uint64(l.replica.Limit(kind)),
 		}
-		if heard := l.replica.LastHeard(kind); !heard.IsZero() {
-			k.LastHeard = timestamppb.New(heard)
-		}
+		k.LastHeard = semaphorev1.Time(l.replica.LastHeard(kind))
 		if back := l.replica.Retained(kind, 0); back.Total > 0 {
 			k.HeldBack, k.HeldBackSince = uint64(back.Total), timestamppb.New(back.Since)
 		}

@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/broker/drain"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
@@ -141,12 +140,8 @@ func drainStatus(d drain.Drain) *semaphorev1.DrainStatus {
 	for _, p := range d.Prefixes {
 		out.Prefixes = append(out.Prefixes, p.String())
 	}
-	if !d.Since.IsZero() {
-		out.Since = timestamppb.New(d.Since)
-	}
-	if !d.Until.IsZero() {
-		out.Until = timestamppb.New(d.Until)
-	}
+	out.Since = semaphorev1.Time(d.Since)
+	out.Until = semaphorev1.Time(d.Until)
 	return out
 }
 

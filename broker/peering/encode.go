@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	"github.com/kube-semaphore/semaphore/internal/stream/journal"
@@ -64,9 +63,7 @@ const (
 // message returns an entry as it is sent. It shares the entry's immutable value.
 func message(e *entry) *semaphorev1.PeeringChange {
 	out := &semaphorev1.PeeringChange{Revision: e.Revision}
-	if !e.ObservedAt.IsZero() {
-		out.ObservedAt = timestamppb.New(e.ObservedAt)
-	}
+	out.ObservedAt = semaphorev1.Time(e.ObservedAt)
 	switch {
 	case !e.Deleted:
 		out.Change = e.Value.change.GetChange()

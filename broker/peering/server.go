@@ -38,6 +38,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/verdict"
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/tracing"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -71,6 +72,8 @@ type Options struct {
 	Metrics *Metrics
 	// Propagation records how long changes took until a node applied them; may be nil.
 	Propagation *propagation.Tracker
+	// Tracer makes spans of what agents acknowledge; nil for none.
+	Tracer *tracing.Tracer
 	// Recorder and Log record which agents attach and detach.
 	Recorder *debug.Recorder
 	Log      *slog.Logger
@@ -390,6 +393,7 @@ func (s *Server) receive(a *attachment, call grpc.BidiStreamingServer[semaphorev
 		}
 		for _, p := range received.Propagated {
 			s.options.Propagation.Observe(p.Cluster, kinds.Node, time.Since(p.ObservedAt))
+			s.options.Tracer.Programmed(a.agent.Node, p.Cluster, p.ObservedAt)
 		}
 		if received.Report != nil && s.current(a) {
 			s.options.Reports.Report(a.agent.Node, a.agent.NodeUID, received.Report.Tunnels)

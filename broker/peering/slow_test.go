@@ -114,7 +114,7 @@ func (r *readers) round(t *testing.T, round int) time.Duration {
 	become(r.server.options.State, "c2", meshOf("c2", nodes...), nil)
 	for i := range r.seen {
 		for r.seen[i].Load() < int64(round) {
-			if time.Since(start) > time.Minute {
+			if time.Since(start) > 3*time.Minute {
 				t.Fatalf("round %d has not come to agent %d", round, i)
 			}
 			runtime.Gosched()

@@ -147,9 +147,7 @@ func (s *Server) TunnelStatus(out *semaphorev1.GetStatusResponse) {
 			Cluster: cluster, Nodes: uint32(t.Nodes), NodesTalking: uint32(t.Talking), NodesSilent: uint32(t.Silent),
 			SentPerSecond: t.Sent, ReceivedPerSecond: t.Received,
 		}
-		if !t.Newest.IsZero() {
-			status.LastHandshake = timestamppb.New(t.Newest)
-		}
+		status.LastHandshake = semaphorev1.Time(t.Newest)
 		out.Tunnels = append(out.Tunnels, status)
 		out.SilentPairsTotal += uint64(t.SilentPairs)
 	}

@@ -87,6 +87,9 @@ type Refused struct {
 	Revision uint64
 	// At is the time of the refusal on the broker's clock.
 	At time.Time
+	// ObservedAt is when the source observed what was refused, on its own clock; zero if the source did not say, and for
+	// what a snapshot holds.
+	ObservedAt time.Time
 }
 
 // Admit decides whether an object is accepted; see admission.Checker.
@@ -353,7 +356,7 @@ func (r *Replica) retain(k *kind, key Key, stood, told held, back retention, mos
 func (c *contents) refuseAll(key Key, refusals []admission.Refusal, told held, lacks *need, now time.Time,
 	result *Result) {
 	for i, refusal := range refusals {
-		as := Refused{key.truncated(), refusal.Code, refusal.Reason, told.revision, now}
+		as := Refused{Key: key.truncated(), Code: refusal.Code, Reason: refusal.Reason, Revision: told.revision, At: now}
 		if i == 0 {
 			c.refuse(refused{as, told.sentDigest, lacks}, told.object != nil)
 		}

@@ -464,7 +464,11 @@ func (s *Session) handleChange(now time.Time, c *semaphorev1.Change, result *Res
 	old := k.objects[key].object
 	var taken *semaphorev1.Object
 	if upsert := c.GetUpsert(); upsert != nil {
+		before := len(result.Refused)
 		taken = s.replica.accept(k, upsert, c.GetRevision(), now, result)
+		for i := range result.Refused[before:] {
+			result.Refused[before+i].ObservedAt = observedAt(c)
+		}
 	} else {
 		if !s.replica.withdraw(k, key, now, result) {
 			return nil

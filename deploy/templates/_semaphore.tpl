@@ -80,6 +80,7 @@ data:
 {{- $_ := set $container "volumeMounts" (append $container.volumeMounts (dict "name" "reader" "mountPath" "/etc/semaphore/reader" "readOnly" true)) -}}
 {{- $_ := set $template.spec "volumes" (append $template.spec.volumes (dict "name" "reader" "secret" (dict "secretName" "semaphore-reader"))) -}}
 {{- end -}}
+{{- if $values.env }}{{ $_ := set $container "env" (concat ($container.env | default list) $values.env) }}{{ end -}}
 {{- if eq $part "agent" -}}
 {{- range $volume := $template.spec.volumes -}}
 {{- if eq $volume.name "token" -}}

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
 
@@ -282,7 +283,7 @@ func reachAPIServer(ctx context.Context, c *testbed.Cluster, parts ...string) er
 			if err != nil {
 				return err
 			}
-			dialing, cancel := context.WithTimeout(ctx, time.Second)
+			dialing, cancel := context.WithTimeout(ctx, 3*time.Second)
 			conn, err := running.Netns.DialContext(dialing, "tcp", address)
 			cancel()
 			if err != nil {
@@ -566,7 +567,19 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 		}
 	}
 	t.Cleanup(restore)
-	pause(t, time.Second) // the authorizer follows by a watch
+	// The authorizer follows by a watch.
+	eventually(t, settle, func(ctx context.Context) error {
+		review, err := b.c1.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx,
+			&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+				User: "system:serviceaccount:" + e2e.Namespace + ":semaphore-broker",
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "create", Group: "authentication.k8s.io",
+					Resource: "tokenreviews"},
+			}}, metav1.CreateOptions{})
+		if err == nil && review.Status.Allowed {
+			err = errors.New("the broker may still review tokens")
+		}
+		return err
+	})
 	broker := waitActive(t, b.c1, "broker")
 	before, err := metrics(t.Context(), broker)
 	if err != nil {
@@ -607,14 +620,18 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 			t.Errorf("node %s: attached %t, want %t", n.Name, nodes[n.Name], want)
 		}
 	}
-	after, err := metrics(t.Context(), broker)
-	if err != nil {
-		t.Fatal(err)
-	}
-	refused := after["semaphore_broker_agents_refused_total"] - before["semaphore_broker_agents_refused_total"]
-	// With a backoff that grows to 15 s there is one attempt at least, and with none there would be hundreds.
-	if refused < 1 || refused > 12 {
-		t.Errorf("%v attempts in %s: want a few, with backoff", refused, unavailable)
+	var refused float64
+	waited := unavailable + eventually(t, settle, func(ctx context.Context) error {
+		after, err := metrics(ctx, broker)
+		refused = after["semaphore_broker_agents_refused_total"] - before["semaphore_broker_agents_refused_total"]
+		if err == nil && refused < 1 {
+			err = errors.New("no attempt was refused")
+		}
+		return err
+	})
+	// With a backoff that grows to 15 s there are a few, and with none there would be hundreds.
+	if refused > 12 {
+		t.Errorf("%v attempts in %s: want a few, with backoff", refused, waited)
 	}
 	g.untouched()
 	restore()

@@ -31,8 +31,9 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/proxy"
 )
 
-// settle is how long anything may take that has no bound of its own, on a machine with much else to do.
-const settle = 90 * time.Second
+// settle is how long anything may take that has no bound of its own, on a machine with much else to do. A container
+// that was killed a few times kubelet starts again after up to 80 s.
+const settle = 3 * time.Minute
 
 // fabricAddress is the fabric's own, where the proxies listen.
 const fabricAddress = "172.18.0.1"
@@ -259,7 +260,7 @@ func waitActive(t *testing.T, c *testbed.Cluster, name string) *testbed.Pod {
 
 // get asks a part's HTTP listener from inside its pod.
 func get(ctx context.Context, ns *netns.Namespace, path string, into *bytes.Buffer) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:8080"+path, nil)
 	if err != nil {

@@ -264,7 +264,7 @@ func (p *pinger) run(ctx context.Context) {
 		case <-tick.C:
 		}
 	}
-	for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if _, lost := p.count(); len(lost) == 0 {
 			break
 		}

@@ -29,6 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/e2e"
 	productconfig "github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -367,10 +368,10 @@ func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 	began := time.Now()
 	h := l.herd(agents, broker.peering)
 	prepared := time.Since(began)
-	h.wait(t, 3*time.Minute, "current", func(g *grazer) bool { return g.current && len(g.peers) == peers })
+	h.wait(t, 2*settle, "current", func(g *grazer) bool { return g.current && len(g.peers) == peers })
 	first := time.Since(began)
 	// All keys are on the Nodes, so that nothing of the beginning is left to be done.
-	eventually(t, 2*time.Minute, func(ctx context.Context) error {
+	eventually(t, settle, func(ctx context.Context) error {
 		list, err := l.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -394,11 +395,15 @@ func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 	broker.kill()
 	h.wait(t, settle, "cut off", func(g *grazer) bool { return !g.current })
 	restarted := time.Now()
+	beside := kubetest.WriteBeside(t, l.kube)
 	broker.run()
-	last := h.wait(t, 2*time.Minute, "current", func(g *grazer) bool { return g.current && g.at.After(restarted) })
+	last := h.wait(t, settle, "current", func(g *grazer) bool { return g.current && g.at.After(restarted) })
 	took := last.Sub(restarted)
-	if took > herdBound {
-		t.Errorf("the last of %d agents was current %s after the restart, want %s", agents, seconds(took), herdBound)
+	late := beside.Late()
+	beside.Stop()
+	if took > herdBound+late {
+		t.Errorf("the last of %d agents was current %s after the restart, want %s, and %s for a machine as busy as this one",
+			agents, seconds(took), herdBound, seconds(late))
 	}
 	pause(t, 2*time.Second)
 	if n := h.received() - received; n > 0 {
@@ -463,7 +468,10 @@ func TestF25_SlowAgent(t *testing.T) {
 	}
 	// From now on it does not read; its connection lives, as its pings are answered.
 	heard := slow.changes
+	beside := kubetest.WriteBeside(t, l.kube)
 	during := churn()
+	late := beside.Late()
+	beside.Stop()
 	after, err := residentOf(broker.PID)
 	if err != nil {
 		t.Fatal(err)
@@ -481,8 +489,9 @@ func TestF25_SlowAgent(t *testing.T) {
 		read()
 	}
 	caught := slow.changes - heard
-	if limit := 2*calm + time.Second; during > limit {
-		t.Errorf("with a slow agent a change took the others %s, without %s", seconds(during), seconds(calm))
+	if limit := 2*calm + time.Second + late; during > limit {
+		t.Errorf("with a slow agent a change took the others %s, without %s, and %s are for a machine as busy as this one",
+			seconds(during), seconds(calm), seconds(late))
 	}
 	if most := rounds * peers / 2; caught > most {
 		t.Errorf("the slow agent received %d changes of %d, want the newest of each object: at most %d", caught,

@@ -223,7 +223,7 @@ func (d *daemon) status(ctx context.Context) (*semaphorev1.GetStatusResponse, er
 		return nil, err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	return semaphorev1.NewDebugServiceClient(conn).GetStatus(ctx, &semaphorev1.GetStatusRequest{})
 }
@@ -275,7 +275,7 @@ func (d *daemon) connected(cluster string) {
 // metric is the sum of a metric's lines that have all of some labels, such as `cluster="a"`.
 func (d *daemon) metric(name string, labels ...string) float64 {
 	d.t.Helper()
-	ctx, cancel := context.WithTimeout(d.t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(d.t.Context(), time.Minute)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.http+"/metrics", nil)
 	if err != nil {

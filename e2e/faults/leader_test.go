@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/e2e"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
@@ -64,13 +65,18 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 	process := processOf(old)
 	_, mend := cutOffFromAPIServer(t, old)
 	cut := time.Now()
+	beside := kubetest.WriteBeside(t, b.c1.Client)
 	// When the old one stops working, by its own word, and when the lease is another's.
 	var stopped, taken time.Duration
 	eventually(t, settle, func(ctx context.Context) error {
 		if stopped == 0 {
+			anothers := taken
 			var page bytes.Buffer
 			if process.ended() || get(ctx, old.Netns, "/readyz", &page) != nil || strings.Contains(page.String(), "standby") {
 				stopped = time.Since(cut)
+			} else if anothers > 0 {
+				t.Errorf("the old leader works after %s, and the lease was another's after %s", seconds(time.Since(cut)),
+					seconds(anothers))
 			}
 		}
 		if taken == 0 {
@@ -87,11 +93,11 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 		}
 		return nil
 	})
-	if stopped > taken {
-		t.Errorf("the old leader worked for %s, the lease was another's after %s", seconds(stopped), seconds(taken))
-	}
-	if most := leaseDuration + 10*time.Second; taken > most {
-		t.Errorf("nobody led for %s, want at most %s", seconds(taken), seconds(most))
+	late := beside.Late()
+	beside.Stop()
+	if most := leaseDuration + 10*time.Second; taken > most+late {
+		t.Errorf("nobody led for %s, want at most %s, and %s for a machine as busy as this one", seconds(taken),
+			seconds(most), seconds(late))
 	}
 	g.untouched()
 	// The new one works while the old one is still cut off.
@@ -112,9 +118,7 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 	mend()
 	took := b.converges(t, settle)
 	pause(t, 3*time.Second)
-	if err := e2e.CallsReachLeader(t.Context(), b.c1); err != nil {
-		t.Error(err)
-	}
+	eventually(t, settle, func(ctx context.Context) error { return e2e.CallsReachLeader(ctx, b.c1) })
 	after, _, err := transitions(t.Context(), b.c1, "semaphore-broker-leader")
 	if err != nil {
 		t.Fatal(err)
@@ -189,18 +193,16 @@ func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 			pause(t, asleep-time.Since(stopped))
 			goOn()
 			woken := time.Now()
-			for !old.ended() && time.Since(woken) < leaseDuration {
+			for !old.ended() && time.Since(woken) < settle {
 				pause(t, 10*time.Millisecond)
 			}
 			ended := time.Since(woken)
 			if !old.ended() {
-				t.Errorf("%s was deposed and has not ended %s after it continued", which.word, leaseDuration)
+				t.Errorf("%s was deposed and has not ended %s after it continued", which.word, settle)
 			}
 			took := b.converges(t, settle)
 			pause(t, 3*time.Second)
-			if err := e2e.CallsReachLeader(t.Context(), b.c1); err != nil {
-				t.Error(err)
-			}
+			eventually(t, settle, func(ctx context.Context) error { return e2e.CallsReachLeader(ctx, b.c1) })
 			after, _, err := transitions(t.Context(), which.c, lease)
 			if err != nil {
 				t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/e2e"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 	"github.com/kube-semaphore/semaphore/testbed/proxy"
 )
@@ -52,16 +53,18 @@ func TestF06_OneRemoteOfThreePartitioned(t *testing.T) {
 		l.offer("a", fmt.Sprintf("a-new-%d", i), 200+i, "")
 	}
 	parted := time.Now()
+	beside := kubetest.WriteBeside(t, l.kube)
 	during := slowest("parted")
-	if during > calm+2*time.Second {
-		t.Errorf("changes of the others took up to %s, before %s", seconds(during), seconds(calm))
+	late := beside.Late()
+	beside.Stop()
+	if during > calm+2*time.Second+late {
+		t.Errorf("changes of the others took up to %s, before %s, and %s are for a machine as busy as this one",
+			seconds(during), seconds(calm), seconds(late))
 	}
 	pause(t, 12*time.Second-time.Since(parted))
 	l.unchanged("a", was)
 	for _, name := range []string{"b", "c"} {
-		if link, err := broker.link(t.Context(), name); err != nil || !link.Connected {
-			t.Errorf("%s: connected %t, %v", name, link.GetConnected(), err)
-		}
+		broker.connected(name)
 	}
 	proxies["a"].Set(proxy.Conditions{})
 	took := eventually(t, settle, func(ctx context.Context) error {
@@ -113,7 +116,7 @@ func TestF26_MessageOverLimit(t *testing.T) {
 	}
 	// gRPC answers a message over the limit before the broker's handler hears of it, and counts it.
 	var counted float64
-	eventually(t, time.Second, func(context.Context) error {
+	eventually(t, settle, func(context.Context) error {
 		counted = broker.metric("grpc_server_handled_total", `grpc_code="ResourceExhausted"`)
 		if counted != attempts {
 			return fmt.Errorf("%v of them are counted, want %d", counted, attempts)
@@ -143,7 +146,7 @@ func TestF31_OverlappingRemotes(t *testing.T) {
 		}})
 		select {
 		case <-broker.Exited:
-		case <-time.After(20 * time.Second):
+		case <-time.After(settle):
 			t.Fatal("the broker runs")
 		}
 		text := broker.Tail()
@@ -183,13 +186,16 @@ func TestF31_OverlappingRemotes(t *testing.T) {
 			}
 			return fmt.Errorf("refused: %v", link.Kinds)
 		})
-		s, err := broker.status(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if text := strings.Join(s.Problems, "\n"); !strings.Contains(text, "thief") || !strings.Contains(text, "10.11.1.6") {
-			t.Errorf("problems do not name object and address: %s", text)
-		}
+		var s *semaphorev1.GetStatusResponse
+		eventually(t, settle, func(ctx context.Context) (err error) {
+			if s, err = broker.status(ctx); err != nil {
+				return err
+			}
+			if text := strings.Join(s.Problems, "\n"); !strings.Contains(text, "thief") || !strings.Contains(text, "10.11.1.6") {
+				return fmt.Errorf("problems do not name object and address: %s", text)
+			}
+			return nil
+		})
 		slices, err := l.kube.DiscoveryV1().EndpointSlices(e2e.Namespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -257,9 +263,13 @@ func TestF37_ExporterExportsNothing(t *testing.T) {
 		without.rest, without.t = &nobody, t
 		mute := without.exporter("a", broker.address, nil)
 		pause(t, 8*time.Second)
-		if s, err := mute.status(t.Context()); err != nil || s.Ready {
-			t.Errorf("an exporter that may read nothing is ready: %v, %v", s.GetReady(), err)
-		}
+		eventually(t, settle, func(ctx context.Context) error {
+			s, err := mute.status(ctx)
+			if err == nil && s.Ready {
+				t.Errorf("an exporter that may read nothing is ready")
+			}
+			return err
+		})
 		l.unchanged("a", was)
 		mute.kill()
 		exporter = l.exporter("a", broker.address, nil)

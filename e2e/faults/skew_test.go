@@ -109,7 +109,7 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 	if alter != nil {
 		alter(hello, service)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), settle)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*settle)
 	defer cancel()
 	var stream semaphorev1.FederationService_PublishClient
 	eventually(t, settle, func(context.Context) error { // the broker may not listen yet

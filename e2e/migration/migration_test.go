@@ -97,6 +97,8 @@ func moving(t *testing.T, w *world) {
 	eventually(t, "the device is semaphore's", func() error {
 		if d := stands(t); d.Alias != device || len(d.Routes) != 1 {
 			return fmt.Errorf("its alias is %q, its routes are %v", d.Alias, d.Routes)
+		} else if len(d.Peers) != 1 || d.Peers[0].PersistentKeepaliveInterval != 0 {
+			return fmt.Errorf("its peers are %+v", d.Peers)
 		}
 		return nil
 	})

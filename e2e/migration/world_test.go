@@ -42,7 +42,7 @@ var must = testkit.Must
 
 func eventually(t *testing.T, what string, ok func() error) time.Duration {
 	t.Helper()
-	return testkit.Eventually(t, time.Minute, what, ok)
+	return testkit.Eventually(t, 3*time.Minute, what, ok)
 }
 
 func ip(t *testing.T, args string) string {
@@ -162,7 +162,7 @@ func (w *world) starts(what string, run func(context.Context) error) (stop func(
 			if err != nil && !errors.Is(err, context.Canceled) {
 				w.t.Errorf("%s ended with %v", what, err)
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(2 * time.Minute):
 			w.t.Errorf("%s does not end", what)
 		}
 	})
@@ -191,7 +191,7 @@ func (w *world) original(o *original) (stop func()) {
 	stop = w.starts("semaphore-wireguard's stand-in on "+o.node, o.run)
 	select {
 	case <-o.ready:
-	case <-time.After(time.Minute):
+	case <-time.After(3 * time.Minute):
 		w.t.Fatalf("semaphore-wireguard's stand-in on %s does not come up", o.node)
 	}
 	return stop
@@ -251,7 +251,7 @@ func (w *world) agent(cfg *config.Agent) (stop func()) {
 	w.t.Helper()
 	stop = w.starts("agent", func(ctx context.Context) error { return agent.Run(ctx, cfg) })
 	eventually(w.t, "the agent is ready", func() error {
-		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
 		answer, err := client.Get("http://127.0.0.1:7773/readyz")
 		if err != nil {
 			return err
@@ -323,7 +323,7 @@ func (w *world) reached() {
 		if _, err := c.Write([]byte("ping")); err != nil {
 			return err
 		}
-		_ = c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		_ = c.SetReadDeadline(time.Now().Add(time.Second))
 		_, err := c.Read(make([]byte, 10))
 		return err
 	})

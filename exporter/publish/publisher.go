@@ -254,12 +254,13 @@ func (p *Publisher) send(ctx context.Context, stream semaphorev1.FederationServi
 				m.GetHeartbeat().Deliveries = p.deliveries()
 			}
 		}
+		at := time.Now() // the broker may have it before Send returns
 		if err := stream.Send(m); err != nil {
 			// Recv, in the other goroutine, returns the reason.
 			<-ctx.Done()
 			return ctx.Err()
 		}
-		p.recordSent(m)
+		p.recordSent(m, at)
 	}
 }
 
@@ -438,8 +439,8 @@ func (p *Publisher) VerdictVersion() uint64 {
 	return p.verdictChanges
 }
 
-// recordSent counts changes that were sent. A refusal of an older state of an object no longer applies.
-func (p *Publisher) recordSent(m *semaphorev1.PublishRequest) {
+// recordSent counts changes that were sent at a time. A refusal of an older state of an object no longer applies.
+func (p *Publisher) recordSent(m *semaphorev1.PublishRequest, at time.Time) {
 	for _, change := range m.GetChanges().GetChanges() {
 		k, action := change.GetDelete(), "delete"
 		if up := change.GetUpsert(); up != nil {
@@ -448,8 +449,8 @@ func (p *Publisher) recordSent(m *semaphorev1.PublishRequest) {
 		key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
 		p.metrics.changes.WithLabelValues(p.broker.Cluster, semaphorev1.KindName(key.Kind)).Inc()
 		p.recorder.Record(debug.Event{
-			Source: p.cluster, Object: key.String(), Action: action, Detail: "to " + p.broker.Cluster,
-			ObservedAt: change.GetObservedAt().AsTime(),
+			Source: p.cluster, Object: key.String(), Action: action, To: p.broker.Cluster, Detail: "to " + p.broker.Cluster,
+			ObservedAt: change.GetObservedAt().AsTime(), At: at,
 		})
 		p.forgetRefusal(key, change.GetRevision())
 	}
@@ -496,9 +497,7 @@ func (p *Publisher) Status() *semaphorev1.LinkStatus {
 		Cluster: p.broker.Cluster, Address: p.broker.Address,
 		Connected: p.session != nil, Since: timestamppb.New(p.since), LastError: p.lastError,
 	}
-	if !p.lastReceived.IsZero() {
-		link.LastHeard = timestamppb.New(p.lastReceived)
-	}
+	link.LastHeard = semaphorev1.Time(p.lastReceived)
 	counts := map[semaphorev1.Kind]*semaphorev1.KindStatus{}
 	for _, kind := range p.catalog.Rules().KindsFor(p.broker.Cluster) {
 		counts[kind] = &semaphorev1.KindStatus{

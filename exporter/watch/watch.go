@@ -193,29 +193,28 @@ func (w *Watcher) update(r *resource, key string) {
 // Replay tells the catalog of all objects that are known once more, as its rules have changed.
 func (w *Watcher) Replay() {
 	for _, r := range w.resources {
-		keys := map[string]bool{}
-		for _, it := range r.watches {
-			for _, key := range it.store.ListKeys() {
-				keys[key] = true
-			}
-		}
-		for key := range keys {
+		for _, key := range r.keys() {
 			w.update(r, key)
 		}
 	}
+}
+
+// keys are those of all objects that are known, sorted.
+func (r *resource) keys() []string {
+	keys := map[string]bool{}
+	for _, it := range r.watches {
+		for _, key := range it.store.ListKeys() {
+			keys[key] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(keys))
 }
 
 // Each calls f for each object that is known, with how it is put into a catalog. It changes nothing.
 func (w *Watcher) Each(f func(o metav1.Object, put func(*catalog.Catalog))) {
 	now := time.Now()
 	for _, r := range w.resources {
-		keys := map[string]bool{}
-		for _, it := range r.watches {
-			for _, key := range it.store.ListKeys() {
-				keys[key] = true
-			}
-		}
-		for _, key := range slices.Sorted(maps.Keys(keys)) {
+		for _, key := range r.keys() {
 			if newest := r.newest(key); newest != nil {
 				f(newest, func(c *catalog.Catalog) { r.put(c, newest, now) })
 			}

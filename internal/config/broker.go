@@ -58,9 +58,11 @@ type Broker struct {
 	Agents Agents `json:"agents"`
 	// LeaderElection among the broker's replicas.
 	LeaderElection LeaderElection `json:"leaderElection"`
-	TLS            TLS            `json:"tls"`
-	Kube           Kube           `json:"kube"`
-	Listen         struct {
+	// Tracing of changes by OpenTelemetry.
+	Tracing Tracing `json:"tracing"`
+	TLS     TLS     `json:"tls"`
+	Kube    Kube    `json:"kube"`
+	Listen  struct {
 		// Federation serves exporters, and DebugService to semaphorectl, over mTLS.
 		Federation string `json:"federation"`
 		// Peering serves agents, over TLS and with tokens.
@@ -224,6 +226,7 @@ func (c *Broker) complete(p *problems) {
 	for _, e := range validation.IsDNS1123Label(c.MirrorNamespace) {
 		p.add("mirrorNamespace", "%q: %s", c.MirrorNamespace, e)
 	}
+	c.Tracing.complete(p, "tracing")
 	c.TLS.complete(p, "tls")
 	c.Kube.complete(p, "kube")
 	c.LeaderElection.complete(p, "leaderElection")

@@ -50,9 +50,11 @@ type Exporter struct {
 	WireGuard DevicePorts `json:"wireguard"`
 	// LeaderElection among the exporter's replicas.
 	LeaderElection LeaderElection `json:"leaderElection"`
-	TLS            TLS            `json:"tls"`
-	Kube           Kube           `json:"kube"`
-	Listen         struct {
+	// Tracing of changes by OpenTelemetry.
+	Tracing Tracing `json:"tracing"`
+	TLS     TLS     `json:"tls"`
+	Kube    Kube    `json:"kube"`
+	Listen  struct {
 		// HTTP serves /healthz, /readyz and /metrics.
 		HTTP string `json:"http"`
 		// Debug serves DebugService over mTLS; empty for not at all.
@@ -131,6 +133,7 @@ func (c *Exporter) complete(p *problems) {
 	checkSelector(p, "globalSelector", c.GlobalSelector)
 	checkListen(p, "listen.http", c.Listen.HTTP)
 	checkListen(p, "listen.debug", c.Listen.Debug)
+	c.Tracing.complete(p, "tracing")
 	c.TLS.complete(p, "tls")
 	c.WireGuard.complete(p, "wireguard")
 	c.Kube.complete(p, "kube")

@@ -451,35 +451,22 @@ func (p *linkedCluster) proof(ctx context.Context, what install.Foreign, token m
 		if root, cert, key, err = pki.Alone(what.Cluster, "exporter", defaultValidity.Certificate, now); err != nil {
 			return nil, err
 		}
-		secret, err := tlsSecret(what.Namespace(), name, cert, key)
-		if err != nil {
-			return nil, err
-		}
-		if _, err := p.applier.apply(ctx, secret); err != nil {
+		if err := p.applier.applyTyped(ctx, tlsSecret(what.Namespace(), name, cert, key)); err != nil {
 			return nil, err
 		}
 	}
-	secret, err := objectFrom(&corev1.Secret{
+	if err := p.applier.applyTyped(ctx, &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 		ObjectMeta: metav1.ObjectMeta{Name: install.ReaderSecret, Namespace: what.Namespace()},
 		Type:       corev1.SecretTypeOpaque, Data: token,
-	})
-	if err != nil {
+	}); err != nil {
 		return nil, err
 	}
-	if _, err := p.applier.apply(ctx, secret); err != nil {
-		return nil, err
-	}
-	bundles, err := objectFrom(&corev1.ConfigMap{
+	return root, p.applier.applyTyped(ctx, &corev1.ConfigMap{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
 		ObjectMeta: metav1.ObjectMeta{Name: pki.BundlesConfigMap, Namespace: what.Namespace()},
 		Data:       map[string]string{p.name + ".pem": string(p.bundle), what.Cluster + ".pem": string(root)},
 	})
-	if err != nil {
-		return nil, err
-	}
-	_, err = p.applier.apply(ctx, bundles)
-	return root, err
 }
 
 // remoteOf is the RemoteCluster of a cluster that is read: nothing is exported to it, and nodes without agents encrypt
@@ -571,10 +558,7 @@ func (a *applier) endReading(ctx context.Context, w io.Writer, cluster string) e
 	if err != nil || !does {
 		return err
 	}
-	if err := a.remove(ctx, ref); err != nil {
-		return err
-	}
-	if err := a.gone(ctx, ref); err != nil {
+	if err := a.removeAll(ctx, ref); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(w, "%s: %s with the exporter that read %s deleted\n", a.cluster.Context, ref, cluster)
@@ -604,11 +588,7 @@ func (f *foreignCluster) close(ctx context.Context, w io.Writer, what install.Fo
 		return o.GetName() == what.ReaderName() // it is being deleted
 	})
 	if len(others.Items) == 0 {
-		ref := namespaceRef(install.ReaderNamespace)
-		if err := f.applier.remove(ctx, ref); err != nil {
-			return err
-		}
-		if err := f.applier.gone(ctx, ref); err != nil {
+		if err := f.applier.removeAll(ctx, namespaceRef(install.ReaderNamespace)); err != nil {
 			return err
 		}
 	}
@@ -634,4 +614,13 @@ func (a *applier) exportersBeside(ctx context.Context) ([]install.Ref, error) {
 func objectFrom(typed any) (*unstructured.Unstructured, error) {
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(typed)
 	return &unstructured.Unstructured{Object: object}, err
+}
+
+// applyTyped applies an object of one of Kubernetes' types.
+func (a *applier) applyTyped(ctx context.Context, typed any) error {
+	object, err := objectFrom(typed)
+	if err == nil {
+		_, err = a.apply(ctx, object)
+	}
+	return err
 }

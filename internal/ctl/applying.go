@@ -123,6 +123,16 @@ func (a *applier) remove(ctx context.Context, r install.Ref) error {
 	return nil
 }
 
+// removeAll deletes objects in their order, and waits until they are gone.
+func (a *applier) removeAll(ctx context.Context, refs ...install.Ref) error {
+	for _, r := range refs {
+		if err := a.remove(ctx, r); err != nil {
+			return err
+		}
+	}
+	return a.gone(ctx, refs...)
+}
+
 // gone waits until objects are.
 func (a *applier) gone(ctx context.Context, refs ...install.Ref) error {
 	for _, r := range refs {

@@ -288,7 +288,7 @@ func gatherPKI(facts *check.Facts, dir string) (show *tls.Certificate, cluster s
 			continue
 		}
 		part := filepath.Dir(item.File)
-		own, pair := check.ReadOwn(filepath.Join(dir, item.File), filepath.Join(dir, part, "tls.key"), ownID(part, cluster),
+		own, pair := check.ReadOwn(filepath.Join(dir, item.File), filepath.Join(dir, part, "tls.key"), pki.IDOf(cluster, part),
 			"semaphorectl pki rotate --dir "+dir)
 		facts.Own = append(facts.Own, own)
 		if part == "exporter" {
@@ -297,17 +297,6 @@ func gatherPKI(facts *check.Facts, dir string) (show *tls.Certificate, cluster s
 	}
 	facts.Roots = append(facts.Roots, bundle)
 	return show, cluster, nil
-}
-
-func ownID(part, cluster string) spiffeid.ID {
-	switch part {
-	case "exporter":
-		return identity.Exporter(cluster)
-	case "broker":
-		return identity.Broker(cluster)
-	default:
-		return identity.Semaphorectl(cluster)
-	}
 }
 
 // gatherConfig collects all that a configuration file names. An invalid file is a finding.

@@ -25,10 +25,15 @@ import (
 // defaultClusterDomain is the domain of the own cluster's services.
 const defaultClusterDomain = "cluster.local"
 
+// corednsFlags are the flags of semaphorectl coredns.
+type corednsFlags struct {
+	remotes                                     []string
+	configFile, namespace, clusterDomain, image string
+	clusterSet                                  bool
+}
+
 func corednsCommand(access *fleet.Access) *cobra.Command {
-	var remotes []string
-	var configFile, namespace, clusterDomain, image string
-	var clusterSet bool
+	var f corednsFlags
 	cmd := &cobra.Command{
 		Use:   "coredns [--config FILE | --remote CLUSTER[=PREFIX]…]",
 		Short: "print the CoreDNS server blocks for names like echo.shop.svc.cluster.c2",
@@ -50,37 +55,22 @@ known, the block rewrites names to those of the Services, and pods of headless o
 semaphorectl check reports whether the cluster's CoreDNS has them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if e := validation.IsDNS1123Subdomain(clusterDomain); len(e) > 0 {
-				return fmt.Errorf("--cluster-domain %q: %s", clusterDomain, e[0])
+			if e := validation.IsDNS1123Subdomain(f.clusterDomain); len(e) > 0 {
+				return fmt.Errorf("--cluster-domain %q: %s", f.clusterDomain, e[0])
 			}
-			var blocks []coredns.Block
-			var err error
+			given := f.configFile != "" || len(f.remotes) > 0
 			switch {
-			case configFile != "" && len(remotes) > 0 || (configFile != "" || len(remotes) > 0) && access.Given():
+			case f.configFile != "" && len(f.remotes) > 0 || given && access.Given():
 				return errors.New("--config, --remote, --context: give one of them")
-			case configFile == "" && len(remotes) == 0:
-				return corednsOf(cmd, access, clusterDomain, image)
-			case configFile == "":
-				blocks, err = blocksOf(remotes, namespace, clusterDomain)
-			case cmd.Flags().Changed("mirror-namespace"):
-				return errors.New("--mirror-namespace: with --config it is that of the file")
-			default:
-				var c *config.Broker
-				if c, err = config.Load[config.Broker](configFile); err == nil {
-					c, _, err = withObjects(cmd.Context(), c, access)
-				}
-				if err == nil {
-					blocks = coredns.Blocks(c, clusterDomain)
-				}
+			case !given:
+				return f.printOfCluster(cmd, access)
 			}
+			blocks, err := f.blocks(cmd, access)
 			if err != nil {
 				return err
 			}
-			if clusterSet && configFile == "" {
-				blocks = append(blocks, coredns.ClusterSet(namespace, clusterDomain))
-			}
 			write := coredns.Print
-			if knows, _ := coredns.KnowsImports(image); knows {
+			if knows, _ := coredns.KnowsImports(f.image); knows {
 				write = coredns.PrintImports
 			}
 			if err := write(cmd.OutOrStdout(), blocks); err != nil {
@@ -89,18 +79,40 @@ semaphorectl check reports whether the cluster's CoreDNS has them.`,
 			return nextOfBlocks(cmd.ErrOrStderr())
 		},
 	}
-	cmd.Flags().StringVar(&configFile, "config", "", "configuration `file` of a broker")
-	cmd.Flags().StringArrayVar(&remotes, "remote", nil,
+	cmd.Flags().StringVar(&f.configFile, "config", "", "configuration `file` of a broker")
+	cmd.Flags().StringArrayVar(&f.remotes, "remote", nil,
 		"remote cluster, with =PREFIX where its servicePrefix is not its name; may be repeated")
-	cmd.Flags().StringVar(&namespace, "mirror-namespace", "semaphore",
+	cmd.Flags().StringVar(&f.namespace, "mirror-namespace", "semaphore",
 		"with --remote: mirrorNamespace of the broker's configuration")
-	cmd.Flags().StringVar(&clusterDomain, "cluster-domain", defaultClusterDomain,
+	cmd.Flags().StringVar(&f.clusterDomain, "cluster-domain", defaultClusterDomain,
 		"the domain of this cluster's own services")
-	cmd.Flags().BoolVar(&clusterSet, "clusterset", false,
+	cmd.Flags().BoolVar(&f.clusterSet, "clusterset", false,
 		"with --remote: also the block for clusterset.local, the names of imported Services")
-	cmd.Flags().StringVar(&image, "coredns-image", "",
+	cmd.Flags().StringVar(&f.image, "coredns-image", "",
 		"the `image` of CoreDNS, whose tag says what it knows; with --context that of the Deployment kube-system/coredns")
 	return cmd
+}
+
+// blocks are those of a configuration file, or of the remotes that flags name.
+func (f *corednsFlags) blocks(cmd *cobra.Command, access *fleet.Access) ([]coredns.Block, error) {
+	if f.configFile == "" {
+		blocks, err := blocksOf(f.remotes, f.namespace, f.clusterDomain)
+		if err == nil && f.clusterSet {
+			blocks = append(blocks, coredns.ClusterSet(f.namespace, f.clusterDomain))
+		}
+		return blocks, err
+	}
+	if cmd.Flags().Changed("mirror-namespace") {
+		return nil, errors.New("--mirror-namespace: with --config it is that of the file")
+	}
+	c, err := config.Load[config.Broker](f.configFile)
+	if err != nil {
+		return nil, err
+	}
+	if c, _, err = withObjects(cmd.Context(), c, access); err != nil {
+		return nil, err
+	}
+	return coredns.Blocks(c, f.clusterDomain), nil
 }
 
 // imageOfCoreDNS returns the image of the Deployment kube-system/coredns; empty if there is none that the caller may
@@ -128,8 +140,8 @@ func imageOfCoreDNS(ctx context.Context, cluster *fleet.Cluster) string {
 	return ""
 }
 
-// corednsOf prints the output of semaphorectl in the broker's pod, from the broker's configuration.
-func corednsOf(cmd *cobra.Command, access *fleet.Access, clusterDomain, image string) error {
+// printOfCluster prints the output of semaphorectl in the broker's pod, from the broker's configuration.
+func (f *corednsFlags) printOfCluster(cmd *cobra.Command, access *fleet.Access) error {
 	cluster, err := access.Cluster()
 	if err != nil {
 		return err
@@ -137,8 +149,8 @@ func corednsOf(cmd *cobra.Command, access *fleet.Access, clusterDomain, image st
 	if cmd.Flags().Changed("mirror-namespace") {
 		return errors.New("--mirror-namespace: with --context it is that of the broker's configuration")
 	}
-	args := []string{"coredns", "--config", podConfig, "--cluster-domain", clusterDomain}
-	if image = cmp.Or(image, imageOfCoreDNS(cmd.Context(), cluster)); image != "" {
+	args := []string{"coredns", "--config", podConfig, "--cluster-domain", f.clusterDomain}
+	if image := cmp.Or(f.image, imageOfCoreDNS(cmd.Context(), cluster)); image != "" {
 		args = append(args, "--coredns-image", image)
 	}
 	out, _, err := cluster.Run(cmd.Context(), fleet.Broker, args...)

@@ -22,8 +22,8 @@ func graphCommand(access *fleet.Access) *cobra.Command {
 		Use:   "graph",
 		Short: "draw the mesh as SVG, DOT or Mermaid",
 		Long: `Draws what "semaphorectl status" says of the same clusters: a box for each cluster, a line for what two clusters take of each
-other, coloured and dashed by the worst finding about it, and below the links with their tunnels, handshakes and objects, and the
-findings.
+other, coloured and dashed by the worst finding about it, with the bytes a second through the tunnels, and below the links with their
+tunnels, handshakes, objects and traffic, and the findings.
 
 SVG is for a browser and has colours for light and dark; DOT is for Graphviz, Mermaid for Markdown. A picture has at most 24
 boxes, 40 links and 10 findings: beyond, clusters without findings share a box. No format runs or loads anything.

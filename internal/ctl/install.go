@@ -18,7 +18,6 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
@@ -452,11 +451,10 @@ func crdOf(u *unstructured.Unstructured, err error) (*apiextensionsv1.CustomReso
 }
 
 func unstructuredCRD(d *apiextensionsv1.CustomResourceDefinition) (*unstructured.Unstructured, error) {
-	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(d)
+	u, err := objectFrom(d)
 	if err != nil {
 		return nil, err
 	}
-	u := &unstructured.Unstructured{Object: object}
 	u.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition"))
 	return u, nil
 }

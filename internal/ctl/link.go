@@ -17,7 +17,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
@@ -324,7 +323,7 @@ func objectOf(there *linkedCluster, bundle []byte) (*unstructured.Unstructured, 
 		}
 		return out
 	}
-	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&v1alpha1.RemoteCluster{
+	object, err := objectFrom(&v1alpha1.RemoteCluster{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.Kind},
 		ObjectMeta: metav1.ObjectMeta{Name: there.name},
 		Spec: v1alpha1.RemoteClusterSpec{
@@ -335,9 +334,9 @@ func objectOf(there *linkedCluster, bundle []byte) (*unstructured.Unstructured, 
 	if err != nil {
 		return nil, err
 	}
-	delete(object, "status")
-	unstructured.RemoveNestedField(object, "metadata", "creationTimestamp")
-	return &unstructured.Unstructured{Object: object}, nil
+	delete(object.Object, "status")
+	unstructured.RemoveNestedField(object.Object, "metadata", "creationTimestamp")
+	return object, nil
 }
 
 // link makes the objects: all are made in memory, and what stands in the way is found, before one is written.

@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
@@ -71,15 +70,14 @@ func (p *clusterPKI) secret(ctx context.Context, name string) (map[string][]byte
 	return secret.Data, nil
 }
 
-func tlsSecret(namespace, name string, cert, key []byte) (*unstructured.Unstructured, error) {
-	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&corev1.Secret{
+func tlsSecret(namespace, name string, cert, key []byte) *corev1.Secret {
+	return &corev1.Secret{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace,
 			Labels: map[string]string{"app.kubernetes.io/part-of": "semaphore"}},
 		Type: corev1.SecretTypeTLS,
 		Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
-	})
-	return &unstructured.Unstructured{Object: object}, err
+	}
 }
 
 // authority is that of the cluster; nil where it has none.
@@ -150,7 +148,7 @@ func (p *clusterPKI) found(ctx context.Context, name string, v pki.Validity, now
 	if err != nil {
 		return nil, err
 	}
-	secret, err := tlsSecret(p.cluster.Namespace, pki.AuthoritySecret, cert, key)
+	secret, err := objectFrom(tlsSecret(p.cluster.Namespace, pki.AuthoritySecret, cert, key))
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +172,7 @@ func (p *clusterPKI) issue(ctx context.Context, a *pki.Authority, part string, v
 	if err != nil {
 		return err
 	}
-	secret, err := tlsSecret(p.cluster.Namespace, pki.SecretName(part), cert, key)
+	secret, err := objectFrom(tlsSecret(p.cluster.Namespace, pki.SecretName(part), cert, key))
 	if err != nil {
 		return err
 	}

@@ -273,23 +273,12 @@ func (r *removal) print(w io.Writer) error {
 // run removes it all. Stopped parts put nothing back; what they made goes while the rights for that are there.
 func (r *removal) run(ctx context.Context, w io.Writer) error {
 	began := time.Now()
-	parts := []install.Ref{r.workload("Deployment", "semaphore-exporter"), r.workload("Deployment", "semaphore-broker"),
-		r.workload("DaemonSet", "semaphore-agent")}
 	r.say("stopping the parts")
-	for _, part := range parts {
-		if err := r.remove(ctx, part); err != nil {
-			return err
-		}
-	}
-	if err := r.gone(ctx, parts...); err != nil {
+	if err := r.removeAll(ctx, r.workload("Deployment", "semaphore-exporter"),
+		r.workload("Deployment", "semaphore-broker"), r.workload("DaemonSet", "semaphore-agent")); err != nil {
 		return err
 	}
-	for _, ref := range r.beside {
-		if err := r.remove(ctx, ref); err != nil {
-			return err
-		}
-	}
-	if err := r.gone(ctx, r.beside...); err != nil {
+	if err := r.removeAll(ctx, r.beside...); err != nil {
 		return err
 	}
 	if err := unwireDNS(ctx, r.applier); err != nil {
@@ -311,30 +300,11 @@ func (r *removal) run(ctx context.Context, w io.Writer) error {
 		}
 	}
 	r.say("removing the rest")
-	refs := slices.Clone(r.record.Objects)
-	for _, o := range cleanup {
-		refs = append(refs, install.RefOf(o))
-	}
 	// What is in the namespace goes with it; the namespace is first, and the record with it last.
-	var outside []install.Ref
-	for _, ref := range refs {
-		if ref.Kind != "Namespace" && ref.Namespace != r.cluster.Namespace && !slices.Contains(outside, ref) {
-			outside = append(outside, ref)
-		}
-	}
-	for _, ref := range slices.Backward(outside) {
-		if err := r.remove(ctx, ref); err != nil {
-			return err
-		}
-	}
-	if err := r.gone(ctx, outside...); err != nil {
+	if err := r.removeAll(ctx, r.outside(cleanup)...); err != nil {
 		return err
 	}
-	namespace := namespaceRef(r.cluster.Namespace)
-	if err := r.remove(ctx, namespace); err != nil {
-		return err
-	}
-	if err := r.gone(ctx, namespace); err != nil {
+	if err := r.removeAll(ctx, namespaceRef(r.cluster.Namespace)); err != nil {
 		return err
 	}
 	if _, err := fmt.Fprintf(w, "%s: removed, after %s\n", cli.Printable(r.cluster.Context),
@@ -344,14 +314,26 @@ func (r *removal) run(ctx context.Context, w io.Writer) error {
 	return r.closeThere(w)
 }
 
+// outside are the installed objects and those of the cleanup that the namespace does not take with it, the last
+// installed first.
+func (r *removal) outside(cleanup []*unstructured.Unstructured) (refs []install.Ref) {
+	all := slices.Clone(r.record.Objects)
+	for _, o := range cleanup {
+		all = append(all, install.RefOf(o))
+	}
+	for _, ref := range all {
+		if ref.Kind != "Namespace" && ref.Namespace != r.cluster.Namespace && !slices.Contains(refs, ref) {
+			refs = append(refs, ref)
+		}
+	}
+	slices.Reverse(refs)
+	return refs
+}
+
 // clean runs the Job and the DaemonSet that undo what broker and agents did. A Job of an earlier call that failed is
 // replaced: its pods cannot be changed.
 func (r *removal) clean(ctx context.Context, cleanup []*unstructured.Unstructured) error {
-	job := r.workload("Job", "semaphore-cleanup")
-	if err := r.remove(ctx, job); err != nil {
-		return err
-	}
-	if err := r.gone(ctx, job); err != nil {
+	if err := r.removeAll(ctx, r.workload("Job", "semaphore-cleanup")); err != nil {
 		return err
 	}
 	for _, o := range cleanup {

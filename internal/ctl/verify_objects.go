@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
@@ -142,10 +141,10 @@ func verifyPolicyObject(calico schema.GroupVersion, namespace string,
 
 // asUnstructured is an object as the dynamic client takes it.
 func asUnstructured(object any) (*unstructured.Unstructured, error) {
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	out, err := objectFrom(object)
 	if err != nil {
 		return nil, err
 	}
-	delete(content, "status")
-	return &unstructured.Unstructured{Object: content}, nil
+	delete(out.Object, "status")
+	return out, nil
 }

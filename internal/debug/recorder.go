@@ -34,15 +34,21 @@ type Event struct {
 	Object string
 	// Action is one word.
 	Action string
+	// To is the cluster that a change was sent to; Detail names it, too.
+	To string
 	// Detail is the result or the reason.
 	Detail string
 	// ObservedAt is when the change was seen at its source; zero if unknown.
 	ObservedAt time.Time
+	// At is the time of the event; now if zero.
+	At time.Time
 }
 
 // Recorder keeps the last events of one part. A nil Recorder records nothing.
 type Recorder struct {
 	part, cluster, node string
+	// tap takes each event, too; nil for nobody.
+	tap func(Event)
 
 	mu      sync.Mutex
 	rings   map[string]*ring // by source
@@ -97,13 +103,27 @@ func (r *Recorder) SetNode(node string) {
 	r.node = node
 }
 
+// Tap makes f take each event, too, with At set. f must not wait. Tap is called before the first event.
+func (r *Recorder) Tap(f func(Event)) { r.tap = f }
+
 // Record records an event.
 func (r *Recorder) Record(e Event) {
 	if r == nil {
 		return
 	}
+	if e.At.IsZero() {
+		e.At = time.Now()
+	}
+	r.keep(e)
+	if r.tap != nil {
+		r.tap(e)
+	}
+}
+
+// keep keeps an event for readers.
+func (r *Recorder) keep(e Event) {
 	m := &semaphorev1.Event{
-		Time:    timestamppb.Now(),
+		Time:    timestamppb.New(e.At),
 		Part:    r.part,
 		Cluster: r.cluster,
 		Source:  utf8(e.Source),
@@ -111,9 +131,7 @@ func (r *Recorder) Record(e Event) {
 		Action:  utf8(e.Action),
 		Detail:  utf8(e.Detail),
 	}
-	if !e.ObservedAt.IsZero() {
-		m.ObservedAt = timestamppb.New(e.ObservedAt)
-	}
+	m.ObservedAt = semaphorev1.Time(e.ObservedAt)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m.Node = r.node

@@ -27,12 +27,17 @@ func (p *Problem) Set(text string) {
 	p.text = text
 }
 
-// Lines returns the problem as a line of a status, or none.
-func (p *Problem) Lines() []string {
+// Text returns the problem; empty for none.
+func (p *Problem) Text() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.text == "" {
-		return nil
+	return p.text
+}
+
+// Lines returns the problem as a line of a status, or none.
+func (p *Problem) Lines() []string {
+	if text := p.Text(); text != "" {
+		return []string{text}
 	}
-	return []string{p.text}
+	return nil
 }

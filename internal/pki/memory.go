@@ -103,7 +103,7 @@ func (a *Authority) Issue(part string, validity time.Duration, now time.Time) (c
 			int(end.Sub(now)/(24*time.Hour)),
 		)
 	}
-	leaf, err := a.pair.issue(idOf(a.cluster, part), now, validity)
+	leaf, err := a.pair.issue(IDOf(a.cluster, part), now, validity)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -130,7 +130,7 @@ func Proves(roots, cert, key []byte, cluster, part string, at time.Time) error {
 	if err != nil {
 		return err
 	}
-	if want := idOf(cluster, part); svid.ID != want {
+	if want := IDOf(cluster, part); svid.ID != want {
 		return fmt.Errorf("it belongs to %s, not to %s", svid.ID, want)
 	}
 	bundle, err := x509bundle.Parse(svid.ID.TrustDomain(), roots)

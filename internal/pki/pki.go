@@ -93,7 +93,7 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 	}
 	// The authority's own key comes last: a directory with ca.key is complete.
 	for _, part := range Parts {
-		leaf, err := ca.issue(idOf(cluster, part), now, v.Certificate)
+		leaf, err := ca.issue(IDOf(cluster, part), now, v.Certificate)
 		if err != nil {
 			return err
 		}
@@ -107,8 +107,8 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 	return ca.writeNew(filepath.Join(dir, caCertFile), filepath.Join(dir, caKeyFile))
 }
 
-// idOf returns the SPIFFE ID of one of Parts.
-func idOf(cluster, part string) spiffeid.ID {
+// IDOf returns the SPIFFE ID of one of Parts.
+func IDOf(cluster, part string) spiffeid.ID {
 	switch part {
 	case "exporter":
 		return identity.Exporter(cluster)

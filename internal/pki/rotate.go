@@ -47,7 +47,7 @@ func (ca *pair) rotate(dir string, parts []string, validity time.Duration, now t
 			end.UTC().Format(time.RFC3339), int(end.Sub(now)/(24*time.Hour)), dir)
 	}
 	for _, part := range parts {
-		leaf, err := ca.issue(idOf(cluster, part), now, validity)
+		leaf, err := ca.issue(IDOf(cluster, part), now, validity)
 		if err != nil {
 			return err
 		}

@@ -119,7 +119,7 @@ func fits(dir, cluster, part string, bundle []byte, now time.Time) error {
 		return fmt.Errorf("certificate of the %s in %s cannot be used, replace it (%s): %w", part, filepath.Join(dir, part),
 			again, err)
 	}
-	if want := idOf(cluster, part); svid.ID != want {
+	if want := IDOf(cluster, part); svid.ID != want {
 		return fmt.Errorf("certificate of the %s in %s belongs to %s, not to %s: replace it (%s)", part,
 			filepath.Join(dir, part), svid.ID, want, again)
 	}

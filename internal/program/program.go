@@ -96,21 +96,23 @@ func fromEnv(flag, fallback string) string {
 	return fallback
 }
 
-// SetUpLog creates slog's default logger, on standard error.
+// SetUpLog creates slog's default logger, on standard error. It bounds how often a line is written (see limited).
 func SetUpLog(level, format string) error {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return fmt.Errorf("--log-level %q: use debug, info, warn or error", level)
 	}
 	options := &slog.HandlerOptions{Level: l}
+	var handler slog.Handler
 	switch format {
 	case "text":
-		slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, options)))
+		handler = slog.NewTextHandler(os.Stderr, options)
 	case "json":
-		slog.SetDefault(slog.New(slog.NewJSONHandler(os.Stderr, options)))
+		handler = slog.NewJSONHandler(os.Stderr, options)
 	default:
 		return fmt.Errorf("--log-format %q: use text or json", format)
 	}
+	slog.SetDefault(slog.New(newLimited(handler)))
 	return nil
 }
 

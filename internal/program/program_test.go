@@ -47,6 +47,12 @@ var behave = map[string]func(context.Context, *settings) error{
 		slog.Info("an info line", "key", "value")
 		return nil
 	},
+	"repeat": func(context.Context, *settings) error {
+		for range 10 * lineBurst {
+			slog.Warn("a line that a retry repeats", "object", "shop/echo")
+		}
+		return nil
+	},
 	"fail": func(context.Context, *settings) error { return errors.New("it does not go") },
 	"exit code": func(context.Context, *settings) error {
 		return fmt.Errorf("while waiting: %w", ExitError{7, errors.New("lease lost")})
@@ -162,6 +168,19 @@ func TestFlagsAndEnvironment(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestLogOfAProgramIsLimited: a program's own log has the bounds, in both formats.
+func TestLogOfAProgramIsLimited(t *testing.T) {
+	for _, format := range []string{"text", "json"} {
+		cmd, stderr := program(t, "repeat", "--log-format="+format)
+		if err := cmd.Run(); err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(stderr.String(), "a line that a retry repeats"); n != lineBurst {
+			t.Errorf("%s: %d lines, want %d:\n%s", format, n, lineBurst, stderr)
+		}
 	}
 }
 

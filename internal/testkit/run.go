@@ -9,7 +9,7 @@ import (
 )
 
 // Run runs f until the test ends or stop is called, and waits for its end. An error of f other than the end of its
-// context fails the test, and so does an f that has not ended after 20 s.
+// context fails the test, and so does an f that has not ended after a minute.
 func Run(t *testing.T, f func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -22,7 +22,7 @@ func Run(t *testing.T, f func(context.Context) error) (stop func()) {
 			if err != nil && !errors.Is(err, context.Canceled) {
 				t.Errorf("ended with %v", err)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("does not end")
 		}
 	})

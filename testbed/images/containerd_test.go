@@ -80,7 +80,7 @@ func startContainerd(t *testing.T, paths components.Paths) *containerd {
 
 // removeGroups removes the cgroups of containers, which stay busy for a moment after their processes were killed.
 func (c *containerd) removeGroups() {
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for _, pattern := range []string{"/sys/fs/cgroup/*/" + c.group + "/*", "/sys/fs/cgroup/*/" + c.group,
 		"/sys/fs/cgroup/" + c.group + "/*", "/sys/fs/cgroup/" + c.group} {
 		groups, err := filepath.Glob(pattern)
@@ -116,7 +116,7 @@ func (c *containerd) ctr(ctx context.Context, args ...string) (string, error) {
 
 // run runs a command in a container of an image, with nothing but what the image has.
 func (c *containerd) run(reference, name string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 3*time.Minute)
 	defer cancel()
 	return c.ctr(ctx, append([]string{"run", "--rm", "--read-only", "--fifo-dir", filepath.Dir(c.socket), "--cgroup",
 		c.group + "/" + name, reference, name}, args...)...)
@@ -210,7 +210,7 @@ func TestContainerd(t *testing.T) {
 			t.Errorf("%s in a container of %s: %q, %v; want %q", test.command, test.reference, out, err, test.want)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	for _, args := range [][]string{
 		{"run", "--detach", "--fifo-dir", filepath.Dir(c.socket), "--cgroup", c.group + "/pause", Pause, "pause"},

@@ -222,6 +222,20 @@ patches:
       - {op: add, path: /spec/ports/0/nodePort, value: 30843}
 ` + names,
 		},
+		"variables of exporter and broker": {
+			values: "exporter: {env: [{name: A, value: b}], config: {}}\nbroker: {env: [{name: C, valueFrom: {secretKeyRef: " +
+				"{name: s, key: k}}}], config: {}}\n",
+			kustomization: "resources: [DEPLOY/crds, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\n" +
+				"components: [DEPLOY/features/encryption, DEPLOY/features/services, DEPLOY/features/policy, DEPLOY/cluster-name]\n" + `
+patches:
+  - target: {kind: Deployment, name: semaphore-exporter}
+    patch: |
+      - {op: add, path: /spec/template/spec/containers/0/env, value: [{name: A, value: b}]}
+  - target: {kind: Deployment, name: semaphore-broker}
+    patch: |
+      - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: C, valueFrom: {secretKeyRef: {name: s, key: k}}}}
+` + names,
+		},
 		"policy alone": {
 			values: "features: {encryption: false, services: false}\n",
 			kustomization: "resources: [DEPLOY/crds, DEPLOY/exporter, DEPLOY/broker]\ncomponents: [DEPLOY/features/policy, " +

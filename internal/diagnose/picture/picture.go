@@ -226,8 +226,10 @@ func (p *Picture) edges(m *mesh.Mesh, levels levels, boxOf map[string]int) {
 		state           State
 		talking, nodes  int
 		fresh, notFresh int
+		bytes           uint64
 	}
 	all := map[[2]int]*between{}
+	traffic := trafficOf(m)
 	for _, l := range m.Links {
 		at, hasAt := boxOf[l.At]
 		from, hasFrom := boxOf[l.From]
@@ -242,6 +244,10 @@ func (p *Picture) edges(m *mesh.Mesh, levels levels, boxOf map[string]int) {
 		}
 		b.state = max(b.state, levels.link(l))
 		b.talking, b.nodes = b.talking+l.Talking, b.nodes+l.Nodes
+		for _, way := range [][2]string{{l.At, l.From}, {l.From, l.At}} {
+			b.bytes += traffic[way]
+			delete(traffic, way) // the other cluster's link has the same ways
+		}
 		if b.links = append(b.links, l); l.State == "fresh" {
 			b.fresh++
 		} else {
@@ -253,9 +259,38 @@ func (p *Picture) edges(m *mesh.Mesh, levels levels, boxOf map[string]int) {
 		if b.nodes > 0 {
 			e.Label += fmt.Sprintf(", tunnels %d/%d", b.talking, b.nodes)
 		}
+		if b.bytes > 0 {
+			e.Label += ", " + perSecond(b.bytes)
+		}
 		p.Edges = append(p.Edges, e)
 	}
 	slices.SortFunc(p.Edges, func(x, y Edge) int { return cmp.Or(x.A-y.A, x.B-y.B) })
+}
+
+// trafficOf has the bytes a second through the tunnels from each cluster to each other. Both ends count the same bytes,
+// and report them at other times, up to 30 s old: the greater number counts.
+func trafficOf(m *mesh.Mesh) map[[2]string]uint64 {
+	traffic := map[[2]string]uint64{}
+	for _, l := range m.Links {
+		sent, received := [2]string{l.At, l.From}, [2]string{l.From, l.At}
+		traffic[sent] = max(traffic[sent], l.SentPerSecond)
+		traffic[received] = max(traffic[received], l.ReceivedPerSecond)
+	}
+	return traffic
+}
+
+// perSecond is a number of bytes a second, as the broker's page shows it.
+func perSecond(bytes uint64) string {
+	n, units := float64(bytes), []string{"B/s", "kB/s", "MB/s", "GB/s"}
+	i := 0
+	for ; n >= 1000 && i < len(units)-1; i++ {
+		n /= 1000
+	}
+	digits := 0
+	if n < 10 && i > 0 {
+		digits = 1
+	}
+	return fmt.Sprintf("%.*f %s", digits, n, units[i])
 }
 
 // LinkText is what one cluster takes of another in a line, with the numbers of semaphorectl status.
@@ -287,6 +322,9 @@ func LinkText(l mesh.Link) string {
 	}
 	if l.Kept > 0 {
 		words = append(words, fmt.Sprintf("%d kept", l.Kept))
+	}
+	if l.SentPerSecond > 0 || l.ReceivedPerSecond > 0 {
+		words = append(words, fmt.Sprintf("sent %s, received %s", perSecond(l.SentPerSecond), perSecond(l.ReceivedPerSecond)))
 	}
 	return strings.Join(words, "; ")
 }

@@ -73,13 +73,22 @@ func full() []*semaphorev1.GetStatusResponse {
 	return []*semaphorev1.GetStatusResponse{cut, stale, broker("c3", "c1", "c2")}
 }
 
+// carrying is a broker with traffic through its tunnels to others, in bytes a second.
+func carrying(s *semaphorev1.GetStatusResponse, sent, received uint64) *semaphorev1.GetStatusResponse {
+	for _, t := range s.Tunnels {
+		t.SentPerSecond, t.ReceivedPerSecond = sent, received
+	}
+	return s
+}
+
 // TestFormats: each format has the clusters, links, tunnels and findings of the mesh, as a person has looked at them.
 func TestFormats(t *testing.T) {
 	for name, m := range map[string]*mesh.Mesh{
-		"well":  join(broker("c1", "c2"), broker("c2", "c1")),
-		"wrong": join(full()...),
-		"hub":   join(broker("c1", "c2", "c3", "c4", "c5")),
-		"one":   join(broker("c1")),
+		"well":    join(broker("c1", "c2"), broker("c2", "c1")),
+		"wrong":   join(full()...),
+		"hub":     join(broker("c1", "c2", "c3", "c4", "c5")),
+		"one":     join(broker("c1")),
+		"traffic": join(carrying(broker("c1", "c2", "c3"), 1_234_567, 800), carrying(broker("c2", "c1"), 950, 1_200_000)),
 	} {
 		for format, got := range formats(picture.Of(m)) {
 			file := filepath.Join("testdata", name+"."+format)
@@ -96,6 +105,51 @@ func TestFormats(t *testing.T) {
 				t.Errorf("%s differs (-update writes it):\n%s", file, got)
 			}
 		}
+	}
+}
+
+// TestTraffic: an edge has the bytes of both ways. The two ends count the same ones, and each has its own number.
+func TestTraffic(t *testing.T) {
+	edges := func(m *mesh.Mesh) (labels []string) {
+		for _, e := range picture.Of(m).Edges {
+			labels = append(labels, e.Label)
+		}
+		return labels
+	}
+	for _, c := range []struct {
+		name string
+		mesh *mesh.Mesh
+		want string
+	}{
+		{"none", join(broker("c1", "c2"), broker("c2", "c1")), "2 of 2 fresh, tunnels 6/6"},
+		{"one end was asked", join(carrying(broker("c1", "c2"), 1_500_000, 500_000)), "1 of 1 fresh, tunnels 3/3, 2.0 MB/s"},
+		{"both ends", join(carrying(broker("c1", "c2"), 1_000, 100), carrying(broker("c2", "c1"), 90, 1_100)),
+			"2 of 2 fresh, tunnels 6/6, 1.2 kB/s"}, // 1100 one way and 100 the other
+		{"bytes", join(carrying(broker("c1", "c2"), 0, 7)), "1 of 1 fresh, tunnels 3/3, 7 B/s"},
+		{"much", join(carrying(broker("c1", "c2"), 25_000_000_000_000, 0)), "1 of 1 fresh, tunnels 3/3, 25000 GB/s"},
+	} {
+		if got := edges(c.mesh); len(got) != 1 || got[0] != c.want {
+			t.Errorf("%s: %q; want %q", c.name, got, c.want)
+		}
+	}
+	three := edges(join(carrying(broker("c1", "c2", "c3"), 1_000_000, 0), carrying(broker("c3", "c2"), 2_000, 0)))
+	if len(three) != 3 || !strings.HasSuffix(three[0], ", 1.0 MB/s") || !strings.HasSuffix(three[1], ", 1.0 MB/s") ||
+		!strings.HasSuffix(three[2], ", 2.0 kB/s") {
+		t.Errorf("of three clusters: %q", three)
+	}
+	if line := picture.Of(join(carrying(broker("c1", "c2"), 999, 12_345))).Links[0].Text; !strings.Contains(line,
+		"; 17 services; sent 999 B/s, received 12 kB/s") {
+		t.Error(line)
+	}
+	// Clusters that share a box share the edge.
+	var all []string
+	for i := range 60 {
+		all = append(all, fmt.Sprintf("c%02d", i+1))
+	}
+	p := picture.Of(join(carrying(broker("c00", all...), 1_000, 0)))
+	last := p.Edges[len(p.Edges)-1].Label
+	if shared := fmt.Sprintf(", %d kB/s", 61-(len(p.Boxes)-1)); !strings.HasSuffix(last, shared) {
+		t.Errorf("of those that share a box: %q; want %q", last, shared)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/xml"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -31,11 +32,58 @@ text.well{fill:var(--well)}text.unknown{fill:var(--unknown)}text.warning{fill:va
 .edge.warning{stroke-dasharray:2 5}.edge.error{stroke-dasharray:10 6;stroke-width:4}.edge.unknown{stroke-dasharray:4 4}
 `
 
+// drawing is an SVG that is being written.
+type drawing struct {
+	strings.Builder
+	*Picture
+	// places are the centres of the boxes, below top.
+	places [][2]float64
+	top    float64
+}
+
 // SVG is the picture for a browser, in light and dark. It has no script and loads nothing.
 func (p *Picture) SVG() string {
 	places, width, height := p.layout()
-	var lines []Line
-	lines = append(lines, p.Links...)
+	lines := p.lines()
+	titles := broken(p.Verdict, int(width-2*margin)/9)
+	d := &drawing{Picture: p, places: places, top: float64(2*margin + lineHeight*len(titles))}
+	total := d.top + height + float64(margin+lineHeight*len(lines))
+
+	fmt.Fprintf(d, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %.0f" width="%.0f" height="%.0f" `+
+		`role="img" aria-labelledby="t d">`+"\n", width, total, width, total)
+	fmt.Fprintf(d, "<title id=\"t\">%s</title>\n<desc id=\"d\">", escapeXML(p.Verdict))
+	for _, l := range lines {
+		fmt.Fprintf(d, "%s\n", escapeXML(l.Text))
+	}
+	fmt.Fprintf(d, "</desc>\n<style>%s</style>\n", style)
+	fmt.Fprintf(d, `<rect class="paper" width="%.0f" height="%.0f"/>`+"\n", width, total)
+	state := Well
+	if !p.Well {
+		state = Error
+	}
+	for i, line := range titles {
+		fmt.Fprintf(d, `<text class="title %s" x="%d" y="%d">%s</text>`+"\n", state, margin, margin+lineHeight*(i+1),
+			escapeXML(line))
+	}
+	d.edges()
+	d.boxes()
+	if len(p.Boxes) <= labelled {
+		d.labels()
+	}
+	for i, l := range lines {
+		if l.Text == "" {
+			continue
+		}
+		fmt.Fprintf(d, `<text class="%s" x="%d" y="%.0f">%s %s</text>`+"\n", l.State, margin,
+			d.top+height+float64(lineHeight*(i+1)), l.State.mark(), escapeXML(l.Text))
+	}
+	d.WriteString("</svg>\n")
+	return d.String()
+}
+
+// lines are the text below the picture: the links, and after an empty line the findings.
+func (p *Picture) lines() []Line {
+	lines := slices.Clone(p.Links)
 	if p.MoreLinks > 0 {
 		lines = append(lines, Line{more(p.MoreLinks, "links"), Unknown})
 	}
@@ -46,66 +94,39 @@ func (p *Picture) SVG() string {
 	if p.MoreFindings > 0 {
 		lines = append(lines, Line{more(p.MoreFindings, "findings"), Unknown})
 	}
-	titles := broken(p.Verdict, int(width-2*margin)/9)
-	top := float64(2*margin + lineHeight*len(titles))
-	total := top + height + float64(margin+lineHeight*len(lines))
+	return lines
+}
 
-	var out strings.Builder
-	fmt.Fprintf(
-		&out,
-		`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %.0f" width="%.0f" height="%.0f" role="img" `+
-			`aria-labelledby="t d">`+"\n",
-		width,
-		total,
-		width,
-		total,
-	)
-	fmt.Fprintf(&out, "<title id=\"t\">%s</title>\n<desc id=\"d\">", escapeXML(p.Verdict))
-	for _, l := range lines {
-		fmt.Fprintf(&out, "%s\n", escapeXML(l.Text))
+// edges draws the lines between the boxes, below these.
+func (d *drawing) edges() {
+	for _, e := range d.Edges {
+		a, b := d.places[e.A], d.places[e.B]
+		fmt.Fprintf(d, `<path class="edge %s" d="M%.1f %.1fL%.1f %.1f"><title>%s — %s: %s</title></path>`+"\n", e.State,
+			a[0], a[1]+d.top, b[0], b[1]+d.top, escapeXML(d.Boxes[e.A].Name), escapeXML(d.Boxes[e.B].Name), escapeXML(e.Label))
 	}
-	fmt.Fprintf(&out, "</desc>\n<style>%s</style>\n", style)
-	fmt.Fprintf(&out, `<rect class="paper" width="%.0f" height="%.0f"/>`+"\n", width, total)
-	state := Well
-	if !p.Well {
-		state = Error
-	}
-	for i, line := range titles {
-		fmt.Fprintf(&out, `<text class="title %s" x="%d" y="%d">%s</text>`+"\n", state, margin, margin+lineHeight*(i+1),
-			escapeXML(line))
-	}
-	for _, e := range p.Edges {
-		a, b := places[e.A], places[e.B]
-		fmt.Fprintf(&out, `<path class="edge %s" d="M%.1f %.1fL%.1f %.1f"><title>%s — %s: %s</title></path>`+"\n", e.State,
-			a[0], a[1]+top, b[0], b[1]+top, escapeXML(p.Boxes[e.A].Name), escapeXML(p.Boxes[e.B].Name), escapeXML(e.Label))
-	}
-	for i, b := range p.Boxes {
-		x, y := places[i][0], places[i][1]+top
-		fmt.Fprintf(&out, `<rect class="box %s" x="%.1f" y="%.1f" width="%d" height="%d" rx="8"/>`+"\n", b.State,
+}
+
+func (d *drawing) boxes() {
+	for i, b := range d.Boxes {
+		x, y := d.places[i][0], d.places[i][1]+d.top
+		fmt.Fprintf(d, `<rect class="box %s" x="%.1f" y="%.1f" width="%d" height="%d" rx="8"/>`+"\n", b.State,
 			x-boxWidth/2, y-boxHeight/2, boxWidth, boxHeight)
-		fmt.Fprintf(&out, `<text class="name" x="%.1f" y="%.1f" text-anchor="middle">%s %s</text>`+"\n", x,
+		fmt.Fprintf(d, `<text class="name" x="%.1f" y="%.1f" text-anchor="middle">%s %s</text>`+"\n", x,
 			y-float64(9*len(b.Lines))+5, b.State.mark(), escapeXML(cut(b.Name, 24)))
 		for j, line := range b.Lines {
-			fmt.Fprintf(&out, `<text class="soft" x="%.1f" y="%.1f" text-anchor="middle">%s</text>`+"\n", x,
+			fmt.Fprintf(d, `<text class="soft" x="%.1f" y="%.1f" text-anchor="middle">%s</text>`+"\n", x,
 				y+float64(18*(j+1)-9*len(b.Lines))+5, escapeXML(line))
 		}
 	}
-	if len(p.Boxes) <= labelled {
-		for _, e := range p.Edges {
-			a, b := places[e.A], places[e.B]
-			fmt.Fprintf(&out, `<text class="soft label" x="%.1f" y="%.1f" text-anchor="middle">%s</text>`+"\n", (a[0]+b[0])/2,
-				(a[1]+b[1])/2+top+4, escapeXML(e.Label))
-		}
+}
+
+// labels writes the labels of the edges into their middle.
+func (d *drawing) labels() {
+	for _, e := range d.Edges {
+		a, b := d.places[e.A], d.places[e.B]
+		fmt.Fprintf(d, `<text class="soft label" x="%.1f" y="%.1f" text-anchor="middle">%s</text>`+"\n", (a[0]+b[0])/2,
+			(a[1]+b[1])/2+d.top+4, escapeXML(e.Label))
 	}
-	for i, l := range lines {
-		if l.Text == "" {
-			continue
-		}
-		fmt.Fprintf(&out, `<text class="%s" x="%d" y="%.0f">%s %s</text>`+"\n", l.State, margin,
-			top+height+float64(lineHeight*(i+1)), l.State.mark(), escapeXML(l.Text))
-	}
-	out.WriteString("</svg>\n")
-	return out.String()
 }
 
 // layout places the centres of the boxes: two beside each other, more in a circle, and one that all edges touch in its

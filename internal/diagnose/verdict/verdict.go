@@ -80,9 +80,7 @@ func Messages(all []finding.Finding) []*semaphorev1.Finding {
 		if f.Node != "" {
 			m.Command = strings.ReplaceAll(m.Command, "NODE", f.Node)
 		}
-		if !f.Since.IsZero() {
-			m.Since = timestamppb.New(f.Since)
-		}
+		m.Since = semaphorev1.Time(f.Since)
 		out = append(out, m)
 	}
 	return out

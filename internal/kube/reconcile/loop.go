@@ -414,8 +414,8 @@ func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
 		if g == nil {
 			g = newGate(cause, l.ownerOf)
 			l.gates[cause.Name] = g
-			l.log(f.owner, slog.LevelWarn, "reconcile failed; all that fail for this cause wait, and one tries again", "loop",
-				l.name, "cause", cause.Name, "key", f.Key, "error", err)
+			l.log(f.owner, slog.LevelWarn, "reconcile failed; all that fail for this cause wait, and one tries again", "cause",
+				cause.Name, "loop", l.name, "key", f.Key, "error", err)
 		}
 		g.failed(l, key)
 		return
@@ -428,7 +428,7 @@ func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
 	if fresh {
 		level = slog.LevelWarn
 	}
-	l.log(f.owner, level, "reconcile failed; trying again", "loop", l.name, "key", f.Key, "attempt", f.Attempts,
+	l.log(f.owner, level, "reconcile failed; trying again", "key", f.Key, "loop", l.name, "attempt", f.Attempts,
 		"error", err)
 	f.wait = min(max(2*f.wait, minBackoff), maxBackoff)
 	l.delay(key, jitter(max(f.wait, time.Duration(owner.failing-1)*time.Second/retryRate)))

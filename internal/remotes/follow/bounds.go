@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
@@ -25,27 +26,20 @@ const boundsIn = "semaphore-remotes"
 // encryption. The exporter writes it, which no remote and no agent can instruct, and never the broker.
 type Bounds struct {
 	api corev1client.ConfigMapInterface
-	log *slog.Logger
+	// problem is why agents do not get the remotes.
+	problem *kube.Problem
 
-	mu      sync.Mutex
-	saved   string
-	problem string
+	mu    sync.Mutex
+	saved string
 }
 
 // NewBounds returns Bounds for the agents in a namespace.
 func NewBounds(client kubernetes.Interface, namespace string, log *slog.Logger) *Bounds {
-	return &Bounds{api: client.CoreV1().ConfigMaps(namespace), log: log}
+	return &Bounds{api: client.CoreV1().ConfigMaps(namespace), problem: kube.NewProblem(log)}
 }
 
 // Problems returns why agents do not get the remotes, a line.
-func (b *Bounds) Problems() []string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.problem == "" {
-		return nil
-	}
-	return []string{b.problem}
-}
+func (b *Bounds) Problems() []string { return b.problem.Lines() }
 
 // Save writes the bounds if they changed. objects have the ports that the broker assigned to them; Save leaves out one
 // outside of the range, because no operator chose it.
@@ -69,19 +63,15 @@ func (b *Bounds) Save(ctx context.Context, d remotes.Decision, objects remotes.O
 	if apierrors.IsNotFound(err) {
 		_, err = b.api.Create(ctx, object, metav1.CreateOptions{})
 	}
-	problem := ""
 	if err != nil {
-		problem = fmt.Sprintf("agents do not get changed RemoteClusters: ConfigMap %s: %v", boundsIn, err)
+		b.problem.Set(fmt.Sprintf("agents do not get changed RemoteClusters: ConfigMap %s: %v", boundsIn, err))
+		return err
 	}
+	b.problem.Set("")
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if problem != "" && problem != b.problem {
-		b.log.Warn(problem)
-	}
-	if b.problem = problem; err == nil {
-		b.saved = text
-	}
-	return err
+	b.saved = text
+	return nil
 }
 
 func boundsOf(d remotes.Decision, objects remotes.Objects, ports config.DevicePorts) (string, error) {

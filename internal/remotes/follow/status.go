@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
@@ -27,11 +28,11 @@ const countsEvery = 10 * time.Second
 type StatusWriter struct {
 	client  dynamic.Interface
 	manager string
-	log     *slog.Logger
+	// problem is why the status of an object is not written.
+	problem *kube.Problem
 
 	mu      sync.Mutex
 	written map[types.UID]written
-	problem string
 }
 
 type written struct {
@@ -42,18 +43,11 @@ type written struct {
 
 // NewStatusWriter returns a writer with a field manager.
 func NewStatusWriter(client dynamic.Interface, manager string, log *slog.Logger) *StatusWriter {
-	return &StatusWriter{client: client, manager: manager, log: log, written: map[types.UID]written{}}
+	return &StatusWriter{client: client, manager: manager, problem: kube.NewProblem(log), written: map[types.UID]written{}}
 }
 
 // Problems returns why status is not written, a line.
-func (w *StatusWriter) Problems() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.problem == "" {
-		return nil
-	}
-	return []string{w.problem}
-}
+func (w *StatusWriter) Problems() []string { return w.problem.Lines() }
 
 // Report writes what this program reports of an object, if it differs from the last write, or from the object before
 // the first one. Transition times are those of the object.
@@ -82,24 +76,18 @@ func (w *StatusWriter) Report(ctx context.Context, o remotes.Object, want v1alph
 		return
 	}
 	err := w.write(ctx, o, want)
-	switch {
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		err = nil // it was deleted meanwhile, or created again
-	case err != nil:
-		err = fmt.Errorf("status of RemoteCluster %s: %w", o.Name, err)
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	if ctx.Err() != nil {
 		return
 	}
-	if err == nil {
-		w.problem = ""
-	} else if w.problem != err.Error() {
-		w.problem = err.Error()
-		w.log.Warn("the status of an object is not written", "error", err)
+	problem := ""
+	// It was deleted meanwhile, or created again: neither is a problem.
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		problem = fmt.Sprintf("the status of RemoteCluster %s is not written: %v", o.Name, err)
 	}
-	w.written[o.UID] = written{want, now, err != nil}
+	w.problem.Set(problem)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.written[o.UID] = written{want, now, problem != ""}
 }
 
 // same reports whether two states are the same, with counts or without. A new time of the last message alone is no

@@ -274,9 +274,12 @@ func (p *Page) Spoken() (nodes []string) {
 	return nodes
 }
 
-// Screenshot is a PNG of the window.
-func (p *Page) Screenshot() []byte {
+// Screenshot is a PNG of the page in a window of this size.
+func (p *Page) Screenshot(width, height int) []byte {
 	p.t.Helper()
+	p.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1,
+		"mobile": false}, nil)
+	defer p.call("Emulation.clearDeviceMetricsOverride", nil, nil)
 	var out struct{ Data string }
 	p.call("Page.captureScreenshot", map[string]any{"format": "png"}, &out)
 	data, err := base64.StdEncoding.DecodeString(out.Data)

@@ -138,7 +138,7 @@ func register(t testing.TB, cfg *rest.Config, ca []byte, port int) (unregister f
 			t.Fatalf("APIService %s: %v", name, err)
 		}
 		gone := func(context.Context) (bool, error) { return !served(cfg, calicoV3, "globalnetworksets"), nil }
-		if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, gone); err != nil {
+		if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, startTimeout, true, gone); err != nil {
 			t.Fatalf("%s is served though its APIService has gone: %v", calicoV3, err)
 		}
 	}

@@ -83,7 +83,7 @@ func define(t testing.TB, client apiextensionsclient.Interface, gv schema.GroupV
 
 func awaitServed(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resource string) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true,
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, startTimeout, true,
 		func(context.Context) (bool, error) {
 			return served(cfg, gv, resource), nil
 		})

@@ -25,7 +25,7 @@ import (
 )
 
 // startTimeout is how long both servers may take; on two idle cores it is five seconds.
-const startTimeout = 90 * time.Second
+const startTimeout = 3 * time.Minute
 
 // Prepare finds the programs that Start and the like need, or builds them. It is for loopback.Enter: where the tests
 // run there is no network to build with.

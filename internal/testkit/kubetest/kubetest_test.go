@@ -122,7 +122,7 @@ func TestFindNamesWhatIsMissing(t *testing.T) {
 
 func readPID(t *testing.T, path string) int {
 	t.Helper()
-	for range 200 {
+	for range 6000 {
 		if b, err := os.ReadFile(path); err == nil {
 			pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
 			if err != nil {

@@ -24,7 +24,7 @@ func Promptly(t testing.TB, client kubernetes.Interface, limit time.Duration, wh
 	t.Helper()
 	beside := WriteBeside(t, client)
 	defer beside.Stop()
-	took := testkit.Eventually(t, time.Minute, what, check)
+	took := testkit.Eventually(t, 3*time.Minute, what, check)
 	if late := beside.Late(); took > limit+late {
 		t.Errorf("%s: after %s, want %s at most, and %s for a machine as busy as this one", what, took, limit, late)
 	}
@@ -74,9 +74,15 @@ func (b *Beside) run(ctx context.Context, client kubernetes.Interface) {
 	defer close(b.done)
 	api := client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
 	one := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "beside-"}}
-	b.write(ctx, func() (err error) { one, err = api.Create(ctx, one, metav1.CreateOptions{}); return err })
+	b.write(ctx, func() error {
+		made, err := api.Create(ctx, one, metav1.CreateOptions{})
+		if err == nil {
+			one = made
+		}
+		return err
+	})
 	if one.GetName() == "" {
-		return
+		return // Late allows for that one attempt, and for no more
 	}
 	defer api.Delete(context.WithoutCancel(ctx), one.Name, metav1.DeleteOptions{})
 	for i := 0; ; i++ {
@@ -100,6 +106,7 @@ func (b *Beside) write(ctx context.Context, f func() error) {
 	defer b.mu.Unlock()
 	b.most, b.began = max(b.most, time.Since(began)), time.Time{}
 	if err != nil && ctx.Err() == nil {
-		b.t.Errorf("a write beside: %v", err)
+		// Of an apiserver that is short of processors a write can time out. It was slow, which is what is asked for.
+		b.t.Logf("a write beside, after %s: %v", time.Since(began).Round(time.Millisecond), err)
 	}
 }

@@ -1,0 +1,75 @@
+package docs_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// maxFunction is how many lines a function has at most, so that it fits a screen. A table, that is a composite literal
+// of values without a function in it, counts as one line.
+const maxFunction = 70
+
+// TestFunctionsFitAScreen holds the functions of the product and of its tools. Tests are lists of steps, and may be
+// longer.
+func TestFunctionsFitAScreen(t *testing.T) {
+	out, err := exec.Command("git", "-C", "..", "ls-files", "*.go").Output()
+	if err != nil {
+		t.Fatalf("git ls-files: %v", err)
+	}
+	seen := 0
+	for file := range strings.Lines(string(out)) {
+		file = strings.TrimSpace(file)
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		fset := token.NewFileSet()
+		parsed, err := parser.ParseFile(fset, filepath.Join("..", file), nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ast.IsGenerated(parsed) {
+			continue
+		}
+		for _, d := range parsed.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok {
+				seen++
+				if n := linesOf(fset, f); n > maxFunction {
+					t.Errorf("%s: %s has %d lines, %d at most: move a decision or a step with a name of its own out of it",
+						fset.Position(f.Pos()), f.Name.Name, n, maxFunction)
+				}
+			}
+		}
+	}
+	if seen < 3000 {
+		t.Errorf("%d functions read: git names few files", seen)
+	}
+}
+
+// linesOf counts the lines of a function, a table as one.
+func linesOf(fset *token.FileSet, f *ast.FuncDecl) int {
+	lines := func(n ast.Node) int { return fset.Position(n.End()).Line - fset.Position(n.Pos()).Line + 1 }
+	total := lines(f)
+	ast.Inspect(f, func(n ast.Node) bool {
+		table, ok := n.(*ast.CompositeLit)
+		if !ok || hasFunction(table) {
+			return true
+		}
+		total -= lines(table) - 1
+		return false
+	})
+	return total
+}
+
+func hasFunction(in ast.Node) (found bool) {
+	ast.Inspect(in, func(n ast.Node) bool {
+		_, is := n.(*ast.FuncLit)
+		found = found || is
+		return !found
+	})
+	return found
+}

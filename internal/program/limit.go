@@ -1,0 +1,128 @@
+package program
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// Bounds of the log, so that neither a remote nor a retry can fill a disk with it.
+const (
+	// A line with the same text about the same object is written lineBurst times at once, and then each lineEvery.
+	lineBurst = 10
+	lineEvery = 10 * time.Second
+	// placeBurst and placeRate (a second) bound all lines of one place in the code: a remote may choose the names of the
+	// objects. A list of what is found at a start, with a line for each object, fits into the burst.
+	placeBurst, placeRate = 2000, 1
+	// linesMost bounds how many lines of a place are remembered. Further ones have the bound of the place alone.
+	linesMost = 256
+)
+
+// limited is a handler that leaves out lines above the bounds. What a line is about is the value of its first
+// attribute. Debug messages have no bound: an operator has asked for them.
+type limited struct {
+	slog.Handler
+	bounds *bounds
+	// with is the value of the first attribute of the logger itself.
+	with string
+}
+
+// bounds are the state of a limited handler, and of those with attributes that are derived from it.
+type bounds struct {
+	mu     sync.Mutex
+	places map[uintptr]*place
+}
+
+// place is a place in the code that logs.
+type place struct {
+	all   *rate.Limiter
+	lines map[line]*rate.Limiter
+	// omitted counts the lines that were left out since the last that was written.
+	omitted int
+}
+
+// line is the text of a line, and what it is about.
+type line struct{ text, with, about string }
+
+func newLimited(h slog.Handler) slog.Handler {
+	return &limited{Handler: h, bounds: &bounds{places: map[uintptr]*place{}}}
+}
+
+// Handle implements slog.Handler.
+func (h *limited) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level >= slog.LevelInfo {
+		l := line{text: r.Message, with: h.with}
+		r.Attrs(func(a slog.Attr) bool {
+			l.about = a.Value.String()
+			return false
+		})
+		now := r.Time
+		if now.IsZero() {
+			now = time.Now()
+		}
+		may, omitted := h.bounds.take(r.PC, l, now)
+		if !may {
+			return nil
+		}
+		if omitted > 0 {
+			r.AddAttrs(slog.Int("notLogged", omitted))
+		}
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (h *limited) WithAttrs(attrs []slog.Attr) slog.Handler {
+	with := h.with
+	if with == "" && len(attrs) > 0 {
+		with = attrs[0].Value.String()
+	}
+	return &limited{Handler: h.Handler.WithAttrs(attrs), bounds: h.bounds, with: with}
+}
+
+// WithGroup implements slog.Handler.
+func (h *limited) WithGroup(name string) slog.Handler {
+	return &limited{Handler: h.Handler.WithGroup(name), bounds: h.bounds, with: h.with}
+}
+
+// take reports whether a line may be written, and how many of its place were left out before it.
+func (b *bounds) take(at uintptr, l line, now time.Time) (may bool, omitted int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := b.places[at]
+	if p == nil {
+		p = &place{all: rate.NewLimiter(placeRate, placeBurst), lines: map[line]*rate.Limiter{}}
+		b.places[at] = p
+	}
+	// The line first: one that repeats must not use up what the others of its place have.
+	if limit := p.limitOf(l, now); limit != nil && !limit.AllowN(now, 1) || !p.all.AllowN(now, 1) {
+		p.omitted++
+		return false, 0
+	}
+	omitted, p.omitted = p.omitted, 0
+	return true, omitted
+}
+
+// limitOf returns the limit of a line; nil if too many are remembered.
+func (p *place) limitOf(l line, now time.Time) *rate.Limiter {
+	limit := p.lines[l]
+	if limit != nil {
+		return limit
+	}
+	if len(p.lines) >= linesMost {
+		for other, limit := range p.lines {
+			if limit.TokensAt(now) >= lineBurst { // as a new one
+				delete(p.lines, other)
+			}
+		}
+	}
+	if len(p.lines) >= linesMost {
+		return nil
+	}
+	limit = rate.NewLimiter(rate.Every(lineEvery), lineBurst)
+	p.lines[l] = limit
+	return limit
+}
