@@ -182,6 +182,11 @@ func (n *Node) importImages(ctx context.Context, archives []string) error {
 			return fmt.Errorf("import image %s: %w", filepath.Base(archive), err)
 		}
 	}
+	for _, name := range c.tb.options.ImageNames {
+		if _, err := n.Exec(ctx, "ctr", "--namespace", "k8s.io", "images", "tag", Image, name); err != nil {
+			return fmt.Errorf("image %s: %w", name, err)
+		}
+	}
 	n.imported = true
 	return nil
 }

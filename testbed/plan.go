@@ -42,6 +42,8 @@ type Options struct {
 	// Programs are the product's programs by name, for the image "semaphore", and "testbed" for the image of that name.
 	// When nil they are built from the repository.
 	Programs map[string]string
+	// ImageNames are further references by which pods may name the image Image.
+	ImageNames []string
 	// Progress gets lines for a person to read, and a table of times at the end of Up. May be nil.
 	Progress io.Writer
 	// Log gets what happens to processes and pods; a file in the testbed's logs directory when nil.

@@ -114,13 +114,15 @@ func (m *MCS) noted(lw *cache.ListWatch) *cache.ListWatch {
 // NAMESPACE/NAME.
 func ServiceImports(api *MCS, desired writes.Desired[*mcsv1beta1.ServiceImport],
 	options Options) *Objects[*mcsv1beta1.ServiceImport] {
-	imports := api.client.Imports()
+	imports, lacks := api.client.Imports(), &dropped{}
 	return newObjects(kind[*mcsv1beta1.ServiceImport]{
 		Kind: writes.Kind[*mcsv1beta1.ServiceImport]{
 			Name:  kinds.ServiceImport,
 			Paced: true,
 			Merge: mergeImport,
-			Equal: func(a, b *mcsv1beta1.ServiceImport) bool { return equality.Semantic.DeepEqual(a, b) },
+			Equal: func(a, b *mcsv1beta1.ServiceImport) bool {
+				return equality.Semantic.DeepEqual(lacks.without(a), lacks.without(b))
+			},
 		},
 		example:    imports.Example(),
 		everywhere: true,
@@ -129,7 +131,7 @@ func ServiceImports(api *MCS, desired writes.Desired[*mcsv1beta1.ServiceImport],
 				return connection[*mcsv1beta1.ServiceImport]{}, err
 			}
 			return connection[*mcsv1beta1.ServiceImport]{
-				client: importClient{imports, api.asked}, listWatch: api.noted(imports.ListWatch(writes.Owned)),
+				client: importClient{imports, api.asked, lacks}, listWatch: api.noted(imports.ListWatch(writes.Owned)),
 				unserved: func() {},
 			}, nil
 		},
@@ -161,6 +163,7 @@ type importClient struct {
 	api mcs.Resource[*mcsv1beta1.ServiceImport]
 	// asked takes each answer.
 	asked func(error)
+	lacks *dropped
 }
 
 func (c importClient) wrap(o *mcsv1beta1.ServiceImport, err error) (*mcsv1beta1.ServiceImport, error) {
@@ -177,6 +180,7 @@ func (c importClient) Create(ctx context.Context, o *mcsv1beta1.ServiceImport) (
 	if err != nil {
 		return c.wrap(out, err)
 	}
+	c.lacks.spec(&o.Spec, &out.Spec)
 	return c.status(ctx, out, o)
 }
 
@@ -185,6 +189,7 @@ func (c importClient) Update(ctx context.Context, o *mcsv1beta1.ServiceImport) (
 	if err != nil {
 		return c.wrap(out, err)
 	}
+	c.lacks.spec(&o.Spec, &out.Spec)
 	return c.status(ctx, out, o)
 }
 
@@ -201,7 +206,11 @@ func (c importClient) status(ctx context.Context, now,
 	if equality.Semantic.DeepEqual(next.Status, now.Status) {
 		return c.wrap(now, nil)
 	}
-	return c.wrap(c.api.UpdateStatus(ctx, next))
+	out, err := c.api.UpdateStatus(ctx, next)
+	if err == nil {
+		c.lacks.status(&next.Status, &out.Status)
+	}
+	return c.wrap(out, err)
 }
 
 func (c importClient) Delete(ctx context.Context, o *mcsv1beta1.ServiceImport) error {

@@ -3,12 +3,19 @@ package apply
 import (
 	"fmt"
 	"log/slog"
+	"net/http"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/internal/mcs"
@@ -17,8 +24,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// TestImportsWithoutDefinitions: the problem names the definition that is not there, before the loop begins and when it
-// is removed while the loop runs and writes, and ends when it is there again.
+// TestImportsWithoutDefinitions: the problem names the definition that is not there, before the loop begins and when
+// one alone is removed while the loop runs and has nothing to write. It ends when the definition is there again, and
+// the loop writes again.
 func TestImportsWithoutDefinitions(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
@@ -44,7 +52,6 @@ func TestImportsWithoutDefinitions(t *testing.T) {
 	problem := func(what string, parts ...string) {
 		t.Helper()
 		eventually(t, what, func() (bool, string) {
-			change()
 			is := api.Problem()
 			for _, part := range parts {
 				if !strings.Contains(is, part) {
@@ -64,6 +71,7 @@ func TestImportsWithoutDefinitions(t *testing.T) {
 	problem("all are there")
 	written := func() {
 		t.Helper()
+		change()
 		want := port
 		eventually(t, "the import is written", func() (bool, string) {
 			i, err := client.Imports().Get(ctx, "default", "echo")
@@ -74,6 +82,7 @@ func TestImportsWithoutDefinitions(t *testing.T) {
 	for _, name := range []string{mcsv1beta1.ServiceExportFullName, mcsv1beta1.ServiceImportFullName} {
 		testkit.Must(t, crds.Delete(ctx, name, metav1.DeleteOptions{}))
 		problem(name+" is removed", "ServiceImports are not written", name)
+		change()
 		eventually(t, name+" is gone", func() (bool, string) {
 			_, err := crds.Get(ctx, name, metav1.GetOptions{})
 			return apierrors.IsNotFound(err), fmt.Sprint(err)
@@ -83,3 +92,86 @@ func TestImportsWithoutDefinitions(t *testing.T) {
 		written()
 	}
 }
+
+// TestImportsWithOldDefinitions: with the definitions of v0.2, which serve v1alpha1 alone and lack fields, an import is
+// written, and is not written again and again for the fields that the apiserver drops. When the definitions are
+// replaced while the loop runs, the same import gets the fields with its next change.
+func TestImportsWithOldDefinitions(t *testing.T) {
+	cfg := kubetest.Start(t)
+	ctx := t.Context()
+	crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
+	all, err := definitions.All()
+	testkit.Must(t, err)
+	for _, d := range all {
+		d.Labels = nil
+		d.Spec.Versions = slices.DeleteFunc(d.Spec.Versions,
+			func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Name != "v1alpha1" })
+		d.Spec.Versions[0].Storage = true
+		fields := d.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties
+		for _, name := range []string{"ipFamilies", "internalTrafficPolicy", "trafficDistribution", "exportedLabels",
+			"exportedAnnotations"} {
+			delete(fields["spec"].Properties, name)
+		}
+		if d.Name == mcsv1beta1.ServiceImportFullName {
+			delete(fields["status"].Properties, "conditions")
+			delete(fields["status"].Properties, "endpointSliceObjects")
+		}
+		_, err := crds.Create(ctx, d, metav1.CreateOptions{})
+		testkit.Must(t, err)
+	}
+	var writes atomic.Int64
+	counted := rest.CopyConfig(cfg)
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method != http.MethodGet {
+				writes.Add(1)
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	client, err := mcs.New(counted, "test")
+	testkit.Must(t, err)
+	w, d := desired[*mcsv1beta1.ServiceImport]()
+	local := corev1.ServiceInternalTrafficPolicyLocal
+	w.objects["default/echo"] = &mcsv1beta1.ServiceImport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "echo", Labels: bearing("c2")},
+		Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP, IPs: []string{"10.96.0.7"},
+			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}, InternalTrafficPolicy: &local,
+			Ports: []mcsv1beta1.ServicePort{{Port: 80, Protocol: "TCP"}}},
+		Status: mcsv1beta1.ServiceImportStatus{Clusters: []mcsv1beta1.ClusterStatus{{Cluster: "c2"}},
+			Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Ready"}}},
+	}
+	o := ServiceImports(NewMCS(client, slog.New(slog.DiscardHandler)), d, options(t))
+	testkit.Run(t, o.Run)
+	var have *mcsv1beta1.ServiceImport
+	has := func(what string, is func(*mcsv1beta1.ServiceImport) bool) {
+		t.Helper()
+		eventually(t, what, func() (bool, string) {
+			have, err = client.Imports().Get(ctx, "default", "echo")
+			return err == nil && is(have), fmt.Sprint(have, err)
+		})
+	}
+	has("the import", func(i *mcsv1beta1.ServiceImport) bool { return len(i.Spec.IPs) == 1 && len(i.Status.Clusters) == 1 })
+	first := have.UID
+	time.Sleep(3 * time.Second) // longer than events of writes take
+	if n := writes.Load(); n > 2 {
+		t.Errorf("%d writes of one import and its status", n)
+	}
+	_, err = definitions.Apply(ctx, crds, false)
+	testkit.Must(t, err)
+	has("all fields", func(i *mcsv1beta1.ServiceImport) bool {
+		w.mu.Lock()
+		w.objects["default/echo"] = w.objects["default/echo"].DeepCopy()
+		w.objects["default/echo"].Spec.Ports[0].Port++
+		w.mu.Unlock()
+		o.Wake("default/echo")
+		return len(i.Spec.IPFamilies) == 1 && i.Spec.InternalTrafficPolicy != nil && len(i.Status.Conditions) == 1
+	})
+	if have.UID != first {
+		t.Error("it is another import")
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
@@ -411,6 +412,26 @@ func (p *Plan) Imports() (names []string) {
 func DerivedService(imported string) string {
 	namespace, name, _ := strings.Cut(imported, "/")
 	return naming.Import(namespace, name)
+}
+
+// noteAddresses notes that a Service was observed with other IPs than before.
+func (p *Plan) noteAddresses(name string, o *corev1.Service, now time.Time) {
+	delete(p.addressed, name)
+	if o != nil && o.Labels[naming.LabelImported] == "true" && o.Spec.ClusterIP != "" &&
+		o.Spec.ClusterIP != corev1.ClusterIPNone {
+		p.addressed[name] = now
+	}
+}
+
+// ImportDue returns how long the ServiceImport of a name is not written yet (mcs.settle). A packet to an IP for which
+// kube-proxy has no rule yet is lost, and the kernel remembers the connection as one without a rule: its client waits
+// for minutes. kube-proxy syncs at most once a second.
+func (p *Plan) ImportDue(imported string, now time.Time) time.Duration {
+	at, ok := p.addressed[DerivedService(imported)]
+	if !ok {
+		return 0
+	}
+	return max(0, p.mcs.Settle.Duration-now.Sub(at))
 }
 
 // Import returns the desired ServiceImport of a name, NAMESPACE/NAME. It is nil although wanted is true while its

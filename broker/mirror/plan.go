@@ -93,6 +93,8 @@ type Plan struct {
 	seen  map[string]*discoveryv1.EndpointSlice
 	// existing are the Services of semaphore that exist in the own cluster.
 	existing map[string]*corev1.Service
+	// addressed is when the derived Services of imports were first observed with the IPs that they have.
+	addressed map[string]time.Time
 	// complete are the clusters whose snapshots are complete: what they do not export is removed.
 	complete map[string]bool
 
@@ -149,6 +151,7 @@ func New(cfg *config.Broker) *Plan {
 		ended:           map[string]string{},
 		seen:            map[string]*discoveryv1.EndpointSlice{},
 		existing:        map[string]*corev1.Service{},
+		addressed:       map[string]time.Time{},
 		complete:        map[string]bool{},
 		gone:            map[string]bool{},
 		presenceUnknown: map[string]bool{},
@@ -266,6 +269,7 @@ func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Tou
 		w.touchEndpoints(name)
 	}
 	if !slices.Equal(ips, clusterIPs(o)) {
+		p.noteAddresses(name, o, now)
 		w.touchImport(name)
 	}
 	if t := p.targets[name]; t != nil && begins {

@@ -51,6 +51,7 @@ func newFixture(t *testing.T, there int) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
+	cfg.MCS.Enabled = true
 	f := &fixture{loop: &cluster{synced: true}, now: time.Unix(1_000_000, 0)}
 	for i := range there {
 		f.loop.names = append(f.loop.names, mirrorName(i))

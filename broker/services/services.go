@@ -558,6 +558,11 @@ func (e *Engine) DesiredImports() writes.Desired[*mcsv1beta1.ServiceImport] {
 			if wanted && object == nil || !wanted && e.plan.HasUnconfirmedEndpoints(mirror.DerivedService(name)) {
 				return unknown
 			}
+			if wanted {
+				if unknown.Again = e.plan.ImportDue(name, e.now()); unknown.Again > 0 {
+					return unknown
+				}
+			}
 			return writes.Decide(object, wanted, owner, e.mayDelete)
 		},
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/semaphore/testbed"
+	"github.com/kube-semaphore/semaphore/testbed/images"
 )
 
 func upCommand() *cobra.Command {
@@ -27,7 +28,7 @@ func upCommand() *cobra.Command {
 			for _, name := range clusters {
 				options.Clusters = append(options.Clusters, testbed.ClusterSpec{Name: name, Nodes: nodes})
 			}
-			options.Progress = cmd.OutOrStdout()
+			options.Progress, options.ImageNames = cmd.OutOrStdout(), images.OfSuite
 			return up(cmd.Context(), options)
 		},
 	}

@@ -9,11 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/semaphore/internal/program"
+	"github.com/kube-semaphore/semaphore/testbed/echo"
 )
 
 // ranError is how a command ended that a person asked for by name: it has said itself what was wrong.
@@ -42,6 +44,18 @@ func main() {
 			}
 		}
 	}()
+	if filepath.Base(os.Args[0]) == "socat" { // in a pod
+		if err := echo.Socat(ctx, os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	if len(os.Args) > 1 && filepath.IsAbs(os.Args[1]) { // in a pod whose image has another program as its entry point
+		err := syscall.Exec(os.Args[1], os.Args[1:], os.Environ())
+		fmt.Fprintln(os.Stderr, "testbed:", err)
+		os.Exit(1)
+	}
 	root := &cobra.Command{
 		Use:           "testbed",
 		Short:         "real Kubernetes clusters on one machine",

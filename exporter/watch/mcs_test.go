@@ -25,8 +25,8 @@ import (
 )
 
 // TestServiceExports: nothing is complete before both definitions of the API are served; then a Service without a label
-// is exported with its slices, and when the definitions are removed while the exporter runs, all exports stay and it
-// says what it waits for. The apiserver deletes all ServiceExports in that case.
+// is exported with its slices, and when the definitions are removed while the exporter runs, one alone or both, all
+// exports stay and it says what it waits for. The apiserver deletes all ServiceExports with their definition.
 func TestServiceExports(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin, ctx := client(t, cfg), t.Context()
@@ -110,18 +110,55 @@ func TestServiceExports(t *testing.T) {
 		}
 	}
 
+	waitsAgain := func(definition string) {
+		t.Helper()
+		within(t, func() error {
+			problems := strings.Join(finding.Texts(w.Findings()), "\n")
+			if !strings.Contains(problems, "serviceexports: the watch fails") ||
+				!strings.Contains(problems, "CustomResourceDefinition "+definition+".multicluster.x-k8s.io") {
+				return fmt.Errorf("the problems are %q", problems)
+			}
+			return nil
+		})
+	}
+	// The definition goes of which the exporter reads no object, and comes back. What changes meanwhile
+	// of a Service that is exported is followed.
+	must(t, crds.Delete(ctx, mcsv1beta1.ServiceImportFullName, metav1.DeleteOptions{}))
+	waitsAgain("serviceimports")
+	slice, err := admin.DiscoveryV1().EndpointSlices("shop").Get(ctx, "echo-1", metav1.GetOptions{})
+	must(t, err)
+	slice.Endpoints[0].Addresses = []string{"10.1.1.2"}
+	_, err = admin.DiscoveryV1().EndpointSlices("shop").Update(ctx, slice, metav1.UpdateOptions{})
+	must(t, err)
+	within(t, func() error {
+		entries, _ := c.Journal().Snapshot()
+		for _, e := range entries {
+			if strings.Contains(e.Value.Object.String(), "10.1.1.2") {
+				return nil
+			}
+		}
+		return fmt.Errorf("the slice is as it was")
+	})
+	says("endpointslice shop/echo-1", "service shop/echo")
+	_, err = definitions.Apply(ctx, crds, false)
+	must(t, err)
+	within(t, func() error {
+		if problems := finding.Texts(w.Findings()); len(problems) > 0 {
+			return fmt.Errorf("the problems are %q", problems)
+		}
+		_, err := exports.Exports().Create(ctx, &mcsv1beta1.ServiceExport{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "other"}})
+		return err
+	})
+	says("endpointslice shop/echo-1", "endpointslice shop/other-1", "service shop/echo", "service shop/other")
+	must(t, exports.Exports().Delete(ctx, "shop", "other", metav1.DeleteOptions{}))
+	says("endpointslice shop/echo-1", "service shop/echo")
+
 	// The API goes, and with it all ServiceExports.
 	for _, d := range all {
 		must(t, crds.Delete(ctx, d.Name, metav1.DeleteOptions{}))
 	}
-	within(t, func() error {
-		problems := strings.Join(finding.Texts(w.Findings()), "\n")
-		if !strings.Contains(problems, "serviceexports: the watch fails") ||
-			!strings.Contains(problems, "CustomResourceDefinition serviceexports.multicluster.x-k8s.io") {
-			return fmt.Errorf("the problems are %q", problems)
-		}
-		return nil
-	})
+	waitsAgain("serviceexports")
 	within(t, func() error {
 		if _, err := crds.Get(ctx, all[0].Name, metav1.GetOptions{}); err == nil {
 			return fmt.Errorf("the definition is not gone yet")

@@ -189,6 +189,7 @@ func AgentAudience(cluster string) string { return "semaphore-broker." + cluster
 func (c *Broker) setDefaults() {
 	c.LeaderElection = leaderElection("semaphore-broker-leader")
 	c.GlobalServices.setDefaults()
+	c.MCS.setDefaults()
 }
 
 func (c *Broker) complete(p *problems) {

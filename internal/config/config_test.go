@@ -146,7 +146,7 @@ func TestLoadBroker(t *testing.T) {
 		ManageIPPools: true,
 		AllowedIPs:    AutoAllowedIPs,
 		MCS: BrokerMCS{DenyNamespaces: []string{"kube-*", "calico-*", "tigera-operator"},
-			EndpointSlices: AllImportSlices},
+			EndpointSlices: AllImportSlices, Settle: Duration{Duration: 1500 * time.Millisecond}},
 		Brake:  Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: 10 * time.Minute}},
 		Agents: Agents{"semaphore", "semaphore-agent", "semaphore-broker.c1"},
 		TLS:    TLS{"/etc/semaphore/tls/tls.crt", "/etc/semaphore/tls/tls.key", "/etc/semaphore/bundles", ""},

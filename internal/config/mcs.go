@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"time"
 )
 
 // ExporterMCS is the Multi-Cluster Services API (KEP-1645) as the exporter has it.
@@ -24,6 +25,8 @@ type BrokerMCS struct {
 	Precedence []string `json:"precedence"`
 	// EndpointSlices says for which ServiceImports there are EndpointSlices in their namespace.
 	EndpointSlices ImportSlices `json:"endpointSlices"`
+	// Settle is how long a derived Service has had its IPs before its ServiceImport names them, and so before DNS does.
+	Settle Duration `json:"settle"`
 }
 
 // ImportSlices says for which ServiceImports there are EndpointSlices in their namespace.
@@ -38,6 +41,8 @@ const (
 
 // defaultDenied are the namespaces whose names mean something to a cluster.
 var defaultDenied = []string{"kube-*", "calico-*", "tigera-operator"}
+
+func (m *BrokerMCS) setDefaults() { m.Settle.Duration = 1500 * time.Millisecond }
 
 // Denies reports whether nothing is imported into a namespace.
 func (m *BrokerMCS) Denies(namespace string) bool {
@@ -57,6 +62,10 @@ func (m *BrokerMCS) complete(p *problems, field string, c *Broker) {
 		}
 	}
 	checkClusters(p, field+".precedence", m.Precedence, c)
+	m.Settle.check(p, field+".settle")
+	if d := m.Settle.Duration; d < 0 || d > time.Minute {
+		p.add(field+".settle", "%s: use 0s to %s", d, time.Minute)
+	}
 	switch m.EndpointSlices {
 	case "":
 		m.EndpointSlices = AllImportSlices

@@ -33,8 +33,9 @@ func TestCoreDNS(t *testing.T) {
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)
 	mirrors(t, admin)
+	// For an image of CoreDNS that is not known, as for releases before 1.12.2: names are rewritten.
 	blocks, _, err := run(t, "coredns", "--remote", "c2", "--remote", "c-3=three", "--remote", "global=gl",
-		"--mirror-namespace", "mirrors")
+		"--mirror-namespace", "mirrors", "--clusterset", "--coredns-image", "registry.k8s.io/coredns/coredns:v1.11.3")
 	must(t, err)
 	server := startCoreDNS(t, blocks, kubetest.Kubeconfig(t, api))
 	var nothing []string
@@ -64,6 +65,25 @@ func TestCoreDNS(t *testing.T) {
 		{"a.b.c.d.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		{"example.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		{"cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		// Imported Services.
+		{"echo.shop.svc.clusterset.local.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.5"}},
+		{"echo.shop.svc.clusterset.local.", dnsmessage.TypeAAAA, dnsmessage.RCodeSuccess, nothing},
+		{"db.shop.svc.clusterset.local.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.2.2.1", "10.2.2.2"}},
+		{"db.shop.svc.clusterset.local.", dnsmessage.TypeAAAA, dnsmessage.RCodeSuccess, []string{"2001:db8::2"}},
+		{"db-0.db.shop.svc.clusterset.local.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.2.2.1"}},
+		{"none.shop.svc.clusterset.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		{"db-9.db.shop.svc.clusterset.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		// Rewrites have no names with the ID of a cluster.
+		{"db-0.c2.db.shop.svc.clusterset.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		{"shop.svc.clusterset.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		{"echo.shop.svc.clusterset.local.shop.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
+		// A record of a port names the derived Service, which resolves too.
+		{"_http._tcp.echo.shop.svc.clusterset.local.", dnsmessage.TypeSRV, dnsmessage.RCodeSuccess,
+			[]string{"80 mcs-shop-73736d-echo.mirrors.svc.cluster.local."}},
+		{"_http._tcp.db.shop.svc.clusterset.local.", dnsmessage.TypeSRV, dnsmessage.RCodeSuccess, []string{
+			"80 db-0.mcs-shop-73736d-db.mirrors.svc.cluster.local.", "80 db-1.mcs-shop-73736d-db.mirrors.svc.cluster.local."}},
+		{"_none._tcp.echo.shop.svc.clusterset.local.", dnsmessage.TypeSRV, dnsmessage.RCodeNameError, nothing},
+		{"echo.shop.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		// What a pod asks before the name itself, for its search domains: any other answer ends its search.
 		{"echo.shop.svc.cluster.c2.shop.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		{"echo.shop.svc.cluster.c2.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
@@ -105,6 +125,7 @@ func mirrors(t *testing.T, admin kubernetes.Interface) {
 	for name, ip := range map[string]string{
 		"c2-shop-73736d-echo": "10.96.7.1", "c2-d-echo-73736d-a-73736": "10.96.7.2", "three-shop-73736d-echo": "10.96.7.3",
 		"gl-shop-73736d-echo": "10.96.7.4", "c2-shop-73736d-db": corev1.ClusterIPNone,
+		"mcs-shop-73736d-echo": "10.96.7.5", "mcs-shop-73736d-db": corev1.ClusterIPNone,
 	} {
 		_, err := admin.CoreV1().Services("mirrors").Create(ctx, &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -112,17 +133,26 @@ func mirrors(t *testing.T, admin kubernetes.Interface) {
 		}, create)
 		must(t, err)
 	}
-	for family, addresses := range map[discoveryv1.AddressType][]string{
-		discoveryv1.AddressTypeIPv4: {"10.2.1.1", "10.2.1.2"}, discoveryv1.AddressTypeIPv6: {"2001:db8::1"},
+	for _, one := range []struct {
+		service   string
+		family    discoveryv1.AddressType
+		addresses []string
+	}{
+		{"c2-shop-73736d-db", discoveryv1.AddressTypeIPv4, []string{"10.2.1.1", "10.2.1.2"}},
+		{"c2-shop-73736d-db", discoveryv1.AddressTypeIPv6, []string{"2001:db8::1"}},
+		{"mcs-shop-73736d-db", discoveryv1.AddressTypeIPv4, []string{"10.2.2.1", "10.2.2.2"}},
+		{"mcs-shop-73736d-db", discoveryv1.AddressTypeIPv6, []string{"2001:db8::2"}},
 	} {
+		name, port := "http", int32(80)
 		slice := &discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{
-				Name:   "c2-shop-73736d-db-" + strings.ToLower(string(family)),
-				Labels: map[string]string{discoveryv1.LabelServiceName: "c2-shop-73736d-db"},
+				Name:   one.service + "-" + strings.ToLower(string(one.family)),
+				Labels: map[string]string{discoveryv1.LabelServiceName: one.service},
 			},
-			AddressType: family,
+			AddressType: one.family,
+			Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
 		}
-		for i, a := range addresses {
+		for i, a := range one.addresses {
 			hostname := fmt.Sprint("db-", i)
 			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, Hostname: &hostname})
 		}
@@ -177,7 +207,8 @@ func startCoreDNS(t *testing.T, blocks, kubeconfig string) string {
 	return address
 }
 
-// resolve asks for the records of a name, and is an error when an answer is about another name.
+// resolve asks for the records of a name, and is an error when an answer is about another name, or holds for more than
+// five seconds. Of a record of a port it returns the port and the target.
 func resolve(ctx context.Context, server, name string, kind dnsmessage.Type) (dnsmessage.RCode, []string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -221,11 +252,16 @@ func resolve(ctx context.Context, server, name string, kind dnsmessage.Type) (dn
 		if !strings.EqualFold(r.Header.Name.String(), name) {
 			return 0, nil, fmt.Errorf("asked for %s, and the answer is about %s", name, r.Header.Name)
 		}
+		if r.Header.TTL > 5 {
+			return 0, nil, fmt.Errorf("the answer holds for %d s, longer than blocks cache it", r.Header.TTL)
+		}
 		switch body := r.Body.(type) {
 		case *dnsmessage.AResource:
 			addresses = append(addresses, net.IP(body.A[:]).String())
 		case *dnsmessage.AAAAResource:
 			addresses = append(addresses, net.IP(body.AAAA[:]).String())
+		case *dnsmessage.SRVResource:
+			addresses = append(addresses, fmt.Sprint(body.Port, " ", body.Target))
 		default:
 			return 0, nil, fmt.Errorf("a %T in the answer", body)
 		}

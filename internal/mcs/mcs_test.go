@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -294,7 +295,9 @@ func TestRememberedVersion(t *testing.T) {
 
 // TestBelievedDeletions: a watch that has many deletions asks once for those that came before it asked, and passes
 // nothing on of those that came with the end of the API.
-func TestBelievedDeletions(t *testing.T) {
+func TestBelievedDeletions(t *testing.T) { synctest.Test(t, testBelievedDeletions) }
+
+func testBelievedDeletions(t *testing.T) {
 	source, questions, answer := watch.NewFake(), make(chan struct{}), make(chan error)
 	w := newBelieved(t.Context(), source, func(context.Context) error {
 		questions <- struct{}{}
@@ -348,4 +351,30 @@ func TestBelievedDeletions(t *testing.T) {
 	if _, open := <-w.ResultChan(); open {
 		t.Error("the watch continues")
 	}
+}
+
+// TestBelievedLooks: a watch without events ends with an error five seconds after the API was served the last time, and
+// not while nothing is known of it.
+func TestBelievedLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		answers := []error{nil, errors.New("the apiserver does not answer"), nil, missing("it is gone")}
+		w := newBelieved(t.Context(), watch.NewFake(), func(context.Context) error {
+			answer := answers[0]
+			answers = answers[1:]
+			return answer
+		})
+		defer w.Stop()
+		event, open := <-w.ResultChan()
+		if took := time.Since(began); !open || event.Type != watch.Error || took != 20*time.Second {
+			t.Errorf("after %s: %v, open %t", took, event, open)
+		}
+		if err := apierrors.FromObject(event.Object); !apierrors.IsResourceExpired(err) ||
+			!strings.Contains(err.Error(), "it is gone") {
+			t.Errorf("the error is %v", err)
+		}
+		if _, open := <-w.ResultChan(); open {
+			t.Error("the watch continues")
+		}
+	})
 }

@@ -1,5 +1,5 @@
-// Package echo has servers for pods of a testbed: one of HTTP that says who answered and who asked, and one of TCP and
-// UDP that answers with a text.
+// Package echo has servers for pods of a testbed: one of HTTP that says who answered and who asked, one of TCP and UDP
+// that answers with a text, and what the conformance suite of the Multi-Cluster Services API asks of socat.
 //
 // It imports nothing of this module.
 package echo

@@ -200,6 +200,8 @@ func TestContainerd(t *testing.T) {
 		{Testbed, "getent passwd nonroot", "nonroot:x:65532:"},
 		{Testbed, "ip -o link", "lo:"},
 		{Testbed, "ss -ltn", "Local Address:Port"},
+		{Testbed, "socat TCP-LISTEN:42", "socat: 1 addresses, want 2"},
+		{Testbed, "testbed /bin/sh -c id", "uid=0(root) gid=0"},
 		{Testbed, "nslookup -type=a x.test 127.0.0.1", "timed out"},
 	} {
 		args := strings.Fields(test.command)

@@ -1,13 +1,16 @@
 // Package images makes the archives of the container images that a testbed's nodes need, as there is no registry: the
 // product's, and those of the testbed itself.
 //
-// An archive's name in the cache has the digest of its image, so each is written once; several processes may ask for
-// the same at once. It starts nothing but a C compiler, and imports deploy/image and testbed/components.
+// An archive's name in the cache is made of the reference and the digest of its image, so each is written once; several
+// processes may ask for the same at once. It starts nothing but a C compiler, and imports deploy/image and
+// testbed/components.
 package images
 
 import (
 	"context"
+	"crypto/sha256"
 	_ "embed"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -32,12 +35,16 @@ const (
 	Semaphore = image.Reference + ":main"
 	// Pause holds the namespaces of a pod.
 	Pause = "testbed.local/pause:1"
-	// CoreDNS has the program /coredns.
-	CoreDNS = "testbed.local/coredns:1"
+	// CoreDNS has the program /coredns. The tag is its release, by which semaphorectl knows what it can do.
+	CoreDNS = "testbed.local/coredns:1.14.7"
 	// Testbed has the program testbed (`testbed echo`, `testbed sleep`), busybox's shell and applets, and from this
 	// machine curl, getent, ip and ss.
 	Testbed = "testbed.local/testbed:1"
 )
+
+// OfSuite are the references by which pods of the conformance suite of sigs.k8s.io/mcs-api v0.5 name images. Testbed
+// has of both what the suite runs: a shell with nc and nslookup, and socat.
+var OfSuite = []string{"docker.io/nicolaka/netshoot:v0.15", "docker.io/alpine/socat:1.7.4.4"}
 
 // Archive is an image in a file.
 type Archive struct {
@@ -104,7 +111,8 @@ func (b *Builder) ensure(ctx context.Context, cache, dir string, r recipe) (Arch
 		return Archive{}, err
 	}
 	archive := Archive{Reference: r.reference, Path: filepath.Join(dir, r.name+".tar")}
-	cached := filepath.Join(cache, r.name+"-"+digest.Hex[:keyLength]+".tar")
+	key := sha256.Sum256([]byte(r.reference + "\n" + digest.Hex))
+	cached := filepath.Join(cache, r.name+"-"+hex.EncodeToString(key[:])[:keyLength]+".tar")
 	if err := place(cached, archive.Path); !errors.Is(err, fs.ErrNotExist) {
 		return archive, err
 	}
@@ -147,7 +155,7 @@ func place(cached, path string) error {
 	return errors.Join(err, out.Close())
 }
 
-// keyLength is how much of an image's digest tells its archive from others of its name.
+// keyLength is how much of the hash of an image's reference and digest tells its archive from others of its name.
 const keyLength = 16
 
 // kept is how many archives of an image the cache keeps: those of several checkouts, and of the commits before.

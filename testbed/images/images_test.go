@@ -16,6 +16,18 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// TestTagOfCoreDNS: the tag of CoreDNS's image is the release that is built.
+func TestTagOfCoreDNS(t *testing.T) {
+	built, err := os.ReadFile("../../tools/coredns/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, tag, _ := strings.Cut(CoreDNS, ":")
+	if !strings.Contains(string(built), "\tgithub.com/coredns/coredns v"+tag+" ") {
+		t.Errorf("%s is not what tools/coredns/go.mod says", CoreDNS)
+	}
+}
+
 func TestParseLibraries(t *testing.T) {
 	const linked = `	linux-vdso.so.1 (0x00007fdfa99aa000)
 	libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007fdfa9731000)

@@ -129,6 +129,7 @@ func (t tools) entries() []image.Entry {
 		image.Link("/var/run", "/run"),
 		image.Copy("/usr/bin/busybox", 0o755, t.busybox),
 	}
+	entries = append(entries, image.Link("/usr/bin/socat", "/usr/local/bin/testbed"))
 	for _, applet := range t.applets {
 		entries = append(entries, image.Link("/usr/bin/"+applet, "busybox"))
 	}

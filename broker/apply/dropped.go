@@ -1,0 +1,63 @@
+package apply
+
+import (
+	"sync"
+
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+)
+
+// dropped are the fields that the definition of ServiceImports lacks, as that of v0.2 does: the apiserver drops them
+// from what is written. It is learned from the answers to writes, again and again, as definitions are replaced.
+type dropped struct {
+	mu                                                      sync.Mutex
+	families, internal, distribution, conditions, endpoints bool
+}
+
+// spec learns from a write of an object and its answer.
+func (d *dropped) spec(sent, answer *mcsv1beta1.ServiceImportSpec) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	learn(&d.families, len(sent.IPFamilies) > 0, len(answer.IPFamilies) > 0)
+	learn(&d.internal, sent.InternalTrafficPolicy != nil, answer.InternalTrafficPolicy != nil)
+	learn(&d.distribution, sent.TrafficDistribution != nil, answer.TrafficDistribution != nil)
+}
+
+// status learns from a write of a status and its answer.
+func (d *dropped) status(sent, answer *mcsv1beta1.ServiceImportStatus) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	learn(&d.conditions, len(sent.Conditions) > 0, len(answer.Conditions) > 0)
+	learn(&d.endpoints, sent.EndpointSliceObjects != "", answer.EndpointSliceObjects != "")
+}
+
+func learn(lacks *bool, sent, kept bool) {
+	if sent {
+		*lacks = !kept
+	}
+}
+
+// without returns the object as such an apiserver would have it.
+func (d *dropped) without(o *mcsv1beta1.ServiceImport) *mcsv1beta1.ServiceImport {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.families && !d.internal && !d.distribution && !d.conditions && !d.endpoints {
+		return o
+	}
+	out := *o
+	if d.families {
+		out.Spec.IPFamilies = nil
+	}
+	if d.internal {
+		out.Spec.InternalTrafficPolicy = nil
+	}
+	if d.distribution {
+		out.Spec.TrafficDistribution = nil
+	}
+	if d.conditions {
+		out.Status.Conditions = nil
+	}
+	if d.endpoints {
+		out.Status.EndpointSliceObjects = ""
+	}
+	return &out
+}

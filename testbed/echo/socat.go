@@ -1,0 +1,115 @@
+package echo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// Socat is of socat(1) what the pods of the conformance suite of sigs.k8s.io/mcs-api ask of it: a listener by TCP or
+// UDP whose answer to each client is what a command of the shell prints,
+//
+//	socat -v -v TCP-LISTEN:42,crlf,reuseaddr,fork SYSTEM:'echo "pod ip $first_ip"'
+//
+// of either family or of both (TCP6-LISTEN with ipv6only=0). It serves until ctx ends.
+func Socat(ctx context.Context, args []string) error {
+	for len(args) > 0 && strings.HasPrefix(args[0], "-") {
+		args = args[1:]
+	}
+	if len(args) != 2 {
+		return fmt.Errorf("socat: %d addresses, want 2", len(args))
+	}
+	network, address, err := listenerOf(args[0])
+	if err != nil {
+		return err
+	}
+	command, ok := strings.CutPrefix(args[1], "SYSTEM:")
+	if !ok {
+		return fmt.Errorf("socat: address %q is not SYSTEM:COMMAND", args[1])
+	}
+	answer := printed(ctx, command)
+	if strings.HasPrefix(network, "udp") {
+		packets, err := net.ListenPacket(network, address)
+		if err != nil {
+			return fmt.Errorf("socat: %w", err)
+		}
+		return answerPackets(ctx, packets, answer)
+	}
+	listener, err := net.Listen(network, address)
+	if err != nil {
+		return fmt.Errorf("socat: %w", err)
+	}
+	return answerConnections(ctx, listener, answer)
+}
+
+// printed is what a command prints when it is called, with the ends of lines that the option crlf makes.
+func printed(ctx context.Context, command string) func() []byte {
+	return func() []byte {
+		out, _ := exec.CommandContext(ctx, "sh", "-c", command).Output() // what it printed counts
+		return []byte(strings.ReplaceAll(string(out), "\n", "\r\n"))
+	}
+}
+
+// listenerOf is the network and the address of TCP-LISTEN:PORT,OPTION… and its like.
+func listenerOf(text string) (network, address string, err error) {
+	kind, rest, _ := strings.Cut(text, ":")
+	port, options, _ := strings.Cut(rest, ",")
+	switch kind {
+	case "TCP-LISTEN":
+		network = "tcp4"
+	case "UDP-LISTEN":
+		network = "udp4"
+	case "TCP6-LISTEN":
+		network = "tcp6"
+	case "UDP6-LISTEN":
+		network = "udp6"
+	default:
+		return "", "", fmt.Errorf("socat: address %q is not TCP-LISTEN or UDP-LISTEN", text)
+	}
+	if strings.Contains(","+options+",", ",ipv6only=0,") {
+		network = network[:3] // both families
+	}
+	return network, ":" + port, nil
+}
+
+func answerConnections(ctx context.Context, listener net.Listener, answer func() []byte) error {
+	defer context.AfterFunc(ctx, func() { listener.Close() })()
+	for {
+		conn, err := listener.Accept()
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return fmt.Errorf("socat: %w", err)
+		}
+		go func() {
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(helloTime)) // it ends with its connection
+			if _, err := conn.Write(answer()); err != nil {
+				return
+			}
+			_ = conn.(*net.TCPConn).CloseWrite()
+			_, _ = io.Copy(io.Discard, conn) // what the client says, so that it is not reset
+		}()
+	}
+}
+
+func answerPackets(ctx context.Context, packets net.PacketConn, answer func() []byte) error {
+	defer packets.Close()
+	defer context.AfterFunc(ctx, func() { packets.Close() })()
+	buffer := make([]byte, 1500)
+	for {
+		_, from, err := packets.ReadFrom(buffer)
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return nil
+		case err == nil:
+			_, _ = packets.WriteTo(answer(), from) // the next client counts as much
+		}
+	}
+}
