@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -78,5 +79,19 @@ func TestTraffic(t *testing.T) {
 		if due != step.due || d.sent.rates != step.rates {
 			t.Errorf("%s: due %v, %+v", step.what, due, d.sent.rates)
 		}
+	}
+}
+
+// TestWhoseProbesAreAnswered: those from the endpoint of a peer, and of nobody else. A peer that never had a handshake
+// has one at no time, and not in 1970, which WireGuard says.
+func TestWhoseProbesAreAnswered(t *testing.T) {
+	m := New(nil, oneDevice{}, events.New("c1"), func(string) {}, func() {})
+	m.Observe("c2", 0, []wgtypes.Peer{{PublicKey: wgtypes.Key{1}, LastHandshakeTime: time.Unix(0, 0),
+		Endpoint: net.UDPAddrFromAddrPort(netip.MustParseAddrPort("192.0.2.1:51820"))}})
+	if !m.known(netip.MustParseAddr("192.0.2.1")) || m.known(netip.MustParseAddr("192.0.2.2")) {
+		t.Error("the endpoint of a peer is not known, or an address of no peer is")
+	}
+	if newest := m.device("c2").talk.Newest(); !newest.IsZero() {
+		t.Errorf("the newest handshake was %s, and there was none", newest)
 	}
 }
