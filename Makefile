@@ -53,7 +53,7 @@ test: deps vet unit-recorded components build ## everything CI runs: lint, unit 
 LANES ?= $(shell taken=$$( (find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null || true) | wc -l); \
 	if [ $$(($$(cat /proc/sys/fs/inotify/max_user_instances) - taken)) -ge 120 ]; then echo 3; else echo 2; fi)
 CLUSTERS   := ./e2e
-FAULTS     := ./testbed ./e2e/faults ./e2e/migration
+FAULTS     := ./testbed ./e2e/faults ./e2e/migration ./deploy
 # Those of package e2e that run in the lane of the faults, so that each lane takes about as long as the others.
 ELSEWHERE  := ^(TestNodes|TestExplain|TestPolicies)$$
 # These have the machine to themselves: they lose packets where wireguard-go waits for a processor.

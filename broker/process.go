@@ -83,6 +83,10 @@ func newProcess(ctx context.Context, cfg *config.Broker, source *identity.Source
 	if p.rest, err = kube.Config(cfg.Kube, "broker"); err != nil {
 		return nil, err
 	}
+	if p.elector, err = leader.Of("broker", cfg.LeaderElection, cfg.Kube, p.registry, p.log); err != nil {
+		return nil, err
+	}
+	p.rest.Wrap(p.elector.Guard)
 	if p.client, err = kubernetes.NewForConfig(kube.Protobuf(p.rest)); err != nil {
 		return nil, fmt.Errorf("client for the apiserver: %w", err)
 	}
@@ -92,9 +96,6 @@ func newProcess(ctx context.Context, cfg *config.Broker, source *identity.Source
 		return nil, fmt.Errorf("client for the apiserver: %w", err)
 	}
 	if err := p.refuseBoth(ctx); err != nil {
-		return nil, err
-	}
-	if p.elector, err = leader.Of("broker", cfg.LeaderElection, cfg.Kube, p.registry, p.log); err != nil {
 		return nil, err
 	}
 	p.built = newBuilt(p.registry)

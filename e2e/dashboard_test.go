@@ -163,7 +163,8 @@ func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 }
 
 // sawCut is that each state that the broker made after it knew of the cut tunnel shows it in red, and that the broker
-// makes a state at least once a second, so that a reader sees it within a second.
+// makes a state once a second, so that a reader sees it within a second; a machine that takes longer to make one has
+// fewer (TestSlowStatus).
 func (d *dashboard) sawCut(t *testing.T) {
 	t.Helper()
 	var knew time.Time
@@ -180,21 +181,22 @@ func (d *dashboard) sawCut(t *testing.T) {
 		}
 		return nil
 	})
-	after := 0
+	after, every := 0, states[0].Every
 	for _, s := range states {
 		red := s.Shown == "✗ error" && s.Color == "rgb(207, 34, 46)"
 		if s.Silent != red {
 			t.Errorf("a state with silent pairs: %v; the first link is %q in %s", s.Silent, s.Shown, s.Color)
 		}
-		if s.Every > 1 {
-			t.Errorf("the next state is to come in %v s", s.Every)
-		}
+		every = min(every, s.Every)
 		if s.At.After(knew) && after == 0 {
 			if after++; !s.Silent {
 				t.Errorf("the broker knew at %s, and its state of %s has no silent pairs", knew, s.At)
 			}
 			t.Logf("the broker knew, and its next state is of %s later", s.At.Sub(knew).Round(time.Millisecond))
 		}
+	}
+	if every > 1 {
+		t.Errorf("at best, the next state is to come in %v s", every)
 	}
 	for _, complaint := range d.page.Complaints() {
 		if !strings.Contains(complaint, "favicon.ico") {

@@ -60,6 +60,12 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 	if err != nil {
 		return err
 	}
+	reg := program.NewRegistry()
+	elector, err := leader.Of("exporter", cfg.LeaderElection, cfg.Kube, reg, slog.Default())
+	if err != nil {
+		return err
+	}
+	restConfig.Wrap(elector.Guard)
 	client, err := kubernetes.NewForConfig(kube.Protobuf(restConfig))
 	if err != nil {
 		return fmt.Errorf("client for the apiserver: %w", err)
@@ -74,11 +80,6 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 		}
 	}
 	rules, err := rulesOf(cfg)
-	if err != nil {
-		return err
-	}
-	reg := program.NewRegistry()
-	elector, err := leader.Of("exporter", cfg.LeaderElection, cfg.Kube, reg, slog.Default())
 	if err != nil {
 		return err
 	}

@@ -61,7 +61,7 @@ func (r *Reconciler) leaveRoamed(d *device, is *wireguard.Device, wanted plan.Wa
 		if p.New {
 			r.Events.Emit(events.Peer(d.cluster, p.Node, "roam", "from "+p.Wanted.String()+" to "+p.At.String()).
 				Info("peer's packets come from another address than it is wanted at; left there while it is heard",
-					"device", d.name, "node", p.Node, "at", p.At, "wanted", p.Wanted))
+					"node", p.Node, "device", d.name, "at", p.At, "wanted", p.Wanted))
 		}
 	}
 	if d.roamed != len(left) {

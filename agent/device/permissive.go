@@ -64,7 +64,7 @@ func (r *Reconciler) hear(
 	if now.Sub(p.heldAt) >= filterInterval {
 		hold := r.strictFilters(d.cluster, want)
 		if hold != p.hold && hold != "" {
-			slog.Warn("packets to a permissive remote stay in the clear", "device", d.name, "problem", hold)
+			slog.Warn("packets to a permissive remote stay in the clear", "problem", hold, "device", d.name)
 		}
 		p.hold, p.heldAt = hold, now
 	}

@@ -31,7 +31,7 @@ func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
 	was := d.problem
 	d.problem = problem.With(problem.With(problem.Join(wrong...), contest), r.Keys.Problem(d.cluster))
 	if d.problem != was && d.problem != "" {
-		slog.Warn("device is not all as wanted", "device", d.name, "problem", d.problem)
+		slog.Warn("device is not all as wanted", "problem", d.problem, "device", d.name)
 	}
 	if d.report.GetProblem() != d.problem {
 		d.report = proto.CloneOf(d.report)

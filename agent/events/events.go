@@ -9,6 +9,7 @@ package events
 import (
 	"context"
 	"log/slog"
+	"runtime"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -73,8 +74,13 @@ func (s *Sink) SetNode(node string) { s.recorder.SetNode(node) }
 
 // Emit reports an event.
 func (s *Sink) Emit(e Event) {
-	if e.message != "" {
-		slog.Log(context.Background(), e.level, e.message, e.args...)
+	if ctx := context.Background(); e.message != "" && slog.Default().Enabled(ctx, e.level) {
+		// The place of the line is the caller's: the log is bounded by place.
+		var pc [1]uintptr
+		runtime.Callers(2, pc[:])
+		r := slog.NewRecord(time.Now(), e.level, e.message, pc[0])
+		r.Add(e.args...)
+		_ = slog.Default().Handler().Handle(ctx, r)
 	}
 	s.recorder.Record(debug.Event{
 		Source: e.Cluster, Object: e.Object, Action: e.Action, Detail: e.Detail, ObservedAt: e.ObservedAt,

@@ -321,8 +321,8 @@ func (f *Feedback) writeEvent(ctx context.Context, e Event, s *state) error {
 	if err != nil {
 		f.written.WithLabelValues("failed").Inc()
 		if reason := reasonOf(err); reason != f.logged.events {
-			f.log.Warn("cannot write an Event on a Service that is offered; the exporter retries", "namespace",
-				e.offer.Namespace, "service", e.offer.Name, "reason", e.reason, "error", err)
+			f.log.Warn("cannot write an Event on a Service that is offered; the exporter retries", "service",
+				e.offer.Name, "namespace", e.offer.Namespace, "reason", e.reason, "error", err)
 			f.logged.events = reason
 		}
 		return nil // it remains due

@@ -288,7 +288,7 @@ func (p *Publisher) streamStarted(s *Session) {
 
 // streamEnded records that a stream, or the attempt to open one, ended.
 func (p *Publisher) streamEnded(err error) {
-	reason := errorText(err)
+	reason := truncate(errorText(err)) // the broker chose it
 	p.mu.Lock()
 	p.verdictChanges++
 	was := p.session != nil

@@ -93,10 +93,10 @@ func (it *watched) recordResult(ctx context.Context, verb string, err error) {
 	switch {
 	case before != nil && before.Error() == err.Error():
 	case apierrors.IsForbidden(err):
-		slog.Error("the exporter lacks a right; apply the feature's rights from deploy/features", "verb", verb, "resource",
-			it.description, "error", err)
+		slog.Error("the exporter lacks a right; apply the feature's rights from deploy/features", "resource",
+			it.description, "verb", verb, "error", err)
 	default:
-		slog.Warn("a request to the apiserver failed; the exporter retries", "verb", verb, "resource", it.description,
+		slog.Warn("a request to the apiserver failed; the exporter retries", "resource", it.description, "verb", verb,
 			"error", err)
 	}
 }

@@ -37,7 +37,9 @@ func TestCoreDNS(t *testing.T) {
 	blocks, _, err := run(t, "coredns", "--remote", "c2", "--remote", "c-3=three", "--remote", "global=gl",
 		"--mirror-namespace", "mirrors", "--clusterset", "--coredns-image", "registry.k8s.io/coredns/coredns:v1.11.3")
 	must(t, err)
-	server := startCoreDNS(t, blocks, kubetest.Kubeconfig(t, api))
+	server := startCoreDNS(t, blocks, kubetest.Kubeconfig(t, api), "echo.shop.svc.cluster.c2.",
+		"db-0.db.shop.svc.cluster.c2.", "echo.shop.svc.cluster.c-3.", "echo.shop.svc.cluster.global.",
+		"echo.shop.svc.clusterset.local.")
 	var nothing []string
 
 	for _, test := range []struct {
@@ -161,8 +163,9 @@ func mirrors(t *testing.T, admin kubernetes.Interface) {
 	}
 }
 
-// startCoreDNS runs CoreDNS on loopback until the test ends, and returns its address.
-func startCoreDNS(t *testing.T, blocks, kubeconfig string) string {
+// startCoreDNS runs CoreDNS on loopback until the test ends, and returns its address when it answers names, and those of
+// the own cluster.
+func startCoreDNS(t *testing.T, blocks, kubeconfig string, names ...string) string {
 	t.Helper()
 	program := filepath.Join(os.Getenv("SEMAPHORE_TESTBED_BIN"), "coredns")
 	if os.Getenv("SEMAPHORE_TESTBED_BIN") == "" {
@@ -194,9 +197,8 @@ func startCoreDNS(t *testing.T, blocks, kubeconfig string) string {
 	})
 	testkit.Eventually(t, 3*time.Minute, "CoreDNS answers", testkit.State(func() (bool, string) {
 		// It begins to answer before each of its blocks knows all Services and EndpointSlices.
-		for _, name := range []string{"echo.shop.svc.cluster.c2.", "db-0.db.shop.svc.cluster.c2.",
-			"echo.shop.svc.cluster.c-3.", "echo.shop.svc.cluster.global.", "c2-shop-73736d-echo.mirrors.svc.cluster.local.",
-			"db-0.c2-shop-73736d-db.mirrors.svc.cluster.local."} {
+		for _, name := range append(names, "c2-shop-73736d-echo.mirrors.svc.cluster.local.",
+			"db-0.c2-shop-73736d-db.mirrors.svc.cluster.local.") {
 			rcode, _, err := resolve(t.Context(), address, name, dnsmessage.TypeA)
 			if err != nil || rcode != dnsmessage.RCodeSuccess {
 				return false, fmt.Sprint(name, " ", rcode, " ", err)

@@ -124,9 +124,9 @@ func TestDNSByImport(t *testing.T) {
 				"kubeconfig "+kubetest.Kubeconfig(t, cfg)+"\n        pods insecure")
 			must(t, os.WriteFile(filepath.Join(dir, key), []byte(text), 0o600))
 		}
-		server := startCoreDNS(t, "import "+dir+"/*.server\n", kubetest.Kubeconfig(t, cfg))
-		for name, want := range map[string]string{"echo.shop.svc.cluster.c2.": "10.96.7.1",
-			"echo.shop.svc.cluster.global.": "10.96.7.4"} {
+		const remote, global = "echo.shop.svc.cluster.c2.", "echo.shop.svc.cluster.global."
+		server := startCoreDNS(t, "import "+dir+"/*.server\n", kubetest.Kubeconfig(t, cfg), remote, global)
+		for name, want := range map[string]string{remote: "10.96.7.1", global: "10.96.7.4"} {
 			if code, got, err := resolve(ctx, server, name, dnsmessage.TypeA); err != nil || len(got) != 1 || got[0] != want {
 				t.Errorf("%s: %s, %v, %v; want %s", name, code, got, err, want)
 			}

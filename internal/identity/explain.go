@@ -127,7 +127,7 @@ func (r *refusals) log(from net.Addr, raw [][]byte, err error, now time.Time) {
 		return
 	}
 	r.last[key] = now
-	slog.Warn("a caller's certificate is refused", "from", host, "names", claimed(raw), "error", err, "notLogged",
+	slog.Warn("a caller's certificate is refused", "from", host, "names", claimed(raw), "error", err, "suppressed",
 		r.suppressed)
 	r.suppressed = 0
 }

@@ -187,7 +187,7 @@ func TestRefusalsAreLoggedOnceAMinute(t *testing.T) {
 	before := strings.Count(log.String(), "\n")
 	r.log(address("192.0.2.1:1"), nil, fmt.Errorf("later"), now.Add(refusalAgain))
 	if len(r.last) != 1 || r.suppressed != 0 || strings.Count(log.String(), "\n") != before+1 ||
-		!strings.Contains(log.String(), fmt.Sprintf("notLogged=%d", 2*refusalsMost)) {
+		!strings.Contains(log.String(), fmt.Sprintf("suppressed=%d", 2*refusalsMost)) {
 		t.Errorf("a minute later: %d remembered, %d suppressed", len(r.last), r.suppressed)
 	}
 }

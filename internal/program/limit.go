@@ -3,6 +3,7 @@ package program
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,7 +17,9 @@ const (
 	lineEvery = 10 * time.Second
 	// placeBurst and placeRate (a second) bound all lines of one place in the code: a remote may choose the names of the
 	// objects. A list of what is found at a start, with a line for each object, fits into the burst.
-	placeBurst, placeRate = 2000, 1
+	placeBurst, placeRate = 20_000, 1
+	// keyLength bounds each text of a line that is remembered: a remote may choose them.
+	keyLength = 200
 	// linesMost bounds how many lines of a place are remembered. Further ones have the bound of the place alone.
 	linesMost = 256
 )
@@ -47,6 +50,14 @@ type place struct {
 // line is the text of a line, and what it is about.
 type line struct{ text, with, about string }
 
+// cut returns the beginning of a text that is kept as part of a key.
+func cut(text string) string {
+	if len(text) <= keyLength {
+		return text
+	}
+	return strings.Clone(text[:keyLength])
+}
+
 func newLimited(h slog.Handler) slog.Handler {
 	return &limited{Handler: h, bounds: &bounds{places: map[uintptr]*place{}}}
 }
@@ -54,9 +65,9 @@ func newLimited(h slog.Handler) slog.Handler {
 // Handle implements slog.Handler.
 func (h *limited) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level >= slog.LevelInfo {
-		l := line{text: r.Message, with: h.with}
+		l := line{text: cut(r.Message), with: h.with}
 		r.Attrs(func(a slog.Attr) bool {
-			l.about = a.Value.String()
+			l.about = cut(a.Value.String())
 			return false
 		})
 		now := r.Time
@@ -78,7 +89,7 @@ func (h *limited) Handle(ctx context.Context, r slog.Record) error {
 func (h *limited) WithAttrs(attrs []slog.Attr) slog.Handler {
 	with := h.with
 	if with == "" && len(attrs) > 0 {
-		with = attrs[0].Value.String()
+		with = cut(attrs[0].Value.String())
 	}
 	return &limited{Handler: h.Handler.WithAttrs(attrs), bounds: h.bounds, with: with}
 }

@@ -40,7 +40,7 @@ func (l *logged) count(text string) int { return strings.Count(l.written.String(
 // texts, and the next one says how many were left out.
 func TestLinesOfARetryAreLimited(t *testing.T) {
 	l := newLogged(t)
-	for range 2 * placeBurst {
+	for range 4000 {
 		l.now = l.now.Add(time.Millisecond)
 		l.say(l.handler, 1, slog.LevelWarn, "cannot write", "name", "shop/echo", "error", l.now.String())
 	}

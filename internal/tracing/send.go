@@ -62,6 +62,20 @@ func whereOf(cfg config.Tracing) (string, error) {
 		"as http://otel-collector.observability:4317")
 }
 
+// shown is a collector's address for the log: without a user and a password, which the environment may have.
+func shown(where string) string {
+	scheme, rest, ok := strings.Cut(where, "://")
+	if !ok {
+		scheme, rest = "", where
+	}
+	rest, _, _ = strings.Cut(rest, "/")
+	rest = rest[strings.LastIndexByte(rest, '@')+1:]
+	if !ok {
+		return rest
+	}
+	return scheme + "://" + rest
+}
+
 // Metrics count spans.
 type Metrics struct {
 	sent    prometheus.Counter
@@ -123,9 +137,9 @@ func newSender(part, cluster string, cfg config.Tracing, m *Metrics, log *slog.L
 	}
 	exporter, err := otlptracegrpc.New(context.Background(), options...) // it dials when there are spans
 	if err != nil {
-		return nil, fmt.Errorf("tracing.endpoint %s: %w", where, err)
+		return nil, fmt.Errorf("tracing.endpoint %s: %w", shown(where), err)
 	}
-	return newSenderTo(exporter, where, part, cluster, m, log)
+	return newSenderTo(exporter, shown(where), part, cluster, m, log)
 }
 
 // newSenderTo is newSender with a given way to the collector.
@@ -138,7 +152,9 @@ func newSenderTo(exporter sdktrace.SpanExporter, where, part, cluster string, m 
 		attribute.String("service.name", "semaphore-"+part), attribute.String("service.namespace", "semaphore"),
 		attribute.String("service.version", program.Version), attribute.String("k8s.cluster.name", cluster),
 	), resource.WithTelemetrySDK(), resource.WithFromEnv())
-	if err != nil {
+	if errors.Is(err, resource.ErrPartialResource) {
+		log.Warn("OTEL_RESOURCE_ATTRIBUTES is not key=value,…; spans are sent without the rest", "error", err)
+	} else if err != nil {
 		return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
 	}
 	s.provider = sdktrace.NewTracerProvider(sdktrace.WithResource(is), sdktrace.WithIDGenerator(given{}),

@@ -60,6 +60,7 @@ type Tracer struct {
 	next   int
 	all    *rate.Limiter
 	bySrc  map[string]*rate.Limiter
+	newest time.Time // of the events so far
 }
 
 // New returns the tracer of a part of a cluster; nil if the configuration does not turn it on. The SDK reads the rest
@@ -126,7 +127,7 @@ func (t *Tracer) record(id trace.TraceID, h hop) {
 		t.dropped(overTrace, 1)
 		return
 	}
-	if !t.limiter(h.source).AllowN(h.at, 1) || !t.all.AllowN(h.at, 1) {
+	if !t.allows(h.source, h.at) {
 		t.mu.Unlock()
 		t.dropped(overRate, 1)
 		return
@@ -136,6 +137,15 @@ func (t *Tracer) record(id trace.TraceID, h hop) {
 	for _, s := range spans {
 		t.sender.send(id, s)
 	}
+}
+
+// allows takes a span from the bounds. The caller must hold t.mu.
+func (t *Tracer) allows(source string, at time.Time) bool {
+	// A limiter whose time goes back counts that time twice.
+	if t.newest.Before(at) {
+		t.newest = at
+	}
+	return t.limiter(source).AllowN(t.newest, 1) && t.all.AllowN(t.newest, 1)
 }
 
 // known returns what is known of a trace. The caller must hold t.mu.

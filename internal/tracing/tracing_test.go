@@ -323,3 +323,46 @@ func BenchmarkRecord(b *testing.B) {
 		})
 	}
 }
+
+// TestTimesThatGoBack: events whose times go back and forth get no more spans than the bounds allow.
+func TestTimesThatGoBack(t *testing.T) {
+	tracer := newTracer("broker", "c1", 1_000_000, nil, NewMetrics(prometheus.NewRegistry()), slog.Default())
+	now, taken := time.Now(), 0
+	tracer.mu.Lock()
+	defer tracer.mu.Unlock()
+	for i := range 10 * perSourceBurst {
+		if tracer.allows("c2", now.Add(-time.Duration(i%2)*2*time.Second)) {
+			taken++
+		}
+	}
+	if taken > perSourceBurst {
+		t.Errorf("%d spans in no time, want %d at most", taken, perSourceBurst)
+	}
+}
+
+// TestAddressesInTheLog: a password of the collector's address is not in the log.
+func TestAddressesInTheLog(t *testing.T) {
+	for where, want := range map[string]string{
+		"https://user:secret@otel:4317/v1": "https://otel:4317", "http://otel:4317": "http://otel:4317",
+		"otel:4317": "otel:4317", "user:secret@otel:4317": "otel:4317",
+	} {
+		if got := shown(where); got != want {
+			t.Errorf("%q is shown as %q, want %q", where, got, want)
+		}
+	}
+}
+
+// TestResourceAttributes: an environment that is wrong for the SDK does not stop a part.
+func TestResourceAttributes(t *testing.T) {
+	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "team")
+	var log testkit.Buffer
+	s, err := newSenderTo(tracetest.NewInMemoryExporter(), "http://collector:4317", "broker", "c1",
+		NewMetrics(prometheus.NewRegistry()), slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.close(t.Context())
+	if !strings.Contains(log.String(), "OTEL_RESOURCE_ATTRIBUTES") {
+		t.Errorf("the log has %q", log.String())
+	}
+}

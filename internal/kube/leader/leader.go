@@ -6,8 +6,9 @@
 // somewhere between. A leader that is asked to stop releases the Lease only after its work has ended, and one that
 // cannot renew it has a third of the lease's duration left for that.
 //
-// It is no fence. A process that is suspended in the middle of a write and resumes after its lease has passed to
-// another makes that write; the write is harmless because it carries the version that it changes.
+// Guard refuses the writes of a replica whose lease another one may have by now. It is no fence: a process that is
+// suspended in the middle of a write and resumes after its lease has passed to another makes that write. The write is
+// harmless because it carries the version that it changes, of before the suspension.
 //
 // The package knows the apiserver and nothing of the work.
 //
