@@ -175,20 +175,24 @@ func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 			})
 			g.untouched()
 			// What happens now is the new leader's to carry; then the old one continues, with all it had in hand.
-			name := "while-stopped-" + which.name
-			t.Cleanup(func() {
-				if err := withdraw(life, b.c2, name); err != nil {
-					t.Error(err)
-				}
-			})
+			// The old one gets their mirrors at once then, before it knows what they mirror.
+			const offered = 5
 			g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && ch.managed && ch.op == "create" })
-			if err := offer(t.Context(), b.c2, name, 902); err != nil {
-				t.Fatal(err)
+			for i := range offered {
+				name := fmt.Sprintf("while-stopped-%s-%d", which.name, i)
+				t.Cleanup(func() {
+					if err := withdraw(life, b.c2, name); err != nil {
+						t.Error(err)
+					}
+				})
+				if err := offer(t.Context(), b.c2, name, 920+i); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, settle, func(ctx context.Context) error {
+					_, err := b.c1.Client.CoreV1().Services(e2e.Namespace).Get(ctx, "c2-shop-73736d-"+name, metav1.GetOptions{})
+					return err
+				})
 			}
-			eventually(t, settle, func(ctx context.Context) error {
-				_, err := b.c1.Client.CoreV1().Services(e2e.Namespace).Get(ctx, "c2-shop-73736d-"+name, metav1.GetOptions{})
-				return err
-			})
 			// Longer than any time of the lease.
 			pause(t, asleep-time.Since(stopped))
 			goOn()
@@ -210,8 +214,8 @@ func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 			if after != before+1 {
 				t.Errorf("the lease changed hands %d times, want once", after-before)
 			}
-			if n := len(g.sofar(b.c1)); n != 2 {
-				t.Errorf("%d objects were written, want the mirror and the slice of one Service", n)
+			if n := len(g.sofar(b.c1)); n != 2*offered {
+				t.Errorf("%d objects were written, want the mirrors and the slices of %d Services", n, offered)
 			}
 			t.Logf("another led after %s; the old one continued after %s and ended %s later, having written nothing; whole %s "+
 				"after that; %s",

@@ -163,8 +163,8 @@ func mirrors(t *testing.T, admin kubernetes.Interface) {
 	}
 }
 
-// startCoreDNS runs CoreDNS on loopback until the test ends, and returns its address when it answers names, and those of
-// the own cluster.
+// startCoreDNS runs CoreDNS on loopback until the test ends, and returns its address when it answers the names and the
+// own cluster's.
 func startCoreDNS(t *testing.T, blocks, kubeconfig string, names ...string) string {
 	t.Helper()
 	program := filepath.Join(os.Getenv("SEMAPHORE_TESTBED_BIN"), "coredns")
