@@ -7,7 +7,7 @@ import (
 )
 
 // Guard wraps the work's way to the apiserver: a replica whose lease another one may have by now writes nothing. One
-// that was suspended and resumes gets what happened meanwhile, and would remove what the next leader has written, before
+// that was suspended and resumes gets what happened meanwhile, and would remove what the next leader has written until
 // its work is ended.
 func (e *Elector) Guard(next http.RoundTripper) http.RoundTripper {
 	if e.lock == nil {
