@@ -2,6 +2,7 @@ package broker
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"runtime"
 	"slices"
@@ -100,9 +101,13 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 		cfg.Kube.KubeConfigPath = kubetest.Kubeconfig(t, limited)
 		stop, _ := w.launch(&cfg)
 		defer stop()
+		// It never becomes ready, and exporters are served before that.
 		eventually(t, "it listens", func() (bool, string) {
-			ok, body := get("http://" + cfg.Listen.HTTP + "/healthz")
-			return ok, body
+			conn, err := net.Dial("tcp", cfg.Listen.Federation)
+			if err != nil {
+				return false, err.Error()
+			}
+			return true, fmt.Sprint(conn.Close())
 		})
 		e := w.exporter("c2")
 		defer e.cancel()

@@ -3,6 +3,7 @@ package leader
 import (
 	"context"
 	"errors"
+	"flag"
 	"io"
 	"log/slog"
 	"maps"
@@ -32,6 +33,10 @@ import (
 
 func TestMain(m *testing.M) {
 	loopback.Enter(kubetest.Prepare)
+	// The cases of TestElection wait for leases, all of them at once whatever the number of processors.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
 	goleak.VerifyTestMain(m)
 }
 
