@@ -129,8 +129,14 @@ func Run(ctx context.Context, cfg *config.Broker) error {
 	if err != nil {
 		return err
 	}
+	return p.run(ctx)
+}
+
+// run runs the process until ctx ends, or returns the error that ended it.
+func (p *process) run(ctx context.Context) error {
 	defer p.tracer.Close(context.WithoutCancel(ctx))
-	toLeader := &relay{cfg: cfg, source: source, client: p.unlimited, pod: p.pod, log: p.log}
+	cfg := p.cfg
+	toLeader := &relay{cfg: cfg, source: p.source, client: p.unlimited, pod: p.pod, log: p.log}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		return p.elector.Run(ctx, func(ctx context.Context, _ uint64) error { return p.lead(ctx) })

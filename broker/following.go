@@ -154,7 +154,7 @@ func (f *following) decide(ctx context.Context) *remotes.Decision {
 	f.objects = objects
 	f.mu.Unlock()
 	if same {
-		_ = f.store.Save(ctx, last.InEffect) // writes only if the ConfigMap differs
+		_ = f.store.Save(ctx, last.InEffect) // writes only what is not written yet
 		return last
 	}
 	d := remotes.Decide(f.process.cfg, before, objects, f.publishedPorts(ctx, before, objects))

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -14,12 +15,16 @@ import (
 	"github.com/vishvananda/netlink"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/broker/front"
 	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
@@ -96,6 +101,55 @@ func (w *world) callsReach(cfg *config.Broker, within time.Duration) {
 		got := w.leadsTo()
 		return got == want, got
 	}))
+}
+
+// TestDeposedBroker: a broker whose Lease another replica has ends, and takes its address out of the Services' slices.
+// None of its clients writes anything else by then, and all of them read.
+func TestDeposedBroker(t *testing.T) {
+	must := testkit.Must
+	w := newWorld(t)
+	noLeaks(t)
+	ctx := t.Context()
+	w.cfg.LeaderElection.Enabled = true
+	w.cfg.LeaderElection.Duration.Duration = 45 * time.Second // an apiserver that gets no processor does not end it
+	ofPod(t, w.cfg, "first", "192.0.2.1")
+	source, err := identity.Open(ctx, w.cfg.TLS, identity.Broker(w.cfg.Cluster))
+	must(t, err)
+	defer source.Close()
+	p, err := newProcess(ctx, w.cfg, source)
+	must(t, err)
+	ended := make(chan error, 1)
+	go func() { ended <- p.run(ctx) }()
+	eventually(t, "calls reach it", func() (bool, string) {
+		got := w.leadsTo()
+		return strings.Count(got, "first") == 2, got
+	})
+	_, err = w.admin.CoordinationV1().Leases("semaphore").Patch(ctx, w.cfg.LeaderElection.Lease, types.MergePatchType,
+		[]byte(`{"spec":{"holderIdentity":"second_1"}}`), metav1.PatchOptions{})
+	must(t, err)
+	select {
+	case err := <-ended:
+		if !errors.Is(err, leader.ErrDeposed) {
+			t.Errorf("it ended with %v, want one of its Lease", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("it does not end")
+	}
+	if got, want := w.leadsTo(), "semaphore-broker-federation:; semaphore-broker:"; got != want {
+		t.Errorf("calls lead to %q, want %q", got, want)
+	}
+	later, err := kubernetes.NewForConfig(p.rest)
+	must(t, err)
+	for name, client := range map[string]kubernetes.Interface{"client": p.client, "unlimited": p.unlimited, "later": later} {
+		api := client.CoreV1().ConfigMaps("semaphore")
+		_, err := api.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "late-"}},
+			metav1.CreateOptions{})
+		if !errors.Is(err, leader.ErrDeposed) {
+			t.Errorf("%s: a write ends with %v", name, err)
+		}
+		_, err = api.List(ctx, metav1.ListOptions{})
+		must(t, err)
+	}
 }
 
 // Of two brokers one works. When it stops, the other continues in its place, and nothing that exists is written again.

@@ -44,13 +44,16 @@ type process struct {
 	rest   *rest.Config
 	client kubernetes.Interface
 	// unlimited is a client for requests that must not wait behind writes: reviews of agents' tokens, which peering
-	// limits, and the writes that make calls reach this replica.
+	// limits.
 	unlimited kubernetes.Interface
-	elector   *leader.Elector
-	registry  *prometheus.Registry
-	recorder  *debug.Recorder
-	tracer    *tracing.Tracer // nil while tracing is off
-	log       *slog.Logger
+	// routing is the client of front, which reads the Lease before it takes calls, and stops taking them after it was
+	// lost: so it neither waits behind writes nor is guarded by the elector.
+	routing  kubernetes.Interface
+	elector  *leader.Elector
+	registry *prometheus.Registry
+	recorder *debug.Recorder
+	tracer   *tracing.Tracer // nil while tracing is off
+	log      *slog.Logger
 
 	// front makes calls reach this replica while it leads.
 	front      *front.Front
@@ -86,14 +89,15 @@ func newProcess(ctx context.Context, cfg *config.Broker, source *identity.Source
 	if p.elector, err = leader.Of("broker", cfg.LeaderElection, cfg.Kube, p.registry, p.log); err != nil {
 		return nil, err
 	}
+	if p.routing, err = unlimited(p.rest); err != nil {
+		return nil, err
+	}
 	p.rest.Wrap(p.elector.Guard)
 	if p.client, err = kubernetes.NewForConfig(kube.Protobuf(p.rest)); err != nil {
 		return nil, fmt.Errorf("client for the apiserver: %w", err)
 	}
-	unlimited := kube.Protobuf(p.rest)
-	unlimited.QPS = -1
-	if p.unlimited, err = kubernetes.NewForConfig(unlimited); err != nil {
-		return nil, fmt.Errorf("client for the apiserver: %w", err)
+	if p.unlimited, err = unlimited(p.rest); err != nil {
+		return nil, err
 	}
 	if err := p.refuseBoth(ctx); err != nil {
 		return nil, err
@@ -116,6 +120,17 @@ func newProcess(ctx context.Context, cfg *config.Broker, source *identity.Source
 	p.operators = operator.New(p.log)
 	p.debugger = p.newDebugger()
 	return p, nil
+}
+
+// unlimited returns a client whose requests do not wait behind others.
+func unlimited(cfg *rest.Config) (kubernetes.Interface, error) {
+	cfg = kube.Protobuf(cfg)
+	cfg.QPS = -1
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("client for the apiserver: %w", err)
+	}
+	return client, nil
 }
 
 // newBuilt counts the brokers that a process built.
@@ -152,7 +167,7 @@ func (p *process) newFront() (*front.Front, error) {
 		return nil, err
 	}
 	return front.New(front.Options{
-		Client: p.unlimited, Pod: p.pod, Services: p.cfg.Listen.Services, Ports: ports, Holds: p.elector.Holds,
+		Client: p.routing, Pod: p.pod, Services: p.cfg.Listen.Services, Ports: ports, Holds: p.elector.Holds,
 		Ready: p.working,
 		Log:   p.log,
 	}), nil

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 )
 
@@ -35,6 +36,9 @@ func causeOf(err error) reconcile.Cause {
 	}
 	if errors.As(err, new(writes.NotOurs)) {
 		return reconcile.Cause{} // each object conflicts with another one
+	}
+	if errors.Is(err, leader.ErrDeposed) {
+		return reconcile.Cause{Name: "this replica no longer leads", All: true}
 	}
 	switch reason := apierrors.ReasonForError(err); {
 	case reason == metav1.StatusReasonUnknown:

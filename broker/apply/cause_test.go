@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/kube/reconcile"
 )
 
@@ -31,6 +32,7 @@ func TestCauseOf(t *testing.T) {
 	}{
 		{errors.New("dial tcp 127.0.0.1:6443: connect: connection refused"),
 			reconcile.Cause{Name: "the apiserver does not answer", All: true}},
+		{fmt.Errorf("not written: %w", leader.ErrDeposed), reconcile.Cause{Name: "this replica no longer leads", All: true}},
 		{apierrors.NewServiceUnavailable("x"), reconcile.Cause{Name: "the apiserver answers ServiceUnavailable", All: true}},
 		{apierrors.NewTooManyRequests("x", 1), reconcile.Cause{Name: "the apiserver answers TooManyRequests", All: true}},
 		{apierrors.NewUnauthorized("x"), reconcile.Cause{Name: "the apiserver answers Unauthorized", All: true}},

@@ -41,7 +41,7 @@ func (l *lease) mayWrite(now time.Time, deadline time.Duration) error {
 	defer l.mu.Unlock()
 	switch age := now.Sub(l.renewedAt); {
 	case l.over:
-		return fmt.Errorf("not written: lease %s: %w: %s has it", l.Describe(), ErrDeposed, replica(l.holder))
+		return fmt.Errorf("not written: lease %s: %w: %s", l.Describe(), ErrDeposed, taken(l.holder))
 	case l.held && age >= deadline:
 		return fmt.Errorf("not written: lease %s: %w: renewed %s ago", l.Describe(), ErrDeposed, age.Round(time.Millisecond))
 	}

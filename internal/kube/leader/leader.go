@@ -8,7 +8,8 @@
 //
 // Guard refuses the writes of a replica whose lease another one may have by now. It is no fence: a process that is
 // suspended in the middle of a write and resumes after its lease has passed to another makes that write. The write is
-// harmless because it carries the version that it changes, of before the suspension.
+// harmless because it carries the version that it changes, of before the suspension. (What people read carries the UID
+// alone: the status of a RemoteCluster, and the annotation of a Service that is offered.)
 //
 // The package knows the apiserver and nothing of the work.
 //
@@ -282,10 +283,7 @@ func (e *Elector) lead(ctx context.Context, work Work) error {
 			return err
 		case <-e.lock.lost:
 			holder, _ := e.lock.seen()
-			if holder == "" {
-				return e.depose(end, result, "somebody has emptied it")
-			}
-			return e.depose(end, result, replica(holder)+" has it")
+			return e.depose(end, result, taken(holder))
 		case <-due.C:
 			left := time.Until(e.lock.renewed().Add(e.renewDeadline()))
 			if left <= 0 {
@@ -299,6 +297,14 @@ func (e *Elector) lead(ctx context.Context, work Work) error {
 			due.Reset(left)
 		}
 	}
+}
+
+// taken says who has the lease that this replica lost.
+func taken(holder string) string {
+	if holder == "" {
+		return "somebody has emptied it"
+	}
+	return replica(holder) + " has it"
 }
 
 // depose ends the work of a leader whose lease is lost, and waits for its end while the lease may still hold.

@@ -6,16 +6,12 @@ import (
 	"log/slog"
 	"sync"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
@@ -55,15 +51,7 @@ func (b *Bounds) Save(ctx context.Context, d remotes.Decision, objects remotes.O
 	if same {
 		return nil
 	}
-	object := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: boundsIn, Labels: map[string]string{naming.LabelManagedBy: "semaphore"}},
-		Data:       map[string]string{config.RemotesFile: text},
-	}
-	_, err = b.api.Update(ctx, object, metav1.UpdateOptions{})
-	if apierrors.IsNotFound(err) {
-		_, err = b.api.Create(ctx, object, metav1.CreateOptions{})
-	}
-	if err != nil {
+	if err := write(ctx, b.api, boundsIn, config.RemotesFile, text); err != nil {
 		b.problem.Set(fmt.Sprintf("agents do not get changed RemoteClusters: ConfigMap %s: %v", boundsIn, err))
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -81,15 +82,7 @@ func (s *Store) Save(ctx context.Context, inEffect remotes.Objects) error {
 	if same {
 		return nil
 	}
-	object := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: s.name, Labels: map[string]string{naming.LabelManagedBy: "semaphore"}},
-		Data:       map[string]string{storeKey: string(text)},
-	}
-	_, err = s.api.Update(ctx, object, metav1.UpdateOptions{})
-	if apierrors.IsNotFound(err) {
-		_, err = s.api.Create(ctx, object, metav1.CreateOptions{})
-	}
-	if err != nil {
+	if err := write(ctx, s.api, s.name, storeKey, string(text)); err != nil {
 		s.problem.Set(fmt.Sprintf("RemoteClusters that are in effect are not stored for a restart: ConfigMap %s: %v",
 			s.name, err))
 		return err
@@ -99,6 +92,27 @@ func (s *Store) Save(ctx context.Context, inEffect remotes.Objects) error {
 	s.mu.Unlock()
 	s.problem.Set("")
 	return nil
+}
+
+// write makes a text the content of a ConfigMap. It carries the version that it read, so that a replica that was
+// suspended meanwhile does not overwrite what the next leader wrote.
+func write(ctx context.Context, api corev1client.ConfigMapInterface, name, key, text string) error {
+	labels, data := map[string]string{naming.LabelManagedBy: "semaphore"}, map[string]string{key: text}
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		object, err := api.Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			_, err = api.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Data: data},
+				metav1.CreateOptions{})
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		metav1.SetMetaDataLabel(&object.ObjectMeta, naming.LabelManagedBy, "semaphore")
+		object.Data, object.BinaryData = data, nil
+		_, err = api.Update(ctx, object, metav1.UpdateOptions{})
+		return err
+	})
 }
 
 // Problems returns why nothing is stored, a line.
