@@ -407,8 +407,9 @@ func TestWatch(t *testing.T) {
 				return
 			}
 			s := newSession(t)
+			padding := regexp.MustCompile(` {3,}`) // as wide as the longest lag, which is a measured one
 			for _, line := range []string{recorded, received, created} {
-				s.note(line)
+				s.note(padding.ReplaceAllString(line, "   "))
 			}
 			s.golden("watch", regexp.MustCompile(`^TIME  `))
 			for line, want := range map[string]string{

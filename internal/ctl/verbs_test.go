@@ -37,7 +37,7 @@ var differs = []struct {
 	{regexp.MustCompile(`\b\d+h\d+m\d+s\b`), "DURATION"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d( \d\d:\d\d UTC|T\d\d:\d\d:\d\dZ)?`), "DATE"},
 	{regexp.MustCompile(`\d\d:\d\d:\d\d\.\d{3}`), "TIME"},
-	{regexp.MustCompile(`[+-]\d+(\.\d+)?m?s\b`), "+LAG"},
+	{regexp.MustCompile(`[+-]\d+(\.\d+)?[mµ]?s\b`), "+LAG"},
 	{regexp.MustCompile(`\b[0-9a-f]{16}\b`), "FINGERPRINT"},
 	{regexp.MustCompile(`(?s)(-----BEGIN [A-Z ]+-----).*?(-----END)`), "$1…$2"},
 	{regexp.MustCompile(`(tls\.(?:crt|key)|ca\.crt|[a-z0-9]+\.pem): [A-Za-z0-9+/=]{40,}`), "$1: BASE64"},
