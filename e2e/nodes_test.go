@@ -621,6 +621,7 @@ func (b *nodesBed) blocks(ctx context.Context, t *testing.T) {
 // route and its guard stay: no packet is lost, none leaves in the clear. The status names the interface.
 func (b *nodesBed) addressInside(ctx context.Context, t *testing.T) {
 	one := podOf(ctx, t, b.c1, "one")
+	b.addressed(ctx, t, one.Node)
 	udpEcho(t, one)
 	both := []*pings{startPings(t, one, b.remote), startPings(t, b.remote, one)}
 	pause(ctx, t, time.Second)
@@ -671,6 +672,19 @@ func (b *nodesBed) encryptedState(ctx context.Context, t *testing.T, n *testbed.
 	rules, err := n.Exec(ctx, "nft", "list", "table", "inet", "semaphore")
 	must(t, err)
 	return routes + counters.ReplaceAllString(rules, "")
+}
+
+// addressed waits until the node's devices have an address, which its routes name as their source. They get it 2 minutes
+// after the broker's start: a route that changed for that reason in the middle of a step is no fault.
+func (b *nodesBed) addressed(ctx context.Context, t *testing.T, n *testbed.Node) {
+	t.Helper()
+	must(t, until(ctx, 2*time.Minute+settle, func() error {
+		routes, err := n.Exec(ctx, "ip", "route", "show", "table", "7394")
+		if err == nil && !strings.Contains(routes, " src ") {
+			err = fmt.Errorf("no route of %s has a source:\n%s", n.Name, routes)
+		}
+		return err
+	}))
 }
 
 // rotationWaits: nodes get no new key while the remote's broker and exporter are down, because the remote's nodes would
