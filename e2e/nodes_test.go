@@ -674,8 +674,8 @@ func (b *nodesBed) encryptedState(ctx context.Context, t *testing.T, n *testbed.
 	return routes + counters.ReplaceAllString(rules, "")
 }
 
-// addressed waits until the node's devices have an address, which its routes name as their source. They get it 2 minutes
-// after the broker's start: a route that changed for that reason in the middle of a step is no fault.
+// addressed waits until the node's devices have an address, which its routes name as their source. They get it
+// 2 minutes after the broker's start: a route that changes for that reason during a step is no fault.
 func (b *nodesBed) addressed(ctx context.Context, t *testing.T, n *testbed.Node) {
 	t.Helper()
 	must(t, until(ctx, 2*time.Minute+settle, func() error {
