@@ -48,6 +48,16 @@ func fingerprint(t *testing.T) string {
 	return ip(t, "-d link show "+device) + ip(t, "route show 10.2.0.0/16 table all") + ip(t, "rule")
 }
 
+// splitTables has the kernel do what it does when a namespace gets its first routing rule, and never again: it takes the
+// local routes out of the main table (fib_unmerge in net/ipv4/fib_frontend.c). A packet to the node that arrives in the
+// microsecond between that and the first lookup by rules finds no local route and is lost, whoever adds the rule:
+// without the agent, 2,000,000 packets at 200,000 a second lost 1 in 15 first rules, and none in 15 later ones.
+func splitTables(t *testing.T) {
+	t.Helper()
+	ip(t, "rule add priority 7000 table 7000")
+	ip(t, "rule del priority 7000 table 7000")
+}
+
 // What semaphore-wireguard has left is left alone and reported without a setting; with it, the agent adopts it, and
 // hands it back at an operator's word. Traffic notices nothing of any of it.
 func TestAdoption(t *testing.T) {
@@ -57,6 +67,7 @@ func TestAdoption(t *testing.T) {
 		r := newRemote(t)
 		h := newHost(t)
 		removeAtEnd(t, device)
+		splitTables(t)
 		key := original(t, h, cfg, r)
 		public := key.PublicKey()
 		r.pair(t, public[:])

@@ -16,8 +16,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// drainTime is how long a peer stays when no route leads to it any more: packets on their way through the device are
-// encrypted for it.
+// drainTime is how long a peer stays when no route leads to it any more, and a route when another replaces it: packets
+// on their way through the device are encrypted for the peer, and lookups in progress still use the route.
 const drainTime = 200 * time.Millisecond
 
 // execute carries steps out. The device gets its keys and peers before it is up, and routes last. An error is one that
@@ -131,10 +131,19 @@ func (r *Reconciler) addRoute(claims *plan.Claims, s plan.Steps, prefix netip.Pr
 }
 
 // retire deletes what stands in for our routes in other tables, now that ours exist: routes of an earlier version, and
-// of semaphore-wireguard.
-func (r *Reconciler) retire(done *outcome) {
+// of semaphore-wireguard. It waits for packets whose lookup began before the rule that leads to our table existed. If
+// ctx ends meanwhile, the routes remain for the next agent.
+func (r *Reconciler) retire(ctx context.Context, done *outcome) {
 	strays, err := r.kernel.Strays(done.Name, done.Routed())
 	done.fails(err)
+	if len(strays) == 0 {
+		return
+	}
+	select {
+	case <-time.After(drainTime):
+	case <-ctx.Done():
+		return
+	}
 	for _, stray := range strays {
 		if slices.Contains(done.lacking, stray.Prefix) {
 			continue

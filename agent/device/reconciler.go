@@ -227,7 +227,7 @@ func (r *Reconciler) apply(
 	if err == nil {
 		// Again, now that there are routes of ours, of which some may have been elsewhere.
 		_ = r.Node.Protect(d.cluster, want, bounds, false)
-		r.retire(&done)
+		r.retire(ctx, &done)
 	}
 	if adopts {
 		r.adopt(d, errors.Join(append(done.failed, err)...))
