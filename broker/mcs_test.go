@@ -241,8 +241,18 @@ func TestServiceImports(t *testing.T) {
 
 	// The cleanup removes imports, and neither the API nor anybody's ServiceExports.
 	stop()
-	if _, err := client.Exports().Create(ctx, &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop",
-		Name: "mine"}}); err != nil {
+	mine, err := client.Exports().Create(ctx, &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop",
+		Name: "mine"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exporters, err := mcs.New(w.rest, mcs.Exporter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine.Status.Conditions = []metav1.Condition{{Type: "Valid", Status: metav1.ConditionTrue, Reason: "Valid",
+		LastTransitionTime: metav1.Now()}}
+	if _, err := exporters.Exports().UpdateStatus(ctx, mine); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
@@ -251,7 +261,7 @@ func TestServiceImports(t *testing.T) {
 		t.Errorf("%v: %s", err, out.String())
 	}
 	imported("later", "")
-	if _, err := client.Exports().Get(ctx, "shop", "mine"); err != nil {
-		t.Error(err)
+	if mine, err := client.Exports().Get(ctx, "shop", "mine"); err != nil || len(mine.Status.Conditions) > 0 {
+		t.Errorf("%v: the conditions are %v", err, mine.Status.Conditions)
 	}
 }

@@ -740,6 +740,8 @@ func testCleanup(t *testing.T, s *server) {
 		"globalnetworksets.projectcalico.org: delete get list",
 		"customresourcedefinitions.apiextensions.k8s.io: get only [serviceexports.multicluster.x-k8s.io " +
 			"serviceimports.multicluster.x-k8s.io]",
+		"serviceexports.multicluster.x-k8s.io: get list",
+		"serviceexports/status.multicluster.x-k8s.io: update",
 		"serviceimports.multicluster.x-k8s.io: delete get list",
 		"endpointslices.discovery.k8s.io: delete get list",
 		"ippools.crd.projectcalico.org: delete get list",

@@ -103,7 +103,7 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 	}
 	e.watcher.SetRestores(cfg.Restores)
 	if rules.MultiCluster {
-		if e.mcs, err = mcs.New(restConfig, "semaphore-exporter"); err != nil {
+		if e.mcs, err = mcs.New(restConfig, mcs.Exporter); err != nil {
 			return err
 		}
 		e.watcher.ReadExports(e.mcs.Exports().ListWatch(""))
@@ -226,6 +226,8 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 			}
 			return e.conditions.Run(ctx)
 		})
+	} else {
+		g.Go(func() error { return e.removeConditions(ctx) })
 	}
 	return g.Wait()
 }

@@ -388,16 +388,11 @@ func TestServiceImport(t *testing.T) {
 	if i == nil {
 		t.Fatal("there is no import")
 	}
-	if got := fmt.Sprint(i.Spec.Type, i.Spec.IPs, i.Spec.IPFamilies, i.Spec.SessionAffinity,
+	if got, want := fmt.Sprintln(i.Spec.Type, i.Spec.IPs, i.Spec.IPFamilies, i.Spec.SessionAffinity,
 		*i.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds, *i.Spec.InternalTrafficPolicy, *i.Spec.TrafficDistribution,
-		i.Spec.Ports[0].Name, i.Spec.Ports[0].Port); got !=
-		"ClusterSetIP [10.96.0.9 fd00::9] [IPv4 IPv6] ClientIP 10 Local PreferClose web 80" &&
-		got != "ClusterSetIP[10.96.0.9 fd00::9] [IPv4 IPv6]ClientIP10LocalPreferCloseweb80" {
-		t.Logf("the spec is %s", got)
-		if i.Spec.Type != "ClusterSetIP" || !slices.Equal(i.Spec.IPs, service.Spec.ClusterIPs) ||
-			*i.Spec.InternalTrafficPolicy != "Local" || *i.Spec.TrafficDistribution != "PreferClose" {
-			t.Errorf("the spec is %+v", i.Spec)
-		}
+		len(i.Spec.Ports), i.Spec.Ports[0].Name, i.Spec.Ports[0].Protocol, i.Spec.Ports[0].Port),
+		"ClusterSetIP [10.96.0.9 fd00::9] [IPv4 IPv6] ClientIP 10 Local PreferClose 1 web TCP 80\n"; got != want {
+		t.Errorf("the spec is %s, wanted %s", got, want)
 	}
 	if i.Labels["team"] != "a" || i.Annotations["note"] != "b" ||
 		i.Labels[naming.LabelManagedBy] != naming.ManagedByBroker ||
@@ -428,6 +423,24 @@ func TestServiceImport(t *testing.T) {
 	}
 	if s := p.services[derived]; s.Spec.ClusterIP != corev1.ClusterIPNone {
 		t.Errorf("the Service is %+v", s.Spec)
+	}
+}
+
+// TestImportIPFamilyNotSupported: an import is not ready where the cluster has no IP family of the exports.
+func TestImportIPFamilyNotSupported(t *testing.T) {
+	for _, c := range []struct {
+		exported []string
+		here     []corev1.IPFamily
+		want     string
+	}{
+		{[]string{"IPv6"}, []corev1.IPFamily{"IPv4"}, "False IPFamilyNotSupported"},
+		{[]string{"IPv4", "IPv6"}, []corev1.IPFamily{"IPv6"}, "True Ready"},
+		{nil, []corev1.IPFamily{"IPv4"}, "True Ready"}, // of an exporter that does not tell them
+	} {
+		ready := blank(t, taken, imports).ready(derived, c.exported, c.here)
+		if got := string(ready.Status) + " " + ready.Reason; ready.Type != "Ready" || got != c.want {
+			t.Errorf("%v in a cluster with %v: %s %s, wanted %s", c.exported, c.here, ready.Type, got, c.want)
+		}
 	}
 }
 

@@ -62,6 +62,7 @@ func Run(ctx context.Context, cfg *config.Broker, dryRun bool, out io.Writer) er
 	c.front(client, cmp.Or(os.Getenv("POD_NAMESPACE"), cfg.MirrorNamespace))
 	c.endpoints(quiet, cfg.MirrorNamespace)
 	c.imports(rest)
+	c.conditions(rest)
 	c.importSlices(client)
 	c.configMaps(client, cfg.MirrorNamespace)
 	if calico, err := kube.Calico(rest); errors.Is(err, kube.ErrNoCalico) {
@@ -206,6 +207,25 @@ func (c *cleaner) imports(cfg *rest.Config) {
 	for _, i := range list.(*mcsv1beta1.ServiceImportList).Items {
 		c.remove(fmt.Sprintf("serviceimport %s/%s", i.Namespace, i.Name), func() error {
 			return imports.Delete(c.ctx, i.Namespace, i.Name, only(i.UID))
+		})
+	}
+}
+
+// conditions removes those that the exporter wrote to ServiceExports, also where the feature is off by now.
+func (c *cleaner) conditions(cfg *rest.Config) {
+	client, err := mcs.New(cfg, writes.FieldManager)
+	if err != nil {
+		c.fail("conditions of serviceexports", err)
+		return
+	}
+	exports, err := client.WithOwnConditions(c.ctx)
+	if err != nil {
+		c.fail("listing serviceexports", err)
+		return
+	}
+	for _, e := range exports {
+		c.remove(fmt.Sprintf("conditions of serviceexport %s/%s", e.Namespace, e.Name), func() error {
+			return client.RemoveOwnConditions(c.ctx, &e)
 		})
 	}
 }

@@ -1,0 +1,77 @@
+package mcs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+)
+
+// Exporter is the field manager of the exporter's writes, by which its conditions are recognised.
+const Exporter = "semaphore-exporter"
+
+// WithOwnConditions returns the ServiceExports that have conditions of the exporter; none if the API is not served.
+func (c *Client) WithOwnConditions(ctx context.Context) (all []mcsv1beta1.ServiceExport, err error) {
+	list, err := c.Exports().ListWatch("").ListWithContextFunc(ctx, metav1.ListOptions{})
+	if errors.Is(err, ErrNotServed) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range list.(*mcsv1beta1.ServiceExportList).Items {
+		if len(foreignConditions(&e)) < len(e.Status.Conditions) {
+			all = append(all, e)
+		}
+	}
+	return all, nil
+}
+
+// RemoveOwnConditions removes the exporter's conditions of a ServiceExport; those of others stay.
+func (c *Client) RemoveOwnConditions(ctx context.Context, e *mcsv1beta1.ServiceExport) error {
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		next := e.DeepCopy()
+		next.Status.Conditions = foreignConditions(e)
+		_, err := c.Exports().UpdateStatus(ctx, next)
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+		newest, getting := c.Exports().Get(ctx, e.Namespace, e.Name)
+		if getting != nil {
+			return getting
+		}
+		e = newest
+		return err
+	})
+}
+
+// foreignConditions are those that the exporter does not have: the last to write a condition's reason has it.
+func foreignConditions(e *mcsv1beta1.ServiceExport) []metav1.Condition {
+	own := map[string]bool{}
+	for _, m := range e.ManagedFields {
+		if m.Manager != Exporter || m.FieldsV1 == nil {
+			continue
+		}
+		var fields struct {
+			Status struct {
+				Conditions map[string]map[string]any `json:"f:conditions"`
+			} `json:"f:status"`
+		}
+		if json.Unmarshal(m.FieldsV1.Raw, &fields) != nil {
+			continue
+		}
+		for key, has := range fields.Status.Conditions {
+			var of struct{ Type string }
+			if _, reason := has["f:reason"]; !reason || len(key) < 2 || json.Unmarshal([]byte(key[2:]), &of) != nil {
+				continue
+			}
+			own[of.Type] = true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(e.Status.Conditions), func(c metav1.Condition) bool { return own[c.Type] })
+}
