@@ -32,6 +32,9 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 	if err != nil {
 		return err
 	}
+	if m.GetSynced() != nil {
+		a.node.CheckHeld()
+	}
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.AttachResponse_NodeNetwork:
 		if a.node.SetNetwork(m.NodeNetwork.GetPodPrefixes(), m.NodeNetwork.GetTunnelAddresses()) {
