@@ -117,6 +117,12 @@ func TestTakenOverExporter(t *testing.T) {
 		})
 		n.exports(36, remoteOf("c2", "10.2.99.0/24", "strict"))
 		n.kept("fewer subnets")
+		// The broker agrees, as after an operator's change, and then both want all of it again.
+		b.say(deviceChange("c2", false, "10.2.99.0/24"))
+		n.eventually("the rest of c2 is guarded no more", func() bool { return !strings.Contains(n.guard(), "10.2.0.0/16") })
+		n.exports(41, c2)
+		b.say(deviceChange("c2", false, "10.2.0.0/16"))
+		n.eventually("c2 is guarded", func() bool { return strings.Contains(n.guard(), "10.2.0.0/16") })
 		n.exports(37)
 		// Past the device, as if a route of someone's led there.
 		n.run("ip", "route", "add", "10.2.200.0/24", "via", "192.0.2.1", "table", "7394")

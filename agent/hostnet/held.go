@@ -156,13 +156,20 @@ func (m *Monitor) passes(r *semaphorev1.GuardedRemote) bool {
 	return r.GetPermissive() && (m.declared.subnets == nil || m.listed[r.GetCluster()].GetPermissive())
 }
 
-// CheckHeld is called at the end mark of a broker's state, when the session has it: what the file does not name is
-// judged by it.
-func (m *Monitor) CheckHeld() {
+// Spoken is called at the end mark of a broker's state, when the session has it: what the file does not name is judged
+// by it.
+func (m *Monitor) Spoken() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.spoken = true
 	m.work.Remotes = m.work.Remotes || len(m.problems.held) > 0
+}
+
+// Held are the clusters of which more is guarded than the subnets file names.
+func (m *Monitor) Held() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.problems.held))
 }
 
 // reportHeld reports which subnets are guarded that the subnets file does not name; none for nothing. named says
