@@ -115,14 +115,7 @@ func TestTakenOverExporter(t *testing.T) {
 			out, err := exec.Command("wg", "show", "wireguard.c2", "endpoints").CombinedOutput()
 			return err == nil && strings.Contains(string(out), "192.0.2.17:7775")
 		})
-		n.exports(36, remoteOf("c2", "10.2.99.0/24", "strict"))
-		n.kept("fewer subnets")
-		// The broker agrees, as after an operator's change, and then both want all of it again.
-		b.say(deviceChange("c2", false, "10.2.99.0/24"))
-		n.eventually("the rest of c2 is guarded no more", func() bool { return !strings.Contains(n.guard(), "10.2.0.0/16") })
-		n.exports(41, c2)
-		b.say(deviceChange("c2", false, "10.2.0.0/16"))
-		n.eventually("c2 is guarded", func() bool { return strings.Contains(n.guard(), "10.2.0.0/16") })
+		n.narrows(b, c2)
 		n.exports(37)
 		// Past the device, as if a route of someone's led there.
 		n.run("ip", "route", "add", "10.2.200.0/24", "via", "192.0.2.1", "table", "7394")
@@ -155,6 +148,20 @@ func TestTakenOverExporter(t *testing.T) {
 			t.Error("both have removed c2, and its packets are still stopped")
 		}
 	})
+}
+
+// narrows leaves out most of c2, which has a device: first the exporter alone, and then the broker too, as after an
+// operator's change, which ends the guard of the rest. It ends as it began.
+func (n *agentNode) narrows(b *takenOver, c2 map[string]any) {
+	n.t.Helper()
+	n.exports(36, remoteOf("c2", "10.2.99.0/24", "strict"))
+	n.kept("fewer subnets")
+	// The broker agrees, as after an operator's change, and then both want all of it again.
+	b.say(deviceChange("c2", false, "10.2.99.0/24"))
+	n.eventually("the rest of c2 is guarded no more", func() bool { return !strings.Contains(n.guard(), "10.2.0.0/16") })
+	n.exports(41, c2)
+	b.say(deviceChange("c2", false, "10.2.0.0/16"))
+	n.eventually("c2 is guarded", func() bool { return strings.Contains(n.guard(), "10.2.0.0/16") })
 }
 
 // reported waits until the agent's report names the ConfigMap.
