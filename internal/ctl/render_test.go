@@ -116,11 +116,11 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// TestRenderDNS: the server blocks of a file are those that link --dns writes: names lead to the names that mirrors have
-// where a cluster's name has dots, and those of imported Services to imports where the cluster has them.
+// TestRenderDNS: the server blocks of a file lead to the names that mirrors have where a cluster's name has dots, and
+// to imports where the cluster has them, as link --dns writes them.
 func TestRenderDNS(t *testing.T) {
-	text := strings.Replace(strings.Replace(strings.Replace(fleetFile, "    trustBundle: |\nBUNDLE\n", "", 1), "name: c2",
-		"name: eu-1.example.com", 1), "    broker: 192.0.2.9:30843\n", "    broker: 192.0.2.9:30843\n    components: [mcs]\n", 1)
+	text := strings.NewReplacer("    trustBundle: |\nBUNDLE\n", "", "name: c2", "name: eu-1.example.com",
+		"    broker: 192.0.2.9:30843\n", "    broker: 192.0.2.9:30843\n    components: [mcs]\n").Replace(fleetFile)
 	fleet, err := install.ParseFleet([]byte(text))
 	must(t, err)
 	files, err := render(fleet)
