@@ -32,6 +32,9 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 	if err != nil {
 		return err
 	}
+	if m.GetSynced() != nil {
+		a.node.Spoken()
+	}
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.AttachResponse_NodeNetwork:
 		if a.node.SetNetwork(m.NodeNetwork.GetPodPrefixes(), m.NodeNetwork.GetTunnelAddresses()) {
@@ -44,11 +47,24 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 	case *semaphorev1.AttachResponse_RotateKey:
 		a.keys.Order(m.RotateKey, a.session.Clusters())
 	}
+	if m.GetSynced() != nil || m.GetGuard() != nil {
+		a.judgeHeld()
+	}
 	if changed {
 		a.cache.Changed()
 	}
 	a.queue.poke()
 	return nil
+}
+
+// judgeHeld has the guard checked of remotes that the subnets file does not name as guarded: the broker has just said
+// what it wants. A remote with a device is guarded with it.
+func (a *agent) judgeHeld() {
+	for _, cluster := range a.node.Held() {
+		if a.session.Device(cluster) != nil {
+			a.queue.set(cluster)
+		}
+	}
 }
 
 // Ended implements attach.Handler.

@@ -2,7 +2,6 @@ package broker
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -112,10 +111,13 @@ func statusOf(o remotes.Object, v remotes.Verdict, link *semaphorev1.LinkStatus)
 	return s
 }
 
+// maxBecause bounds what a condition quotes of the other cluster, bytes.
+const maxBecause = 512
+
 // because returns a sentence with the reason for the end of the last stream, if it is known.
 func because(sentence string, link *semaphorev1.LinkStatus) string {
 	if last := link.GetLastError(); last != "" {
-		return fmt.Sprintf("%s: %.512s", sentence, last)
+		return sentence + ": " + finding.CleanTo(last, maxBecause)
 	}
 	return sentence
 }

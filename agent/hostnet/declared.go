@@ -3,7 +3,6 @@ package hostnet
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"reflect"
 	"slices"
@@ -13,7 +12,6 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/events"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -133,29 +131,4 @@ func (m *Monitor) Strictly(d *semaphorev1.Device) *semaphorev1.Device {
 	d = proto.CloneOf(d)
 	d.Permissive, d.Clear = false, false
 	return d
-}
-
-// forgetUndeclared removes the guard of what neither the subnets file names nor the broker wants, and to which no
-// device leads.
-func (m *Monitor) forgetUndeclared() error {
-	if !m.Declares() {
-		return nil
-	}
-	var failed []error
-	for _, cluster := range m.guard.Clusters() {
-		m.mu.Lock()
-		_, named := m.declared.remote(cluster)
-		m.mu.Unlock()
-		if named || m.session.Device(cluster) != nil || plan.Cluster(cluster) != nil {
-			continue
-		}
-		d, err := m.kernel.Device(naming.Device(cluster))
-		if err == nil && d == nil {
-			slog.Info("the configuration names this remote no more, and its device has gone: nothing of it is guarded",
-				"remote", cluster)
-			m.unprotect(cluster)
-		}
-		failed = append(failed, err)
-	}
-	return errors.Join(failed...)
 }

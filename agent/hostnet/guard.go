@@ -31,14 +31,8 @@ func (m *Monitor) RestoreGuard(c *cache.Contents) {
 			}
 		}
 		m.mu.Unlock()
-		for _, r := range c.Guard { // an agent that kept no such list did not keep either what its bounds refused
-			for _, text := range r.GetPodSubnets() {
-				if prefix, err := netip.ParsePrefix(text); err == nil {
-					m.kept[r.GetCluster()] = append(m.kept[r.GetCluster()], prefix)
-				}
-			}
-		}
 	}
+	m.restoreHeld(c)
 	m.GuardRemotes()
 }
 
@@ -46,7 +40,7 @@ func (m *Monitor) RestoreGuard(c *cache.Contents) {
 func (m *Monitor) StreamBegins() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.node.Heard, m.node.Guarded = false, false
+	m.node.Heard, m.node.Guarded, m.spoken = false, false, false
 	m.board.PutNode(m.node)
 }
 
@@ -61,6 +55,7 @@ func (m *Monitor) SetRemotes(list *semaphorev1.Guard) {
 		named[r.GetCluster()] = r
 	}
 	m.mu.Lock()
+	m.listed = named
 	if m.declared.subnets != nil {
 		for cluster := range named {
 			if _, ok := m.declared.remote(cluster); !ok {
@@ -81,7 +76,11 @@ func (m *Monitor) SetRemotes(list *semaphorev1.Guard) {
 func (m *Monitor) Synced() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.node.Heard && m.declared.subnets == nil {
+	if m.node.Heard {
+		return
+	}
+	m.listed = nil
+	if m.declared.subnets == nil {
 		m.remotes = nil
 	}
 }
@@ -98,14 +97,14 @@ func (m *Monitor) GuardRemotes() {
 	for _, cluster := range slices.Sorted(maps.Keys(remotes)) {
 		r := remotes[cluster]
 		ours, err := m.InterfaceIsOurs(cluster)
-		want := &semaphorev1.Device{Cluster: cluster, PodSubnets: r.GetPodSubnets(), Permissive: r.GetPermissive()}
+		want := &semaphorev1.Device{Cluster: cluster, PodSubnets: r.GetPodSubnets(), Permissive: m.passes(r)}
 		bounds, unnamed := m.Within(bounds, cluster)
 		if unnamed != nil {
 			continue // it has just been taken out of the subnets file
 		}
 		failed = errors.Join(failed, err, m.Protect(cluster, &desired.Network{Device: want}, bounds, !ours))
 	}
-	failed = errors.Join(failed, m.forgetUndeclared())
+	failed = errors.Join(append(m.guardUndeclared(bounds), failed)...)
 	m.mu.Lock()
 	m.guardedAt = time.Now()
 	complete := failed == nil
@@ -147,10 +146,7 @@ func (m *Monitor) Guarded() []*semaphorev1.GuardedRemote {
 	defer m.mu.Unlock()
 	var out []*semaphorev1.GuardedRemote
 	for _, cluster := range slices.Sorted(maps.Keys(m.subnets)) {
-		r := &semaphorev1.GuardedRemote{Cluster: cluster, Permissive: m.remotes[cluster].GetPermissive()}
-		if d := m.session.Device(cluster); d != nil {
-			r.Permissive = d.GetPermissive()
-		}
+		r := &semaphorev1.GuardedRemote{Cluster: cluster, Permissive: m.permissive[cluster]}
 		for _, subnet := range m.subnets[cluster] {
 			r.PodSubnets = append(r.PodSubnets, subnet.String())
 		}
@@ -193,6 +189,7 @@ func (m *Monitor) Protect(cluster string, want *desired.Network, bounds plan.Bou
 		r.Nodes, r.Port = own.Nodes, own.Port
 	}
 	subnets, _, _ := plan.Subnets(want, bounds)
+	subnets = m.withHeld(cluster, subnets, bounds)
 	if subnets == nil {
 		subnets = []netip.Prefix{} // known, and nothing to guard
 	}
@@ -208,6 +205,7 @@ func (m *Monitor) Protect(cluster string, want *desired.Network, bounds plan.Bou
 	delete(m.kept, cluster) // what of it is desired is guarded now
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.permissive[cluster] = r.Permissive
 	if !slices.Equal(m.subnets[cluster], subnets) || m.subnets[cluster] == nil {
 		m.subnets[cluster] = subnets
 		m.work.Routes, m.work.Settings = true, true
@@ -230,6 +228,7 @@ func texts(prefixes []netip.Prefix) []string {
 // Removed is called when the device to a cluster is removed at the broker's word. As long as the subnets file names the
 // remote, the guard stays: a broker that is taken over must not have packets leave in the clear.
 func (m *Monitor) Removed(cluster string) {
+	stays := m.stays(cluster)
 	m.mu.Lock()
 	declares := m.declared.subnets != nil
 	_, named := m.declared.remote(cluster)
@@ -244,6 +243,9 @@ func (m *Monitor) Removed(cluster string) {
 			"remote", cluster)
 		return
 	}
+	if len(stays) > 0 {
+		return // the broker's list of remotes still names it, or its state is not whole: guardUndeclared decides
+	}
 	m.unprotect(cluster)
 }
 
@@ -256,6 +258,7 @@ func (m *Monitor) unprotect(cluster string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.subnets, cluster)
+	delete(m.permissive, cluster)
 	m.work.Routes, m.work.Settings = true, true
 	m.guarded(err)
 }

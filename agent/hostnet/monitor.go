@@ -94,20 +94,27 @@ type Monitor struct {
 	// are kept free for the node.
 	podCIDRs []netip.Prefix
 	reserved []netip.Addr
-	// subnets are those that are guarded for each remote.
-	subnets map[string][]netip.Prefix
+	// subnets are those that are guarded for each remote, permissive whether their packets pass.
+	subnets    map[string][]netip.Prefix
+	permissive map[string]bool
 	// remotes are those to guard whether their nodes are known or not, by cluster: those of the subnets file; without
 	// it those of the last broker that named them, or of the state file.
 	remotes  map[string]*semaphorev1.GuardedRemote
 	declared declared
+	// listed are the remotes that the broker has named last, or those of the state file before it has; spoken says that
+	// the broker of this stream has sent all that it wants.
+	listed   map[string]*semaphorev1.GuardedRemote
+	spoken   bool
 	problems problems
 	node     status.Node
 }
 
-// problems are what is wrong with each, in sentences. shadows are the routes that lead past the device of each remote.
+// problems are what is wrong with each, in sentences. shadows are the routes that lead past the device of each remote,
+// held what is guarded of each remote and not in the subnets file.
 type problems struct {
 	guard, source, settings, check []string
 	shadows                        map[string][]string
+	held                           map[string]string
 }
 
 // New makes the Monitor of a node. changed must not wait.
@@ -116,7 +123,7 @@ func New(
 ) *Monitor {
 	return &Monitor{
 		cfg: cfg, kernel: kernel, guard: g, session: s, board: board, events: sink, changed: changed,
-		kept: map[string][]netip.Prefix{}, subnets: map[string][]netip.Prefix{},
+		kept: map[string][]netip.Prefix{}, subnets: map[string][]netip.Prefix{}, permissive: map[string]bool{},
 		node: status.Node{LastClear: map[string]time.Time{}},
 	}
 }
@@ -376,6 +383,9 @@ func (m *Monitor) findings() []finding.Finding {
 	found := slices.Concat(finding.Lines(finding.SubnetsFile, "", m.declared.problems()),
 		finding.Lines(finding.Unguarded, "", p.guard), finding.Lines(finding.RouteSource, "", p.source),
 		finding.Lines(finding.NodeSettings, "", p.settings), finding.Lines(finding.NodeUnread, "", p.check))
+	for _, cluster := range slices.Sorted(maps.Keys(p.held)) {
+		found = append(found, finding.Lines(finding.SubnetsFile, cluster, []string{p.held[cluster]})...)
+	}
 	for _, cluster := range slices.Sorted(maps.Keys(p.shadows)) {
 		found = append(found, finding.Lines(finding.ShadowRoute, cluster, p.shadows[cluster])...)
 	}

@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -125,9 +124,7 @@ func (e *Events) WarnOf(cluster, topic string, reason finding.Code, note string)
 	if e == nil {
 		return
 	}
-	if len(note) > maxEventNote {
-		note = strings.ToValidUTF8(note[:maxEventNote], "")
-	}
+	note = finding.CleanTo(note, maxEventNote)
 	now := time.Now()
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -1,11 +1,12 @@
 package federation
 
 import (
-	"strings"
 	"sync"
 	"time"
 
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 const (
@@ -65,7 +66,7 @@ func (s *Server) Undelivered(now time.Time) map[string]string {
 		case one == nil:
 			out[cluster] = "this cluster's exporter does not publish to the remote's broker"
 		default:
-			out[cluster] = strings.ToValidUTF8(one.GetProblem()[:min(len(one.GetProblem()), maxDeliveryProblem)], "")
+			out[cluster] = finding.CleanTo(one.GetProblem(), maxDeliveryProblem)
 			if out[cluster] == "" {
 				out[cluster] = "the remote's broker does not acknowledge what this cluster's exporter publishes"
 			}

@@ -18,6 +18,7 @@ import (
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 // Broker is the publisher to one broker.
@@ -140,9 +141,5 @@ func others(x catalog.ServiceExport, own string, verdict Verdict) (text string, 
 // maxMessage is below the limit of a condition's message, 32,768 characters.
 const maxMessage = 2048
 
-func truncate(text string) string {
-	if len(text) > maxMessage {
-		text = strings.ToValidUTF8(text[:maxMessage], "") + "…"
-	}
-	return text
-}
+// truncate makes a message of a text that may quote another cluster.
+func truncate(text string) string { return finding.CleanTo(text, maxMessage) }

@@ -338,13 +338,8 @@ func reasonOf(err error) string {
 	return cmp.Or(string(apierrors.ReasonForError(err)), err.Error())
 }
 
-// truncate cuts a text to the limit of the Events API.
-func truncate(note string) string {
-	if len(note) > maxNote {
-		note = strings.ToValidUTF8(note[:maxNote-len("…")], "") + "…"
-	}
-	return note
-}
+// truncate makes a note within the limit of the Events API of a text that may quote another cluster.
+func truncate(note string) string { return finding.CleanTo(note, maxNote) }
 
 // event returns an Event with a name derived from its text: another exporter of the cluster with the same text finds
 // that it exists.

@@ -13,7 +13,6 @@ import (
 	"io"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -26,6 +25,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	"github.com/kube-semaphore/semaphore/internal/stream/link"
@@ -363,13 +363,8 @@ func (p *Publisher) recordRefusal(refusal *semaphorev1.Refusal) {
 		refusal.GetReason())
 }
 
-// truncate bounds a text that another cluster's broker sent.
-func truncate(text string) string {
-	if len(text) > maxReason {
-		text = strings.ToValidUTF8(text[:maxReason], "") + "…"
-	}
-	return text
-}
+// truncate makes a line within a bound of a text that another cluster's broker sent.
+func truncate(text string) string { return finding.CleanTo(text, maxReason) }
 
 func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 	k := o.GetKey()

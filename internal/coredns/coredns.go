@@ -7,6 +7,7 @@
 package coredns
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"regexp"
@@ -32,13 +33,26 @@ type Block struct {
 // Blocks returns the blocks of a broker: one for each remote, that of global services, and that of imported Services if
 // the broker imports any.
 func Blocks(c *config.Broker, clusterDomain string) []Block {
-	var all []Block
+	var remotes []Remote
 	for _, r := range c.Remotes {
-		all = append(all, Block{r.Name, r.ServicePrefix, c.MirrorNamespace, clusterDomain})
+		remotes = append(remotes, Remote{r.Name, r.ServicePrefix})
 	}
-	all = append(all, Global(c.MirrorNamespace, clusterDomain))
-	if c.MCS.Enabled {
-		all = append(all, ClusterSet(c.MirrorNamespace, clusterDomain))
+	return Of(remotes, c.MirrorNamespace, clusterDomain, c.MCS.Enabled)
+}
+
+// Remote is a cluster whose Services have mirrors, and the prefix of their names; empty for the usual one.
+type Remote struct{ Cluster, Prefix string }
+
+// Of returns a block for each remote, that of global services, and with imports that of imported Services.
+func Of(remotes []Remote, mirrorNamespace, clusterDomain string, imports bool) []Block {
+	var all []Block
+	for _, r := range remotes {
+		prefix := cmp.Or(r.Prefix, naming.ClusterLabel(r.Cluster))
+		all = append(all, Block{r.Cluster, prefix, mirrorNamespace, clusterDomain})
+	}
+	all = append(all, Global(mirrorNamespace, clusterDomain))
+	if imports {
+		all = append(all, ClusterSet(mirrorNamespace, clusterDomain))
 	}
 	return all
 }

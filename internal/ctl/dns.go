@@ -20,7 +20,6 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
 	"github.com/kube-semaphore/semaphore/internal/ctl/install"
-	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
 // systemNamespace is where CoreDNS is.
@@ -121,33 +120,28 @@ func (d *dnsWiring) remotes(ctx context.Context) (text string, left []string, er
 	if err != nil && !apierrors.IsNotFound(err) {
 		return "", nil, fmt.Errorf("%s: RemoteClusters: %w", d.cluster.Context, err)
 	}
-	var blocks []coredns.Block
+	var remotes []coredns.Remote
 	if err == nil {
 		for i := range list.Items {
 			var r v1alpha1.RemoteCluster
 			if err := fromUnstructured(&list.Items[i], &r); err != nil {
 				return "", nil, fmt.Errorf("%s: RemoteCluster %s: %w", d.cluster.Context, list.Items[i].GetName(), err)
 			}
-			prefix := r.Spec.ServicePrefix
-			if prefix == "" {
-				prefix = naming.ClusterLabel(r.Name)
-			}
-			blocks = append(blocks, coredns.Block{Cluster: r.Name, Prefix: prefix, MirrorNamespace: d.cluster.Namespace,
-				ClusterDomain: domain})
+			remotes = append(remotes, coredns.Remote{Cluster: r.Name, Prefix: r.Spec.ServicePrefix})
 		}
 	}
-	blocks = append(blocks, coredns.Global(d.cluster.Namespace, domain))
 	write := coredns.Print
 	record, err := d.record(ctx)
 	if err != nil {
 		return "", nil, err
 	}
-	if record != nil && slices.Contains(record.Values.Components, install.MCS) {
-		blocks = append(blocks, coredns.ClusterSet(d.cluster.Namespace, domain))
+	imports := record != nil && slices.Contains(record.Values.Components, install.MCS)
+	if imports {
 		if knows, _ := coredns.KnowsImports(imageOfCoreDNS(ctx, d.cluster)); knows {
 			write = coredns.PrintImports
 		}
 	}
+	blocks := coredns.Of(remotes, d.cluster.Namespace, domain, imports)
 	_, left = coredns.Served(blocks)
 	var out bytes.Buffer
 	err = write(&out, blocks)

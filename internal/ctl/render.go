@@ -88,7 +88,7 @@ func render(f *install.Fleet) (map[string][]byte, error) {
 			return nil, fmt.Errorf("%s: %w", at, err)
 		}
 		var remotes []*unstructured.Unstructured
-		var blocks []coredns.Block
+		var mirrored []coredns.Remote
 		for _, there := range f.Peers(here.Name) {
 			bundle := []byte(there.TrustBundle)
 			if there.TrustBundle != "" {
@@ -102,8 +102,7 @@ func render(f *install.Fleet) (map[string][]byte, error) {
 				return nil, err
 			}
 			remotes = append(remotes, remote)
-			blocks = append(blocks, coredns.Block{Cluster: there.Name, Prefix: there.Name, MirrorNamespace: here.Namespace,
-				ClusterDomain: here.ClusterDomain})
+			mirrored = append(mirrored, coredns.Remote{Cluster: there.Name})
 		}
 		if out[filepath.Join(here.Name, "remoteclusters.yaml")], err = install.YAML(remotes); err != nil {
 			return nil, err
@@ -112,7 +111,8 @@ func render(f *install.Fleet) (map[string][]byte, error) {
 			continue
 		}
 		var text bytes.Buffer
-		if err := coredns.Print(&text, append(blocks, coredns.Global(here.Namespace, here.ClusterDomain))); err != nil {
+		blocks := coredns.Of(mirrored, here.Namespace, here.ClusterDomain, slices.Contains(v.Components, install.MCS))
+		if err := coredns.Print(&text, blocks); err != nil {
 			return nil, err
 		}
 		out[filepath.Join(here.Name, "coredns.server")] = text.Bytes()

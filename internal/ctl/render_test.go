@@ -9,6 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/ctl/install"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/pki"
 )
 
@@ -111,5 +113,26 @@ func TestRender(t *testing.T) {
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: exit code %d, %v; want %q", change, code, err, want)
 		}
+	}
+}
+
+// TestRenderDNS: the server blocks of a file lead to the names that mirrors have where a cluster's name has dots, and
+// to imports where the cluster has them, as link --dns writes them.
+func TestRenderDNS(t *testing.T) {
+	text := strings.NewReplacer("    trustBundle: |\nBUNDLE\n", "", "name: c2", "name: eu-1.example.com",
+		"    broker: 192.0.2.9:30843\n", "    broker: 192.0.2.9:30843\n    components: [mcs]\n").Replace(fleetFile)
+	fleet, err := install.ParseFleet([]byte(text))
+	must(t, err)
+	files, err := render(fleet)
+	must(t, err)
+	got := string(files["c1/coredns.server"])
+	for _, want := range []string{"cluster.eu-1.example.com {",
+		" " + naming.ClusterLabel("eu-1.example.com") + "-{2}-73736d-{1}.semaphore.", "clusterset.local {"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the server blocks of c1 have no %q:\n%s", want, got)
+		}
+	}
+	if strings.Contains(string(files["c3/coredns.server"]), "clusterset.local") {
+		t.Error("c3 has no imports, and answers for them")
 	}
 }

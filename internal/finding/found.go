@@ -93,17 +93,26 @@ func (f Finding) On(node string) Finding {
 
 // Clean is a text of any origin as a line that can be printed: what commands a terminal, or turns the direction of text
 // (Unicode's categories other than L, M, N, P, S and the space), is a space, and what is too long is cut.
-func Clean(text string) string {
+func Clean(text string) string { return CleanTo(text, maxEvidence+len(cutMark)) }
+
+// cutMark ends a text that was cut.
+const cutMark = "…"
+
+// CleanTo is Clean for a text that has another bound: most bytes, with the mark of a cut.
+func CleanTo(text string, most int) string {
 	var out strings.Builder
+	room := 0 // how much is kept if the mark has to follow
 	for _, r := range text {
 		if !unicode.IsPrint(r) || r == utf8.RuneError {
 			r = ' '
 		}
-		if out.Len()+utf8.RuneLen(r) > maxEvidence {
-			out.WriteString("…")
-			break
+		if out.Len()+utf8.RuneLen(r) > most {
+			return strings.TrimSpace(out.String()[:room]) + cutMark
 		}
 		out.WriteRune(r)
+		if out.Len() <= most-len(cutMark) {
+			room = out.Len()
+		}
 	}
 	return strings.TrimSpace(out.String())
 }

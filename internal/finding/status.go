@@ -107,7 +107,8 @@ var (
 		Act{Command: "kubectl get remoteclusters"})
 	ClearHold = Define(Status, Warning, "clear-hold", "a permissive remote is not sent to through the tunnel yet",
 		Act{Command: "semaphorectl status --agent NODE"})
-	SubnetsFile = Define(Status, Error, "subnets-file", "the operator's subnets file of the node is not usable",
+	SubnetsFile = Define(Status, Error, "subnets-file",
+		"the node's subnets file is not usable, or lacks a remote that the node guards",
 		Act{Command: "kubectl -n semaphore get configmaps"})
 	Unguarded = Define(Status, Error, "unguarded", "the guard against clear packets cannot be set",
 		Act{Command: "nft list table inet semaphore"})

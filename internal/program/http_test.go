@@ -266,3 +266,33 @@ func TestHTTPAfterTheEnd(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A trace that takes longer than the read timeout is whole: a server of net/http lifts that timeout while it answers.
+// Who sends no end of the header is disconnected.
+func TestLongProfile(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes 12 s")
+	}
+	url := listen(t, Profiling)
+	slow, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Close()
+	if _, err := slow.Write([]byte("GET /debug/pprof/ HTTP/1.1\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if code, body := get(t, url+"/debug/pprof/trace?seconds=12"); code != 200 || len(body) == 0 {
+		t.Errorf("%d, %d bytes", code, len(body))
+	}
+	if took := time.Since(began); took < 12*time.Second {
+		t.Errorf("a trace of 12 s took %s", took)
+	}
+	if err := slow.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(slow); err != nil {
+		t.Errorf("who sends no end of the header stays connected: %v", err)
+	}
+}

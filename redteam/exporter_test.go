@@ -1,0 +1,175 @@
+package redteam
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/agent/nodetest"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/pki"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// remoteOf is an entry of the ConfigMap semaphore-remotes, as the exporter writes it of a RemoteCluster.
+func remoteOf(name, pods, encryption string) map[string]any {
+	return map[string]any{"name": name, "podSubnets": []string{pods}, "nodeSubnets": []string{"192.0.2.16/28"},
+		"encryption": encryption, "wireguard": map[string]any{"listenPort": 7775}}
+}
+
+// exports writes what the exporter says of the remotes, and waits until an agent that runs has guarded a remote that
+// only this version names: it has read the rest then too.
+func (n *agentNode) exports(marker int, remotes ...map[string]any) {
+	n.t.Helper()
+	pods := fmt.Sprintf("10.%d.0.0/16", marker)
+	c3 := remoteOf("c3", pods, "strict")
+	c3["wireguard"] = map[string]any{"listenPort": 7776}
+	text, err := yaml.Marshal(map[string]any{"remotes": append(remotes, c3)})
+	n.must(err)
+	n.must(os.WriteFile(n.path(config.RemotesFile), text, 0o644))
+	n.eventually("the agent has read of "+pods, func() bool { return strings.Contains(n.guard(), pods) })
+	time.Sleep(time.Second) // what is wrong would come now
+}
+
+func (n *agentNode) guard() string {
+	out, _ := exec.Command("nft", "list", "table", "inet", "semaphore").CombinedOutput()
+	return string(out)
+}
+
+// boot leaves nothing of the agent but its files.
+func (n *agentNode) boot() {
+	n.t.Helper()
+	_ = exec.Command("ip", "link", "del", "wireguard.c2").Run() // one of the userspace has gone with the agent
+	n.run("nft", "delete", "table", "inet", "semaphore")
+	n.run("ip", "route", "flush", "table", "7394")
+	if n.clear() == 0 {
+		n.t.Fatal("after a boot no packet leaves for c2: this test would see nothing")
+	}
+}
+
+// kept fails the test where a packet to c2 leaves in the clear.
+func (n *agentNode) kept(when string) {
+	n.t.Helper()
+	if leaked := n.clear(); leaked != 0 {
+		n.t.Errorf("%s: %d packets have left in the clear", when, leaked)
+	}
+}
+
+// newExportedNode is a node of a cluster whose remotes are RemoteClusters.
+func newExportedNode(t *testing.T) *agentNode {
+	t.Helper()
+	n := newAgentNode(t)
+	n.must(pki.Init(n.path("pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+	_, bundle, err := pki.Bundle(n.path("pki"))
+	n.must(err)
+	n.must(os.WriteFile(n.path("bundles", "c1.pem"), bundle, 0o644))
+	n.configure()
+	cfg := map[string]any{"localSubnets": []string{"10.1.0.0/16", "10.101.0.0/16", "192.0.2.8/29"}}
+	text, err := yaml.Marshal(cfg)
+	n.must(err)
+	n.must(os.WriteFile(n.path("broker.yaml"), text, 0o644))
+	text, err = yaml.Marshal(map[string]any{"remotes": []any{remoteOf("c2", "10.2.0.0/16", "strict")}})
+	n.must(err)
+	n.must(os.WriteFile(n.path(config.RemotesFile), text, 0o644))
+	if n.clear() == 0 {
+		t.Fatal("without an agent no packet leaves for c2: this test would see nothing")
+	}
+	return n
+}
+
+// An exporter that is taken over writes the agents' bounds. Alone it has no packet to a remote that the node has
+// guarded leave in the clear: while an agent runs, after another has started, and after a boot.
+func TestTakenOverExporter(t *testing.T) {
+	if _, err := programs(); !testing.Short() && err != nil {
+		t.Fatal(err)
+	}
+	nodetest.Run(t, func(t *testing.T) {
+		n := newExportedNode(t)
+		c2 := remoteOf("c2", "10.2.0.0/16", "strict")
+
+		// No broker has said anything.
+		kill := n.start()
+		n.eventually("c2 is guarded", func() bool { return strings.Contains(n.guard(), "10.2.0.0/16") })
+		n.exports(31)
+		n.kept("left out without a broker")
+		kill()
+		kill = n.start()
+		n.exports(32)
+		n.kept("left out without a broker, and another agent")
+		n.exports(33, remoteOf("c2", "10.2.0.0/16", "permissive"))
+		n.kept("permissive at the exporter's word alone")
+		n.exports(34, remoteOf("c2", "10.2.99.0/24", "strict"))
+		n.kept("fewer subnets without a broker")
+		n.exports(35, c2)
+
+		// The broker wants c2, and its device stands.
+		b := n.serve()
+		b.say(deviceChange("c2", false, "10.2.0.0/16"),
+			peerChange("c2", "n1", 99, "192.0.2.17:7775", "10.2.1.0/24"))
+		n.eventually("the device to c2 stands", func() bool {
+			out, err := exec.Command("wg", "show", "wireguard.c2", "endpoints").CombinedOutput()
+			return err == nil && strings.Contains(string(out), "192.0.2.17:7775")
+		})
+		n.narrows(b, c2)
+		n.exports(37)
+		// Past the device, as if a route of someone's led there.
+		n.run("ip", "route", "add", "10.2.200.0/24", "via", "192.0.2.1", "table", "7394")
+		n.kept("left out while the agent runs")
+		n.run("ip", "route", "del", "10.2.200.0/24", "via", "192.0.2.1", "table", "7394")
+		kill()
+		n.kept("left out while no agent runs")
+
+		kill = n.start()
+		n.exports(38)
+		n.kept("left out, and another agent")
+		kill()
+		n.boot()
+		n.run(n.program, "guard", "--state-file", n.path("keys", "agent.state"))
+		n.kept("left out, and a boot with the unit")
+		kill = n.start()
+		n.exports(39)
+		n.kept("left out, a boot with the unit, and an agent")
+		kill()
+		n.boot()
+		n.start()
+		n.exports(40)
+		n.kept("left out, and a boot without the unit")
+		n.reported(b)
+
+		// Exporter and broker have removed it: so it was removed.
+		b.say(&semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: "c2"}})
+		n.eventually("c2 is guarded no more", func() bool { return !strings.Contains(n.guard(), "10.2.0.0/16") })
+		if n.clear() == 0 {
+			t.Error("both have removed c2, and its packets are still stopped")
+		}
+	})
+}
+
+// narrows leaves out most of c2, which has a device: first the exporter alone, and then the broker too, as after an
+// operator's change, which ends the guard of the rest. It ends as it began.
+func (n *agentNode) narrows(b *takenOver, c2 map[string]any) {
+	n.t.Helper()
+	n.exports(36, remoteOf("c2", "10.2.99.0/24", "strict"))
+	n.kept("fewer subnets")
+	// The broker agrees, as after an operator's change, and then both want all of it again.
+	b.say(deviceChange("c2", false, "10.2.99.0/24"))
+	n.eventually("the rest of c2 is guarded no more", func() bool { return !strings.Contains(n.guard(), "10.2.0.0/16") })
+	n.exports(41, c2)
+	b.say(deviceChange("c2", false, "10.2.0.0/16"))
+	n.eventually("c2 is guarded", func() bool { return strings.Contains(n.guard(), "10.2.0.0/16") })
+}
+
+// reported waits until the agent's report names the ConfigMap.
+func (n *agentNode) reported(b *takenOver) {
+	n.t.Helper()
+	n.eventually("the report names the ConfigMap", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.reports) > 0 && strings.Contains(b.reports[len(b.reports)-1].String(), "ConfigMap semaphore-remotes")
+	})
+}
