@@ -39,7 +39,7 @@ func TestStatusOf(t *testing.T) {
 			"not connected yet: no route"},
 		{"disconnected", accepted, &semaphorev1.LinkStatus{LastHeard: heard, LastError: strings.Repeat("e", 600)},
 			"Accepted=True/Accepted Connected=False/Disconnected Healthy=True/Healthy port 7974 heard 1000 {0 0 0 0} 0 0",
-			"what it exported stays: " + strings.Repeat("e", 512)},
+			"what it exported stays: " + strings.Repeat("e", 509) + "…"},
 		{"objects are refused", accepted, &semaphorev1.LinkStatus{Connected: true, Kinds: []*semaphorev1.KindStatus{
 			kind(semaphorev1.Kind_KIND_NODE, 1, 1, 0), kind(semaphorev1.Kind_KIND_SERVICE, 2, 4, 0),
 			kind(semaphorev1.Kind_KIND_ENDPOINT_SLICE, 3, 0, 0), kind(semaphorev1.Kind_KIND_SET_MEMBER, 4, 0, 0)}},
