@@ -296,3 +296,40 @@ func TestF32InvalidPeerAmongThousandIsIgnored(t *testing.T) {
 		eventually(t, "nothing is reported any longer", func() bool { return b.reportOf("c2").GetProblem() == "" })
 	})
 }
+
+// A remote that was removed leaves nothing in the agent: no device, no part of the status, no series of a metric.
+func TestNothingStaysOfARemovedRemote(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		b, cfg := newBroker(t)
+		b.clusters = []string{"c2"}
+		r := newRemote(t)
+		removeAtEnd(t, device)
+		run(t, cfg)
+		series := func() (all []string) {
+			_, page := fetch("metrics")
+			for line := range strings.Lines(page) {
+				if strings.Contains(line, `cluster="c2"`) || strings.Contains(line, `device="`+device+`"`) {
+					all = append(all, line)
+				}
+			}
+			return all
+		}
+		b.say(deviceOf("c2", 51820, "10.2.0.0/16"),
+			peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
+		eventually(t, "all is programmed", b.done)
+		r.pair(t, b.reportOf("c2").GetPublicKey())
+		eventually(t, "the remote pod can be reached", reachable)
+		eventually(t, "there are series of the remote", func() bool { return len(series()) > 0 })
+
+		b.say(noDevice("c2"))
+		eventually(t, "the device was removed", b.done)
+		if left := series(); len(left) > 0 {
+			t.Errorf("series of a remote that was removed:\n%s", strings.Join(left, ""))
+		}
+		s, err := debugClient(t, cfg).GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+		must(t, err)
+		if strings.Contains(s.String(), "c2") {
+			t.Errorf("the status: %v", s)
+		}
+	})
+}

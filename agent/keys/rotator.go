@@ -166,9 +166,9 @@ func (r *Rotator) Forget(cluster string) {
 	r.schedule.Forget(cluster)
 	r.mu.Unlock()
 	device := naming.Device(cluster)
-	r.keyCreated.DeleteLabelValues(device)
-	r.problems.DeleteLabelValues(device)
-	r.rotations.DeleteLabelValues(device)
+	r.keyCreated.DeleteLabelValues(cluster, device)
+	r.problems.DeleteLabelValues(cluster, device)
+	r.rotations.DeleteLabelValues(cluster, device)
 }
 
 // StreamBegins is called before the first message of a stream.
