@@ -491,7 +491,9 @@ func (b *nodesBed) join(ctx context.Context, t *testing.T) {
 		t.Errorf("the node that has just joined, without an agent, has its taint: %t, %v", tainted, err)
 	}
 	b.learnt(ctx, t, n3)
+	freed := b.taken(ctx, t, n3)
 	b.wantAgent(ctx, t, b.c1, n3.Name, true)
+	freed()
 	began := time.Now()
 	must(t, until(ctx, settle, func() error {
 		tainted, err := b.tainted(ctx, n3.Name)
@@ -500,13 +502,53 @@ func (b *nodesBed) join(ctx context.Context, t *testing.T) {
 		}
 		return err
 	}))
-	t.Logf("the taint was removed %s after the agent was wanted", time.Since(began).Round(time.Millisecond))
+	t.Logf("the taint was removed %s after the route could be made", time.Since(began).Round(time.Millisecond))
 	b.reachesAgain(ctx, t, n3)
 	if encrypted, clear := wire.stop(t); len(clear) > 0 || encrypted == 0 {
 		t.Errorf("%d packets left in the clear, the first %q; %d of WireGuard", len(clear),
 			clear[:min(3, len(clear))], encrypted)
 	}
 	b.agent(ctx, t, b.c1, n3.Name, true)
+}
+
+// taken has another program's route in the place of the agent's: the one that the agent cannot make. The function that it
+// returns is for when the agent is wanted: the key is published all the same, the problem is reported, and then the
+// other's route is removed.
+func (b *nodesBed) taken(ctx context.Context, t *testing.T, n *testbed.Node) func() {
+	t.Helper()
+	foreign := strings.Fields(b.c2.PodCIDR.String() + " via 172.18.2.11 table 7394 proto static")
+	_, err := n.Exec(ctx, append([]string{"ip", "route", "add"}, foreign...)...)
+	must(t, err)
+	return func() {
+		t.Helper()
+		must(t, until(ctx, settle, func() error {
+			node, err := b.c1.Client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			key, err := n.Exec(ctx, "wg", "show", "wireguard.c2", "public-key")
+			if err != nil {
+				return err
+			}
+			if got := node.Annotations["c2.wireguard.semaphore.uw.io/pubKey"]; got != strings.TrimSpace(key) {
+				return fmt.Errorf("the published key of %s is %q; its device has %q", n.Name, got, strings.TrimSpace(key))
+			}
+			status, err := b.ctl(ctx, b.c1, "broker", "status")
+			if err != nil {
+				status = err.Error() // it exits 1 while there is a problem, and prints the same
+			}
+			if !strings.Contains(status, "another program has a route there") {
+				return fmt.Errorf("the status does not name the route that is in the way:\n%s", status)
+			}
+			return nil
+		}))
+		left, err := n.Exec(ctx, append([]string{"ip", "route", "show"}, foreign...)...)
+		if must(t, err); !strings.Contains(left, "172.18.2.11") {
+			t.Errorf("the agent has replaced another program's route: %q", left)
+		}
+		_, err = n.Exec(ctx, append([]string{"ip", "route", "del"}, foreign...)...)
+		must(t, err)
+	}
 }
 
 // learnt checks that a node knows the other cluster's pods from BGP: in the clear they would be reached.
