@@ -511,9 +511,9 @@ func (b *nodesBed) join(ctx context.Context, t *testing.T) {
 	b.agent(ctx, t, b.c1, n3.Name, true)
 }
 
-// taken has another program's route in the place of the agent's: the one that the agent cannot make. The function that it
-// returns is for when the agent is wanted: the key is published all the same, the problem is reported, and then the
-// other's route is removed.
+// taken puts another program's route in the place of the agent's, which the agent then cannot make. The function that it
+// returns is called when the agent is wanted: the agent publishes its key and reports the problem. Then the function
+// removes the route.
 func (b *nodesBed) taken(ctx context.Context, t *testing.T, n *testbed.Node) func() {
 	t.Helper()
 	foreign := strings.Fields(b.c2.PodCIDR.String() + " via 172.18.2.11 table 7394 proto static")
