@@ -511,8 +511,8 @@ func (b *nodesBed) join(ctx context.Context, t *testing.T) {
 	b.agent(ctx, t, b.c1, n3.Name, true)
 }
 
-// taken puts another program's route in the place of the agent's, which the agent then cannot make. The function that it
-// returns is called when the agent is wanted: the agent publishes its key and reports the problem. Then the function
+// taken puts another program's route in the place of the agent's, which the agent then cannot make. The function that
+// it returns is called when the agent is wanted: the agent publishes its key and reports the problem. Then the function
 // removes the route.
 func (b *nodesBed) taken(ctx context.Context, t *testing.T, n *testbed.Node) func() {
 	t.Helper()
