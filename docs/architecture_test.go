@@ -17,17 +17,35 @@ const architecture = "docs/architecture.md"
 // TestArchitecture: each file, package and function that docs/architecture.md and its pictures name exists. A function
 // is looked up in the file that its row of a table, or its sentence, names last before it.
 func TestArchitecture(t *testing.T) {
+	if files, functions := namesExist(t, architecture); files < 40 || functions < 60 {
+		t.Errorf("%d files and %d functions were found: the tables have another form than this test reads", files, functions)
+	}
+	pictures(t)
+	pages, err := filepath.Glob("architecture/*.md")
+	if err != nil || len(pages) < 4 {
+		t.Fatalf("pages of the parts: %v, %v", pages, err)
+	}
+	for _, page := range pages {
+		if files, _ := namesExist(t, filepath.Join("docs", page)); files < 3 {
+			t.Errorf("%s names %d files", page, files)
+		}
+	}
+}
+
+// namesExist checks the files, packages and functions that a page names, and counts the files and functions.
+func namesExist(t *testing.T, page string) (named, functions int) {
+	t.Helper()
 	code := regexp.MustCompile("`([^`]+)`")
 	path := regexp.MustCompile(`^[a-z0-9]+(/[A-Za-z0-9_.-]+)*$`)
 	function := regexp.MustCompile(`^(?:[A-Za-z]+\.)?[A-Za-z]+$`)
-	files, functions := map[string]bool{}, 0
-	for n, line := range lines(t, architecture) {
+	files := map[string]bool{}
+	for n, line := range lines(t, page) {
 		file := ""
 		var pending []string // functions of a sentence that names its file after them
 		check := func(name string) {
 			functions++
 			if !slices.Contains(declared(t, file), name) {
-				t.Errorf("%s:%d: %s has no %s", architecture, n+1, file, name)
+				t.Errorf("%s:%d: %s has no %s", page, n+1, file, name)
 			}
 		}
 		for _, match := range code.FindAllStringSubmatch(line, -1) {
@@ -35,7 +53,7 @@ func TestArchitecture(t *testing.T) {
 			switch isRow := strings.HasPrefix(line, "|"); {
 			case strings.HasSuffix(name, ".go"):
 				if _, err := os.Stat(filepath.Join("..", name)); err != nil {
-					t.Errorf("%s:%d: there is no %s", architecture, n+1, name)
+					t.Errorf("%s:%d: there is no %s", page, n+1, name)
 					continue
 				}
 				file, files[name] = name, true
@@ -45,7 +63,7 @@ func TestArchitecture(t *testing.T) {
 				pending = nil
 			case strings.Contains(name, "/") && path.MatchString(name):
 				if !isPackage(name) {
-					t.Errorf("%s:%d: there is no package %s", architecture, n+1, name)
+					t.Errorf("%s:%d: there is no package %s", page, n+1, name)
 				}
 			case !function.MatchString(name) || !isRow && !strings.Contains(name, "."):
 				// A key, a command or a message.
@@ -56,14 +74,10 @@ func TestArchitecture(t *testing.T) {
 			}
 		}
 		for _, name := range pending {
-			t.Errorf("%s:%d: no file is named with %s", architecture, n+1, name)
+			t.Errorf("%s:%d: no file is named with %s", page, n+1, name)
 		}
 	}
-	if len(files) < 40 || functions < 60 {
-		t.Errorf("%d files and %d functions were found: the tables have another form than this test reads",
-			len(files), functions)
-	}
-	pictures(t)
+	return len(files), functions
 }
 
 // pictures checks the packages that the pictures of the page name, in monospaced text.

@@ -143,10 +143,6 @@ func (s *Session) SetNetwork(network *semaphorev1.NodeNetwork) {
 	}
 }
 
-// SetGuard makes the agent guard the pod subnets of all configured remotes before anything else is sent. It must be
-// called before the first Next. The message must not be modified.
-func (s *Session) SetGuard(m *semaphorev1.Guard) { s.guard = m }
-
 // Configure takes other remotes than those of Open, and the guard of these. Neither may be modified. A device that the
 // agent reported of a remote that is missing now is removed.
 func (s *Session) Configure(configured map[string]bool, guard *semaphorev1.Guard) {

@@ -87,8 +87,8 @@ func FuzzSessionReceive(f *testing.F) {
 					t.Fatal("there is no end of messages")
 				}
 			}
-			if s.Cursor() > j.Head() || s.behind() < 0 {
-				t.Fatalf("the session is at %d of %d, behind by %d", s.Cursor(), j.Head(), s.behind())
+			if s.cursor > j.Head() || s.behind() < 0 {
+				t.Fatalf("the session is at %d of %d, behind by %d", s.cursor, j.Head(), s.behind())
 			}
 			s.Heartbeat(time.Unix(3, 0))
 		}

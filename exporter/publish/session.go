@@ -224,10 +224,6 @@ func (s *Session) sourceRevisions(reported map[semaphorev1.Kind]uint64) []*semap
 	return all
 }
 
-// Cursor returns the revision up to which everything for the broker has been sent. Next returns nil until the journal
-// changes after it.
-func (s *Session) Cursor() uint64 { return s.cursor }
-
 // Received is the content of one message of the broker.
 type Received struct {
 	// Ack and Refusal are nil if the message is of another type.
