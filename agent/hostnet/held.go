@@ -148,12 +148,19 @@ func (m *Monitor) hold(cluster string, stays []netip.Prefix, bounds plan.Bounds)
 	return m.Protect(cluster, &desired.Network{Device: want}, bounds, !ours)
 }
 
-// passes reports whether packets of a remote without a desired device pass. The subnets file alone has none pass: its
-// writer would decide for the broker.
+// passes reports whether packets of a remote without a desired device pass. The subnets file alone opens no guard: its
+// writer would decide for the broker. On a node that has not guarded the remote yet, the file decides until the broker
+// has named its remotes: an agent that is new there must not stop what goes in the clear.
 func (m *Monitor) passes(r *semaphorev1.GuardedRemote) bool {
+	cluster := r.GetCluster()
+	guarded := len(m.guard.Subnets(cluster)) > 0
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return r.GetPermissive() && (m.declared.subnets == nil || m.listed[r.GetCluster()].GetPermissive())
+	if listed := m.listed[cluster]; m.declared.subnets != nil && (listed != nil || m.node.Heard) {
+		return r.GetPermissive() && listed.GetPermissive()
+	}
+	held := guarded || m.kept[cluster] != nil
+	return r.GetPermissive() && (m.declared.subnets == nil || m.permissive[cluster] || !held)
 }
 
 // Spoken is called at the end mark of a broker's state, when the session has it: what the file does not name is judged
