@@ -31,8 +31,8 @@ type original struct {
 	keyPath       string
 	// own is the node's apiserver, other that of the remote.
 	own, other kubernetes.Interface
-	// on runs what touches the node in its network namespace.
-	on func(func() error) error
+	// on runs what touches the node in its network namespace, and quietly what changes its device.
+	on, quietly func(func() error) error
 
 	// ready is closed when all has been set up once.
 	ready chan struct{}
@@ -163,7 +163,7 @@ func (o *original) configure(cfg wgtypes.Config) error {
 		return err
 	}
 	defer wg.Close()
-	return wg.ConfigureDevice(o.device(), cfg)
+	return o.quietly(func() error { return wg.ConfigureDevice(o.device(), cfg) })
 }
 
 func annotation(cluster, what string) string { return cluster + ".wireguard.semaphore.uw.io/" + what }
@@ -236,6 +236,6 @@ func (o *original) setPeers(nodes []corev1.Node) error {
 				peers = append(peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
 			}
 		}
-		return wg.ConfigureDevice(o.device(), wgtypes.Config{Peers: peers})
+		return o.configure(wgtypes.Config{Peers: peers})
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -67,6 +68,8 @@ type world struct {
 	// token is that of c1's agent, addresses where c1's broker listens.
 	token               string
 	federation, peering string
+	// sends is the traffic that semaphore-wireguard's stand-in does not disturb; nil for none.
+	sends atomic.Pointer[traffic]
 }
 
 func newWorld(t *testing.T) *world {
@@ -187,7 +190,7 @@ func (w *world) original2() (stop func()) {
 
 func (w *world) original(o *original) (stop func()) {
 	w.t.Helper()
-	o.ready = make(chan struct{})
+	o.ready, o.quietly = make(chan struct{}), w.quietly
 	stop = w.starts("semaphore-wireguard's stand-in on "+o.node, o.run)
 	select {
 	case <-o.ready:
@@ -195,6 +198,17 @@ func (w *world) original(o *original) (stop func()) {
 		w.t.Fatalf("semaphore-wireguard's stand-in on %s does not come up", o.node)
 	}
 	return stop
+}
+
+// quietly changes a device while no packet is on its way. semaphore-wireguard gives a device its port again, and replaces
+// the allowed IPs of its peers. wireguard-go closes its socket for the first (BindUpdate in device/device.go), and has no
+// peer for a packet for a moment of the second (replace_allowed_ips in device/uapi.go): it loses packets of its own then.
+func (w *world) quietly(change func() error) error {
+	sends := w.sends.Load()
+	if sends == nil {
+		return change()
+	}
+	return sends.pause(change)
 }
 
 // semaphore runs c1's broker, and beside it an exporter of c2, where nothing is installed: it needs no more there than
@@ -285,6 +299,8 @@ type traffic struct {
 	// sent is when the last one was, writtenOff how many of the missing do not count as on their way.
 	sent       time.Time
 	writtenOff int
+	// paused is how many callers of pause want no packet to be sent.
+	paused int
 }
 
 // echo answers at c2's pod until the test ends.
@@ -373,7 +389,24 @@ func (w *world) traffic() *traffic {
 		}
 	}()
 	w.t.Cleanup(func() { close(stop); <-sender; c.Close(); <-reader })
+	w.sends.Store(tr)
 	return tr
+}
+
+// pause calls f while no packet is sent. It waits for those on their way, for as long as lost does.
+func (tr *traffic) pause(f func() error) error {
+	count := func(more int) (missing int) {
+		tr.mu.Lock()
+		defer tr.mu.Unlock()
+		tr.paused += more
+		return len(tr.missing)
+	}
+	defer count(-1)
+	end := time.Now().Add(nodetest.Patience(2 * time.Second))
+	for missing := count(1); missing > 0 && time.Now().Before(end); missing = count(0) {
+		time.Sleep(time.Millisecond)
+	}
+	return f()
 }
 
 // mayBeMore reports whether so few packets are on their way that the next one finds a place in all queues, which fill
@@ -381,6 +414,9 @@ func (w *world) traffic() *traffic {
 // do not count.
 func (tr *traffic) mayBeMore() bool {
 	const most = 100
+	if tr.paused > 0 {
+		return false
+	}
 	if tr.writtenOff = min(tr.writtenOff, len(tr.missing)); len(tr.missing)-tr.writtenOff < most {
 		tr.sent = time.Now()
 		return true
