@@ -200,9 +200,10 @@ func (w *world) original(o *original) (stop func()) {
 	return stop
 }
 
-// quietly changes a device while no packet is on its way. semaphore-wireguard gives a device its port again, and replaces
-// the allowed IPs of its peers. wireguard-go closes its socket for the first (BindUpdate in device/device.go), and has no
-// peer for a packet for a moment of the second (replace_allowed_ips in device/uapi.go): it loses packets of its own then.
+// quietly changes a device while no packet is on its way. semaphore-wireguard sets the port of a device again, and
+// replaces the allowed IPs of its peers. wireguard-go closes its socket for the first (BindUpdate in device/device.go),
+// and has no peer for a packet in a moment of the second (replace_allowed_ips in device/uapi.go): packets are lost then,
+// with or without semaphore.
 func (w *world) quietly(change func() error) error {
 	sends := w.sends.Load()
 	if sends == nil {
