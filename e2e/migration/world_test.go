@@ -201,9 +201,9 @@ func (w *world) original(o *original) (stop func()) {
 }
 
 // quietly changes a device while no packet is on its way. semaphore-wireguard sets the port of a device again, and
-// replaces the allowed IPs of its peers. wireguard-go closes its socket for the first (BindUpdate in device/device.go),
-// and has no peer for a packet in a moment of the second (replace_allowed_ips in device/uapi.go): packets are lost then,
-// with or without semaphore.
+// replaces the allowed IPs of its peers. wireguard-go closes its socket for the first (BindUpdate in
+// device/device.go), and has no peer for a packet in a moment of the second (replace_allowed_ips in device/uapi.go):
+// packets are lost then, with or without semaphore.
 func (w *world) quietly(change func() error) error {
 	sends := w.sends.Load()
 	if sends == nil {
