@@ -13,6 +13,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/plan"
+	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
@@ -110,11 +111,16 @@ func (r *Reconciler) drain(ctx context.Context, done *outcome) (later []netip.Pr
 	if len(later) == len(done.DeleteRoutes) {
 		return later, nil
 	}
+	return later, waitForPackets(ctx)
+}
+
+// waitForPackets waits for drainTime, or until ctx ends.
+func waitForPackets(ctx context.Context) error {
 	select {
 	case <-time.After(drainTime):
-		return later, nil
+		return nil
 	case <-ctx.Done():
-		return later, ctx.Err()
+		return ctx.Err()
 	}
 }
 
@@ -136,18 +142,13 @@ func (r *Reconciler) addRoute(claims *plan.Claims, s plan.Steps, prefix netip.Pr
 func (r *Reconciler) retire(ctx context.Context, done *outcome) {
 	strays, err := r.kernel.Strays(done.Name, done.Routed())
 	done.fails(err)
-	if len(strays) == 0 {
-		return
-	}
-	select {
-	case <-time.After(drainTime):
-	case <-ctx.Done():
+	strays = slices.DeleteFunc(strays, func(stray routing.Route) bool {
+		return slices.Contains(done.lacking, stray.Prefix)
+	})
+	if len(strays) == 0 || waitForPackets(ctx) != nil {
 		return
 	}
 	for _, stray := range strays {
-		if slices.Contains(done.lacking, stray.Prefix) {
-			continue
-		}
 		if err := r.kernel.DeleteStray(stray); err != nil {
 			done.fails(err)
 			continue
