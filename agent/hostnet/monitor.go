@@ -236,12 +236,7 @@ func (m *Monitor) nodeAddresses() ([]wireguard.Address, error) {
 func (m *Monitor) SetNetwork(podCIDRs, reserved []string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var own []netip.Prefix
-	for _, text := range podCIDRs {
-		if prefix, err := netip.ParsePrefix(text); err == nil {
-			own = append(own, prefix)
-		}
-	}
+	own := prefixes(podCIDRs)
 	var free []netip.Addr
 	for _, text := range reserved {
 		if addr, err := netip.ParseAddr(text); err == nil {
