@@ -96,11 +96,7 @@ semaphorectl check reports whether the cluster's CoreDNS has them.`,
 // blocks are those of a configuration file, or of the remotes that flags name.
 func (f *corednsFlags) blocks(cmd *cobra.Command, access *fleet.Access) ([]coredns.Block, error) {
 	if f.configFile == "" {
-		blocks, err := blocksOf(f.remotes, f.namespace, f.clusterDomain)
-		if err == nil && f.clusterSet {
-			blocks = append(blocks, coredns.ClusterSet(f.namespace, f.clusterDomain))
-		}
-		return blocks, err
+		return blocksOf(f.remotes, f.namespace, f.clusterDomain, f.clusterSet)
 	}
 	if cmd.Flags().Changed("mirror-namespace") {
 		return nil, errors.New("--mirror-namespace: with --config it is that of the file")
@@ -169,12 +165,12 @@ func nextOfBlocks(w io.Writer) error {
 	return err
 }
 
-// blocksOf returns the blocks for remotes that flags name.
-func blocksOf(remotes []string, namespace, clusterDomain string) ([]coredns.Block, error) {
+// blocksOf returns the blocks for remotes that flags name, and with imports that of imported Services.
+func blocksOf(remotes []string, namespace, clusterDomain string, imports bool) ([]coredns.Block, error) {
 	if e := validation.IsDNS1123Label(namespace); len(e) > 0 {
 		return nil, fmt.Errorf("--mirror-namespace %q: %s", namespace, e[0])
 	}
-	var blocks []coredns.Block
+	var named []coredns.Remote
 	seen := map[string]bool{}
 	for _, r := range remotes {
 		cluster, prefix, ok := strings.Cut(r, "=")
@@ -198,8 +194,7 @@ func blocksOf(remotes []string, namespace, clusterDomain string) ([]coredns.Bloc
 			return nil, fmt.Errorf("--remote %q: the cluster is given twice", r)
 		}
 		seen[cluster] = true
-		blocks = append(blocks, coredns.Block{Cluster: cluster, Prefix: prefix, MirrorNamespace: namespace,
-			ClusterDomain: clusterDomain})
+		named = append(named, coredns.Remote{Cluster: cluster, Prefix: prefix})
 	}
-	return append(blocks, coredns.Global(namespace, clusterDomain)), nil
+	return coredns.Of(named, namespace, clusterDomain, imports), nil
 }
