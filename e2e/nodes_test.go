@@ -533,14 +533,7 @@ func (b *nodesBed) taken(ctx context.Context, t *testing.T, n *testbed.Node) fun
 			if got := node.Annotations["c2.wireguard.semaphore.uw.io/pubKey"]; got != strings.TrimSpace(key) {
 				return fmt.Errorf("the published key of %s is %q; its device has %q", n.Name, got, strings.TrimSpace(key))
 			}
-			status, err := b.ctl(ctx, b.c1, "broker", "status")
-			if err != nil {
-				status = err.Error() // it exits 1 while there is a problem, and prints the same
-			}
-			if !strings.Contains(status, "another program has a route there") {
-				return fmt.Errorf("the status does not name the route that is in the way:\n%s", status)
-			}
-			return nil
+			return b.statusNames(ctx, "another program has a route there")
 		}))
 		left, err := n.Exec(ctx, append([]string{"ip", "route", "show"}, foreign...)...)
 		if must(t, err); left == "" {
@@ -549,6 +542,18 @@ func (b *nodesBed) taken(ctx context.Context, t *testing.T, n *testbed.Node) fun
 		_, err = n.Exec(ctx, append([]string{"ip", "route", "del"}, foreign...)...)
 		must(t, err)
 	}
+}
+
+// statusNames checks that c1's status says something.
+func (b *nodesBed) statusNames(ctx context.Context, what string) error {
+	status, err := b.ctl(ctx, b.c1, "broker", "status")
+	if err != nil {
+		status = err.Error() // it exits 1 while there is a problem, and prints the same
+	}
+	if !strings.Contains(status, what) {
+		return fmt.Errorf("the status does not name %q:\n%s", what, status)
+	}
+	return nil
 }
 
 // learnt checks that a node knows the other cluster's pods from BGP: in the clear they would be reached.
@@ -677,16 +682,7 @@ func (b *nodesBed) addressInside(ctx context.Context, t *testing.T) {
 		_, err := one.Node.Exec(ctx, append([]string{"ip"}, strings.Fields(args)...)...)
 		must(t, err)
 	}
-	must(t, until(ctx, settle, func() error {
-		status, err := b.ctl(ctx, b.c1, "broker", "status")
-		if err != nil {
-			status = err.Error() // it exits 1 while there is a problem, and prints the same
-		}
-		if !strings.Contains(status, "docker9") {
-			return fmt.Errorf("the status does not name docker9:\n%s", status)
-		}
-		return nil
-	}))
+	must(t, until(ctx, settle, func() error { return b.statusNames(ctx, "docker9") }))
 	pause(ctx, t, apart)
 	if after := b.encryptedState(ctx, t, one.Node); after != before {
 		t.Errorf("routes and guard:\n%s\nbefore there was an address in the remote's subnet:\n%s", after, before)
