@@ -62,7 +62,7 @@ func foreignConditions(e *mcsv1beta1.ServiceExport) []metav1.Condition {
 				Conditions map[string]map[string]any `json:"f:conditions"`
 			} `json:"f:status"`
 		}
-		if json.Unmarshal(m.FieldsV1.Raw, &fields) != nil {
+		if json.Unmarshal(m.FieldsV1.GetRawBytes(), &fields) != nil {
 			continue
 		}
 		for key, has := range fields.Status.Conditions {
