@@ -1,11 +1,11 @@
-// Package agent is the part of semaphore on every node: it keeps the node's WireGuard devices, peers, routes and guard
-// as its broker wants them.
+// Package agent is the part of semaphore on every node: it sets the node's WireGuard devices, peers, routes and guard
+// as its broker desires.
 //
-// It makes the owners of the agent's state, connects them and runs them; each says in its package comment what it owns:
-// session, keys, hostnet, peers, device with schedule, status and events (docs/adr/0020-agent-parts.md). Values cross
-// their borders, locks do not. The package decides in which order a round of work is done (loop.go) and which owner a
-// message of the broker is for (stream.go), and nothing else. It never asks a kube-apiserver, and holds no credential
-// but the token that it shows its broker.
+// It makes the owners of the agent's state, connects them and runs them. Each states in its package comment what it
+// owns: session, keys, hostnet, peers, device with schedule, status and events (docs/adr/0020-agent-parts.md). Owners
+// exchange values and share no locks. The package itself decides only the order of work in a round (loop.go) and which
+// owner receives a message of the broker (stream.go). It never calls a kube-apiserver, and holds no credential but the
+// token for its broker.
 //
 // It may import every package of the agent.
 package agent
@@ -72,12 +72,12 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	return g.Wait()
 }
 
-// tableOf is the routing table that a configuration names.
+// tableOf returns the routing table of a configuration.
 func tableOf(cfg *config.Agent) routing.Table {
 	return routing.Table{ID: cfg.Routing.Table, Priority: cfg.Routing.RulePriority}
 }
 
-// agent has the owners of its state. It has none itself but what waits for the next round.
+// agent has the owners of the node's state. Its only state of its own is the queue of the next round.
 type agent struct {
 	cfg      *config.Agent
 	kernel   Kernel

@@ -15,18 +15,18 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// BootGuard says what to guard before there is an agent.
+// BootGuard configures GuardAtBoot.
 type BootGuard struct {
-	// StateFile is that of the agent before the boot.
+	// StateFile is the state file of the agent that ran before the boot.
 	StateFile string
-	// Inbound is guardInbound of the agent's configuration, and Table its routing.
+	// Inbound is guardInbound of the agent's configuration, and Table its routing table.
 	Inbound bool
 	Table   routing.Table
 }
 
-// GuardAtBoot guards what the node's agent guarded before the node booted, and prints it. It is for the time from the
-// boot until the agent's pod runs, and needs neither a configuration nor a broker. A node that never had an agent has
-// nothing to guard.
+// GuardAtBoot sets the guard that the node's agent had before the node booted, and prints it. It covers the time from
+// the boot until the agent's pod runs, and needs neither a configuration nor a broker. On a node that never had an
+// agent it does nothing.
 func GuardAtBoot(out io.Writer, options BootGuard) error {
 	c, err := cache.LoadAny(options.StateFile)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -19,22 +19,21 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// CleanupOptions say how far to go.
+// CleanupOptions state what Cleanup removes.
 type CleanupOptions struct {
-	// Keys has the private keys go too.
+	// Keys also removes the private keys.
 	Keys bool
-	// LeaveDevices has devices with names that semaphore-wireguard knows stand as they are, with their peers and routes
-	// and without our marks: for it to go on with.
+	// LeaveDevices keeps devices whose names semaphore-wireguard uses, with their peers and routes but without
+	// semaphore's marks, so that semaphore-wireguard can continue with them.
 	LeaveDevices bool
 }
 
-// Cleanup returns a node to how it was: it takes out every device that is an agent's, every route and rule that has our
-// protocol number, of whatever table, the guard, the state file, and if asked also the private keys. What it removes it
-// prints; what is gone already is no error. Devices of semaphore-wireguard's that were never taken over stay, and their
-// keys.
+// Cleanup removes what agents created on a node, and prints it: devices, routes and rules with semaphore's protocol
+// number in every table, the guard, the state file and, if asked, the private keys. What no longer exists is not an
+// error. Devices and keys of semaphore-wireguard that no agent adopted remain.
 func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	if options.Keys && options.LeaveDevices {
-		return errors.New("cleanup: either the keys go, or the devices stay, which would have no key after a reboot")
+		return errors.New("cleanup: keys cannot be removed while devices remain: these would have no key after a reboot")
 	}
 	host, err := wireguard.NewHost("auto")
 	if err != nil {
@@ -81,13 +80,13 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	for _, g := range guarded {
 		fmt.Fprintf(out, "removed %s\n", g)
 	}
-	// Those that went with their device are gone by now.
+	// Routes into a removed device are removed with it.
 	routes, err := routing.RemoveAll()
 	failed = append(failed, err)
 	for _, r := range routes {
 		fmt.Fprintf(out, "removed %s\n", r)
 	}
-	for _, name := range released { // now that no route of ours needs their addresses
+	for _, name := range released { // after the routes whose source they are
 		failed = append(failed, host.Unmark(name))
 	}
 	failed = append(failed, removeSockets(out), removeState(out, cfg.StateFile))
@@ -98,10 +97,11 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	return errors.Join(failed...)
 }
 
-// canBeSemaphoreWireguards reports whether a device has a name as semaphore-wireguard gives them: never a short one.
+// canBeSemaphoreWireguards reports whether semaphore-wireguard could have given a device its name, which it never
+// shortens.
 func canBeSemaphoreWireguards(device string) bool { return naming.IsDevice(device, "") }
 
-// isOurs reports whether a device is an agent's: by its alias, or else by what it has.
+// isOurs reports whether an agent created or adopted a device: by its alias, or by its routes and rules.
 func isOurs(host *wireguard.Host, l wireguard.Link) (bool, error) {
 	if cluster, ok := strings.CutPrefix(l.Alias, naming.DeviceAlias("")); ok && naming.Device(cluster) == l.Name {
 		return true, nil
@@ -122,15 +122,15 @@ func removeState(out io.Writer, path string) error {
 	return err
 }
 
-// shortened is the name of a device whose cluster's name is too long for one.
+// shortened matches the name of a device whose cluster's name is too long for a network interface.
 var shortened = regexp.MustCompile(`^wg\.[0-9a-f]{10}$`)
 
-// canBeOurs reports whether a file that has a device's name can be an agent's: there may be no device to ask.
+// canBeOurs reports whether a key file can be an agent's by its name: its device may not exist.
 func canBeOurs(device string) bool {
 	return naming.IsDevice(device, "") || shortened.MatchString(device)
 }
 
-// removeSockets takes away what processes of devices that were killed have left.
+// removeSockets removes the sockets of wireguard-go processes that were killed.
 func removeSockets(out io.Writer) error {
 	devices, err := wireguard.Sockets()
 	failed := []error{err}
@@ -147,8 +147,8 @@ func removeSockets(out io.Writer) error {
 	return errors.Join(failed...)
 }
 
-// removeKeys removes the keys of those devices that which says, also such as were only half written, and nothing else
-// that may be in the directory.
+// removeKeys removes the keys of the devices that which selects, with partly written ones, and nothing else in the
+// directory.
 func removeKeys(out io.Writer, dir string, which func(device string) bool) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// Kernel is what the agent reads and changes of the node: the real one (node), or in tests one that is scripted.
+// Kernel is what the agent reads and changes of the node: the node itself, or a scripted one in tests.
 type Kernel interface {
 	devices.Kernel
 	hostnet.Kernel
@@ -18,7 +18,7 @@ type Kernel interface {
 	lookup.Kernel
 }
 
-// node is the Kernel of the node that the agent runs on.
+// node is the Kernel of this node.
 type node struct{ *wireguard.Host }
 
 // DeleteStray implements device.Kernel.

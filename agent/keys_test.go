@@ -448,7 +448,7 @@ func TestRotationWaitsForTheRemote(t *testing.T) {
 		out, in := flows(t, r)
 		eventually(t, "it is reported", func() bool {
 			return strings.Contains(b.reportOf("c2").GetProblem(),
-				"waits until the nodes of c2 would learn of it: its broker is gone")
+				"waits until the nodes of c2 would get it: its broker is gone")
 		})
 		if !ready() {
 			t.Error("not ready, because a key waits")

@@ -21,8 +21,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// queue holds the devices that wait for the next round, but for those of which the broker has sent a change: the
-// session keeps these with its position. It is safe for concurrent use.
+// queue has the devices to set in the next round, except those with a change of the broker: the session keeps these
+// with its position. It is safe for concurrent use.
 type queue struct {
 	wake chan struct{}
 
@@ -32,7 +32,7 @@ type queue struct {
 
 func newQueue() *queue { return &queue{wake: make(chan struct{}, 1), work: schedule.NewWork()} }
 
-// poke has a round begin.
+// poke starts a round.
 func (q *queue) poke() {
 	select {
 	case q.wake <- struct{}{}:
@@ -40,7 +40,7 @@ func (q *queue) poke() {
 	}
 }
 
-// set has the device to a cluster set in a round that begins now.
+// set starts a round that sets the device to a cluster.
 func (q *queue) set(cluster string) {
 	q.mu.Lock()
 	q.work.Devices[cluster] = true
@@ -48,7 +48,7 @@ func (q *queue) set(cluster string) {
 	q.poke()
 }
 
-// heal has devices checked in the next round that may.
+// heal makes the next round that may heal check these devices.
 func (q *queue) heal(clusters []string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -65,14 +65,14 @@ func (q *queue) take() schedule.Work {
 	return work
 }
 
-// devices reports whether any device waits to be set.
+// devices reports whether a device waits to be set.
 func (q *queue) devices() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.work.Devices) > 0
 }
 
-// loop keeps the node as desired until ctx ends. Its goroutine alone changes the node.
+// loop sets the node as desired until ctx ends. Only its goroutine changes the node.
 func (a *agent) loop(ctx context.Context) error {
 	tick := time.NewTicker(schedule.FullCheck)
 	defer tick.Stop()
@@ -97,7 +97,7 @@ func (a *agent) loop(ctx context.Context) error {
 }
 
 // round does what is due, in this order: the guard of remotes without a device, devices, the guard again, orphans, the
-// node, keys; then it reports. It returns when something is due by itself; zero for never.
+// node, keys, the report. It returns when something is due next; zero for never.
 func (a *agent) round(ctx context.Context, full bool) time.Time {
 	changes, due, node := a.take(full)
 	if node.Remotes {
@@ -113,7 +113,7 @@ func (a *agent) round(ctx context.Context, full bool) time.Time {
 		a.devices.Check(ctx, cluster)
 	}
 	a.devices.Programmed(changes.Observed)
-	if node.Remotes { // devices too are guarded by now, and what no broker names any more is reported
+	if node.Remotes { // devices have their guards by now; what no broker names is reported
 		a.node.GuardRemotes()
 	}
 	if full || node.Remotes {
@@ -134,7 +134,8 @@ func sorted[V any](m map[string]V) []string {
 	return out
 }
 
-// take takes what is due. The position is taken with the broker's changes, and never counts one that is not among them.
+// take takes what is due. It takes the position together with the broker's changes: the position never covers a change
+// that this round does not have.
 func (a *agent) take(full bool) (session.Changes, schedule.Round, hostnet.Work) {
 	work := a.queue.take()
 	changes := a.session.Take()
@@ -146,12 +147,12 @@ func (a *agent) take(full bool) (session.Changes, schedule.Round, hostnet.Work) 
 	return changes, a.schedule.Take(now, work, full, a.session.Clusters()), a.node.Take(now, full)
 }
 
-// next is when something is due by itself; zero for never.
+// next returns when something is due next; zero for never.
 func (a *agent) next() time.Time {
 	now := time.Now()
 	next := schedule.Earlier(a.schedule.Next(now), a.node.Next())
 	if a.session.Listens() {
-		// A key that is due and could not be replaced is not tried all the time.
+		// A key that is due and could not be replaced must not start a round each time.
 		if at := a.keys.Next(a.schedule.Set); !at.IsZero() {
 			if earliest := now.Add(schedule.HealGap); at.Before(earliest) {
 				at = earliest
@@ -162,15 +163,15 @@ func (a *agent) next() time.Time {
 	return next
 }
 
-// rotate replaces the keys that are due. Without a broker that listens nobody would learn a new key, and what is due
-// waits. An operator who asks is refused then, or has it done all the same.
+// rotate replaces the keys that are due. Without a broker that receives the report no peer would get the new key, so
+// what is due waits. An operator's order is refused in that case, unless it has force.
 func (a *agent) rotate(ctx context.Context, at session.Position) {
 	listens := a.session.Attached(at)
 	if listens {
 		due, changed := a.keys.Due(a.schedule.Set)
 		a.queue.heal(changed)
 		for _, cluster := range due {
-			_, _ = a.devices.Rotate(ctx, cluster) // it reports a failure, and is tried again
+			_, _ = a.devices.Rotate(ctx, cluster) // it reports a failure itself, and the schedule retries
 		}
 	}
 	for _, r := range a.keys.Asked() {
@@ -178,11 +179,11 @@ func (a *agent) rotate(ctx context.Context, at session.Position) {
 	}
 }
 
-// answer does what an operator asks.
+// answer executes an operator's order.
 func (a *agent) answer(ctx context.Context, r keys.Request, listens bool) (out keys.Result) {
 	if !listens && !r.Force {
 		return keys.Result{Err: status.Errorf(codes.FailedPrecondition,
-			"not attached to the broker, so that no peer would learn of a new key, and traffic would end: %s",
+			"not attached to the broker: no peer would get the new key, and traffic would end: %s",
 			a.session.View(time.Now()).LastError)}
 	}
 	all := a.session.Clusters()
@@ -192,7 +193,7 @@ func (a *agent) answer(ctx context.Context, r keys.Request, listens bool) (out k
 	}
 	if cluster, why := a.keys.Undelivered(clusters...); why != "" && !r.Force {
 		return keys.Result{Err: status.Errorf(codes.FailedPrecondition,
-			"the nodes of %s would not learn of a new key, and traffic would end: %s", cluster, why)}
+			"the nodes of %s would not get the new key, and traffic would end: %s", cluster, why)}
 	}
 	if r.Cluster != "" && !slices.Contains(all, r.Cluster) {
 		return keys.Result{Err: status.Errorf(codes.NotFound, "no device to a cluster %q is wanted here", r.Cluster)}
@@ -209,7 +210,7 @@ func (a *agent) answer(ctx context.Context, r keys.Request, listens bool) (out k
 	return out
 }
 
-// report sends what a round has changed, and up to which position the node is as desired.
+// report sends what a round changed, and the position up to which the node is as desired.
 func (a *agent) report(at session.Position) {
 	broken := a.schedule.AnyBroken()
 	if !broken && !a.queue.devices() && !a.schedule.Deferred() && a.session.RestoredTaken() {
@@ -225,7 +226,7 @@ func (a *agent) report(at session.Position) {
 	}
 }
 
-// sample follows the subnets file and the peers of all devices until ctx ends.
+// sample reads the subnets file and the peers of all devices until ctx ends.
 func (a *agent) sample(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -247,13 +248,13 @@ func (a *agent) sample(ctx context.Context) error {
 	return g.Wait()
 }
 
-// known are the clusters of the devices that were set, or tried to be.
+// known returns the clusters of the devices that the agent has set, or tried to.
 func (a *agent) known() []string {
 	devices := a.board.Get().Devices
 	return slices.DeleteFunc(sorted(devices), func(cluster string) bool { return devices[cluster].Report == nil })
 }
 
-// reloadSubnets has all devices set where the subnets file has changed: it bounds them.
+// reloadSubnets sets all devices if the subnets file changed, because it bounds them.
 func (a *agent) reloadSubnets() {
 	if !a.node.ReloadSubnets() {
 		return
@@ -265,7 +266,7 @@ func (a *agent) reloadSubnets() {
 	a.queue.poke()
 }
 
-// kernelChanged takes an event of the kernel, which can be our own doing.
+// kernelChanged handles an event of the kernel, which the agent itself may have caused.
 func (a *agent) kernelChanged(e wireguard.Event) {
 	heal, due := a.node.Changed(e)
 	a.queue.heal(heal)
@@ -274,13 +275,13 @@ func (a *agent) kernelChanged(e wireguard.Event) {
 	}
 }
 
-// guardChanged takes the event that somebody has changed rules of nftables.
+// guardChanged handles the event that another program changed nftables rules.
 func (a *agent) guardChanged() {
 	a.node.GuardChanged()
 	a.queue.poke()
 }
 
-// eventsLost has everything checked, as the kernel had more events than it could queue.
+// eventsLost checks all devices after the kernel dropped events.
 func (a *agent) eventsLost() {
 	clusters := a.session.Clusters()
 	a.devices.EventsLost(clusters)

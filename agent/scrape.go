@@ -23,15 +23,15 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// scrapes are what Prometheus servers get: the metrics of a registry, and those of the devices, which are read once for
-// all that ask at the same time.
+// scrapes gathers the metrics for Prometheus servers: those of a registry, and those of the devices, which are read
+// once for all scrapes at the same time.
 type scrapes struct {
 	agent    *agent
 	registry *prometheus.Registry
 	reads    singleflight.Group
 }
 
-// register registers all metrics but those of the devices themselves.
+// register registers all metrics except those of the devices.
 func (a *agent) register(reg prometheus.Registerer) { reg.MustRegister(a.collectors()...) }
 
 func (a *agent) collectors() []prometheus.Collector {
@@ -42,9 +42,9 @@ func (a *agent) collectors() []prometheus.Collector {
 	return slices.Concat(a.devices.Collectors(), a.keys.Collectors(), a.cache.Collectors(), own)
 }
 
-// pages are what the agent's HTTP listener serves. It is on the node's addresses, which nodes of other clusters reach:
-// who may see keys and addresses of peers asks from this node, or from the subnets that the configuration names
-// (docs/adr/0016-metrics-of-peers.md).
+// pages returns the pages of the agent's HTTP listener. It listens on the node's addresses, which nodes of other
+// clusters reach: keys and addresses of peers are shown only to this node and to the subnets that the configuration
+// names (docs/adr/0016-metrics-of-peers.md).
 func (a *agent) pages(reg *prometheus.Registry) program.Pages {
 	return program.Pages{
 		Metrics: reg, Private: &scrapes{agent: a, registry: reg},
@@ -60,17 +60,17 @@ func (a *agent) pages(reg *prometheus.Registry) program.Pages {
 	}
 }
 
-// ready is nil once the node is as desired; see status.Ready.
+// ready returns nil when the node is as desired; see status.Ready.
 func (a *agent) ready() error { return status.Ready(a.board.Get(), a.session.View(time.Now())) }
 
-// status is the agent's part of DebugService.
+// status returns the agent's status for DebugService.
 func (a *agent) status() *semaphorev1.GetStatusResponse {
 	s := a.describe()
 	verdict.Judge(s, append(status.AddKernel(s, a.kernel.Device), a.findings()...)...)
 	return s
 }
 
-// describe is the status but for what the kernel has, and what is found wrong.
+// describe returns the status without what the kernel has, and without findings.
 func (a *agent) describe() *semaphorev1.GetStatusResponse {
 	stream := a.session.View(time.Now())
 	s := status.Status(a.board.Get(), stream, a.peers.Status)
@@ -79,8 +79,7 @@ func (a *agent) describe() *semaphorev1.GetStatusResponse {
 	return s
 }
 
-// found answers a scrape: the findings of a status that has no part of the kernel, because a scrape reads the devices
-// once.
+// found returns the findings for a scrape, from a status without the kernel's part: a scrape reads the devices once.
 func (a *agent) found() []finding.Finding {
 	s := a.describe()
 	for _, d := range s.Devices {
@@ -89,13 +88,13 @@ func (a *agent) found() []finding.Finding {
 	return verdict.Found(s, a.findings()...)
 }
 
-// findings are what the agent finds wrong, but for what follows from the fields of its status.
+// findings returns what is wrong, except what follows from the fields of the status.
 func (a *agent) findings() []finding.Finding {
 	return append(a.board.Get().Found(a.session.View(time.Now())),
 		finding.Line(finding.AgentCache, "", a.cache.Problem())...)
 }
 
-// lookup looks paths up for semaphorectl.
+// lookup returns what answers semaphorectl's questions about paths.
 func (a *agent) lookup() *lookup.Node {
 	return &lookup.Node{
 		Kernel: a.kernel, Desired: a.session, Peers: a.peers,

@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/events"
 )
 
-// start does what comes before the first round, in this order: the guard, so that nothing leaves the node in the clear;
-// orphans, which the first report needs; and the state of an earlier agent.
+// start does what precedes the first round, in this order: the guard, so that nothing leaves the node in the clear;
+// orphans, which the first report needs; the state of an earlier agent.
 func (a *agent) start() error {
 	if err := a.node.LoadSubnets(); err != nil {
 		return err
@@ -24,8 +24,8 @@ func (a *agent) start() error {
 	return nil
 }
 
-// restore uses the state of an earlier agent until this one has its broker's. It reports a file that cannot be used,
-// and ignores it: the node stays as it is, and the broker sends all.
+// restore uses the state of an earlier agent until a broker sends its own. It reports and ignores a file that cannot be
+// used: the node remains as it is, and the broker sends the complete state.
 func (a *agent) restore(c *cache.Contents, err error) {
 	event := events.Event{Cluster: a.cfg.Cluster, Object: "state file"}
 	switch {
@@ -33,19 +33,19 @@ func (a *agent) restore(c *cache.Contents, err error) {
 		slog.Info("no state of an earlier agent to restore", "file", a.cfg.StateFile)
 	case err != nil:
 		event.Action, event.Detail = "refuse", err.Error()
-		a.events.Emit(event.Warn("the state of an earlier agent is not used", "error", err))
-	case len(c.Networks) == 0: // of a broker that had no remotes, and may have some by now
+		a.events.Emit(event.Warn("the state file of an earlier agent cannot be used", "error", err))
+	case len(c.Networks) == 0: // the broker had no remotes then, and may have some now
 	default:
 		a.session.Restore(c.Networks, c.Confirmed)
 		age := time.Since(c.Confirmed).Round(time.Second)
 		event.Action, event.Detail = "restore", "confirmed by the broker "+age.String()+" ago"
-		a.events.Emit(event.Info("restored the state of an earlier agent until the broker speaks",
+		a.events.Emit(event.Info("restored the state of an earlier agent until the broker sends its own",
 			"remotes", len(c.Networks), "age", age))
 		a.queue.poke()
 	}
 }
 
-// snapshot is what is kept for the next agent.
+// snapshot returns the state to save for the next agent.
 func (a *agent) snapshot() (cache.Contents, bool) {
 	c, complete := a.session.Snapshot()
 	c.Guard = a.node.Guarded()

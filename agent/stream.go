@@ -21,7 +21,7 @@ func (a *agent) Begin() []*semaphorev1.AttachRequest {
 	return a.session.Begin(agentstatus.Report(a.board.Get(), a.session.View(time.Now()), a.peers.Report))
 }
 
-// Receive implements attach.Handler: it gives a message to its owners. What a later message relies on comes first: at
+// Receive implements attach.Handler: it passes a message to its owners. What a later message relies on comes first: at
 // an end mark the lists of the stream are complete before the desired state is.
 func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error {
 	if m.GetSynced() != nil {
@@ -57,8 +57,8 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 	return nil
 }
 
-// judgeHeld has the guard checked of remotes that the subnets file does not name as guarded: the broker has just said
-// what it wants. A remote with a device is guarded with it.
+// judgeHeld checks the guard of remotes that are guarded although the subnets file does not name them: the broker has
+// just sent what it desires. A remote with a device is guarded with it.
 func (a *agent) judgeHeld() {
 	for _, cluster := range a.node.Held() {
 		if a.session.Device(cluster) != nil {
@@ -70,7 +70,7 @@ func (a *agent) judgeHeld() {
 // Ended implements attach.Handler.
 func (a *agent) Ended(err error) { a.session.Ended(err) }
 
-// operator serves an operator at the agent's debug socket.
+// operator serves operators on the agent's debug socket.
 type operator struct {
 	semaphorev1.UnimplementedControlServiceServer
 	*agent

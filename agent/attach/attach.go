@@ -1,5 +1,5 @@
-// Package attach is the agent's stream to its broker: it begins again whenever it ends, and hands on what the broker
-// says. What that means is not its business; a stream that breaks changes nothing.
+// Package attach runs the agent's stream to its broker. It dials again whenever a stream ends, and passes messages to a
+// Handler. It does not interpret them. The end of a stream changes nothing on the node.
 //
 // It may import no other package of the agent.
 package attach
@@ -20,16 +20,16 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// window is how much of what the broker says may be on its way.
+// window is the flow-control window of the stream in bytes.
 const window = 1 << 20
 
-// Handler receives what happens on the stream, from one goroutine at a time. It must not wait for the stream.
+// Handler receives the events of a stream, one at a time. It must not block on the stream.
 type Handler interface {
 	// Begin returns the first messages of a new stream.
 	Begin() []*semaphorev1.AttachRequest
-	// Receive takes one message of the broker. An error ends the stream.
+	// Receive handles one message of the broker. An error ends the stream.
 	Receive(context.Context, *semaphorev1.AttachResponse) error
-	// Ended tells why a stream, or the attempt at one, has ended.
+	// Ended receives why a stream, or the attempt to open one, ended.
 	Ended(error)
 }
 
@@ -42,20 +42,20 @@ type Stream struct {
 	tokenEvery time.Duration
 
 	mu sync.Mutex
-	// report and applied wait to be sent: the newest of each, which stands for those before it.
+	// report and applied are the next of each to send. A newer one replaces one that was not sent.
 	report, applied *semaphorev1.AttachRequest
 	more            chan struct{}
 }
 
-// New makes the stream. Nothing is dialled before Run.
+// New returns a stream. Run dials it.
 func New(cfg *config.Agent, handler Handler) *Stream {
 	return &Stream{cfg: cfg, handler: handler, token: &tokenFile{path: cfg.Broker.TokenFile}, tokenEvery: tokenEvery,
 		more: make(chan struct{}, 1)}
 }
 
-// Send has a report or an applied revision sent on the stream that stands, in place of one of its kind
-// that has not been sent yet. It never waits. What is not sent when the stream ends is forgotten: a new
-// one begins with all there is to say.
+// Send queues a report or an applied revision for the current stream. It replaces a queued message of the same type,
+// and never blocks. The end of the stream discards what is queued: the Handler's Begin returns the complete state for
+// the next one.
 func (s *Stream) Send(m *semaphorev1.AttachRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,7 +70,7 @@ func (s *Stream) Send(m *semaphorev1.AttachRequest) {
 	}
 }
 
-// take is the next message to send, nil for none. What was found out goes before the word that all is done.
+// take returns the next message to send; nil for none. A report precedes the applied revision that it explains.
 func (s *Stream) take() *semaphorev1.AttachRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,14 +83,14 @@ func (s *Stream) take() *semaphorev1.AttachRequest {
 	return m
 }
 
-// drain forgets what an earlier stream did not send.
+// drain discards what an earlier stream did not send.
 func (s *Stream) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.report, s.applied = nil, nil
 }
 
-// Run keeps a stream until ctx ends.
+// Run dials, and dials again with a backoff, until ctx ends.
 func (s *Stream) Run(ctx context.Context) error {
 	roots, err := identity.OpenRoots(ctx, s.cfg.Broker.BundleFile, s.cfg.Broker.WorkloadAPI)
 	if err != nil {
@@ -102,8 +102,7 @@ func (s *Stream) Run(ctx context.Context) error {
 		TLS:     roots.ClientTLS(identity.Broker(s.cfg.Cluster)),
 		Options: []grpc.DialOption{
 			grpc.WithPerRPCCredentials(s.token),
-			// A window that does not grow spares the pings by which gRPC would look for its size: the broker's
-			// messages have at most 512 KiB.
+			// A static window avoids the pings by which gRPC estimates one. The broker's messages have at most 512 KiB.
 			grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
 			bounds(),
 		},
@@ -113,20 +112,20 @@ func (s *Stream) Run(ctx context.Context) error {
 }
 
 const (
-	// maxMessage is what the broker may send at once, and maxDecoded what that may take of memory once decoded: 512 KiB
-	// of peers with many pod CIDRs, the worst that a broker sends, take less than 4 MiB.
+	// maxMessage is the largest message that the agent accepts from the broker, and maxDecoded the largest decoded one.
+	// 512 KiB of peers with many pod CIDRs, the worst case of a broker, decode to less than 4 MiB.
 	maxMessage = 1 << 20
 	maxDecoded = 16 << 20
 )
 
-// bounds has a message refused that a broker does not send: 4 MiB of empty changes, which gRPC would take, are 600 MiB
-// once decoded.
+// bounds refuses messages that no broker sends. Without it, 4 MiB of empty changes, which gRPC accepts by default,
+// decode to 600 MiB.
 func bounds() grpc.DialOption {
 	return grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage),
 		grpc.ForceCodecV2(wire.Codec{Most: maxDecoded}))
 }
 
-// one is one stream. It always returns an error.
+// one runs one stream. It always returns an error.
 func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClient) error {
 	g, ctx := errgroup.WithContext(ctx)
 	stream, err := client.Attach(ctx)
@@ -174,8 +173,8 @@ func (s *Stream) one(ctx context.Context, client semaphorev1.PeeringServiceClien
 	return g.Wait()
 }
 
-// Hello is the first message of a stream: what there is to go on from, and what is held in case that means nothing
-// to the broker.
+// Hello returns the first message of a stream: the position to resume from, and the digests of what the agent holds, in
+// case the broker does not know the epoch.
 func Hello(epoch string, revision uint64, held []*semaphorev1.HeldCluster) *semaphorev1.AttachRequest {
 	return &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{
 		SoftwareVersion: program.Version, Features: []string{semaphorev1.FeatureRotateKey}, ResumeEpoch: epoch,

@@ -14,20 +14,20 @@ import (
 )
 
 const (
-	// maxToken is far over any ServiceAccount token; what is larger is some other file.
+	// maxToken is larger than any ServiceAccount token, in bytes. A larger file is not a token.
 	maxToken = 16 << 10
-	// tokenEvery is how often the file is looked at. The kubelet renews a token when a fifth of its life is
-	// left, two minutes at the least.
+	// tokenEvery is the interval at which the file is read. The kubelet renews a token when a fifth of its lifetime is
+	// left, which is at least two minutes.
 	tokenEvery = 30 * time.Second
 )
 
-// tokenFile shows the ServiceAccount token in a file: at every call, and on a stream that stands when the
-// kubelet has renewed it. It never tells the token to anybody else.
+// tokenFile sends the ServiceAccount token in a file with every call, and on an open stream after the kubelet renewed
+// it. The token never appears in a log or an error.
 type tokenFile struct {
 	path string
 
 	mu sync.Mutex
-	// shown is the token that the broker was shown last, and problem why there was none to show.
+	// shown is the last token that was sent to the broker, and problem why it could not be read.
 	shown   string
 	problem string
 }
@@ -59,15 +59,15 @@ func (f *tokenFile) GetRequestMetadata(context.Context, ...string) (map[string]s
 // RequireTransportSecurity implements credentials.PerRPCCredentials: a token is never sent in the clear.
 func (*tokenFile) RequireTransportSecurity() bool { return true }
 
-// renewed is a message with the token of now, nil when the broker was shown it already. A token that cannot be
-// read ends no stream: the one that was shown may be good for long.
+// renewed returns a message with the current token; nil if the broker has it already. If the file cannot be read, the
+// stream continues: the token that was sent may be valid for a long time.
 func (f *tokenFile) renewed() *semaphorev1.AttachRequest {
 	token, err := f.read()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err != nil {
 		if f.problem != err.Error() {
-			slog.Warn("cannot read the token for the broker; the agent uses the last one", "error", err)
+			slog.Warn("cannot read the token for the broker; the last token remains in use", "error", err)
 		}
 		f.problem = err.Error()
 		return nil

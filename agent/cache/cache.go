@@ -1,9 +1,9 @@
-// Package cache keeps the last whole state that a broker wanted of its agents in a file on the node, so that a node
-// that boots while there is no broker has its tunnels back.
+// Package cache stores the last complete state that a broker sent in a file on the node, so that a node that boots
+// without a broker restores its tunnels.
 //
-// What is read is what was written: the file has a version, the cluster's name and a checksum, and one that is not
-// whole, or of another cluster or version, counts for nothing. The package knows no kernel and no broker: what the
-// state may do to the node is for package plan, which bounds it like a broker's word.
+// The file has a version, the cluster's name and a checksum. A file that is damaged, or of another cluster or version,
+// is ignored. The package knows no kernel and no broker. Package plan bounds what a restored state may change on the
+// node, as it bounds a broker's.
 //
 // Of the agent's packages it may import desired.
 package cache
@@ -28,26 +28,25 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// version of the format: a line "semaphore-agent state VERSION CLUSTER SHA256", and the state as one AgentState
-// message. The checksum is over the cluster's name, a line break and the message.
+// version of the format: a line "semaphore-agent state VERSION CLUSTER SHA256", then one AgentState message. The
+// checksum covers the cluster's name, a line break and the message.
 const version = 1
 
-// maxSize is more than any state has: 5,000 peers are 0.6 MiB.
+// maxSize is larger than any state, in bytes: 5,000 peers have 0.6 MiB.
 const maxSize = 256 << 20
 
-// Contents are what a file holds.
+// Contents are the contents of a state file.
 type Contents struct {
-	// Networks are what was wanted, by remote cluster.
+	// Networks are the desired networks, by remote cluster.
 	Networks map[string]*desired.Network
-	// Guard are the remotes whose pod subnets are guarded, known whole or not, in the order of their names.
+	// Guard are the remotes whose pod subnets are guarded, complete or not, sorted by name.
 	Guard []*semaphorev1.GuardedRemote
-	// Confirmed is when the broker last stood by it, on this node's clock. It is the file's time of modification, so
-	// that a state that does not change is not written again and again.
+	// Confirmed is when a broker last confirmed the state, on this node's clock. It is the file's modification time, so
+	// that an unchanged state is not written again.
 	Confirmed time.Time
 }
 
-// Guarded are the remotes to guard: those of Guard, and for a file of an agent that kept no such list those of
-// Networks.
+// Guarded returns the remotes to guard: Guard, or those of Networks for a file of an agent that stored no such list.
 func (c *Contents) Guarded() []*semaphorev1.GuardedRemote {
 	out := slices.Clone(c.Guard)
 	for _, cluster := range slices.Sorted(maps.Keys(c.Networks)) {
@@ -60,8 +59,8 @@ func (c *Contents) Guarded() []*semaphorev1.GuardedRemote {
 	return out
 }
 
-// Load reads the file of an agent of cluster. The error is fs.ErrNotExist where there is none; any other says what is
-// wrong with it.
+// Load reads the state file of an agent of cluster. The error is fs.ErrNotExist if there is no file; any other error
+// states why the file cannot be used.
 func Load(path, cluster string) (*Contents, error) {
 	return load(path, func(string) string { return cluster })
 }
@@ -97,12 +96,12 @@ func read(path string) ([]byte, fs.FileInfo, error) {
 	case err != nil:
 		return nil, nil, err
 	case !info.Mode().IsRegular():
-		return nil, nil, errors.New("is no regular file")
+		return nil, nil, errors.New("not a regular file")
 	case info.Mode().Perm()&0o022 != 0:
-		// A writer of the file could make this node send a remote's traffic to an endpoint of its own.
-		return nil, nil, fmt.Errorf("others can write it (mode %#o)", info.Mode().Perm())
+		// Who can write the file could make this node send a remote's traffic to another endpoint.
+		return nil, nil, fmt.Errorf("other users can write it (mode %#o)", info.Mode().Perm())
 	case info.Size() > maxSize:
-		return nil, nil, fmt.Errorf("%d bytes, and no state has so many", info.Size())
+		return nil, nil, fmt.Errorf("it has %d bytes, which is more than any state", info.Size())
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -113,26 +112,26 @@ func read(path string) ([]byte, fs.FileInfo, error) {
 	return data, info, err
 }
 
-// open checks the first line and returns what follows it.
+// open checks the first line and returns the rest.
 func open(data []byte, cluster string) ([]byte, error) {
 	head, body, _ := bytes.Cut(data, []byte("\n"))
 	var v int
 	var of, sum string
 	if _, err := fmt.Sscanf(string(head[:min(len(head), 200)]), "semaphore-agent state %d", &v); err != nil {
-		return nil, errors.New("it does not begin as an agent's does")
+		return nil, errors.New("its first line is not that of a state file")
 	}
 	if v != version {
-		return nil, fmt.Errorf("it is of version %d, and this agent reads version %d", v, version)
+		return nil, fmt.Errorf("it has version %d, and this agent reads version %d", v, version)
 	}
 	if _, err := fmt.Sscanf(string(head[:min(len(head), 200)]), "semaphore-agent state %d %s %s", &v, &of,
 		&sum); err != nil {
 		return nil, errors.New("its first line is damaged")
 	}
 	if of != cluster {
-		return nil, fmt.Errorf("it is of cluster %q", of)
+		return nil, fmt.Errorf("it belongs to cluster %q", of)
 	}
 	if sum != checksum(cluster, body) {
-		return nil, errors.New("it is damaged: its checksum is another")
+		return nil, errors.New("it is damaged: its checksum does not match")
 	}
 	return body, nil
 }
@@ -144,8 +143,8 @@ func checksum(cluster string, body []byte) string {
 	return fmt.Sprintf("%x", h.Sum(nil))
 }
 
-// decode reads the state. What its checksum covers was written by an agent, so that anything odd is a fault of ours,
-// and the whole counts for nothing.
+// decode decodes a state whose checksum is correct. An agent wrote it, so an invalid entry is a bug, and the complete
+// file is ignored.
 func decode(body []byte) (map[string]*desired.Network, []*semaphorev1.GuardedRemote, error) {
 	var all semaphorev1.AgentState
 	if err := proto.Unmarshal(body, &all); err != nil {
@@ -170,7 +169,7 @@ func decode(body []byte) (map[string]*desired.Network, []*semaphorev1.GuardedRem
 	return networks, all.GetGuard(), nil
 }
 
-// encode is the whole file. The same state always gives the same bytes.
+// encode encodes a file. The same state always has the same bytes.
 func encode(cluster string, c Contents) ([]byte, error) {
 	all := semaphorev1.AgentState{Guard: c.Guard}
 	for _, remote := range slices.Sorted(maps.Keys(c.Networks)) {
@@ -190,17 +189,16 @@ func encode(cluster string, c Contents) ([]byte, error) {
 	return append(head, body...), nil
 }
 
-// beside is where a file is written before it takes the place of path. There is one writer, so one name does, and what
-// a crash leaves there is written over.
+// beside is the temporary file that replaces path. There is one writer, so one name is enough, and what a crash left
+// there is overwritten.
 func beside(path string) string { return path + ".new" }
 
-// replace writes a file so that it is there whole or as it was, also after a power cut. modified becomes its time of
-// modification.
+// replace writes a file atomically, also at a power cut, and sets its modification time.
 func replace(path string, data []byte, modified time.Time) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	// What may be there is not followed, nor is its mode kept.
+	// A link that exists there must not be followed, nor a file's mode kept.
 	if err := os.Remove(beside(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -216,7 +214,7 @@ func replace(path string, data []byte, modified time.Time) error {
 	return durable.Rename(beside(path), path)
 }
 
-// Remove takes the file away, and what a crash has left of its making. It returns what there was.
+// Remove removes the file and its temporary file, and returns the paths that existed.
 func Remove(path string) (removed []string, err error) {
 	for _, file := range []string{path, beside(path)} {
 		switch rm := os.Remove(file); {

@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	// gather is how long a change waits for those that come with it.
+	// gather is how long a change waits for further changes.
 	gather = 250 * time.Millisecond
-	// everyWrite is the least time between two writes: some of thousands of peers change all the time, and the broker
-	// sends again what a crash loses.
+	// everyWrite is the minimal interval between two writes. Some of thousands of peers change all the time, and the
+	// broker sends again what a crash loses.
 	everyWrite = 5 * time.Second
-	// everyConfirm is how often a state that has not changed is noted as confirmed.
+	// everyConfirm is the interval at which the time of confirmation of an unchanged state is updated.
 	everyConfirm = time.Minute
 )
 
-// Writer keeps the file of one agent as its state is.
+// Writer writes the state file of one agent.
 type Writer struct {
 	path, cluster string
 	snapshot      Snapshot
 	dirty         chan struct{}
-	// last is the digest of what is in the file, zero for unknown, and since when that counts as confirmed. Both
-	// belong to Run.
+	// last is the digest of the file's contents, zero for unknown, and since when they are confirmed. Only Run uses
+	// them.
 	last      [sha256.Size]byte
 	confirmed time.Time
 
@@ -39,7 +39,8 @@ type Writer struct {
 	bytes  prometheus.Gauge
 }
 
-// Snapshot is the state as it is now and when a broker last stood by all of it; false where it was never heard whole.
+// Snapshot returns the current state and when a broker last confirmed all of it; false before a complete state was
+// received.
 type Snapshot func() (c Contents, whole bool)
 
 // NewWriter makes the writer of one file. Nothing is written before Run.
@@ -61,12 +62,12 @@ func NewWriter(path, cluster string, snapshot Snapshot) *Writer {
 	return w
 }
 
-// Collectors are its metrics.
+// Collectors returns the writer's metrics.
 func (w *Writer) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{w.writes, w.bytes}
 }
 
-// Changed says that the state may differ from what is in the file. It never waits.
+// Changed marks the state as changed since the last write. It never blocks.
 func (w *Writer) Changed() {
 	select {
 	case w.dirty <- struct{}{}:
@@ -74,14 +75,14 @@ func (w *Writer) Changed() {
 	}
 }
 
-// Problem is why the file could not be written at last; empty when it could.
+// Problem returns why the last write failed; empty if it did not.
 func (w *Writer) Problem() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.problem
 }
 
-// Run writes what changes until ctx ends, and then once more.
+// Run writes changes until ctx ends, and then a last time.
 func (w *Writer) Run(ctx context.Context) error {
 	if data, info, err := read(w.path); err == nil {
 		w.last, w.confirmed = sha256.Sum256(data), info.ModTime()
@@ -114,7 +115,7 @@ func (w *Writer) Run(ctx context.Context) error {
 	}
 }
 
-// write makes the file what the state is. Where it is, only the time at which that was confirmed may be new.
+// write writes the state if it differs from the file, and otherwise updates only the time of confirmation.
 func (w *Writer) write() {
 	now, whole := w.snapshot()
 	if !whole {
@@ -135,7 +136,7 @@ func (w *Writer) write() {
 			w.failed(nil)
 			return
 		}
-		// Someone took it away, or it cannot be changed: writing it again tells.
+		// Somebody removed the file, or it cannot be changed. A new write shows which.
 	}
 	if err := replace(w.path, data, now.Confirmed); err != nil {
 		w.last = [sha256.Size]byte{}
@@ -150,7 +151,7 @@ func (w *Writer) write() {
 	w.failed(nil)
 }
 
-// failed records the result of a write, and logs a change.
+// failed records the result of a write, and logs a change of it.
 func (w *Writer) failed(err error) {
 	problem := ""
 	if err != nil {
@@ -165,11 +166,11 @@ func (w *Writer) failed(err error) {
 	case news && problem != "":
 		slog.Warn(problem)
 	case news:
-		slog.Info("state file is written again", "file", w.path)
+		slog.Info("the state file can be written again", "file", w.path)
 	}
 }
 
-// unwrapped is an error of a file without its path, which the message has already.
+// unwrapped removes the path from an error of a file, because the message has it already.
 func unwrapped(err error) string {
 	var of *os.PathError
 	if errors.As(err, &of) {

@@ -100,7 +100,7 @@ type staged struct {
 
 func newStaged() *staged { return &staged{peers: map[string]*semaphorev1.Peer{}} }
 
-// New makes a state in which nothing is known.
+// New returns a state in which nothing is known.
 func New() *State {
 	return &State{networks: map[string]*Network{}, awaitingSync: map[string]*staged{}, named: map[string]bool{},
 		received: map[string]bool{}}

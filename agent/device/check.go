@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// Check checks a device of which nothing was heard, and sets it if it is not as it was set.
+// Check reads a device for which the kernel sent no event, and sets it if it is not as it was set.
 func (r *Reconciler) Check(ctx context.Context, cluster string) {
 	started := time.Now()
 	d := r.device(cluster)
@@ -27,8 +27,8 @@ func (r *Reconciler) Check(ctx context.Context, cluster string) {
 	r.Schedule.Checked(cluster, now)
 }
 
-// matchesApplied reports whether a device is as it was last set, and nothing else is to be reported of it. It returns
-// the device as it was read, so that set need not read it again; nil where set must.
+// matchesApplied reports whether a device is as it was last set, so that its report does not change. It returns the
+// device as it was read, so that set need not read it again; nil if set must.
 func (r *Reconciler) matchesApplied(d *device) (matches bool, is *wireguard.Device) {
 	if d.peers == nil || d.contested {
 		return false, nil
@@ -49,7 +49,7 @@ func (r *Reconciler) matchesApplied(d *device) (matches bool, is *wireguard.Devi
 	return d.peers.Matches(d.cluster, d.applied.Device, d.lacking, is), is
 }
 
-// leaveRoamed has a plan leave those peers where they are that roamed there and are heard.
+// leaveRoamed makes a plan keep the endpoints of peers that roamed and have a live session.
 func (r *Reconciler) leaveRoamed(d *device, is *wireguard.Device, wanted plan.Wanted, bounds plan.Bounds) {
 	left := d.roaming.Look(time.Now(), is.Peers, wanted, bounds)
 	var limit time.Duration

@@ -17,12 +17,12 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// drainTime is how long a peer stays when no route leads to it any more, and a route when another replaces it: packets
-// on their way through the device are encrypted for the peer, and lookups in progress still use the route.
+// drainTime is how long a peer remains after no route leads to it, and a route after another replaced it: the device
+// still encrypts packets for the peer, and lookups in progress still use the route.
 const drainTime = 200 * time.Millisecond
 
-// execute carries steps out. The device gets its keys and peers before it is up, and routes last. An error is one that
-// leaves nothing that works; what fails besides is noted in done.
+// execute executes steps. The device gets its key and peers before it is up, and routes last. It returns an error if
+// the device cannot work; other failures are recorded in done.
 func (r *Reconciler) execute(ctx context.Context, d *device, done *outcome, permissive bool) error {
 	if done.Create {
 		if err := r.kernel.Create(ctx, done.Name, done.Alias, done.MTU); err != nil {
@@ -36,8 +36,8 @@ func (r *Reconciler) execute(ctx context.Context, d *device, done *outcome, perm
 			return err
 		}
 	}
-	// The source of a route must be an address of the node, and an address that is removed takes routes with it. A
-	// filter that is loose for all interfaces drops what comes out of a device without an address.
+	// The source of a route must be an address of the node, and the removal of an address removes its routes. A filter
+	// that is loose on all interfaces drops what comes out of a device without an address.
 	for _, at := range done.AddAddresses {
 		done.fails(r.kernel.AddAddress(done.Name, at))
 	}
@@ -58,8 +58,8 @@ func (r *Reconciler) execute(ctx context.Context, d *device, done *outcome, perm
 			return err
 		}
 	}
-	// A route that somebody else's is in the way of holds no other back. Routes are deleted last: one may stand in for
-	// others.
+	// A route that another program's route blocks does not delay the others. Routes are deleted last: until then they
+	// can carry the packets of a route that could not be added.
 	for _, prefix := range slices.Concat(done.AddRoutes, done.ChangeRoutes) {
 		if err := r.addRoute(&d.claims, done.Steps, prefix); err != nil {
 			done.fails(err)
@@ -97,9 +97,8 @@ func (o *outcome) fails(err error) {
 	}
 }
 
-// drain deletes the routes to those peers that are removed, before they are, and waits for packets on their way.
-// Packets that may go in the clear do not go into the tunnel of a peer that is removed. It returns the routes to delete
-// later.
+// drain deletes the routes to peers that will be removed, and waits for packets on their way. Packets that may leave in
+// the clear must not enter the tunnel of such a peer. It returns the routes to delete later.
 func (r *Reconciler) drain(ctx context.Context, done *outcome) (later []netip.Prefix, err error) {
 	for _, prefix := range done.DeleteRoutes {
 		if slices.ContainsFunc(done.Routed(), prefix.Overlaps) {
@@ -124,21 +123,22 @@ func waitForPackets(ctx context.Context) error {
 	}
 }
 
-// addRoute makes a route into a device, or sets its source. A route of ours that another's has replaced is put back.
+// addRoute adds a route into a device, or sets its source. It restores a route of this agent that another program
+// replaced.
 func (r *Reconciler) addRoute(claims *plan.Claims, s plan.Steps, prefix netip.Prefix) error {
 	err := r.kernel.AddRoute(s.Name, prefix, s.SourceOf(prefix))
 	now := time.Now()
 	if !errors.Is(err, wireguard.ErrTaken) || !claims.MayRetake(prefix, now) {
 		return err
 	}
-	slog.Warn("another's route has taken the place of ours, which is put back", "device", s.Name, "route", err)
+	slog.Warn("another program replaced a route of the agent, which restores it", "device", s.Name, "route", err)
 	claims.RecordRetake(prefix, now)
 	return r.kernel.ReplaceRoute(s.Name, prefix, s.SourceOf(prefix))
 }
 
-// retire deletes what stands in for our routes in other tables, now that ours exist: routes of an earlier version, and
-// of semaphore-wireguard. It waits for packets whose lookup began before the rule that leads to our table existed. If
-// ctx ends meanwhile, the routes remain for the next agent.
+// retire deletes routes in other tables that this agent's own replace: those of an earlier version, and of
+// semaphore-wireguard. It waits for packets whose lookup began before the rule that leads to this agent's table
+// existed. If ctx ends meanwhile, the next agent deletes them.
 func (r *Reconciler) retire(ctx context.Context, done *outcome) {
 	strays, err := r.kernel.Strays(done.Name, done.Routed())
 	done.fails(err)
@@ -153,12 +153,12 @@ func (r *Reconciler) retire(ctx context.Context, done *outcome) {
 			done.fails(err)
 			continue
 		}
-		slog.Info("route taken out of the table where it was",
+		slog.Info("deleted a route that one in the agent's table replaces",
 			"device", done.Name, "route", stray.Prefix, "table", stray.Table)
 	}
 }
 
-// describeSteps says what was done, for people.
+// describeSteps describes what was done, for people.
 func describeSteps(s plan.Steps) string {
 	var parts []string
 	if s.Create {

@@ -29,8 +29,8 @@ func newMetrics() *metrics {
 			"Times that the agent healed a device that somebody else had changed."),
 		requeues: counter("semaphore_wg_sync_requeue_total",
 			"Times that a device could not be configured and was queued for another attempt."),
-		// Of semaphore-wireguard's queues only two can fail here: that of the kernel's events, and that of devices to
-		// be tried again.
+		// Two of semaphore-wireguard's queues can fail here: that of the kernel's events, and that of devices to try
+		// again.
 		queueFull: counter("semaphore_wg_sync_queue_full_failures_total",
 			"Times that the kernel had more events than its queue holds, so that the agent checked the complete device."),
 		applySeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -68,7 +68,7 @@ func (m *metrics) all() []prometheus.Collector {
 	}
 }
 
-// synced counts one setting of a device, and makes all series of the device.
+// synced counts one setting of a device, and creates all series of the device.
 func (m *metrics) synced(cluster, device, what string, err error, started time.Time) {
 	m.heals.WithLabelValues(cluster, device)
 	m.queueFull.WithLabelValues(cluster, device)

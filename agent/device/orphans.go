@@ -10,16 +10,16 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// onlyGuard is the problem of an orphan of which nothing but the guard is left.
+// onlyGuard is the problem of an orphan that has a guard and no device.
 const onlyGuard = "the broker says nothing of this cluster, whose device has gone; packets to it are stopped"
 
-// FindOrphans finds devices of ours of which the broker says nothing, or not yet: those of an earlier agent. Only those
-// with our alias count: another's, such as semaphore-wireguard's, does not concern the broker before it names the
-// cluster. An orphan is reported, and removed only at the broker's word, or an operator's.
+// FindOrphans finds devices of an earlier agent that the broker does not desire, or has not named yet. Only those with
+// an agent's alias count: a device of another program, such as semaphore-wireguard, does not concern the broker before
+// it names the cluster. An orphan is reported. Only the broker or an operator removes it.
 func (r *Reconciler) FindOrphans() {
 	links, err := r.kernel.Links()
 	if err != nil {
-		slog.Warn("cannot look for devices that an earlier agent has left", "error", err)
+		slog.Warn("cannot list the devices that an earlier agent left", "error", err)
 		return
 	}
 	found := map[string]*semaphorev1.DeviceReport{}
@@ -32,7 +32,7 @@ func (r *Reconciler) FindOrphans() {
 			found[cluster] = report
 		}
 	}
-	// A device that somebody deleted, and whose remote was taken out while no agent ran, has left its guard.
+	// Somebody deleted the device, and its remote was removed while no agent ran: its guard remains.
 	for _, cluster := range r.Node.UnconfiguredGuards() {
 		if found[cluster] == nil && plan.Cluster(cluster) == nil && r.Session.Device(cluster) == nil {
 			found[cluster] = &semaphorev1.DeviceReport{
@@ -43,7 +43,7 @@ func (r *Reconciler) FindOrphans() {
 	r.Board.PutOrphans(found)
 }
 
-// orphan is the report of an orphan; nil for one that has just gone.
+// orphan returns the report of an orphan; nil if it no longer exists.
 func (r *Reconciler) orphan(cluster, device string) *semaphorev1.DeviceReport {
 	report := &semaphorev1.DeviceReport{Cluster: cluster, Interface: device}
 	is, err := r.kernel.Device(device)
@@ -55,7 +55,7 @@ func (r *Reconciler) orphan(cluster, device string) *semaphorev1.DeviceReport {
 		return nil
 	}
 	describeReport(report, is)
-	// The broker publishes the key: only one that survives the next reboot.
+	// The broker publishes the key, so it must survive the next reboot.
 	if key, err := r.Keys.Read(device); err != nil {
 		report.PublicKey, report.Problem = nil, problem.Truncate(err.Error())
 	} else if key != is.PrivateKey {

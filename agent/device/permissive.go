@@ -19,24 +19,24 @@ import (
 )
 
 const (
-	// permissiveKeepalive has the nodes of a permissive remote start handshakes without any traffic, and again and
-	// again until both know each other.
+	// permissiveKeepalive makes the nodes of a permissive remote start handshakes without traffic, repeatedly, until
+	// both have a session.
 	permissiveKeepalive = 25 * time.Second
-	// filterInterval is how often the filters of reverse paths are read while a remote is permissive.
+	// filterInterval is the interval at which reverse path filters are read while a remote is permissive.
 	filterInterval = 5 * time.Second
 )
 
-// permissive is what is known of one permissive remote.
+// permissive is the state of one permissive remote.
 type permissive struct {
 	heard plan.Heard
-	// hold is why nobody new is sent to through the tunnel, if so, as of heldAt.
+	// hold is why packets to no further node enter the tunnel, as of heldAt; empty for no reason.
 	hold   string
 	heldAt time.Time
-	// waiting is how many peers are not sent to through the tunnel.
+	// waiting is how many peers packets do not reach through the tunnel yet.
 	waiting int
 }
 
-// withKeepalive is the device to a permissive remote with a keepalive, and any other as it is.
+// withKeepalive returns the device to a permissive remote with a keepalive, and any other unchanged.
 func withKeepalive(d *semaphorev1.Device) *semaphorev1.Device {
 	if !d.GetPermissive() || d.GetPersistentKeepalive().AsDuration() > 0 {
 		return d
@@ -46,8 +46,8 @@ func withKeepalive(d *semaphorev1.Device) *semaphorev1.Device {
 	return d
 }
 
-// hear decides to which nodes of a permissive remote packets go through the tunnel, none while it is clear; nil for one
-// that is strict. peers are those that the device has, and nodes names the node of a key.
+// hear decides to which nodes of a permissive remote packets go through the tunnel: to none while the remote is clear;
+// nil for a strict one. peers are those of the device, and nodes names the node of a key.
 func (r *Reconciler) hear(
 	d *device, want *desired.Network, peers []wgtypes.Peer, nodes func(wgtypes.Key) (string, bool),
 ) map[string]bool {
@@ -64,7 +64,7 @@ func (r *Reconciler) hear(
 	if now.Sub(p.heldAt) >= filterInterval {
 		hold := r.strictFilters(d.cluster, want)
 		if hold != p.hold && hold != "" {
-			slog.Warn("packets to a permissive remote stay in the clear", "problem", hold, "device", d.name)
+			slog.Warn("packets to a permissive remote remain in the clear", "problem", hold, "device", d.name)
 		}
 		p.hold, p.heldAt = hold, now
 	}
@@ -83,7 +83,7 @@ func (r *Reconciler) hear(
 	return heard
 }
 
-// takesEarly says that a device is to take packets of IPv4 out of its tunnel before routes lead into it.
+// takesEarly reports whether a device must accept IPv4 packets from its tunnel before routes lead into it.
 func takesEarly(d *semaphorev1.Device) bool {
 	return d.GetPermissive() && slices.ContainsFunc(d.GetPodSubnets(), func(text string) bool {
 		p, err := netip.ParsePrefix(text)
@@ -91,8 +91,8 @@ func takesEarly(d *semaphorev1.Device) bool {
 	})
 }
 
-// strictFilters says what would drop packets that the remote still sends in the clear once this node's go through the
-// tunnel; empty for nothing.
+// strictFilters returns what would drop packets that the remote still sends in the clear after this node sends through
+// the tunnel; empty for nothing.
 func (r *Reconciler) strictFilters(cluster string, want *desired.Network) string {
 	if !takesEarly(want.Device) {
 		return "" // the kernel has no such filter for IPv6

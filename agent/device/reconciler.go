@@ -1,11 +1,11 @@
-// Package device makes the WireGuard devices of a node as its broker wants them, and keeps them so.
+// Package device sets the WireGuard devices of a node as its broker desires, and keeps them so.
 //
-// The Reconciler owns the state that was applied to each device and what is known of it: its last report, routes that
-// were ours, peers that roamed, which nodes of a permissive remote are heard. It belongs to one goroutine and has no
-// lock. The name of a cluster goes in (Set, SetPeers, Check, Rotate); what is desired, its bounds, its key and its MTU
-// are values that it asks session, hostnet, keys and peers for. Calls of the Kernel, events, the schedule and views on
-// the status.Board come out. What to change is decided by package plan, which is pure. It must not import package
-// agent, and reads or writes the node only through Kernel.
+// The Reconciler owns the state that was applied to each device and what it observed of it: the last report, the routes
+// that it added, peers that roamed, and which nodes of a permissive remote answer. It belongs to one goroutine and has
+// no lock. In: the name of a cluster (Set, SetPeers, Check, Rotate), and as values the desired state, its bounds, its
+// key and its MTU from session, hostnet, keys and peers. Out: calls of the Kernel, events, the schedule, and views on
+// the status.Board. Package plan, which is pure, decides what to change. It must not import package agent, and reads or
+// writes the node only through Kernel.
 //
 // Of the agent's packages it may import desired, events, hostnet, keys, peers, plan, problem, routing, schedule,
 // session, status and wireguard.
@@ -62,7 +62,7 @@ type Kernel interface {
 	StrictFilters(links []string) ([]string, error)
 }
 
-// Parts are what a Reconciler asks and tells. It uses all of them.
+// Parts are the owners that a Reconciler uses. None may be nil.
 type Parts struct {
 	Session  *session.Session
 	Node     *hostnet.Monitor
@@ -71,11 +71,11 @@ type Parts struct {
 	Schedule *schedule.Scheduler
 	Board    *status.Board
 	Events   *events.Sink
-	// RemoveKey removes the key file of a device that was removed, and prints what it removed.
+	// RemoveKey removes the key file of a removed device, and prints what it removed.
 	RemoveKey func(out io.Writer, device string) error
 }
 
-// Reconciler makes the devices of a node as desired. It is for one goroutine.
+// Reconciler sets the devices of a node as desired. One goroutine uses it.
 type Reconciler struct {
 	Parts
 	cfg     *config.Agent
@@ -84,44 +84,45 @@ type Reconciler struct {
 	devices map[string]*device // by cluster
 }
 
-// device is what is known of one device.
+// device is the state of one device.
 type device struct {
 	cluster, name string
-	// report is nil until the device was set, or tried to be.
+	// report is nil until the agent has set the device, or tried to.
 	report *semaphorev1.DeviceReport
-	// applied is what was last applied in full, but for lacking, and peers the same for changes of single peers; nil
-	// when the device has to be read first.
+	// applied is what was last applied completely, except for lacking, and peers the same for changes of single peers;
+	// nil if the device must be read first.
 	applied *desired.Network
 	peers   *plan.AppliedPeers
-	// lacking are routes that could not be made, and wrong what is wrong with the device besides its peers, both as of
+	// lacking are routes that could not be added, and wrong the problems of the device except those of its peers, as of
 	// applied.
 	lacking []netip.Prefix
 	wrong   []string
-	// refused are how many routes and settings are, and conflicts what of this node is in the way of routes.
+	// refused counts the routes and settings that bounds refuse, and conflicts are what on this node blocks routes.
 	refused   int
 	conflicts []string
-	// problem is what is not as desired. contested says that it says that somebody else keeps changing the device.
+	// problem is what differs from the desired state. contested means that it includes another program that keeps
+	// changing the device.
 	problem   string
 	findings  []finding.Finding
 	contested bool
 	failure   *status.Failure
-	// claims are the routes that were ours.
+	// claims are the routes that this agent added.
 	claims  plan.Claims
 	roaming plan.Roaming
 	roamed  int
-	// live are the peers with a live session as of liveAt.
+	// live are the peers with a live session, as of liveAt.
 	live       []wgtypes.Peer
 	liveAt     time.Time
 	permissive *permissive
 	adopted    bool
 }
 
-// New makes the Reconciler of a node of which nothing is known.
+// New returns the Reconciler of a node of which nothing is known.
 func New(cfg *config.Agent, kernel Kernel, parts Parts) *Reconciler {
 	return &Reconciler{Parts: parts, cfg: cfg, kernel: kernel, metrics: newMetrics(), devices: map[string]*device{}}
 }
 
-// Collectors are its metrics.
+// Collectors returns its metrics.
 func (r *Reconciler) Collectors() []prometheus.Collector { return r.metrics.all() }
 
 func (r *Reconciler) device(cluster string) *device {
@@ -133,7 +134,7 @@ func (r *Reconciler) device(cluster string) *device {
 	return d
 }
 
-// publish puts what is known of a device on the board.
+// publish puts the view of a device on the board.
 func (r *Reconciler) publish(d *device) {
 	view := status.Device{Report: d.report, Problem: d.problem, Findings: d.findings, Failure: d.failure,
 		Roamed: d.roamed}
@@ -149,10 +150,10 @@ func (r *Reconciler) publish(d *device) {
 	r.Board.PutDevice(d.cluster, view)
 }
 
-// Set reads a device as a whole and sets what differs from what is desired, or removes it if nothing is.
+// Set reads a device and changes what differs from the desired state. It removes a device that is not desired.
 func (r *Reconciler) Set(ctx context.Context, cluster string) { r.set(ctx, cluster, nil) }
 
-// set is Set with the device as matchesApplied has just read it; nil to read it.
+// set is Set with a device that matchesApplied has just read; nil to read it.
 func (r *Reconciler) set(ctx context.Context, cluster string, read *wireguard.Device) {
 	started := time.Now()
 	d := r.device(cluster)
@@ -173,23 +174,23 @@ func (r *Reconciler) set(ctx context.Context, cluster string, read *wireguard.De
 	r.record(d, want, done, err)
 }
 
-// outcome is what became of the steps for a device.
+// outcome is the result of the steps for a device.
 type outcome struct {
 	plan.Steps
-	// device is the device afterwards; nil where it is not known.
+	// device is the device after the steps; nil if unknown.
 	device *wireguard.Device
-	// failed are parts of the routing that could not be made, and hold nothing else back; lacking are the routes among
+	// failed are parts of the routing that could not be set, which delay nothing else; lacking are the routes among
 	// them.
 	failed  []error
 	lacking []netip.Prefix
 }
 
-// apply makes a device as desired. An error is one of the device itself. read is that of set.
+// apply sets a device as desired. An error is one of the device itself. read is that of set.
 func (r *Reconciler) apply(
 	ctx context.Context, d *device, want *desired.Network, read *wireguard.Device, bounds plan.Bounds,
 	sources plan.Sources,
 ) (done outcome, err error) {
-	if err := plan.Cluster(d.cluster); err != nil { // before anything is done, or read, in that name
+	if err := plan.Cluster(d.cluster); err != nil { // before the name is used
 		return done, err
 	}
 	bounds, err = r.Node.Within(bounds, d.cluster)
@@ -204,7 +205,7 @@ func (r *Reconciler) apply(
 	if err == nil {
 		adopts, err = plan.CheckOwner(d.cluster, existing, r.cfg.Adopts(config.SemaphoreWireGuard))
 	}
-	if err != nil { // the guard is set whatever is wrong with the device, or whosever it is
+	if err != nil { // the guard is set even if the device cannot be, or is not the agent's
 		ours, _ := r.Node.InterfaceIsOurs(d.cluster)
 		_ = r.Node.Protect(d.cluster, want, bounds, !ours)
 		return done, err
@@ -225,7 +226,7 @@ func (r *Reconciler) apply(
 		err = r.execute(ctx, d, &done, want.Device.GetPermissive())
 	}
 	if err == nil {
-		// Again, now that there are routes of ours, of which some may have been elsewhere.
+		// Again, after the agent's routes exist: some may have replaced others.
 		_ = r.Node.Protect(d.cluster, want, bounds, false)
 		r.retire(ctx, &done)
 	}
@@ -238,7 +239,7 @@ func (r *Reconciler) apply(
 	}
 	done.device, err = r.kernel.Device(d.name)
 	if err == nil && done.device == nil {
-		err = fmt.Errorf("interface %s has gone while it was set up", d.name)
+		err = fmt.Errorf("interface %s was deleted while the agent set it up", d.name)
 	}
 	if err == nil {
 		d.claims.Record(done.device.Routes)
@@ -246,7 +247,7 @@ func (r *Reconciler) apply(
 	return done, err
 }
 
-// plan decides the steps for a device that may exist.
+// plan decides the steps for a device, which may not exist.
 func (r *Reconciler) plan(
 	d *device, want *desired.Network, bounds plan.Bounds, sources plan.Sources, existing *wireguard.Device,
 ) (plan.Steps, error) {
@@ -268,23 +269,24 @@ func (r *Reconciler) plan(
 	return steps, nil
 }
 
-// adopt records that a device of semaphore-wireguard's was taken over; err is what could not be done of it. The device
-// has our marks from then on, so that this is reported once for each.
+// adopt records that a device of semaphore-wireguard was adopted; err is what could not be changed of it. The device
+// has the agent's marks from then on, so this is reported once for each device.
 func (r *Reconciler) adopt(d *device, err error) {
 	detail := "from " + config.SemaphoreWireGuard
 	if err != nil {
-		detail += ", and not all as wanted: " + err.Error()
+		detail += ", and not completely as desired: " + err.Error()
 	}
-	r.Events.Emit(events.Device(d.cluster, "adopt", detail).Info("device taken over", "device", d.name, "how", detail))
+	r.Events.Emit(events.Device(d.cluster, "adopt", detail).
+		Info("adopted a device of semaphore-wireguard", "device", d.name, "how", detail))
 	d.adopted = true
 }
 
-// SetPeers sets single peers that changed, and reads nothing of the others.
+// SetPeers sets single peers that changed. It does not read the others.
 func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[string]bool) {
 	started := time.Now()
 	d := r.device(cluster)
 	changed := r.Session.Peers(cluster, nodes)
-	// The routes of a permissive remote are its peers'.
+	// A permissive remote has a route for each peer.
 	if d.peers == nil || d.applied.Device.GetPermissive() || len(changed) == 0 {
 		r.Set(ctx, cluster)
 		return
@@ -316,14 +318,14 @@ func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[str
 	r.publish(d)
 }
 
-// EventsLost counts that events of the kernel were lost, for each of the devices. It is safe for concurrent use.
+// EventsLost counts lost events of the kernel for each of the devices. It is safe for concurrent use.
 func (r *Reconciler) EventsLost(clusters []string) {
 	for _, cluster := range clusters {
 		r.metrics.queueFull.WithLabelValues(cluster, naming.Device(cluster)).Inc()
 	}
 }
 
-// Programmed measures how long changes took that a round programmed, and gives back those that it did not.
+// Programmed observes the propagation time of changes that a round programmed, and returns those that it did not.
 func (r *Reconciler) Programmed(observed session.Observed) {
 	now := time.Now()
 	for cluster, nodes := range observed {
@@ -332,16 +334,16 @@ func (r *Reconciler) Programmed(observed session.Observed) {
 				r.Session.Observe(cluster, node, at)
 				continue
 			}
-			// The clocks of two clusters differ: before it was observed is at once.
+			// The clocks of two clusters differ: a change that was observed in the future counts as 0 s.
 			r.metrics.propagation.WithLabelValues(cluster).Observe(max(0, now.Sub(at).Seconds()))
 		}
 	}
 }
 
-// endpoints are those of the first peers, by name: links rarely differ by peer.
+// endpoints returns the endpoints of the first peers, by name: the link rarely differs by peer.
 func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr { return desired.Endpoints(peers, 64) }
 
-// nodesByKey names the nodes of a network's peers by their public keys.
+// nodesByKey maps the public keys of a network's peers to their nodes.
 func nodesByKey(want *desired.Network) func(wgtypes.Key) (string, bool) {
 	names := make(map[string]string, len(want.Peers))
 	for _, node := range slices.Backward(slices.Sorted(maps.Keys(want.Peers))) { // of two with one key, the first

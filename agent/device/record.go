@@ -20,7 +20,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// describe makes one text of what is wrong with a device besides its peers, with these, with its key, and of a contest.
+// describe returns one text of the problems of a device except those of its peers, of these, of its key, and of a
+// contest.
 func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
 	if d.peers != nil {
 		wrong = append(wrong, d.peers.Problems())
@@ -31,7 +32,7 @@ func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
 	was := d.problem
 	d.problem = problem.With(problem.With(problem.Join(wrong...), contest), r.Keys.Problem(d.cluster))
 	if d.problem != was && d.problem != "" {
-		slog.Warn("device is not all as wanted", "problem", d.problem, "device", d.name)
+		slog.Warn("the device is not completely as desired", "problem", d.problem, "device", d.name)
 	}
 	if d.report.GetProblem() != d.problem {
 		d.report = proto.CloneOf(d.report)
@@ -39,7 +40,7 @@ func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
 	}
 }
 
-// findings are what is wrong with a device, with codes. The first list of wrong is of the device, the others are of its
+// findings returns the problems of a device as findings. The first list of wrong concerns the device, the others its
 // peers.
 func (r *Reconciler) findings(d *device, contest error, wrong [][]string) (found []finding.Finding) {
 	for i, lines := range wrong {
@@ -60,7 +61,7 @@ func (r *Reconciler) findings(d *device, contest error, wrong [][]string) (found
 	return found
 }
 
-// record keeps what was done, and what is known of the device.
+// record records what was done, and what was observed of the device.
 func (r *Reconciler) record(d *device, want *desired.Network, done outcome, err error) {
 	now := time.Now()
 	r.Schedule.Checked(d.cluster, now)
@@ -111,13 +112,13 @@ func (r *Reconciler) record(d *device, want *desired.Network, done outcome, err 
 	}
 	event := events.Device(d.cluster, action, detail)
 	if err == nil && !steps.Empty() {
-		event = event.Info("device set", "device", d.name, "why", action, "what", detail)
+		event = event.Info("set the device", "device", d.name, "why", action, "what", detail)
 	}
 	r.Events.Emit(event)
 }
 
-// setFailure decides whether a device is tried again. What the bounds refuse is reported, and no failure: all else is
-// done.
+// setFailure decides whether a device is tried again. What bounds refuse is reported, and is no failure: everything
+// else is done.
 func (r *Reconciler) setFailure(d *device, now time.Time, done outcome, err error) {
 	key, _ := r.Keys.Stored(d.cluster)
 	switch {
@@ -140,7 +141,7 @@ func (r *Reconciler) fail(d *device, now time.Time, problem string, partial bool
 	r.metrics.requeues.WithLabelValues(d.cluster, d.name).Inc()
 }
 
-// recordConflicts reports what of this node is in the way of a remote's subnets, when it begins and when it ends.
+// recordConflicts reports what on this node blocks a remote's subnets, when it begins and when it ends.
 func (r *Reconciler) recordConflicts(d *device, conflicts []string) {
 	for _, c := range conflicts {
 		if !slices.Contains(d.conflicts, c) {
@@ -155,7 +156,7 @@ func (r *Reconciler) recordConflicts(d *device, conflicts []string) {
 	d.conflicts = conflicts
 }
 
-// wrongOf is what is wrong with a device besides its peers, a line each.
+// wrongOf returns the problems of a device except those of its peers, a line each.
 func wrongOf(done outcome, err error) []string {
 	var lines []string
 	for _, err := range append([]error{err}, done.failed...) {
@@ -166,10 +167,10 @@ func wrongOf(done outcome, err error) []string {
 	return slices.Concat(lines, done.Refused, done.Conflicts)
 }
 
-// describeReport fills in what was read of a device. One that is not up yet has a port that the kernel chose, and
-// nobody may learn of it.
+// describeReport copies what was read of a device into its report. The port of a device that is not up yet was chosen
+// by the kernel, and is not reported.
 func describeReport(r *semaphorev1.DeviceReport, d *wireguard.Device) {
-	// A copy: a part of d would keep all of it, with its peers, for as long as the report lives.
+	// A copy: a part of d would keep all of it, with its peers, as long as the report exists.
 	r.PublicKey, r.ListenPort, r.Backend = slices.Clone(d.PublicKey[:]), 0, semaphorev1.BackendOf(d.Backend)
 	if d.Up {
 		r.ListenPort = uint32(d.ListenPort)
@@ -178,8 +179,8 @@ func describeReport(r *semaphorev1.DeviceReport, d *wireguard.Device) {
 	r.LastHandshake = status.NewestHandshake(d.Peers)
 }
 
-// describeKey fills in the age of the key. The broker publishes the public key, so it is reported only if the private
-// one is on the disk.
+// describeKey sets the age of the key. The broker publishes the public key, so it is reported only if the private key
+// is on the disk.
 func (r *Reconciler) describeKey(report *semaphorev1.DeviceReport) {
 	key, ok := r.Keys.Stored(report.GetCluster())
 	if !ok {

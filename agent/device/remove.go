@@ -12,15 +12,15 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/problem"
 )
 
-// remove removes a device at the broker's word. Its key stays, unless the operator has configured otherwise, and so
-// does the guard while the node's own configuration names the remote.
+// remove removes a device that the broker no longer desires. The key remains, unless the operator configured otherwise.
+// The guard remains while the node's own configuration names the remote.
 func (r *Reconciler) remove(d *device) {
 	existed, err := r.delete(d)
 	now := time.Now()
 	r.Schedule.Checked(d.cluster, now)
 	if err != nil {
 		text := problem.Truncate(err.Error())
-		if d.failure == nil || d.failure.Problem != text { // it is tried again and again
+		if d.failure == nil || d.failure.Problem != text { // log once for each reason: the agent retries
 			slog.Warn("cannot remove the device; the agent retries", "device", d.name, "error", err)
 		}
 		if d.report != nil {
@@ -46,7 +46,7 @@ func (r *Reconciler) remove(d *device) {
 	}
 }
 
-// delete deletes a device of ours, and reports whether there was one.
+// delete deletes a device of this agent, and reports whether it existed.
 func (r *Reconciler) delete(d *device) (existed bool, err error) {
 	if plan.Cluster(d.cluster) != nil {
 		return false, nil // no such cluster has ever had a device
@@ -75,7 +75,7 @@ func (r *Reconciler) removeKey(device string) error {
 	var removed strings.Builder
 	err := r.RemoveKey(&removed, device)
 	if removed.Len() > 0 {
-		slog.Info("private key removed", "device", device)
+		slog.Info("removed the private key", "device", device)
 	}
 	return err
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/plan"
 )
 
-// sessionsMaxAge is how long it is remembered who has a session: when all nodes of a cluster get new keys one after the
-// other, not each of them has all peers read.
+// sessionsMaxAge is how long the agent remembers which peers have a session: when all nodes of a cluster rotate one
+// after the other, each change would otherwise read all peers.
 const sessionsMaxAge = 10 * time.Second
 
-// Rotate replaces the key of a cluster, and returns the new public one. The new key is on the disk before the device
-// has it, and on the device before the agent reports it. Until peers have it they can still send to us with the old
-// one; see docs/encryption.md.
+// Rotate replaces the key for a cluster, and returns the new public key. The new key is on the disk before the device
+// has it, and on the device before the agent reports it. Until peers have it they can still send to this node with the
+// old one; see docs/encryption.md.
 func (r *Reconciler) Rotate(ctx context.Context, cluster string) (wgtypes.Key, error) {
 	d := r.device(cluster)
 	key, err := r.Keys.Replace(cluster)
@@ -27,7 +27,7 @@ func (r *Reconciler) Rotate(ctx context.Context, cluster string) (wgtypes.Key, e
 		return wgtypes.Key{}, err
 	}
 	if err := r.kernel.Configure(d.name, wgtypes.Config{PrivateKey: &key.Private}); err != nil {
-		slog.Warn("the device does not take its new key; looking at it as a whole", "device", d.name, "error", err)
+		slog.Warn("cannot set the new key on the device; the agent sets the device again", "device", d.name, "error", err)
 		r.Set(ctx, cluster)
 	}
 	public := key.Private.PublicKey()
@@ -47,8 +47,8 @@ func (r *Reconciler) Rotate(ctx context.Context, cluster string) (wgtypes.Key, e
 	return public, nil
 }
 
-// triggerHandshakes has single peers that replace others start a handshake immediately, where there was traffic; see
-// plan.TriggerHandshakes. Where sessions cannot be read, a peer waits for its first packet.
+// triggerHandshakes makes single peers that replace others start a handshake immediately if there was traffic; see
+// plan.TriggerHandshakes. If sessions cannot be read, a peer waits for its first packet.
 func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) {
 	if !plan.Replaces(*cfg) {
 		return
@@ -59,7 +59,7 @@ func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) {
 		is, err := r.kernel.Device(d.name)
 		switch {
 		case err != nil:
-			slog.Debug("cannot see which peers have traffic", "device", d.name, "error", err)
+			slog.Debug("cannot read which peers have sessions", "device", d.name, "error", err)
 		case is != nil:
 			for _, p := range is.Peers {
 				if plan.Live(p, now) {

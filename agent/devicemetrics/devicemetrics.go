@@ -1,9 +1,9 @@
-// Package devicemetrics turns WireGuard devices, as they were read, into metrics. Those of semaphore-wireguard keep
-// their names and labels, so that its users' dashboards still work.
+// Package devicemetrics converts WireGuard devices that were read into metrics. Those of semaphore-wireguard keep their
+// names and labels, so that its users' dashboards still work.
 //
-// A device has thousands of peers and each has five series or more, which is most of what a scrape costs. So they are
-// built in a few large pieces, past the checks of a prometheus.Registry: the names and labels are these, and nobody
-// else's. The package reads no device; who calls Families has.
+// A device has thousands of peers with five or more series each, which are most of the cost of a scrape. They are built
+// in a few large allocations, and bypass the checks of a prometheus.Registry: no other code uses these names and
+// labels. The package reads no device: the caller of Families does.
 //
 // Of the agent's packages it may import wireguard.
 package devicemetrics
@@ -21,13 +21,13 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Metric is what there is to know of one beforehand.
+// Metric is the fixed description of a metric.
 type Metric struct {
 	Name, Help string
 	Type       dto.MetricType
 	// Labels are in alphabetical order.
 	Labels []string
-	// Peer says that it is of a peer.
+	// Peer means that the metric has a series for each peer.
 	Peer bool
 }
 
@@ -69,7 +69,7 @@ var All = [metrics]Metric{
 		[]string{labelCluster, labelDevice, labelKey}, true},
 }
 
-// Families are the metrics of some devices, without their peers' unless those are asked for.
+// Families returns the metrics of devices, with those of their peers if peers is set.
 func Families(devices []*wireguard.Device, peers bool) []*dto.MetricFamily {
 	b := newBuilder(devices, peers)
 	for _, d := range devices {
@@ -102,7 +102,7 @@ func clusterOf(d *wireguard.Device) string {
 	return cluster
 }
 
-// builder takes what it makes from slabs of one type each.
+// builder allocates from slabs of one type each.
 type builder struct {
 	series   [metrics][]*dto.Metric
 	metrics  slab[dto.Metric]
@@ -117,7 +117,7 @@ type builder struct {
 	scratch []byte
 }
 
-// slab hands out places, a thousand or so of them made at a time.
+// slab is a supply of values, allocated about a thousand at a time.
 type slab[T any] []T
 
 func (s *slab[T]) put(v T) *T {
@@ -128,10 +128,10 @@ func (s *slab[T]) put(v T) *T {
 	return &(*s)[len(*s)-1]
 }
 
-// maxText is more than any label of a peer has, and pageSize holds many of them.
+// maxText is larger than any label of a peer, and pageSize holds many of them, both in bytes.
 const maxText, pageSize = 64, 64 << 10
 
-// text is what was appended to scratch, kept on the page.
+// text moves what was appended to scratch to the page, and returns it.
 func (b *builder) text(appended []byte) *string {
 	b.scratch = appended[:0]
 	if b.page == nil || b.page.Cap()-b.page.Len() < len(appended) {
@@ -198,7 +198,7 @@ func (b *builder) counter(metric int, v int64, labels ...*dto.LabelPair) {
 	b.add(metric, labels...).Counter = b.counters.put(dto.Counter{Value: b.values.put(float64(v))})
 }
 
-// add makes a series. The labels are in the order of the metric's.
+// add adds a series. The labels are in the order of the metric's.
 func (b *builder) add(metric int, labels ...*dto.LabelPair) *dto.Metric {
 	if len(b.labels)+len(labels) > cap(b.labels) {
 		b.labels = make([]*dto.LabelPair, 0, 1024)

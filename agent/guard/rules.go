@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Remote is what may be reached in one remote cluster, and the only interface that leads there.
+// Remote is a remote cluster to guard: its addresses, and the only interface that leads to them.
 type Remote struct {
 	// Device is the name of the interface, at most 15 bytes; it need not exist.
 	Device string

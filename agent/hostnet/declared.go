@@ -15,17 +15,17 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// declared is what the node's own configuration says of the own cluster and of the remotes: what bounds the broker does
-// not come from the broker.
+// declared is what the node's own configuration states about the own cluster and the remotes: what bounds the broker
+// does not come from the broker.
 type declared struct {
-	// subnets are nil where there is no such file.
+	// subnets is nil if there is no such file.
 	subnets *config.Subnets
-	// problem is why the file as it is now is not used, and the one before is.
+	// problem is why the current file cannot be used, and the previous one remains in use.
 	problem string
 }
 
-// remote is what the file says of a remote. named is false where it says that there is no such remote; without a file
-// that is left to the broker.
+// remote returns what the file states about a remote. named is false if the file exists and does not name the remote;
+// without a file the broker alone names remotes.
 func (d *declared) remote(cluster string) (r *plan.Remote, named bool) {
 	if d.subnets == nil {
 		return nil, true
@@ -41,7 +41,7 @@ func (d *declared) problems() []string {
 	return []string{d.problem}
 }
 
-// LoadSubnets reads the subnets file for the first time. Without it no agent starts: it would have no bounds.
+// LoadSubnets reads the subnets file at start. Its error must end the agent, which would have no bounds.
 func (m *Monitor) LoadSubnets() error {
 	if m.cfg.SubnetsFile == "" || m.cfg.SubnetsFile == config.NoSubnets {
 		return nil
@@ -56,8 +56,8 @@ func (m *Monitor) LoadSubnets() error {
 	return nil
 }
 
-// ReloadSubnets reads the subnets file again, if there is one, and returns whether it has changed. A file that cannot
-// be used changes nothing.
+// ReloadSubnets reads the subnets file again, if there is one, and reports whether it changed. A file that cannot be
+// used changes nothing.
 func (m *Monitor) ReloadSubnets() bool {
 	if !m.Declares() {
 		return false
@@ -67,12 +67,12 @@ func (m *Monitor) ReloadSubnets() bool {
 	defer m.mu.Unlock()
 	problem := ""
 	if err == nil && s.Unnamed && !m.declared.subnets.Unnamed {
-		// A ConfigMap that was lost is no operator's word.
-		err = fmt.Errorf("subnetsFile %s names no remotes, and the file %s beside it is gone", m.cfg.SubnetsFile,
+		// A lost ConfigMap is no operator's order.
+		err = fmt.Errorf("subnetsFile %s names no remotes, and the file %s beside it is missing", m.cfg.SubnetsFile,
 			config.RemotesFile)
 	}
 	if err != nil {
-		problem = err.Error() + "; the one before it is used"
+		problem = err.Error() + "; the previous one remains in use"
 	}
 	if problem != m.declared.problem {
 		m.declared.problem = problem
@@ -87,7 +87,7 @@ func (m *Monitor) ReloadSubnets() bool {
 	return true
 }
 
-// declare has the remotes of the file guarded. It is called with mu held.
+// declare makes the remotes of the file guarded. It must be called with mu held.
 func (m *Monitor) declare(s *config.Subnets) {
 	m.declared.subnets = s
 	m.remotes = map[string]*semaphorev1.GuardedRemote{}
@@ -108,19 +108,19 @@ func (m *Monitor) Declares() bool {
 	return m.declared.subnets != nil
 }
 
-// Within adds to what bounds all remotes what bounds one.
+// Within adds the bounds of one remote to the bounds of all.
 func (m *Monitor) Within(bounds plan.Bounds, cluster string) (plan.Bounds, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var named bool
 	if bounds.Remote, named = m.declared.remote(cluster); !named {
-		return bounds, errors.New("the subnets file names no such remote, and the broker's word alone makes none: " +
+		return bounds, errors.New("the subnets file names no such remote, and the broker alone cannot add one: " +
 			m.cfg.SubnetsFile)
 	}
 	return bounds, nil
 }
 
-// Strictly is the device that the broker wants, but strict where the subnets file does not say permissive too.
+// Strictly returns the device that the broker desires, but strict unless the subnets file is permissive too.
 func (m *Monitor) Strictly(d *semaphorev1.Device) *semaphorev1.Device {
 	m.mu.Lock()
 	defer m.mu.Unlock()

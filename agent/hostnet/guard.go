@@ -17,7 +17,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// RestoreGuard guards what an earlier agent guarded, before this one does anything else. c is the state that it left;
+// RestoreGuard sets the guard of an earlier agent, before this one does anything else. c is the state that it saved;
 // nil for none that can be used.
 func (m *Monitor) RestoreGuard(c *cache.Contents) {
 	if c != nil {
@@ -36,7 +36,7 @@ func (m *Monitor) RestoreGuard(c *cache.Contents) {
 	m.GuardRemotes()
 }
 
-// StreamBegins is called before the first message of a stream: its broker has named no remotes yet.
+// StreamBegins must be called before the first message of a stream: its broker has named no remotes yet.
 func (m *Monitor) StreamBegins() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -44,12 +44,12 @@ func (m *Monitor) StreamBegins() {
 	m.board.PutNode(m.node)
 }
 
-// SetRemotes takes the broker's list of all configured remotes.
+// SetRemotes sets the broker's list of all configured remotes.
 func (m *Monitor) SetRemotes(list *semaphorev1.Guard) {
 	named := map[string]*semaphorev1.GuardedRemote{}
 	for _, r := range list.GetRemotes() {
 		if err := plan.Cluster(r.GetCluster()); err != nil {
-			slog.Warn("the broker wants a remote guarded that cannot be one", "error", err)
+			slog.Warn("the broker names a remote to guard that is invalid; the agent ignores it", "error", err)
 			continue
 		}
 		named[r.GetCluster()] = r
@@ -59,7 +59,7 @@ func (m *Monitor) SetRemotes(list *semaphorev1.Guard) {
 	if m.declared.subnets != nil {
 		for cluster := range named {
 			if _, ok := m.declared.remote(cluster); !ok {
-				slog.Warn("the broker wants a remote guarded that the subnets file does not name; it is not",
+				slog.Warn("the broker names a remote to guard that the subnets file does not name; the agent ignores it",
 					"remote", cluster)
 			}
 		}
@@ -71,8 +71,8 @@ func (m *Monitor) SetRemotes(list *semaphorev1.Guard) {
 	m.changed()
 }
 
-// Synced is called at the end mark of a broker's state. Of a broker that names no remotes, those that an earlier broker
-// named do not count any more.
+// Synced must be called at the end mark of a broker's state. If that broker sent no list of remotes, the list of an
+// earlier broker no longer counts.
 func (m *Monitor) Synced() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -85,7 +85,7 @@ func (m *Monitor) Synced() {
 	}
 }
 
-// GuardRemotes guards those remotes that have no desired device yet. The others are guarded with their device.
+// GuardRemotes guards the remotes without a desired device. The others are guarded with their device.
 func (m *Monitor) GuardRemotes() {
 	m.mu.Lock()
 	remotes := maps.Clone(m.remotes)
@@ -100,7 +100,7 @@ func (m *Monitor) GuardRemotes() {
 		want := &semaphorev1.Device{Cluster: cluster, PodSubnets: r.GetPodSubnets(), Permissive: m.passes(r)}
 		bounds, unnamed := m.Within(bounds, cluster)
 		if unnamed != nil {
-			continue // it has just been taken out of the subnets file
+			continue // it was just removed from the subnets file
 		}
 		failed = errors.Join(failed, err, m.Protect(cluster, &desired.Network{Device: want}, bounds, !ours))
 	}
@@ -123,8 +123,8 @@ func (m *Monitor) GuardRemotes() {
 	}
 }
 
-// InterfaceIsOurs reports whether nobody else has an interface with the name of the device to a cluster, but for
-// semaphore-wireguard, which encrypts what goes past it.
+// InterfaceIsOurs reports whether no other program has an interface with the name of the device to a cluster, except
+// semaphore-wireguard, which encrypts the packets itself.
 func (m *Monitor) InterfaceIsOurs(cluster string) (bool, error) {
 	links, err := m.kernel.Links()
 	if err != nil {
@@ -139,8 +139,8 @@ func (m *Monitor) InterfaceIsOurs(cluster string) (bool, error) {
 	return err == nil && (d == nil || plan.OwnerOf(cluster, d) != plan.Foreign), nil
 }
 
-// Guarded is what is guarded, of remotes with a desired device and of others, for a later agent and for a boot: without
-// what this node's bounds refused, of which a boot knows nothing.
+// Guarded returns what is guarded, of remotes with a desired device and of others, for a later agent and for a boot. It
+// omits what this node's bounds refused, because a boot does not know the bounds.
 func (m *Monitor) Guarded() []*semaphorev1.GuardedRemote {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -155,7 +155,8 @@ func (m *Monitor) Guarded() []*semaphorev1.GuardedRemote {
 	return out
 }
 
-// UnconfiguredGuards are the clusters that are guarded, also by an earlier agent, and that no list of remotes names.
+// UnconfiguredGuards returns the clusters that are guarded, also by an earlier agent, and that no list of remotes
+// names.
 func (m *Monitor) UnconfiguredGuards() []string {
 	clusters := m.guard.Clusters()
 	m.mu.Lock()
@@ -163,8 +164,8 @@ func (m *Monitor) UnconfiguredGuards() []string {
 	return slices.DeleteFunc(clusters, func(cluster string) bool { return m.remotes[cluster] != nil })
 }
 
-// RoutedSubnets are those of a remote that are routed or guarded, or were before this node booted: its device may be
-// gone.
+// RoutedSubnets returns the subnets of a remote that are routed or guarded, or were before this node booted: its device
+// may no longer exist.
 func (m *Monitor) RoutedSubnets(cluster string, existing *wireguard.Device) []netip.Prefix {
 	subnets := slices.Concat(m.guard.Subnets(cluster), m.kept[cluster])
 	if existing != nil {
@@ -173,11 +174,11 @@ func (m *Monitor) RoutedSubnets(cluster string, existing *wireguard.Device) []ne
 	return subnets
 }
 
-// Protect installs the guard of a remote before its device exists, and whatever becomes of that: nothing of the remote
-// goes in the clear, or where the remote is permissive it is counted. The guard leaves out what no remote can have, as
-// that would cut the node off. What the subnets file says of the remote is guarded, whatever the broker wants of it.
-// closed says that an interface with the device's name is somebody else's. A guard that fails does not keep the device
-// from being set, which protects more. The cluster's name must have passed plan.Cluster.
+// Protect sets the guard of a remote before its device exists, and whether or not that succeeds: no packet of the
+// remote leaves in the clear, or it is counted if the remote is permissive. The guard omits prefixes that no remote can
+// have, which would cut the node off. It includes what the subnets file states, whatever the broker desires. closed
+// means that an interface with the device's name belongs to another program. A guard that fails does not prevent the
+// device, which protects more. The cluster's name must have passed plan.Cluster.
 func (m *Monitor) Protect(cluster string, want *desired.Network, bounds plan.Bounds, closed bool) error {
 	device := naming.Device(cluster)
 	if bounds.Existing == nil {
@@ -195,14 +196,14 @@ func (m *Monitor) Protect(cluster string, want *desired.Network, bounds plan.Bou
 	}
 	elsewhere, err := m.kernel.Elsewhere(device, subnets)
 	if err != nil {
-		slog.Warn("cannot see whether routes lead into the device already", "device", device, "error", err)
+		slog.Warn("cannot read the routes; the guard assumes that none leads into the device", "device", device, "error", err)
 	}
 	r.Subnets, r.RoutedElsewhere = subnets, elsewhere && !closed
 	changed, err := m.guard.Set(cluster, r)
 	if changed {
-		slog.Info("guard set", "device", device, "subnets", subnets, "permissive", r.Permissive, "closed", r.Closed)
+		slog.Info("set the guard", "device", device, "subnets", subnets, "permissive", r.Permissive, "closed", r.Closed)
 	}
-	delete(m.kept, cluster) // what of it is desired is guarded now
+	delete(m.kept, cluster) // the desired part of it is guarded now
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.permissive[cluster] = r.Permissive
@@ -212,7 +213,7 @@ func (m *Monitor) Protect(cluster string, want *desired.Network, bounds plan.Bou
 	}
 	m.guarded(err)
 	if errors.Is(err, guard.ErrNoNFTables) {
-		return nil // reported, and no reason to keep pods off the node for good: the unreachable routes stay
+		return nil // reported, and no reason to keep pods off the node: the unreachable routes remain
 	}
 	return err
 }
@@ -225,34 +226,34 @@ func texts(prefixes []netip.Prefix) []string {
 	return out
 }
 
-// Removed is called when the device to a cluster is removed at the broker's word. As long as the subnets file names the
-// remote, the guard stays: a broker that is taken over must not have packets leave in the clear.
+// Removed must be called when the broker removed the device to a cluster. While the subnets file names the remote, its
+// guard remains: a broker that an attacker controls must not make packets leave in the clear.
 func (m *Monitor) Removed(cluster string) {
 	stays := m.stays(cluster)
 	m.mu.Lock()
 	declares := m.declared.subnets != nil
 	_, named := m.declared.remote(cluster)
-	m.work.Remotes = m.work.Remotes || declares // the guard no longer has the device to let packets into
+	m.work.Remotes = m.work.Remotes || declares // the guard must no longer accept packets into the device
 	if !declares {
 		m.remotes = maps.Clone(m.remotes)
 		delete(m.remotes, cluster)
 	}
 	m.mu.Unlock()
 	if declares && named {
-		slog.Warn("the broker has taken out a remote that the subnets file names: packets to its pods are stopped",
+		slog.Warn("the broker removed a remote that the subnets file names; packets to its pods are dropped",
 			"remote", cluster)
 		return
 	}
 	if len(stays) > 0 {
-		return // the broker's list of remotes still names it, or its state is not whole: guardUndeclared decides
+		return // the broker's list of remotes still names it, or is not complete: guardUndeclared decides
 	}
 	m.unprotect(cluster)
 }
 
-// Forget drops what an earlier agent guarded for a cluster whose device was removed.
+// Forget discards what an earlier agent guarded for a cluster whose device was removed.
 func (m *Monitor) Forget(cluster string) { delete(m.kept, cluster) }
 
-// unprotect removes the guard of a remote that is gone for good.
+// unprotect removes the guard of a remote that was removed permanently.
 func (m *Monitor) unprotect(cluster string) {
 	_, err := m.guard.Remove(cluster)
 	m.mu.Lock()
@@ -263,7 +264,7 @@ func (m *Monitor) unprotect(cluster string) {
 	m.guarded(err)
 }
 
-// guarded takes the result of the last change of the guard. It is called with mu held.
+// guarded records the result of the last change of the guard. It must be called with mu held.
 func (m *Monitor) guarded(err error) {
 	var now []string
 	if err != nil {
@@ -275,12 +276,12 @@ func (m *Monitor) guarded(err error) {
 	}
 }
 
-// checkGuard sets the guard right where somebody changed it.
+// checkGuard restores the guard if another program changed it.
 func (m *Monitor) checkGuard() error {
 	known := m.session.Current() && len(m.board.Get().Orphans) == 0
 	changed, err := m.guard.Restore()
 	if changed {
-		slog.Warn("the guard had been changed and was set right")
+		slog.Warn("another program changed the guard, and the agent restored it")
 	}
 	if known {
 		err = errors.Join(err, m.guard.Sweep())

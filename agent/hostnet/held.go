@@ -14,19 +14,19 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Where remotes are RemoteClusters, the exporter writes what the subnets file says of them. So the file alone ends no
-// guard, as the broker alone ends none: a subnet that this node guards is held until neither names it.
+// Where remotes are RemoteClusters, the exporter writes the subnets file's part of them. So the file alone ends no
+// guard, and neither does the broker alone: a subnet that this node guards is held until neither names it.
 
-// restoreHeld takes what an earlier agent guarded from its state file, or from the rules where that says nothing of
-// guards. Rules besides a state file that does not name them are of the boot unit, at the broker's word alone. It is
-// called before there is a stream.
+// restoreHeld loads what an earlier agent guarded from its state file, or from the rules if the file has no list of
+// guards. If the file has a list, rules of other remotes come from the boot unit, and from the broker alone. It must be
+// called before the first stream.
 func (m *Monitor) restoreHeld(c *cache.Contents) {
 	m.listed = map[string]*semaphorev1.GuardedRemote{}
 	if c != nil {
 		for _, r := range c.Guarded() {
 			m.listed[r.GetCluster()] = r
 		}
-		for _, r := range c.Guard { // an agent that kept no such list did not keep either what its bounds refused
+		for _, r := range c.Guard { // a file without a list does not have what the bounds refused either
 			m.kept[r.GetCluster()] = append(m.kept[r.GetCluster()], prefixes(r.GetPodSubnets())...)
 		}
 		if len(c.Guard) > 0 {
@@ -41,8 +41,8 @@ func (m *Monitor) restoreHeld(c *cache.Contents) {
 	}
 }
 
-// stays are the subnets of a remote that are guarded whatever the subnets file says now: those that are guarded and
-// that the broker wants, and all that are guarded while it has not said what it wants. The broker adds none.
+// stays returns the subnets of a remote that remain guarded whatever the subnets file states now: guarded ones that the
+// broker desires, and all guarded ones while the broker has not sent what it desires. The broker adds none.
 func (m *Monitor) stays(cluster string) []netip.Prefix {
 	guarded, listens := m.guard.Subnets(cluster), m.session.Listens()
 	device := m.session.Device(cluster)
@@ -70,7 +70,7 @@ func (m *Monitor) stays(cluster string) []netip.Prefix {
 	return widest(both)
 }
 
-// withHeld adds what stays guarded to what the subnets file says of a remote, and reports it. bounds are those of the
+// withHeld adds the held subnets of a remote to those of the subnets file, and reports them. bounds are those of the
 // remote.
 func (m *Monitor) withHeld(cluster string, subnets []netip.Prefix, bounds plan.Bounds) []netip.Prefix {
 	var more []netip.Prefix
@@ -86,8 +86,8 @@ func (m *Monitor) withHeld(cluster string, subnets []netip.Prefix, bounds plan.B
 	return widest(append(more, subnets...))
 }
 
-// guardUndeclared keeps the guard of remotes that the subnets file does not name, and removes it of those that the
-// broker does not want either, and to which no device leads.
+// guardUndeclared keeps the guard of remotes that the subnets file does not name. It removes the guard of those that
+// the broker does not name either and that have no device.
 func (m *Monitor) guardUndeclared(bounds plan.Bounds) (failed []error) {
 	for _, cluster := range m.undeclared() {
 		if stays := m.stays(cluster); len(stays) > 0 {
@@ -100,8 +100,8 @@ func (m *Monitor) guardUndeclared(bounds plan.Bounds) (failed []error) {
 		}
 		d, err := m.kernel.Device(naming.Device(cluster))
 		if err == nil && d == nil {
-			slog.Info("neither the configuration nor the broker names this remote, and its device has gone: nothing of it is "+
-				"guarded", "remote", cluster)
+			slog.Info("removing the guard of a remote that neither the configuration nor the broker names and that has no "+
+				"device", "remote", cluster)
 			m.unprotect(cluster)
 			m.changed()
 		}
@@ -110,7 +110,8 @@ func (m *Monitor) guardUndeclared(bounds plan.Bounds) (failed []error) {
 	return failed
 }
 
-// undeclared are the clusters that are guarded, or were, and that the subnets file does not name; none without a file.
+// undeclared returns the clusters that are or were guarded and that the subnets file does not name; none without a
+// file.
 func (m *Monitor) undeclared() []string {
 	clusters := slices.Concat(m.guard.Clusters(), slices.Collect(maps.Keys(m.kept)))
 	m.mu.Lock()
@@ -126,8 +127,8 @@ func (m *Monitor) undeclared() []string {
 	})
 }
 
-// hold guards a remote that the subnets file does not name. A guard that is as it should be is left alone: its rules
-// also bound the device's own packets, by what only the file said.
+// hold guards a remote that the subnets file does not name. A correct guard remains unchanged: its rules also bound the
+// device's own packets, with addresses that only the file had.
 func (m *Monitor) hold(cluster string, stays []netip.Prefix, bounds plan.Bounds) error {
 	m.reportHeld(cluster, stays, false)
 	if have := m.guard.Subnets(cluster); len(have) > 0 && slices.Equal(widest(have), stays) {
@@ -148,9 +149,9 @@ func (m *Monitor) hold(cluster string, stays []netip.Prefix, bounds plan.Bounds)
 	return m.Protect(cluster, &desired.Network{Device: want}, bounds, !ours)
 }
 
-// passes reports whether packets of a remote without a desired device pass. The subnets file alone opens no guard: its
-// writer would decide for the broker. On a node that has not guarded the remote yet, the file decides until the broker
-// has named its remotes: an agent that is new there must not stop what goes in the clear.
+// passes reports whether packets of a remote without a desired device may leave in the clear. The subnets file alone
+// opens no guard: its writer would decide for the broker. On a node that has not guarded the remote yet, the file
+// decides until the broker has named its remotes: a new agent must not stop packets that are in the clear today.
 func (m *Monitor) passes(r *semaphorev1.GuardedRemote) bool {
 	cluster := r.GetCluster()
 	guarded := len(m.guard.Subnets(cluster)) > 0
@@ -163,8 +164,8 @@ func (m *Monitor) passes(r *semaphorev1.GuardedRemote) bool {
 	return r.GetPermissive() && (m.declared.subnets == nil || m.permissive[cluster] || !held)
 }
 
-// Spoken is called at the end mark of a broker's state, when the session has it: what the file does not name is judged
-// by it.
+// Spoken must be called at the end mark of a broker's state, after the session has it: it decides about remotes that
+// the file does not name.
 func (m *Monitor) Spoken() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -172,15 +173,15 @@ func (m *Monitor) Spoken() {
 	m.work.Remotes = m.work.Remotes || len(m.problems.held) > 0
 }
 
-// Held are the clusters of which more is guarded than the subnets file names.
+// Held returns the clusters of which more is guarded than the subnets file names.
 func (m *Monitor) Held() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Sorted(maps.Keys(m.problems.held))
 }
 
-// reportHeld reports which subnets are guarded that the subnets file does not name; none for nothing. named says
-// whether it names the remote.
+// reportHeld reports which guarded subnets the subnets file does not name; none ends the report. named means that the
+// file names the remote.
 func (m *Monitor) reportHeld(cluster string, subnets []netip.Prefix, named bool) {
 	line := ""
 	if len(subnets) > 0 {
@@ -209,7 +210,7 @@ func (m *Monitor) reportHeld(cluster string, subnets []netip.Prefix, named bool)
 	m.publish()
 }
 
-// prefixes are those of texts that are such.
+// prefixes parses texts, and ignores those that are not prefixes.
 func prefixes(texts []string) (out []netip.Prefix) {
 	for _, text := range texts {
 		if prefix, err := netip.ParsePrefix(text); err == nil {
@@ -219,7 +220,7 @@ func prefixes(texts []string) (out []netip.Prefix) {
 	return out
 }
 
-// widest are the prefixes that no other one contains, sorted.
+// widest returns the prefixes that no other one contains, sorted.
 func widest(all []netip.Prefix) (out []netip.Prefix) {
 	all = slices.SortedFunc(slices.Values(all), func(a, b netip.Prefix) int { return a.Bits() - b.Bits() })
 	for _, p := range all {

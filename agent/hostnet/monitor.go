@@ -1,10 +1,10 @@
 // Package hostnet monitors the node around its WireGuard devices: its addresses, the guard of remote pod subnets,
-// routes of others that lead past a device, and settings of the kernel.
+// routes of other programs that bypass a device, and settings of the kernel.
 //
-// The Monitor owns that state under one lock that it never holds while it asks the kernel. Events of the kernel, the
-// broker's words about the node and the subnets file go in; bounds and sources for the devices' routes come out, and
-// what is wrong with the node goes to the status.Board. It sets the guard, and nothing of a device. It must not import
-// device, keys or peers.
+// The Monitor owns that state under one lock, and never holds it while it calls the kernel. In: events of the kernel,
+// the broker's messages about the node, the subnets file. Out: bounds and sources for the devices' routes, and the
+// node's problems on the status.Board. It sets the guard, and nothing of a device. It must not import device, keys or
+// peers.
 //
 // Of the agent's packages it may import cache, desired, events, guard, plan, problem, schedule, session, status, sysctl
 // and wireguard.
@@ -34,8 +34,8 @@ import (
 )
 
 const (
-	// maxAddressAge is how long listed addresses are used while the kernel reports no change. The list holds those of
-	// every Service where kube-proxy runs in its mode ipvs, and costs as much.
+	// maxAddressAge is how long listed addresses are used while the kernel reports no change. Where kube-proxy runs in
+	// mode ipvs the list has those of every Service, and its cost grows with them.
 	maxAddressAge = 10 * time.Minute
 )
 
@@ -49,7 +49,7 @@ type Kernel interface {
 	Settings(networks []sysctl.Network) (sysctl.Values, error)
 }
 
-// Guard is the guard of the node. Clusters and Counts may be called at any time, the rest by one goroutine.
+// Guard is the guard of the node. Clusters and Counts are safe for concurrent use; one goroutine calls the rest.
 type Guard interface {
 	Clusters() []string
 	Counts() (map[string]guard.Count, error)
@@ -60,15 +60,14 @@ type Guard interface {
 	Sweep() error
 }
 
-// Work is what of the node is to be checked: the guard of all remotes, routes, settings, and whether somebody has
-// changed the guard.
+// Work is what to check on the node: the guard of all remotes, routes, settings, and whether another program changed
+// the guard.
 type Work struct{ Remotes, Routes, Settings, Guard bool }
 
-// checks reports whether there is anything for Check.
+// checks reports whether Check has something to do.
 func (w Work) checks() bool { return w.Routes || w.Settings || w.Guard }
 
-// Monitor monitors the node. Its methods that ask the kernel are for one goroutine; the rest is safe for concurrent
-// use.
+// Monitor monitors the node. One goroutine calls the methods that call the kernel; the rest is safe for concurrent use.
 type Monitor struct {
 	cfg     *config.Agent
 	kernel  Kernel
@@ -76,40 +75,40 @@ type Monitor struct {
 	session *session.Session
 	board   *status.Board
 	events  *events.Sink
-	// changed asks for the state file to be written.
+	// changed requests a write of the state file.
 	changed func()
 
-	// kept are the subnets that an earlier agent guarded, by cluster, until they are guarded again.
+	// kept are the subnets that an earlier agent guarded, by cluster, until this one guards them.
 	kept map[string][]netip.Prefix
 
 	mu   sync.Mutex
 	work Work
-	// checkedAt is when the node was last checked, and guardedAt when all remotes were last guarded, or could not be.
+	// checkedAt is when the node was last checked, and guardedAt when GuardRemotes last ran.
 	checkedAt, guardedAt time.Time
-	// addresses are the node's, as listed at addressesAt; stale says that they have changed.
+	// addresses are the node's, as listed at addressesAt; stale means that they changed since.
 	addresses   []wireguard.Address
 	addressesAt time.Time
 	stale       bool
-	// podCIDRs are the node's own, as the broker last said; none for unknown. reserved are addresses among them that
-	// are kept free for the node.
+	// podCIDRs are the node's own, as the broker last sent them; none for unknown. reserved are addresses in them that
+	// no pod gets.
 	podCIDRs []netip.Prefix
 	reserved []netip.Addr
-	// subnets are those that are guarded for each remote, permissive whether their packets pass.
+	// subnets are the guarded subnets of each remote, and permissive whether their packets may leave in the clear.
 	subnets    map[string][]netip.Prefix
 	permissive map[string]bool
-	// remotes are those to guard whether their nodes are known or not, by cluster: those of the subnets file; without
-	// it those of the last broker that named them, or of the state file.
+	// remotes are those to guard whether or not their nodes are known, by cluster: those of the subnets file; without
+	// it those that the last broker named, or those of the state file.
 	remotes  map[string]*semaphorev1.GuardedRemote
 	declared declared
-	// listed are the remotes that the broker has named last, or those of the state file before it has; spoken says that
-	// the broker of this stream has sent all that it wants.
+	// listed are the remotes that the broker named last, or those of the state file before that; spoken means that the
+	// broker of this stream has sent its complete state.
 	listed   map[string]*semaphorev1.GuardedRemote
 	spoken   bool
 	problems problems
 	node     status.Node
 }
 
-// problems are what is wrong with each, in sentences. shadows are the routes that lead past the device of each remote,
+// problems are sentences about each part of the node. shadows are the routes that bypass the device of each remote,
 // held what is guarded of each remote and not in the subnets file.
 type problems struct {
 	guard, source, settings, check []string
@@ -117,7 +116,7 @@ type problems struct {
 	held                           map[string]string
 }
 
-// New makes the Monitor of a node. changed must not wait.
+// New returns the Monitor of a node. changed must not block.
 func New(
 	cfg *config.Agent, kernel Kernel, g Guard, s *session.Session, board *status.Board, sink *events.Sink, changed func(),
 ) *Monitor {
@@ -128,21 +127,21 @@ func New(
 	}
 }
 
-// CheckAll has everything checked at the next Take.
+// CheckAll makes the next Take return everything.
 func (m *Monitor) CheckAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.work.Routes, m.work.Settings, m.work.Guard = true, true, true
 }
 
-// CheckAtStart has the guard and the settings checked at the next Take.
+// CheckAtStart makes the next Take return the guard and the settings.
 func (m *Monitor) CheckAtStart() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.work.Settings, m.work.Guard = true, true
 }
 
-// Missed has everything checked, as events of the kernel were lost.
+// Missed makes the next Take return everything, because events of the kernel were lost.
 func (m *Monitor) Missed() {
 	m.mu.Lock()
 	m.stale = true
@@ -150,21 +149,21 @@ func (m *Monitor) Missed() {
 	m.CheckAll()
 }
 
-// GuardChanged has the guard checked, as somebody may have changed it.
+// GuardChanged makes the next Take return the guard, which another program may have changed.
 func (m *Monitor) GuardChanged() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.work.Guard = true
 }
 
-// Changed takes an event of the kernel, which can be our own doing. It returns the clusters whose device is to be
-// checked, and whether anything is.
+// Changed handles an event of the kernel, which the agent itself may have caused. It returns the clusters whose device
+// must be checked, and whether there is anything to check.
 func (m *Monitor) Changed(e wireguard.Event) (heal []string, any bool) {
 	clusters := m.session.Clusters()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	ours := slices.ContainsFunc(clusters, func(cluster string) bool { return naming.Device(cluster) == e.Interface })
-	addresses := e.Addresses && !ours // those of our own devices say nothing of the node
+	addresses := e.Addresses && !ours // those of the agent's devices are not the node's
 	m.stale = m.stale || addresses
 	for _, cluster := range clusters {
 		route := e.Route.IsValid() && plan.Inside(e.Route, m.subnets[cluster])
@@ -179,7 +178,7 @@ func (m *Monitor) Changed(e wireguard.Event) (heal []string, any bool) {
 	return heal, len(heal) > 0 || guard || e.Settings
 }
 
-// Take returns what is due, and keeps the rest. In a full check everything is.
+// Take returns what is due, and keeps the rest. In a full check everything is due.
 func (m *Monitor) Take(now time.Time, full bool) Work {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -198,7 +197,7 @@ func (m *Monitor) Take(now time.Time, full bool) Work {
 	return due
 }
 
-// Next is when something is due by itself; zero for never.
+// Next returns when something is due next; zero for never.
 func (m *Monitor) Next() (next time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -211,7 +210,7 @@ func (m *Monitor) Next() (next time.Time) {
 	return next
 }
 
-// nodeAddresses are the node's, without those of Services.
+// nodeAddresses returns the node's addresses, without those of Services.
 func (m *Monitor) nodeAddresses() ([]wireguard.Address, error) {
 	m.mu.Lock()
 	have, listed := m.addresses, !m.stale && !m.addressesAt.IsZero()
@@ -231,8 +230,8 @@ func (m *Monitor) nodeAddresses() ([]wireguard.Address, error) {
 	return now, nil
 }
 
-// SetNetwork takes the pod network of this node, as the broker sends it. It returns whether routes may get another
-// source.
+// SetNetwork sets the pod network of this node, as the broker sent it. It reports whether the sources of routes may
+// change.
 func (m *Monitor) SetNetwork(podCIDRs, reserved []string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -243,7 +242,7 @@ func (m *Monitor) SetNetwork(podCIDRs, reserved []string) bool {
 			free = append(free, addr)
 		}
 	}
-	// A broker that does not know them is no reason to change what is set.
+	// A broker that does not know them must not change what is set.
 	if len(own) == 0 || slices.Equal(own, m.podCIDRs) && slices.Equal(free, m.reserved) {
 		return false
 	}
@@ -263,7 +262,7 @@ func (m *Monitor) Bounds() (plan.Bounds, plan.Sources, error) {
 	return plan.Bounds{Allowed: m.cfg.AllowedPrefixes, Local: local, Own: addresses}, m.sources(addresses), err
 }
 
-// sources chooses the sources of routes among the node's addresses.
+// sources chooses the sources of routes from the node's addresses.
 func (m *Monitor) sources(addresses []wireguard.Address) plan.Sources {
 	clusters := slices.AppendSeq(m.session.Clusters(), maps.Keys(m.board.Get().Orphans))
 	m.mu.Lock()
@@ -284,7 +283,7 @@ func (m *Monitor) sources(addresses []wireguard.Address) plan.Sources {
 	return sources
 }
 
-// Check checks what is around the devices: it heals what it can, and reports the rest.
+// Check checks the node around the devices: it heals what it can, and reports the rest.
 func (m *Monitor) Check(work Work) {
 	if !work.checks() {
 		return
@@ -342,7 +341,7 @@ func (m *Monitor) Check(work Work) {
 	m.publish()
 }
 
-// shadows are the routes of others that lead past devices, by cluster.
+// shadows returns the routes of other programs that bypass devices, by cluster.
 func (m *Monitor) shadows(subnets map[string][]netip.Prefix) (map[string][]string, error) {
 	all := slices.Concat(slices.Collect(maps.Values(subnets))...)
 	others, err := m.kernel.Foreign(func(p netip.Prefix) bool { return plan.Inside(p, all) })
@@ -353,26 +352,26 @@ func (m *Monitor) shadows(subnets map[string][]netip.Prefix) (map[string][]strin
 	return lines, err
 }
 
-// publish puts what is known of the node on the board, and logs which problems are new and which have ended. It is
-// called with mu held.
+// publish puts the state of the node on the board, and logs which problems begin and end. It must be called with mu
+// held.
 func (m *Monitor) publish() {
 	before := m.node.Problems()
 	m.node.Findings = m.findings()
 	now := m.node.Problems()
 	for _, p := range now {
 		if !slices.Contains(before, p) {
-			slog.Warn("the node is not as it should be", "problem", p)
+			slog.Warn("the node has a problem", "problem", p)
 		}
 	}
 	for _, p := range before {
 		if !slices.Contains(now, p) {
-			slog.Info("the node is as it should be again", "problem", p)
+			slog.Info("a problem of the node ended", "problem", p)
 		}
 	}
 	m.board.PutNode(m.node)
 }
 
-// findings are what is wrong with the node. It is called with mu held.
+// findings returns the problems of the node as findings. It must be called with mu held.
 func (m *Monitor) findings() []finding.Finding {
 	p := &m.problems
 	found := slices.Concat(finding.Lines(finding.SubnetsFile, "", m.declared.problems()),

@@ -1,9 +1,9 @@
 // Package kerneltest is a node without a kernel: devices, routes and a guard in memory, for tests of the agent's
 // policy.
 //
-// A Node does what a kernel would as far as the policy sees it, notes each change, and fails where a test says so. What
-// only a kernel can show, such as packets, handshakes and routes of others, is for tests on nodes. It is for tests
-// only.
+// A Node does what a kernel does as far as the policy observes it, records each change, and fails where a test requests
+// it. What only a kernel can show, such as packets, handshakes and routes of other programs, is for tests on nodes.
+// Only tests import it.
 //
 // Of the agent's packages it may import guard, routing, sysctl and wireguard.
 package kerneltest
@@ -35,7 +35,7 @@ type Node struct {
 	calls   []string
 }
 
-// Fail has calls of a method fail, such as "AddRoute", from now on; with a nil error they succeed again.
+// Fail makes calls of a method, such as "AddRoute", fail from now on; with a nil error they succeed again.
 func (n *Node) Fail(method string, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -54,14 +54,14 @@ func (n *Node) Calls() []string {
 	return calls
 }
 
-// Change changes a device as somebody else would, whom the agent does not hear; nil for one that does not exist.
+// Change changes a device as another program does, without an event for the agent; nil for one that does not exist.
 func (n *Node) Change(name string, change func(*wireguard.Device)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	change(n.devices[name])
 }
 
-// Put makes a device as somebody else would.
+// Put creates a device as another program does.
 func (n *Node) Put(d *wireguard.Device) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -71,10 +71,10 @@ func (n *Node) Put(d *wireguard.Device) {
 	n.devices[d.Name] = d
 }
 
-// Guarded are the pod subnets that are guarded for a cluster; nil for a cluster that the guard does not know.
+// Guarded returns the guarded pod subnets of a cluster; nil for a cluster that the guard does not know.
 func (n *Node) Guarded(cluster string) []netip.Prefix { return n.Guard().Subnets(cluster) }
 
-// do notes a change and makes it, unless it is to fail.
+// do records a change and makes it, unless it must fail.
 func (n *Node) do(method, object string, change func() error) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -304,7 +304,7 @@ func (n *Node) Settings([]sysctl.Network) (sysctl.Values, error) { return sysctl
 // Guard is the node's guard.
 func (n *Node) Guard() *Guard { return &Guard{n} }
 
-// Guard keeps which remotes are guarded. It implements hostnet.Guard.
+// Guard records which remotes are guarded. It implements hostnet.Guard.
 type Guard struct{ node *Node }
 
 // Clusters implements hostnet.Guard.
@@ -344,7 +344,7 @@ func (g *Guard) Remove(cluster string) (changed bool, err error) {
 	return changed, err
 }
 
-// Look implements hostnet.Guard: nobody changes this guard.
+// Restore implements hostnet.Guard: no other program changes this guard.
 func (g *Guard) Restore() (changed bool, err error) { return false, nil }
 
 // Sweep implements hostnet.Guard.

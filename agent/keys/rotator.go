@@ -1,9 +1,9 @@
 // Package keys decides when the node's private keys are replaced, and replaces them in their files.
 //
-// The Rotator owns the key files, the schedule and what brokers and operators asked for, under a lock that it never
-// holds while it calls out. Orders go in (Order, Ask, SetUndelivered); keys (Key, Replace) and decisions (Due, Asked)
-// come out. It touches no device: package device gives a key to its device. It must not import the other owners of the
-// agent's state (device, hostnet, peers, session).
+// The Rotator owns the key files, the schedule, and the orders of brokers and operators, under a lock that it never
+// holds during a call to another package. In: orders (Order, Ask, SetUndelivered). Out: keys (Key, Replace) and
+// decisions (Due, Asked). It touches no device: package device sets a key on its device. It must not import the other
+// owners of the agent's state (device, hostnet, peers, session).
 //
 // Of the agent's packages it may import events, problem, rotation and wireguard.
 package keys
@@ -33,7 +33,7 @@ import (
 // maxWithin bounds how long a broker may delay a rotation.
 const maxWithin = 24 * time.Hour
 
-// Rotator keeps the private keys of a node. Key and Replace are for one goroutine; the rest is safe for concurrent use.
+// Rotator owns the private keys of a node. One goroutine calls Key and Replace; the rest is safe for concurrent use.
 type Rotator struct {
 	own    string // the agent's cluster
 	dir    string
@@ -41,12 +41,12 @@ type Rotator struct {
 	events *events.Sink
 
 	mu sync.Mutex
-	// keys are the keys as they were last read, and failed why one that is due was not replaced, by cluster.
+	// keys are the keys as they were last read, and failed why a due one was not replaced, by cluster.
 	keys     map[string]wireguard.StoredKey
 	failed   map[string]string
 	schedule *rotation.Schedule
-	// undelivered are the remotes that would not learn a new key, and why; heard says that the broker of this stream
-	// has named them. waiting are the clusters whose key is due and waits for that.
+	// undelivered are the remotes that would not get a new key, and why; heard means that the broker of this stream has
+	// named them. waiting are the clusters whose due key waits for that.
 	undelivered map[string]string
 	heard       bool
 	waiting     map[string]string
@@ -64,13 +64,13 @@ type Request struct {
 	Done chan<- Result
 }
 
-// Result is what became of a Request.
+// Result is the result of a Request.
 type Result struct {
 	Keys []*semaphorev1.RotatedKey
 	Err  error
 }
 
-// New makes the Rotator of an agent of a cluster that keeps its keys in a directory.
+// New returns the Rotator of an agent whose keys are in dir.
 func New(own, dir string, sink *events.Sink) *Rotator {
 	return &Rotator{
 		own: own, dir: dir, files: wireguard.NewKeys(dir), events: sink,
@@ -92,13 +92,13 @@ func New(own, dir string, sink *events.Sink) *Rotator {
 	}
 }
 
-// Collectors are its metrics.
+// Collectors returns its metrics.
 func (r *Rotator) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{r.rotations, r.keyCreated, r.problems}
 }
 
-// Key returns the key that a device is to have: that of its file. Where the file may not survive a reboot, an existing
-// device keeps the key that it has. maxAge is the greatest age of a key, 0 for any.
+// Key returns the key that a device should have: that of its file. If the file may not survive a reboot, an existing
+// device keeps its key. maxAge is the maximal age of a key, 0 for any.
 func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *wireguard.Device) (wgtypes.Key, error) {
 	device := naming.Device(cluster)
 	key, err := r.files.Of(device, existing)
@@ -122,16 +122,16 @@ func (r *Rotator) Key(cluster string, maxAge time.Duration, existing *wireguard.
 	r.keyCreated.WithLabelValues(cluster, device).Set(float64(key.Created.Unix()))
 	if key.Problem != nil && (was.Problem == nil || was.Problem.Error() != key.Problem.Error()) {
 		r.events.Emit(events.Device(cluster, "key-problem", key.Problem.Error()).
-			Log(slog.LevelError, "the file of a private key is not as it should be",
+			Log(slog.LevelError, "the file of a private key has a problem",
 				"device", device, "problem", key.Problem))
 	}
 	return key.Private, nil
 }
 
-// Read returns the private key in the file of a device. The error is fs.ErrNotExist where there is none.
+// Read returns the private key in the file of a device. The error is fs.ErrNotExist if there is none.
 func (r *Rotator) Read(device string) (wgtypes.Key, error) { return wireguard.ReadKey(r.dir, device) }
 
-// Track makes the counter of a device that is to have a key.
+// Track creates the counter of a device that has a key.
 func (r *Rotator) Track(cluster string) { r.rotations.WithLabelValues(cluster, naming.Device(cluster)) }
 
 // Stored returns the key of a cluster as it was last read or written, and whether it was.
@@ -142,7 +142,7 @@ func (r *Rotator) Stored(cluster string) (wireguard.StoredKey, bool) {
 	return key, ok
 }
 
-// Problem is what is wrong with the key of a cluster; nil for nothing.
+// Problem returns what is wrong with the key of a cluster; nil for nothing.
 func (r *Rotator) Problem(cluster string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -152,12 +152,12 @@ func (r *Rotator) Problem(cluster string) error {
 	}
 	if why := r.waiting[cluster]; why != "" {
 		err = errors.Join(err, fmt.Errorf(
-			"a new key is due and waits until the nodes of %s would learn of it: %s", cluster, why))
+			"a new key is due and waits until the nodes of %s would get it: %s", cluster, why))
 	}
 	return err
 }
 
-// Forget drops what is known of the key of a device that was removed. Its file stays.
+// Forget discards what is known of the key of a removed device. Its file remains.
 func (r *Rotator) Forget(cluster string) {
 	r.mu.Lock()
 	delete(r.keys, cluster)
@@ -171,14 +171,14 @@ func (r *Rotator) Forget(cluster string) {
 	r.rotations.DeleteLabelValues(cluster, device)
 }
 
-// StreamBegins is called before the first message of a stream.
+// StreamBegins must be called before the first message of a stream.
 func (r *Rotator) StreamBegins() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.heard = false
 }
 
-// SetUndelivered takes the broker's list of the remotes that would not learn a new key.
+// SetUndelivered sets the broker's list of the remotes that would not get a new key.
 func (r *Rotator) SetUndelivered(m *semaphorev1.Undelivered) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -193,8 +193,8 @@ func (r *Rotator) SetUndelivered(m *semaphorev1.Undelivered) {
 	}
 }
 
-// Synced is called at the end mark of a broker's state. A broker that names no undelivered remotes by then knows of
-// none.
+// Synced must be called at the end mark of a broker's state. A broker that has sent no list of undelivered remotes by
+// then has none.
 func (r *Rotator) Synced() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -203,7 +203,7 @@ func (r *Rotator) Synced() {
 	}
 }
 
-// Order schedules what a broker orders, for these clusters where the order names none.
+// Order schedules a rotation that a broker orders, of all clusters if the order names none.
 func (r *Rotator) Order(m *semaphorev1.RotateKey, all []string) {
 	at := time.Now()
 	if within := min(m.GetWithin().AsDuration(), maxWithin); within > 0 {
@@ -224,10 +224,10 @@ func (r *Rotator) Order(m *semaphorev1.RotateKey, all []string) {
 	r.events.Emit(events.Event{
 		Cluster: r.own, Object: "device " + strings.Join(clusters, ", "), Action: "receive",
 		Detail: "new key wanted by " + at.UTC().Format(time.RFC3339),
-	}.Info("the broker wants a new key", "clusters", clusters, "at", at))
+	}.Info("the broker ordered a new key", "clusters", clusters, "at", at))
 }
 
-// Ask takes an operator's request, for Asked.
+// Ask queues an operator's request for Asked.
 func (r *Rotator) Ask(request Request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -243,8 +243,8 @@ func (r *Rotator) Asked() []Request {
 	return requests
 }
 
-// Due returns the clusters whose key is to be replaced now: its device is set, and the remote would learn of it.
-// changed are the clusters whose Problem is another because their key waits, or does no more.
+// Due returns the clusters whose key must be replaced now: its device is set, and the remote would get the key. changed
+// are the clusters whose Problem changed because their key begins or ends to wait.
 func (r *Rotator) Due(isSet func(cluster string) bool) (due, changed []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -262,7 +262,7 @@ func (r *Rotator) Due(isSet func(cluster string) bool) (due, changed []string) {
 	}
 	for cluster, why := range waiting {
 		if r.waiting[cluster] == "" {
-			slog.Warn("a new key is due and waits, as the remote would not learn of it",
+			slog.Warn("a new key is due and waits, because the remote would not get it",
 				"device", naming.Device(cluster), "reason", why)
 		}
 	}
@@ -271,19 +271,19 @@ func (r *Rotator) Due(isSet func(cluster string) bool) (due, changed []string) {
 	return due, changed
 }
 
-// held reports whether the remote would not learn of a new key, and nobody has forced one. It is called with mu held.
+// held reports whether the remote would not get a new key, and no operator forced one. It must be called with mu held.
 func (r *Rotator) held(cluster string) bool {
 	return r.undelivered[cluster] != "" && !r.schedule.Forced(cluster)
 }
 
-// Next is when the first key is due that can be replaced then; zero for never.
+// Next returns when the first key is due that can be replaced then; zero for never.
 func (r *Rotator) Next(isSet func(cluster string) bool) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.schedule.Next(func(cluster string) bool { return !r.held(cluster) && isSet(cluster) })
 }
 
-// Undelivered returns the first of some remotes that would not learn of a new key, and why; empty where all would.
+// Undelivered returns the first of these remotes that would not get a new key, and why; empty if all would.
 func (r *Rotator) Undelivered(clusters ...string) (cluster, why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -295,8 +295,8 @@ func (r *Rotator) Undelivered(clusters ...string) (cluster, why string) {
 	return "", ""
 }
 
-// Replace makes a new key for a cluster and writes it to its file, before the device has it. An agent that ends between
-// the two finds the new key in the file and sets that.
+// Replace creates a new key for a cluster and writes it to its file, before the device has it. An agent that ends in
+// between finds the new key in the file and sets it.
 func (r *Rotator) Replace(cluster string) (wireguard.StoredKey, error) {
 	device := naming.Device(cluster)
 	key, err := r.files.Replace(device)
@@ -306,7 +306,7 @@ func (r *Rotator) Replace(cluster string) (wireguard.StoredKey, error) {
 		r.schedule.Failed(cluster, time.Now())
 		r.mu.Unlock()
 		r.events.Emit(events.Device(cluster, "rotate-failed", err.Error()).
-			Log(slog.LevelError, "the private key is to be replaced, and cannot be", "device", device, "error", err))
+			Log(slog.LevelError, "cannot replace the private key", "device", device, "error", err))
 		return key, err
 	}
 	delete(r.failed, cluster)
@@ -315,7 +315,7 @@ func (r *Rotator) Replace(cluster string) (wireguard.StoredKey, error) {
 	return key, nil
 }
 
-// Replaced records that the device has the key that Replace returned. scheduled says that maxAge is known.
+// Replaced records that the device has the key that Replace returned. scheduled means that maxAge is known.
 func (r *Rotator) Replaced(cluster string, key wireguard.StoredKey, maxAge time.Duration, scheduled bool) {
 	device, public := naming.Device(cluster), key.Private.PublicKey()
 	r.mu.Lock()

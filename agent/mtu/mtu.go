@@ -1,7 +1,7 @@
 // Package mtu decides the MTU of a WireGuard device whose configuration names none: what the links to the peers can
-// carry, lowered to what the paths to them were measured to carry; and which peers' paths are to be measured next.
+// carry, lowered to what the paths to them were measured to carry. It also decides which paths to measure next.
 //
-// It is pure: links, measurements and the time come in. agent/probe measures.
+// It is pure. In: links, measurements and the time. Package agent/probe measures.
 //
 // It may import no other package of the agent.
 package mtu
@@ -17,28 +17,27 @@ import (
 )
 
 const (
-	// Least is the lowest MTU that is derived, whatever was measured: IPv6 needs it of every link (RFC 8200).
+	// Least is the lowest derived MTU in bytes, whatever was measured: every IPv6 link carries it (RFC 8200).
 	Least = 1280
-	// Default is WireGuard's own (wg-quick(8)): a link of 1500 bytes and IPv6 outside.
+	// Default is WireGuard's own (wg-quick(8)): a link of 1500 bytes, and IPv6 outside.
 	Default = 1420
-	// most is the largest IP packet there is, without what WireGuard adds.
+	// most is the largest IP packet, without WireGuard's overhead.
 	most = 65535 - 80
 )
 
 const (
-	// refresh is how old a measurement may become before the path is measured again, and jitter what is added to that
-	// by peer, so that thousands of nodes do not measure at the same time.
+	// refresh is the age of a measurement after which the path is measured again. Each peer adds a part of jitter, so
+	// that thousands of nodes do not measure at the same time.
 	refresh = 10 * time.Minute
 	jitter  = 2 * time.Minute
-	// hold is how long the MTU stays low at least once it was lowered: a path that comes and goes does not have it
-	// change all the time.
+	// hold is how long a lowered MTU remains at least: a path that changes often must not change it each time.
 	hold = 15 * time.Minute
-	// enough measurements tell what may be expected of the rest: of this many peers all are
-	// measured before an MTU that was found is raised.
+	// enough is how many measured paths represent the rest: all of up to this many peers are measured before the MTU is
+	// raised.
 	enough = 16
 )
 
-// Overhead is what WireGuard adds to a packet: IP (20 or 40 bytes), UDP (8), and its own header and tag (32).
+// Overhead returns what WireGuard adds to a packet in bytes: IP (20 or 40), UDP (8), its header and tag (32).
 func Overhead(endpoint netip.Addr) int {
 	if endpoint.Unmap().Is4() {
 		return 60
@@ -46,15 +45,15 @@ func Overhead(endpoint netip.Addr) int {
 	return 80
 }
 
-// Link is the way by which the node reaches an endpoint.
+// Link is the link by which the node reaches an endpoint.
 type Link struct {
 	Endpoint netip.Addr
-	// Name is that of the interface, MTU what it, or the route, carries.
+	// Name is the interface, and MTU what it, or the route, carries.
 	Name string
 	MTU  int
 }
 
-// FromLinks is the MTU that fits the links to all of the endpoints, and why.
+// FromLinks returns the MTU that fits the links to all endpoints, and why.
 func FromLinks(links []Link) (int, string) {
 	if len(links) == 0 {
 		return Default, "WireGuard's own, as no peer can be reached"
@@ -73,16 +72,16 @@ type Key = [32]byte
 type Target struct {
 	Peer     Key
 	Endpoint netip.AddrPort
-	// links is which links it was asked for under.
+	// links is the generation of links for which it was requested.
 	links int
 }
 
-// Result of a measurement.
+// Result is the result of a measurement.
 type Result struct {
-	// Answered reports whether there is anybody who answers.
+	// Answered means that the peer's node answered a probe.
 	Answered bool
-	// Carries is the largest packet that came through, as the MTU of a device whose packets just fit: between Least and
-	// the requested MTU. 0 means less than Least.
+	// Carries is the largest packet that arrived, as the MTU of a device whose packets just fit: between Least and the
+	// requested MTU. 0 means less than Least.
 	Carries int
 }
 
@@ -90,15 +89,15 @@ type Result struct {
 type Device struct {
 	base int
 	why  string
-	// links counts how often the base has changed.
+	// links counts the changes of base.
 	links   int
 	current int
-	// loweredAt is when the MTU was last lowered; zero for never since the links are as they are.
+	// loweredAt is when the MTU was last lowered; zero if it was not since the links changed.
 	loweredAt time.Time
 	paths     map[Key]*path
-	// looked says that it is known who talks.
+	// looked means that the talking peers are known.
 	looked bool
-	// waiting is how many that talk were not measured yet, at the last look.
+	// waiting is how many talking peers were not measured, as of the last Due.
 	waiting int
 }
 
@@ -110,13 +109,13 @@ type path struct {
 	Result
 }
 
-// New makes the decision for a device. standing is the MTU it has, 0 for none: it is kept until more is known, as an
-// earlier agent may have measured it.
+// New returns the decision for a device. standing is the MTU that it has, 0 for none: it remains until more is known,
+// because an earlier agent may have measured it.
 func New(standing int) *Device {
 	return &Device{current: standing, paths: map[Key]*path{}}
 }
 
-// Links takes what FromLinks says. Where that has changed nothing that was measured holds any more.
+// Links sets the result of FromLinks. A change discards all measurements.
 func (d *Device) Links(base int, why string) {
 	if base != d.base {
 		clear(d.paths)
@@ -129,8 +128,8 @@ func (d *Device) Links(base int, why string) {
 	d.base, d.why = base, why
 }
 
-// Due returns which of the peers that talk to measure now, at most so many; each is taken to be under way then. exists
-// reports whether a peer is still one.
+// Due returns which talking peers to measure now, n at most, and marks them as being measured. exists reports whether a
+// peer still exists.
 func (d *Device) Due(now time.Time, n int, talking iter.Seq2[Key, netip.AddrPort], exists func(Key) bool) []Target {
 	for key := range d.paths {
 		if !exists(key) {
@@ -162,7 +161,7 @@ func (d *Device) Due(now time.Time, n int, talking iter.Seq2[Key, netip.AddrPort
 			due = append(due, candidate{Target{key, endpoint, d.links}, p.at})
 		}
 	}
-	// Those that were never measured come first, then what is oldest.
+	// Those never measured come first, then the oldest measurement.
 	slices.SortFunc(due, func(a, b candidate) int {
 		return cmp.Or(a.at.Compare(b.at), slices.Compare(a.Peer[:], b.Peer[:]))
 	})
@@ -179,15 +178,14 @@ func (d *Device) Due(now time.Time, n int, talking iter.Seq2[Key, netip.AddrPort
 	return out
 }
 
-// spread is a peer's part of jitter.
+// spread returns a peer's part of jitter.
 func spread(key Key) time.Duration {
 	h := fnv.New32a()
 	h.Write(key[:])
 	return jitter * time.Duration(h.Sum32()%1024) / 1024
 }
 
-// Measured takes the result of a measurement that Due asked for. One of a path that is not asked about any more counts
-// for nothing.
+// Measured records the result of a measurement that Due requested. It ignores one that is no longer requested.
 func (d *Device) Measured(now time.Time, t Target, r Result) {
 	p := d.paths[t.Peer]
 	if p == nil || p.endpoint != t.Endpoint || t.links != d.links {
@@ -203,19 +201,18 @@ func (d *Device) Measured(now time.Time, t Target, r Result) {
 // Verdict is what was decided.
 type Verdict struct {
 	MTU int
-	// Base is what the links allow, Why says which.
+	// Base is what the links carry, and Why names the link.
 	Base int
 	Why  string
-	// Limit is the peer to which the path carries least, where that is less than the links do; Carries is its
-	// result.
+	// Limit is the peer whose path carries least, if that is less than the links carry; Carries is its result.
 	Limit   *Key
 	Carries int
-	// Measured paths, and peers that do not answer.
+	// Measured counts paths, and Unanswered peers that do not answer.
 	Measured, Unanswered int
 }
 
-// Decide is the MTU now. A path that was measured to carry less counts at once: packets are lost on it. An MTU is
-// raised only once enough is known, and not soon after it was lowered.
+// Decide returns the MTU as of now. A path that carries less lowers it immediately, because packets are lost there. It
+// is raised only after enough measurements, and not soon after it was lowered.
 func (d *Device) Decide(now time.Time) Verdict {
 	v := Verdict{Base: d.base, Why: d.why}
 	fits := d.base

@@ -1,8 +1,8 @@
-// Package netdump lists what the kernel has by netlink, and has the kernel leave out what was not asked for: a node can
-// have tens of thousands of routes and addresses that are none of ours.
+// Package netdump lists objects of the kernel by netlink, and makes the kernel filter them: a node can have tens of
+// thousands of routes and addresses that do not concern the agent.
 //
-// It knows messages, not what they mean: that is for those who ask (agent/routing, agent/wireguard). It imports no
-// other package of semaphore.
+// It returns messages. Its callers (agent/routing, agent/wireguard) interpret them. It imports no other package of
+// semaphore.
 //
 // It may import no other package of the agent.
 package netdump
@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Request is what is asked for, see rtnetlink(7).
+// Request is a request for a list, see rtnetlink(7).
 type Request struct {
 	// Type of the request (RTM_GET…) and of the messages that answer it.
 	Type, Answer uint16
@@ -25,9 +25,9 @@ type Request struct {
 	Attributes []*nl.RtAttr
 }
 
-// Each calls f with each message of the answer, without its netlink header. f may not keep it. The kernel heeds header
-// and attributes from Linux 4.20 on (NETLINK_GET_STRICT_CHK); an older one answers with more, so the caller filters the
-// messages.
+// Each calls f with each message of the answer, without its netlink header. f must not retain it. The kernel applies
+// header and attributes from Linux 4.20 on (NETLINK_GET_STRICT_CHK); an older one returns more, so the caller filters
+// the messages.
 func Each(r Request, f func(message []byte)) error {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -49,17 +49,17 @@ func Each(r Request, f func(message []byte)) error {
 		return true
 	})
 	if errors.Is(err, nl.ErrDumpInterrupted) {
-		return nil // what came and went meanwhile is an event, too
+		return nil // a change meanwhile is an event, too
 	}
 	return err
 }
 
-// Uint32 is an attribute that holds a number.
+// Uint32 returns an attribute with a number.
 func Uint32(kind int, value uint32) *nl.RtAttr {
 	return nl.NewRtAttr(kind, binary.NativeEndian.AppendUint32(nil, value))
 }
 
-// Attributes calls f with each attribute in data. A damaged one ends it with an error.
+// Attributes calls f with each attribute in data. A malformed one ends it with an error.
 func Attributes(data []byte, f func(kind uint16, value []byte)) error {
 	for len(data) >= unix.SizeofRtAttr {
 		length := int(binary.NativeEndian.Uint16(data))

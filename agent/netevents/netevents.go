@@ -1,7 +1,7 @@
-// Package netevents subscribes to the kernel's netlink events, and filters those that nobody needs.
+// Package netevents subscribes to the kernel's netlink events, and makes the kernel drop those that nobody needs.
 //
-// It knows messages, not what they mean: that is up to its users (agent/wireguard, agent/guard). It imports no other
-// package of semaphore.
+// It passes on messages. Its users (agent/wireguard, agent/guard) interpret them. It imports no other package of
+// semaphore.
 //
 // It may import no other package of the agent.
 package netevents
@@ -19,21 +19,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Source is what is followed: groups of a protocol of netlink, see netlink(7).
+// Source is what to subscribe to: groups of a netlink protocol, see netlink(7).
 type Source struct {
-	// Name in errors and logs.
+	// Name appears in errors and logs.
 	Name     string
 	Protocol int
 	Groups   []uint
-	// Filter of messages, as it is attached to the socket (SO_ATTACH_FILTER, socket(7)); what it drops costs nobody
-	// anything.
+	// Filter is attached to the socket (SO_ATTACH_FILTER, socket(7)), so that the kernel drops messages without waking
+	// the agent.
 	Filter []bpf.Instruction
-	// Buffer is how many bytes the kernel keeps for us while we are busy; 0 for its default.
+	// Buffer is the size of the socket's receive buffer in bytes; 0 for the kernel's default.
 	Buffer int
 }
 
-// Follow calls received with the messages of the kernel, as they come, until ctx ends, which is the error then. missed
-// is called when some were lost. Neither may wait.
+// Follow calls received with the kernel's messages until ctx ends, and returns its error. It calls missed when messages
+// were lost. Neither may block.
 func Follow(ctx context.Context, source Source, received func([]syscall.NetlinkMessage), missed func()) error {
 	s, err := nl.Subscribe(source.Protocol, source.Groups...)
 	if err != nil {
@@ -46,7 +46,7 @@ func Follow(ctx context.Context, source Source, received func([]syscall.NetlinkM
 	}
 	if source.Buffer > 0 {
 		if err := s.SetReceiveBufferSize(source.Buffer, true); err != nil {
-			slog.Warn("the kernel's events get a small buffer", "of", source.Name, "error", err)
+			slog.Warn("cannot enlarge the kernel's event buffer; events may be lost", "source", source.Name, "error", err)
 		}
 	}
 	for {
@@ -69,20 +69,20 @@ func Follow(ctx context.Context, source Source, received func([]syscall.NetlinkM
 // netlink(7).
 var Type = bpf.LoadAbsolute{Off: 4, Size: 2}
 
-// Is skips so many statements if what was loaded is the number k of 16 bits, which the kernel wrote in its own byte
-// order, or else so many others. A filter loads in network order.
+// Is skips then statements if the loaded 16-bit number is k, and otherwise statements if not. The kernel wrote the
+// number in its own byte order; a filter loads in network order.
 func Is(k uint16, then, otherwise uint8) bpf.JumpIf {
 	loaded := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, k))
 	return bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(loaded), SkipTrue: then, SkipFalse: otherwise}
 }
 
-// How a filter ends: all of the message is taken, or nothing.
+// The last statements of a filter: accept the message, or drop it.
 var (
 	Take = bpf.RetConstant{Val: 1 << 31}
 	Drop = bpf.RetConstant{Val: 0}
 )
 
-// Attach attaches a filter to a socket of netlink: the kernel drops what the filter drops.
+// Attach attaches a filter to a netlink socket.
 func Attach(socket int, filter []bpf.Instruction) error {
 	raw, err := bpf.Assemble(filter)
 	if err != nil {

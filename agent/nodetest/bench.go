@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bench runs f, the whole of a benchmark, on a node of its own, with the kernel's WireGuard where there is one. What it
-// measures there is printed as its own. It needs root, and is skipped without.
+// Bench runs f, a complete benchmark, on a node of its own, with the kernel's WireGuard if there is one. It prints the
+// results as those of this benchmark. It needs root, and is skipped without.
 func Bench(b *testing.B, f func(b *testing.B)) {
 	b.Helper()
 	if os.Getenv(inside) == b.Name() {

@@ -1,13 +1,13 @@
-// Package nodetest gives a test of the agent a node of its own: a process in network, mount and pid
-// namespaces that end with it, with whatever the test made there. The node has no interface but loopback, and
-// an empty /run, where named network namespaces and the sockets of userspace devices live.
+// Package nodetest gives a test of the agent a node of its own: a process in network, mount and pid namespaces that end
+// with it, with everything that the test created there. The node has no interface but loopback, and an empty /run,
+// where named network namespaces and the sockets of userspace devices are.
 //
-// A test on a node runs with each backend of WireGuard that this machine has; with the one that the environment
-// variable SEMAPHORE_TEST_BACKEND names, alone, where it is set. See docs/testbed.md, "A real kernel".
+// A test on a node runs with each backend of WireGuard that this machine has, or only with the one that the environment
+// variable SEMAPHORE_TEST_BACKEND names. See docs/testbed.md, "A real kernel".
 //
-// It is for tests only, and imports nothing of the agent but what carries a userspace device.
+// It is for tests only.
 //
-// Of the agent's packages it may import wireguard.
+// Of the agent's packages it may import wireguard, which runs userspace devices.
 package nodetest
 
 import (
@@ -35,21 +35,20 @@ import (
 // inside is set, to the name of the one test to run, in the process on a node.
 const inside = "SEMAPHORE_NODETEST"
 
-// backendVariable names the one backend to test. slownessVariable is set to how many times slower than the machines
-// that tests are written for this one is: a machine that is emulated. ownKernelVariable is 1 where the kernel is there
-// for the tests alone.
+// backendVariable names the one backend to test. slownessVariable is how many times slower this machine is than those
+// for which the tests are written: an emulated machine. ownKernelVariable is 1 if only the tests use the kernel.
 const (
 	backendVariable   = "SEMAPHORE_TEST_BACKEND"
 	slownessVariable  = "SEMAPHORE_TEST_SLOWNESS"
 	ownKernelVariable = "SEMAPHORE_TEST_OWN_KERNEL"
 )
 
-// OwnKernel reports whether a test may change what is the whole machine's, such as what modules are loaded. A test that
-// does so must not be parallel: then none that is runs beside it.
+// OwnKernel reports whether a test may change the complete machine, such as its loaded modules. Such a test must not be
+// parallel, so that no other test runs beside it.
 func OwnKernel() bool { return os.Getenv(ownKernelVariable) == "1" }
 
-// Backend is the backend of WireGuard that a test on a node is to use, for wireguard.NewHost and an agent's
-// configuration. Outside of a node it is auto.
+// Backend returns the backend of WireGuard for a test on a node, for wireguard.NewHost and an agent's configuration.
+// Elsewhere it is auto.
 func Backend() string {
 	if b := os.Getenv(backendVariable); b != "" {
 		return b
@@ -57,8 +56,8 @@ func Backend() string {
 	return "auto"
 }
 
-// Patience is how long to wait on this machine for what takes d elsewhere: d, or several times as much where the
-// machine is known to be slow. Every limit in a test on a node goes through it.
+// Patience returns how long to wait on this machine for what takes d elsewhere: a multiple of d on a slow machine.
+// Every limit in a test on a node uses it.
 func Patience(d time.Duration) time.Duration {
 	if factor, err := strconv.Atoi(os.Getenv(slownessVariable)); err == nil && factor > 1 {
 		return d * time.Duration(factor)
@@ -66,8 +65,8 @@ func Patience(d time.Duration) time.Duration {
 	return d
 }
 
-// Main is a TestMain: it lets the test binary be what the agent's is, a userspace device's process,
-// when asked to, and else runs the tests, after which no goroutine may be left.
+// Main is a TestMain: it makes the test binary a userspace device's process, as the agent's binary is, if asked to.
+// Otherwise it runs the tests, after which no goroutine may remain.
 func Main(m *testing.M) {
 	if len(os.Args) == 4 && os.Args[1] == wireguard.UserspaceCommand {
 		err := carry(os.Args[2], os.Args[3])
@@ -80,8 +79,8 @@ func Main(m *testing.M) {
 	goleak.VerifyTestMain(patient{m})
 }
 
-// patient lets the processes of deleted devices end, for which a goroutine each waits: on a busy machine that takes
-// longer than goleak does. A process that does not end prints its goroutines, as it is the one to blame.
+// patient waits for the processes of deleted devices, for each of which a goroutine waits: on a busy machine that takes
+// longer than goleak waits. A process that does not end prints its goroutines, because it is the cause.
 type patient struct{ *testing.M }
 
 func (m patient) Run() int {
@@ -116,8 +115,8 @@ func carry(name, arg string) error {
 	return wireguard.RunUserspace(context.Background(), name, mtu)
 }
 
-// Run runs f, the whole of a test, on a node of its own: once for each backend that can be had. It needs root: without,
-// or with -short, the test is skipped; but where CI=true it fails rather than be skipped for what the machine lacks.
+// Run runs f, a complete test, on a node of its own, once for each available backend. It needs root: without, or with
+// -short, the test is skipped. With CI=true it fails if the machine lacks what it needs.
 func Run(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
 	if os.Getenv(inside) == t.Name() {
@@ -156,13 +155,13 @@ func onNode(t *testing.T, test, backend string) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^"+test+"$", "-test.v",
 		"-test.timeout="+Patience(590*time.Second).String())
-	// The race detector has each process, also those of devices, sleep for a second at its end.
+	// The race detector delays the end of each process, also of devices, by a second.
 	cmd.Env = append(os.Environ(), inside+"="+test, backendVariable+"="+backend, "GORACE=atexit_sleep_ms=0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID,
 		Pdeathsig:  syscall.SIGKILL,
 	}
-	// A userspace device's process may hold the output open until the node ends.
+	// A userspace device's process may keep the output open until the node ends.
 	cmd.WaitDelay = Patience(30 * time.Second)
 	out, err := cmd.CombinedOutput()
 	switch {
@@ -175,7 +174,7 @@ func onNode(t *testing.T, test, backend string) {
 	}
 }
 
-// backends are those to test, or why no node can be made here.
+// backends returns those to test, or why no node can be created here.
 func backends() (backends []string, problem string) {
 	if os.Geteuid() != 0 {
 		return nil, "needs root, for namespaces and devices"
@@ -200,8 +199,8 @@ func backends() (backends []string, problem string) {
 	return []string{wireguard.Userspace, wireguard.Kernel}, ""
 }
 
-// kernelBackend is why this kernel has no WireGuard; nil where it has. It makes a device to see, in a network
-// namespace that ends with its thread.
+// kernelBackend returns why this kernel has no WireGuard; nil if it has. It creates a device in a network namespace
+// that ends with its thread.
 var kernelBackend = sync.OnceValue(func() error {
 	made := make(chan error, 1)
 	go func() {
@@ -219,7 +218,7 @@ var kernelBackend = sync.OnceValue(func() error {
 	return <-made
 })
 
-// prepare makes what a freshly started node has.
+// prepare creates what a freshly booted node has.
 func prepare(t testing.TB) {
 	t.Helper()
 	for _, m := range []struct {
@@ -234,7 +233,7 @@ func prepare(t testing.TB) {
 			t.Fatalf("mounting %s: %v", m.target, err)
 		}
 	}
-	// /var/run leads there by a symbolic link on a system as it should be.
+	// On a system that follows the standard, /var/run is a symbolic link to it.
 	if real, err := filepath.EvalSymlinks("/var/run"); err != nil || real != "/run" {
 		if err := unix.Mount("tmpfs", "/var/run", "tmpfs", 0, ""); err != nil {
 			t.Fatalf("mounting /var/run: %v", err)

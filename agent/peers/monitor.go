@@ -1,9 +1,9 @@
-// Package peers watches the peers of the node's devices: which of them answer, and what MTU the paths to them carry.
+// Package peers monitors the peers of the node's devices: which of them answer, and what MTU the paths to them carry.
 //
-// The Monitor owns that state, with a lock of its own that it never holds while it calls out. Samples of devices and
-// the results of probes go in; the MTU of a device, its silent peers, a part of the report and of the status come out
-// as values. It reads devices and never changes one. It must not import the other owners of the agent's state (device,
-// keys, hostnet, session): what the broker wants reaches it through Desired.
+// The Monitor owns that state under a lock that it never holds during a call to another package. In: samples of
+// devices, results of probes. Out, as values: the MTU of a device, its silent peers, its part of the report and of the
+// status. It reads devices and never changes one. It must not import the other owners of the agent's state (device,
+// keys, hostnet, session): it receives the desired state through Desired.
 //
 // Of the agent's packages it may import desired, events, mtu, probe, talk and wireguard.
 package peers
@@ -32,17 +32,17 @@ import (
 )
 
 const (
-	// SampleEvery is how often Sample goes through the devices. A device is read for that only if nobody else has read
-	// it for twice as long.
+	// SampleEvery is the interval at which Sample reads the devices. It reads a device only if nobody else has read it
+	// for twice as long.
 	SampleEvery = 5 * time.Second
-	// The paths of a device are probed at this rate: a burst at the beginning, then one every probeInterval.
+	// Each device has a budget of probes: a burst at the beginning, then one every probeInterval.
 	probeInterval = 2 * time.Second
 	probeBurst    = 16
-	// maxProbes is how many probes run at a time, of all devices.
+	// maxProbes is how many probes of all devices run at a time.
 	maxProbes = 8
-	// maxEgress is how many peers the node looks up the egress link of: links rarely differ by peer.
+	// maxEgress is for how many peers the node looks up the egress link: it rarely differs by peer.
 	maxEgress = 64
-	// listenRetry is how long after a failure the responder listens again.
+	// listenRetry is how long after a failure the responder tries to listen again.
 	listenRetry = time.Minute
 )
 
@@ -53,51 +53,51 @@ type Kernel interface {
 	MTU(name string) (int, error)
 }
 
-// Desired is what the broker wants of a device. Its results are nil for a cluster without one, and never change.
+// Desired is what the broker desires of a device. Its results are nil for a cluster without one, and immutable.
 type Desired interface {
 	Device(cluster string) *semaphorev1.Device
-	// Endpoints are the addresses of some peers, and Nodes the names of the nodes with these public keys, "" for no
+	// Endpoints returns the addresses of some peers, and Nodes the names of the nodes with these public keys, "" for no
 	// peer.
 	Endpoints(cluster string, most int) []netip.Addr
 	Nodes(cluster string, keys []wgtypes.Key) []string
 }
 
-// Monitor watches the peers of all devices of a node.
+// Monitor monitors the peers of all devices of a node.
 type Monitor struct {
 	kernel  Kernel
 	desired Desired
 	events  *events.Sink
-	// resize asks for a device to be set because its MTU has changed, and report for a report to the broker.
+	// resize sets a device again because its MTU changed, and report requests a report to the broker.
 	resize func(cluster string)
 	report func()
 
 	mu      sync.Mutex
 	devices map[string]*device // by cluster
 	probes  int                // under way
-	// samples is a buffer of observe, which keeps nothing of it.
+	// samples is a buffer for Observe, which retains nothing of it.
 	samples []talk.Sample
-	// problem is why the node answers no probes, if so.
+	// problem is why the node does not answer probes; empty if it does.
 	problem string
 
-	// again has Sample called before it is due: a probe has ended.
+	// again requests a call of Sample before its interval, because a probe ended.
 	again chan struct{}
 
 	measurements *prometheus.CounterVec
 }
 
-// device is what is known of the peers of one device.
+// device is the state of the peers of one device.
 type device struct {
 	talk talk.Device
-	// changed says that the silent peers are not the ones in the log.
+	// changed means that the silent peers differ from those in the log.
 	changed bool
-	// mtu is nil while the MTU is configured.
+	// mtu is nil if the MTU is configured.
 	mtu     *mtu.Device
 	verdict mtu.Verdict
 	pace    *rate.Limiter
 	sent    sent
 }
 
-// New makes a Monitor. resize and report must not wait; they may be called from any goroutine.
+// New returns a Monitor. resize and report must not block; any goroutine may call them.
 func New(kernel Kernel, desired Desired, sink *events.Sink, resize func(cluster string), report func()) *Monitor {
 	return &Monitor{
 		kernel: kernel, desired: desired, events: sink, resize: resize, report: report,
@@ -109,7 +109,7 @@ func New(kernel Kernel, desired Desired, sink *events.Sink, resize func(cluster 
 	}
 }
 
-// device returns the state of a cluster's device. It is called with mu held.
+// device returns the state of a cluster's device. It must be called with mu held.
 func (m *Monitor) device(cluster string) *device {
 	d := m.devices[cluster]
 	if d == nil {
@@ -119,7 +119,7 @@ func (m *Monitor) device(cluster string) *device {
 	return d
 }
 
-// Forget drops what is known of a device that was removed.
+// Forget discards the state of a removed device.
 func (m *Monitor) Forget(cluster string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -127,7 +127,7 @@ func (m *Monitor) Forget(cluster string) {
 	m.measurements.DeletePartialMatch(prometheus.Labels{"cluster": cluster})
 }
 
-// known reports whether any peer of any device has an endpoint at the address. The responder answers no other.
+// known reports whether a peer of any device has an endpoint at the address. The responder answers no other address.
 func (m *Monitor) known(at netip.Addr) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -139,7 +139,7 @@ func (m *Monitor) known(at netip.Addr) bool {
 	return false
 }
 
-// Silent returns a test for the peers of a device that do not answer, as of now.
+// Silent returns a predicate for the silent peers of a device, as of now.
 func (m *Monitor) Silent(cluster string) func(wgtypes.Key) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -152,7 +152,7 @@ func (m *Monitor) Silent(cluster string) func(wgtypes.Key) bool {
 	return func(key wgtypes.Key) bool { return silent[talk.Key(key)] }
 }
 
-// Observe takes the peers of a desired device as somebody has just read them.
+// Observe records the peers of a desired device as somebody has just read them.
 func (m *Monitor) Observe(cluster string, keepalive time.Duration, peers []wgtypes.Peer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -173,7 +173,7 @@ func (m *Monitor) Observe(cluster string, keepalive time.Duration, peers []wgtyp
 	d.changed = d.talk.Observe(time.Now(), keepalive, m.samples) || d.changed
 }
 
-// WithMTU returns the desired device with the MTU that the paths carry, where the broker leaves the MTU to the node.
+// WithMTU returns the desired device with the MTU that the paths carry, if the broker leaves the MTU to the node.
 func (m *Monitor) WithMTU(want *desired.Network) *semaphorev1.Device {
 	cluster := want.Device.GetCluster()
 	if want.Device.GetMtu() != 0 {
@@ -188,10 +188,10 @@ func (m *Monitor) WithMTU(want *desired.Network) *semaphorev1.Device {
 	m.mu.Unlock()
 	var current, base int
 	var why string
-	if unknown { // without the lock: it asks the kernel for up to maxEgress routes
+	if unknown { // without the lock: it reads up to maxEgress routes from the kernel
 		var err error
 		if current, err = m.kernel.MTU(naming.Device(cluster)); err != nil {
-			slog.Warn("the MTU of the device is taken for unknown", "error", err)
+			slog.Warn("cannot read the MTU of the device; the agent derives it again", "error", err)
 		}
 		base, why = m.linksTo(cluster, endpoints(want.Peers))
 	}
@@ -208,16 +208,16 @@ func (m *Monitor) WithMTU(want *desired.Network) *semaphorev1.Device {
 	return out
 }
 
-// endpoints are the addresses of the first peers, by name.
+// endpoints returns the addresses of the first peers, by name.
 func endpoints(peers map[string]*semaphorev1.Peer) []netip.Addr {
 	return desired.Endpoints(peers, maxEgress)
 }
 
-// linksTo is the MTU that fits the links to some peers of a cluster, and why.
+// linksTo returns the MTU that fits the links to some peers of a cluster, and why.
 func (m *Monitor) linksTo(cluster string, to []netip.Addr) (int, string) {
 	egress, err := m.kernel.EgressLinks(to)
 	if err != nil {
-		slog.Warn("the links to the peers cannot be found", "cluster", cluster, "error", err)
+		slog.Warn("cannot look up the links to the peers; the MTU is derived without them", "cluster", cluster, "error", err)
 	}
 	links := make([]mtu.Link, len(egress))
 	for i, e := range egress {
@@ -226,7 +226,7 @@ func (m *Monitor) linksTo(cluster string, to []netip.Addr) (int, string) {
 	return mtu.FromLinks(links)
 }
 
-// Again is when Sample is to be called before SampleEvery has passed.
+// Again receives a value when Sample must be called before SampleEvery has passed.
 func (m *Monitor) Again() <-chan struct{} { return m.again }
 
 // probePath is a path to probe.
@@ -237,7 +237,7 @@ type probePath struct {
 	most    int
 }
 
-// Sample goes through the peers of some devices, and returns the probes that are due, each to be run in a goroutine.
+// Sample observes the peers of some devices, and returns the due probes, each to be run in a goroutine.
 func (m *Monitor) Sample(clusters []string) []func(context.Context) error {
 	var due []func(context.Context) error
 	for _, cluster := range clusters {
@@ -251,7 +251,7 @@ func (m *Monitor) Sample(clusters []string) []func(context.Context) error {
 	return due
 }
 
-// sample goes through the peers of one device, and returns the paths to probe now.
+// sample observes the peers of one device, and returns the paths to probe now.
 func (m *Monitor) sample(cluster string) []probePath {
 	want := m.desired.Device(cluster)
 	if want == nil || !m.fresh(cluster, want) {
@@ -295,7 +295,7 @@ func (m *Monitor) sample(cluster string) []probePath {
 	return paths
 }
 
-// fresh has the device read if nobody has for a while, and reports whether its peers are known.
+// fresh reads the device if nobody has for a while, and reports whether its peers are known.
 func (m *Monitor) fresh(cluster string, want *semaphorev1.Device) bool {
 	m.mu.Lock()
 	stale := time.Since(m.device(cluster).talk.At()) >= 2*SampleEvery
@@ -311,7 +311,7 @@ func (m *Monitor) fresh(cluster string, want *semaphorev1.Device) bool {
 	return true
 }
 
-// reportChanges reports other silent peers, and an MTU that has changed, for which it has the device set.
+// reportChanges reports a change of the silent peers. It reports a changed MTU and requests that the device is set.
 func (m *Monitor) reportChanges(
 	cluster string, changed bool, silent []talk.SilentPeer, counts talk.Counts, was, is mtu.Verdict,
 ) {
@@ -327,7 +327,7 @@ func (m *Monitor) reportChanges(
 	}
 	why := m.reasonOfMTU(want, is)
 	m.events.Emit(events.Device(cluster, "mtu", fmt.Sprintf("%d, was %d: %s", is.MTU, was.MTU, why)).
-		Info("the MTU changes", "device", naming.Device(cluster), "from", was.MTU, "to", is.MTU, "why", why))
+		Info("the MTU changed", "device", naming.Device(cluster), "from", was.MTU, "to", is.MTU, "why", why))
 	m.resize(cluster)
 }
 
@@ -342,7 +342,7 @@ func (m *Monitor) probe(ctx context.Context, path probePath) error {
 	switch {
 	case err != nil:
 		result = "failed"
-		slog.Debug("a path cannot be measured", "to", to, "error", err)
+		slog.Debug("cannot measure a path", "to", to, "error", err)
 	case !r.Answered:
 		result = "unanswered"
 	case r.Carries == path.most:
@@ -362,8 +362,8 @@ func (m *Monitor) probe(ctx context.Context, path probePath) error {
 	return nil
 }
 
-// AnswerProbes answers the probes of other nodes at an address of UDP until ctx ends. Where it cannot listen it reports
-// that and tries again: tunnels do not depend on it.
+// AnswerProbes answers the probes of other nodes on a UDP address until ctx ends. If it cannot listen it reports that
+// and tries again: tunnels do not depend on it.
 func (m *Monitor) AnswerProbes(ctx context.Context, address string) error {
 	for {
 		r, err := probe.Listen(ctx, address, m.known)
@@ -375,7 +375,7 @@ func (m *Monitor) AnswerProbes(ctx context.Context, address string) error {
 			return ctx.Err()
 		}
 		if m.setProblem(err.Error()) {
-			slog.Warn("probes of paths are not answered; nodes of other clusters go by their links", "error", err)
+			slog.Warn("cannot answer probes of paths; nodes of other clusters derive the MTU from their links", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -385,7 +385,7 @@ func (m *Monitor) AnswerProbes(ctx context.Context, address string) error {
 	}
 }
 
-// setProblem returns whether the problem is another than before.
+// setProblem sets the problem, and reports whether it changed.
 func (m *Monitor) setProblem(problem string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -394,7 +394,7 @@ func (m *Monitor) setProblem(problem string) bool {
 	return changed
 }
 
-// names are those of the nodes of peers, which the kernel knows by their keys. It is called without mu.
+// names returns the names of the peers' nodes, which the kernel identifies by their keys. It must be called without mu.
 func (m *Monitor) names(cluster string, peers []talk.SilentPeer) []string {
 	if len(peers) == 0 {
 		return nil

@@ -21,13 +21,13 @@ const (
 	maxNamed = 5
 	// MaxSilent is how many silent peers a report names.
 	MaxSilent = 50
-	// minSilentInterval and minCountInterval are the least times between two reports that differ in their silent peers,
-	// and in their numbers alone: thousands of agents report to one broker.
+	// minSilentInterval and minCountInterval are the minimal times between two reports that differ in their silent
+	// peers, and in their counts alone: thousands of agents report to one broker.
 	minSilentInterval = 5 * time.Second
 	minCountInterval  = 30 * time.Second
 )
 
-// silence is the event that other peers of a device are silent than before.
+// silence is the event of a change of a device's silent peers.
 func silence(cluster string, silent []talk.SilentPeer, names []string, counts talk.Counts) events.Event {
 	device := naming.Device(cluster)
 	if counts.Silent == 0 {
@@ -58,7 +58,7 @@ func reasonOf(q talk.SilentPeer) string {
 	return fmt.Sprintf("no answer since the session of %s; %s", q.Handshake.UTC().Format(time.TimeOnly), endpoint)
 }
 
-// reasonOfMTU is called without mu.
+// reasonOfMTU must be called without mu.
 func (m *Monitor) reasonOfMTU(want *semaphorev1.Device, v mtu.Verdict) string {
 	switch {
 	case want.GetMtu() != 0:
@@ -75,24 +75,24 @@ func (m *Monitor) reasonOfMTU(want *semaphorev1.Device, v mtu.Verdict) string {
 	return v.Why
 }
 
-// sent is what the last report said of a device's peers.
+// sent is what the last report contained about a device's peers.
 type sent struct {
 	at     time.Time
 	counts talk.Counts
 	newest time.Time
 	silent []talk.SilentPeer
-	// bytes are those that were sent and received until then, and rates how many in a second since the report before.
+	// bytes are those sent and received until then, and rates their rate since the report before.
 	bytes, rates traffic
 }
 
 // traffic is bytes, or bytes per second.
 type traffic struct{ sent, received int64 }
 
-// leastRate is the traffic in bytes per second below which another rate is no reason for a report: an idle device has
+// leastRate is the traffic in bytes per second below which a change of the rate causes no report: an idle device has
 // keepalives and handshakes.
 const leastRate = 1 << 10
 
-// ratesSince are the bytes per second since the last report; zero if there was none.
+// ratesSince returns the bytes per second since the last report; zero if there was none.
 func (d *device) ratesSince(now time.Time) (t traffic) {
 	seconds := now.Sub(d.sent.at).Seconds()
 	if d.sent.at.IsZero() || seconds <= 0 {
@@ -103,14 +103,14 @@ func (d *device) ratesSince(now time.Time) (t traffic) {
 	return traffic{int64(float64(sent-was.sent) / seconds), int64(float64(received-was.received) / seconds)}
 }
 
-// differs reports whether a rate is another one than a tenth more or less.
+// differs reports whether a rate differs by more than a tenth.
 func (t traffic) differs(from traffic) bool {
 	other := func(a, b int64) bool { return max(a, b) >= leastRate && max(a, b)-min(a, b) > max(a, b)/10 }
 	return other(t.sent, from.sent) || other(t.received, from.received)
 }
 
-// reportDue reports whether a new report would differ and enough time has passed since the last one. It is called with
-// the Monitor's mu held.
+// reportDue reports whether a new report would differ and enough time has passed since the last one. It must be called
+// with the Monitor's mu held.
 func (d *device) reportDue(now time.Time) bool {
 	passed := now.Sub(d.sent.at)
 	counts := d.talk.Counts()
@@ -124,7 +124,7 @@ func (d *device) reportDue(now time.Time) bool {
 		!slices.EqualFunc(d.sent.silent, d.talk.Silent(MaxSilent), sameQuiet)
 }
 
-// takeReport keeps what a report now says.
+// takeReport records what a report of now contains.
 func (d *device) takeReport(now time.Time) {
 	rates := d.ratesSince(now)
 	if passed := now.Sub(d.sent.at); passed < minCountInterval && !d.sent.at.IsZero() {
@@ -150,8 +150,8 @@ func (m *Monitor) reportDue(now time.Time) bool {
 	return false
 }
 
-// Report adds to the report of a desired device what its peers are like: as in the last report, or as they are now when
-// that is due.
+// Report adds the state of its peers to the report of a desired device: as in the last report, or as of now if a new
+// one is due.
 func (m *Monitor) Report(r *semaphorev1.DeviceReport) *semaphorev1.DeviceReport {
 	m.mu.Lock()
 	d := m.devices[r.GetCluster()]
@@ -178,8 +178,8 @@ func (m *Monitor) Report(r *semaphorev1.DeviceReport) *semaphorev1.DeviceReport 
 	return r
 }
 
-// Session is the state of the session with a peer, and for a silent peer since when and why; "" for a peer that the
-// device did not have when it was last read.
+// Session returns the state of the session with a peer, and for a silent peer since when and why; "" for a peer that
+// the device did not have when it was last read.
 func (m *Monitor) Session(cluster string, key talk.Key) (state string, since time.Time, reason string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -197,7 +197,7 @@ func (m *Monitor) Session(cluster string, key talk.Key) (state string, since tim
 	return is.String(), time.Time{}, ""
 }
 
-// Status is the status of the paths of a desired device; nil where nothing is known of them.
+// Status returns the status of the paths of a desired device; nil if nothing is known of them.
 func (m *Monitor) Status(cluster string) *semaphorev1.PathsStatus {
 	m.mu.Lock()
 	d := m.devices[cluster]

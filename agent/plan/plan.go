@@ -1,7 +1,7 @@
-// Package plan decides what to change on a node: it takes the desired and the existing state, and returns the smallest
-// list of steps. It is pure.
+// Package plan decides what to change on a node: it compares the desired with the existing state, and returns the
+// smallest list of steps. It is pure.
 //
-// It is also the agent's own last defense: whatever a broker requests, no step touches an interface that cannot be the
+// It is also the agent's own last defense: whatever a broker requests, no step changes an interface that cannot be the
 // agent's, or routes what cannot be a remote pod subnet.
 //
 // Of the agent's packages it may import desired, routing and wireguard.

@@ -1,13 +1,13 @@
-// Package probe measures how large a packet the path to another node carries: UDP datagrams that must not be fragmented
-// go there, and its responder answers each with a small one that says how much arrived. It needs no word of a router's,
-// which firewalls like to drop (RFC 4821, RFC 8899).
+// Package probe measures how large a packet the path to another node carries. It sends UDP datagrams that must not be
+// fragmented, and the node's responder answers each with a small one that states how much arrived. It does not rely on
+// ICMP, which firewalls often drop (RFC 4821, RFC 8899).
 //
-// What is learned is a hint, within bounds that the caller sets: an answer proves that a packet of that size came
-// through, and no answer proves nothing by itself. A responder answers only to those whom its caller knows, with less
-// than it was sent, and only so often: it is of no use for attacks on others.
+// The result is a hint, within bounds that the caller sets: an answer proves that a packet of that size arrived, and no
+// answer proves nothing by itself. A responder answers only addresses that its caller knows, with fewer bytes than it
+// received, and at a limited rate, so that it cannot amplify an attack.
 //
-// It knows nothing of WireGuard but the 32 bytes that a tunnel's packet has over the one it carries, in whose size all
-// is said here.
+// It knows nothing of WireGuard except the 32 bytes by which a tunnel packet is larger than the packet inside it. All
+// sizes here are those of the packet inside.
 //
 // It may import no other package of the agent.
 package probe
@@ -17,7 +17,7 @@ import (
 	"errors"
 )
 
-// wrapping is what WireGuard puts around a packet inside a UDP datagram: a header of 16 bytes and a tag of 16
+// wrapping is what WireGuard adds to a packet inside a UDP datagram in bytes: a header of 16 and a tag of 16
 // (whitepaper, section 5.4.6).
 const wrapping = 32
 
@@ -42,7 +42,7 @@ const (
 
 var errNotOurs = errors.New("not of this protocol")
 
-// encode writes a message of the size of b.
+// encode writes a message with the length of b.
 func encode(b []byte, kind byte, id uint64) {
 	clear(b)
 	copy(b, magic)
@@ -50,7 +50,7 @@ func encode(b []byte, kind byte, id uint64) {
 	binary.BigEndian.PutUint64(b[8:], id)
 }
 
-// decode reads a message of a kind.
+// decode reads a message of one kind.
 func decode(b []byte, kind byte) (id uint64, err error) {
 	if len(b) < headerSize || string(b[:4]) != magic || b[4] != version || b[5] != kind {
 		return 0, errNotOurs
@@ -69,7 +69,7 @@ func answer(b, datagram []byte) int {
 	return answerSize
 }
 
-// arrived reads an answer: which probe it is to, and how many bytes of that arrived.
+// arrived reads an answer: the id of its probe, and how many bytes of the probe arrived.
 func arrived(b []byte) (id uint64, size int, err error) {
 	if id, err = decode(b, kindAnswer); err != nil || len(b) != answerSize {
 		return 0, 0, errNotOurs

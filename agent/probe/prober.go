@@ -16,24 +16,24 @@ import (
 )
 
 const (
-	// tries is how often a size is sent before it is taken to be lost, patience what is waited each time. An answer
-	// that comes later still counts.
+	// tries is how often a size is sent before it counts as lost, and patience the wait for each. A later answer still
+	// counts.
 	tries    = 4
 	patience = 500 * time.Millisecond
 )
 
-// Result of a measurement.
+// Result is the result of a measurement.
 type Result struct {
-	// Answered reports whether a responder is there.
+	// Answered means that a responder answered.
 	Answered bool
-	// Carries is the largest packet that a tunnel can carry whose packets just come through, of those from least to
-	// most; 0 for less than least.
+	// Carries is the largest packet inside a tunnel whose encrypted packet arrives, between least and most; 0 for less
+	// than least.
 	Carries int
 }
 
-// Measure finds out how large the packets of a tunnel to the node at an address can be, between least and most bytes
-// inside the tunnel. It takes one round trip where the path is as wide as most, some seconds where it is not, and two
-// where nobody answers. An error says that nothing could be found out.
+// Measure measures how large packets inside a tunnel to the node at an address can be, between least and most bytes. It
+// takes one round trip if the path carries most, some seconds if not, and two seconds if no responder answers. An error
+// means that nothing was measured.
 func Measure(ctx context.Context, to netip.AddrPort, least, most int) (Result, error) {
 	if least > most || least+wrapping < smallest || most+wrapping > largestData {
 		return Result{}, fmt.Errorf("path to %s: there is nothing between %d and %d bytes to measure", to.Addr(), least, most)
@@ -54,10 +54,10 @@ func Measure(ctx context.Context, to netip.AddrPort, least, most int) (Result, e
 		}
 	}
 	if s.through < most {
-		// It is the size only if the path is still there.
+		// The result is valid only if the path still works.
 		there, err := p.there()
 		if err == nil && !there {
-			err = errors.New("it was lost while it was measured")
+			err = errors.New("the path failed during the measurement")
 		}
 		if err != nil {
 			return Result{}, p.explain(ctx, err)
@@ -73,13 +73,13 @@ func Measure(ctx context.Context, to netip.AddrPort, least, most int) (Result, e
 type prober struct {
 	conn *net.UDPConn
 	to   netip.AddrPort
-	// sent are the sizes of the datagrams by their ids.
+	// sent maps the ids of datagrams to their sizes.
 	sent map[uint64]int
 	data []byte
 }
 
 func newProber(ctx context.Context, to netip.AddrPort) (*prober, error) {
-	// Fragmented nowhere, neither here nor on the way, and whatever is believed of the path so far: ip(7), ipv6(7).
+	// No fragmentation, neither on this host nor on the path, and no use of the kernel's path MTU: ip(7), ipv6(7).
 	network, whole := "udp4", func(fd int) error {
 		return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
 	}
@@ -106,7 +106,7 @@ func onSocket(do func(fd int) error) func(string, string, syscall.RawConn) error
 	}
 }
 
-// explain is a context's error where that is the reason, and says what failed.
+// explain returns the context's error if that is the cause, and adds what failed.
 func (p *prober) explain(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
@@ -118,7 +118,7 @@ func (p *prober) explain(ctx context.Context, err error) error {
 	}
 }
 
-// there asks with a datagram that any path carries.
+// there asks with a datagram that every path carries.
 func (p *prober) there() (bool, error) {
 	for range tries {
 		id, err := p.send(smallest)
@@ -133,7 +133,7 @@ func (p *prober) there() (bool, error) {
 	return false, nil
 }
 
-// round sends the sizes of a round until all came through, or have been tried often enough.
+// round sends the sizes of a round until all arrived, or were tried often enough.
 func (p *prober) round(s *search) error {
 	for range tries {
 		for _, size := range s.missing() {
@@ -151,7 +151,7 @@ func (p *prober) round(s *search) error {
 	return nil
 }
 
-// send sends a datagram. One that is too large for the link is as good as lost on the way.
+// send sends a datagram. One that is too large for the link counts as lost on the path.
 func (p *prober) send(size int) (uint64, error) {
 	var random [8]byte
 	if _, err := rand.Read(random[:]); err != nil {
@@ -167,7 +167,7 @@ func (p *prober) send(size int) (uint64, error) {
 	return id, err
 }
 
-// receive takes answers, of which enough says when to stop, for as long as one waits for an answer.
+// receive reads answers until enough returns true or the wait for an answer ends.
 func (p *prober) receive(enough func(id uint64, size int) bool) error {
 	if err := p.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		return err
@@ -179,11 +179,11 @@ func (p *prober) receive(enough func(id uint64, size int) bool) error {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return nil
 		case errors.Is(err, unix.EMSGSIZE):
-			continue // a router's word for one that was too large
+			continue // ICMP: a datagram was too large
 		case err != nil:
 			return err
 		}
-		// The id is proof that this is from somebody whom the probe reached, and the size must be what was sent.
+		// The id proves that the probe reached the sender of the answer, and the size must be one that was sent.
 		id, size, err := arrived(buffer[:n])
 		if sent, ok := p.sent[id]; err != nil || !ok || size != sent || from.Addr().Unmap() != p.to.Addr() {
 			continue

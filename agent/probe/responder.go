@@ -12,7 +12,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// What a responder takes, from all together: a node whose path is measured gets about one probe a second from 5,000
+// Limits of a responder over all senders: a node whose path is measured gets about one probe a second from 5,000
 // others, and up to 30 at a time from one whose path carries less than its links.
 const (
 	answersPerSecond = 200
@@ -26,9 +26,10 @@ type Responder struct {
 	limit *rate.Limiter
 }
 
-// Listen opens the responder at an address such as ":7774". It answers nobody before Run; known says who may ask.
+// Listen opens the responder at an address such as ":7774". It answers nobody before Run; known reports whether an
+// address may ask.
 func Listen(ctx context.Context, address string, known func(netip.Addr) bool) (*Responder, error) {
-	// Said where the datagrams came to, answers come from there: a node may have several addresses.
+	// With the destination of each datagram, answers can have it as their source: a node may have several addresses.
 	config := net.ListenConfig{Control: onSocket(func(fd int) error {
 		four := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
 		if six := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1); four != nil && six != nil {
@@ -44,7 +45,7 @@ func Listen(ctx context.Context, address string, known func(netip.Addr) bool) (*
 		nil
 }
 
-// Port is where it listens.
+// Port returns the port on which it listens.
 func (r *Responder) Port() uint16 { return uint16(r.conn.LocalAddr().(*net.UDPAddr).Port) }
 
 // Run answers until ctx ends, and closes the responder.
@@ -60,20 +61,20 @@ func (r *Responder) Run(ctx context.Context) error {
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("responder of path probes: %w", err)
 		case err != nil:
-			continue // such as what became of an answer; there is always a next one
+			continue // such as the ICMP error of an answer
 		}
-		// The cheapest question first.
+		// The cheapest check first.
 		size := answer(out, datagram[:n])
 		if size == 0 || !r.limit.Allow() || !r.known(from.Addr().Unmap()) {
 			continue
 		}
-		// One that is lost is asked for again.
+		// The other node sends a lost probe again.
 		_, _, _ = r.conn.WriteMsgUDPAddrPort(out[:size], source(control[:controls]), from)
 	}
 }
 
-// source makes of the control messages of a datagram one that has the answer come from where that went to; see ip(7)
-// and ipv6(7). The way of the answer is for the routes to choose: the interface is left out.
+// source returns a control message that makes the answer's source the datagram's destination; see ip(7) and ipv6(7). It
+// leaves out the interface: routes decide how the answer leaves.
 func source(control []byte) []byte {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {

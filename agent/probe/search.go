@@ -4,14 +4,14 @@ package probe
 // 9000.
 const fanout = 8
 
-// maxRounds is more than any search takes but one that contradicts itself.
+// maxRounds is more than any search takes, except one with contradicting answers.
 const maxRounds = 12
 
-// search finds the largest size that comes through, of those from least to most. It is pure. The first round asks for
-// the smallest and the largest, which is all there is to ask on a path that is as wide as its links.
+// search finds the largest size that arrives, between least and most. It is pure. The first round tries the smallest
+// and the largest, which is enough on a path that carries what its links carry.
 type search struct {
-	// through is the largest size known to come through, below least while none is; lost is the smallest known not to,
-	// above most while none is.
+	// through is the largest size that arrived, below least for none; lost is the smallest size that did not, above
+	// most for none.
 	least, most   int
 	through, lost int
 	// asked are the sizes of this round.
@@ -28,7 +28,7 @@ func newSearch(least, most int) *search {
 	return s
 }
 
-// arrived records that a size came through, at any time.
+// arrived records that a size arrived, also after its round.
 func (s *search) arrived(size int) {
 	s.through = max(s.through, min(size, s.most))
 	if s.lost <= s.through {
@@ -36,8 +36,7 @@ func (s *search) arrived(size int) {
 	}
 }
 
-// missing are the sizes of this round of which nothing is known yet: a larger one that came through speaks for smaller
-// ones.
+// missing returns the sizes of this round without a result. A larger size that arrived implies the smaller ones.
 func (s *search) missing() []int {
 	var out []int
 	for _, size := range s.asked {
@@ -48,7 +47,7 @@ func (s *search) missing() []int {
 	return out
 }
 
-// next ends a round, and begins another; false when there is nothing more to ask.
+// next ends a round and begins another; false if the search is complete.
 func (s *search) next() bool {
 	for _, size := range s.asked {
 		if size > s.through {

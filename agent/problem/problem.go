@@ -1,4 +1,4 @@
-// Package problem makes problems into texts that fit a report. It is pure and imports no other package of semaphore.
+// Package problem bounds the texts of problems for a report. It is pure and imports no other package of semaphore.
 //
 // It may import no other package of the agent.
 package problem
@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// maxText is how many bytes of a problem a report may hold.
+	// maxText is the maximal size of a problem in a report, in bytes.
 	maxText = 500
-	// maxLines is how many problems are named one by one.
+	// maxLines is how many problems are listed.
 	maxLines = 5
 )
 
-// Truncate cuts a text to what a report may hold, as valid UTF-8.
+// Truncate bounds a text for a report, and keeps it valid UTF-8.
 func Truncate(text string) string {
 	if len(text) > maxText {
 		text = text[:maxText] + "…"
@@ -23,10 +23,10 @@ func Truncate(text string) string {
 	return strings.ToValidUTF8(text, "")
 }
 
-// Line is an error on one line.
+// Line returns an error on one line.
 func Line(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// Join makes one text of problems, a line each: the first ones, and how many more there are.
+// Join returns one text of problems, a line each: the first ones, and how many more there are.
 func Join(lists ...[]string) string {
 	var lines []string
 	more := 0

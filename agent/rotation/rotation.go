@@ -1,8 +1,7 @@
-// Package rotation decides when a device's private key is to be replaced: because an operator has asked for it, or
-// because of its age. It is pure: no clock, no file, no device.
+// Package rotation decides when a device's private key must be replaced: because an operator requested it, or because
+// of its age. It is pure: no clock, no file, no device.
 //
-// It never waits for anything. Whether a key can be replaced at the moment it is due is for the caller to say, who then
-// asks again.
+// It never waits. If a due key cannot be replaced yet, the caller asks again later.
 //
 // It may import no other package of the agent.
 package rotation
@@ -17,23 +16,23 @@ import (
 )
 
 const (
-	// early is the part of its greatest age, as 1/early, by which a key may be replaced before it has it: keys that
-	// were made together, as when a cluster was set up, are replaced apart.
+	// early is the part of its maximal age, as 1/early, by which a key may be replaced before that age: keys that were
+	// created together, as when a cluster was set up, are replaced at different times.
 	early = 5
-	// catchUp is the most time over which keys that have been too old for long are spread, as when a greatest age is
-	// configured for the first time.
+	// catchUp is the maximal time over which the replacement of keys that are already too old is spread, as when a
+	// maximal age is configured for the first time.
 	catchUp = time.Hour
-	// retry is how long after a failure there is another attempt.
+	// retry is the delay after a failure.
 	retry = time.Minute
 )
 
-// Schedule is when the keys of a node are to be replaced, by remote cluster. It is not safe for concurrent use.
+// Schedule decides when the keys of a node must be replaced, by remote cluster. It is not safe for concurrent use.
 type Schedule struct {
 	asked map[string]time.Time
-	// forced are those of asked that whatever is in the way does not hold up.
+	// forced are those of asked that ignore what prevents a rotation.
 	forced map[string]bool
 	aged   map[string]aged
-	// notBefore holds those back that have just failed.
+	// notBefore delays those that have just failed.
 	notBefore map[string]time.Time
 }
 
@@ -41,30 +40,30 @@ type aged struct {
 	public  wgtypes.Key
 	created time.Time
 	maxAge  time.Duration
-	// since is when the greatest age became known.
+	// since is when the maximal age became known.
 	since time.Time
 }
 
-// New is a schedule in which nothing is due.
+// New returns a schedule in which nothing is due.
 func New() *Schedule {
 	return &Schedule{asked: map[string]time.Time{}, forced: map[string]bool{}, aged: map[string]aged{},
 		notBefore: map[string]time.Time{}}
 }
 
-// Ask has the key for a cluster replaced at a time, or when it was asked for before, if that is earlier.
+// Ask schedules the replacement of a cluster's key, or moves it to an earlier time.
 func (s *Schedule) Ask(cluster string, at time.Time) {
 	if was, ok := s.asked[cluster]; !ok || at.Before(was) {
 		s.asked[cluster] = at
 	}
 }
 
-// Force has what was asked for a cluster done whatever is in its way.
+// Force makes a requested replacement ignore what prevents it.
 func (s *Schedule) Force(cluster string) { s.forced[cluster] = true }
 
-// Forced reports whether a cluster's key is to be replaced whatever is in the way.
+// Forced reports whether the replacement of a cluster's key was forced.
 func (s *Schedule) Forced(cluster string) bool { return s.forced[cluster] }
 
-// Know records the key that stands for a cluster, by its public half, and of the age that it may reach; 0 for any.
+// Know records the current key of a cluster by its public key, with its maximal age; 0 for any.
 func (s *Schedule) Know(cluster string, public wgtypes.Key, created time.Time, maxAge time.Duration, now time.Time) {
 	if maxAge <= 0 {
 		delete(s.aged, cluster)
@@ -77,7 +76,7 @@ func (s *Schedule) Know(cluster string, public wgtypes.Key, created time.Time, m
 	s.aged[cluster] = aged{public, created, maxAge, since}
 }
 
-// Forget drops all that is known of a cluster.
+// Forget discards the state of a cluster.
 func (s *Schedule) Forget(cluster string) {
 	delete(s.asked, cluster)
 	delete(s.forced, cluster)
@@ -85,13 +84,13 @@ func (s *Schedule) Forget(cluster string) {
 	delete(s.notBefore, cluster)
 }
 
-// Replaced records that a key was replaced, on anybody's request. Know reports the new one.
+// Replaced records that a key was replaced, for any reason. Know records the new one.
 func (s *Schedule) Replaced(cluster string) { s.Forget(cluster) }
 
-// Failed has the next attempt for a cluster made a while later.
+// Failed delays the next attempt for a cluster.
 func (s *Schedule) Failed(cluster string, now time.Time) { s.notBefore[cluster] = now.Add(retry) }
 
-// Due are the clusters whose key is to be replaced by now, sorted.
+// Due returns the clusters whose key must be replaced by now, sorted.
 func (s *Schedule) Due(now time.Time) []string {
 	var due []string
 	for cluster, at := range s.all() {
@@ -103,7 +102,7 @@ func (s *Schedule) Due(now time.Time) []string {
 	return due
 }
 
-// Next is when the first key is due of those that can be replaced when they are; zero for never.
+// Next returns when the first key is due of those that can be replaced then; zero for never.
 func (s *Schedule) Next(can func(cluster string) bool) time.Time {
 	var next time.Time
 	for cluster, at := range s.all() {
@@ -132,12 +131,12 @@ func (s *Schedule) all() map[string]time.Time {
 	return at
 }
 
-// due is when a key is to be replaced for its age. The moment is the key's own, so that it is the same after a restart,
-// and another one on each node.
+// due returns when a key must be replaced because of its age. The time is derived from the key, so that it is the same
+// after a restart and differs between nodes.
 func (a aged) due() time.Time {
 	created := a.created
 	if created.After(a.since) {
-		created = a.since // the clock was set back: what is from the future would never be old
+		created = a.since // the clock was set back: a key from the future would never be old
 	}
 	spread := a.maxAge / early
 	share := float64(binary.BigEndian.Uint32(a.public[:4])) / (1 << 32)

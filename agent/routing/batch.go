@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answerTime bounds how long the kernel's answer is waited for.
+// answerTime bounds the wait for the kernel's answer.
 const answerTime = 10 // seconds
 
-// DeleteAddress takes an IPv4 address off an interface and makes routes into it right after: with the last address of
-// an interface the kernel takes all routes into it out (fib_disable_ip). All is one message to the kernel, so that
-// packets find no route for some microseconds, however busy the machine is.
+// DeleteAddress deletes an IPv4 address of an interface and adds routes into it again: with the last address of an
+// interface the kernel deletes all routes into it (fib_disable_ip). It is one message to the kernel, so that packets
+// find no route for a few microseconds only, even on a busy machine.
 func DeleteAddress(link int, addr netip.Addr, routes []Route) error {
 	header := nl.NewIfAddrmsg(unix.AF_INET)
 	header.Index, header.Prefixlen = uint32(link), uint8(addr.BitLen())
@@ -31,7 +31,7 @@ func DeleteAddress(link int, addr netip.Addr, routes []Route) error {
 	return together(requests, names)
 }
 
-// request is what Replace asks the kernel for.
+// request returns the netlink request of Replace.
 func (r Route) request() *nl.NetlinkRequest {
 	m := nl.NewRtMsg()
 	m.Family, m.Dst_len = unix.AF_INET, uint8(r.Prefix.Bits())
@@ -57,8 +57,8 @@ func (r Route) request() *nl.NetlinkRequest {
 	return request
 }
 
-// together sends requests in one message, and joins what the kernel answers to each, by their names. Where the first
-// fails, the kernel carries out the others all the same.
+// together sends requests in one message, and joins the kernel's errors, with the name of each request. If one fails,
+// the kernel still executes the others.
 func together(requests []*nl.NetlinkRequest, names []string) error {
 	socket, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {

@@ -14,24 +14,24 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/netdump"
 )
 
-// Route is a route of some table, as far as we have to know it.
+// Route is a route of a table, with the fields that the agent uses.
 type Route struct {
 	Prefix          netip.Prefix
 	Table, Metric   int
 	Type, Protocol  int
 	Link            int
 	Source, Gateway netip.Addr
-	// Several says that it leads to more than one next hop.
+	// Several means that it leads to more than one next hop.
 	Several bool
 }
 
 // nextHopObject is RTA_NH_ID, see ip-nexthop(8).
 const nextHopObject = 30
 
-// Filter is which routes are asked for; a zero field is any.
+// Filter selects routes; a zero field selects any.
 type Filter struct{ Family, Link, Protocol, Type int }
 
-// Each calls f with each route of the table that the filter lets through; of all tables where t has no ID.
+// Each calls f with each route of the table that the filter selects; of all tables if t has no ID.
 func (t Table) Each(filter Filter, f func(Route)) error {
 	for _, family := range families {
 		if filter.Family != 0 && filter.Family != family {
@@ -39,7 +39,7 @@ func (t Table) Each(filter Filter, f func(Route)) error {
 		}
 		if err := t.each(family, filter, f); err != nil {
 			if filter.Link != 0 && errors.Is(err, unix.ENODEV) {
-				continue // the link was deleted meanwhile: no route leads through it
+				continue // the link was deleted meanwhile, and its routes with it
 			}
 			return fmt.Errorf("routes of %s: %w", familyName(family), err)
 		}
@@ -70,7 +70,7 @@ func (t Table) each(family int, filter Filter, f func(Route)) error {
 		}
 	})
 	switch {
-	case errors.Is(err, unix.ENOENT): // there is no such table
+	case errors.Is(err, unix.ENOENT): // the table does not exist
 		return nil
 	case errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EOPNOTSUPP):
 		return nil // a kernel without that family
@@ -78,7 +78,7 @@ func (t Table) each(family int, filter Filter, f func(Route)) error {
 	return errors.Join(err, damaged)
 }
 
-// parse reads a message; it is not ok for what is no route, such as what was learned of the MTU of a path.
+// parse parses a message; ok is false for what is not a route, such as a learned path MTU.
 func parse(m []byte) (r Route, ok bool, err error) {
 	if len(m) < unix.SizeofRtMsg {
 		return r, false, errors.New("a message is too short")
@@ -126,7 +126,7 @@ func parse(m []byte) (r Route, ok bool, err error) {
 	return r, r.Prefix.IsValid(), err
 }
 
-// Replace makes the route, or has it be as it was where it is there. It is one into an interface.
+// Replace adds the route, or replaces the existing one. The route leads into an interface.
 func (r Route) Replace() error {
 	route := &netlink.Route{
 		Dst: IPNet(r.Prefix), Table: r.Table, Priority: r.Metric, Protocol: netlink.RouteProtocol(r.Protocol),
@@ -145,18 +145,18 @@ func (r Route) Replace() error {
 	return nil
 }
 
-// Delete takes the route out; one that is not there any more is no error.
+// Delete deletes the route; a route that does not exist is not an error.
 func (r Route) Delete() error {
 	route := &netlink.Route{
 		Dst: IPNet(r.Prefix), Table: r.Table, Priority: r.Metric, Type: r.Type, Protocol: netlink.RouteProtocol(r.Protocol),
 		LinkIndex: r.Link,
-		Scope:     netlink.SCOPE_NOWHERE, // any, for the deletion of a route
+		Scope:     netlink.SCOPE_NOWHERE, // matches any scope in a deletion
 	}
 	if r.Gateway.IsValid() {
 		route.Gw = r.Gateway.AsSlice()
 	}
 	if r.Type != unix.RTN_UNICAST {
-		route.LinkIndex = 0 // the kernel says loopback of IPv6's, and does not know them by it
+		route.LinkIndex = 0 // the kernel lists IPv6's with loopback, but deletes them only without it
 	}
 	if err := netlink.RouteDel(route); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("deleting %s: %w", r.Name(), err)
@@ -164,7 +164,7 @@ func (r Route) Delete() error {
 	return nil
 }
 
-// Name describes a route in messages: what it is, to where, and in which table.
+// Name describes a route in messages: its type, its prefix and its table.
 func (r Route) Name() string {
 	what := "route "
 	if r.Type == unix.RTN_UNREACHABLE {
@@ -176,7 +176,7 @@ func (r Route) Name() string {
 	return what + r.Prefix.String() + " of table " + strconv.Itoa(r.Table)
 }
 
-// Text tells a route nearly as ip-route(8) does, without its prefix.
+// Text describes a route nearly as ip-route(8) does, without its prefix.
 func (r Route) Text() string {
 	text := ""
 	if r.Gateway.IsValid() {

@@ -1,9 +1,8 @@
-// Package routing owns the agent's part of the node's routing: a table of its own, and the rules by which packets find
-// it before the main one. Daemons of dynamic routing learn from the main table and write to it; what is in ours they
-// neither hand on to other nodes nor override. See docs/adr/0011-routing-table.md.
+// Package routing owns the agent's part of the node's routing: a table of its own, and the rules by which packets are
+// looked up in it before the main one. Routing daemons learn from the main table and write to it; they neither announce
+// nor override the routes of another table. See docs/adr/0011-routing-table.md.
 //
-// It decides nothing: which routes there are is for agent/wireguard (into devices) and agent/guard (unreachable ones).
-// It imports nothing of the agent but agent/netdump.
+// It decides nothing: agent/wireguard decides which routes lead into devices, and agent/guard which are unreachable.
 //
 // Of the agent's packages it may import netdump.
 package routing
@@ -18,28 +17,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Protocol marks the routes and rules that are ours, see the "protocol" of ip-route(8). The number is in the range that
-// is left to administrators.
+// Protocol marks the agent's routes and rules, see "protocol" in ip-route(8). The number is in the range for
+// administrators.
 const Protocol = 94
 
-// What a configuration that says nothing has. The table is outside of those that Felix takes for its own
-// (RouteTableRanges, 1-250), and the rule comes after that of the local table (0), which keeps the node's own
-// addresses, and before that of Calico's WireGuard (99) and of the main table (32766).
+// Defaults of the configuration. The table is not one of Felix's (RouteTableRanges, 1-250). The rule comes after that
+// of the local table (0), which has the node's own addresses, and before those of Calico's WireGuard (99) and of the
+// main table (32766).
 const (
 	DefaultTable    = 7394
 	DefaultPriority = 94
 )
 
-// Table is our routing table, and the priority of the rules that lead to it, one for each family.
+// Table is the agent's routing table, and the priority of the rules that lead to it, one for each family.
 type Table struct{ ID, Priority int }
 
-// Default is the table of a configuration that says nothing.
+// Default returns the default table.
 func Default() Table { return Table{DefaultTable, DefaultPriority} }
 
-// Families in the order in which all is done.
+// families are all families, in the order in which they are handled.
 var families = []int{netlink.FAMILY_V4, netlink.FAMILY_V6}
 
-// Family is that of a prefix, FAMILY_V4 or FAMILY_V6 of netlink.
+// Family returns the family of a prefix, FAMILY_V4 or FAMILY_V6 of netlink.
 func Family(prefix netip.Prefix) int {
 	if prefix.Addr().Is6() {
 		return netlink.FAMILY_V6
@@ -54,12 +53,12 @@ func familyName(family int) string {
 	return "IPv4"
 }
 
-// leadsTo reports whether all packets that come to a rule are looked up in our table.
+// leadsTo reports whether a rule makes all packets be looked up in the table.
 func (t Table) leadsTo(r *netlink.Rule) bool {
 	return r.Priority == t.Priority && r.Table == t.ID && plain(r)
 }
 
-// plain reports whether a rule is about all packets.
+// plain reports whether a rule matches all packets.
 func plain(r *netlink.Rule) bool {
 	return r.Src == nil && r.Dst == nil && r.Mark == 0 && r.IifName == "" && r.OifName == "" && !r.Invert && r.Goto < 0 &&
 		r.Tos == 0 &&
@@ -78,7 +77,7 @@ func rules(family int) ([]netlink.Rule, error) {
 	return all, nil
 }
 
-// Ruled reports whether packets of a family find the table.
+// Ruled reports whether a rule makes packets of a family be looked up in the table.
 func (t Table) Ruled(family int) (bool, error) {
 	all, err := rules(family)
 	for i := range all {
@@ -89,8 +88,8 @@ func (t Table) Ruled(family int) (bool, error) {
 	return false, err
 }
 
-// Rule has packets of a family find the table. Rules that are ours and lead elsewhere, as of an agent that was
-// configured otherwise, go once this one is there. It returns whether anything had to be changed.
+// Rule adds the rule of a family. It then deletes rules of the agent that lead elsewhere, as after a change of the
+// configuration. It reports whether it changed anything.
 func (t Table) Rule(family int) (changed bool, err error) {
 	all, err := rules(family)
 	if err != nil {
@@ -128,8 +127,7 @@ func deleteRule(r *netlink.Rule) error {
 	return nil
 }
 
-// Tidy takes out our rules of families of which there is no route of ours any more, and returns what they were, a line
-// each.
+// Tidy deletes the agent's rules of families without a route of the agent, and returns a line for each.
 func Tidy() (gone []string, failed error) {
 	for _, family := range families {
 		used := false
@@ -144,7 +142,7 @@ func Tidy() (gone []string, failed error) {
 	return gone, failed
 }
 
-// deleteRules takes out all rules of a family that are ours, and returns what they were.
+// deleteRules deletes the agent's rules of a family, and returns a line for each.
 func deleteRules(family int) (gone []string, failed error) {
 	all, failed := rules(family)
 	for i := range all {
@@ -162,8 +160,8 @@ func deleteRules(family int) (gone []string, failed error) {
 	return gone, failed
 }
 
-// RemoveAll removes every route and every rule of ours, in any table, and returns them, a line each. It removes the
-// rules first: from then on packets follow the main table, and never what remains of ours.
+// RemoveAll deletes every route and rule of the agent in every table, and returns a line for each. Rules are deleted
+// first: from then on packets follow the main table, and not a part of the agent's.
 func RemoveAll() (gone []string, failed error) {
 	for _, family := range families {
 		rules, err := deleteRules(family)
@@ -182,7 +180,7 @@ func RemoveAll() (gone []string, failed error) {
 	return gone, failed
 }
 
-// IPNet is a prefix as netlink and wgctrl have it.
+// IPNet converts a prefix to the type of netlink and wgctrl.
 func IPNet(prefix netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
 }

@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// The agent heals a change by another program immediately a few times, then after longer and longer waits, until the
-// program has left the device alone for quietPeriod. It cannot win against another program, and it is no use if both
-// write all the time.
+// The agent heals a change by another program immediately a few times, then after increasing waits, until the program
+// has left the device alone for quietPeriod. It cannot win against a program that writes all the time.
 const (
 	freeHeals   = 10
 	quietPeriod = time.Minute
@@ -15,7 +14,8 @@ const (
 	longPause   = 30 * time.Second
 )
 
-// contest counts how often a device had to be healed lately. The zero value is that of one that nobody else changes.
+// contest counts how often a device was healed lately. The zero value is that of a device that no other program
+// changes.
 type contest struct {
 	heals int
 	last  time.Time
@@ -29,7 +29,7 @@ func (c *contest) healed(now time.Time) {
 	c.last = now
 }
 
-// pause is for how long the device is to be left after it was last healed.
+// pause returns how long a device must be left alone after it was last healed.
 func (c *contest) pause(now time.Time) time.Duration {
 	if c.heals <= freeHeals || now.Sub(c.last) >= quietPeriod {
 		return 0

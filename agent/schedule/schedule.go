@@ -1,8 +1,8 @@
 // Package schedule decides which devices of a node are due, and when the next one is.
 //
-// It is pure: what happened to a device goes in with the time at which it did, and rounds of work come out. It owns the
-// rules of when a device is checked, healed and tried again, and what waits for them; it knows no device, no clock and
-// no other part of the agent. Its caller passes the time in, so that tests need no clock.
+// It is pure. In: what happened to a device, with the time. Out: rounds of work. It owns the rules of when a device is
+// checked, healed and tried again, and the queue of what waits for that. It knows no device, no clock and no other part
+// of the agent.
 //
 // It may import no other package of the agent.
 package schedule
@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// FullCheck is how often everything is checked, also what the checks of single devices leave out.
+	// FullCheck is the interval at which everything is checked, also what the checks of single devices leave out.
 	FullCheck = 30 * time.Second
-	// HealGap is the least time between two checks of a device that somebody else changes, so that a fight does not
-	// make the agent spin.
+	// HealGap is the minimal time between two checks of a device that another program changes, so that two programs
+	// that change it in turn do not use the processor all the time.
 	HealGap = 250 * time.Millisecond
-	// A device that fails is tried again after MinRetry, then after twice as long, up to maxRetry, with jitter.
+	// A failed device is tried again after MinRetry, then after twice as long each time up to maxRetry, with jitter.
 	MinRetry = time.Second
 	maxRetry = 30 * time.Second
 )
 
-// WireGuard reports no change of a peer or a port: they have to be read, and nothing is cheaper to read than all of
-// them. A device is checked again after minCheck, so that what somebody changed is right again within a second, also
-// the endpoint of a peer with traffic, which takes two checks, the second after plan.ProofTime. With more than thirty
-// devices it is checkPerDevice for each, and each of the node's peers beyond manyPeers adds checkPerPeer: the cost of a
-// check grows with the peers, and so many checks would take more than 2 % of a processor (BenchmarkPolling).
+// WireGuard sends no event for a change of a peer or a port, and reading a complete device is the cheapest way to find
+// one. A device is checked again after minCheck, so that a change is healed within a second, also a changed endpoint of
+// a peer with traffic, which takes two checks, the second after plan.ProofTime. With more than thirty devices the
+// interval is checkPerDevice for each, and each of the node's peers beyond manyPeers adds checkPerPeer: the cost of a
+// check grows with the peers, and would exceed 2 % of a processor (BenchmarkPolling).
 const (
 	minCheck       = 300 * time.Millisecond
 	manyPeers      = 1000
@@ -37,21 +37,21 @@ const (
 	checkPerDevice = 10 * time.Millisecond
 )
 
-// CheckInterval is the time between two checks of a device on a node with so many devices and peers.
+// CheckInterval returns the time between two checks of a device on a node with these numbers of devices and peers.
 func CheckInterval(devices, peers int) time.Duration {
 	few := max(minCheck, time.Duration(max(0, devices-1))*checkPerDevice)
 	return min(few+time.Duration(max(0, peers-manyPeers))*checkPerPeer, FullCheck)
 }
 
 // Work is what waits, by cluster: the devices to set, the peers to set, and the devices to heal because of an event of
-// the kernel, which can be our own doing.
+// the kernel, which the agent itself may have caused.
 type Work struct {
 	Devices map[string]bool
 	Peers   map[string]map[string]bool
 	Heal    map[string]bool
 }
 
-// NewWork is the value for nothing.
+// NewWork returns empty Work.
 func NewWork() Work {
 	return Work{Devices: map[string]bool{}, Peers: map[string]map[string]bool{}, Heal: map[string]bool{}}
 }
@@ -63,10 +63,10 @@ type Round struct {
 	Checks  []string
 }
 
-// Scheduler decides what is due. The zero value is not ready; it is for one goroutine.
+// Scheduler decides what is due. The zero value cannot be used. One goroutine uses it.
 type Scheduler struct {
 	devices map[string]*device
-	// deferred waits until a device may be touched again.
+	// deferred waits until its devices may be changed again.
 	deferred Work
 	// jitter shortens a delay by a random part of up to a half.
 	jitter func(time.Duration) time.Duration
@@ -76,19 +76,20 @@ type device struct {
 	// checked is when the device was last set or checked.
 	checked time.Time
 	contest contest
-	// reported says that the device counts for CheckInterval, with so many peers; set that it was set as desired.
+	// reported means that the device counts for CheckInterval, with this number of peers; set that it was set as
+	// desired.
 	reported, set bool
 	peers         int
 	// within limits the time until the next check; 0 for no limit.
 	within time.Duration
-	// failures in a row; partial says that the device works, but for some of its routes, which may be nobody's fault,
-	// as on a node without IPv6. retryAt is when it is tried again.
+	// failures counts failures in a row; partial means that the device works except for some of its routes, as on a
+	// node without IPv6. retryAt is when it is tried again.
 	failures int
 	partial  bool
 	retryAt  time.Time
 }
 
-// New makes a Scheduler of a node without devices.
+// New returns the Scheduler of a node without devices.
 func New() *Scheduler {
 	return &Scheduler{
 		devices: map[string]*device{}, deferred: NewWork(),
@@ -108,7 +109,8 @@ func (s *Scheduler) device(cluster string) *device {
 // Checked records that a device was set or checked.
 func (s *Scheduler) Checked(cluster string, now time.Time) { s.device(cluster).checked = now }
 
-// Report records that a device is known, with so many peers. set says that it was set as desired: then it is polled.
+// Report records that a device is known, and its number of peers. set means that it was set as desired: then it is
+// polled.
 func (s *Scheduler) Report(cluster string, peers int, set bool) {
 	d := s.device(cluster)
 	d.reported, d.peers, d.set = true, peers, set
@@ -119,7 +121,7 @@ func (s *Scheduler) CheckWithin(cluster string, limit time.Duration) {
 	s.device(cluster).within = limit
 }
 
-// Failed records that a device could not be set; partial, that only routes could not.
+// Failed records that a device could not be set; partial, that only some of its routes could not.
 func (s *Scheduler) Failed(cluster string, now time.Time, partial bool) {
 	d := s.device(cluster)
 	d.partial = partial
@@ -127,8 +129,8 @@ func (s *Scheduler) Failed(cluster string, now time.Time, partial bool) {
 	d.failures++
 }
 
-// Vanished records, after Failed, that the device was deleted while it was set. The first retry is immediate: a heal
-// that meets a second deletion would otherwise wait for longer than a heal takes.
+// Vanished records, after Failed, that the device was deleted while the agent set it. The first retry is immediate:
+// otherwise two deletions in a row would take longer than a heal may.
 func (s *Scheduler) Vanished(cluster string, now time.Time) {
 	if d := s.device(cluster); d.failures == 1 {
 		d.retryAt = now
@@ -161,26 +163,26 @@ func (s *Scheduler) Set(cluster string) bool {
 	return d != nil && d.reported && d.set && !s.Broken(cluster)
 }
 
-// Healed records that somebody else had changed a device.
+// Healed records that another program had changed a device.
 func (s *Scheduler) Healed(cluster string, now time.Time) { s.device(cluster).contest.healed(now) }
 
-// Contest is the problem that somebody else keeps changing a device; nil for none.
+// Contest returns the problem that another program keeps changing a device; nil for none.
 func (s *Scheduler) Contest(cluster string, now time.Time) error {
 	return s.device(cluster).contest.problem(now)
 }
 
-// Forget drops a device that was removed.
+// Forget discards a removed device.
 func (s *Scheduler) Forget(cluster string) { delete(s.devices, cluster) }
 
-// earliestRecheck is when a device may be checked because of something that can have been our own doing, or that
-// somebody does again and again.
+// earliestRecheck returns when a device may be checked because of an event that the agent itself may have caused, or
+// that another program causes repeatedly.
 func (s *Scheduler) earliestRecheck(cluster string, now time.Time) time.Time {
 	d := s.device(cluster)
 	return d.checked.Add(max(HealGap, d.contest.pause(now)))
 }
 
-// nextCheck is when to check a device of which nothing was heard; zero for one that is tried again anyway, or was not
-// set yet.
+// nextCheck returns when to check a device without an event; zero for one that is tried again anyway, or was not set
+// yet.
 func (s *Scheduler) nextCheck(cluster string, now time.Time) time.Time {
 	if !s.Set(cluster) {
 		return time.Time{}
@@ -200,8 +202,7 @@ func (s *Scheduler) nextCheck(cluster string, now time.Time) time.Time {
 	return d.checked.Add(max(every, d.contest.pause(now)))
 }
 
-// Take returns what is due of what waits, and keeps the rest. In a full check each of the clusters is due, and each
-// device that fails.
+// Take returns what is due, and keeps the rest. In a full check all these clusters are due, and all failed devices.
 func (s *Scheduler) Take(now time.Time, work Work, full bool, clusters []string) Round {
 	s.add(work)
 	waiting := s.deferred
@@ -269,7 +270,7 @@ func (s *Scheduler) add(work Work) {
 // Deferred reports whether devices wait to be set.
 func (s *Scheduler) Deferred() bool { return len(s.deferred.Devices) > 0 }
 
-// Next is when something is due by itself; zero for never.
+// Next returns when something is due next; zero for never.
 func (s *Scheduler) Next(now time.Time) time.Time {
 	var next time.Time
 	for cluster := range s.deferred.Heal {
@@ -288,7 +289,7 @@ func (s *Scheduler) Next(now time.Time) time.Time {
 	return next
 }
 
-// Earlier is the earlier of two times, of which zero is never.
+// Earlier returns the earlier of two times, of which zero is never.
 func Earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

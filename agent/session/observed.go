@@ -7,11 +7,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Observed is when changes that are not programmed yet were seen in their clusters, on the clocks there: by cluster and
-// node. Of a peer that changes again before it is programmed the first time counts, as it has waited longest.
+// Observed is when changes that are not programmed yet were observed in their clusters, on the clocks there, by cluster
+// and node. For a peer that changes again before it is programmed the first time counts.
 type Observed map[string]map[string]time.Time
 
-// Add notes a change of a peer.
+// Add records a change of a peer.
 func (o Observed) Add(cluster, node string, at time.Time) {
 	if o[cluster] == nil {
 		o[cluster] = map[string]time.Time{}
@@ -21,8 +21,8 @@ func (o Observed) Add(cluster, node string, at time.Time) {
 	}
 }
 
-// changes notes those changes of a message that change a desired peer. A snapshot has no times: what it says may have
-// been so for long.
+// changes records those changes of a message that change a desired peer. A snapshot has no times: its objects may have
+// existed for a long time.
 func (o Observed) changes(all []*semaphorev1.PeeringChange, d desired.Dirty) {
 	for _, c := range all {
 		if !c.GetObservedAt().IsValid() {

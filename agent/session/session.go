@@ -1,9 +1,9 @@
-// Package session keeps what the broker wants on this node, and the state of the stream on which it says so.
+// Package session owns the state that the broker desires on this node, and the state of the stream that delivers it.
 //
-// The Session owns the desired state, its age, and the positions of the stream, under one lock. Messages of the broker
-// go in (Receive). What has changed comes out together with the position up to which it is all of it (Take), and what
-// is desired as values that never change. It says what the node has done (Send). It must not import the other owners of
-// the agent's state (device, hostnet, keys, peers), nor anything that touches the kernel.
+// The Session owns the desired state, its age, and the positions of the stream, under one lock. In: messages of the
+// broker (Receive). Out: what changed, with the position up to which that is complete (Take), the desired state as
+// immutable values, and reports to the broker (Send). It must not import the other owners of the agent's state (device,
+// hostnet, keys, peers), nor anything that calls the kernel.
 //
 // Of the agent's packages it may import attach, cache, desired and events.
 package session
@@ -37,15 +37,15 @@ type Session struct {
 	// changed and observed are what Take returns next.
 	changed  desired.Dirty
 	observed Observed
-	// confirmedAt is when a broker last confirmed what is desired for a cluster, for those that none confirms now.
+	// confirmedAt is when a broker last confirmed the desired state of a cluster, for clusters that none confirms now.
 	confirmedAt map[string]time.Time
-	// restoredAt is when what was restored at the start had been confirmed; zero where nothing was.
+	// restoredAt is when the restored state was confirmed; zero if none was restored.
 	restoredAt time.Time
 
 	attached bool
-	// node is this node's name at the broker; empty before the broker has said so.
+	// node is this node's name at the broker; empty before the broker has sent it.
 	node string
-	// stream counts the streams: what was found out on an earlier one is not for this one.
+	// stream counts the streams: reports and positions of an earlier one are not sent on this one.
 	stream       int
 	since, heard time.Time
 	lastError    string
@@ -54,22 +54,22 @@ type Session struct {
 	applied *uint64
 }
 
-// Position is up to where the desired state was taken.
+// Position is the position up to which the desired state was taken.
 type Position struct {
 	Stream   int
 	Revision uint64
-	// Current says that the stream had sent all of it.
+	// Current means that the stream had sent its complete state by then.
 	Current bool
 }
 
-// Changes are what may differ from what was desired at the last Take.
+// Changes are what may differ from the desired state at the last Take.
 type Changes struct {
 	desired.Dirty
 	Observed Observed
 	Position Position
 }
 
-// New makes the session of an agent of a cluster with its broker at an address. send must not wait.
+// New returns the session of a cluster's agent with its broker. send must not block.
 func New(cluster, broker string, sink *events.Sink, send func(*semaphorev1.AttachRequest)) *Session {
 	return &Session{
 		cluster: cluster, broker: broker, events: sink, send: send,
@@ -78,7 +78,7 @@ func New(cluster, broker string, sink *events.Sink, send func(*semaphorev1.Attac
 	}
 }
 
-// Restore restores what the broker sent to an earlier agent, before the first stream.
+// Restore loads the state that a broker sent to an earlier agent, before the first stream.
 func (s *Session) Restore(networks map[string]*desired.Network, confirmed time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +89,7 @@ func (s *Session) Restore(networks map[string]*desired.Network, confirmed time.T
 	}
 }
 
-// Begin starts a stream, and returns its first messages. report is that of the node as it is.
+// Begin starts a stream, and returns its first messages. report is the current one.
 func (s *Session) Begin(report *semaphorev1.AgentReport) []*semaphorev1.AttachRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,8 +103,8 @@ func (s *Session) Begin(report *semaphorev1.AgentReport) []*semaphorev1.AttachRe
 	}
 }
 
-// Receive takes one message of the broker. changed says that the desired state may be another, or is confirmed now. An
-// error ends the stream.
+// Receive handles one message of the broker. changed means that the desired state may have changed, or is confirmed
+// now. An error ends the stream.
 func (s *Session) Receive(m *semaphorev1.AttachResponse) (changed bool, err error) {
 	s.mu.Lock()
 	s.heard = time.Now()
@@ -123,7 +123,7 @@ func (s *Session) Receive(m *semaphorev1.AttachResponse) (changed bool, err erro
 	return !dirty.Empty() || m.GetSynced() != nil, nil
 }
 
-// record reports what a message says.
+// record reports a message as an event.
 func (s *Session) record(m *semaphorev1.AttachResponse) {
 	switch m := m.GetMessage().(type) {
 	case *semaphorev1.AttachResponse_Attached:
@@ -162,7 +162,7 @@ func eventOf(change *semaphorev1.PeeringChange) events.Event {
 	return e
 }
 
-// Ended takes the reason why a stream, or the attempt at one, has ended. The desired state stays.
+// Ended records why a stream, or the attempt to open one, ended. The desired state remains.
 func (s *Session) Ended(err error) {
 	if err == nil {
 		err = errors.New("the stream ended")
@@ -180,11 +180,12 @@ func (s *Session) Ended(err error) {
 	s.mu.Unlock()
 	if was || !known {
 		event := events.Event{Cluster: s.cluster, Object: "broker " + s.cluster, Action: "disconnect", Detail: err.Error()}
-		s.events.Emit(event.Warn("not attached; what stands stays; trying again", "broker", s.broker, "error", err))
+		s.events.Emit(event.Warn("not attached to the broker; devices remain as they are; the agent retries",
+			"broker", s.broker, "error", err))
 	}
 }
 
-// Take returns what has changed since the last call, and the position up to which that is all.
+// Take returns what changed since the last call, and the position up to which that is complete.
 func (s *Session) Take() Changes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,28 +194,28 @@ func (s *Session) Take() Changes {
 	return out
 }
 
-// Observe gives back what a round did not program.
+// Observe returns a change that a round did not program.
 func (s *Session) Observe(cluster, node string, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.observed.Add(cluster, node, at)
 }
 
-// RestoredTaken reports whether an earlier agent's state was restored, and Take has returned all of its devices.
+// RestoredTaken reports whether an earlier agent's state was restored, and Take has returned all its devices.
 func (s *Session) RestoredTaken() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.restoredAt.IsZero() && len(s.changed.Networks) == 0
 }
 
-// Listens reports whether a broker is attached that has sent all.
+// Listens reports whether a broker is attached that has sent its complete state.
 func (s *Session) Listens() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.attached && s.state.Current()
 }
 
-// Attached reports whether the stream of a position is still open, and had sent everything by then.
+// Attached reports whether the stream of a position is still open, and had sent its complete state by then.
 func (s *Session) Attached(at Position) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -225,9 +226,8 @@ func (s *Session) attachedAt(at Position) bool {
 	return s.attached && at.Current && at.Stream == s.stream
 }
 
-// Send sends the report of the node where it differs from the last one, and if all is done up to the position, that. It
-// returns false, and sends nothing, where the position is not one of this stream: revisions of another broker mean
-// nothing to this one.
+// Send sends the node's report if it differs from the last one and, if done, the position as applied. It returns false
+// and sends nothing if the position is not one of this stream: revisions of two brokers cannot be compared.
 func (s *Session) Send(at Position, report *semaphorev1.AgentReport, done bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,7 +246,7 @@ func (s *Session) Send(at Position, report *semaphorev1.AgentReport, done bool) 
 	return true
 }
 
-// Device is the desired device to a cluster; nil for none.
+// Device returns the desired device to a cluster; nil for none.
 func (s *Session) Device(cluster string) *semaphorev1.Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -256,7 +256,7 @@ func (s *Session) Device(cluster string) *semaphorev1.Device {
 	return nil
 }
 
-// Network is the desired device to a cluster with its peers; nil for none. The caller owns the map of peers.
+// Network returns the desired device to a cluster with its peers; nil for none. The caller owns the map of peers.
 func (s *Session) Network(cluster string) *desired.Network {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -267,8 +267,8 @@ func (s *Session) Network(cluster string) *desired.Network {
 	return &desired.Network{Device: n.Device, Peers: maps.Clone(n.Peers), Restored: n.Restored}
 }
 
-// Peers are the desired peers of some nodes, nil for one that is to have none; nil in all for a cluster without a
-// device.
+// Peers returns the desired peers of some nodes, nil for a node that should have none; a nil map for a cluster without
+// a device.
 func (s *Session) Peers(cluster string, nodes map[string]bool) map[string]*semaphorev1.Peer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -312,22 +312,22 @@ func (s *Session) Nodes(cluster string, keys []wgtypes.Key) []string {
 	return names
 }
 
-// Clusters are those with a desired device, sorted.
+// Clusters returns the clusters with a desired device, sorted.
 func (s *Session) Clusters() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.state.Clusters()
 }
 
-// Current reports whether the desired state is what the present stream, or the last one, has sent in full.
+// Current reports whether the desired state is complete, as the current stream or the last one sent it.
 func (s *Session) Current() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.state.Current()
 }
 
-// Snapshot is the desired state for a later agent and when the oldest part of it was last confirmed; false before a
-// broker has sent all.
+// Snapshot returns the desired state for a later agent and when the oldest part of it was last confirmed; false before
+// a broker has sent its complete state.
 func (s *Session) Snapshot() (cache.Contents, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -342,8 +342,8 @@ func (s *Session) Snapshot() (cache.Contents, bool) {
 	return cache.Contents{Networks: networks, Confirmed: oldest}, complete
 }
 
-// confirmed is when a broker last confirmed what is desired for a cluster: now, while it is attached and has sent all
-// of it. It is called with mu held.
+// confirmed returns when a broker last confirmed the desired state of a cluster: now, while it is attached and has sent
+// its complete state. It must be called with mu held.
 func (s *Session) confirmed(cluster string, now time.Time) time.Time {
 	if s.attached && s.state.Proven(cluster) {
 		return now
@@ -351,14 +351,14 @@ func (s *Session) confirmed(cluster string, now time.Time) time.Time {
 	return s.confirmedAt[cluster]
 }
 
-// Forget drops the age of a device that was removed.
+// Forget discards the age of a removed device.
 func (s *Session) Forget(cluster string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.confirmedAt, cluster)
 }
 
-// View is the session at one time.
+// View is the state of the session at one time.
 type View struct {
 	Attached, Current bool
 	Node              string
@@ -367,20 +367,20 @@ type View struct {
 	Remotes           []Remote // by name
 }
 
-// Remote is the desired state for one remote cluster, in numbers.
+// Remote summarizes the desired state of one remote cluster.
 type Remote struct {
 	Cluster string
 	Peers   int
-	// Source is the broker, or the cache for what was restored and no broker has sent since.
+	// Source is the broker, or the cache for a restored state that no broker has sent since.
 	Source semaphorev1.StateSource
 	// ConfirmedAt is when a broker last confirmed it: now, if it does. Zero for never.
 	ConfirmedAt time.Time
 }
 
-// Device is the name of the device.
+// Device returns the name of the device.
 func (r Remote) Device() string { return naming.Device(r.Cluster) }
 
-// View returns the session as it is at a time.
+// View returns the state of the session at a time.
 func (s *Session) View(now time.Time) View {
 	s.mu.Lock()
 	defer s.mu.Unlock()

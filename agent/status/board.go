@@ -1,8 +1,9 @@
-// Package status keeps what the agent's parts know, for its readers: the broker, Prometheus, a kubelet, a person.
+// Package status holds the current state of the agent's parts for its readers: the broker, Prometheus, a kubelet, a
+// person.
 //
-// The Board owns no state but views that the parts put there and never change afterwards. Reports, metrics, readiness
-// and status are functions of a View and of the session's. The package must not import the parts whose views it keeps
-// but for their plain values: device, hostnet and keys put, and are never asked.
+// The Board owns immutable views that the parts put there. Reports, metrics, readiness and status are functions of a
+// View and of the session's View. The package must not import the parts whose views it holds, except for their plain
+// values: device, hostnet and keys put views, and are never called.
 //
 // Of the agent's packages it may import guard, problem, session and wireguard.
 package status
@@ -18,54 +19,54 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Device is what is known of one device of ours.
+// Device is the state of one device of the agent.
 type Device struct {
 	// Report is its part of the report to the broker; nil for a device of which only a failure is known.
 	Report *semaphorev1.DeviceReport
-	// Problem is what is not as desired, and Findings what of it has which code.
+	// Problem is what differs from the desired state, and Findings are its parts that have a code.
 	Problem  string
 	Findings []finding.Finding
-	// Failure is set while the device could not be set, or not in full, and is tried again.
+	// Failure is set while the device could not be set, completely or in part, and is tried again.
 	Failure *Failure
-	// Roamed is how many peers are left at an endpoint that they roamed to.
+	// Roamed is how many peers are at an endpoint to which they roamed.
 	Roamed int
 	// Clear is set for a permissive remote.
 	Clear *Clear
-	// AdoptedFrom is the tool whose device this was.
+	// AdoptedFrom is the tool from which the agent adopted the device.
 	AdoptedFrom string
 }
 
-// Failure is why a device could not be set. Partial says that it works, but for some routes.
+// Failure is why a device could not be set. Partial means that only some routes could not.
 type Failure struct {
 	Problem string
 	Partial bool
 }
 
-// Clear is what is known of a permissive remote.
+// Clear is the state of a permissive remote.
 type Clear struct {
-	// Peers is how many peers are not sent to through the tunnel.
+	// Peers is how many peers packets do not reach through the tunnel.
 	Peers int
-	// Hold is why nobody new is sent to through the tunnel, if so.
+	// Hold is why packets to no further node enter the tunnel; empty for no reason.
 	Hold string
 }
 
-// Node is what is known of the node around the devices.
+// Node is the state of the node around the devices.
 type Node struct {
 	// Findings are what is wrong with it.
 	Findings     []finding.Finding
 	ClearPackets uint64
-	// Heard says that the broker of this stream has named its remotes, and Guarded that each of them is guarded.
+	// Heard means that the broker of this stream has named its remotes, and Guarded that each of them is guarded.
 	Heard, Guarded bool
-	// Counts are those of the guard by cluster, and LastClear when packets last passed in the clear, as far as was
-	// seen.
+	// Counts are the guard's counters by cluster, and LastClear is when packets last passed in the clear, as far as was
+	// observed.
 	Counts    map[string]guard.Count
 	LastClear map[string]time.Time
 }
 
-// shownProblems is how many problems of a node are named.
+// shownProblems is how many problems of a node are listed.
 const shownProblems = 20
 
-// Problems are the lines of the findings: the first ones, and how many more there are.
+// Problems returns the lines of the findings: the first ones, and how many more there are.
 func (n Node) Problems() []string {
 	all := finding.Texts(n.Findings)
 	if more := len(all) - shownProblems; more > 0 {
@@ -74,18 +75,18 @@ func (n Node) Problems() []string {
 	return all
 }
 
-// View is what is known at one time. Nobody may change it.
+// View is the state at one time. It is immutable.
 type View struct {
 	Devices map[string]Device
-	// Orphans are our devices of which the broker says nothing, by cluster.
+	// Orphans are devices of the agent that the broker does not name, by cluster.
 	Orphans map[string]*semaphorev1.DeviceReport
 	Node    Node
-	// Programmed says that all that a broker sent up to an end mark was programmed once, and Restored that all that was
+	// Programmed means that everything up to an end mark of a broker was programmed once, and Restored that everything
 	// restored was.
 	Programmed, Restored bool
 }
 
-// Board keeps the newest View. The zero value is ready.
+// Board holds the newest View. The zero value is ready to use.
 type Board struct {
 	mu   sync.RWMutex
 	view View
@@ -98,7 +99,7 @@ func (b *Board) Get() View {
 	return b.view
 }
 
-// PutDevice replaces what is known of a device.
+// PutDevice replaces the state of a device.
 func (b *Board) PutDevice(cluster string, d Device) {
 	b.update(func(v *View) {
 		v.Devices = maps.Clone(v.Devices)
@@ -109,7 +110,7 @@ func (b *Board) PutDevice(cluster string, d Device) {
 	})
 }
 
-// DeleteDevice drops a device that was removed.
+// DeleteDevice removes a device.
 func (b *Board) DeleteDevice(cluster string) {
 	b.update(func(v *View) {
 		v.Devices, v.Orphans = maps.Clone(v.Devices), maps.Clone(v.Orphans)
@@ -123,13 +124,13 @@ func (b *Board) PutOrphans(orphans map[string]*semaphorev1.DeviceReport) {
 	b.update(func(v *View) { v.Orphans = orphans })
 }
 
-// PutNode replaces what is known of the node.
+// PutNode replaces the state of the node.
 func (b *Board) PutNode(n Node) { b.update(func(v *View) { v.Node = n }) }
 
-// PutProgrammed records that all that a broker sent was programmed.
+// PutProgrammed records that everything a broker sent was programmed.
 func (b *Board) PutProgrammed() { b.update(func(v *View) { v.Programmed = true }) }
 
-// PutRestored records that all that was restored was programmed.
+// PutRestored records that everything restored was programmed.
 func (b *Board) PutRestored() { b.update(func(v *View) { v.Restored = true }) }
 
 func (b *Board) update(change func(*View)) {

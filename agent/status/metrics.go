@@ -15,7 +15,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(name, help, labels, nil)
 }
 
-// Those of the devices themselves are in devicemetrics.
+// Package devicemetrics has those of the devices.
 var (
 	connectedDesc = desc("semaphore_agent_connected", "1 while attached to the broker.")
 	heardDesc     = desc("semaphore_agent_last_heard_timestamp_seconds",
@@ -52,7 +52,7 @@ var (
 	)
 )
 
-// Metrics are those of the Board and of the session.
+// Metrics is the collector of the Board and of the session.
 type Metrics struct {
 	Board   *Board
 	Session *session.Session
@@ -98,7 +98,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.collectGuard(ch)
 }
 
-// collectGuard collects the packets that the guard counts.
+// collectGuard collects the guard's packet counters.
 func (m *Metrics) collectGuard(ch chan<- prometheus.Metric) {
 	counts, err := m.Counts()
 	if err != nil {
@@ -120,7 +120,7 @@ func (m *Metrics) collectGuard(ch chan<- prometheus.Metric) {
 	}
 }
 
-// AppliedRevision makes the gauge of the revision up to which all is programmed.
+// AppliedRevision returns the gauge of the revision up to which everything is programmed.
 func AppliedRevision() prometheus.Gauge {
 	return prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "semaphore_agent_applied_revision",

@@ -22,14 +22,14 @@ import (
 )
 
 const (
-	// maxReport is less than a broker takes in one message, and maxProblems is how many problems it keeps.
+	// maxReport is less than a broker accepts in one message, in bytes, and maxProblems is how many problems it keeps.
 	maxReport   = 192 << 10
 	maxProblems = 64
-	// notNamed is the problem of an orphan while the broker has sent all and does not name it.
+	// notNamed is the problem of an orphan after the broker sent its complete state without it.
 	notNamed = "the broker sent nothing about this cluster, so the agent leaves its device unchanged"
 )
 
-// orphan is the report of an orphan. Before the broker has sent all there is nothing to say against it.
+// orphan returns the report of an orphan. It is no problem before the broker has sent its complete state.
 func (v View) orphan(cluster string, stream session.View) *semaphorev1.DeviceReport {
 	r := v.Orphans[cluster]
 	if r.GetProblem() == "" && stream.Current {
@@ -72,7 +72,7 @@ func Report(
 // maxFindings is how many findings a report has.
 const maxFindings = 16
 
-// findings are what is wrong with the node and its devices, but for what follows from a status.
+// findings returns what is wrong with the node and its devices, except what follows from the fields of a status.
 func (v View) findings(stream session.View) []finding.Finding {
 	found := slices.Clone(v.Node.Findings)
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
@@ -90,7 +90,7 @@ func (v View) findings(stream session.View) []finding.Finding {
 	return found
 }
 
-// found is what is wrong with a device.
+// found returns what is wrong with a device.
 func (d Device) found(cluster string) []finding.Finding {
 	if len(d.Findings) == 0 && d.Problem != "" {
 		return []finding.Finding{finding.New(finding.DeviceFailed, cluster, 1, d.Problem)}
@@ -98,7 +98,7 @@ func (d Device) found(cluster string) []finding.Finding {
 	return d.Findings
 }
 
-// failed are the findings of a device that could not be set because of them.
+// failed returns the findings because of which a device could not be set.
 func (d Device) failed(cluster string) (found []finding.Finding) {
 	for _, f := range d.found(cluster) {
 		if f.Code == finding.DeviceFailed || f.Code == finding.KeyFile {
@@ -108,7 +108,7 @@ func (d Device) failed(cluster string) (found []finding.Finding) {
 	return found
 }
 
-// Found are the findings of an agent's status, but for what follows from its fields.
+// Found returns the findings of an agent's status, except what follows from its fields.
 func (v View) Found(stream session.View) []finding.Finding {
 	found := v.findings(stream)
 	if err := Ready(v, stream); err != nil {
@@ -117,7 +117,7 @@ func (v View) Found(stream session.View) []finding.Finding {
 	return found
 }
 
-// addClear adds to the report of the device to a permissive remote what passes in the clear.
+// addClear adds the packets in the clear to the report of the device to a permissive remote.
 func (v View) addClear(r *semaphorev1.DeviceReport, c *Clear) *semaphorev1.DeviceReport {
 	r = proto.CloneOf(r)
 	counts := v.Node.Counts[r.GetCluster()]
@@ -129,8 +129,8 @@ func (v View) addClear(r *semaphorev1.DeviceReport, c *Clear) *semaphorev1.Devic
 	return r
 }
 
-// shorten leaves out of a report what a broker would not take: silent peers beyond the first, which are counted all the
-// same, and problems. A node that reaches no peer would lose its broker too.
+// shorten removes from a report what exceeds a broker's limits: problems, and silent peers beyond the first, which
+// remain counted. Otherwise a node that reaches no peer would lose its broker too.
 func shorten(r *semaphorev1.AgentReport) {
 	r.Problems = r.Problems[:min(len(r.Problems), maxProblems)]
 	for most := 25; proto.Size(r) > maxReport; most /= 2 {
@@ -148,8 +148,8 @@ func shorten(r *semaphorev1.AgentReport) {
 	}
 }
 
-// Ready returns nil once the node is as the broker, or the state of an earlier agent, wants it, and while nothing
-// fails. It stays nil without a broker: the kernel keeps working.
+// Ready returns nil once the node is as the broker, or the state of an earlier agent, desires, and while nothing fails.
+// It stays nil without a broker: the kernel keeps working.
 func Ready(v View, stream session.View) error {
 	for _, cluster := range slices.Sorted(maps.Keys(v.Devices)) {
 		d := v.Devices[cluster]
@@ -170,13 +170,13 @@ func Ready(v View, stream session.View) error {
 		if stream.LastError != "" {
 			return fmt.Errorf("never attached to the broker: %s", stream.LastError)
 		}
-		return errors.New("the broker has not said yet what it wants")
+		return errors.New("the broker has not sent its complete state yet")
 	}
 	return nil
 }
 
-// Remarks are what an agent that is ready says of itself: how old the desired state is, where no broker confirms it,
-// and what is wrong with devices.
+// Remarks returns what a ready agent reports about itself: the age of a desired state that no broker confirms, and
+// problems of devices.
 func Remarks(v View, stream session.View, now time.Time) string {
 	var remarks []string
 	for _, r := range stream.Remotes {
@@ -193,7 +193,7 @@ func Remarks(v View, stream session.View, now time.Time) string {
 	return strings.Join(remarks, "; ")
 }
 
-// Devices are the names of the devices that are desired, and of the orphans.
+// Devices returns the names of the desired devices and of the orphans.
 func Devices(v View, stream session.View) []string {
 	names := map[string]bool{}
 	for _, r := range stream.Remotes {
@@ -205,12 +205,12 @@ func Devices(v View, stream session.View) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// Status is the agent's part of DebugService but for what the kernel has, which AddKernel adds. paths is the status of
-// the paths of a desired device.
+// Status returns the agent's status for DebugService, except what the kernel has: AddKernel adds that. paths returns
+// the status of the paths of a desired device.
 func Status(v View, stream session.View, paths func(cluster string) *semaphorev1.PathsStatus,
 ) *semaphorev1.GetStatusResponse {
 	s := &semaphorev1.GetStatusResponse{Ready: Ready(v, stream) == nil}
-	// Those that are desired, those that are to be removed and are not, and the orphans.
+	// Desired devices, devices that could not be removed, and orphans.
 	clusters := map[string]bool{}
 	for _, r := range stream.Remotes {
 		clusters[r.Cluster] = true
@@ -247,7 +247,7 @@ func (v View) device(cluster string, stream session.View, paths func(cluster str
 	return d
 }
 
-// AddKernel adds to a status what the kernel has. It returns the devices that cannot be read.
+// AddKernel adds what the kernel has to a status. It returns the devices that cannot be read.
 func AddKernel(s *semaphorev1.GetStatusResponse, read func(name string) (*wireguard.Device, error),
 ) (found []finding.Finding) {
 	unreadable := func(d *semaphorev1.DeviceStatus, why string) {
@@ -285,7 +285,7 @@ func addDevice(d *semaphorev1.DeviceStatus, is *wireguard.Device) {
 	}
 }
 
-// NewestHandshake is the newest handshake of any peer; nil for none.
+// NewestHandshake returns the newest handshake of any peer; nil for none.
 func NewestHandshake(peers []wgtypes.Peer) *timestamppb.Timestamp {
 	var newest time.Time
 	for _, p := range peers {
@@ -296,7 +296,7 @@ func NewestHandshake(peers []wgtypes.Peer) *timestamppb.Timestamp {
 	return semaphorev1.Time(newest)
 }
 
-// Link is the status of the stream to the broker of a cluster.
+// Link returns the status of the stream to the broker of a cluster.
 func Link(stream session.View, cluster, address string) *semaphorev1.LinkStatus {
 	link := &semaphorev1.LinkStatus{
 		Cluster: cluster, Address: address, Connected: stream.Attached,

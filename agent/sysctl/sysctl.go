@@ -1,8 +1,6 @@
-// Package sysctl reads the kernel's settings that decide whether a node forwards packets of remote pods, and says in
-// plain words what of them keeps it from doing so. It never writes one: they are the operator's, and kubelet's. What
-// the settings mean is in the kernel's Documentation/networking/ip-sysctl.rst.
-//
-// It imports nothing of the agent.
+// Package sysctl reads the kernel settings that decide whether a node forwards packets of remote pods, and reports
+// which of them prevent it. It never writes one: they belong to the operator, and to kubelet. The kernel's
+// Documentation/networking/ip-sysctl.rst explains them.
 //
 // It may import no other package of the agent.
 package sysctl
@@ -18,18 +16,18 @@ import (
 	"strings"
 )
 
-// root is where the settings of the network namespace are.
+// root is the directory of the network namespace's settings.
 const root = "/proc/sys/net"
 
-// Values are settings by name as in sysctl(8), with slashes, without "net/": a device's name may have dots. A setting
-// that the kernel does not have is missing.
+// Values are settings by name as in sysctl(8), with slashes, without "net/": a device's name may contain dots. A
+// setting that the kernel does not have is missing.
 type Values map[string]int
 
 // Network is what is routed into one device.
 type Network struct {
 	Device  string
 	Subnets []netip.Prefix
-	// Shadowed says that routes lead packets for some of the subnets past the device.
+	// Shadowed means that routes lead packets for some of the subnets past the device.
 	Shadowed bool
 }
 
@@ -42,7 +40,7 @@ const (
 	filter   = "ipv4/conf/all/rp_filter"
 )
 
-// Read reads what Problems is to know of.
+// Read reads the settings that Problems needs.
 func Read(networks []Network) (Values, error) {
 	names := []string{forward4, forward6, filter}
 	for _, n := range networks {
@@ -66,12 +64,11 @@ func Read(networks []Network) (Values, error) {
 	return out, nil
 }
 
-// strict is the value of rp_filter by which a packet is dropped unless the way back to its source is by the interface
-// that it came from.
+// strict is the value of rp_filter that drops a packet unless the route to its source uses the interface on which it
+// arrived.
 const strict = 1
 
-// Problems says what keeps packets from getting through, and what to set; a sentence each. Settings that are not known
-// are not spoken of.
+// Problems returns what prevents packets from passing, and what to set; a sentence each. It ignores unknown settings.
 func Problems(v Values, networks []Network) []string {
 	off := func(name string) bool { value, known := v[name]; return known && value == 0 }
 	has := func(wanted func(netip.Addr) bool) bool {
@@ -102,7 +99,7 @@ func Problems(v Values, networks []Network) []string {
 				"own; set it to 1", n.Device))
 		}
 		own, known := v[ofDevice(n.Device, "rp_filter")]
-		// The greater of the two counts. With every route in its place a strict filter has nothing to object to.
+		// The greater of the two counts. While no route bypasses the device, a strict filter drops nothing.
 		if known && max(v[filter], own) == strict && n.Shadowed {
 			out = append(out, fmt.Sprintf("rp_filter is strict on %s, and routes lead past it: the node drops packets of "+
 				"those remote pods; "+
@@ -112,8 +109,8 @@ func Problems(v Values, networks []Network) []string {
 	return out
 }
 
-// StrictFilters are those of some interfaces on which rp_filter drops IPv4 packets unless the way back to their source
-// is by the same interface.
+// StrictFilters returns those of the interfaces on which rp_filter drops IPv4 packets unless the route to their source
+// uses the same interface.
 func StrictFilters(links []string) ([]string, error) {
 	var networks []Network
 	for _, l := range links {

@@ -104,7 +104,7 @@ func ServeUserspace(ctx context.Context, socket string) error {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		slog.Info("device created", "device", name, "mtu", mtu)
+		slog.Info("created the device", "device", name, "mtu", mtu)
 		w.WriteHeader(http.StatusNoContent)
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
@@ -116,7 +116,7 @@ func ServeUserspace(ctx context.Context, socket string) error {
 	return nil
 }
 
-// carrierClient requests devices at the socket of a ServeUserspace.
+// launcherClient requests devices at the socket of a ServeUserspace.
 type launcherClient string
 
 func (socket launcherClient) start(ctx context.Context, name string, mtu int) error {
