@@ -19,18 +19,18 @@ type agent struct {
 	w    *world
 	d    *dest
 	name string
-	// state is that of the process; a new one begins with nothing.
+	// state is that of the current process; a new process begins with an empty one.
 	state *desired.State
 	conn  *agentConn
-	// redial is when to try again.
+	// redial is when the agent dials again.
 	redial time.Time
 	wait   time.Duration
 
-	// kernel is the devices of the node with their peers, by remote. It outlives the process.
+	// kernel has the node's devices with their peers, by remote. It outlives the process.
 	kernel map[string]map[string]string
 	// at is how far the agent has processed what each broker sent of each peer.
 	at map[int]map[string]int
-	// fresh are remotes that this process has not looked at yet: it then looks at all there is.
+	// fresh are remotes that this process has not read yet: the first time it reads the complete device.
 	fresh map[string]bool
 }
 
@@ -40,7 +40,7 @@ type agentConn struct {
 	client  *agent
 	server  *broker
 	session *peering.Session
-	// old says that the broker is to end it for its age.
+	// old means that the broker must end the stream because of its age.
 	old bool
 }
 
@@ -54,7 +54,7 @@ func (a *agent) tracef(format string, args ...any) {
 	a.w.tracef("agent %s of %s: "+format, append([]any{a.name, a.d.name}, args...)...)
 }
 
-// start begins a process on the node.
+// start starts a process on the node.
 func (a *agent) start() {
 	a.state, a.at, a.fresh = desired.New(), map[int]map[string]int{}, map[string]bool{}
 	for _, s := range a.w.sources {
@@ -107,7 +107,7 @@ func (a *agent) fail(why string) {
 	a.tracef("stream has ended: %s", why)
 }
 
-// pump has the broker say one thing more.
+// pump makes the broker send one more message.
 func (c *agentConn) pump() bool {
 	if c.serverGone || c.server.paused || len(c.down) >= c.w.window {
 		return false
@@ -170,7 +170,7 @@ func (c *agentConn) notice() bool {
 	return false
 }
 
-// receive takes one message of the broker and follows what it makes dirty on the node.
+// receive handles one message of the broker, and applies what it makes dirty to the node.
 func (a *agent) receive(c *agentConn, m *semaphorev1.AttachResponse) {
 	a.tracef("stream %d: hears %s", c.id, briefPeering{m})
 	was := a.state.Revision()
@@ -203,7 +203,7 @@ func (a *agent) receive(c *agentConn, m *semaphorev1.AttachResponse) {
 	}
 }
 
-// network makes a device and its peers what is wanted, as a whole.
+// network sets a device and all its peers as desired.
 func (a *agent) network(c *agentConn, cluster string) {
 	n := a.state.Network(cluster)
 	if n == nil {
@@ -231,7 +231,7 @@ func (a *agent) network(c *agentConn, cluster string) {
 	}
 }
 
-// peer makes one peer what is wanted.
+// peer sets one peer as desired.
 func (a *agent) peer(c *agentConn, cluster, name string) {
 	text := ""
 	if n := a.state.Network(cluster); n != nil && n.Peers[name] != nil {
@@ -259,7 +259,7 @@ func (a *agent) peer(c *agentConn, cluster, name string) {
 	a.follow(c.server, cluster+"/"+name, text, was)
 }
 
-// follow checks that a peer only takes states that the broker wanted since it last sent one.
+// follow checks that a peer takes only states that the broker desired since it last sent one.
 func (a *agent) follow(b *broker, peer, text, was string) {
 	if a.at[b.id] == nil {
 		a.at[b.id] = map[string]int{}
@@ -282,7 +282,7 @@ func (a *agent) follow(b *broker, peer, text, was string) {
 		text, was, b.id, past)
 }
 
-// wantPeers notes what the broker has come to want of its agents, by the model.
+// wantPeers records what the broker desires of its agents now, by the model.
 func (b *broker) wantPeers() {
 	now := peers(b.view(), b.holds)
 	for _, r := range b.d.config.Remotes {

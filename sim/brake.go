@@ -8,16 +8,16 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// This file checks the brake (R24) from outside: a snapshot that lacks most of what a source exported takes nothing
-// away, nor does the first snapshot that a new broker hears take away most of what an earlier one wrote. Both checks
-// err on one side: the product may retain more.
+// This file checks the brake (R24) from outside: a snapshot that lacks most of what a source exported removes nothing,
+// and the first snapshot of a new broker does not remove most of what an earlier one wrote. Both checks err on one
+// side: the product may retain more.
 
 // ledger is what one broker holds of a source.
 type ledger struct {
 	held map[replica.Key]bool
-	// hollow are those among held of which nothing follows: the brake takes them for not there.
+	// hollow are those of held from which nothing follows: the brake counts them as missing.
 	hollow map[replica.Key]bool
-	// withdrawn are those among held that the sender does not export any more.
+	// withdrawn are those of held that the sender no longer exports.
 	withdrawn map[replica.Key]bool
 }
 
@@ -25,7 +25,7 @@ func newLedger() *ledger {
 	return &ledger{map[replica.Key]bool{}, map[replica.Key]bool{}, map[replica.Key]bool{}}
 }
 
-// exported is how many objects of a kind are held that the sender still exports.
+// exported counts the held objects of a kind that the sender still exports.
 func (l *ledger) exported(of semaphorev1.Kind) int {
 	n := 0
 	for key := range l.held {
@@ -60,7 +60,7 @@ func isHollow(o *semaphorev1.Object) bool {
 	return len(heldAddresses(o)) == 0
 }
 
-// follow takes what a message says of what is exported, after what it led to.
+// follow records what a message exports or withdraws, after its effect was checked.
 func (l *ledger) follow(c *conn, m *semaphorev1.PublishRequest) {
 	switch {
 	case m.GetSnapshotBegin() != nil:
@@ -95,7 +95,7 @@ func (l *ledger) note(key replica.Key, withdrawn bool) {
 	}
 }
 
-// brakes checks a whole snapshot, before the ledger follows it.
+// brakes checks a complete snapshot, before the ledger follows it.
 func (b *broker) brakes(c *conn, source string, m *semaphorev1.PublishRequest, result replica.Result) {
 	end, l := m.GetSnapshotEnd(), b.ledgers[source]
 	if end == nil {
@@ -121,7 +121,7 @@ func (b *broker) brakes(c *conn, source string, m *semaphorev1.PublishRequest, r
 	}
 }
 
-// doubted are the objects of one sort that earlier brokers wrote for a source.
+// doubted are the objects of one kind that earlier brokers wrote for a source.
 type doubted struct{ cluster, kind string }
 
 // doubt is since when the first snapshot of a source seems to withdraw most of them.
@@ -130,8 +130,8 @@ type doubt struct {
 	settled bool
 }
 
-// doubt checks whether the first snapshots withdraw most of what earlier brokers wrote. It is called before anything is
-// decided by what has changed.
+// doubt checks whether the first snapshots withdraw most of what earlier brokers wrote. It must be called before the
+// effect of a change is checked.
 func (b *broker) doubt() {
 	if !b.w.braked {
 		return
@@ -184,7 +184,7 @@ func (b *broker) doubtOf(of doubted, there []string, ok bool, wanted map[string]
 			withdrawn++
 		}
 	}
-	// Later the product may have let them go by another snapshot.
+	// Later the product may have removed them because of another snapshot.
 	d.settled = !b.d.config.Brake.Brakes(withdrawn, len(there)) || b.w.now.Sub(d.since) >= b.d.config.Brake.Hold.Duration
 }
 

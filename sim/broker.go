@@ -29,7 +29,7 @@ type broker struct {
 	id       int
 	replicas map[string]*replica.Replica
 	current  map[string]*conn
-	// tunnels, mirrors and policy are the engines. What a message led to is taken by each at once, in turns as in the
+	// tunnels, mirrors and policy are the engines. Each takes the result of a message immediately, in turns as in the
 	// product.
 	tunnels  *tunnels.Engine
 	mirrors  *mirroring.Engine
@@ -40,22 +40,22 @@ type broker struct {
 	sets     *driver[*calicov3.GlobalNetworkSet]
 	paused   bool
 
-	// What the simulation keeps of it, for the checks.
+	// State that only the checks use.
 	reached  map[string]*reached
 	complete map[string]map[semaphorev1.Kind]bool
 	views    []*view // of the replicas, nil when they have changed since
-	// acked is the newest revision acknowledged, by source, and epoch with kinds.
+	// acked is the newest acknowledged revision, by source, and epoch with kinds.
 	acked map[[2]string]uint64
-	// peers are what it has wanted of each peer, one after the other; toldPeers are the remotes of which it wants any.
+	// peers are the states of each peer that it desired, in order; toldPeers are the remotes of which it desires any.
 	peers     map[string][]string
 	toldPeers map[string]bool
-	// holds are who has come to be the peer with a key.
+	// holds maps a key to the peer that has it.
 	holds map[string]string
-	// ledgers are what the senders have withdrawn, by source, and doubts what of an earlier broker's objects is to
-	// stay: for the checks of the brake.
+	// ledgers are what the senders withdrew, by source, and doubts which objects of an earlier broker must remain: for
+	// the checks of the brake.
 	ledgers map[string]*ledger
 	doubts  map[doubted]*doubt
-	// owners are the pods for whose sake an address is in what is written under a name.
+	// owners are the pods because of which an address is in the object of a name.
 	owners map[string]map[string][]string
 }
 
@@ -103,7 +103,7 @@ func (b *broker) tracef(format string, args ...any) {
 	b.w.tracef("broker %d of %s: "+format, append([]any{b.id, b.d.name}, args...)...)
 }
 
-// receive takes one message of an exporter, as federation.Server does.
+// receive handles one message of an exporter, as federation.Server does.
 func (b *broker) receive(c *conn, m *semaphorev1.PublishRequest) {
 	source := c.client.x.source.name
 	b.tracef("stream %d: hears %s", c.id, brief{m})
@@ -179,7 +179,7 @@ func (b *broker) release(s *source) {
 	}
 }
 
-// take hands on what a message led to.
+// take passes on the result of a message.
 func (b *broker) take(source string, r replica.Result) {
 	if len(r.Changes) > 0 || len(r.Retained) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 ||
 		r.Completed != semaphorev1.Kind_KIND_UNSPECIFIED {
@@ -193,7 +193,7 @@ func (b *broker) take(source string, r replica.Result) {
 	}
 }
 
-// due decides what time alone has changed.
+// due handles what changes by time alone.
 func (b *broker) due(now time.Time) {
 	if at := b.mirrors.Next(); !at.IsZero() && !now.Before(at) {
 		b.mirrors.Due()
@@ -213,7 +213,7 @@ func (b *broker) ended(c *conn, why string) {
 	b.tracef("stream %d has ended: %s", c.id, why)
 }
 
-// crash ends the process. What it was writing may still come about.
+// crash ends the process. A write in flight may still be executed.
 func (b *broker) crash() {
 	b.tracef("is gone")
 	for _, l := range b.loops {
@@ -235,7 +235,7 @@ func (b *broker) crash() {
 	}
 }
 
-// view is what the replicas hold.
+// view returns what the replicas hold.
 func (b *broker) view() []*view {
 	if b.views == nil {
 		for _, r := range b.d.config.Remotes {
@@ -245,7 +245,7 @@ func (b *broker) view() []*view {
 	return b.views
 }
 
-// How the types are compared and written, as in broker/apply, where the checks need it.
+// How the types are compared and written, as in broker/apply, as far as the checks need it.
 
 var serviceKind = writes.Kind[*corev1.Service]{
 	Name: "service", Paced: true,
@@ -285,7 +285,7 @@ var setKind = writes.Kind[*calicov3.GlobalNetworkSet]{
 	Equal: func(a, b *calicov3.GlobalNetworkSet) bool { return fullSet(a) == fullSet(b) },
 }
 
-// The texts of what is written, as want has them; full ones with all labels.
+// The texts of what is written, as want has them; full ones include all labels.
 
 func origin(labels, annotations map[string]string) string {
 	return labels[naming.LabelSourceCluster] + "/" + ref{annotations[naming.AnnotationSourceNamespace],
@@ -301,7 +301,7 @@ func textService(o *corev1.Service) string {
 		o.Spec.PublishNotReadyAddresses, ports)
 }
 
-// textEndpoints are the endpoints of a slice, each with what the slice says of all of them.
+// textEndpoints returns the endpoints of a slice, each with the fields that the slice has for all of them.
 func textEndpoints(o *discoveryv1.EndpointSlice) []string {
 	ports := ""
 	for _, p := range o.Ports {
@@ -325,7 +325,7 @@ func textSlice(o *discoveryv1.EndpointSlice) string {
 		headless, textEndpoints(o))
 }
 
-// part is of which Service and source a slice has endpoints.
+// part returns the Service and the source of a slice's endpoints.
 func part(o *discoveryv1.EndpointSlice) string {
 	return within(o.Labels[discoveryv1.LabelServiceName], o.Labels[naming.LabelSourceCluster])
 }

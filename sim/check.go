@@ -15,7 +15,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// This file has what is checked at each step. What is checked in the end is in quiet.go.
+// This file has the checks of each step. Those of the end are in quiet.go.
 
 // follow checks what a message did to a replica.
 func (b *broker) follow(c *conn, source string, m *semaphorev1.PublishRequest, result replica.Result, err error) {
@@ -23,7 +23,7 @@ func (b *broker) follow(c *conn, source string, m *semaphorev1.PublishRequest, r
 		b.w.fail("protocol", "broker %d of %s refuses what an exporter of %s says: %v", b.id, b.d.name, source, err)
 		return
 	}
-	// Streams of other kinds stand at other revisions.
+	// Revisions of streams with other kinds cannot be compared.
 	stream := streamOf(c.session.Hello())
 	for _, r := range result.Responses {
 		at := [2]string{source, stream}
@@ -86,7 +86,7 @@ func (b *broker) changed(s *source, changes []replica.Change) {
 // streamOf names streams whose revisions can be compared.
 func streamOf(h *semaphorev1.Hello) string { return h.GetEpoch() + fmt.Sprint(h.GetKinds()) }
 
-// heldAddresses are the addresses of an object that a replica holds.
+// heldAddresses returns the addresses of an object in a replica.
 func heldAddresses(o *semaphorev1.Object) []string {
 	out := slices.Clone(o.GetSetMember().GetIps())
 	for _, e := range o.GetEndpointSlice().GetEndpoints() {
@@ -103,13 +103,12 @@ func (b *broker) expected(c *conn, err error) bool {
 	if c.lossy && strings.Contains(err.Error(), "its end mark counts") {
 		return true
 	}
-	// An exporter that was deposed, a hello that was overtaken on its way, or a snapshot that is wanted once more.
+	// An exporter that was deposed, a hello that a later one overtook, or a snapshot that is requested again.
 	return strings.Contains(err.Error(), "hello.term") || strings.Contains(err.Error(), "hello.head_revision") ||
 		strings.Contains(err.Error(), "send snapshots on another stream")
 }
 
-// preparedService checks a write before it is sent: against what the replicas hold, which the checks above have
-// followed.
+// preparedService checks a write before it is sent, against the replicas, which the checks above have followed.
 func (b *broker) preparedService(name string, have, want_ *corev1.Service) {
 	text := ""
 	if want_ != nil {
@@ -123,8 +122,8 @@ func (b *broker) preparedService(name string, have, want_ *corev1.Service) {
 	mayGo(b, "service", name, have, text, want(b.view()).services[name], semaphorev1.Kind_KIND_SERVICE)
 }
 
-// preparedSlice checks that what is written is what the replicas come to, or stood there before (what of that should
-// not be there any more shows when all has converged); and that nothing goes of a cluster that is not known whole.
+// preparedSlice checks that what is written follows from the replicas, or existed before (what of that should be gone
+// shows after convergence); and that nothing is removed of a cluster that is not complete.
 func (b *broker) preparedSlice(name string, have, want_ *discoveryv1.EndpointSlice) {
 	stands, stays := map[string]bool{}, map[string]bool{}
 	if have != nil {
@@ -159,7 +158,7 @@ func (b *broker) preparedSlice(name string, have, want_ *discoveryv1.EndpointSli
 	}
 }
 
-// keepsName checks that no name passes from one source to another: none may make names that another one's objects can
+// keepsName checks that no name passes from one source to another: none may create names that another one's objects can
 // have.
 func keepsName[T writes.Object](b *broker, kind, name string, have, want T) {
 	was, is := have.GetLabels()[naming.LabelSourceCluster], want.GetLabels()[naming.LabelSourceCluster]
@@ -168,15 +167,15 @@ func keepsName[T writes.Object](b *broker, kind, name string, have, want T) {
 	}
 }
 
-// nameless is a line of textEndpoints without the hostname. While it is not known who decides what a global service is,
-// it may have names or none; that it has the right ones shows when all has converged.
+// nameless is a line of textEndpoints without the hostname. While it is unknown which cluster decides about a global
+// service, it may have names or none; that it has the right ones shows after convergence.
 func nameless(line string) string { return line[:strings.LastIndex(line, " ")+1] }
 
-// addressOf is that of a line of textEndpoints.
+// addressOf returns the address of a line of textEndpoints.
 func addressOf(line string) string { return strings.Fields(line)[2] }
 
-// mayGo checks that what is written is what the replicas come to, and that nothing goes of a cluster that is not known
-// whole.
+// mayGo checks that what is written follows from the replicas, and that nothing is removed of a cluster that is not
+// complete.
 func mayGo[T writes.Object](b *broker, kind, name string, have T, written, wanted string, of ...semaphorev1.Kind) {
 	if written != wanted {
 		b.w.fail("I2", "broker %d of %s writes %s %s as %q, and it should be %q", b.id, b.d.name, kind, name, written, wanted)
@@ -188,7 +187,7 @@ func mayGo[T writes.Object](b *broker, kind, name string, have T, written, wante
 	b.known(kind, name, have.GetLabels()[naming.LabelSourceCluster], of...)
 }
 
-// known checks that a cluster was heard whole, or is not configured.
+// known checks that a cluster is complete, or is not configured.
 func (b *broker) known(kind, name, cluster string, of ...semaphorev1.Kind) {
 	complete, configured := b.complete[cluster]
 	if !configured {
@@ -202,7 +201,7 @@ func (b *broker) known(kind, name, cluster string, of ...semaphorev1.Kind) {
 	}
 }
 
-// preparedSet checks a write of a set: addresses may be delayed, or stay for a while; but none that belongs there is
+// preparedSet checks a write of a set: addresses may be added or removed late, but none that belongs to the set is
 // removed, and no other is added.
 func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet) {
 	had, has := addresses(have), addresses(want)
@@ -262,8 +261,8 @@ func (b *broker) preparedSet(name string, have, want *calicov3.GlobalNetworkSet)
 	}
 }
 
-// inAnother reports whether another object of the set of which have is one has an address: a further part, or the one
-// under a name that the set has come to have meanwhile.
+// inAnother reports whether another object of the set to which have belongs has an address: a further part, or the
+// object under a name that the set got meanwhile.
 func (d *dest) inAnother(name string, have *calicov3.GlobalNetworkSet, ip string) bool {
 	for other, o := range d.sets.objects {
 		if other != name && ours(o) && origin(o.Labels, o.Annotations) == origin(have.Labels, have.Annotations) &&
@@ -274,8 +273,8 @@ func (d *dest) inAnother(name string, have *calicov3.GlobalNetworkSet, ip string
 	return false
 }
 
-// contested reports whether two pods of a cluster have one address, as far as was heard: who of them counts, and which
-// sets there are, is then a matter of who came last, which the model does not follow.
+// contested reports whether two pods of a cluster have one address, as far as was received: then the order of arrival
+// decides which counts, and which sets exist, and the model does not follow that.
 func (b *broker) contested(cluster string) bool {
 	seen := map[string]bool{}
 	for _, v := range b.view() {
@@ -294,7 +293,7 @@ func (b *broker) contested(cluster string) bool {
 	return false
 }
 
-// addresses are those of a set, as plain text.
+// addresses returns those of a set, as text.
 func addresses(o *calicov3.GlobalNetworkSet) map[string]bool {
 	out := map[string]bool{}
 	if o != nil {
@@ -310,7 +309,7 @@ func address(net string) string {
 	return ip
 }
 
-// foreign checks that nothing of ours touches what is not ours (I5).
+// foreign checks that no broker changes an object that is not a broker's (I5).
 func (d *dest) foreign(kind, name string, before writes.Object, by writer) {
 	if by != bySomeone && !ours(before) {
 		d.w.fail("I5", "%s %s of %s is not ours, and is written", kind, name, d.name)
@@ -351,7 +350,7 @@ func (d *dest) writtenSlice(name string, before, after *discoveryv1.EndpointSlic
 	}
 }
 
-// contains checks that an address is one that a cluster was given (I4).
+// contains checks that an address is one that a cluster may have (I4).
 func (d *dest) contains(kind, name, cluster, ip string) {
 	i := slices.IndexFunc(d.w.sources, func(s *source) bool { return s.name == cluster })
 	if i < 0 || !d.w.sources[i].owns(ip) {
@@ -366,7 +365,7 @@ func (d *dest) writtenSet(name string, before, after *calicov3.GlobalNetworkSet,
 	}
 	had, has := addresses(before), addresses(after)
 	if by != byBroker {
-		// What a person does, or a write that comes late, is nobody's order.
+		// A write of a person, or a late one, keeps no order.
 		d.disorder(before)
 		d.disorder(after)
 		return
@@ -396,7 +395,8 @@ func (d *dest) leaves(name, ip string) {
 	d.left[name][ip] = true
 }
 
-// disorder records that nothing can be said from now on of the order in which an object's addresses come and go.
+// disorder records that from now on nothing is known about the order in which an object's addresses are added and
+// removed.
 func (d *dest) disorder(o writes.Object) {
 	if set, ok := o.(*calicov3.GlobalNetworkSet); ok {
 		for ip := range addresses(set) {
@@ -405,7 +405,7 @@ func (d *dest) disorder(o writes.Object) {
 	}
 }
 
-// joins checks design.md §8: an address that passes to another pod is in the new set only when it has left the old one.
+// joins checks design.md §8: an address that passes to another pod is in the new set only after it left the old one.
 func (d *dest) joins(name string, after *calicov3.GlobalNetworkSet, cluster, ip string) {
 	for other, o := range d.sets.objects {
 		if other == name || !ours(o) || !addresses(o)[ip] ||

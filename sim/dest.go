@@ -18,7 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// dest is a cluster that takes: an apiserver, and brokers of which one leads.
+// dest is a destination cluster: an apiserver, and brokers of which one leads.
 type dest struct {
 	w      *world
 	name   string
@@ -33,27 +33,27 @@ type dest struct {
 	agents  []*agent
 	brokers []*broker
 	leader  *broker
-	// unreachable for those who dial.
+	// unreachable means that no exporter can dial it.
 	unreachable bool
-	// trusts are the certificates of each source that are accepted.
+	// trusts are the accepted certificates of each source.
 	trusts map[string]map[int]bool
-	// late are writes of brokers that have gone, which may still come about.
+	// late are writes of brokers that ended, which may still be executed.
 	late []func()
-	// writing is the broker whose write is being carried out.
+	// writing is the broker whose write is being executed.
 	writing *broker
-	// disordered are addresses about whose order nothing can be said: see writtenSet.
+	// disordered are addresses whose order is unknown: see writtenSet.
 	disordered map[string]bool
-	// others are the objects that are not ours, with their versions.
+	// others are the objects that are not a broker's, with their versions.
 	others map[string]string
-	// left are the addresses that a write of a broker ever took out of a set, by its object.
+	// left are the addresses that a write of a broker ever removed from a set, by its object.
 	left map[string]map[string]bool
 	// stood are the endpoints that a broker ever wrote.
 	stood map[string]bool
-	// relabelled are the objects, "set c2-a-x", whose source somebody has changed by hand.
+	// relabelled are the objects, such as "set c2-a-x", whose source a person changed.
 	relabelled map[string]bool
 }
 
-// configs are parsed once each: it takes longer than a run.
+// configs caches parsed configurations: parsing one takes longer than a run.
 var configs sync.Map
 
 func newDest(w *world, name string) *dest {
@@ -104,7 +104,7 @@ func newDest(w *world, name string) *dest {
 // prefixOf begins the names of a source's mirrors: c2 and c2-a are refused beside each other.
 func prefixOf(source string) string { return strings.ReplaceAll(source, "-", "") }
 
-// meddle is something that a person, or another program, does to what is in the cluster.
+// meddle is a change that a person, or another program, makes to objects in the cluster.
 func (d *dest) meddle() bool {
 	switch d.w.rng.IntN(5) {
 	case 0:
@@ -145,7 +145,7 @@ func meddle[T writes.Object](d *dest, t *table[T], edit func(T)) {
 	t.update(o, bySomeone)
 }
 
-// occupy puts an object that is not ours under a name that a mirror or a set would have, or takes it away again.
+// occupy creates an object that is not a broker's under a name that a mirror or a set would have, or deletes it again.
 func (d *dest) occupy() {
 	s := pick(d.w, d.w.sources)
 	if d.w.chance(0.5) {

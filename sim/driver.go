@@ -10,7 +10,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// What internal/reconcile has, in short: keys that fail are tried again ever later.
+// As in internal/kube/reconcile: keys that fail are tried again after increasing delays.
 const (
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = 30 * time.Second
@@ -21,31 +21,30 @@ var (
 	errCut  = errors.New("the connection was cut before the answer came")
 )
 
-// driver drives a writes.Machine, as broker/apply.Objects does, with a table in place of informer and client: here
-// one step at a time, in an order that the seed chooses. A request takes two steps, so that anything can come
-// between.
+// driver drives a writes.Machine, as broker/apply.Objects does, with a table in place of informer and client: one step
+// at a time, in an order that the seed chooses. A request takes two steps, so that any event can happen in between.
 type driver[T writes.Object] struct {
 	b       *broker
 	kind    writes.Kind[T]
 	desired writes.Desired[T]
 	table   *table[T]
 	machine *writes.Machine[T]
-	// prepared checks a write that is about to be sent: want is nil for a delete, have for a create.
+	// prepared checks a write before it is sent: want is nil for a delete, have for a create.
 	prepared func(b *broker, name string, have, want T)
 
-	// at is how much of the table's log the informer has seen; known is what it has in store.
+	// at is the informer's position in the table's log; known is its store.
 	at     int
 	known  store[T]
 	synced bool
 
-	// queue is sorted: the names that one change touches come in no order.
+	// queue is sorted: a change marks names in any order.
 	queue   []string
 	later   map[string]time.Time
 	fails   map[string]int
 	flights []flight[T]
 }
 
-// store is an informer's.
+// store is the store of an informer.
 type store[T writes.Object] map[string]T
 
 // Get implements writes.Store.
@@ -54,10 +53,10 @@ func (s store[T]) Get(name string) (T, bool) {
 	return o, there
 }
 
-// flight is a request under way.
+// flight is a request in flight.
 type flight[T writes.Object] struct {
 	*writes.Write[T]
-	// again says that the name was asked for meanwhile.
+	// again means that the name was marked meanwhile.
 	again bool
 }
 
@@ -137,7 +136,7 @@ func (l *driver[T]) after(name string, d time.Duration) {
 	}
 }
 
-// due wakes what was put off until now.
+// due wakes what was delayed until now.
 func (l *driver[T]) due(now time.Time) bool {
 	any := false
 	for _, name := range slices.Sorted(maps.Keys(l.later)) {
@@ -150,7 +149,7 @@ func (l *driver[T]) due(now time.Time) bool {
 	return any
 }
 
-// inform lets the informer see the next event, or all there is at once, as after a watch that was lost.
+// inform gives the informer the next event, or the complete state, as after a lost watch.
 func (l *driver[T]) inform(all bool) bool {
 	if !l.synced || all {
 		return l.relist()
@@ -199,7 +198,7 @@ func (l *driver[T]) relist() bool {
 	return true
 }
 
-// see takes what the informer reports.
+// see handles a report of the informer.
 func (l *driver[T]) see(name string, o T, gone bool) {
 	if gone {
 		delete(l.known, name)
@@ -212,17 +211,17 @@ func (l *driver[T]) see(name string, o T, gone bool) {
 	l.b.tracef("informer: %s %s version %s gone=%t", l.table.name, name, o.GetResourceVersion(), gone)
 }
 
-// newest is what is under a name, own writes included.
+// newest returns the object under a name, own writes included.
 func (l *driver[T]) newest(name string) (T, bool) {
 	l.expire(name)
 	return l.machine.Newest(l.b.w.now, name)
 }
 
-// expire ends the belief in a write that the informer has not reported in time.
+// expire discards a write that the informer has not reported in time.
 func (l *driver[T]) expire(name string) (expired bool) {
 	o, expired := l.machine.Expire(l.b.w.now, name)
 	if expired {
-		l.table.d.disorder(o) // the informer is too late for anything to be said of order
+		l.table.d.disorder(o) // the informer is so late that the order is unknown
 	}
 	return expired
 }
@@ -234,7 +233,7 @@ func (l *driver[T]) observe(name string) {
 	}
 }
 
-// reconcile takes one name that waits, any of them, and begins the write that it needs.
+// reconcile takes any queued name, and begins the write that it needs.
 func (l *driver[T]) reconcile() bool {
 	if !l.synced || len(l.queue) == 0 {
 		return false
@@ -279,7 +278,7 @@ func (l *driver[T]) reconcile() bool {
 	return true
 }
 
-// carryOut does what a request asks of the apiserver.
+// carryOut executes a request at the apiserver.
 func (l *driver[T]) carryOut(w *writes.Write[T], by writer) (out T, err error) {
 	switch w.Request {
 	case writes.SendCreate:
@@ -294,7 +293,7 @@ func (l *driver[T]) carryOut(w *writes.Write[T], by writer) (out T, err error) {
 	return out, writes.NotOurs{Kind: l.kind.Name, Name: w.Name}
 }
 
-// land ends one request that is under way: lost says that it is not carried out, fails that it seems to have failed.
+// land ends one request in flight: lost means that it is not executed, fails that it seems to have failed.
 func (l *driver[T]) land(lost, fails bool) bool {
 	if len(l.flights) == 0 {
 		return false
@@ -309,7 +308,7 @@ func (l *driver[T]) land(lost, fails bool) bool {
 	var out T
 	if !lost {
 		if out, err = l.carryOut(f.Write, by); fails {
-			l.table.d.disorder(f.Object) // until the informer reports it, the broker takes it for not written
+			l.table.d.disorder(f.Object) // until the informer reports it, the broker counts it as not written
 			err = errCut
 		}
 	}
@@ -339,7 +338,7 @@ func (l *driver[T]) land(lost, fails bool) bool {
 	return true
 }
 
-// abandon leaves what is under way to the network: each may still be carried out.
+// abandon leaves the requests in flight to the network: each may still be executed.
 func (l *driver[T]) abandon() []func() {
 	var late []func()
 	for _, f := range l.flights {

@@ -30,7 +30,7 @@ func fullEndpoints(o *endpoints.Endpoints) string {
 	return fmt.Sprint(linesOf(o), o.Labels, o.Annotations)
 }
 
-// linesOf are the addresses of Endpoints, each with its ports, as textEndpoints has them without hostnames.
+// linesOf returns the addresses of Endpoints, each with its ports, as textEndpoints has them without hostnames.
 func linesOf(o *endpoints.Endpoints) []string {
 	var lines []string
 	for _, s := range o.Subsets {
@@ -51,7 +51,8 @@ func linesOf(o *endpoints.Endpoints) []string {
 	return lines
 }
 
-// linesOfSlices are the IPv4 endpoints in the slices of a Service, each once: one that is ready in any slice is ready.
+// linesOfSlices returns the IPv4 endpoints in the slices of a Service, each once: one that is ready in any slice is
+// ready.
 func (d *dest) linesOfSlices(service string) []string {
 	ready := map[string]bool{}
 	for _, o := range d.slices.objects {
@@ -71,8 +72,8 @@ func (d *dest) linesOfSlices(service string) []string {
 	return lines
 }
 
-// preparedEndpoints checks that no address is written of which nobody tells, that none goes which the replicas have as
-// ready, and that the object goes only when its cluster is known whole.
+// preparedEndpoints checks that no address is written that no replica has, that none is removed that a replica has as
+// ready, and that the object is removed only when its cluster is complete.
 func (b *broker) preparedEndpoints(name string, have, want_ *endpoints.Endpoints) {
 	told := map[string]bool{}
 	for of, lines := range want(b.view()).endpoints {
@@ -131,8 +132,8 @@ func (d *dest) writtenEndpoints(name string, before, after *endpoints.Endpoints,
 	}
 }
 
-// sameLegacy checks that each Service of ours has Endpoints, that they say what its slices say, and that no others are
-// there. What is of a Service of somebody else may stand.
+// sameLegacy checks that each Service of the broker has Endpoints that equal its slices, and that no others exist.
+// Those of another owner's Service may remain.
 func (d *dest) sameLegacy() {
 	var want, got []string
 	for _, name := range slices.Sorted(maps.Keys(d.services.objects)) {

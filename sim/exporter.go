@@ -15,7 +15,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// What exporter/publish and internal/stream/link have.
+// The values of exporter/publish and internal/stream/link.
 const (
 	heartbeatEvery = 5 * time.Second
 	welcomeWithin  = 10 * time.Second
@@ -38,13 +38,13 @@ type exporter struct {
 type watch struct {
 	kind   int
 	listed bool
-	// at is how much of the source's log it has seen, and version how far that is.
+	// at is the position in the source's log, and version the resourceVersion there.
 	at      int
 	version uint64
 	known   map[ref]metav1.Object
 }
 
-// upLink is what the exporter has for one broker.
+// upLink is the exporter's state for one broker.
 type upLink struct {
 	x       *exporter
 	d       *dest
@@ -56,7 +56,7 @@ type upLink struct {
 	wait    time.Duration
 	acked   uint64
 	welcome bool
-	// sent are the kinds of the stream, needed is how far a kind has to be read before the broker may receive it.
+	// sent are the kinds of the stream; needed is how far a kind must be read before the broker may receive it.
 	sent   []semaphorev1.Kind
 	needed map[semaphorev1.Kind]uint64
 }
@@ -79,7 +79,7 @@ func (x *exporter) tracef(format string, args ...any) {
 	x.w.tracef("exporter %d of %s: "+format, append([]any{x.id, x.source.name}, args...)...)
 }
 
-// watches that a kind is made of.
+// madeOf are the watches from which a kind is made.
 var madeOf = map[semaphorev1.Kind][]int{
 	semaphorev1.Kind_KIND_NODE:           {kindNode},
 	semaphorev1.Kind_KIND_SERVICE:        {kindService},
@@ -87,7 +87,7 @@ var madeOf = map[semaphorev1.Kind][]int{
 	semaphorev1.Kind_KIND_SET_MEMBER:     {kindPod},
 }
 
-// read is how far the source has been read for a kind; ok says that all of it has been listed.
+// read returns how far the source was read for a kind; ok means that all its watches have listed.
 func (x *exporter) read(of semaphorev1.Kind) (version uint64, ok bool) {
 	for i, kind := range madeOf[of] {
 		v := x.watches[kind]
@@ -101,7 +101,7 @@ func (x *exporter) read(of semaphorev1.Kind) (version uint64, ok bool) {
 	return version, true
 }
 
-// newest is the newest version that anything of a kind was read from.
+// newest returns the newest version from which anything of a kind was read.
 func (x *exporter) newest(of semaphorev1.Kind) uint64 {
 	var newest uint64
 	for _, kind := range madeOf[of] {
@@ -110,7 +110,7 @@ func (x *exporter) newest(of semaphorev1.Kind) uint64 {
 	return newest
 }
 
-// kinds are those that the broker may receive now.
+// kinds returns those that the broker may receive now.
 func (l *upLink) kinds() []semaphorev1.Kind {
 	var kinds []semaphorev1.Kind
 	for _, kind := range l.x.catalog.Rules().Kinds() {
@@ -121,7 +121,7 @@ func (l *upLink) kinds() []semaphorev1.Kind {
 	return kinds
 }
 
-// watch lets the informer of one kind see the next event, or list again.
+// watch gives the informer of one kind the next event, or makes it list again.
 func (x *exporter) watch(kind int, relist bool) bool {
 	v := x.watches[kind]
 	log := x.source.log[kind]
@@ -147,8 +147,8 @@ func (x *exporter) watch(kind int, relist bool) bool {
 	return true
 }
 
-// list brings an informer to what is there now: what went meanwhile it never heard of, and tells in any order. The
-// first list may be an old one, of an apiserver that lags.
+// list gives an informer the current state: it never sees what was created and deleted meanwhile, and reports in any
+// order. The first list may be an old one, of an apiserver that lags.
 func (x *exporter) list(v *watch) {
 	log := x.source.log[v.kind]
 	at, version, now := len(log), x.source.version, x.source.objects[v.kind]
@@ -222,7 +222,7 @@ func versionOf(o metav1.Object) string {
 	return o.GetResourceVersion()
 }
 
-// dial opens a stream to the broker that is ready.
+// dial opens a stream to a broker that is ready.
 func (l *upLink) dial() bool {
 	x := l.x
 	kinds := l.kinds()
@@ -252,7 +252,7 @@ func (l *upLink) dial() bool {
 	x.tracef("dials %s: stream %d", l.d.name, l.conn.id)
 	l.send(l.session.Hello())
 	if x.w.earlyBeats {
-		l.send(l.session.Heartbeat(x.w.now)) // the protocol lets a sender say that it is there before it has heard Welcome
+		l.send(l.session.Heartbeat(x.w.now)) // the protocol allows heartbeats before Welcome
 	}
 	return true
 }
@@ -273,7 +273,7 @@ func (l *upLink) send(m *semaphorev1.PublishRequest) {
 	l.conn.send(&l.conn.up, m)
 }
 
-// pump sends one message, if there is one to send and room for it.
+// pump sends one message, if there is one and the stream has room for it.
 func (l *upLink) pump() bool {
 	if l.x.paused || l.conn == nil || len(l.conn.up) >= l.x.w.window {
 		return false
@@ -302,7 +302,7 @@ func (l *upLink) pump() bool {
 	return true
 }
 
-// receive takes one message of the broker.
+// receive handles one message of the broker.
 func (l *upLink) receive(m *semaphorev1.PublishResponse) {
 	l.x.tracef("stream %d: hears %s", l.conn.id, briefAnswer{m})
 	_, err := l.session.Receive(m)
@@ -328,14 +328,14 @@ func (l *upLink) receive(m *semaphorev1.PublishResponse) {
 	}
 }
 
-// tick gives up on a broker that does not answer.
+// tick ends the stream to a broker that does not answer.
 func (l *upLink) tick() {
 	if l.conn != nil && !l.x.paused && !l.welcome && l.x.w.now.Sub(l.dialed) > welcomeWithin {
 		l.fail("no welcome")
 	}
 }
 
-// crash ends the process; with its node, brokers hear nothing of that.
+// crash ends the process; if its node crashes too, brokers do not notice.
 func (x *exporter) crash(node bool) {
 	x.tracef("is gone")
 	for _, l := range x.links {

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// This file has what goes wrong, and what ends it.
+// This file has the faults, and what ends them.
 
-// stall keeps a stream from delivering anything, and from being noticed to.
+// stall makes a stream deliver nothing, without either end noticing.
 func (w *world) stall() bool {
 	return any_(w, w.wires(), func(c *wire) bool {
 		if c.stalled || c.broken {
@@ -30,7 +30,7 @@ func (w *world) unstall() bool {
 	})
 }
 
-// cut breaks a stream; of what is under way some may still arrive.
+// cut breaks a stream; messages in flight may still arrive.
 func (w *world) cut() bool {
 	return any_(w, w.wires(), func(c *wire) bool {
 		if c.broken {
@@ -46,7 +46,7 @@ func (w *world) cut() bool {
 	})
 }
 
-// halfOpen has the exporter lose a stream of which the broker notices nothing until keepalive does.
+// halfOpen makes the exporter lose a stream; the broker notices only by keepalive.
 func (w *world) halfOpen() bool {
 	return any_(w, w.conns, func(c *conn) bool {
 		if c.broken || c.clientGone || c.client.x.paused {
@@ -58,8 +58,7 @@ func (w *world) halfOpen() bool {
 	})
 }
 
-// overlap has the exporter lose a stream and begin another while the broker is still to hear what it said last on the
-// first.
+// overlap makes the exporter lose a stream and begin another while the last messages of the first are still in flight.
 func (w *world) overlap() bool {
 	return any_(w, w.conns, func(c *conn) bool {
 		if c.broken || c.stalled || c.clientGone || c.client.x.paused {
@@ -71,7 +70,7 @@ func (w *world) overlap() bool {
 	})
 }
 
-// hesitate has the exporter begin a stream, give it up at once and begin another; the broker hears of the first one
+// hesitate makes the exporter begin a stream, end it immediately and begin another; the first one reaches the broker
 // later.
 func (w *world) hesitate() bool {
 	return any_(w, w.links(), func(l *upLink) bool {
@@ -92,7 +91,7 @@ func (w *world) hesitate() bool {
 	})
 }
 
-// age has a broker end a stream that is as old as one may be.
+// age makes a broker end a stream of the maximal age.
 func (w *world) age() bool {
 	if w.chance(0.5) {
 		return any_(w, w.agentConns, func(c *agentConn) bool {
@@ -108,8 +107,8 @@ func (w *world) age() bool {
 	})
 }
 
-// rotate is one step of a change of a source's certificates: it shows a new one, which a destination may not trust yet,
-// or a destination trusts the new one, or no other any more, and ends the streams that were opened with another.
+// rotate is one step of a change of a source's certificates: the source uses a new one, which a destination may not
+// trust yet, or a destination trusts the new one, or only that one, and ends the streams that were opened with another.
 func (w *world) rotate() bool {
 	s, d := pick(w, w.sources), pick(w, w.dests)
 	switch trusted := d.trusts[s.name]; {
@@ -133,7 +132,7 @@ func (w *world) rotate() bool {
 	return true
 }
 
-// blackout ends a broker, and while none leads most of what a source exports of a kind is withdrawn.
+// blackout ends a broker; while none leads, a source withdraws most of what it exports of a kind.
 func (w *world) blackout() bool {
 	d := pick(w, w.dests)
 	if !w.braked || d.leader == nil {
@@ -143,7 +142,7 @@ func (w *world) blackout() bool {
 	return pick(w, w.sources).withdraw()
 }
 
-// release is the operator's word that what the brakes hold of a source may go.
+// release is an operator's order to remove what the brakes retain of a source.
 func (w *world) release() bool {
 	d, s := pick(w, w.dests), pick(w, w.sources)
 	if b := d.leader; w.braked && b != nil && !b.paused && w.chance(0.2) {
@@ -153,7 +152,8 @@ func (w *world) release() bool {
 	return false
 }
 
-// splitExporter starts another exporter beside one that still runs: its lease has passed on, and it has not noticed.
+// splitExporter starts a second exporter beside one that still runs: the lease has passed on, and the first has not
+// noticed.
 func (w *world) splitExporter() bool {
 	return any_(w, w.sources, func(s *source) bool {
 		n := 0
@@ -170,7 +170,7 @@ func (w *world) splitExporter() bool {
 	})
 }
 
-// crashAgent ends the process on a node; another begins, and finds the devices as they are.
+// crashAgent ends the process on a node and starts another, which finds the devices as they are.
 func (w *world) crashAgent() bool { return any_(w, w.agents(), (*agent).crash) }
 
 func (w *world) crashExporter() bool {
@@ -180,7 +180,7 @@ func (w *world) crashExporter() bool {
 	})
 }
 
-// startExporter starts one where none runs.
+// startExporter starts an exporter if none runs.
 func (w *world) startExporter() bool {
 	return any_(w, w.sources, func(s *source) bool {
 		if slices.ContainsFunc(w.exporters, func(x *exporter) bool { return x.source == s && !x.paused }) {
@@ -191,7 +191,7 @@ func (w *world) startExporter() bool {
 	})
 }
 
-// pauseExporter stops a process for a while; another may come to lead meanwhile.
+// pauseExporter stops a process for a time; another may become the leader meanwhile.
 func (w *world) pauseExporter() bool {
 	return any_(w, w.exporters, func(x *exporter) bool {
 		if x.paused {
@@ -214,7 +214,7 @@ func (w *world) resumeExporter() bool {
 	})
 }
 
-// deposed has an exporter find out that another leads.
+// deposed makes an exporter notice that another leads.
 func (w *world) deposed() bool {
 	return any_(w, w.exporters, func(x *exporter) bool {
 		if x.paused || !slices.ContainsFunc(w.exporters, func(o *exporter) bool {
@@ -235,7 +235,7 @@ func (w *world) crashBroker() bool {
 	})
 }
 
-// startBroker starts one where none leads.
+// startBroker starts a broker if none leads.
 func (w *world) startBroker() bool {
 	return any_(w, w.dests, func(d *dest) bool {
 		if d.leader != nil && !d.leader.paused {
@@ -257,8 +257,8 @@ func (w *world) pauseBroker() bool {
 	})
 }
 
-// resumeBroker lets a stopped one go on. When another leads by now it does little before it finds that out: what
-// was under way reaches the apiserver, and more may, decided by what it knew.
+// resumeBroker continues a stopped broker. If another leads by now, it notices soon: requests in flight reach the
+// apiserver, and it may decide a few more from its old state.
 func (w *world) resumeBroker() bool {
 	return any_(w, w.brokers(), func(b *broker) bool {
 		if !b.paused {
@@ -279,7 +279,7 @@ func (w *world) resumeBroker() bool {
 	})
 }
 
-// lateWrite carries out, or loses, a write of a broker that has gone.
+// lateWrite executes, or loses, a write of a broker that ended.
 func (w *world) lateWrite() bool {
 	return any_(w, w.dests, func(d *dest) bool {
 		if len(d.late) == 0 {
@@ -295,7 +295,7 @@ func (w *world) lateWrite() bool {
 	})
 }
 
-// unreachable makes a destination one that nobody can dial, or ends that.
+// unreachable makes a destination unreachable, or ends that.
 func (w *world) unreachable() bool {
 	d := pick(w, w.dests)
 	d.unreachable = !d.unreachable

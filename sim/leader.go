@@ -6,11 +6,11 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 )
 
-// This file checks who is heard: of all streams of a source the one that said Hello last, and no deposed exporter while
-// the one that leads is connected.
+// This file checks which stream counts: of all streams of a source the one that sent Hello last, and no deposed
+// exporter's while the leader is connected.
 
-// leads checks what became of a message. was is the stream that was heard before it, greeted reports whether this one
-// had said Hello.
+// leads checks the result of a message. was is the stream that counted before it; greeted means that this one had sent
+// Hello.
 func (b *broker) leads(c, was *conn, greeted bool, err error) {
 	source := c.client.x.source.name
 	superseded := errors.Is(err, replica.ErrSuperseded)

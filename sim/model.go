@@ -19,8 +19,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// The model: what a broker should hold, and what it should write, worked out a second time from
-// the rules of the design, without the packages that do it in the product.
+// The model: what a broker should hold and write, computed a second time from the rules of the design, without the
+// packages that compute it in the product.
 
 // What a destination may hold of one source's object. Each has one text for each state.
 type (
@@ -56,7 +56,7 @@ func (m member) String() string { return fmt.Sprintf("%s in %s %v", m.uid, m.set
 
 func (n node) String() string { return fmt.Sprintf("%v %s at %s", n.cidrs, n.key, n.address) }
 
-// view is all that a destination may hold of one source.
+// view is what a destination may hold of one source.
 type view struct {
 	source   string
 	services map[ref]service
@@ -69,7 +69,7 @@ func newView(source string) *view {
 	return &view{source, map[ref]service{}, map[ref]slice{}, map[ref]member{}, map[ref]node{}}
 }
 
-// lines are what the view holds, to be compared.
+// lines returns what the view holds, for comparison.
 func (v *view) lines() []string {
 	var out []string
 	for r, s := range v.services {
@@ -88,7 +88,7 @@ func (v *view) lines() []string {
 	return out
 }
 
-// truth is what dest is to hold of the source now.
+// truth returns what dest should hold of the source now.
 func (s *source) truth(d *dest) *view {
 	v := newView(s.name)
 	for r, o := range s.objects[kindNode] {
@@ -147,7 +147,7 @@ func (s *source) exports(d *dest, kind int, r ref) bool {
 	return ok
 }
 
-// owns reports whether an address is one of the pods of the source; plain text, as the addresses here are.
+// owns reports whether an address is one of the source's pods; a comparison of texts, as the addresses here are simple.
 func (s *source) owns(ip string) bool {
 	return strings.HasPrefix(ip, s.subnet()+".") || strings.HasPrefix(ip, fmt.Sprintf("fd00:%d::", 20+s.index))
 }
@@ -211,7 +211,7 @@ func (s *source) wantMember(o *corev1.Pod, d *dest) (member, bool) {
 	return w, in
 }
 
-// allowed reports whether the producer lets a destination see an object. A value that is not understood lets nobody.
+// allowed reports whether the producer exports an object to a destination. An invalid value exports it to none.
 func (s *source) allowed(o metav1.Object, d *dest) bool {
 	value, ok := o.GetAnnotations()["semaphore.uw.io/export-to"]
 	if !ok {
@@ -221,7 +221,7 @@ func (s *source) allowed(o metav1.Object, d *dest) bool {
 	return slices.Contains(names, d.name) && !slices.Contains(names, "Not a name")
 }
 
-// unclaimed is a node without the pod CIDRs that overlap those of a node that was created before it.
+// unclaimed returns a node without the pod CIDRs that overlap those of an older node.
 func (s *source) unclaimed(r ref, o *corev1.Node) *corev1.Node {
 	out := o.DeepCopy()
 	earlier := func(other metav1.Object) bool {
@@ -241,7 +241,7 @@ func (s *source) unclaimed(r ref, o *corev1.Node) *corev1.Node {
 	return out
 }
 
-// describe is an object's state in short, for the trace.
+// describe is an object's state as a short text, for the trace.
 type describe struct{ metav1.Object }
 
 func (d describe) String() string {
@@ -265,7 +265,7 @@ func (d describe) String() string {
 	return fmt.Sprintf("%T", d.Object)
 }
 
-// viewOf is what a replica holds.
+// viewOf returns what a replica holds.
 func viewOf(source string, r *replica.Replica) *view {
 	v := newView(source)
 	for _, kind := range semaphorev1.Kinds {
@@ -286,7 +286,7 @@ func viewOf(source string, r *replica.Replica) *view {
 	return v
 }
 
-// held is the text of an object that a replica holds.
+// held returns the text of an object in a replica.
 func held(o *semaphorev1.Object) string {
 	switch {
 	case o.GetNode() != nil:
@@ -344,17 +344,17 @@ func (f from) compareByCluster(o from) int {
 	return cmp.Or(cmp.Compare(f.source, o.source), cmp.Compare(f.namespace, o.namespace), cmp.Compare(f.name, o.name))
 }
 
-// wanted is what the views come to in the destination: the text of each object by its name, and of what is in slices
-// the text of each endpoint, by the Service and the source.
+// wanted is what should exist in the destination: the text of each object by its name, and of each endpoint in slices,
+// by the Service and the source.
 type wanted struct {
 	services, sets map[string]string
 	endpoints      map[string]map[string]bool
 }
 
-// within is what a source has in a Service.
+// within names the part of a source in a Service.
 func within(service, source string) string { return service + " of " + source }
 
-// want needs the views in the order of the remotes.
+// want computes it from the views, in the order of the remotes.
 func want(views []*view) wanted {
 	w := wanted{map[string]string{}, map[string]string{}, map[string]map[string]bool{}}
 	claims := map[string][]from{}
@@ -370,7 +370,7 @@ func want(views []*view) wanted {
 	}
 	for name, all := range claims {
 		first := slices.MinFunc(all, from.compareByCluster)
-		// Who has a global service is each who offers one; what it is says the first of them.
+		// A global service has every cluster that offers one; the first of them decides its fields.
 		decided := false
 		for _, v := range views {
 			s, there := v.services[first.ref]
@@ -391,7 +391,7 @@ func want(views []*view) wanted {
 	return w
 }
 
-// endpoints are those of a service, each once: of what several slices say, or one says twice, that which is ready
+// endpoints returns those of a service, each once: if several slices have one, or one has it twice, the ready one
 // counts.
 func (v *view) endpoints(of ref, headless bool) map[string]bool {
 	best := map[string]string{}
@@ -424,7 +424,7 @@ type named struct {
 	object string
 }
 
-// sets are the policy sets with their addresses.
+// sets returns the policy sets with their addresses.
 func sets(views []*view) map[named]map[string]bool {
 	ips := map[from]map[string]bool{}
 	for _, v := range views {
@@ -442,7 +442,7 @@ func sets(views []*view) map[named]map[string]bool {
 	for set := range ips {
 		plain := fmt.Sprintf("%s-%s-%s", set.source, set.namespace, set.name)
 		for _, v := range views {
-			// What begins as the sets of c2-a is c2-a's, also where a set of c2 would be called so.
+			// A name that begins like the sets of c2-a belongs to c2-a, even if a set of c2 would have it.
 			if len(v.source) > len(set.source) && strings.HasPrefix(plain+"-", v.source+"-") {
 				plain = naming.SetApart(set.source, set.namespace, set.name)
 			}
@@ -465,9 +465,9 @@ func sets(views []*view) map[named]map[string]bool {
 	return out
 }
 
-// peers are the peers of the devices of a destination's nodes, by source and node, in the order of the configuration.
-// Who holds a key, by key, keeps it as long as it can be a peer, and who keeps a pod CIDR, by source, node and CIDR,
-// keeps it as long as it claims it; holds is then changed to who does.
+// peers returns the peers of the devices of a destination's nodes, by source and node, in the order of the
+// configuration. The owner of a key, by key, keeps it as long as it can be a peer, and the owner of a pod CIDR, by
+// source, node and CIDR, as long as it claims it; holds is updated.
 func peers(views []*view, holds map[string]string) map[string]string {
 	out := map[string]string{}
 	type candidate struct{ key, peer, text string }
@@ -524,5 +524,5 @@ func peers(views []*view, holds map[string]string) map[string]string {
 	return out
 }
 
-// keptCIDR is under what a pod CIDR that a node keeps is in holds. No key is spelled so.
+// keptCIDR is the key of a node's pod CIDR in holds. No public key has this form.
 func keptCIDR(source, node, cidr string) string { return source + "/" + node + " keeps " + cidr }

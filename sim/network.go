@@ -12,21 +12,21 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// detectWithin is when keepalive finds a connection dead; see internal/stream/link.
+// detectWithin is the time after which keepalive detects a dead connection; see internal/stream/link.
 const detectWithin = 15 * time.Second
 
-// wire is what a stream goes over, with what is under way on it, encoded. It keeps the order within the
-// stream; between streams there is none.
+// wire is a connection with its messages in flight, encoded. It keeps the order within a stream; there is none between
+// streams.
 type wire struct {
 	w        *world
 	id       int
 	up, down [][]byte
-	// stalled, since a moment: nothing is delivered, and nobody notices before keepalive does.
+	// stalled means that nothing is delivered, and neither end notices before keepalive does.
 	stalled bool
 	since   time.Time
 	// slow is until when nothing is delivered; afterwards delivery continues.
 	slow time.Time
-	// broken says that the connection is gone, which each end notices in its own time.
+	// broken means that the connection is gone, which each end notices at another time.
 	broken                 bool
 	clientGone, serverGone bool
 }
@@ -43,7 +43,7 @@ func (c *wire) take(queue *[][]byte) []byte {
 	return data
 }
 
-// dead reports whether an end finds that nothing gets through any more.
+// dead reports whether an end notices that nothing passes any more.
 func (c *wire) dead() bool {
 	return c.broken || c.stalled && c.w.now.Sub(c.since) > detectWithin
 }
@@ -54,17 +54,17 @@ type conn struct {
 	client  *upLink
 	server  *broker
 	session *replica.Session
-	// superseded says that the broker is to end it in favour of a newer one; old, that it is to end it for its age or
-	// because its certificate is not trusted any more.
+	// superseded means that the broker must end it in favour of a newer one; old, because of its age or because its
+	// certificate is no longer trusted.
 	superseded, old bool
-	// key is the certificate that the exporter showed.
+	// key is the exporter's certificate.
 	key int
-	// acks are the broker's, as in the product. owed is since when an acknowledgement has been due; zero for not.
+	// acks are the broker's, as in the product. owed is since when an acknowledgement is due; zero for none.
 	acks replica.Acks
 	owed time.Time
 	// listed are the objects of the snapshot that is being sent.
 	listed map[replica.Key]bool
-	// lossy says that a part of a snapshot was lost on the way, which no connection does and a faulty program may.
+	// lossy means that a part of a snapshot was lost, which no connection does and a faulty program may.
 	lossy bool
 }
 
@@ -87,7 +87,7 @@ func (c *conn) deliverUp() bool {
 	return true
 }
 
-// lose takes changes out of a snapshot.
+// lose removes changes from a snapshot.
 func (c *conn) lose(m *semaphorev1.PublishRequest) {
 	changes := m.GetChanges()
 	if changes == nil || !c.session.Staging() || c.w.lossy == 0 || !c.w.chance(c.w.lossy) {
@@ -109,10 +109,10 @@ func (c *conn) deliverDown() bool {
 	return true
 }
 
-// notice lets one end find out that the other has gone, or that it is to end the stream.
+// notice makes one end notice that the other is gone, or that it must end the stream.
 func (c *conn) notice() bool {
 	dead := c.dead()
-	// What the other end said last comes through first, unless the connection is cut.
+	// The last messages of the other end arrive first, unless the connection was cut.
 	if !c.clientGone && !c.client.x.paused && (dead || c.serverGone && !c.stalled && len(c.down) == 0) {
 		c.client.fail("cut")
 		return true
@@ -145,8 +145,8 @@ func decode(data []byte, m proto.Message) {
 	}
 }
 
-// brief is a message in short, without what differs between two runs of a seed (epochs). It is put into words only
-// where somebody follows the trace.
+// brief is a message as a short text, without what differs between two runs of a seed (epochs). The text is made only
+// if somebody reads the trace.
 type brief struct{ *semaphorev1.PublishRequest }
 
 func (b brief) String() string {

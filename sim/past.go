@@ -12,7 +12,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// This file checks that what a broker holds only ever goes forward through what an object really was.
+// This file checks that what a broker holds only moves forward through the states that an object really had.
 
 type pastKey struct {
 	dest string // what is exported, and of nodes which fields, differs by destination
@@ -20,20 +20,20 @@ type pastKey struct {
 	ref  ref
 }
 
-// past is what an object was, one state after the other, as a destination may hold it; "" while it was not
-// there or not exported. It begins with "".
+// past are the states of an object in order, as a destination may hold them; "" while it did not exist or was not
+// exported. It begins with "".
 type past struct {
 	states []string
-	// services, for a slice, is whose it was in each state.
+	// services, for a slice, is its Service in each state.
 	services []string
-	// nodes, for a node, is what each state is: a node may be exported without CIDRs that overlap another's.
+	// nodes, for a node, is its value in each state: a node may be exported without CIDRs that overlap another's.
 	nodes []node
 }
 
-// exported reports whether the object ever was.
+// exported reports whether the object was ever exported.
 func (p *past) exported() bool { return p != nil && len(p.states) > 1 }
 
-// was reports whether the object was what is held, in its i-th state.
+// was reports whether the object in its i-th state was what is held.
 func (p *past) was(i int, held *semaphorev1.Object, state string) bool {
 	if held.GetNode() == nil || p.states[i] == "" {
 		return p.states[i] == state
@@ -47,7 +47,7 @@ func (p *past) was(i int, held *semaphorev1.Object, state string) bool {
 	return n.key == of.key && n.address == of.address
 }
 
-// remember notes an object's new state.
+// remember records an object's new state.
 func (s *source) remember(kind int, r ref, o metav1.Object) {
 	for _, d := range s.w.dests {
 		state, of, n := "", "", node{}
@@ -80,12 +80,12 @@ func (s *source) remember(kind int, r ref, o metav1.Object) {
 	}
 }
 
-// reached is how far through the past of each object of a source one broker has come.
+// reached is the position of one broker in the past of each object of a source.
 type reached struct {
 	source *source
 	dest   *dest
 	at     map[pastKey]int
-	// now is what is held, "" for nothing.
+	// now is what it holds, "" for nothing.
 	now map[pastKey]string
 }
 
@@ -100,8 +100,8 @@ var kindOf = map[semaphorev1.Kind]int{
 	semaphorev1.Kind_KIND_SET_MEMBER:     kindPod,
 }
 
-// follow takes a change of the replica. It must be to a state that the object had at or after the one that was
-// held before: the earliest such is assumed, so that no true order is ever taken for a wrong one.
+// follow handles a change of the replica. It must be to a state that the object had at or after the state that was held
+// before: the earliest such one is assumed, so that no valid order is reported as invalid.
 func (p *reached) follow(c replica.Change) (invariant, problem string) {
 	key := pastKey{p.dest.name, kindOf[c.Key.Kind], ref{c.Key.Namespace, c.Key.Name}}
 	state := held(c.New)
@@ -126,7 +126,7 @@ func (p *reached) follow(c replica.Change) (invariant, problem string) {
 	return "I3", fmt.Sprintf("%s %s goes back to %q from %q", kindNames[key.kind], key.ref, state, all.states[p.at[key]])
 }
 
-// hidden reports whether a Service is not exported now, or was not at some time that the broker may have heard of.
+// hidden reports whether a Service is not exported now, or was not at some time that the broker may know.
 func (p *reached) hidden(r ref) bool {
 	key := pastKey{p.dest.name, kindService, r}
 	all := p.source.past[key]
@@ -144,7 +144,7 @@ func (p *reached) hidden(r ref) bool {
 	return false
 }
 
-// mayKnow reports whether a destination may receive an object at all, or its name (R26).
+// mayKnow reports whether a destination may receive an object, or its name, at all (R26).
 func (s *source) mayKnow(d *dest, of *semaphorev1.ObjectKey) bool {
 	key := pastKey{d.name, kindOf[of.GetKind()], ref{of.GetNamespace(), of.GetName()}}
 	all := s.past[key]

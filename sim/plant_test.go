@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// The simulation is worth what it finds: each of these is a mistake that somebody could make, and it must be found as a
-// breach of the invariant that it is, in a run in which the product makes that mistake and no other.
+// The simulation is as good as what it finds: each of these is a mistake that a person could make. The simulation must
+// find it as a breach of its invariant, in a run in which the product makes that mistake and no other.
 func TestPlantedMistakesAreFound(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the simulation again, and runs it for each mistake")

@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-// mistake is one that somebody could make in the product, and the invariant that it breaks.
+// mistake is a mistake that a person could make in the product, and the invariant that it breaks.
 type mistake struct {
 	name      string
 	invariant string
@@ -30,8 +30,8 @@ type edit struct{ file, old, new string }
 // plantedMistake is the variable of the environment that names the mistake which a program of buildPlanted makes.
 const plantedMistake = "PLANTED_MISTAKE"
 
-// buildPlanted builds the tests of this package with all mistakes in the product (go help build, -overlay), of which
-// the program makes the one that plantedMistake names. To build one program for each takes ten times as long.
+// buildPlanted builds the tests of this package with all mistakes in the product (go help build, -overlay); the program
+// makes the one that plantedMistake names. One program for each mistake takes ten times as long to build.
 func buildPlanted(t *testing.T, root string, mistakes []mistake) (program string) {
 	dir := t.TempDir()
 	overlay := struct{ Replace map[string]string }{map[string]string{}}

@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// maxSteps bounds how long it may take until nothing happens any more. Runs that converge need a few hundred.
+// maxSteps bounds the steps until nothing happens any more. Runs that converge need a few hundred.
 const maxSteps = 20_000
 
 // settled is for how long nothing must have happened: longer than every backoff and hold. What the brake retains is
@@ -25,7 +25,7 @@ const (
 	settledBraked = 3 * time.Minute
 )
 
-// quiet ends all faults and all change, lets everything come to rest, and checks that it does and what it came to.
+// quiet ends all faults and changes, lets everything come to rest, and checks the result.
 func (w *world) quiet() {
 	w.heal()
 	last, since := w.active, w.now
@@ -58,7 +58,7 @@ func (w *world) quiet() {
 	w.converged()
 }
 
-// heal ends what goes wrong.
+// heal ends all faults.
 func (w *world) heal() {
 	w.writesFail, w.lossy = 0, 0
 	for _, c := range w.wires() {
@@ -108,7 +108,7 @@ func (w *world) heal() {
 	w.tracef("all faults and changes end")
 }
 
-// converged checks that everything is as the truth says (I1).
+// converged checks that everything is as in the model (I1).
 func (w *world) converged() {
 	for _, d := range w.dests {
 		var truth []*view
@@ -138,8 +138,8 @@ func (w *world) converged() {
 	}
 }
 
-// sameEndpoints checks that every endpoint is in one slice, and no other in any. None are made for a Service of
-// somebody else; those that existed when somebody else took it may stay.
+// sameEndpoints checks that every endpoint is in one slice, and no other in any. None are created for another owner's
+// Service; those that existed when it got another owner may remain.
 func (d *dest) sameEndpoints(wanted wanted) {
 	var want, got []string
 	foreign := func(service string) bool {
@@ -196,7 +196,7 @@ func (a *agent) converged(truth []*view) {
 	}
 }
 
-// most is how many exports there can be.
+// most returns how many exports there can be.
 func (s *source) most() int {
 	n := len(s.objects[kindNode]) * len(s.w.dests)
 	for kind := kindService; kind < kinds; kind++ {
@@ -218,7 +218,7 @@ func (w *world) same(what string, want, got []string) {
 	}
 }
 
-// sameSets compares the policy sets, whose addresses may be in several objects each: in one of them, none of which is
+// sameSets compares the policy sets, whose addresses may be in several objects: each in one of them, none of which is
 // empty.
 func (d *dest) sameSets(wanted map[string]string) {
 	most := slices.Max(d.w.setSizes)
@@ -233,8 +233,8 @@ func (d *dest) sameSets(wanted map[string]string) {
 			}
 			continue
 		}
-		// One that comes back while the write that takes it out is under way goes into the same object, though another may
-		// have its place.
+		// An address that returns while the write that removes it is in flight goes into the same object, although
+		// another may have its place.
 		newcomers := 0
 		for ip := range addresses(o) {
 			if !d.left[name][ip] {
@@ -269,7 +269,7 @@ func (d *dest) sameSets(wanted map[string]string) {
 	d.w.same("sets of "+d.name, want, got)
 }
 
-// sameTable compares what is in the cluster with what is wanted; what is not ours must be as it was.
+// sameTable compares what is in the cluster with what should be; objects of other owners must be unchanged.
 func sameTable[T writes.Object](w *world, t *table[T], others, wanted map[string]string, text func(T) string) {
 	var want, got []string
 	for name, line := range wanted {

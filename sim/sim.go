@@ -18,10 +18,10 @@ import (
 type Failure struct {
 	Seed uint64
 	Step int
-	// Invariant is the name of what was broken; see README.md.
+	// Invariant is the name of the broken invariant; see README.md.
 	Invariant string
 	Problem   string
-	// Trace is what happened last.
+	// Trace is the last lines of the trace.
 	Trace []string
 }
 
@@ -29,13 +29,13 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("seed %d, step %d: %s: %s", f.Seed, f.Step, f.Invariant, f.Problem)
 }
 
-// Outcome of a run.
+// Outcome is the result of a run.
 type Outcome struct {
-	// Steps that were made.
+	// Steps is the number of steps.
 	Steps int
-	// Trace is the sum of the trace, where it was followed: equal for two runs of one seed.
+	// Trace is the sum of the trace, if it was recorded: equal for two runs of one seed.
 	Trace uint64
-	// Failure is nil when nothing was found.
+	// Failure is nil if nothing was found.
 	Failure *Failure
 }
 
@@ -48,7 +48,7 @@ type world struct {
 	trace   *trace
 	failure *Failure
 	ids     int
-	// active counts what is more than a heartbeat, an answer to it or a look that finds nothing to do.
+	// active counts steps other than a heartbeat, its answer, or a check that finds nothing to do.
 	active int
 
 	// What the seed decides for the whole run.
@@ -138,7 +138,7 @@ func (w *world) clock() time.Time { return w.now }
 
 func (w *world) chance(p float64) bool { return w.rng.Float64() < p }
 
-// tracef notes what happens. Without somebody who follows it costs next to nothing.
+// tracef adds a line to the trace. Without a reader it costs next to nothing.
 func (w *world) tracef(format string, args ...any) {
 	if w.trace == nil {
 		return
@@ -146,7 +146,7 @@ func (w *world) tracef(format string, args ...any) {
 	w.trace.add(fmt.Sprintf("%d %s ", w.step, w.now.Format("04:05.000")) + fmt.Sprintf(format, args...))
 }
 
-// fail notes what was found; the first counts.
+// fail records a failure; the first one counts.
 func (w *world) fail(invariant, format string, args ...any) {
 	if w.failure == nil {
 		problem := fmt.Sprintf(format, args...)
@@ -218,7 +218,7 @@ var events = []action{
 	{1, func(w *world) bool { return w.braked && pick(w, w.sources).withdraw() }},
 }
 
-// faults end some time.
+// faults end after some time.
 var faults = []action{
 	{6, (*world).stall},
 	{6, (*world).unstall},
@@ -289,7 +289,7 @@ func (w *world) play() {
 	w.quiet()
 }
 
-// one does one of the actions, by their weights; false when a good number of tries found none to do.
+// one runs one of the actions, by their weights; false if many tries found none that can run.
 func (w *world) one(actions []action) bool {
 	total := 0
 	for _, a := range actions {
@@ -308,7 +308,7 @@ func (w *world) one(actions []action) bool {
 	return false
 }
 
-// any_ does f for one of all, any that can.
+// any_ calls f for a random element of all for which it can run.
 func any_[T any](w *world, all []T, f func(T) bool) bool {
 	if len(all) == 0 {
 		return false

@@ -43,7 +43,7 @@ type event struct {
 	object  metav1.Object // nil when it was deleted
 }
 
-// source is a cluster that exports: the truth. Objects are never changed once set.
+// source is a cluster that exports. Objects are immutable once set.
 type source struct {
 	w     *world
 	name  string
@@ -51,12 +51,12 @@ type source struct {
 
 	version uint64
 	objects [kinds]map[ref]metav1.Object
-	// log is everything that ever happened, by kind: there is no order between kinds for those who watch.
+	// log is everything that happened, by kind: watchers see no order between kinds.
 	log [kinds][]event
-	// stamp makes every state of an object a different one.
+	// stamp makes every state of an object different.
 	stamp int
 	uids  int
-	// key is the certificate that its exporters show.
+	// key is the certificate of its exporters.
 	key int
 	// past is what brokers may have received of each object, for the model.
 	past map[pastKey]*past
@@ -70,7 +70,7 @@ func newSource(w *world, index int, name string) *source {
 	return s
 }
 
-// set makes an object what it is now; nil deletes it.
+// set sets the current state of an object; nil deletes it.
 func (s *source) set(kind int, r ref, o metav1.Object) {
 	s.version++
 	if o == nil {
@@ -86,7 +86,7 @@ func (s *source) set(kind int, r ref, o metav1.Object) {
 	s.w.tracef("%s: %s %s is now %s", s.name, kindNames[kind], r, describe{o})
 }
 
-// Small spaces of names and addresses, so that things meet.
+// Few names and addresses, so that conflicts are frequent.
 var (
 	namespaces = []string{"a", "a-b", "b"}
 	services   = []string{"s", "t"}
@@ -101,7 +101,7 @@ const longName = "a-service-whose-mirror-has-a-name-longer-than-the-api-allows"
 
 func pick[T any](w *world, from []T) T { return from[w.rng.IntN(len(from))] }
 
-// mutate is one thing that somebody does in the cluster.
+// mutate is one change that a person makes in the cluster.
 func (s *source) mutate() bool {
 	switch s.w.rng.IntN(8) {
 	case 0:
@@ -116,7 +116,7 @@ func (s *source) mutate() bool {
 	return true
 }
 
-// withdraw takes away most of what there is of a kind, as somebody does who deletes a namespace or mistypes a selector.
+// withdraw removes most objects of a kind, as a person does who deletes a namespace or mistypes a selector.
 func (s *source) withdraw() bool {
 	kind := s.w.rng.IntN(kinds)
 	refs := slices.SortedFunc(maps.Keys(s.objects[kind]),
@@ -138,7 +138,7 @@ func (s *source) namespace() string { return namespaces[s.w.rng.IntN(s.w.namespa
 // subnet is the pod subnet of the cluster, without its last two bytes.
 func (s *source) subnet() string { return fmt.Sprintf("10.%d", 20+s.index) }
 
-// address is an IP as a pod has it, of few, and sometimes one that the cluster has no right to.
+// address returns an IP of a pod, one of few, and sometimes one that the cluster may not have.
 func (s *source) address() string {
 	if s.w.hostile && s.w.chance(0.1) {
 		return pick(s.w, []string{"169.254.169.254", "127.0.0.1", "10.1.0.5", "10.96.0.1", "8.8.8.8",
@@ -232,7 +232,7 @@ func (s *source) mutateService() {
 	}
 }
 
-// newService is one like old, where there is one, with something else about it.
+// newService returns a Service like old, if there is one, with one difference.
 func (s *source) newService(old *corev1.Service) *corev1.Service {
 	o := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{}}}
 	if old != nil {
@@ -368,7 +368,7 @@ func (s *source) mutatePod() {
 	s.set(kindPod, r, pod)
 }
 
-// exportTo is the annotation by which a producer says who may see an object.
+// exportTo returns the annotation by which a producer narrows the audience of an object.
 func (s *source) exportTo() map[string]string {
 	value := pick(s.w, []string{"d1", "d2", "d2,d1", "none", "d1,elsewhere", "d1,Not a name", "elsewhere", ""})
 	if value == "" {
@@ -396,7 +396,7 @@ func (s *source) newPod() *corev1.Pod {
 	return p
 }
 
-// freeAddresses are such that no two pods that may send have one address.
+// freeAddresses returns addresses such that no two pods that may send have the same one.
 func (s *source) freeAddresses() []corev1.PodIP {
 	taken := map[string]bool{}
 	for _, o := range s.objects[kindPod] {

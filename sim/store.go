@@ -11,15 +11,15 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// table is the objects of one type in a destination's apiserver, with the rules that the real one has for
-// versions and preconditions. Objects are never changed once stored.
+// table has the objects of one type in a destination's apiserver, with the real one's rules for versions and
+// preconditions. Objects are immutable once stored.
 type table[T writes.Object] struct {
 	d       *dest
 	name    string
 	objects map[string]T
-	// log is what a watch of our objects tells.
+	// log is what a watch of the broker's objects delivers.
 	log []told[T]
-	// written is called for each change, before it counts.
+	// written is called for each change, before it takes effect.
 	written func(name string, before, after T, by writer)
 }
 
@@ -29,7 +29,7 @@ type told[T writes.Object] struct {
 	gone   bool
 }
 
-// writer says who writes.
+// writer is the author of a write.
 type writer int
 
 const (
@@ -57,7 +57,7 @@ func (t *table[T]) read(name string) (T, error) {
 	return o, nil
 }
 
-// put stores o, which nobody else holds.
+// put stores o, which it then owns.
 func (t *table[T]) put(name string, o T, by writer) T {
 	t.d.version++
 	o.SetResourceVersion(strconv.Itoa(t.d.version))

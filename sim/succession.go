@@ -20,7 +20,7 @@ import (
 // This file is a simulation of its own: brokers that lead one after the other, nodes that are withdrawn while the
 // leader changes, and the peers that agents have meanwhile. Real: replica with admission and the brake, tunnels, mesh,
 // peering.State. Simulated: the store in which a broker keeps its peers for the next one, which lags, and the nodes,
-// which have what the State of a broker says that was sent of all of a remote's nodes.
+// which have what the State of a broker sends of complete remotes.
 
 // succession is one run of it.
 type succession struct {
@@ -30,8 +30,8 @@ type succession struct {
 	step    int
 	failure *Failure
 	config  *config.Broker
-	// truth are the nodes of each remote, by name; exported says that its exporter reads them, and emptied that it reads
-	// them without keys.
+	// truth are the nodes of each remote, by name; exported means that its exporter reads them, and emptied that it
+	// reads them without keys.
 	truth             map[string]map[string]*semaphorev1.Node
 	exported, emptied map[string]bool
 	revision          uint64
@@ -40,16 +40,17 @@ type succession struct {
 	engine   *tunnels.Engine
 	replicas map[string]*replica.Replica
 	heard    map[string]bool
-	// kept is what the store has for the next broker; began with what the present one began.
+	// kept is what the store has for the next broker; began with what the current one began.
 	kept, began map[string]map[string]*semaphorev1.Node
 	// peers are those of the agents' devices: the public keys, by remote and node.
 	peers map[string]map[string]string
-	// doubts are peers that the first snapshot of the present broker withdrew with most of their remote's, since when.
+	// doubts are peers that the first snapshot of the current broker withdrew with most of their remote's, and since
+	// when.
 	doubts map[string]map[string]bool
 	since  map[string]time.Time
 }
 
-// Succession plays one seed of it.
+// Succession runs one seed of it.
 func Succession(seed uint64) *Failure {
 	s := &succession{
 		seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
@@ -89,7 +90,7 @@ remotes:
 	return c
 }()
 
-// node is a node of a remote; its key is its own.
+// node is a node of a remote, with a key that no other node has.
 func (s *succession) node(remote, n int) *semaphorev1.Node {
 	key := make([]byte, 32)
 	key[0], key[1], key[2] = 9, byte(remote), byte(n)
@@ -105,7 +106,7 @@ func (s *succession) fail(invariant, format string, args ...any) {
 	}
 }
 
-// lead has a new broker lead. It knows what the store has.
+// lead makes a new broker lead. It knows what the store has.
 func (s *succession) lead() {
 	s.state = peering.NewState()
 	s.engine = tunnels.New(s.config, s.state, func(_, _ string, _ finding.Code, _ string) {},
@@ -122,7 +123,7 @@ func (s *succession) lead() {
 	s.engine.Restore(s.began)
 }
 
-// keep makes the store have what agents receive of a remote, once it is complete.
+// keep stores what agents receive of a remote, once the remote is complete.
 func (s *succession) keep(remote string) {
 	if !s.heard[remote] {
 		return
@@ -133,7 +134,7 @@ func (s *succession) keep(remote string) {
 	}
 }
 
-// exports are the nodes as the exporter of a remote sends them now.
+// exports returns the nodes as the exporter of a remote sends them now.
 func (s *succession) exports(remote string) map[string]*semaphorev1.Node {
 	if !s.exported[remote] {
 		return nil
@@ -148,7 +149,7 @@ func (s *succession) exports(remote string) map[string]*semaphorev1.Node {
 	return all
 }
 
-// tell has the broker hear a whole snapshot of a remote's nodes.
+// tell sends the broker a complete snapshot of a remote's nodes.
 func (s *succession) tell(remote string) {
 	s.revision += 100
 	all := s.exports(remote)
@@ -183,7 +184,7 @@ func (s *succession) tell(remote string) {
 		s.take(remote, result)
 	}
 	s.heard[remote] = true
-	// What is said again after a while is believed; what is there again is in doubt no more.
+	// A snapshot that is repeated after the hold counts; a node that returns is no longer in doubt.
 	if since := s.since[remote]; !since.IsZero() && s.now.Sub(since) >= s.config.Brake.Hold.Duration {
 		delete(s.doubts, remote)
 	}
@@ -193,12 +194,12 @@ func (s *succession) tell(remote string) {
 		}
 	}
 	if !s.config.Brake.Brakes(len(s.doubts[remote]), len(s.began[remote])) {
-		delete(s.doubts, remote) // so much is there again that the rest is no mass withdrawal
+		delete(s.doubts, remote) // enough nodes returned that the rest is no mass withdrawal
 	}
 	s.follow()
 }
 
-// doubt works out which peers the first snapshot that a broker hears of a remote must not take away.
+// doubt computes which peers the first snapshot of a remote must not remove.
 func (s *succession) doubt(remote string, all map[string]*semaphorev1.Node) {
 	missing := map[string]bool{}
 	for name := range s.began[remote] {
@@ -217,8 +218,7 @@ func (s *succession) take(remote string, result replica.Result) {
 	}
 }
 
-// follow has the agents' devices be what the broker says of remotes that it knows whole, and checks what that takes
-// away.
+// follow sets the agents' devices as the broker sends them for complete remotes, and checks what that removes.
 func (s *succession) follow() {
 	for remote := range s.heard {
 		told := map[string]string{}
@@ -244,18 +244,18 @@ func (s *succession) follow() {
 	}
 }
 
-// act is one thing that happens.
+// act is one random event.
 func (s *succession) act() {
 	r := s.config.Remotes[s.rng.IntN(len(s.config.Remotes))].Name
 	switch s.rng.IntN(10) {
-	case 0: // the broker ends, and the next one leads; what it kept last may be missing
+	case 0: // the broker ends, and the next one leads; its last write to the store may be missing
 		s.lead()
 	case 1, 2:
 		s.keep(r)
 	case 3, 4, 5:
 		s.tell(r)
 	case 6:
-		s.exported[r] = !s.exported[r] // its exporter lost a right, or has it again
+		s.exported[r] = !s.exported[r] // its exporter lost a right, or got it back
 	case 7:
 		s.emptied[r] = !s.emptied[r]
 	case 8:
@@ -270,7 +270,7 @@ func (s *succession) act() {
 	}
 }
 
-// settle has everything come to rest, and compares the peers with the nodes.
+// settle lets everything come to rest, and compares the peers with the nodes.
 func (s *succession) settle() {
 	for _, r := range s.config.Remotes {
 		s.exported[r.Name], s.emptied[r.Name] = true, false

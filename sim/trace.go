@@ -8,8 +8,8 @@ import (
 // kept is how many lines a failure shows.
 const kept = 50
 
-// trace is what happened, a line a step. Two runs of one seed have the same trace, which its sum shows
-// without keeping it.
+// trace is what happened, a line a step. Two runs of one seed have the same trace, which its sum shows without storing
+// it.
 type trace struct {
 	last []string // a ring
 	next int
