@@ -6,8 +6,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-# All that is compiled is compiled as what ships is, without a C library and without paths: vet, tests and programs share
-# what the cache has. With other flags each of them compiles all dependencies for itself.
+# All that is compiled is compiled as what ships is, without a C library and without paths: vet, tests and programs
+# share what the cache has. With other flags each of them compiles all dependencies for itself.
 export CGO_ENABLED := 0
 export GOFLAGS     := $(filter-out -trimpath,$(GOFLAGS)) -trimpath
 
@@ -53,9 +53,9 @@ test-packages:
 	@echo "== the packages of the tests"
 	@go list -toolexec '$(TOOLEXEC)' -test -export ./... >/dev/null
 
-# Three lanes, each of which runs one package after the other: these tests wait more than they compute. Two of them start
-# clusters: with the apiservers of the third they need up to 120 instances of inotify, of which a machine has 128 by
-# default. Where others have taken some of those there are two lanes, and at most 110 are needed.
+# Three lanes, each of which runs one package after the other: these tests wait more than they compute. Two of them
+# start clusters: with the apiservers of the third they need up to 120 instances of inotify, of which a machine has 128
+# by default. Where others have taken some of those there are two lanes, and at most 110 are needed.
 LANES ?= $(shell taken=$$( (find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null || true) | wc -l); \
 	if [ $$(($$(cat /proc/sys/fs/inotify/max_user_instances) - taken)) -ge 120 ]; then echo 3; else echo 2; fi)
 CLUSTERS   := ./e2e
@@ -66,8 +66,8 @@ ELSEWHERE  := ^(TestNodes|TestExplain|TestPolicies)$$
 AGENT      := ./agent ./agent/wireguard ./agent/probe
 GOTESTSUM   = $(TOOLS)/gotestsum
 GOTEST      = $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg
-# Compilers that collect their garbage less often take a quarter less time, and a third more memory. The tests do not see
-# this.
+# Compilers that collect their garbage less often take a quarter less time, and a third more memory. The tests do not
+# see this.
 TOOLEXEC   := env GOGC=400
 # make vet has vetted the code.
 GOTESTFLAGS := -timeout 80m -count 1 -vet off
@@ -88,8 +88,8 @@ test-faults:
 	$(GOTEST) --jsonfile $(BIN)/test-faults.json -- $(LANE) $(FAULTS) || failed=1; \
 	exit $$failed
 
-# make test has run all tests of a package before, with the race detector, where none was skipped and -short left nothing
-# out. To compile and link those once more would take a twentieth of all its time.
+# make test has run all tests of a package before, with the race detector, where none was skipped and -short left
+# nothing out. To compile and link those once more would take a twentieth of all its time.
 RECORDED ?=
 WHOLE     = of() { sed 's/.*"Package":"\([^"]*\)".*/\1/' | sort -u; }; \
 	grep '"Action":"pass"' $(RECORDED) | grep -v '"Test":' | of | \

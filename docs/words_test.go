@@ -65,16 +65,15 @@ var bannedInCode = map[string]string{
 // allowedInCode are phrasings that have a plain meaning in code, where "ours" is what semaphore owns.
 var allowedInCode = []string{`is (another's|theirs|ours)`}
 
-// notRewritten are documents that may use any words: decisions are a record of their time, the simulation's page lists
-// its faults, and the code of conduct is not ours.
+// notRewritten are documents that may use any words: decisions are a record of their time, and the code of conduct is a
+// copy.
 func notRewritten(document string) bool {
-	return strings.HasPrefix(document, "docs/adr/") || document == "sim/README.md" || document == "CODE_OF_CONDUCT.md"
+	return strings.HasPrefix(document, "docs/adr/") || document == "CODE_OF_CONDUCT.md"
 }
 
 // TestWords holds the documents to plain words and short lines.
 func TestWords(t *testing.T) {
-	words := regexp.MustCompile(`\b(?:` + strings.ReplaceAll(strings.Join(slices.Sorted(maps.Keys(banned)), "|"), " ",
-		`\s+`) + `)\b`)
+	words := phrasesOf(banned)
 	out, err := exec.Command("git", "-C", "..", "ls-files", "*.md").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -137,6 +136,43 @@ func prose(document, line string) string {
 	return target.ReplaceAllString(span.ReplaceAllString(line, "x"), "]")
 }
 
+// TestWordsOfDefinitions holds messages, manifests, charts and the Makefile to plain words, and their comments to the
+// length of a line: a line of one word, such as a link, may be longer.
+func TestWordsOfDefinitions(t *testing.T) {
+	words := phrasesOf(banned)
+	out, err := exec.Command("git", "-C", "..", "ls-files", "*.proto", "*.yaml", "*.yml", "*.tpl", "Makefile").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := 0
+	comment := regexp.MustCompile(`^\s*(#|//) `)
+	for _, file := range strings.Fields(string(out)) {
+		files++
+		all := lines(t, file)
+		for n, line := range all {
+			_, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if comment.MatchString(line) && utf8.RuneCountInString(line) > maxLine && strings.Contains(text, " ") {
+				t.Errorf("%s:%d: %d characters, and a line has %d at most", file, n+1, utf8.RuneCountInString(line), maxLine)
+			}
+		}
+		// A phrase may be broken across two lines of a comment.
+		text := strings.ToLower(regexp.MustCompile(`(?m)^[ \t]*(#|//) ?`).ReplaceAllString(strings.Join(all, "\n"), ""))
+		for _, at := range words.FindAllStringIndex(text, -1) {
+			phrase := text[at[0]:at[1]]
+			t.Errorf("%s:%d: %q; better: %s", file, 1+strings.Count(text[:at[0]], "\n"), phrase, betterOf(banned, phrase))
+		}
+	}
+	if files < 100 {
+		t.Errorf("%d files were found", files)
+	}
+}
+
+// phrasesOf matches any of some phrasings, also across a line break.
+func phrasesOf(phrases map[string]string) *regexp.Regexp {
+	return regexp.MustCompile(`\b(?:` + strings.ReplaceAll(strings.Join(slices.Sorted(maps.Keys(phrases)), "|"), " ",
+		`\s+`) + `)\b`)
+}
+
 // TestWordsOfCode holds comments and texts of the program and its tests to plain words, and lines to their length: a
 // line may be longer if a string or a marker for a generator is on it.
 func TestWordsOfCode(t *testing.T) {
@@ -145,8 +181,7 @@ func TestWordsOfCode(t *testing.T) {
 	for _, one := range allowedInCode {
 		delete(phrases, one)
 	}
-	words := regexp.MustCompile(`\b(?:` + strings.ReplaceAll(strings.Join(slices.Sorted(maps.Keys(phrases)), "|"), " ",
-		`\s+`) + `)\b`)
+	words := phrasesOf(phrases)
 	out, err := exec.Command("git", "-C", "..", "ls-files", "*.go").Output()
 	if err != nil {
 		t.Fatal(err)
