@@ -14,7 +14,7 @@ import (
 )
 
 // removeConditions removes the conditions of ServiceExports that the exporter wrote while the feature was on. Without
-// the rights of the component features/mcs they stay, which is the usual case where the feature was never on.
+// the rights of the component features/mcs they remain, which is the usual case if the feature was never on.
 func (e *exporter) removeConditions(ctx context.Context) error {
 	client, err := mcs.New(e.rest, mcs.Exporter)
 	if err != nil {
@@ -29,7 +29,7 @@ func (e *exporter) removeConditions(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		problem.Set(fmt.Sprintf("conditions of ServiceExports stay, though mcs is off: %v", err))
+		problem.Set(fmt.Sprintf("conditions of ServiceExports remain, although mcs is off: %v", err))
 		if err := kube.Sleep(ctx, 30*time.Second); err != nil {
 			return err
 		}

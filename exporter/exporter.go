@@ -154,7 +154,7 @@ type exporter struct {
 	source  *identity.Source
 	catalog *catalog.Catalog
 	watcher *watch.Watcher
-	// mcs reads ServiceExports and writes their conditions; nil where the feature is off.
+	// mcs reads ServiceExports and writes their conditions; nil if the feature is off.
 	mcs        *mcs.Client
 	conditions *conditions.Writer
 	recorder   *debug.Recorder
@@ -187,7 +187,7 @@ func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 // lead runs the leader's work until ctx ends. Brokers distinguish leaders by their term.
 func (e *exporter) lead(ctx context.Context, term uint64) error {
 	g, ctx := errgroup.WithContext(ctx)
-	// The own broker learns at once of another that is lost: nodes get no new keys then.
+	// The own broker must know immediately that another one is lost: nodes get no new keys then.
 	p := &publishing{exporter: e, term: term, ctx: ctx, group: g, lost: make(chan struct{}, 1)}
 	for _, broker := range e.cfg.Brokers {
 		p.begin(broker)
@@ -198,7 +198,7 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 		if err := e.watcher.WaitForSync(ctx); err != nil {
 			return err
 		}
-		slog.Info("all objects of the cluster are read", "took", time.Since(started).Round(time.Millisecond), "objects",
+		slog.Info("read all objects of the cluster", "took", time.Since(started).Round(time.Millisecond), "objects",
 			e.catalog.Journal().Len())
 		return nil
 	})
@@ -232,7 +232,7 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 	return g.Wait()
 }
 
-// all are the publishers of the leader, in the order of their clusters' names.
+// all returns the publishers of the leader, sorted by cluster.
 func (e *exporter) all() []*publish.Publisher {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -243,7 +243,7 @@ func (e *exporter) all() []*publish.Publisher {
 	return all
 }
 
-// brokers are those that the leader publishes to, by cluster.
+// brokers returns those that the leader publishes to, by cluster.
 func (e *exporter) brokers() map[string]feedback.Broker {
 	all := map[string]feedback.Broker{}
 	for _, p := range e.all() {
@@ -252,7 +252,7 @@ func (e *exporter) brokers() map[string]feedback.Broker {
 	return all
 }
 
-// conditionsOf are those that the leader publishes to, by cluster, for the conditions of ServiceExports.
+// conditionsOf returns those that the leader publishes to, by cluster, for the conditions of ServiceExports.
 func (e *exporter) conditionsOf() map[string]conditions.Broker {
 	all := map[string]conditions.Broker{}
 	for _, p := range e.all() {
@@ -261,7 +261,7 @@ func (e *exporter) conditionsOf() map[string]conditions.Broker {
 	return all
 }
 
-// deliveries are how the leader stands with the brokers of other clusters.
+// deliveries returns whether the brokers of other clusters receive what the leader exports.
 func (e *exporter) deliveries() []*semaphorev1.Delivery {
 	var out []*semaphorev1.Delivery
 	now := time.Now()
@@ -315,14 +315,14 @@ func (e *exporter) serveDebug(ctx context.Context, server semaphorev1.DebugServi
 // ready returns why the process can neither work nor take over; nil if it can.
 func (e *exporter) ready() (note string, err error) { return e.elector.Ready(e.watcher.Synced) }
 
-// status answers semaphorectl.
+// status returns the status for DebugService.
 func (e *exporter) status() *semaphorev1.GetStatusResponse {
 	s, found := e.describe(e.catalog.Findings)
 	verdict.Judge(s, found...)
 	return s
 }
 
-// found answers a scrape: the findings of the status, without the objects.
+// found returns the findings for a scrape: those of the status, without objects.
 func (e *exporter) found() []finding.Finding {
 	s, found := e.describe(func() (found []finding.Finding) {
 		for code, n := range e.catalog.CountProblems() {
@@ -333,7 +333,7 @@ func (e *exporter) found() []finding.Finding {
 	return verdict.Found(s, found...)
 }
 
-// describe returns a status and what is found wrong. objects are what is wrong with objects.
+// describe returns a status and its findings. objects returns the findings about objects.
 func (e *exporter) describe(objects func() []finding.Finding) (*semaphorev1.GetStatusResponse, []finding.Finding) {
 	s := &semaphorev1.GetStatusResponse{Part: "exporter", Now: timestamppb.Now()} // which the judgement needs
 	leads, problem := e.elector.Status(s)
@@ -348,7 +348,7 @@ func (e *exporter) describe(objects func() []finding.Finding) (*semaphorev1.GetS
 	return s, found
 }
 
-// findings are what a leader finds wrong, but for what follows from the fields of its status, and for objects.
+// findings returns what is wrong with a leader, except what follows from the fields of its status, and objects.
 func (e *exporter) findings() []finding.Finding {
 	found := e.watcher.Findings()
 	if e.conditions != nil {

@@ -24,22 +24,22 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// keptIn is the ConfigMap with the RemoteClusters that are in effect.
+// keptIn is the ConfigMap with the RemoteClusters in effect.
 const keptIn = "semaphore-exporter-remotes"
 
-// settle is how long more changes of RemoteClusters are waited for: several come at once where they are applied from a
-// directory.
+// settle is how long a change of RemoteClusters waits for further changes: several arrive together if they are applied
+// from a directory.
 const settle = 300 * time.Millisecond
 
-// publishing is what a leader publishes, to brokers that come and go.
+// publishing runs the publishers of a leader, while brokers are added and removed.
 type publishing struct {
 	exporter *exporter
 	term     uint64
 	ctx      context.Context
 	group    *errgroup.Group
-	// lost has a value when a broker of another cluster was lost.
+	// lost has a value after the stream to another cluster's broker ended.
 	lost chan struct{}
-	// stops end the publishers, by cluster, and return when they have ended.
+	// stops end the publishers, by cluster, and return after they ended.
 	stops map[string]func()
 }
 
@@ -84,7 +84,7 @@ func (p *publishing) begin(broker config.ExporterBroker) {
 	}
 }
 
-// reportNow reports to the own broker at once.
+// reportNow sends a report to the own broker immediately.
 func (p *publishing) reportNow() {
 	select {
 	case p.lost <- struct{}{}:
@@ -92,7 +92,7 @@ func (p *publishing) reportNow() {
 	}
 }
 
-// following has the leader publish to the brokers of RemoteClusters.
+// following makes the leader publish to the brokers of RemoteClusters.
 type following struct {
 	publishing *publishing
 	follower   *follow.Follower
@@ -103,9 +103,9 @@ type following struct {
 	mu      sync.Mutex
 	decided *remotes.Decision
 	before  remotes.Objects
-	// objects are those that were decided on: a decision on 100 remotes takes tens of milliseconds.
+	// objects are those of the last decision: a decision about 100 remotes takes tens of milliseconds.
 	objects remotes.Objects
-	// brokers are those that are published to, and offers what decides what they may see.
+	// brokers are those that are published to, and offers are the rules of what they receive.
 	brokers map[string]config.ExporterBroker
 	offers  map[string]*v1alpha1.Export
 	roots   string
@@ -134,7 +134,7 @@ func newFollowing(ctx context.Context, p *publishing) (*following, error) {
 	return f, nil
 }
 
-// findings are what is wrong with the watch of the objects, and with what is stored of them.
+// findings returns what is wrong with the watch of the objects, and with what is stored of them.
 func (f *following) findings() []finding.Finding {
 	found := slices.Concat(finding.Lines(finding.RemotesUnread, "", f.follower.Problems()),
 		finding.Lines(finding.RemotesUnwritten, "",
@@ -169,15 +169,15 @@ func (f *following) run(ctx context.Context) error {
 	}
 }
 
-// own is what the objects are judged beside. The own cluster's subnets are in the broker's configuration, which judges
-// by them; the agents have them too.
+// own is the configuration against which objects are judged. The own cluster's subnets are in the broker's
+// configuration, which judges by them; the agents have them too.
 func (f *following) own() *config.Broker {
 	cfg := f.publishing.exporter.cfg
 	return &config.Broker{Cluster: cfg.Cluster, Features: cfg.Features, Encryption: config.Strict,
 		WireGuard: cfg.WireGuard, Follows: true}
 }
 
-// take publishes by the objects as they are now.
+// take publishes as the objects now require.
 func (f *following) take(ctx context.Context, objects remotes.Objects) error {
 	e := f.publishing.exporter
 	f.mu.Lock()
@@ -207,10 +207,10 @@ func (f *following) take(ctx context.Context, objects remotes.Objects) error {
 	f.mu.Lock()
 	f.decided, f.before, f.roots = &d, d.InEffect, roots
 	f.mu.Unlock()
-	_ = f.store.Save(ctx, d.InEffect)                   // its problem is shown
-	_ = f.bounds.Save(ctx, d, objects, e.cfg.WireGuard) // so is this one's
+	_ = f.store.Save(ctx, d.InEffect)                   // its problem is in the status
+	_ = f.bounds.Save(ctx, d, objects, e.cfg.WireGuard) // as is this one's
 
-	// Who is to see less, or nothing, does before who is to see more.
+	// Clusters that will receive less, or nothing, come before clusters that will receive more.
 	for cluster, was := range f.brokers {
 		if brokers[cluster] != was {
 			f.publishing.stops[cluster]()
@@ -232,7 +232,7 @@ func (f *following) take(ctx context.Context, objects remotes.Objects) error {
 	return nil
 }
 
-// clusters are those with a broker: those of the file, which has the own one at most, and those of objects.
+// clusters returns those with a broker: those of the file, which has the own one at most, and those of objects.
 func (f *following) clusters(offers map[string]*v1alpha1.Export) []string {
 	var all []string
 	for _, b := range f.publishing.exporter.cfg.Brokers {
@@ -262,7 +262,7 @@ func rulesOfOffers(inEffect remotes.Objects, offers map[string]*v1alpha1.Export)
 	all := map[string][]catalog.OfferRule{}
 	for cluster := range offers {
 		spec := inEffect[cluster].Spec
-		rules, _ := remotes.ExportRules(&spec) // what is in effect was judged
+		rules, _ := remotes.ExportRules(&spec) // a spec in effect was accepted before
 		for _, r := range rules {
 			all[cluster] = append(all[cluster], catalog.OfferRule{
 				ExportRule: catalog.ExportRule{Features: r.Kinds, Namespaces: r.Namespaces, Selector: r.Selector}, Offers: r.Offers,
@@ -272,7 +272,7 @@ func rulesOfOffers(inEffect remotes.Objects, offers map[string]*v1alpha1.Export)
 	return all
 }
 
-// report writes the condition Exporting to each object where it differs.
+// report writes the condition Exporting of each object if it changed.
 func (f *following) report(ctx context.Context, objects remotes.Objects) {
 	links := map[string]*semaphorev1.LinkStatus{}
 	for _, link := range f.publishing.exporter.links() {

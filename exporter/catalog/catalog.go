@@ -68,15 +68,15 @@ type Rules struct {
 	Mirror, Global labels.Selector
 	// ServiceLabels selects the labels of Services that are exported.
 	ServiceLabels config.LabelKeys
-	// MultiCluster says that ServiceExports export Services, too.
+	// MultiCluster means that ServiceExports export Services, too.
 	MultiCluster bool
-	// LabelDomains are the domains of the labels that put a pod into a set. The first domain that a pod has a label of
-	// counts.
+	// LabelDomains are the domains of the labels that put a pod into a set. The first domain of which the pod has a
+	// label counts.
 	LabelDomains []string
 	// Export restricts the audience of Services and pods: the first rule that matches decides. Without a match the
 	// audience is every cluster.
 	Export []ExportRule
-	// Follows says that the clusters and their rules change: see SetRemotes.
+	// Follows means that the clusters and their rules change: see SetRemotes.
 	Follows bool
 	// PodSubnets contain the IPs of the cluster's pods. If not empty, IPs outside them are not exported.
 	PodSubnets []netip.Prefix

@@ -32,8 +32,8 @@ type Export struct {
 	// which the last of them lost it. A reader that was complete at or after that revision has sent the deletion.
 	withdrawn   Audience
 	withdrawnAt uint64
-	// contentAt is the revision since which the object is as it is, and since are those that could see it ever since then:
-	// for them, a later revision says nothing new.
+	// contentAt is the revision since which the object is unchanged, and since are the clusters that could receive it
+	// ever since: a later revision has nothing new for them.
 	contentAt uint64
 	since     Audience
 }

@@ -18,7 +18,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// This file reduces a Service to what is exported of it.
+// This file projects a Service to the fields that are exported.
 
 // Limits of the settings of a global service. A broker refuses more.
 const (

@@ -1,11 +1,10 @@
 // Package conditions writes the conditions of ServiceExports (KEP-1645) in the exporter's own cluster: Valid, whether
-// there is a Service that can be exported; Ready, whether the own broker has taken it, and what other clusters said of
-// it; Conflict, in which points other exports of the same name differ.
+// there is a Service that can be exported; Ready, whether the own broker accepted it, with the answers of other
+// clusters; Conflict, in which points other exports of the same name differ.
 //
 // It polls the catalog and the publishers, writes the status of ServiceExports and nothing else, and writes it when its
-// meaning changes. What a broker said of an object holds while it says nothing, so that a stream that breaks and
-// returns, however often, changes no condition. It does not decide what is exported, and knows neither streams nor
-// messages.
+// meaning changes. A broker's last answer about an object counts until the next one, so that a stream that breaks and
+// returns repeatedly changes no condition. It does not decide what is exported, and knows neither streams nor messages.
 //
 // Of the exporter's packages it may import catalog.
 package conditions
@@ -34,18 +33,18 @@ type Broker interface {
 
 func valid(x catalog.ServiceExport) bool { return x.Valid == mcsv1beta1.ServiceExportReasonValid }
 
-// Verdict is what the broker of a cluster says of one object; known is false if it has said nothing.
+// Verdict returns the answer of a cluster's broker about one object; known is false if there is none.
 type Verdict func(cluster string) (objection string, known bool)
 
-// Conflict is in what other exports of the same name differ.
+// Conflict lists how other exports of the same name differ.
 type Conflict struct {
 	Reasons []string
 	Message string
 }
 
-// Of returns the conditions of a ServiceExport in the cluster own; published is whether the own broker receives what is
-// exported. known is false while a broker that receives it has said nothing of it; conditions that depend on the own
-// one are then left out, or pending.
+// Of returns the conditions of a ServiceExport in the cluster own; published means that the own broker receives what is
+// exported. known is false while a broker that receives it has not answered; conditions that depend on the own one are
+// then left out, or pending.
 func Of(x catalog.ServiceExport, own string, published bool, verdict Verdict,
 	conflict func() Conflict) (all []metav1.Condition, known bool) {
 	add := func(t mcsv1beta1.ServiceExportConditionType, status bool, reason, message string) {
@@ -101,8 +100,8 @@ func Of(x catalog.ServiceExport, own string, published bool, verdict Verdict,
 	return all, known
 }
 
-// others says which other clusters have taken a Service, which have not answered, and which refuse it and why. all is
-// set if all have answered.
+// others returns which other clusters accepted a Service, which have not answered, and which refuse it and why. all
+// means that all have answered.
 func others(x catalog.ServiceExport, own string, verdict Verdict) (text string, all bool) {
 	var accepted, unconfirmed, parts []string
 	for _, cluster := range x.Offer.To {
@@ -141,5 +140,5 @@ func others(x catalog.ServiceExport, own string, verdict Verdict) (text string, 
 // maxMessage is below the limit of a condition's message, 32,768 characters.
 const maxMessage = 2048
 
-// truncate makes a message of a text that may quote another cluster.
+// truncate bounds a message with text from another cluster.
 func truncate(text string) string { return finding.CleanTo(text, maxMessage) }

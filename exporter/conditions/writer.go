@@ -24,17 +24,17 @@ import (
 
 const (
 	pollInterval = time.Second
-	// unconfirmedFor is how long a broker must not have answered before that is written: a stream that begins again, or
-	// a Service that has just changed, is answered for sooner.
+	// unconfirmedFor is how long a broker must not have answered before that is written: after a new stream, or a
+	// change of the Service, the answer usually comes sooner.
 	unconfirmedFor = 15 * time.Second
-	// writers is how many writes are in flight at most. While a write takes slowdown times as long as one that is alone,
-	// each writer rests for as long as its write took, which halves the writes in flight. (On a machine that is slow for
-	// other reasons a lone write is slow too, and fewer writes would not make it faster.)
+	// writers is the maximal number of writes in flight. While a write takes slowdown times as long as one that is
+	// alone, each writer pauses for as long as its write took, which halves the writes in flight. (On a machine that is
+	// slow for other reasons a lone write is slow too, and fewer writes would not make it faster.)
 	writers, slowdown = 4, 3
-	// share bounds the time that looking at all exports takes: one part of this many, but at least once in maxWait.
+	// share bounds the time for computing all conditions: one part of this many, but at least once in maxWait.
 	share, maxWait = 10, 30 * time.Second
-	// The writes of one export are minSpacing to maxSpacing apart, longer each time, while they follow each other within
-	// calm.
+	// The writes of one export are minSpacing to maxSpacing apart, longer each time, while they follow each other
+	// within calm.
 	minSpacing, maxSpacing, calm = time.Second, time.Minute, 2 * time.Minute
 	// retryInterval is the wait after maxFailed writes of a pass failed.
 	retryInterval = 5 * time.Second
@@ -82,7 +82,7 @@ type Writer struct {
 	states map[key]*state
 	// failing is why the last write of an export failed.
 	failing map[key]string
-	// seen is the version of exports and verdicts that the last pass saw.
+	// seen is the version of exports and verdicts at the last pass.
 	seen uint64
 	// notBefore is when the next pass may begin.
 	notBefore time.Time
@@ -90,34 +90,34 @@ type Writer struct {
 
 type key struct{ namespace, name string }
 
-// state is what is known of the conditions of one ServiceExport. There may be 100,000.
+// state is the state of the conditions of one ServiceExport. There may be 100,000.
 type state struct {
-	// current is the meaning of the conditions, unchanged since since; written is the meaning that was written. They are
-	// hashes; 0 for none.
+	// current is the meaning of the conditions, unchanged since since; written is the meaning that was written. They
+	// are hashes; 0 for none.
 	current, written uint64
 	since            time.Time
-	// wrote is when the pass of the last write began, and spacing the least time between it and the next one.
+	// wrote is when the pass of the last write began, and spacing the minimal time until the next one.
 	wrote   time.Time
 	spacing time.Duration
 	said    []said
-	// conflict is what the own broker said last, and ended since when it says that there is none.
+	// conflict is the own broker's last answer, and ended since when it reports no conflict.
 	conflict Conflict
 	ended    time.Time
-	// silent is set if a broker has said nothing yet, of any revision.
+	// silent means that a broker has not answered yet, about any revision.
 	silent bool
 }
 
-// said is what the broker of a cluster said last of an object.
+// said is the last answer of a cluster's broker about an object.
 type said struct {
 	cluster, objection string
 	revision           uint64
-	// doubted is since when the object has another revision, of which the broker has said nothing, or, if ended is set,
-	// since when the broker says that it does not object any more. Zero for neither.
+	// doubted is since when the object has another revision without an answer, or, with ended, since when the broker no
+	// longer objects. Zero for neither.
 	doubted time.Time
 	ended   bool
-	// expired is set when what it said of an earlier revision does not hold any more.
+	// expired means that an answer about an earlier revision no longer counts.
 	expired bool
-	// asked is set if the pass has asked for it.
+	// asked means that the pass has asked for it.
 	asked bool
 }
 
@@ -152,15 +152,15 @@ func (w *Writer) Run(ctx context.Context) error {
 	}
 }
 
-// due is a ServiceExport whose conditions are to be written.
+// due is a ServiceExport whose conditions must be written.
 type due struct {
 	export catalog.ServiceExport
 	state  *state
 	want   []metav1.Condition
 }
 
-// pass looks at all exports and writes what changed, for a time: then it looks again, as meanwhile other conditions may
-// have changed. The error is that of ctx.
+// pass computes the conditions of all exports and writes changes, for a limited time: other conditions may change
+// meanwhile. The error is that of ctx.
 func (w *Writer) pass(ctx context.Context, now time.Time) error {
 	brokers := w.brokers()
 	version := w.catalog.OffersVersion()
@@ -187,7 +187,7 @@ func (w *Writer) pass(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// unwritten counts the exports whose conditions are not written as they are now, those that are due later, too.
+// unwritten counts the exports whose current conditions are not written, also those that are due later.
 func (w *Writer) unwritten() (n int) {
 	for _, s := range w.states {
 		if s.written != s.current {
@@ -197,7 +197,7 @@ func (w *Writer) unwritten() (n int) {
 	return n
 }
 
-// failure is why conditions are not written: of one export, always the same one.
+// failure returns why conditions are not written: the failure of one export, always the same one.
 func (w *Writer) failure() string {
 	if len(w.failing) == 0 {
 		return ""
@@ -209,8 +209,8 @@ func (w *Writer) failure() string {
 		"%s", at.namespace, at.name, w.failing[at])
 }
 
-// due returns the exports whose conditions are to be written now, those that changed last first: what a person has just
-// changed does not wait for 100,000 others.
+// due returns the exports whose conditions must be written now, the last changed ones first: what a person has just
+// changed must not wait for 100,000 others.
 func (w *Writer) due(brokers map[string]Broker, now time.Time) (all []due) {
 	there := map[key]bool{}
 	for _, x := range w.catalog.ServiceExports() {
@@ -251,7 +251,7 @@ func (w *Writer) due(brokers map[string]Broker, now time.Time) (all []due) {
 	return all
 }
 
-// verdict is what a cluster's broker says of an offer, or what it said last.
+// verdict returns the answer of a cluster's broker about an offer, or its last one.
 func (s *state) verdict(o *catalog.Offer, cluster string, broker Broker, now time.Time) (objection string, known bool) {
 	i := slices.IndexFunc(s.said, func(d said) bool { return d.cluster == cluster })
 	if broker != nil {
@@ -270,8 +270,8 @@ func (s *state) verdict(o *catalog.Offer, cluster string, broker Broker, now tim
 	return s.said[i].lasts(o.Revision, now)
 }
 
-// says takes what the broker says of a revision. That it does not object any more counts when it has said so for
-// unconfirmedFor, unless the object has changed: a broker that has just started has not tried its writes.
+// says records an answer about a revision. A broker that no longer objects must have done so for unconfirmedFor, unless
+// the object has changed: a broker that has just started has not tried its writes.
 func (d *said) says(objection string, revision uint64, now time.Time) string {
 	d.asked = true
 	if objection == "" && d.objection != "" && d.revision == revision {
@@ -286,8 +286,8 @@ func (d *said) says(objection string, revision uint64, now time.Time) string {
 	return objection
 }
 
-// lasts is what the broker said last, while it says nothing: of the same revision, that holds until it says something
-// else; of an earlier one, for unconfirmedFor.
+// lasts returns the last answer while there is no new one: about the same revision it counts until the next one; about
+// an earlier revision, for unconfirmedFor.
 func (d *said) lasts(revision uint64, now time.Time) (objection string, known bool) {
 	d.asked = true
 	if d.ended {
@@ -303,8 +303,8 @@ func (d *said) lasts(revision uint64, now time.Time) (objection string, known bo
 	return d.objection, !d.expired
 }
 
-// settle forgets what was said of what is not offered any more, and waits for nothing that the pass did not ask for:
-// the wait begins again when it does. compared is whether it asked for conflicts.
+// settle discards answers about what is no longer offered, and ends the waits for which the pass did not ask: a later
+// pass begins them again. compared means that the pass asked for conflicts.
 func (s *state) settle(o *catalog.Offer, compared bool) {
 	if o == nil {
 		s.said, s.conflict, s.ended = nil, Conflict{}, time.Time{}
@@ -323,8 +323,8 @@ func (s *state) settle(o *catalog.Offer, compared bool) {
 	}
 }
 
-// conflicts is what the own broker says of an offer, or what it said last. That there is none any more counts when it
-// has said so for unconfirmedFor: a broker that has just started has not heard of all exports.
+// conflicts returns the own broker's answer about an offer, or its last one. The end of a conflict counts after
+// unconfirmedFor: a broker that has just started has not received all exports.
 func (s *state) conflicts(o *catalog.Offer, own Broker, now time.Time) Conflict {
 	if _, known := own.Verdict(o.Key(), o.Revision); !known {
 		s.ended = time.Time{}
@@ -343,7 +343,7 @@ func (s *state) conflicts(o *catalog.Offer, own Broker, now time.Time) Conflict 
 	return s.conflict
 }
 
-// meaning is equal for conditions that mean the same for the same object.
+// meaning is equal for conditions with the same meaning for the same object.
 func (w *Writer) meaning(x catalog.ServiceExport, all []metav1.Condition) uint64 {
 	var h maphash.Hash
 	h.SetSeed(w.seed)
@@ -368,7 +368,7 @@ func (w *Writer) waiting() bool {
 	return false
 }
 
-// write writes conditions for a time. stopped is set if it stopped before, as too many writes failed.
+// write writes conditions for a limited time. stopped means that it ended early, because too many writes failed.
 func (w *Writer) write(ctx context.Context, all []due, now time.Time, within time.Duration) (stopped bool) {
 	end, failures := time.Now().Add(within), 0
 	var mu sync.Mutex
@@ -421,7 +421,7 @@ func (w *Writer) wrote(d due, now time.Time, result string, err error) {
 	if delete(w.failing, at); err != nil {
 		w.failing[at] = err.Error()
 	}
-	if s.written = 0; result != failed { // what failed may have been written
+	if s.written = 0; result != failed { // a failed write may have been executed
 		s.written = s.current
 	}
 	if result == unchanged {
@@ -433,12 +433,12 @@ func (w *Writer) wrote(d due, now time.Time, result string, err error) {
 	s.wrote = now
 }
 
-// writeOne sets the conditions of a ServiceExport; those of other types stay.
+// writeOne sets the conditions of a ServiceExport, and keeps those of other types.
 func (w *Writer) writeOne(ctx context.Context, x catalog.ServiceExport, want []metav1.Condition) (result string,
 	err error) {
 	have, err := w.exports.Get(ctx, x.Namespace, x.Name)
 	if apierrors.IsNotFound(err) || err == nil && have.UID != x.UID {
-		return unchanged, nil // it was deleted; of a new one the catalog knows soon
+		return unchanged, nil // it was deleted; the catalog will receive a new one
 	}
 	if err != nil {
 		return failed, err

@@ -62,7 +62,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-// forget ends the series of a broker that is none to publish to any more.
+// forget deletes the series of a broker that is no longer published to.
 func (m *Metrics) forget(cluster string) {
 	of := prometheus.Labels{"cluster": cluster}
 	for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{

@@ -63,11 +63,11 @@ type Publisher struct {
 
 	// deliveries is nil unless the broker is that of the own cluster.
 	deliveries func() []*semaphorev1.Delivery
-	// reportNow asks for a heartbeat with deliveries at once; nil but for the own broker.
+	// reportNow requests a heartbeat with deliveries immediately; nil except for the own broker.
 	reportNow <-chan struct{}
-	// disconnected is called when a stream that the broker took has ended.
+	// disconnected is called when a stream that the broker accepted has ended.
 	disconnected func()
-	// notBefore is the head of the journal when the broker came to be one to publish to.
+	// notBefore is the head of the journal when the broker was added.
 	notBefore uint64
 
 	mu sync.Mutex
@@ -112,8 +112,8 @@ func New(cluster string, term uint64, broker config.ExporterBroker, source *iden
 // must be complete when Run is called. It must be called before Run.
 func (p *Publisher) SetSource(source Source) { p.source = source }
 
-// SetDeliveries makes heartbeats report the exporter's deliveries to other clusters, and one more heartbeat at once
-// when now has a value; it is for the broker of the own cluster. It must be called before Run.
+// SetDeliveries makes heartbeats report the exporter's deliveries to other clusters, and sends one more heartbeat when
+// now has a value; it is for the broker of the own cluster. It must be called before Run.
 func (p *Publisher) SetDeliveries(deliveries func() []*semaphorev1.Delivery, now <-chan struct{}) {
 	p.deliveries, p.reportNow = deliveries, now
 }
@@ -121,14 +121,14 @@ func (p *Publisher) SetDeliveries(deliveries func() []*semaphorev1.Delivery, now
 // OnDisconnect sets what is called when a stream that the broker accepted has ended. It must be called before Run.
 func (p *Publisher) OnDisconnect(f func()) { p.disconnected = f }
 
-// Joins says that the broker has come to be one to publish to while the catalog was there: what it holds of an earlier
-// time may lack what was not for it since then. It is called before Run.
+// Joins must be called before Run if the broker is added while the catalog exists: what it holds from an earlier time
+// may lack what was not exported to it since.
 func (p *Publisher) Joins() { p.notBefore = p.catalog.Journal().Head() }
 
-// Forget ends what is shown of the broker. It is called after Run.
+// Forget deletes the series of the broker. It must be called after Run.
 func (p *Publisher) Forget() { p.metrics.forget(p.broker.Cluster) }
 
-// Broker is the one that is published to.
+// Broker returns the broker that is published to.
 func (p *Publisher) Broker() config.ExporterBroker { return p.broker }
 
 // Run publishes until ctx ends.
@@ -363,7 +363,7 @@ func (p *Publisher) recordRefusal(refusal *semaphorev1.Refusal) {
 		refusal.GetReason())
 }
 
-// truncate makes a line within a bound of a text that another cluster's broker sent.
+// truncate bounds a line with text from another cluster's broker.
 func truncate(text string) string { return finding.CleanTo(text, maxReason) }
 
 func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
@@ -386,7 +386,7 @@ func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 		delete(p.outcomes, key)
 		return
 	}
-	// One that was deleted since may come again before the next heartbeat: the broker does not repeat what it said.
+	// One that was deleted may be exported again before the next heartbeat: the broker does not repeat its outcome.
 	if !exported && len(p.outcomes) >= maxUnexported {
 		return
 	}
@@ -401,8 +401,8 @@ func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 }
 
 // Verdict returns the broker's objection to an object at a revision, empty for none. known is false while the broker
-// has not said: it says what it refuses before it acknowledges the revision, and what else it has against a Service
-// before it acknowledges a heartbeat that was sent afterwards.
+// has not answered: it refuses an object before it acknowledges the revision, and reports an outcome before it
+// acknowledges a later heartbeat.
 func (p *Publisher) Verdict(key catalog.Key, revision uint64) (objection string, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -419,8 +419,8 @@ func (p *Publisher) Verdict(key catalog.Key, revision uint64) (objection string,
 	return p.outcomes[key].GetReason(), true
 }
 
-// Conflict returns in which points an exported Service differs from those of other clusters, as the reasons of the
-// condition Conflict of KEP-1645, and a sentence that says how; none for no conflict. Only the own broker reports it.
+// Conflict returns how an exported Service differs from those of other clusters, as the reasons of the condition
+// Conflict of KEP-1645 with a sentence; none for no conflict. Only the own broker reports it.
 func (p *Publisher) Conflict(key catalog.Key) (reasons []string, message string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

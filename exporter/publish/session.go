@@ -80,8 +80,8 @@ type Session struct {
 	acked         uint64
 	// unacked are the messages sent and not acknowledged, oldest first.
 	unacked []sentMessage
-	// answered is the number of heartbeats that the broker has answered, answeredAt the cursor when the newest of them
-	// was sent: the broker has said what it has against all up to there.
+	// answered is the number of heartbeats that the broker has answered, and answeredAt the cursor when the newest of
+	// them was sent: the broker has reported all objections up to there.
 	answered   uint64
 	answeredAt uint64
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // follower is a store that a reflector fills. It calls back in the reflector's goroutine for each change. A shared
-// informer notifies its handlers later, without saying how far they have come; here that is known.
+// informer notifies its handlers later, and does not report how far they are.
 type follower struct {
 	store      cache.Store
 	queue      *cache.RealFIFO

@@ -121,7 +121,7 @@ func New(client kubernetes.Interface, affinities *kube.BlockAffinities, c *catal
 	return w, nil
 }
 
-// ReadExports has the watcher read ServiceExports, too. It must be called before Run, if the rules have MultiCluster.
+// ReadExports makes the watcher read ServiceExports, too. It must be called before Run, if the rules have MultiCluster.
 func (w *Watcher) ReadExports(exports *cache.ListWatch) {
 	r := &resource{kind: serviceExports(exports)}
 	w.resources = append(w.resources, r)
@@ -190,7 +190,7 @@ func (w *Watcher) update(r *resource, key string) {
 	}
 }
 
-// Replay tells the catalog of all objects that are known once more, as its rules have changed.
+// Replay passes all known objects to the catalog again, because its rules changed.
 func (w *Watcher) Replay() {
 	for _, r := range w.resources {
 		for _, key := range r.keys() {
@@ -199,7 +199,7 @@ func (w *Watcher) Replay() {
 	}
 }
 
-// keys are those of all objects that are known, sorted.
+// keys returns those of all known objects, sorted.
 func (r *resource) keys() []string {
 	keys := map[string]bool{}
 	for _, it := range r.watches {
@@ -210,7 +210,7 @@ func (r *resource) keys() []string {
 	return slices.Sorted(maps.Keys(keys))
 }
 
-// Each calls f for each object that is known, with how it is put into a catalog. It changes nothing.
+// Each calls f for each known object, with the function that puts it into a catalog. It changes nothing.
 func (w *Watcher) Each(f func(o metav1.Object, put func(*catalog.Catalog))) {
 	now := time.Now()
 	for _, r := range w.resources {
