@@ -9,11 +9,11 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// incremental reports whether a running broker can take other remotes: none of those that remain is admitted by other
-// rules, has other names for its objects, or another place in the order. The rest is rare, and built again.
+// incremental reports whether a running broker can change to other remotes: no remaining remote has other rules of
+// admission, other names for its objects, or another place in the order. Other changes are rare, and need a new broker.
 func incremental(was, now *config.Broker) bool {
 	if len(now.Sets.AdoptFrom)+len(now.Services.AdoptFrom) > 0 {
-		return false // what the tools before this one left of a new remote is taken over where engines begin
+		return false // objects that an earlier tool left of a new remote are adopted only when engines begin
 	}
 	remain := func(in, other *config.Broker) (remotes []config.Remote) {
 		for _, r := range in.Remotes {
@@ -29,8 +29,8 @@ func incremental(was, now *config.Broker) bool {
 	})
 }
 
-// follow takes a configuration with other remotes while the broker works, so that only what differs is touched. It
-// returns false, and has changed nothing, where another broker must be built.
+// follow changes to a configuration with other remotes while the broker works, so that only the difference is touched.
+// It returns false, without a change, if another broker must be built.
 func (b *broker) follow(cfg *config.Broker) bool {
 	if !incremental(b.cfg, cfg) {
 		return false
@@ -42,12 +42,12 @@ func (b *broker) follow(cfg *config.Broker) bool {
 			remain.Remotes = append(remain.Remotes, r)
 			continue
 		}
-		// Objects of a remote that is added again so soon were observed as nobody's.
+		// Objects of a remote that is added again so soon were observed without a remote.
 		if slices.ContainsFunc(b.engines.all(), func(e engine) bool { return e.Leftovers(r.Name) }) {
 			return false
 		}
 	}
-	// Engines drop a remote once its stream has ended, and a stream begins once all know its remote.
+	// Engines must drop a remote after its stream has ended, and a stream must begin after all know its remote.
 	if len(remain.Remotes) < len(b.cfg.Remotes) {
 		b.federation.Change(remain.Remotes, cfg.Own())
 		b.configure(&remain)
@@ -61,7 +61,7 @@ func (b *broker) follow(cfg *config.Broker) bool {
 	return true
 }
 
-// configure gives the engines, and then what is beside them, the remotes of a configuration.
+// configure sets the remotes of a configuration in the engines, and then in the parts beside them.
 func (b *broker) configure(cfg *config.Broker) {
 	for _, e := range b.engines.all() {
 		e.Follow(cfg.Remotes)

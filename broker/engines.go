@@ -31,7 +31,7 @@ type engines struct {
 type engine interface {
 	Run(context.Context) error
 	Queue() *queue.Queue
-	// Follow takes the configured remotes, as incremental allows.
+	// Follow sets the configured remotes, as incremental allows.
 	Follow([]config.Remote)
 	// Leftovers reports whether objects of a cluster exist, or something of it is queued.
 	Leftovers(cluster string) bool
@@ -152,7 +152,7 @@ func (e engines) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 	return released
 }
 
-// findings are what is wrong with what remotes export.
+// findings returns what is wrong with what remotes export.
 func (e engines) findings() (found []finding.Finding) {
 	for _, one := range e.all() {
 		found = append(found, one.Findings()...)

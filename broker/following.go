@@ -69,7 +69,7 @@ func (f *following) unknown() error {
 	return errors.New("RemoteClusters are not known yet")
 }
 
-// findings are what is wrong with the watch of the objects, and with the objects.
+// findings returns what is wrong with the watch of the objects, and with the objects.
 func (f *following) findings() []finding.Finding {
 	found := slices.Concat(finding.Lines(finding.RemotesUnread, "", f.follower.Problems()),
 		finding.Lines(finding.RemotesUnwritten, "", append(f.store.Problems(), f.status.Problems()...)))
@@ -111,7 +111,7 @@ func (f *following) wait(ctx context.Context) error {
 	return kube.Sleep(ctx, settle)
 }
 
-// follow gives a broker the remotes in effect, and writes its state into the status of the objects, until another
+// follow passes the remotes in effect to a broker, and writes its state into the status of the objects, until another
 // broker must be built. began is closed once the broker works.
 func (f *following) follow(ctx context.Context, b *broker, began <-chan struct{}) error {
 	select {
@@ -142,7 +142,7 @@ func (f *following) follow(ctx context.Context, b *broker, began <-chan struct{}
 	}
 }
 
-// decide returns what is in effect now; nil while the objects are not known.
+// decide returns what is in effect now; nil while the objects are unknown.
 func (f *following) decide(ctx context.Context) *remotes.Decision {
 	objects, known := f.follower.Objects()
 	if !known {
@@ -154,7 +154,7 @@ func (f *following) decide(ctx context.Context) *remotes.Decision {
 	f.objects = objects
 	f.mu.Unlock()
 	if same {
-		_ = f.store.Save(ctx, last.InEffect) // writes only what is not written yet
+		_ = f.store.Save(ctx, last.InEffect) // it writes only a difference
 		return last
 	}
 	d := remotes.Decide(f.process.cfg, before, objects, f.publishedPorts(ctx, before, objects))
@@ -171,7 +171,7 @@ func (f *following) decide(ctx context.Context) *remotes.Decision {
 	f.mu.Lock()
 	f.decided, f.before, f.roots = &d, d.InEffect, roots
 	f.mu.Unlock()
-	_ = f.store.Save(ctx, d.InEffect) // its problem is shown
+	_ = f.store.Save(ctx, d.InEffect) // its problem is in the status
 	return &d
 }
 

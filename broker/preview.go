@@ -24,8 +24,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// preview says what RemoteClusters would change if they were applied: the same decisions as those on objects that are
-// applied, admission and quotas of a remote in a replica of its own, and a second plan of Services.
+// preview computes what RemoteClusters would change if they were applied: by the same decisions as those on applied
+// objects, admission and quotas of a remote in a replica of its own, and a second plan of Services.
 func (p *process) preview(ctx context.Context, req *semaphorev1.PreviewRequest) (*semaphorev1.PreviewResponse, error) {
 	if err := p.elector.Standby(); err != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "%v: ask the broker that leads", err)
@@ -77,17 +77,17 @@ func (p *process) preview(ctx context.Context, req *semaphorev1.PreviewRequest) 
 	return &v.PreviewResponse, nil
 }
 
-// previewing is what one preview decides.
+// previewing is the state of one preview.
 type previewing struct {
 	debug.Changes
 	process *process
 	// was is the configuration in effect, and now the one that would be.
 	was, now config.Broker
-	// held is what would be accepted of a remote; absent where it is what is accepted now.
+	// held is what would be accepted of a remote; absent for what is accepted now.
 	held map[string][]replica.Result
 }
 
-// decide decides on the objects, and returns the names of those that would be in effect.
+// decide decides about the objects, and returns the names of those that would be in effect.
 func (v *previewing) decide(f *following, objects remotes.Objects, names []string,
 	ports map[string]uint16) (accepted []string) {
 	f.mu.Lock()
@@ -119,8 +119,8 @@ func (v *previewing) decide(f *following, objects remotes.Objects, names []strin
 	return accepted
 }
 
-// admit decides what would be accepted of a remote. exports are what it would export; without them it is judged by what
-// is accepted now.
+// admit decides what would be accepted of a remote. exports are what it would export; without them it judges what is
+// accepted now.
 func (v *previewing) admit(name string, exports []*semaphorev1.Object, have bool) error {
 	i := slices.IndexFunc(v.now.Remotes, func(r config.Remote) bool { return r.Name == name })
 	if i < 0 {
@@ -162,7 +162,7 @@ func (v *previewing) admit(name string, exports []*semaphorev1.Object, have bool
 	return nil
 }
 
-// brake says of which kinds the brake would retain what a remote withdraws: the plan of Services knows no brake.
+// brake reports the kinds of which the brake would retain what a remote withdraws: the plan of Services knows no brake.
 func (v *previewing) brake(name string, was, now map[semaphorev1.Kind]int) {
 	for _, kind := range semaphorev1.Kinds {
 		if gone := was[kind] - now[kind]; v.now.Brake.Brakes(gone, was[kind]) {
@@ -173,7 +173,7 @@ func (v *previewing) brake(name string, was, now map[semaphorev1.Kind]int) {
 	}
 }
 
-// plan is the plan of Services under a configuration, when all is complete.
+// plan returns the plan of Services under a configuration, with all remotes complete.
 func (v *previewing) plan(cfg *config.Broker, held func(cluster string) []replica.Result) *mirror.Plan {
 	names := remoteNames(cfg)
 	if own := cfg.Own(); own != nil {
@@ -192,7 +192,7 @@ func (v *previewing) plan(cfg *config.Broker, held func(cluster string) []replic
 	return plan
 }
 
-// services compares the Services that are desired with those that would be.
+// services compares the desired Services with those that would be desired.
 func (v *previewing) services(ctx context.Context) error {
 	heldNow := func(cluster string) []replica.Result {
 		held, _ := v.process.federation.Held(cluster)
@@ -236,7 +236,7 @@ func (v *previewing) services(ctx context.Context) error {
 	return nil
 }
 
-// describe says of which Services a Service is made.
+// describe lists the Services from which a Service is made.
 func (v *previewing) describe(plan *mirror.Plan, name string) string {
 	all := plan.Describe(name)
 	if len(all) == 0 {
@@ -253,7 +253,7 @@ func (v *previewing) describe(plan *mirror.Plan, name string) string {
 	return text
 }
 
-// findingsOf has a line for each problem of a plan.
+// findingsOf returns a finding with a line for each problem of a plan.
 func findingsOf(s *problem.Set) (found []finding.Finding) {
 	for _, p := range s.All() {
 		code := p.Code

@@ -36,7 +36,7 @@ import (
 )
 
 // process is what all brokers of a process share, one after the other: each is built for a set of remotes, and another
-// replaces it when it cannot take a change of them.
+// replaces it when it cannot follow a change of them.
 type process struct {
 	cfg    *config.Broker
 	source *identity.Source
@@ -187,7 +187,7 @@ func newFederation(p *process) *federation.Server {
 	})
 }
 
-// newDebugger answers semaphorectl's questions.
+// newDebugger returns the DebugService.
 func (p *process) newDebugger() semaphorev1.DebugServiceServer {
 	var sets debug.Sets // nil if policy is off
 	var who debug.Holders
@@ -202,7 +202,7 @@ func (p *process) newDebugger() semaphorev1.DebugServiceServer {
 	return debug.NewServer(p.recorder, p.status, debug.Answers{Sets: sets, Holders: who, Preview: p.preview})
 }
 
-// newDashboard shows what semaphorectl gets.
+// newDashboard returns the dashboard, which shows what semaphorectl gets.
 func (p *process) newDashboard() *dashboard.Server {
 	of := dashboard.Sources{
 		Status: func() *semaphorev1.GetStatusResponse {
@@ -300,7 +300,7 @@ func (p *process) leadFollowing(ctx context.Context, f *following, began chan st
 // errOtherRemotes ends a broker that another one replaces.
 var errOtherRemotes = errors.New("other remotes are in effect")
 
-// leadUntil runs a broker until remotes are in effect that it cannot take.
+// leadUntil runs a broker until the remotes in effect are ones that it cannot follow.
 func (p *process) leadUntil(ctx context.Context, f *following, b *broker, began func()) error {
 	g, working := errgroup.WithContext(ctx)
 	works := make(chan struct{})

@@ -195,7 +195,7 @@ service c3-shop-73736d-fourth: 91`))
 service c2-shop-73736d-second: 81
 service c2-shop-73736d-third: 82`
 	r.becomes("one remote is removed", sorted(left))
-	if err := e3.err(); !strings.Contains(err.Error(), "takes nothing from yours any more") {
+	if err := e3.err(); !strings.Contains(err.Error(), "no longer imports from yours") {
 		t.Errorf("the stream of the removed remote ends with %v", err)
 	}
 	e2.send(changesFrom(103, serviceObject("shop", "third", 83)))
@@ -311,7 +311,7 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 		}
 		a.until("its removal on the same stream", strings.Replace(deviceOfC2, "\n", "\ndevice c3: to go\n", 1), "c2")
 		r.becomes("one remote is removed", ofC2)
-		if err := e3.err(); !strings.Contains(err.Error(), "takes nothing from yours any more") {
+		if err := e3.err(); !strings.Contains(err.Error(), "no longer imports from yours") {
 			t.Errorf("the stream of the removed remote ends with %v", err)
 		}
 		if n := built(); n != "1" {
@@ -345,7 +345,7 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 	r.patch("c2", `{"podSubnets": ["10.2.0.0/16", "10.22.0.0/16"]}`)
 	eventually(t, "the engines are built again", func() (bool, string) { n := built(); return n == "2", n })
 	// The stream ends only once the new engines take over, which is after they were counted.
-	if err := e2.err(); !strings.Contains(err.Error(), "what this cluster takes from yours has changed") {
+	if err := e2.err(); !strings.Contains(err.Error(), "the configuration for your cluster has changed here") {
 		t.Errorf("the stream of the changed remote ends with %v", err)
 	}
 	e2 = r.exporter("c2")

@@ -134,7 +134,7 @@ func (s servers) new(creds credentials.TransportCredentials, alive keepalive.Ser
 	stream []grpc.StreamServerInterceptor, more ...grpc.ServerOption,
 ) *grpc.Server {
 	recovered := recovery.WithRecoveryHandlerContext(func(_ context.Context, p any) error {
-		s.log.Error("panic in a call", "panic", p, "stack", string(debug.Stack()))
+		s.log.Error("a call panicked", "panic", p, "stack", string(debug.Stack()))
 		return status.Error(codes.Internal, "an error in the broker; its log has the details")
 	})
 	logger := logging.LoggerFunc(func(ctx context.Context, level logging.Level, msg string, fields ...any) {

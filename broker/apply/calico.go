@@ -88,7 +88,8 @@ func (c *Calico) connect(ctx context.Context) (*kube.CalicoClient, error) {
 			wait = c.again
 		}
 		if now != last {
-			c.log.Warn("no policy sets and IPPools yet; the other features work", "again", wait, "error", err)
+			c.log.Warn("cannot find Calico's API; the broker writes no policy sets and IPPools until it does", "retry", wait,
+				"error", err)
 		}
 		select {
 		case <-time.After(wait):
@@ -113,7 +114,8 @@ func (c *Calico) unserved(client *kube.CalicoClient) {
 	defer c.mu.Unlock()
 	if c.client == client {
 		c.client, c.problem = nil, fmt.Sprintf("the cluster does not serve %s any more", client.GroupVersion)
-		c.log.Warn("Calico's types are gone; asking how they are served now", "group", client.GroupVersion.String())
+		c.log.Warn("the cluster no longer serves Calico's types; the broker looks for them again", "group",
+			client.GroupVersion.String())
 	}
 }
 

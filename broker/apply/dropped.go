@@ -7,13 +7,13 @@ import (
 )
 
 // dropped are the fields that the definition of ServiceImports lacks, as that of v0.2 does: the apiserver drops them
-// from what is written. It is learned from the answers to writes, again and again, as definitions are replaced.
+// from what is written. Each answer to a write updates them, because definitions are replaced.
 type dropped struct {
 	mu                                                      sync.Mutex
 	families, internal, distribution, conditions, endpoints bool
 }
 
-// spec learns from a write of an object and its answer.
+// spec updates it from a write of an object and its answer.
 func (d *dropped) spec(sent, answer *mcsv1beta1.ServiceImportSpec) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -22,7 +22,7 @@ func (d *dropped) spec(sent, answer *mcsv1beta1.ServiceImportSpec) {
 	learn(&d.distribution, sent.TrafficDistribution != nil, answer.TrafficDistribution != nil)
 }
 
-// status learns from a write of a status and its answer.
+// status updates it from a write of a status and its answer.
 func (d *dropped) status(sent, answer *mcsv1beta1.ServiceImportStatus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -36,7 +36,7 @@ func learn(lacks *bool, sent, kept bool) {
 	}
 }
 
-// without returns the object as such an apiserver would have it.
+// without returns the object as such an apiserver would store it.
 func (d *dropped) without(o *mcsv1beta1.ServiceImport) *mcsv1beta1.ServiceImport {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -26,15 +26,15 @@ import (
 // MCS waits until the cluster serves the Multi-Cluster Services API.
 type MCS struct {
 	client *mcs.Client
-	// problem is why the API is not served, and about is in what the About API names the cluster otherwise.
+	// problem is why the API is not served, and about how the About API contradicts the cluster's name.
 	problem, about *kube.Problem
 }
 
-// aboutInterval is the time between two reads of the About API, whose value hardly ever changes.
+// aboutInterval is the time between two reads of the About API, whose value rarely changes.
 const aboutInterval = time.Minute
 
-// CompareID compares the cluster's ID by the About API with its name here, until ctx ends: other implementations and
-// people know the cluster by that ID. It is not necessary that there is one.
+// CompareID compares the cluster's ID in the About API with its name in the configuration, until ctx ends: other
+// implementations and people use that ID. A cluster without an ID is valid.
 func (m *MCS) CompareID(ctx context.Context, cluster string) error {
 	for {
 		id, err := m.client.ClusterID(ctx)
@@ -56,15 +56,15 @@ func (m *MCS) CompareID(ctx context.Context, cluster string) error {
 	}
 }
 
-// AboutProblem is in what the About API names the cluster otherwise; empty for nothing.
+// AboutProblem returns how the About API contradicts the cluster's name; empty if it does not.
 func (m *MCS) AboutProblem() string { return m.about.Text() }
 
-// NewMCS makes it; nothing is asked yet.
+// NewMCS returns an MCS without a request.
 func NewMCS(client *mcs.Client, log *slog.Logger) *MCS {
 	return &MCS{client: client, problem: kube.NewProblem(log), about: kube.NewProblem(log)}
 }
 
-// Problem is why the API is not served; empty while it is, and before anybody asked.
+// Problem returns why the API is not served; empty while it is, and before the first request.
 func (m *MCS) Problem() string { return m.problem.Text() }
 
 // connect returns once the API is served, or with the context's error.
@@ -84,7 +84,7 @@ func (m *MCS) connect(ctx context.Context) error {
 	}
 }
 
-// asked notes what a request was answered.
+// asked records the answer to a request.
 func (m *MCS) asked(err error) {
 	switch {
 	case err == nil:
@@ -94,7 +94,7 @@ func (m *MCS) asked(err error) {
 	}
 }
 
-// noted notes each answer of a list and a watch. What repeats them while the API is not served returns none of these.
+// noted records each answer of a list and a watch. Their retries while the API is not served return none of these.
 func (m *MCS) noted(lw *cache.ListWatch) *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -110,8 +110,8 @@ func (m *MCS) noted(lw *cache.ListWatch) *cache.ListWatch {
 	}
 }
 
-// ServiceImports keeps those of all namespaces, for which the cluster must serve the API. Their names are
-// NAMESPACE/NAME.
+// ServiceImports returns the writer of those of all namespaces, for which the cluster must serve the API. Their names
+// are NAMESPACE/NAME.
 func ServiceImports(api *MCS, desired writes.Desired[*mcsv1beta1.ServiceImport],
 	options Options) *Objects[*mcsv1beta1.ServiceImport] {
 	imports, lacks := api.client.Imports(), &dropped{}
@@ -138,7 +138,7 @@ func ServiceImports(api *MCS, desired writes.Desired[*mcsv1beta1.ServiceImport],
 	}, desired, options)
 }
 
-// mergeImport leaves labels, annotations and conditions of others.
+// mergeImport keeps labels, annotations and conditions of others.
 func mergeImport(have, want *mcsv1beta1.ServiceImport) *mcsv1beta1.ServiceImport {
 	out := have.DeepCopy()
 	for _, key := range strings.Split(have.Annotations[naming.AnnotationCopiedAnnotations], ",") {
@@ -161,7 +161,7 @@ func mergeImport(have, want *mcsv1beta1.ServiceImport) *mcsv1beta1.ServiceImport
 // importClient writes an object and its status, which are two requests.
 type importClient struct {
 	api mcs.Resource[*mcsv1beta1.ServiceImport]
-	// asked takes each answer.
+	// asked receives each answer.
 	asked func(error)
 	lacks *dropped
 }
@@ -193,7 +193,7 @@ func (c importClient) Update(ctx context.Context, o *mcsv1beta1.ServiceImport) (
 	return c.status(ctx, out, o)
 }
 
-// status writes the status of an object as it is now.
+// status writes the status of an object.
 func (c importClient) status(ctx context.Context, now,
 	want *mcsv1beta1.ServiceImport) (*mcsv1beta1.ServiceImport, error) {
 	next := now.DeepCopy()

@@ -1,12 +1,12 @@
 // Package dashboard serves a page with the live state of the mesh as this broker knows it, for a person behind a
-// port-forward. It shows what semaphorectl status says of this broker (internal/diagnose/mesh), and judges nothing.
+// port-forward. It shows what semaphorectl status shows of this broker (internal/diagnose/mesh), and judges nothing.
 //
-// It only reads. It has no method that changes anything, no credential to steal and nothing secret to show; the
-// listener is on loopback (listen.dashboard), and refuses names that are not loopback's, as a page elsewhere could have
-// its own name lead there (DNS rebinding). The page loads nothing from elsewhere.
+// It only reads. It has no method that changes anything, and shows no credential and no secret. The listener is on
+// loopback (listen.dashboard), and refuses host names other than loopback's, because the name of another site could
+// resolve to it (DNS rebinding). The page loads nothing from elsewhere.
 //
-// What it costs is bounded: the state is read for all readers together, for a tenth of one core at most, and only while
-// somebody reads, but for the lag once in ten seconds. A slow reader loses states, and delays nobody.
+// Its cost is bounded: the state is read once for all readers, with a tenth of one core at most, and only while there
+// is a reader, except for the lag every ten seconds. A slow reader loses states, and delays no other.
 //
 // Of the broker's packages it may import mirror.
 package dashboard
@@ -36,19 +36,19 @@ const (
 	writeTimeout   = 10 * time.Second
 	// maxStream bounds the life of a stream; a browser opens another one.
 	maxStream = time.Hour
-	// fresh is how old a state may be that a new reader gets.
+	// fresh is the maximal age of the state that a new reader gets.
 	fresh = 2 * time.Second
-	// beatEvery is when a reader that gets no state is sent that the broker lives.
+	// beatEvery is the interval at which a reader without a new state is sent a sign of life.
 	beatEvery = 2 * time.Second
 )
 
-// The intervals of what is read. least is the time between two readings of the state, and details between two of the
+// Intervals of reading. least is the minimal time between two readings of the state, and details between two of the
 // services and sets, which may be many.
 const (
 	least       = 500 * time.Millisecond
 	details     = 5 * time.Second
 	sampleEvery = 10 * time.Second
-	// share of one core that reading takes at most.
+	// share of one core that reading may use.
 	share = 10
 )
 
@@ -82,7 +82,7 @@ type state struct {
 	at   time.Time
 }
 
-// New returns a server of what the sources say.
+// New returns a server of the sources' state.
 func New(sources Sources) *Server {
 	pages, err := fs.Sub(files, "page")
 	if err != nil {
@@ -116,7 +116,7 @@ func (s *Server) Serve(ctx context.Context, address string, refused func()) erro
 	return nil
 }
 
-// run reads the state while there are readers, and samples the lag all the time.
+// run reads the state while there are readers, and samples the lag always.
 func (s *Server) run(ctx context.Context) {
 	sample := time.NewTicker(sampleEvery)
 	defer sample.Stop()
@@ -149,7 +149,7 @@ func (s *Server) watched() bool {
 	return s.readers > 0
 }
 
-// headers are those of each response. What the page may load is its own script, style and picture.
+// headers are those of each response. The page may load only its own script, style and picture.
 var headers = map[string]string{
 	"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; " +
 		"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -201,8 +201,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// refusal is why a request is refused: its host is no name of loopback's, or a page from elsewhere makes it. A person
-// may follow a link to the page itself.
+// refusal returns why a request is refused: its host is no name of loopback, or a page of another site makes it. A
+// person may follow a link to the page itself.
 func refusal(r *http.Request) string {
 	host := r.Host
 	if h, _, err := net.SplitHostPort(host); err == nil {
@@ -223,7 +223,7 @@ func refusal(r *http.Request) string {
 	return ""
 }
 
-// enter counts a reader, and returns how it leaves; false if there are too many.
+// enter counts a reader, and returns the function that ends it; false if there are too many.
 func (s *Server) enter() (leave func(), ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,9 +261,9 @@ func (s *Server) next(ctx context.Context, last *state, beat <-chan time.Time) *
 	}
 }
 
-// stream sends each state as a server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html).
-// Between two writes any number of states may pass. While there is none, because reading one takes long, beats say that
-// the broker lives: a page that gets neither may say that the broker does not answer.
+// stream sends each state as a server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html). A
+// reader may miss states between two writes. While there is no new state, because reading one takes long, beats show
+// that the broker works: a page that receives neither may report that the broker does not answer.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	leave, ok := s.enter()
 	if !ok {
@@ -321,7 +321,7 @@ func (s *Server) picture(w http.ResponseWriter, r *http.Request) {
 	if now == nil {
 		return
 	}
-	// It is an image: its own style is in it, and nothing else may be.
+	// It is an image with its own style, and must load nothing else.
 	w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; sandbox")
 	w.Header().Set("Content-Type", "image/svg+xml")
 	_, _ = w.Write(now.svg) // the reader may have disconnected

@@ -15,7 +15,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// The most rows of each table; how many have none is said.
+// The most rows of each table; the others are counted.
 const (
 	maxLinks    = 200
 	maxPairs    = 50
@@ -28,11 +28,11 @@ const (
 	maxView = 512 << 10
 )
 
-// Sources are what the page shows.
+// Sources are the data of the page.
 type Sources struct {
-	// Status is what this broker answers to semaphorectl status.
+	// Status is the status that semaphorectl gets.
 	Status func() *semaphorev1.GetStatusResponse
-	// Services are those with endpoints, and Sets are the policy sets; nil where the feature is off.
+	// Services are those with endpoints, and Sets are the policy sets; nil if the feature is off.
 	Services func() []mirror.Described
 	Sets     func() []*semaphorev1.PolicySet
 	// Recent are the last events, oldest first.
@@ -45,22 +45,22 @@ type View struct {
 	Standby bool       `json:"standby,omitempty"`
 	Leader  string     `json:"leader,omitempty"`
 	Mesh    *mesh.Mesh `json:"mesh"`
-	// LinkStates are how the links are drawn, in their order.
+	// LinkStates are the states in which the links are drawn, in their order.
 	LinkStates []string  `json:"linkStates"`
 	Nodes      []Node    `json:"nodes"`
 	Services   []Service `json:"services"`
 	Sets       []Set     `json:"sets"`
 	Lag        []Series  `json:"lag"`
 	Events     []Event   `json:"events"`
-	// Every is after how many seconds the next state follows: more, the longer it takes to read one.
+	// Every is the time until the next state in seconds: longer, if reading one takes longer.
 	Every float64 `json:"every"`
 	// More is how many rows of each table are not shown.
 	More map[string]int `json:"more"`
-	// Picture is another value when the drawing is another.
+	// Picture changes when the drawing changes.
 	Picture string `json:"picture"`
 }
 
-// Node is one of the own cluster. Those without an agent come first.
+// Node is a node of the own cluster. Those without an agent come first.
 type Node struct {
 	Name     string `json:"name"`
 	Attached bool   `json:"attached"`
@@ -69,7 +69,7 @@ type Node struct {
 	Behind   uint64 `json:"behind"`
 }
 
-// Service is one with endpoints of other clusters.
+// Service is a Service with endpoints of other clusters.
 type Service struct {
 	Namespace string           `json:"namespace"`
 	Name      string           `json:"name"`
@@ -78,7 +78,7 @@ type Service struct {
 	Clusters  []ServiceCluster `json:"clusters"`
 }
 
-// ServiceCluster is where endpoints of a Service are.
+// ServiceCluster is a cluster with endpoints of a Service.
 type ServiceCluster struct {
 	Cluster   string `json:"cluster"`
 	Endpoints int    `json:"endpoints"`
@@ -98,7 +98,7 @@ type Set struct {
 	Problem   string `json:"problem,omitempty"`
 }
 
-// Event is something that this broker saw or did.
+// Event is something that this broker observed or did.
 type Event struct {
 	At     time.Time `json:"at"`
 	Source string    `json:"source"`
@@ -136,7 +136,7 @@ func (s *Server) refresh(now time.Time) {
 	s.changed = make(chan struct{})
 }
 
-// viewOf is what follows from a status alone, and its drawing. The tables beside the drawing have the links and
+// viewOf returns what follows from a status alone, and its drawing. The tables beside the drawing have the links and
 // findings.
 func viewOf(status *semaphorev1.GetStatusResponse, now time.Time) (*View, *picture.Picture) {
 	m := mesh.Join([]mesh.Facts{{Parts: []*semaphorev1.GetStatusResponse{status}}})
@@ -176,7 +176,7 @@ func viewOf(status *semaphorev1.GetStatusResponse, now time.Time) (*View, *pictu
 	return v, p
 }
 
-// encode is JSON of a bounded size.
+// encode returns JSON of a bounded size.
 func (v *View) encode(most int) []byte {
 	for {
 		data, err := json.Marshal(v)
@@ -190,7 +190,7 @@ func (v *View) encode(most int) []byte {
 	}
 }
 
-// halve shortens each table, and returns false when there is nothing left to shorten.
+// halve shortens each table, and returns false if none can be shortened.
 func (v *View) halve() bool {
 	before := len(v.Services) + len(v.Sets) + len(v.Events) + len(v.Nodes) + len(v.Mesh.Links) + len(v.Mesh.Findings) +
 		len(v.Mesh.Pairs) + len(v.Mesh.Clusters) + len(v.Mesh.Notes) + len(v.Lag)
@@ -210,7 +210,7 @@ func (v *View) halve() bool {
 
 func half[T any](list *[]T) int { return cutTo(list, len(*list)/2) }
 
-// cutTo keeps the first of a list, and returns how many are not kept.
+// cutTo keeps the first elements of a list, and returns how many it removed.
 func cutTo[T any](list *[]T, most int) int {
 	more := max(0, len(*list)-most)
 	*list = (*list)[:len(*list)-more]

@@ -227,7 +227,7 @@ func (d *Store) publish() (next time.Time) {
 	for key, err := range unread {
 		if was := d.unread[key]; was == nil || was.Error() != err.Error() {
 			d.options.Events.Warn("", finding.DrainUnreadable, err.Error())
-			d.options.Log.Warn("a drain cannot be read", "key", key, "error", err)
+			d.options.Log.Warn("an entry of the ConfigMap of drains is malformed and ignored", "key", key, "error", err)
 		}
 	}
 	d.foreign, d.unread = foreign, unread
@@ -237,13 +237,13 @@ func (d *Store) publish() (next time.Time) {
 	for _, is := range held.All() {
 		if !slices.ContainsFunc(d.held.All(), is.Same) {
 			d.options.Recorder.Record(debug.Event{Source: is.Cluster, Object: is.String(), Action: "drain", Detail: lasts(is)})
-			d.options.Log.Info("drained", "what", is.String(), "by", is.By, "until", is.Until)
+			d.options.Log.Info("a drain began", "target", is.String(), "by", is.By, "until", is.Until)
 		}
 	}
 	for _, was := range d.held.All() {
 		if !slices.ContainsFunc(held.All(), func(is drain.Drain) bool { return is.Target == was.Target }) {
 			d.options.Recorder.Record(debug.Event{Source: was.Cluster, Object: was.String(), Action: "undrain"})
-			d.options.Log.Info("no longer drained", "what", was.String())
+			d.options.Log.Info("a drain ended", "target", was.String())
 		}
 	}
 	d.held, d.published = held, true

@@ -15,7 +15,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Engines take what is held of the remotes. All but Sink may be nil; Options says what each does.
+// Engines receive what is held of the remotes. All but Sink may be nil; Options documents each.
 type Engines struct {
 	Sink        Sink
 	WaitForRoom func(ctx context.Context, cluster string, waits func() error) error
@@ -23,25 +23,24 @@ type Engines struct {
 	Outcomes    func(cluster string) []*semaphorev1.Outcome
 }
 
-// engines are those that take at the moment.
+// engines are the current ones.
 type engines struct {
 	Engines
-	// replaced is closed when others take.
+	// replaced is closed when other engines replace them.
 	replaced chan struct{}
 }
 
-// errReplaced ends the wait for room of engines that no longer take.
-var errReplaced = errors.New("other engines take what follows")
+// errReplaced ends the wait for room in engines that were replaced.
+var errReplaced = errors.New("other engines replaced these")
 
-// The ends of streams that a change of the remotes ends.
+// Why a change of the remotes ends a stream.
 var (
-	errRemoved = status.Error(codes.PermissionDenied, "this cluster takes nothing from yours any more")
-	errChanged = status.Error(codes.Aborted, "what this cluster takes from yours has changed: begin another stream")
+	errRemoved = status.Error(codes.PermissionDenied, "this cluster no longer imports from yours")
+	errChanged = status.Error(codes.Aborted, "the configuration for your cluster has changed here: begin another stream")
 )
 
-// Follow has other engines take what remotes export from now on, of these remotes. Streams of remotes that are as they
-// were go on; the engines begin with all that is held of those. A remote that is another now begins with nothing held,
-// and one that is gone is refused.
+// Follow passes what these remotes export to other engines from now on. Streams of unchanged remotes continue; the
+// engines begin with everything held of them. A changed remote begins with nothing held, and a removed one is refused.
 func (s *Server) Follow(remotes []config.Remote, own *config.Remote, to Engines) {
 	replaced := s.engines
 	s.engines = &engines{Engines: to, replaced: make(chan struct{})}
@@ -51,9 +50,8 @@ func (s *Server) Follow(remotes []config.Remote, own *config.Remote, to Engines)
 	}
 }
 
-// Change has the same engines take what remotes export, of these remotes. The engines must know a remote before it is
-// added here, and are sent nothing more of a remote once Change has returned without it. It must not be called together
-// with Follow.
+// Change passes what these remotes export to the same engines. The engines must know a remote before it is added here,
+// and receive nothing more of a remote once Change has returned without it. It must not be called together with Follow.
 func (s *Server) Change(remotes []config.Remote, own *config.Remote) { s.follow(remotes, own) }
 
 func (s *Server) follow(remotes []config.Remote, own *config.Remote) {
@@ -85,7 +83,7 @@ func (s *Server) follow(remotes []config.Remote, own *config.Remote) {
 	}
 }
 
-// Admission decides what is accepted of one of several remotes. local are the own cluster's subnets.
+// Admission returns the decision what is accepted of one of several remotes. local are the own cluster's subnets.
 func Admission(remotes []config.Remote, of int, local []netip.Prefix) replica.Admit {
 	var others []netip.Prefix
 	for i := range remotes {
@@ -96,7 +94,7 @@ func Admission(remotes []config.Remote, of int, local []netip.Prefix) replica.Ad
 	return admission.New(&remotes[of], local, others...).Check
 }
 
-// goesOn reports whether a link of before serves a remote as it is now. If so the engines have all that it holds.
+// goesOn reports whether a link of before can serve a remote as it is now. If so the engines have all that it holds.
 func (l *link) goesOn(remote config.Remote, brake config.Brake, admit replica.Admit, to *engines) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,13 +116,13 @@ func (l *link) goesOn(remote config.Remote, brake config.Brake, admit replica.Ad
 	return true
 }
 
-// SameAdmission reports whether the same objects are taken from both remotes, limits aside.
+// SameAdmission reports whether the same objects are accepted from both remotes, limits aside.
 func SameAdmission(a, b config.Remote) bool {
 	return reflect.DeepEqual(a.PodPrefixes, b.PodPrefixes) && reflect.DeepEqual(a.NodePrefixes, b.NodePrefixes) &&
 		a.WireGuard.AddressFamily == b.WireGuard.AddressFamily && a.ServicePrefix == b.ServicePrefix
 }
 
-// remove ends the link for good: streams of it lead to nothing.
+// remove ends the link permanently: its streams have no effect any more.
 func (l *link) remove(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -201,7 +201,7 @@ func (f *Front) note(slice string, err error) {
 		f.problems[slice] = fmt.Sprintf("EndpointSlice %s/%s, by which calls reach this replica: %v", f.Pod.Namespace,
 			slice, err)
 		if !was {
-			f.Log.Warn("calls may not reach this replica", "endpointslice", slice, "error", err)
+			f.Log.Warn("cannot route the Service to this replica; the broker retries", "endpointslice", slice, "error", err)
 		}
 	}
 }

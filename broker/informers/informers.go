@@ -94,7 +94,7 @@ func (opts Options) watchError(ctx context.Context, kind string, attempt int, er
 	}
 	opts.Errors.WithLabelValues(kind).Inc()
 	if attempt == 1 {
-		opts.Log.Warn("cannot list or watch; trying again", "kind", kind, "error", err)
+		opts.Log.Warn("cannot list or watch; the broker retries", "kind", kind, "error", err)
 	}
 }
 

@@ -102,7 +102,7 @@ func (l *Leftovers) Run(ctx context.Context) error {
 			case ctx.Err() != nil:
 				return ctx.Err()
 			case err == nil && len(left) == 0:
-				l.adoption.Log.Info("nothing is left of the endpoints of " + config.ServiceMirror)
+				l.adoption.Log.Info("replaced all endpoints of " + config.ServiceMirror)
 				return nil
 			case removed > 0:
 				wait = firstPass
@@ -152,7 +152,8 @@ func (l *Leftovers) pass(ctx context.Context) (removed int, left map[string]stri
 			continue
 		}
 		removed++
-		l.adoption.Log.Info("handed over", string(it.kind), it.name, "service", it.service)
+		l.adoption.Log.Info("removed endpoints of an earlier tool that the broker's own replace", string(it.kind), it.name,
+			"service", it.service)
 	}
 	return removed, left, errors.Join(failed...)
 }

@@ -90,7 +90,7 @@ func (a ServiceAdopter) All(ctx context.Context) {
 			have := &list.Items[i]
 			if _, mine := a.source(have); !mine {
 				left++
-				a.Log.Info("left alone: "+a.hint(have), "service", have.Name)
+				a.Log.Info("not adopted: "+a.hint(have), "service", have.Name)
 			} else if _, err := a.take(ctx, have); err != nil {
 				a.Events.Warn("", finding.NotTakenOver, fmt.Sprintf("service %s of %s: %v", have.Name, config.ServiceMirror, err))
 			}
@@ -165,7 +165,7 @@ func (a ServiceAdopter) take(ctx context.Context, have *corev1.Service) (*corev1
 		naming.AnnotationSourceName, from.name)
 	out, err := a.services.Update(ctx, out, metav1.UpdateOptions{FieldManager: writes.FieldManager})
 	if err == nil {
-		a.Log.Info("taken over", "service", have.Name, "from", config.ServiceMirror, "cluster", from.cluster)
+		a.Log.Info("adopted a Service", "service", have.Name, "from", config.ServiceMirror, "cluster", from.cluster)
 	}
 	return out, err
 }

@@ -88,7 +88,7 @@ func (a Adopter[T]) All(ctx context.Context) {
 				return nil
 			}
 			if _, err := a.In(have.GetNamespace()).Update(ctx, have); err != nil {
-				a.Log.Warn("an object of semaphore cannot be written in the form in which it is read now", "object",
+				a.Log.Warn("cannot rewrite an object that the Calico API server wrote", "object",
 					writes.KeyOf(have), "error", err)
 				return nil
 			}
@@ -96,7 +96,7 @@ func (a Adopter[T]) All(ctx context.Context) {
 		case !a.original(have):
 		case !mine:
 			left++
-			a.Log.Info("left alone: "+a.hint(have), "set", have.GetName())
+			a.Log.Info("not adopted: "+a.hint(have), "set", have.GetName())
 		default:
 			if _, err := a.take(ctx, have); err != nil {
 				a.Events.Warn("", finding.NotTakenOver,
@@ -170,7 +170,7 @@ func (a Adopter[T]) take(ctx context.Context, have T) (T, error) {
 		naming.AnnotationSourceNamespace, namespace, naming.AnnotationSourceName, name))
 	out, err := a.In("").Update(ctx, out)
 	if err == nil {
-		a.Log.Info("taken over", "set", have.GetName(), "from", from, "cluster", cluster)
+		a.Log.Info("adopted a set", "set", have.GetName(), "from", from, "cluster", cluster)
 	}
 	return out, err
 }

@@ -18,9 +18,9 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// This file holds the rules for Services that ServiceExports export (KEP-1645): a derived Service for each name, with
-// the endpoints of all clusters that export it, and a ServiceImport (docs/adr/0029-multi-cluster-services.md). A
-// target of imports is like that of a global service, except for who decides and which ports it has.
+// This file has the rules for Services that ServiceExports export (KEP-1645): a derived Service for each name, with the
+// endpoints of all clusters that export it, and a ServiceImport (docs/adr/0029-multi-cluster-services.md). A target of
+// imports is like that of a global service, except for which cluster decides and which ports it has.
 
 // clusterSet stands for the cluster of a ref that names the exports of one name. It is no name of a cluster, and sorts
 // after global services and before mirrors.
@@ -69,9 +69,9 @@ func (w *work) setImport(r ref) string {
 	return name
 }
 
-// updateOrder appends clusters that export the name now to those that did before, and removes the others. Of several
-// that are new, those of mcs.precedence come first, in its order, then the others by name. No time that a remote tells,
-// and no preference for the own cluster, has a part in it: every cluster that observes the same order decides the same.
+// updateOrder keeps the order of clusters that exported the name before, removes those that no longer do, and appends
+// new ones: those of mcs.precedence first, in its order, then the others by name. It uses no time from a remote and
+// does not prefer the own cluster: every cluster that observes the same order decides the same.
 func (t *target) updateOrder(exports map[string]*source) {
 	before := t.order
 	if before == nil {
@@ -99,7 +99,7 @@ func (t *target) updateOrder(exports map[string]*source) {
 	t.order = append(order, joined...)
 }
 
-// exportingBefore are the clusters of the Service as the broker before wrote it, in its order.
+// exportingBefore returns the clusters of the Service as the previous broker wrote it, in its order.
 func (t *target) exportingBefore() []string {
 	s := t.existing()
 	if s == nil || s.Annotations[naming.AnnotationExportingClusters] == "" {
@@ -119,8 +119,8 @@ func (t *target) exportedBefore(cluster string) bool {
 	return !t.plan.complete[cluster] && slices.Contains(t.exportingBefore(), cluster)
 }
 
-// updateImport decides what a derived Service is: which cluster decides, its ports, and which ports the endpoints of
-// each cluster have. The caller attaches the sources then.
+// updateImport decides the fields of a derived Service: which cluster decides, its ports, and which ports the endpoints
+// of each cluster have. The caller attaches the sources afterwards.
 func (t *target) updateImport(exports map[string]*source) {
 	t.merged, t.filters = nil, map[string]portFilter{}
 	if !t.plan.ordered {
@@ -135,7 +135,7 @@ func (t *target) updateImport(exports map[string]*source) {
 		}
 	}
 	if len(t.order) == 0 || exports[t.order[0]] == nil {
-		// While the cluster that decides is not heard, the existing Service does not change.
+		// While the deciding cluster is not complete, the existing Service does not change.
 		filter(withExistingPorts(nil, t.existing()))
 		return
 	}
@@ -155,8 +155,8 @@ func (t *target) updateImport(exports map[string]*source) {
 	filter(merged.GetPorts())
 }
 
-// unionOfPorts returns the ports of Services, of which the first decides. A port that has the name, or the protocol and
-// the number, of an earlier one is left out; so is a port without a name beside others, as in every Service.
+// unionOfPorts returns the ports of Services, of which the first decides. It omits a port that has the name, or the
+// protocol and the number, of an earlier one, and a port without a name beside others, as in every Service.
 func unionOfPorts(services []*semaphorev1.Service) (all []*semaphorev1.Port) {
 	for _, s := range services {
 		for _, p := range s.GetPorts() {
@@ -168,7 +168,7 @@ func unionOfPorts(services []*semaphorev1.Service) (all []*semaphorev1.Port) {
 	return all
 }
 
-// withExistingPorts adds the ports of the existing Service, which may be those of a cluster that is not heard yet.
+// withExistingPorts adds the ports of the existing Service, which may be those of a cluster that is not complete.
 func withExistingPorts(all []*semaphorev1.Port, existing *corev1.Service) []*semaphorev1.Port {
 	if existing == nil {
 		return all
@@ -193,7 +193,7 @@ func fits(all []*semaphorev1.Port, name, protocol string, number int32) bool {
 }
 
 // commonFamilies returns the IP families that all Services have, in the order of the first; those of the first if they
-// have none in common, and none if one of them does not tell.
+// have none in common, and none if one of them does not report its families.
 func commonFamilies(services []*semaphorev1.Service) []string {
 	common := slices.Clone(services[0].GetIpFamilies())
 	for _, s := range services {
@@ -208,7 +208,7 @@ func commonFamilies(services []*semaphorev1.Service) []string {
 	return common
 }
 
-// same reports whether two filters leave out the same.
+// same reports whether two filters omit the same ports.
 func (f portFilter) same(o portFilter) bool { return (f == nil) == (o == nil) && maps.Equal(f, o) }
 
 // portFilter are the ports of a cluster's endpoints that a derived Service has; nil for all.
@@ -231,7 +231,7 @@ func filterOf(s *semaphorev1.Service, union []*semaphorev1.Port) portFilter {
 	return f
 }
 
-// of returns a group without the ports that the filter leaves out; ok is false if it had ports, and has none.
+// of returns a group without the ports that the filter omits; ok is false if it had ports, and has none.
 func (f portFilter) of(g group) (_ group, ok bool) {
 	if f == nil {
 		return g, true
@@ -273,7 +273,7 @@ func (h *clusterEndpoints) exported(k key) (best exportedEndpoint, ok bool) {
 // Exports returns how many Services of a cluster ServiceExports export.
 func (p *Plan) Exports(cluster string) int { return p.exportCounts[cluster] }
 
-// Conflict is in what the exports of one name differ.
+// Conflict lists how the exports of one name differ.
 type Conflict struct {
 	// Reasons are those of the condition Conflict of KEP-1645, sorted as there.
 	Reasons []mcsv1beta1.ServiceExportConditionReason

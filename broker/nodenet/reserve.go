@@ -132,7 +132,7 @@ func (r *reservations) run(ctx context.Context) error {
 		r.problems = problems
 		r.mu.Unlock()
 		if differs && len(problems) > 0 {
-			r.log.Warn("not every node has an address for its devices", "problems", len(problems), "first", problems[0])
+			r.log.Warn("some nodes have no reserved address for their devices", "problems", len(problems), "first", problems[0])
 		}
 		select {
 		case <-time.After(r.pass):
@@ -296,7 +296,7 @@ func (r *reservations) reserve(ctx context.Context, node string, blocks []netip.
 		case is.is == pending: // an assignment that was running has taken it
 			delete(states, addr)
 		default:
-			r.log.Warn("something took an address that is reserved for the devices of a node; the broker chooses another",
+			r.log.Warn("an address that is reserved for the devices of a node is in use; the broker chooses another",
 				"node", node,
 				"address", addr)
 			states[addr] = state{is: retired, since: r.now()}

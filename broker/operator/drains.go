@@ -59,7 +59,7 @@ func (c *Server) Drain(ctx context.Context, req *semaphorev1.DrainRequest) (*sem
 	if err := w.Drains.Add(ctx, is); err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
-	c.log.Info("an operator drains", "what", target.String(), "until", is.Until, "by", is.By, "endpoints",
+	c.log.Info("an operator ordered a drain", "target", target.String(), "until", is.Until, "by", is.By, "endpoints",
 		out.Drain.Endpoints)
 	return out, nil
 }
@@ -81,7 +81,7 @@ func (c *Server) Undrain(ctx context.Context, req *semaphorev1.UndrainRequest) (
 	for _, is := range removed {
 		out.Drains = append(out.Drains, drainStatus(is))
 	}
-	c.log.Info("an operator undrains", "what", target.String())
+	c.log.Info("an operator ended a drain", "target", target.String())
 	return out, nil
 }
 

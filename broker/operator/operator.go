@@ -139,7 +139,7 @@ func (c *Server) RotateKey(_ context.Context,
 			sent++
 		}
 	}
-	c.log.Info("an operator orders new keys", "cluster", req.GetCluster(), "sent", sent, "not sent",
+	c.log.Info("an operator ordered new keys", "cluster", req.GetCluster(), "sent", sent, "not sent",
 		len(out.Nodes)-sent)
 	return out, nil
 }

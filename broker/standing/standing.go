@@ -151,7 +151,7 @@ func (s *Store) read(object *corev1.ConfigMap, all map[string]map[string]*semaph
 		}
 		peers, err := unpack(data)
 		if err != nil {
-			s.log.Warn("the stored peers of a remote cannot be decoded, and are not known", "configmap", object.Name, "cluster",
+			s.log.Warn("cannot decode the stored peers of a remote; the broker ignores them", "configmap", object.Name, "cluster",
 				cluster, "error", err)
 			continue
 		}
@@ -225,7 +225,7 @@ func (s *Store) save(ctx context.Context, cluster string, peers []*semaphorev1.P
 		if err != nil {
 			return 0, err
 		}
-		s.log.Warn("a remote has more peers than can be stored for the next broker", "cluster", cluster, "peers", len(peers),
+		s.log.Warn("cannot store all peers of a remote for the next broker", "cluster", cluster, "peers", len(peers),
 			"bytes", maxBytes)
 	}
 	return len(data), s.modify(ctx, shard(cluster), func(object *corev1.ConfigMap) bool {
