@@ -96,16 +96,16 @@ func TestUnusableStateIsIgnored(t *testing.T) {
 		data []byte
 		word string
 	}{
-		"empty":             {nil, "does not begin"},
-		"text":              {[]byte("hello\n"), "does not begin"},
-		"zeroes":            {make([]byte, len(whole)), "does not begin"},
+		"empty":             {nil, "first line is not"},
+		"text":              {[]byte("hello\n"), "first line is not"},
+		"zeroes":            {make([]byte, len(whole)), "first line is not"},
 		"cut in the head":   {whole[:40], "damaged"},
 		"cut":               {whole[:len(whole)-1], "checksum"},
 		"only a head":       {whole[:bytes.IndexByte(whole, '\n')+1], "checksum"},
 		"longer":            {append(bytes.Clone(whole), 0), "checksum"},
 		"newer":             {bytes.Replace(whole, []byte("state 1 "), []byte("state 2 "), 1), "version 2"},
 		"older":             {bytes.Replace(whole, []byte("state 1 "), []byte("state 0 "), 1), "version 0"},
-		"another cluster's": {encoded(t, "c7", 3), `of cluster "c7"`},
+		"another cluster's": {encoded(t, "c7", 3), `to cluster "c7"`},
 		"renamed":           {bytes.Replace(encoded(t, "c7", 3), []byte(" c7 "), []byte(" c1 "), 1), "checksum"},
 		"without a device":  {orphan, "has no device"},
 	} {
@@ -137,7 +137,7 @@ func TestUnusableStateIsIgnored(t *testing.T) {
 		t.Errorf("a directory: %v", err)
 	}
 	must(t, os.Chmod(file, 0o620))
-	if _, err := Load(file, "c1"); err == nil || !strings.Contains(err.Error(), "others can write") {
+	if _, err := Load(file, "c1"); err == nil || !strings.Contains(err.Error(), "other users can write") {
 		t.Errorf("a file that others can write: %v", err)
 	}
 }
