@@ -32,12 +32,12 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/pki"
 )
 
-// foreignCluster is a cluster in which nothing of semaphore runs.
+// foreignCluster is a cluster in which no part of semaphore runs.
 type foreignCluster struct {
 	applier *applier
 	facts   *preflight.Cluster
 	name    string
-	// api is the URL of its apiserver for the exporters, and roots are those that the kubeconfig has for it.
+	// api is the URL of its apiserver for exporters, and roots are those of the kubeconfig.
 	api   string
 	roots []byte
 }
@@ -86,7 +86,8 @@ func (l *linker) foreign(ctx context.Context, look bool) ([]*foreignCluster, err
 	return out, nil
 }
 
-// reach finds out how pods of other clusters reach the apiserver: as the kubeconfig does, unless that is this machine.
+// reach decides how pods of other clusters reach the apiserver: by the kubeconfig's address, unless that is this
+// machine.
 func (f *foreignCluster) reach(cfg *rest.Config) error {
 	if f.api == "" {
 		f.api = cfg.Host
@@ -112,7 +113,7 @@ func (f *foreignCluster) reach(cfg *rest.Config) error {
 	return nil
 }
 
-// readers are the clusters of --context, which have semaphore.
+// readers returns the clusters of --context, which have semaphore.
 func (l *linker) readers(ctx context.Context) ([]*linkedCluster, error) {
 	clusters, err := l.access.Clusters()
 	if err != nil {
@@ -130,7 +131,7 @@ func (l *linker) readers(ctx context.Context) ([]*linkedCluster, error) {
 	return out, nil
 }
 
-// checkAgentless says what is wrong with the flags.
+// checkAgentless returns what is wrong with the flags.
 func (l *linker) checkAgentless() error {
 	a := &l.agentless
 	for _, f := range a.features {
@@ -158,8 +159,8 @@ func (l *linker) checkAgentless() error {
 	return nil
 }
 
-// read has exporters beside the brokers of --context read the clusters of --agentless. What stands in the way is found
-// before anything is written.
+// read creates exporters beside the brokers of --context that read the clusters of --agentless. Whatever prevents that
+// is found before the first write.
 func (l *linker) read(ctx context.Context, w io.Writer) error {
 	there, err := l.foreign(ctx, true)
 	if err != nil {
@@ -205,7 +206,7 @@ func (l *linker) read(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// mayRead says what stands in the way of reading a cluster for features.
+// mayRead returns what prevents that a cluster is read for features.
 func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features config.Features) ([]check.Finding,
 	error) {
 	found := preflight.JudgePair(p.facts, f.facts)
@@ -254,7 +255,7 @@ func (p *linkedCluster) mayRead(ctx context.Context, f *foreignCluster, features
 	return found, nil
 }
 
-// readOne makes all that one exporter for one cluster needs.
+// readOne creates everything that one exporter for one cluster needs.
 func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignCluster, features config.Features) error {
 	image, err := p.image(ctx)
 	if err != nil {
@@ -305,8 +306,8 @@ func readOne(ctx context.Context, w io.Writer, p *linkedCluster, f *foreignClust
 	return err
 }
 
-// featuresOf are those that an exporter for another cluster exports: what was asked for; else what it is read for
-// already; else what the reader takes without agents on the other side.
+// featuresOf returns the features that an exporter for another cluster exports: those of the flag, else those for which
+// it reads already, else those that the reader imports without agents in the other cluster.
 func (l *linker) featuresOf(ctx context.Context, p *linkedCluster, f *foreignCluster) (out config.Features, err error) {
 	for _, feature := range l.agentless.features {
 		out = append(out, config.Feature(feature))
@@ -314,7 +315,7 @@ func (l *linker) featuresOf(ctx context.Context, p *linkedCluster, f *foreignClu
 	if len(out) > 0 {
 		return out, nil
 	}
-	// Where there is no exporter yet, an interrupted call may have made a part of the rights.
+	// Without an exporter, an interrupted call may have created a part of the rights.
 	if _, reads, err := p.applier.reads(ctx, f.name); err != nil {
 		return nil, err
 	} else if reads {
@@ -330,7 +331,7 @@ func (l *linker) featuresOf(ctx context.Context, p *linkedCluster, f *foreignClu
 	return out, nil
 }
 
-// features are those that a reader has rights for.
+// features returns those for which a reader has rights.
 func (f *foreignCluster) features(ctx context.Context, reader string) (out config.Features, err error) {
 	for _, feature := range everyFeature {
 		role, err := f.applier.get(ctx, install.Ref{
@@ -346,7 +347,7 @@ func (f *foreignCluster) features(ctx context.Context, reader string) (out confi
 	return out, nil
 }
 
-// image is the one that the broker runs.
+// image returns the image that the broker runs.
 func (p *linkedCluster) image(ctx context.Context) (string, error) {
 	broker, err := p.applier.get(ctx, p.applier.workload("Deployment", "semaphore-broker"))
 	if err != nil {
@@ -366,8 +367,8 @@ func (p *linkedCluster) image(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// account makes the ServiceAccount in the cluster that is read, and returns its token with the apiserver's roots, as a
-// Secret has them.
+// account creates the ServiceAccount in the cluster that is read, and returns its token with the apiserver's roots, as
+// a Secret has them.
 func (f *foreignCluster) account(ctx context.Context, what install.Foreign) (map[string][]byte, error) {
 	objects, err := install.BuildReader(what)
 	if err != nil {
@@ -404,10 +405,10 @@ func (f *foreignCluster) account(ctx context.Context, what install.Foreign) (map
 	return out, err
 }
 
-// everyFeature is what a reader may have rights for.
+// everyFeature has all features for which a reader may have rights.
 var everyFeature = config.Features{config.Encryption, config.Services, config.Policy}
 
-// closeByHand is how a person who has a cluster's kubeconfig revokes what a reader may read there.
+// closeByHand returns the commands by which a person with the cluster's kubeconfig revokes a reader's rights.
 func closeByHand(cluster, reader string) (string, error) {
 	what := install.Foreign{Cluster: cluster, Reader: reader, Features: everyFeature}
 	objects, err := install.BuildReader(what)
@@ -425,8 +426,9 @@ func closeByHand(cluster, reader string) (string, error) {
 		install.ReaderNamespace), nil
 }
 
-// proof gives the exporter its token, the roots of the own cluster, and a certificate by which the broker knows for
-// which cluster it speaks. One that is good for half of its time stays. The root that proves it is returned.
+// proof writes the exporter's Secrets: its token, the roots of the own cluster, and a certificate with the name of the
+// cluster that it reads. It keeps a certificate that is valid for at least half of its lifetime. It returns the root
+// that signed it.
 func (p *linkedCluster) proof(ctx context.Context, what install.Foreign, token map[string][]byte) ([]byte, error) {
 	beside := &clusterPKI{cluster: &fleet.Cluster{Context: p.facts.Context, Namespace: what.Namespace(),
 		Config: p.applier.cluster.Config}}
@@ -469,8 +471,8 @@ func (p *linkedCluster) proof(ctx context.Context, what install.Foreign, token m
 	})
 }
 
-// remoteOf is the RemoteCluster of a cluster that is read: nothing is exported to it, and nodes without agents encrypt
-// nothing.
+// remoteOf returns the RemoteCluster of a cluster that is read: nothing is exported to it, and its nodes, which have no
+// agents, encrypt nothing.
 func (p *linkedCluster) remoteOf(f *foreignCluster, what install.Foreign, root []byte) (*appliedRemote, error) {
 	whole, err := objectOf(&linkedCluster{name: f.name, facts: f.facts}, root)
 	if err != nil {
@@ -499,7 +501,7 @@ type appliedRemote struct {
 	Spec v1alpha1.RemoteClusterSpec `json:"spec"`
 }
 
-// unread ends what read began.
+// unread deletes what read created.
 func (l *linker) unread(ctx context.Context, w io.Writer) error {
 	there, err := l.foreign(ctx, false)
 	if err != nil {
@@ -529,7 +531,7 @@ func (l *linker) unread(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// unreadRemote deletes the RemoteCluster of a cluster that is read. One with a broker is linked by now, and stays.
+// unreadRemote deletes the RemoteCluster of a cluster that is read. It keeps one with a broker, which was linked since.
 func (p *linkedCluster) unreadRemote(ctx context.Context, w io.Writer, name string) error {
 	found, err := p.remotes.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -545,14 +547,14 @@ func (p *linkedCluster) unreadRemote(ctx context.Context, w io.Writer, name stri
 	return remove(ctx, w, p.facts.Context, p.remotes, name)
 }
 
-// reads is the namespace of the exporter for a cluster, where there is one beside the broker.
+// reads returns the namespace of the exporter for a cluster, if there is one beside the broker.
 func (a *applier) reads(ctx context.Context, cluster string) (ref install.Ref, does bool, err error) {
 	ref = namespaceRef(naming.ForeignNamespace(cluster))
 	found, err := a.get(ctx, ref)
 	return ref, err == nil && found != nil && found.GetLabels()[install.ForeignLabel] == a.cluster.Namespace, err
 }
 
-// endReading deletes the exporter for a cluster, where there is one beside the broker.
+// endReading deletes the exporter for a cluster, if there is one beside the broker.
 func (a *applier) endReading(ctx context.Context, w io.Writer, cluster string) error {
 	ref, does, err := a.reads(ctx, cluster)
 	if err != nil || !does {
@@ -597,7 +599,7 @@ func (f *foreignCluster) close(ctx context.Context, w io.Writer, what install.Fo
 	return err
 }
 
-// exportersBeside are the namespaces of exporters for other clusters.
+// exportersBeside returns the namespaces of exporters for other clusters.
 func (a *applier) exportersBeside(ctx context.Context) ([]install.Ref, error) {
 	list, err := a.client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).List(ctx,
 		metav1.ListOptions{LabelSelector: install.ForeignLabel + "=" + a.cluster.Namespace})

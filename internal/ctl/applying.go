@@ -24,15 +24,15 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// poll is how often what is waited for is asked for.
+// poll is the interval at which the state that a command waits for is read.
 const poll = time.Second
 
-// applier writes objects to one cluster, and says on progress what it waits for.
+// applier writes objects to one cluster, and reports on progress what it waits for.
 type applier struct {
 	client   dynamic.Interface
 	cluster  *fleet.Cluster
 	progress io.Writer
-	// force takes over fields that others have set.
+	// force takes over fields that other field managers own.
 	force bool
 }
 
@@ -48,7 +48,7 @@ func (a *applier) say(format string, args ...any) {
 	fmt.Fprintf(a.progress, "%s: %s\n", a.cluster.Context, cli.Printable(fmt.Sprintf(format, args...)))
 }
 
-// of is where objects of a kind are.
+// of returns the client for objects of a kind.
 func (a *applier) of(r install.Ref) dynamic.ResourceInterface {
 	resource, _ := meta.UnsafeGuessKindToResource(r.GroupVersionKind)
 	if r.Kind == "SecurityContextConstraints" { // which is its plural already
@@ -60,7 +60,7 @@ func (a *applier) of(r install.Ref) dynamic.ResourceInterface {
 	return a.client.Resource(resource).Namespace(r.Namespace)
 }
 
-// get is nil for an object, or a type, that there is not.
+// get returns an object; nil if the object, or its type, does not exist.
 func (a *applier) get(ctx context.Context, r install.Ref) (*unstructured.Unstructured, error) {
 	found, err := a.of(r).Get(ctx, r.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -72,14 +72,14 @@ func (a *applier) get(ctx context.Context, r install.Ref) (*unstructured.Unstruc
 	return found, nil
 }
 
-// What became of an object that was applied.
+// The outcomes of applying an object.
 const (
 	created   = "created"
 	changed   = "changed"
 	unchanged = "unchanged"
 )
 
-// serverSideApply writes an object as our own field manager; force takes over fields that others have set.
+// serverSideApply writes an object as semaphorectl's field manager; force takes over fields that others own.
 func serverSideApply(ctx context.Context, in dynamic.ResourceInterface, name string, object any,
 	force bool) (*unstructured.Unstructured, error) {
 	data, err := json.Marshal(object)
@@ -113,7 +113,7 @@ func (a *applier) apply(ctx context.Context, o *unstructured.Unstructured) (outc
 	return unchanged, nil
 }
 
-// remove deletes an object, and with it what depends on it.
+// remove deletes an object and its dependents.
 func (a *applier) remove(ctx context.Context, r install.Ref) error {
 	foreground := metav1.DeletePropagationForeground
 	err := a.of(r).Delete(ctx, r.Name, metav1.DeleteOptions{PropagationPolicy: &foreground})
@@ -123,7 +123,7 @@ func (a *applier) remove(ctx context.Context, r install.Ref) error {
 	return nil
 }
 
-// removeAll deletes objects in their order, and waits until they are gone.
+// removeAll deletes objects in their order, and waits until they no longer exist.
 func (a *applier) removeAll(ctx context.Context, refs ...install.Ref) error {
 	for _, r := range refs {
 		if err := a.remove(ctx, r); err != nil {
@@ -133,7 +133,7 @@ func (a *applier) removeAll(ctx context.Context, refs ...install.Ref) error {
 	return a.gone(ctx, refs...)
 }
 
-// gone waits until objects are.
+// gone waits until objects no longer exist.
 func (a *applier) gone(ctx context.Context, refs ...install.Ref) error {
 	for _, r := range refs {
 		if err := a.until(ctx, r.String()+" to be deleted", func() (string, error) {
@@ -149,7 +149,7 @@ func (a *applier) gone(ctx context.Context, refs ...install.Ref) error {
 	return nil
 }
 
-// until asks until nothing is left to wait for: left says what that is. What is left is printed whenever it changes.
+// until calls ask until left is empty: left names what it still waits for. It prints left whenever that changes.
 func (a *applier) until(ctx context.Context, what string, ask func() (left string, err error)) error {
 	said, began := "", time.Now()
 	for {
@@ -175,7 +175,7 @@ func (a *applier) until(ctx context.Context, what string, ask func() (left strin
 	}
 }
 
-// ready waits until an object with pods has them, as `kubectl rollout status` and `kubectl wait` do.
+// ready waits until the pods of an object are ready, as `kubectl rollout status` and `kubectl wait` do.
 func (a *applier) ready(ctx context.Context, r install.Ref) error {
 	return a.until(ctx, r.String(), func() (string, error) {
 		found, err := a.get(ctx, r)
@@ -196,7 +196,7 @@ func (a *applier) ready(ctx context.Context, r install.Ref) error {
 	})
 }
 
-// pods says why those of an object do not run, as far as their status does.
+// pods returns why an object's pods do not run, as far as their status shows it.
 func (a *applier) pods(ctx context.Context, of *unstructured.Unstructured) string {
 	labels, _, _ := unstructured.NestedStringMap(of.Object, "spec", "selector", "matchLabels")
 	list, err := a.client.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(of.GetNamespace()).List(ctx,
@@ -233,7 +233,7 @@ func (a *applier) served(ctx context.Context, definition install.Ref) error {
 	})
 }
 
-// record is what the cluster keeps of an installation; nil for none.
+// record returns the record of the cluster's installation; nil for none.
 func (a *applier) record(ctx context.Context) (*install.Record, error) {
 	found, err := a.get(ctx, install.Ref{GroupVersionKind: schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"},
 		Namespace: a.cluster.Namespace, Name: install.RecordName})
@@ -247,7 +247,7 @@ func (a *applier) record(ctx context.Context) (*install.Record, error) {
 	return r, nil
 }
 
-// keep writes the record; it is ours alone.
+// keep writes the record, which no other program writes.
 func (a *applier) keep(ctx context.Context, r *install.Record) error {
 	o, err := r.Object()
 	if err != nil {
@@ -268,10 +268,10 @@ func (a *applier) workload(kind, name string) install.Ref {
 	return install.Ref{GroupVersionKind: gvk, Namespace: a.cluster.Namespace, Name: name}
 }
 
-// errStandsInTheWay is for verbs that have printed why.
+// errStandsInTheWay is the error of verbs that have printed the reason.
 var errStandsInTheWay = errors.New("nothing was written")
 
-// joined is such as "3 created, 2 changed".
+// joined returns a text such as "3 created, 2 changed".
 func joined(counts map[string]int) string {
 	var out []string
 	for _, outcome := range []string{created, changed, unchanged} {

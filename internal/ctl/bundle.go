@@ -42,7 +42,7 @@ import (
 var bundled = []struct {
 	file     string
 	resource schema.GroupVersionResource
-	// inNamespace is for objects of the parts' namespace, selector for those of ours in all.
+	// inNamespace is for objects of the parts' namespace, selector for semaphore's objects in all namespaces.
 	inNamespace bool
 	selector    string
 }{
@@ -64,20 +64,20 @@ var bundled = []struct {
 		Resource: "globalnetworksets"}, false, ""},
 }
 
-// The namespace can have pods and ConfigMaps of others. partsSelector finds the parts; ConfigMaps of ours have the name
-// in theirs.
+// The namespace can have pods and ConfigMaps of others. partsSelector selects the parts; semaphore's ConfigMaps have
+// ourName in their names.
 const partsSelector, ourName = "app.kubernetes.io/name=semaphore", "semaphore"
 
 const ownedSelector = naming.LabelManagedBy + "=" + naming.ManagedByBroker
 
-// logLines is how much of each part's log an archive has.
+// logLines is how many lines of each part's log an archive has.
 const logLines = 2000
 
-// bundle is an archive in the making.
+// bundle is an archive that is being made.
 type bundle struct {
 	files  map[string]string
 	failed []string
-	// names are those to hash: of nodes, namespaces, Services and pods.
+	// names are the names to hash: those of nodes, namespaces, Services and pods.
 	names map[string]bool
 }
 
@@ -139,7 +139,7 @@ func (b *bundle) fail(format string, args ...any) {
 	b.failed = append(b.failed, strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " "))
 }
 
-// collect collects what there is of one cluster.
+// collect collects the state of one cluster.
 func (b *bundle) collect(ctx context.Context, access *fleet.Access, c *fleet.Cluster, nodes []string) {
 	client, err := dynamic.NewForConfig(c.Config)
 	if err != nil {
@@ -178,7 +178,7 @@ func (b *bundle) collect(ctx context.Context, access *fleet.Access, c *fleet.Clu
 	}
 }
 
-// addObjects adds objects without what nobody needs, and notes their names.
+// addObjects adds objects without fields that nobody needs, and records their names.
 func (b *bundle) addObjects(file, kind string, list *unstructured.UnstructuredList) {
 	if kind == "configmaps" {
 		list.Items = slices.DeleteFunc(list.Items, func(o unstructured.Unstructured) bool {
@@ -352,12 +352,12 @@ func (b *bundle) write(w io.Writer, hash bool, now time.Time) error {
 
 const removed = "[removed]"
 
-// secretWords are in names of what is secret.
+// secretWords match names of secret values.
 const secretWords = `(?:password|passwd|secret|token|private_?key|api_?key|credential|key-data)`
 
 var secretName = regexp.MustCompile(`(?i)` + secretWords)
 
-// removeSecretValues replaces the values of environment variables and arguments whose names say that they are secret.
+// removeSecretValues replaces the values of environment variables and arguments whose names match secretWords.
 func removeSecretValues(v any) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -375,9 +375,9 @@ func removeSecretValues(v any) {
 	}
 }
 
-// secrets are what must not leave: PEM blocks of private keys, JSON Web Tokens (RFC 7519), keys of 32 bytes in base64,
-// as WireGuard's are, public ones too, users of URLs, and values whose name says that they are secret, in blocks of
-// YAML and on one line. What a group has stays.
+// secrets match what must not be in an archive: PEM blocks of private keys, JSON Web Tokens (RFC 7519), keys of 32
+// bytes in base64, as WireGuard's are, also public ones, users in URLs, and values whose name matches secretWords, in
+// blocks of YAML and on one line. Groups are kept.
 var secrets = []*regexp.Regexp{
 	regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----[^"-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?`),
 	regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?`),
@@ -389,7 +389,7 @@ var secrets = []*regexp.Regexp{
 	regexp.MustCompile(`(?i)(` + secretWords + `s?\\?"?\s*[:=]\s*\\?"?)[^\s"\\,}\[{][^"\\,}\n]{5,}`),
 }
 
-// removeSecrets replaces what looks like a secret.
+// removeSecrets replaces what matches secrets.
 func removeSecrets(text string) string {
 	for _, s := range secrets {
 		text = s.ReplaceAllString(text, "${1}"+removed)
@@ -397,12 +397,12 @@ func removeSecrets(text string) string {
 	return text
 }
 
-// common are names that say nothing of anybody, and that texts are not readable without.
+// common are names that identify nobody, and without which texts cannot be read.
 var common = []string{"", "semaphore", "default", "kube-system", "service", "node", "pod", "broker",
 	"exporter", "agent",
 	"global", "system", "state", "file"}
 
-// hasher replaces names by hashes, wherever they stand alone or between separators of names.
+// hasher replaces names by hashes, where they are complete words or parts of a name between separators.
 func hasher(names map[string]bool, salt []byte) func(string) string {
 	var all []string
 	for name := range names {
@@ -410,7 +410,7 @@ func hasher(names map[string]bool, salt []byte) func(string) string {
 			all = append(all, name)
 		}
 	}
-	// The longest first: a part of a name must not be replaced before the whole.
+	// The longest first: a part of a name must not be replaced before the complete name.
 	slices.SortFunc(all, func(a, b string) int { return len(b) - len(a) })
 	if len(all) == 0 {
 		return func(s string) string { return s }

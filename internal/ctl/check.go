@@ -370,7 +370,7 @@ func (c *checker) gatherConfig(ctx context.Context, facts *check.Facts) (show *t
 	return gatherIdentity(ctx, facts, from, own, clusters, bundles), cluster, dial, nil
 }
 
-// gatherAgent takes the roots of an agent's broker, and returns the broker's listener.
+// gatherAgent adds the roots of an agent's broker to the facts, and returns the broker's listener.
 func gatherAgent(ctx context.Context, facts *check.Facts, c *config.Agent) []listener {
 	if c.Broker.WorkloadAPI == "" {
 		facts.Roots = append(facts.Roots, check.ReadBundle(c.Cluster, c.Broker.BundleFile))
@@ -380,8 +380,8 @@ func gatherAgent(ctx context.Context, facts *check.Facts, c *config.Agent) []lis
 	return []listener{{c.Broker.Address, identity.Broker(c.Cluster)}}
 }
 
-// gatherIdentity takes a part's own certificate and the roots of clusters from files or a Workload API, and returns
-// what it can show to a listener; nil for nothing. bundles are the roots that RemoteClusters have, in place of files.
+// gatherIdentity adds a part's own certificate and the roots of clusters from files or a Workload API, and returns the
+// certificate to show to a listener; nil for none. bundles are the roots of RemoteClusters, in place of files.
 func gatherIdentity(ctx context.Context, facts *check.Facts, from config.TLS, own spiffeid.ID,
 	clusters []string, bundles map[string]string) *tls.Certificate {
 	if from.WorkloadAPI != "" {
@@ -389,7 +389,7 @@ func gatherIdentity(ctx context.Context, facts *check.Facts, from config.TLS, ow
 	}
 	found, pair := check.ReadOwn(from.CertFile, from.KeyFile, own,
 		"semaphorectl pki rotate --dir DIR, then semaphorectl pki secrets")
-	// A mounted Secret is for everything that runs in the pod, which is only the part.
+	// A mounted Secret can be read by everything that runs in the pod, which is only the part.
 	found.KeyOpen = false
 	facts.Own = append(facts.Own, found)
 	for _, name := range clusters {

@@ -1,14 +1,13 @@
-// Package ctl is semaphorectl: it asks the parts over DebugService and shows what they
-// answer, and prints what an operator applies.
+// Package ctl is semaphorectl: it asks the parts over DebugService and shows their answers, and prints what an operator
+// applies.
 //
-// Command puts the verbs together; each has a file of its own, or several of one beginning. How parts are reached is
-// package fleet's, how is printed cli's, and what is wrong with what was collected is said by internal/diagnose. It
-// imports no part.
+// Command composes the verbs; each has a file, or several with a common prefix. Package fleet reaches parts, package
+// cli prints, and internal/diagnose judges what was collected. It imports no part.
 //
-// It changes a cluster only by what a broker is asked to do. What goes to standard output can be piped into kubectl or
-// a program; what is for the person alone goes to standard error.
+// It changes a cluster only by orders to a broker, and by the verbs that install and link. Standard output can be piped
+// into kubectl or a program; messages for a person go to standard error.
 //
-// Exit codes: 0 all is well; 1 wrong use, or what is asked cannot be reached; 2 it answers and something is wrong.
+// Exit codes: 0 all is well; 1 wrong use, or a part cannot be reached; 2 the parts answer and something is wrong.
 package ctl
 
 import (
@@ -26,7 +25,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/program"
 )
 
-// The name of the file by which kubectl runs a plugin, and what people type for it then
+// The file name by which kubectl runs a plugin, and what people type for it
 // (https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/).
 const (
 	pluginFile = "kubectl-semaphore"
@@ -35,10 +34,11 @@ const (
 	completeFile = "kubectl_complete-semaphore"
 )
 
-// Command is semaphorectl.
+// Command returns semaphorectl.
 func Command() *cobra.Command { return CommandAs("semaphorectl", nil) }
 
-// CommandAs is semaphorectl as a program of some name, with its arguments: as a plugin of kubectl its help says so.
+// CommandAs returns semaphorectl under a file name, with its arguments: the help of a kubectl plugin shows what people
+// type for it.
 func CommandAs(file string, args []string) *cobra.Command {
 	access := &fleet.Access{}
 	cmd := &cobra.Command{
@@ -83,7 +83,7 @@ something wrong.`,
 var asksNobody = []string{"version", "stdio", "completion", "migrate", "render", "probe", "pki show", "pki secrets",
 	"pki rotate-ca"}
 
-// meansNothing is an error for flags of clusters with a verb that reaches none.
+// meansNothing returns an error for flags of clusters with a verb that reaches none.
 func meansNothing(cmd *cobra.Command) error {
 	_, verb, _ := strings.Cut(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().DisplayName()), " ")
 	if !slices.ContainsFunc(asksNobody, func(one string) bool { return verb == one || strings.HasPrefix(verb, one+" ") }) {
@@ -97,7 +97,8 @@ func meansNothing(cmd *cobra.Command) error {
 	return nil
 }
 
-// rename has help texts say what people type for the plugin. What runs in a pod keeps its name.
+// rename replaces the program's name in help texts by what people type for the plugin. Commands for a pod keep the
+// name.
 func rename(cmd *cobra.Command) {
 	said := func(text string) string {
 		var out strings.Builder
@@ -116,7 +117,7 @@ func rename(cmd *cobra.Command) {
 	}
 }
 
-// heading says which of several clusters the following is from.
+// heading prints which of several clusters the following lines are about.
 func heading(w io.Writer, access *fleet.Access, p *fleet.Part) error {
 	if len(access.Contexts) < 2 {
 		return nil
@@ -125,7 +126,7 @@ func heading(w io.Writer, access *fleet.Access, p *fleet.Part) error {
 	return err
 }
 
-// oneArg wants one argument, and names the one that is missing.
+// oneArg requires one argument, and names the one that is missing.
 func oneArg(name string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != 1 {
@@ -135,7 +136,7 @@ func oneArg(name string) cobra.PositionalArgs {
 	}
 }
 
-// again is a verb for the cluster that a part is of, to be pasted. Without flags that name a cluster it is the verb
+// again returns a command for the cluster of a part, to be pasted. Without flags that name a cluster it is the verb
 // alone: a command in a pod asks the part there.
 func again(access *fleet.Access, p *fleet.Part, verb string) string {
 	var contexts []string
@@ -145,13 +146,12 @@ func again(access *fleet.Access, p *fleet.Part, verb string) string {
 	return command(verb, contexts, access.Kubeconfig, access.Namespace)
 }
 
-// commandFor is a verb for a cluster, to be pasted.
+// commandFor returns a command for a cluster, to be pasted.
 func commandFor(c *fleet.Cluster, verb string) string {
 	return command(verb, []string{c.Context}, c.Kubeconfig, c.Namespace)
 }
 
-// command is a verb with the flags that say which clusters are meant; those that say what holds without them are left
-// out.
+// command returns a command with the flags that select clusters, without flags that have their defaults.
 func command(verb string, contexts []string, kubeconfig, namespace string) string {
 	out := "semaphorectl " + verb
 	for _, c := range contexts {

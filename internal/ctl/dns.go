@@ -25,16 +25,16 @@ import (
 // systemNamespace is where CoreDNS is.
 const systemNamespace = "kube-system"
 
-// dnsWiring is where a cluster's CoreDNS is to find our server blocks: in a file of our own, where the Corefile imports
-// such, or in a section of the Corefile.
+// dnsWiring is where a cluster's CoreDNS finds semaphore's server blocks: in a file of their own, if the Corefile
+// imports files, or in a section of the Corefile.
 type dnsWiring struct {
 	*applier
 	corefile string
-	// version is that of the ConfigMap with the Corefile: what somebody else changes meanwhile is not overwritten.
+	// version is the resourceVersion of the ConfigMap with the Corefile: a concurrent change is not overwritten.
 	version string
-	// file is our key in the ConfigMap custom of files that the Corefile imports; empty for the section.
+	// file is semaphore's key in the ConfigMap custom, whose files the Corefile imports; empty for the section.
 	custom, file string
-	// has is what is there now, and wired whether that is ours.
+	// has is the current text, and wired whether it is semaphore's.
 	has   string
 	wired bool
 }
@@ -49,10 +49,10 @@ func deploymentRef(namespace, name string) install.Ref {
 		Namespace: namespace, Name: name}
 }
 
-// errNoCoreDNS is for clusters whose names something else answers.
+// errNoCoreDNS is the error for clusters whose names another program answers.
 var errNoCoreDNS = errors.New("there is no ConfigMap kube-system/coredns: see docs/services.md for other servers")
 
-// dnsOf finds out how CoreDNS is wired.
+// dnsOf finds out how CoreDNS is configured.
 func dnsOf(ctx context.Context, a *applier) (*dnsWiring, error) {
 	found, err := a.get(ctx, configMapRef(systemNamespace, "coredns"))
 	if err != nil {
@@ -64,7 +64,7 @@ func dnsOf(ctx context.Context, a *applier) (*dnsWiring, error) {
 	d := &dnsWiring{applier: a, version: found.GetResourceVersion()}
 	d.corefile, _, _ = unstructured.NestedString(found.Object, "data", "Corefile")
 	if d.has, d.wired = coredns.Section(d.corefile); d.wired {
-		return d, nil // it stays where it is
+		return d, nil // it remains where it is
 	}
 	pattern, imports := coredns.Import(d.corefile)
 	if !imports {
@@ -86,7 +86,7 @@ func dnsOf(ctx context.Context, a *applier) (*dnsWiring, error) {
 	return d, nil
 }
 
-// mountedFrom is the ConfigMap that pods of a Deployment have at a directory, which may be relative to that of the
+// mountedFrom returns the ConfigMap that a Deployment mounts at a directory, which may be relative to that of the
 // Corefile; empty for none.
 func mountedFrom(deployment *unstructured.Unstructured, dir string) string {
 	spec, _, _ := unstructured.NestedMap(deployment.Object, "spec", "template", "spec")
@@ -112,8 +112,8 @@ func mountedFrom(deployment *unstructured.Unstructured, dir string) string {
 	return ""
 }
 
-// remotes are the blocks for the RemoteClusters that there are, and for the services of all clusters; left says which
-// are left out.
+// remotes returns the blocks for all RemoteClusters, and for the services of all clusters; left names those without a
+// block.
 func (d *dnsWiring) remotes(ctx context.Context) (text string, left []string, err error) {
 	domain := coredns.ClusterDomain(d.corefile)
 	list, err := d.client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{})
@@ -148,7 +148,7 @@ func (d *dnsWiring) remotes(ctx context.Context) (text string, left []string, er
 	return out.String(), left, err
 }
 
-// write puts blocks where CoreDNS finds them, none takes away what is ours, and has CoreDNS read them at once.
+// write writes blocks where CoreDNS finds them, or removes semaphore's if blocks is empty, and restarts CoreDNS.
 func (d *dnsWiring) write(ctx context.Context, blocks string) (changed bool, err error) {
 	if blocks == d.has && d.wired == (blocks != "") {
 		return false, nil
@@ -183,8 +183,8 @@ func (d *dnsWiring) write(ctx context.Context, blocks string) (changed bool, err
 	return true, d.restart(ctx)
 }
 
-// restart replaces CoreDNS's pods as `kubectl rollout restart` does: a pod gets a changed ConfigMap after a minute or
-// two. A Corefile with a mistake keeps the new pods from being ready, and the old ones answer on.
+// restart replaces CoreDNS's pods as `kubectl rollout restart` does: a running pod gets a changed ConfigMap only after
+// a minute or two. With an invalid Corefile the new pods are not ready, and the old ones continue.
 func (d *dnsWiring) restart(ctx context.Context) error {
 	deployment := deploymentRef(systemNamespace, "coredns")
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{
@@ -204,7 +204,7 @@ func (d *dnsWiring) restart(ctx context.Context) error {
 	return d.ready(ctx, deployment)
 }
 
-// wireDNS has CoreDNS answer for the remotes of a cluster; unless always is set only where it was wired before.
+// wireDNS makes CoreDNS answer for the remotes of a cluster; without always only if it did before.
 func wireDNS(ctx context.Context, a *applier, always bool) (said string, err error) {
 	d, err := dnsOf(ctx, a)
 	if !always && (errors.Is(err, errNoCoreDNS) || err == nil && !d.wired) {
@@ -238,7 +238,7 @@ func wireDNS(ctx context.Context, a *applier, always bool) (said string, err err
 	return said, nil
 }
 
-// unwireDNS takes our blocks out of CoreDNS.
+// unwireDNS removes semaphore's blocks from CoreDNS.
 func unwireDNS(ctx context.Context, a *applier) error {
 	d, err := dnsOf(ctx, a)
 	if errors.Is(err, errNoCoreDNS) || err == nil && !d.wired {

@@ -21,7 +21,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// explainer is what a call of explain asks.
+// explainer is a call of explain.
 type explainer struct {
 	target         fleet.Target
 	from, to, port string
@@ -199,7 +199,7 @@ func (e *explainer) brokerSets(cmd *cobra.Command, from source) (*brokerSets, er
 	return all, nil
 }
 
-// podsOf are the pods of a set that are the source.
+// podsOf returns the pods of a set that are the source.
 func podsOf(s *semaphorev1.PolicySet, from source) []*semaphorev1.SetPod {
 	var out []*semaphorev1.SetPod
 	for _, p := range s.GetPods() {
@@ -212,7 +212,7 @@ func podsOf(s *semaphorev1.PolicySet, from source) []*semaphorev1.SetPod {
 	return out
 }
 
-// explainTo prints all there is to say. denied is the verdict in one sentence, where it is not that all is allowed.
+// explainTo prints the explanation. denied is the verdict in one sentence, if not everything is allowed.
 func explainTo(w io.Writer, from source, sets *brokerSets, cluster *explain.Cluster, pod *corev1.Pod, port uint16,
 	protocol string) (denied string, err error) {
 	var text strings.Builder
@@ -264,7 +264,7 @@ func explainTo(w io.Writer, from source, sets *brokerSets, cluster *explain.Clus
 
 func sentence(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
-// describeSource says what the broker knows of the source, and returns its addresses.
+// describeSource prints what the broker knows about the source, and returns its addresses.
 func describeSource(say func(string, ...any), from source, sets *brokerSets) []netip.Addr {
 	var ips []netip.Addr
 	for _, s := range sets.Sets {

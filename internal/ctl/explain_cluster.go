@@ -22,16 +22,16 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// reader reads what decides about a pod, with the rights of who calls.
+// reader reads what decides about a pod, with the caller's rights.
 type reader struct {
 	dynamic dynamic.Interface
-	// calico is the group that the cluster serves Calico's types in.
+	// calico is the group under which the cluster serves Calico's types.
 	calico schema.GroupVersion
 	out    *explain.Cluster
 }
 
-// readCluster reads from a cluster what explain needs. What may not be read, and could decide, is named
-// in Unread; without the pod there is nothing to say.
+// readCluster reads from a cluster what explain needs. What the caller may not read, and could decide, is named in
+// Unread; without the pod it returns an error.
 func readCluster(ctx context.Context, access *fleet.Access, namespace, pod string,
 	timeout time.Duration) (*explain.Cluster, *corev1.Pod, error) {
 	cluster, err := access.Cluster()

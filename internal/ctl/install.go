@@ -150,7 +150,7 @@ func (i *installer) check() error {
 	return nil
 }
 
-// installation is what is to become of one cluster.
+// installation is the desired state of one cluster.
 type installation struct {
 	*applier
 	pki     *clusterPKI
@@ -222,7 +222,7 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 	return nil
 }
 
-// standsInTheWay prints findings, and is an error where one of them is one.
+// standsInTheWay prints findings, and returns an error if one of them is an error.
 func standsInTheWay(w io.Writer, findings []check.Finding) error {
 	findings = slices.DeleteFunc(slices.Clone(findings), func(f check.Finding) bool { return f.Level == check.OK })
 	if len(findings) == 0 {
@@ -236,7 +236,7 @@ func standsInTheWay(w io.Writer, findings []check.Finding) error {
 	return program.ExitError{Code: cli.ExitWrong, Err: fmt.Errorf("%w: %w", errStandsInTheWay, err)}
 }
 
-// decide reads what the cluster has, and makes the objects that it is to have.
+// decide reads the cluster's state, and makes the objects to apply.
 func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflight.Cluster,
 	progress io.Writer) (*installation, []check.Finding, error) {
 	a, err := applierOf(c, progress)
@@ -298,10 +298,10 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 	return one, findings, err
 }
 
-// refusal takes why a cluster is not written to.
+// refusal records why a cluster is not written to.
 type refusal func(code finding.Code, subject, fix, evidence string, args ...any)
 
-// occupied refuses a cluster where somebody else installed semaphore, or has the namespace.
+// occupied refuses a cluster in which another program installed semaphore, or in which the namespace belongs to others.
 func (i *installation) occupied(ctx context.Context, refuse refusal) error {
 	if i.before == nil {
 		broker, err := i.get(ctx, i.workload("Deployment", "semaphore-broker"))
@@ -331,10 +331,10 @@ func (i *installation) occupied(ctx context.Context, refuse refusal) error {
 	return nil
 }
 
-// partOf is the label of the manifests by which a namespace says that it is semaphore's.
+// partOf is the label of the manifests that marks a namespace as semaphore's.
 const partOf = "app.kubernetes.io/part-of"
 
-// fieldsOf says who made an object, by the apiserver's record.
+// fieldsOf returns who created an object, by its managedFields.
 func fieldsOf(o *unstructured.Unstructured) string {
 	for _, m := range o.GetManagedFields() {
 		if m.Subresource == "" {
@@ -348,7 +348,7 @@ func namespaceRef(name string) install.Ref {
 	return install.Ref{GroupVersionKind: corev1.SchemeGroupVersion.WithKind("Namespace"), Name: name}
 }
 
-// describe prints what was found and what follows.
+// describe prints what was found and what follows from it.
 func (i *installation) describe(w io.Writer) error {
 	if err := describe(w, i.facts); err != nil || i.objects == nil {
 		return err
@@ -459,7 +459,7 @@ func unstructuredCRD(d *apiextensionsv1.CustomResourceDefinition) (*unstructured
 	return u, nil
 }
 
-// install makes the cluster as the values say, and waits until it is.
+// install applies the objects, and waits until they are ready.
 func (i *installation) install(ctx context.Context, w io.Writer) error {
 	began := time.Now()
 	counts := map[string]int{}
@@ -487,7 +487,7 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 	for _, o := range i.objects {
 		record.Objects = append(record.Objects, install.RefOf(o))
 	}
-	// Who is interrupted leaves nothing that nobody knows.
+	// The record precedes the objects, so that an interrupted call leaves no object that is not recorded.
 	now := *record
 	var stale []install.Ref
 	if i.before != nil {
@@ -521,7 +521,7 @@ func (i *installation) install(ctx context.Context, w io.Writer) error {
 // isFirst reports whether objects of a kind must exist before others are applied.
 func isFirst(kind string) bool { return kind == "Namespace" || kind == "CustomResourceDefinition" }
 
-// applyAll applies the objects of some kinds, and counts what became of them.
+// applyAll applies the objects of some kinds, and counts their outcomes.
 func (i *installation) applyAll(ctx context.Context, counts map[string]int, which func(kind string) bool) error {
 	for _, o := range i.objects {
 		if !which(o.GetKind()) {
@@ -536,8 +536,8 @@ func (i *installation) applyAll(ctx context.Context, counts map[string]int, whic
 	return nil
 }
 
-// removeStale removes the objects of the last installation that this one lacks. Namespaces and definitions stay: others
-// may have objects in them.
+// removeStale removes the objects of the last installation that this one lacks. It keeps namespaces and definitions:
+// others may have objects in them.
 func (i *installation) removeStale(ctx context.Context, stale []install.Ref) error {
 	stale = slices.DeleteFunc(stale, func(r install.Ref) bool { return isFirst(r.Kind) })
 	for _, r := range slices.Backward(stale) {

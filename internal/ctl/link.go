@@ -34,7 +34,7 @@ import (
 // linkWithin bounds the requests to the apiservers of all clusters, and with --dns the restart of their CoreDNS.
 const linkWithin = 5 * time.Minute
 
-// linkedCluster is what other clusters need to know of a cluster.
+// linkedCluster is a cluster with what other clusters need to know of it.
 type linkedCluster struct {
 	pki     *clusterPKI
 	remotes dynamic.ResourceInterface
@@ -43,7 +43,7 @@ type linkedCluster struct {
 	bundle  []byte
 	// address of its broker for other clusters.
 	address string
-	// installed is what install has left there; nil for nothing.
+	// installed is the record of install there; nil for none.
 	installed *install.Record
 	applier   *applier
 }
@@ -168,8 +168,8 @@ its mirrors, sets and peers. It says first what they have of it; only with --yes
 	return cmd
 }
 
-// parties are the clusters that are meant, and who of them is linked with whom: those of --context with each other, or
-// each of them with all others that have semaphore.
+// parties returns the selected clusters, and which of them are linked: those of --context with each other, or each of
+// them with all others that have semaphore.
 func (l *linker) parties(ctx context.Context) (all []*linkedCluster, pairs [][2]*linkedCluster, err error) {
 	given, err := l.access.Clusters()
 	if err != nil {
@@ -203,8 +203,8 @@ func (l *linker) parties(ctx context.Context) (all []*linkedCluster, pairs [][2]
 	return all, pairs, nil
 }
 
-// others adds the clusters of the kubeconfig that have semaphore. Those that cannot be reached are an error: who links
-// with all means all.
+// others adds the clusters of the kubeconfig that have semaphore. A cluster that cannot be reached is an error: the
+// flag means all.
 func (l *linker) others(ctx context.Context, all []*linkedCluster) ([]*linkedCluster, error) {
 	names, err := l.access.Names()
 	if err != nil {
@@ -282,7 +282,7 @@ func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, e
 	return out, nil
 }
 
-// addressOf is where other clusters reach a Service: its load balancer, or its port on a node; empty where neither is
+// addressOf returns where other clusters reach a Service: its load balancer, or its port on a node; empty if neither is
 // known.
 func addressOf(s *corev1.Service, nodes []preflight.Node) string {
 	if len(s.Spec.Ports) == 0 {
@@ -296,7 +296,7 @@ func addressOf(s *corev1.Service, nodes []preflight.Node) string {
 			}
 		}
 	}
-	// One of the nodes stands for all: one that is likely to stay.
+	// One node represents all: one that is likely to remain.
 	nodes = slices.Clone(nodes)
 	slices.SortStableFunc(nodes, func(a, b preflight.Node) int {
 		if a.ControlPlane != b.ControlPlane {
@@ -315,7 +315,7 @@ func addressOf(s *corev1.Service, nodes []preflight.Node) string {
 	return ""
 }
 
-// objectOf is the RemoteCluster of a cluster in another.
+// objectOf returns the RemoteCluster of a cluster in another.
 func objectOf(there *linkedCluster, bundle []byte) (*unstructured.Unstructured, error) {
 	subnets := func(all []netip.Prefix) (out []v1alpha1.Subnet) {
 		for _, p := range all {
@@ -339,7 +339,7 @@ func objectOf(there *linkedCluster, bundle []byte) (*unstructured.Unstructured, 
 	return object, nil
 }
 
-// link makes the objects: all are made in memory, and what stands in the way is found, before one is written.
+// link creates the objects: all are made in memory, and whatever prevents a link is found, before the first write.
 func (l *linker) link(ctx context.Context, w io.Writer) error {
 	all, pairs, err := l.parties(ctx)
 	if err != nil {
@@ -405,7 +405,7 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// names keeps CoreDNS's blocks current, or makes them.
+// names keeps CoreDNS's blocks current, or creates them.
 func (p *linkedCluster) names(ctx context.Context, w io.Writer, always bool) error {
 	said, err := wireDNS(ctx, p.applier, always)
 	if err != nil || said == "" {
@@ -415,7 +415,7 @@ func (p *linkedCluster) names(ctx context.Context, w io.Writer, always bool) err
 	return err
 }
 
-// inTheWay is an error where clusters cannot be connected as they are, and prints why.
+// inTheWay returns an error if clusters cannot be linked as they are, and prints why.
 func inTheWay(w io.Writer, all []*linkedCluster, pairs [][2]*linkedCluster) error {
 	var found []check.Finding
 	for _, p := range all {
@@ -443,7 +443,7 @@ func inTheWay(w io.Writer, all []*linkedCluster, pairs [][2]*linkedCluster) erro
 	return report(w, found, "table")
 }
 
-// nodesInside says where a cluster calls nodes of another its own: it would accept none of them.
+// nodesInside reports that a cluster's subnets contain nodes of another: it would accept none of them.
 func nodesInside(here, there *linkedCluster) (out []check.Finding) {
 	if here.installed == nil {
 		return nil
@@ -485,7 +485,7 @@ func (l *linker) unlink(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// remove deletes a RemoteCluster; one that is not there is none the worse.
+// remove deletes a RemoteCluster; one that does not exist is not an error.
 func remove(ctx context.Context, w io.Writer, where string, remotes dynamic.ResourceInterface, name string) error {
 	said := "deleted"
 	if err := remotes.Delete(ctx, name, metav1.DeleteOptions{}); apierrors.IsNotFound(err) {
@@ -497,7 +497,7 @@ func remove(ctx context.Context, w io.Writer, where string, remotes dynamic.Reso
 	return err
 }
 
-// forget says what clusters have of another, and with yes has them forget it.
+// forget prints what clusters have of another, and with yes removes it.
 func forget(ctx context.Context, w, progress io.Writer, access *fleet.Access, name string, yes bool) error {
 	clusters, err := access.Clusters()
 	if err != nil {
@@ -521,8 +521,8 @@ func forget(ctx context.Context, w, progress io.Writer, access *fleet.Access, na
 	return nil
 }
 
-// forget is that of one cluster; known says that it has a RemoteCluster of the name, or an exporter that an interrupted
-// call has left.
+// forget does so for one cluster; known means that it has a RemoteCluster of the name, or an exporter that an
+// interrupted call left.
 func (a *applier) forget(ctx context.Context, w io.Writer, name string, yes bool) (known bool, err error) {
 	where := a.cluster.Context
 	remotes := a.client.Resource(v1alpha1.RemoteClusters)
@@ -570,7 +570,7 @@ func (a *applier) forget(ctx context.Context, w io.Writer, name string, yes bool
 	return true, err
 }
 
-// countsOf is what the status of a RemoteCluster counts, such as "nodes 3, services 12".
+// countsOf returns the counts in the status of a RemoteCluster, such as "nodes 3, services 12".
 func countsOf(object *unstructured.Unstructured) string {
 	counts, _, _ := unstructured.NestedMap(object.Object, "status", "objects")
 	var out []string

@@ -13,8 +13,8 @@ import (
 	decide "github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
-// withObjects returns a broker's configuration with the remotes that the RemoteClusters of its cluster say, where its
-// file names none. bundles are the root certificates that objects have, PEM, by cluster.
+// withObjects returns a broker's configuration with the remotes of its cluster's RemoteClusters, if its file names
+// none. bundles are the root certificates of objects, PEM, by cluster.
 func withObjects(ctx context.Context, c *config.Broker, access *fleet.Access) (_ *config.Broker,
 	bundles map[string]string, err error) {
 	if !c.Follows {

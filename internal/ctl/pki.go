@@ -26,7 +26,7 @@ func pkiCommand(access *fleet.Access) *cobra.Command {
 	return cmd
 }
 
-// place is an error unless a verb has one of a directory and a cluster.
+// place returns an error unless a verb has either a directory or a cluster.
 func place(dir string, access *fleet.Access) error {
 	if (dir == "") == !access.Given() {
 		return errors.New("--dir, --context: give one of them")
@@ -129,10 +129,10 @@ func pkiSecretsCommand() *cobra.Command {
 	return cmd
 }
 
-// defaultValidity is that of certificates where no flag says another.
+// defaultValidity is the validity of certificates without a flag.
 var defaultValidity = pki.Validity{Authority: 10 * 365 * day, Certificate: 365 * day}
 
-// validity is how long what a command makes is good for.
+// validity is the validity of certificates that a command creates.
 type validity struct {
 	pki.Validity
 	authorityDays, certificateDays int

@@ -24,10 +24,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/pki"
 )
 
-// pkiWithin is how long an apiserver may take for all that is asked of it.
+// pkiWithin bounds all requests to an apiserver.
 const pkiWithin = time.Minute
 
-// clusterPKI is the authority of a cluster and what it signed, as Secrets of that cluster.
+// clusterPKI is the authority of a cluster and the certificates that it signed, as Secrets of that cluster.
 type clusterPKI struct {
 	cluster    *fleet.Cluster
 	secrets    dynamic.ResourceInterface
@@ -45,7 +45,7 @@ func pkiOf(c *fleet.Cluster) (*clusterPKI, error) {
 	}, nil
 }
 
-// pkiIn is that of the one cluster that the flags name.
+// pkiIn returns that of the one cluster that the flags name.
 func pkiIn(access *fleet.Access) (*clusterPKI, error) {
 	cluster, err := access.Cluster()
 	if err != nil {
@@ -54,7 +54,7 @@ func pkiIn(access *fleet.Access) (*clusterPKI, error) {
 	return pkiOf(cluster)
 }
 
-// secret is the data of a Secret, nil where there is none.
+// secret returns the data of a Secret; nil if it does not exist.
 func (p *clusterPKI) secret(ctx context.Context, name string) (map[string][]byte, error) {
 	found, err := p.secrets.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -80,7 +80,7 @@ func tlsSecret(namespace, name string, cert, key []byte) *corev1.Secret {
 	}
 }
 
-// authority is that of the cluster; nil where it has none.
+// authority returns that of the cluster; nil for none.
 func (p *clusterPKI) authority(ctx context.Context) (*pki.Authority, error) {
 	data, err := p.secret(ctx, pki.AuthoritySecret)
 	if err != nil || data == nil {
@@ -93,8 +93,8 @@ func (p *clusterPKI) authority(ctx context.Context) (*pki.Authority, error) {
 	return a, nil
 }
 
-// ensure makes what the cluster lacks of an authority, certificates and bundle, and says what. It writes over nothing:
-// who is interrupted calls it again.
+// ensure creates what the cluster lacks of an authority, certificates and bundle, and prints it. It overwrites nothing,
+// so that it can be called again after an interruption.
 func (p *clusterPKI) ensure(ctx context.Context, name string, v pki.Validity, now time.Time) (made []string,
 	err error) {
 	a, err := p.authority(ctx)
@@ -131,7 +131,7 @@ func (p *clusterPKI) ensure(ctx context.Context, name string, v pki.Validity, no
 	return made, p.trust(ctx, name, cert)
 }
 
-// found makes the authority; where another made it at the same time, that one counts.
+// found creates the authority; if another call created one at the same time, that one counts.
 func (p *clusterPKI) found(ctx context.Context, name string, v pki.Validity, now time.Time) (*pki.Authority, error) {
 	if have, err := p.secret(ctx, pki.SecretName("broker")); err != nil {
 		return nil, err
@@ -165,7 +165,7 @@ func (p *clusterPKI) found(ctx context.Context, name string, v pki.Validity, now
 	return a, nil
 }
 
-// issue gives a part a key and a certificate, in place of those that it has.
+// issue creates a key and a certificate for a part, in place of the existing ones.
 func (p *clusterPKI) issue(ctx context.Context, a *pki.Authority, part string, validity time.Duration,
 	now time.Time) error {
 	cert, key, err := a.Issue(part, validity, now)
@@ -182,10 +182,10 @@ func (p *clusterPKI) issue(ctx context.Context, a *pki.Authority, part string, v
 	return nil
 }
 
-// fieldManager is by what name the apiserver knows our writes.
+// fieldManager is semaphorectl's field manager.
 const fieldManager = "semaphorectl"
 
-// trust puts the roots of a cluster into the ConfigMap of bundles, and leaves those of others.
+// trust writes the roots of a cluster to the ConfigMap of bundles, and keeps those of others.
 func (p *clusterPKI) trust(ctx context.Context, name string, bundle []byte) error {
 	patch, err := json.Marshal(map[string]any{"data": map[string]string{name + ".pem": string(bundle)}})
 	if err != nil {
@@ -206,8 +206,8 @@ func (p *clusterPKI) trust(ctx context.Context, name string, bundle []byte) erro
 	return nil
 }
 
-// own is the name of the cluster and its roots, as its parts have them: its own certificate has the name, wherever its
-// authority is.
+// own returns the name of the cluster and its roots, as its parts have them: its own certificate has the name, wherever
+// its authority is.
 func (p *clusterPKI) own(ctx context.Context) (name string, bundle []byte, err error) {
 	data, err := p.secret(ctx, pki.SecretName("semaphorectl"))
 	if err != nil {
@@ -234,7 +234,7 @@ func (p *clusterPKI) own(ctx context.Context) (name string, bundle []byte, err e
 	return name, []byte(text), nil
 }
 
-// initIn makes the authority of a cluster in that cluster.
+// initIn creates the authority of a cluster in that cluster.
 func initIn(ctx context.Context, w io.Writer, access *fleet.Access, name string, v pki.Validity) error {
 	p, err := pkiIn(access)
 	if err != nil {

@@ -120,7 +120,7 @@ func render(f *install.Fleet) (map[string][]byte, error) {
 	return out, nil
 }
 
-// writeFiles writes those that differ, and says which; it removes none.
+// writeFiles writes files that differ, and prints which; it removes none.
 func writeFiles(w io.Writer, dir string, files map[string][]byte) error {
 	var names []string
 	for name := range files {

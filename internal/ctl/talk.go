@@ -7,8 +7,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// writeTalk tells who talks with whom: of a broker the nodes and, one by one, the pairs of nodes that do not; of an
-// agent its peers, and where the MTUs of its devices come from.
+// writeTalk prints sessions: for a broker the nodes and each pair of nodes without a session, for an agent its peers,
+// and where the MTUs of its devices come from.
 func writeTalk(w io.Writer, s *semaphorev1.GetStatusResponse) {
 	if len(s.GetTunnels()) > 0 {
 		fmt.Fprintln(w, "\nTUNNELS TO\tNODES\tTALKING\tSOME SILENT\tNEWEST HANDSHAKE")
@@ -23,7 +23,8 @@ func writeTalk(w io.Writer, s *semaphorev1.GetStatusResponse) {
 			continue
 		}
 		if first {
-			// What passed in the clear, and the nodes that it is of; then the nodes that do not send all through the tunnel.
+			// Packets in the clear, with the number of nodes that counted them; then the nodes that do not send
+			// everything through the tunnel.
 			fmt.Fprintln(w, "\nPERMISSIVE TO\tCLEAR OUT\tCLEAR IN\tNODES\tLAST\tNODES WAITING")
 			first = false
 		}

@@ -24,7 +24,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// object is what a person follows: KIND/[NAMESPACE/]NAME as its own cluster has it.
+// object is the object to follow: KIND/[NAMESPACE/]NAME as in its own cluster.
 type object struct {
 	kind, namespace, name string
 	// sets are the names of the network sets of a set member, as the brokers have them.
@@ -55,7 +55,7 @@ func (o object) String() string {
 	return o.kind + "/" + o.namespace + "/" + o.name
 }
 
-// concerns reports whether an event is about the object, or about what it becomes in another cluster.
+// concerns reports whether an event is about the object, or about an object that is derived from it in another cluster.
 func (o object) concerns(e *semaphorev1.Event) bool {
 	kind, name, _ := strings.Cut(e.GetObject(), " ")
 	name, _, _ = strings.Cut(name, " for ")
@@ -104,10 +104,10 @@ func (f *watchFilter) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.name, "name", "", "only objects of this name")
 }
 
-// pastWithin is how long the parts may take to send what they remember.
+// pastWithin bounds the time for past events.
 const pastWithin = 10 * time.Second
 
-// past returns the events that parts remember and that are of interest, oldest first. What cannot be asked is an error
+// past returns the past events of interest that parts remember, oldest first. Parts that cannot be asked are an error
 // beside them.
 func past(ctx context.Context, parts []*fleet.Part, wanted func(*semaphorev1.Event) bool) ([]*semaphorev1.Event,
 	error) {
@@ -143,7 +143,7 @@ func past(ctx context.Context, parts []*fleet.Part, wanted func(*semaphorev1.Eve
 	return all, errors.Join(failed...)
 }
 
-// hop is the last that a part did with an object.
+// hop is the last event of a part about an object.
 type hop struct {
 	Part    string    `json:"part"`
 	Cluster string    `json:"cluster"`
@@ -152,8 +152,8 @@ type hop struct {
 	Action  string    `json:"action"`
 	Detail  string    `json:"detail,omitempty"`
 	Time    time.Time `json:"time"`
-	// After is the time from when the change was observed at its source, in seconds, on two clocks if the clusters
-	// differ; absent for unknown.
+	// After is the time since the change was observed at its source, in seconds, on two clocks if the clusters differ;
+	// absent for unknown.
 	After *float64 `json:"after_seconds,omitempty"`
 }
 
@@ -268,7 +268,7 @@ Exit code 0, or 1 when no part remembers the object or none can be asked.`,
 	return cmd
 }
 
-// pastOf returns what the parts remember of an object; nothing is an error.
+// pastOf returns the past events of an object; none is an error.
 func pastOf(cmd *cobra.Command, t *fleet.Target, output *outputs, text string) (object, []*semaphorev1.Event, error) {
 	if err := output.check(); err != nil {
 		return object{}, nil, err

@@ -83,7 +83,7 @@ Exit code 0 when all is removed, 1 when the cluster cannot be asked or something
 	return cmd
 }
 
-// removal is what is to be removed from one cluster.
+// removal is what will be removed from one cluster.
 type removal struct {
 	*applier
 	record *install.Record
@@ -91,10 +91,10 @@ type removal struct {
 	remotes []string
 	// nodes are the annotations to remove of each node.
 	nodes map[string][]string
-	// beside are the namespaces of exporters for other clusters, and read the names of these.
+	// beside are the namespaces of exporters for other clusters, and read the names of those clusters.
 	beside []install.Ref
 	read   []string
-	// lines say what is removed.
+	// lines describe the removal.
 	lines []string
 }
 
@@ -111,7 +111,7 @@ var owned = []struct {
 	{[]string{"crd.projectcalico.org", "projectcalico.org"}, "ipreservations", "IPReservations"},
 }
 
-// planRemoval reads what there is to remove; nil for nothing.
+// planRemoval reads what exists; nil for nothing.
 func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*removal, error) {
 	a, err := applierOf(c, progress)
 	if err != nil {
@@ -174,7 +174,7 @@ func planRemoval(ctx context.Context, c *fleet.Cluster, progress io.Writer) (*re
 	return r, nil
 }
 
-// planRemotes says what of other clusters is removed, and what stays there.
+// planRemotes adds what is removed of other clusters, and what remains there.
 func (r *removal) planRemotes(add func(string, ...any)) {
 	var linked []string
 	for _, name := range r.remotes {
@@ -190,7 +190,7 @@ func (r *removal) planRemotes(add func(string, ...any)) {
 	}
 	for _, ref := range r.beside {
 		add("%s, with an exporter that reads another cluster", ref)
-		// An interrupted call has removed the RemoteCluster; a hash in place of the name says nothing.
+		// An interrupted call has removed the RemoteCluster; a hash in place of the name does not identify the cluster.
 		if name, known := naming.ForeignCluster(ref.Name); known && !slices.Contains(r.remotes, name) {
 			r.read = append(r.read, name)
 		}
@@ -201,7 +201,7 @@ func (r *removal) planRemotes(add func(string, ...any)) {
 	}
 }
 
-// closeThere says how the ServiceAccounts in clusters that were read from here are removed.
+// closeThere prints how to remove the ServiceAccounts in clusters that were read from here.
 func (r *removal) closeThere(w io.Writer) error {
 	for _, name := range r.read {
 		text, err := closeByHand(name, r.record.Values.Cluster)
@@ -216,7 +216,7 @@ func (r *removal) closeThere(w io.Writer) error {
 	return nil
 }
 
-// count is how many objects of a type are the broker's, in the first group that serves it.
+// count counts the broker's objects of a type, in the first group that serves it.
 func (a *applier) count(ctx context.Context, groups []string, resource string) (int, error) {
 	for _, group := range groups {
 		version := "v1"
@@ -237,8 +237,8 @@ func (a *applier) count(ctx context.Context, groups []string, resource string) (
 	return 0, nil
 }
 
-// readNodes finds the annotations for tunnels. Where semaphore-wireguard runs beside semaphore, those of other clusters
-// may be its own.
+// readNodes finds the annotations of nodes. If semaphore-wireguard runs beside semaphore, those of other clusters may
+// be its own.
 func (r *removal) readNodes(ctx context.Context) error {
 	daemons, err := r.client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}).
 		List(ctx, metav1.ListOptions{})
@@ -270,7 +270,8 @@ func (r *removal) print(w io.Writer) error {
 	return cli.PrintLines(w, text)
 }
 
-// run removes it all. Stopped parts put nothing back; what they made goes while the rights for that are there.
+// run removes everything. The parts are stopped first, so that they restore nothing; what they wrote is removed while
+// the rights for that exist.
 func (r *removal) run(ctx context.Context, w io.Writer) error {
 	began := time.Now()
 	r.say("stopping the parts")
@@ -285,7 +286,7 @@ func (r *removal) run(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	r.say("removing what the parts made")
-	r.force = true // the namespace is about to go
+	r.force = true // the namespace will be deleted
 	cleanup, err := install.BuildCleanup(r.record.Values)
 	if err != nil {
 		return err
@@ -293,14 +294,14 @@ func (r *removal) run(ctx context.Context, w io.Writer) error {
 	if err := r.clean(ctx, cleanup); err != nil {
 		return err
 	}
-	// The cleanup knows the remotes of a file alone.
+	// The cleanup knows only the remotes of a file.
 	for node, keys := range r.nodes {
 		if err := r.unannotate(ctx, node, keys); err != nil {
 			return err
 		}
 	}
 	r.say("removing the rest")
-	// What is in the namespace goes with it; the namespace is first, and the record with it last.
+	// The namespace comes first, because its objects are deleted with it, and the record with it last.
 	if err := r.removeAll(ctx, r.outside(cleanup)...); err != nil {
 		return err
 	}
@@ -314,7 +315,7 @@ func (r *removal) run(ctx context.Context, w io.Writer) error {
 	return r.closeThere(w)
 }
 
-// outside are the installed objects and those of the cleanup that the namespace does not take with it, the last
+// outside returns the installed objects and those of the cleanup that are not deleted with the namespace, the last
 // installed first.
 func (r *removal) outside(cleanup []*unstructured.Unstructured) (refs []install.Ref) {
 	all := slices.Clone(r.record.Objects)
@@ -330,8 +331,8 @@ func (r *removal) outside(cleanup []*unstructured.Unstructured) (refs []install.
 	return refs
 }
 
-// clean runs the Job and the DaemonSet that undo what broker and agents did. A Job of an earlier call that failed is
-// replaced: its pods cannot be changed.
+// clean runs the Job and the DaemonSet that undo what broker and agents did. It replaces a failed Job of an earlier
+// call, whose pods cannot be changed.
 func (r *removal) clean(ctx context.Context, cleanup []*unstructured.Unstructured) error {
 	if err := r.removeAll(ctx, r.workload("Job", "semaphore-cleanup")); err != nil {
 		return err
@@ -352,7 +353,7 @@ func (r *removal) clean(ctx context.Context, cleanup []*unstructured.Unstructure
 	return nil
 }
 
-// unannotate takes annotations off a node; one that is gone has none.
+// unannotate removes annotations of a node; a node that no longer exists has none.
 func (r *removal) unannotate(ctx context.Context, node string, keys []string) error {
 	gone := map[string]any{}
 	for _, key := range keys {

@@ -77,7 +77,7 @@ Exit code 0 when all that was checked passed, 1 when the traffic cannot be made,
 	return cmd
 }
 
-// progress is what a person sees meanwhile, on standard error.
+// progress prints the current step to standard error.
 type progress struct {
 	mu    sync.Mutex
 	w     io.Writer
@@ -90,10 +90,10 @@ func (p *progress) say(format string, args ...any) {
 	fmt.Fprintf(p.w, "%5.1fs  %s\n", time.Since(p.began).Seconds(), cli.Printable(fmt.Sprintf(format, args...)))
 }
 
-// removeWithin is how long the removal may take, after the rest has ended in whatever way.
+// removeWithin bounds the removal, however the checks ended.
 const removeWithin = 90 * time.Second
 
-// outlive is a context for removing what was made: it continues where the command's own was interrupted.
+// outlive returns a context for the removal, which continues after the command was interrupted.
 func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 }

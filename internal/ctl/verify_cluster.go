@@ -39,17 +39,17 @@ type verified struct {
 	broker *fleet.Part
 	links  []string
 	image  string
-	// exporterConfig and brokerConfig are what verify reads of the parts' configuration.
+	// exporterConfig and brokerConfig are the fields of the parts' configuration that verify reads.
 	exporterConfig, brokerConfig partConfig
-	// calico is empty where the cluster has none.
+	// calico is empty if the cluster has none.
 	calico   schema.GroupVersion
 	corefile string
-	// noCorefile is why it is not known.
+	// noCorefile is why the Corefile is unknown.
 	noCorefile string
 	pods       map[string]verify.Pod
 }
 
-// partConfig is what matters here of the configuration of an exporter or a broker.
+// partConfig is the relevant part of an exporter's or a broker's configuration.
 type partConfig struct {
 	Features        config.Features `json:"features"`
 	MirrorNamespace string          `json:"mirrorNamespace"`
@@ -57,7 +57,7 @@ type partConfig struct {
 	LabelDomains    []string        `json:"labelDomains"`
 	MirrorSelector  string          `json:"mirrorSelector"`
 	GlobalSelector  string          `json:"globalSelector"`
-	// unread is why it is not known, and the defaults are taken for it.
+	// unread is why the configuration is unknown, and defaults are assumed.
 	unread string
 }
 
@@ -76,7 +76,7 @@ func (p *partConfig) domains() []string {
 
 var configMapsResource = corev1.SchemeGroupVersion.WithResource("configmaps")
 
-// readConfig reads the configuration of a part by the ConfigMap that its pods have.
+// readConfig reads the configuration of a part from the ConfigMap of its pods.
 func (c *verified) readConfig(ctx context.Context, configMap string) (p partConfig) {
 	text, err := c.configMap(ctx, c.Namespace, configMap, "config.yaml")
 	if err == nil {
@@ -88,7 +88,7 @@ func (c *verified) readConfig(ctx context.Context, configMap string) (p partConf
 	return p
 }
 
-// configMap is a key of a ConfigMap, or all of them one after the other.
+// configMap returns a key of a ConfigMap, or all of them concatenated.
 func (c *verified) configMap(ctx context.Context, namespace, name, key string) (string, error) {
 	object, err := c.client.Resource(configMapsResource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -108,7 +108,7 @@ func (c *verified) configMap(ctx context.Context, namespace, name, key string) (
 	return strings.Join(all, "\n"), nil
 }
 
-// openVerified finds out about a cluster what the checks depend on.
+// openVerified reads the properties of a cluster on which the checks depend.
 func openVerified(ctx context.Context, access *fleet.Access, c *fleet.Cluster, number int) (*verified, error) {
 	client, err := dynamic.NewForConfig(c.Config)
 	if err != nil {
@@ -158,10 +158,10 @@ func openVerified(ctx context.Context, access *fleet.Access, c *fleet.Cluster, n
 	return out, nil
 }
 
-// simpleSelector is a selector that one label fulfils.
+// simpleSelector matches a selector that one label fulfils.
 var simpleSelector = regexp.MustCompile(`^[A-Za-z0-9./_-]+=[A-Za-z0-9._-]+$`)
 
-// create makes the namespace and what is in it.
+// create creates the namespace and its objects.
 func (c *verified) create(ctx context.Context, namespace, image string) error {
 	if image == "" {
 		image = c.image
@@ -199,7 +199,7 @@ func (c *verified) createOne(ctx context.Context, object any) error {
 	resource := c.client.Resource(corev1.SchemeGroupVersion.WithResource(plural)).Namespace(u.GetNamespace())
 	for began := time.Now(); ; {
 		_, err := resource.Create(ctx, u, metav1.CreateOptions{})
-		// A pod is refused until the namespace has its ServiceAccount, which a controller makes.
+		// A pod is refused until a controller has created the namespace's ServiceAccount.
 		if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "serviceaccount \"default\" not found") &&
 			time.Since(began) < 10*time.Second {
 			if err := kube.Sleep(ctx, 200*time.Millisecond); err != nil {
@@ -214,7 +214,7 @@ func (c *verified) createOne(ctx context.Context, object any) error {
 	}
 }
 
-// awaitPods waits until the pods run, and says where.
+// awaitPods waits until the pods run, and reports where.
 func (c *verified) awaitPods(ctx context.Context, namespace string, within time.Duration) error {
 	for began := time.Now(); ; {
 		list, err := c.client.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(namespace).List(ctx,
@@ -252,7 +252,7 @@ func (c *verified) awaitPods(ctx context.Context, namespace string, within time.
 	}
 }
 
-// notRunning is why a pod does not run yet; empty where it does.
+// notRunning returns why a pod does not run yet; empty if it does.
 func notRunning(p *corev1.Pod) string {
 	for _, s := range p.Status.ContainerStatuses {
 		switch {
@@ -273,7 +273,7 @@ func notRunning(p *corev1.Pod) string {
 	return string(p.Status.Phase)
 }
 
-// ask has a pod ask. The error is that it could not be had to.
+// ask makes a pod ask. An error means that the pod could not be made to.
 func (c *verified) ask(ctx context.Context, namespace, pod string, q verify.Question) (o verify.Outcome, err error) {
 	args := []string{"semaphorectl", "probe", "ask", q.URL, "--attempt", q.Attempt.String(), "--within", q.Within.String(),
 		fmt.Sprintf("--bytes=%d", q.Bytes), fmt.Sprintf("--refused=%t", q.Refused)}
@@ -291,7 +291,7 @@ func (c *verified) ask(ctx context.Context, namespace, pod string, q verify.Ques
 	return o, nil
 }
 
-// device asks the agent of a node what it says of its device for a cluster.
+// device returns the status of an agent's device for a cluster.
 func (c *verified) device(ctx context.Context, access *fleet.Access, node,
 	of string) (*semaphorev1.DeviceStatus, error) {
 	one := fleet.Access{Contexts: []string{c.Context}, Kubeconfig: access.Kubeconfig, Namespace: access.Namespace}
@@ -311,7 +311,7 @@ func (c *verified) device(ctx context.Context, access *fleet.Access, node,
 	return nil, nil
 }
 
-// mirrors are the Services that the broker has of a namespace of others.
+// mirrors returns the broker's Services for a namespace of other clusters.
 func (c *verified) mirrors(ctx context.Context, of string) ([]*corev1.Service, error) {
 	where := c.brokerConfig.MirrorNamespace
 	if where == "" {
@@ -336,8 +336,7 @@ func (c *verified) mirrors(ctx context.Context, of string) ([]*corev1.Service, e
 	return out, nil
 }
 
-// awaitMirror waits for a Service that the broker makes, until it has had the time from began on. It looks once at
-// least.
+// awaitMirror waits for a Service of the broker, within a time that starts at began. It reads at least once.
 func (c *verified) awaitMirror(ctx context.Context, namespace, sought string, began time.Time, within time.Duration,
 	is func(*corev1.Service) bool) (verify.Service, error) {
 	for {
@@ -358,7 +357,7 @@ func (c *verified) awaitMirror(ctx context.Context, namespace, sought string, be
 	}
 }
 
-// sets are those that the broker has of pods in a namespace.
+// sets returns the broker's sets of pods in a namespace.
 func (c *verified) sets(ctx context.Context, namespace string) ([]*semaphorev1.PolicySet, error) {
 	found, err := receiveSets(ctx, c.broker, &semaphorev1.ListSetsRequest{Namespace: namespace})
 	if grpcstatus.Code(err) == codes.Unimplemented {
@@ -367,7 +366,7 @@ func (c *verified) sets(ctx context.Context, namespace string) ([]*semaphorev1.P
 	return found, err
 }
 
-// removeNamespace deletes a namespace, and waits until it is gone.
+// removeNamespace deletes a namespace, and waits until it no longer exists.
 func (c *verified) removeNamespace(ctx context.Context, namespace string) error {
 	resource := c.client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces"))
 	if err := resource.Delete(ctx, namespace, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) &&

@@ -17,9 +17,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// What verify makes in each cluster. All of it is in one namespace, with which it goes.
+// What verify creates in each cluster. All of it is in one namespace, and is deleted with it.
 const (
-	// labelVerify marks namespaces and pods of verify, so that what a killed verify left is found.
+	// labelVerify marks namespaces and pods of verify, so that what an interrupted verify left is found.
 	labelVerify = "semaphore.uw.io/verify"
 	// The pods. client is in a set of its name, stranger in none.
 	verifyClient, verifyStranger, verifyServer = "client", "stranger", "server"
@@ -30,7 +30,7 @@ const (
 	verifyService = "server"
 )
 
-// verifyLifetime is how long pods run that nobody removes.
+// verifyLifetime is how long pods run that are not removed.
 const verifyLifetime = 30 * time.Minute
 
 func verifyGlobalService(cluster int) string { return fmt.Sprintf("global-%d", cluster+1) }
@@ -47,8 +47,8 @@ func verifyNamespace(name string) *corev1.Namespace {
 	}
 }
 
-// verifyPod serves, whichever of the three it is; questions are asked by exec. Where there are several nodes they are
-// on different ones.
+// verifyPod is one of the three pods, each of which serves; questions are asked by exec. On several nodes they are
+// spread.
 func verifyPod(namespace, name, image string, labelDomains []string) *corev1.Pod {
 	labels := map[string]string{labelVerify: name}
 	if name == verifyClient {
@@ -89,7 +89,7 @@ func verifyPod(namespace, name, image string, labelDomains []string) *corev1.Pod
 	}
 }
 
-// verifyServiceObject leads to the server, and is offered by a selector's label.
+// verifyServiceObject selects the server's pod, and has the label of a selector by which it is offered.
 func verifyServiceObject(namespace, name, selector string) *corev1.Service {
 	key, value, _ := strings.Cut(selector, "=")
 	return &corev1.Service{
@@ -100,8 +100,8 @@ func verifyServiceObject(namespace, name, selector string) *corev1.Service {
 	}
 }
 
-// verifyServices are those of the cluster with a number: a mirror for others, and a global service that is this
-// cluster's alone, so that an answer says which cluster gave it.
+// verifyServices returns those of the cluster with a number: a mirror for others, and a global service that only this
+// cluster has, so that an answer identifies the cluster.
 func verifyServices(namespace string, cluster int) []*corev1.Service {
 	return []*corev1.Service{
 		verifyServiceObject(namespace, verifyService, naming.DefaultMirrorSelector),
@@ -109,8 +109,8 @@ func verifyServices(namespace string, cluster int) []*corev1.Service {
 	}
 }
 
-// verifyPolicyObject admits to the server only the pods of the set client of other clusters. The Calico API server puts
-// the tier before the name of what it stores; in the CRDs that is up to us.
+// verifyPolicyObject admits to the server only the pods of the set client of other clusters. The Calico API server
+// prefixes the stored name with the tier; in the CRDs the caller must.
 func verifyPolicyObject(calico schema.GroupVersion, namespace string,
 	labelDomains, clusters []string) *unstructured.Unstructured {
 	name := verifyPolicy
@@ -139,7 +139,7 @@ func verifyPolicyObject(calico schema.GroupVersion, namespace string,
 	}}
 }
 
-// asUnstructured is an object as the dynamic client takes it.
+// asUnstructured converts an object for the dynamic client.
 func asUnstructured(object any) (*unstructured.Unstructured, error) {
 	out, err := objectFrom(object)
 	if err != nil {

@@ -29,7 +29,7 @@ import (
 )
 
 const (
-	// attempt is how long one request may take. Packets that a policy drops are lost in silence.
+	// attempt bounds one request. A policy drops packets without an answer.
 	attempt = 3 * time.Second
 	// largePayload is many times a packet of any link.
 	largePayload = 1 << 20
@@ -52,7 +52,7 @@ type verifier struct {
 	clusters  []*verified
 }
 
-// run makes the pods, checks, removes them, and reports. An error is that it could not check.
+// run creates the pods, checks, removes them, and reports. An error means that it could not check.
 func (v *verifier) run(ctx context.Context) (*verify.Report, error) {
 	defer func() {
 		for _, c := range v.clusters {
@@ -125,7 +125,7 @@ func (v *verifier) open(ctx context.Context) error {
 	return nil
 }
 
-// made makes the pods and checks; whatever becomes of that, it removes them.
+// made creates the pods and checks; it removes them in any case.
 func (v *verifier) made(ctx context.Context) (checks, removed []verify.Check, err error) {
 	defer func() {
 		if ctx.Err() != nil {
@@ -169,8 +169,8 @@ type way struct {
 	checks   map[verify.Name]verify.Check
 }
 
-// checkAll makes the checks of all directions. One after the other: the devices' counters then count that direction's
-// bytes. Policies come last, as they refuse what the other checks need.
+// checkAll runs the checks of all directions, one after the other: the devices' counters then count only that
+// direction's bytes. Policies come last, because they refuse what the other checks need.
 func (v *verifier) checkAll(ctx context.Context) ([]verify.Check, error) {
 	var ways []*way
 	for _, from := range v.clusters {
@@ -210,7 +210,7 @@ func (v *verifier) check(w *way, name verify.Name, do func(verify.Check) (verify
 	return nil
 }
 
-// skip are checks that are not made, for one reason.
+// skip records checks that are not made, with one reason.
 func (w *way) skip(why string, names ...verify.Name) {
 	for _, name := range names {
 		w.checks[name] = verify.Check{From: w.from.name, To: w.to.name, Name: name}.Skip("%s", why)
@@ -221,7 +221,7 @@ func url(host string) string {
 	return "http://" + net.JoinHostPort(host, strconv.Itoa(probe.Port)) + "/"
 }
 
-// checkWay makes the checks of a direction, but for policy.
+// checkWay runs the checks of a direction, except policy.
 func (v *verifier) checkWay(ctx context.Context, w *way) error {
 	forth, back := slices.Contains(w.from.links, w.to.name), slices.Contains(w.to.links, w.from.name)
 	switch {
@@ -259,7 +259,7 @@ func (v *verifier) checkWay(ctx context.Context, w *way) error {
 	return v.checkServices(ctx, w, server)
 }
 
-// sharedIP is an IP of the server of a family that the client has.
+// sharedIP returns an IP of the server in a family that the client has.
 func sharedIP(client, server verify.Pod) (netip.Addr, bool) {
 	for _, to := range server.IPs {
 		if slices.ContainsFunc(client.IPs, func(from netip.Addr) bool { return from.Is4() == to.Is4() }) {
@@ -269,7 +269,7 @@ func sharedIP(client, server verify.Pod) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// ask has a pod ask, with the command's limits where the question has none.
+// ask makes a pod ask, with the command's limits if the question has none.
 func (v *verifier) ask(ctx context.Context, c *verified, pod string, q verify.Question) (verify.Outcome, error) {
 	if q.Attempt == 0 {
 		q.Attempt = attempt
@@ -280,7 +280,7 @@ func (v *verifier) ask(ctx context.Context, c *verified, pod string, q verify.Qu
 	return c.ask(ctx, v.namespace, pod, q)
 }
 
-// checkPath sends a large payload, and looks at the devices before and after.
+// checkPath sends a large payload, and reads the devices before and after.
 func (v *verifier) checkPath(ctx context.Context, w *way, client, server verify.Pod, ip netip.Addr) error {
 	clear := w.withoutEncryption()
 	sender := verify.Device{Cluster: w.from.name, Node: client.Node}
@@ -326,7 +326,7 @@ func (v *verifier) checkPath(ctx context.Context, w *way, client, server verify.
 	})
 }
 
-// withoutEncryption is why there is none; empty where there is.
+// withoutEncryption returns why there is no encryption; empty if there is.
 func (w *way) withoutEncryption() string {
 	for _, c := range []*verified{w.from, w.to} {
 		if !c.brokerConfig.has(config.Encryption) {
@@ -336,7 +336,7 @@ func (w *way) withoutEncryption() string {
 	return ""
 }
 
-// checkServices asks by the names that the broker of from made for Services of to.
+// checkServices asks by the names that the broker of from created for Services of to.
 func (v *verifier) checkServices(ctx context.Context, w *way, server verify.Pod) error {
 	all := []verify.Name{verify.Mirror, verify.DNS, verify.Global}
 	for _, side := range []struct {
@@ -414,13 +414,14 @@ func (v *verifier) checkDNS(ctx context.Context, w *way, server verify.Pod) erro
 	})
 }
 
-// serves reports whether a Corefile has a server block for a zone, with whatever in it: whether names resolve is asked.
+// serves reports whether a Corefile has a server block for a zone, with any content: whether names resolve is checked
+// by a query.
 func serves(corefile string, want coredns.Block) bool {
 	return !slices.ContainsFunc(coredns.Compare(corefile, []coredns.Block{want}),
 		func(f coredns.Fault) bool { return f.Missing })
 }
 
-// checkPolicies makes a policy in each cluster that admits only sets of the others.
+// checkPolicies creates a policy in each cluster that admits only sets of the others.
 func (v *verifier) checkPolicies(ctx context.Context, ways []*way) error {
 	var checked []*way
 	made := map[*verified]bool{}
@@ -505,7 +506,7 @@ func (v *verifier) checkPolicy(ctx context.Context, w *way, c verify.Check) (ver
 	return verify.JudgePolicy(c, client, stranger, set, admitted, refused), nil
 }
 
-// remove removes what was made, in all clusters at once, and says of each whether something is left.
+// remove removes what was created, in all clusters concurrently, and reports what remains in each.
 func (v *verifier) remove(ctx context.Context) []verify.Check {
 	ctx, cancel := outlive(ctx)
 	defer cancel()
@@ -531,7 +532,7 @@ func (v *verifier) remove(ctx context.Context) []verify.Check {
 	return out
 }
 
-// clean removes what killed verifies left in the clusters.
+// clean removes what interrupted calls of verify left in the clusters.
 func (v *verifier) clean(ctx context.Context, w io.Writer) error {
 	clusters, err := v.access.Clusters()
 	if err != nil {
@@ -554,7 +555,7 @@ func (v *verifier) clean(ctx context.Context, w io.Writer) error {
 		var names []string
 		for _, n := range list.Items {
 			if !strings.HasPrefix(n.GetName(), namespacePrefix) && !strings.HasPrefix(n.GetName(), namespacePrefixBefore) {
-				continue // somebody's own
+				continue // not one of verify
 			}
 			if err := one.removeNamespace(ctx, n.GetName()); err != nil {
 				return fmt.Errorf("%s: %w", c.Context, err)

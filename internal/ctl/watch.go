@@ -108,8 +108,8 @@ func watch(ctx context.Context, w io.Writer, parts []*fleet.Part, recent bool,
 	return nil
 }
 
-// columns prints an event as one line: when, who, from where, what happened to which object, how long after its source
-// saw it, and why. Columns grow with their content.
+// columns prints an event as one line: when, by whom, from where, what happened to which object, how long after its
+// source observed it, and why. Columns grow with their content.
 type columns struct{ who, source, action, object, lag int }
 
 func (c *columns) print(w io.Writer, m *semaphorev1.WatchResponse) error {

@@ -19,16 +19,16 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// held is a pod that had an address, as a broker remembers.
+// held is a pod that had an address, as a broker remembers it.
 type held struct {
-	// By is the cluster of the broker that says so.
+	// By is the cluster of the broker that remembers it.
 	By        string `json:"by"`
 	Cluster   string `json:"cluster"`
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	UID       string `json:"uid"`
 	Set       string `json:"set"`
-	// From is absent for a time before the broker's memory, Until for one who has the address.
+	// From is absent for a time before the broker's memory, Until for a pod that has the address.
 	From  *time.Time `json:"from,omitempty"`
 	Until *time.Time `json:"until,omitempty"`
 }

@@ -1,5 +1,5 @@
-// Package probe is the two ends of the traffic that semaphorectl verify sends between pods: a server that says who
-// asked it, and a client that asks until the outcome is the wanted one.
+// Package probe is the two ends of the traffic that semaphorectl verify sends between pods: a server that answers who
+// asked it, and a client that asks until the outcome is the expected one.
 //
 // It opens one TCP connection for each question, by HTTP/1.1, and knows no apiserver. It imports internal/ctl/verify
 // for the questions and outcomes.
@@ -31,13 +31,13 @@ const maxBytes = 16 << 20
 // pause is the time between two attempts.
 const pause = 200 * time.Millisecond
 
-// wire is what the server answers: who it is, and as many bytes as were asked for.
+// wire is the server's answer: its name, and as many bytes as requested.
 type wire struct {
 	verify.Answer
 	Padding string `json:"padding,omitempty"`
 }
 
-// Serve answers requests on a listener until ctx ends. pod and node are what it says of itself.
+// Serve answers requests on a listener until ctx ends. pod and node are its own.
 func Serve(ctx context.Context, listener net.Listener, pod, node string) error {
 	server := &http.Server{
 		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: time.Minute,
@@ -73,7 +73,7 @@ func answer(w http.ResponseWriter, r *http.Request, pod, node string) {
 	})
 }
 
-// Ask asks until the outcome is the wanted one, or the time is over. The outcome is that of the last attempt.
+// Ask asks until the outcome is the expected one, or the time is over. The outcome is that of the last attempt.
 func Ask(ctx context.Context, q verify.Question) verify.Outcome {
 	began := time.Now()
 	for {
@@ -139,7 +139,7 @@ func ask(ctx context.Context, q verify.Question) (o verify.Outcome) {
 	return o
 }
 
-// Environment is who the server is, as its pod's environment says.
+// Environment returns the server's pod and node, from its environment.
 func Environment() (pod, node string) { return os.Getenv("POD_NAME"), os.Getenv("NODE_NAME") }
 
 func reasonOf(err error) verify.Reason {
@@ -158,7 +158,7 @@ func reasonOf(err error) verify.Reason {
 	return verify.Other
 }
 
-// textOf is an error without the method and the URL, which the report has.
+// textOf returns an error without the method and the URL, which the report has.
 func textOf(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "timeout"
