@@ -51,8 +51,8 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 		}
 		var lines []string
 		for _, c := range answer.GetChanges() {
-			lines = append(lines, strings.Join(strings.Fields(c.GetAction()+" "+c.GetObject()+" "+c.GetCluster()+" "+
-				c.GetCode()), " ")+": "+c.GetText())
+			lines = append(lines, strings.Join(strings.Fields(semaphorev1.PreviewActionName(c.GetAction())+" "+
+				c.GetObject()+" "+c.GetCluster()+" "+c.GetCode()), " ")+": "+c.GetText())
 		}
 		wanted := strings.Split(want, "\n")
 		for i := range max(len(lines), len(wanted)) {

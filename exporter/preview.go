@@ -23,11 +23,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxExports bounds the objects of a preview's answer, bytes.
+// maxExports bounds the objects of a preview's answer in bytes.
 const maxExports = 3 << 20
 
-// preview says what would be exported if objects were applied: a second catalog gets all that the first one has, the
-// objects and the remotes that would be in effect. It costs as much as a change of the export rules.
+// preview computes what would be exported if objects were applied: a second catalog receives everything that the first
+// one has, the objects, and the remotes that would be in effect. It costs as much as a change of the export rules.
 func (e *exporter) preview(_ context.Context, req *semaphorev1.PreviewRequest) (*semaphorev1.PreviewResponse, error) {
 	if err := e.elector.Standby(); err != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "%v: ask the exporter that leads", err)
@@ -78,7 +78,7 @@ func (e *exporter) preview(_ context.Context, req *semaphorev1.PreviewRequest) (
 	return &out.PreviewResponse, nil
 }
 
-// previewRemotes gives a catalog the remotes that would be in effect, and returns their rules.
+// previewRemotes sets the remotes that would be in effect in a catalog, and returns their rules.
 func (f *following) previewRemotes(next *catalog.Catalog, objects remotes.Objects, names []string,
 	out *debug.Changes) map[string][]catalog.OfferRule {
 	f.mu.Lock()
@@ -101,7 +101,7 @@ func (f *following) previewRemotes(next *catalog.Catalog, objects remotes.Object
 	return offers
 }
 
-// propose gives a catalog an object that is not applied yet.
+// propose puts an object that is not applied yet into a catalog.
 func (e *exporter) propose(next *catalog.Catalog, d remotes.Document) error {
 	switch d.APIVersion + " " + d.Kind {
 	case "v1 Service":
@@ -168,8 +168,8 @@ func (m *matches) say(out *debug.Changes) {
 	}
 }
 
-// difference says what one catalog exports and the other does not, for each remote: Services and pods of sets by name,
-// the other kinds by their number.
+// difference adds the differences of two catalogs for each remote: Services and pods of sets by name, the other kinds
+// by their number.
 func difference(was, now *catalog.Catalog, out *debug.Changes) {
 	type entries = map[catalog.Key]*catalog.Entry
 	of := func(c *catalog.Catalog) entries {
@@ -197,7 +197,7 @@ func difference(was, now *catalog.Catalog, out *debug.Changes) {
 		if cluster == now.Rules().Own {
 			continue
 		}
-		counts := map[semaphorev1.Kind]map[string]int{}
+		counts := map[semaphorev1.Kind]map[semaphorev1.PreviewAction]int{}
 		for _, key := range keys {
 			b, a := before[key], after[key]
 			had := b != nil && b.Value.To.Has(cluster) && slices.Contains(was.Clusters(), cluster)
@@ -216,13 +216,13 @@ func difference(was, now *catalog.Catalog, out *debug.Changes) {
 				out.Add(action, key.String(), cluster, "", "")
 			default:
 				if counts[key.Kind] == nil {
-					counts[key.Kind] = map[string]int{}
+					counts[key.Kind] = map[semaphorev1.PreviewAction]int{}
 				}
 				counts[key.Kind][action]++
 			}
 		}
 		for _, kind := range semaphorev1.Kinds {
-			for _, action := range []string{debug.Export, debug.Changed, debug.Withdraw} {
+			for _, action := range []semaphorev1.PreviewAction{debug.Export, debug.Changed, debug.Withdraw} {
 				if n := counts[kind][action]; n > 0 {
 					out.Add(action, fmt.Sprintf("%d objects of kind %s", n, semaphorev1.KindName(kind)), cluster, "", "")
 				}
@@ -231,8 +231,8 @@ func difference(was, now *catalog.Catalog, out *debug.Changes) {
 	}
 }
 
-// exportsTo adds what a catalog exports to a cluster: none for a cluster that it publishes nothing to, not even that
-// there is nothing. A part of what is too much would read as if the rest were withdrawn: of that there is the number.
+// exportsTo adds what a catalog exports to a cluster: nothing for a cluster without a broker, not even an empty list.
+// If the objects are too large it adds only their number: a part of them would read as if the rest were withdrawn.
 func exportsTo(c *catalog.Catalog, cluster string, out *debug.Changes) {
 	if !slices.Contains(c.Clusters(), cluster) {
 		return
@@ -252,7 +252,7 @@ func exportsTo(c *catalog.Catalog, cluster string, out *debug.Changes) {
 	out.Exports = exports
 }
 
-// noteEndpoints says of which proposed Services the endpoints are not known: the watch has EndpointSlices by their
+// noteEndpoints names the proposed Services whose endpoints are unknown: the watch selects EndpointSlices by their
 // labels, which Kubernetes copies from the Service once it has them.
 func (e *exporter) noteEndpoints(next *catalog.Catalog, proposed []remotes.Document, out *debug.Changes) {
 	type service struct{ namespace, name string }

@@ -42,8 +42,8 @@ func TestPreview(t *testing.T) {
 		must(t, err)
 		var lines []string
 		for _, c := range answer.GetChanges() {
-			lines = append(lines, strings.Join(strings.Fields(c.GetAction()+" "+c.GetObject()+" "+c.GetCluster()+" "+
-				c.GetCode()), " "))
+			lines = append(lines, strings.Join(strings.Fields(semaphorev1.PreviewActionName(c.GetAction())+" "+
+				c.GetObject()+" "+c.GetCluster()+" "+c.GetCode()), " "))
 		}
 		return strings.Join(lines, "\n"), answer
 	}

@@ -1,8 +1,8 @@
-// Package lookup says what the node does with packets to an address of a remote: the route, the device, the peer, the
-// session with the peer's node and how large a packet the path to that carries.
+// Package lookup reports what the node does with packets to an address of a remote: the route, the device, the peer,
+// the session with the peer's node, and the size of the packets that the path to it carries.
 //
-// It reads the kernel, asks the peer's node for the size of the path as the Monitor of peers does, and asks kube-proxy
-// of this node how it is. It changes nothing and keeps nothing. It judges nothing either: internal/diagnose/path does.
+// It reads the kernel, probes the path to the peer's node as package peers does, and asks kube-proxy of this node for
+// its health. It changes nothing, keeps nothing and judges nothing: internal/diagnose/path judges.
 //
 // Of the agent's packages it may import desired, mtu, peers, probe, talk and wireguard.
 package lookup
@@ -30,7 +30,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// kubeProxy is where kube-proxy says how it is, unless its healthzBindAddress says otherwise
+// kubeProxy is the default of kube-proxy's healthzBindAddress
 // (https://kubernetes.io/docs/reference/config-api/kube-proxy-config.v1alpha1/).
 const kubeProxy = "http://127.0.0.1:10256/healthz"
 
@@ -43,7 +43,7 @@ type Kernel interface {
 	RouteTo(to, from netip.Addr) (link string, err error)
 }
 
-// Desired is what the broker wants of this node.
+// Desired is what the broker desires of this node.
 type Desired interface {
 	Clusters() []string
 	Network(cluster string) *desired.Network
@@ -54,15 +54,15 @@ type Node struct {
 	Kernel  Kernel
 	Desired Desired
 	Peers   *peers.Monitor
-	// Confirmed is when a broker last confirmed what is desired of a cluster's device, and Problem what is wrong with it;
-	// zero and "" for unknown and nothing.
+	// Confirmed is when a broker last confirmed the desired state of a cluster's device, and Problem what is wrong with
+	// the device; zero for unknown, and "" for nothing.
 	Confirmed func(cluster string) time.Time
 	Problem   func(cluster string) string
-	// Dropped are the packets to and from remotes that the guard dropped.
+	// Dropped returns the number of packets to and from remotes that the guard dropped.
 	Dropped func() uint64
 }
 
-// LookUp answers a request. An error is one of gRPC's.
+// LookUp answers a request. Its error is a gRPC status.
 func (n *Node) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest) (*semaphorev1.LookUpPathResponse,
 	error) {
 	to, err := netip.ParseAddr(req.GetTo())
@@ -116,7 +116,7 @@ func (n *Node) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest) (
 	return out, nil
 }
 
-// remoteOf is the remote to which an address belongs, by the subnets of its device or the prefixes of its peers.
+// remoteOf returns the remote of an address, by the subnets of its device or the prefixes of its peers.
 func (n *Node) remoteOf(to netip.Addr) (string, *desired.Network) {
 	for _, cluster := range n.Desired.Clusters() {
 		want := n.Desired.Network(cluster)
@@ -130,7 +130,7 @@ func (n *Node) remoteOf(to netip.Addr) (string, *desired.Network) {
 	return "", nil
 }
 
-// longest is the longest of some prefixes that holds an address.
+// longest returns the longest prefix that contains an address.
 func longest(prefixes []string, to netip.Addr) (best netip.Prefix, found bool) {
 	for _, text := range prefixes {
 		p, err := netip.ParsePrefix(text)
@@ -141,7 +141,7 @@ func longest(prefixes []string, to netip.Addr) (best netip.Prefix, found bool) {
 	return best, found
 }
 
-// wanted is the peer that the broker desires for an address; nil for none.
+// wanted returns the peer that the broker desires for an address; nil for none.
 func wanted(want *desired.Network, to netip.Addr) *semaphorev1.PathPeer {
 	var out *semaphorev1.PathPeer
 	bits := -1
@@ -154,7 +154,7 @@ func wanted(want *desired.Network, to netip.Addr) *semaphorev1.PathPeer {
 	return out
 }
 
-// holderOf is the peer to which the kernel sends packets to an address (cryptokey routing, whitepaper, section 2).
+// holderOf returns the peer to which the kernel sends packets to an address (cryptokey routing, whitepaper, section 2).
 func holderOf(d *wireguard.Device, to netip.Addr) (holder *wgtypes.Peer, by netip.Prefix) {
 	for i := range d.Peers {
 		for _, n := range d.Peers[i].AllowedIPs {
@@ -181,7 +181,7 @@ func nodeOf(want *desired.Network, key wgtypes.Key) string {
 	return ""
 }
 
-// session is the state of the session with a peer, as of now.
+// session returns the state of the session with a peer, as of now.
 func (n *Node) session(cluster string, want *desired.Network, d *wireguard.Device,
 	peer *wgtypes.Peer) *semaphorev1.PathSession {
 	n.Peers.Observe(cluster, want.Device.GetPersistentKeepalive().AsDuration(), d.Peers)
@@ -190,7 +190,7 @@ func (n *Node) session(cluster string, want *desired.Network, d *wireguard.Devic
 		ReceivedBytes: uint64(max(peer.ReceiveBytes, 0)), SentBytes: uint64(max(peer.TransmitBytes, 0)),
 	}
 	state, since, reason := n.Peers.Session(cluster, talk.Key(peer.PublicKey))
-	out.State, out.SilentSince, out.Reason = state, semaphorev1.Time(since), reason
+	out.State, out.SilentSince, out.Reason = semaphorev1.SessionStateOf(state), semaphorev1.Time(since), reason
 	return out
 }
 
@@ -217,7 +217,7 @@ func measure(ctx context.Context, want *desired.Network, peer *wgtypes.Peer,
 	return out
 }
 
-// proxyHealth asks kube-proxy. It answers 503 when it has not been able to set its rules for a while, with the same
+// proxyHealth asks kube-proxy for its health. It answers 503 if it could not set its rules for a while, with the same
 // body (k8s.io/kubernetes/pkg/proxy/healthcheck).
 func proxyHealth(ctx context.Context) *semaphorev1.ProxyHealth {
 	ctx, cancel := context.WithTimeout(ctx, proxyWithin)

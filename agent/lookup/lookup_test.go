@@ -83,7 +83,8 @@ func TestLookUp(t *testing.T) {
 	if !got.GetDeviceUp() || got.GetMtu() != 1420 || got.GetRoute().GetLink() != "wireguard.c2" ||
 		got.GetRoute().GetRuled() ||
 		got.GetPresent().GetNode() != "m1" || got.GetPresent().GetAllowedIp() != "10.2.0.0/24" ||
-		got.GetSession().GetSentBytes() != 100 || got.GetSession().GetState() == "" ||
+		got.GetSession().GetSentBytes() != 100 ||
+		got.GetSession().GetState() != semaphorev1.SessionState_SESSION_STATE_TALKING ||
 		got.GetMeasurement().GetProblem() == "" {
 		t.Errorf("with a device: %v", got)
 	}

@@ -24,11 +24,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// fewAgents is how many agents are asked for what their broker does not say.
+// fewAgents is how many agents are asked while their broker does not answer.
 const fewAgents = 3
 
-// gather asks the parts of all clusters that are meant, at once. Where a broker does not answer, a few of its agents
-// are asked, and the apiserver.
+// gather asks the parts of all selected clusters concurrently. If a broker does not answer, it asks a few of its
+// agents, and the apiserver.
 func gather(ctx context.Context, access *fleet.Access, timeout time.Duration) ([]mesh.Facts, error) {
 	clusters, err := access.Clusters()
 	if err != nil {
@@ -125,7 +125,7 @@ var (
 	podsOfCluster  = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 )
 
-// brokerPods are a line for each pod of the broker that does not run, and one that says how many do.
+// brokerPods returns a line for each pod of the broker that does not run, and one with the number of those that do.
 func brokerPods(ctx context.Context, client dynamic.Interface, c *fleet.Cluster) ([]string, error) {
 	list, err := client.Resource(podsOfCluster).Namespace(c.Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "app.kubernetes.io/name=semaphore,app.kubernetes.io/component=broker"})
@@ -165,7 +165,7 @@ func remoteOf(u *unstructured.Unstructured) mesh.Remote {
 	return r
 }
 
-// meshOf is what the parts of all clusters that are meant say, and what it amounts to.
+// meshOf returns the answers of the parts of all selected clusters, joined.
 func meshOf(ctx context.Context, access *fleet.Access, timeout time.Duration) ([]mesh.Facts, *mesh.Mesh, error) {
 	facts, err := gather(ctx, access, timeout)
 	if err != nil {
@@ -174,7 +174,7 @@ func meshOf(ctx context.Context, access *fleet.Access, timeout time.Duration) ([
 	return facts, mesh.Join(facts), nil
 }
 
-// meshStatus prints one verdict of all clusters that are meant.
+// meshStatus prints one verdict about all selected clusters.
 func meshStatus(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout time.Duration) error {
 	facts, m, err := meshOf(ctx, access, timeout)
 	if err != nil {
@@ -198,7 +198,7 @@ func meshStatus(ctx context.Context, w io.Writer, access *fleet.Access, output s
 	return exitOf(facts, m)
 }
 
-// watchMesh prints the verdict each time that it is another, until ctx ends. On a terminal the last one is replaced.
+// watchMesh prints the verdict whenever it changes, until ctx ends. On a terminal it replaces the last one.
 func watchMesh(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout,
 	every time.Duration) error {
 	last := ""
@@ -340,8 +340,8 @@ func writeMeshFindings(out *strings.Builder, m *mesh.Mesh, most int) {
 		out.WriteString("\nFINDINGS\n")
 	}
 	for _, f := range m.Findings {
-		is := &semaphorev1.Finding{Code: f.Code, Level: f.Level, Meaning: f.Meaning, Side: f.Side, Command: f.Command,
-			Cluster: f.Cluster, Count: f.Count, First: f.First}
+		is := &semaphorev1.Finding{Code: f.Code, Level: semaphorev1.LevelOf(f.Level), Meaning: f.Meaning,
+			Side: semaphorev1.SideOf(f.Side), Command: f.Command, Cluster: f.Cluster, Count: f.Count, First: f.First}
 		where := strings.TrimSpace(f.Part + " of " + f.At)
 		if f.At == "mesh" {
 			where = ""
@@ -361,7 +361,7 @@ func dash(text string) string {
 	return text
 }
 
-// table prints rows in columns that fit: the widest column gives way, and what is cut ends in "…".
+// table prints rows in columns that fit the width: it shortens the widest column, and a shortened cell ends in "…".
 func table(out *strings.Builder, rows [][]string, most int) {
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {

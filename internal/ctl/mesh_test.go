@@ -116,8 +116,8 @@ func TestMeshStatusOfMany(t *testing.T) {
 		s := aPart("broker", fmt.Sprintf("c%d-with-a-name-of-32-characters-", i))
 		s.SoftwareVersion = fmt.Sprintf("v%d\x1b[2J\u202e", i)
 		for range 100 {
-			s.Findings = append(s.Findings, &semaphorev1.Finding{Code: "stale\x1b[2J", Level: "error\a", Cluster: "c\u202e",
-				Meaning: strings.Repeat("m\r", 300), Count: 1 << 40, Side: "x\x1b", Command: "rm\n -rf",
+			s.Findings = append(s.Findings, &semaphorev1.Finding{Code: "stale\x1b[2J", Level: 99, Cluster: "c\u202e",
+				Meaning: strings.Repeat("m\r", 300), Count: 1 << 40, Side: 99, Command: "rm\n -rf",
 				First: []string{"a\x1b[2J", "b", "c", "d", "e"}})
 		}
 		s.Judged = true

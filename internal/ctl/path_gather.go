@@ -34,14 +34,14 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// side is one cluster of which there is a context.
+// side is one cluster for which there is a context.
 type side struct {
 	access  *fleet.Access
 	cluster *fleet.Cluster
 	client  dynamic.Interface
-	// name is how semaphore calls the cluster.
+	// name is the cluster's name in semaphore.
 	name string
-	// broker is what its broker answers; nil with the reason in brokerErr.
+	// broker is the status of its broker; nil with the reason in brokerErr.
 	broker    *semaphorev1.GetStatusResponse
 	brokerErr error
 }
@@ -51,11 +51,11 @@ type pathGatherer struct {
 	pathOptions
 	sides []*side
 	facts *path.Facts
-	// source and target are the clusters of both ends; target is nil where there is no context of it.
+	// source and target are the clusters of both ends; target is nil without a context of it.
 	source, target *side
 	sourcePod      *corev1.Pod
 	targetPod      *corev1.Pod
-	// protocol and port that are asked for, port of the pod; 0 for any.
+	// protocol and port are those of the question, the port of the pod; 0 for any.
 	protocol string
 	port     uint16
 	mirror   *corev1.Service
@@ -64,7 +64,7 @@ type pathGatherer struct {
 	notReadMu sync.Mutex // the links are looked at side by side
 }
 
-// gatherPath collects the facts of the path between two ends. Without the source's pod there is nothing to say.
+// gatherPath collects the facts of the path between two ends. Without the source's pod it returns an error.
 func gatherPath(ctx context.Context, o pathOptions, from, to end) (*path.Facts, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
@@ -121,7 +121,7 @@ func newSide(ctx context.Context, o pathOptions, c *fleet.Cluster) (*side, error
 	return s, nil
 }
 
-// ask is the status of the part that leads.
+// ask returns the status of the part that leads.
 func (s *side) ask(ctx context.Context, part string) (*semaphorev1.GetStatusResponse, error) {
 	parts, err := (&fleet.Target{Access: s.access, Parts: []string{part}}).Dial(ctx)
 	if len(parts) == 0 {
@@ -130,7 +130,7 @@ func (s *side) ask(ctx context.Context, part string) (*semaphorev1.GetStatusResp
 	return parts[0].Status(ctx, askWithin)
 }
 
-// askWithin is how long a part may take to answer what needs no measurement.
+// askWithin is how long a part may take for an answer without a measurement.
 const askWithin = 5 * time.Second
 
 func (g *pathGatherer) notRead(code finding.Code, format string, args ...any) {
@@ -202,7 +202,7 @@ func listAs[T any](ctx context.Context, s *side, resource schema.GroupVersionRes
 	return out, nil
 }
 
-// findNamed is an object by its name; nil where no cluster that may be meant has it.
+// findNamed finds an object by its name; nil if no cluster that may be meant has it.
 func findNamed[T any](ctx context.Context, g *pathGatherer, resource schema.GroupVersionResource, e end) (
 	*side, *T, error) {
 	for _, s := range g.sides {
@@ -217,7 +217,7 @@ func findNamed[T any](ctx context.Context, g *pathGatherer, resource schema.Grou
 	return nil, nil, nil
 }
 
-// podAt is the pod with an IP; nil where no cluster has one.
+// podAt returns the pod with an IP; nil if no cluster has one.
 func (g *pathGatherer) podAt(ctx context.Context, ip netip.Addr) (*side, *corev1.Pod, error) {
 	for _, s := range g.sides {
 		pod, err := s.podAt(ctx, ip)
@@ -272,7 +272,7 @@ func (g *pathGatherer) findSource(ctx context.Context, e end) (err error) {
 	return nil
 }
 
-// podBehind is a ready pod behind a Service.
+// podBehind returns a ready pod of a Service.
 func (g *pathGatherer) podBehind(ctx context.Context, e end) (*side, *corev1.Pod, error) {
 	s, service, err := findNamed[corev1.Service](ctx, g, servicesGVR, e)
 	if service == nil || err != nil {
@@ -302,7 +302,7 @@ func (s *side) slicesOf(ctx context.Context, namespace, service string) ([]endpo
 
 func isReady(e sliceEndpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }
 
-// podFacts are those of a pod. like is an address of the family that is wanted, the zero value for any.
+// podFacts returns the facts of a pod. like is an address of the requested family, the zero value for any.
 func podFacts(cluster string, p *corev1.Pod, like netip.Addr) path.Pod {
 	out := path.Pod{Cluster: cluster, Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName,
 		HostNetwork: p.Spec.HostNetwork}
@@ -323,7 +323,7 @@ func podFacts(cluster string, p *corev1.Pod, like netip.Addr) path.Pod {
 	return out
 }
 
-// findTarget finds out what packets go to: a Service of a remote, a pod or an address.
+// findTarget finds the destination of the packets: a Service of a remote, a pod or an address.
 func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
 	if e.host != "" {
 		return g.byService(ctx, e.host, e.cluster, e.namespace, e.name)
@@ -364,7 +364,7 @@ func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
 	return nil
 }
 
-// clusterIP is the Service of the source's cluster that has an address; nil for none.
+// clusterIP returns the Service of the source's cluster that has an address; nil for none.
 func (g *pathGatherer) clusterIP(ctx context.Context, ip netip.Addr) (*corev1.Service, error) {
 	all, err := listAs[corev1.Service](ctx, g.source, servicesGVR, "", metav1.ListOptions{})
 	for i := range all {
@@ -375,7 +375,7 @@ func (g *pathGatherer) clusterIP(ctx context.Context, ip netip.Addr) (*corev1.Se
 	return nil, err
 }
 
-// byMirror continues with what a mirror stands for.
+// byMirror continues with the Service that a mirror represents.
 func (g *pathGatherer) byMirror(ctx context.Context, service *corev1.Service, err error) error {
 	if err != nil {
 		return fmt.Errorf("TO %w", err)
@@ -397,7 +397,7 @@ func (g *pathGatherer) byMirror(ctx context.Context, service *corev1.Service, er
 	return g.byService(ctx, name+"."+namespace+".svc."+domain, remote, namespace, name)
 }
 
-// byService collects what is between a name and an endpoint.
+// byService collects the facts between a name and an endpoint.
 func (g *pathGatherer) byService(ctx context.Context, text, remote, namespace, name string) error {
 	g.facts.Name = &path.Name{Text: text, Remote: remote, Namespace: namespace, Service: name,
 		Known: ofSeveral(remote) || g.source.broker == nil || slices.ContainsFunc(g.source.broker.GetLinks(),
@@ -422,8 +422,7 @@ func (g *pathGatherer) byService(ctx context.Context, text, remote, namespace, n
 	return nil
 }
 
-// findMirror finds the Service that stands for a remote one: by its annotations, and where there is none by the name
-// that it would have.
+// findMirror finds the Service that represents a remote one: by its annotations, or by the name that it would have.
 func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name string) error {
 	selector := naming.LabelManagedBy + "=" + naming.ManagedByBroker
 	all, err := listAs[corev1.Service](ctx, g.source, servicesGVR, "", metav1.ListOptions{LabelSelector: selector})
@@ -484,8 +483,8 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 	return nil
 }
 
-// usualPrefix begins the names of what stands for a remote's Services, or for those of several clusters, unless the
-// RemoteCluster has another.
+// usualPrefix begins the names of mirrors of a remote, or of services of several clusters, unless the RemoteCluster has
+// another.
 func usualPrefix(remote string) string {
 	switch remote {
 	case naming.GlobalCluster:
@@ -496,12 +495,12 @@ func usualPrefix(remote string) string {
 	return naming.ClusterLabel(remote)
 }
 
-// ofSeveral reports whether a Service stands for those of several clusters.
+// ofSeveral reports whether a Service represents those of several clusters.
 func ofSeveral(remote string) bool {
 	return remote == naming.GlobalCluster || remote == coredns.ClusterSetDomain
 }
 
-// standsFor reports whether a Service of the broker is one of a remote's, or of several clusters'.
+// standsFor reports whether a Service of the broker represents one of a remote, or of several clusters.
 func standsFor(s *corev1.Service, remote string) bool {
 	switch remote {
 	case naming.GlobalCluster:
@@ -512,7 +511,7 @@ func standsFor(s *corev1.Service, remote string) bool {
 	return s.Labels[naming.LabelSourceCluster] == remote
 }
 
-// block is the server block of what a name is of.
+// block returns the server block that answers a name.
 func block(remote, prefix, mirrorNamespace, domain string) coredns.Block {
 	if remote == coredns.ClusterSetDomain {
 		return coredns.ClusterSet(mirrorNamespace, domain)
@@ -542,7 +541,7 @@ func (g *pathGatherer) exported(ctx context.Context) {
 		key, value, _ := strings.Cut(selector, "=")
 		return service.Labels[key] == value
 	}
-	// The exporter may select Services by other labels. A mirror that exists says so.
+	// The exporter may select Services by other labels. An existing mirror proves that it did.
 	n.Source.Selected = offered(naming.DefaultMirrorSelector) || offered(naming.DefaultGlobalSelector) || g.mirror != nil
 	if exporter, err := g.target.ask(ctx, fleet.Exporter); err != nil {
 		g.notRead(finding.PathName, "the exporter of %s: %v", g.target.name, err)
@@ -567,7 +566,7 @@ func (g *pathGatherer) exported(ctx context.Context) {
 	}
 }
 
-// readDNS reads how CoreDNS of the source's cluster is configured.
+// readDNS reads the configuration of CoreDNS in the source's cluster.
 func (g *pathGatherer) readDNS(ctx context.Context) {
 	d, m := g.facts.DNS, g.facts.Mirror
 	if d == nil || g.coredns == noCorefile {
@@ -672,8 +671,7 @@ func (g *pathGatherer) readSlices(ctx context.Context) (err error) {
 	return g.endpointPod(ctx)
 }
 
-// targetPort turns the port of the mirror into that of the pods. Where none was asked for and there is one only, it is
-// meant.
+// targetPort maps the port of the mirror to that of the pods. If none was given and there is only one, it is that one.
 func (g *pathGatherer) targetPort() {
 	ports := g.mirror.Spec.Ports
 	if g.port == 0 && len(ports) != 1 {
@@ -715,7 +713,7 @@ func (g *pathGatherer) endpointPod(ctx context.Context) error {
 	return nil
 }
 
-// along collects what is between the two pods.
+// along collects the facts between the two pods.
 func (g *pathGatherer) along(ctx context.Context) {
 	f := g.facts
 	var group errgroup.Group
@@ -828,7 +826,8 @@ func wayFacts(node string, a *semaphorev1.LookUpPathResponse) *path.Way {
 		Node: node, Remote: a.GetCluster(), Link: a.GetRoute().GetLink(), RouteError: a.GetRoute().GetError(),
 		Ruled: a.GetRoute().GetRuled(), Interface: a.GetInterface(), Exists: a.GetDeviceExists(), Up: a.GetDeviceUp(),
 		MTU: int(a.GetMtu()), Problem: a.GetDeviceProblem(), Confirmed: verdict.TimeOf(a.GetConfirmedAt()),
-		Wanted: peer(a.GetWanted()), Present: peer(a.GetPresent()), State: a.GetSession().GetState(),
+		Wanted: peer(a.GetWanted()), Present: peer(a.GetPresent()),
+		State:     semaphorev1.SessionStateName(a.GetSession().GetState()),
 		Handshake: verdict.TimeOf(a.GetSession().GetLastHandshake()), Since: verdict.TimeOf(a.GetSession().GetSilentSince()),
 		Reason: a.GetSession().GetReason(),
 	}

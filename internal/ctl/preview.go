@@ -26,7 +26,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxPreview bounds a request to a broker, which takes 4 MiB.
+// maxPreview bounds a request to a broker in bytes, which accepts 4 MiB.
 const maxPreview = 7 << 19
 
 func previewCommand(access *fleet.Access) *cobra.Command {
@@ -132,7 +132,7 @@ func readDocuments(in io.Reader, files []string) (all []document, err error) {
 	return all, nil
 }
 
-// documentsOf are the object of a document, or those of a List.
+// documentsOf returns the object of a document, or those of a List.
 func documentsOf(text []byte) ([]document, error) {
 	data, err := yaml.YAMLToJSON(text)
 	if err != nil {
@@ -169,12 +169,18 @@ func documentsOf(text []byte) ([]document, error) {
 type previewed struct {
 	Cluster string `json:"cluster"`
 	Part    string `json:"part"`
-	Action  string `json:"action"`
+	Action  action `json:"action"`
 	Object  string `json:"object,omitempty"`
 	Remote  string `json:"remote,omitempty"`
 	Code    string `json:"code,omitempty"`
 	Text    string `json:"text,omitempty"`
 }
+
+// action is an action, which is a word in JSON.
+type action semaphorev1.PreviewAction
+
+func (a action) String() string               { return semaphorev1.PreviewActionName(semaphorev1.PreviewAction(a)) }
+func (a action) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
 // previews are the answers of all parts.
 type previews struct {
@@ -214,7 +220,7 @@ func (p *previews) ask(ctx context.Context, parts []*fleet.Part, unreached error
 			of = &previewSide{cluster: s.GetCluster()}
 			sides = append(sides, of)
 		}
-		// Not the first that answers: Services and pods would count in a cluster that they are not meant for.
+		// Not the first one that answers: Services and pods would count in a cluster for which they are not meant.
 		if given := p.access.Contexts; len(given) > 0 && part.Context == given[0] || len(given) == 0 && i == 0 {
 			of.first = true
 		}
@@ -246,7 +252,7 @@ func (p *previews) ask(ctx context.Context, parts []*fleet.Part, unreached error
 	}
 }
 
-// of are the documents that would be applied in a cluster.
+// of returns the documents that would be applied in a cluster.
 func (p *previews) of(cluster string, first bool) (out []string) {
 	for _, d := range p.documents {
 		if d.isRemote() && d.Metadata.Name != cluster || !d.isRemote() && first {
@@ -256,7 +262,7 @@ func (p *previews) of(cluster string, first bool) (out []string) {
 	return out
 }
 
-// concern reports whether the documents may change what one cluster exports to another, or what of it is accepted.
+// concern reports whether the documents may change what one cluster exports to another, or what is accepted of it.
 func (p *previews) concern(from, to string, first bool) bool {
 	for _, d := range p.documents {
 		if d.isRemote() && (d.Metadata.Name == from || d.Metadata.Name == to) || !d.isRemote() && first {
@@ -266,8 +272,9 @@ func (p *previews) concern(from, to string, first bool) bool {
 	return false
 }
 
-// exports adds to a request for a broker all that another cluster would export to it, be it nothing. It adds no part of
-// it, as the rest would read as withdrawn, and nothing where that cluster does not publish to the broker.
+// exports adds to a request for a broker everything that another cluster would export to it, even if that is nothing.
+// It never adds a part, because the rest would read as withdrawn, and adds nothing if that cluster does not publish to
+// the broker.
 func (p *previews) exports(ctx context.Context, req *semaphorev1.PreviewRequest, from *previewSide, to string) {
 	answer := p.call(ctx, from.cluster, fleet.Exporter, from.exporter,
 		&semaphorev1.PreviewRequest{Objects: p.of(from.cluster, from.first), To: to}, false)
@@ -283,12 +290,12 @@ func (p *previews) exports(ctx context.Context, req *semaphorev1.PreviewRequest,
 		}
 	}
 	if left > 0 {
-		p.lines = append(p.lines, previewed{to, fleet.Broker, debug.Note, "exports of " + from.cluster, from.cluster, "",
-			fmt.Sprintf("%d objects are too many for a preview: the following is of what is accepted now", left)})
+		p.lines = append(p.lines, previewed{to, fleet.Broker, action(debug.Note), "exports of " + from.cluster,
+			from.cluster, "", fmt.Sprintf("%d objects are too many for a preview: the following is of what is accepted now", left)})
 	}
 }
 
-// fail notes what could not be asked, once.
+// fail records what could not be asked, once.
 func (p *previews) fail(why string) {
 	if !slices.Contains(p.failed, why) {
 		p.failed = append(p.failed, why)
@@ -311,11 +318,11 @@ func (p *previews) call(ctx context.Context, cluster, name string, part *fleet.P
 		return answer
 	}
 	for _, c := range answer.GetChanges() {
-		p.lines = append(p.lines, previewed{cluster, name, c.GetAction(), c.GetObject(), c.GetCluster(), c.GetCode(),
+		p.lines = append(p.lines, previewed{cluster, name, action(c.GetAction()), c.GetObject(), c.GetCluster(), c.GetCode(),
 			c.GetText()})
 	}
 	if more := answer.GetMore(); more > 0 {
-		p.lines = append(p.lines, previewed{cluster, name, debug.Note, "", "", "", fmt.Sprintf("and %d more", more)})
+		p.lines = append(p.lines, previewed{cluster, name, action(debug.Note), "", "", "", fmt.Sprintf("and %d more", more)})
 	}
 	return answer
 }
@@ -332,7 +339,7 @@ func (p *previews) print(w io.Writer, output string) error {
 		return cli.PrintDocument(w, data, output)
 	}
 	if p.asked == 0 {
-		return nil // the error says why
+		return nil // the error has the reason
 	}
 	var out strings.Builder
 	for _, why := range p.failed {
@@ -359,7 +366,7 @@ func (p *previews) print(w io.Writer, output string) error {
 func (l previewed) text() string {
 	object := l.Object
 	if l.Remote != "" {
-		switch l.Action {
+		switch semaphorev1.PreviewAction(l.Action) {
 		case debug.Export, debug.Changed, debug.Withdraw:
 			object += " to " + l.Remote
 		case debug.Refuse, debug.Select:
@@ -381,7 +388,8 @@ func (p *previews) exit() error {
 	}
 	wrong := 0
 	for _, l := range p.lines {
-		if l.Action == debug.Reject || l.Action == debug.Refuse || l.Action == debug.Clash {
+		switch semaphorev1.PreviewAction(l.Action) {
+		case debug.Reject, debug.Refuse, debug.Clash:
 			wrong++
 		}
 	}

@@ -80,15 +80,14 @@ Exit code 0 when all is well, 1 when nothing can be asked, 2 when something is w
 	return cmd
 }
 
-// answer is what a part says of itself, or why it does not.
+// answer is a part's status, or why it did not answer.
 type answer struct {
 	part   *fleet.Part
 	status *semaphorev1.GetStatusResponse
 	err    error
 }
 
-// status asks the parts, all at once, and prints what they say. One that cannot be asked does not keep the others from
-// being shown.
+// status asks the parts concurrently, and prints their answers. A part that does not answer does not delay the others.
 func status(ctx context.Context, w io.Writer, parts []*fleet.Part, unreached error, output string,
 	timeout time.Duration) error {
 	answers := make([]answer, len(parts))
@@ -174,7 +173,7 @@ func statusTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	return cli.PrintLines(w, rest)
 }
 
-// whose is the cluster at the other end of a link; a part may be linked to that of its own cluster.
+// whose returns the cluster at the other end of a link; a part may be linked to a part of its own cluster.
 func whose(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) string {
 	if l.GetCluster() == s.GetCluster() {
 		return l.GetCluster() + " (own)"
@@ -216,7 +215,7 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 			if !n.GetAttached() {
 				state = "missing"
 			}
-			// STOPPED are packets of remote pods that were on their way in the clear.
+			// STOPPED counts packets of remote pods in the clear that the guard dropped.
 			fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%d\n", n.GetNode(), state, since(s, n.GetSince()), n.GetBehind(), n.GetDevices(),
 				n.GetClearPackets())
 		}
@@ -229,7 +228,7 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	return nil
 }
 
-// writeFindings prints each finding: what it is, its evidence, who can act, and how.
+// writeFindings prints each finding with its evidence, who can act, and a command.
 func writeFindings(w io.Writer, s *semaphorev1.GetStatusResponse) {
 	all := verdict.Of(s)
 	if len(all) == 0 {
@@ -244,7 +243,7 @@ func writeFindings(w io.Writer, s *semaphorev1.GetStatusResponse) {
 	if !s.GetJudged() {
 		return
 	}
-	// What is found in words only, of parts that are judged: the lines that a finding does not show.
+	// Of parts that judge themselves, only the lines that no finding shows.
 	var lines []string
 	shown := map[string]bool{}
 	for _, f := range all {
@@ -265,9 +264,9 @@ func writeFindings(w io.Writer, s *semaphorev1.GetStatusResponse) {
 	}
 }
 
-// findingLines is a finding on lines. where names the part that reports it, if several do.
+// findingLines returns the lines of a finding. where names the part that reports it, if several do.
 func findingLines(f *semaphorev1.Finding, where string) []string {
-	head := fmt.Sprintf("  %s  %s", strings.ToUpper(f.GetLevel()), f.GetCode())
+	head := fmt.Sprintf("  %s  %s", strings.ToUpper(semaphorev1.LevelName(f.GetLevel())), f.GetCode())
 	if f.GetCluster() != "" {
 		head += " (" + f.GetCluster() + ")"
 	}
@@ -288,10 +287,11 @@ func findingLines(f *semaphorev1.Finding, where string) []string {
 	if more := int(f.GetCount()) - len(f.GetFirst()); more > 0 && len(f.GetFirst()) == finding.Shown {
 		lines = append(lines, fmt.Sprintf("           and %d more", more))
 	}
-	return append(lines, fmt.Sprintf("           %s: %s", strings.ReplaceAll(f.GetSide(), "-", " "), f.GetCommand()))
+	side := strings.ReplaceAll(semaphorev1.SideName(f.GetSide()), "-", " ")
+	return append(lines, fmt.Sprintf("           %s: %s", side, f.GetCommand()))
 }
 
-// problemLines are what a part says is wrong in particular.
+// problemLines returns all problems of a part.
 func problemLines(s *semaphorev1.GetStatusResponse) []string {
 	problems := slices.Clone(s.GetProblems())
 	for _, l := range s.GetLinks() {
@@ -307,7 +307,7 @@ func problemLines(s *semaphorev1.GetStatusResponse) []string {
 	return problems
 }
 
-// state is whose word a device follows and how old that is, and from whom it was taken over.
+// state returns the source of a device's desired state with its age, and the tool from which it was adopted.
 func state(s *semaphorev1.GetStatusResponse, d *semaphorev1.DeviceStatus) string {
 	out := semaphorev1.StateSourceName(d.GetSource())
 	if out == "" {
@@ -329,7 +329,7 @@ func connected(yes bool) string {
 	return "NOT CONNECTED"
 }
 
-// kinds is such as "node 2, service 1".
+// kinds returns a text such as "node 2, service 1".
 func kinds(all []*semaphorev1.KindStatus) string {
 	var out []string
 	for _, k := range all {
@@ -345,8 +345,8 @@ func kinds(all []*semaphorev1.KindStatus) string {
 	return strings.Join(out, ", ")
 }
 
-// writeKinds is a line for each kind of each remote that a broker holds: how old it is, how much of it there
-// is and is not, and how long its changes take.
+// writeKinds prints a line for each kind of each remote that a broker holds: its age, its numbers, and the propagation
+// time of its changes.
 func writeKinds(w io.Writer, s *semaphorev1.GetStatusResponse) {
 	if s.GetPart() != "broker" || len(s.GetLinks()) == 0 {
 		return
@@ -373,7 +373,8 @@ func writeKinds(w io.Writer, s *semaphorev1.GetStatusResponse) {
 	}
 }
 
-// lag is a time from a remote's seeing of a change to its effect here; it holds what the two clocks differ by.
+// lag is the time from the observation of a change in a remote to its effect here; it includes the difference of the
+// two clocks.
 func lag(d *durationpb.Duration) string {
 	if d == nil {
 		return "-"
@@ -381,15 +382,15 @@ func lag(d *durationpb.Duration) string {
 	return short(d.AsDuration())
 }
 
-// since is how long ago t was when the status was made, by the part's own clock.
+// since returns how long ago t was when the status was made, by the part's own clock.
 func since(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) string {
 	return verdict.Since(s, t)
 }
 
-// short is a time with as many digits as a person wants of it.
+// short rounds a time for display.
 func short(d time.Duration) string { return verdict.Short(d) }
 
-// role says who of several does the work, where the part elects one.
+// role returns whether a part leads, if it elects a leader.
 func role(s *semaphorev1.GetStatusResponse) string {
 	switch {
 	case s.GetStandby() && s.GetLeader() != "":
@@ -402,7 +403,7 @@ func role(s *semaphorev1.GetStatusResponse) string {
 	return ""
 }
 
-// number is such as "1 peer does not answer".
+// number returns a text such as "1 peer does not answer".
 func number(n uint64, one, more string) string {
 	if n == 1 {
 		return "1 " + one

@@ -293,7 +293,7 @@ func link(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) Link {
 func state(all []*semaphorev1.Finding) string {
 	errs, warnings := 0, 0
 	for _, f := range all {
-		if f.GetLevel() == string(finding.Warning) {
+		if f.GetLevel() == semaphorev1.Level_LEVEL_WARNING {
 			warnings++
 		} else {
 			errs++
@@ -331,12 +331,10 @@ func (m *Mesh) add(at string, s *semaphorev1.GetStatusResponse, f *semaphorev1.F
 	if s.GetNode() != "" {
 		part += " on " + s.GetNode()
 	}
-	is := Finding{At: at, Part: finding.Clean(part), Code: finding.Clean(f.GetCode()), Level: "error",
-		Cluster: finding.Clean(f.GetCluster()), Meaning: finding.Clean(f.GetMeaning()), Count: f.GetCount(),
-		Side: finding.Clean(f.GetSide()), Command: finding.Clean(f.GetCommand()), text: verdict.Text(f)}
-	if f.GetLevel() == string(finding.Warning) {
-		is.Level = f.GetLevel()
-	}
+	is := Finding{At: at, Part: finding.Clean(part), Code: finding.Clean(f.GetCode()),
+		Level: semaphorev1.LevelName(f.GetLevel()), Cluster: finding.Clean(f.GetCluster()),
+		Meaning: finding.Clean(f.GetMeaning()), Count: f.GetCount(),
+		Side: semaphorev1.SideName(f.GetSide()), Command: finding.Clean(f.GetCommand()), text: verdict.Text(f)}
 	for _, line := range f.GetFirst()[:min(len(f.GetFirst()), finding.Shown)] {
 		is.First = append(is.First, finding.Clean(line))
 	}

@@ -200,7 +200,7 @@ func TestHostile(t *testing.T) {
 	s := broker(hostile, hostile+"2")
 	s.SoftwareVersion = hostile
 	s.Judged = true
-	s.Findings = []*semaphorev1.Finding{{Code: hostile, Level: hostile, Cluster: hostile + "2", Meaning: hostile, Count: 9,
+	s.Findings = []*semaphorev1.Finding{{Code: hostile, Level: 99, Cluster: hostile + "2", Meaning: hostile, Count: 9,
 		First: []string{hostile}, Command: hostile}}
 	all := formats(picture.Of(join(s)))
 	for format, out := range all {
@@ -280,9 +280,9 @@ func TestOfMany(t *testing.T) {
 		s := broker(name(i), others...)
 		s.Judged = true
 		for range 100 {
-			level := "warning"
+			level := semaphorev1.Level_LEVEL_WARNING
 			if i == 77 {
-				level = "error"
+				level = semaphorev1.Level_LEVEL_ERROR
 			}
 			s.Findings = append(s.Findings, &semaphorev1.Finding{Code: "stale", Level: level, Meaning: strings.Repeat("m", 1000),
 				Count: 1 << 40, First: []string{strings.Repeat("f", 1000)}, Cluster: others[0]})

@@ -72,8 +72,8 @@ func Messages(all []finding.Finding) []*semaphorev1.Finding {
 	var out []*semaphorev1.Finding
 	for _, f := range all {
 		d := f.Code.Definition()
-		m := &semaphorev1.Finding{Code: string(f.Code), Level: string(d.Level), Meaning: d.Meaning, Side: string(d.Side),
-			Command: d.Command, Cluster: f.Cluster, Count: f.Count, First: f.First}
+		m := &semaphorev1.Finding{Code: string(f.Code), Level: semaphorev1.LevelOf(string(d.Level)), Meaning: d.Meaning,
+			Side: semaphorev1.SideOf(string(d.Side)), Command: d.Command, Cluster: f.Cluster, Count: f.Count, First: f.First}
 		if f.Cluster != "" {
 			m.Command = strings.ReplaceAll(m.Command, "CLUSTER", f.Cluster)
 		}
@@ -255,7 +255,7 @@ func Since(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) string {
 	return Short(Age(s, t))
 }
 
-// Short is a time with as many digits as a person wants of it.
+// Short rounds a time for display.
 func Short(d time.Duration) string {
 	switch {
 	case d.Abs() < time.Second:

@@ -115,7 +115,7 @@ func TestFindingsAreBounded(t *testing.T) {
 	for range 10_000 {
 		found = append(found, finding.New(finding.OverQuota, "c2", 1, hostile, hostile, hostile, hostile))
 		found = append(found, Findings([]*semaphorev1.Finding{{Code: hostile, Cluster: hostile, Count: 1 << 60,
-			First: []string{hostile, hostile, hostile, hostile}, Level: hostile, Command: hostile}}, hostile)...)
+			First: []string{hostile, hostile, hostile, hostile}, Level: 99, Command: hostile}}, hostile)...)
 	}
 	Judge(s, found...)
 	counts := map[string]uint64{}
@@ -124,7 +124,7 @@ func TestFindingsAreBounded(t *testing.T) {
 		if len(f.GetFirst()) > 3 {
 			t.Errorf("%s shows %d of its objects", f.GetCode(), len(f.GetFirst()))
 		}
-		for _, field := range append(f.GetFirst(), f.GetCode(), f.GetCluster(), f.GetLevel(), f.GetCommand(), Text(f)) {
+		for _, field := range append(f.GetFirst(), f.GetCode(), f.GetCluster(), f.GetCommand(), Text(f)) {
 			if strings.ContainsFunc(field, func(r rune) bool { return !unicode.IsPrint(r) }) || len(field) > 1000 {
 				t.Fatalf("a hostile string is shown: %.200q", field)
 			}
@@ -142,6 +142,23 @@ func TestFindingsAreBounded(t *testing.T) {
 	}
 }
 
+// Every level and side has a value in messages, and its word is the same there.
+func TestLevelsAndSidesHaveValues(t *testing.T) {
+	for _, d := range finding.All() {
+		if d.Level == finding.OK {
+			continue // it is no finding
+		}
+		m := Messages([]finding.Finding{finding.New(d.Code, "", 1)})[0]
+		if semaphorev1.LevelName(m.GetLevel()) != string(d.Level) || m.GetLevel() == semaphorev1.Level_LEVEL_UNSPECIFIED ||
+			semaphorev1.SideName(m.GetSide()) != string(d.Side) {
+			t.Errorf("%s: level %v of %q, side %v of %q", d.Code, m.GetLevel(), d.Level, m.GetSide(), d.Side)
+		}
+	}
+	if unknown := semaphorev1.LevelName(99); unknown != string(finding.Error) {
+		t.Errorf("a level that is not known is %q", unknown)
+	}
+}
+
 // A part that is older than findings is judged by its fields, and what it has in words only has a code, too.
 func TestAnOlderPart(t *testing.T) {
 	s := broker(heard("c2", time.Minute))
@@ -149,13 +166,13 @@ func TestAnOlderPart(t *testing.T) {
 	s.Nodes = []*semaphorev1.NodeStatus{{Node: "n1", Attached: true, Problems: []string{"no nftables"}}}
 	var codes []string
 	for _, f := range Of(s) {
-		codes = append(codes, fmt.Sprintf("%s %d %s", f.GetCode(), f.GetCount(), f.GetLevel()))
+		codes = append(codes, fmt.Sprintf("%s %d %s", f.GetCode(), f.GetCount(), semaphorev1.LevelName(f.GetLevel())))
 	}
 	if want := "stale 1 error, uncoded 3 error"; strings.Join(codes, ", ") != want {
 		t.Errorf("%s; want %s", strings.Join(codes, ", "), want)
 	}
 	Judge(s)
-	if all := Of(s); len(all) != 1 || all[0].GetSide() != "remote-cluster" ||
+	if all := Of(s); len(all) != 1 || all[0].GetSide() != semaphorev1.Side_SIDE_REMOTE_CLUSTER ||
 		all[0].GetCommand() != "semaphorectl status --context c2" || all[0].GetSince().AsTime() != noon.Add(-time.Minute) {
 		t.Errorf("%v", all)
 	}

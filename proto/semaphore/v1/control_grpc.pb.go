@@ -36,20 +36,21 @@ type ControlServiceClient interface {
 	//
 	// Errors: NOT_FOUND (no such remote), FAILED_PRECONDITION (nothing is retained, or this broker is a standby).
 	ReleaseBrake(ctx context.Context, in *ReleaseBrakeRequest, opts ...grpc.CallOption) (*ReleaseBrakeResponse, error)
-	// RotateKey replaces the WireGuard keys of nodes. A broker sends the order to the agents of the nodes, and answers which
-	// agents it was sent to; an agent rotates its own keys, and answers when it is done.
+	// RotateKey replaces the WireGuard keys of nodes. A broker sends the order to the agents of the nodes, and answers to
+	// which agents it sent it; an agent rotates its own keys, and answers when it is done.
 	//
-	// Errors: INVALID_ARGUMENT (neither nodes nor all, or the agent of another node), NOT_FOUND (no such remote, or no device
-	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; or no peer would get the key, because a remote
-	// does not receive what this cluster exports or this agent is not attached to its broker, and force is not set),
-	// INTERNAL (the key could not be written).
+	// Errors: INVALID_ARGUMENT (neither nodes nor all, or the agent of another node), NOT_FOUND (no such remote, or no
+	// device to it), FAILED_PRECONDITION (this broker is a standby or has no agents; or no peer would get the key,
+	// because a remote does not receive what this cluster exports or this agent is not attached to its broker, and force
+	// is not set), INTERNAL (the key could not be written).
 	RotateKey(ctx context.Context, in *RotateKeyRequest, opts ...grpc.CallOption) (*RotateKeyResponse, error)
 	// Drain stops the use of endpoints in the broker's cluster, until Undrain or for a time. The broker answers after the
-	// drain is written to the cluster; the endpoints follow within about a second. It replaces a drain of the same target.
+	// drain is written to the cluster; the endpoints follow within about a second. It replaces a drain of the same
+	// target.
 	//
 	// Errors: INVALID_ARGUMENT (an invalid target, or prefixes without a node), NOT_FOUND (no such cluster),
-	// FAILED_PRECONDITION (this broker is a standby, or its services feature is off; or the node's subnets are not known and
-	// prefixes is empty), UNAVAILABLE (the apiserver did not accept the write).
+	// FAILED_PRECONDITION (this broker is a standby, or its services feature is off; or the node's subnets are not known
+	// and prefixes is empty), UNAVAILABLE (the apiserver did not accept the write).
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// Undrain ends all drains of a target.
 	//
@@ -116,20 +117,21 @@ type ControlServiceServer interface {
 	//
 	// Errors: NOT_FOUND (no such remote), FAILED_PRECONDITION (nothing is retained, or this broker is a standby).
 	ReleaseBrake(context.Context, *ReleaseBrakeRequest) (*ReleaseBrakeResponse, error)
-	// RotateKey replaces the WireGuard keys of nodes. A broker sends the order to the agents of the nodes, and answers which
-	// agents it was sent to; an agent rotates its own keys, and answers when it is done.
+	// RotateKey replaces the WireGuard keys of nodes. A broker sends the order to the agents of the nodes, and answers to
+	// which agents it sent it; an agent rotates its own keys, and answers when it is done.
 	//
-	// Errors: INVALID_ARGUMENT (neither nodes nor all, or the agent of another node), NOT_FOUND (no such remote, or no device
-	// to it), FAILED_PRECONDITION (this broker is a standby or has no agents; or no peer would get the key, because a remote
-	// does not receive what this cluster exports or this agent is not attached to its broker, and force is not set),
-	// INTERNAL (the key could not be written).
+	// Errors: INVALID_ARGUMENT (neither nodes nor all, or the agent of another node), NOT_FOUND (no such remote, or no
+	// device to it), FAILED_PRECONDITION (this broker is a standby or has no agents; or no peer would get the key,
+	// because a remote does not receive what this cluster exports or this agent is not attached to its broker, and force
+	// is not set), INTERNAL (the key could not be written).
 	RotateKey(context.Context, *RotateKeyRequest) (*RotateKeyResponse, error)
 	// Drain stops the use of endpoints in the broker's cluster, until Undrain or for a time. The broker answers after the
-	// drain is written to the cluster; the endpoints follow within about a second. It replaces a drain of the same target.
+	// drain is written to the cluster; the endpoints follow within about a second. It replaces a drain of the same
+	// target.
 	//
 	// Errors: INVALID_ARGUMENT (an invalid target, or prefixes without a node), NOT_FOUND (no such cluster),
-	// FAILED_PRECONDITION (this broker is a standby, or its services feature is off; or the node's subnets are not known and
-	// prefixes is empty), UNAVAILABLE (the apiserver did not accept the write).
+	// FAILED_PRECONDITION (this broker is a standby, or its services feature is off; or the node's subnets are not known
+	// and prefixes is empty), UNAVAILABLE (the apiserver did not accept the write).
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// Undrain ends all drains of a target.
 	//

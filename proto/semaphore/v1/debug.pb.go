@@ -23,6 +23,148 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// PreviewAction is what would happen to an object.
+type PreviewAction int32
+
+const (
+	PreviewAction_PREVIEW_ACTION_UNSPECIFIED PreviewAction = 0
+	// PREVIEW_ACTION_ACCEPT and _REJECT are of an object of the request.
+	PreviewAction_PREVIEW_ACTION_ACCEPT PreviewAction = 1
+	PreviewAction_PREVIEW_ACTION_REJECT PreviewAction = 2
+	// PREVIEW_ACTION_SELECT counts what an export rule selects.
+	PreviewAction_PREVIEW_ACTION_SELECT PreviewAction = 3
+	// PREVIEW_ACTION_EXPORT and _WITHDRAW are of an object that an exporter begins or stops to export.
+	PreviewAction_PREVIEW_ACTION_EXPORT   PreviewAction = 4
+	PreviewAction_PREVIEW_ACTION_WITHDRAW PreviewAction = 5
+	// PREVIEW_ACTION_REFUSE keeps an object from being exported, or from the replica.
+	PreviewAction_PREVIEW_ACTION_REFUSE PreviewAction = 6
+	// PREVIEW_ACTION_CREATE and _DELETE are writes of a broker.
+	PreviewAction_PREVIEW_ACTION_CREATE PreviewAction = 7
+	PreviewAction_PREVIEW_ACTION_DELETE PreviewAction = 8
+	// PREVIEW_ACTION_CHANGE is of an exported object, or a write of a broker.
+	PreviewAction_PREVIEW_ACTION_CHANGE PreviewAction = 9
+	// PREVIEW_ACTION_CLASH is of an object that cannot be written, because another object has its name.
+	PreviewAction_PREVIEW_ACTION_CLASH PreviewAction = 10
+	// PREVIEW_ACTION_NOTE explains the other changes.
+	PreviewAction_PREVIEW_ACTION_NOTE PreviewAction = 11
+)
+
+// Enum value maps for PreviewAction.
+var (
+	PreviewAction_name = map[int32]string{
+		0:  "PREVIEW_ACTION_UNSPECIFIED",
+		1:  "PREVIEW_ACTION_ACCEPT",
+		2:  "PREVIEW_ACTION_REJECT",
+		3:  "PREVIEW_ACTION_SELECT",
+		4:  "PREVIEW_ACTION_EXPORT",
+		5:  "PREVIEW_ACTION_WITHDRAW",
+		6:  "PREVIEW_ACTION_REFUSE",
+		7:  "PREVIEW_ACTION_CREATE",
+		8:  "PREVIEW_ACTION_DELETE",
+		9:  "PREVIEW_ACTION_CHANGE",
+		10: "PREVIEW_ACTION_CLASH",
+		11: "PREVIEW_ACTION_NOTE",
+	}
+	PreviewAction_value = map[string]int32{
+		"PREVIEW_ACTION_UNSPECIFIED": 0,
+		"PREVIEW_ACTION_ACCEPT":      1,
+		"PREVIEW_ACTION_REJECT":      2,
+		"PREVIEW_ACTION_SELECT":      3,
+		"PREVIEW_ACTION_EXPORT":      4,
+		"PREVIEW_ACTION_WITHDRAW":    5,
+		"PREVIEW_ACTION_REFUSE":      6,
+		"PREVIEW_ACTION_CREATE":      7,
+		"PREVIEW_ACTION_DELETE":      8,
+		"PREVIEW_ACTION_CHANGE":      9,
+		"PREVIEW_ACTION_CLASH":       10,
+		"PREVIEW_ACTION_NOTE":        11,
+	}
+)
+
+func (x PreviewAction) Enum() *PreviewAction {
+	p := new(PreviewAction)
+	*p = x
+	return p
+}
+
+func (x PreviewAction) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PreviewAction) Descriptor() protoreflect.EnumDescriptor {
+	return file_semaphore_v1_debug_proto_enumTypes[0].Descriptor()
+}
+
+func (PreviewAction) Type() protoreflect.EnumType {
+	return &file_semaphore_v1_debug_proto_enumTypes[0]
+}
+
+func (x PreviewAction) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PreviewAction.Descriptor instead.
+func (PreviewAction) EnumDescriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+}
+
+// SessionState is the state of a WireGuard session, derived from the peer's counters (docs/paths.md). Unspecified for a
+// peer that was not observed yet.
+type SessionState int32
+
+const (
+	SessionState_SESSION_STATE_UNSPECIFIED SessionState = 0
+	// SESSION_STATE_TALKING receives packets from the peer.
+	SessionState_SESSION_STATE_TALKING SessionState = 1
+	// SESSION_STATE_SILENT sends, and receives no answer.
+	SessionState_SESSION_STATE_SILENT SessionState = 2
+	// SESSION_STATE_IDLE sends nothing.
+	SessionState_SESSION_STATE_IDLE SessionState = 3
+)
+
+// Enum value maps for SessionState.
+var (
+	SessionState_name = map[int32]string{
+		0: "SESSION_STATE_UNSPECIFIED",
+		1: "SESSION_STATE_TALKING",
+		2: "SESSION_STATE_SILENT",
+		3: "SESSION_STATE_IDLE",
+	}
+	SessionState_value = map[string]int32{
+		"SESSION_STATE_UNSPECIFIED": 0,
+		"SESSION_STATE_TALKING":     1,
+		"SESSION_STATE_SILENT":      2,
+		"SESSION_STATE_IDLE":        3,
+	}
+)
+
+func (x SessionState) Enum() *SessionState {
+	p := new(SessionState)
+	*p = x
+	return p
+}
+
+func (x SessionState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SessionState) Descriptor() protoreflect.EnumDescriptor {
+	return file_semaphore_v1_debug_proto_enumTypes[1].Descriptor()
+}
+
+func (SessionState) Type() protoreflect.EnumType {
+	return &file_semaphore_v1_debug_proto_enumTypes[1]
+}
+
+func (x SessionState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SessionState.Descriptor instead.
+func (SessionState) EnumDescriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
+}
+
 // StateSource is where an agent has the desired state of a device from.
 type StateSource int32
 
@@ -59,11 +201,11 @@ func (x StateSource) String() string {
 }
 
 func (StateSource) Descriptor() protoreflect.EnumDescriptor {
-	return file_semaphore_v1_debug_proto_enumTypes[0].Descriptor()
+	return file_semaphore_v1_debug_proto_enumTypes[2].Descriptor()
 }
 
 func (StateSource) Type() protoreflect.EnumType {
-	return &file_semaphore_v1_debug_proto_enumTypes[0]
+	return &file_semaphore_v1_debug_proto_enumTypes[2]
 }
 
 func (x StateSource) Number() protoreflect.EnumNumber {
@@ -72,7 +214,7 @@ func (x StateSource) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StateSource.Descriptor instead.
 func (StateSource) EnumDescriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{2}
 }
 
 type PreviewRequest struct {
@@ -197,7 +339,8 @@ type PreviewResponse struct {
 	// What would change, in the order in which it is decided; 500 at most, and as many more.
 	Changes []*PreviewChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
 	More    uint32           `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
-	// Set if the request names a cluster that something is published to, unless the objects exceed 3 MiB: then their number.
+	// Set if the request names a cluster that something is published to, unless the objects exceed 3 MiB: then their
+	// number.
 	Exports       *PreviewExports `protobuf:"bytes,3,opt,name=exports,proto3" json:"exports,omitempty"`
 	MoreExports   uint32          `protobuf:"varint,4,opt,name=more_exports,json=moreExports,proto3" json:"more_exports,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -264,16 +407,13 @@ func (x *PreviewResponse) GetMoreExports() uint32 {
 
 // PreviewChange is one thing that would change, or would be refused.
 type PreviewChange struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// accept or reject (an object of the request), select (what a rule selects), export, change or withdraw (what an
-	// exporter exports), refuse (an object that is not exported, or not admitted), create or delete (what a broker
-	// writes), clash (a name that something else has), note.
-	Action string `protobuf:"bytes,1,opt,name=action,proto3" json:"action,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Action PreviewAction          `protobuf:"varint,6,opt,name=action,proto3,enum=semaphore.v1.PreviewAction" json:"action,omitempty"`
 	// Such as "service shop/echo".
 	Object string `protobuf:"bytes,2,opt,name=object,proto3" json:"object,omitempty"`
-	// The remote that it is about; empty for none.
+	// The remote cluster; empty for none.
 	Cluster string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	// The code of a finding; empty unless something is wrong.
+	// The code of a finding; empty if nothing is wrong.
 	Code          string `protobuf:"bytes,4,opt,name=code,proto3" json:"code,omitempty"`
 	Text          string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -310,11 +450,11 @@ func (*PreviewChange) Descriptor() ([]byte, []int) {
 	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
 }
 
-func (x *PreviewChange) GetAction() string {
+func (x *PreviewChange) GetAction() PreviewAction {
 	if x != nil {
 		return x.Action
 	}
-	return ""
+	return PreviewAction_PREVIEW_ACTION_UNSPECIFIED
 }
 
 func (x *PreviewChange) GetObject() string {
@@ -705,8 +845,7 @@ func (x *PathPeer) GetAllowedIp() string {
 // PathSession is the state of the session with a peer.
 type PathSession struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// talking, silent or idle; empty for unknown. See docs/paths.md.
-	State string `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
+	State SessionState           `protobuf:"varint,7,opt,name=state,proto3,enum=semaphore.v1.SessionState" json:"state,omitempty"`
 	// Last handshake, on the node's clock; unset for never.
 	LastHandshake *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=last_handshake,json=lastHandshake,proto3" json:"last_handshake,omitempty"`
 	// For a silent peer: since when, and why.
@@ -748,11 +887,11 @@ func (*PathSession) Descriptor() ([]byte, []int) {
 	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *PathSession) GetState() string {
+func (x *PathSession) GetState() SessionState {
 	if x != nil {
 		return x.State
 	}
-	return ""
+	return SessionState_SESSION_STATE_UNSPECIFIED
 }
 
 func (x *PathSession) GetLastHandshake() *timestamppb.Timestamp {
@@ -1273,8 +1412,8 @@ type PolicySet struct {
 	// Whether the remote is connected, and has sent all its pods.
 	Connected bool `protobuf:"varint,7,opt,name=connected,proto3" json:"connected,omitempty"`
 	Complete  bool `protobuf:"varint,8,opt,name=complete,proto3" json:"complete,omitempty"`
-	// Addresses of the set that none of its objects has yet, and addresses that an object still has and no pod of the set:
-	// they are being written, or cannot be written. A hundred of each at most.
+	// Addresses of the set that none of its objects has yet, and addresses that an object still has and no pod of the
+	// set: they are being written, or cannot be written. A hundred of each at most.
 	Missing  []string `protobuf:"bytes,9,rep,name=missing,proto3" json:"missing,omitempty"`
 	Leftover []string `protobuf:"bytes,10,rep,name=leftover,proto3" json:"leftover,omitempty"`
 	// Why the set has no object; empty if it has one.
@@ -1578,8 +1717,8 @@ type GetStatusResponse struct {
 	// For parts that elect a leader: whether this one is a standby, and which one leads ("" for unknown).
 	Standby bool   `protobuf:"varint,12,opt,name=standby,proto3" json:"standby,omitempty"`
 	Leader  string `protobuf:"bytes,13,opt,name=leader,proto3" json:"leader,omitempty"`
-	// Nodes of the own cluster and of a remote between which no session works, as reported by the own nodes, longest first;
-	// and their number, as not all may be listed. For a broker.
+	// Nodes of the own cluster and of a remote between which no session works, as reported by the own nodes, longest
+	// first; and their number, as not all may be listed. For a broker.
 	SilentPairs      []*SilentPair `protobuf:"bytes,20,rep,name=silent_pairs,json=silentPairs,proto3" json:"silent_pairs,omitempty"`
 	SilentPairsTotal uint64        `protobuf:"varint,21,opt,name=silent_pairs_total,json=silentPairsTotal,proto3" json:"silent_pairs_total,omitempty"`
 	// The sessions with the nodes of each remote. For a broker.
@@ -2541,9 +2680,9 @@ type TunnelsStatus struct {
 	NodesSilent  uint32 `protobuf:"varint,4,opt,name=nodes_silent,json=nodesSilent,proto3" json:"nodes_silent,omitempty"`
 	// Newest handshake of any node, on that node's clock.
 	LastHandshake *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_handshake,json=lastHandshake,proto3" json:"last_handshake,omitempty"`
-	// Only for a permissive remote: packets to it and from it that passed in the clear, on all attached nodes together; nodes
-	// that counted any; when a count last grew, on its node's clock; and nodes that do not send everything through the
-	// tunnel yet.
+	// Only for a permissive remote: packets to it and from it that passed in the clear, on all attached nodes together;
+	// nodes that counted any; when a count last grew, on its node's clock; and nodes that do not send everything through
+	// the tunnel yet.
 	Permissive   bool                   `protobuf:"varint,8,opt,name=permissive,proto3" json:"permissive,omitempty"`
 	ClearOut     uint64                 `protobuf:"varint,9,opt,name=clear_out,json=clearOut,proto3" json:"clear_out,omitempty"`
 	ClearIn      uint64                 `protobuf:"varint,10,opt,name=clear_in,json=clearIn,proto3" json:"clear_in,omitempty"`
@@ -2921,7 +3060,8 @@ type Event struct {
 	Source string `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
 	// The object, such as "service shop/echo" or "peer c2/n1".
 	Object string `protobuf:"bytes,6,opt,name=object,proto3" json:"object,omitempty"`
-	// What happened: "export", "delete", "receive", "refuse", "create", "update", "write-failed", "connect", "disconnect", ….
+	// What happened: "export", "delete", "receive", "refuse", "create", "update", "write-failed", "connect",
+	// "disconnect", ….
 	Action string `protobuf:"bytes,7,opt,name=action,proto3" json:"action,omitempty"`
 	// The result or the reason, in words.
 	Detail string `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"`
@@ -3040,13 +3180,13 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\achanges\x18\x01 \x03(\v2\x1b.semaphore.v1.PreviewChangeR\achanges\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\rR\x04more\x126\n" +
 	"\aexports\x18\x03 \x01(\v2\x1c.semaphore.v1.PreviewExportsR\aexports\x12!\n" +
-	"\fmore_exports\x18\x04 \x01(\rR\vmoreExports\"\x81\x01\n" +
-	"\rPreviewChange\x12\x16\n" +
-	"\x06action\x18\x01 \x01(\tR\x06action\x12\x16\n" +
+	"\fmore_exports\x18\x04 \x01(\rR\vmoreExports\"\xa4\x01\n" +
+	"\rPreviewChange\x123\n" +
+	"\x06action\x18\x06 \x01(\x0e2\x1b.semaphore.v1.PreviewActionR\x06action\x12\x16\n" +
 	"\x06object\x18\x02 \x01(\tR\x06object\x12\x18\n" +
 	"\acluster\x18\x03 \x01(\tR\acluster\x12\x12\n" +
 	"\x04code\x18\x04 \x01(\tR\x04code\x12\x12\n" +
-	"\x04text\x18\x05 \x01(\tR\x04text\"p\n" +
+	"\x04text\x18\x05 \x01(\tR\x04textJ\x04\b\x01\x10\x02\"p\n" +
 	"\x11LookUpPathRequest\x12\x0e\n" +
 	"\x02to\x18\x01 \x01(\tR\x02to\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\tR\x04from\x12\x18\n" +
@@ -3078,15 +3218,15 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12\x1d\n" +
 	"\n" +
-	"allowed_ip\x18\x03 \x01(\tR\tallowedIp\"\x83\x02\n" +
-	"\vPathSession\x12\x14\n" +
-	"\x05state\x18\x01 \x01(\tR\x05state\x12A\n" +
+	"allowed_ip\x18\x03 \x01(\tR\tallowedIp\"\xa5\x02\n" +
+	"\vPathSession\x120\n" +
+	"\x05state\x18\a \x01(\x0e2\x1a.semaphore.v1.SessionStateR\x05state\x12A\n" +
 	"\x0elast_handshake\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\rlastHandshake\x12=\n" +
 	"\fsilent_since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\vsilentSince\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12%\n" +
 	"\x0ereceived_bytes\x18\x05 \x01(\x04R\rreceivedBytes\x12\x1d\n" +
 	"\n" +
-	"sent_bytes\x18\x06 \x01(\x04R\tsentBytes\"y\n" +
+	"sent_bytes\x18\x06 \x01(\x04R\tsentBytesJ\x04\b\x01\x10\x02\"y\n" +
 	"\x0fPathMeasurement\x12\x1a\n" +
 	"\banswered\x18\x01 \x01(\bR\banswered\x12\x18\n" +
 	"\acarries\x18\x02 \x01(\rR\acarries\x12\x16\n" +
@@ -3294,7 +3434,26 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x06action\x18\a \x01(\tR\x06action\x12\x16\n" +
 	"\x06detail\x18\b \x01(\tR\x06detail\x12;\n" +
 	"\vobserved_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"observedAt*\\\n" +
+	"observedAt*\xd7\x02\n" +
+	"\rPreviewAction\x12\x1e\n" +
+	"\x1aPREVIEW_ACTION_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15PREVIEW_ACTION_ACCEPT\x10\x01\x12\x19\n" +
+	"\x15PREVIEW_ACTION_REJECT\x10\x02\x12\x19\n" +
+	"\x15PREVIEW_ACTION_SELECT\x10\x03\x12\x19\n" +
+	"\x15PREVIEW_ACTION_EXPORT\x10\x04\x12\x1b\n" +
+	"\x17PREVIEW_ACTION_WITHDRAW\x10\x05\x12\x19\n" +
+	"\x15PREVIEW_ACTION_REFUSE\x10\x06\x12\x19\n" +
+	"\x15PREVIEW_ACTION_CREATE\x10\a\x12\x19\n" +
+	"\x15PREVIEW_ACTION_DELETE\x10\b\x12\x19\n" +
+	"\x15PREVIEW_ACTION_CHANGE\x10\t\x12\x18\n" +
+	"\x14PREVIEW_ACTION_CLASH\x10\n" +
+	"\x12\x17\n" +
+	"\x13PREVIEW_ACTION_NOTE\x10\v*z\n" +
+	"\fSessionState\x12\x1d\n" +
+	"\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15SESSION_STATE_TALKING\x10\x01\x12\x18\n" +
+	"\x14SESSION_STATE_SILENT\x10\x02\x12\x16\n" +
+	"\x12SESSION_STATE_IDLE\x10\x03*\\\n" +
 	"\vStateSource\x12\x1c\n" +
 	"\x18STATE_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13STATE_SOURCE_BROKER\x10\x01\x12\x16\n" +
@@ -3320,125 +3479,129 @@ func file_semaphore_v1_debug_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_debug_proto_rawDescData
 }
 
-var file_semaphore_v1_debug_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_semaphore_v1_debug_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_semaphore_v1_debug_proto_goTypes = []any{
-	(StateSource)(0),              // 0: semaphore.v1.StateSource
-	(*PreviewRequest)(nil),        // 1: semaphore.v1.PreviewRequest
-	(*PreviewExports)(nil),        // 2: semaphore.v1.PreviewExports
-	(*PreviewResponse)(nil),       // 3: semaphore.v1.PreviewResponse
-	(*PreviewChange)(nil),         // 4: semaphore.v1.PreviewChange
-	(*LookUpPathRequest)(nil),     // 5: semaphore.v1.LookUpPathRequest
-	(*LookUpPathResponse)(nil),    // 6: semaphore.v1.LookUpPathResponse
-	(*RouteLookup)(nil),           // 7: semaphore.v1.RouteLookup
-	(*PathPeer)(nil),              // 8: semaphore.v1.PathPeer
-	(*PathSession)(nil),           // 9: semaphore.v1.PathSession
-	(*PathMeasurement)(nil),       // 10: semaphore.v1.PathMeasurement
-	(*ProxyHealth)(nil),           // 11: semaphore.v1.ProxyHealth
-	(*ListHoldersRequest)(nil),    // 12: semaphore.v1.ListHoldersRequest
-	(*ListHoldersResponse)(nil),   // 13: semaphore.v1.ListHoldersResponse
-	(*Holder)(nil),                // 14: semaphore.v1.Holder
-	(*ListSetsRequest)(nil),       // 15: semaphore.v1.ListSetsRequest
-	(*ListSetsResponse)(nil),      // 16: semaphore.v1.ListSetsResponse
-	(*PolicySet)(nil),             // 17: semaphore.v1.PolicySet
-	(*SetObject)(nil),             // 18: semaphore.v1.SetObject
-	(*SetPod)(nil),                // 19: semaphore.v1.SetPod
-	(*GetStatusRequest)(nil),      // 20: semaphore.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),     // 21: semaphore.v1.GetStatusResponse
-	(*DrainTarget)(nil),           // 22: semaphore.v1.DrainTarget
-	(*DrainStatus)(nil),           // 23: semaphore.v1.DrainStatus
-	(*LinkStatus)(nil),            // 24: semaphore.v1.LinkStatus
-	(*KindStatus)(nil),            // 25: semaphore.v1.KindStatus
-	(*DeviceStatus)(nil),          // 26: semaphore.v1.DeviceStatus
-	(*PathsStatus)(nil),           // 27: semaphore.v1.PathsStatus
-	(*SilentPair)(nil),            // 28: semaphore.v1.SilentPair
-	(*TunnelsStatus)(nil),         // 29: semaphore.v1.TunnelsStatus
-	(*NodeStatus)(nil),            // 30: semaphore.v1.NodeStatus
-	(*WatchRequest)(nil),          // 31: semaphore.v1.WatchRequest
-	(*WatchResponse)(nil),         // 32: semaphore.v1.WatchResponse
-	(*Event)(nil),                 // 33: semaphore.v1.Event
-	(*Object)(nil),                // 34: semaphore.v1.Object
-	(*timestamppb.Timestamp)(nil), // 35: google.protobuf.Timestamp
-	(*Finding)(nil),               // 36: semaphore.v1.Finding
-	(Kind)(0),                     // 37: semaphore.v1.Kind
-	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
-	(Backend)(0),                  // 39: semaphore.v1.Backend
+	(PreviewAction)(0),            // 0: semaphore.v1.PreviewAction
+	(SessionState)(0),             // 1: semaphore.v1.SessionState
+	(StateSource)(0),              // 2: semaphore.v1.StateSource
+	(*PreviewRequest)(nil),        // 3: semaphore.v1.PreviewRequest
+	(*PreviewExports)(nil),        // 4: semaphore.v1.PreviewExports
+	(*PreviewResponse)(nil),       // 5: semaphore.v1.PreviewResponse
+	(*PreviewChange)(nil),         // 6: semaphore.v1.PreviewChange
+	(*LookUpPathRequest)(nil),     // 7: semaphore.v1.LookUpPathRequest
+	(*LookUpPathResponse)(nil),    // 8: semaphore.v1.LookUpPathResponse
+	(*RouteLookup)(nil),           // 9: semaphore.v1.RouteLookup
+	(*PathPeer)(nil),              // 10: semaphore.v1.PathPeer
+	(*PathSession)(nil),           // 11: semaphore.v1.PathSession
+	(*PathMeasurement)(nil),       // 12: semaphore.v1.PathMeasurement
+	(*ProxyHealth)(nil),           // 13: semaphore.v1.ProxyHealth
+	(*ListHoldersRequest)(nil),    // 14: semaphore.v1.ListHoldersRequest
+	(*ListHoldersResponse)(nil),   // 15: semaphore.v1.ListHoldersResponse
+	(*Holder)(nil),                // 16: semaphore.v1.Holder
+	(*ListSetsRequest)(nil),       // 17: semaphore.v1.ListSetsRequest
+	(*ListSetsResponse)(nil),      // 18: semaphore.v1.ListSetsResponse
+	(*PolicySet)(nil),             // 19: semaphore.v1.PolicySet
+	(*SetObject)(nil),             // 20: semaphore.v1.SetObject
+	(*SetPod)(nil),                // 21: semaphore.v1.SetPod
+	(*GetStatusRequest)(nil),      // 22: semaphore.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),     // 23: semaphore.v1.GetStatusResponse
+	(*DrainTarget)(nil),           // 24: semaphore.v1.DrainTarget
+	(*DrainStatus)(nil),           // 25: semaphore.v1.DrainStatus
+	(*LinkStatus)(nil),            // 26: semaphore.v1.LinkStatus
+	(*KindStatus)(nil),            // 27: semaphore.v1.KindStatus
+	(*DeviceStatus)(nil),          // 28: semaphore.v1.DeviceStatus
+	(*PathsStatus)(nil),           // 29: semaphore.v1.PathsStatus
+	(*SilentPair)(nil),            // 30: semaphore.v1.SilentPair
+	(*TunnelsStatus)(nil),         // 31: semaphore.v1.TunnelsStatus
+	(*NodeStatus)(nil),            // 32: semaphore.v1.NodeStatus
+	(*WatchRequest)(nil),          // 33: semaphore.v1.WatchRequest
+	(*WatchResponse)(nil),         // 34: semaphore.v1.WatchResponse
+	(*Event)(nil),                 // 35: semaphore.v1.Event
+	(*Object)(nil),                // 36: semaphore.v1.Object
+	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
+	(*Finding)(nil),               // 38: semaphore.v1.Finding
+	(Kind)(0),                     // 39: semaphore.v1.Kind
+	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
+	(Backend)(0),                  // 41: semaphore.v1.Backend
 }
 var file_semaphore_v1_debug_proto_depIdxs = []int32{
-	2,  // 0: semaphore.v1.PreviewRequest.exports:type_name -> semaphore.v1.PreviewExports
-	34, // 1: semaphore.v1.PreviewExports.objects:type_name -> semaphore.v1.Object
-	4,  // 2: semaphore.v1.PreviewResponse.changes:type_name -> semaphore.v1.PreviewChange
-	2,  // 3: semaphore.v1.PreviewResponse.exports:type_name -> semaphore.v1.PreviewExports
-	7,  // 4: semaphore.v1.LookUpPathResponse.route:type_name -> semaphore.v1.RouteLookup
-	35, // 5: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
-	8,  // 6: semaphore.v1.LookUpPathResponse.wanted:type_name -> semaphore.v1.PathPeer
-	8,  // 7: semaphore.v1.LookUpPathResponse.present:type_name -> semaphore.v1.PathPeer
-	9,  // 8: semaphore.v1.LookUpPathResponse.session:type_name -> semaphore.v1.PathSession
-	10, // 9: semaphore.v1.LookUpPathResponse.measurement:type_name -> semaphore.v1.PathMeasurement
-	11, // 10: semaphore.v1.LookUpPathResponse.kube_proxy:type_name -> semaphore.v1.ProxyHealth
-	35, // 11: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
-	35, // 12: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
-	35, // 13: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
-	35, // 14: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
-	14, // 15: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
-	35, // 16: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
-	35, // 17: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
-	35, // 18: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
-	17, // 19: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
-	18, // 20: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
-	19, // 21: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
-	35, // 22: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
-	35, // 23: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	35, // 24: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
-	24, // 25: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
-	26, // 26: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
-	30, // 27: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
-	28, // 28: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
-	29, // 29: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
-	23, // 30: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
-	36, // 31: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
-	22, // 32: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
-	35, // 33: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
-	35, // 34: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
-	35, // 35: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
-	35, // 36: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
-	25, // 37: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
-	37, // 38: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
-	35, // 39: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
-	38, // 40: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
-	38, // 41: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
-	38, // 42: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
-	35, // 43: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
-	39, // 44: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
-	35, // 45: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	0,  // 46: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
-	35, // 47: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
-	27, // 48: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
-	28, // 49: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
-	35, // 50: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
-	35, // 51: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	35, // 52: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
-	35, // 53: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	33, // 54: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	35, // 55: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	35, // 56: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	20, // 57: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	31, // 58: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	15, // 59: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
-	5,  // 60: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
-	12, // 61: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
-	1,  // 62: semaphore.v1.DebugService.Preview:input_type -> semaphore.v1.PreviewRequest
-	21, // 63: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	32, // 64: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	16, // 65: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
-	6,  // 66: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
-	13, // 67: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
-	3,  // 68: semaphore.v1.DebugService.Preview:output_type -> semaphore.v1.PreviewResponse
-	63, // [63:69] is the sub-list for method output_type
-	57, // [57:63] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	4,  // 0: semaphore.v1.PreviewRequest.exports:type_name -> semaphore.v1.PreviewExports
+	36, // 1: semaphore.v1.PreviewExports.objects:type_name -> semaphore.v1.Object
+	6,  // 2: semaphore.v1.PreviewResponse.changes:type_name -> semaphore.v1.PreviewChange
+	4,  // 3: semaphore.v1.PreviewResponse.exports:type_name -> semaphore.v1.PreviewExports
+	0,  // 4: semaphore.v1.PreviewChange.action:type_name -> semaphore.v1.PreviewAction
+	9,  // 5: semaphore.v1.LookUpPathResponse.route:type_name -> semaphore.v1.RouteLookup
+	37, // 6: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
+	10, // 7: semaphore.v1.LookUpPathResponse.wanted:type_name -> semaphore.v1.PathPeer
+	10, // 8: semaphore.v1.LookUpPathResponse.present:type_name -> semaphore.v1.PathPeer
+	11, // 9: semaphore.v1.LookUpPathResponse.session:type_name -> semaphore.v1.PathSession
+	12, // 10: semaphore.v1.LookUpPathResponse.measurement:type_name -> semaphore.v1.PathMeasurement
+	13, // 11: semaphore.v1.LookUpPathResponse.kube_proxy:type_name -> semaphore.v1.ProxyHealth
+	1,  // 12: semaphore.v1.PathSession.state:type_name -> semaphore.v1.SessionState
+	37, // 13: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
+	37, // 14: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
+	37, // 15: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
+	37, // 16: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
+	16, // 17: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
+	37, // 18: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
+	37, // 19: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
+	37, // 20: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
+	19, // 21: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
+	20, // 22: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
+	21, // 23: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
+	37, // 24: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
+	37, // 25: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	37, // 26: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
+	26, // 27: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
+	28, // 28: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
+	32, // 29: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
+	30, // 30: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
+	31, // 31: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
+	25, // 32: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
+	38, // 33: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
+	24, // 34: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
+	37, // 35: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
+	37, // 36: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
+	37, // 37: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
+	37, // 38: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
+	27, // 39: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
+	39, // 40: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
+	37, // 41: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
+	40, // 42: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
+	40, // 43: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
+	40, // 44: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
+	37, // 45: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	41, // 46: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
+	37, // 47: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	2,  // 48: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
+	37, // 49: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	29, // 50: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
+	30, // 51: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
+	37, // 52: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
+	37, // 53: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	37, // 54: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
+	37, // 55: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	35, // 56: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	37, // 57: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	37, // 58: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	22, // 59: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	33, // 60: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	17, // 61: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
+	7,  // 62: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
+	14, // 63: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
+	3,  // 64: semaphore.v1.DebugService.Preview:input_type -> semaphore.v1.PreviewRequest
+	23, // 65: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	34, // 66: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	18, // 67: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
+	8,  // 68: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
+	15, // 69: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
+	5,  // 70: semaphore.v1.DebugService.Preview:output_type -> semaphore.v1.PreviewResponse
+	65, // [65:71] is the sub-list for method output_type
+	59, // [59:65] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }
@@ -3458,7 +3621,7 @@ func file_semaphore_v1_debug_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_debug_proto_rawDesc), len(file_semaphore_v1_debug_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      3,
 			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -309,8 +309,8 @@ type Hello struct {
 	// Identifies what the sender reads: the UID of the namespace kube-system of its apiserver. Source revisions of two
 	// sources cannot be compared.
 	SourceId string `protobuf:"bytes,11,opt,name=source_id,json=sourceId,proto3" json:"source_id,omitempty"`
-	// Domains of the label <domain>/name that puts a pod of the sender's cluster into a set, in order; empty if the sender
-	// does not report them.
+	// Domains of the label <domain>/name that puts a pod of the sender's cluster into a set, in order; empty if the
+	// sender does not report them.
 	LabelDomains  []string `protobuf:"bytes,12,rep,name=label_domains,json=labelDomains,proto3" json:"label_domains,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -745,8 +745,8 @@ func (x *SnapshotEnd) GetSourceRevision() uint64 {
 	return 0
 }
 
-// SnapshotUnchanged replaces a snapshot of a kind, from its begin to its end mark, whose objects the broker has received
-// before. A broker with another digest ends the stream.
+// SnapshotUnchanged replaces a snapshot of a kind, from its begin to its end mark, whose objects the broker has
+// received before. A broker with another digest ends the stream.
 type SnapshotUnchanged struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Kind     Kind                   `protobuf:"varint,1,opt,name=kind,proto3,enum=semaphore.v1.Kind" json:"kind,omitempty"`
@@ -825,8 +825,8 @@ func (x *SnapshotUnchanged) GetSourceRevision() uint64 {
 	return 0
 }
 
-// Changes is a batch of changes in the order of their revisions. The sender keeps it well below the receiver's limit for
-// a message.
+// Changes is a batch of changes in the order of their revisions. The sender keeps it well below the receiver's limit
+// for a message.
 type Changes struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Changes []*Change              `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
@@ -881,8 +881,8 @@ func (x *Changes) GetSources() []*SourceRevision {
 	return nil
 }
 
-// Heartbeat shows that the stream is alive, and the position of the journal. After the snapshots the broker answers each
-// with an Ack, so that both ends notice when the other is gone.
+// Heartbeat shows that the stream is alive, and the position of the journal. After the snapshots the broker answers
+// each with an Ack, so that both ends notice when the other is gone.
 type Heartbeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Newest revision in the journal; equal to the last one sent if no change waits.
@@ -1080,8 +1080,8 @@ func (x *SourceRevision) GetSourceRevision() uint64 {
 	return 0
 }
 
-// Ack acknowledges every change up to revision: it is in the broker's replica, or was refused. That of a heartbeat comes
-// after the Outcomes that there are then.
+// Ack acknowledges every change up to revision: it is in the broker's replica, or was refused. That of a heartbeat
+// comes after the Outcomes that there are then.
 type Ack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -1199,15 +1199,15 @@ func (x *Refusal) GetReason() string {
 }
 
 // Outcome reports that the broker accepted a service and has no Service for it, or one that differs from it, and why.
-// Unlike a refusal it can change while the service does not. A stream starts without any; an outcome without a code ends
-// the earlier one of the same key.
+// Unlike a refusal it can change while the service does not. A stream starts without any; an outcome without a code
+// ends the earlier one of the same key.
 type Outcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   *ObjectKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// Stable code: "name-too-long", "name-taken", "not-written", "differs" or "conflict".
 	Code string `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
-	// One sentence for a person in the sender's cluster. To other clusters than the own one it names nothing of others but
-	// the name that the Service would have.
+	// One sentence for a person in the sender's cluster. To other clusters than the own one it names nothing of others
+	// but the name that the Service would have.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Only to the sender's own cluster, for a Service that a ServiceExport exports: the reasons of KEP-1645's condition
 	// Conflict, such as "PortConflict", and a sentence that names the fields and the cluster that decides. The code is

@@ -22,27 +22,131 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Finding is something that a part found to be wrong. All texts are printable and short: a control character, or one
-// that turns the direction of text, is never in them.
+// Level is the severity of a finding. A reader treats unspecified, and a level that it does not know, as an error.
+type Level int32
+
+const (
+	Level_LEVEL_UNSPECIFIED Level = 0
+	// LEVEL_WARNING works now, and may stop, or was not seen to work.
+	Level_LEVEL_WARNING Level = 1
+	// LEVEL_ERROR does not work until somebody acts.
+	Level_LEVEL_ERROR Level = 2
+)
+
+// Enum value maps for Level.
+var (
+	Level_name = map[int32]string{
+		0: "LEVEL_UNSPECIFIED",
+		1: "LEVEL_WARNING",
+		2: "LEVEL_ERROR",
+	}
+	Level_value = map[string]int32{
+		"LEVEL_UNSPECIFIED": 0,
+		"LEVEL_WARNING":     1,
+		"LEVEL_ERROR":       2,
+	}
+)
+
+func (x Level) Enum() *Level {
+	p := new(Level)
+	*p = x
+	return p
+}
+
+func (x Level) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Level) Descriptor() protoreflect.EnumDescriptor {
+	return file_semaphore_v1_finding_proto_enumTypes[0].Descriptor()
+}
+
+func (Level) Type() protoreflect.EnumType {
+	return &file_semaphore_v1_finding_proto_enumTypes[0]
+}
+
+func (x Level) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Level.Descriptor instead.
+func (Level) EnumDescriptor() ([]byte, []int) {
+	return file_semaphore_v1_finding_proto_rawDescGZIP(), []int{0}
+}
+
+// Side is the cluster whose operator can resolve a finding, as seen from the cluster of the part that reports it.
+type Side int32
+
+const (
+	Side_SIDE_UNSPECIFIED    Side = 0
+	Side_SIDE_THIS_CLUSTER   Side = 1
+	Side_SIDE_REMOTE_CLUSTER Side = 2
+	Side_SIDE_BOTH_CLUSTERS  Side = 3
+)
+
+// Enum value maps for Side.
+var (
+	Side_name = map[int32]string{
+		0: "SIDE_UNSPECIFIED",
+		1: "SIDE_THIS_CLUSTER",
+		2: "SIDE_REMOTE_CLUSTER",
+		3: "SIDE_BOTH_CLUSTERS",
+	}
+	Side_value = map[string]int32{
+		"SIDE_UNSPECIFIED":    0,
+		"SIDE_THIS_CLUSTER":   1,
+		"SIDE_REMOTE_CLUSTER": 2,
+		"SIDE_BOTH_CLUSTERS":  3,
+	}
+)
+
+func (x Side) Enum() *Side {
+	p := new(Side)
+	*p = x
+	return p
+}
+
+func (x Side) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Side) Descriptor() protoreflect.EnumDescriptor {
+	return file_semaphore_v1_finding_proto_enumTypes[1].Descriptor()
+}
+
+func (Side) Type() protoreflect.EnumType {
+	return &file_semaphore_v1_finding_proto_enumTypes[1]
+}
+
+func (x Side) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Side.Descriptor instead.
+func (Side) EnumDescriptor() ([]byte, []int) {
+	return file_semaphore_v1_finding_proto_rawDescGZIP(), []int{1}
+}
+
+// Finding is something that a part found to be wrong. Every text is one line of printable characters, without those
+// that change the direction of text.
 type Finding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The stable name of what is wrong, such as "stale"; docs/troubleshooting.md has a section for each.
-	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
-	// "warning" or "error". A reader treats a level that it does not know as an error.
-	Level string `protobuf:"bytes,2,opt,name=level,proto3" json:"level,omitempty"`
+	Code  string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	Level Level  `protobuf:"varint,10,opt,name=level,proto3,enum=semaphore.v1.Level" json:"level,omitempty"`
 	// What the code means: one clause without a period.
 	Meaning string `protobuf:"bytes,3,opt,name=meaning,proto3" json:"meaning,omitempty"`
-	// Who can mend it: "this-cluster", "remote-cluster" or "both-clusters", as seen from the part's cluster.
-	Side string `protobuf:"bytes,4,opt,name=side,proto3" json:"side,omitempty"`
-	// The command that shows more, or mends it.
+	// Who can act.
+	Side Side `protobuf:"varint,11,opt,name=side,proto3,enum=semaphore.v1.Side" json:"side,omitempty"`
+	// The command that shows more, or that resolves the finding.
 	Command string `protobuf:"bytes,5,opt,name=command,proto3" json:"command,omitempty"`
-	// The remote cluster that it is about; empty for none, or several.
+	// The remote cluster; empty for none, or several.
 	Cluster string `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	// How many objects it is about, 1 at least.
+	// Number of affected objects, 1 at least.
 	Count uint64 `protobuf:"varint,7,opt,name=count,proto3" json:"count,omitempty"`
-	// The first of them, three at most, with the evidence.
+	// The first affected objects, three at most, with the evidence.
 	First []string `protobuf:"bytes,8,rep,name=first,proto3" json:"first,omitempty"`
-	// Since when, on the part's clock; unset if unknown.
+	// When it began, on the part's clock; unset if unknown.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -85,11 +189,11 @@ func (x *Finding) GetCode() string {
 	return ""
 }
 
-func (x *Finding) GetLevel() string {
+func (x *Finding) GetLevel() Level {
 	if x != nil {
 		return x.Level
 	}
-	return ""
+	return Level_LEVEL_UNSPECIFIED
 }
 
 func (x *Finding) GetMeaning() string {
@@ -99,11 +203,11 @@ func (x *Finding) GetMeaning() string {
 	return ""
 }
 
-func (x *Finding) GetSide() string {
+func (x *Finding) GetSide() Side {
 	if x != nil {
 		return x.Side
 	}
-	return ""
+	return Side_SIDE_UNSPECIFIED
 }
 
 func (x *Finding) GetCommand() string {
@@ -145,17 +249,27 @@ var File_semaphore_v1_finding_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_finding_proto_rawDesc = "" +
 	"\n" +
-	"\x1asemaphore/v1/finding.proto\x12\fsemaphore.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf3\x01\n" +
+	"\x1asemaphore/v1/finding.proto\x12\fsemaphore.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa8\x02\n" +
 	"\aFinding\x12\x12\n" +
-	"\x04code\x18\x01 \x01(\tR\x04code\x12\x14\n" +
-	"\x05level\x18\x02 \x01(\tR\x05level\x12\x18\n" +
-	"\ameaning\x18\x03 \x01(\tR\ameaning\x12\x12\n" +
-	"\x04side\x18\x04 \x01(\tR\x04side\x12\x18\n" +
+	"\x04code\x18\x01 \x01(\tR\x04code\x12)\n" +
+	"\x05level\x18\n" +
+	" \x01(\x0e2\x13.semaphore.v1.LevelR\x05level\x12\x18\n" +
+	"\ameaning\x18\x03 \x01(\tR\ameaning\x12&\n" +
+	"\x04side\x18\v \x01(\x0e2\x12.semaphore.v1.SideR\x04side\x12\x18\n" +
 	"\acommand\x18\x05 \x01(\tR\acommand\x12\x18\n" +
 	"\acluster\x18\x06 \x01(\tR\acluster\x12\x14\n" +
 	"\x05count\x18\a \x01(\x04R\x05count\x12\x14\n" +
 	"\x05first\x18\b \x03(\tR\x05first\x120\n" +
-	"\x05since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05sinceBDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
+	"\x05since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05sinceJ\x04\b\x02\x10\x03J\x04\b\x04\x10\x05*B\n" +
+	"\x05Level\x12\x15\n" +
+	"\x11LEVEL_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rLEVEL_WARNING\x10\x01\x12\x0f\n" +
+	"\vLEVEL_ERROR\x10\x02*d\n" +
+	"\x04Side\x12\x14\n" +
+	"\x10SIDE_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11SIDE_THIS_CLUSTER\x10\x01\x12\x17\n" +
+	"\x13SIDE_REMOTE_CLUSTER\x10\x02\x12\x16\n" +
+	"\x12SIDE_BOTH_CLUSTERS\x10\x03BDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 
 var (
 	file_semaphore_v1_finding_proto_rawDescOnce sync.Once
@@ -169,18 +283,23 @@ func file_semaphore_v1_finding_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_finding_proto_rawDescData
 }
 
+var file_semaphore_v1_finding_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_semaphore_v1_finding_proto_msgTypes = make([]protoimpl.MessageInfo, 1)
 var file_semaphore_v1_finding_proto_goTypes = []any{
-	(*Finding)(nil),               // 0: semaphore.v1.Finding
-	(*timestamppb.Timestamp)(nil), // 1: google.protobuf.Timestamp
+	(Level)(0),                    // 0: semaphore.v1.Level
+	(Side)(0),                     // 1: semaphore.v1.Side
+	(*Finding)(nil),               // 2: semaphore.v1.Finding
+	(*timestamppb.Timestamp)(nil), // 3: google.protobuf.Timestamp
 }
 var file_semaphore_v1_finding_proto_depIdxs = []int32{
-	1, // 0: semaphore.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	1, // [1:1] is the sub-list for method output_type
-	1, // [1:1] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	0, // 0: semaphore.v1.Finding.level:type_name -> semaphore.v1.Level
+	1, // 1: semaphore.v1.Finding.side:type_name -> semaphore.v1.Side
+	3, // 2: semaphore.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	3, // [3:3] is the sub-list for method output_type
+	3, // [3:3] is the sub-list for method input_type
+	3, // [3:3] is the sub-list for extension type_name
+	3, // [3:3] is the sub-list for extension extendee
+	0, // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_finding_proto_init() }
@@ -193,13 +312,14 @@ func file_semaphore_v1_finding_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_finding_proto_rawDesc), len(file_semaphore_v1_finding_proto_rawDesc)),
-			NumEnums:      0,
+			NumEnums:      2,
 			NumMessages:   1,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
 		GoTypes:           file_semaphore_v1_finding_proto_goTypes,
 		DependencyIndexes: file_semaphore_v1_finding_proto_depIdxs,
+		EnumInfos:         file_semaphore_v1_finding_proto_enumTypes,
 		MessageInfos:      file_semaphore_v1_finding_proto_msgTypes,
 	}.Build()
 	File_semaphore_v1_finding_proto = out.File

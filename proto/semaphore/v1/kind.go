@@ -48,6 +48,49 @@ func WhenGoneOf(name string) WhenGone {
 // BackendOf is the backend of a word that BackendName returns; unspecified for any other.
 func BackendOf(name string) Backend { return Backend(Backend_value["BACKEND_"+strings.ToUpper(name)]) }
 
+// LevelName is the word for a level in metrics and printed status; "error" for unspecified, and for one that this
+// version does not know.
+func LevelName(l Level) string {
+	if name := known(int32(l), Level_name, "LEVEL_"); name != "" {
+		return name
+	}
+	return LevelName(Level_LEVEL_ERROR)
+}
+
+// LevelOf is the level of a word that LevelName returns; unspecified for any other.
+func LevelOf(name string) Level { return Level(Level_value["LEVEL_"+strings.ToUpper(name)]) }
+
+// SideName is the word for a side in printed status, such as "this-cluster"; empty for unspecified, and for one that
+// this version does not know.
+func SideName(s Side) string {
+	return strings.ReplaceAll(known(int32(s), Side_name, "SIDE_"), "_", "-")
+}
+
+// SideOf is the side of a word that SideName returns; unspecified for any other.
+func SideOf(name string) Side {
+	return Side(Side_value["SIDE_"+strings.ReplaceAll(strings.ToUpper(name), "-", "_")])
+}
+
+// PreviewActionName is the word for an action in a printed preview; "note" for unspecified, and for one that this
+// version does not know.
+func PreviewActionName(a PreviewAction) string {
+	if name := known(int32(a), PreviewAction_name, "PREVIEW_ACTION_"); name != "" {
+		return name
+	}
+	return PreviewActionName(PreviewAction_PREVIEW_ACTION_NOTE)
+}
+
+// SessionStateName is the word for the state of a session, as in metrics; empty for unspecified, and for one that this
+// version does not know.
+func SessionStateName(s SessionState) string {
+	return known(int32(s), SessionState_name, "SESSION_STATE_")
+}
+
+// SessionStateOf is the state of a word that SessionStateName returns; unspecified for any other.
+func SessionStateOf(name string) SessionState {
+	return SessionState(SessionState_value["SESSION_STATE_"+strings.ToUpper(name)])
+}
+
 // known is the word for a number of an enum; empty for 0 and for numbers without a name.
 func known(number int32, names map[int32]string, prefix string) string {
 	if number == 0 {

@@ -501,8 +501,8 @@ func (x *HeldCluster) GetDigest() []byte {
 	return nil
 }
 
-// Token is the agent's current ServiceAccount token. The token in the metadata is as old as the call. The broker reviews
-// the newest token every few minutes, and ends the stream when it is no longer valid.
+// Token is the agent's current ServiceAccount token. The token in the metadata is as old as the call. The broker
+// reviews the newest token every few minutes, and ends the stream when it is no longer valid.
 type Token struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
@@ -655,9 +655,9 @@ type DeviceReport struct {
 	Silent []*SilentPeer `protobuf:"bytes,12,rep,name=silent,proto3" json:"silent,omitempty"`
 	// When the key was created; unset if unknown.
 	KeyCreatedAt *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=key_created_at,json=keyCreatedAt,proto3" json:"key_created_at,omitempty"`
-	// Only for a permissive remote: packets to it and from it that passed in the clear since it is permissive on this node;
-	// when one of these counts last grew, on the node's clock, unset for never; and peers to which packets do not go
-	// through the tunnel yet, because nothing was received from them in it.
+	// Only for a permissive remote: packets to it and from it that passed in the clear since it is permissive on this
+	// node; when one of these counts last grew, on the node's clock, unset for never; and peers to which packets do not
+	// go through the tunnel yet, because nothing was received from them in it.
 	ClearOut   uint64                 `protobuf:"varint,16,opt,name=clear_out,json=clearOut,proto3" json:"clear_out,omitempty"`
 	ClearIn    uint64                 `protobuf:"varint,17,opt,name=clear_in,json=clearIn,proto3" json:"clear_in,omitempty"`
 	LastClear  *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=last_clear,json=lastClear,proto3" json:"last_clear,omitempty"`
@@ -1038,12 +1038,12 @@ func (x *Attached) GetResumed() bool {
 type NodeNetwork struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Prefixes of the node's pod IPs, canonical and sorted: the blocks that Calico's IPAM assigned to the node, or its
-	// spec.podCIDRs. Remote nodes accept only these sources from this node (they are its allowed IPs there), so a packet of
-	// the node itself reaches a remote pod only with a source among them. Empty: the node has none.
+	// spec.podCIDRs. Remote nodes accept only these sources from this node (they are its allowed IPs there), so a packet
+	// of the node itself reaches a remote pod only with a source among them. Empty: the node has none.
 	PodPrefixes []string `protobuf:"bytes,1,rep,name=pod_prefixes,json=podPrefixes,proto3" json:"pod_prefixes,omitempty"`
 	// At most one IPv4 and one IPv6 address of pod_prefixes that is reserved, so that no pod gets it, for the devices of
-	// this node. None for a family of which the node has such an address (tunl0, vxlan.calico), or for which none could be
-	// reserved.
+	// this node. None for a family of which the node has such an address (tunl0, vxlan.calico), or for which none could
+	// be reserved.
 	TunnelAddresses []string `protobuf:"bytes,2,rep,name=tunnel_addresses,json=tunnelAddresses,proto3" json:"tunnel_addresses,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -1094,8 +1094,8 @@ func (x *NodeNetwork) GetTunnelAddresses() []string {
 }
 
 // Guard lists every configured remote. The broker sends it after Attached and before any change, and again whenever the
-// remotes change; each replaces the one before. The agent then drops clear packets to and from the pod subnets, before it
-// knows a device or a peer. A remote that is not listed remains guarded.
+// remotes change; each replaces the one before. The agent then drops clear packets to and from the pod subnets, before
+// it knows a device or a peer. A remote that is not listed remains guarded.
 type Guard struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Remotes       []*GuardedRemote       `protobuf:"bytes,1,rep,name=remotes,proto3" json:"remotes,omitempty"`
@@ -1203,8 +1203,8 @@ func (x *GuardedRemote) GetPermissive() bool {
 	return false
 }
 
-// Undelivered lists the remotes that do not receive what this cluster exports now, so that their nodes would not get a new
-// key. The broker sends it after Guard, and again whenever it changes; each replaces the one before.
+// Undelivered lists the remotes that do not receive what this cluster exports now, so that their nodes would not get a
+// new key. The broker sends it after Guard, and again whenever it changes; each replaces the one before.
 type Undelivered struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Remotes       []*UndeliveredRemote   `protobuf:"bytes,1,rep,name=remotes,proto3" json:"remotes,omitempty"`
@@ -1641,8 +1641,8 @@ func (x *Unchanged) GetRevision() uint64 {
 	return 0
 }
 
-// RotateKey is an operator's order to this agent to create a new key. The agent writes the key to its disk and sets it on
-// its device before it reports it. The broker sends it only to an agent with the feature "rotate-key".
+// RotateKey is an operator's order to this agent to create a new key. The agent writes the key to its disk and sets it
+// on its device before it reports it. The broker sends it only to an agent with the feature "rotate-key".
 type RotateKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The remote cluster whose device gets the key; empty for all.
@@ -1723,11 +1723,11 @@ type Device struct {
 	ProbePort uint32 `protobuf:"varint,6,opt,name=probe_port,json=probePort,proto3" json:"probe_port,omitempty"`
 	// The agent rotates its key before it reaches this age, each node at another time; unset or 0 for never.
 	KeyMaxAge *durationpb.Duration `protobuf:"bytes,7,opt,name=key_max_age,json=keyMaxAge,proto3" json:"key_max_age,omitempty"`
-	// Clear packets pass, and are counted. The agent routes a peer's allowed IPs into the device after it received something
-	// from the peer there, in place of pod_subnets.
+	// Clear packets pass, and are counted. The agent routes a peer's allowed IPs into the device after it received
+	// something from the peer there, in place of pod_subnets.
 	Permissive bool `protobuf:"varint,9,opt,name=permissive,proto3" json:"permissive,omitempty"`
-	// Only for a permissive device, while encryption is turned off: nothing is routed into the device, and packets from it
-	// are accepted. An agent that does not know this field remains permissive.
+	// Only for a permissive device, while encryption is turned off: nothing is routed into the device, and packets from
+	// it are accepted. An agent that does not know this field remains permissive.
 	Clear         bool `protobuf:"varint,10,opt,name=clear,proto3" json:"clear,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -26,9 +26,9 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// PeeringService sends the agents of a cluster's nodes the WireGuard devices, peers and routes to set. TLS authenticates
-// the broker. The agent authenticates with a projected ServiceAccount token in the "authorization" metadata; its node is
-// the one that the token is bound to, and no message names it.
+// PeeringService sends the agents of a cluster's nodes the WireGuard devices, peers and routes to set. TLS
+// authenticates the broker. The agent authenticates with a projected ServiceAccount token in the "authorization"
+// metadata; its node is the one that the token is bound to, and no message names it.
 type PeeringServiceClient interface {
 	// Attach is the stream of one agent. The agent sends AgentHello, then AgentReport
 	// immediately and whenever its keys, devices or health change. The broker sends
@@ -69,9 +69,9 @@ type PeeringService_AttachClient = grpc.BidiStreamingClient[AttachRequest, Attac
 // All implementations must embed UnimplementedPeeringServiceServer
 // for forward compatibility.
 //
-// PeeringService sends the agents of a cluster's nodes the WireGuard devices, peers and routes to set. TLS authenticates
-// the broker. The agent authenticates with a projected ServiceAccount token in the "authorization" metadata; its node is
-// the one that the token is bound to, and no message names it.
+// PeeringService sends the agents of a cluster's nodes the WireGuard devices, peers and routes to set. TLS
+// authenticates the broker. The agent authenticates with a projected ServiceAccount token in the "authorization"
+// metadata; its node is the one that the token is bound to, and no message names it.
 type PeeringServiceServer interface {
 	// Attach is the stream of one agent. The agent sends AgentHello, then AgentReport
 	// immediately and whenever its keys, devices or health change. The broker sends
