@@ -43,6 +43,9 @@ const (
 	// allRuns are those over which failures are compared: in fewer, chance decides in which second of kube-proxy's a pod
 	// ends.
 	allRuns = 10
+	// maxOfAlone is how many times the median request of a Service that is left alone the one of a Service may take whose
+	// pods are replaced, for the client of the other cluster.
+	maxOfAlone = 1.5
 )
 
 // tries are the requests of one client.
@@ -269,8 +272,9 @@ func (b *servicesBed) roll(ctx context.Context, t *testing.T) *rollout {
 
 // compareRollouts replaces all pods of a Deployment with the default strategy, without preStop and with it, while a
 // client of each cluster sends requests: over ten runs (ROLLOUTS=10 in the environment) no more of the remote client's
-// fail than of the local one's. Requests that fail of a Service that is left alone are taken off both. It is no part of
-// make test: over fewer runs chance decides, and ten take 40 minutes.
+// fail than of the local one's, and its median request takes no longer than without an update. Requests that fail of a
+// Service that is left alone are taken off both. It is no part of make test: over fewer runs chance decides, and ten
+// take 40 minutes.
 func (b *servicesBed) compareRollouts(ctx context.Context, t *testing.T, runs int) {
 	deployed := func(name, lifecycle string) {
 		t.Helper()
@@ -287,24 +291,36 @@ func (b *servicesBed) compareRollouts(ctx context.Context, t *testing.T, runs in
 	} {
 		t.Run(variant.name, func(t *testing.T) {
 			deployed("rolled", variant.lifecycle)
-			var lag, local, remote []time.Duration
+			var lag, local, remote, alone []time.Duration
 			var failedLocal, failedRemote, aloneLocal, aloneRemote int
 			for range runs {
 				r := b.roll(ctx, t)
 				lag, local, remote = append(lag, r.lag...), append(local, r.local.took...), append(remote, r.remote.took...)
+				alone = append(alone, r.remoteAlone.took...)
 				failedLocal, failedRemote = failedLocal+len(r.local.failed), failedRemote+len(r.remote.failed)
 				aloneLocal, aloneRemote = aloneLocal+len(r.localAlone.failed), aloneRemote+len(r.remoteAlone.failed)
 			}
 			t.Logf("%d runs: %d requests from the other cluster failed (%d of a Service that was left alone), and %d (%d) "+
-				"from the own one; "+
-				"they took %s, and %s; lag %s", runs, failedRemote, aloneRemote, failedLocal, aloneLocal, spread(remote),
-				spread(local), spread(lag))
+				"from the own one; they took %s (%s of the one that was left alone), and %s; lag %s", runs, failedRemote,
+				aloneRemote, failedLocal, aloneLocal, spread(remote), spread(alone), spread(local), spread(lag))
+			if runs >= allRuns && median(remote) > maxOfAlone*median(alone) {
+				t.Errorf("the median request from the other cluster took %s, and %s of a Service that was left alone",
+					spread(remote), spread(alone))
+			}
 			if runs >= allRuns && failedRemote-aloneRemote > failedLocal-aloneLocal {
 				t.Errorf("%d requests from the other cluster failed, and %d from the own one", failedRemote-aloneRemote,
 					failedLocal-aloneLocal)
 			}
 		})
 	}
+}
+
+// median is that of times in seconds.
+func median(all []time.Duration) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	return slices.Sorted(slices.Values(all))[len(all)/2].Seconds()
 }
 
 // spread is how times are distributed.

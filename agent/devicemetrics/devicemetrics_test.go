@@ -105,7 +105,7 @@ semaphore_wg_peer_transmit_bytes_total{DEV,P4} 0
 
 // Limits of a scrape of 5,000 peers: its text, and what it takes of memory for it.
 const (
-	maxScrapeBytes  = 3.5e6
+	maxScrapeBytes  = 3.8e6 // 25,000 series, each with the labels cluster, device and public_key
 	maxScrapeMemory = 7.5e6
 	maxScrapeAllocs = 500
 )
