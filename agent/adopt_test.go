@@ -119,6 +119,7 @@ func TestAdoption(t *testing.T) {
 		if got := b.reportOf("c2"); !bytes.Equal(got.GetPublicKey(), public[:]) || got.GetProblem() != "" {
 			t.Errorf("the agent reports %v", got)
 		}
+		adoptionIsReported(t, cfg)
 		a.stop(t)
 		// Once: the next one finds a device of its own, with or without the setting.
 		cfg.AdoptFrom = nil
@@ -143,44 +144,30 @@ func TestAdoption(t *testing.T) {
 	})
 }
 
-// An adopted device is reported by an Event and in the status.
-func TestAdoptionIsReported(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		b.clusters = []string{"c2"}
-		r := newRemote(t)
-		h := newHost(t)
-		removeAtEnd(t, device)
-		original(t, h, cfg, r)
-		cfg.AdoptFrom = []string{config.SemaphoreWireGuard}
-		a := run(t, cfg)
-		b.say(deviceOf("c2", 51820, "10.2.0.0/16"), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
-		eventually(t, "all is programmed", b.done)
-		eventually(t, "ready", ready)
-		client := debugClient(t, cfg)
-		s, err := client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+// adoptionIsReported: an adopted device is reported by an Event and in the status.
+func adoptionIsReported(t *testing.T, cfg *config.Agent) {
+	t.Helper()
+	client := debugClient(t, cfg)
+	s, err := client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+	must(t, err)
+	if len(s.GetDevices()) != 1 || s.GetDevices()[0].GetAdoptedFrom() != "semaphore-wireguard" ||
+		s.GetDevices()[0].GetSource() != semaphorev1.StateSource_STATE_SOURCE_BROKER {
+		t.Errorf("%v", s.GetDevices())
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), nodetest.Patience(time.Minute))
+	defer cancel()
+	events, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true})
+	must(t, err)
+	for {
+		m, err := events.Recv()
 		must(t, err)
-		if len(s.GetDevices()) != 1 || s.GetDevices()[0].GetAdoptedFrom() != "semaphore-wireguard" ||
-			s.GetDevices()[0].GetSource() != semaphorev1.StateSource_STATE_SOURCE_BROKER {
-			t.Errorf("%v", s.GetDevices())
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), nodetest.Patience(time.Minute))
-		defer cancel()
-		events, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true})
-		must(t, err)
-		for {
-			m, err := events.Recv()
-			must(t, err)
-			if e := m.GetEvent(); e.GetAction() == "adopt" {
-				if e.GetObject() != "device wireguard.c2" || e.GetDetail() != "from semaphore-wireguard" {
-					t.Errorf("%v", e)
-				}
-				break
+		if e := m.GetEvent(); e.GetAction() == "adopt" {
+			if e.GetObject() != "device wireguard.c2" || e.GetDetail() != "from semaphore-wireguard" {
+				t.Errorf("%v", e)
 			}
+			return
 		}
-		cancel()
-		a.stop(t)
-	})
+	}
 }
 
 // debugClient is semaphorectl's view of the agent.

@@ -17,10 +17,36 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestStreamsThatReadNothing: a stream whose exporter reads nothing, so that the broker waits to send, ends when
-// another takes over.
-func TestStreamsThatReadNothing(t *testing.T) {
+// TestConnections: one broker as it is shipped stands whatever strangers and remotes do with connections and streams.
+func TestConnections(t *testing.T) {
 	v := start(t)
+	ended := idleConnection(v)
+	// Those with a bound of the broker's memory come first, as it has all that it keeps of one in the next.
+	for _, attack := range []struct {
+		name string
+		run  func(*victim)
+	}{
+		{"the HTTP listener", attackHTTP},
+		{"the connections of a remote", attackFederation},
+		{"a connection without a stream", func(v *victim) {
+			if took := <-ended; took > 90*time.Second {
+				v.t.Errorf("a stranger's connection without a stream was open after %s", took)
+			}
+		}},
+		{"the connections of strangers", attackPeering},
+		{"admissions that fail at once", failAdmissions},
+		{"streams that read nothing", readNothing},
+	} {
+		t.Run(attack.name, func(t *testing.T) {
+			in := *v
+			in.t = t
+			attack.run(&in)
+		})
+	}
+}
+
+// readNothing: a stream whose exporter reads nothing, so that the broker waits to send, ends when another takes over.
+func readNothing(v *victim) {
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
 	var refused []*semaphorev1.Object
 	for i := range 5000 {
@@ -30,7 +56,7 @@ func TestStreamsThatReadNothing(t *testing.T) {
 		s := v.publish("c2")
 		s.tell(hello("c2", "e1", 5000, kind))
 		for _, m := range snapshot(kind, 5000, refused...) {
-			_ = s.call.SendMsg(encode(t, m)) // and read nothing
+			_ = s.call.SendMsg(encode(v.t, m)) // and read nothing
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
@@ -78,10 +104,10 @@ func flood(t *testing.T, address string, config *tls.Config, n int) (stop func()
 	}
 }
 
-// TestARemoteCannotExhaustConnections: an attacker who has the certificate of one exporter has a share of the
-// connections; another exporter connects beside thousands of attempts.
-func TestARemoteCannotExhaustConnections(t *testing.T) {
-	v := start(t)
+// attackFederation: an attacker who has the certificate of one exporter has a share of the connections; another exporter
+// connects beside thousands of attempts.
+func attackFederation(v *victim) {
+	t := v.t
 	v.costs("2,000 connections of c2", 128<<20, func() {
 		conns := make([]*stream, 0, 40)
 		for range 40 { // each with a stream, so that none is idle
@@ -102,10 +128,10 @@ func TestARemoteCannotExhaustConnections(t *testing.T) {
 	})
 }
 
-// TestAStrangerCannotExhaustConnections: the agents' listener asks for no certificate, and a stranger without a token
-// holds thousands of connections; agents attach all the same.
-func TestAStrangerCannotExhaustConnections(t *testing.T) {
-	v := start(t)
+// attackPeering: the agents' listener asks for no certificate, and a stranger without a token holds thousands of
+// connections; agents attach all the same.
+func attackPeering(v *victim) {
+	t := v.t
 	token := v.agentToken("n1", "192.0.2.9")
 	config := trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()
 	config.NextProtos = []string{"h2"}
@@ -129,39 +155,41 @@ func TestAStrangerCannotExhaustConnections(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsEnd: a connection without a stream ends after half a minute.
-func TestIdleConnectionsEnd(t *testing.T) {
-	v := start(t)
+// idleConnection opens a connection without a stream, which ends after half a minute, and tells how long it was open.
+func idleConnection(v *victim) <-chan time.Duration {
+	t := v.t
 	config := trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()
 	config.NextProtos = []string{"h2"}
 	conn, err := tls.Dial("tcp", v.peering, config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	t.Cleanup(func() { conn.Close() })
 	if _, err := conn.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")); err != nil {
 		t.Fatal(err)
 	}
 	idle := v.dial("c2", "exporter")
 	idle.Connect()
-	begun := time.Now()
+	begun, ended := time.Now(), make(chan time.Duration, 1)
 	conn.SetDeadline(begun.Add(3 * time.Minute))
-	ping := []byte("\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678")
-	buffer := make([]byte, 1<<10)
-	for err == nil {
-		_, err = conn.Read(buffer)
-		if time.Since(begun)%(10*time.Second) < time.Second {
-			_, _ = conn.Write(append([]byte(nil), ping...)) // it answers pings, and sends some
+	go func() {
+		ping := []byte("\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678")
+		buffer := make([]byte, 1<<10)
+		var err error
+		for err == nil {
+			_, err = conn.Read(buffer)
+			if time.Since(begun)%(10*time.Second) < time.Second {
+				_, _ = conn.Write(append([]byte(nil), ping...)) // it answers pings, and sends some
+			}
 		}
-	}
-	if took := time.Since(begun); took > 90*time.Second {
-		t.Errorf("a stranger's connection without a stream was open after %s: %v", took, err)
-	}
+		ended <- time.Since(begun)
+	}()
+	return ended
 }
 
-// TestTheHTTPListenerIsBounded: connections that ask for nothing keep no probe of the kubelet out.
-func TestTheHTTPListenerIsBounded(t *testing.T) {
-	v := start(t)
+// attackHTTP: connections that ask for nothing keep no probe of the kubelet out.
+func attackHTTP(v *victim) {
+	t := v.t
 	v.costs("2,000 connections to the HTTP listener", 64<<20, func() {
 		stop := flood(t, v.http, nil, 2000)
 		defer stop()
@@ -185,10 +213,9 @@ func TestTheHTTPListenerIsBounded(t *testing.T) {
 	}
 }
 
-// TestFailedAdmissionsAtOnce: of as many attempts at one time as one likes, with bad tokens, few cost the apiserver a
-// review.
-func TestFailedAdmissionsAtOnce(t *testing.T) {
-	v := start(t)
+// failAdmissions: of as many attempts at one time as one likes, with bad tokens, few cost the apiserver a review.
+func failAdmissions(v *victim) {
+	t := v.t
 	reviews := func() (n float64) {
 		text, err := v.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
 		if err != nil {

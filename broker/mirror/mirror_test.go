@@ -538,7 +538,8 @@ func TestAllowedLabels(t *testing.T) {
 	if !ok {
 		t.Fatal("no mirror")
 	}
-	if s.Labels["app.kubernetes.io/name"] != "echo" || s.Labels["team"] != "" {
-		t.Errorf("labels %v", s.Labels)
+	if s.Labels["app.kubernetes.io/name"] != "echo" || s.Labels["team"] != "" ||
+		s.Annotations[naming.AnnotationCopiedLabels] != "app.kubernetes.io/name" {
+		t.Errorf("labels %v, of the source are %q", s.Labels, s.Annotations[naming.AnnotationCopiedLabels])
 	}
 }

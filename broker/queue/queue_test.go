@@ -128,6 +128,12 @@ func TestAStreamWaitsForItsRemotesRoom(t *testing.T) {
 		if !q.Full("c2") {
 			t.Error("2 MiB wait")
 		}
+		drain(q, func(Part) {})
+		q.Push("c2", result(0, 1))
+		q.Push("c2", result(1, 1))
+		if q.Full("c2") {
+			t.Error("what was taken counts as if it waited")
+		}
 	})
 }
 

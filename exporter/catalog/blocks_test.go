@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -224,16 +226,36 @@ func TestABlockBelongsToOneNode(t *testing.T) {
 	}
 }
 
-// TestBlocksDependOnTheState: whatever the order in which affinities and nodes come, change and go, what is exported at
-// last depends on what they are at last; and at no step on the way do two nodes have one address.
-func TestBlocksDependOnTheState(t *testing.T) {
-	for _, from := range []config.AllowedIPs{config.CalicoBlocks, config.AutoAllowedIPs} {
-		t.Run(string(from), func(t *testing.T) { testBlocksDependOnTheState(t, from) })
+// TestR12OverlapsDependOnTheState: whatever the order in which affinities and nodes come, change and go, what is exported
+// at last depends on what they are at last, and no two nodes have one address: of blocks at no step on the way, of Nodes
+// that are made again with other CIDRs at last.
+func TestR12OverlapsDependOnTheState(t *testing.T) {
+	for _, from := range []config.AllowedIPs{config.CalicoBlocks, config.AutoAllowedIPs, config.NodePodCIDRs} {
+		t.Run(string(from), func(t *testing.T) {
+			t.Parallel()
+			testOverlaps(t, from)
+		})
 	}
 }
 
-func testBlocksDependOnTheState(t *testing.T, from config.AllowedIPs) {
+func disjoint(t *testing.T, seed uint64, step int, held map[string][]netip.Prefix) {
+	t.Helper()
+	for node, has := range held {
+		for other, others := range held {
+			if node != other && slices.ContainsFunc(has, func(p netip.Prefix) bool {
+				return slices.ContainsFunc(others, p.Overlaps)
+			}) {
+				t.Fatalf("seed %d, step %d: %s has %s, and %s has %v", seed, step, node, has, other, others)
+			}
+		}
+	}
+}
+
+func testOverlaps(t *testing.T, from config.AllowedIPs) {
 	podCIDRs := [][]string{nil, nil, {"10.1.0.0/24"}, {"10.1.0.64/26", "fd00:1::/64"}, {"10.1.9.0/24"}, {"10.9.0.0/24"}}
+	if from == config.NodePodCIDRs {
+		podCIDRs = append(podCIDRs, []string{"10.1.0.0/23", "nonsense"}, []string{"fd00:1::/48", "10.1.1.0/24"})
+	}
 	empty := func() *Catalog {
 		c := withBlocks(t)
 		c.prefixes = podcidr.New(from, c.rules.PodSubnets)
@@ -245,7 +267,7 @@ func testBlocksDependOnTheState(t *testing.T, from config.AllowedIPs) {
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 7))
 		c := empty()
-		nodes, affinities := map[string][]string{}, map[string]*kube.BlockAffinity{}
+		nodes, affinities := map[string]*corev1.Node{}, map[string]*kube.BlockAffinity{}
 		held, head := map[string][]netip.Prefix{}, uint64(0)
 		for version := range 60 {
 			node := fmt.Sprint("n", rnd.IntN(4))
@@ -253,8 +275,12 @@ func testBlocksDependOnTheState(t *testing.T, from config.AllowedIPs) {
 				deleted([]kube.Word{"false", "false", "true", ""}[rnd.IntN(4)]))
 			switch rnd.IntN(6) {
 			case 0:
-				nodes[node] = podCIDRs[rnd.IntN(len(podCIDRs))]
-				c.PutNode(newNode(node, nodes[node], nil), time.Now())
+				nodes[node] = newNode(node, podCIDRs[rnd.IntN(len(podCIDRs))], nil)
+				if from == config.NodePodCIDRs {
+					nodes[node].UID = types.UID(fmt.Sprint(rnd.IntN(1000)))
+					nodes[node].CreationTimestamp = metav1.Unix(int64(rnd.IntN(3)), 0)
+				}
+				c.PutNode(nodes[node], time.Now())
 			case 1:
 				delete(nodes, node)
 				c.DeleteNode(node, time.Now())
@@ -276,27 +302,32 @@ func testBlocksDependOnTheState(t *testing.T, from config.AllowedIPs) {
 					continue
 				}
 				for _, text := range e.Value.Object.GetNode().GetPodCidrs() {
-					p := netip.MustParsePrefix(text)
-					for other, has := range held {
-						if other != e.Key.Name && slices.ContainsFunc(has, p.Overlaps) {
-							t.Fatalf("seed %d, step %d: %s has %s, and %s has %v", seed, version, e.Key.Name, p, other, has)
-						}
-					}
-					held[e.Key.Name] = append(held[e.Key.Name], p)
+					held[e.Key.Name] = append(held[e.Key.Name], netip.MustParsePrefix(text))
+				}
+				if from != config.NodePodCIDRs {
+					disjoint(t, seed, version, held)
 				}
 			}
 		}
+		disjoint(t, seed, 60, held)
 		again := empty()
 		for _, a := range affinities {
 			again.PutBlock(a, time.Now())
 		}
-		for name, has := range nodes {
-			again.PutNode(newNode(name, has, nil), time.Now())
+		for _, n := range nodes {
+			again.PutNode(n, time.Now())
 		}
 		got := fmt.Sprint(blocksOf(c), finding.Texts(c.Findings()))
 		want := fmt.Sprint(blocksOf(again), finding.Texts(again.Findings()))
 		if got != want {
 			t.Fatalf("seed %d: %s\nand in another order %s", seed, got, want)
+		}
+		counts := map[finding.Code]int{}
+		for _, f := range c.Findings() {
+			counts[f.Code] += int(f.Count)
+		}
+		if count := c.CountProblems(); !maps.Equal(count, counts) {
+			t.Fatalf("seed %d: the metrics count %v and the status finds %v", seed, count, counts)
 		}
 	}
 }

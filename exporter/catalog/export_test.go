@@ -2,8 +2,6 @@ package catalog
 
 import (
 	"fmt"
-	"maps"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -346,64 +344,6 @@ func TestR12PodCIDRs(t *testing.T) {
 	check(nil)
 	if !c.prefixes.Empty() || len(c.nodes) != 0 {
 		t.Errorf("memory is kept of nodes that are gone: %+v %v", c.prefixes, c.nodes)
-	}
-}
-
-// TestR12OverlapsDependOnTheState: whatever the order in which nodes come, change and go, what is exported of
-// their CIDRs at last is disjoint and depends on what they are at last.
-func TestR12OverlapsDependOnTheState(t *testing.T) {
-	for seed := range uint64(300) {
-		rnd := rand.New(rand.NewPCG(seed, 12))
-		c, last := withRules(t, nil), map[string]*corev1.Node{}
-		for range 40 {
-			name := fmt.Sprint("n", rnd.IntN(6))
-			if rnd.IntN(4) == 0 {
-				delete(last, name)
-				c.DeleteNode(name, time.Now())
-				continue
-			}
-			var cidrs []string
-			for range rnd.IntN(3) {
-				cidrs = append(cidrs, []string{"10.1.0.0/24", "10.1.1.0/24", "10.1.0.0/23", "10.1.1.128/25", "fd00::/64",
-					"fd00::/48", "nonsense"}[rnd.IntN(7)])
-			}
-			last[name] = newNode(name, cidrs, nil)
-			last[name].UID = types.UID(fmt.Sprint(rnd.IntN(1000)))
-			last[name].CreationTimestamp = metav1.Unix(int64(rnd.IntN(3)), 0)
-			c.PutNode(last[name], time.Now())
-		}
-		again := withRules(t, nil)
-		for _, n := range last {
-			again.PutNode(n, time.Now())
-		}
-		got := fmt.Sprint(content(c), finding.Texts(c.Findings()))
-		want := fmt.Sprint(content(again), finding.Texts(again.Findings()))
-		if got != want {
-			t.Fatalf("seed %d: %s\nand in another order %s", seed, got, want)
-		}
-		counts := map[finding.Code]int{}
-		for _, f := range c.Findings() {
-			counts[f.Code] += int(f.Count)
-		}
-		if count := c.CountProblems(); !maps.Equal(count, counts) {
-			t.Fatalf("seed %d: the metrics count %v and the status finds %v", seed, count, counts)
-		}
-		var taken []netip.Prefix
-		var by []string
-		for key, o := range content(c) {
-			if !strings.HasSuffix(key, "for c2") {
-				continue
-			}
-			for _, text := range o.GetNode().GetPodCidrs() {
-				p := netip.MustParsePrefix(text)
-				for i, other := range taken {
-					if p.Overlaps(other) && by[i] != key {
-						t.Fatalf("seed %d: %s and %s have %s and %s", seed, key, by[i], p, other)
-					}
-				}
-				taken, by = append(taken, p), append(by, key)
-			}
-		}
 	}
 }
 

@@ -2,9 +2,7 @@ package identity
 
 import (
 	"bytes"
-	"crypto/tls"
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -218,37 +216,5 @@ func TestOwnID(t *testing.T) {
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
-	}
-}
-
-// Nothing of a call is looked at before the handshake is done: one that speaks gRPC in the clear, or says
-// hello and then nothing, gets no answer from any handler.
-func TestNothingBeforeTheHandshake(t *testing.T) {
-	ca := newAuthority(t)
-	p := newPart(t, ca, "spiffe://c1/broker", map[string][]byte{"c1": ca.pem()})
-	server := p.source(t).ServerTLS(anyone)
-	preface := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true,
-		NextProtos: []string{"h2"}}}).DialContext(t.Context(), "tcp", serveEcho(t, server))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(10 * time.Second))
-	// No certificate: in TLS 1.3 the client may write before it is refused.
-	conn.Write(preface)
-	got := make([]byte, 64)
-	if n, err := conn.Read(got); err == nil {
-		t.Errorf("an answer without a certificate: %q", got[:n])
-	}
-	plain, err := net.Dial("tcp", serveEcho(t, server))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer plain.Close()
-	plain.SetDeadline(time.Now().Add(10 * time.Second))
-	plain.Write(preface)
-	if n, err := plain.Read(got); err == nil && !bytes.HasPrefix(got[:n], []byte{21}) { // an alert
-		t.Errorf("an answer in the clear: %q", got[:n])
 	}
 }
