@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/routing"
@@ -52,15 +51,6 @@ func (s *applied) of(a *agent) *applied {
 		}
 	}
 	return s
-}
-
-func TestStreamEndsWithoutAReason(t *testing.T) {
-	a := idle(t)
-	a.Begin()
-	a.Ended(nil)
-	if a.session.View(time.Now()).LastError == "" {
-		t.Error("no reason is given")
-	}
 }
 
 // A revision is sent only to the broker that gave it, and only once that has sent all up to it.

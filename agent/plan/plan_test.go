@@ -265,6 +265,11 @@ func TestNetwork(t *testing.T) {
 			set := 0
 			if s.Config != nil {
 				set = len(s.Config.Peers)
+				removes := func(p wgtypes.PeerConfig) bool { return p.Remove }
+				if first := slices.IndexFunc(s.Config.Peers, removes); first >= 0 && slices.ContainsFunc(s.Config.Peers[first:],
+					func(p wgtypes.PeerConfig) bool { return !removes(p) }) {
+					t.Error("a peer goes before those that take its allowed IPs are set")
+				}
 			}
 			if routes := len(s.AddRoutes) + len(s.DeleteRoutes); set != c.set || routes != c.routes || s.SetLink != c.link {
 				t.Errorf("%d peers set, %d routes, link %v; want %d, %d, %v", set, routes, s.SetLink, c.set, c.routes, c.link)

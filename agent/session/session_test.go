@@ -85,6 +85,31 @@ func TestStateIsConfirmedUntilTheStreamEnds(t *testing.T) {
 	})
 }
 
+// A report is sent once, and only on the stream that it is about.
+func TestReportIsOfItsStream(t *testing.T) {
+	s := stream(t, nil, time.Time{})
+	sent := 0
+	s.send = func(*semaphorev1.AttachRequest) { sent++ }
+	at, report := s.Take().Position, &semaphorev1.AgentReport{Devices: []*semaphorev1.DeviceReport{{Cluster: "c2"}}}
+	for range 2 {
+		if !s.Send(at, report, true) || sent != 2 {
+			t.Errorf("%d messages are sent, and not the report and the revision", sent)
+		}
+	}
+	s.Ended(nil)
+	if s.View(time.Now()).LastError == "" {
+		t.Error("a stream that ends without a reason is given none")
+	}
+	s.Begin(&semaphorev1.AgentReport{})
+	receive(t, s, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{
+		Attached: &semaphorev1.Attached{Node: "n1", Cluster: "c1", Epoch: "f"}}})
+	receive(t, s, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{
+		Synced: &semaphorev1.Synced{Revision: 1}}})
+	if s.Send(at, report, true) || sent != 2 {
+		t.Error("what is of the stream before is sent on this one")
+	}
+}
+
 // A snapshot is as old as the oldest part of it.
 func TestAgeOfASnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -52,6 +52,11 @@ var sequences = []struct {
 			c.receive(ping)
 		}
 	}, want: "0 idle, 1 talking"},
+	{name: "two attempts that are far apart", second: func(c *counted, t int) {
+		if t == 1 || t == 40 {
+			c.send(initiation)
+		}
+	}, want: "0 idle"},
 	{name: "it never answers", second: func(c *counted, t int) {
 		if each(t, 5, 1, 600) {
 			c.send(initiation)

@@ -43,7 +43,8 @@ func TestR02WhatARemoteSaysOfOtherClustersIsRefused(t *testing.T) {
 }
 
 func TestR07ANodeHasOnlyPrefixesOfItsOwnCluster(t *testing.T) {
-	for _, cidr := range []string{"10.3.1.0/24", "10.1.1.0/24", "10.0.0.0/8", "172.18.2.0/24", "fd03::/64"} {
+	for _, cidr := range []string{"10.3.1.0/24", "10.1.1.0/24", "10.0.0.0/8", "10.2.0.0/15", "172.18.2.0/24",
+		"fd03::/64"} {
 		refusedAs(t, node("n1", wg(good, "172.18.2.11:1"), cidr, "10.2.1.0/24"), finding.CIDROutsidePodSubnets, cidr, 1)
 	}
 	for _, cidr := range []string{"0.0.0.0/0", "::/0", "10.2.1.1/24", "10.2.1.0", "10.2.1.0/33",
@@ -64,6 +65,7 @@ func TestR10AKeyIsAPointThatProtects(t *testing.T) {
 		"p+1, which is 1":         fromHex("eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
 		"zero, top bit set":       append(make([]byte, 31), 0x80),
 		"a good one, top bit set": append(bytes.Clone(good[:31]), good[31]|0x80),
+		"p+2, which is 2":         fromHex("efffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
 		"p+9":                     fromHex("f6ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -59,6 +59,11 @@ func (h *history) recount(t *testing.T, when string) {
 			t.Fatalf("%s: hostnames that are there twice in %s: %v, not %v", when, name, target.hostnames.duplicates, want)
 		}
 	}
+	for name := range h.Plan.slices {
+		if _, ended := h.Ended(name); ended {
+			t.Fatalf("%s: slice %s is to be deleted and to be there", when, name)
+		}
+	}
 	var want []problem.Problem
 	for name := range names {
 		want = append(want, h.problemsOf(name)...)

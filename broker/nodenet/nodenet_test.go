@@ -27,6 +27,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/podcidr"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
@@ -98,6 +99,24 @@ func noLeaks(t *testing.T, cfg *rest.Config) {
 			return goleak.Find(already)
 		})
 	})
+}
+
+// TestOwnAddressesOfBothFamilies: a node that has an address of each family among its blocks needs none for its devices.
+func TestOwnAddressesOfBothFamilies(t *testing.T) {
+	n := New(Options{From: config.CalicoBlocks, Changed: func(string) {}, Log: slog.New(slog.DiscardHandler)})
+	n.synced = true
+	n.reserved = &reservations{ready: map[string][]netip.Addr{"n1": {netip.MustParseAddr("10.1.1.9"),
+		netip.MustParseAddr("fd00:1::9")}}}
+	n.PutNode(node("n1"), []netip.Addr{netip.MustParseAddr("10.1.1.1"), netip.MustParseAddr("fd00:1::1")})
+	for _, block := range []string{"10.1.1.0/26", "fd00:1::/122"} {
+		n.change(func(t *podcidr.Table) podcidr.Changed {
+			return t.PutBlock(&kube.BlockAffinity{ObjectMeta: metav1.ObjectMeta{Name: block},
+				Spec: kube.BlockAffinitySpec{Node: "n1", CIDR: block, State: "confirmed"}})
+		})
+	}
+	if got := n.Network("n1"); len(got.GetPodPrefixes()) != 2 || len(got.GetTunnelAddresses()) > 0 {
+		t.Errorf("%v", got)
+	}
 }
 
 // TestNetworks: the pod prefixes of nodes, in each group that clusters serve block affinities in: from before there is

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -296,5 +297,20 @@ func TestRoomForAddressesThatFollow(t *testing.T) {
 	k.settle(names...)
 	if got, want := k.show(), "c2-shop-web.part-2=10.2.0.1/32 "+written; got != want {
 		t.Errorf("%s, want %s", got, want)
+	}
+	// One that is being written there keeps its place.
+	p = planOf(2)
+	p.Apply("c2", pods(web(1, 1)...))
+	p.Reserve("c2-shop-web", start)
+	p.Apply("c2", pods(web(2, 2)...))
+	late := k.sets["c2-shop-web"].DeepCopy()
+	late.Spec.Nets = []string{"10.2.0.3/32"}
+	p.Observed("c2-shop-web", late)
+	var got []string
+	for i := range 3 {
+		got = append(got, p.objectNameOf(setRef{"c2", "shop", "web"}, netip.AddrFrom4([4]byte{10, 2, 0, byte(i + 1)})))
+	}
+	if want := []string{"c2-shop-web", "c2-shop-web.part-2", "c2-shop-web"}; !slices.Equal(got, want) {
+		t.Errorf("the addresses belong into %v, not %v", got, want)
 	}
 }

@@ -335,6 +335,11 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 				}
 			}
 			consistent(t, b.Replica)
+			// Sent again when the last minute is over, it stays until it is released.
+			b.now = b.now.Add(2 * brakeWindow)
+			if res := b.take(changes(told(21, "m5")...)); len(res.Changes) != 0 {
+				t.Errorf("sent again, it changes %s", show(res.Changes))
+			}
 			// It is known as it was sent, so that nothing is sent again.
 			b.s.Close()
 			w := b.connect("e2", 20)

@@ -39,6 +39,17 @@ func TestR06NothingGoesBack(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a kind that is ahead of another of its stream", func(t *testing.T) {
+		r := newReplica()
+		must(t, r.Open(), hello("e1", 5, 0, kNode, kMember), begin(kNode, 5), end(kNode, 5, 0), begin(kMember, 5),
+			end(kMember, 5, 0))
+		must(t, r.Open(), hello("e1", 7, 0, kNode), changes(upsert(7, kNode, "a", "new")))
+		before, _ := r.Get(Key{kNode, "", "a"})
+		must(t, r.Open(), hello("e1", 7, 0, kNode, kMember), changes(upsert(6, kNode, "a", "old")))
+		if after, _ := r.Get(Key{kNode, "", "a"}); before == nil || after != before {
+			t.Errorf("held is %v, and was %v", after, before)
+		}
+	})
 }
 
 // A Hello that was under way while another exporter took over is of a journal that was taken further before

@@ -2,7 +2,9 @@ package writes
 
 import (
 	"errors"
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -10,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/semaphore/broker/kinds"
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
@@ -70,5 +73,41 @@ func TestWhoseIsAnObjectThatIsInTheWay(t *testing.T) {
 				t.Errorf("reads %t, want %t (result %q)", reads, c.reads, step.Result)
 			}
 		})
+	}
+}
+
+// TestEarliestChangeCounts: of the changes that wait for one write the earliest is reported, which has waited longest.
+func TestEarliestChangeCounts(t *testing.T) {
+	m := New(Kind[*corev1.Service]{Name: kinds.Service}, stored{}, nil)
+	for _, at := range []time.Duration{2 * time.Second, time.Second, 3 * time.Second} {
+		m.Changed(paceStart, "echo", Change{"c2", paceStart.Add(at)})
+	}
+	if got := m.Begin(paceStart, "echo").Change.ObservedAt; !got.Equal(paceStart.Add(time.Second)) {
+		t.Errorf("the change of %s is reported", got)
+	}
+}
+
+// TestEachWriteIsCharged to its remote's budget, also one that follows a write that waited.
+func TestEachWriteIsCharged(t *testing.T) {
+	remote := config.Remote{Name: "c2", Limits: config.Limits{KibibytesPerSecond: 1}}
+	m := New(Kind[*corev1.Service]{Name: kinds.Service}, stored{}, NewBudgets([]config.Remote{remote}))
+	large := ours("echo", "1")
+	large.Annotations = map[string]string{"x": strings.Repeat("x", config.ByteBurst<<10)}
+	now, step := paceStart, Step[*corev1.Service]{}
+	for i, waits := range []bool{false, true, false, true} {
+		wait := m.afford(now, "echo", "c2", large, &step)
+		if (wait > 0) != waits {
+			t.Errorf("request %d waits for %s", i, wait)
+		}
+		now = now.Add(wait)
+	}
+}
+
+// TestUndesiredObjectsWaitForTheirRemote: nothing is deleted before it is known that its remote does not export it.
+func TestUndesiredObjectsWaitForTheirRemote(t *testing.T) {
+	for knows, want := range map[bool]Verdict{false: Unknown, true: Absent} {
+		if got := Decide[*corev1.Service](nil, false, "c2", func(string) bool { return knows }).Verdict; got != want {
+			t.Errorf("known: %t, and the verdict is %d, not %d", knows, got, want)
+		}
 	}
 }
