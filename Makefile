@@ -128,6 +128,13 @@ unit-recorded: $(TOOLS)/.built
 	@echo "== unit tests"
 	@CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit.json -- -count 1 $(UNITFLAGS) $(UNITS)
 
+# FAULTS="broker/mesh agent/" plants those whose file begins so.
+FAULTS ?=
+
+.PHONY: mutations
+mutations: ## plant the faults of internal/mutation one by one, to see that a test fails for each: FAULTS=prefix (an hour)
+	go run ./internal/mutation $(FAULTS)
+
 # Modules of their own, so that nothing else needs Helm and Prometheus: the first build takes minutes, a run seconds.
 .PHONY: test-tools
 test-tools: ## the Helm chart beside kustomize, and the alerts on recorded series

@@ -34,7 +34,7 @@ var pure = []string{
 }
 
 // testOnly are packages that tests share. No product imports them.
-var testOnly = []string{"internal/testkit", "internal/bench"}
+var testOnly = []string{"internal/testkit", "internal/bench", "internal/mutation"}
 
 // effects are what a pure package may not import: the kernel, the apiserver, the network, files and processes.
 var effects = []string{
@@ -129,6 +129,7 @@ var shared = map[string]string{
 	"internal/ctl":                "*",
 	// Tests.
 	"internal/bench": "*", "internal/bench/figure": "", "internal/bench/table": "bench/figure",
+	"internal/mutation":     "",
 	"internal/testkit/otlp": "testkit",
 	"internal/testkit":      "", "internal/testkit/browser": "testkit", "internal/testkit/loopback": "",
 	"internal/testkit/metricsdoc": "",

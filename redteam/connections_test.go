@@ -104,8 +104,8 @@ func flood(t *testing.T, address string, config *tls.Config, n int) (stop func()
 	}
 }
 
-// attackFederation: an attacker who has the certificate of one exporter has a share of the connections; another exporter
-// connects beside thousands of attempts.
+// attackFederation: an attacker who has the certificate of one exporter has a share of the connections; another
+// exporter connects beside thousands of attempts.
 func attackFederation(v *victim) {
 	t := v.t
 	v.costs("2,000 connections of c2", 128<<20, func() {
@@ -155,7 +155,7 @@ func attackPeering(v *victim) {
 	}
 }
 
-// idleConnection opens a connection without a stream, which ends after half a minute, and tells how long it was open.
+// idleConnection opens a connection without a stream, which ends after half a minute, and reports how long it was open.
 func idleConnection(v *victim) <-chan time.Duration {
 	t := v.t
 	config := trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()

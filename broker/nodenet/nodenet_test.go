@@ -101,7 +101,7 @@ func noLeaks(t *testing.T, cfg *rest.Config) {
 	})
 }
 
-// TestOwnAddressesOfBothFamilies: a node that has an address of each family among its blocks needs none for its devices.
+// TestOwnAddressesOfBothFamilies: a node that has an address of each family among its blocks needs none for devices.
 func TestOwnAddressesOfBothFamilies(t *testing.T) {
 	n := New(Options{From: config.CalicoBlocks, Changed: func(string) {}, Log: slog.New(slog.DiscardHandler)})
 	n.synced = true

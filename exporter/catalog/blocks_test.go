@@ -226,9 +226,9 @@ func TestABlockBelongsToOneNode(t *testing.T) {
 	}
 }
 
-// TestR12OverlapsDependOnTheState: whatever the order in which affinities and nodes come, change and go, what is exported
-// at last depends on what they are at last, and no two nodes have one address: of blocks at no step on the way, of Nodes
-// that are made again with other CIDRs at last.
+// TestR12OverlapsDependOnTheState: whatever the order in which affinities and nodes come, change and go, what is
+// exported at last depends on what they are at last, and no two nodes have one address: of blocks at no step on the
+// way, and at last of Nodes that are created again with other CIDRs.
 func TestR12OverlapsDependOnTheState(t *testing.T) {
 	for _, from := range []config.AllowedIPs{config.CalicoBlocks, config.AutoAllowedIPs, config.NodePodCIDRs} {
 		t.Run(string(from), func(t *testing.T) {

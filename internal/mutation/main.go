@@ -1,6 +1,7 @@
 // Command mutation plants the faults of mutations.txt one by one and runs the short tests of the package that has the
 // fault: a fault that no test fails for shows what the tests do not assert. It changes no file: the compiler takes the
-// changed one instead (go build -overlay). Arguments are prefixes of file names; without any it plants all.
+// changed one instead (go build -overlay). Arguments are prefixes of file names; without any it plants all. It imports
+// nothing of semaphore.
 package main
 
 import (
@@ -74,7 +75,7 @@ func run(prefixes []string) error {
 		fmt.Printf("%7d %7d  %s\n", planted[folder], planted[folder]-missed[folder], folder)
 	}
 	if n > 0 {
-		return fmt.Errorf("%d faults are not caught: assert what they break, or write anew what cannot be planted", n)
+		return fmt.Errorf("%d faults are not caught: assert what they break, or correct the table", n)
 	}
 	return nil
 }
@@ -107,7 +108,7 @@ func (m mutation) plant(dir string) (by string, err error) {
 		return "", err
 	}
 	if n := bytes.Count(code, []byte(m.old)); n != 1 {
-		return "", fmt.Errorf("the file has %q %d times, and once is needed: write the fault anew", m.old, n)
+		return "", fmt.Errorf("the file has %q %d times, and once is needed: correct the table", m.old, n)
 	}
 	code = bytes.Replace(code, []byte(m.old), []byte(m.new), 1)
 	path, err := filepath.Abs(m.file)
