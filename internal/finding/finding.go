@@ -1,9 +1,9 @@
 // Package finding owns the codes of what the parts and semaphorectl report: refused objects, problems, Events and the
-// findings of check. A code is defined once, with its severity and its meaning; it is the label of a metric, the reason
+// findings of check. A code is defined once, with its severity and its meaning. It is the label of a metric, the reason
 // of an Event, the word in a status, and the anchor in docs/troubleshooting.md, which has cause and fix.
 //
-// Codes go in by Define when the program starts and never change. The package is pure, and imports no other package of
-// semaphore.
+// Define adds codes when the program starts, and they never change. The package is pure, and imports no other package
+// of semaphore.
 package finding
 
 import (
@@ -27,11 +27,11 @@ type Level string
 
 // The levels.
 const (
-	// OK is what was examined and is as it should be.
+	// OK was examined and has no problem.
 	OK Level = "ok"
-	// Warning is what works now and may stop to work, or was not seen to work.
+	// Warning works now and may stop, or was not seen to work.
 	Warning Level = "warning"
-	// Error is what does not work until somebody acts.
+	// Error does not work until somebody acts.
 	Error Level = "error"
 )
 
@@ -60,9 +60,9 @@ const (
 	Checks Area = "checks"
 	// Traffic are the codes of semaphorectl verify.
 	Traffic Area = "traffic"
-	// Installs are the codes of what keeps semaphorectl install and link from writing, beside those of preflight.
+	// Installs are the codes of what prevents that semaphorectl install and link write, beside those of preflight.
 	Installs Area = "installs"
-	// Status are the codes of what a part finds wrong with itself and those that it talks to.
+	// Status are the codes of what is wrong with a part itself, and with those that it is connected to.
 	Status Area = "status"
 )
 
@@ -80,8 +80,8 @@ const (
 type Act struct {
 	// Side is who can fix it.
 	Side Side
-	// Command shows more, or fixes it. CLUSTER stands for the remote, NODE for a node, CONTEXT for the context of the
-	// kubeconfig that leads to the own cluster.
+	// Command shows more, or fixes it. CLUSTER is replaced by the remote, NODE by a node, CONTEXT by the context of the
+	// kubeconfig for the own cluster.
 	Command string
 	// Alert is the alert of deploy/features/alerts that fires for it; AlertOfErrors or AlertOfWarnings unless another is
 	// given.
@@ -90,13 +90,13 @@ type Act struct {
 	Condition string
 }
 
-// Alerts for findings that have none of their own, by their level.
+// Alerts for findings without one of their own, by their level.
 const (
 	AlertOfErrors   = "SemaphoreFindingError"
 	AlertOfWarnings = "SemaphoreFindingWarning"
 )
 
-// acts are what to do about codes of an area that say nothing else.
+// acts are the defaults for the codes of an area.
 var acts = map[Area]Act{
 	Refusals: {Side: Remote, Command: "semaphorectl status --context CLUSTER", Alert: "SemaphoreObjectsRefused",
 		Condition: "Healthy"},
@@ -122,8 +122,8 @@ type Definition struct {
 
 var definitions = map[Code]Definition{}
 
-// Define makes a code; an act is what to do about it, where that is not what the area has. It panics when the program
-// starts if the code exists already.
+// Define makes a code; an act overrides the defaults of the area. It panics when the program starts if the code exists
+// already.
 func Define(area Area, level Level, code Code, meaning string, own ...Act) Code {
 	if _, twice := definitions[code]; twice {
 		panic(fmt.Sprintf("finding: the code %q is defined twice", code))
@@ -143,7 +143,7 @@ func Define(area Area, level Level, code Code, meaning string, own ...Act) Code 
 	return code
 }
 
-// Definition returns what a code means. One that is not defined is an error without an act.
+// Definition returns the meaning of a code. One that is not defined is an error without an act.
 func (c Code) Definition() Definition {
 	if d, ok := definitions[c]; ok {
 		return d
@@ -175,7 +175,7 @@ func All() []Definition {
 	return all
 }
 
-// Reason is the code as the reason of a condition or an Event: CamelCase.
+// Reason returns the code as the reason of a condition or an Event: CamelCase.
 func (c Code) Reason() string {
 	var out strings.Builder
 	for word := range strings.SplitSeq(string(c), "-") {

@@ -13,12 +13,12 @@ import (
 const (
 	// Shown is how many of the objects of a finding are named. The others are counted.
 	Shown = 3
-	// maxEvidence bounds what is said of one object, bytes.
+	// maxEvidence bounds the text about one object in bytes.
 	maxEvidence = 400
 	// maxFindings bounds the findings of a part: above, those of one code become one.
 	maxFindings = 256
-	// maxLine bounds a line of a status, and maxLines all of them, bytes. semaphorectl accepts 4 MiB, of which a broker's
-	// nodes have 1 MiB for their problems.
+	// maxLine bounds a line of a status, and maxLines all of them, in bytes. semaphorectl accepts 4 MiB, of which a
+	// broker's nodes have 1 MiB for their problems.
 	maxLine  = 500
 	maxLines = 5 << 19
 )
@@ -26,21 +26,21 @@ const (
 // Finding is something that is wrong: a code, and the evidence.
 type Finding struct {
 	Code Code
-	// Cluster is the remote that it is about; empty for none, or several.
+	// Cluster is the affected remote; empty for none, or several.
 	Cluster string
-	// Node is the first node that it is about, for the command; empty for none.
+	// Node is the first affected node, for the command; empty for none.
 	Node string
-	// Count is how many objects it is about.
+	// Count is the number of affected objects.
 	Count uint64
 	// First are the first of them, Shown at most, each one line that can be printed.
 	First []string
 	// Since is when it began; zero if that is unknown.
 	Since time.Time
-	// Lines are what a status says of it in full; none for what the status has in another field, such as a node's.
+	// Lines are all lines for a status; none for what the status has in another field, such as a node's.
 	Lines []string
 }
 
-// New is a finding about count objects, of which first are some. Fewer than one counts as one. It has no Lines.
+// New returns a finding about count objects, of which first are some. Fewer than one counts as one. It has no Lines.
 func New(code Code, cluster string, count int, first ...string) Finding {
 	f := Finding{Code: code, Cluster: Clean(cluster), Count: uint64(max(1, count))}
 	for _, line := range first[:min(len(first), Shown)] {
@@ -49,7 +49,7 @@ func New(code Code, cluster string, count int, first ...string) Finding {
 	return f
 }
 
-// Lines is a finding with a line for each object that it is about; none without lines.
+// Lines returns a finding with a line for each affected object; none without lines.
 func Lines(code Code, cluster string, lines []string) []Finding {
 	if len(lines) == 0 {
 		return nil
@@ -57,7 +57,7 @@ func Lines(code Code, cluster string, lines []string) []Finding {
 	return []Finding{New(code, cluster, len(lines), lines...).Full(lines...)}
 }
 
-// Line is a finding of one line; none for an empty one.
+// Line returns a finding of one line; none for an empty one.
 func Line(code Code, cluster, line string) []Finding {
 	if line == "" {
 		return nil
@@ -73,32 +73,32 @@ func Detail(code Code, cluster string, lines []string) []Finding {
 	return []Finding{{Code: code, Cluster: Clean(cluster), Lines: lines}}
 }
 
-// Full is the finding with what a status says of it in full.
+// Full sets all lines for a status.
 func (f Finding) Full(lines ...string) Finding {
 	f.Lines = lines
 	return f
 }
 
-// At is the finding with the time when it began.
+// At sets the time when the finding began.
 func (f Finding) At(since time.Time) Finding {
 	f.Since = since
 	return f
 }
 
-// On is the finding with the first node that it is about.
+// On sets the first affected node.
 func (f Finding) On(node string) Finding {
 	f.Node = Clean(node)
 	return f
 }
 
-// Clean is a text of any origin as a line that can be printed: what commands a terminal, or turns the direction of text
-// (Unicode's categories other than L, M, N, P, S and the space), is a space, and what is too long is cut.
+// Clean makes a printable line of a text of any origin. Characters that control a terminal, or change the direction of
+// text (Unicode's categories other than L, M, N, P, S and the space), become spaces, and a long text is cut.
 func Clean(text string) string { return CleanTo(text, maxEvidence+len(cutMark)) }
 
 // cutMark ends a text that was cut.
 const cutMark = "…"
 
-// CleanTo is Clean for a text that has another bound: most bytes, with the mark of a cut.
+// CleanTo is Clean with another bound: most bytes, with the mark of a cut.
 func CleanTo(text string, most int) string {
 	var out strings.Builder
 	room := 0 // how much is kept if the mark has to follow
@@ -117,7 +117,7 @@ func CleanTo(text string, most int) string {
 	return strings.TrimSpace(out.String())
 }
 
-// Texts are the Lines of findings, in their order, as many as a status has room for.
+// Texts returns the Lines of findings in their order, as many as fit into a status.
 func Texts(all []Finding) (lines []string) {
 	size, left := 0, 0
 	for _, f := range all {
@@ -136,7 +136,7 @@ func Texts(all []Finding) (lines []string) {
 	return lines
 }
 
-// Cut shortens a line to the length that a status shows.
+// Cut shortens a line to the maximal length of a status.
 func Cut(line string) string {
 	if len(line) <= maxLine {
 		return line
@@ -148,8 +148,8 @@ func Cut(line string) string {
 	return line[:end] + "…"
 }
 
-// Merge makes one finding of those of one code and cluster, in the order errors, code, cluster, without their Lines.
-// Those that are still too many become one for a code.
+// Merge makes one finding of those of one code and cluster, in the order errors, code, cluster, without their Lines. If
+// there are still too many, those of one code become one.
 func Merge(all []Finding) []Finding {
 	merged := mergeBy(all, func(f Finding) string { return f.Cluster })
 	if len(merged) > maxFindings {

@@ -2,7 +2,7 @@ package finding
 
 import "errors"
 
-// unready is why a part is not ready, with the findings that it is not ready because of.
+// unready is why a part is not ready, with the findings that are the cause.
 type unready struct {
 	error
 	causes []Finding
@@ -11,7 +11,7 @@ type unready struct {
 // Unwrap makes the error work with errors.Is.
 func (u *unready) Unwrap() error { return u.error }
 
-// Because adds to an error, which says why a part is not ready, those of the part's findings that are the cause.
+// Because adds to an error why a part is not ready those of its findings that are the cause.
 func Because(err error, causes ...Finding) error {
 	if err == nil || len(causes) == 0 {
 		return err
@@ -19,7 +19,7 @@ func Because(err error, causes ...Finding) error {
 	return &unready{err, causes}
 }
 
-// Blocks are the findings that make a part not ready: NotReady, which has the error's text, and its causes. They are
+// Blocks returns the findings that make a part not ready: NotReady, with the error's text, and its causes. They are
 // merged, and none without an error.
 func Blocks(err error) []Finding {
 	if err == nil {

@@ -1,6 +1,6 @@
 package finding
 
-// What each part finds wrong with itself.
+// What is wrong with a part itself.
 var (
 	NotReady = Define(Status, Error, "not-ready", "the part does not do its work yet",
 		Act{Command: "kubectl -n semaphore get pods", Alert: "SemaphoreNoLeader"})

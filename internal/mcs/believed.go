@@ -9,15 +9,15 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// maxRead bounds the events that one question about the definitions is for.
+// maxRead bounds the events for which one request for the definitions is made.
 const maxRead = 1024
 
-// lookInterval is the time between two questions about the definitions while a watch is open: one of them may go
-// without an event of the watch, as its objects are others, or as there are none.
+// lookInterval is the time between two requests for the definitions while a watch is open: a definition may be deleted
+// without an event of the watch, if its objects are others, or if there are none.
 const lookInterval = 5 * time.Second
 
-// believed passes events on until the API is not served any more: until one deletes an object then, or a look finds
-// it. It ends with an error after which a reflector lists. It asks once for all deletions that came before it asks.
+// believed passes events on while the API is served. Before it passes a deletion on, it asks for the definitions, once
+// for all deletions so far. If they are gone, it ends with an error after which a reflector lists.
 type believed struct {
 	source watch.Interface
 	served func(context.Context) error
@@ -38,7 +38,7 @@ func newBelieved(ctx context.Context, source watch.Interface, served func(contex
 	return b
 }
 
-// receive reads events while others are asked about.
+// receive reads events while a request for the definitions is in flight.
 func (b *believed) receive(ctx context.Context) {
 	defer close(b.read)
 	defer b.source.Stop()
@@ -59,7 +59,7 @@ func (b *believed) receive(ctx context.Context) {
 	}
 }
 
-// look asks for the definitions at times, until they are gone. An apiserver that does not answer says nothing of them.
+// look asks for the definitions at intervals, until they are gone. An apiserver that does not answer proves nothing.
 func (b *believed) look(ctx context.Context) {
 	ticker := time.NewTicker(lookInterval)
 	defer ticker.Stop()
@@ -95,7 +95,7 @@ func (b *believed) pass(ctx context.Context) {
 	}
 }
 
-// passAll passes an event on, and those that are there already. It returns whether there may be more.
+// passAll passes an event on, and those that are queued. It reports whether there may be more.
 func (b *believed) passAll(ctx context.Context, first watch.Event) bool {
 	events := []watch.Event{first}
 	for range len(b.read) {

@@ -1,16 +1,15 @@
 // Package mcs owns how a cluster serves the Multi-Cluster Services API (KEP-1645, group multicluster.x-k8s.io): in
-// which version, and whether what a watch returns is to be believed. It reads and writes ServiceExports and
-// ServiceImports.
+// which version, and whether an event of a watch can be trusted. It reads and writes ServiceExports and ServiceImports.
 //
-// While the API's definitions are absent, or are being deleted, nothing is known of its objects: lists and watches
-// fail, and say what is missing. An apiserver that removes a definition deletes the objects before it; a watch ends at
+// While the API's definitions are absent, or are being deleted, its objects are unknown: lists and watches fail, and
+// the error names what is missing. An apiserver that removes a definition deletes the objects first; a watch ends at
 // such a deletion without passing it on, so that no reader mistakes the end of the API for the end of an export.
 //
-// Lists and watches ask for the definitions themselves. Reads and writes of single objects go by an answer that is not
-// older than trusted, so that they cost no further requests; when one of them finds its object or its resource absent,
-// the definitions are asked for again before anybody hears of it.
+// Lists and watches ask for the definitions themselves. Reads and writes of single objects use an answer that is not
+// older than trusted, so that they cost no further requests; if one of them finds its object or its resource absent,
+// the definitions are requested again before the caller gets the error.
 //
-// What exports and imports mean is for the parts. It may import internal/kube.
+// The parts decide what exports and imports mean. It may import internal/kube.
 package mcs
 
 import (
@@ -42,11 +41,11 @@ var versions = []string{"v1beta1", "v1alpha1"}
 // names are those of the CustomResourceDefinitions: the API is served when both are.
 var names = []string{mcsv1beta1.ServiceExportFullName, mcsv1beta1.ServiceImportFullName}
 
-// ErrNotServed says that the cluster does not serve the API, or will not for long.
+// ErrNotServed means that the cluster does not serve the API, or is about to stop.
 var ErrNotServed = errors.New("the Multi-Cluster Services API is not served")
 
-// notServed is an ErrNotServed that says what is missing. Its status is 503, after which readers ask again each second
-// (kube.RetryWhileAway): the definitions may come at any time.
+// notServed is an ErrNotServed that names what is missing. Its status is 503, after which readers retry each second
+// (kube.RetryWhileAway): the definitions may be applied at any time.
 type notServed struct{ missing string }
 
 func missing(format string, args ...any) error { return &notServed{fmt.Sprintf(format, args...)} }
@@ -69,7 +68,7 @@ const timeout = 30 * time.Second
 // Client reads and writes objects of the API in the version that a cluster serves.
 type Client struct {
 	cfg *rest.Config
-	// fieldManager is the name of our writes in managedFields; empty for that of the user agent.
+	// fieldManager is the field manager of writes; empty for that of the user agent.
 	fieldManager string
 	unversioned  *rest.RESTClient
 
@@ -78,7 +77,7 @@ type Client struct {
 	clients map[string]*rest.RESTClient // by version
 }
 
-// New makes a client; nothing is asked yet.
+// New makes a client without a request.
 func New(cfg *rest.Config, fieldManager string) (*Client, error) {
 	client, err := restClient(cfg, schema.GroupVersion{})
 	if err != nil {
@@ -88,7 +87,7 @@ func New(cfg *rest.Config, fieldManager string) (*Client, error) {
 		clients: map[string]*rest.RESTClient{}}, nil
 }
 
-// restClient makes a client that decodes the types of the API, as every version of them has the fields of v1beta1.
+// restClient makes a client that decodes the types of the API, because every version of them has the fields of v1beta1.
 func restClient(cfg *rest.Config, gv schema.GroupVersion) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // the type of errors
@@ -108,7 +107,7 @@ func restClient(cfg *rest.Config, gv schema.GroupVersion) (*rest.RESTClient, err
 	return client, nil
 }
 
-// definition is what matters here of a CustomResourceDefinition.
+// definition has the relevant fields of a CustomResourceDefinition.
 type definition struct {
 	Metadata struct {
 		DeletionTimestamp *metav1.Time `json:"deletionTimestamp"`
@@ -127,7 +126,7 @@ type definition struct {
 	} `json:"status"`
 }
 
-// served returns the versions that a definition has the cluster serve, or why there are none.
+// served returns the versions that a definition serves, or why there are none.
 func (d *definition) served(name string) ([]string, error) {
 	if d.Metadata.DeletionTimestamp != nil {
 		return nil, missing("CustomResourceDefinition %s is being deleted: apply it again", name)
@@ -148,8 +147,8 @@ func (d *definition) served(name string) ([]string, error) {
 	return served, nil
 }
 
-// Version returns the version in which the cluster serves both ServiceExports and ServiceImports. The error is an
-// ErrNotServed that names the definition to apply where it serves none.
+// Version returns the version in which the cluster serves both ServiceExports and ServiceImports. If there is none, the
+// error is an ErrNotServed that names the definition to apply.
 func (c *Client) Version(ctx context.Context) (string, error) {
 	common := versions
 	for _, name := range names {
@@ -172,7 +171,7 @@ func (c *Client) Version(ctx context.Context) (string, error) {
 	return common[0], nil
 }
 
-// servedBy returns the versions that the definition of a resource has the cluster serve.
+// servedBy returns the versions that the definition of a resource serves.
 func (c *Client) servedBy(ctx context.Context, name string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -233,7 +232,7 @@ func (c *Client) do(ctx context.Context, request func(client *rest.RESTClient, v
 		case !apierrors.IsNotFound(err) && !apierrors.IsMethodNotSupported(err):
 			return err
 		}
-		// The object is absent, or its resource is.
+		// Either the object is absent, or its resource.
 		now, asked := c.served.ask(ctx, c.Version)
 		if asked != nil {
 			return asked
@@ -248,7 +247,7 @@ func (c *Client) do(ctx context.Context, request func(client *rest.RESTClient, v
 	}
 }
 
-// unserved reports whether a refusal is of the resource, and not of the object.
+// unserved reports whether a refusal concerns the resource, and not the object.
 func unserved(err error) bool {
 	if apierrors.IsMethodNotSupported(err) {
 		return true
@@ -271,7 +270,7 @@ type Resource[T Object] struct {
 	list         func() runtime.Object
 }
 
-// Exports are the ServiceExports.
+// Exports returns the ServiceExports.
 func (c *Client) Exports() Resource[*mcsv1beta1.ServiceExport] {
 	return Resource[*mcsv1beta1.ServiceExport]{
 		client: c, plural: mcsv1beta1.ServiceExportPluralName, kind: mcsv1beta1.ServiceExportKindName,
@@ -280,7 +279,7 @@ func (c *Client) Exports() Resource[*mcsv1beta1.ServiceExport] {
 	}
 }
 
-// Imports are the ServiceImports.
+// Imports returns the ServiceImports.
 func (c *Client) Imports() Resource[*mcsv1beta1.ServiceImport] {
 	return Resource[*mcsv1beta1.ServiceImport]{
 		client: c, plural: mcsv1beta1.ServiceImportPluralName, kind: mcsv1beta1.ServiceImportKindName,
@@ -297,7 +296,7 @@ func (r Resource[T]) Get(ctx context.Context, namespace, name string) (T, error)
 	})
 }
 
-// Create makes an object, without its status.
+// Create creates an object, without its status.
 func (r Resource[T]) Create(ctx context.Context, object T) (T, error) {
 	return r.write(ctx, object, func(client *rest.RESTClient) *rest.Request {
 		return client.Post().Namespace(object.GetNamespace()).Resource(r.plural)
@@ -381,5 +380,5 @@ func (r Resource[T]) ListWatch(selector string) *cache.ListWatch {
 	}
 }
 
-// Example is an empty object of the type, for informers.
+// Example returns an empty object of the type, for informers.
 func (r Resource[T]) Example() T { return r.empty() }

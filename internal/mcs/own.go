@@ -32,7 +32,7 @@ func (c *Client) WithOwnConditions(ctx context.Context) (all []mcsv1beta1.Servic
 	return all, nil
 }
 
-// RemoveOwnConditions removes the exporter's conditions of a ServiceExport; those of others stay.
+// RemoveOwnConditions removes the exporter's conditions of a ServiceExport, and keeps those of others.
 func (c *Client) RemoveOwnConditions(ctx context.Context, e *mcsv1beta1.ServiceExport) error {
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		next := e.DeepCopy()
@@ -50,7 +50,7 @@ func (c *Client) RemoveOwnConditions(ctx context.Context, e *mcsv1beta1.ServiceE
 	})
 }
 
-// foreignConditions are those that the exporter does not have: the last to write a condition's reason has it.
+// foreignConditions returns those that the exporter does not own: the last writer of a condition's reason owns it.
 func foreignConditions(e *mcsv1beta1.ServiceExport) []metav1.Condition {
 	own := map[string]bool{}
 	for _, m := range e.ManagedFields {

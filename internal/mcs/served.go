@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// trusted is how long an answer about the definitions holds for reads and writes of single objects. A request that
-	// comes too late is refused: a definition that is being deleted takes no new objects.
+	// trusted is how long an answer about the definitions counts for reads and writes of single objects. A later
+	// request is refused by the apiserver: a definition that is being deleted accepts no new objects.
 	trusted = 10 * time.Second
-	// untrusted is how long the answer holds that the API is not served, as long as readers wait before they ask again.
+	// untrusted is how long the answer counts that the API is not served: as long as readers wait before they retry.
 	untrusted = time.Second
 )
 
-// served remembers in which version the cluster serves the API.
+// served remembers the version in which the cluster serves the API.
 type served struct {
 	now func() time.Time
 
@@ -25,7 +25,7 @@ type served struct {
 	version string
 	err     error // an ErrNotServed
 	until   time.Time
-	// questions counts the questions that were begun.
+	// questions counts the requests that were begun.
 	questions uint64
 	answered  uint64
 }
@@ -51,7 +51,7 @@ func (s *served) ask(ctx context.Context, ask func(context.Context) (string, err
 	return version, err
 }
 
-// recent is the remembered answer, or a new one where that is too old.
+// recent returns the remembered answer, or a new one if that is too old.
 func (s *served) recent(ctx context.Context, ask func(context.Context) (string, error)) (string, error) {
 	if known, version, err := s.remembered(); known {
 		return version, err
@@ -70,7 +70,7 @@ func (s *served) remembered() (known bool, version string, err error) {
 	return s.now().Before(s.until), s.version, s.err
 }
 
-// forget has the next request ask, if the answer is still this version.
+// forget makes the next request ask again, if the answer is still this version.
 func (s *served) forget(version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,8 +1,7 @@
-// Package mesh joins what the parts of several clusters say of themselves to one picture: clusters, the links between
-// them, and what is wrong. It judges nothing that a part judges: it counts, compares versions, and says what it could
-// not ask.
+// Package mesh joins the statuses of the parts of several clusters: clusters, the links between them, and what is
+// wrong. It judges nothing that a part judges: it counts, compares versions, and names what it could not ask.
 //
-// It is pure. Of ours it imports internal/diagnose/verdict, internal/finding and the messages.
+// It is pure. It may import internal/diagnose/verdict, internal/finding and the messages.
 package mesh
 
 import (
@@ -19,26 +18,26 @@ import (
 
 // Facts are what is known of one cluster.
 type Facts struct {
-	// Context is that of the kubeconfig.
+	// Context is the context of the kubeconfig.
 	Context string
 	// Parts are the statuses of those that answered.
 	Parts []*semaphorev1.GetStatusResponse
-	// Unreached says which parts did not answer, and why, by part ("broker", "exporter", or "" for the apiserver).
+	// Unreached is why parts did not answer, by part ("broker", "exporter", or "" for the apiserver).
 	Unreached map[string]string
-	// Remotes are the RemoteClusters in the apiserver, which are read where the broker does not answer.
+	// Remotes are the RemoteClusters in the apiserver, which are read if the broker does not answer.
 	Remotes []Remote
-	// Notes are what the apiserver says of parts that did not answer, such as the state of their pods.
+	// Notes are what the apiserver has about parts that did not answer, such as the state of their pods.
 	Notes []string
 }
 
-// Remote is what the apiserver's RemoteCluster says.
+// Remote is a RemoteCluster in the apiserver.
 type Remote struct {
 	Name      string
 	Connected bool
 	LastHeard time.Time
 }
 
-// Mesh is the picture. Its JSON is stable: fields are added, and keep their meaning.
+// Mesh is the joined state. Its JSON is stable: fields are added, and keep their meaning.
 type Mesh struct {
 	Verdict  string    `json:"verdict"`
 	Well     bool      `json:"well"`
@@ -49,7 +48,7 @@ type Mesh struct {
 	Notes    []string  `json:"notes,omitempty"`
 }
 
-// Cluster is one that was asked, or that another one knows.
+// Cluster is a cluster that was asked, or that another one knows.
 type Cluster struct {
 	Name    string `json:"name"`
 	Context string `json:"context,omitempty"`
@@ -57,11 +56,11 @@ type Cluster struct {
 	// Nodes of the cluster and those with an agent, as its broker knows them.
 	Nodes  int `json:"nodes"`
 	Agents int `json:"agents"`
-	// Asked is false for one that only others know.
+	// Asked is false for a cluster that only others know.
 	Asked bool `json:"asked"`
 }
 
-// Part is one that answered, or did not.
+// Part is a part that answered, or did not.
 type Part struct {
 	Part    string `json:"part"`
 	Node    string `json:"node,omitempty"`
@@ -72,7 +71,7 @@ type Part struct {
 	State string `json:"state"`
 }
 
-// Link is what one cluster takes of another.
+// Link is what one cluster imports from another.
 type Link struct {
 	At    string `json:"at"`
 	From  string `json:"from"`
@@ -97,7 +96,7 @@ type Link struct {
 	ReceivedPerSecond uint64 `json:"receivedPerSecond,omitempty"`
 }
 
-// Pair is two nodes that do not talk.
+// Pair is two nodes without a session.
 type Pair struct {
 	At     string `json:"at"`
 	Node   string `json:"node"`
@@ -106,7 +105,7 @@ type Pair struct {
 	Reason string `json:"reason"`
 }
 
-// Finding is one of a part.
+// Finding is a finding of a part.
 type Finding struct {
 	At      string     `json:"at"`
 	Part    string     `json:"part"`
@@ -123,7 +122,7 @@ type Finding struct {
 	text string
 }
 
-// Join makes one picture of what is known of clusters.
+// Join joins what is known of clusters.
 func Join(all []Facts) *Mesh {
 	m := &Mesh{}
 	contexts := map[string]string{}
@@ -153,7 +152,7 @@ func Join(all []Facts) *Mesh {
 	return m
 }
 
-// rankOf puts what is wrong between clusters before what is wrong in one.
+// rankOf sorts what is wrong between clusters before what is wrong in one.
 func rankOf(code string) int {
 	order := []finding.Code{finding.Unreached, finding.ClusterGone, finding.Stale, finding.NeverHeard, finding.KindStale,
 		finding.SilentPairs, finding.NoLeader, finding.NotReady}
@@ -234,7 +233,7 @@ func (m *Mesh) cluster(f Facts, contexts map[string]string) {
 	m.Clusters = append(m.Clusters, c)
 }
 
-// agent adds what an agent knows of links, where its broker did not answer before.
+// agent adds what an agent knows about links, if its broker did not answer.
 func (m *Mesh) agent(at string, s *semaphorev1.GetStatusResponse) {
 	for _, d := range s.GetDevices() {
 		i := slices.IndexFunc(m.Links, func(l Link) bool { return l.At == at && l.From == d.GetCluster() })

@@ -8,11 +8,11 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Facts are what is known of two pods and all that is between them. A nil pointer is what is not known; NotRead says
-// why. Facts about a name are nil where a pod or an address was asked for.
+// Facts are what is known of two pods and everything between them. A nil pointer is unknown; NotRead has the reason.
+// Facts about a name are nil if the question was about a pod or an address.
 type Facts struct {
 	Now time.Time
-	// Source and Target are the two pods. Where a Service is asked for, Target is a pod behind it.
+	// Source and Target are the two pods. If the question was about a Service, Target is one of its pods.
 	Source, Target Pod
 	Name           *Name
 	DNS            *DNS
@@ -27,9 +27,9 @@ type Facts struct {
 	Pools, TargetPools *Pools
 	// Sets are the sets in the target's cluster that hold the source.
 	Sets *Sets
-	// Egress is what the policies of the source's cluster make of a packet, and Ingress those of the target's.
+	// Egress is the verdict of the policies of the source's cluster on a packet, and Ingress that of the target's.
 	Egress, Ingress *explain.Result
-	// NotRead is why facts are not known, by the link that they are for.
+	// NotRead is why facts are unknown, by the link for which they are needed.
 	NotRead map[finding.Code][]string
 }
 
@@ -61,21 +61,21 @@ func (p Pod) String() string {
 
 // Name is a name of a Service and what it means.
 type Name struct {
-	// Text is as it was asked for; Remote, Namespace and Service are what it means, Remote "global" for a global service
-	// and "clusterset.local" for an imported one.
+	// Text is the name of the question; Remote, Namespace and Service are its parts, Remote "global" for a global
+	// service and "clusterset.local" for an imported one.
 	Text, Remote, Namespace, Service string
-	// Known says that the broker of the source's cluster has a remote of that name.
+	// Known means that the broker of the source's cluster has a remote of that name.
 	Known bool
 	// Source is the Service in its own cluster; nil for unknown.
 	Source *Exported
-	// Import is how the source's cluster imports it; nil but for a name in clusterset.local, and for unknown.
+	// Import is the ServiceImport in the source's cluster; nil except for a name in clusterset.local, and for unknown.
 	Import *Import
 }
 
 // Import is a ServiceImport.
 type Import struct {
 	Exists bool
-	// NoNamespace says that its namespace does not exist, without which there is none.
+	// NoNamespace means that its namespace does not exist, without which there is no import.
 	NoNamespace bool
 	// Clusters export it. NotReady is why it is not ready; empty if it is.
 	Clusters []string
@@ -87,43 +87,43 @@ type Import struct {
 // Export is a ServiceExport.
 type Export struct {
 	Cluster string
-	// Problems are the conditions that are not as they should be.
+	// Problems are the conditions with the wrong status.
 	Problems []string
 }
 
 // Exported is a Service in its own cluster.
 type Exported struct {
 	Exists bool
-	// Selected says that its labels offer it to other clusters; Refused is why it is not exported all the same.
+	// Selected means that its labels offer it to other clusters; Refused is why it is not exported anyway.
 	Selected bool
 	Refused  string
-	// Ready is how many of its endpoints are ready there; below zero for unknown.
+	// Ready is how many of its endpoints are ready there; negative for unknown.
 	Ready int
 }
 
-// DNS is how the source's cluster answers names.
+// DNS is the configuration of DNS in the source's cluster.
 type DNS struct {
-	// Where the server blocks are: a ConfigMap.
+	// Where is the ConfigMap with the server blocks.
 	Where string
-	// Zone is the domain that has to be served. Missing says that no server block serves it, Differs is a line that it
-	// lacks; Unreadable is why that is not known.
+	// Zone is the domain to serve. Missing means that no server block serves it, Differs is a line that the block
+	// lacks; Unreadable is why that is unknown.
 	Zone, Differs, Unreadable string
 	Missing                   bool
-	// Ready and Servers count the endpoints of the cluster's DNS Service; Servers is below zero for unknown.
+	// Ready and Servers count the endpoints of the cluster's DNS Service; Servers is negative for unknown.
 	Ready, Servers int
 }
 
-// Mirror is the Service that stands for the remote one.
+// Mirror is the Service that represents the remote one.
 type Mirror struct {
 	Namespace, Name string
 	Exists, Owned   bool
 	Created         time.Time
 	ClusterIP       string
 	Headless        bool
-	// Ports are such as "8080/TCP". Port is the one that was asked for; empty for none.
+	// Ports are texts such as "8080/TCP". Port is that of the question; empty for none.
 	Ports []string
 	Port  string
-	// Problem is what the broker says of it.
+	// Problem is what the broker reports about it.
 	Problem string
 }
 
@@ -134,13 +134,13 @@ type Slices struct {
 	// that ends the first.
 	Drains  []string
 	Undrain string
-	// Gone are remotes that the broker takes for gone.
+	// Gone are remotes that the broker considers gone.
 	Gone []string
-	// Connected is whether the remote's exporter is; LastHeard is the age of what is held of its endpoints, zero for
+	// Connected means that the remote's exporter is connected; LastHeard is the age of its endpoints here, zero for
 	// never.
 	Connected bool
 	LastHeard time.Time
-	// Chosen is the endpoint of which the rest of the chain is.
+	// Chosen is the endpoint for which the rest of the chain is judged.
 	Chosen netip.Addr
 }
 
@@ -151,13 +151,13 @@ type Proxy struct {
 	Problem           string
 }
 
-// Way is what a node does with packets to an address of a remote, as its agent reads it of the kernel.
+// Way is what a node does with packets to an address of a remote, as its agent reads it from the kernel.
 type Way struct {
 	Node string
 	// Remote is the cluster to which the address belongs, as the agent knows; empty for none.
 	Remote string
-	// Link is where the route leads; RouteError why it leads nowhere. Ruled says that the rule to the agent's table
-	// exists.
+	// Link is the interface of the route; RouteError is why there is no route. Ruled means that the rule to the agent's
+	// table exists.
 	Link, RouteError string
 	Ruled            bool
 	Interface        string
@@ -191,22 +191,22 @@ type Node struct {
 	Ready  bool
 	Reason string
 	Since  time.Time
-	// Agent says that the node's agent answers; AgentProblem why not.
+	// Agent means that the node's agent answers; AgentProblem is why it does not.
 	Agent        bool
 	AgentProblem string
 }
 
 // Pools are Calico's IPPools of one cluster, as far as they decide about a packet.
 type Pools struct {
-	// NATOutgoing says that the own pod is of a pool whose packets to addresses outside of all pools get the node's IP as
+	// NATOutgoing means that the own pod is in a pool whose packets to addresses outside all pools get the node's IP as
 	// their source.
 	NATOutgoing bool
-	// Covering is the pool that has the other pod's IP; empty for none. Enabled says that it also assigns IPs here.
+	// Covering is the pool that has the other pod's IP; empty for none. Enabled means that it also assigns IPs here.
 	Covering string
 	Enabled  bool
 }
 
-// Sets are the sets of the target's cluster that hold the source.
+// Sets are the sets in the target's cluster that contain the source.
 type Sets struct {
 	// Names are such as "c1/shop/client". LastHeard is the age of the newest, zero for unknown.
 	Names     []string

@@ -1,8 +1,9 @@
-// Package path says whether one pod reaches another in another cluster, and at which link of the path not.
+// Package path decides whether a pod reaches another in another cluster, and if not, at which link of the path it
+// fails.
 //
-// It is pure: facts from the apiservers, brokers and agents of both clusters in, a chain of links with a verdict and
-// evidence each out. A link that fails only because another one does is not broken but follows from that one, so that
-// the first broken link is the cause. What is not known is named and never guessed.
+// It is pure. In: facts from the apiservers, brokers and agents of both clusters. Out: a chain of links with a verdict
+// and evidence each. A link that fails only because another one fails is not broken but follows from that one, so that
+// the first broken link is the cause. What is unknown is named and never guessed.
 //
 // It may import diagnose/explain, which judges policies, and finding.
 package path
@@ -42,7 +43,7 @@ type Link struct {
 	Evidence []string `json:"evidence,omitempty"`
 	// Fault is the evidence that the link is broken; empty for one that is not.
 	Fault string `json:"fault,omitempty"`
-	// Fix is what to do about a broken link, and who has to.
+	// Fix is what to do about a broken link, and in which cluster.
 	Fix string `json:"fix,omitempty"`
 }
 
@@ -51,11 +52,11 @@ type Chain struct {
 	From  string `json:"from"`
 	To    string `json:"to"`
 	Links []Link `json:"links"`
-	// NotRead is what could not be looked at, a sentence each.
+	// NotRead is what could not be read, a sentence each.
 	NotRead []string `json:"not_read,omitempty"`
 }
 
-// Broken is the first broken link; nil for none.
+// Broken returns the first broken link; nil for none.
 func (c *Chain) Broken() *Link {
 	i := slices.IndexFunc(c.Links, func(l Link) bool { return l.Verdict == Broken })
 	if i < 0 {
@@ -119,7 +120,7 @@ func (j *judge) ago(t time.Time) string {
 // lasting is for how long something has been so.
 func (j *judge) lasting(since time.Time) string { return strings.TrimSuffix(j.ago(since), " ago") }
 
-// found returns a link with what was found out, in the order in which it was.
+// found returns a link with its evidence, in the order in which it was found.
 func found(code finding.Code, title, where string) Link {
 	return Link{Code: code, Title: title, Where: where, Verdict: OK}
 }
@@ -150,12 +151,12 @@ func (l Link) none(format string, args ...any) Link {
 	return l.add(format, args...)
 }
 
-// is returns whether an earlier link is broken.
+// is reports whether an earlier link is broken.
 func (j *judge) is(code finding.Code) bool {
 	return slices.ContainsFunc(j.chain.Links, func(l Link) bool { return l.Code == code && l.Verdict == Broken })
 }
 
-// noTarget says that there is no address to judge the rest of the chain by.
+// noTarget reports that there is no address by which to judge the rest of the chain.
 func (j *judge) noTarget() bool { return !j.Target.IP.IsValid() }
 
 const notExamined = "not examined"
@@ -338,12 +339,12 @@ func (j *judge) slices() Link {
 	return l.add("%s is not connected; its endpoints are of %s", j.Name.Remote, j.ago(s.LastHeard))
 }
 
-// globalName stands for all clusters in names of global services, and clusterSetName in those of imported ones.
+// globalName is the cluster of global services in names, and clusterSetName that of imported ones.
 const globalName, clusterSetName = "global", "clusterset.local"
 
 func several(remote string) bool { return remote == globalName || remote == clusterSetName }
 
-// prints is how one gets the server block of a name.
+// prints returns the command that prints the server block of a name.
 func prints(remote string) string {
 	if remote == clusterSetName {
 		return "semaphorectl coredns prints the block of " + clusterSetName
@@ -378,7 +379,7 @@ func at(p Pod) string {
 	return p.Cluster + "/" + p.Node
 }
 
-// way is a link that an agent's answer decides; false where that is not known.
+// way returns a link that an agent's answer decides; false if the answer is unknown.
 func (j *judge) way(code finding.Code, title string) (Link, bool) {
 	l := found(code, title, at(j.Source))
 	switch {
@@ -396,7 +397,7 @@ func (j *judge) sameCluster() bool {
 	return j.Source.Cluster != "" && j.Source.Cluster == j.Target.Cluster
 }
 
-// deviceFault says what is wrong with the device of a way; empty for nothing.
+// deviceFault returns what is wrong with the device of a way; empty for nothing.
 func deviceFault(w *Way) string {
 	switch {
 	case w.Remote == "":
@@ -411,7 +412,7 @@ func deviceFault(w *Way) string {
 	return ""
 }
 
-// routeFault says what is wrong with the route of a way.
+// routeFault returns what is wrong with the route of a way.
 func routeFault(w *Way, to Pod) string {
 	switch {
 	case w.Remote == "":
@@ -428,7 +429,7 @@ func routeFault(w *Way, to Pod) string {
 	return ""
 }
 
-// peerFault says what is wrong with the peer of a way, and who has to fix it.
+// peerFault returns what is wrong with the peer of a way, and how to fix it.
 func peerFault(w *Way, to Pod) (fault, fix string) {
 	switch {
 	case w.Present == nil && w.Wanted == nil:
@@ -498,7 +499,7 @@ func (j *judge) peer() Link {
 	return l.add("node %s, endpoint %s, has %s", w.Present.Node, w.Present.Endpoint, w.Present.AllowedIP)
 }
 
-// backFault is why the target's node does not send answers back, apart from the session; empty for nothing known.
+// backFault returns why the target's node does not send answers back, apart from the session; empty for nothing known.
 func (j *judge) backFault() (fault, fix string) {
 	n := j.TargetNode
 	if n != nil && !n.Ready {

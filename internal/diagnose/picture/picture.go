@@ -1,8 +1,8 @@
-// Package picture draws the mesh: clusters, what each takes of each other, the tunnels between them, and findings, as
-// SVG, DOT and Mermaid. It draws what internal/diagnose/mesh says and judges nothing: a colour is a finding's level.
+// Package picture draws the mesh: clusters, what each imports from each other, the tunnels between them, and findings,
+// as SVG, DOT and Mermaid. It draws a Mesh of internal/diagnose/mesh and judges nothing: a colour is a finding's level.
 //
-// Each output has a bounded size, however many clusters and findings there are, and no name of another cluster can
-// leave its place in it. It is pure. Of ours it imports internal/diagnose/mesh, internal/finding and the messages.
+// Each output has a bounded size, however many clusters and findings there are, and no name from another cluster can
+// break out of its label. It is pure. It may import internal/diagnose/mesh, internal/finding and the messages.
 package picture
 
 import (
@@ -26,27 +26,27 @@ const (
 	maxLine = 132
 )
 
-// State is how a cluster or a connection is, worst last.
+// State is the state of a cluster or a connection, worst last.
 type State int
 
 // The states. Colours, marks and dashes follow from them.
 const (
-	// Well: nothing is found.
+	// Well: no finding.
 	Well State = iota
-	// Unknown: nobody was asked.
+	// Unknown: no part was asked.
 	Unknown
 	// Warning and Error are the level of the worst finding.
 	Warning
 	Error
 )
 
-// String is the state in a word.
+// String returns the state as a word.
 func (s State) String() string { return [...]string{"well", "unknown", "warning", "error"}[s] }
 
-// mark says a state without colour.
+// mark returns a character for the state, for readers without colours.
 func (s State) mark() string { return [...]string{"✓", "?", "!", "✗"}[s] }
 
-// Picture is what all formats draw.
+// Picture is the input of all formats.
 type Picture struct {
 	Verdict string
 	Well    bool
@@ -74,7 +74,7 @@ type Edge struct {
 	State State
 }
 
-// Line is a text and how it is.
+// Line is a text and its state.
 type Line struct {
 	Text  string
 	State State
@@ -99,7 +99,7 @@ func Of(m *mesh.Mesh) *Picture {
 	return p
 }
 
-// levels are the worst findings: of each cluster, of each cluster about another, and of all about a cluster.
+// levels are the worst levels of findings: of each cluster, of each cluster about another, and of all about a cluster.
 type levels struct {
 	of, named map[string]State
 	about     map[[2]string]State
@@ -125,11 +125,11 @@ func levelOf(f mesh.Finding) State {
 	return Error
 }
 
-// StateOf is how a link of a mesh is drawn, for who shows it in another way.
+// StateOf returns the states in which the links of a mesh are drawn.
 func StateOf(m *mesh.Mesh) func(mesh.Link) State { return levelsOf(m).link }
 
-// link is how one direction is: as the findings about it say. A finding about the silent pairs of several remotes names
-// none of them; the counts do.
+// link returns the state of one direction: that of the findings about it. A finding about the silent pairs of several
+// remotes names none of them; the counts do.
 func (l levels) link(is mesh.Link) State {
 	state := l.about[[2]string{is.At, is.From}]
 	if is.Silent > 0 {
@@ -153,8 +153,8 @@ func (l levels) cluster(c mesh.Cluster) State {
 	return state
 }
 
-// boxes adds the clusters, and returns the index of each one's box. Where there are too many, those that findings name
-// and those that were asked have a box of their own, and the rest share one.
+// boxes adds the clusters, and returns the index of each one's box. If there are too many, those that findings name and
+// those that were asked have a box of their own, and the rest share one.
 func (p *Picture) boxes(m *mesh.Mesh, levels levels) map[string]int {
 	alone := map[string]bool{}
 	byWeight := slices.Clone(m.Clusters)
@@ -219,7 +219,7 @@ func clusterLines(c mesh.Cluster) []string {
 	return lines
 }
 
-// edges adds one for each two boxes between which there is a link in any direction.
+// edges adds an edge for each two boxes with a link in any direction.
 func (p *Picture) edges(m *mesh.Mesh, levels levels, boxOf map[string]int) {
 	type between struct {
 		links           []mesh.Link
@@ -267,8 +267,8 @@ func (p *Picture) edges(m *mesh.Mesh, levels levels, boxOf map[string]int) {
 	slices.SortFunc(p.Edges, func(x, y Edge) int { return cmp.Or(x.A-y.A, x.B-y.B) })
 }
 
-// trafficOf has the bytes a second through the tunnels from each cluster to each other. Both ends count the same bytes,
-// and report them at other times, up to 30 s old: the greater number counts.
+// trafficOf returns the bytes per second through the tunnels from each cluster to each other. Both ends count the same
+// bytes and report them at different times, up to 30 s apart: the greater number counts.
 func trafficOf(m *mesh.Mesh) map[[2]string]uint64 {
 	traffic := map[[2]string]uint64{}
 	for _, l := range m.Links {
@@ -279,7 +279,7 @@ func trafficOf(m *mesh.Mesh) map[[2]string]uint64 {
 	return traffic
 }
 
-// perSecond is a number of bytes a second, as the broker's page shows it.
+// perSecond formats a number of bytes per second, as the broker's page does.
 func perSecond(bytes uint64) string {
 	n, units := float64(bytes), []string{"B/s", "kB/s", "MB/s", "GB/s"}
 	i := 0
@@ -293,7 +293,7 @@ func perSecond(bytes uint64) string {
 	return fmt.Sprintf("%.*f %s", digits, n, units[i])
 }
 
-// LinkText is what one cluster takes of another in a line, with the numbers of semaphorectl status.
+// LinkText describes what one cluster imports from another in a line, with the numbers of semaphorectl status.
 func LinkText(l mesh.Link) string {
 	words := []string{fmt.Sprintf("%s ← %s: %s", text(l.At, maxName), text(l.From, maxName), l.State)}
 	if l.Age != "" {

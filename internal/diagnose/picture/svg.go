@@ -13,11 +13,11 @@ const (
 	boxWidth, boxHeight = 230, 76
 	lineHeight          = 20
 	margin              = 24
-	// labelled is how many boxes there may be for edges to have labels that do not overlap.
+	// labelled is the number of boxes up to which the labels of edges do not overlap.
 	labelled = 3
 )
 
-// style has the colours for a light and a dark background. Dashes and marks say the same for who sees no colours.
+// style has the colours for a light and a dark background. Dashes and marks show the same without colours.
 const style = `
 svg{font-family:system-ui,sans-serif;font-size:14px;--ink:#1f2328;--soft:#57606a;--paper:#fff;--box:#f6f8fa;` +
 	`--well:#1a7f37;--unknown:#6e7781;--warning:#9a6700;--error:#cf222e}
@@ -41,7 +41,7 @@ type drawing struct {
 	top    float64
 }
 
-// SVG is the picture for a browser, in light and dark. It has no script and loads nothing.
+// SVG returns the picture for a browser, in light and dark. It has no script and loads nothing.
 func (p *Picture) SVG() string {
 	places, width, height := p.layout()
 	lines := p.lines()
@@ -147,7 +147,7 @@ func (p *Picture) layout() (places [][2]float64, width, height float64) {
 	if centre >= 0 {
 		around--
 	}
-	// Boxes beside each other in the circle do not overlap; the circle is flat, as boxes are.
+	// Boxes beside each other in the circle do not overlap; the circle is flat, like the boxes.
 	radius := math.Max(boxWidth+2*margin, float64(around)*(boxWidth+margin)/(2*math.Pi))
 	across, up := radius*1.25, radius*0.7
 	width = math.Max(least, 2*across+boxWidth+2*margin)

@@ -1,8 +1,8 @@
-// Package verdict judges the status of a part: which findings follow from it, and what they say in one line. Each part
-// judges its own status before it answers, so that semaphorectl of any version, the metrics and a RemoteCluster say the
-// same; semaphorectl joins what the parts say.
+// Package verdict judges the status of a part: which findings follow from it, and their summary in one line. Each part
+// judges its own status before it answers, so that semaphorectl of any version, the metrics and a RemoteCluster report
+// the same; semaphorectl joins the answers.
 //
-// It is pure. Of ours it imports internal/finding and the messages.
+// It is pure. It may import internal/finding and the messages.
 package verdict
 
 import (
@@ -17,8 +17,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// StaleAfter is when what is held of a remote is stale. An exporter speaks every 5 s, and a connection that is dead is
-// found within 15 s.
+// StaleAfter is the age at which what is held of a remote is stale. An exporter sends at least every 5 s, and a dead
+// connection is detected within 15 s.
 const StaleAfter = 15 * time.Second
 
 // Judge adds to a status its findings: those that follow from it, and these of the part, whose lines become its
@@ -30,8 +30,8 @@ func Judge(s *semaphorev1.GetStatusResponse, found ...finding.Finding) {
 
 // Found returns these findings of a part and those that follow from its status, merged.
 func Found(s *semaphorev1.GetStatusResponse, found ...finding.Finding) []finding.Finding {
-	coded := map[string]bool{} // remotes of which is known by which rule objects are refused
-	because := false           // it is known why the part is not ready
+	coded := map[string]bool{} // remotes whose refused objects have a code
+	because := false           // a finding has the reason why the part is not ready
 	for _, f := range found {
 		coded[f.Cluster] = coded[f.Cluster] || f.Code.Definition().Area == finding.Refusals
 		because = because || f.Code == finding.NotReady
@@ -44,8 +44,8 @@ func Found(s *semaphorev1.GetStatusResponse, found ...finding.Finding) []finding
 	return finding.Merge(found)
 }
 
-// Of are the findings of a status. A part that is older than findings is judged here, by the same rules; what it only
-// has in words gets the code "uncoded".
+// Of returns the findings of a status. A part that is older than findings is judged here, by the same rules; its texts
+// without a code get the code "uncoded".
 func Of(s *semaphorev1.GetStatusResponse) []*semaphorev1.Finding {
 	if s.GetJudged() {
 		return s.GetFindings()
@@ -67,7 +67,7 @@ func Of(s *semaphorev1.GetStatusResponse) []*semaphorev1.Finding {
 	return Messages(finding.Merge(found))
 }
 
-// Messages are findings as the parts exchange them.
+// Messages converts findings to messages.
 func Messages(all []finding.Finding) []*semaphorev1.Finding {
 	var out []*semaphorev1.Finding
 	for _, f := range all {
@@ -86,15 +86,15 @@ func Messages(all []finding.Finding) []*semaphorev1.Finding {
 	return out
 }
 
-// Findings are messages as findings, such as those that an agent reports to its broker: of any origin, they are cleaned
-// and bounded. before is added before each line.
+// Findings converts messages to findings, such as those that an agent reports to its broker. It cleans and bounds them,
+// whatever their origin. before is added before each line.
 func Findings(all []*semaphorev1.Finding, before string) []finding.Finding {
 	const most = 32
 	var out []finding.Finding
 	for _, m := range all[:min(len(all), most)] {
 		f := finding.New(finding.Code(finding.Clean(m.GetCode())), m.GetCluster(), 1)
 		if f.Code.Definition().Area == "" {
-			f.Code = finding.Uncoded // that of a newer agent
+			f.Code = finding.Uncoded // a code of a newer agent
 		}
 		f.Count = min(max(1, m.GetCount()), 1_000_000)
 		for _, line := range m.GetFirst()[:min(len(m.GetFirst()), finding.Shown)] {
@@ -108,10 +108,10 @@ func Findings(all []*semaphorev1.Finding, before string) []finding.Finding {
 	return out
 }
 
-// follows are the findings that follow from the fields of a status.
+// follows returns the findings that follow from the fields of a status.
 func follows(s *semaphorev1.GetStatusResponse) (found []finding.Finding) {
 	if s.GetStandby() {
-		// It has no streams, because another does the work.
+		// It has no streams, because another replica leads.
 		if s.GetLeader() == "" {
 			found = append(found, finding.New(finding.NoLeader, "", 1, "a standby, and no leader is known"))
 		}
@@ -175,7 +175,7 @@ func ofLink(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) (found 
 	of := func(code finding.Code, format string, args ...any) finding.Finding {
 		return finding.New(code, cluster, 1, append([]string{fmt.Sprintf(format, args...)}, because...)...)
 	}
-	switch hears := s.GetPart() == "broker"; { // exporters speak to it all the time
+	switch hears := s.GetPart() == "broker"; { // exporters send to it regularly
 	case hears && l.GetLastHeard() == nil:
 		found = append(found, of(finding.NeverHeard, "%s never heard", cluster))
 	case hears && Age(s, l.GetLastHeard()) > StaleAfter:
@@ -205,8 +205,7 @@ func ofLink(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) (found 
 	return found
 }
 
-// Traffic says what happens to the traffic with a remote that is not heard, as far as a broker knows it from its
-// agents.
+// Traffic describes what happens to the traffic with a stale remote, as far as a broker knows it from its agents.
 func Traffic(s *semaphorev1.GetStatusResponse, cluster string) string {
 	for _, t := range s.GetTunnels() {
 		switch {
@@ -238,8 +237,7 @@ func ofDevice(s *semaphorev1.GetStatusResponse, d *semaphorev1.DeviceStatus) (fo
 	return found
 }
 
-// Age is how old something last heard at t was when the status was made, by the part's own clock. What was never
-// heard is older than anything.
+// Age is the time between t and the status, by the part's own clock. What was never received is older than anything.
 func Age(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) time.Duration {
 	if t == nil {
 		return 1<<63 - 1
@@ -247,7 +245,7 @@ func Age(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) time.Durati
 	return s.GetNow().AsTime().Sub(t.AsTime())
 }
 
-// Since is how long ago t was when the status was made, by the part's own clock; "-" where t is not set.
+// Since is the time between t and the status, by the part's own clock; "-" if t is not set.
 func Since(s *semaphorev1.GetStatusResponse, t *timestamppb.Timestamp) string {
 	if t == nil {
 		return "-"
@@ -269,7 +267,7 @@ func Short(d time.Duration) string {
 	}
 }
 
-// TimeOf is a time that may be unset.
+// TimeOf converts a time that may be unset.
 func TimeOf(t *timestamppb.Timestamp) time.Time {
 	if t == nil {
 		return time.Time{}
@@ -277,8 +275,8 @@ func TimeOf(t *timestamppb.Timestamp) time.Time {
 	return t.AsTime()
 }
 
-// Fresh counts the remotes that a broker hears, and all. The own cluster's exporter, which publishes to its own broker
-// for global services, is none.
+// Fresh counts the fresh remotes of a broker, and all. The own cluster's exporter, which publishes to its own broker
+// for global services, is not one.
 func Fresh(s *semaphorev1.GetStatusResponse) (fresh, all int) {
 	for _, l := range s.GetLinks() {
 		if l.GetCluster() == s.GetCluster() {
@@ -292,7 +290,7 @@ func Fresh(s *semaphorev1.GetStatusResponse) (fresh, all int) {
 	return fresh, all
 }
 
-// Summary is the verdict in one line: how many remotes are fresh where not all are, and what is wrong.
+// Summary is the verdict in one line: how many remotes are fresh if not all are, and what is wrong.
 func Summary(s *semaphorev1.GetStatusResponse) string {
 	wrong := Wrong(s)
 	switch {
@@ -304,7 +302,7 @@ func Summary(s *semaphorev1.GetStatusResponse) string {
 	return "all is well"
 }
 
-// Wrong is what is wrong in a few words each; nothing when all is well.
+// Wrong lists what is wrong in a few words each; nothing when all is well.
 func Wrong(s *semaphorev1.GetStatusResponse) (wrong []string) {
 	all := Of(s)
 	ages := []string{string(finding.Stale), string(finding.KindStale), string(finding.NeverHeard)}
@@ -324,7 +322,7 @@ func Wrong(s *semaphorev1.GetStatusResponse) (wrong []string) {
 // maxTexts is how many findings a verdict names.
 const maxTexts = 5
 
-// Text is a finding in a few words: its only line, or what it means and how often.
+// Text is a finding in a few words: its only line, or its meaning and count.
 func Text(f *semaphorev1.Finding) string {
 	// has the number in its line
 	counts := f.GetCode() == string(finding.HeldBack) || f.GetCode() == string(finding.Refused)

@@ -41,8 +41,8 @@ const (
 	Leave  Action = "left"
 )
 
-// Decide says what to do with a definition that a cluster has, nil for none, and why. Another installation may have
-// applied a newer one, so nothing is ever made older.
+// Decide returns what to do with the definition of a cluster, nil for none, and why. Another installation may have
+// applied a newer one, so it never replaces a definition by an older one.
 func Decide(have, want *apiextensionsv1.CustomResourceDefinition) (Action, string) {
 	if have == nil {
 		return Create, "there is none"
@@ -86,7 +86,7 @@ func (r release) String() string {
 	return fmt.Sprintf("v%d.%d.%d, revision %d", r[0], r[1], r[2], r[3])
 }
 
-// releaseOf reads the labels that upstream puts on its definitions for this purpose.
+// releaseOf reads upstream's labels of a definition.
 func releaseOf(d *apiextensionsv1.CustomResourceDefinition) (r release, ok bool) {
 	text, ok := strings.CutPrefix(d.Labels[crd.ReleaseVersionLabel], "v")
 	if !ok {
@@ -107,7 +107,7 @@ func releaseOf(d *apiextensionsv1.CustomResourceDefinition) (r release, ok bool)
 	return r, true
 }
 
-// Applied is what became of one definition.
+// Applied is the result for one definition.
 type Applied struct {
 	Name   string
 	Action Action
@@ -124,7 +124,7 @@ type Client interface {
 		o metav1.UpdateOptions) (*apiextensionsv1.CustomResourceDefinition, error)
 }
 
-// Apply creates the definitions that are absent and updates older ones. With dryRun it only says what it would do.
+// Apply creates the definitions that are absent and updates older ones. With dryRun it only reports what it would do.
 func Apply(ctx context.Context, client Client, dryRun bool) ([]Applied, error) {
 	all, err := All()
 	if err != nil {
