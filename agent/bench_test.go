@@ -128,7 +128,7 @@ const maxResident = 44
 
 // mostOfRead is how many times the processor time of the library's bare reading of a device an idle agent takes for
 // each time that it looks at it, all else that an idle agent does included.
-const mostOfRead = 2
+const mostOfRead = 2.5
 
 // BenchmarkPolling is what an agent takes of a processor while nothing changes, in percent of one: it reads its devices
 // again and again, since WireGuard reports no change of a peer. percent-agent is its own process, kernel time included,
