@@ -481,16 +481,19 @@ func TestResumeOffers(t *testing.T) {
 		epoch    string
 		revision uint64
 		resumed  bool
+		joined   uint64 // the head of the journal when the cluster joined
 	}{
-		{j.Epoch(), 7, true},
-		{j.Epoch(), 6, true},
-		{j.Epoch(), 5, false}, // a deletion after it is forgotten
-		{j.Epoch(), 8, false}, // never was
-		{j.Epoch(), 0, false},
-		{"another", 7, false},
-		{"", 0, false},
+		{j.Epoch(), 7, true, 7},
+		{j.Epoch(), 6, true, 0},
+		{j.Epoch(), 6, false, 7}, // of the time before it left
+		{j.Epoch(), 5, false, 0}, // a deletion after it is forgotten
+		{j.Epoch(), 8, false, 0}, // never was
+		{j.Epoch(), 0, false, 0},
+		{"another", 7, false, 0},
+		{"", 0, false, 0},
 	} {
 		s := NewSession("c1", "c2", "test", 0, "", kinds, j)
+		s.NotBefore(test.joined)
 		if _, err := s.Receive(&semaphorev1.PublishResponse{
 			Message: &semaphorev1.PublishResponse_Welcome{Welcome: &semaphorev1.Welcome{
 				Cluster: "c2", ProtocolVersion: 1, ResumeEpoch: test.epoch, ResumeRevision: test.revision,
