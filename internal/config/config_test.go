@@ -577,3 +577,15 @@ func TestR09SubnetsOfTwoClustersAreApart(t *testing.T) {
 			[]string{"remotes[1].podSubnets: fd02::/32 overlaps fd02::/48 (remotes[0].podSubnets)"}},
 	})
 }
+
+// TestBounds: the last port of a range is given, and the brake acts above its percentage.
+func TestBounds(t *testing.T) {
+	ports := DevicePorts{First: 7775, Last: 7776}
+	if got := ports.FreePort(map[uint16]bool{7775: true}); got != 7776 {
+		t.Errorf("the last port is %d", got)
+	}
+	b := Brake{Percent: 50, AtLeast: 2}
+	if b.Brakes(5, 10) || !b.Brakes(6, 10) {
+		t.Error("the brake acts at 5 of 10, or not at 6")
+	}
+}

@@ -353,3 +353,15 @@ func TestDottedNamesAreDistinct(t *testing.T) {
 		}
 	}
 }
+
+// TestPartsHaveOneSpelling: a name that only looks like that of a part is the name of a set.
+func TestPartsHaveOneSpelling(t *testing.T) {
+	for name, part := range map[string]int{"web.part-2": 2, "web.part-02": 1, "web.part-1": 1, "web.part-+2": 1} {
+		if _, got := SplitSetPart(name); got != part {
+			t.Errorf("%s is part %d, not %d", name, got, part)
+		}
+	}
+	if _, known := ForeignCluster("semaphore-eu.example.com"); known {
+		t.Error("a namespace that no cluster has names a cluster")
+	}
+}
