@@ -28,11 +28,11 @@ func TestCheckTakesWhatKustomizePrints(t *testing.T) {
 	if out, err := check(manifests); err != nil || strings.Count(out, " is valid\n") != 3 {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if strings.Count(manifests, "podSubnets: [10.2.0.0/16]") < 2 {
+	if strings.Count(manifests, "podSubnets: [10.1.0.0/16]") < 2 {
 		t.Fatal("the example has other subnets")
 	}
-	out, err := check(strings.ReplaceAll(manifests, "podSubnets: [10.2.0.0/16]", "podSubnet: 10.2.0.0/16"))
-	if err == nil || !strings.Contains(out, `unknown field "remotes[0].podSubnet"`) {
+	out, err := check(strings.ReplaceAll(manifests, "podSubnets: [10.1.0.0/16]", "podSubnet: 10.1.0.0/16"))
+	if err == nil || !strings.Contains(out, `unknown field "globalServices.podSubnet"`) {
 		t.Errorf("a key that does not exist: %v\n%s", err, out)
 	}
 }

@@ -1,6 +1,9 @@
 package deploy_test
 
 import (
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +16,29 @@ import (
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 )
+
+// exampleOfARemote applies the RemoteCluster of the example: as it is, the apiserver says what is missing; with the
+// certificate that docs/overlays.md has a reader append it takes it.
+func (s *server) exampleOfARemote(t *testing.T) {
+	t.Helper()
+	text, err := os.ReadFile("example/c1/remotes/c2.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "c2.yaml")
+	for _, c := range []struct{ bundle, refusal string }{
+		{"", "trustBundle holds no certificate"},
+		{"    -----BEGIN CERTIFICATE-----\n    AA==\n    -----END CERTIFICATE-----\n", ""},
+	} {
+		if err := os.WriteFile(file, append(slices.Clone(text), c.bundle...), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		_, err := kubectl(t, "--kubeconfig", s.kubeconfig, "apply", "-f", file)
+		if c.refusal == "" && err != nil || c.refusal != "" && (err == nil || !strings.Contains(err.Error(), c.refusal)) {
+			t.Errorf("the example with the bundle %q: %v; want %q", c.bundle, err, c.refusal)
+		}
+	}
+}
 
 // No part writes what a RemoteCluster says, whatever its rights; each writes its status. Of ConfigMaps they make their
 // own.
@@ -40,6 +66,7 @@ func testRemoteWrites(t *testing.T, s *server) {
 	const refusal = "semaphore's parts may not write RemoteClusters, only their status"
 	eventually(t, "the resource is served", func() error { return create("", "c9") })
 	s.settled(t)
+	s.exampleOfARemote(t)
 	patch := func(user, patch string, sub ...string) error {
 		_, err := remotes(user).Patch(t.Context(), "c9", "application/merge-patch+json", []byte(patch),
 			metav1.PatchOptions{}, sub...)

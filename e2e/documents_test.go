@@ -383,7 +383,7 @@ func (b *documentsBed) commands(ctx context.Context, text string, codes ...int) 
 	return out.String(), nil
 }
 
-// ownValues changes what docs/install.md says is to be changed in a copy of the example.
+// ownValues changes what docs/overlays.md says is to be changed in a copy of the example.
 func (b *documentsBed) ownValues(t *testing.T, c *testbed.Cluster) {
 	t.Helper()
 	other := b.c2
@@ -396,22 +396,19 @@ func (b *documentsBed) ownValues(t *testing.T, c *testbed.Cluster) {
 		other.Nodes[0].IP.String()+":",
 		"# - ../../deploy/features/userspace-wireguard", "- ../../deploy/features/userspace-wireguard",
 	)
-	b.edit(t, c, func(text string) string {
-		if c == b.c2 {
-			text = swapped(text)
-		}
-		return values.Replace(text)
-	})
-}
-
-// edit changes the files of a cluster's overlay.
-func (b *documentsBed) edit(t *testing.T, c *testbed.Cluster, change func(string) string) {
-	t.Helper()
-	for _, name := range []string{"kustomization.yaml", "exporter.yaml", "broker.yaml"} {
+	if c == b.c2 {
+		remotes := filepath.Join(b.dir, "overlay", c.Name, "remotes")
+		must(t, os.Rename(filepath.Join(remotes, "c2.yaml"), filepath.Join(remotes, "c1.yaml")))
+	}
+	for _, name := range []string{"kustomization.yaml", "exporter.yaml", "broker.yaml", "remotes/" + other.Name + ".yaml"} {
 		file := filepath.Join(b.dir, "overlay", c.Name, name)
 		text, err := os.ReadFile(file)
 		must(t, err)
-		must(t, os.WriteFile(file, []byte(change(string(text))), 0o644))
+		own := string(text)
+		if c == b.c2 {
+			own = swapped(own)
+		}
+		must(t, os.WriteFile(file, []byte(values.Replace(own)), 0o644))
 	}
 }
 
@@ -426,20 +423,10 @@ var changes = map[string]func(context.Context, *testing.T, *documentsBed, *testb
 	"features without services":   only("encryption, policy"),
 	"features without policy":     only("encryption, services"),
 	"features without encryption": only("services, policy"),
-	"one remote of two": func(ctx context.Context, t *testing.T, b *documentsBed, c *testbed.Cluster) {
+	"all features":                only("encryption, services, policy"),
+	"nothing is left of the remote": func(ctx context.Context, t *testing.T, b *documentsBed, c *testbed.Cluster) {
 		t.Helper()
-		only("encryption, services, policy")(ctx, t, b, c)
-		if _, err := os.Stat(filepath.Join(b.dir, "pki", "c3")); err != nil {
-			b.shell(ctx, t, "semaphorectl pki init --cluster c3 --dir pki/c3 && semaphorectl pki bundle --dir pki/c3 > c3.pem")
-		}
 		gone := map[string]string{"c1": "c2", "c2": "c1"}[c.Name]
-		b.edit(t, c, func(text string) string {
-			text = strings.ReplaceAll(text, "name: "+gone, "name: c3")
-			text = strings.ReplaceAll(text, "cluster: "+gone, "cluster: c3")
-			// The cluster's own subnet, which globalServices names, stays.
-			return strings.ReplaceAll(text, "podSubnets: ["+b.subnet(gone)+"]", "podSubnets: [10.3.0.0/16]")
-		})
-		b.apply(ctx, t, c)
 		must(t, until(ctx, settle, func() error {
 			left, err := b.ofRemote(ctx, c, gone)
 			if err == nil && left != "" {
@@ -449,9 +436,6 @@ var changes = map[string]func(context.Context, *testing.T, *documentsBed, *testb
 		}))
 	},
 }
-
-// subnet is the pod subnet of a cluster.
-func (b *documentsBed) subnet(cluster string) string { return b.tb.Cluster(cluster).PodCIDR.String() }
 
 // only leaves some features in a cluster's configuration.
 func only(features string) func(context.Context, *testing.T, *documentsBed, *testbed.Cluster) {

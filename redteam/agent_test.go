@@ -176,7 +176,7 @@ func (n *agentNode) eventually(what string, ok func() bool) {
 }
 
 // configure writes the agent's files: deploy/agent/config.yaml with the paths of this node, and
-// deploy/example/c1/broker.yaml as it is.
+// deploy/example/c1/broker.yaml with the remote c2.
 func (n *agentNode) configure() {
 	n.t.Helper()
 	shipped, err := os.ReadFile("../deploy/agent/config.yaml")
@@ -193,7 +193,8 @@ func (n *agentNode) configure() {
 	n.must(os.WriteFile(n.path("config.yaml"), text, 0o644))
 	example, err := os.ReadFile("../deploy/example/c1/broker.yaml")
 	n.must(err)
-	n.must(os.WriteFile(n.path("broker.yaml"), example, 0o644))
+	n.must(os.WriteFile(n.path("broker.yaml"), append(example, "remotes: [{name: c2, podSubnets: [10.2.0.0/16], "+
+		"nodeSubnets: [192.0.2.16/28], wireguard: {listenPort: 7775}}]\n"...), 0o644))
 }
 
 // start runs the agent; what it returns ends it as a crash would.

@@ -39,8 +39,8 @@ var programs = sync.OnceValues(func() (map[string]string, error) {
 // patience is how long anything may take that has no bound of its own, on a machine with much else to do.
 const patience = 3 * time.Minute
 
-// victim is cluster c1: a real apiserver and a real broker with deploy/example/c1/broker.yaml, to which a remote c3 is
-// added that must not suffer from what c2 does.
+// victim is cluster c1: a real apiserver and a real broker with deploy/example/c1/broker.yaml, to which the remotes c2
+// and c3 are added. c3 must not suffer from what c2 does.
 type victim struct {
 	*testkit.Process
 
@@ -92,12 +92,15 @@ func prepare(t *testing.T) *victim {
 	if err := yaml.UnmarshalStrict(shipped, &v.cfg); err != nil {
 		t.Fatal(err)
 	}
-	// What differs from the example: where it runs, one more remote, and that nobody else can lead.
+	// What differs from the example: where it runs, its remotes in the file, and that nobody else can lead.
 	v.cfg["cluster"] = "c1"
-	v.cfg["remotes"] = append(v.cfg["remotes"].([]any), map[string]any{
+	v.cfg["remotes"] = []any{map[string]any{
+		"name": "c2", "podSubnets": []string{"10.2.0.0/16"}, "nodeSubnets": []string{"192.0.2.16/28"},
+		"wireguard": map[string]any{"listenPort": 7775},
+	}, map[string]any{
 		"name": "c3", "podSubnets": []string{"10.3.0.0/16"}, "nodeSubnets": []string{"192.0.2.32/28"},
 		"wireguard": map[string]any{"listenPort": 51821},
-	})
+	}}
 	v.cfg["leaderElection"] = map[string]any{"enabled": false}
 	v.cfg["tls"] = map[string]any{"certFile": v.path("c1", "broker", "tls.crt"),
 		"keyFile": v.path("c1", "broker", "tls.key"), "bundleDir": v.path("bundles")}

@@ -7,12 +7,17 @@ import (
 	"testing"
 )
 
-// What an agent takes from the file that the broker has, as it is shipped.
+// What an agent takes from the file that the broker has, as it is shipped, and with a remote.
 func TestSubnets(t *testing.T) {
 	shipped, err := os.ReadFile("../../deploy/example/c1/broker.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
+	if s, err := ParseSubnets(shipped, "c1"); err != nil || len(s.Local) != 3 || len(s.Remotes) != 0 {
+		t.Errorf("as shipped, where remotes are objects: %+v, %v", s, err)
+	}
+	shipped = append(shipped, "remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.16/28], "+
+		"wireguard: {listenPort: 7775}}]\n"...)
 	s, err := ParseSubnets(append(shipped, "keyOfALaterVersion: {a: 1}\n"...), "c1")
 	if err != nil {
 		t.Fatal(err)

@@ -303,6 +303,43 @@ patches:
 	}
 }
 
+// A RemoteCluster of the values is the object that an overlay has in a file of its own.
+func TestRemoteClusters(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(deploy, "example/c1/remotes/c2.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const bundle = "    -----BEGIN CERTIFICATE-----\n    AA==\n    -----END CERTIFICATE-----\n"
+	var example map[string]any
+	if err := yaml.UnmarshalStrict(append(text, bundle...), &example); err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]any{"cluster": "c1", "remoteClusters": map[string]any{"c2": example["spec"]}}
+	helm := func() (objects, error) {
+		text, err := yaml.Marshal(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return template(t, "semaphore", string(text))
+	}
+	all, err := helm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(example, all["RemoteCluster <nil>/c2"]); d != "" {
+		t.Errorf("the example (-) and the chart (+):\n%s", d)
+	}
+	values["foreignExporter"] = true
+	if _, err := helm(); err == nil || !strings.Contains(err.Error(), "remoteClusters: ") {
+		t.Errorf("with foreignExporter: %v", err)
+	}
+	delete(values, "foreignExporter")
+	values["remoteClusters"] = map[string]any{"C_2": map[string]any{}}
+	if _, err := helm(); err == nil || !strings.Contains(err.Error(), "C_2") {
+		t.Errorf("a name that no cluster has: %v", err)
+	}
+}
+
 // In another namespace nothing is left in "semaphore".
 func TestNamespace(t *testing.T) {
 	for _, values := range []string{"cluster: c1\n", "cluster: c1\nfeatures: {encryption: false}\n"} {
