@@ -233,6 +233,9 @@ func (s *surveyor) readCalico(ctx context.Context) {
 				continue
 			}
 			c.Pools = append(c.Pools, prefix)
+			if !p.Spec.DisableBGPExport {
+				c.Exported = append(c.Exported, prefix)
+			}
 			// Those of remote clusters' pods are disabled.
 			if p.Spec.Disabled || p.Labels[naming.LabelManagedBy] == naming.ManagedByBroker {
 				continue

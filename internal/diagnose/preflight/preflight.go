@@ -63,6 +63,8 @@ type Calico struct {
 	Encapsulation string `json:"encapsulation"`
 	// Pools are all of them, also of other clusters' pods.
 	Pools []netip.Prefix `json:"pools"`
+	// Exported are the pools without disableBGPExport.
+	Exported []netip.Prefix `json:"exported,omitempty"`
 }
 
 // DNS describes the DNS server of a cluster.
@@ -282,7 +284,11 @@ func JudgePair(a, b *Cluster) []check.Finding {
 	}
 	for _, way := range [][2]*Cluster{{a, b}, {b, a}} {
 		here, there := way[0], way[1]
-		if here.Calico == nil || !here.Calico.NATOutgoing {
+		if here.Calico == nil {
+			continue
+		}
+		all = append(all, exported(here, there)...)
+		if !here.Calico.NATOutgoing {
 			continue
 		}
 		for _, p := range there.Pods.Prefixes {
@@ -302,6 +308,20 @@ func JudgePair(a, b *Cluster) []check.Finding {
 		add(check.Warning, "clock", "clocks",
 			"synchronise them: a certificate of one is not valid yet, or no longer, for the other", "they differ by %s",
 			apart.Round(time.Second))
+	}
+	return all
+}
+
+// exported judges the pools of here with pods of there that Calico exports by BGP.
+func exported(here, there *Cluster) (all []check.Finding) {
+	for _, pool := range here.Calico.Exported {
+		if i := slices.IndexFunc(there.Pods.Prefixes, pool.Overlaps); i >= 0 {
+			all = append(all, check.Finding{Code: finding.PoolExported, Level: check.Warning,
+				Subject: here.Context + ": Calico's pool " + pool.String(), Side: here.Context,
+				Evidence: fmt.Sprintf("it has %s, the pods of %s, without disableBGPExport: with BGP every node would announce "+
+					"its routes to them, also to routers outside of the cluster", there.Pods.Prefixes[i], there.Context),
+				Fix: "set disableBGPExport: true in its spec"})
+		}
 	}
 	return all
 }

@@ -52,7 +52,13 @@ func TestJudge(t *testing.T) {
 		"pods in nodes":    {func(a, b *Cluster) { b.IPs = prefixes("10.1.7.0/24") }, "ERROR:subnets-overlap"},
 		"no pool": {func(a, b *Cluster) { a.Calico.Pools = prefixes("10.1.0.0/16").Prefixes },
 			"WARNING:pool-missing"},
-		"no pool, no NAT": {func(a, b *Cluster) { a.Calico.Pools, a.Calico.NATOutgoing = nil, false }, ""},
+		"announced": {func(a, b *Cluster) { a.Calico.Exported = prefixes("10.1.0.0/16", "10.2.0.0/20").Prefixes },
+			"WARNING:pool-exported"},
+		"announced without NAT": {func(a, b *Cluster) {
+			a.Calico.Exported, a.Calico.NATOutgoing = prefixes("10.2.0.0/15").Prefixes, false
+		}, "WARNING:pool-exported"},
+		"announces its own": {func(a, b *Cluster) { a.Calico.Exported = a.Pods.Prefixes }, ""},
+		"no pool, no NAT":   {func(a, b *Cluster) { a.Calico.Pools, a.Calico.NATOutgoing = nil, false }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := well("c1", "1"), well("c2", "2")
