@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
@@ -30,6 +32,67 @@ func exportedService(ns, name string, ports ...int32) *semaphorev1.Object {
 	o.GetService().MultiCluster = &semaphorev1.MultiClusterExport{
 		Labels: []*semaphorev1.Label{{Key: "team", Value: "a"}}}
 	return o
+}
+
+// debugger asks the broker as semaphorectl does.
+func (w *world) debugger(t *testing.T) semaphorev1.DebugServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+w.cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return semaphorev1.NewDebugServiceClient(conn)
+}
+
+// previewsImports: a preview names the derived Services and ServiceImports that exports of c2 would make, change or
+// delete, and keeps the order in which the exports were observed: c2 before c1.
+func (w *world) previewsImports(t *testing.T, exports []*semaphorev1.Object) {
+	t.Helper()
+	client := w.debugger(t)
+	preview := func(what string, objects []*semaphorev1.Object, want ...string) {
+		t.Helper()
+		answer, err := client.Preview(t.Context(), &semaphorev1.PreviewRequest{
+			Exports: []*semaphorev1.PreviewExports{{Cluster: "c2", Objects: objects}}})
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		var lines []string
+		for _, c := range answer.GetChanges() {
+			if !strings.HasPrefix(c.GetObject(), "exports of ") && !strings.HasPrefix(c.GetObject(), "endpointslice ") &&
+				c.GetAction() != "refuse" {
+				lines = append(lines, c.GetAction()+" "+c.GetObject()+": "+c.GetText())
+			}
+		}
+		if !slices.Equal(lines, want) {
+			t.Errorf("%s:\n%s\nwant\n%s", what, strings.Join(lines, "\n"), strings.Join(want, "\n"))
+		}
+	}
+	preview("nothing new", exports)
+	preview("new exports", append(slices.Clone(exports), exportedService("shop", "new", 80),
+		exportedService("nowhere", "new", 80)),
+		"create service semaphore/mcs-nowhere-73736d-new: derived Service of nowhere/new, c2: 0 endpoints, 0 ready",
+		"create service semaphore/mcs-shop-73736d-new: derived Service of shop/new, c2: 0 endpoints, 0 ready",
+		"note serviceimport nowhere/new: there is no namespace nowhere here: it would be made with it",
+		"create serviceimport shop/new: service semaphore/mcs-shop-73736d-new leads to it")
+	preview("withdrawn exports", exports[3:],
+		"delete service semaphore/mcs-later-73736d-echo: derived Service of later/echo, c2: 0 endpoints, 0 ready",
+		"change service semaphore/mcs-shop-73736d-echo: derived Service of shop/echo, c1: 0 endpoints, 0 ready",
+		"delete serviceimport later/echo: ",
+		"change serviceimport shop/echo: service semaphore/mcs-shop-73736d-echo leads to it")
+}
+
+// foreignImport is somebody's own ServiceImport.
+func (w *world) foreignImport(t *testing.T, api *mcs.Client) *mcsv1beta1.ServiceImport {
+	t.Helper()
+	theirs, err := api.Imports().Create(t.Context(), &mcsv1beta1.ServiceImport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "theirs"},
+		Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP, IPs: []string{"10.96.99.99"},
+			Ports: []mcsv1beta1.ServicePort{{Port: 1, Protocol: corev1.ProtocolTCP}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return theirs
 }
 
 // TestServiceImports: what two clusters export by ServiceExports is a derived Service and a ServiceImport with its IPs,
@@ -158,6 +221,7 @@ func TestServiceImports(t *testing.T) {
 	own.send(changesFrom(101, exportedService("shop", "echo", 80, 81)))
 	own.acked(101)
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
+	w.previewsImports(t, all)
 
 	// Somebody changes it: it is restored. What others say of it stays.
 	if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -225,10 +289,32 @@ func TestServiceImports(t *testing.T) {
 	}
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
 
+	theirs := w.foreignImport(t, client)
+	c2.send(changesFrom(101, exportedService("shop", "theirs", 80)))
+	c2.acked(101)
+	eventually(t, "the status names theirs", func() (bool, string) {
+		status, err := w.debugger(t).GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+		return strings.Contains(fmt.Sprint(status.GetFindings()), "shop/theirs"), fmt.Sprint(status.GetFindings(), err)
+	})
+	left := func() {
+		t.Helper()
+		if now, err := api.Get(ctx, "shop", "theirs"); err != nil || now.ResourceVersion != theirs.ResourceVersion {
+			t.Errorf("somebody's own ServiceImport is %v, %v", now, err)
+		}
+	}
+	left()
+	c2.send(deletion(102, exportedService("shop", "theirs")))
+	c2.acked(102)
+	eventually(t, "the export of theirs has gone", func() (bool, string) {
+		_, err := service("mcs-shop-73736d-theirs")
+		return apierrors.IsNotFound(err), fmt.Sprint(err)
+	})
+	left()
+
 	// Nobody exports it any more.
 	importSlice("shop", "c2", "echo c2 false [10.2.1.5]")
-	c2.send(deletion(101, exportedService("shop", "echo")))
-	c2.acked(101)
+	c2.send(deletion(103, exportedService("shop", "echo")))
+	c2.acked(103)
 	importSlice("shop", "c2", "")
 	imported("shop", "ClusterSetIP 80,81 of c1")
 	own.send(deletion(201, exportedService("shop", "echo")))

@@ -4,13 +4,16 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/semaphore/broker/admission"
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/mirror"
 	"github.com/kube-semaphore/semaphore/broker/problem"
@@ -122,8 +125,8 @@ func (v *previewing) decide(f *following, objects remotes.Objects, names []strin
 // admit decides what would be accepted of a remote. exports are what it would export; without them it judges what is
 // accepted now.
 func (v *previewing) admit(name string, exports []*semaphorev1.Object, have bool) error {
-	i := slices.IndexFunc(v.now.Remotes, func(r config.Remote) bool { return r.Name == name })
-	if i < 0 {
+	remote, admit := v.remote(name)
+	if remote == nil {
 		return nil // nothing is imported from it
 	}
 	held, refusedNow := v.process.federation.Held(name)
@@ -141,8 +144,7 @@ func (v *previewing) admit(name string, exports []*semaphorev1.Object, have bool
 				"%d objects that are refused now are not among them: give its --context, too", len(refusedNow)))
 		}
 	}
-	remote := v.now.Remotes[i]
-	r := replica.New(name, v.now.Cluster, program.Version, federation.Admission(v.now.Remotes, i, v.now.LocalPrefixes))
+	r := replica.New(name, v.now.Cluster, program.Version, admit)
 	r.SetLimits(remote.Limits, config.Brake{})
 	results, err := r.Load(exports, time.Now())
 	if err != nil {
@@ -162,6 +164,18 @@ func (v *previewing) admit(name string, exports []*semaphorev1.Object, have bool
 	return nil
 }
 
+// remote returns the remote, or the own cluster, of a name and its admission; nil if this broker takes no exports of it.
+func (v *previewing) remote(name string) (*config.Remote, replica.Admit) {
+	if own := v.now.Own(); own != nil && own.Name == name {
+		return own, admission.Own(own).Check
+	}
+	i := slices.IndexFunc(v.now.Remotes, func(r config.Remote) bool { return r.Name == name })
+	if i < 0 {
+		return nil, nil
+	}
+	return &v.now.Remotes[i], federation.Admission(v.now.Remotes, i, v.now.LocalPrefixes)
+}
+
 // brake reports the kinds of which the brake would retain what a remote withdraws: the plan of Services knows no brake.
 func (v *previewing) brake(name string, was, now map[semaphorev1.Kind]int) {
 	for _, kind := range semaphorev1.Kinds {
@@ -173,13 +187,23 @@ func (v *previewing) brake(name string, was, now map[semaphorev1.Kind]int) {
 	}
 }
 
-// plan returns the plan of Services under a configuration, with all remotes complete.
-func (v *previewing) plan(cfg *config.Broker, held func(cluster string) []replica.Result) *mirror.Plan {
+// plan returns the plan of Services under a configuration, with all remotes complete. It knows the existing Services,
+// whose annotations hold the order in which their exports were observed.
+func (v *previewing) plan(cfg *config.Broker, existing []corev1.Service, namespaces []string,
+	held func(cluster string) []replica.Result) *mirror.Plan {
 	names := remoteNames(cfg)
 	if own := cfg.Own(); own != nil {
 		names = append(names, own.Name)
 	}
 	plan, now := mirror.New(cfg), time.Now()
+	if cfg.MCS.Enabled {
+		plan.SetNamespaces(namespaces)
+	}
+	for i := range existing {
+		if s := &existing[i]; s.Labels[naming.LabelManagedBy] == naming.ManagedByBroker {
+			plan.ObserveService(s.Name, s, now)
+		}
+	}
 	for _, name := range names {
 		for _, r := range held(name) {
 			plan.Apply(name, r.Changes, now)
@@ -198,17 +222,27 @@ func (v *previewing) services(ctx context.Context) error {
 		held, _ := v.process.federation.Held(cluster)
 		return held
 	}
-	was := v.plan(&v.was, heldNow)
-	now := v.plan(&v.now, func(cluster string) []replica.Result {
+	existing, err := v.process.client.CoreV1().Services(v.now.MirrorNamespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("the Services of %s: %w", v.now.MirrorNamespace, err)
+	}
+	var namespaces []string
+	if v.now.MCS.Enabled {
+		all, err := v.process.client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("the namespaces: %w", err)
+		}
+		for _, n := range all.Items {
+			namespaces = append(namespaces, n.Name)
+		}
+	}
+	was := v.plan(&v.was, existing.Items, namespaces, heldNow)
+	now := v.plan(&v.now, existing.Items, namespaces, func(cluster string) []replica.Result {
 		if held, ok := v.held[cluster]; ok {
 			return held
 		}
 		return heldNow(cluster)
 	})
-	existing, err := v.process.client.CoreV1().Services(v.now.MirrorNamespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return fmt.Errorf("the Services of %s: %w", v.now.MirrorNamespace, err)
-	}
 	foreign := map[string]bool{}
 	for _, s := range existing.Items {
 		foreign[s.Name] = s.Labels[naming.LabelManagedBy] != naming.ManagedByBroker
@@ -232,8 +266,34 @@ func (v *previewing) services(ctx context.Context) error {
 			v.Add(debug.Changed, object, "", "", v.describe(now, name))
 		}
 	}
+	v.imports(was, now, namespaces)
 	v.Problems(debug.Clash, "", findingsOf(was.Problems()), findingsOf(now.Problems()))
 	return nil
+}
+
+// imports compares the ServiceImports that are desired with those that would be. One is made when the Service that it
+// leads to exists, whose IPs it has.
+func (v *previewing) imports(was, now *mirror.Plan, namespaces []string) {
+	names := append(was.Imports(), now.Imports()...)
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		old, had := was.Import(name)
+		next, wanted := now.Import(name)
+		object := "serviceimport " + name
+		leads := "service " + v.now.MirrorNamespace + "/" + mirror.DerivedService(name) + " leads to it"
+		namespace, _, _ := strings.Cut(name, "/")
+		switch {
+		case wanted && !had:
+			v.Add(debug.Create, object, "", "", leads)
+		case had && !wanted:
+			v.Add(debug.Delete, object, "", "", "")
+		case wanted && !apiequality.Semantic.DeepEqual(old, next):
+			v.Add(debug.Changed, object, "", "", leads)
+		case !wanted && !slices.Contains(namespaces, namespace) && slices.Contains(now.Imports(), name) &&
+			!slices.Contains(was.Imports(), name):
+			v.Add(debug.Note, object, "", "", "there is no namespace "+namespace+" here: it would be made with it")
+		}
+	}
 }
 
 // describe lists the Services from which a Service is made.
@@ -243,7 +303,10 @@ func (v *previewing) describe(plan *mirror.Plan, name string) string {
 		return ""
 	}
 	d, text := all[0], "mirror"
-	if d.Global {
+	switch {
+	case d.Imported:
+		text = "derived Service"
+	case d.Global:
 		text = "global service"
 	}
 	text += " of " + d.Namespace + "/" + d.Name

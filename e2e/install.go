@@ -49,6 +49,8 @@ type Installation struct {
 	OwnPools bool
 	// MCS turns the Multi-Cluster Services API on, whose definitions the clusters must have.
 	MCS bool
+	// ImportSlices is mcs.endpointSlices of every broker; its default when empty.
+	ImportSlices string
 	// Components are further directories of deploy/features.
 	Components []string
 	// Patches are more entries of "patches:" of every cluster's kustomization, in YAML.
@@ -93,6 +95,7 @@ type overlay struct {
 	OwnPools     bool
 	Components   []string
 	MCS          bool
+	ImportSlices string
 	Patches      string
 	Calico       bool
 	AgentNodes   string
@@ -233,6 +236,7 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 		OwnPools:     in.OwnPools,
 		Components:   in.Components,
 		MCS:          in.MCS,
+		ImportSlices: in.ImportSlices,
 		Patches:      in.Patches,
 		Calico:       !in.NoCalico,
 		AgentNodes:   in.AgentNodes,

@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net/netip"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -26,6 +27,7 @@ import (
 	"k8s.io/utils/ptr"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/testbed"
@@ -74,11 +76,16 @@ var conformance = []struct {
 	{"27 Exporting a service should create an MCS EndpointSlice in each cluster, deleted on unexport", mcsEndpointSlice},
 }
 
+// needsSlices is the number of the first test that needs the slices beside ServiceImports, as all after it do.
+const needsSlices = 24
+
 // TestMCS: what each test of the upstream conformance suite asserts holds between two clusters, and the cleanup leaves
-// the API, and nothing of ours.
+// the API, and nothing of ours. With IMPORT_SLICES=none in the environment the brokers write no slices beside
+// ServiceImports, and the tests that need none of them hold: releases run that, too.
 func TestMCS(t *testing.T) {
 	ctx := needsBed(t)
-	s := clusters(ctx, t, testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}})
+	s := clusters(ctx, t, testbed.Options{IPFamilies: testbed.FamiliesDual,
+		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}})
 	b := &mcsBed{Scenario: s, exports: map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceExport]{},
 		imports: map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceImport]{}}
 	for _, c := range s.tb.Clusters() {
@@ -89,7 +96,7 @@ func TestMCS(t *testing.T) {
 		must(t, err)
 		b.exports[c], b.imports[c] = client.Exports(), client.Imports()
 	}
-	s.in.MCS = true
+	s.in.MCS, s.in.ImportSlices = true, os.Getenv("IMPORT_SLICES")
 	must(t, s.in.Install(ctx, s.progress))
 	for _, c := range s.tb.Clusters() {
 		must(t, c.ApplyYAML(ctx, shopNamespace+requestPod))
@@ -99,6 +106,9 @@ func TestMCS(t *testing.T) {
 	}
 	for i, test := range conformance {
 		t.Run(test.name, func(t *testing.T) {
+			if s.in.ImportSlices == string(config.NoImportSlices) && i+1 >= needsSlices {
+				t.Skip("it needs the slices beside ServiceImports, which are off")
+			}
 			m := &mcsTest{mcsBed: b, ns: fmt.Sprint("mcs-conformance-", i+1)}
 			for _, c := range s.tb.Clusters() {
 				_, err := c.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
@@ -454,17 +464,35 @@ func mcsTrafficDistribution(ctx context.Context, t *testing.T, m *mcsTest) {
 
 func mcsIPs(ctx context.Context, t *testing.T, m *mcsTest) {
 	m.exported(ctx, t)
+	has := func(families int) {
+		t.Helper()
+		for _, c := range m.tb.Clusters() {
+			i := m.imported(ctx, t, c, func(i *mcsv1beta1.ServiceImport) error {
+				if len(i.Spec.IPs) != families || len(i.Spec.IPFamilies) != families {
+					return fmt.Errorf("it has %v of %v", i.Spec.IPs, i.Spec.IPFamilies)
+				}
+				return nil
+			})
+			for n, text := range i.Spec.IPs {
+				ip, err := netip.ParseAddr(text)
+				if err != nil || ip.Is4() != (i.Spec.IPFamilies[n] == corev1.IPv4Protocol) {
+					t.Errorf("%s: %v of %v: %v", c.Name, i.Spec.IPs, i.Spec.IPFamilies, err)
+				}
+			}
+		}
+	}
+	has(1)
+	// Beyond the suite: a Service of both families, which answers at both IPs.
+	pods := m.pods(ctx, t, m.c1, 1)
+	s, err := m.c1.Client.CoreV1().Services(m.ns).Get(ctx, hello, metav1.GetOptions{})
+	must(t, err)
+	s.Spec.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicyRequireDualStack)
+	_, err = m.c1.Client.CoreV1().Services(m.ns).Update(ctx, s, metav1.UpdateOptions{})
+	must(t, err)
+	has(2)
 	for _, c := range m.tb.Clusters() {
-		i := m.imported(ctx, t, c, func(i *mcsv1beta1.ServiceImport) error {
-			if len(i.Spec.IPs) == 0 || len(i.Spec.IPs) != len(i.Spec.IPFamilies) {
-				return fmt.Errorf("it has %v of %v", i.Spec.IPs, i.Spec.IPFamilies)
-			}
-			return nil
-		})
-		for _, ip := range i.Spec.IPs {
-			if _, err := netip.ParseAddr(ip); err != nil {
-				t.Errorf("%s: %v", c.Name, err)
-			}
+		for _, ip := range m.imported(ctx, t, c, nil).Spec.IPs {
+			m.answers(ctx, t, "echo hi | nc "+ip+" 42", 1, containing("pod ip "+pods[0]), c)
 		}
 	}
 }
@@ -786,8 +814,23 @@ func (b *mcsBed) removed(ctx context.Context, t *testing.T) {
 	m.exported(ctx, t)
 	m.pods(ctx, t, m.c1, 1)
 	for _, c := range b.tb.Clusters() {
-		m.imported(ctx, t, c, nil)
-		m.slice(ctx, t, c, nil)
+		present := mcsv1beta1.EndpointSliceObjectsPresent
+		if b.in.ImportSlices == string(config.NoImportSlices) {
+			present = mcsv1beta1.EndpointSliceObjectsAbsent
+		} else {
+			m.slice(ctx, t, c, nil)
+		}
+		m.imported(ctx, t, c, func(i *mcsv1beta1.ServiceImport) error {
+			if i.Status.EndpointSliceObjects != present {
+				return fmt.Errorf("its endpointSliceObjects are %q, not %q", i.Status.EndpointSliceObjects, present)
+			}
+			return nil
+		})
+	}
+	if list, err := b.c2.Client.DiscoveryV1().EndpointSlices("").List(ctx,
+		metav1.ListOptions{LabelSelector: mcsv1beta1.LabelServiceName}); err != nil ||
+		b.in.ImportSlices == string(config.NoImportSlices) && len(list.Items) > 0 {
+		t.Errorf("%v: slices beside ServiceImports although they are off: %v", err, list.Items)
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	for _, c := range b.tb.Clusters() {

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
@@ -69,6 +70,7 @@ func (e *exporter) preview(_ context.Context, req *semaphorev1.PreviewRequest) (
 		}
 	}
 	counts.say(out)
+	e.sayExports(next, rest, out)
 	difference(e.catalog, next, out)
 	e.noteEndpoints(next, rest, out)
 	out.Problems(debug.Refuse, "", e.catalog.Findings(), next.Findings())
@@ -116,10 +118,58 @@ func (e *exporter) propose(next *catalog.Catalog, d remotes.Document) error {
 			return fmt.Errorf("a Pod: %w", err)
 		}
 		next.PutPod(&p, time.Now())
+	case exportKind(mcsv1beta1.GroupVersion.Version), exportKind("v1alpha1"):
+		var x mcsv1beta1.ServiceExport // those of v1alpha1 have the same fields
+		if err := json.Unmarshal([]byte(d.Text), &x); err != nil {
+			return fmt.Errorf("a ServiceExport: %w", err)
+		}
+		if !next.Rules().MultiCluster {
+			return fmt.Errorf("ServiceExport %s/%s: this exporter reads none: set mcs.enabled in its configuration",
+				x.Namespace, x.Name)
+		}
+		next.PutExport(&x, time.Now())
 	default:
-		return fmt.Errorf("%s %s: preview knows RemoteClusters, Services and Pods", d.APIVersion, d.Kind)
+		return fmt.Errorf("%s %s: preview knows RemoteClusters, Services, Pods and ServiceExports", d.APIVersion, d.Kind)
 	}
 	return nil
+}
+
+// exportKind is the apiVersion and the kind of a ServiceExport.
+func exportKind(version string) string {
+	return mcsv1beta1.GroupName + "/" + version + " ServiceExport"
+}
+
+// sayExports says of the proposed ServiceExports what their conditions Valid and Ready will say.
+func (e *exporter) sayExports(next *catalog.Catalog, proposed []remotes.Document, out *debug.Changes) {
+	type export struct{ namespace, name string }
+	asked := map[export]bool{}
+	for _, d := range proposed {
+		var o metav1.PartialObjectMetadata
+		if d.Kind == "ServiceExport" && json.Unmarshal([]byte(d.Text), &o) == nil {
+			asked[export{o.Namespace, o.Name}] = true
+		}
+	}
+	if len(asked) == 0 {
+		return
+	}
+	for _, x := range next.ServiceExports() {
+		if !asked[export{x.Namespace, x.Name}] {
+			continue
+		}
+		object := "serviceexport " + x.Namespace + "/" + x.Name
+		switch {
+		case x.Reason != "":
+			out.Add(debug.Reject, object, "", "", "Valid would be False, "+string(x.Valid)+": "+x.Reason)
+		case x.Offer == nil || len(x.Offer.To) == 0:
+			why := "Ready would be False, Failed: the Service is exported to no cluster"
+			if x.Offer != nil && x.Offer.Reason != "" {
+				why += ": " + x.Offer.Reason
+			}
+			out.Add(debug.Reject, object, "", "", why)
+		default:
+			out.Add(debug.Accept, object, "", "", "would export its Service to "+strings.Join(x.Offer.To, ", "))
+		}
+	}
 }
 
 // matches counts what the rules of remotes select: an object counts for the first rule that matches it.

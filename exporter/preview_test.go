@@ -7,13 +7,18 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/kube-semaphore/semaphore/internal/mcs"
+	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestPreview: what the exporter says that a RemoteCluster, a label or an annotation would do is what happens when it
-// is applied, and asking changes nothing.
+// TestPreview: what the exporter says that a RemoteCluster, a label, an annotation or a ServiceExport would do is what
+// happens when it is applied, and asking changes nothing.
 func TestPreview(t *testing.T) {
 	bed := newRemotesBed(t)
 	c2, at2 := bed.broker("c2")
@@ -30,7 +35,10 @@ func TestPreview(t *testing.T) {
 		must(t, err)
 		return string(data)
 	}
-	e := startWith(t, bed.api, bed.files, "leaderElection: {enabled: false}", bed.bundles)
+	_, err := definitions.Apply(t.Context(),
+		apiextensionsclient.NewForConfigOrDie(bed.api).ApiextensionsV1().CustomResourceDefinitions(), false)
+	must(t, err)
+	e := startWith(t, bed.api, bed.files, "leaderElection: {enabled: false}\nmcs: {enabled: true}", bed.bundles)
 	bed.create(object("c2", `{podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}`))
 	const all = "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
 	within(t, "c2 holds what is exported", func() bool { return c2.holds() == all })
@@ -67,7 +75,7 @@ func TestPreview(t *testing.T) {
 select spec.export.rules[1] (Withhold) c3
 export setmember shop/web c3
 export 1 objects of kind node c3`)
-	if rule := answer.GetChanges(); !strings.Contains(rule[0].GetText(), "matches 1 Services and 0 pods") ||
+	if rule := answer.GetChanges(); !strings.Contains(rule[0].GetText(), "matches 2 Services and 0 pods") ||
 		!strings.Contains(rule[1].GetText(), "matches 0 Services and 0 pods") {
 		t.Errorf("%s; %s", rule[0].GetText(), rule[1].GetText())
 	}
@@ -108,6 +116,21 @@ export 1 objects of kind endpointslice c3`)
 		`,"annotations":{"semaphore.uw.io/export-to":"c9"}`, 1))
 	is("an annotation", got, "refuse export-to")
 
+	// ServiceExports: of a Service that nothing else offers, and of none.
+	const export = `{"apiVersion":"multicluster.x-k8s.io/v1beta1","kind":"ServiceExport",` +
+		`"metadata":{"namespace":"shop","name":"private"}}`
+	got, answer = preview("", export)
+	is("a ServiceExport", got, "accept serviceexport shop/private\nexport service shop/private c2\n"+
+		"export 1 objects of kind endpointslice c2")
+	if said := answer.GetChanges()[0].GetText(); said != "would export its Service to c2" {
+		t.Error(said)
+	}
+	got, answer = preview("", strings.Replace(export, "private", "nothing", 1))
+	is("a ServiceExport of nothing", got, "reject serviceexport shop/nothing")
+	if said := answer.GetChanges()[0].GetText(); !strings.Contains(said, "NoService: there is no Service nothing") {
+		t.Error(said)
+	}
+
 	for _, bad := range []string{`{`, `{"kind":"ConfigMap","apiVersion":"v1"}`,
 		`{"kind":"RemoteCluster","apiVersion":"semaphore.uw.io/v1alpha1","metadata":{"name":"c3"},"spec":{"pods":[]}}`} {
 		if _, err := e.client.Preview(t.Context(), &semaphorev1.PreviewRequest{Objects: []string{bad}}); status.Code(err) !=
@@ -121,4 +144,13 @@ export 1 objects of kind endpointslice c3`)
 	if got := c3.holds(); got != strings.Join(would, ", ") {
 		t.Errorf("c3 holds %s", got)
 	}
+	exports, err := mcs.New(bed.api, "test")
+	must(t, err)
+	_, err = exports.Exports().Create(t.Context(), &mcsv1beta1.ServiceExport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "private"}})
+	must(t, err)
+	within(t, "c2 holds what the preview of the ServiceExport said", func() bool {
+		return c2.holds() == "endpointslice shop/echo-1, endpointslice shop/private-1, node n1, service shop/echo, "+
+			"service shop/private, setmember shop/web"
+	})
 }

@@ -75,6 +75,8 @@ type Service struct {
 	Name      string           `json:"name"`
 	Service   string           `json:"service"`
 	Global    bool             `json:"global"`
+	Imported  bool             `json:"imported"`
+	Conflict  string           `json:"conflict,omitempty"`
 	Clusters  []ServiceCluster `json:"clusters"`
 }
 
@@ -225,7 +227,7 @@ func servicesOf(source func() []mirror.Described) (out []Service, more int) {
 	more = cutTo(&all, maxServices)
 	for _, d := range all {
 		is := Service{Namespace: finding.Clean(d.Namespace), Name: finding.Clean(d.Name), Service: finding.Clean(d.Service),
-			Global: d.Global}
+			Global: d.Global, Imported: d.Imported, Conflict: finding.Clean(d.Conflict)}
 		for _, c := range d.Clusters[:min(len(d.Clusters), maxServices)] {
 			is.Clusters = append(is.Clusters, ServiceCluster{Cluster: finding.Clean(c.Cluster), Endpoints: c.Endpoints,
 				Ready: c.Ready, Drained: c.Drained, InUse: c.InUse, Gone: c.Gone})

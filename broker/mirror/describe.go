@@ -12,7 +12,10 @@ type Described struct {
 	Service string
 	// Namespace and Name are those of its sources.
 	Namespace, Name string
-	Global          bool
+	// Global is set for a global service and for one that ServiceExports make, and Imported for the latter alone, whose
+	// Conflict is in what its exports differ.
+	Global, Imported bool
+	Conflict         string
 	// Headless is the flag of the authoritative source.
 	Headless bool
 	// Clusters are those that export it or have endpoints in it, in configured order.
@@ -48,11 +51,14 @@ func (p *Plan) Describe(targets ...string) []Described {
 	var out []Described
 	for _, t := range p.selectTargets(targets) {
 		of := t.of
-		d := Described{Service: t.name, Global: t.shared(), Headless: t.shape.headless, Due: t.due}
+		d := Described{Service: t.name, Global: t.shared(), Imported: t.imported(), Headless: t.shape.headless, Due: t.due}
 		if d.Global {
 			of = t.sourceName()
 			s := t.settings()
 			d.Prefer, d.MinReady, d.WhenGone = s.Prefer, s.MinReady, s.WhenGone
+		}
+		if d.Imported {
+			d.Conflict = t.conflict().Message
 		}
 		for _, cluster := range p.clusters {
 			h := t.perCluster[cluster]

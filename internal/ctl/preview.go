@@ -36,16 +36,17 @@ func previewCommand(access *fleet.Access) *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "preview -f FILE",
-		Short: "what RemoteClusters, Services and pods would change before they are applied",
+		Short: "what RemoteClusters, Services, pods and ServiceExports would change before they are applied",
 		Long: `Prints what objects would change if they were applied, and applies nothing. The exporters and brokers of the clusters decide, as they
 would on the objects themselves, on a copy of what they hold.
 
 Of a RemoteCluster: whether it would be in effect or why not; what its rules and their selectors match; what the cluster
 would export to it, or no longer; what would be refused of its objects, and by which rule; and which mirrors and global
 Services would be made, changed or deleted, or clash. Of a Service or a pod, such as one with another label or
-annotation: what would be exported, and to whom.
+annotation: what would be exported, and to whom. Of a ServiceExport: whether it would be valid, to whom it would export
+its Service, and, in brokers that have mcs.enabled, which ServiceImports would be made, and conflicts.
 
-A RemoteCluster counts in all given clusters but its own, and Services and pods in that of the first --context. With the
+A RemoteCluster counts in all given clusters but its own, and all else in that of the first --context. With the
 context of a remote, too, what it would export is judged here, even before the two are connected.
 
   semaphorectl preview --context c1 --context c2 -f remoteclusters.yaml
@@ -157,8 +158,9 @@ func documentsOf(text []byte) ([]document, error) {
 		if err := json.Unmarshal(item, &d); err != nil {
 			return nil, err
 		}
-		if !d.isRemote() && d.Kind != "Service" && d.Kind != "Pod" {
-			return nil, fmt.Errorf("%s %s: preview knows RemoteClusters, Services and Pods", d.Kind, d.Metadata.Name)
+		if !d.isRemote() && !slices.Contains([]string{"Service", "Pod", "ServiceExport"}, d.Kind) {
+			return nil, fmt.Errorf("%s %s: preview knows RemoteClusters, Services, Pods and ServiceExports", d.Kind,
+				d.Metadata.Name)
 		}
 		all = append(all, d)
 	}
@@ -242,7 +244,8 @@ func (p *previews) ask(ctx context.Context, parts []*fleet.Part, unreached error
 		}
 		req := &semaphorev1.PreviewRequest{Objects: p.of(s.cluster, false)}
 		for j, other := range sides {
-			if i != j && other.exporter != nil && p.concern(other.cluster, s.cluster, other.first) {
+			if other.exporter != nil && (i != j && p.concern(other.cluster, s.cluster, other.first) ||
+				i == j && other.first && p.exportsServices()) {
 				p.exports(ctx, req, other, s.cluster)
 			}
 		}
@@ -270,6 +273,11 @@ func (p *previews) concern(from, to string, first bool) bool {
 		}
 	}
 	return false
+}
+
+// exportsServices reports whether there are ServiceExports, which the own cluster imports, too.
+func (p *previews) exportsServices() bool {
+	return slices.ContainsFunc(p.documents, func(d document) bool { return d.Kind == "ServiceExport" })
 }
 
 // exports adds to a request for a broker everything that another cluster would export to it, even if that is nothing.

@@ -116,7 +116,9 @@ function show(v) {
   fill("pairs", (m.silentPairs || []).map(p => [p.node, p.remote, p.for, wide(p.reason)]), v.more.pairs);
   fill("nodes", (v.nodes || []).map(n => [n.name, n.attached ? "attached" : {value: "✗ not attached", name: "error"},
     n.since, n.devices, n.behind]), v.more.nodes);
-  fill("services", (v.services || []).map(s => [s.namespace, s.name, s.global ? "global" : "mirror",
+  const made = s => s.conflict ? {value: "✗ ServiceImport: " + s.conflict, name: "warning"} :
+    s.imported ? "ServiceImport" : s.global ? "global" : "mirror";
+  fill("services", (v.services || []).map(s => [s.namespace, s.name, made(s),
     wide((s.clusters || []).map(c => c.cluster + " " + c.ready + "/" + c.endpoints + (c.drained ? " (" + c.drained +
       " drained)" : "") + (c.gone ? " (gone)" : c.inUse ? "" : " (not used)")).join(", "))]), v.more.services);
   fill("sets", (v.sets || []).map(s => [s.cluster, s.namespace, s.name, s.pods, s.missing, wide(s.problem)]), v.more.sets);
