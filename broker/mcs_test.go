@@ -60,8 +60,8 @@ func (w *world) previewsImports(t *testing.T, exports []*semaphorev1.Object) {
 		var lines []string
 		for _, c := range answer.GetChanges() {
 			if !strings.HasPrefix(c.GetObject(), "exports of ") && !strings.HasPrefix(c.GetObject(), "endpointslice ") &&
-				c.GetAction() != "refuse" {
-				lines = append(lines, c.GetAction()+" "+c.GetObject()+": "+c.GetText())
+				c.GetAction() != semaphorev1.PreviewAction_PREVIEW_ACTION_REFUSE {
+				lines = append(lines, semaphorev1.PreviewActionName(c.GetAction())+" "+c.GetObject()+": "+c.GetText())
 			}
 		}
 		if !slices.Equal(lines, want) {
