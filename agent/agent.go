@@ -30,6 +30,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/schedule"
 	"github.com/kube-semaphore/semaphore/agent/session"
 	"github.com/kube-semaphore/semaphore/agent/status"
+	"github.com/kube-semaphore/semaphore/agent/traffic"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
@@ -55,7 +56,8 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.pages(reg).Serve(ctx, cfg.Listen.HTTP) })
 	g.Go(func() error {
-		server := debug.NewServer(a.events.Recorder(), a.status, debug.Answers{Path: a.lookup().LookUp})
+		look := a.lookup()
+		server := debug.NewServer(a.events.Recorder(), a.status, debug.Answers{Path: look.LookUp, Locate: look.Locate})
 		return debug.ServeSocket(ctx, cfg.Listen.DebugSocket, server, func(r grpc.ServiceRegistrar) {
 			semaphorev1.RegisterControlServiceServer(r, operator{agent: a})
 		})
@@ -66,6 +68,9 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	g.Go(func() error { return a.loop(ctx) })
 	g.Go(func() error { return a.cache.Run(ctx) })
 	g.Go(func() error { return a.sample(ctx) })
+	if a.traffic != nil {
+		g.Go(func() error { return a.countTraffic(ctx) })
+	}
 	if cfg.Listen.Probe != config.NoProbe {
 		g.Go(func() error { return a.peers.AnswerProbes(ctx, cfg.Listen.Probe) })
 	}
@@ -93,6 +98,8 @@ type agent struct {
 	stream   *attach.Stream
 	send     func(*semaphorev1.AttachRequest)
 	cache    *cache.Writer
+	// traffic is nil where the agent does not count by Service.
+	traffic  *traffic.Counter
 	queue    *queue
 	revision prometheus.Gauge
 }
@@ -106,6 +113,9 @@ func newAgent(cfg *config.Agent, kernel Kernel, g hostnet.Guard) *agent {
 	a.cache = cache.NewWriter(cfg.StateFile, cfg.Cluster, a.snapshot)
 	a.send = a.stream.Send
 	a.session = session.New(cfg.Cluster, cfg.Broker.Address, a.events, func(m *semaphorev1.AttachRequest) { a.send(m) })
+	if cfg.ServiceTraffic {
+		a.traffic = traffic.New()
+	}
 	a.keys = keys.New(cfg.Cluster, cfg.WGKeyPath, a.events)
 	a.node = hostnet.New(cfg, kernel, g, a.session, a.board, a.events, a.cache.Changed)
 	a.peers = peers.New(kernel, a.session, a.events, a.queue.set, a.queue.poke)

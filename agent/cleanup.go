@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/guard"
 	"github.com/kube-semaphore/semaphore/agent/plan"
 	"github.com/kube-semaphore/semaphore/agent/routing"
+	"github.com/kube-semaphore/semaphore/agent/traffic"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -79,6 +80,11 @@ func Cleanup(out io.Writer, cfg *config.Agent, options CleanupOptions) error {
 	failed = append(failed, err)
 	for _, g := range guarded {
 		fmt.Fprintf(out, "removed %s\n", g)
+	}
+	counting, err := traffic.Remove()
+	failed = append(failed, err)
+	if counting {
+		fmt.Fprintf(out, "removed nftables tables ip and ip6 %s\n", traffic.TableName)
 	}
 	// Routes into a removed device are removed with it.
 	routes, err := routing.RemoveAll()

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -232,12 +233,18 @@ func (a *agent) sample(ctx context.Context) error {
 	g.Go(func() error {
 		tick := time.NewTicker(peers.SampleEvery)
 		defer tick.Stop()
+		closely := time.NewTicker(peers.CloseEvery)
+		defer closely.Stop()
 		for {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-tick.C:
 				a.reloadSubnets()
+			case <-closely.C:
+				if !a.peers.Closely() {
+					continue
+				}
 			case <-a.peers.Again():
 			}
 			for _, probe := range a.peers.Sample(a.known()) {
@@ -246,6 +253,36 @@ func (a *agent) sample(ctx context.Context) error {
 		}
 	})
 	return g.Wait()
+}
+
+// countEvery is how often what the kernel counted by Service is read, and so how often a report says it.
+const countEvery = 30 * time.Second
+
+// countTraffic counts traffic by Service until ctx ends. What fails is logged once, until it fails otherwise or works.
+func (a *agent) countTraffic(ctx context.Context) error {
+	tick := time.NewTicker(countEvery)
+	defer tick.Stop()
+	last := ""
+	for {
+		changed, err := a.traffic.Read()
+		switch {
+		case err != nil && err.Error() != last:
+			last = err.Error()
+			slog.Warn("traffic is not counted by Service; the agent retries", "error", err)
+		case err == nil && last != "":
+			last = ""
+			slog.Info("traffic is counted by Service again")
+		}
+		if changed {
+			a.board.PutTraffic(a.traffic.Report())
+			a.queue.poke()
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
 }
 
 // known returns the clusters of the devices that the agent has set, or tried to.

@@ -252,8 +252,8 @@ func (r *remote) pair(t testing.TB, key []byte) {
 	}))
 }
 
-// traffic is a pod that sends to the remote one all the time.
-type traffic struct {
+// requests is a pod that sends to the remote one all the time.
+type requests struct {
 	sent, back atomic.Int64
 	// written are the packets that do not come back any more; what is on its way is the rest.
 	written int64
@@ -265,17 +265,17 @@ type traffic struct {
 
 const podAddress = "10.1.1.1"
 
-func startTraffic(t *testing.T) *traffic {
+func startTraffic(t *testing.T) *requests {
 	t.Helper()
 	return startTrafficEvery(t, 2*time.Millisecond)
 }
 
-func startTrafficEvery(t *testing.T, interval time.Duration) *traffic {
+func startTrafficEvery(t *testing.T, interval time.Duration) *requests {
 	t.Helper()
 	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(podAddress)},
 		&net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
 	must(t, err)
-	tr := &traffic{stop: make(chan struct{}), stopped: make(chan struct{})}
+	tr := &requests{stop: make(chan struct{}), stopped: make(chan struct{})}
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
@@ -321,7 +321,7 @@ func startTrafficEvery(t *testing.T, interval time.Duration) *traffic {
 // mayBeMore reports whether so few packets are on their way that the next one finds a place in all queues, of devices,
 // sockets and wireguard-go: they fill while the process that empties them waits for a processor. Packets that have not
 // come back when no other has for a second do not count.
-func (tr *traffic) mayBeMore() bool {
+func (tr *requests) mayBeMore() bool {
 	const most = 100
 	sent, back := tr.sent.Load(), tr.back.Load()
 	if sent-back-tr.written < most {
@@ -335,7 +335,7 @@ func (tr *traffic) mayBeMore() bool {
 }
 
 // lost ends the traffic and returns how many of the packets sent did not come back.
-func (tr *traffic) lost(t *testing.T) int64 {
+func (tr *requests) lost(t *testing.T) int64 {
 	t.Helper()
 	eventually(t, "there was some traffic", func() bool { return tr.sent.Load() >= 200 })
 	close(tr.stop)

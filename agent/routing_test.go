@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/schedule"
+	"github.com/kube-semaphore/semaphore/agent/traffic"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -239,6 +240,7 @@ func TestServicesFromTheNode(t *testing.T) {
 		}
 		b, cfg := newBroker(t)
 		b.clusters = []string{"c2"}
+		cfg.ServiceTraffic = true
 		key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(device, nil)
 		must(t, err)
 		remoteKey := newDualStackRemote(t, key.Private.PublicKey())
@@ -316,6 +318,9 @@ func TestServicesFromTheNode(t *testing.T) {
 		all("after they were taken off")
 		network(prefixes, nil)
 		all("with none that the broker names")
+		for family, packet := range map[string]uint64{"IPv4": 20 + 8 + 4, "IPv6": 40 + 8 + 4} {
+			serviceIsCounted(t, services[family].vip, families[family].remote, packet)
+		}
 		ip(t, "link del tunl0")
 		eventually(t, "Calico's have gone", addresses())
 		if d := deviceOn(t, newHost(t), device); len(d.Routes) != 2 || len(d.Sources) != 0 {
@@ -325,6 +330,42 @@ func TestServicesFromTheNode(t *testing.T) {
 			t.Errorf("reported: %s", p)
 		}
 	})
+}
+
+// serviceIsCounted sends packets to a ClusterIP and to the pod behind it, each of a connection of its own: what goes to
+// the ClusterIP is counted, byte for byte, and so is what comes back; what goes to the pod is not.
+func serviceIsCounted(t *testing.T, vip, pod string, packet uint64) {
+	t.Helper()
+	const connections = 20
+	of := func() *semaphorev1.ServiceTraffic {
+		counter := traffic.New() // takes what the kernel has
+		_, err := counter.Read()
+		must(t, err)
+		for _, s := range counter.Report() {
+			if at, ok := netip.AddrFromSlice(s.GetAddress()); ok && at.String() == vip {
+				return s
+			}
+		}
+		return &semaphorev1.ServiceTraffic{}
+	}
+	// A late answer to an earlier request is counted, too.
+	time.Sleep(nodetest.Patience(300 * time.Millisecond))
+	before := of()
+	if before.GetConnections() == 0 || before.GetSentBytes() == 0 || before.GetReceivedBytes() == 0 {
+		t.Errorf("requests to %s were answered, and %v is counted", vip, before)
+	}
+	for range connections {
+		if !asked(net.JoinHostPort(vip, "80")) || !asked(net.JoinHostPort(pod, "7")) {
+			t.Fatalf("%s or %s does not answer", vip, pod)
+		}
+	}
+	now := of()
+	sent, received := now.GetSentBytes()-before.GetSentBytes(), now.GetReceivedBytes()-before.GetReceivedBytes()
+	if n := now.GetConnections() - before.GetConnections(); n != connections || sent != connections*packet ||
+		received != connections*packet {
+		t.Errorf("%s: %d connections, %d bytes sent and %d received; want %d, and %d each", vip, n, sent, received, connections,
+			connections*packet)
+	}
 }
 
 // The addresses of Services on the node, which kube-proxy gives to an interface in its mode ipvs, make nothing of the

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/cache"
 	"github.com/kube-semaphore/semaphore/agent/events"
+	"github.com/kube-semaphore/semaphore/agent/traffic"
 )
 
 // start does what precedes the first round, in this order: the guard, so that nothing leaves the node in the clear;
@@ -21,6 +22,11 @@ func (a *agent) start() error {
 	a.devices.FindOrphans()
 	a.restore(c, err)
 	a.node.CheckAtStart()
+	if a.traffic == nil { // an earlier agent may have counted
+		if _, err := traffic.Remove(); err != nil {
+			slog.Warn("the tables that counted traffic by Service remain", "error", err)
+		}
+	}
 	return nil
 }
 

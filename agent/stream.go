@@ -44,6 +44,8 @@ func (a *agent) Receive(_ context.Context, m *semaphorev1.AttachResponse) error 
 		a.node.SetRemotes(m.Guard)
 	case *semaphorev1.AttachResponse_Undelivered:
 		a.keys.SetUndelivered(m.Undelivered)
+	case *semaphorev1.AttachResponse_WatchClosely:
+		a.peers.WatchClosely(m.WatchClosely.GetFor().AsDuration())
 	case *semaphorev1.AttachResponse_RotateKey:
 		a.keys.Order(m.RotateKey, a.session.Clusters())
 	}

@@ -10,6 +10,7 @@
 //	drains         drains by operators
 //	migrate        adoption of what earlier tools left
 //	peering        streams of agents
+//	traffic        bytes and connections of each Service, as agents count them
 //	operator       calls of operators
 //	dashboard      the page with the live state
 //
@@ -46,6 +47,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/presence"
 	"github.com/kube-semaphore/semaphore/broker/propagation"
 	"github.com/kube-semaphore/semaphore/broker/standing"
+	"github.com/kube-semaphore/semaphore/broker/traffic"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -84,6 +86,8 @@ type broker struct {
 	drains   *drains.Store
 	standing *standing.Store
 	state    *peering.State
+	// traffic is nil unless both are on.
+	traffic *traffic.Board
 	// lists is any loop or watch of the own cluster that the features have the right to list.
 	lists     func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	leftovers *migrate.Leftovers
@@ -95,6 +99,8 @@ type broker struct {
 	servers   []*server
 	// outcomes are the results of a remote's services; nil if none are mirrored.
 	outcomes func(cluster string) []*semaphorev1.Outcome
+	// failing are the Services that cannot be written, and why; nil if none are mirrored.
+	failing func() map[string]string
 	// leading receives operators' calls.
 	leading atomic.Pointer[operator.Broker]
 	// listening counts the servers that listen.

@@ -27,6 +27,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/pools"
 	"github.com/kube-semaphore/semaphore/broker/standing"
+	"github.com/kube-semaphore/semaphore/broker/traffic"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/kube"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
@@ -114,11 +115,17 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 	b.networks = nodenet.New(networks)
 	b.standing = standing.New(p.client, cfg.MirrorNamespace, remoteNames(cfg), p.log)
 	b.state = state
+	var counted peering.Traffic
+	if b.services != nil {
+		b.traffic = traffic.New(cfg.MirrorNamespace, b.services)
+		p.registry.MustRegister(b.traffic)
+		counted = b.traffic
+	}
 	b.peering = peering.New(peering.Options{
 		Cluster: cfg.Cluster, Remotes: cfg.Remotes, Agents: cfg.Agents,
 		Kube: p.unlimited, Nodes: b.nodes, Network: b.networks.Network, Reports: b.nodes, State: state,
 		Metrics: peering.NewMetrics(p.registry), Propagation: p.metrics.Propagation, Recorder: p.recorder, Log: p.log,
-		Tracer: p.tracer,
+		Tracer: p.tracer, Traffic: counted,
 	})
 	b.loops = append(b.loops, loop{writer: b.nodes, kind: kinds.Node})
 	b.followers = append(b.followers, func(cfg *config.Broker) {
@@ -142,6 +149,7 @@ func (b *broker) buildServices(p parts) error {
 	services := apply.AdoptingServices(p.client, cfg.MirrorNamespace, adoption, b.services.DesiredServices(), p.options)
 	slices := apply.EndpointSlices(p.client, cfg.MirrorNamespace, b.services.DesiredSlices(), p.options)
 	b.services.Bind(services, slices)
+	b.failing = services.Failing
 	b.outcomes = func(cluster string) []*semaphorev1.Outcome { return b.services.Outcomes(cluster, services.Failing()) }
 	b.drains = drains.New(p.client, cfg.MirrorNamespace, b.services.SetDrains, p.options)
 	p.registry.MustRegister(b.drains)
@@ -221,6 +229,9 @@ func (b *broker) sawNode(node *corev1.Node, gone bool) {
 	b.tunnels.LocalNode(nodes.Ends(node, gone))
 	if gone {
 		b.networks.DeleteNode(node.Name)
+		if b.traffic != nil {
+			b.traffic.Forget(node.Name)
+		}
 	} else {
 		var own []netip.Addr
 		for _, key := range naming.CalicoTunnelAddresses {

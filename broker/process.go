@@ -199,7 +199,8 @@ func (p *process) newDebugger() semaphorev1.DebugServiceServer {
 			return operator.Holders(p.elector.Standby, p.current.Load().sets.Holders)(req)
 		}
 	}
-	return debug.NewServer(p.recorder, p.status, debug.Answers{Sets: sets, Holders: who, Preview: p.preview})
+	return debug.NewServer(p.recorder, p.status, debug.Answers{Sets: sets, Holders: who, Preview: p.preview,
+		Locate: p.locate})
 }
 
 // newDashboard returns the dashboard, which shows what semaphorectl gets.
@@ -213,6 +214,11 @@ func (p *process) newDashboard() *dashboard.Server {
 			return s
 		},
 		Recent: p.recorder.Recent,
+		Watched: func() {
+			if peering := p.current.Load().peering; peering != nil && p.elector.Standby() == nil {
+				peering.WatchClosely()
+			}
+		},
 	}
 	if p.cfg.Features.Has(config.Services) {
 		of.Services = func() []mirror.Described {

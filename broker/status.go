@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -46,6 +47,10 @@ func (p *process) status() *semaphorev1.GetStatusResponse {
 	out, found := p.describe(func(b *broker, out *semaphorev1.GetStatusResponse) {
 		out.Nodes = b.peering.Status(b.nodes.Names())
 		b.peering.TunnelStatus(out)
+		if b.traffic != nil {
+			all, total := b.traffic.Status(time.Now())
+			out.ServiceTraffic, out.ServiceTrafficTotal = all, uint32(total)
+		}
 	})
 	verdict.Judge(out, found...)
 	return out

@@ -26,9 +26,19 @@ const dashboardConfig = "listen: {dashboard: 127.0.0.1:8085}"
 type dashboard struct {
 	*explainBed
 	page *browser.Page
+	// cut is when the tunnel was cut.
+	cut time.Time
 	// knew is when the broker's metrics first had silent pairs; it gets one value.
 	knew <-chan time.Time
 }
+
+// promptAfter is how long requests are answered, with the page open, before the tunnel is cut: the agents look at it
+// every second, and suspect only a peer that has answered promptly five times.
+const promptAfter = 8 * time.Second
+
+// provenAfter is how long WireGuard takes to say that a peer does not answer. A cut that is shown earlier is one that
+// an agent suspects.
+const provenAfter = 15 * time.Second
 
 // pageState is a state as the page got it, and what it showed right after.
 type pageState struct {
@@ -181,7 +191,7 @@ func (d *dashboard) sawCut(t *testing.T) {
 		}
 		return nil
 	})
-	after, every := 0, states[0].Every
+	after, every, shown := 0, states[0].Every, time.Time{}
 	for _, s := range states {
 		red := s.Shown == "✗ error" && s.Color == "rgb(207, 34, 46)"
 		if s.Silent != red {
@@ -194,6 +204,15 @@ func (d *dashboard) sawCut(t *testing.T) {
 			}
 			t.Logf("the broker knew, and its next state is of %s later", s.At.Sub(knew).Round(time.Millisecond))
 		}
+		if red && shown.IsZero() {
+			shown = s.At
+		}
+	}
+	// 5 s where agents get the processor every second: TestClosely has that bound, and docs/picture.md the conditions.
+	if after := shown.Sub(d.cut); after > provenAfter {
+		t.Errorf("the cut tunnel is red %s after the cut, not before WireGuard says so", after)
+	} else {
+		t.Logf("the cut tunnel is red %s after the cut", after.Round(time.Millisecond))
 	}
 	if every > 1 {
 		t.Errorf("at best, the next state is to come in %v s", every)

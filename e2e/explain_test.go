@@ -291,9 +291,19 @@ func TestExplain(t *testing.T) {
 	for _, c := range brokenLinks() {
 		ok := t.Run(string(c.code), func(t *testing.T) {
 			if c.code == finding.PathHandshake { // the dashboard has to show it, too
+				stop := b.keepAsking(ctx, t, "echo")
+				defer stop()
 				if d := b.openDashboard(ctx, t); d != nil {
+					opened := time.Now()
 					d.equals(ctx, t)
-					fix := c.fix
+					// The agent must know the peer for one that answers promptly.
+					time.Sleep(time.Until(opened.Add(promptAfter)))
+					cut, fix := c.break_, c.fix
+					c.break_ = func(ctx context.Context, t *testing.T, b *explainBed) {
+						t.Helper()
+						cut(ctx, t, b)
+						d.cut = time.Now()
+					}
 					c.fix = func(ctx context.Context, t *testing.T, b *explainBed) {
 						t.Helper()
 						d.sawCut(t) // the agent says so to explain before it reports it to the broker

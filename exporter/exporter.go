@@ -174,7 +174,7 @@ type exporter struct {
 
 func (e *exporter) run(ctx context.Context, reg *prometheus.Registry) error {
 	g, ctx := errgroup.WithContext(ctx)
-	debugServer := debug.NewServer(e.recorder, e.status, debug.Answers{Preview: e.preview})
+	debugServer := debug.NewServer(e.recorder, e.status, debug.Answers{Preview: e.preview, Locate: e.locate})
 	g.Go(func() error {
 		return program.Pages{Metrics: reg, Ready: e.ready, Found: e.found}.Serve(ctx, e.cfg.Listen.HTTP)
 	})

@@ -72,9 +72,9 @@ var ErrNoNFTables = errors.New(
 		"to remote pods from leaving in the clear, and none are counted",
 )
 
-// checkNFTables requests the ruleset's generation, which every kernel with nftables answers. The library would wait
-// for an answer forever on a kernel without.
-func checkNFTables() error {
+// CheckNFTables returns nil if the kernel has nftables, and else ErrNoNFTables. It requests the ruleset's generation,
+// which every kernel with nftables answers. The library would wait for an answer forever on a kernel without.
+func CheckNFTables() error {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	if _, err := request.Execute(unix.NETLINK_NETFILTER, 0); err != nil {
@@ -86,7 +86,7 @@ func checkNFTables() error {
 // readRuleset reads the table.
 func readRuleset() (ruleset, error) {
 	s := ruleset{comments: map[direction][]string{}, expressions: map[direction][][]byte{}, counters: map[string]uint64{}}
-	if err := checkNFTables(); err != nil {
+	if err := CheckNFTables(); err != nil {
 		return s, err
 	}
 	conn, err := nftables.New()

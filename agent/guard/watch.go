@@ -16,7 +16,7 @@ import (
 // events were lost, until ctx ends. Changes of this process are included. changed must not block. Without nftables it
 // waits for the end of ctx.
 func Watch(ctx context.Context, changed func()) error {
-	if checkNFTables() != nil {
+	if CheckNFTables() != nil {
 		<-ctx.Done()
 		return ctx.Err()
 	}

@@ -14,6 +14,8 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -26,6 +28,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/probe"
 	"github.com/kube-semaphore/semaphore/agent/talk"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -114,6 +117,63 @@ func (n *Node) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest) (
 		out.Measurement = measure(ctx, want, peer, d.MTU)
 	}
 	return out, nil
+}
+
+// Locate says how a remote node is programmed on this node: desired, and a peer in the kernel. Other kinds of objects
+// have nothing on a node.
+func (n *Node) Locate(_ context.Context, of *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error) {
+	out := &debug.Places{}
+	if of.GetKind() != semaphorev1.Kind_KIND_NODE {
+		return &out.LocateResponse, nil
+	}
+	for _, cluster := range n.Desired.Clusters() {
+		want := n.Desired.Network(cluster)
+		if want == nil || want.Peers[of.GetName()] == nil {
+			continue
+		}
+		out.Add(n.kernelOf(cluster, of.GetName(), want.Peers[of.GetName()]))
+	}
+	return &out.LocateResponse, nil
+}
+
+// kernelOf is how the kernel has a peer that is desired.
+func (n *Node) kernelOf(cluster, node string, want *semaphorev1.Peer) debug.Place {
+	place := debug.Place{Hop: debug.HopKernel, Object: "peer " + cluster + "/" + node, Cluster: cluster,
+		State: debug.PlaceWaiting, Confirmed: time.Now()}
+	device := naming.Device(cluster)
+	d, err := n.Kernel.Device(device)
+	if err != nil || d == nil {
+		place.Detail = "there is no device " + device
+		if err != nil {
+			place.State, place.Detail = debug.PlaceFailed, err.Error()
+		}
+		return place
+	}
+	i := slices.IndexFunc(d.Peers, func(p wgtypes.Peer) bool {
+		return string(p.PublicKey[:]) == string(want.GetWireguard().GetPublicKey())
+	})
+	if i < 0 {
+		place.Detail = device + " has no peer with its key"
+		return place
+	}
+	p := d.Peers[i]
+	var has []string
+	for _, ip := range p.AllowedIPs {
+		has = append(has, ip.String())
+	}
+	missing := slices.DeleteFunc(slices.Clone(want.GetAllowedIps()),
+		func(ip string) bool { return slices.Contains(has, ip) })
+	place.Detail = fmt.Sprintf("%s: peer with %d allowed IPs", device, len(has))
+	if p.LastHandshakeTime.IsZero() {
+		place.Detail += ", no handshake yet"
+	} else {
+		place.Detail += ", last handshake " + p.LastHandshakeTime.UTC().Format("15:04:05Z")
+	}
+	if place.State = debug.PlaceDone; len(missing) > 0 {
+		place.State = debug.PlaceWaiting
+		place.Detail += ", without " + strings.Join(missing, " ")
+	}
+	return place
 }
 
 // remoteOf returns the remote of an address, by the subnets of its device or the prefixes of its peers.

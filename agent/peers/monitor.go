@@ -35,6 +35,10 @@ const (
 	// SampleEvery is the interval at which Sample reads the devices. It reads a device only if nobody else has read it
 	// for twice as long.
 	SampleEvery = 5 * time.Second
+	// CloseEvery is how often while the peers are watched closely, and maxClosely the longest time for that without
+	// another order.
+	CloseEvery = time.Second
+	maxClosely = time.Minute
 	// Each device has a budget of probes: a burst at the beginning, then one every probeInterval.
 	probeInterval = 2 * time.Second
 	probeBurst    = 16
@@ -76,6 +80,8 @@ type Monitor struct {
 	probes  int                // under way
 	// samples is a buffer for Observe, which retains nothing of it.
 	samples []talk.Sample
+	// closely is until when the peers are watched closely.
+	closely time.Time
 	// problem is why the node does not answer probes; empty if it does.
 	problem string
 
@@ -169,8 +175,9 @@ func (m *Monitor) Observe(cluster string, keepalive time.Duration, peers []wgtyp
 		}
 		m.samples = append(m.samples, s)
 	}
-	d := m.device(cluster)
-	d.changed = d.talk.Observe(time.Now(), keepalive, m.samples) || d.changed
+	d, now := m.device(cluster), time.Now()
+	d.talk.Closely(m.isClose(now))
+	d.changed = d.talk.Observe(now, keepalive, m.samples) || d.changed
 }
 
 // WithMTU returns the desired device with the MTU that the paths carry, if the broker leaves the MTU to the node.
@@ -225,6 +232,23 @@ func (m *Monitor) linksTo(cluster string, to []netip.Addr) (int, string) {
 	}
 	return mtu.FromLinks(links)
 }
+
+// WatchClosely has the peers watched closely for a time from now on.
+func (m *Monitor) WatchClosely(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closely = time.Now().Add(min(d, maxClosely))
+}
+
+// Closely reports whether the peers are watched closely: Sample is then to be called each CloseEvery.
+func (m *Monitor) Closely() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.isClose(time.Now())
+}
+
+// isClose is Closely with mu held.
+func (m *Monitor) isClose(now time.Time) bool { return now.Before(m.closely) }
 
 // Again receives a value when Sample must be called before SampleEvery has passed.
 func (m *Monitor) Again() <-chan struct{} { return m.again }
@@ -298,7 +322,11 @@ func (m *Monitor) sample(cluster string) []probePath {
 // fresh reads the device if nobody has for a while, and reports whether its peers are known.
 func (m *Monitor) fresh(cluster string, want *semaphorev1.Device) bool {
 	m.mu.Lock()
-	stale := time.Since(m.device(cluster).talk.At()) >= 2*SampleEvery
+	now, oldest := time.Now(), 2*SampleEvery
+	if m.isClose(now) {
+		oldest = CloseEvery / 2
+	}
+	stale := now.Sub(m.device(cluster).talk.At()) >= oldest
 	m.mu.Unlock()
 	if !stale {
 		return true

@@ -72,7 +72,7 @@ func TestTraffic(t *testing.T) {
 		{"keepalives", 30, 96, false, traffic{}},
 	} {
 		pass(step.seconds, step.bytes)
-		due := d.reportDue(now)
+		due := d.reportDue(now, false)
 		if due {
 			d.takeReport(now)
 		}

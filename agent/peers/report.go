@@ -111,13 +111,17 @@ func (t traffic) differs(from traffic) bool {
 
 // reportDue reports whether a new report would differ and enough time has passed since the last one. It must be called
 // with the Monitor's mu held.
-func (d *device) reportDue(now time.Time) bool {
+func (d *device) reportDue(now time.Time, closely bool) bool {
 	passed := now.Sub(d.sent.at)
 	counts := d.talk.Counts()
 	if passed >= minCountInterval && d.ratesSince(now).differs(d.sent.rates) {
 		return true
 	}
-	if d.sent.counts == counts && d.sent.newest.Equal(d.talk.Newest()) || passed < minSilentInterval {
+	least := minSilentInterval
+	if closely {
+		least = CloseEvery / 2
+	}
+	if d.sent.counts == counts && d.sent.newest.Equal(d.talk.Newest()) || passed < least {
 		return false
 	}
 	return passed >= minCountInterval || d.sent.counts.Silent != counts.Silent ||
@@ -143,7 +147,7 @@ func (m *Monitor) reportDue(now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, d := range m.devices {
-		if d.reportDue(now) {
+		if d.reportDue(now, m.isClose(now)) {
 			return true
 		}
 	}
@@ -159,7 +163,7 @@ func (m *Monitor) Report(r *semaphorev1.DeviceReport) *semaphorev1.DeviceReport 
 		m.mu.Unlock()
 		return r
 	}
-	if now := time.Now(); d.reportDue(now) {
+	if now := time.Now(); d.reportDue(now, m.isClose(now)) {
 		d.takeReport(now)
 	}
 	sent := d.sent

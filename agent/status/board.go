@@ -81,6 +81,8 @@ type View struct {
 	// Orphans are devices of the agent that the broker does not name, by cluster.
 	Orphans map[string]*semaphorev1.DeviceReport
 	Node    Node
+	// Traffic is what was counted by ClusterIP.
+	Traffic []*semaphorev1.ServiceTraffic
 	// Programmed means that everything up to an end mark of a broker was programmed once, and Restored that everything
 	// restored was.
 	Programmed, Restored bool
@@ -126,6 +128,11 @@ func (b *Board) PutOrphans(orphans map[string]*semaphorev1.DeviceReport) {
 
 // PutNode replaces the state of the node.
 func (b *Board) PutNode(n Node) { b.update(func(v *View) { v.Node = n }) }
+
+// PutTraffic replaces what was counted by ClusterIP.
+func (b *Board) PutTraffic(all []*semaphorev1.ServiceTraffic) {
+	b.update(func(v *View) { v.Traffic = all })
+}
 
 // PutProgrammed records that everything a broker sent was programmed.
 func (b *Board) PutProgrammed() { b.update(func(v *View) { v.Programmed = true }) }

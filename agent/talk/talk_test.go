@@ -216,6 +216,78 @@ func TestSequences(t *testing.T) {
 	}
 }
 
+// TestClosely: a device that is looked at every second has a peer that answered promptly as silent within 4 s of its
+// last answer, and no peer that it would not have as silent in the end, but for a moment.
+func TestClosely(t *testing.T) {
+	lasts := func(until int) func(*counted, int) {
+		return func(c *counted, t int) {
+			if t%120 == 1 {
+				c.shake(began.Add(time.Duration(t) * time.Second))
+			}
+			c.send(ping)
+			if t < until {
+				c.receive(ping)
+			}
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		second func(*counted, int)
+		want   string
+	}{
+		{"it dies", lasts(50), "0 idle, 1 talking, 52 silent"},
+		{"it dies before it is known for prompt", lasts(4), "0 idle, 1 talking, 19 silent"},
+		{"the first packets after a pause are not answered", func(c *counted, t int) {
+			if t < 20 || t >= 60 && t < 80 {
+				lasts(20)(c, t)
+			}
+		}, "0 idle, 1 talking, 62 silent"},
+		{"a pause in both directions", func(c *counted, t int) {
+			if t < 20 || t >= 100 {
+				lasts(1000)(c, t)
+			}
+		}, "0 idle, 1 talking"},
+		{"one packet is lost, and then another", func(c *counted, t int) {
+			lasts(1000)(c, t)
+			if t > 30 && t%7 == 1 {
+				c.receive(-ping)
+			}
+		}, "0 idle, 1 talking"},
+		{"packets one way only, the other end sends keepalives", func(c *counted, t int) {
+			lasts(2)(c, t)
+			if t%10 == 1 {
+				c.receive(keepalive)
+			}
+		}, "0 idle, 1 talking"},
+		// Its program stops, not its node: the node says so by a keepalive 10 s after the first unanswered packet.
+		{"a program stops to answer", func(c *counted, t int) {
+			lasts(50)(c, t)
+			if t >= 60 && t%10 == 0 {
+				c.receive(keepalive)
+			}
+		}, "0 idle, 1 talking, 52 silent, 60 talking"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var d Device
+			d.Closely(true)
+			peer := &counted{Sample{Endpoint: netip.MustParseAddrPort("192.0.2.1:51820")}}
+			var got []string
+			last := Silent
+			for second := range 110 {
+				c.second(peer, second)
+				d.Observe(began.Add(time.Duration(second)*time.Second), 0, []Sample{peer.Sample})
+				if is, _, _ := d.Peer(peer.Key); is != last {
+					last = is
+					got = append(got, fmt.Sprintf("%d %s", second, is))
+				}
+			}
+			if strings.Join(got, ", ") != c.want {
+				t.Errorf("%s; want %s", strings.Join(got, ", "), c.want)
+			}
+		})
+	}
+}
+
 func TestSilentPeers(t *testing.T) {
 	var d Device
 	samples := make([]Sample, 9)

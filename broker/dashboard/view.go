@@ -32,6 +32,8 @@ const (
 type Sources struct {
 	// Status is the status that semaphorectl gets.
 	Status func() *semaphorev1.GetStatusResponse
+	// Watched is called with each state that is made for a reader; nil for nobody.
+	Watched func()
 	// Services are those with endpoints, and Sets are the policy sets; nil if the feature is off.
 	Services func() []mirror.Described
 	Sets     func() []*semaphorev1.PolicySet
@@ -111,6 +113,9 @@ type Event struct {
 
 // refresh reads the state and gives it to the readers.
 func (s *Server) refresh(now time.Time) {
+	if s.sources.Watched != nil {
+		s.sources.Watched()
+	}
 	status := s.sources.Status()
 	if now.Sub(s.detailsAt) >= details {
 		s.read, s.moreRead = servicesOf(s.sources.Services)
@@ -150,6 +155,7 @@ func viewOf(status *semaphorev1.GetStatusResponse, now time.Time) (*View, *pictu
 	stateOf := picture.StateOf(m)
 	slices.SortStableFunc(m.Links, func(a, b mesh.Link) int { return cmp.Compare(stateOf(b), stateOf(a)) })
 	v.More["links"], v.More["pairs"] = cutTo(&m.Links, maxLinks), cutTo(&m.Pairs, maxPairs)
+	v.More["traffic"] = int(status.GetServiceTrafficTotal()) - len(m.Traffic)
 	v.More["findings"] = cutTo(&m.Findings, maxFindings)
 	cutTo(&m.Clusters, maxLinks+1)
 	cutTo(&m.Notes, maxFindings)
@@ -195,7 +201,7 @@ func (v *View) encode(most int) []byte {
 // halve shortens each table, and returns false if none can be shortened.
 func (v *View) halve() bool {
 	before := len(v.Services) + len(v.Sets) + len(v.Events) + len(v.Nodes) + len(v.Mesh.Links) + len(v.Mesh.Findings) +
-		len(v.Mesh.Pairs) + len(v.Mesh.Clusters) + len(v.Mesh.Notes) + len(v.Lag)
+		len(v.Mesh.Pairs) + len(v.Mesh.Clusters) + len(v.Mesh.Notes) + len(v.Lag) + len(v.Mesh.Traffic)
 	v.More["services"] += half(&v.Services)
 	v.More["sets"] += half(&v.Sets)
 	v.More["events"] += half(&v.Events)
@@ -204,6 +210,7 @@ func (v *View) halve() bool {
 	v.More["findings"] += half(&v.Mesh.Findings)
 	v.More["pairs"] += half(&v.Mesh.Pairs)
 	v.More["lag"] += half(&v.Lag)
+	v.More["traffic"] += half(&v.Mesh.Traffic)
 	half(&v.Mesh.Clusters)
 	half(&v.Mesh.Notes)
 	v.LinkStates = v.LinkStates[:len(v.Mesh.Links)]

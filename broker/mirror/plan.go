@@ -93,6 +93,8 @@ type Plan struct {
 	seen  map[string]*discoveryv1.EndpointSlice
 	// existing are the Services of semaphore that exist in the own cluster.
 	existing map[string]*corev1.Service
+	// serviceOf are their names by ClusterIP.
+	serviceOf map[netip.Addr]string
 	// addressed is when the derived Services of imports were first observed with the IPs that they have.
 	addressed map[string]time.Time
 	// complete are the clusters whose snapshots are complete: what they do not export is removed.
@@ -151,6 +153,7 @@ func New(cfg *config.Broker) *Plan {
 		ended:           map[string]string{},
 		seen:            map[string]*discoveryv1.EndpointSlice{},
 		existing:        map[string]*corev1.Service{},
+		serviceOf:       map[netip.Addr]string{},
 		addressed:       map[string]time.Time{},
 		complete:        map[string]bool{},
 		gone:            map[string]bool{},
@@ -269,6 +272,7 @@ func (p *Plan) ObserveService(name string, o *corev1.Service, now time.Time) Tou
 		w.touchEndpoints(name)
 	}
 	if !slices.Equal(ips, clusterIPs(o)) {
+		p.indexAddresses(name, ips, clusterIPs(o))
 		p.noteAddresses(name, o, now)
 		w.touchImport(name)
 	}
@@ -290,6 +294,23 @@ func clusterIPs(s *corev1.Service) []string {
 	}
 	return s.Spec.ClusterIPs
 }
+
+// indexAddresses records which ClusterIPs a Service has in place of others.
+func (p *Plan) indexAddresses(name string, was, is []string) {
+	for _, text := range was {
+		if ip, err := netip.ParseAddr(text); err == nil && p.serviceOf[ip] == name {
+			delete(p.serviceOf, ip)
+		}
+	}
+	for _, text := range is {
+		if ip, err := netip.ParseAddr(text); err == nil { // "None" for a headless Service
+			p.serviceOf[ip] = name
+		}
+	}
+}
+
+// ServiceOf returns the Service of semaphore that has a ClusterIP; empty for none.
+func (p *Plan) ServiceOf(ip netip.Addr) string { return p.serviceOf[ip] }
 
 // ServiceExists reports whether a Service of semaphore with that name exists. Slices are written only for such a
 // Service: a Service that somebody else made would otherwise send its traffic to another cluster.

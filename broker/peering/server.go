@@ -68,6 +68,8 @@ type Options struct {
 	// no network is known.
 	Network func(node string) *semaphorev1.NodeNetwork
 	Reports Reports
+	// Traffic takes what the agents count by ClusterIP; nil for nobody.
+	Traffic Traffic
 	State   *State
 	Metrics *Metrics
 	// Propagation records how long changes took until a node applied them; may be nil.
@@ -77,6 +79,11 @@ type Options struct {
 	// Recorder and Log record which agents attach and detach.
 	Recorder *debug.Recorder
 	Log      *slog.Logger
+}
+
+// Traffic takes what the agent of a node has counted of each ClusterIP.
+type Traffic interface {
+	Report(node string, all []*semaphorev1.ServiceTraffic, now time.Time)
 }
 
 // Server is the broker's side of all Attach streams.
@@ -95,6 +102,8 @@ type Server struct {
 	// undelivered is sent to each agent: the remotes that do not receive what is published; nil for none.
 	undelivered *semaphorev1.Undelivered
 	reasons     map[string]string
+	// closelyAt is when agents were last ordered to watch their peers closely.
+	closelyAt time.Time
 	// perNode are the open streams of each node, oldest first, attached or not.
 	perNode map[types.UID][]*attachment
 	// endedPods are the pods that ended recently, as long as one may be between its admission and its stream.
@@ -397,6 +406,10 @@ func (s *Server) receive(a *attachment, call grpc.BidiStreamingServer[semaphorev
 		}
 		if received.Report != nil && s.current(a) {
 			s.options.Reports.Report(a.agent.Node, a.agent.NodeUID, received.Report.Tunnels)
+			if s.options.Traffic != nil {
+				s.options.Traffic.Report(a.agent.Node, received.Report.traffic, time.Now())
+				received.Report.traffic = nil
+			}
 			if received.Report.Guarded {
 				s.options.Reports.Guarded(a.agent.Node, a.agent.NodeUID)
 			}

@@ -72,6 +72,8 @@ type Session struct {
 	reported []string
 	// rotations are the orders to rotate that wait to be sent.
 	rotations []*semaphorev1.RotateKey
+	// closely is an order that waits to be sent; nil for none.
+	closely *semaphorev1.WatchClosely
 	// changed is closed once the state differs from what was last read. current means that all of that was sent, and
 	// knownClusters are the complete clusters then.
 	changed       <-chan struct{}
@@ -124,6 +126,8 @@ type Report struct {
 	silentIn string
 	// ClearPackets is the number of clear packets that the guard dropped.
 	ClearPackets uint64
+	// traffic is what the agent counts by ClusterIP. Only the server that received it reads it, at once.
+	traffic []*semaphorev1.ServiceTraffic
 	// Guarded means that the agent guards everything that Session.SetGuard named.
 	Guarded bool
 }
@@ -166,6 +170,9 @@ func (s *Session) deleteForeign() {
 // SetUndelivered sets the remotes that do not receive what is published, nil for none; Next sends it if it changed.
 // The message must not be modified.
 func (s *Session) SetUndelivered(m *semaphorev1.Undelivered) { s.undelivered = m }
+
+// WatchClosely sends the agent an order, which an older agent ignores. The message must not be modified.
+func (s *Session) WatchClosely(m *semaphorev1.WatchClosely) { s.closely = m }
 
 // sameNetwork reports whether an equal network was sent already, and then marks the current one as sent.
 func (s *Session) sameNetwork() bool {
@@ -244,7 +251,8 @@ func (s *Session) checkReport(r *semaphorev1.AgentReport) (*Report, error) {
 			len(r.GetDevices()), maxDevices)
 	}
 	out := &Report{Tunnels: map[string]nodes.Tunnel{}, handshakes: map[string]handshakeStats{},
-		Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets(), Guarded: r.GetGuarded()}
+		Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets(), Guarded: r.GetGuarded(),
+		traffic: r.GetServiceTraffic()}
 	for _, problem := range r.GetProblems()[:min(len(r.GetProblems()), maxProblems)] {
 		out.Problems = append(out.Problems, truncate(problem, maxProblem))
 	}
@@ -357,6 +365,10 @@ func (s *Session) nextOfNode() *semaphorev1.AttachResponse {
 			m = &semaphorev1.Undelivered{}
 		}
 		return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: m}}
+	case s.closely != nil:
+		m := s.closely
+		s.closely = nil
+		return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_WatchClosely{WatchClosely: m}}
 	case s.network != s.networkSent && !s.sameNetwork():
 		s.networkSent = s.network
 		return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_NodeNetwork{NodeNetwork: s.network}}

@@ -400,6 +400,20 @@ func (e *Engine) Services() (out []mirror.Described) {
 	return out
 }
 
+// ServiceOf returns the name of the Service of the broker that has a ClusterIP; empty for none.
+func (e *Engine) ServiceOf(ip netip.Addr) string {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return e.plan.ServiceOf(ip)
+}
+
+// ServiceExists reports whether a Service of the broker exists in the cluster.
+func (e *Engine) ServiceExists(name string) bool {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return e.plan.ServiceExists(name)
+}
+
 // servicesPerLock is how many Services are read under one lock, so that an operator's request delays nothing.
 const servicesPerLock = 32
 

@@ -71,6 +71,8 @@ type Agent struct {
 	} `json:"routing"`
 	// PeerMetrics is all, for series about each peer of each device, or none.
 	PeerMetrics string `json:"peerMetrics"`
+	// ServiceTraffic makes the node count bytes and connections by ClusterIP of what passes its devices.
+	ServiceTraffic bool `json:"serviceTraffic"`
 	// PeerMetricsFrom contain the hosts, besides the node itself, that may read series with keys and addresses: a
 	// Prometheus server of the own cluster.
 	PeerMetricsFrom []string `json:"peerMetricsFrom"`

@@ -221,11 +221,44 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 		}
 	}
 	writeTalk(t, s)
+	writeTraffic(t, s)
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	writeFindings(w, s)
 	return nil
+}
+
+// writeTraffic prints the traffic of Services with remote endpoints, the busiest first.
+func writeTraffic(w io.Writer, s *semaphorev1.GetStatusResponse) {
+	all := s.GetServiceTraffic()
+	if len(all) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nTRAFFIC OF SERVICE\tOUT/S\tIN/S\tOUT\tIN\tCONNECTIONS\tNODES")
+	for _, t := range all {
+		fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%s\t%d\t%d\n", t.GetNamespace(), t.GetService(), scaled(t.GetSentPerSecond()),
+			scaled(t.GetReceivedPerSecond()), scaled(t.GetSentBytes()), scaled(t.GetReceivedBytes()), t.GetConnections(),
+			t.GetNodes())
+	}
+	if more := int(s.GetServiceTrafficTotal()) - len(all); more > 0 {
+		fmt.Fprintf(w, "and %d more\n", more)
+	}
+}
+
+// scaled is a number of bytes for people.
+func scaled(n uint64) string {
+	value := float64(n)
+	for _, unit := range []string{"B", "kB", "MB", "GB", "TB"} {
+		switch {
+		case value < 1000 && unit == "B":
+			return fmt.Sprintf("%d B", n)
+		case value < 1000:
+			return fmt.Sprintf("%.1f %s", value, unit)
+		}
+		value /= 1000
+	}
+	return fmt.Sprintf("%.1f PB", value)
 }
 
 // writeFindings prints each finding with its evidence, who can act, and a command.

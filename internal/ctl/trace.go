@@ -157,10 +157,12 @@ type hop struct {
 	After *float64 `json:"after_seconds,omitempty"`
 }
 
+// travels are the parts in the order in which a change passes them.
+var travels = []string{"exporter", "broker", "agent"}
+
 // hops are the last events of each part about each object, in the order in which a change travels: exporter, broker,
 // agents.
 func hops(events []*semaphorev1.Event) []hop {
-	order := []string{"exporter", "broker", "agent"}
 	step := func(e *semaphorev1.Event) int { // a broker receives before it writes
 		if strings.HasPrefix(e.GetAction(), "receive") || e.GetAction() == "refuse" {
 			return 0
@@ -186,7 +188,7 @@ func hops(events []*semaphorev1.Event) []hop {
 		out = append(out, h)
 	}
 	slices.SortFunc(out, func(a, b hop) int {
-		return cmp.Or(slices.Index(order, a.Part)-slices.Index(order, b.Part), strings.Compare(a.Cluster, b.Cluster),
+		return cmp.Or(slices.Index(travels, a.Part)-slices.Index(travels, b.Part), strings.Compare(a.Cluster, b.Cluster),
 			a.Time.Compare(b.Time), strings.Compare(a.Node, b.Node), strings.Compare(a.Object, b.Object))
 	})
 	return out
@@ -200,30 +202,40 @@ func traceCommand(access *fleet.Access) *cobra.Command {
 	var output *outputs
 	cmd := &cobra.Command{
 		Use:   "trace OBJECT",
-		Short: "where an object is on its way from cluster to cluster: the last that each part did with it",
-		Long: `Prints the last that each part did with an object, in the order in which a change travels: exporter, broker, apiserver, and with
---agent the agents. AFTER is the time since the object's own cluster saw the change, on the clocks of two clusters.
+		Short: "where an object is on its way from cluster to cluster, now and by the last change",
+		Long: `Prints where an object is now at each hop, as the parts hold it, in the order in which a change travels:
 
-` + objectForms + ` A part remembers the last 1,024 events of each cluster, so that what did not
-change for long is missing.
+  source  the cluster has it, as the exporter has read it
+  export  the exporter exports it, and to which clusters
+  stream  the broker of each cluster has acknowledged it
+  accept  that broker holds it, or why it refuses it
+  plan    what that broker makes of it: Services, sets, peers
+  write   what the apiserver has of that
+  agents  how many agents have programmed a peer
+  kernel  the peer on a node, with --agent NODE
 
-Exit code 0 when the last of each part went well, 1 when no part remembers the object or none can be asked, 2 when one was refused or
-failed.`,
+Below is the last change that each part remembers, and AFTER, the time since the object's own cluster saw the change, on the
+clocks of two clusters. Give the contexts of all clusters that the object passes.
+
+` + objectForms + `
+
+A part remembers the last 1,024 events of each cluster, so that a change of long ago is missing below; where the object is
+now is not.
+
+Exit code 0 when nothing is refused or failed, 1 when no part knows the object or none can be asked, 2 when it, or the last
+change, was refused or failed.`,
 		Args: oneArg("OBJECT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o, events, err := pastOf(cmd, &t, output, args[0])
+			r, err := recall(cmd, &t, output, args[0], true)
 			if err != nil {
 				return err
 			}
-			found := hops(events)
-			if err := printHops(cmd.OutOrStdout(), o, found, time.Now(), output.chosen); err != nil {
+			found := hops(r.events)
+			if err := printTrace(cmd.OutOrStdout(), r.object, r.places, found, time.Now(), output.chosen); err != nil {
 				return err
 			}
-			for _, h := range found {
-				if h.Action == "refuse" || strings.HasSuffix(h.Action, "failed") {
-					return program.ExitError{Code: cli.ExitWrong, Err: errors.New(cli.Printable(
-						fmt.Sprintf("%s of %s: %s %s: %s", h.Part, h.Cluster, h.Action, h.Object, h.Detail)))}
-				}
+			if failed := firstFailure(r.places, found); failed != "" {
+				return program.ExitError{Code: cli.ExitWrong, Err: errors.New(cli.Printable(failed))}
 			}
 			return nil
 		},
@@ -231,6 +243,22 @@ failed.`,
 	t.Flags(cmd)
 	output = outputFlag(cmd, "table", "json", "yaml")
 	return cmd
+}
+
+// firstFailure is what is refused or failed: now, or in the last change of a part that cannot say what is now.
+func firstFailure(places []location, all []hop) string {
+	for _, p := range places {
+		if p.State == "failed" {
+			return fmt.Sprintf("%s of %s: %s of %s: %s", p.Part, p.At, p.Hop, p.Object, p.Detail)
+		}
+	}
+	for _, h := range all {
+		known := slices.ContainsFunc(places, func(p location) bool { return p.Part == h.Part && p.At == h.Cluster })
+		if !known && (h.Action == "refuse" || strings.HasSuffix(h.Action, "failed")) {
+			return fmt.Sprintf("%s of %s: %s %s: %s", h.Part, h.Cluster, h.Action, h.Object, h.Detail)
+		}
+	}
+	return ""
 }
 
 func historyCommand(access *fleet.Access) *cobra.Command {
@@ -246,7 +274,7 @@ func historyCommand(access *fleet.Access) *cobra.Command {
 Exit code 0, or 1 when no part remembers the object or none can be asked.`,
 		Args: oneArg("OBJECT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			_, events, err := pastOf(cmd, &t, output, args[0])
+			r, err := recall(cmd, &t, output, args[0], false)
 			if err != nil {
 				return err
 			}
@@ -254,7 +282,7 @@ Exit code 0, or 1 when no part remembers the object or none can be asked.`,
 			if output.chosen == "text" {
 				print = new(columns).print
 			}
-			for _, e := range events {
+			for _, e := range r.events {
 				m := &semaphorev1.WatchResponse{Message: &semaphorev1.WatchResponse_Event{Event: e}}
 				if err := print(cmd.OutOrStdout(), m); err != nil {
 					return err
@@ -268,55 +296,77 @@ Exit code 0, or 1 when no part remembers the object or none can be asked.`,
 	return cmd
 }
 
-// pastOf returns the past events of an object; none is an error.
-func pastOf(cmd *cobra.Command, t *fleet.Target, output *outputs, text string) (object, []*semaphorev1.Event, error) {
+// recalled is what parts know of an object.
+type recalled struct {
+	object object
+	places []location
+	events []*semaphorev1.Event
+}
+
+// recall asks the parts what they remember of an object and, if wanted, where it is now; nothing of either is an error.
+func recall(cmd *cobra.Command, t *fleet.Target, output *outputs, text string, now bool) (r recalled, err error) {
 	if err := output.check(); err != nil {
-		return object{}, nil, err
+		return r, err
 	}
-	o, err := parseObject(text)
-	if err != nil {
-		return o, nil, err
+	if r.object, err = parseObject(text); err != nil {
+		return r, err
 	}
 	parts, unreached := t.Dial(cmd.Context())
 	if len(parts) == 0 {
-		return o, nil, unreached
+		return r, unreached
 	}
 	defer func() {
 		for _, p := range parts {
 			p.Close()
 		}
 	}()
-	if o.kind == "setmember" {
-		for _, p := range parts {
-			found, err := receiveSets(cmd.Context(), p, &semaphorev1.ListSetsRequest{Namespace: o.namespace, Pod: o.name})
-			if err != nil {
-				continue // not a broker, or without sets
-			}
-			for _, s := range found {
-				for _, of := range s.GetObjects() {
-					set, _ := naming.SplitSetPart(of.GetName())
-					o.sets = append(o.sets, set)
-				}
-			}
-		}
+	r.object.findSets(cmd.Context(), parts)
+	events, err := past(cmd.Context(), parts, r.object.concerns)
+	r.events = events
+	if now {
+		places, notLocated := locate(cmd.Context(), parts, r.object)
+		r.places, err = places, errors.Join(err, notLocated)
 	}
-	events, err := past(cmd.Context(), parts, o.concerns)
 	if err = errors.Join(unreached, err); err != nil {
 		fmt.Fprintln(cmd.ErrOrStderr(), "not asked:", cli.Printable(err.Error()))
 	}
-	if len(events) == 0 {
-		return o, nil, fmt.Errorf("%s: no part remembers it: it does not exist, is not exported, or did not change for "+
-			"long", o)
+	there := slices.ContainsFunc(r.places, func(p location) bool { return p.State != "absent" })
+	if len(r.events) == 0 && !there {
+		why := "does not exist, is not exported, or did not change for long"
+		if now {
+			why = "does not exist, or is not exported"
+		}
+		return r, fmt.Errorf("%s: no part knows it: it %s", r.object, why)
 	}
-	return o, events, nil
+	return r, nil
 }
 
-func printHops(w io.Writer, o object, all []hop, now time.Time, output string) error {
+// findSets finds the sets of a set member, as brokers have them.
+func (o *object) findSets(ctx context.Context, parts []*fleet.Part) {
+	if o.kind != "setmember" {
+		return
+	}
+	for _, p := range parts {
+		found, err := receiveSets(ctx, p, &semaphorev1.ListSetsRequest{Namespace: o.namespace, Pod: o.name})
+		if err != nil {
+			continue // not a broker, or without sets
+		}
+		for _, s := range found {
+			for _, of := range s.GetObjects() {
+				set, _ := naming.SplitSetPart(of.GetName())
+				o.sets = append(o.sets, set)
+			}
+		}
+	}
+}
+
+func printTrace(w io.Writer, o object, places []location, all []hop, now time.Time, output string) error {
 	if output != "table" {
 		data, err := json.MarshalIndent(struct {
-			Object string `json:"object"`
-			Hops   []hop  `json:"hops"`
-		}{o.String(), all}, "", "  ")
+			Object string     `json:"object"`
+			Places []location `json:"places"`
+			Hops   []hop      `json:"hops"`
+		}{o.String(), places, all}, "", "  ")
 		if err != nil {
 			return err
 		}
@@ -324,7 +374,19 @@ func printHops(w io.Writer, o object, all []hop, now time.Time, output string) e
 	}
 	var out strings.Builder
 	fmt.Fprintln(&out, o)
-	table := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
+	if len(places) > 0 {
+		fmt.Fprintln(&out, "\nNOW")
+		printPlaces(&out, places, now)
+	}
+	if len(all) > 0 {
+		fmt.Fprintln(&out, "\nLAST CHANGE")
+		printHops(&out, all, now)
+	}
+	return cli.PrintLines(w, out.String())
+}
+
+func printHops(w io.Writer, all []hop, now time.Time) {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "PART\tCLUSTER\tACTION\tOBJECT\tAGE\tAFTER\tDETAIL")
 	for _, h := range all {
 		at := h.Cluster
@@ -338,8 +400,5 @@ func printHops(w io.Writer, o object, all []hop, now time.Time, output string) e
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", h.Part, cli.Printable(at), h.Action, cli.Printable(h.Object),
 			short(now.Sub(h.Time)), after, cli.Printable(h.Detail))
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	return cli.PrintLines(w, out.String())
+	_ = table.Flush() // a Builder does not fail
 }

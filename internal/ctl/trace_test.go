@@ -110,8 +110,8 @@ func TestTrace(t *testing.T) {
 	}
 	out, code := trace("debug", "trace", "service/shop/echo")
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	if code != 0 || len(lines) != 5 || !strings.Contains(lines[2], "exporter") || !strings.Contains(lines[3], "receive") ||
-		!strings.Contains(lines[4], "update") {
+	if code != 0 || len(lines) != 7 || !strings.Contains(lines[4], "exporter") || !strings.Contains(lines[5], "receive") ||
+		!strings.Contains(lines[6], "update") {
 		t.Errorf("code %d:\n%s", code, out)
 	}
 	out, code = trace("history", "service/shop/echo")
@@ -144,6 +144,48 @@ func TestHops(t *testing.T) {
 		event(5*time.Millisecond, "broker", "c1", "", "node m1", "receive"),
 	})
 	var out strings.Builder
-	must(t, printHops(&out, object{kind: "node", name: "m1"}, all, at.Add(time.Minute), "table"))
+	places := []location{
+		{Hop: "export", Part: "exporter", At: "c2", Object: "node m1 for c1", State: "done", Detail: "to c1, revision 4",
+			ObservedAt: &at},
+		{Hop: "agents", Part: "broker", At: "c1", Cluster: "c2", Object: "peer c2/m1", State: "waiting",
+			Detail: "1 of 2 attached agents have programmed it, not n2", ObservedAt: &at, ConfirmedAt: &at},
+	}
+	must(t, printTrace(&out, object{kind: "node", name: "m1"}, places, all, at.Add(time.Minute), "table"))
 	golden(t, "trace", out.String())
+}
+
+// TestFollowOneChange: whatever part sends first, the lines of a change come in the order of its way, each with the time
+// since the one before.
+func TestFollowOneChange(t *testing.T) {
+	at := time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
+	message := func(after time.Duration, seen time.Time, part, cluster, action string) *semaphorev1.WatchResponse {
+		return &semaphorev1.WatchResponse{Message: &semaphorev1.WatchResponse_Event{Event: &semaphorev1.Event{
+			Time: timestamppb.New(seen.Add(after)), ObservedAt: timestamppb.New(seen), Source: "c2", Part: part,
+			Cluster: cluster, Object: "service shop/echo", Action: action}}}
+	}
+	var out strings.Builder
+	o := newOrdered(&out, new(changes).print)
+	for _, m := range []*semaphorev1.WatchResponse{
+		message(9*time.Millisecond, at, "broker", "c1", "update"),
+		message(2*time.Millisecond, at.Add(time.Second), "exporter", "c2", "export"),
+		message(4*time.Millisecond, at, "broker", "c1", "receive"),
+		message(time.Millisecond, at, "exporter", "c2", "export"),
+	} {
+		must(t, o.take(&out, m))
+	}
+	must(t, o.flush())
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		fields := strings.Fields(line)
+		switch {
+		case fields[0] == "change":
+			got = append(got, "change")
+		default:
+			got = append(got, fields[0]+" "+fields[2]+" "+fields[4])
+		}
+	}
+	if want := "change, +1ms exporter/c2 export, +3ms broker/c1 receive, +5ms broker/c1 update, " +
+		"change, +2ms exporter/c2 export"; strings.Join(got, ", ") != want {
+		t.Errorf("%s; want %s\n%s", strings.Join(got, ", "), want, &out)
+	}
 }

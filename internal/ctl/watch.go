@@ -1,10 +1,12 @@
 package ctl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -32,24 +34,39 @@ func watchCommand(access *fleet.Access) *cobra.Command {
 	var recent bool
 	var only watchFilter
 	cmd := &cobra.Command{
-		Use:   "watch",
-		Short: "stream the events of a part, one line each, until Ctrl-C",
+		Use:   "watch [OBJECT]",
+		Short: "stream the events of parts, one line each, until Ctrl-C; of one object through all parts with OBJECT",
 		Long: `Streams the events of a part, one line each, until Ctrl-C: the time, the part, the source of the change, what
 happened to which object, how long after its source saw the change, and why.
 
 A time such as +12ms is all of one clock; +12ms (c2's clock) runs from when c2 saw the change, on c2's clock,
 to the event, on that of the part: a difference of the two clocks is in it, and can make it negative.
 
-With the contexts of several clusters, a change can be followed through all parts: --kind service --of shop
---name echo shows it until it is received, and without --kind and --name also what is written.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+With OBJECT, and the contexts of all clusters that it passes, this follows each change of the object through all parts: to
+the exporter, the brokers, what they write, and with --agent the nodes. A change begins with a line of its own, and each of
+its lines begins with the time of the hop, which is the time since the line of the change before it, on the clocks of the
+two parts.
+
+` + objectForms,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := output.check(); err != nil {
 				return err
 			}
-			print := printJSON
+			wanted, print := only.matches, printJSON
 			if output.chosen == "text" {
 				print = new(columns).print
+			}
+			var followed object
+			if len(args) > 0 {
+				var err error
+				if followed, err = parseObject(args[0]); err != nil {
+					return err
+				}
+				wanted = func(e *semaphorev1.Event) bool { return followed.concerns(e) && only.matches(e) }
+				if output.chosen == "text" {
+					print = new(changes).print
+				}
 			}
 			parts, unreached := t.Dial(cmd.Context())
 			if len(parts) == 0 {
@@ -58,12 +75,17 @@ With the contexts of several clusters, a change can be followed through all part
 			if unreached != nil {
 				fmt.Fprintln(cmd.ErrOrStderr(), "not watched:", cli.Printable(unreached.Error()))
 			}
-			return watch(cmd.Context(), cmd.OutOrStdout(), parts, recent, func(w io.Writer, m *semaphorev1.WatchResponse) error {
-				if e := m.GetEvent(); e != nil && !only.matches(e) {
+			followed.findSets(cmd.Context(), parts)
+			some := func(w io.Writer, m *semaphorev1.WatchResponse) error {
+				if e := m.GetEvent(); e != nil && !wanted(e) {
 					return nil
 				}
 				return print(w, m)
-			})
+			}
+			if len(args) > 0 {
+				return follow(cmd.Context(), cmd.OutOrStdout(), parts, recent, some)
+			}
+			return watch(cmd.Context(), cmd.OutOrStdout(), parts, recent, some)
 		},
 	}
 	t.Flags(cmd)
@@ -71,6 +93,137 @@ With the contexts of several clusters, a change can be followed through all part
 	only.flags(cmd)
 	cmd.Flags().BoolVar(&recent, "recent", false, "also show the last events before now")
 	return cmd
+}
+
+// follow is watch with what the parts send in the order in which a change travels.
+func follow(ctx context.Context, w io.Writer, parts []*fleet.Part, recent bool,
+	print func(io.Writer, *semaphorev1.WatchResponse) error) error {
+	ordered := newOrdered(w, print)
+	g, streaming := errgroup.WithContext(ctx)
+	g.Go(func() error { return ordered.run(streaming) })
+	g.Go(func() error { return watch(streaming, w, parts, recent, ordered.take) })
+	if err := g.Wait(); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// settle is how long lines wait for those of other parts that come before them: each part has a stream of its own.
+const settle = 250 * time.Millisecond
+
+// ordered prints what several parts send in the order in which a change travels: by part, and then by time.
+type ordered struct {
+	out     io.Writer
+	print   func(io.Writer, *semaphorev1.WatchResponse) error
+	arrived chan struct{}
+
+	mu      sync.Mutex
+	waiting []*semaphorev1.WatchResponse
+}
+
+func newOrdered(out io.Writer, print func(io.Writer, *semaphorev1.WatchResponse) error) *ordered {
+	return &ordered{out: out, print: print, arrived: make(chan struct{}, 1)}
+}
+
+// take keeps a message until run prints it.
+func (o *ordered) take(_ io.Writer, m *semaphorev1.WatchResponse) error {
+	o.mu.Lock()
+	o.waiting = append(o.waiting, m)
+	o.mu.Unlock()
+	select {
+	case o.arrived <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// run prints what was taken until ctx ends, and then the rest.
+func (o *ordered) run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-o.arrived:
+			select {
+			case <-ctx.Done():
+			case <-time.After(settle):
+			}
+		}
+		if err := o.flush(); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+func (o *ordered) flush() error {
+	o.mu.Lock()
+	all := o.waiting
+	o.waiting = nil
+	o.mu.Unlock()
+	slices.SortStableFunc(all, func(a, b *semaphorev1.WatchResponse) int {
+		x, y := a.GetEvent(), b.GetEvent()
+		return cmp.Or(x.GetObservedAt().AsTime().Compare(y.GetObservedAt().AsTime()),
+			slices.Index(travels, x.GetPart())-slices.Index(travels, y.GetPart()),
+			strings.Compare(x.GetCluster(), y.GetCluster()), x.GetTime().AsTime().Compare(y.GetTime().AsTime()))
+	})
+	for _, m := range all {
+		if err := o.print(o.out, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// changes prints events by the change that they belong to: what its source saw at one time. It remembers the last of
+// them.
+type changes struct {
+	columns
+	known []change
+}
+
+// change is one change of an object, under way.
+type change struct {
+	source   string
+	observed time.Time
+	// last is when its last hop was.
+	last time.Time
+}
+
+// maxFollowed is how many changes are under way at once.
+const maxFollowed = 64
+
+func (c *changes) print(w io.Writer, m *semaphorev1.WatchResponse) error {
+	e := m.GetEvent()
+	if e.GetObservedAt() == nil {
+		if e != nil {
+			if _, err := fmt.Fprintf(w, "%10s  ", ""); err != nil {
+				return err
+			}
+		}
+		return c.columns.print(w, m)
+	}
+	observed, at := e.GetObservedAt().AsTime(), e.GetTime().AsTime()
+	i := slices.IndexFunc(c.known, func(k change) bool { return k.source == e.GetSource() && k.observed.Equal(observed) })
+	if i < 0 {
+		if len(c.known) == maxFollowed {
+			c.known = slices.Delete(c.known, 0, 1)
+		}
+		i = len(c.known)
+		c.known = append(c.known, change{e.GetSource(), observed, observed})
+		if _, err := fmt.Fprintf(w, "change seen in %s at %s\n", cli.Printable(e.GetSource()),
+			observed.Local().Format("15:04:05.000")); err != nil {
+			return err
+		}
+	}
+	hop := at.Sub(c.known[i].last).Round(100 * time.Microsecond).String()
+	if hop[0] != '-' {
+		hop = "+" + hop
+	}
+	c.known[i].last = at
+	if _, err := fmt.Fprintf(w, "%10s  ", hop); err != nil {
+		return err
+	}
+	return c.columns.print(w, m)
 }
 
 // watch prints the events of all parts as they arrive, until ctx ends or one of them stops.

@@ -34,12 +34,16 @@ type Holders func(*semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResp
 // Preview says what objects would change; an error is one of gRPC's.
 type Preview func(context.Context, *semaphorev1.PreviewRequest) (*semaphorev1.PreviewResponse, error)
 
+// Locate says where an object is in the part; an error is one of gRPC's.
+type Locate func(context.Context, *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error)
+
 // Answers are what only some parts answer; nil for what the part does not.
 type Answers struct {
 	Sets    Sets
 	Path    Path
 	Holders Holders
 	Preview Preview
+	Locate  Locate
 }
 
 type server struct {
@@ -168,6 +172,14 @@ func (s *server) Preview(ctx context.Context, req *semaphorev1.PreviewRequest) (
 		return nil, status.Errorf(codes.Unimplemented, "this %s decides on no object", s.recorder.part)
 	}
 	return s.answers.Preview(ctx, req)
+}
+
+// Locate implements semaphorev1.DebugServiceServer.
+func (s *server) Locate(ctx context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
+	if s.answers.Locate == nil {
+		return nil, status.Errorf(codes.Unimplemented, "this %s keeps no objects", s.recorder.part)
+	}
+	return s.answers.Locate(ctx, req.GetObject())
 }
 
 // ServeSocket serves srv, and what more registers, on a unix socket that only the part's own user may open, until ctx

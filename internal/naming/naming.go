@@ -205,7 +205,10 @@ func WireGuardAnnotationCluster(key string) (string, bool) {
 // maxInterfaceName is IFNAMSIZ-1, see netdevice(7).
 const maxInterfaceName = 15
 
-const devicePrefix = "wireguard."
+const devicePrefix, shortPrefix = "wireguard.", "wg."
+
+// DevicePrefixes are what the names of all devices begin with.
+var DevicePrefixes = []string{devicePrefix, shortPrefix}
 
 // Device returns the name of the network interface for cluster: "wireguard.CLUSTER" if the kernel accepts a name of
 // that length, otherwise a short one derived from the cluster's name alone (the interface's alias then has the full
@@ -214,7 +217,7 @@ func Device(cluster string) string {
 	if full := devicePrefix + cluster; len(full) <= maxInterfaceName {
 		return full
 	}
-	return "wg." + shortHash(cluster)
+	return shortPrefix + shortHash(cluster)
 }
 
 // DeviceAlias returns the full name.

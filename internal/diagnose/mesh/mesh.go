@@ -45,7 +45,9 @@ type Mesh struct {
 	Links    []Link    `json:"links"`
 	Pairs    []Pair    `json:"silentPairs,omitempty"`
 	Findings []Finding `json:"findings,omitempty"`
-	Notes    []string  `json:"notes,omitempty"`
+	// Traffic is that of Services with remote endpoints, the busiest first; none unless the agents count it.
+	Traffic []Traffic `json:"traffic,omitempty"`
+	Notes   []string  `json:"notes,omitempty"`
 }
 
 // Cluster is a cluster that was asked, or that another one knows.
@@ -103,6 +105,17 @@ type Pair struct {
 	Remote string `json:"remote"`
 	For    string `json:"for"`
 	Reason string `json:"reason"`
+}
+
+// Traffic is what passes the tunnels from one cluster to the remote endpoints of a Service, and back.
+type Traffic struct {
+	At                string `json:"at"`
+	Service           string `json:"service"` // NAMESPACE/NAME
+	SentBytes         uint64 `json:"sentBytes"`
+	ReceivedBytes     uint64 `json:"receivedBytes"`
+	Connections       uint64 `json:"connections"`
+	SentPerSecond     uint64 `json:"sentPerSecond"`
+	ReceivedPerSecond uint64 `json:"receivedPerSecond"`
 }
 
 // Finding is a finding of a part.
@@ -198,6 +211,11 @@ func (m *Mesh) cluster(f Facts, contexts map[string]string) {
 			}
 			for _, l := range s.GetLinks() {
 				m.Links = append(m.Links, link(s, l))
+			}
+			for _, t := range s.GetServiceTraffic() {
+				m.Traffic = append(m.Traffic, Traffic{At: c.Name, Service: finding.Clean(t.GetNamespace() + "/" + t.GetService()),
+					SentBytes: t.GetSentBytes(), ReceivedBytes: t.GetReceivedBytes(), Connections: t.GetConnections(),
+					SentPerSecond: t.GetSentPerSecond(), ReceivedPerSecond: t.GetReceivedPerSecond()})
 			}
 		case s.GetPart() == "agent":
 			m.agent(c.Name, s)

@@ -23,6 +23,66 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// PlaceState is how an object is at a hop.
+type PlaceState int32
+
+const (
+	PlaceState_PLACE_STATE_UNSPECIFIED PlaceState = 0
+	// PLACE_STATE_DONE is there, as it should be.
+	PlaceState_PLACE_STATE_DONE PlaceState = 1
+	// PLACE_STATE_WAITING is on its way.
+	PlaceState_PLACE_STATE_WAITING PlaceState = 2
+	// PLACE_STATE_ABSENT is not there, and nothing says that it should be.
+	PlaceState_PLACE_STATE_ABSENT PlaceState = 3
+	// PLACE_STATE_FAILED was refused, or cannot be written.
+	PlaceState_PLACE_STATE_FAILED PlaceState = 4
+)
+
+// Enum value maps for PlaceState.
+var (
+	PlaceState_name = map[int32]string{
+		0: "PLACE_STATE_UNSPECIFIED",
+		1: "PLACE_STATE_DONE",
+		2: "PLACE_STATE_WAITING",
+		3: "PLACE_STATE_ABSENT",
+		4: "PLACE_STATE_FAILED",
+	}
+	PlaceState_value = map[string]int32{
+		"PLACE_STATE_UNSPECIFIED": 0,
+		"PLACE_STATE_DONE":        1,
+		"PLACE_STATE_WAITING":     2,
+		"PLACE_STATE_ABSENT":      3,
+		"PLACE_STATE_FAILED":      4,
+	}
+)
+
+func (x PlaceState) Enum() *PlaceState {
+	p := new(PlaceState)
+	*p = x
+	return p
+}
+
+func (x PlaceState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PlaceState) Descriptor() protoreflect.EnumDescriptor {
+	return file_semaphore_v1_debug_proto_enumTypes[0].Descriptor()
+}
+
+func (PlaceState) Type() protoreflect.EnumType {
+	return &file_semaphore_v1_debug_proto_enumTypes[0]
+}
+
+func (x PlaceState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PlaceState.Descriptor instead.
+func (PlaceState) EnumDescriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+}
+
 // PreviewAction is what would happen to an object.
 type PreviewAction int32
 
@@ -92,11 +152,11 @@ func (x PreviewAction) String() string {
 }
 
 func (PreviewAction) Descriptor() protoreflect.EnumDescriptor {
-	return file_semaphore_v1_debug_proto_enumTypes[0].Descriptor()
+	return file_semaphore_v1_debug_proto_enumTypes[1].Descriptor()
 }
 
 func (PreviewAction) Type() protoreflect.EnumType {
-	return &file_semaphore_v1_debug_proto_enumTypes[0]
+	return &file_semaphore_v1_debug_proto_enumTypes[1]
 }
 
 func (x PreviewAction) Number() protoreflect.EnumNumber {
@@ -105,7 +165,7 @@ func (x PreviewAction) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PreviewAction.Descriptor instead.
 func (PreviewAction) EnumDescriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
 }
 
 // SessionState is the state of a WireGuard session, derived from the peer's counters (docs/paths.md). Unspecified for a
@@ -149,11 +209,11 @@ func (x SessionState) String() string {
 }
 
 func (SessionState) Descriptor() protoreflect.EnumDescriptor {
-	return file_semaphore_v1_debug_proto_enumTypes[1].Descriptor()
+	return file_semaphore_v1_debug_proto_enumTypes[2].Descriptor()
 }
 
 func (SessionState) Type() protoreflect.EnumType {
-	return &file_semaphore_v1_debug_proto_enumTypes[1]
+	return &file_semaphore_v1_debug_proto_enumTypes[2]
 }
 
 func (x SessionState) Number() protoreflect.EnumNumber {
@@ -162,7 +222,7 @@ func (x SessionState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SessionState.Descriptor instead.
 func (SessionState) EnumDescriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{2}
 }
 
 // StateSource is where an agent has the desired state of a device from.
@@ -201,11 +261,11 @@ func (x StateSource) String() string {
 }
 
 func (StateSource) Descriptor() protoreflect.EnumDescriptor {
-	return file_semaphore_v1_debug_proto_enumTypes[2].Descriptor()
+	return file_semaphore_v1_debug_proto_enumTypes[3].Descriptor()
 }
 
 func (StateSource) Type() protoreflect.EnumType {
-	return &file_semaphore_v1_debug_proto_enumTypes[2]
+	return &file_semaphore_v1_debug_proto_enumTypes[3]
 }
 
 func (x StateSource) Number() protoreflect.EnumNumber {
@@ -214,7 +274,204 @@ func (x StateSource) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StateSource.Descriptor instead.
 func (StateSource) EnumDescriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
+}
+
+type LocateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The object, as its own cluster calls it.
+	Object        *ObjectKey `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LocateRequest) Reset() {
+	*x = LocateRequest{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LocateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LocateRequest) ProtoMessage() {}
+
+func (x *LocateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LocateRequest.ProtoReflect.Descriptor instead.
+func (*LocateRequest) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *LocateRequest) GetObject() *ObjectKey {
+	if x != nil {
+		return x.Object
+	}
+	return nil
+}
+
+type LocateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order in which a change travels; 500 at most, and as many more.
+	Places        []*Place `protobuf:"bytes,1,rep,name=places,proto3" json:"places,omitempty"`
+	More          uint32   `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LocateResponse) Reset() {
+	*x = LocateResponse{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LocateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LocateResponse) ProtoMessage() {}
+
+func (x *LocateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LocateResponse.ProtoReflect.Descriptor instead.
+func (*LocateResponse) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *LocateResponse) GetPlaces() []*Place {
+	if x != nil {
+		return x.Places
+	}
+	return nil
+}
+
+func (x *LocateResponse) GetMore() uint32 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
+// Place is what a part has of an object at one hop of its way.
+type Place struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// source, export, stream, accept, plan, write, agents or kernel; see docs/cli.md, "Trace".
+	Hop string `protobuf:"bytes,1,opt,name=hop,proto3" json:"hop,omitempty"`
+	// The object at this hop, such as "service shop/echo" or "peer c2/n1".
+	Object string `protobuf:"bytes,2,opt,name=object,proto3" json:"object,omitempty"`
+	// The cluster at the other end: where it is exported to, and for a broker and an agent where it is from.
+	Cluster string     `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	State   PlaceState `protobuf:"varint,4,opt,name=state,proto3,enum=semaphore.v1.PlaceState" json:"state,omitempty"`
+	// What is there, or why it is not, in words.
+	Detail string `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
+	// When the source observed its last change, on the source's clock; unset for unknown.
+	ObservedAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
+	// When the part last saw or confirmed this, on its own clock; unset for unknown.
+	ConfirmedAt   *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=confirmed_at,json=confirmedAt,proto3" json:"confirmed_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Place) Reset() {
+	*x = Place{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Place) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Place) ProtoMessage() {}
+
+func (x *Place) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Place.ProtoReflect.Descriptor instead.
+func (*Place) Descriptor() ([]byte, []int) {
 	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Place) GetHop() string {
+	if x != nil {
+		return x.Hop
+	}
+	return ""
+}
+
+func (x *Place) GetObject() string {
+	if x != nil {
+		return x.Object
+	}
+	return ""
+}
+
+func (x *Place) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *Place) GetState() PlaceState {
+	if x != nil {
+		return x.State
+	}
+	return PlaceState_PLACE_STATE_UNSPECIFIED
+}
+
+func (x *Place) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Place) GetObservedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ObservedAt
+	}
+	return nil
+}
+
+func (x *Place) GetConfirmedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ConfirmedAt
+	}
+	return nil
 }
 
 type PreviewRequest struct {
@@ -232,7 +489,7 @@ type PreviewRequest struct {
 
 func (x *PreviewRequest) Reset() {
 	*x = PreviewRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -244,7 +501,7 @@ func (x *PreviewRequest) String() string {
 func (*PreviewRequest) ProtoMessage() {}
 
 func (x *PreviewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[0]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -257,7 +514,7 @@ func (x *PreviewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreviewRequest.ProtoReflect.Descriptor instead.
 func (*PreviewRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{0}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *PreviewRequest) GetObjects() []string {
@@ -292,7 +549,7 @@ type PreviewExports struct {
 
 func (x *PreviewExports) Reset() {
 	*x = PreviewExports{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -304,7 +561,7 @@ func (x *PreviewExports) String() string {
 func (*PreviewExports) ProtoMessage() {}
 
 func (x *PreviewExports) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[1]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -317,7 +574,7 @@ func (x *PreviewExports) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreviewExports.ProtoReflect.Descriptor instead.
 func (*PreviewExports) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{1}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PreviewExports) GetCluster() string {
@@ -349,7 +606,7 @@ type PreviewResponse struct {
 
 func (x *PreviewResponse) Reset() {
 	*x = PreviewResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -361,7 +618,7 @@ func (x *PreviewResponse) String() string {
 func (*PreviewResponse) ProtoMessage() {}
 
 func (x *PreviewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[2]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -374,7 +631,7 @@ func (x *PreviewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreviewResponse.ProtoReflect.Descriptor instead.
 func (*PreviewResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{2}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PreviewResponse) GetChanges() []*PreviewChange {
@@ -422,7 +679,7 @@ type PreviewChange struct {
 
 func (x *PreviewChange) Reset() {
 	*x = PreviewChange{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -434,7 +691,7 @@ func (x *PreviewChange) String() string {
 func (*PreviewChange) ProtoMessage() {}
 
 func (x *PreviewChange) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[3]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -447,7 +704,7 @@ func (x *PreviewChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreviewChange.ProtoReflect.Descriptor instead.
 func (*PreviewChange) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{3}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PreviewChange) GetAction() PreviewAction {
@@ -501,7 +758,7 @@ type LookUpPathRequest struct {
 
 func (x *LookUpPathRequest) Reset() {
 	*x = LookUpPathRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -513,7 +770,7 @@ func (x *LookUpPathRequest) String() string {
 func (*LookUpPathRequest) ProtoMessage() {}
 
 func (x *LookUpPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[4]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -526,7 +783,7 @@ func (x *LookUpPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookUpPathRequest.ProtoReflect.Descriptor instead.
 func (*LookUpPathRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{4}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *LookUpPathRequest) GetTo() string {
@@ -588,7 +845,7 @@ type LookUpPathResponse struct {
 
 func (x *LookUpPathResponse) Reset() {
 	*x = LookUpPathResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -600,7 +857,7 @@ func (x *LookUpPathResponse) String() string {
 func (*LookUpPathResponse) ProtoMessage() {}
 
 func (x *LookUpPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[5]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -613,7 +870,7 @@ func (x *LookUpPathResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookUpPathResponse.ProtoReflect.Descriptor instead.
 func (*LookUpPathResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{5}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LookUpPathResponse) GetCluster() string {
@@ -729,7 +986,7 @@ type RouteLookup struct {
 
 func (x *RouteLookup) Reset() {
 	*x = RouteLookup{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -741,7 +998,7 @@ func (x *RouteLookup) String() string {
 func (*RouteLookup) ProtoMessage() {}
 
 func (x *RouteLookup) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[6]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -754,7 +1011,7 @@ func (x *RouteLookup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteLookup.ProtoReflect.Descriptor instead.
 func (*RouteLookup) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{6}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RouteLookup) GetLink() string {
@@ -793,7 +1050,7 @@ type PathPeer struct {
 
 func (x *PathPeer) Reset() {
 	*x = PathPeer{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -805,7 +1062,7 @@ func (x *PathPeer) String() string {
 func (*PathPeer) ProtoMessage() {}
 
 func (x *PathPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[7]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -818,7 +1075,7 @@ func (x *PathPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathPeer.ProtoReflect.Descriptor instead.
 func (*PathPeer) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PathPeer) GetNode() string {
@@ -859,7 +1116,7 @@ type PathSession struct {
 
 func (x *PathSession) Reset() {
 	*x = PathSession{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -871,7 +1128,7 @@ func (x *PathSession) String() string {
 func (*PathSession) ProtoMessage() {}
 
 func (x *PathSession) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[8]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -884,7 +1141,7 @@ func (x *PathSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathSession.ProtoReflect.Descriptor instead.
 func (*PathSession) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PathSession) GetState() SessionState {
@@ -946,7 +1203,7 @@ type PathMeasurement struct {
 
 func (x *PathMeasurement) Reset() {
 	*x = PathMeasurement{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -958,7 +1215,7 @@ func (x *PathMeasurement) String() string {
 func (*PathMeasurement) ProtoMessage() {}
 
 func (x *PathMeasurement) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[9]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -971,7 +1228,7 @@ func (x *PathMeasurement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathMeasurement.ProtoReflect.Descriptor instead.
 func (*PathMeasurement) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PathMeasurement) GetAnswered() bool {
@@ -1016,7 +1273,7 @@ type ProxyHealth struct {
 
 func (x *ProxyHealth) Reset() {
 	*x = ProxyHealth{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1285,7 @@ func (x *ProxyHealth) String() string {
 func (*ProxyHealth) ProtoMessage() {}
 
 func (x *ProxyHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[10]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1298,7 @@ func (x *ProxyHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProxyHealth.ProtoReflect.Descriptor instead.
 func (*ProxyHealth) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ProxyHealth) GetAnswered() bool {
@@ -1083,7 +1340,7 @@ type ListHoldersRequest struct {
 
 func (x *ListHoldersRequest) Reset() {
 	*x = ListHoldersRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1352,7 @@ func (x *ListHoldersRequest) String() string {
 func (*ListHoldersRequest) ProtoMessage() {}
 
 func (x *ListHoldersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[11]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1365,7 @@ func (x *ListHoldersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHoldersRequest.ProtoReflect.Descriptor instead.
 func (*ListHoldersRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListHoldersRequest) GetAddress() string {
@@ -1136,7 +1393,7 @@ type ListHoldersResponse struct {
 
 func (x *ListHoldersResponse) Reset() {
 	*x = ListHoldersResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +1405,7 @@ func (x *ListHoldersResponse) String() string {
 func (*ListHoldersResponse) ProtoMessage() {}
 
 func (x *ListHoldersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[12]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +1418,7 @@ func (x *ListHoldersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHoldersResponse.ProtoReflect.Descriptor instead.
 func (*ListHoldersResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListHoldersResponse) GetHolders() []*Holder {
@@ -1195,7 +1452,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1207,7 +1464,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[13]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1220,7 +1477,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{13}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Holder) GetCluster() string {
@@ -1288,7 +1545,7 @@ type ListSetsRequest struct {
 
 func (x *ListSetsRequest) Reset() {
 	*x = ListSetsRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1300,7 +1557,7 @@ func (x *ListSetsRequest) String() string {
 func (*ListSetsRequest) ProtoMessage() {}
 
 func (x *ListSetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[14]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1313,7 +1570,7 @@ func (x *ListSetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSetsRequest.ProtoReflect.Descriptor instead.
 func (*ListSetsRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{14}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListSetsRequest) GetCluster() string {
@@ -1362,7 +1619,7 @@ type ListSetsResponse struct {
 
 func (x *ListSetsResponse) Reset() {
 	*x = ListSetsResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1374,7 +1631,7 @@ func (x *ListSetsResponse) String() string {
 func (*ListSetsResponse) ProtoMessage() {}
 
 func (x *ListSetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[15]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1387,7 +1644,7 @@ func (x *ListSetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSetsResponse.ProtoReflect.Descriptor instead.
 func (*ListSetsResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{15}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListSetsResponse) GetSets() []*PolicySet {
@@ -1424,7 +1681,7 @@ type PolicySet struct {
 
 func (x *PolicySet) Reset() {
 	*x = PolicySet{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1436,7 +1693,7 @@ func (x *PolicySet) String() string {
 func (*PolicySet) ProtoMessage() {}
 
 func (x *PolicySet) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[16]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1449,7 +1706,7 @@ func (x *PolicySet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicySet.ProtoReflect.Descriptor instead.
 func (*PolicySet) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{16}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PolicySet) GetCluster() string {
@@ -1543,7 +1800,7 @@ type SetObject struct {
 
 func (x *SetObject) Reset() {
 	*x = SetObject{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1555,7 +1812,7 @@ func (x *SetObject) String() string {
 func (*SetObject) ProtoMessage() {}
 
 func (x *SetObject) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[17]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1568,7 +1825,7 @@ func (x *SetObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetObject.ProtoReflect.Descriptor instead.
 func (*SetObject) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{17}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetObject) GetNamespace() string {
@@ -1610,7 +1867,7 @@ type SetPod struct {
 
 func (x *SetPod) Reset() {
 	*x = SetPod{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1622,7 +1879,7 @@ func (x *SetPod) String() string {
 func (*SetPod) ProtoMessage() {}
 
 func (x *SetPod) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[18]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1635,7 +1892,7 @@ func (x *SetPod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPod.ProtoReflect.Descriptor instead.
 func (*SetPod) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{18}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SetPod) GetName() string {
@@ -1667,7 +1924,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +1936,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[19]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +1949,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{19}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{22}
 }
 
 type GetStatusResponse struct {
@@ -1728,14 +1985,18 @@ type GetStatusResponse struct {
 	// What is wrong, as the part judges itself: errors first, then by code and cluster; one for a code and a cluster.
 	Findings []*Finding `protobuf:"bytes,31,rep,name=findings,proto3" json:"findings,omitempty"`
 	// The part judges itself: without findings, all is well. False for a part that is older than findings.
-	Judged        bool `protobuf:"varint,32,opt,name=judged,proto3" json:"judged,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Judged bool `protobuf:"varint,32,opt,name=judged,proto3" json:"judged,omitempty"`
+	// Traffic between the own nodes and the remote endpoints of each Service, as the agents count it, the busiest first,
+	// 100 at most; and the number of all. None where serviceTraffic is off. For a broker.
+	ServiceTraffic      []*ServiceTrafficStatus `protobuf:"bytes,33,rep,name=service_traffic,json=serviceTraffic,proto3" json:"service_traffic,omitempty"`
+	ServiceTrafficTotal uint32                  `protobuf:"varint,34,opt,name=service_traffic_total,json=serviceTrafficTotal,proto3" json:"service_traffic_total,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +2008,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[20]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +2021,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{20}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetStatusResponse) GetPart() string {
@@ -1896,6 +2157,124 @@ func (x *GetStatusResponse) GetJudged() bool {
 	return false
 }
 
+func (x *GetStatusResponse) GetServiceTraffic() []*ServiceTrafficStatus {
+	if x != nil {
+		return x.ServiceTraffic
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetServiceTrafficTotal() uint32 {
+	if x != nil {
+		return x.ServiceTrafficTotal
+	}
+	return 0
+}
+
+// ServiceTrafficStatus is the traffic of one mirror or global Service through the tunnels, of all own nodes.
+type ServiceTrafficStatus struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Service   string                 `protobuf:"bytes,2,opt,name=service,proto3" json:"service,omitempty"`
+	// Bytes to the remote endpoints and from them, and connections to them, since the broker began to lead.
+	SentBytes     uint64 `protobuf:"varint,3,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	ReceivedBytes uint64 `protobuf:"varint,4,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
+	Connections   uint64 `protobuf:"varint,5,opt,name=connections,proto3" json:"connections,omitempty"`
+	// Per second, between the last two reports of each node.
+	SentPerSecond     uint64 `protobuf:"varint,6,opt,name=sent_per_second,json=sentPerSecond,proto3" json:"sent_per_second,omitempty"`
+	ReceivedPerSecond uint64 `protobuf:"varint,7,opt,name=received_per_second,json=receivedPerSecond,proto3" json:"received_per_second,omitempty"`
+	// Nodes that reported traffic of it.
+	Nodes         uint32 `protobuf:"varint,8,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceTrafficStatus) Reset() {
+	*x = ServiceTrafficStatus{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceTrafficStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceTrafficStatus) ProtoMessage() {}
+
+func (x *ServiceTrafficStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceTrafficStatus.ProtoReflect.Descriptor instead.
+func (*ServiceTrafficStatus) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ServiceTrafficStatus) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ServiceTrafficStatus) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *ServiceTrafficStatus) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *ServiceTrafficStatus) GetReceivedBytes() uint64 {
+	if x != nil {
+		return x.ReceivedBytes
+	}
+	return 0
+}
+
+func (x *ServiceTrafficStatus) GetConnections() uint64 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+func (x *ServiceTrafficStatus) GetSentPerSecond() uint64 {
+	if x != nil {
+		return x.SentPerSecond
+	}
+	return 0
+}
+
+func (x *ServiceTrafficStatus) GetReceivedPerSecond() uint64 {
+	if x != nil {
+		return x.ReceivedPerSecond
+	}
+	return 0
+}
+
+func (x *ServiceTrafficStatus) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
 // DrainTarget is what a drain covers: a cluster (only cluster is set); a service (service and namespace of its own
 // cluster, and cluster unless it means those of all clusters); or a node (node and cluster).
 type DrainTarget struct {
@@ -1910,7 +2289,7 @@ type DrainTarget struct {
 
 func (x *DrainTarget) Reset() {
 	*x = DrainTarget{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +2301,7 @@ func (x *DrainTarget) String() string {
 func (*DrainTarget) ProtoMessage() {}
 
 func (x *DrainTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[21]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +2314,7 @@ func (x *DrainTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTarget.ProtoReflect.Descriptor instead.
 func (*DrainTarget) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{21}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DrainTarget) GetCluster() string {
@@ -1986,7 +2365,7 @@ type DrainStatus struct {
 
 func (x *DrainStatus) Reset() {
 	*x = DrainStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +2377,7 @@ func (x *DrainStatus) String() string {
 func (*DrainStatus) ProtoMessage() {}
 
 func (x *DrainStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[22]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +2390,7 @@ func (x *DrainStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainStatus.ProtoReflect.Descriptor instead.
 func (*DrainStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{22}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DrainStatus) GetTarget() *DrainTarget {
@@ -2086,7 +2465,7 @@ type LinkStatus struct {
 
 func (x *LinkStatus) Reset() {
 	*x = LinkStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2098,7 +2477,7 @@ func (x *LinkStatus) String() string {
 func (*LinkStatus) ProtoMessage() {}
 
 func (x *LinkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[23]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2111,7 +2490,7 @@ func (x *LinkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkStatus.ProtoReflect.Descriptor instead.
 func (*LinkStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{23}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LinkStatus) GetCluster() string {
@@ -2203,7 +2582,7 @@ type KindStatus struct {
 
 func (x *KindStatus) Reset() {
 	*x = KindStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2594,7 @@ func (x *KindStatus) String() string {
 func (*KindStatus) ProtoMessage() {}
 
 func (x *KindStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2607,7 @@ func (x *KindStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KindStatus.ProtoReflect.Descriptor instead.
 func (*KindStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{24}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *KindStatus) GetKind() Kind {
@@ -2339,7 +2718,7 @@ type DeviceStatus struct {
 
 func (x *DeviceStatus) Reset() {
 	*x = DeviceStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2351,7 +2730,7 @@ func (x *DeviceStatus) String() string {
 func (*DeviceStatus) ProtoMessage() {}
 
 func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2364,7 +2743,7 @@ func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatus.ProtoReflect.Descriptor instead.
 func (*DeviceStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{25}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeviceStatus) GetCluster() string {
@@ -2513,7 +2892,7 @@ type PathsStatus struct {
 
 func (x *PathsStatus) Reset() {
 	*x = PathsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2525,7 +2904,7 @@ func (x *PathsStatus) String() string {
 func (*PathsStatus) ProtoMessage() {}
 
 func (x *PathsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2538,7 +2917,7 @@ func (x *PathsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathsStatus.ProtoReflect.Descriptor instead.
 func (*PathsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{26}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PathsStatus) GetTalking() uint32 {
@@ -2606,7 +2985,7 @@ type SilentPair struct {
 
 func (x *SilentPair) Reset() {
 	*x = SilentPair{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2618,7 +2997,7 @@ func (x *SilentPair) String() string {
 func (*SilentPair) ProtoMessage() {}
 
 func (x *SilentPair) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2631,7 +3010,7 @@ func (x *SilentPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SilentPair.ProtoReflect.Descriptor instead.
 func (*SilentPair) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{27}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SilentPair) GetNode() string {
@@ -2698,7 +3077,7 @@ type TunnelsStatus struct {
 
 func (x *TunnelsStatus) Reset() {
 	*x = TunnelsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2710,7 +3089,7 @@ func (x *TunnelsStatus) String() string {
 func (*TunnelsStatus) ProtoMessage() {}
 
 func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2723,7 +3102,7 @@ func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelsStatus.ProtoReflect.Descriptor instead.
 func (*TunnelsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{28}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *TunnelsStatus) GetCluster() string {
@@ -2834,7 +3213,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2846,7 +3225,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2859,7 +3238,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{29}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *NodeStatus) GetNode() string {
@@ -2923,7 +3302,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2935,7 +3314,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2948,7 +3327,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{30}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchRequest) GetRecent() bool {
@@ -2978,7 +3357,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2990,7 +3369,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3003,7 +3382,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{31}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -3073,7 +3452,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3085,7 +3464,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3098,7 +3477,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{32}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -3168,7 +3547,21 @@ var File_semaphore_v1_debug_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\n" +
-	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/finding.proto\x1a\x1asemaphore/v1/objects.proto\x1a\x1asemaphore/v1/peering.proto\"r\n" +
+	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/finding.proto\x1a\x1asemaphore/v1/objects.proto\x1a\x1asemaphore/v1/peering.proto\"@\n" +
+	"\rLocateRequest\x12/\n" +
+	"\x06object\x18\x01 \x01(\v2\x17.semaphore.v1.ObjectKeyR\x06object\"Q\n" +
+	"\x0eLocateResponse\x12+\n" +
+	"\x06places\x18\x01 \x03(\v2\x13.semaphore.v1.PlaceR\x06places\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\rR\x04more\"\x8f\x02\n" +
+	"\x05Place\x12\x10\n" +
+	"\x03hop\x18\x01 \x01(\tR\x03hop\x12\x16\n" +
+	"\x06object\x18\x02 \x01(\tR\x06object\x12\x18\n" +
+	"\acluster\x18\x03 \x01(\tR\acluster\x12.\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x18.semaphore.v1.PlaceStateR\x05state\x12\x16\n" +
+	"\x06detail\x18\x05 \x01(\tR\x06detail\x12;\n" +
+	"\vobserved_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"observedAt\x12=\n" +
+	"\fconfirmed_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\vconfirmedAt\"r\n" +
 	"\x0ePreviewRequest\x12\x18\n" +
 	"\aobjects\x18\x01 \x03(\tR\aobjects\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x126\n" +
@@ -3282,7 +3675,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x10\n" +
 	"\x03ips\x18\x03 \x03(\tR\x03ips\"\x12\n" +
-	"\x10GetStatusRequest\"\x8f\x06\n" +
+	"\x10GetStatusRequest\"\x90\a\n" +
 	"\x11GetStatusResponse\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x12\n" +
@@ -3304,7 +3697,19 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\atunnels\x18\x16 \x03(\v2\x1b.semaphore.v1.TunnelsStatusR\atunnels\x121\n" +
 	"\x06drains\x18\x1e \x03(\v2\x19.semaphore.v1.DrainStatusR\x06drains\x121\n" +
 	"\bfindings\x18\x1f \x03(\v2\x15.semaphore.v1.FindingR\bfindings\x12\x16\n" +
-	"\x06judged\x18  \x01(\bR\x06judgedJ\x04\b\x0e\x10\x14J\x04\b\x17\x10\x1e\"s\n" +
+	"\x06judged\x18  \x01(\bR\x06judged\x12K\n" +
+	"\x0fservice_traffic\x18! \x03(\v2\".semaphore.v1.ServiceTrafficStatusR\x0eserviceTraffic\x122\n" +
+	"\x15service_traffic_total\x18\" \x01(\rR\x13serviceTrafficTotalJ\x04\b\x0e\x10\x14J\x04\b\x17\x10\x1e\"\xa4\x02\n" +
+	"\x14ServiceTrafficStatus\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x18\n" +
+	"\aservice\x18\x02 \x01(\tR\aservice\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\x03 \x01(\x04R\tsentBytes\x12%\n" +
+	"\x0ereceived_bytes\x18\x04 \x01(\x04R\rreceivedBytes\x12 \n" +
+	"\vconnections\x18\x05 \x01(\x04R\vconnections\x12&\n" +
+	"\x0fsent_per_second\x18\x06 \x01(\x04R\rsentPerSecond\x12.\n" +
+	"\x13received_per_second\x18\a \x01(\x04R\x11receivedPerSecond\x12\x14\n" +
+	"\x05nodes\x18\b \x01(\rR\x05nodes\"s\n" +
 	"\vDrainTarget\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x18\n" +
@@ -3434,7 +3839,14 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x06action\x18\a \x01(\tR\x06action\x12\x16\n" +
 	"\x06detail\x18\b \x01(\tR\x06detail\x12;\n" +
 	"\vobserved_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"observedAt*\xd7\x02\n" +
+	"observedAt*\x88\x01\n" +
+	"\n" +
+	"PlaceState\x12\x1b\n" +
+	"\x17PLACE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10PLACE_STATE_DONE\x10\x01\x12\x17\n" +
+	"\x13PLACE_STATE_WAITING\x10\x02\x12\x16\n" +
+	"\x12PLACE_STATE_ABSENT\x10\x03\x12\x16\n" +
+	"\x12PLACE_STATE_FAILED\x10\x04*\xd7\x02\n" +
 	"\rPreviewAction\x12\x1e\n" +
 	"\x1aPREVIEW_ACTION_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15PREVIEW_ACTION_ACCEPT\x10\x01\x12\x19\n" +
@@ -3457,7 +3869,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\vStateSource\x12\x1c\n" +
 	"\x18STATE_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13STATE_SOURCE_BROKER\x10\x01\x12\x16\n" +
-	"\x12STATE_SOURCE_CACHE\x10\x022\xda\x03\n" +
+	"\x12STATE_SOURCE_CACHE\x10\x022\x9f\x04\n" +
 	"\fDebugService\x12L\n" +
 	"\tGetStatus\x12\x1e.semaphore.v1.GetStatusRequest\x1a\x1f.semaphore.v1.GetStatusResponse\x12B\n" +
 	"\x05Watch\x12\x1a.semaphore.v1.WatchRequest\x1a\x1b.semaphore.v1.WatchResponse0\x01\x12K\n" +
@@ -3465,7 +3877,8 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\n" +
 	"LookUpPath\x12\x1f.semaphore.v1.LookUpPathRequest\x1a .semaphore.v1.LookUpPathResponse\x12R\n" +
 	"\vListHolders\x12 .semaphore.v1.ListHoldersRequest\x1a!.semaphore.v1.ListHoldersResponse\x12F\n" +
-	"\aPreview\x12\x1c.semaphore.v1.PreviewRequest\x1a\x1d.semaphore.v1.PreviewResponseBDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
+	"\aPreview\x12\x1c.semaphore.v1.PreviewRequest\x1a\x1d.semaphore.v1.PreviewResponse\x12C\n" +
+	"\x06Locate\x12\x1b.semaphore.v1.LocateRequest\x1a\x1c.semaphore.v1.LocateResponseBDZBgithub.com/kube-semaphore/semaphore/proto/semaphore/v1;semaphorev1b\x06proto3"
 
 var (
 	file_semaphore_v1_debug_proto_rawDescOnce sync.Once
@@ -3479,129 +3892,143 @@ func file_semaphore_v1_debug_proto_rawDescGZIP() []byte {
 	return file_semaphore_v1_debug_proto_rawDescData
 }
 
-var file_semaphore_v1_debug_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_semaphore_v1_debug_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_semaphore_v1_debug_proto_goTypes = []any{
-	(PreviewAction)(0),            // 0: semaphore.v1.PreviewAction
-	(SessionState)(0),             // 1: semaphore.v1.SessionState
-	(StateSource)(0),              // 2: semaphore.v1.StateSource
-	(*PreviewRequest)(nil),        // 3: semaphore.v1.PreviewRequest
-	(*PreviewExports)(nil),        // 4: semaphore.v1.PreviewExports
-	(*PreviewResponse)(nil),       // 5: semaphore.v1.PreviewResponse
-	(*PreviewChange)(nil),         // 6: semaphore.v1.PreviewChange
-	(*LookUpPathRequest)(nil),     // 7: semaphore.v1.LookUpPathRequest
-	(*LookUpPathResponse)(nil),    // 8: semaphore.v1.LookUpPathResponse
-	(*RouteLookup)(nil),           // 9: semaphore.v1.RouteLookup
-	(*PathPeer)(nil),              // 10: semaphore.v1.PathPeer
-	(*PathSession)(nil),           // 11: semaphore.v1.PathSession
-	(*PathMeasurement)(nil),       // 12: semaphore.v1.PathMeasurement
-	(*ProxyHealth)(nil),           // 13: semaphore.v1.ProxyHealth
-	(*ListHoldersRequest)(nil),    // 14: semaphore.v1.ListHoldersRequest
-	(*ListHoldersResponse)(nil),   // 15: semaphore.v1.ListHoldersResponse
-	(*Holder)(nil),                // 16: semaphore.v1.Holder
-	(*ListSetsRequest)(nil),       // 17: semaphore.v1.ListSetsRequest
-	(*ListSetsResponse)(nil),      // 18: semaphore.v1.ListSetsResponse
-	(*PolicySet)(nil),             // 19: semaphore.v1.PolicySet
-	(*SetObject)(nil),             // 20: semaphore.v1.SetObject
-	(*SetPod)(nil),                // 21: semaphore.v1.SetPod
-	(*GetStatusRequest)(nil),      // 22: semaphore.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),     // 23: semaphore.v1.GetStatusResponse
-	(*DrainTarget)(nil),           // 24: semaphore.v1.DrainTarget
-	(*DrainStatus)(nil),           // 25: semaphore.v1.DrainStatus
-	(*LinkStatus)(nil),            // 26: semaphore.v1.LinkStatus
-	(*KindStatus)(nil),            // 27: semaphore.v1.KindStatus
-	(*DeviceStatus)(nil),          // 28: semaphore.v1.DeviceStatus
-	(*PathsStatus)(nil),           // 29: semaphore.v1.PathsStatus
-	(*SilentPair)(nil),            // 30: semaphore.v1.SilentPair
-	(*TunnelsStatus)(nil),         // 31: semaphore.v1.TunnelsStatus
-	(*NodeStatus)(nil),            // 32: semaphore.v1.NodeStatus
-	(*WatchRequest)(nil),          // 33: semaphore.v1.WatchRequest
-	(*WatchResponse)(nil),         // 34: semaphore.v1.WatchResponse
-	(*Event)(nil),                 // 35: semaphore.v1.Event
-	(*Object)(nil),                // 36: semaphore.v1.Object
-	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
-	(*Finding)(nil),               // 38: semaphore.v1.Finding
-	(Kind)(0),                     // 39: semaphore.v1.Kind
-	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
-	(Backend)(0),                  // 41: semaphore.v1.Backend
+	(PlaceState)(0),               // 0: semaphore.v1.PlaceState
+	(PreviewAction)(0),            // 1: semaphore.v1.PreviewAction
+	(SessionState)(0),             // 2: semaphore.v1.SessionState
+	(StateSource)(0),              // 3: semaphore.v1.StateSource
+	(*LocateRequest)(nil),         // 4: semaphore.v1.LocateRequest
+	(*LocateResponse)(nil),        // 5: semaphore.v1.LocateResponse
+	(*Place)(nil),                 // 6: semaphore.v1.Place
+	(*PreviewRequest)(nil),        // 7: semaphore.v1.PreviewRequest
+	(*PreviewExports)(nil),        // 8: semaphore.v1.PreviewExports
+	(*PreviewResponse)(nil),       // 9: semaphore.v1.PreviewResponse
+	(*PreviewChange)(nil),         // 10: semaphore.v1.PreviewChange
+	(*LookUpPathRequest)(nil),     // 11: semaphore.v1.LookUpPathRequest
+	(*LookUpPathResponse)(nil),    // 12: semaphore.v1.LookUpPathResponse
+	(*RouteLookup)(nil),           // 13: semaphore.v1.RouteLookup
+	(*PathPeer)(nil),              // 14: semaphore.v1.PathPeer
+	(*PathSession)(nil),           // 15: semaphore.v1.PathSession
+	(*PathMeasurement)(nil),       // 16: semaphore.v1.PathMeasurement
+	(*ProxyHealth)(nil),           // 17: semaphore.v1.ProxyHealth
+	(*ListHoldersRequest)(nil),    // 18: semaphore.v1.ListHoldersRequest
+	(*ListHoldersResponse)(nil),   // 19: semaphore.v1.ListHoldersResponse
+	(*Holder)(nil),                // 20: semaphore.v1.Holder
+	(*ListSetsRequest)(nil),       // 21: semaphore.v1.ListSetsRequest
+	(*ListSetsResponse)(nil),      // 22: semaphore.v1.ListSetsResponse
+	(*PolicySet)(nil),             // 23: semaphore.v1.PolicySet
+	(*SetObject)(nil),             // 24: semaphore.v1.SetObject
+	(*SetPod)(nil),                // 25: semaphore.v1.SetPod
+	(*GetStatusRequest)(nil),      // 26: semaphore.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),     // 27: semaphore.v1.GetStatusResponse
+	(*ServiceTrafficStatus)(nil),  // 28: semaphore.v1.ServiceTrafficStatus
+	(*DrainTarget)(nil),           // 29: semaphore.v1.DrainTarget
+	(*DrainStatus)(nil),           // 30: semaphore.v1.DrainStatus
+	(*LinkStatus)(nil),            // 31: semaphore.v1.LinkStatus
+	(*KindStatus)(nil),            // 32: semaphore.v1.KindStatus
+	(*DeviceStatus)(nil),          // 33: semaphore.v1.DeviceStatus
+	(*PathsStatus)(nil),           // 34: semaphore.v1.PathsStatus
+	(*SilentPair)(nil),            // 35: semaphore.v1.SilentPair
+	(*TunnelsStatus)(nil),         // 36: semaphore.v1.TunnelsStatus
+	(*NodeStatus)(nil),            // 37: semaphore.v1.NodeStatus
+	(*WatchRequest)(nil),          // 38: semaphore.v1.WatchRequest
+	(*WatchResponse)(nil),         // 39: semaphore.v1.WatchResponse
+	(*Event)(nil),                 // 40: semaphore.v1.Event
+	(*ObjectKey)(nil),             // 41: semaphore.v1.ObjectKey
+	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
+	(*Object)(nil),                // 43: semaphore.v1.Object
+	(*Finding)(nil),               // 44: semaphore.v1.Finding
+	(Kind)(0),                     // 45: semaphore.v1.Kind
+	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
+	(Backend)(0),                  // 47: semaphore.v1.Backend
 }
 var file_semaphore_v1_debug_proto_depIdxs = []int32{
-	4,  // 0: semaphore.v1.PreviewRequest.exports:type_name -> semaphore.v1.PreviewExports
-	36, // 1: semaphore.v1.PreviewExports.objects:type_name -> semaphore.v1.Object
-	6,  // 2: semaphore.v1.PreviewResponse.changes:type_name -> semaphore.v1.PreviewChange
-	4,  // 3: semaphore.v1.PreviewResponse.exports:type_name -> semaphore.v1.PreviewExports
-	0,  // 4: semaphore.v1.PreviewChange.action:type_name -> semaphore.v1.PreviewAction
-	9,  // 5: semaphore.v1.LookUpPathResponse.route:type_name -> semaphore.v1.RouteLookup
-	37, // 6: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
-	10, // 7: semaphore.v1.LookUpPathResponse.wanted:type_name -> semaphore.v1.PathPeer
-	10, // 8: semaphore.v1.LookUpPathResponse.present:type_name -> semaphore.v1.PathPeer
-	11, // 9: semaphore.v1.LookUpPathResponse.session:type_name -> semaphore.v1.PathSession
-	12, // 10: semaphore.v1.LookUpPathResponse.measurement:type_name -> semaphore.v1.PathMeasurement
-	13, // 11: semaphore.v1.LookUpPathResponse.kube_proxy:type_name -> semaphore.v1.ProxyHealth
-	1,  // 12: semaphore.v1.PathSession.state:type_name -> semaphore.v1.SessionState
-	37, // 13: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
-	37, // 14: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
-	37, // 15: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
-	37, // 16: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
-	16, // 17: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
-	37, // 18: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
-	37, // 19: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
-	37, // 20: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
-	19, // 21: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
-	20, // 22: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
-	21, // 23: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
-	37, // 24: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
-	37, // 25: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	37, // 26: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
-	26, // 27: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
-	28, // 28: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
-	32, // 29: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
-	30, // 30: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
-	31, // 31: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
-	25, // 32: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
-	38, // 33: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
-	24, // 34: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
-	37, // 35: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
-	37, // 36: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
-	37, // 37: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
-	37, // 38: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
-	27, // 39: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
-	39, // 40: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
-	37, // 41: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
-	40, // 42: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
-	40, // 43: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
-	40, // 44: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
-	37, // 45: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
-	41, // 46: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
-	37, // 47: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	2,  // 48: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
-	37, // 49: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
-	29, // 50: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
-	30, // 51: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
-	37, // 52: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
-	37, // 53: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	37, // 54: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
-	37, // 55: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	35, // 56: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	37, // 57: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	37, // 58: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	22, // 59: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	33, // 60: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	17, // 61: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
-	7,  // 62: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
-	14, // 63: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
-	3,  // 64: semaphore.v1.DebugService.Preview:input_type -> semaphore.v1.PreviewRequest
-	23, // 65: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	34, // 66: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	18, // 67: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
-	8,  // 68: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
-	15, // 69: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
-	5,  // 70: semaphore.v1.DebugService.Preview:output_type -> semaphore.v1.PreviewResponse
-	65, // [65:71] is the sub-list for method output_type
-	59, // [59:65] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	41, // 0: semaphore.v1.LocateRequest.object:type_name -> semaphore.v1.ObjectKey
+	6,  // 1: semaphore.v1.LocateResponse.places:type_name -> semaphore.v1.Place
+	0,  // 2: semaphore.v1.Place.state:type_name -> semaphore.v1.PlaceState
+	42, // 3: semaphore.v1.Place.observed_at:type_name -> google.protobuf.Timestamp
+	42, // 4: semaphore.v1.Place.confirmed_at:type_name -> google.protobuf.Timestamp
+	8,  // 5: semaphore.v1.PreviewRequest.exports:type_name -> semaphore.v1.PreviewExports
+	43, // 6: semaphore.v1.PreviewExports.objects:type_name -> semaphore.v1.Object
+	10, // 7: semaphore.v1.PreviewResponse.changes:type_name -> semaphore.v1.PreviewChange
+	8,  // 8: semaphore.v1.PreviewResponse.exports:type_name -> semaphore.v1.PreviewExports
+	1,  // 9: semaphore.v1.PreviewChange.action:type_name -> semaphore.v1.PreviewAction
+	13, // 10: semaphore.v1.LookUpPathResponse.route:type_name -> semaphore.v1.RouteLookup
+	42, // 11: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
+	14, // 12: semaphore.v1.LookUpPathResponse.wanted:type_name -> semaphore.v1.PathPeer
+	14, // 13: semaphore.v1.LookUpPathResponse.present:type_name -> semaphore.v1.PathPeer
+	15, // 14: semaphore.v1.LookUpPathResponse.session:type_name -> semaphore.v1.PathSession
+	16, // 15: semaphore.v1.LookUpPathResponse.measurement:type_name -> semaphore.v1.PathMeasurement
+	17, // 16: semaphore.v1.LookUpPathResponse.kube_proxy:type_name -> semaphore.v1.ProxyHealth
+	2,  // 17: semaphore.v1.PathSession.state:type_name -> semaphore.v1.SessionState
+	42, // 18: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
+	42, // 19: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
+	42, // 20: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
+	42, // 21: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
+	20, // 22: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
+	42, // 23: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
+	42, // 24: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
+	42, // 25: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
+	23, // 26: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
+	24, // 27: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
+	25, // 28: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
+	42, // 29: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
+	42, // 30: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	42, // 31: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
+	31, // 32: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
+	33, // 33: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
+	37, // 34: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
+	35, // 35: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
+	36, // 36: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
+	30, // 37: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
+	44, // 38: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
+	28, // 39: semaphore.v1.GetStatusResponse.service_traffic:type_name -> semaphore.v1.ServiceTrafficStatus
+	29, // 40: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
+	42, // 41: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
+	42, // 42: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
+	42, // 43: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
+	42, // 44: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
+	32, // 45: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
+	45, // 46: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
+	42, // 47: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
+	46, // 48: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
+	46, // 49: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
+	46, // 50: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
+	42, // 51: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	47, // 52: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
+	42, // 53: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	3,  // 54: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
+	42, // 55: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	34, // 56: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
+	35, // 57: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
+	42, // 58: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
+	42, // 59: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	42, // 60: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
+	42, // 61: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	40, // 62: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	42, // 63: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	42, // 64: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	26, // 65: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	38, // 66: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	21, // 67: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
+	11, // 68: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
+	18, // 69: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
+	7,  // 70: semaphore.v1.DebugService.Preview:input_type -> semaphore.v1.PreviewRequest
+	4,  // 71: semaphore.v1.DebugService.Locate:input_type -> semaphore.v1.LocateRequest
+	27, // 72: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	39, // 73: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	22, // 74: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
+	12, // 75: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
+	19, // 76: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
+	9,  // 77: semaphore.v1.DebugService.Preview:output_type -> semaphore.v1.PreviewResponse
+	5,  // 78: semaphore.v1.DebugService.Locate:output_type -> semaphore.v1.LocateResponse
+	72, // [72:79] is the sub-list for method output_type
+	65, // [65:72] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }
@@ -3612,7 +4039,7 @@ func file_semaphore_v1_debug_proto_init() {
 	file_semaphore_v1_finding_proto_init()
 	file_semaphore_v1_objects_proto_init()
 	file_semaphore_v1_peering_proto_init()
-	file_semaphore_v1_debug_proto_msgTypes[31].OneofWrappers = []any{
+	file_semaphore_v1_debug_proto_msgTypes[35].OneofWrappers = []any{
 		(*WatchResponse_Event)(nil),
 		(*WatchResponse_Lost)(nil),
 	}
@@ -3621,8 +4048,8 @@ func file_semaphore_v1_debug_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_debug_proto_rawDesc), len(file_semaphore_v1_debug_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   33,
+			NumEnums:      4,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,6 +25,7 @@ const (
 	DebugService_LookUpPath_FullMethodName  = "/semaphore.v1.DebugService/LookUpPath"
 	DebugService_ListHolders_FullMethodName = "/semaphore.v1.DebugService/ListHolders"
 	DebugService_Preview_FullMethodName     = "/semaphore.v1.DebugService/Preview"
+	DebugService_Locate_FullMethodName      = "/semaphore.v1.DebugService/Locate"
 )
 
 // DebugServiceClient is the client API for DebugService service.
@@ -60,6 +61,11 @@ type DebugServiceClient interface {
 	// Errors: UNIMPLEMENTED (an agent), FAILED_PRECONDITION (a standby; a part that has not read its cluster yet),
 	// INVALID_ARGUMENT (an object cannot be parsed or is of another kind, or the part has its remotes in its file).
 	Preview(ctx context.Context, in *PreviewRequest, opts ...grpc.CallOption) (*PreviewResponse, error)
+	// Locate returns where an object is in the part now: exported, acknowledged, accepted, desired, written, programmed. It
+	// changes nothing.
+	//
+	// Errors: FAILED_PRECONDITION (a standby).
+	Locate(ctx context.Context, in *LocateRequest, opts ...grpc.CallOption) (*LocateResponse, error)
 }
 
 type debugServiceClient struct {
@@ -148,6 +154,16 @@ func (c *debugServiceClient) Preview(ctx context.Context, in *PreviewRequest, op
 	return out, nil
 }
 
+func (c *debugServiceClient) Locate(ctx context.Context, in *LocateRequest, opts ...grpc.CallOption) (*LocateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LocateResponse)
+	err := c.cc.Invoke(ctx, DebugService_Locate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // DebugServiceServer is the server API for DebugService service.
 // All implementations must embed UnimplementedDebugServiceServer
 // for forward compatibility.
@@ -181,6 +197,11 @@ type DebugServiceServer interface {
 	// Errors: UNIMPLEMENTED (an agent), FAILED_PRECONDITION (a standby; a part that has not read its cluster yet),
 	// INVALID_ARGUMENT (an object cannot be parsed or is of another kind, or the part has its remotes in its file).
 	Preview(context.Context, *PreviewRequest) (*PreviewResponse, error)
+	// Locate returns where an object is in the part now: exported, acknowledged, accepted, desired, written, programmed. It
+	// changes nothing.
+	//
+	// Errors: FAILED_PRECONDITION (a standby).
+	Locate(context.Context, *LocateRequest) (*LocateResponse, error)
 	mustEmbedUnimplementedDebugServiceServer()
 }
 
@@ -208,6 +229,9 @@ func (UnimplementedDebugServiceServer) ListHolders(context.Context, *ListHolders
 }
 func (UnimplementedDebugServiceServer) Preview(context.Context, *PreviewRequest) (*PreviewResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Preview not implemented")
+}
+func (UnimplementedDebugServiceServer) Locate(context.Context, *LocateRequest) (*LocateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Locate not implemented")
 }
 func (UnimplementedDebugServiceServer) mustEmbedUnimplementedDebugServiceServer() {}
 func (UnimplementedDebugServiceServer) testEmbeddedByValue()                      {}
@@ -324,6 +348,24 @@ func _DebugService_Preview_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _DebugService_Locate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LocateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DebugServiceServer).Locate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DebugService_Locate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DebugServiceServer).Locate(ctx, req.(*LocateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // DebugService_ServiceDesc is the grpc.ServiceDesc for DebugService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -346,6 +388,10 @@ var DebugService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Preview",
 			Handler:    _DebugService_Preview_Handler,
+		},
+		{
+			MethodName: "Locate",
+			Handler:    _DebugService_Locate_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

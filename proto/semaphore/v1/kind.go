@@ -36,6 +36,9 @@ func BackendName(b Backend) string { return known(int32(b), Backend_name, "BACKE
 // StateSourceName is the word for where a desired state comes from, in printed status; empty for nowhere.
 func StateSourceName(s StateSource) string { return known(int32(s), StateSource_name, "STATE_SOURCE_") }
 
+// PlaceStateName is the word for how an object is at a hop; empty for unknown.
+func PlaceStateName(s PlaceState) string { return known(int32(s), PlaceState_name, "PLACE_STATE_") }
+
 // WhenGoneName is the word for a WhenGone in annotations and configuration; empty for unset, and for one that this
 // version does not know.
 func WhenGoneName(w WhenGone) string { return known(int32(w), WhenGone_name, "WHEN_GONE_") }

@@ -201,6 +201,7 @@ type AttachResponse struct {
 	//	*AttachResponse_NodeNetwork
 	//	*AttachResponse_Guard
 	//	*AttachResponse_Undelivered
+	//	*AttachResponse_WatchClosely
 	Message       isAttachResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -315,6 +316,15 @@ func (x *AttachResponse) GetUndelivered() *Undelivered {
 	return nil
 }
 
+func (x *AttachResponse) GetWatchClosely() *WatchClosely {
+	if x != nil {
+		if x, ok := x.Message.(*AttachResponse_WatchClosely); ok {
+			return x.WatchClosely
+		}
+	}
+	return nil
+}
+
 type isAttachResponse_Message interface {
 	isAttachResponse_Message()
 }
@@ -351,6 +361,10 @@ type AttachResponse_Undelivered struct {
 	Undelivered *Undelivered `protobuf:"bytes,9,opt,name=undelivered,proto3,oneof"`
 }
 
+type AttachResponse_WatchClosely struct {
+	WatchClosely *WatchClosely `protobuf:"bytes,10,opt,name=watch_closely,json=watchClosely,proto3,oneof"`
+}
+
 func (*AttachResponse_Attached) isAttachResponse_Message() {}
 
 func (*AttachResponse_Changes) isAttachResponse_Message() {}
@@ -366,6 +380,8 @@ func (*AttachResponse_NodeNetwork) isAttachResponse_Message() {}
 func (*AttachResponse_Guard) isAttachResponse_Message() {}
 
 func (*AttachResponse_Undelivered) isAttachResponse_Message() {}
+
+func (*AttachResponse_WatchClosely) isAttachResponse_Message() {}
 
 type AgentHello struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -560,9 +576,12 @@ type AgentReport struct {
 	// The node guards everything that the Guard message of this stream names.
 	Guarded bool `protobuf:"varint,8,opt,name=guarded,proto3" json:"guarded,omitempty"`
 	// What is wrong with the node and its devices, with codes; 16 at most.
-	Findings      []*Finding `protobuf:"bytes,9,rep,name=findings,proto3" json:"findings,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Findings []*Finding `protobuf:"bytes,9,rep,name=findings,proto3" json:"findings,omitempty"`
+	// Traffic by ClusterIP through the devices, if the agent counts it; the 1,000 with the most bytes. If only this changes,
+	// the agent reports it every 30 s at most.
+	ServiceTraffic []*ServiceTraffic `protobuf:"bytes,10,rep,name=service_traffic,json=serviceTraffic,proto3" json:"service_traffic,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *AgentReport) Reset() {
@@ -630,6 +649,84 @@ func (x *AgentReport) GetFindings() []*Finding {
 	return nil
 }
 
+func (x *AgentReport) GetServiceTraffic() []*ServiceTraffic {
+	if x != nil {
+		return x.ServiceTraffic
+	}
+	return nil
+}
+
+// ServiceTraffic is the traffic between pods of the node and remote endpoints of one ClusterIP, since the agent counts.
+type ServiceTraffic struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ClusterIP, as 4 or 16 bytes.
+	Address []byte `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Bytes of IP packets that left and entered by devices.
+	SentBytes     uint64 `protobuf:"varint,2,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	ReceivedBytes uint64 `protobuf:"varint,3,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
+	Connections   uint64 `protobuf:"varint,4,opt,name=connections,proto3" json:"connections,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceTraffic) Reset() {
+	*x = ServiceTraffic{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceTraffic) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceTraffic) ProtoMessage() {}
+
+func (x *ServiceTraffic) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceTraffic.ProtoReflect.Descriptor instead.
+func (*ServiceTraffic) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ServiceTraffic) GetAddress() []byte {
+	if x != nil {
+		return x.Address
+	}
+	return nil
+}
+
+func (x *ServiceTraffic) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *ServiceTraffic) GetReceivedBytes() uint64 {
+	if x != nil {
+		return x.ReceivedBytes
+	}
+	return 0
+}
+
+func (x *ServiceTraffic) GetConnections() uint64 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
 // DeviceReport is one device as it is on the node.
 type DeviceReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -676,7 +773,7 @@ type DeviceReport struct {
 
 func (x *DeviceReport) Reset() {
 	*x = DeviceReport{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[6]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -688,7 +785,7 @@ func (x *DeviceReport) String() string {
 func (*DeviceReport) ProtoMessage() {}
 
 func (x *DeviceReport) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[6]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -701,7 +798,7 @@ func (x *DeviceReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceReport.ProtoReflect.Descriptor instead.
 func (*DeviceReport) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{6}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DeviceReport) GetCluster() string {
@@ -865,7 +962,7 @@ type SilentPeer struct {
 
 func (x *SilentPeer) Reset() {
 	*x = SilentPeer{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[7]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +974,7 @@ func (x *SilentPeer) String() string {
 func (*SilentPeer) ProtoMessage() {}
 
 func (x *SilentPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[7]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +987,7 @@ func (x *SilentPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SilentPeer.ProtoReflect.Descriptor instead.
 func (*SilentPeer) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{7}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SilentPeer) GetNode() string {
@@ -924,7 +1021,7 @@ type Applied struct {
 
 func (x *Applied) Reset() {
 	*x = Applied{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[8]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -936,7 +1033,7 @@ func (x *Applied) String() string {
 func (*Applied) ProtoMessage() {}
 
 func (x *Applied) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[8]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -949,7 +1046,7 @@ func (x *Applied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Applied.ProtoReflect.Descriptor instead.
 func (*Applied) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{8}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Applied) GetRevision() uint64 {
@@ -976,7 +1073,7 @@ type Attached struct {
 
 func (x *Attached) Reset() {
 	*x = Attached{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[9]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1085,7 @@ func (x *Attached) String() string {
 func (*Attached) ProtoMessage() {}
 
 func (x *Attached) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[9]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1098,7 @@ func (x *Attached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attached.ProtoReflect.Descriptor instead.
 func (*Attached) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{9}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Attached) GetNode() string {
@@ -1051,7 +1148,7 @@ type NodeNetwork struct {
 
 func (x *NodeNetwork) Reset() {
 	*x = NodeNetwork{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1160,7 @@ func (x *NodeNetwork) String() string {
 func (*NodeNetwork) ProtoMessage() {}
 
 func (x *NodeNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[10]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1173,7 @@ func (x *NodeNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeNetwork.ProtoReflect.Descriptor instead.
 func (*NodeNetwork) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{10}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NodeNetwork) GetPodPrefixes() []string {
@@ -1105,7 +1202,7 @@ type Guard struct {
 
 func (x *Guard) Reset() {
 	*x = Guard{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1117,7 +1214,7 @@ func (x *Guard) String() string {
 func (*Guard) ProtoMessage() {}
 
 func (x *Guard) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[11]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1130,7 +1227,7 @@ func (x *Guard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guard.ProtoReflect.Descriptor instead.
 func (*Guard) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{11}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Guard) GetRemotes() []*GuardedRemote {
@@ -1154,7 +1251,7 @@ type GuardedRemote struct {
 
 func (x *GuardedRemote) Reset() {
 	*x = GuardedRemote{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1166,7 +1263,7 @@ func (x *GuardedRemote) String() string {
 func (*GuardedRemote) ProtoMessage() {}
 
 func (x *GuardedRemote) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[12]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1179,7 +1276,7 @@ func (x *GuardedRemote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuardedRemote.ProtoReflect.Descriptor instead.
 func (*GuardedRemote) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{12}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GuardedRemote) GetCluster() string {
@@ -1214,7 +1311,7 @@ type Undelivered struct {
 
 func (x *Undelivered) Reset() {
 	*x = Undelivered{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1323,7 @@ func (x *Undelivered) String() string {
 func (*Undelivered) ProtoMessage() {}
 
 func (x *Undelivered) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[13]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1336,7 @@ func (x *Undelivered) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Undelivered.ProtoReflect.Descriptor instead.
 func (*Undelivered) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{13}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Undelivered) GetRemotes() []*UndeliveredRemote {
@@ -1261,7 +1358,7 @@ type UndeliveredRemote struct {
 
 func (x *UndeliveredRemote) Reset() {
 	*x = UndeliveredRemote{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1370,7 @@ func (x *UndeliveredRemote) String() string {
 func (*UndeliveredRemote) ProtoMessage() {}
 
 func (x *UndeliveredRemote) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[14]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1383,7 @@ func (x *UndeliveredRemote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndeliveredRemote.ProtoReflect.Descriptor instead.
 func (*UndeliveredRemote) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{14}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *UndeliveredRemote) GetCluster() string {
@@ -1303,6 +1400,53 @@ func (x *UndeliveredRemote) GetReason() string {
 	return ""
 }
 
+// WatchClosely says that somebody looks at the tunnels. The agent samples the counters of its peers every second for that
+// long, at most a minute, and reports a peer as silent that answered promptly before and does not for 3 s. The broker
+// sends it again while somebody looks.
+type WatchClosely struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	For           *durationpb.Duration   `protobuf:"bytes,1,opt,name=for,proto3" json:"for,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchClosely) Reset() {
+	*x = WatchClosely{}
+	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchClosely) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchClosely) ProtoMessage() {}
+
+func (x *WatchClosely) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchClosely.ProtoReflect.Descriptor instead.
+func (*WatchClosely) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *WatchClosely) GetFor() *durationpb.Duration {
+	if x != nil {
+		return x.For
+	}
+	return nil
+}
+
 // AgentState is the content of an agent's state file. It is never sent.
 type AgentState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1315,7 +1459,7 @@ type AgentState struct {
 
 func (x *AgentState) Reset() {
 	*x = AgentState{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1327,7 +1471,7 @@ func (x *AgentState) String() string {
 func (*AgentState) ProtoMessage() {}
 
 func (x *AgentState) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[15]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1340,7 +1484,7 @@ func (x *AgentState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentState.ProtoReflect.Descriptor instead.
 func (*AgentState) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{15}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AgentState) GetChanges() []*PeeringChange {
@@ -1367,7 +1511,7 @@ type PeeringChanges struct {
 
 func (x *PeeringChanges) Reset() {
 	*x = PeeringChanges{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1379,7 +1523,7 @@ func (x *PeeringChanges) String() string {
 func (*PeeringChanges) ProtoMessage() {}
 
 func (x *PeeringChanges) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[16]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1392,7 +1536,7 @@ func (x *PeeringChanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringChanges.ProtoReflect.Descriptor instead.
 func (*PeeringChanges) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{16}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PeeringChanges) GetChanges() []*PeeringChange {
@@ -1420,7 +1564,7 @@ type PeeringChange struct {
 
 func (x *PeeringChange) Reset() {
 	*x = PeeringChange{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1576,7 @@ func (x *PeeringChange) String() string {
 func (*PeeringChange) ProtoMessage() {}
 
 func (x *PeeringChange) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[17]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1589,7 @@ func (x *PeeringChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeeringChange.ProtoReflect.Descriptor instead.
 func (*PeeringChange) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{17}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PeeringChange) GetRevision() uint64 {
@@ -1546,7 +1690,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[18]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1558,7 +1702,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[18]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1571,7 +1715,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{18}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Synced) GetRevision() uint64 {
@@ -1599,7 +1743,7 @@ type Unchanged struct {
 
 func (x *Unchanged) Reset() {
 	*x = Unchanged{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[19]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1755,7 @@ func (x *Unchanged) String() string {
 func (*Unchanged) ProtoMessage() {}
 
 func (x *Unchanged) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[19]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1768,7 @@ func (x *Unchanged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unchanged.ProtoReflect.Descriptor instead.
 func (*Unchanged) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{19}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Unchanged) GetCluster() string {
@@ -1657,7 +1801,7 @@ type RotateKey struct {
 
 func (x *RotateKey) Reset() {
 	*x = RotateKey{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[20]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1669,7 +1813,7 @@ func (x *RotateKey) String() string {
 func (*RotateKey) ProtoMessage() {}
 
 func (x *RotateKey) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[20]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1682,7 +1826,7 @@ func (x *RotateKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKey.ProtoReflect.Descriptor instead.
 func (*RotateKey) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{20}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RotateKey) GetCluster() string {
@@ -1735,7 +1879,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[21]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +1891,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[21]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +1904,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{21}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Device) GetCluster() string {
@@ -1837,7 +1981,7 @@ type PeerKey struct {
 
 func (x *PeerKey) Reset() {
 	*x = PeerKey{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[22]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +1993,7 @@ func (x *PeerKey) String() string {
 func (*PeerKey) ProtoMessage() {}
 
 func (x *PeerKey) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[22]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +2006,7 @@ func (x *PeerKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerKey.ProtoReflect.Descriptor instead.
 func (*PeerKey) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{22}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PeerKey) GetCluster() string {
@@ -1892,7 +2036,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_semaphore_v1_peering_proto_msgTypes[23]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +2048,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_peering_proto_msgTypes[23]
+	mi := &file_semaphore_v1_peering_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +2061,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{23}
+	return file_semaphore_v1_peering_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Peer) GetKey() *PeerKey {
@@ -1951,7 +2095,7 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\x06report\x18\x02 \x01(\v2\x19.semaphore.v1.AgentReportH\x00R\x06report\x121\n" +
 	"\aapplied\x18\x03 \x01(\v2\x15.semaphore.v1.AppliedH\x00R\aapplied\x12+\n" +
 	"\x05token\x18\x04 \x01(\v2\x13.semaphore.v1.TokenH\x00R\x05tokenB\t\n" +
-	"\amessage\"\xe0\x03\n" +
+	"\amessage\"\xa3\x04\n" +
 	"\x0eAttachResponse\x124\n" +
 	"\battached\x18\x01 \x01(\v2\x16.semaphore.v1.AttachedH\x00R\battached\x128\n" +
 	"\achanges\x18\x02 \x01(\v2\x1c.semaphore.v1.PeeringChangesH\x00R\achanges\x12.\n" +
@@ -1961,7 +2105,9 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"rotate_key\x18\x05 \x01(\v2\x17.semaphore.v1.RotateKeyH\x00R\trotateKey\x12>\n" +
 	"\fnode_network\x18\x06 \x01(\v2\x19.semaphore.v1.NodeNetworkH\x00R\vnodeNetwork\x12+\n" +
 	"\x05guard\x18\b \x01(\v2\x13.semaphore.v1.GuardH\x00R\x05guard\x12=\n" +
-	"\vundelivered\x18\t \x01(\v2\x19.semaphore.v1.UndeliveredH\x00R\vundeliveredB\t\n" +
+	"\vundelivered\x18\t \x01(\v2\x19.semaphore.v1.UndeliveredH\x00R\vundelivered\x12A\n" +
+	"\rwatch_closely\x18\n" +
+	" \x01(\v2\x1a.semaphore.v1.WatchCloselyH\x00R\fwatchCloselyB\t\n" +
 	"\amessageJ\x04\b\a\x10\b\"\xce\x01\n" +
 	"\n" +
 	"AgentHello\x12)\n" +
@@ -1974,13 +2120,21 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\"\"\n" +
 	"\x05Token\x12\x19\n" +
-	"\x05token\x18\x01 \x01(\tB\x03\x80\x01\x01R\x05token\"\xd7\x01\n" +
+	"\x05token\x18\x01 \x01(\tB\x03\x80\x01\x01R\x05token\"\x9e\x02\n" +
 	"\vAgentReport\x124\n" +
 	"\adevices\x18\x01 \x03(\v2\x1a.semaphore.v1.DeviceReportR\adevices\x12\x1a\n" +
 	"\bproblems\x18\x02 \x03(\tR\bproblems\x12#\n" +
 	"\rclear_packets\x18\x03 \x01(\x04R\fclearPackets\x12\x18\n" +
 	"\aguarded\x18\b \x01(\bR\aguarded\x121\n" +
-	"\bfindings\x18\t \x03(\v2\x15.semaphore.v1.FindingR\bfindingsJ\x04\b\x04\x10\b\"\xb5\x06\n" +
+	"\bfindings\x18\t \x03(\v2\x15.semaphore.v1.FindingR\bfindings\x12E\n" +
+	"\x0fservice_traffic\x18\n" +
+	" \x03(\v2\x1c.semaphore.v1.ServiceTrafficR\x0eserviceTrafficJ\x04\b\x04\x10\b\"\x92\x01\n" +
+	"\x0eServiceTraffic\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\x02 \x01(\x04R\tsentBytes\x12%\n" +
+	"\x0ereceived_bytes\x18\x03 \x01(\x04R\rreceivedBytes\x12 \n" +
+	"\vconnections\x18\x04 \x01(\x04R\vconnections\"\xb5\x06\n" +
 	"\fDeviceReport\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1c\n" +
 	"\tinterface\x18\x02 \x01(\tR\tinterface\x12\x1d\n" +
@@ -2039,7 +2193,9 @@ const file_semaphore_v1_peering_proto_rawDesc = "" +
 	"\aremotes\x18\x01 \x03(\v2\x1f.semaphore.v1.UndeliveredRemoteR\aremotes\"E\n" +
 	"\x11UndeliveredRemote\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"v\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\";\n" +
+	"\fWatchClosely\x12+\n" +
+	"\x03for\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03for\"v\n" +
 	"\n" +
 	"AgentState\x125\n" +
 	"\achanges\x18\x01 \x03(\v2\x1b.semaphore.v1.PeeringChangeR\achanges\x121\n" +
@@ -2110,7 +2266,7 @@ func file_semaphore_v1_peering_proto_rawDescGZIP() []byte {
 }
 
 var file_semaphore_v1_peering_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_semaphore_v1_peering_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_semaphore_v1_peering_proto_goTypes = []any{
 	(Backend)(0),                  // 0: semaphore.v1.Backend
 	(*AttachRequest)(nil),         // 1: semaphore.v1.AttachRequest
@@ -2119,72 +2275,77 @@ var file_semaphore_v1_peering_proto_goTypes = []any{
 	(*HeldCluster)(nil),           // 4: semaphore.v1.HeldCluster
 	(*Token)(nil),                 // 5: semaphore.v1.Token
 	(*AgentReport)(nil),           // 6: semaphore.v1.AgentReport
-	(*DeviceReport)(nil),          // 7: semaphore.v1.DeviceReport
-	(*SilentPeer)(nil),            // 8: semaphore.v1.SilentPeer
-	(*Applied)(nil),               // 9: semaphore.v1.Applied
-	(*Attached)(nil),              // 10: semaphore.v1.Attached
-	(*NodeNetwork)(nil),           // 11: semaphore.v1.NodeNetwork
-	(*Guard)(nil),                 // 12: semaphore.v1.Guard
-	(*GuardedRemote)(nil),         // 13: semaphore.v1.GuardedRemote
-	(*Undelivered)(nil),           // 14: semaphore.v1.Undelivered
-	(*UndeliveredRemote)(nil),     // 15: semaphore.v1.UndeliveredRemote
-	(*AgentState)(nil),            // 16: semaphore.v1.AgentState
-	(*PeeringChanges)(nil),        // 17: semaphore.v1.PeeringChanges
-	(*PeeringChange)(nil),         // 18: semaphore.v1.PeeringChange
-	(*Synced)(nil),                // 19: semaphore.v1.Synced
-	(*Unchanged)(nil),             // 20: semaphore.v1.Unchanged
-	(*RotateKey)(nil),             // 21: semaphore.v1.RotateKey
-	(*Device)(nil),                // 22: semaphore.v1.Device
-	(*PeerKey)(nil),               // 23: semaphore.v1.PeerKey
-	(*Peer)(nil),                  // 24: semaphore.v1.Peer
-	(*Finding)(nil),               // 25: semaphore.v1.Finding
-	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
-	(*WireGuardEndpoint)(nil),     // 28: semaphore.v1.WireGuardEndpoint
+	(*ServiceTraffic)(nil),        // 7: semaphore.v1.ServiceTraffic
+	(*DeviceReport)(nil),          // 8: semaphore.v1.DeviceReport
+	(*SilentPeer)(nil),            // 9: semaphore.v1.SilentPeer
+	(*Applied)(nil),               // 10: semaphore.v1.Applied
+	(*Attached)(nil),              // 11: semaphore.v1.Attached
+	(*NodeNetwork)(nil),           // 12: semaphore.v1.NodeNetwork
+	(*Guard)(nil),                 // 13: semaphore.v1.Guard
+	(*GuardedRemote)(nil),         // 14: semaphore.v1.GuardedRemote
+	(*Undelivered)(nil),           // 15: semaphore.v1.Undelivered
+	(*UndeliveredRemote)(nil),     // 16: semaphore.v1.UndeliveredRemote
+	(*WatchClosely)(nil),          // 17: semaphore.v1.WatchClosely
+	(*AgentState)(nil),            // 18: semaphore.v1.AgentState
+	(*PeeringChanges)(nil),        // 19: semaphore.v1.PeeringChanges
+	(*PeeringChange)(nil),         // 20: semaphore.v1.PeeringChange
+	(*Synced)(nil),                // 21: semaphore.v1.Synced
+	(*Unchanged)(nil),             // 22: semaphore.v1.Unchanged
+	(*RotateKey)(nil),             // 23: semaphore.v1.RotateKey
+	(*Device)(nil),                // 24: semaphore.v1.Device
+	(*PeerKey)(nil),               // 25: semaphore.v1.PeerKey
+	(*Peer)(nil),                  // 26: semaphore.v1.Peer
+	(*Finding)(nil),               // 27: semaphore.v1.Finding
+	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 29: google.protobuf.Duration
+	(*WireGuardEndpoint)(nil),     // 30: semaphore.v1.WireGuardEndpoint
 }
 var file_semaphore_v1_peering_proto_depIdxs = []int32{
 	3,  // 0: semaphore.v1.AttachRequest.hello:type_name -> semaphore.v1.AgentHello
 	6,  // 1: semaphore.v1.AttachRequest.report:type_name -> semaphore.v1.AgentReport
-	9,  // 2: semaphore.v1.AttachRequest.applied:type_name -> semaphore.v1.Applied
+	10, // 2: semaphore.v1.AttachRequest.applied:type_name -> semaphore.v1.Applied
 	5,  // 3: semaphore.v1.AttachRequest.token:type_name -> semaphore.v1.Token
-	10, // 4: semaphore.v1.AttachResponse.attached:type_name -> semaphore.v1.Attached
-	17, // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
-	19, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
-	20, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
-	21, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
-	11, // 9: semaphore.v1.AttachResponse.node_network:type_name -> semaphore.v1.NodeNetwork
-	12, // 10: semaphore.v1.AttachResponse.guard:type_name -> semaphore.v1.Guard
-	14, // 11: semaphore.v1.AttachResponse.undelivered:type_name -> semaphore.v1.Undelivered
-	4,  // 12: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
-	7,  // 13: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
-	25, // 14: semaphore.v1.AgentReport.findings:type_name -> semaphore.v1.Finding
-	0,  // 15: semaphore.v1.DeviceReport.backend:type_name -> semaphore.v1.Backend
-	26, // 16: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
-	8,  // 17: semaphore.v1.DeviceReport.silent:type_name -> semaphore.v1.SilentPeer
-	26, // 18: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
-	26, // 19: semaphore.v1.DeviceReport.last_clear:type_name -> google.protobuf.Timestamp
-	26, // 20: semaphore.v1.SilentPeer.since:type_name -> google.protobuf.Timestamp
-	13, // 21: semaphore.v1.Guard.remotes:type_name -> semaphore.v1.GuardedRemote
-	15, // 22: semaphore.v1.Undelivered.remotes:type_name -> semaphore.v1.UndeliveredRemote
-	18, // 23: semaphore.v1.AgentState.changes:type_name -> semaphore.v1.PeeringChange
-	13, // 24: semaphore.v1.AgentState.guard:type_name -> semaphore.v1.GuardedRemote
-	18, // 25: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
-	26, // 26: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
-	22, // 27: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
-	24, // 28: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
-	23, // 29: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
-	27, // 30: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
-	27, // 31: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
-	27, // 32: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
-	23, // 33: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
-	28, // 34: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
-	1,  // 35: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
-	2,  // 36: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
-	36, // [36:37] is the sub-list for method output_type
-	35, // [35:36] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	11, // 4: semaphore.v1.AttachResponse.attached:type_name -> semaphore.v1.Attached
+	19, // 5: semaphore.v1.AttachResponse.changes:type_name -> semaphore.v1.PeeringChanges
+	21, // 6: semaphore.v1.AttachResponse.synced:type_name -> semaphore.v1.Synced
+	22, // 7: semaphore.v1.AttachResponse.unchanged:type_name -> semaphore.v1.Unchanged
+	23, // 8: semaphore.v1.AttachResponse.rotate_key:type_name -> semaphore.v1.RotateKey
+	12, // 9: semaphore.v1.AttachResponse.node_network:type_name -> semaphore.v1.NodeNetwork
+	13, // 10: semaphore.v1.AttachResponse.guard:type_name -> semaphore.v1.Guard
+	15, // 11: semaphore.v1.AttachResponse.undelivered:type_name -> semaphore.v1.Undelivered
+	17, // 12: semaphore.v1.AttachResponse.watch_closely:type_name -> semaphore.v1.WatchClosely
+	4,  // 13: semaphore.v1.AgentHello.held:type_name -> semaphore.v1.HeldCluster
+	8,  // 14: semaphore.v1.AgentReport.devices:type_name -> semaphore.v1.DeviceReport
+	27, // 15: semaphore.v1.AgentReport.findings:type_name -> semaphore.v1.Finding
+	7,  // 16: semaphore.v1.AgentReport.service_traffic:type_name -> semaphore.v1.ServiceTraffic
+	0,  // 17: semaphore.v1.DeviceReport.backend:type_name -> semaphore.v1.Backend
+	28, // 18: semaphore.v1.DeviceReport.last_handshake:type_name -> google.protobuf.Timestamp
+	9,  // 19: semaphore.v1.DeviceReport.silent:type_name -> semaphore.v1.SilentPeer
+	28, // 20: semaphore.v1.DeviceReport.key_created_at:type_name -> google.protobuf.Timestamp
+	28, // 21: semaphore.v1.DeviceReport.last_clear:type_name -> google.protobuf.Timestamp
+	28, // 22: semaphore.v1.SilentPeer.since:type_name -> google.protobuf.Timestamp
+	14, // 23: semaphore.v1.Guard.remotes:type_name -> semaphore.v1.GuardedRemote
+	16, // 24: semaphore.v1.Undelivered.remotes:type_name -> semaphore.v1.UndeliveredRemote
+	29, // 25: semaphore.v1.WatchClosely.for:type_name -> google.protobuf.Duration
+	20, // 26: semaphore.v1.AgentState.changes:type_name -> semaphore.v1.PeeringChange
+	14, // 27: semaphore.v1.AgentState.guard:type_name -> semaphore.v1.GuardedRemote
+	20, // 28: semaphore.v1.PeeringChanges.changes:type_name -> semaphore.v1.PeeringChange
+	28, // 29: semaphore.v1.PeeringChange.observed_at:type_name -> google.protobuf.Timestamp
+	24, // 30: semaphore.v1.PeeringChange.device:type_name -> semaphore.v1.Device
+	26, // 31: semaphore.v1.PeeringChange.peer:type_name -> semaphore.v1.Peer
+	25, // 32: semaphore.v1.PeeringChange.delete_peer:type_name -> semaphore.v1.PeerKey
+	29, // 33: semaphore.v1.RotateKey.within:type_name -> google.protobuf.Duration
+	29, // 34: semaphore.v1.Device.persistent_keepalive:type_name -> google.protobuf.Duration
+	29, // 35: semaphore.v1.Device.key_max_age:type_name -> google.protobuf.Duration
+	25, // 36: semaphore.v1.Peer.key:type_name -> semaphore.v1.PeerKey
+	30, // 37: semaphore.v1.Peer.wireguard:type_name -> semaphore.v1.WireGuardEndpoint
+	1,  // 38: semaphore.v1.PeeringService.Attach:input_type -> semaphore.v1.AttachRequest
+	2,  // 39: semaphore.v1.PeeringService.Attach:output_type -> semaphore.v1.AttachResponse
+	39, // [39:40] is the sub-list for method output_type
+	38, // [38:39] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_peering_proto_init() }
@@ -2209,8 +2370,9 @@ func file_semaphore_v1_peering_proto_init() {
 		(*AttachResponse_NodeNetwork)(nil),
 		(*AttachResponse_Guard)(nil),
 		(*AttachResponse_Undelivered)(nil),
+		(*AttachResponse_WatchClosely)(nil),
 	}
-	file_semaphore_v1_peering_proto_msgTypes[17].OneofWrappers = []any{
+	file_semaphore_v1_peering_proto_msgTypes[19].OneofWrappers = []any{
 		(*PeeringChange_Device)(nil),
 		(*PeeringChange_DeleteDevice)(nil),
 		(*PeeringChange_Peer)(nil),
@@ -2222,7 +2384,7 @@ func file_semaphore_v1_peering_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_peering_proto_rawDesc), len(file_semaphore_v1_peering_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

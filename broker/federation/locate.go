@@ -1,0 +1,35 @@
+package federation
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kube-semaphore/semaphore/broker/replica"
+)
+
+// Located is what is held of an object of one cluster.
+type Located struct {
+	Cluster string
+	Objects []replica.Located
+	// Complete is set once a complete snapshot of the kind was applied: only then does its absence say anything.
+	Complete bool
+	// Heard is when the sender last confirmed the kind; zero for never.
+	Heard time.Time
+}
+
+// Locate returns what is held of an object of each cluster that may send its kind, by cluster.
+func (s *Server) Locate(key replica.Key) (found []Located) {
+	links := s.all()
+	for _, cluster := range slices.Sorted(maps.Keys(links)) {
+		l := links[cluster]
+		if !slices.Contains(l.kinds, key.Kind) {
+			continue
+		}
+		l.mu.Lock()
+		found = append(found, Located{Cluster: cluster, Objects: l.replica.Locate(key),
+			Complete: l.replica.Complete(key.Kind), Heard: l.replica.LastHeard(key.Kind)})
+		l.mu.Unlock()
+	}
+	return found
+}

@@ -1,0 +1,261 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/federation"
+	"github.com/kube-semaphore/semaphore/broker/mirror"
+	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// locate says where an object of any remote is in this broker: accepted, desired, and written or programmed. It decides
+// nothing: it reads what was decided, and the apiserver.
+func (p *process) locate(ctx context.Context, of *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error) {
+	if err := p.elector.Standby(); err != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "%v: ask the broker that leads", err)
+	}
+	l := locating{process: p, b: p.current.Load(), of: replica.KeyOf(of)}
+	found := p.federation.Locate(l.of)
+	for _, f := range found {
+		l.accepted(f)
+	}
+	switch {
+	case l.of.Kind == semaphorev1.Kind_KIND_SERVICE && l.b.services != nil:
+		if err := l.services(ctx, found); err != nil {
+			return nil, err
+		}
+	case l.of.Kind == semaphorev1.Kind_KIND_NODE && l.b.peering != nil:
+		l.nodes(found)
+	case l.of.Kind == semaphorev1.Kind_KIND_SET_MEMBER && l.b.sets != nil:
+		l.sets()
+	}
+	return &l.LocateResponse, nil
+}
+
+// locating is one answer in the making.
+type locating struct {
+	debug.Places
+	process *process
+	b       *broker
+	of      replica.Key
+}
+
+// accepted adds what is held of one cluster. A cluster that never sent the object has no line once it sent everything.
+func (l *locating) accepted(f federation.Located) {
+	for _, o := range f.Objects {
+		place := debug.Place{Hop: debug.HopAccept, Object: o.Key.String(), Cluster: f.Cluster, State: debug.PlaceDone,
+			Confirmed: f.Heard, Detail: fmt.Sprintf("revision %d", o.Revision)}
+		switch {
+		case o.Refused != nil && o.Object != nil:
+			place.State, place.Detail = debug.PlaceFailed, "a part is refused: "+string(o.Refused.Code)+": "+o.Refused.Reason
+		case o.Refused != nil:
+			place.State, place.Detail = debug.PlaceFailed, string(o.Refused.Code)+": "+o.Refused.Reason
+		case o.Object != nil && !o.RetainedSince.IsZero():
+			place.State = debug.PlaceWaiting
+			place.Detail = fmt.Sprintf("withdrawn, and retained by the brake since %s: semaphorectl brake release %s",
+				o.RetainedSince.UTC().Format(time.TimeOnly+"Z"), f.Cluster)
+		case o.Object != nil:
+		case !f.Complete:
+			place.State, place.Detail = debug.PlaceWaiting, "the cluster has not sent its first snapshot of this kind"
+		default:
+			continue
+		}
+		l.Add(place)
+	}
+}
+
+// services adds the Services that the plan makes of the object, and how each stands in the apiserver.
+func (l *locating) services(ctx context.Context, found []federation.Located) error {
+	failing := map[string]string{}
+	if l.b.failing != nil {
+		failing = l.b.failing()
+	}
+	planned := false
+	for _, d := range l.b.services.Services() {
+		if d.Namespace != l.of.Namespace || d.Name != l.of.Name {
+			continue
+		}
+		planned = true
+		object := "service " + l.process.cfg.MirrorNamespace + "/" + d.Service
+		l.Add(debug.Place{Hop: debug.HopPlan, Object: object, Cluster: sourceOf(d), State: debug.PlaceDone,
+			Detail: describe(d)})
+		if err := l.written(ctx, d, object, failing[d.Service]); err != nil {
+			return err
+		}
+	}
+	if planned {
+		return nil
+	}
+	for _, f := range found {
+		for _, o := range f.Objects {
+			if o.Key == l.of && o.Object != nil {
+				l.Add(debug.Place{Hop: debug.HopPlan, Object: o.Key.String(), Cluster: f.Cluster, State: debug.PlaceFailed,
+					Detail: "no Service is made of it: see semaphorectl status"})
+			}
+		}
+	}
+	return nil
+}
+
+// sourceOf is the cluster of a mirror; empty for a Service of several.
+func sourceOf(d mirror.Described) string {
+	if !d.Global && len(d.Clusters) == 1 {
+		return d.Clusters[0].Cluster
+	}
+	return ""
+}
+
+// describe says which endpoints a Service has.
+func describe(d mirror.Described) string {
+	text := "mirror"
+	if d.Global {
+		text = "of several clusters"
+	}
+	for _, c := range d.Clusters {
+		text += fmt.Sprintf("; %s: %d of %d endpoints ready", c.Cluster, c.Ready, c.Endpoints)
+		switch {
+		case c.Gone:
+			text += ", the cluster is gone"
+		case !c.InUse:
+			text += ", not in use"
+		}
+		if c.Drained > 0 {
+			text += fmt.Sprintf(", %d drained", c.Drained)
+		}
+	}
+	return text
+}
+
+// written adds how a Service stands in the apiserver: whether it and its slices exist, and when the broker last wrote.
+func (l *locating) written(ctx context.Context, d mirror.Described, object, failing string) error {
+	place := debug.Place{Hop: debug.HopWrite, Object: object, Cluster: sourceOf(d)}
+	namespace := l.process.cfg.MirrorNamespace
+	service, err := l.process.client.CoreV1().Services(namespace).Get(ctx, d.Service, metav1.GetOptions{})
+	switch {
+	case failing != "":
+		place.State, place.Detail = debug.PlaceFailed, failing
+		l.Add(place)
+		return nil
+	case apierrors.IsNotFound(err):
+		place.State, place.Detail = debug.PlaceWaiting, "the apiserver does not have it yet"
+		l.Add(place)
+		return nil
+	case err != nil:
+		return status.Errorf(codes.Unavailable, "%s: %v", object, err)
+	}
+	list, err := l.process.client.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: discoveryv1.LabelServiceName + "=" + d.Service})
+	if err != nil {
+		return status.Errorf(codes.Unavailable, "slices of %s: %v", object, err)
+	}
+	planned, endpoints, at := 0, 0, writtenAt(service)
+	for _, c := range d.Clusters {
+		planned += c.Endpoints
+	}
+	for i := range list.Items {
+		for _, e := range list.Items[i].Endpoints {
+			endpoints += len(e.Addresses)
+		}
+		if t := writtenAt(&list.Items[i]); t.After(at) {
+			at = t
+		}
+	}
+	place.State, place.Confirmed = debug.PlaceDone, at
+	place.Detail = fmt.Sprintf("IP %s; %d slices with %d endpoints", strings.Join(service.Spec.ClusterIPs, ", "),
+		len(list.Items), endpoints)
+	if endpoints == 0 && planned > 0 {
+		place.State = debug.PlaceWaiting
+	}
+	l.Add(place)
+	return nil
+}
+
+// writtenAt is when the broker last wrote an object; when it was created if that is not recorded.
+func writtenAt(o metav1.Object) time.Time {
+	at := o.GetCreationTimestamp().Time
+	for _, f := range o.GetManagedFields() {
+		if f.Manager == writes.FieldManager && f.Time != nil && f.Time.After(at) {
+			at = f.Time.Time
+		}
+	}
+	return at
+}
+
+// nodes adds the peers that the agents are sent, and how many have programmed each.
+func (l *locating) nodes(found []federation.Located) {
+	for _, f := range found {
+		object, s := "peer "+f.Cluster+"/"+l.of.Name, l.b.peering.Locate(f.Cluster, l.of.Name)
+		held := slices.ContainsFunc(f.Objects, func(o replica.Located) bool { return o.Object != nil })
+		place := debug.Place{Hop: debug.HopPlan, Object: object, Cluster: f.Cluster, Observed: s.ObservedAt}
+		switch {
+		case s.Peer != nil:
+			place.State = debug.PlaceDone
+			place.Detail = fmt.Sprintf("endpoint %s, allowed IPs %s, revision %d", s.Peer.GetWireguard().GetAddress(),
+				strings.Join(s.Peer.GetAllowedIps(), " "), s.Revision)
+		case held:
+			place.State, place.Detail = debug.PlaceFailed, "no peer is made of it: see semaphorectl status"
+		case s.Revision > 0:
+			place.State, place.Detail = debug.PlaceAbsent, fmt.Sprintf("removed, revision %d", s.Revision)
+		default:
+			continue
+		}
+		l.Add(place)
+		if s.Revision == 0 {
+			continue
+		}
+		place = debug.Place{Hop: debug.HopAgents, Object: object, Cluster: f.Cluster, State: debug.PlaceDone,
+			Observed: s.ObservedAt, Detail: fmt.Sprintf("%d of %d attached agents have programmed it", s.Applied, s.Attached)}
+		if s.Applied < s.Attached {
+			place.State = debug.PlaceWaiting
+			place.Detail += ", not " + strings.Join(s.Waiting, ", ")
+		}
+		l.Add(place)
+	}
+}
+
+// sets adds the sets that a pod is in, and whether their objects have its addresses.
+func (l *locating) sets() {
+	of := &semaphorev1.ListSetsRequest{Namespace: l.of.Namespace, Pod: l.of.Name}
+	for _, s := range l.b.sets.Sets(of, netip.Addr{}) {
+		var ips []string
+		for _, pod := range s.GetPods() {
+			if pod.GetName() == l.of.Name {
+				ips = append(ips, pod.GetIps()...)
+			}
+		}
+		set := "set " + s.GetNamespace() + "/" + s.GetName()
+		l.Add(debug.Place{Hop: debug.HopPlan, Object: set, Cluster: s.GetCluster(), State: debug.PlaceDone,
+			Detail: "IPs " + strings.Join(ips, " ")})
+		place := debug.Place{Hop: debug.HopWrite, Object: set, Cluster: s.GetCluster(), State: debug.PlaceDone}
+		var objects []string
+		for _, o := range s.GetObjects() {
+			name := "globalnetworkset " + o.GetName()
+			if o.GetNamespace() != "" {
+				name = "networkset " + o.GetNamespace() + "/" + o.GetName()
+			}
+			objects = append(objects, fmt.Sprintf("%s has %d of %d addresses", name, o.GetPresent(), o.GetWanted()))
+		}
+		place.Detail = strings.Join(objects, "; ")
+		switch {
+		case s.GetProblem() != "":
+			place.State, place.Detail = debug.PlaceFailed, s.GetProblem()
+		case slices.ContainsFunc(ips, func(ip string) bool { return slices.Contains(s.GetMissing(), ip) }):
+			place.State = debug.PlaceWaiting
+		}
+		l.Add(place)
+	}
+}

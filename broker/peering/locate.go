@@ -1,0 +1,52 @@
+package peering
+
+import (
+	"time"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Located is how a remote node stands with the agents.
+type Located struct {
+	// Peer is what agents are sent; nil for nothing.
+	Peer *semaphorev1.Peer
+	// Revision and ObservedAt are those of its last change; 0 if none is remembered.
+	Revision   uint64
+	ObservedAt time.Time
+	// Attached is the number of attached agents, and Applied how many of them have programmed that change; Waiting names
+	// some nodes of the others.
+	Attached, Applied int
+	Waiting           []string
+}
+
+// maxWaiting bounds the names of nodes that wait.
+const maxWaiting = 3
+
+// Locate returns how a remote node stands with the attached agents.
+func (s *Server) Locate(cluster, node string) (l Located) {
+	if e, ok := s.options.State.journal.Last(key{cluster, node}); ok {
+		l.Revision, l.ObservedAt = e.Revision, e.ObservedAt
+		if !e.Deleted {
+			l.Peer = e.Value.change.GetPeer()
+		}
+	}
+	s.mu.Lock()
+	attached := make([]*attachment, 0, len(s.attached))
+	for _, a := range s.attached {
+		attached = append(attached, a)
+	}
+	s.mu.Unlock()
+	for _, a := range attached {
+		a.mu.Lock()
+		applied := a.session.Applied()
+		a.mu.Unlock()
+		l.Attached++
+		switch {
+		case applied >= l.Revision:
+			l.Applied++
+		case len(l.Waiting) < maxWaiting:
+			l.Waiting = append(l.Waiting, a.agent.Node)
+		}
+	}
+	return l
+}

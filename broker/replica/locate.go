@@ -1,0 +1,51 @@
+package replica
+
+import (
+	"slices"
+	"time"
+
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// Located is the state of one object in a replica.
+type Located struct {
+	Key Key
+	// Object is what was accepted; nil for nothing.
+	Object   *semaphorev1.Object
+	Revision uint64
+	// RetainedSince is when the sender withdrew it, while the brake keeps it; zero if it did not.
+	RetainedSince time.Time
+	// Refused is the current refusal, of all of it or of a part; nil for none.
+	Refused *Refused
+}
+
+// Locate returns an object, and a Service with its slices, sorted by key. An object that was neither accepted nor
+// refused has neither.
+func (r *Replica) Locate(key Key) []Located {
+	all := []Located{r.locate(key)}
+	if key.Kind == semaphorev1.Kind_KIND_SERVICE {
+		for of, object := range r.All(semaphorev1.Kind_KIND_ENDPOINT_SLICE) {
+			if of.Namespace == key.Namespace && object.GetEndpointSlice().GetService() == key.Name {
+				all = append(all, r.locate(of))
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b Located) int { return a.Key.Compare(b.Key) })
+	return all
+}
+
+func (r *Replica) locate(key Key) Located {
+	l := Located{Key: key}
+	k, ok := r.kinds[key.Kind]
+	if !ok {
+		return l
+	}
+	if h, ok := k.objects[key]; ok {
+		l.Object, l.Revision = h.object, h.revision
+	}
+	l.RetainedSince = k.retained[key].since
+	if refused, ok := k.refused[key.truncated()]; ok {
+		l.Refused = &refused.Refused
+	}
+	return l
+}

@@ -1,0 +1,105 @@
+package exporter
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// locate says where an object is in this exporter: read, exported, and acknowledged by each broker. It decides nothing:
+// it reads what was decided.
+func (e *exporter) locate(_ context.Context, of *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error) {
+	if err := e.elector.Standby(); err != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "%v: ask the exporter that leads", err)
+	}
+	out := &debug.Places{}
+	if there := e.locateSource(of, out); !there && e.watcher.Synced() != nil {
+		return &out.LocateResponse, nil // not read yet: nothing can be said
+	}
+	for _, l := range e.catalog.Locate(of.GetKind(), of.GetNamespace(), of.GetName()) {
+		if l.Key.Kind == semaphorev1.Kind_KIND_ENDPOINT_SLICE && of.GetKind() != l.Key.Kind && l.Revision == 0 {
+			continue // a slice of a Service that is not exported says no more than the Service
+		}
+		e.locateExport(l, out)
+	}
+	return &out.LocateResponse, nil
+}
+
+// locateSource adds what the exporter has read of the object, and reports whether it is there.
+func (e *exporter) locateSource(of *semaphorev1.ObjectKey, out *debug.Places) (there bool) {
+	key := catalog.Key{Kind: of.GetKind(), Namespace: of.GetNamespace(), Name: of.GetName()}
+	place := debug.Place{Hop: debug.HopSource, Object: key.String(), Cluster: e.cfg.Cluster, State: debug.PlaceAbsent,
+		Detail: "the cluster has no such object, or none that the exporter reads (by label)"}
+	if err := e.watcher.Synced(); err != nil {
+		place.State, place.Detail = debug.PlaceWaiting, err.Error()
+	}
+	e.watcher.Each(func(o metav1.Object, _ func(*catalog.Catalog)) {
+		if there || o.GetName() != of.GetName() || o.GetNamespace() != of.GetNamespace() || kindOf(o) != of.GetKind() {
+			return
+		}
+		there = true
+		place.State = debug.PlaceDone
+		place.Detail = fmt.Sprintf("resourceVersion %s, created %s", o.GetResourceVersion(),
+			o.GetCreationTimestamp().UTC().Format("2006-01-02 15:04:05Z"))
+	})
+	out.Add(place)
+	return there
+}
+
+// kindOf is the kind of what is exported of an object.
+func kindOf(o metav1.Object) semaphorev1.Kind {
+	switch o.(type) {
+	case *corev1.Node:
+		return semaphorev1.Kind_KIND_NODE
+	case *corev1.Service:
+		return semaphorev1.Kind_KIND_SERVICE
+	case *discoveryv1.EndpointSlice:
+		return semaphorev1.Kind_KIND_ENDPOINT_SLICE
+	case *corev1.Pod:
+		return semaphorev1.Kind_KIND_SET_MEMBER
+	}
+	return semaphorev1.Kind_KIND_UNSPECIFIED
+}
+
+// locateExport adds what is exported, and how each stream stands with it.
+func (e *exporter) locateExport(l catalog.Located, out *debug.Places) {
+	place := debug.Place{Hop: debug.HopExport, Object: l.Key.String(), Observed: l.ObservedAt, State: debug.PlaceAbsent}
+	why := strings.Join(l.Problems, "; ")
+	switch {
+	case l.Exported:
+		place.State, place.Detail = debug.PlaceDone, fmt.Sprintf("to %s, revision %d", l.To, l.Revision)
+		if why != "" {
+			place.Detail += "; " + why
+		}
+	case why != "":
+		place.State, place.Detail = debug.PlaceFailed, why
+	case l.Revision > 0:
+		place.Detail = fmt.Sprintf("withdrawn from %s, revision %d", l.To, l.Revision)
+	default:
+		place.Detail = "not exported: no label, export or rule asks for it"
+	}
+	out.Add(place)
+	if l.Revision == 0 {
+		return
+	}
+	for _, p := range e.all() {
+		cluster := p.Broker().Cluster
+		if !l.To.Has(cluster) || !slices.Contains(e.catalog.Rules().KindsFor(cluster), l.Key.Kind) {
+			continue
+		}
+		state, detail, heard := p.Locate(l.Key, l.Revision)
+		out.Add(debug.Place{Hop: debug.HopStream, Object: l.Key.String(), Cluster: cluster, State: state, Detail: detail,
+			Observed: l.ObservedAt, Confirmed: heard})
+	}
+}
