@@ -332,11 +332,11 @@ func recall(cmd *cobra.Command, t *fleet.Target, output *outputs, text string, n
 	}
 	there := slices.ContainsFunc(r.places, func(p location) bool { return p.State != "absent" })
 	if len(r.events) == 0 && !there {
-		why := "does not exist, is not exported, or did not change for long"
 		if now {
-			why = "does not exist, or is not exported"
+			return r, fmt.Errorf("%s: no part knows it: it does not exist, or is not exported", r.object)
 		}
-		return r, fmt.Errorf("%s: no part knows it: it %s", r.object, why)
+		return r, fmt.Errorf("%s: no part remembers it: it does not exist, is not exported, or did not change for long",
+			r.object)
 	}
 	return r, nil
 }

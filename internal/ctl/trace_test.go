@@ -154,8 +154,8 @@ func TestHops(t *testing.T) {
 	golden(t, "trace", out.String())
 }
 
-// TestFollowOneChange: whatever part sends first, the lines of a change come in the order of its way, each with the time
-// since the one before.
+// TestFollowOneChange: whatever part sends first, the lines of a change come in the order of its way, each with the
+// time since the one before.
 func TestFollowOneChange(t *testing.T) {
 	at := time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
 	message := func(after time.Duration, seen time.Time, part, cluster, action string) *semaphorev1.WatchResponse {

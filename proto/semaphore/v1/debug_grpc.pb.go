@@ -61,8 +61,8 @@ type DebugServiceClient interface {
 	// Errors: UNIMPLEMENTED (an agent), FAILED_PRECONDITION (a standby; a part that has not read its cluster yet),
 	// INVALID_ARGUMENT (an object cannot be parsed or is of another kind, or the part has its remotes in its file).
 	Preview(ctx context.Context, in *PreviewRequest, opts ...grpc.CallOption) (*PreviewResponse, error)
-	// Locate returns where an object is in the part now: exported, acknowledged, accepted, desired, written, programmed. It
-	// changes nothing.
+	// Locate returns where an object is in the part now: exported, acknowledged, accepted, desired, written,
+	// programmed. It changes nothing.
 	//
 	// Errors: FAILED_PRECONDITION (a standby).
 	Locate(ctx context.Context, in *LocateRequest, opts ...grpc.CallOption) (*LocateResponse, error)
@@ -197,8 +197,8 @@ type DebugServiceServer interface {
 	// Errors: UNIMPLEMENTED (an agent), FAILED_PRECONDITION (a standby; a part that has not read its cluster yet),
 	// INVALID_ARGUMENT (an object cannot be parsed or is of another kind, or the part has its remotes in its file).
 	Preview(context.Context, *PreviewRequest) (*PreviewResponse, error)
-	// Locate returns where an object is in the part now: exported, acknowledged, accepted, desired, written, programmed. It
-	// changes nothing.
+	// Locate returns where an object is in the part now: exported, acknowledged, accepted, desired, written,
+	// programmed. It changes nothing.
 	//
 	// Errors: FAILED_PRECONDITION (a standby).
 	Locate(context.Context, *LocateRequest) (*LocateResponse, error)

@@ -577,8 +577,8 @@ type AgentReport struct {
 	Guarded bool `protobuf:"varint,8,opt,name=guarded,proto3" json:"guarded,omitempty"`
 	// What is wrong with the node and its devices, with codes; 16 at most.
 	Findings []*Finding `protobuf:"bytes,9,rep,name=findings,proto3" json:"findings,omitempty"`
-	// Traffic by ClusterIP through the devices, if the agent counts it; the 1,000 with the most bytes. If only this changes,
-	// the agent reports it every 30 s at most.
+	// Traffic by ClusterIP through the devices, if the agent counts it; the 1,000 with the most bytes. If only this
+	// changes, the agent reports it every 30 s at most.
 	ServiceTraffic []*ServiceTraffic `protobuf:"bytes,10,rep,name=service_traffic,json=serviceTraffic,proto3" json:"service_traffic,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1400,9 +1400,9 @@ func (x *UndeliveredRemote) GetReason() string {
 	return ""
 }
 
-// WatchClosely says that somebody looks at the tunnels. The agent samples the counters of its peers every second for that
-// long, at most a minute, and reports a peer as silent that answered promptly before and does not for 3 s. The broker
-// sends it again while somebody looks.
+// WatchClosely says that somebody looks at the tunnels. The agent samples the counters of its peers every second for
+// that long, at most a minute, and reports a peer as silent that answered promptly before and does not for 3 s. The
+// broker sends it again while somebody looks.
 type WatchClosely struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	For           *durationpb.Duration   `protobuf:"bytes,1,opt,name=for,proto3" json:"for,omitempty"`
