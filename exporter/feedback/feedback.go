@@ -43,7 +43,14 @@ const (
 	eventsPerSecond, eventsBurst = 5, 50
 	// forbiddenRetry is the wait after the right to write was missing.
 	forbiddenRetry = 10 * time.Minute
-	maxNote        = 1024 // the limit of the Kubernetes API, in bytes
+	// The writes of one Service are minSpacing to maxSpacing apart, longer each time, after the first freeWrites that
+	// follow each other within calm: a broker of another cluster that changes its mind again and again must not use up
+	// what all Services share.
+	minSpacing, maxSpacing, calm = 10 * time.Second, 5 * time.Minute, 10 * time.Minute
+	freeWrites                   = 5
+	// maxWrites is how many Services are written before it is looked again which ones are due.
+	maxWrites = 10
+	maxNote   = 1024 // the limit of the Kubernetes API, in bytes
 )
 
 // Broker is the publisher to one broker.
@@ -88,6 +95,9 @@ type state struct {
 	// since.
 	writtenEvent, writtenAnnotation, current string
 	since                                    time.Time
+	// wrote is the time of the last write, and writes counts those that followed each other within calm.
+	wrote  time.Time
+	writes int
 	// verdicts are the last known verdicts by cluster.
 	verdicts map[string]verdict
 }
@@ -136,7 +146,8 @@ func (f *Feedback) Run(ctx context.Context) error {
 			if !listed {
 				listed = f.listAnnotated(ctx, now)
 			}
-			for _, e := range f.dueEvents(now) {
+			due := f.dueEvents(now)
+			for _, e := range due[:min(len(due), maxWrites)] {
 				if err := f.write(ctx, e); err != nil {
 					return err
 				}
@@ -183,7 +194,7 @@ func (f *Feedback) dueEvents(now time.Time) []Event {
 		if text != s.current {
 			s.current, s.since = text, now
 		}
-		if f.needsWrite(s) && now.Sub(s.since) >= wait {
+		if f.needsWrite(s) && now.Sub(s.since) >= wait && !now.Before(s.wrote.Add(s.spacing())) {
 			due = append(due, e)
 		}
 	}
@@ -195,17 +206,36 @@ func (f *Feedback) dueEvents(now time.Time) []Event {
 			delete(f.services, at)
 		}
 	}
-	// Warnings are written first.
-	slices.SortStableFunc(due, func(a, b Event) int {
-		switch {
-		case a.warning == b.warning:
-			return 0
-		case a.warning:
-			return -1
+	// Those that are rarely written come first, among them warnings.
+	rank := func(e Event) (writes, normal int) {
+		if !e.warning {
+			normal = 1
 		}
-		return 1
+		return f.services[service{e.offer.Namespace, e.offer.Name}].writes, normal
+	}
+	slices.SortStableFunc(due, func(a, b Event) int {
+		writesA, normalA := rank(a)
+		writesB, normalB := rank(b)
+		return cmp.Or(writesA-writesB, normalA-normalB)
 	})
 	return due
+}
+
+// spacing is how long after the last write the next one may follow.
+func (s *state) spacing() time.Duration {
+	if s.writes <= freeWrites {
+		return 0
+	}
+	return min(minSpacing<<min(s.writes-freeWrites-1, 10), maxSpacing)
+}
+
+// spend counts a write.
+func (s *state) spend(now time.Time) {
+	if now.Sub(s.wrote) > calm {
+		s.writes = 0
+	}
+	s.wrote = now
+	s.writes++
 }
 
 // waiting reports whether an Event may become due by time alone.
@@ -284,6 +314,7 @@ func exportedAs(o *catalog.Offer) string {
 // write writes the status of a Service. The error is that of ctx.
 func (f *Feedback) write(ctx context.Context, e Event) error {
 	s := f.services[service{e.offer.Namespace, e.offer.Name}]
+	s.spend(time.Now())
 	if f.Events && s.current != s.writtenEvent && !time.Now().Before(f.noEventsUntil) {
 		if err := f.writeEvent(ctx, e, s); err != nil {
 			return err

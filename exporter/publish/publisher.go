@@ -17,9 +17,11 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
@@ -29,6 +31,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	"github.com/kube-semaphore/semaphore/internal/stream/link"
+	"github.com/kube-semaphore/semaphore/internal/stream/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -40,13 +43,24 @@ const welcomeTimeout = 10 * time.Second
 
 // Limits of what a broker sends: another cluster is not trusted.
 const (
-	maxAnswer = 1 << 20
-	maxReason = 512
+	// maxAnswer and maxDecoded bound a message on the wire and in memory. The largest message of a broker is an outcome
+	// or a refusal, of a few KiB.
+	maxAnswer  = 64 << 10
+	maxDecoded = 512 << 10
+	// window bounds what gRPC buffers of a connection, and maxHeaders the headers and the status of a stream.
+	window     = 256 << 10
+	maxHeaders = 64 << 10
+	maxReason  = 512
 	// maxUnexported outcomes of Services that are not exported are kept.
 	maxUnexported = 1000
-	// maxLogged refusals of a stream are logged as warnings, the others at level debug. Events, metrics and status
-	// contain all.
+	// maxLogged refusals are logged as warnings at once, and then one in logEvery. The others are logged at level debug.
+	// Events, metrics and status contain all.
 	maxLogged = 20
+	logEvery  = 3 * time.Second
+	// A broker may send answersBurst messages at once and answersPerSecond in the long run; a message counts once more
+	// for each answerShare bytes. The burst is for a broker that refuses all of a large cluster.
+	answersPerSecond, answersBurst = 10_000, 100_000
+	answerShare                    = 256
 )
 
 // Publisher sends the catalog to one broker.
@@ -82,15 +96,30 @@ type Publisher struct {
 	since        time.Time
 	lastReceived time.Time
 	lastError    string
-	refused      map[catalog.Key]*semaphorev1.Refusal
+	refused      map[catalog.Key]refusal
 	// outcomes are what the broker reported about Services that it accepted, on the current stream or the last one.
-	outcomes map[catalog.Key]*semaphorev1.Outcome
+	outcomes map[catalog.Key]outcome
 	// omitted is how many more there are.
 	omitted uint64
 	// verdictChanges counts streams, refusals, outcomes and what was acknowledged; see VerdictVersion.
 	verdictChanges uint64
-	logged         int
-	codes          codes
+	// logs are the refusals that may be logged as warnings, and answers what the broker may send, over all streams.
+	logs, answers *rate.Limiter
+	codes         codes
+}
+
+// refusal and outcome are what is kept of the broker's messages of these names. Nothing else is: the broker chooses
+// what a message contains.
+type refusal struct {
+	reason   string
+	revision uint64
+}
+
+type outcome struct {
+	reason string
+	// conflicts and conflict are only from the own broker.
+	conflicts []string
+	conflict  string
 }
 
 // New makes the publisher of cluster's catalog to one broker. term is the term of the exporter's Lease, 0 without
@@ -100,8 +129,10 @@ func New(cluster string, term uint64, broker config.ExporterBroker, source *iden
 	p := &Publisher{
 		cluster: cluster, term: term, broker: broker, certificates: source, catalog: c, recorder: rec, metrics: metrics,
 		log:   slog.With("broker", broker.Cluster, "address", broker.Address),
-		since: time.Now(), refused: map[catalog.Key]*semaphorev1.Refusal{}, outcomes: map[catalog.Key]*semaphorev1.Outcome{},
-		codes:  codes{},
+		since: time.Now(), refused: map[catalog.Key]refusal{}, outcomes: map[catalog.Key]outcome{},
+		logs:    rate.NewLimiter(rate.Every(logEvery), maxLogged),
+		answers: rate.NewLimiter(answersPerSecond, answersBurst),
+		codes:   codes{},
 		source: completeSource{}, requiredRevision: map[semaphorev1.Kind]uint64{},
 	}
 	metrics.connected.WithLabelValues(broker.Cluster).Set(0)
@@ -137,7 +168,11 @@ func (p *Publisher) Run(ctx context.Context) error {
 		Address: p.broker.Address,
 		TLS:     p.certificates.ClientTLS(identity.Broker(p.broker.Cluster)),
 		Options: []grpc.DialOption{
-			grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvMsgSize(maxAnswer)),
+			grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvMsgSize(maxAnswer),
+				grpc.ForceCodecV2(wire.Codec{Most: maxDecoded})),
+			// Without fixed windows gRPC buffers up to 16 MiB of what is not read yet.
+			grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
+			grpc.WithMaxHeaderListSize(maxHeaders),
 			grpc.WithStreamInterceptor(p.metrics.client.StreamClientInterceptor()),
 			grpc.WithStatsHandler(wireBytes{p.metrics.bytes.WithLabelValues(p.broker.Cluster)}),
 		},
@@ -167,7 +202,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	}
 	// more wakes the sender after a message of the broker, which may permit the next send.
 	more := make(chan struct{}, 1)
-	g.Go(func() error { return p.receive(stream, s, more) })
+	g.Go(func() error { return p.receive(ctx, stream, s, more) })
 	g.Go(func() error { return p.send(ctx, stream, s, more) })
 	g.Go(func() error { return p.watchKinds(ctx, kinds) })
 	err = g.Wait()
@@ -181,11 +216,14 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	return err
 }
 
-func (p *Publisher) receive(stream semaphorev1.FederationService_PublishClient, s *Session,
+func (p *Publisher) receive(ctx context.Context, stream semaphorev1.FederationService_PublishClient, s *Session,
 	more chan<- struct{}) error {
 	for {
 		m, err := stream.Recv()
 		if err != nil {
+			return err
+		}
+		if err := p.answers.WaitN(ctx, 1+proto.Size(m)/answerShare); err != nil {
 			return err
 		}
 		p.mu.Lock()
@@ -278,7 +316,6 @@ func (p *Publisher) streamStarted(s *Session) {
 	}
 	p.omitted = 0
 	clear(p.outcomes) // the broker reports them with its answer to the first heartbeat
-	p.logged = 0
 	p.mu.Unlock()
 	p.metrics.connected.WithLabelValues(p.broker.Cluster).Set(1)
 	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: "broker " + p.broker.Cluster, Action: "connect",
@@ -340,28 +377,30 @@ func (p *Publisher) handleReceived(r Received) {
 	}
 }
 
-func (p *Publisher) recordRefusal(refusal *semaphorev1.Refusal) {
-	k := refusal.GetKey()
+func (p *Publisher) recordRefusal(r *semaphorev1.Refusal) {
+	k := r.GetKey()
 	key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
 	if !p.catalog.Exports(p.broker.Cluster, key) {
 		return // it was deleted since, or never exported
 	}
-	refusal.Reason = truncate(refusal.GetReason())
+	reason := truncate(r.GetReason())
 	p.mu.Lock()
-	p.refused[key] = refusal
+	p.refused[key] = refusal{reason, r.GetRevision()}
 	p.verdictChanges++
-	code := p.codes.label(refusal.GetCode())
+	code := p.codes.label(r.GetCode())
 	level := slog.LevelDebug
-	if p.logged++; p.logged <= maxLogged {
+	if p.logs.Allow() {
 		level = slog.LevelWarn
 	}
 	p.mu.Unlock()
 	p.metrics.refused.WithLabelValues(p.broker.Cluster, semaphorev1.KindName(key.Kind), code).Inc()
 	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: key.String(), Action: "refuse",
-		Detail: refusal.GetReason()})
-	p.log.Log(context.Background(), level, "the broker refuses an object", "object", key, "code", code, "reason",
-		refusal.GetReason())
+		Detail: reason})
+	p.log.Log(context.Background(), level, "the broker refuses an object", "object", key, "code", code, "reason", reason)
 }
+
+// maxKey is the length of the longest namespace and name of a Service together.
+const maxKey = 63 + 63
 
 // truncate bounds a line with text from another cluster's broker.
 func truncate(text string) string { return finding.CleanTo(text, maxReason) }
@@ -375,7 +414,7 @@ func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 		return
 	}
 	key := catalog.Key{Kind: k.GetKind(), Namespace: k.GetNamespace(), Name: k.GetName()}
-	if key.Kind != semaphorev1.Kind_KIND_SERVICE {
+	if key.Kind != semaphorev1.Kind_KIND_SERVICE || len(key.Namespace)+len(key.Name) > maxKey {
 		return
 	}
 	exported := p.catalog.Exports(p.broker.Cluster, key)
@@ -391,13 +430,13 @@ func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 		return
 	}
 	p.verdictChanges++
-	o.Reason, o.Conflict = truncate(o.GetReason()), truncate(o.GetConflict())
-	if p.broker.Cluster != p.cluster { // another cluster decides nothing about the imports of this one
-		o.Conflicts, o.Conflict = nil, ""
+	kept := outcome{reason: truncate(o.GetReason())}
+	if p.broker.Cluster == p.cluster { // another cluster decides nothing about the imports of this one
+		kept.conflicts, kept.conflict = o.GetConflicts(), truncate(o.GetConflict())
 	}
-	p.outcomes[key] = o
+	p.outcomes[key] = kept
 	p.recorder.Record(debug.Event{Source: p.broker.Cluster, Object: key.String(), Action: "outcome",
-		Detail: o.GetReason()})
+		Detail: kept.reason})
 }
 
 // Verdict returns the broker's objection to an object at a revision, empty for none. known is false while the broker
@@ -410,13 +449,13 @@ func (p *Publisher) Verdict(key catalog.Key, revision uint64) (objection string,
 	if s == nil || !slices.Contains(s.kinds, key.Kind) || len(s.snapshots) > 0 || s.acked < revision {
 		return "", false
 	}
-	if r := p.refused[key]; r != nil {
-		return r.GetReason(), true
+	if r, refused := p.refused[key]; refused {
+		return r.reason, true
 	}
 	if s.answered == 0 || s.answeredAt < revision {
 		return "", false
 	}
-	return p.outcomes[key].GetReason(), true
+	return p.outcomes[key].reason, true
 }
 
 // Conflict returns how an exported Service differs from those of other clusters, as the reasons of the condition
@@ -424,7 +463,7 @@ func (p *Publisher) Verdict(key catalog.Key, revision uint64) (objection string,
 func (p *Publisher) Conflict(key catalog.Key) (reasons []string, message string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.outcomes[key].GetConflicts(), p.outcomes[key].GetConflict()
+	return p.outcomes[key].conflicts, p.outcomes[key].conflict
 }
 
 // VerdictVersion changes whenever the result of Verdict may change.
@@ -455,7 +494,7 @@ func (p *Publisher) forgetRefusal(key catalog.Key, revision uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	// The broker may have refused this revision already.
-	if r, ok := p.refused[key]; ok && r.GetRevision() < revision {
+	if r, ok := p.refused[key]; ok && r.revision < revision {
 		delete(p.refused, key)
 	}
 }

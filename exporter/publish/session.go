@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/stream/digest"
 	"github.com/kube-semaphore/semaphore/internal/stream/link"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -32,6 +33,17 @@ const (
 // maxExactCount is how many unacknowledged changes are filtered by audience for the status. Beyond it they are counted
 // without, so that a stalled broker does not make each status walk the journal.
 const maxExactCount = 10_000
+
+// maxUnacked is how many messages a broker may leave without an acknowledgement; each takes 40 bytes. A broker that is
+// slow does not come near it: it stops to read before.
+const maxUnacked = 1 << 16
+
+// What is kept of a broker's Welcome: bytes of its version, and label domains with the bytes of each.
+const (
+	maxSoftware     = 64
+	maxLabelDomains = 16
+	maxLabelDomain  = 253
+)
 
 // errFellBehind ends a stream whose broker needs deletions that the journal has dropped. The next stream begins with a
 // snapshot.
@@ -313,7 +325,11 @@ func (s *Session) handleWelcome(w *semaphorev1.Welcome) error {
 		s.prepareSnapshots(held)
 	}
 	s.welcomed = true
-	s.peerSoftware, s.peerLabelDomains = w.GetSoftwareVersion(), w.GetLabelDomains()
+	s.peerSoftware = finding.CleanTo(w.GetSoftwareVersion(), maxSoftware)
+	domains := w.GetLabelDomains()
+	for _, domain := range domains[:min(len(domains), maxLabelDomains)] {
+		s.peerLabelDomains = append(s.peerLabelDomains, finding.CleanTo(domain, maxLabelDomain))
+	}
 	return nil
 }
 
@@ -378,6 +394,8 @@ func (s *Session) Next() (*semaphorev1.PublishRequest, error) {
 	switch {
 	case !s.welcomed:
 		return nil, nil
+	case len(s.unacked) > maxUnacked:
+		return nil, fmt.Errorf("the broker of %s has not acknowledged the last %d messages", s.broker, maxUnacked)
 	case len(s.snapshots) > 0:
 		return s.nextSnapshotMessage(), nil
 	default:
