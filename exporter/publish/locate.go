@@ -31,14 +31,14 @@ func (p *Publisher) Locate(key catalog.Key, revision uint64) (state semaphorev1.
 	case s.cursor < revision:
 		return waiting, fmt.Sprintf("revision %d is not sent yet: sent up to %d", revision, s.cursor), heard
 	}
-	if r := p.refused[key]; r != nil {
-		return semaphorev1.PlaceState_PLACE_STATE_FAILED, r.GetCode() + ": " + r.GetReason(), heard
+	if r, refused := p.refused[key]; refused {
+		return semaphorev1.PlaceState_PLACE_STATE_FAILED, r.code + ": " + r.reason, heard
 	}
 	if s.acked < revision {
 		return waiting, fmt.Sprintf("revision %d is sent, and acknowledged up to %d", revision, s.acked), heard
 	}
-	if o := p.outcomes[key]; o != nil {
-		return semaphorev1.PlaceState_PLACE_STATE_FAILED, o.GetCode() + ": " + o.GetReason(), heard
+	if o, reported := p.outcomes[key]; reported {
+		return semaphorev1.PlaceState_PLACE_STATE_FAILED, o.code + ": " + o.reason, heard
 	}
 	return semaphorev1.PlaceState_PLACE_STATE_DONE, fmt.Sprintf("revision %d is acknowledged", revision), heard
 }

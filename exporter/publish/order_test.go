@@ -58,7 +58,7 @@ func offline(t *testing.T, b *bench, p *Publisher,
 	more := make(chan struct{}, 1)
 	received := make(chan *semaphorev1.PublishRequest, 1000)
 	done := make(chan struct{}, 3)
-	go func() { _ = p.receive(stream, s, more); done <- struct{}{} }()
+	go func() { _ = p.receive(t.Context(), stream, s, more); done <- struct{}{} }()
 	go func() { _ = p.send(ctx, stream, s, more); done <- struct{}{} }()
 	go func() {
 		defer func() { done <- struct{}{} }()

@@ -31,7 +31,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	"github.com/kube-semaphore/semaphore/internal/stream/link"
-	"github.com/kube-semaphore/semaphore/internal/stream/wire"
+	bounded "github.com/kube-semaphore/semaphore/internal/stream/wire"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -111,12 +111,12 @@ type Publisher struct {
 // refusal and outcome are what is kept of the broker's messages of these names. Nothing else is: the broker chooses
 // what a message contains.
 type refusal struct {
-	reason   string
-	revision uint64
+	code, reason string
+	revision     uint64
 }
 
 type outcome struct {
-	reason string
+	code, reason string
 	// conflicts and conflict are only from the own broker.
 	conflicts []string
 	conflict  string
@@ -133,7 +133,7 @@ func New(cluster string, term uint64, broker config.ExporterBroker, source *iden
 		logs:    rate.NewLimiter(rate.Every(logEvery), maxLogged),
 		answers: rate.NewLimiter(answersPerSecond, answersBurst),
 		codes:   codes{},
-		source: completeSource{}, requiredRevision: map[semaphorev1.Kind]uint64{},
+		source:  completeSource{}, requiredRevision: map[semaphorev1.Kind]uint64{},
 	}
 	metrics.connected.WithLabelValues(broker.Cluster).Set(0)
 	return p
@@ -169,7 +169,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 		TLS:     p.certificates.ClientTLS(identity.Broker(p.broker.Cluster)),
 		Options: []grpc.DialOption{
 			grpc.WithDefaultCallOptions(grpc.UseCompressor(gzip.Name), grpc.MaxCallRecvMsgSize(maxAnswer),
-				grpc.ForceCodecV2(wire.Codec{Most: maxDecoded})),
+				grpc.ForceCodecV2(bounded.Codec{Most: maxDecoded})),
 			// Without fixed windows gRPC buffers up to 16 MiB of what is not read yet.
 			grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
 			grpc.WithMaxHeaderListSize(maxHeaders),
@@ -385,9 +385,9 @@ func (p *Publisher) recordRefusal(r *semaphorev1.Refusal) {
 	}
 	reason := truncate(r.GetReason())
 	p.mu.Lock()
-	p.refused[key] = refusal{reason, r.GetRevision()}
-	p.verdictChanges++
 	code := p.codes.label(r.GetCode())
+	p.refused[key] = refusal{code, reason, r.GetRevision()}
+	p.verdictChanges++
 	level := slog.LevelDebug
 	if p.logs.Allow() {
 		level = slog.LevelWarn
@@ -430,7 +430,7 @@ func (p *Publisher) recordOutcome(o *semaphorev1.Outcome) {
 		return
 	}
 	p.verdictChanges++
-	kept := outcome{reason: truncate(o.GetReason())}
+	kept := outcome{code: p.codes.label(o.GetCode()), reason: truncate(o.GetReason())}
 	if p.broker.Cluster == p.cluster { // another cluster decides nothing about the imports of this one
 		kept.conflicts, kept.conflict = o.GetConflicts(), truncate(o.GetConflict())
 	}
