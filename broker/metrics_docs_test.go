@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/federation"
 	"github.com/kube-semaphore/semaphore/broker/peering"
 	"github.com/kube-semaphore/semaphore/broker/presence"
+	"github.com/kube-semaphore/semaphore/broker/traffic"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
 	"github.com/kube-semaphore/semaphore/internal/kube/leader"
@@ -49,6 +50,6 @@ func TestMetricsAreDocumented(t *testing.T) {
 	newBuilt(table)
 	tracing.NewMetrics(table)
 	table.MustRegister(e.collectors()...)
-	table.MustRegister(presence.New(presence.Options{}), debug.Findings(nil))
+	table.MustRegister(presence.New(presence.Options{}), debug.Findings(nil), traffic.New("semaphore", nil))
 	table.Compare(t, "../docs/metrics.md", "semaphore-broker")
 }
