@@ -11,6 +11,9 @@ MAKEFLAGS += --no-print-directory
 export CGO_ENABLED := 0
 export GOFLAGS     := $(filter-out -trimpath,$(GOFLAGS)) -trimpath
 
+# Compilers that collect their garbage less often take a quarter less time, and a third more memory.
+COMPILERS := 400
+
 BIN      := $(CURDIR)/bin
 TOOLS    := $(BIN)/tools
 PROGRAMS := semaphore-exporter semaphore-broker semaphore-agent semaphorectl testbed
@@ -32,20 +35,25 @@ demo: deps components build ## bring up two connected clusters on this machine a
 	@$(BIN)/testbed demo
 
 .PHONY: test
-test: deps vet unit-recorded components build test-packages ## everything CI runs: lint, unit tests, tests against real components, end to end
-	@echo "== device, peers, routes, their healing, guard, rotation, dual stack and MTU on a real kernel's WireGuard (all of the agent's tests: make test-kernel)"
-	@$(BIN)/testbed test-kernel ./agent/wireguard ./agent/guard './agent=$(KERNEL_TESTS)'
-	@echo "== the agent on nodes of namespaces"
+test: deps vet components build test-packages ## everything CI runs: lint, unit tests, tests against real components, end to end
+	@# The emulated machine has the processors first: its tests wait, and the unit tests have what that leaves.
+	@$(MAKE) -k -j2 test-machine unit-recorded
 	@rm -f $(BIN)/test-*.json
-	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 1 $(AGENT)
-	@echo "== tests against real components and end to end on clusters, in $(LANES) lanes"
-	@# staticcheck has the time that the lanes leave, and one processor at most.
+	@# staticcheck has the time that all others leave, and one processor at most.
 	@failed=0; GOMAXPROCS=1 chrt --idle 0 $(MAKE) staticcheck & static=$$!; \
 	trap 'kill $$static 2>/dev/null || true' EXIT; \
+	echo "== the agent on nodes of namespaces"; \
+	$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 1 $(AGENT) || failed=1; \
+	echo "== tests against real components and end to end on clusters, in $(LANES) lanes"; \
 	$(MAKE) -k -j$(LANES) RECORDED=$(BIN)/unit.json test-clusters test-components test-faults || failed=1; \
 	wait $$static || failed=1; exit $$failed
 	@echo "== the slowest twenty tests"
 	@cat $(BIN)/test-*.json | $(GOTESTSUM) tool slowest --num 20
+
+.PHONY: test-machine
+test-machine:
+	@echo "== device, peers, routes, their healing, guard, rotation, dual stack and MTU on a real kernel's WireGuard (all of the agent's tests: make test-kernel)"
+	@$(BIN)/testbed test-kernel ./agent/wireguard ./agent/guard './agent=$(KERNEL_TESTS)'
 
 # What the lanes link. With a cold cache compilers would run beside the tests for most of their time otherwise.
 .PHONY: test-packages
@@ -58,17 +66,16 @@ test-packages:
 # by default. Where others have taken some of those there are two lanes, and at most 110 are needed.
 LANES ?= $(shell taken=$$( (find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null || true) | wc -l); \
 	if [ $$(($$(cat /proc/sys/fs/inotify/max_user_instances) - taken)) -ge 120 ]; then echo 3; else echo 2; fi)
-CLUSTERS   := ./e2e
+CLUSTERS   := ./e2e ./redteam
 FAULTS     := ./testbed ./e2e/faults ./e2e/migration ./deploy
 # Those of package e2e that run in the lane of the faults, so that each lane takes about as long as the others.
-ELSEWHERE  := ^(TestNodes|TestExplain|TestPolicies)$$
+ELSEWHERE  := ^(TestNodes|TestExplain)$$
 # These have the machine to themselves: they lose packets where wireguard-go waits for a processor.
 AGENT      := ./agent ./agent/wireguard ./agent/probe
 GOTESTSUM   = $(TOOLS)/gotestsum
 GOTEST      = $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg
-# Compilers that collect their garbage less often take a quarter less time, and a third more memory. The tests do not
-# see this.
-TOOLEXEC   := env GOGC=400
+# The tests do not see this.
+TOOLEXEC   := env GOGC=$(COMPILERS)
 # make vet has vetted the code.
 GOTESTFLAGS := -timeout 80m -count 1 -vet off
 # In a lane the next package is compiled and linked, with the time that others leave, while the one before it is tested:
@@ -126,14 +133,14 @@ unit: ## unit tests with the race detector (those that need no other program)
 .PHONY: unit-recorded
 unit-recorded: $(TOOLS)/.built
 	@echo "== unit tests"
-	@CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit.json -- -count 1 $(UNITFLAGS) $(UNITS)
+	@CGO_ENABLED=1 nice -n 10 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit.json -- -count 1 $(UNITFLAGS) $(UNITS)
 
-# FAULTS="broker/mesh agent/" plants those whose file begins so.
-FAULTS ?=
+# PLANT="broker/mesh agent/" plants those whose file begins so.
+PLANT ?=
 
 .PHONY: mutations
-mutations: ## plant the faults of internal/mutation one by one, to see that a test fails for each: FAULTS=prefix (an hour)
-	go run ./internal/mutation $(FAULTS)
+mutations: ## plant the faults of internal/mutation one by one, to see that a test fails for each: PLANT=prefix (an hour)
+	go run ./internal/mutation $(PLANT)
 
 # Modules of their own, so that nothing else needs Helm and Prometheus: the first build takes minutes, a run seconds.
 .PHONY: test-tools
@@ -182,7 +189,7 @@ image: ## the product's image for amd64 and arm64 with its SBOM, as an OCI archi
 .PHONY: components
 components: ## what the testbed's clusters and nodes run, Kubernetes, containerd, Calico and so on: built once, then cached
 	@go build -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BIN)/testbed ./cmd/testbed
-	@$(BIN)/testbed build
+	@GOGC=$(COMPILERS) $(BIN)/testbed build
 
 .PHONY: deps
 deps: ## the few Debian packages that are needed
@@ -198,7 +205,7 @@ deps: ## the few Debian packages that are needed
 # The development tools are pinned in tools/dev/go.mod and built into bin/tools.
 $(TOOLS)/.built: tools/dev/go.mod tools/dev/go.sum
 	@echo "== building buf, controller-gen, gotestsum, protoc-gen-go, protoc-gen-go-grpc and staticcheck (once; two minutes on two cores)"
-	@cd tools/dev && GOBIN=$(TOOLS) go install tool
+	@cd tools/dev && GOGC=$(COMPILERS) GOBIN=$(TOOLS) go install tool
 	@touch $@
 
 .PHONY: generate
@@ -239,7 +246,7 @@ vet: $(TOOLS)/.built
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "not gofmt'ed: $$unformatted"; exit 1; fi
 	go mod tidy -diff
-	GOGC=400 go vet ./...
+	GOGC=$(COMPILERS) go vet ./...
 
 .PHONY: staticcheck
 staticcheck: $(TOOLS)/.built

@@ -18,6 +18,9 @@ func TestBridge(t *testing.T) {
 	ctx := needsBed(t)
 	s := clusters(ctx, t, testbed.Options{CNI: testbed.CNIBridge,
 		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 2}, {Name: "c2", Nodes: 1}}})
+	if out, err := s.c1.Kubectl(ctx, nil, "get", "customresourcedefinitions", "-o", "name"); err != nil || out != "" {
+		t.Errorf("there is something of Calico: %q, %v", out, err)
+	}
 	s.in.Features, s.in.NoCalico = []string{"encryption", "services"}, true
 	must(t, s.in.Install(ctx, s.progress))
 	must(t, s.applyWorkloads(ctx))
@@ -70,6 +73,7 @@ func TestBridge(t *testing.T) {
 			}
 		}
 	})
+	t.Run("a node reboots", func(t *testing.T) { s.rebootsBridge(ctx, t) })
 	t.Run("a new node", func(t *testing.T) { s.joinsBridge(ctx, t) })
 	t.Run("removal", func(t *testing.T) {
 		g, gctx := errgroup.WithContext(ctx)
@@ -87,6 +91,33 @@ func TestBridge(t *testing.T) {
 			}
 		}
 	})
+}
+
+// rebootsBridge: a pod of a node that lost its power is reached again, by a pod of another node of its cluster and from
+// the other cluster.
+func (s *Scenario) rebootsBridge(ctx context.Context, t *testing.T) {
+	t.Helper()
+	server := strings.Replace(workload("stays", "app: stays"), "sleep", "echo", 1)
+	must(t, s.c1.ApplyYAML(ctx, strings.Replace(server, "spec:\n", "spec:\n  nodeName: n2\n", 1)+"---\n"+
+		podOn("beside", "n1")))
+	ready(ctx, t, s.c1, "pod/stays", "pod/beside")
+	must(t, s.c1.Node("n2").Reboot(ctx))
+	echo, err := pods(ctx, s.c2, "shop", "app=echo")
+	must(t, err)
+	for _, from := range []struct {
+		c   *testbed.Cluster
+		pod string
+	}{{s.c1, "beside"}, {s.c2, echo[0].Name}} {
+		must(t, until(ctx, settle, func() error {
+			stays, err := pod(ctx, s.c1, "shop", "app=stays")
+			if err != nil {
+				return err
+			}
+			_, err = from.c.ExecPod(ctx, "shop", from.pod, "curl", "-sS", "--max-time", "3",
+				fmt.Sprintf("http://%s:8080/", stays.Status.PodIP))
+			return err
+		}))
+	}
 }
 
 // joinsBridge: a node that joins c2 is reached at its pods, whose podCIDR no configuration names.

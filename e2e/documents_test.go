@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -127,7 +128,7 @@ spec:
 ---
 `
 
-// documentsBed is two clusters, and a directory in which a reader of the documents works.
+// documentsBed is c1 and c2, others where a test wants them, and a directory in which a reader of the documents works.
 type documentsBed struct {
 	*Scenario
 	state testbed.State
@@ -136,35 +137,40 @@ type documentsBed struct {
 	ran   int
 }
 
-// TestDocuments runs the commands of the documents as they are printed, on two clusters.
+// TestDocuments runs the commands of the documents as they are printed, on two clusters: first those of the README, by
+// which the clusters are connected. Then a third one is added and goes again, verify is to find what is broken, and
+// after removal, by commands and by files, clusters and nodes are as they were.
 func TestDocuments(t *testing.T) {
 	ctx := needsBed(t)
-	b := newDocumentsBed(ctx, t)
+	b := newDocumentsBed(ctx, t, "c3")
 	before, err := b.fingerprints(ctx)
 	must(t, err)
+	maps.DeleteFunc(before, func(what string, _ fingerprint) bool { return strings.Contains(what, "c3") })
 
-	sections := func(file string, names ...string) {
-		for _, section := range names {
-			if t.Failed() {
-				return
-			}
-			t.Run(strings.TrimSpace(file+" "+section), func(t *testing.T) { b.run(ctx, t, file, section) })
+	step := func(name string, run func(context.Context, *testing.T)) {
+		if !t.Failed() {
+			t.Run(name, func(t *testing.T) { run(ctx, t) })
 		}
 	}
-	// By three commands, and back.
-	sections("README.md", "")
-	sections("docs/install.md", "")
-	if !t.Failed() {
-		t.Run("as before, after uninstall", func(t *testing.T) { b.asBefore(ctx, t, before) })
+	sections := func(file string, names ...string) {
+		for _, section := range names {
+			step(strings.TrimSpace(file+" "+section), func(ctx context.Context, t *testing.T) { b.run(ctx, t, file, section) })
+		}
 	}
+	asBefore := func(ctx context.Context, t *testing.T) { b.asBefore(ctx, t, before) }
+	// By three commands, and back.
+	step("connected by commands", b.connects)
+	step("a third cluster", b.third)
+	step("verify", b.testVerify)
+	step("unlinked", b.unlinks)
+	sections("docs/install.md", "")
+	step("as before, after uninstall", asBefore)
 	// By files, and back.
 	for _, file := range []string{"docs/overlays.md", "docs/services.md", "docs/policies.md"} {
 		sections(file, "")
 	}
 	sections("docs/removal.md", "One feature", "One remote", "All of it")
-	if !t.Failed() {
-		t.Run("as before, after removal", func(t *testing.T) { b.asBefore(ctx, t, before) })
-	}
+	step("as before, after removal", asBefore)
 	t.Logf("%d blocks were run", b.ran)
 }
 
@@ -215,7 +221,7 @@ func (b *documentsBed) run(ctx context.Context, t *testing.T, file, section stri
 			b.atOnce(ctx, t, one)
 			continue
 		}
-		for _, c := range b.tb.Clusters() {
+		for _, c := range []*testbed.Cluster{b.c1, b.c2} {
 			if t.Failed() {
 				return
 			}
@@ -247,7 +253,7 @@ func (b *documentsBed) atOnce(ctx context.Context, t *testing.T, one block) {
 	}
 	var all []*typed
 	var g sync.WaitGroup
-	for _, c := range b.tb.Clusters() {
+	for _, c := range []*testbed.Cluster{b.c1, b.c2} {
 		if r := b.prepare(ctx, t, c, one); r != nil {
 			all = append(all, r)
 			g.Go(func() { r.run(ctx, b) })

@@ -43,7 +43,7 @@ func TestDualStack(t *testing.T) {
 	ctx := needsBed(t)
 	options := testbed.Options{
 		IPAM: testbed.IPAMHostLocal, IPFamilies: testbed.FamiliesDual,
-		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}},
+		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 2}, {Name: "c2", Nodes: 1}},
 	}
 	for _, m := range testbed.KubeProxyModes() {
 		if m.Mode == "nftables" && m.Err == nil {
@@ -53,9 +53,9 @@ func TestDualStack(t *testing.T) {
 	s := clusters(ctx, t, options)
 	must(t, s.in.Install(ctx, s.progress))
 	must(t, s.c2.ApplyYAML(ctx, shopNamespace+servicesOfBothFamilies+workload("answers", "app: answers")))
-	must(t, s.c1.ApplyYAML(ctx, shopNamespace+workload("client", "app: client")))
+	must(t, s.c1.ApplyYAML(ctx, shopNamespace+podOn("client", "n1")+"---\n"+podOn("neighbour", "n2")))
 	ready(ctx, t, s.c2, "deployment/echo", "pod/answers")
-	ready(ctx, t, s.c1, "pod/client")
+	ready(ctx, t, s.c1, "pod/client", "pod/neighbour")
 	ours, theirs := podOf(ctx, t, s.c1, "client"), podOf(ctx, t, s.c2, "answers")
 	if len(ours.IPs) != 2 || len(theirs.IPs) != 2 {
 		t.Fatalf("pods have the addresses %v and %v, not one of each family", ours.IPs, theirs.IPs)
@@ -64,6 +64,23 @@ func TestDualStack(t *testing.T) {
 		udpEcho(t, p)
 		sctpServer(t, p)
 	}
+	t.Run("within a cluster", func(t *testing.T) {
+		neighbour := podOf(ctx, t, s.c1, "neighbour")
+		udpEcho(t, neighbour)
+		reaches(ctx, t, ours, neighbour)
+		for _, p := range []*testbed.Pod{ours, neighbour, theirs} {
+			blocks, err := p.Node.PodBlocks(ctx)
+			must(t, err)
+			if len(blocks) != 2 || blocks[0] != p.Node.PodCIDR {
+				t.Errorf("the node of %s has the podCIDRs %v; the first is to be %s", p.Name, blocks, p.Node.PodCIDR)
+			}
+			for _, ip := range p.IPs {
+				if !slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(ip) }) {
+					t.Errorf("%s of pod %s is not of %v", ip, p.Name, blocks)
+				}
+			}
+		}
+	})
 	wire := s.listen(t)
 	t.Run("from pod to pod", func(t *testing.T) {
 		reaches(ctx, t, ours, theirs)

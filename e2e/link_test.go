@@ -9,13 +9,18 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// firstCommands are those of the README by which two clusters are connected.
+// connecting is the section of the README with the commands by which two clusters are connected.
+const connecting = "Connect two clusters of your own"
+
+// firstCommands are those commands.
 func firstCommands(t *testing.T, repo string) (commands []string) {
 	t.Helper()
 	for _, one := range readBlocks(t, repo, "README.md") {
-		if one.section != "Connect two clusters of your own" || one.language != "sh" {
+		if one.section != connecting || one.language != "sh" {
 			continue
 		}
 		for line := range strings.Lines(one.text) {
@@ -36,22 +41,16 @@ func valuesOf(commands []string) (values []string) {
 	return slices.Compact(values)
 }
 
-// TestLinkedByCommands: with nothing but the kubeconfigs of both clusters at hand, the commands of the README connect
-// them: pods reach each other's pods and Services, by address and by name, and by the last command no part restarts.
-// After uninstall clusters and nodes are as they were.
-func TestLinkedByCommands(t *testing.T) {
-	ctx := needsBed(t)
-	b := newDocumentsBed(ctx, t)
-	before, err := b.fingerprints(ctx)
-	must(t, err)
-	for _, c := range b.tb.Clusters() {
+// connects: with nothing but the kubeconfigs of both clusters at hand, the commands of the README connect them: pods
+// reach each other's pods and Services, by address and by name, and by the last command no part restarts.
+func (b *documentsBed) connects(ctx context.Context, t *testing.T) {
+	for _, c := range []*testbed.Cluster{b.c1, b.c2} {
 		b.shell(ctx, t, "kubectl --context "+c.Name+" -n shop label service echo mirror.semaphore.uw.io/mirror-service=true")
 	}
-	started := func() string { t.Helper(); return b.started(ctx, t) }
 	commands, began, parts := firstCommands(t, b.repo), time.Now(), ""
 	for _, command := range commands {
 		if strings.HasPrefix(command, "semaphorectl link ") {
-			parts = started()
+			parts = b.started(ctx, t)
 		}
 		one := time.Now()
 		out, err := b.commands(ctx, ownMachine(command), 0)
@@ -59,7 +58,7 @@ func TestLinkedByCommands(t *testing.T) {
 		t.Logf("$ %s (%.1f s)\n%s", command, time.Since(one).Seconds(), out)
 	}
 	typed := time.Since(began)
-	for _, c := range b.tb.Clusters() {
+	for _, c := range []*testbed.Cluster{b.c1, b.c2} {
 		other := map[string]string{"c1": "c2", "c2": "c1"}[c.Name]
 		for _, url := range []string{
 			"http://$(kubectl --context " + other + " -n shop get pods -l app=echo -o jsonpath='{.items[0].status.podIP}'):8080",
@@ -79,43 +78,43 @@ func TestLinkedByCommands(t *testing.T) {
 	if len(commands) > 3 {
 		t.Errorf("%d commands connect two clusters; 3 at most", len(commands))
 	}
-	must(t, until(ctx, settle, func() error {
-		_, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
-		return err
-	}))
+	for _, one := range readBlocks(t, b.repo, "README.md") {
+		if one.section == connecting && one.word == "within" {
+			b.block(ctx, t, b.c1, one)
+		}
+	}
 	for here, there := range map[string]string{"c1": "c2", "c2": "c1"} {
 		b.shell(ctx, t, "kubectl --context "+here+" wait --for=condition=Connected --timeout=300s remotecluster/"+there)
 	}
-	if after := started(); after != parts && b.noneDeposed(ctx, t) {
+	if after := b.started(ctx, t); after != parts && b.noneDeposed(ctx, t) {
 		t.Errorf("link restarted a part: before\n%s\nafter\n%s", parts, after)
 	}
-	text, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
-	must(t, err)
-	t.Log(text)
 	b.shell(ctx, t, "semaphorectl check --context c1 --coredns none || test $? -eq 2")
-	b.testVerify(ctx, t)
+}
 
+// unlinks: after unlink neither cluster has a RemoteCluster, and both are well.
+func (b *documentsBed) unlinks(ctx context.Context, t *testing.T) {
 	b.shell(ctx, t, "semaphorectl unlink --context c1 --context c2")
-	for _, c := range b.tb.Clusters() {
+	for _, c := range []*testbed.Cluster{b.c1, b.c2} {
 		out, err := b.commands(ctx, "kubectl --context "+c.Name+" get remoteclusters -o name", 0)
 		must(t, err)
 		if strings.TrimSpace(out) != "" {
 			t.Errorf("%s has %s", c.Name, out)
 		}
 	}
+	b.wellSoon(ctx, t)
+	for _, c := range []*testbed.Cluster{b.c1, b.c2} { // it says what there is to remove
+		b.shell(ctx, t, "semaphorectl uninstall --context "+c.Name+" || test $? -eq 2")
+	}
+}
+
+// wellSoon waits until both clusters are well.
+func (b *documentsBed) wellSoon(ctx context.Context, t *testing.T) {
+	t.Helper()
 	must(t, until(ctx, settle, func() error {
 		_, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
 		return err
 	}))
-
-	for _, c := range b.tb.Clusters() {
-		b.shell(ctx, t, "semaphorectl uninstall --context "+c.Name+" || test $? -eq 2")
-		out, err := b.commands(ctx, "semaphorectl uninstall --yes --context "+c.Name, 0)
-		must(t, err)
-		t.Log(out)
-		b.shell(ctx, t, "kubectl --context "+c.Name+" -n shop label service echo mirror.semaphore.uw.io/mirror-service-")
-	}
-	b.asBefore(ctx, t, before)
 }
 
 // asBefore waits until clusters and nodes are as a fingerprint has them.
@@ -141,38 +140,30 @@ func ownMachine(command string) string {
 	return strings.ReplaceAll(command, "semaphorectl install ", "semaphorectl install --components userspace-wireguard ")
 }
 
-// installForLink installs semaphore in all clusters, with keys that are made there, and files that name no remote.
-func (b *documentsBed) installForLink(ctx context.Context, t *testing.T) {
+// installForLink installs semaphore in a cluster, with keys that are made there, and files that name no remote.
+func (b *documentsBed) installForLink(ctx context.Context, t *testing.T, c *testbed.Cluster) {
 	t.Helper()
-	for _, c := range b.tb.Clusters() {
-		b.shell(
-			ctx,
-			t,
-			"mkdir -p overlay; cp -r deploy/example/c1 overlay/"+c.Name+`; sed -i 's#\.\./\.\./#../../deploy/#' overlay/`+c.Name+"/kustomization.yaml",
-		)
-		kustomization := filepath.Join(b.dir, "overlay", c.Name, "kustomization.yaml")
-		text, err := os.ReadFile(kustomization)
-		must(t, err)
-		must(t, os.WriteFile(kustomization, []byte(strings.NewReplacer("name=c1", "name="+c.Name,
-			"# - ../../deploy/features/userspace-wireguard", "- ../../deploy/features/userspace-wireguard").
-			Replace(string(text))), 0o644))
-		// What is left in the files concerns the own cluster.
-		subnets := strings.Join([]string{c.PodCIDR.String(), c.ServiceCIDR.String(), c.NodeSubnet.String()}, ", ")
-		for file, text := range map[string]string{
-			"broker.yaml":   "localSubnets: [" + subnets + "]\nmanageIPPools: true\n",
-			"exporter.yaml": "# RemoteClusters say where to publish to.\n",
-		} {
-			must(t, os.WriteFile(filepath.Join(b.dir, "overlay", c.Name, file), []byte(text), 0o644))
-		}
-		b.shell(ctx, t, "kubectl --context "+c.Name+" apply -f deploy/namespace/namespace.yaml")
-		b.shell(ctx, t, "semaphorectl pki init --context "+c.Name+" --cluster "+c.Name)
-		b.apply(ctx, t, c)
+	b.shell(ctx, t, "mkdir -p overlay; cp -r deploy/example/c1 overlay/"+c.Name+
+		`; sed -i 's#\.\./\.\./#../../deploy/#' overlay/`+c.Name+"/kustomization.yaml")
+	kustomization := filepath.Join(b.dir, "overlay", c.Name, "kustomization.yaml")
+	text, err := os.ReadFile(kustomization)
+	must(t, err)
+	must(t, os.WriteFile(kustomization, []byte(strings.NewReplacer("name=c1", "name="+c.Name,
+		"# - ../../deploy/features/userspace-wireguard", "- ../../deploy/features/userspace-wireguard").
+		Replace(string(text))), 0o644))
+	// What is left in the files concerns the own cluster.
+	subnets := strings.Join([]string{c.PodCIDR.String(), c.ServiceCIDR.String(), c.NodeSubnet.String()}, ", ")
+	for file, text := range map[string]string{
+		"broker.yaml":   "localSubnets: [" + subnets + "]\nmanageIPPools: true\n",
+		"exporter.yaml": "# RemoteClusters say where to publish to.\n",
+	} {
+		must(t, os.WriteFile(filepath.Join(b.dir, "overlay", c.Name, file), []byte(text), 0o644))
 	}
-	for _, c := range b.tb.Clusters() {
-		b.shell(ctx, t, "for part in deployment/semaphore-broker deployment/semaphore-exporter daemonset/semaphore-agent; "+
-			"do kubectl --context "+c.Name+
-			" -n semaphore rollout status $part --timeout=3m; done")
-	}
+	b.shell(ctx, t, "kubectl --context "+c.Name+" apply -f deploy/namespace/namespace.yaml")
+	b.shell(ctx, t, "semaphorectl pki init --context "+c.Name+" --cluster "+c.Name)
+	b.apply(ctx, t, c)
+	b.shell(ctx, t, "for part in deployment/semaphore-broker deployment/semaphore-exporter daemonset/semaphore-agent; "+
+		"do kubectl --context "+c.Name+" -n semaphore rollout status $part --timeout=3m; done")
 }
 
 // noneDeposed reports whether no broker or exporter of c1 and c2 has ended because it lost its Lease: one whose

@@ -104,25 +104,30 @@ func TestMCS(t *testing.T) {
 	for _, c := range s.tb.Clusters() {
 		ready(ctx, t, c, "pod/request")
 	}
-	for i, test := range conformance {
-		t.Run(test.name, func(t *testing.T) {
-			if s.in.ImportSlices == string(config.NoImportSlices) && i+1 >= needsSlices {
-				t.Skip("it needs the slices beside ServiceImports, which are off")
-			}
-			m := &mcsTest{mcsBed: b, ns: fmt.Sprint("mcs-conformance-", i+1)}
-			for _, c := range s.tb.Clusters() {
-				_, err := c.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
-					ObjectMeta: metav1.ObjectMeta{Name: m.ns}}, metav1.CreateOptions{})
-				must(t, err)
-			}
-			began := time.Now()
-			test.run(ctx, t, m)
-			t.Logf("took %s", time.Since(began).Round(100*time.Millisecond))
-			for _, c := range s.tb.Clusters() {
-				must(t, c.Client.CoreV1().Namespaces().Delete(ctx, m.ns, metav1.DeleteOptions{}))
-			}
-		})
-	}
+	// Each has a namespace of its own, and waits more than it computes: they run at once, as many as there are
+	// processors.
+	t.Run("conformance", func(t *testing.T) {
+		for i, test := range conformance {
+			t.Run(test.name, func(t *testing.T) {
+				if s.in.ImportSlices == string(config.NoImportSlices) && i+1 >= needsSlices {
+					t.Skip("it needs the slices beside ServiceImports, which are off")
+				}
+				t.Parallel()
+				m := &mcsTest{mcsBed: b, ns: fmt.Sprint("mcs-conformance-", i+1)}
+				for _, c := range s.tb.Clusters() {
+					_, err := c.Client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+						ObjectMeta: metav1.ObjectMeta{Name: m.ns}}, metav1.CreateOptions{})
+					must(t, err)
+				}
+				began := time.Now()
+				test.run(ctx, t, m)
+				t.Logf("took %s", time.Since(began).Round(100*time.Millisecond))
+				for _, c := range s.tb.Clusters() {
+					must(t, c.Client.CoreV1().Namespaces().Delete(ctx, m.ns, metav1.DeleteOptions{}))
+				}
+			})
+		}
+	})
 	t.Run("removed", func(t *testing.T) { b.removed(ctx, t) })
 }
 

@@ -15,14 +15,12 @@ import (
 // until they run by it.
 const delivered = 2*time.Minute + settle
 
-// TestThirdCluster: a third cluster is added to two that are connected, by one command that names no value of the
-// others, and is forgotten again. Meanwhile no packet between the two is lost, and none of their parts restarts: no
-// process, no engine of their brokers, no stream of their agents.
-func TestThirdCluster(t *testing.T) {
-	ctx := needsBed(t)
-	b := newDocumentsBed(ctx, t, "c3")
-	b.installForLink(ctx, t)
-	b.shell(ctx, t, "semaphorectl link --context c1 --context c2")
+// third: a third cluster, installed by files, is added to two that are connected by commands, by one command that names
+// no value of the others, and is forgotten again. Meanwhile no packet between the two is lost, and none of their parts
+// restarts: no process, no engine of their brokers, no stream of their agents.
+func (b *documentsBed) third(ctx context.Context, t *testing.T) {
+	c3 := b.tb.Cluster("c3")
+	b.installForLink(ctx, t, c3)
 	servers := map[string]*testbed.Pod{}
 	for _, c := range b.tb.Clusters() {
 		servers[c.Name] = podOf(ctx, t, c, "client")
@@ -63,7 +61,7 @@ func TestThirdCluster(t *testing.T) {
 		}
 	}
 
-	const link = "semaphorectl link --context c3 --with-all"
+	const link = "semaphorectl link --context c3 --with-all --dns"
 	began := time.Now()
 	out, err := b.commands(ctx, link, 0)
 	must(t, err)
@@ -103,6 +101,9 @@ func TestThirdCluster(t *testing.T) {
 		return nil
 	}))
 	untouched("without c3")
+	there.end()
+	back.end()
+	b.shell(ctx, t, "kubectl --context c3 delete namespace semaphore --wait=false")
 }
 
 // leases is how often the leaders of c1 and c2 have changed.

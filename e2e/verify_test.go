@@ -129,34 +129,31 @@ func (b *documentsBed) testVerify(ctx context.Context, t *testing.T) {
 		}
 		b.nothingOfVerify(ctx, t)
 	})
-	t.Run("policy that blocks", func(t *testing.T) {
+	// One thing is broken in each direction: what fails takes all of the time that verify has, so both do at once.
+	t.Run("policy that blocks, and mirror that export rules withhold", func(t *testing.T) {
 		policy := `{apiVersion: crd.projectcalico.org/v1, kind: GlobalNetworkPolicy, metadata: {name: default.blocks}, spec: {order: 10, ` +
 			`selector: "semaphore.uw.io/verify == 'server'", types: [Ingress], ingress: [{action: Deny, source: {nets: ["` +
 			c1.PodCIDR.String() + `"]}}, {action: Allow}]}}`
 		must(t, c2.ApplyYAML(ctx, policy))
-		expect(t, b.verifies(ctx, t, 2), blocks, map[string]string{
-			"c1 c2 pod-ip": "failed pod-unreachable", "c1 c2 dns": "unchecked", "c1 c2 encryption": "unchecked",
-			"c1 c2 path-mtu": "unchecked",
-			"c1 c2 mirror":   "unchecked", "c1 c2 global": "unchecked", "c1 c2 policy": "unchecked",
-		})
-		_, err := c2.Kubectl(ctx, nil, "delete", "globalnetworkpolicies.crd.projectcalico.org", "default.blocks")
-		must(t, err)
-	})
-	t.Run("mirror that export rules withhold", func(t *testing.T) {
-		_, err := c2.Kubectl(ctx, nil, "patch", "remotecluster", "c1", "--type=merge", "-p",
+		_, err := c1.Kubectl(ctx, nil, "patch", "remotecluster", "c2", "--type=merge", "-p",
 			`{"spec":{"export":{"rules":[{"action":"Withhold","kinds":["services"]}]}}}`)
 		must(t, err)
 		must(t, until(ctx, settle, func() error {
-			left, err := b.ofRemote(ctx, c1, "c2")
-			if err == nil && strings.Contains(left, "c2-shop-73736d-echo") {
-				err = errors.New("c1 has the mirror of c2's echo still")
+			left, err := b.ofRemote(ctx, c2, "c1")
+			if err == nil && strings.Contains(left, "c1-shop-73736d-echo") {
+				err = errors.New("c2 has the mirror of c1's echo still")
 			}
 			return err
 		}))
 		expect(t, b.verifies(ctx, t, 2), blocks, map[string]string{
-			"c1 c2 mirror": "failed mirror-missing", "c1 c2 dns": "unchecked", "c1 c2 global": "failed mirror-missing",
+			"c1 c2 pod-ip": "failed pod-unreachable", "c1 c2 dns": "unchecked", "c1 c2 encryption": "unchecked",
+			"c1 c2 path-mtu": "unchecked",
+			"c1 c2 mirror":   "unchecked", "c1 c2 global": "unchecked", "c1 c2 policy": "unchecked",
+			"c2 c1 mirror": "failed mirror-missing", "c2 c1 dns": "unchecked", "c2 c1 global": "failed mirror-missing",
 		})
-		_, err = c2.Kubectl(ctx, nil, "patch", "remotecluster", "c1", "--type=json", "-p",
+		_, err = c2.Kubectl(ctx, nil, "delete", "globalnetworkpolicies.crd.projectcalico.org", "default.blocks")
+		must(t, err)
+		_, err = c1.Kubectl(ctx, nil, "patch", "remotecluster", "c2", "--type=json", "-p",
 			`[{"op":"remove","path":"/spec/export"}]`)
 		must(t, err)
 	})
@@ -185,8 +182,5 @@ func (b *documentsBed) testVerify(ctx context.Context, t *testing.T) {
 		patch("null")
 	})
 	b.shell(ctx, t, "kubectl --context c1 -n semaphore rollout status daemonset/semaphore-agent --timeout=3m")
-	must(t, until(ctx, settle, func() error {
-		_, err := b.commands(ctx, "semaphorectl status --context c1 --context c2", 0)
-		return err
-	}))
+	b.wellSoon(ctx, t)
 }
