@@ -164,7 +164,8 @@ func (v *previewing) admit(name string, exports []*semaphorev1.Object, have bool
 	return nil
 }
 
-// remote returns the remote, or the own cluster, of a name and its admission; nil if this broker takes no exports of it.
+// remote returns the remote, or the own cluster, of a name and its admission; nil if this broker takes no exports of
+// it.
 func (v *previewing) remote(name string) (*config.Remote, replica.Admit) {
 	if own := v.now.Own(); own != nil && own.Name == name {
 		return own, admission.Own(own).Check
