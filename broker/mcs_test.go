@@ -75,6 +75,12 @@ func (w *world) previewsImports(t *testing.T, exports []*semaphorev1.Object) {
 		"create service semaphore/mcs-shop-73736d-new: derived Service of shop/new, c2: 0 endpoints, 0 ready",
 		"note serviceimport nowhere/new: there is no namespace nowhere here: it would be made with it",
 		"create serviceimport shop/new: service semaphore/mcs-shop-73736d-new leads to it")
+	decides := exportedService("shop", "echo", 80)
+	decides.GetService().MultiCluster.Labels[0].Value = "b"
+	preview("the cluster that decides", append([]*semaphorev1.Object{decides}, exports[1:]...),
+		"change serviceimport shop/echo: service semaphore/mcs-shop-73736d-echo leads to it",
+		"clash : service shop/echo of cluster c2 is exported by several clusters: cluster c2 decides, whose export was "+
+			"first observed here; exports that differ from it: ports (1 of 2), exportedLabels (1 of 2)")
 	preview("withdrawn exports", exports[3:],
 		"delete service semaphore/mcs-later-73736d-echo: derived Service of later/echo, c2: 0 endpoints, 0 ready",
 		"change service semaphore/mcs-shop-73736d-echo: derived Service of shop/echo, c1: 0 endpoints, 0 ready",
