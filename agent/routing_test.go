@@ -359,12 +359,24 @@ func serviceIsCounted(t *testing.T, vip, pod string, packet uint64) {
 			t.Fatalf("%s or %s does not answer", vip, pod)
 		}
 	}
+	// More packets of one connection are no more connections.
+	const packets = connections + 5
+	c, err := net.Dial("udp", net.JoinHostPort(vip, "80"))
+	must(t, err)
+	defer c.Close()
+	must(t, c.SetDeadline(time.Now().Add(nodetest.Patience(5*time.Second))))
+	for range packets - connections {
+		_, err := c.Write([]byte("ping"))
+		must(t, err)
+		_, err = c.Read(make([]byte, 10))
+		must(t, err)
+	}
 	now := of()
 	sent, received := now.GetSentBytes()-before.GetSentBytes(), now.GetReceivedBytes()-before.GetReceivedBytes()
-	if n := now.GetConnections() - before.GetConnections(); n != connections || sent != connections*packet ||
-		received != connections*packet {
-		t.Errorf("%s: %d connections, %d bytes sent and %d received; want %d, and %d each", vip, n, sent, received, connections,
-			connections*packet)
+	if n := now.GetConnections() - before.GetConnections(); n != connections+1 || sent != packets*packet ||
+		received != packets*packet {
+		t.Errorf("%s: %d connections, %d bytes sent and %d received; want %d, and %d each", vip, n, sent, received,
+			connections+1, packets*packet)
 	}
 }
 
