@@ -175,7 +175,7 @@ func (l *locating) written(ctx context.Context, d mirror.Described, object, fail
 		}
 	}
 	place.State, place.Confirmed = debug.PlaceDone, at
-	place.Detail = fmt.Sprintf("IP %s; %d slices with %d endpoints", strings.Join(service.Spec.ClusterIPs, ", "),
+	place.Detail = fmt.Sprintf("IP %s; slices: %d, endpoints: %d", strings.Join(service.Spec.ClusterIPs, ", "),
 		len(list.Items), endpoints)
 	if endpoints == 0 && planned > 0 {
 		place.State = debug.PlaceWaiting

@@ -50,8 +50,7 @@ func (e *exporter) locateSource(of *semaphorev1.ObjectKey, out *debug.Places) (t
 		}
 		there = true
 		place.State = debug.PlaceDone
-		place.Detail = fmt.Sprintf("resourceVersion %s, created %s", o.GetResourceVersion(),
-			o.GetCreationTimestamp().UTC().Format("2006-01-02 15:04:05Z"))
+		place.Detail = "resourceVersion " + o.GetResourceVersion()
 	})
 	out.Add(place)
 	return there

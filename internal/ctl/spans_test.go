@@ -95,6 +95,7 @@ func TestSpans(t *testing.T) {
 		}
 		return nil
 	})
+	checkPlaces(t, sockets)
 	var written hop
 	testkit.Eventually(t, time.Minute, "and the write", func() error {
 		out, code, err := run(t, append([]string{"debug", "trace", "service/shop/echo", "-o", "json"}, sockets...)...)
@@ -149,6 +150,35 @@ listen: {http: %q, debugSocket: %s/exporter.sock}
 	testkit.Run(t, func(ctx context.Context) error { return broker.Run(ctx, ofBroker) })
 	testkit.Run(t, func(ctx context.Context) error { return exporter.Run(ctx, ofExporter) })
 	return []string{"--socket", filepath.Join(dir, "exporter.sock"), "--socket", filepath.Join(dir, "broker.sock")}
+}
+
+// checkPlaces: debug trace says where the Service is now at each hop, and what is not there is nowhere.
+func checkPlaces(t *testing.T, sockets []string) {
+	t.Helper()
+	const object, mirror = "service shop/echo", "service semaphore/c2-shop-73736d-echo"
+	want := []string{"source " + object + " done", "export " + object + " done", "stream " + object + " done",
+		"accept " + object + " done", "plan " + mirror + " done", "write " + mirror + " done"}
+	testkit.Eventually(t, time.Minute, "debug trace has each hop", func() error {
+		out, code, err := run(t, append([]string{"debug", "trace", "service/shop/echo", "-o", "json"}, sockets...)...)
+		if code != 0 {
+			return fmt.Errorf("code %d: %w\n%s", code, err, out)
+		}
+		var answer struct{ Places []location }
+		must(t, json.Unmarshal([]byte(out), &answer))
+		var got []string
+		for _, p := range answer.Places {
+			if strings.HasPrefix(p.Object, "service ") {
+				got = append(got, p.Hop+" "+p.Object+" "+p.State)
+			}
+		}
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("%s; want %s\n%s", got, want, out)
+		}
+		return nil
+	})
+	if out, code, _ := run(t, append([]string{"debug", "trace", "service/shop/nothing"}, sockets...)...); code != 1 {
+		t.Errorf("a Service that does not exist: code %d\n%s", code, out)
+	}
 }
 
 // checkSpans compares the newest trace of the slice with what debug trace says of it.
