@@ -193,6 +193,12 @@ func (b *bench) publishFrom(to *broker, from Source) *Publisher {
 	p := New("c1", 0, config.ExporterBroker{Cluster: to.cluster, Address: to.address},
 		b.trust.Source(b.t, "c1", "exporter"), b.catalog, b.recorder, b.metrics)
 	p.SetSource(from)
+	b.run(p)
+	return p
+}
+
+// run runs a publisher until the test ends.
+func (b *bench) run(p *Publisher) {
 	ctx, cancel := context.WithCancel(b.t.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -202,7 +208,6 @@ func (b *bench) publishFrom(to *broker, from Source) *Publisher {
 			b.t.Errorf("the publisher ended with %v", err)
 		}
 	})
-	return p
 }
 
 func (b *bench) pod(name, ip string) {
