@@ -33,13 +33,36 @@ const socketDir = "/var/run/wireguard"
 
 func socketPath(device string) string { return filepath.Join(socketDir, device+".sock") }
 
+// cloneDevice is where TUN interfaces are created (Documentation/networking/tuntap.rst of Linux).
+const cloneDevice = "/dev/net/tun"
+
+// createTUN creates a TUN interface as tun.CreateTUN does, but never takes one that exists: a persistent interface of
+// another program may get the name after the agent has looked. The error is then EBUSY.
+func createTUN(name string, mtu int) (tun.Device, error) {
+	fd, err := unix.Open(cloneDevice, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", cloneDevice, err)
+	}
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		// wireguard-go reads packets without protocol information and with the header of offloads.
+		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
+		err = errors.Join(unix.IoctlIfreq(fd, unix.TUNSETIFF, request), unix.SetNonblock(fd, true))
+	}
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	// The runtime polls the descriptor from here on: before TUNSETIFF that would see an error for good.
+	return tun.CreateTUNFromFile(os.NewFile(uintptr(fd), cloneDevice), mtu)
+}
+
 // RunUserspace runs a device of wireguard-go: it creates the TUN interface and the UAPI socket, and returns when the
 // interface is deleted, or deletes it when ctx ends.
 func RunUserspace(ctx context.Context, name string, mtu int) error {
 	// The device outlives the agent, to whose standard error it logs: a write to a pipe without a reader must not end
 	// all tunnels.
 	signal.Ignore(syscall.SIGPIPE)
-	t, err := tun.CreateTUN(name, mtu)
+	t, err := createTUN(name, mtu)
 	if err != nil {
 		return fmt.Errorf("TUN interface %s: %w", name, err)
 	}

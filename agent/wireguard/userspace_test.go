@@ -1,6 +1,8 @@
 package wireguard_test
 
 import (
+	"context"
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -8,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	. "github.com/kube-semaphore/semaphore/agent/wireguard"
@@ -98,5 +102,19 @@ func TestDeadSocket(t *testing.T) {
 		must(t, h.Create(t.Context(), device, device, 1420))
 		must(t, h.Delete(device))
 		eventually(t, "no process is left", func() bool { return len(children(t)) == 0 })
+	})
+}
+
+// TestUserspaceTakesNoInterfaceOfOthers: a persistent TUN interface of another program that has the device's name is
+// not attached to, as Linux would, and stays.
+func TestUserspaceTakesNoInterfaceOfOthers(t *testing.T) {
+	nodetest.Run(t, func(t *testing.T) {
+		ip(t, "tuntap add "+device+" mode tun")
+		ctx, cancel := context.WithTimeout(t.Context(), nodetest.Patience(2*time.Second))
+		defer cancel()
+		if err := RunUserspace(ctx, device, 1420); !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), device) {
+			t.Errorf("error %v, want EBUSY for %s", err, device)
+		}
+		ip(t, "link show "+device)
 	})
 }
