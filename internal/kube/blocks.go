@@ -139,7 +139,7 @@ func (b *BlockAffinities) ListWatch() *cache.ListWatch {
 				return nil, err
 			}
 			if moved {
-				options.ResourceVersion, options.ResourceVersionMatch = "", "" // options.ResourceVersion, options.ResourceVersionMatch = "", "" // they belong to the other group
+				options.ResourceVersion, options.ResourceVersionMatch = "", "" // they belong to the other group
 			}
 			list := &BlockAffinityList{}
 			return list, client.rest.Get().Resource("blockaffinities").VersionedParams(&options,
