@@ -529,13 +529,13 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 		err = l.replica.Resync(now, "the broker retains objects that an earlier broker wrote")
 	}
 	if beat && err == nil && l.to.Outcomes != nil {
-		// Before the Ack, which says that these are all.
+		// The outcomes precede the Ack, which marks their end.
 		result.Responses = append(st.outcomes.diff(l.to.Outcomes(l.cluster)), result.Responses...)
 	}
 	return result.Responses, err
 }
 
-// deliver records a result and passes it to the Sink. The caller must hold l.mu.
+// deliver records a result, and passes its changes to the Sink. The caller must hold l.mu.
 func (s *Server) deliver(l *link, r replica.Result) {
 	s.record(l, r)
 	if len(r.Changes) > 0 || len(r.Retained) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 ||
@@ -546,7 +546,7 @@ func (s *Server) deliver(l *link, r replica.Result) {
 	}
 }
 
-// Release removes what the brake retains of a remote, of some kinds or of all; see ControlService.
+// Release removes the objects of a remote that the brake retains, of some kinds or of all; see ControlService.
 func (s *Server) Release(cluster string, kinds ...semaphorev1.Kind) ([]replica.Released, error) {
 	l, ok := s.all()[cluster]
 	if !ok {
@@ -589,7 +589,7 @@ func (s *Server) streamClosed(l *link, st *stream, err error) {
 		if err == nil || errors.Is(err, errSuperseded) {
 			return // the stream that replaced it was logged
 		}
-		// Its Hello was never accepted. An exporter retries, and each reason is logged once.
+		// Its Hello was never accepted. An exporter retries, so each reason is logged only once.
 		if l.current == nil {
 			l.lastError = detail
 		}
@@ -611,7 +611,7 @@ func (s *Server) streamClosed(l *link, st *stream, err error) {
 		Detail: detail})
 }
 
-// record makes metrics, logs and events of a result.
+// record updates the metrics, and writes log messages and Events, for a result.
 func (s *Server) record(l *link, r replica.Result) {
 	for _, refused := range r.Refused {
 		s.options.Metrics.refused(l.cluster, refused)
@@ -737,7 +737,7 @@ func (s *Server) currentView(l *link, deadline time.Time) *view {
 	return v
 }
 
-// Held returns what is accepted of a remote, and what is refused; nothing of one that is not configured.
+// Held returns the accepted objects of a remote, and the refused ones; none of a remote that is not configured.
 func (s *Server) Held(cluster string) ([]replica.Result, []replica.Refused) {
 	l := s.all()[cluster]
 	if l == nil {
