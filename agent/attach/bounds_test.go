@@ -36,7 +36,7 @@ func heard(t *testing.T, change func(i int) *semaphorev1.PeeringChange, n int) (
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		server.Serve(listener) //nolint:errcheck // it ends with Stop
+		server.Serve(listener) //nolint:errcheck // it ends by Stop
 	}()
 	defer func() { server.Stop(); <-ended }()
 	conn, err := grpc.NewClient("passthrough:broker", bounds(), grpc.WithTransportCredentials(insecure.NewCredentials()),
