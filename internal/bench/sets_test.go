@@ -313,7 +313,8 @@ func BenchmarkSetsTrickle(b *testing.B) {
 	}
 }
 
-// idle returns the median time of a direct write while nothing else happens. It adds the number of written addresses to total.
+// idle returns the median time of a direct write while nothing else happens. It adds the number of written addresses to
+// total.
 func (w *podsWorld) idle(direct func() (time.Time, string), total *int) time.Duration {
 	var took []time.Duration
 	for range 21 {
