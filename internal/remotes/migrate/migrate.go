@@ -26,7 +26,7 @@ const (
 	originalKeepalive = "25s"
 )
 
-// Migration collects what files say of remote clusters.
+// Migration collects the remote clusters of several files.
 type Migration struct {
 	remotes map[string]*v1alpha1.RemoteCluster
 	// clusters are those of a broker's file, without the own one.
