@@ -22,8 +22,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// original makes this node's device to c2 as semaphore-wireguard does: key file, port, keepalive, no alias, no address,
-// and a route of scope link that says nothing of its protocol.
+// original creates this node's device for c2 as semaphore-wireguard does: with key file, port and keepalive, without
+// alias and address, and with a route of scope link without a protocol.
 func original(t *testing.T, h *wireguard.Host, cfg *config.Agent, r *remote) wgtypes.Key {
 	t.Helper()
 	key, err := wgtypes.GeneratePrivateKey()
@@ -42,24 +42,24 @@ func original(t *testing.T, h *wireguard.Host, cfg *config.Agent, r *remote) wgt
 	return key
 }
 
-// fingerprint is all that ip(8) shows of a device and of where packets for c2 go.
+// fingerprint returns the output of ip(8) about a device, and about the routes of packets for c2.
 func fingerprint(t *testing.T) string {
 	t.Helper()
 	return ip(t, "-d link show "+device) + ip(t, "route show 10.2.0.0/16 table all") + ip(t, "rule")
 }
 
-// splitTables has the kernel do what it does for the first routing rule of a namespace, and never again: it takes the
-// local routes out of the main table (fib_unmerge in net/ipv4/fib_frontend.c). A packet to the node that arrives in the
-// microsecond between that and the first lookup by rules finds no local route, and is lost. That is so without the
-// agent: at 150,000 packets a second, 75 first rules lost 4 packets, and 75 later ones none.
+// splitTables adds and deletes the first routing rule of a namespace. For the first rule, and only then, the kernel
+// takes the local routes out of the main table (fib_unmerge in net/ipv4/fib_frontend.c). A packet to the node that
+// arrives in the microsecond between that and the first lookup by rules finds no local route, and is lost. This happens
+// without the agent, too: at 150,000 packets a second, 75 first rules lost 4 packets, and 75 later ones none.
 func splitTables(t *testing.T) {
 	t.Helper()
 	ip(t, "rule add priority 7000 table 7000")
 	ip(t, "rule del priority 7000 table 7000")
 }
 
-// What semaphore-wireguard has left is left alone and reported without a setting; with it, the agent adopts it, and
-// hands it back at an operator's word. Traffic notices nothing of any of it.
+// TestAdoption: without a setting, the agent reports the device that semaphore-wireguard left, and does not touch it.
+// With the setting it adopts the device, and an operator's order releases it again. None of this loses a packet.
 func TestAdoption(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -121,7 +121,7 @@ func TestAdoption(t *testing.T) {
 		}
 		adoptionIsReported(t, cfg)
 		a.stop(t)
-		// Once: the next one finds a device of its own, with or without the setting.
+		// The next agent finds a device of its own, with or without the setting.
 		cfg.AdoptFrom = nil
 		a = run(t, cfg)
 		eventually(t, "all is programmed", b.done)
@@ -144,7 +144,7 @@ func TestAdoption(t *testing.T) {
 	})
 }
 
-// adoptionIsReported: an adopted device is reported by an Event and in the status.
+// adoptionIsReported checks that an Event and the status report an adopted device.
 func adoptionIsReported(t *testing.T, cfg *config.Agent) {
 	t.Helper()
 	client := debugClient(t, cfg)
@@ -170,7 +170,7 @@ func adoptionIsReported(t *testing.T, cfg *config.Agent) {
 	}
 }
 
-// debugClient is semaphorectl's view of the agent.
+// debugClient returns a client of the agent's DebugService, as semaphorectl uses it.
 func debugClient(t *testing.T, cfg *config.Agent) semaphorev1.DebugServiceClient {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -11,7 +11,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// idle is an agent that does nothing by itself, with one device that it never gets to.
+// idle returns an agent that is not running, with one device that it has not set.
 func idle(t *testing.T) *agent {
 	t.Helper()
 	host, err := wireguard.NewHost("auto")
@@ -41,7 +41,7 @@ func synced(revision uint64) *semaphorev1.AttachResponse {
 	}
 }
 
-// applied records what an agent sends: the last revision that it has applied on this stream, 0 for none.
+// applied records what an agent sends: the last revision that it applied on this stream; 0 for none.
 type applied struct{ revision uint64 }
 
 func (s *applied) of(a *agent) *applied {
@@ -53,7 +53,8 @@ func (s *applied) of(a *agent) *applied {
 	return s
 }
 
-// A revision is sent only to the broker that gave it, and only once that has sent all up to it.
+// TestAppliedIsSentOnlyToTheStreamsBroker: a revision is sent only to the broker that it came from, and only after that
+// broker has sent everything up to it.
 func TestAppliedIsSentOnlyToTheStreamsBroker(t *testing.T) {
 	a := idle(t)
 	sent := new(applied).of(a)
@@ -70,7 +71,7 @@ func TestAppliedIsSentOnlyToTheStreamsBroker(t *testing.T) {
 	if sent.revision != 1000 || a.ready() != nil {
 		t.Errorf("after the end mark: sent %d, ready: %v", sent.revision, a.ready())
 	}
-	late, _, _ := a.take(false) // a round that begins now, and ends on another stream
+	late, _, _ := a.take(false) // a round that begins on this stream, and ends on another one
 	a.Ended(context.Canceled)
 	begin()
 	receive(t, a, attached("B", false))

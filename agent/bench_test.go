@@ -31,7 +31,7 @@ func benchPeer(i, key int) *semaphorev1.PeeringChange {
 
 func benchPeers(n int) []*semaphorev1.PeeringChange {
 	device := deviceOf("c2", 51820, "10.0.0.0/8")
-	device.GetDevice().PersistentKeepalive = nil // no node is there to answer keepalives
+	device.GetDevice().PersistentKeepalive = nil // no node exists that would answer keepalives
 	all := []*semaphorev1.PeeringChange{device}
 	for i := range n {
 		all = append(all, benchPeer(i, i))
@@ -39,7 +39,7 @@ func benchPeers(n int) []*semaphorev1.PeeringChange {
 	return all
 }
 
-// rawPeer is a peer as WireGuard's library sets it.
+// rawPeer returns a peer in the form of the WireGuard library.
 func rawPeer(i, key int) wgtypes.PeerConfig {
 	return wgtypes.PeerConfig{
 		PublicKey: publicKey(key), Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 9), Port: 51820}, ReplaceAllowedIPs: true,
@@ -47,9 +47,9 @@ func rawPeer(i, key int) wgtypes.PeerConfig {
 	}
 }
 
-// BenchmarkPeers is, for as many peers: a node that gets another key, from the broker's saying so to its hearing that
-// it is done (ns/op); the first setting of all (cold-ms); a look that finds nothing to do (look-ms). Beside each is the
-// same by the library's bare calls (raw-).
+// BenchmarkPeers measures, for a number of peers: a changed key of one node, from the broker's message until the agent
+// reports it as applied (ns/op); the first configuration of all peers (cold-ms); and a check that finds nothing to do
+// (look-ms). The metrics raw- are the same with bare calls of the library.
 func BenchmarkPeers(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
 		slog.SetDefault(slog.New(slog.DiscardHandler))
@@ -57,7 +57,7 @@ func BenchmarkPeers(b *testing.B) {
 			b.Run(fmt.Sprint(n), func(b *testing.B) {
 				broker, cfg := newBroker(b)
 				broker.clusters = []string{"c2"}
-				// A device of so many peers takes a while to end.
+				// A device with this many peers takes a while to end.
 				b.Cleanup(func() {
 					eventually(b, "the devices' processes have ended", func() bool { return len(children(b)) == 0 })
 				})
@@ -122,18 +122,18 @@ func BenchmarkPeers(b *testing.B) {
 	})
 }
 
-// maxResident is how many MiB an agent of 5,000 peers may have resident, as deploy/agent runs it. The program's own
-// pages are 18 of them.
+// maxResident is the largest resident size, in MiB, of an agent with 5,000 peers in its deployment (deploy/agent). 18
+// MiB of it are the program's own pages.
 const maxResident = 44
 
-// mostOfRead is how many times the processor time of the library's bare reading of a device an idle agent takes for
-// each time that it looks at it, all else that an idle agent does included.
+// mostOfRead is the largest ratio of the CPU time of an idle agent for each check of a device, with everything else
+// that an idle agent does, to the CPU time of reading the device with the library alone.
 const mostOfRead = 2.5
 
-// BenchmarkPolling is what an agent takes of a processor while nothing changes, in percent of one: it reads its devices
-// again and again, since WireGuard reports no change of a peer. percent-agent is its own process, kernel time included,
-// percent-wireguard-go that of the userspace device, which answers. CPU-ms/look is the first for each time that it
-// looks, beside the library's bare reading.
+// BenchmarkPolling measures the CPU use of an agent while nothing changes, in percent of one CPU. The agent polls its
+// devices, because WireGuard reports no change of a peer. percent-agent is its own process, kernel time included;
+// percent-wireguard-go is the process of the userspace device, which answers. CPU-ms/look is the agent's CPU time for
+// each check, beside that of reading with the library alone.
 func BenchmarkPolling(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
 		for _, n := range []int{1000, 5000} {
@@ -158,7 +158,7 @@ func polling(b *testing.B, peers int) {
 			b.Fatal("not all is programmed within a minute")
 		}
 	}
-	time.Sleep(5 * time.Second) // what comes of the beginning
+	time.Sleep(5 * time.Second) // until the effects of the start are over
 	looks := func() (n float64) {
 		_, err := fmt.Sscan(metric(b, "semaphore_agent_look_seconds_count"), &n)
 		must(b, err)
@@ -187,7 +187,7 @@ func polling(b *testing.B, peers int) {
 	figure.WithoutTime(b)
 }
 
-// processorTime is what processes have had of processors, proc(5).
+// processorTime returns the CPU time of processes, from proc(5).
 func processorTime(b *testing.B, pids ...string) (sum time.Duration) {
 	b.Helper()
 	for _, pid := range pids {
@@ -203,12 +203,12 @@ func processorTime(b *testing.B, pids ...string) (sum time.Duration) {
 	return sum
 }
 
-// deployed is the setting of the garbage collector in deploy/agent/daemonset.yaml.
+// deployed is the garbage collector's setting in deploy/agent/daemonset.yaml.
 const deployed = "GOGC=50"
 
-// BenchmarkMemory is what the agent's process has resident with 5,000 peers, after they were set, changed, looked at
-// and scraped: with the runtime's own setting, and with that of deploy/agent. The userspace device is a process of its
-// own and not counted.
+// BenchmarkMemory measures the resident size of the agent's process with 5,000 peers, after they were set, changed,
+// checked and scraped: with the runtime's default setting, and with that of deploy/agent. The userspace device is a
+// separate process, and not counted.
 func BenchmarkMemory(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
 		program := filepath.Join(b.TempDir(), "semaphore-agent")
@@ -265,13 +265,13 @@ func memory(b *testing.B, program string, env ...string) {
 	figure.WithoutTime(b)
 }
 
-// mostChangeCost is how many times the processor time a change of a peer may take, in the agent and again in
-// wireguard-go, that the library's bare call takes in wireguard-go.
+// mostChangeCost is the largest ratio of the CPU time of a peer's change, in the agent and again in wireguard-go, to
+// that of the bare library call in wireguard-go.
 const mostChangeCost = 2
 
-// BenchmarkChangeCost is the processor time of one peer that gets another key, of a hundred a second on a device of
-// 700: of the agent's process, as deployed, and of wireguard-go, beside what the library's bare calls cost
-// wireguard-go. It bounds from above what a tunnel that needs all processors can lose by the changes, which
+// BenchmarkChangeCost measures the CPU time for one changed key of a peer, at a hundred changes a second on a device
+// with 700 peers: in the agent's process, as deployed, and in wireguard-go, beside the cost of bare library calls in
+// wireguard-go. It is an upper bound for what a tunnel that needs all CPUs can lose by the changes, which
 // BenchmarkThroughput measures with more noise.
 func BenchmarkChangeCost(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
@@ -300,8 +300,8 @@ func BenchmarkChangeCost(b *testing.B) {
 				b.Fatal("not all is programmed within a minute")
 			}
 		}
-		time.Sleep(5 * time.Second) // what comes of the beginning
-		// cost is what processes take for each call of change, beyond what they take without.
+		time.Sleep(5 * time.Second) // until the effects of the start are over
+		// cost returns the CPU time of processes for each call of change, above their CPU time without calls.
 		cost := func(change func(), of ...[]string) (perChange []float64) {
 			had := func() (all []time.Duration) {
 				for _, pids := range of {
@@ -342,15 +342,15 @@ func BenchmarkChangeCost(b *testing.B) {
 	})
 }
 
-// leastOfUndisturbed is the least share of the packets that a tunnel carries while no peer changes that it carries
-// while they do, where it leaves half of the processors to others. A tunnel that needs all of them loses what the
-// changes take, which depends on how fast they are: BenchmarkChangeCost bounds that.
+// leastOfUndisturbed is the smallest share of its packets that a tunnel still carries while peers change, if it leaves
+// half of the CPUs to others. A tunnel that needs all of them loses the CPU time of the changes, which depends on the
+// machine: BenchmarkChangeCost bounds that.
 const leastOfUndisturbed = 0.99
 
-// BenchmarkThroughput is what a tunnel carries, there and back, while a hundred peers a second get another key, beside
-// what it carries while none does: by turns, so that whatever else the machine does meets both alike. saturated- is as
-// much as it can, the median of the turns of each, and there is a third kind of turn, in which the same changes are
-// made by the library's bare calls. half- is half of that: what came back of all that was sent.
+// BenchmarkThroughput measures what a tunnel carries, there and back, while a hundred peers a second get a new key, and
+// while none does. The two alternate in turns, so that other load on the machine affects both alike. saturated- is the
+// largest throughput, as the median of the turns of each; a third kind of turn makes the same changes with bare library
+// calls. half- is half of that throughput: the share of all sent packets that came back.
 func BenchmarkThroughput(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
 		slog.SetDefault(slog.New(slog.DiscardHandler))
@@ -372,7 +372,7 @@ func BenchmarkThroughput(b *testing.B) {
 			&net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
 		must(b, err)
 		defer c.Close()
-		// turn is how many packets came back in a while, with 64 on their way.
+		// turn returns the number of packets that came back within a turn, with 64 in flight.
 		turn := func() float64 {
 			const while = 300 * time.Millisecond
 			buffer := make([]byte, 1200)
@@ -386,18 +386,18 @@ func BenchmarkThroughput(b *testing.B) {
 					back++
 					underWay--
 				} else {
-					underWay = 0 // what did not come by now is lost, or as good as lost
+					underWay = 0 // packets that have not come back by now are lost, or as good as lost
 				}
 			}
-			for { // what is on its way is not the next turn's
+			for { // packets in flight do not belong to the next turn
 				_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 				if _, err := c.Read(buffer); err != nil {
 					return float64(back) / while.Seconds()
 				}
 			}
 		}
-		// half is how many packets were sent in a while, at a rate, and how many of them came back. The first byte of each
-		// says of which turn it is.
+		// half returns the number of packets sent in a turn, at a rate, and how many of them came back. The first byte
+		// of a packet identifies the turn.
 		turns := byte(0)
 		half := func(perSecond float64) (sent, back float64) {
 			const while = 300 * time.Millisecond
@@ -424,7 +424,7 @@ func BenchmarkThroughput(b *testing.B) {
 			}
 			return sent, <-received
 		}
-		// while does something with a hundred changes a second beside it.
+		// while calls do, with a hundred changes a second meanwhile.
 		while := func(change, do func()) {
 			stop, stopped := make(chan struct{}), make(chan struct{})
 			go func() {
@@ -450,7 +450,7 @@ func BenchmarkThroughput(b *testing.B) {
 			changes++
 			broker.say(changing(key%peers, key))
 		}
-		// The device of the bare calls is one that the agent does not look at, with a link of its own.
+		// The device of the bare calls has a link of its own, and the agent does not check it.
 		removeAtEnd(b, "wireguard.c9")
 		must(b, h.Create(b.Context(), "wireguard.c9", "", 1420))
 		var raw []wgtypes.PeerConfig
@@ -473,7 +473,7 @@ func BenchmarkThroughput(b *testing.B) {
 		var alone, changed, bareChanged []float64
 		var sent, back, sentChanged, backChanged float64
 		median := func(all []float64) float64 { return slices.Sorted(slices.Values(all))[len(all)/2] }
-		for range 20 { // turns of each, whatever the time that a benchmark is given
+		for range 20 { // the number of turns does not depend on the benchmark's time
 			alone = append(alone, turn())
 			while(byAgent, func() { changed = append(changed, turn()) })
 			eventually(b, "all is programmed", broker.done)
@@ -490,14 +490,14 @@ func BenchmarkThroughput(b *testing.B) {
 		figure.Report(b, "half-share", backChanged/sentChanged).Floor(back / sent).AtLeastTimesFloor(leastOfUndisturbed)
 		figure.Report(b, "saturated-packets/s", median(changed)).Floor(median(alone))
 		figure.Report(b, "saturated-bare-packets/s", median(bareChanged)).Floor(median(alone))
-		// Changes that come while the device is programmed go with the next update; too few of these would be no
+		// Changes that arrive while the device is being set go with the next update; too few updates would be no
 		// disturbance.
 		figure.Report(b, "updates/change", (updates()-before)/float64(changes)).AtLeast(0.5)
 		figure.WithoutTime(b)
 	})
 }
 
-// children are the processes that this one has started.
+// children returns the processes that this one has started.
 func children(b *testing.B) []string { return childrenOf(b, "self") }
 
 func childrenOf(b *testing.B, pid string) []string {
@@ -506,7 +506,7 @@ func childrenOf(b *testing.B, pid string) []string {
 	must(b, err)
 	for _, list := range lists {
 		data, err := os.ReadFile(list)
-		if !errors.Is(err, fs.ErrNotExist) { // a thread that has ended
+		if !errors.Is(err, fs.ErrNotExist) { // a thread has ended
 			must(b, err)
 		}
 		all = append(all, strings.Fields(string(data))...)
@@ -514,7 +514,7 @@ func childrenOf(b *testing.B, pid string) []string {
 	return all
 }
 
-// configOf is the file of a configuration, as far as newBroker makes it.
+// configOf returns the configuration file with the fields that newBroker sets.
 func configOf(cfg *config.Agent) []byte {
 	return fmt.Appendf(nil, "cluster: %s\nbroker: {address: %q, bundleFile: %q, tokenFile: %q}\nwgKeyPath: %q\nbackend: "+
 		"%q\nsubnetsFile: none\nlocalSubnets: [172.16.0.0/12]\nallowedSubnets: [10.0.0.0/8]\nlisten: {http: %q, "+

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 )
 
-// R27 on a node: a route that a broker wants and that no remote can have is not made, and is reported; all else is
-// done.
+// TestR27ForeignRoutesAreNotMadeOnANode: the agent does not create a route that no remote can have, although the broker
+// desires it, and reports it; it does everything else.
 func TestR27ForeignRoutesAreNotMadeOnANode(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -34,7 +34,7 @@ func TestR27ForeignRoutesAreNotMadeOnANode(t *testing.T) {
 		host := newHost(t)
 		routes := func(name string) string {
 			d, err := host.Device(name)
-			if d == nil || err != nil { // it is being made
+			if d == nil || err != nil { // the device is being created
 				return ""
 			}
 			return fmt.Sprint(d.Routes, len(d.Peers))
@@ -54,7 +54,7 @@ func TestR27ForeignRoutesAreNotMadeOnANode(t *testing.T) {
 		if problem := b.reportOf("c3").GetProblem(); problem != "" {
 			t.Errorf("c3: %s", problem)
 		}
-		// A change that was seen two seconds ago.
+		// The change was observed two seconds ago.
 		changed := peerOf("c3", "n1", publicKey(2), "192.0.2.3:51820", "10.3.2.0/24")
 		changed.ObservedAt = timestamppb.New(time.Now().Add(-2 * time.Second))
 		b.say(changed)

@@ -29,7 +29,7 @@ import (
 
 const brokerAddress = "127.0.0.1:8444"
 
-// broker is a real gRPC server over TLS that says what a test wants said.
+// broker is a real gRPC server over TLS that sends what a test wants.
 type broker struct {
 	semaphorev1.UnimplementedPeeringServiceServer
 	source *identity.Source
@@ -39,18 +39,18 @@ type broker struct {
 	epoch    string
 	log      []*semaphorev1.PeeringChange
 	clusters []string // complete
-	// network is sent after Attached; nil for not at all.
+	// network is sent after Attached; nil to send none.
 	network *semaphorev1.NodeNetwork
-	// guard is sent after Attached; nil for not at all.
+	// guard is sent after Attached; nil to send none.
 	guard   *semaphorev1.Guard
 	changed chan struct{}
-	// undelivered is sent after Guard, and whenever it is another; nil for not at all.
+	// undelivered is sent after Guard, and whenever it changes; nil to send none.
 	undelivered *semaphorev1.Undelivered
-	// rotations are operators' orders that are to be sent.
+	// rotations are operators' orders that are not sent yet.
 	rotations []*semaphorev1.RotateKey
-	// token is the only one that is let in.
+	// token is the only one that the broker accepts.
 	token string
-	// What agents said: hellos, and the last report and revision of the newest stream.
+	// Messages of agents: hellos, and the last report and revision of the newest stream.
 	hellos   []*semaphorev1.AgentHello
 	report   *semaphorev1.AgentReport
 	applied  uint64
@@ -58,7 +58,7 @@ type broker struct {
 	ends     chan struct{} // closed to end all streams
 }
 
-// newBroker makes a broker of c1 and the files of an agent beside it.
+// newBroker starts a broker of c1, and returns the configuration of an agent for it.
 func newBroker(t testing.TB) (*broker, *config.Agent) {
 	t.Helper()
 	dir := t.TempDir()
@@ -83,7 +83,7 @@ listen: {http: "127.0.0.1:7773", debugSocket: %q}
 `, brokerAddress, bundle, token, filepath.Join(dir, "keys"), filepath.Join(dir, "agent.sock")))
 	must(t, err)
 	cfg.Backend = nodetest.Backend()
-	cfg.SubnetsFile = config.NoSubnets // the tests of what is bounded by it have one
+	cfg.SubnetsFile = config.NoSubnets // tests of the bounds set a file
 	b := &broker{source: source, epoch: "A", token: "first", changed: make(chan struct{})}
 	b.start(t)
 	t.Cleanup(b.stop)
@@ -97,7 +97,7 @@ func (b *broker) start(t testing.TB) {
 	b.mu.Lock()
 	b.ends = make(chan struct{})
 	b.mu.Unlock()
-	// As a broker does, which takes the pings of an agent that has nothing else to say.
+	// As in the product, the server accepts the pings of an agent that sends nothing else.
 	b.server = grpc.NewServer(grpc.Creds(credentials.NewTLS(b.source.ServerOnlyTLS())),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
 	semaphorev1.RegisterPeeringServiceServer(b.server, b)
@@ -106,7 +106,7 @@ func (b *broker) start(t testing.TB) {
 
 func (b *broker) stop() { b.server.Stop() }
 
-// restart has another broker take over, which knows the same: its revisions are its own.
+// restart replaces the broker by one with the same state, and with revisions of its own.
 func (b *broker) restart(t *testing.T, epoch string) {
 	t.Helper()
 	b.stop()
@@ -122,7 +122,7 @@ func (b *broker) restart(t *testing.T, epoch string) {
 			log = append(log, proto.Clone(c).(*semaphorev1.PeeringChange))
 		}
 	}
-	// A device comes before its peers, whenever it was last changed.
+	// A device precedes its peers, whenever it was last changed.
 	slices.SortStableFunc(log, func(a, b *semaphorev1.PeeringChange) int {
 		return cmp.Compare(len(a.GetPeer().GetKey().GetNode()), len(b.GetPeer().GetKey().GetNode()))
 	})
@@ -142,7 +142,7 @@ func objectOf(c *semaphorev1.PeeringChange) string {
 	return c.GetDevice().GetCluster() + c.GetDeleteDevice() + key.GetCluster() + "/" + key.GetNode()
 }
 
-// say adds to what is wanted.
+// say adds changes to the desired state.
 func (b *broker) say(changes ...*semaphorev1.PeeringChange) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -154,7 +154,7 @@ func (b *broker) say(changes ...*semaphorev1.PeeringChange) {
 	b.changed = make(chan struct{})
 }
 
-// rotate orders the agent to make a new key.
+// rotate orders the agent to rotate its key.
 func (b *broker) rotate(m *semaphorev1.RotateKey) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -163,7 +163,7 @@ func (b *broker) rotate(m *semaphorev1.RotateKey) {
 	b.changed = make(chan struct{})
 }
 
-// delivers says which remotes learn of new keys: all but those named.
+// delivers sets the remotes that receive new keys: all except those named.
 func (b *broker) delivers(but ...string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -176,14 +176,14 @@ func (b *broker) delivers(but ...string) {
 	b.changed = make(chan struct{})
 }
 
-// done reports whether the attached agent has reported that all is in its kernel.
+// done reports whether the attached agent has reported everything as programmed.
 func (b *broker) done() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.attached > 0 && b.applied == uint64(len(b.log)) && b.applied > 0
 }
 
-// reportOf is the newest report of the device to a cluster; nil for none.
+// reportOf returns the newest report of the device for a cluster; nil for none.
 func (b *broker) reportOf(cluster string) *semaphorev1.DeviceReport {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -202,7 +202,7 @@ func (b *broker) guarded() bool {
 	return b.report.GetGuarded()
 }
 
-// problems are those of the node in the newest report.
+// problems returns the problems of the node in the newest report.
 func (b *broker) problems() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -308,7 +308,7 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 				return err
 			}
 		}
-		// A remote that is sent during the stream is complete then, and named.
+		// A remote that is sent during the stream is then complete, and named in the end mark.
 		for _, c := range rest {
 			if d := c.GetDevice(); d != nil && synced && !slices.Contains(clusters, d.GetCluster()) {
 				clusters = append(slices.Clone(clusters), d.GetCluster())

@@ -14,9 +14,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// container runs the test binary as the only thing in a pid namespace, as a runtime runs a container: what it starts
-// ends with it. kill is what the kernel does to a container out of memory, and a kubelet to one whose grace period is
-// over.
+// container runs the test binary alone in a pid namespace, as a container runtime does: the processes that it starts
+// end with it. kill ends it like the kernel's OOM killer, or like a kubelet at the end of the grace period.
 func container(t *testing.T, env []string, args ...string) (kill func()) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", args...)
@@ -36,8 +35,9 @@ func container(t *testing.T, env []string, args ...string) (kill func()) {
 	return kill
 }
 
-// A userspace device that another container carries continues when the agent's container is killed, and the next agent
-// finds it as it was: not a packet is lost. One that the agent carries itself ends with it.
+// TestCarriedDevice: a userspace device that another container carries continues when the agent's container is killed,
+// and the next agent finds it unchanged, without the loss of a packet. A device that the agent carries itself ends with
+// the container.
 func TestCarriedDevice(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -70,7 +70,7 @@ func TestCarriedDevice(t *testing.T) {
 		if ready() {
 			t.Error("the agent answers after its end")
 		}
-		time.Sleep(nodetest.Patience(time.Second)) // the runtime starts a container again after a while
+		time.Sleep(nodetest.Patience(time.Second)) // the runtime restarts a container after a while
 		kill = agent("SEMAPHORE_USERSPACE_SOCKET=" + socket)
 		eventually(t, "the next agent has found all as it is wanted", func() bool { return b.hello(1) != nil && b.done() })
 		if lost := tr.lost(t); lost != 0 {
@@ -80,11 +80,11 @@ func TestCarriedDevice(t *testing.T) {
 		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("the start counts as %s heals", heals)
 		}
-		// It is the next agent's all the same.
+		// The next agent still owns it.
 		b.say(peerOf("c2", "n2", publicKey(2), "192.0.2.9:51820", "10.2.2.0/24"))
 		eventually(t, "the next agent sets a peer", func() bool { return len(deviceOn(t, h, device).Peers) == 2 })
 
-		// Without the other container this would be nothing to tell.
+		// Without the other container, the device would end here.
 		kill()
 		endCarrier()
 		if d, err := h.Device(device); err == nil && d != nil {

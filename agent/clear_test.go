@@ -30,7 +30,7 @@ func setting(t *testing.T, name, value string) {
 	must(t, os.WriteFile("/proc/sys/net/"+name, []byte(value), 0))
 }
 
-// insistent is something that sends to the remote pod all the time, whatever is said to it.
+// insistent sends to the remote pod continuously, and ignores errors.
 type insistent struct {
 	sent, back atomic.Int64
 	stop, done chan struct{}
@@ -47,7 +47,7 @@ func insist(c net.Conn) *insistent {
 			} else if strings.Contains(err.Error(), net.ErrClosed.Error()) {
 				return
 			} else {
-				time.Sleep(time.Millisecond) // the kernel answered that there is no route
+				time.Sleep(time.Millisecond) // the kernel reported that there is no route
 			}
 		}
 	}()
@@ -70,20 +70,20 @@ func insist(c net.Conn) *insistent {
 
 func (s *insistent) end() { close(s.stop); <-s.done }
 
-// wait lets it send some more.
+// wait waits until some more packets were sent.
 func (s *insistent) wait(t *testing.T, what string) {
 	t.Helper()
 	from := s.sent.Load()
 	eventually(t, what+": packets are sent", func() bool { return s.sent.Load() > from+20 })
 }
 
-// hears reports whether answers come, counted from now.
+// hears returns a function that reports whether answers have come since this call.
 func (s *insistent) hears() func() bool {
 	from := s.back.Load()
 	return func() bool { return s.back.Load() > from }
 }
 
-// pod is another network namespace on this node, 10.1.1.9, whose packets the node forwards.
+// newPod creates another network namespace on this node, 10.1.1.9, whose packets the node forwards.
 func newPod(t *testing.T) *netns.Namespace {
 	t.Helper()
 	ns, err := netns.Create("pod")
@@ -101,7 +101,7 @@ func newPod(t *testing.T) *netns.Namespace {
 	return ns
 }
 
-// inTheClear are the packets to and from c2's pods among those that were captured on the wire.
+// inTheClear returns the captured clear packets to and from c2's pods, and the number of encrypted packets.
 func inTheClear(packets []capture.Packet) (found []string, encrypted int) {
 	pods := netip.MustParsePrefix("10.2.0.0/16")
 	for _, p := range packets {
@@ -129,8 +129,9 @@ func stopped(t *testing.T, direction string) int {
 	return int(n)
 }
 
-// Whatever becomes of the device, the route, the peer and the agent, no packet to a remote pod is seen on the wire but
-// encrypted: neither of a pod's nor of the node's own. The node has a default route, and the other end answers.
+// TestNeverInTheClear: whatever happens to the device, the route, the peer and the agent, the wire carries no clear
+// packet to a remote pod, neither from a pod nor from the node itself. The node has a default route, and the other end
+// answers.
 func TestNeverInTheClear(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -147,20 +148,20 @@ func TestNeverInTheClear(t *testing.T) {
 			&net.UDPAddr{IP: net.IPv4(10, 2, 1, 1), Port: 7})
 		must(t, err)
 
-		// Without an agent they are seen, both: what follows can fail.
+		// Without an agent both appear on the wire, so the checks that follow can fail.
 		eventually(t, "without an agent both packets pass in the clear", func() bool {
 			wire, err := capture.Start(r.Namespace, "eth0")
 			must(t, err)
 			_, _ = ours.Write([]byte("ping"))
 			_, _ = own.Write([]byte("ping"))
-			time.Sleep(100 * time.Millisecond) // the first needs ARP
+			time.Sleep(100 * time.Millisecond) // the first packet needs ARP
 			packets, err := wire.Stop()
 			must(t, err)
 			seen, _ := inTheClear(packets)
 			return len(seen) >= 2
 		})
 
-		// The device cannot be created yet: its key is damaged.
+		// The device cannot be created yet, because its key file is damaged.
 		file := filepath.Join(cfg.WGKeyPath, device+".key")
 		must(t, os.MkdirAll(cfg.WGKeyPath, 0o700))
 		must(t, os.WriteFile(file, []byte("damaged"), 0o600))
@@ -210,8 +211,7 @@ func TestNeverInTheClear(t *testing.T) {
 			t.Errorf("%d packets were on their way in the clear, with no route there", n)
 		}
 
-		// A route of the main table that leads there, as a router announces it, is not followed, and not
-		// reported.
+		// A route of the main table to the subnet, such as a router announces, has no effect, and is not reported.
 		ip(t, "route add 10.2.1.0/24 via 192.0.2.2 proto bird")
 		answers("a more specific route of the main table")
 		ip(t, "route add 10.2.0.0/16 via 192.0.2.2 proto bird")
@@ -220,12 +220,13 @@ func TestNeverInTheClear(t *testing.T) {
 			t.Errorf("%d packets were stopped, problems: %q", n, b.problems())
 		}
 
-		// Without the rule they come to no route of ours, and are stopped on their way by the default route.
+		// Without the rule, packets do not reach the agent's routes; the guard drops them on their way to the default
+		// route.
 		ip(t, "rule del pref 94")
 		answers("the rule was deleted")
 		before := stopped(t, "out")
 
-		// Another program's route in our own table: it is reported, and not followed.
+		// A route of another program in the agent's own table is reported, and no packet follows it.
 		ip(t, "route add 10.2.1.0/24 via 192.0.2.2 table 7394")
 		everybody("a route leads past the device")
 		eventually(t, "it is reported", func() bool {
@@ -239,7 +240,7 @@ func TestNeverInTheClear(t *testing.T) {
 			t.Errorf("another's route was touched: %q", routes)
 		}
 
-		// A rule before ours does the same.
+		// A rule before that of the agent has the same effect.
 		ip(t, "route del 10.2.1.0/24 table 7394")
 		answers("the route has gone")
 		before = stopped(t, "out")
@@ -249,7 +250,7 @@ func TestNeverInTheClear(t *testing.T) {
 			t.Errorf("%d packets were stopped, %d before", n, before)
 		}
 
-		// The agent stops, as does whatever it would heal.
+		// The agent stops, and with it the healing.
 		a.stop(t)
 		everybody("the agent was stopped")
 		ip(t, "link del wireguard.c2")
@@ -276,7 +277,7 @@ func TestNeverInTheClear(t *testing.T) {
 			t.Errorf("%d packets are seen in the clear, %d encrypted: %v", len(seen), encrypted, seen[:min(len(seen), 10)])
 		}
 
-		// All of it goes with the remote.
+		// The removal of the remote removes all of it.
 		run(t, cfg)
 		b.say(noDevice("c2"))
 		eventually(t, "the remote has gone", b.done)
@@ -289,7 +290,8 @@ func TestNeverInTheClear(t *testing.T) {
 	})
 }
 
-// A guard without its device, of a remote that was taken out while no agent ran, goes at the broker's word.
+// TestGuardWithoutADeviceIsReleasedOnOrder: the guard of a remote that was removed while no agent ran, and that has no
+// device, goes when the broker orders it.
 func TestGuardWithoutADeviceIsReleasedOnOrder(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -310,7 +312,8 @@ func TestGuardWithoutADeviceIsReleasedOnOrder(t *testing.T) {
 	})
 }
 
-// What keeps a node from forwarding is reported when it begins and when it ends, and does not make the agent unready.
+// TestForwardingProblemsAreReported: settings that keep a node from forwarding are reported when they begin and end,
+// and do not make the agent unready.
 func TestForwardingProblemsAreReported(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -352,8 +355,8 @@ func TestForwardingProblemsAreReported(t *testing.T) {
 	})
 }
 
-// A route of ours that another's has taken the place of is put back, but not without end. What others do in the main
-// table takes nothing of ours.
+// TestRouteTakenByAnother: the agent restores a route that another program replaced, but not endlessly. Routes of
+// others in the main table have no effect on the agent's.
 func TestRouteTakenByAnother(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
@@ -412,8 +415,8 @@ func TestRouteTakenByAnother(t *testing.T) {
 	})
 }
 
-// Another's route was there before the agent, in the place of one of two: the agent reports the node's key and port,
-// and the other subnet is reached.
+// TestRouteThatWasThereBefore: a route of another program existed before the agent, in the place of one of two. The
+// agent reports the node's key and port, and the other subnet is reachable.
 func TestRouteThatWasThereBefore(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -436,13 +439,13 @@ func TestRouteThatWasThereBefore(t *testing.T) {
 	})
 }
 
-// The node itself reaches a remote pod, by an address among its pod CIDRs, and still does when that address changes. A
-// strict filter of reverse paths has nothing to say to any of it.
+// TestTheNodeReachesRemotePods: the node itself reaches a remote pod from an address among its pod CIDRs, also after
+// that address changes, and with a strict reverse path filter.
 func TestTheNodeReachesRemotePods(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		setting(t, "ipv4/conf/all/rp_filter", "1")
 		b, _, r, _ := connect(t)
-		// As on a real node, what the kernel would choose is not a pod's address.
+		// As on a real node, the kernel's default source address is not a pod's.
 		ip(t, "addr del 10.1.1.1/32 dev lo")
 		ip(t, "addr add 192.0.2.77/32 dev lo")
 		ip(t, "addr add 10.1.1.1/32 dev lo")
@@ -476,7 +479,7 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 		}
 		b.mu.Lock()
 		b.network = &semaphorev1.NodeNetwork{PodPrefixes: []string{"10.1.1.0/24", "fd00:1:1::/64"}}
-		close(b.ends) // it attaches again
+		close(b.ends) // the agent attaches again
 		b.ends = make(chan struct{})
 		b.mu.Unlock()
 		eventually(t, "the route has the only address there is", source("10.1.1.1"))
@@ -526,7 +529,7 @@ func TestTheNodeReachesRemotePods(t *testing.T) {
 	})
 }
 
-// An address that the operator names is used where the node has it, and reported where it has not.
+// TestConfiguredSource: an address that the operator configures is used if the node has it, and reported if not.
 func TestConfiguredSource(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)

@@ -26,8 +26,8 @@ func guarding(clusters ...string) *semaphorev1.Guard {
 	return m
 }
 
-// leaks sends packets to a remote pod, as a pod and as the node itself, and returns which were seen on the wire in the
-// clear.
+// leaks sends packets to a remote pod, as a pod and as the node itself, and returns those that appeared on the wire in
+// the clear.
 func leaks(t *testing.T, r *remote, from ...*net.UDPConn) []string {
 	t.Helper()
 	wire, err := capture.Start(r.Namespace, "eth0")
@@ -45,8 +45,8 @@ func leaks(t *testing.T, r *remote, from ...*net.UDPConn) []string {
 	return seen
 }
 
-// leaky is a node with a default route by which packets to remote pods leave as long as nothing keeps them, and two
-// sockets that send such: a pod's and the node's own.
+// leaky returns a node with a default route, by which packets to remote pods leave unless something stops them, and two
+// sockets that send such packets: a pod's and the node's own.
 func leaky(t *testing.T) (r *remote, from []*net.UDPConn) {
 	t.Helper()
 	r = newRemote(t)
@@ -59,15 +59,16 @@ func leaky(t *testing.T) (r *remote, from []*net.UDPConn) {
 	must(t, err)
 	t.Cleanup(func() { forwarded.Close(); own.Close() })
 	from = []*net.UDPConn{forwarded, own}
-	// Once the pod and the node have found their neighbours, which takes another second where the first question was
+	// The pod and the node must have resolved their neighbours, which takes another second if the first request was
 	// lost.
 	eventually(t, "without an agent all packets are seen in the clear, or what follows proves nothing",
 		func() bool { return len(leaks(t, r, from...)) >= 20 })
 	return r, from
 }
 
-// A node that has just joined, and a remote that is configured and not known whole: the broker names its subnets, and
-// nothing passes in the clear from before the agent is ready. The guard releases a remote that is no longer configured.
+// TestConfiguredRemoteIsGuardedAtOnce: a node has just joined, and a remote is configured but not complete. The broker
+// names its subnets, and no clear packet passes from before the agent is ready. The guard releases a remote that is no
+// longer configured.
 func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -88,7 +89,7 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 			t.Errorf("a configured remote is reported as an orphan: %v", b.reportOf("c2"))
 		}
 
-		// The broker has gone, and the node restarts what it has: the file says it all.
+		// Without a broker, a restarted agent guards the same, from its state file.
 		b.stop()
 		a.stop(t)
 		_, err := guard.RemoveAll()
@@ -100,7 +101,7 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 		if seen := leaks(t, r, from...); len(seen) > 0 {
 			t.Errorf("after a restart without a broker %d packets in the clear: %v", len(seen), seen)
 		}
-		// c3 is configured no more.
+		// c3 is no longer configured.
 		b.mu.Lock()
 		b.guard = guarding("c2")
 		b.mu.Unlock()
@@ -117,14 +118,15 @@ func TestConfiguredRemoteIsGuardedAtOnce(t *testing.T) {
 	})
 }
 
-// An interface of the device's name that is someone else's: nothing leaves by it, nor by another way.
+// TestForeignInterfaceOfTheDevicesName: another program's interface has the device's name. No packet leaves by it, or
+// by another way.
 func TestForeignInterfaceOfTheDevicesName(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
 		b.clusters = []string{"c2"}
 		r, from := leaky(t)
 		ip(t, "link add "+device+" type veth peer name p0")
-		setting(t, "ipv6/conf/"+device+"/disable_ipv6", "1") // which would look for neighbours and routers by it
+		setting(t, "ipv6/conf/"+device+"/disable_ipv6", "1") // IPv6 would send neighbour and router discovery
 		ip(t, "link set "+device+" up")
 		ip(t, "link set p0 up")
 		removeAtEnd(t, device)
@@ -134,7 +136,7 @@ func TestForeignInterfaceOfTheDevicesName(t *testing.T) {
 		if seen := leaks(t, r, from...); len(seen) > 0 {
 			t.Errorf("%d packets in the clear: %v", len(seen), seen)
 		}
-		// Even where a route leads into it.
+		// Not even if a route leads into it.
 		ip(t, "route add 10.2.1.0/24 dev "+device)
 		ip(t, "neigh add 10.2.1.1 lladdr 02:00:00:00:00:01 dev "+device)
 		before := sentBy(t, device)
@@ -160,8 +162,8 @@ func sentBy(t *testing.T, link string) uint64 {
 	return l.Attrs().Statistics.TxPackets
 }
 
-// The node boots: nothing of an earlier agent is there but its state file, and no agent runs yet. The unit's command
-// guards all that was guarded; the agent that starts later continues from there.
+// TestGuardAtBoot: the node boots, with nothing of an earlier agent but its state file, and no agent runs yet. The
+// unit's command guards everything that was guarded; the agent that starts later continues from there.
 func TestGuardAtBoot(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -204,7 +206,7 @@ func TestGuardAtBoot(t *testing.T) {
 			t.Errorf("%d packets in the clear: %v", len(seen), seen)
 		}
 
-		// A damaged file is an error: the unit fails, and says so.
+		// A damaged file is an error: the unit fails with a message.
 		must(t, os.WriteFile(cfg.StateFile, []byte("damaged"), 0o600))
 		if err := GuardAtBoot(&out,
 			BootGuard{StateFile: cfg.StateFile, Inbound: true, Table: routing.Default()}); err == nil ||

@@ -7,7 +7,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/metricsdoc"
 )
 
-// docs/metrics.md has every metric of the agent, with its labels and its help text.
+// TestMetricsAreDocumented: docs/metrics.md has every metric of the agent, with its labels and its help text.
 func TestMetricsAreDocumented(t *testing.T) {
 	table := &metricsdoc.Table{}
 	idle(t).register(table)

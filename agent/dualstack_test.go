@@ -16,15 +16,14 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-// What a pod has of each family, and the pod of the other cluster that it talks to.
+// families has, for each family, the address of a pod, and of the pod of the other cluster that it sends to.
 var families = map[string]struct{ pod, remote, subnet string }{
 	"IPv4": {"10.1.1.5", "10.2.1.1", "10.2.0.0/16"},
 	"IPv6": {"fd00:1:0:1::5", "fd00:2:0:1::1", "fd00:2::/48"},
 }
 
-// TestDualStack: nodes that reach each other by IPv6 alone carry both families of their pods, which are forwarded to
-// and from network namespaces of their own. A family that is taken out goes alone, and what is removed by hand is put
-// back.
+// TestDualStack: nodes that reach each other only by IPv6 carry both families of their pods, whose packets are
+// forwarded between network namespaces. A family that is removed goes alone, and what is removed by hand is restored.
 func TestDualStack(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		for _, path := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
@@ -39,7 +38,7 @@ func TestDualStack(t *testing.T) {
 		removeAtEnd(t, device)
 		run(t, cfg)
 		both := deviceOf("c2", 51820, families["IPv4"].subnet, families["IPv6"].subnet)
-		// Blocks, as Calico's IPAM has them, of which a node has several.
+		// Blocks as in Calico's IPAM: a node has several.
 		b.say(both, peerOf("c2", "n1", remoteKey, "[2001:db8::2]:51820", "10.2.1.0/26", "10.2.7.64/26", "fd00:2:0:1::/122"))
 		eventually(t, "all is programmed", b.done)
 
@@ -57,7 +56,7 @@ func TestDualStack(t *testing.T) {
 				t.Logf("%s, %d bytes: after %s", family, size, took)
 			}
 		}
-		// Someone writes another end of the tunnel.
+		// Another program changes the endpoint.
 		h := newHost(t)
 		must(t, h.Configure(device, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
 			PublicKey: remoteKey, UpdateOnly: true,
@@ -66,7 +65,7 @@ func TestDualStack(t *testing.T) {
 		eventually(t, "the IPv6 endpoint is healed",
 			func() bool { return deviceOn(t, h, device).Peers[0].Endpoint.String() == "[2001:db8::2]:51820" })
 		eventually(t, "packets go there", func() bool { return talks("IPv4", 4) && talks("IPv6", 4) })
-		// An address that is in the subnet and nobody's does not go to the peer that has others of it.
+		// A packet to an unassigned address of the subnet does not go to the peer that has other addresses of it.
 		if ok := func() (ok bool) {
 			must(t, pod.Do(func() error { ok = echoed(families["IPv4"].pod, "10.2.1.65", 4); return nil }))
 			return ok
@@ -109,8 +108,8 @@ func echoed(from, to string, size int) bool {
 	return err == nil && n == size
 }
 
-// newDualStackPod is a pod of this node in a network namespace of its own, joined to it as Calico does: one address of
-// each family, and routes by way of addresses that are nobody's.
+// newDualStackPod creates a pod of this node in a network namespace, connected as Calico does: one address of each
+// family, and routes via link-local gateways.
 func newDualStackPod(t *testing.T) *netns.Namespace {
 	t.Helper()
 	pod, err := netns.Create("pod")
@@ -131,8 +130,7 @@ func newDualStackPod(t *testing.T) *netns.Namespace {
 	return pod
 }
 
-// newDualStackRemote is a node of c2 that is reached at 2001:db8::2, with a pod that echoes on an address of each
-// family.
+// newDualStackRemote creates a node of c2 at 2001:db8::2, with a pod that echoes on an address of each family.
 func newDualStackRemote(t *testing.T, peer wgtypes.Key) wgtypes.Key {
 	t.Helper()
 	ns, err := netns.Create("remote")

@@ -11,13 +11,13 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// looksOfASecond are the looks at a device within a second, one of which may be under way when the second begins: the
-// agent looks every 300 ms, with a thousand peers, too (TestCheckInterval). They are its clock: a machine that is busy
-// with other things delays the looks as it delays the heals.
+// looksOfASecond is the number of checks of a device within a second, one of which may be running when the second
+// begins: the agent checks every 300 ms, also with a thousand peers (TestCheckInterval). The checks serve as a clock: a
+// busy machine delays them as much as it delays the heals.
 const looksOfASecond = 5
 
-// withinASecond fails the test if what is to be takes the agent longer than a second by its looks, or so long that it
-// may have been done by its full check, each 30 s.
+// withinASecond fails the test if the agent takes longer than a second, measured in its checks, or so long that its
+// full check, each 30 s, may have done it.
 func withinASecond(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	_, before := healsAndLooks(t)
@@ -29,7 +29,7 @@ func withinASecond(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// healsAndLooks are how many heals and looks at devices there were by one moment.
+// healsAndLooks returns the number of heals, and of checks of devices, so far.
 func healsAndLooks(t *testing.T) (heals, looks int) {
 	t.Helper()
 	_, page := fetch("metrics")
@@ -45,8 +45,9 @@ func healsAndLooks(t *testing.T) (heals, looks int) {
 	return heals, looks
 }
 
-// F12: a node is deleted and made again under its name, with another key. Every read of the device shows its prefix
-// with one of the two keys, and not with both or none; the old one goes right after. Packets of another node continue.
+// TestF12NodeIsRecreatedWithAnotherKey: a node is deleted and created again under its name, with another key. Every
+// read of the device shows its prefix with one of the two keys, never with both or none; the old key goes right after.
+// Packets of another node continue.
 func TestF12NodeIsRecreatedWithAnotherKey(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
@@ -84,7 +85,7 @@ func TestF12NodeIsRecreatedWithAnotherKey(t *testing.T) {
 			}
 		}()
 		for i := range 50 {
-			if i%2 == 0 { // in one message, as the exporter sends it
+			if i%2 == 0 { // in one message, as the exporter sends both
 				b.say(noPeer("c2", "anew"), peerOf("c2", "anew", publicKey(1+i), "192.0.2.10:51820", "10.2.7.0/24"))
 			} else {
 				b.say(peerOf("c2", "anew", publicKey(1+i), "192.0.2.9:51820", "10.2.7.0/24"))
@@ -106,7 +107,7 @@ func TestF12NodeIsRecreatedWithAnotherKey(t *testing.T) {
 	})
 }
 
-// F27: the device is deleted. It is there again, all of it, and packets pass.
+// TestF27DeletedDeviceIsRestored: the agent restores a deleted device completely, and packets pass.
 func TestF27DeletedDeviceIsRestored(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, r, _ := connect(t)
@@ -117,7 +118,7 @@ func TestF27DeletedDeviceIsRestored(t *testing.T) {
 		for range 3 {
 			time.Sleep(300 * time.Millisecond)
 			ip(t, "link del "+device)
-			// The processes of both ends carry the packets, and are no part of the second.
+			// The processes of both ends carry the packets, which does not count for the second.
 			withinASecond(t, "the device is there again", func() bool {
 				d, err := h.Device(device)
 				return err == nil && d != nil && d.Up && len(d.Peers) == len(before.Peers) && len(d.Routes) == len(before.Routes)
@@ -131,8 +132,8 @@ func TestF27DeletedDeviceIsRestored(t *testing.T) {
 	})
 }
 
-// F30: two nodes have one public key. The first by name keeps it, and its packets; both are named, until there is one
-// again.
+// TestF30FirstNodeKeepsADuplicateKey: two nodes have one public key. The first by name keeps it, and its packets pass.
+// Both are reported until only one has it.
 func TestF30FirstNodeKeepsADuplicateKey(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, r, _ := connect(t)

@@ -31,14 +31,14 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// flow is packets that go one way only: nothing that comes back makes a tunnel.
+// flow sends packets in one direction only, so that no answer starts a handshake.
 type flow struct {
 	from net.Conn
 	to   net.PacketConn
 
 	mu   sync.Mutex
 	sent []time.Time
-	came int             // how many have arrived
+	came int             // the number that have arrived
 	late []time.Duration // by number; -1 for lost
 	last time.Time
 	gap  time.Duration
@@ -60,8 +60,8 @@ func startFlow(t *testing.T, from net.Conn, to net.PacketConn) *flow {
 			case <-tick.C:
 			}
 			f.mu.Lock()
-			// WireGuard keeps 128 packets while it waits for a handshake, and queues fill while the process that empties
-			// them waits for a processor: so few are on their way that the next one finds a place.
+			// WireGuard queues 128 packets while it waits for a handshake, and other queues fill while the process that
+			// empties them waits for a CPU. The limit leaves room for the next packet in all of them.
 			if len(f.sent)-f.came >= 60 {
 				f.mu.Unlock()
 				n--
@@ -102,7 +102,7 @@ func (f *flow) complete() bool {
 	return !slices.Contains(f.late, -1)
 }
 
-// arrived is how many packets did.
+// arrived returns how many packets have arrived.
 func (f *flow) arrived() (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -114,10 +114,10 @@ func (f *flow) arrived() (n int) {
 	return n
 }
 
-// end ends the flow and tells what became of its packets.
+// end ends the flow, and returns the number of packets sent and lost, the longest gap, and the largest delay.
 func (f *flow) end() (sent, lost int, gap, latest time.Duration) {
 	close(f.stop)
-	// What is on its way comes late on a busy machine, and is not lost.
+	// Packets in flight are late on a busy machine, and not lost.
 	quiet := nodetest.Patience(300 * time.Millisecond)
 	for {
 		n := f.arrived()
@@ -142,7 +142,7 @@ func (f *flow) end() (sent, lost int, gap, latest time.Duration) {
 	return len(f.late), lost, f.gap, latest
 }
 
-// flows are one from this node's pod to the remote one, and one back, on ports of their own.
+// flows returns a flow from this node's pod to the remote one, and one back, on ports of their own.
 func flows(t *testing.T, r *remote) (out, in *flow) {
 	t.Helper()
 	here, there := net.ParseIP(podAddress), net.IPv4(10, 2, 1, 1)
@@ -161,8 +161,8 @@ func flows(t *testing.T, r *remote) (out, in *flow) {
 	return out, startFlow(t, away, back)
 }
 
-// follow has the remote node take every new key that this one reports, a while later, as its agent does. The
-// propagation is how long that took for the last one, from the key's report.
+// follow makes the remote node set every new key that this node reports after a delay, as its agent does. propagation
+// returns the time from the last key's report until it was set.
 func (r *remote) follow(t *testing.T, b *broker, delay time.Duration) (propagation func() time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -211,7 +211,7 @@ func (r *remote) follow(t *testing.T, b *broker, delay time.Duration) (propagati
 	return func() time.Duration { return time.Duration(took.Load()) }
 }
 
-// beside is a flow between the two nodes beside the tunnel: how late its packets come is the machine's doing.
+// beside is a flow between the two nodes outside the tunnel: the machine, and not the tunnel, causes its delays.
 func beside(t *testing.T, r *remote) *flow {
 	t.Helper()
 	to, err := r.ListenPacket(t.Context(), "udp", "192.0.2.2:9")
@@ -221,7 +221,7 @@ func beside(t *testing.T, r *remote) *flow {
 	return startFlow(t, from, to)
 }
 
-// withoutKeepalive is the device that connect wants, as it is by default: a tunnel in which nothing is sent is silent.
+// withoutKeepalive returns the device of connect without a keepalive, as by default: an unused tunnel sends nothing.
 func withoutKeepalive() *semaphorev1.PeeringChange {
 	change := deviceOf("c2", 51820, "10.2.0.0/16")
 	change.GetDevice().PersistentKeepalive = nil
@@ -235,7 +235,7 @@ func keyIn(t *testing.T, cfg *config.Agent) wgtypes.Key {
 	return key
 }
 
-// control is the agent's own socket.
+// control returns a client for the agent's own socket.
 func control(t *testing.T, cfg *config.Agent) semaphorev1.ControlServiceClient {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -244,8 +244,8 @@ func control(t *testing.T, cfg *config.Agent) semaphorev1.ControlServiceClient {
 	return semaphorev1.NewControlServiceClient(conn)
 }
 
-// F13. A new key at the broker's word, under traffic. What is sent into the time in which the other end does not know
-// the key waits for it, and no more: not for the 5 s after which WireGuard would try again by itself.
+// TestKeyRotationUnderTraffic (F13): the broker orders a new key, under traffic. Packets sent while the other end does
+// not know the key wait for that, and no longer: not for the 5 s after which WireGuard itself would try again.
 func TestKeyRotationUnderTraffic(t *testing.T) {
 	rotateUnder(t, func(t *testing.T, r *remote) []*flow { out, in := flows(t, r); return []*flow{out, in} })
 }
@@ -315,8 +315,8 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 				latest,
 				delay,
 			)
-			// No longer than one propagation: a handshake, a look at the report every 2 ms and a packet every 20 are
-			// what comes to it, and four waits for a processor: of the two ends of the tunnel, the sender and the receiver.
+			// The limit is one propagation: a handshake, a look at the report every 2 ms and a packet every 20 ms add
+			// to it, and four waits for a CPU, of the two ends of the tunnel, the sender and the receiver.
 			limit := propagation() + nodetest.Patience(100*time.Millisecond) + 4*unavoidable
 			if propagation() == 0 || gap > limit || latest > limit {
 				t.Errorf("flow %d: nothing arrived for %s, and a packet was %s late; the key was known after %s", i, gap, latest,
@@ -338,8 +338,8 @@ func rotateUnder(t *testing.T, traffic func(*testing.T, *remote) []*flow) {
 	})
 }
 
-// An agent that is killed in the middle of a rotation leaves the file with the new key, and the device with the old
-// or the new one. The next agent brings the new one to where it is missing.
+// TestKeyRotationCutShort: an agent that is killed during a rotation leaves a file with the new key, and a device with
+// the old or the new one. The next agent completes the rotation.
 func TestKeyRotationCutShort(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
@@ -356,7 +356,7 @@ func TestKeyRotationCutShort(t *testing.T) {
 			public := key.Private.PublicKey()
 			eventually(t, "the new key is reported",
 				func() bool { return bytes.Equal(b.reportOf("c2").GetPublicKey(), public[:]) })
-			eventually(t, "all is programmed", b.done) // a key that the device has is reported before
+			eventually(t, "all is programmed", b.done) // a key that the device has was reported before
 			if deviceOn(t, h, device).PrivateKey != key.Private || keyIn(t, cfg) != key.Private {
 				t.Errorf("with the key on the device %v: device and file do not have it", onDevice)
 			}
@@ -367,7 +367,7 @@ func TestKeyRotationCutShort(t *testing.T) {
 	})
 }
 
-// An operator asks the agent itself.
+// TestKeyRotationAtTheSocket: an operator orders the rotation at the agent itself.
 func TestKeyRotationAtTheSocket(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, _ := connect(t)
@@ -414,7 +414,8 @@ func TestKeyRotationAtTheSocket(t *testing.T) {
 	})
 }
 
-// oldKey writes a key that was made long ago. Keys too old are spread by their public halves: this one comes at once.
+// oldKey writes a key that was created long ago. Rotations of old keys are spread by their public halves; the one of
+// this key is due immediately.
 func oldKey(t testing.TB, cfg *config.Agent) (key wgtypes.Key, made time.Time) {
 	t.Helper()
 	for {
@@ -433,8 +434,9 @@ func oldKey(t testing.TB, cfg *config.Agent) (key wgtypes.Key, made time.Time) {
 	return key, made
 }
 
-// A key that is due waits for a remote that would not learn of its successor, which is reported, and no packet is lost
-// meanwhile, nor when it is replaced at last. An operator is refused, unless it is forced.
+// TestRotationWaitsForTheRemote: a key that is due is not rotated while the remote would not receive the new one. The
+// agent reports that, and no packet is lost meanwhile, or during the later rotation. An operator's order is refused,
+// unless it is forced.
 func TestRotationWaitsForTheRemote(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		var old wgtypes.Key
@@ -444,7 +446,7 @@ func TestRotationWaitsForTheRemote(t *testing.T) {
 		change.GetDevice().KeyMaxAge = durationpb.New(time.Hour)
 		b.say(change)
 		eventually(t, "all is programmed", b.done)
-		b.rotate(&semaphorev1.RotateKey{Cluster: "c2"}) // said just before the remote was lost
+		b.rotate(&semaphorev1.RotateKey{Cluster: "c2"}) // ordered just before the remote was lost
 		out, in := flows(t, r)
 		eventually(t, "it is reported", func() bool {
 			return strings.Contains(b.reportOf("c2").GetProblem(),
@@ -488,7 +490,7 @@ func TestRotationWaitsForTheRemote(t *testing.T) {
 	})
 }
 
-// A key that is too old is replaced when the greatest age becomes known, and its successor is not.
+// TestKeyRotationByAge: a key that is too old is rotated when the maximal age becomes known, and the new key is not.
 func TestKeyRotationByAge(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -514,7 +516,7 @@ func TestKeyRotationByAge(t *testing.T) {
 				time.Since(b.reportOf("c2").GetKeyCreatedAt().AsTime()) < time.Minute
 		})
 		fresh := keyIn(t, cfg)
-		b.say(deviceOf("c2", 51821, "10.2.0.0/16")) // it is looked at again
+		b.say(deviceOf("c2", 51821, "10.2.0.0/16")) // the broker makes the agent check it again
 		eventually(t, "all is programmed", b.done)
 		if keyIn(t, cfg) != fresh {
 			t.Error("a new key is replaced")
@@ -522,8 +524,8 @@ func TestKeyRotationByAge(t *testing.T) {
 	})
 }
 
-// F22 and F21: the key file is damaged while the device exists, and the disk is full. The device continues to work, and
-// so do changes of its peers; the key is reported only once it is saved.
+// TestDamagedKeyFileOfALiveDevice (F22 and F21): the key file is damaged while the device exists, and the disk is full.
+// The device continues to work, and so do changes of its peers; the key is reported only once it is saved.
 func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
@@ -569,7 +571,7 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 		}
 		eventually(t, "ready all the same", ready)
 		must(t, os.Remove(aside[0]))
-		b.say(deviceOf("c2", 51821, "10.2.0.0/16")) // it is looked at again
+		b.say(deviceOf("c2", 51821, "10.2.0.0/16")) // the broker makes the agent check it again
 		eventually(t, "the problem is over", func() bool { return b.done() && b.reportOf("c2").GetProblem() == "" })
 		if n := metric(t, `semaphore_agent_key_file_problem{cluster="c2",device="wireguard.c2"}`); n != "0" {
 			t.Errorf("problem: %q, when it is over", n)
@@ -577,28 +579,28 @@ func TestDamagedKeyFileOfALiveDevice(t *testing.T) {
 	})
 }
 
-// The other end gets a new key, again and again: no packet is lost, those neither that are on their way when its peer
-// is replaced nor those that wait for the handshake.
+// TestPeerGetsANewKeyUnderTraffic: the other end rotates its key repeatedly. No packet is lost, neither those in flight
+// when the peer is replaced nor those that wait for the handshake.
 func TestPeerGetsANewKeyUnderTraffic(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, r, _ := connect(t)
 		b.say(withoutKeepalive())
 		eventually(t, "all is programmed", b.done)
-		// WireGuard keeps 128 packets while it waits for a handshake: those of 1.28 s, so that none is lost to a
-		// machine that is slow to learn of the key.
+		// WireGuard queues 128 packets while it waits for a handshake. At this rate that is 1.28 s, so that no packet
+		// is lost on a machine on which the new key arrives late.
 		tr := startTrafficEvery(t, 10*time.Millisecond)
 		for range 10 {
 			key, err := wgtypes.GeneratePrivateKey()
 			must(t, err)
 			must(t, r.Do(func() error { return r.host.Configure(remoteDevice, wgtypes.Config{PrivateKey: &key}) }))
-			// So long it takes until that is known here. Two ends that begin a handshake at once would refuse each
-			// other's, for 5 s.
+			// This is the time until this end knows the key. Two ends that begin a handshake at the same time would
+			// refuse each other's, for 5 s.
 			time.Sleep(nodetest.Patience(100 * time.Millisecond))
 			b.say(peerOf("c2", "n1", key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
 			eventually(t, "all is programmed", b.done)
 			back := tr.back.Load()
 			eventually(t, "packets come back", func() bool { return tr.back.Load() > back+50 })
-			// WireGuard takes no handshakes of one peer that are closer than 50 ms
+			// WireGuard ignores handshakes of one peer that are less than 50 ms apart.
 			time.Sleep(nodetest.Patience(200 * time.Millisecond))
 		}
 		if lost := tr.lost(t); lost != 0 {

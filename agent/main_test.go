@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// asAgent is set, to its configuration file, in a process that is to be an agent.
+// asAgent is the environment variable with the configuration file of a process that runs as an agent.
 const asAgent = "SEMAPHORE_TEST_AGENT"
 
 func TestMain(m *testing.M) {
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	nodetest.Main(m)
 }
 
-// agentProcess does what cmd/semaphore-agent does.
+// agentProcess runs an agent as cmd/semaphore-agent does.
 func agentProcess(file string) error {
 	cfg, err := config.Load[config.Agent](file)
 	if err != nil {

@@ -35,10 +35,10 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-// must ends the test where there is an error.
+// must ends the test on an error.
 var must = testkit.Must
 
-// eventually waits for what has no bound in time, and returns how long it took.
+// eventually waits for a condition without a time limit of its own, and returns how long that took.
 func eventually(t testing.TB, what string, ok func() bool) time.Duration {
 	t.Helper()
 	return testkit.Eventually(t, nodetest.Patience(90*time.Second), what, testkit.True(ok))
@@ -49,7 +49,7 @@ func ip(t testing.TB, args string) string {
 	return testkit.IP(t, args)
 }
 
-// running is an agent that runs.
+// running is a running agent.
 type running struct {
 	cancel context.CancelFunc
 	ended  chan error
@@ -78,7 +78,7 @@ func (r *running) stop(t testing.TB) {
 	}
 }
 
-// fetch gets a page of the agent; its status is 0 when it does not answer.
+// fetch reads a page of the agent. The status is 0 if it does not answer.
 func fetch(path string) (int, string) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	answer, err := client.Get("http://127.0.0.1:7773/" + path)
@@ -90,7 +90,7 @@ func fetch(path string) (int, string) {
 	return answer.StatusCode, string(body)
 }
 
-// sameCodes expects that /readyz begins so, and that /readyz, metrics and status have the same codes.
+// sameCodes checks the beginning of /readyz, and that /readyz, metrics and status list the same codes.
 func sameCodes(t *testing.T, cfg *config.Agent, begins string) {
 	t.Helper()
 	client := debugClient(t, cfg)
@@ -111,7 +111,7 @@ func ready() bool {
 	return code == http.StatusOK
 }
 
-// metric is the value of a series as it is written; empty for none.
+// metric returns the value of a series as text; empty if there is none.
 func metric(t testing.TB, series string) string {
 	t.Helper()
 	_, page := fetch("metrics")
@@ -170,8 +170,8 @@ func deviceOn(t testing.TB, h *wireguard.Host, name string) *wireguard.Device {
 	return d
 }
 
-// remote is a node of c2 in a network namespace beside this node's, with one pod, 10.2.1.1, that
-// sends back what it gets on UDP port 7.
+// remote is a node of c2 in a network namespace beside this node's, with one pod, 10.2.1.1, that echoes packets to UDP
+// port 7.
 type remote struct {
 	*netns.Namespace
 	host *wireguard.Host
@@ -195,7 +195,7 @@ func newRemote(t testing.TB) *remote {
 	return r
 }
 
-// begin makes the remote node's device and pod.
+// begin creates the remote node's device and pod.
 func (r *remote) begin(t testing.TB) {
 	t.Helper()
 	ip(t, "-n "+r.Name()+" addr add 10.2.1.1/32 dev lo")
@@ -240,7 +240,7 @@ func (r *remote) begin(t testing.TB) {
 	t.Cleanup(func() { echo.Close(); <-ended })
 }
 
-// pair has the remote node take this one, with the key that it reported, for a peer.
+// pair adds this node as a peer to the remote one, with the key that it reported.
 func (r *remote) pair(t testing.TB, key []byte) {
 	t.Helper()
 	_, allowed, _ := net.ParseCIDR("10.1.1.0/24")
@@ -252,10 +252,10 @@ func (r *remote) pair(t testing.TB, key []byte) {
 	}))
 }
 
-// requests is a pod that sends to the remote one all the time.
+// requests is a pod that continuously sends to the remote one.
 type requests struct {
 	sent, back atomic.Int64
-	// written are the packets that do not come back any more; what is on its way is the rest.
+	// written counts the packets that will not come back; the others without an answer are in flight.
 	written int64
 	// heard is when the last one came back.
 	heard   time.Time
@@ -298,10 +298,10 @@ func startTrafficEvery(t *testing.T, interval time.Duration) *requests {
 				if !tr.mayBeMore() {
 					continue
 				}
-				_, _ = c.Write([]byte("ping")) // one that is refused is lost as well
+				_, _ = c.Write([]byte("ping")) // a packet that is refused counts as lost, too
 				tr.sent.Add(1)
 			case <-tr.stop:
-				// What is on its way comes late on a busy machine, and is not lost.
+				// Packets in flight are late on a busy machine, and not lost.
 				at, back := time.Now(), tr.back.Load()
 				for back < tr.sent.Load() && time.Since(at) < nodetest.Patience(15*time.Second) {
 					time.Sleep(10 * time.Millisecond)
@@ -318,9 +318,9 @@ func startTrafficEvery(t *testing.T, interval time.Duration) *requests {
 	return tr
 }
 
-// mayBeMore reports whether so few packets are on their way that the next one finds a place in all queues, of devices,
-// sockets and wireguard-go: they fill while the process that empties them waits for a processor. Packets that have not
-// come back when no other has for a second do not count.
+// mayBeMore reports whether another packet may be sent: the number in flight is so small that all queues have room for
+// it, those of devices, sockets and wireguard-go. They fill while the process that empties them waits for a CPU. If
+// none comes back for a second, packets without an answer no longer count as in flight.
 func (tr *requests) mayBeMore() bool {
 	const most = 100
 	sent, back := tr.sent.Load(), tr.back.Load()
@@ -334,7 +334,7 @@ func (tr *requests) mayBeMore() bool {
 	return false
 }
 
-// lost ends the traffic and returns how many of the packets sent did not come back.
+// lost ends the traffic, and returns the number of sent packets that did not come back.
 func (tr *requests) lost(t *testing.T) int64 {
 	t.Helper()
 	eventually(t, "there was some traffic", func() bool { return tr.sent.Load() >= 200 })
@@ -361,20 +361,20 @@ func reachable() bool {
 	return err == nil
 }
 
-// connect brings up a node that has a tunnel to a remote one.
+// connect starts a node that has a tunnel to a remote one.
 func connect(t testing.TB) (*broker, *config.Agent, *remote, *running) {
 	t.Helper()
 	return connectWith(t, func(*config.Agent) {})
 }
 
-// connectWith is connect, with something that is done before the agent's key is made.
+// connectWith is connect with a function that runs before the agent's key is created.
 func connectWith(t testing.TB, before func(*config.Agent)) (*broker, *config.Agent, *remote, *running) {
 	t.Helper()
 	b, cfg := newBroker(t)
 	before(cfg)
 	b.clusters = []string{"c2"}
 	r := newRemote(t)
-	// A handshake that nobody answers is tried again only after 5 s, so the remote node knows the key first.
+	// WireGuard retries an unanswered handshake only after 5 s, so the remote node must know the key first.
 	key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(device, nil)
 	must(t, err)
 	public := key.Private.PublicKey()
@@ -391,8 +391,8 @@ func connectWith(t testing.TB, before func(*config.Agent)) (*broker, *config.Age
 	return b, cfg, r, a
 }
 
-// removeAtEnd deletes devices when the test has ended. It is called before run, whose agent would otherwise still be
-// there to make them again.
+// removeAtEnd deletes devices when the test ends. It must be called before run, whose agent would otherwise still run
+// then and restore them.
 func removeAtEnd(t testing.TB, names ...string) {
 	t.Helper()
 	h := newHost(t)
@@ -405,14 +405,14 @@ func removeAtEnd(t testing.TB, names ...string) {
 
 const device = "wireguard.c2"
 
-// The problems of an orphan: one that the broker does not name, and one of which only the guard is left.
+// The problems of orphans: of a device that the broker does not name, and of a guard without a device.
 const (
 	notNamed  = "the broker sent nothing about this cluster, so the agent leaves its device unchanged"
 	onlyGuard = "the broker says nothing of this cluster, whose device has gone; packets to it are stopped"
 )
 
-// A tunnel carries traffic, and loses none of it while other peers change, the agent restarts, and the
-// broker is replaced; which touches nothing.
+// TestTrafficContinuesThroughChangesAndRestarts: a tunnel loses no packet while other peers change, the agent restarts,
+// and the broker is replaced; the latter changes nothing.
 func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
@@ -421,9 +421,8 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 			t.Error("not ready")
 		}
 
-		// A thousand peers, and a thousand changes of them, with packets between them. Each fourth waits until all
-		// before it are on the device, so that however slow the machine is, the changes come to 250 updates of it at
-		// least.
+		// A thousand peers, and a thousand changes of them, with packets between them. Each fourth change waits until
+		// all before it are on the device, so that even on a slow machine the changes take at least 250 updates of it.
 		prefix := func(i int) string { return fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255) }
 		all := []*semaphorev1.PeeringChange{deviceOf("c2", 51820, "10.2.0.0/16", "10.64.0.0/12")}
 		all[0].GetDevice().PersistentKeepalive = nil
@@ -485,7 +484,8 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 			t.Errorf("a start counts as %s heals", heals)
 		}
 
-		// From here nothing is written: neither what the kernel notifies of, nor the device's configuration.
+		// From here on nothing is written: the kernel sends no notifications, and the device's configuration does not
+		// change.
 		ctx, cancel := context.WithCancel(t.Context())
 		var told atomic.Int64
 		watching := make(chan error, 1)
@@ -504,7 +504,7 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 		if lost := tr.lost(t); lost != 0 {
 			t.Errorf("%d packets lost while the broker was replaced", lost)
 		}
-		// But for the checks that are due every FullCheck, of which a slow machine sees some meanwhile.
+		// The exception are the checks that are due every FullCheck, some of which a slow machine sees meanwhile.
 		due := int(time.Since(started) / schedule.FullCheck)
 		if after := sets(); after > looks+due {
 			t.Errorf("a replaced broker that wants the same has the device set: %d before, %d after", looks, after)
@@ -521,7 +521,7 @@ func TestTrafficContinuesThroughChangesAndRestarts(t *testing.T) {
 	})
 }
 
-// same compares what must not change of a device.
+// same compares the parts of a device that must not change.
 func same(t *testing.T, before, after *wireguard.Device) {
 	t.Helper()
 	if after.Index != before.Index || after.PrivateKey != before.PrivateKey || after.ListenPort != before.ListenPort ||
@@ -545,11 +545,12 @@ func same(t *testing.T, before, after *wireguard.Device) {
 	}
 }
 
-// What another program removes comes back, and one that keeps removing it does not make the agent spin.
+// TestHealing: the agent restores what another program removes. If the program keeps removing it, the agent does not
+// spin.
 func TestHealing(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, _, _ := connect(t)
-		time.Sleep(schedule.HealGap + 100*time.Millisecond) // what we did ourselves was looked at by now
+		time.Sleep(schedule.HealGap + 100*time.Millisecond) // the checks of the agent's own changes are over by now
 		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("%s heals, and nobody has touched anything", heals)
 		}
@@ -584,8 +585,8 @@ func TestHealing(t *testing.T) {
 			withinASecond(t, c.name+" is healed", stands(c.ok))
 			eventually(t, c.name+": the remote pod can be reached", reachable)
 		}
-		// The rule is the device's and the guard's: it is healed, and perhaps counted, by the one of them that checks first.
-		// A heal is counted when all of it is done, which can be after the device exists.
+		// The rule belongs to the device and to the guard. Whichever checks first heals it, and perhaps counts it. A
+		// heal is counted when it is complete, which may be after the device exists.
 		heals := func() int {
 			n, err := strconv.Atoi(metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`))
 			must(t, err)
@@ -595,7 +596,7 @@ func TestHealing(t *testing.T) {
 		if n := heals(); n > len(harms) {
 			t.Errorf("%d heals; want %d, or one less", n, len(harms))
 		}
-		// A fight.
+		// Another program keeps changing it.
 		begin := time.Now()
 		for ; time.Since(begin) < 3*time.Second; time.Sleep(time.Millisecond) {
 			_ = exec.Command("ip", "route", "del", "10.2.0.0/16", "table", "7394", "dev", device).Run()
@@ -632,7 +633,8 @@ func killProcessOf(t *testing.T, device string) {
 	t.Fatalf("there is no process of %s", device)
 }
 
-// What fails is not reported as done but as a problem, and is done once it can be.
+// TestFailedOperationsAreReportedAndRetried: a failed operation is reported as a problem and not as programmed, and is
+// retried until it succeeds.
 func TestFailedOperationsAreReportedAndRetried(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -678,7 +680,7 @@ func TestFailedOperationsAreReportedAndRetried(t *testing.T) {
 		took := eventually(t, "the device to c2 is made", func() bool { d, _ := h.Device(device); return d != nil && d.Up })
 		t.Logf("tried again after %s", took)
 
-		// That one route to c3 cannot be made holds up nothing else, and is reported.
+		// One route to c3 that cannot be created delays nothing else, and is reported.
 		eventually(t, "all that can be is programmed", b.done)
 		if code, page := fetch("readyz"); code != http.StatusOK ||
 			!strings.Contains(page, "device wireguard.c3: route 10.3.0.0/16 of table 7394: another program has a route there") {
@@ -714,17 +716,17 @@ func TestFailedOperationsAreReportedAndRetried(t *testing.T) {
 			t.Errorf("%q queue failures", n)
 		}
 
-		// Two nodes that want one prefix: reported, settled, and done.
+		// Two nodes claim one prefix: this is reported, one gets it, and the revision is applied.
 		b.say(peerOf("c3", "n2", publicKey(2), "192.0.2.250:9", "10.3.1.0/24"))
 		eventually(t, "all is programmed", b.done)
-		eventually(t, "the contradiction is reported", func() bool { // of a change that is small all the same
+		eventually(t, "the contradiction is reported", func() bool { // although the change is small
 			return strings.Contains(b.reportOf("c3").GetProblem(), "peer n2 claims 10.3.1.0/24, which belongs to n1")
 		})
 		if !ready() {
 			t.Error("not ready because of what another cluster says")
 		}
 
-		// The key file is lost while the device stands.
+		// The key file is lost while the device exists.
 		key := deviceOn(t, h, device).PrivateKey
 		must(t, os.Remove(file))
 		b.say(deviceOf("c2", 51830, "10.2.0.0/16"))
@@ -734,7 +736,7 @@ func TestFailedOperationsAreReportedAndRetried(t *testing.T) {
 			t.Errorf("the lost key file: %v, the same key: %v", err, again == key)
 		}
 
-		// No name from the wire is a path.
+		// A name from the wire is never used as a path.
 		b.say(deviceOf("../x", 51840))
 		eventually(t, "the name is reported",
 			func() bool { return strings.Contains(b.reportOf("../x").GetProblem(), "not a cluster name") })
@@ -746,7 +748,7 @@ func TestFailedOperationsAreReportedAndRetried(t *testing.T) {
 	})
 }
 
-// A device that exists and that the broker does not name is reported, and goes at its order.
+// TestOrphan: a device that the broker does not name is reported, and removed when the broker orders it.
 func TestOrphan(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -756,7 +758,7 @@ func TestOrphan(t *testing.T) {
 			"other": "wireguard.other"} {
 			alias := "wireguard." + cluster
 			if cluster == "other" {
-				alias = "" // semaphore-wireguard's
+				alias = "" // as semaphore-wireguard leaves it
 			}
 			must(t, h.Create(t.Context(), name, alias, 1420))
 			key, err := wireguard.NewKeys(cfg.WGKeyPath).Of(name, nil)
@@ -788,7 +790,7 @@ func TestOrphan(t *testing.T) {
 	})
 }
 
-// The broker that comes back, another that answers in its place, and tokens that change.
+// TestAttaching: the broker comes back, another one answers in its place, and tokens change.
 func TestAttaching(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -819,7 +821,7 @@ func TestAttaching(t *testing.T) {
 			t.Error("not ready because there is no broker; what exists continues to work")
 		}
 
-		// A broker of other roots is none.
+		// A broker with other roots is refused.
 		other, _ := newBroker(t)
 		time.Sleep(2 * time.Second)
 		if other.hello(0) != nil {
@@ -856,10 +858,10 @@ func TestCleanup(t *testing.T) {
 			}
 		}
 		a.stop(t)
-		// What crashes and kills leave.
+		// The remains of crashes and kills.
 		must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, "wireguard.c3.key.123456"), nil, 0o600))
 		must(t, os.WriteFile(filepath.Join(cfg.WGKeyPath, "notes.txt"), nil, 0o600))
-		must(t, os.MkdirAll("/var/run/wireguard", 0o755)) // the kernel's devices need none
+		must(t, os.MkdirAll("/var/run/wireguard", 0o755)) // the kernel's devices need no directory
 		must(t, os.WriteFile("/var/run/wireguard/wireguard.c3.sock", nil, 0o600))
 		must(t, os.WriteFile("/var/run/wireguard/utun9.sock", nil, 0o600))
 		ip(t, "route add 10.9.0.0/16 dev lo proto 94")

@@ -18,7 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-// within is eventually for what takes its time.
+// within is eventually with a time limit.
 func within(t *testing.T, limit time.Duration, what string, ok func() bool) time.Duration {
 	t.Helper()
 	return testkit.Eventually(t, nodetest.Patience(limit), what, testkit.True(ok))
@@ -46,15 +46,15 @@ func pings(t *testing.T, to string) {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
-				_, _ = c.Write([]byte("ping")) // what cannot be sent is what this is about
+				_, _ = c.Write([]byte("ping")) // the test is about packets that cannot be sent
 			}
 		}
 	}()
 	t.Cleanup(func() { cancel(); <-ended; c.Close() })
 }
 
-// Two nodes that cannot talk any more are named, with since when and why, and so is one that never could; when they can
-// again that is over.
+// TestSilentPeersAreReported: two nodes whose tunnel stops working are reported, with the time and the reason, and so
+// is a node that never answered. The report ends when they answer again.
 func TestSilentPeersAreReported(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		started := time.Now()
@@ -106,7 +106,7 @@ func TestSilentPeersAreReported(t *testing.T) {
 	})
 }
 
-// far makes a node of c2 behind a router, whose link to it carries less than those of both nodes.
+// far creates a node of c2 behind a router, whose link to it has a smaller MTU than those of both nodes.
 func far(t *testing.T) *remote {
 	t.Helper()
 	router, err := netns.Create("router")
@@ -151,7 +151,7 @@ func (r *remote) respond(t *testing.T) {
 	})
 }
 
-// transfer sends so much to the remote pod over TCP, and says how long it took.
+// transfer sends size bytes to the remote pod over TCP, and returns how long that took.
 func (r *remote) transfer(t *testing.T, size int64) time.Duration {
 	t.Helper()
 	l, err := r.Listen(t.Context(), "tcp", "10.2.1.1:80")
@@ -190,8 +190,8 @@ func (zeros) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Behind a router whose link carries 1400 bytes, whether it says so or not, the device gets the MTU of the path, tells
-// why, and a large transfer flows.
+// testNarrowPath: behind a router whose link carries 1400 bytes, whether it reports that or not, the device gets the
+// MTU of the path, reports the reason, and a large transfer succeeds.
 func testNarrowPath(t *testing.T, prepare func()) {
 	b, cfg := newBroker(t)
 	b.clusters = []string{"c2"}
@@ -233,7 +233,7 @@ func testNarrowPath(t *testing.T, prepare func()) {
 		p := s.GetDevices()[0].GetPaths()
 		return p.GetMtuReason() == "the path to n1 carries no more" && p.GetMeasured() == 1 && p.GetTalking() == 1
 	})
-	// A narrower link counts soon, a wider one has the path measured again.
+	// A narrower link takes effect soon; a wider one makes the agent measure the path again.
 	command(t, "ip link set eth0 mtu 1380")
 	within(t, 3*time.Minute, "the MTU is that of the narrower link",
 		func() bool { return deviceOn(t, h, device).MTU == 1320 })

@@ -18,7 +18,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// shown is a device's peers, a line each: which key, where, what is allowed, by the node's number.
+// shown returns one line for each peer of a device: key, endpoint and allowed IPs, by the node's number.
 func shown(d *wireguard.Device) []string {
 	var out []string
 	for _, p := range d.Peers {
@@ -34,8 +34,8 @@ func shown(d *wireguard.Device) []string {
 	return out
 }
 
-// What another program does to peers or the port, of which WireGuard notifies nobody, is healed within a second, with a
-// thousand peers.
+// TestPeersAreHealed: changes of peers or the port by another program, which WireGuard does not report, are healed
+// within a second, with a thousand peers.
 func TestPeersAreHealed(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, r, _ := connect(t)
@@ -44,7 +44,7 @@ func TestPeersAreHealed(t *testing.T) {
 			more = append(more, peerOf("c2", fmt.Sprintf("x%d", i), publicKey(i), "192.0.2.9:51820",
 				fmt.Sprintf("10.%d.%d.0/24", 64+i>>8, i&255)))
 		}
-		// Without a keepalive: no node is there to answer a thousand.
+		// There is no keepalive, because no node exists that would answer a thousand.
 		more[0].GetDevice().PersistentKeepalive = nil
 		b.say(more...)
 		eventually(t, "all is programmed", b.done)
@@ -53,7 +53,7 @@ func TestPeersAreHealed(t *testing.T) {
 		_, other, _ := net.ParseCIDR("10.79.200.0/24")
 		port := 40000
 		right := func() bool {
-			time.Sleep(20 * time.Millisecond) // to read a thousand peers takes some
+			time.Sleep(20 * time.Millisecond) // reading a thousand peers takes some of it
 			d, err := h.Device(device)
 			return err == nil && d != nil && d.ListenPort == 51820 && slices.Equal(shown(d), want)
 		}
@@ -85,7 +85,7 @@ func TestPeersAreHealed(t *testing.T) {
 			looks, begin := 0, time.Now()
 			testkit.Eventually(t, nodetest.Patience(90*time.Second), c.name+": it is healed", testkit.True(func() bool {
 				heals, looks = healsAndLooks(t)
-				// WireGuard itself follows a peer of which a packet comes.
+				// WireGuard itself updates the endpoint when a packet of the peer arrives.
 				return heals > before || c.roams && right()
 			}))
 			if looks -= looked; looks > looksOfASecond {
@@ -93,7 +93,7 @@ func TestPeersAreHealed(t *testing.T) {
 			}
 			t.Logf("%s: healed after %s and %d looks", c.name, time.Since(begin), looks)
 			eventually(t, c.name+": it is as before", right)
-			// The kernel reports its peers in several messages: what changes them meanwhile takes two heals.
+			// The kernel reports peers in several messages. A change between two of them takes two heals.
 			if heals, _ = healsAndLooks(t); heals-before > 2 {
 				t.Errorf("%s: healed in %d heals", c.name, heals-before)
 			}
@@ -104,7 +104,8 @@ func TestPeersAreHealed(t *testing.T) {
 	})
 }
 
-// A peer whose packets come from elsewhere, as behind source NAT, is left there while it is heard.
+// TestRoamingPeer: a peer whose packets come from another endpoint, as behind source NAT, keeps that endpoint while it
+// is heard.
 func TestRoamingPeer(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, _, r, _ := connect(t)
@@ -113,7 +114,7 @@ func TestRoamingPeer(t *testing.T) {
 		roamed := func(n string) func() bool {
 			return func() bool { return metric(t, `semaphore_agent_peers_roamed{cluster="c2",device="wireguard.c2"}`) == n }
 		}
-		// From here the remote node sends from another port, and hears nothing at the one that it announced.
+		// From here on the remote node sends from another port, and receives nothing at the one that it announced.
 		port := 51999
 		must(t, r.Do(func() error { return r.host.Configure(remoteDevice, wgtypes.Config{ListenPort: &port}) }))
 		c, err := r.ListenPacket(t.Context(), "udp", "10.2.1.1:0")
@@ -145,7 +146,7 @@ func TestRoamingPeer(t *testing.T) {
 		}
 		eventually(t, "the remote pod can be reached", reachable)
 
-		// Another node changes: that is none of this one's business.
+		// A change of another node does not affect this one.
 		b.say(peerOf("c2", "x", publicKey(1), "192.0.2.9:51820", "10.2.7.0/24"))
 		eventually(t, "all is programmed", b.done)
 		b.say(noPeer("c2", "x"))
@@ -157,13 +158,14 @@ func TestRoamingPeer(t *testing.T) {
 		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51999", "10.2.1.0/24"))
 		eventually(t, "all is programmed", b.done)
 		eventually(t, "the peer is where it is wanted", roamed("0"))
-		// And of another, at which it is not: that is what is wanted, until its next packet.
+		// It announces an endpoint at which it is not: the device gets that endpoint, until the next packet of the
+		// node.
 		eventually(t, "the remote pod can be reached", reachable)
 	})
 }
 
-// CIDRs and keys that pass from node to node, in one message or in several, and whatever comes first in it, end
-// where they are wanted: WireGuard itself gives a prefix to the peer that was set last.
+// TestMoves: CIDRs and keys that move from node to node, in one message or several, and in any order within it, end
+// where they are desired. WireGuard itself would give a prefix to the peer that was set last.
 func TestMoves(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -202,7 +204,7 @@ func TestMoves(t *testing.T) {
 			}
 			switch {
 			case !there || !also:
-				// One comes back, with another key (F12), or perhaps with that of the other.
+				// A node comes back with another key (F12), or perhaps with that of the other one.
 				keys++
 				if !there {
 					peers[x] = peer{publicKey(keys), []string{cidr(keys)}}
@@ -248,8 +250,8 @@ func TestMoves(t *testing.T) {
 	})
 }
 
-// F32: one poison node among 1,000 is left out and reported; the others are programmed, and can still change, each by
-// itself.
+// TestF32InvalidPeerAmongThousandIsIgnored: one invalid node among 1,000 is left out and reported; the others are
+// programmed, and can still be changed one by one.
 func TestF32InvalidPeerAmongThousandIsIgnored(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -297,7 +299,8 @@ func TestF32InvalidPeerAmongThousandIsIgnored(t *testing.T) {
 	})
 }
 
-// A remote that was removed leaves nothing in the agent: no device, no part of the status, no series of a metric.
+// TestNothingStaysOfARemovedRemote: a removed remote leaves nothing in the agent: no device, no part of the status, no
+// series of a metric.
 func TestNothingStaysOfARemovedRemote(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)

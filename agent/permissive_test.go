@@ -19,21 +19,21 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/capture"
 )
 
-// permissiveDevice is deviceOf of a permissive remote, or of the same remote when it is strict, without a keepalive.
+// permissiveDevice is deviceOf for a permissive remote, or for the same remote when it is strict, without a keepalive.
 func permissiveDevice(permissive bool) *semaphorev1.PeeringChange {
 	change := withoutKeepalive()
 	change.GetDevice().Permissive = permissive
 	return change
 }
 
-// clearDevice is permissiveDevice of a remote to which nothing is sent through the tunnel.
+// clearDevice is permissiveDevice for a remote to which nothing is sent through the tunnel.
 func clearDevice() *semaphorev1.PeeringChange {
 	change := permissiveDevice(true)
 	change.GetDevice().Clear = true
 	return change
 }
 
-// passed is how many packets were let pass in the clear, both ways; -1 where the remote is not permissive.
+// passed returns the number of clear packets that passed, both ways; -1 if the remote is not permissive.
 func passed(t *testing.T) int {
 	t.Helper()
 	sum := 0
@@ -52,10 +52,10 @@ func passed(t *testing.T) int {
 	return sum
 }
 
-// inClear makes the remote node one that talks with this one in the clear, and both forward.
+// inClear creates a remote node that exchanges clear packets with this one; both forward.
 func inClear(t *testing.T) (*remote, *net.UDPConn) {
 	t.Helper()
-	// New interfaces have a strict filter, as where distributions say so.
+	// New interfaces have a strict reverse path filter, as the default of some distributions.
 	setting(t, "ipv4/conf/default/rp_filter", "1")
 	setting(t, "ipv4/conf/all/rp_filter", "0")
 	r := newRemote(t)
@@ -76,13 +76,13 @@ func inClear(t *testing.T) (*remote, *net.UDPConn) {
 	return r, c
 }
 
-// conversation is a pod that asks the remote one something 200 times a second, and counts the answers.
+// conversation is a pod that sends 200 requests a second to the remote one, and counts the answers.
 type conversation struct {
 	c    *net.UDPConn
 	mu   sync.Mutex
 	open map[int]time.Time
 	sent int
-	// last is when the last one was sent, writtenOff how many of the open do not count as on their way.
+	// last is when the last one was sent. writtenOff is the number of unanswered ones that do not count as in flight.
 	last       time.Time
 	writtenOff int
 	stop       chan struct{}
@@ -132,7 +132,7 @@ func converse(c *net.UDPConn) *conversation {
 	return v
 }
 
-// mayBeMore is that of traffic: so few are on their way that the next one finds a place in all queues.
+// mayBeMore is that of requests: the number in flight is so small that all queues have room for the next one.
 func (v *conversation) mayBeMore() bool {
 	const most = 100
 	if v.writtenOff = min(v.writtenOff, len(v.open)); len(v.open)-v.writtenOff < most {
@@ -145,15 +145,15 @@ func (v *conversation) mayBeMore() bool {
 	return false
 }
 
-// asked are the questions so far.
+// asked returns the number of requests so far.
 func (v *conversation) asked() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.sent
 }
 
-// lost are the questions of more than a second ago, or ten on a machine that is ten times slower, that were not
-// answered.
+// lost returns the number of requests that are unanswered for more than a second, or for ten on a machine that is ten
+// times slower.
 func (v *conversation) lost() (lost, sent int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -165,7 +165,8 @@ func (v *conversation) lost() (lost, sent int) {
 	return lost, v.sent
 }
 
-// unanswered are the questions that lost counts now and that stay without an answer: on a busy machine some come late.
+// unanswered returns the requests that lost counts now and that remain unanswered: on a busy machine some answers are
+// late.
 func (v *conversation) unanswered() (lost, sent int) {
 	lost, sent = v.lost()
 	before := time.Now().Add(-nodetest.Patience(time.Second))
@@ -192,8 +193,8 @@ func (v *conversation) end() (lost, sent int) {
 	return lost, sent
 }
 
-// Two clusters that talk in the clear come to talk encrypted, one step after the other, in whatever order, and back;
-// not one question of a pod stays without an answer, and no agent restarts.
+// TestTurningEncryptionOn: two clusters with clear traffic turn encryption on, step by step, in any order, and off
+// again. Every request of a pod is answered, and no agent restarts.
 func TestTurningEncryptionOn(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -206,7 +207,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 			t.Helper()
 			from := v.asked()
 			time.Sleep(wait)
-			// On a busy machine fewer are asked in that time.
+			// A busy machine sends fewer requests in that time.
 			eventually(t, step+": questions are asked", func() bool { return v.asked()-from >= int(wait/(5*time.Millisecond)) })
 			if lost, sent := v.unanswered(); lost > 0 {
 				t.Fatalf("%s: %d of %d questions were not answered", step, lost, sent)
@@ -225,14 +226,14 @@ func TestTurningEncryptionOn(t *testing.T) {
 		if routes := ip(t, "route show table all"); strings.Contains(routes, "unreachable 10.2") {
 			t.Errorf("a permissive remote is refused: %s", routes)
 		}
-		// This node has a tunnel to the other, which does not know its key, and would take nothing out of it.
+		// This node has a tunnel to the other one, which does not know its key yet, and would decrypt nothing.
 		b.say(permissiveDevice(true), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
 		eventually(t, "all is programmed", b.done)
 		fine("the other node does not know the key", 6500*time.Millisecond)
 		if n := passed(t); n < clear+1000 {
 			t.Errorf("%d packets counted in the clear, after %d", n, clear)
 		}
-		// It learns of it, and answers in the clear still.
+		// The other node learns the key, and still answers in the clear.
 		h := newHost(t)
 		r.pair(t, b.reportOf("c2").GetPublicKey())
 		eventually(t, "packets go through the tunnel", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
@@ -240,7 +241,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 			t.Errorf("routes %v; want the peer's prefix alone", d.Routes)
 		}
 		fine("the other node answers in the clear", 1500*time.Millisecond)
-		// It sends through the tunnel too.
+		// Now it sends through the tunnel, too.
 		must(t, r.Do(func() error {
 			return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"),
 				netip.Addr{})
@@ -263,7 +264,7 @@ func TestTurningEncryptionOn(t *testing.T) {
 		}
 		attached := len(b.hellos)
 		for range 2 {
-			// Nothing passes in the clear any more: the operator switches.
+			// No clear packets pass any more, so the operator switches to strict.
 			b.say(permissiveDevice(false))
 			eventually(t, "all is programmed", b.done)
 			fine("strict", 1500*time.Millisecond)
@@ -283,8 +284,8 @@ func TestTurningEncryptionOn(t *testing.T) {
 				t.Errorf("permissive again, and %d packets in the clear", n)
 			}
 		}
-		// Encryption is being turned off, here first: what the other node sends through the tunnel is taken out of it.
-		// And on again.
+		// The operator turns encryption off, here first: this node still decrypts what the other one encrypts. Then on
+		// again.
 		b.say(clearDevice())
 		eventually(t, "all is programmed", b.done)
 		if d := deviceOn(t, h, device); len(d.Routes) != 0 || len(d.Peers) != 1 {
@@ -303,24 +304,26 @@ func TestTurningEncryptionOn(t *testing.T) {
 		b.say(permissiveDevice(true))
 		eventually(t, "packets go through the tunnel again", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
 		fine("permissive after clear", 1500*time.Millisecond)
-		// The other node gets a new key, and this one's flow waits for the handshake in place of going in the clear.
+		// The other node rotates its key: packets of this node wait for the handshake, and are not sent in the clear.
 		key, err := wgtypes.GeneratePrivateKey()
 		must(t, err)
 		must(t, r.Do(func() error { return r.host.Configure(remoteDevice, wgtypes.Config{PrivateKey: &key}) }))
-		// So long it takes until that is known here: handshakes that both ends begin at once cross, and cost packets.
+		// This is the time until this end knows the key: handshakes that both ends begin at the same time cross, and
+		// cost packets.
 		time.Sleep(nodetest.Patience(100 * time.Millisecond))
 		b.say(peerOf("c2", "n1", key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
 		eventually(t, "all is programmed", b.done)
 		if routes := deviceOn(t, h, device).Routes; len(routes) != 1 {
 			t.Errorf("a new key: routes %v", routes)
 		}
-		// What waits for the handshake is lost with the peer, so the peer stays until the handshake is done.
+		// Packets that wait for the handshake are lost with the peer, so the peer must stay until the handshake is
+		// done.
 		eventually(t, "a session with the new key", func() bool {
 			d := deviceOn(t, h, device)
 			return len(d.Peers) == 1 && d.Peers[0].LastHandshakeTime.Unix() > 0
 		})
 		fine("a new key", time.Second)
-		// And back: the other node takes its key from us first, as when its cluster publishes it no more.
+		// Now in reverse: the other node first removes this node's key, as when its cluster no longer publishes it.
 		must(t, r.Do(func() error { return r.host.DeleteRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24")) }))
 		b.say(noPeer("c2", "n1"))
 		eventually(t, "all is programmed", b.done)
@@ -342,8 +345,9 @@ func TestTurningEncryptionOn(t *testing.T) {
 	})
 }
 
-// The other end sends through the tunnel as soon as it is there, before this node does. Where the filter of all
-// interfaces is loose, as Calico's documentation asks for, what comes out of the tunnel meanwhile is not dropped.
+// TestPermissiveWithALooseFilter: the other end sends through the tunnel as soon as it exists, before this node does.
+// With a loose filter on all interfaces, as Calico's documentation requires, packets out of the tunnel are not dropped
+// meanwhile.
 func TestPermissiveWithALooseFilter(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -357,7 +361,7 @@ func TestPermissiveWithALooseFilter(t *testing.T) {
 		run(t, cfg)
 		b.say(permissiveDevice(true), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
 		eventually(t, "all is programmed", b.done)
-		// Both in one: what the other end sends waits for the handshake, and comes right after it.
+		// Both at once: the other end's packets wait for the handshake, and arrive right after it.
 		r.pair(t, b.reportOf("c2").GetPublicKey())
 		must(t, r.Do(func() error {
 			return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"),
@@ -371,8 +375,8 @@ func TestPermissiveWithALooseFilter(t *testing.T) {
 	})
 }
 
-// Where a strict filter would drop what the other end still sends in the clear, packets stay in the clear, and that is
-// reported, until the filter is loose.
+// TestPermissiveWithAStrictFilter: if a strict filter would drop the other end's clear packets, this node sends in the
+// clear, and reports the filter, until the filter is loose.
 func TestPermissiveWithAStrictFilter(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)
@@ -390,8 +394,8 @@ func TestPermissiveWithAStrictFilter(t *testing.T) {
 			func() bool { return deviceOn(t, h, device).Peers[0].LastHandshakeTime.Unix() > 0 })
 		eventually(t, "it is reported",
 			func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), "rp_filter is strict on eth0") })
-		// The other end sends through the tunnel by now: that of its packets nothing is dropped, although they come by
-		// another way than this node's go, is the loose filter of the device.
+		// The other end now sends through the tunnel. Its packets arrive by another way than this node's leave; they
+		// are not dropped because the device's filter is loose.
 		must(t, r.Do(func() error {
 			return r.host.AddRoute(remoteDevice, netip.MustParsePrefix("10.1.1.0/24"),
 				netip.Addr{})
@@ -415,8 +419,8 @@ func TestPermissiveWithAStrictFilter(t *testing.T) {
 	})
 }
 
-// A tunnel that the other end has taken away without a word: packets go in the clear again, and through the tunnel once
-// it is back.
+// TestPermissiveFallsBack: the other end removed its tunnel without notice. Packets go in the clear again, and through
+// the tunnel once it is back.
 func TestPermissiveFallsBack(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)

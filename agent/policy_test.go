@@ -25,17 +25,17 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// scripted is an agent on a node without a kernel. Its clock is that of the bubble of testing/synctest that it is in.
+// scripted is an agent on a node without a kernel. Its clock is that of its testing/synctest bubble.
 type scripted struct {
 	*agent
 	kernel *kerneltest.Node
 	report *semaphorev1.AgentReport
 	sent   []uint64 // revisions
 	begun  time.Time
-	last   uint64 // revision that the broker sent
+	last   uint64 // the last revision that the broker sent
 }
 
-// policy runs a test of the agent's policy: its loop runs, and the test is its broker.
+// policy runs a test of the agent's policy: the agent's loop runs, and the test acts as its broker.
 func policy(t *testing.T, test func(t *testing.T, s *scripted), before ...func(*kerneltest.Node, *config.Agent)) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -72,7 +72,7 @@ listen: {http: "127.0.0.1:0", debugSocket: %q}
 	})
 }
 
-// attach has a broker attach that knows nothing of the agent's state, and sends all that it wants.
+// attach attaches a broker that knows nothing of the agent's state, and that sends all of its own.
 func (s *scripted) attach(t *testing.T, changes ...*semaphorev1.PeeringChange) {
 	t.Helper()
 	s.Begin()
@@ -89,7 +89,7 @@ func (s *scripted) attach(t *testing.T, changes ...*semaphorev1.PeeringChange) {
 	}})
 }
 
-// change has the broker send changes.
+// change sends changes of the broker.
 func (s *scripted) change(t *testing.T, changes ...*semaphorev1.PeeringChange) {
 	t.Helper()
 	for _, c := range changes {
@@ -101,20 +101,20 @@ func (s *scripted) change(t *testing.T, changes ...*semaphorev1.PeeringChange) {
 	}})
 }
 
-// receive takes messages of the broker, and waits until the agent has nothing to do at once.
+// receive delivers messages of the broker, and waits until the agent has nothing to do immediately.
 func (s *scripted) receive(t *testing.T, all ...*semaphorev1.AttachResponse) {
 	t.Helper()
 	receive(t, s.agent, all...)
 	synctest.Wait()
 }
 
-// after lets time pass.
+// after advances the clock.
 func (s *scripted) after(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// reported is the last report of a device; nil for none.
+// reported returns the last report of a device; nil for none.
 func (s *scripted) reported(cluster string) *semaphorev1.DeviceReport {
 	for _, d := range s.report.GetDevices() {
 		if d.GetCluster() == cluster {
@@ -124,7 +124,7 @@ func (s *scripted) reported(cluster string) *semaphorev1.DeviceReport {
 	return nil
 }
 
-// done is the last revision that was reported as applied.
+// done returns the last revision that was reported as applied.
 func (s *scripted) done() uint64 {
 	if len(s.sent) == 0 {
 		return 0
@@ -132,7 +132,8 @@ func (s *scripted) done() uint64 {
 	return s.sent[len(s.sent)-1]
 }
 
-// changes are the changes to devices since the last call; the guard is set to what it is at each full check.
+// changes returns the changes of devices since the last call. It leaves out the guard, which each full check sets
+// again.
 func changes(s *scripted) []string {
 	return slices.DeleteFunc(s.kernel.Calls(), func(c string) bool { return strings.HasPrefix(c, "Guard ") })
 }
@@ -146,7 +147,7 @@ func calls(s *scripted, method string) (n int) {
 	return n
 }
 
-// remoteC2 is a remote with one node.
+// remoteC2 returns a remote with some nodes.
 func remoteC2(nodes ...string) []*semaphorev1.PeeringChange {
 	all := []*semaphorev1.PeeringChange{deviceOf("c2", 51821, "10.2.0.0/16")}
 	for i, node := range nodes {
@@ -156,7 +157,7 @@ func remoteC2(nodes ...string) []*semaphorev1.PeeringChange {
 	return all
 }
 
-// A remote is guarded before its device exists, and a revision is reported once its device is set.
+// TestPolicySet: a remote is guarded before its device exists, and a revision is reported once its device is set.
 func TestPolicySet(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		if s.ready() == nil {
@@ -186,8 +187,8 @@ func TestPolicySet(t *testing.T) {
 	})
 }
 
-// A device that fails is tried again after a second, then after twice as long, and at each full check, every 30 s; no
-// revision is reported meanwhile.
+// TestPolicyRetry: a device that fails is retried after a second, then after twice as long, and at each full check,
+// every 30 s. No revision is reported meanwhile.
 func TestPolicyRetry(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.kernel.Fail("Create", errors.New("no such module"))
@@ -224,7 +225,8 @@ func TestPolicyRetry(t *testing.T) {
 	})
 }
 
-// News of the broker for a device that fails are tried at once, but not more often than every 250 ms.
+// TestPolicyBrokerChangesRetryAFailingDevice: a change from the broker makes the agent retry a failing device
+// immediately, but not more often than every 250 ms.
 func TestPolicyBrokerChangesRetryAFailingDevice(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.kernel.Fail("Create", errors.New("no such module"))
@@ -241,8 +243,8 @@ func TestPolicyBrokerChangesRetryAFailingDevice(t *testing.T) {
 	})
 }
 
-// A route that cannot be made holds nothing else back: the revision is reported, the node is ready, and the route is
-// tried again.
+// TestPolicyPartialFailure: a route that cannot be created delays nothing else: the revision is reported, the node is
+// ready, and the route is retried.
 func TestPolicyPartialFailure(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.kernel.Fail("AddRoute", errors.New("no IPv6 here"))
@@ -263,8 +265,8 @@ func TestPolicyPartialFailure(t *testing.T) {
 	})
 }
 
-// What somebody changes is right again: at the event of the kernel, and without one within 300 ms, as WireGuard reports
-// no change of a peer.
+// TestPolicyHeal: the agent heals changes of others: at the kernel's event, and without one within 300 ms, because
+// WireGuard reports no change of a peer.
 func TestPolicyHeal(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1", "n2")...)
@@ -281,7 +283,7 @@ func TestPolicyHeal(t *testing.T) {
 		if d, _ := s.kernel.Device(device); len(d.Peers) != 2 {
 			t.Error("a peer that was removed is not back after 300 ms")
 		}
-		// The agent's own changes are events too, and lead to nothing.
+		// The agent's own changes cause events, too, which have no effect.
 		s.kernel.Calls()
 		s.kernelChanged(wireguard.Event{Interface: device})
 		s.after(time.Minute)
@@ -291,7 +293,7 @@ func TestPolicyHeal(t *testing.T) {
 	})
 }
 
-// Changes that another program makes to a device again and again are healed less and less often, and reported.
+// TestPolicyContest: changes that another program repeats are healed less and less often, and reported.
 func TestPolicyContest(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1")...)
@@ -316,7 +318,7 @@ func TestPolicyContest(t *testing.T) {
 	})
 }
 
-// peer is a peer as remoteC2 has it, for a device that somebody else has made.
+// peer returns a peer as in remoteC2, for a device that exists already.
 func peer(i int) wgtypes.Peer {
 	_, allowed, _ := net.ParseCIDR(fmt.Sprintf("10.2.%d.0/24", i))
 	return wgtypes.Peer{
@@ -333,7 +335,7 @@ func keyFile(cfg *config.Agent, device string) wgtypes.Key {
 	return key
 }
 
-// earlier is a device of an earlier agent with some peers.
+// earlier returns a device of an earlier agent with some peers.
 func earlier(cfg *config.Agent, cluster string, peers ...wgtypes.Peer) *wireguard.Device {
 	name := naming.Device(cluster)
 	key := keyFile(cfg, name)
@@ -345,8 +347,8 @@ func earlier(cfg *config.Agent, cluster string, peers ...wgtypes.Peer) *wireguar
 	}
 }
 
-// An agent that starts without a broker adds what an earlier one had received, and removes nothing before a broker has
-// said so.
+// TestPolicyRestore: an agent that starts without a broker adds what an earlier one had received, and removes nothing
+// before a broker has sent its state.
 func TestPolicyRestore(t *testing.T) {
 	stateFile := func(n *kerneltest.Node, cfg *config.Agent) {
 		all := remoteC2("n1", "n2")
@@ -354,9 +356,9 @@ func TestPolicyRestore(t *testing.T) {
 		state.send = func(*semaphorev1.AttachRequest) {}
 		(&scripted{agent: state}).attachWithoutLoop(all...)
 		ctx, stop := context.WithCancel(context.Background())
-		stop() // it writes once when it ends
+		stop() // it writes when it ends
 		_ = state.cache.Run(ctx)
-		n.Put(earlier(cfg, "c2", peer(0), peer(7))) // n2 is missing, and one is newer than the state
+		n.Put(earlier(cfg, "c2", peer(0), peer(7))) // n2 is missing, and peer 7 is newer than the state
 	}
 	policy(t, func(t *testing.T, s *scripted) {
 		d, _ := s.kernel.Device(device)
@@ -384,7 +386,7 @@ func TestPolicyRestore(t *testing.T) {
 	}, stateFile)
 }
 
-// attachWithoutLoop is attach for an agent that does nothing.
+// attachWithoutLoop is attach for an agent whose loop does not run.
 func (s *scripted) attachWithoutLoop(changes ...*semaphorev1.PeeringChange) {
 	s.Begin()
 	for _, c := range changes {
@@ -403,8 +405,8 @@ func (s *scripted) attachWithoutLoop(changes ...*semaphorev1.PeeringChange) {
 	}
 }
 
-// A device of an earlier agent that no broker names is reported, and removed only at the broker's word. One of somebody
-// else is never touched.
+// TestPolicyOrphan: a device of an earlier agent that no broker names is reported, and removed only when the broker
+// orders it. A device of another program is never touched.
 func TestPolicyOrphan(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t)
@@ -445,7 +447,7 @@ func undelivered(clusters ...string) *semaphorev1.AttachResponse {
 	return &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: m}}
 }
 
-// publicOf is the public key in the key file of c2.
+// publicOf returns the public key of the key file of c2.
 func (s *scripted) publicOf(t *testing.T) string {
 	key, err := wireguard.ReadKey(s.cfg.WGKeyPath, device)
 	must(t, err)
@@ -453,8 +455,8 @@ func (s *scripted) publicOf(t *testing.T) string {
 	return string(public[:])
 }
 
-// A key is replaced in its file, on the device and in the report; not while the remote would not learn of it, unless it
-// is forced, and not without a broker.
+// TestPolicyRotation: a rotation replaces the key in its file, on the device and in the report. There is none without a
+// broker, or, unless it is forced, while the remote would not receive the new key.
 func TestPolicyRotation(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1")...)
@@ -505,8 +507,8 @@ func TestPolicyRotation(t *testing.T) {
 	})
 }
 
-// A rotation is delayed as long as the broker allows, and one of which the file cannot be written is tried again after
-// a minute with the old key in use.
+// TestPolicyRotationThatFails: a rotation is delayed as the broker requests. If its file cannot be written, it is
+// retried after a minute, with the old key in use.
 func TestPolicyRotationThatFails(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1")...)
@@ -517,7 +519,7 @@ func TestPolicyRotationThatFails(t *testing.T) {
 		if second == first {
 			t.Error("the key is not replaced an hour after the broker asked for it within one")
 		}
-		// A directory in the place of the key file cannot be renamed over. The device's own key is saved instead.
+		// A rename cannot replace a directory, so the new key cannot be saved. The device's own key is saved instead.
 		path := filepath.Join(s.cfg.WGKeyPath, device+".key")
 		must(t, os.Remove(path))
 		must(t, os.Mkdir(path, 0o700))
@@ -539,7 +541,7 @@ func TestPolicyRotationThatFails(t *testing.T) {
 	})
 }
 
-// All remotes are guarded before the node is said to be, and a guard that fails is tried again.
+// TestPolicyGuard: the node reports that it is guarded once all remotes are, and a guard that fails is retried.
 func TestPolicyGuard(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.kernel.Fail("Guard", errors.New("no nftables today"))
@@ -561,7 +563,7 @@ func TestPolicyGuard(t *testing.T) {
 	})
 }
 
-// A scrape does not wait for the round that is under way, and shows the last view.
+// TestStatusDoesNotWait: a scrape does not wait for the current round, and shows the last view.
 func TestStatusDoesNotWait(t *testing.T) {
 	var b status.Board
 	b.PutDevice("c2", status.Device{Problem: "first"})

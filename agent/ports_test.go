@@ -14,8 +14,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/schedule"
 )
 
-// F29: a listen port that another program has is reported, delays no other device, removes nothing that exists, and is
-// had once it is free.
+// TestF29ListenPortIsTaken (F29): a listen port that another program uses is reported, delays no other device, removes
+// nothing that exists, and is set once it is free.
 func TestF29ListenPortIsTaken(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		removeAtEnd(t, "wireguard.c3", "wireguard.c4")
@@ -28,7 +28,7 @@ func TestF29ListenPortIsTaken(t *testing.T) {
 		must(t, err)
 		t.Cleanup(func() { taken.Close() })
 
-		// A device that stands is to have another port, one is to be made with it, and one has nothing to do with it.
+		// One existing device gets this port, a new one is created with it, and a third one does not use it.
 		b.say(
 			deviceOf("c2", 51900, "10.2.0.0/16"),
 			deviceOf("c3", 51900, "10.3.0.0/16"), peerOf("c3", "n1", publicKey(1), "192.0.2.9:51820", "10.3.1.0/24"),
@@ -44,7 +44,7 @@ func TestF29ListenPortIsTaken(t *testing.T) {
 		if port := b.reportOf("c3").GetListenPort(); port != 0 {
 			t.Errorf("a port that it does not have is reported: %d", port)
 		}
-		time.Sleep(nodetest.Patience(2 * schedule.MinRetry)) // both devices are tried again, and read
+		time.Sleep(nodetest.Patience(2 * schedule.MinRetry)) // both devices are retried and read
 		if port := b.reportOf("c3").GetListenPort(); port != 0 {
 			t.Errorf("a port that it does not have is reported after another try: %d", port)
 		}
@@ -71,7 +71,7 @@ func TestF29ListenPortIsTaken(t *testing.T) {
 	})
 }
 
-// Without IPv6 on the node, the routes that need it are reported, and the rest is done.
+// TestNoIPv6: on a node without IPv6, the routes that need it are reported, and the rest is programmed.
 func TestNoIPv6(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		for _, where := range []string{"all", "default"} {
@@ -82,7 +82,7 @@ func TestNoIPv6(t *testing.T) {
 		r := newRemote(t)
 		removeAtEnd(t, device)
 		run(t, cfg)
-		// From the start: nobody has ever heard of this node's key.
+		// From the start, so that no node has this node's key yet.
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16", "fd00:2::/48"), peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820",
 			"10.2.1.0/24", "fd00:2:0:1::/64"))
 		eventually(t, "all that can be is programmed", b.done)
@@ -101,7 +101,7 @@ func TestNoIPv6(t *testing.T) {
 		if code, page := fetch("readyz"); code != http.StatusOK || !strings.Contains(page, "fd00:2::/48") {
 			t.Errorf("readyz: %d %s", code, page)
 		}
-		// What is known to fail is not tried at each look, nor counted as healed.
+		// An operation that is known to fail is not retried at each check, or counted as a heal.
 		syncs := metric(t, `semaphore_wg_sync_peers_total{cluster="c2",device="wireguard.c2",success="1"}`)
 		time.Sleep(3 * time.Second)
 		var before, after int

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// changesOf counts the kernel's notifications of interfaces and routes until it is asked, which ends it.
+// changesOf counts the kernel's notifications about interfaces and routes until the returned function is called.
 func changesOf(t *testing.T) (told func() int64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -32,20 +32,20 @@ func changesOf(t *testing.T) (told func() int64) {
 	}()
 	time.Sleep(50 * time.Millisecond) // until it listens
 	return func() int64 {
-		time.Sleep(nodetest.Patience(100 * time.Millisecond)) // what is on its way
+		time.Sleep(nodetest.Patience(100 * time.Millisecond)) // until notifications in flight have arrived
 		cancel()
 		<-watching
 		return n.Load()
 	}
 }
 
-// statesBy reports whether the device's state is by a source, by the metric.
+// statesBy reports whether the metric gives a source as that of the device's state.
 func statesBy(t *testing.T, source string) bool {
 	t.Helper()
 	return metric(t, `semaphore_agent_state_age_seconds{cluster="c2",device="wireguard.c2",source="`+source+`"}`) != ""
 }
 
-// kept waits until what is wanted is in the state file.
+// kept waits until the state file has the desired state.
 func kept(t *testing.T, a *running, cfg *config.Agent) {
 	t.Helper()
 	a.stop(t)
@@ -54,8 +54,8 @@ func kept(t *testing.T, a *running, cfg *config.Agent) {
 	}
 }
 
-// F7: an agent that starts without a broker touches nothing that exists, is ready, reports how old its state is, and
-// puts back what is missing; and the broker that comes back changes nothing.
+// TestF07_AgentRestartsWithoutABroker (F7): an agent that starts without a broker touches nothing that exists, is
+// ready, reports the age of its state, and restores what is missing. The broker that comes back changes nothing.
 func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
@@ -85,10 +85,10 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("a start counts as %s heals", heals)
 		}
-		// What is missing comes back, also now.
+		// Missing routes are restored without a broker, too.
 		ip(t, "route del 10.2.0.0/16 table 7394 metric 0")
 		eventually(t, "the route is back", func() bool { return len(deviceOn(t, h, device).Routes) == 1 })
-		time.Sleep(schedule.HealGap + 100*time.Millisecond) // what we did ourselves was looked at by now
+		time.Sleep(schedule.HealGap + 100*time.Millisecond) // the checks of the agent's own changes are over by now
 
 		tr = startTraffic(t)
 		told = changesOf(t)
@@ -125,8 +125,8 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 	})
 }
 
-// F8: a node that boots while there is no broker has its tunnel back, and the broker that comes back takes nothing
-// of it down. The emulated machine runs this in the kernel.
+// TestF08_NodeBootsWithoutABroker (F8): a node that boots without a broker restores its tunnel, and the broker that
+// comes back removes nothing of it. The emulated machine runs this in the kernel.
 func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
@@ -147,10 +147,10 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 		before.Index = after.Index
 		same(t, before, after)
 
-		time.Sleep(schedule.HealGap + 100*time.Millisecond) // what we did ourselves was looked at by now
+		time.Sleep(schedule.HealGap + 100*time.Millisecond) // the checks of the agent's own changes are over by now
 		tr := startTraffic(t)
 		told := changesOf(t)
-		// The broker says it all again.
+		// The broker sends everything again.
 		b.restart(t, "B")
 		eventually(t, "all is reported as done", b.done)
 		if n := told(); n != 0 {
@@ -164,7 +164,7 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 			t.Errorf("it says that it holds %v of epoch %q", got, b.hello(1).GetResumeEpoch())
 		}
 
-		// The key is lost with the reboot: a new one, which the agent reports to the broker.
+		// The reboot loses the key: the agent creates a new one, and reports it to the broker.
 		kept(t, a, cfg)
 		must(t, removeKeys(new(bytes.Buffer), cfg.WGKeyPath, func(string) bool { return true }))
 		must(t, h.Delete(device))
@@ -184,7 +184,7 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 			return b.done() && bytes.Equal(b.reportOf("c2").GetPublicKey(), now[:])
 		})
 
-		// The node's subnets have changed: what is restored is bounded by what is so now.
+		// The node's subnets have changed: the present ones bound the restored state.
 		kept(t, a, cfg)
 		must(t, h.Delete(device))
 		b.stop()
@@ -200,7 +200,7 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 	})
 }
 
-// A file that cannot be used is as none: what stands stays, and the agent waits for its broker.
+// TestStateFileIsRefused: an invalid state file is ignored: what exists stays, and the agent waits for its broker.
 func TestStateFileIsRefused(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
@@ -238,7 +238,8 @@ func TestStateFileIsRefused(t *testing.T) {
 	})
 }
 
-// A remote that was taken out while this node was away goes when it is back, and its key where that is asked for.
+// TestRemovedWhileAway: a remote that was removed while this node was away is removed when it is back, and its key too
+// if that is configured.
 func TestRemovedWhileAway(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
@@ -259,7 +260,7 @@ func TestRemovedWhileAway(t *testing.T) {
 		b.restart(t, "B")
 		a = run(t, cfg)
 		eventually(t, "the device that nobody wants is reported", func() bool { return b.reportOf("c3") != nil })
-		deviceOn(t, h, "wireguard.c3") // does not go before anyone has said so
+		deviceOn(t, h, "wireguard.c3") // stays until the broker has sent its state
 		b.say(noDevice("c3"))
 		eventually(t, "it goes", func() bool {
 			d, err := h.Device("wireguard.c3")
@@ -283,7 +284,8 @@ func TestRemovedWhileAway(t *testing.T) {
 	})
 }
 
-// A state without remotes says nothing of what there is to do now: the agent is not ready before its broker has spoken.
+// TestStateWithoutRemotesIsNotReady: a state without remotes does not show what to do now, so the agent is not ready
+// before its broker has sent its own.
 func TestStateWithoutRemotesIsNotReady(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg := newBroker(t)

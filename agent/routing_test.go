@@ -22,15 +22,15 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-// Routes of an earlier version, and those of an agent that was configured with another table, give way to those of this
-// one's table: no packet is lost, and nothing of theirs is left.
+// TestRoutesMoveToTheConfiguredTable: the agent replaces routes of an earlier version, and of an agent with another
+// table, by routes in its own table. No packet is lost, and no old route remains.
 func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
 		h := newHost(t)
 		before := deviceOn(t, h, device)
 		a.stop(t)
-		// As the earlier version left it: all in the main table, and no rule.
+		// The state that the earlier version left: everything in the main table, and no rule.
 		ip(t, "route add 10.2.0.0/16 dev "+device+" proto 94 scope link")
 		ip(t, "route add unreachable 10.2.0.0/16 proto 94 metric 65536")
 		ip(t, "rule del pref 94")
@@ -67,9 +67,10 @@ func TestRoutesMoveToTheConfiguredTable(t *testing.T) {
 	})
 }
 
-// Someone gives the node an address inside a remote's subnet, as docker and libvirt do: every packet for the subnet
-// still goes through the tunnel, the node stays ready, and the report says what to do. A new subnet with such an
-// address in it is refused, alone. All of this holds for an agent that starts again, and for a node that boots.
+// TestAddressInsideARemotesSubnet: another program, such as docker or libvirt, gives the node an address inside a
+// remote's subnet. All packets for the subnet still go through the tunnel, the node stays ready, and the report says
+// what to do. A new subnet with such an address in it is refused, and nothing else. The same holds for a restarted
+// agent, and for a node that boots.
 func TestAddressInsideARemotesSubnet(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, r, a := connect(t)
@@ -110,7 +111,7 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 		if heals := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); heals != "0" {
 			t.Errorf("%s heals because of an address", heals)
 		}
-		// A peer that changes is one small update all the same.
+		// A change of a peer is still one small update.
 		singles := metric(t, `semaphore_agent_apply_seconds_count{what="peers"}`)
 		b.say(peerOf("c2", "n9", publicKey(9), "192.0.2.9:51820", "10.2.9.0/24"))
 		eventually(t, "a peer is programmed", func() bool { return b.done() && len(deviceOn(t, h, device).Peers) == 2 })
@@ -123,7 +124,7 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 			t.Errorf("%d packets lost", lost)
 		}
 
-		// A new subnet is refused, by itself.
+		// Only a new subnet is refused.
 		ip(t, "link add virbr0 type bridge")
 		ip(t, "addr add 172.20.0.1/16 dev virbr0")
 		ip(t, "link set virbr0 up")
@@ -164,7 +165,7 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 		if seen, encrypted := inTheClear(packets); len(seen) > 0 || encrypted == 0 {
 			t.Errorf("%d packets are seen in the clear, %d encrypted", len(seen), encrypted)
 		}
-		// The broker takes the subnet out: then it goes, and does not come back by itself.
+		// The broker removes the subnet: the route goes, and does not come back by itself.
 		bridge()
 		run(t, cfg)
 		b.say(deviceOf("c2", 51820, "10.22.0.0/16"))
@@ -178,8 +179,8 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 	})
 }
 
-// kubeProxy makes the rules of kube-proxy (mode iptables) for a Service with one endpoint: its ClusterIP, port 80, and
-// its NodePort. Packets that are not from the node's own pods are masqueraded.
+// kubeProxy creates kube-proxy's rules (mode iptables) for a Service with one endpoint: its ClusterIP, port 80, and its
+// NodePort. Packets that do not come from the node's own pods are masqueraded.
 func kubeProxy(t *testing.T, iptables, podCIDR, clusterIP, endpoint string) {
 	t.Helper()
 	for _, rule := range []string{
@@ -199,7 +200,7 @@ func kubeProxy(t *testing.T, iptables, podCIDR, clusterIP, endpoint string) {
 	}
 }
 
-// asked reports whether an answer comes from a Service, asked without a source of one's own.
+// asked reports whether a Service answers a request whose source address the kernel chooses.
 func asked(to string) bool {
 	c, err := net.Dial("udp", to)
 	if err != nil {
@@ -214,7 +215,7 @@ func asked(to string) bool {
 	return err == nil
 }
 
-// newClient is a machine outside of the cluster, beside the node, which it knows by an address of each family.
+// newClient creates a machine outside of the cluster, connected to the node, with an address of each family.
 func newClient(t *testing.T) *netns.Namespace {
 	t.Helper()
 	ns, err := netns.Create("client")
@@ -230,9 +231,10 @@ func newClient(t *testing.T) *netns.Namespace {
 	return ns
 }
 
-// Host-network pods, NodePorts and ingress controllers reach mirror Services: what kube-proxy masquerades leaves with
-// an address of the node's pod range, which the remote accepts. The address is the one that Calico gave the node, or
-// else one that the broker keeps free for it. A strict filter of reverse paths has nothing to say to any of it.
+// TestServicesFromTheNode: host-network pods, NodePorts and ingress controllers reach mirror Services: packets that
+// kube-proxy masquerades leave with an address of the node's pod range, which the remote accepts. The address is the
+// one that Calico assigned to the node, or else one that the broker reserves for it. A strict reverse path filter drops
+// none of it.
 func TestServicesFromTheNode(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		for _, s := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding", "ipv4/conf/all/rp_filter"} {
@@ -245,7 +247,7 @@ func TestServicesFromTheNode(t *testing.T) {
 		must(t, err)
 		remoteKey := newDualStackRemote(t, key.Private.PublicKey())
 		client := newClient(t)
-		ip(t, "addr add 192.0.2.77/32 dev eth0") // what the kernel would choose
+		ip(t, "addr add 192.0.2.77/32 dev eth0") // the kernel's default source address
 		ip(t, "route add default dev eth0")
 		services := map[string]struct{ vip, nodePort, iptables string }{
 			"IPv4": {"10.96.0.10", "198.51.100.1", "iptables"}, "IPv6": {"fd00:96::10", "2001:db8:f::1", "ip6tables"},
@@ -283,10 +285,10 @@ func TestServicesFromTheNode(t *testing.T) {
 			b.mu.Lock()
 			defer b.mu.Unlock()
 			b.network = &semaphorev1.NodeNetwork{PodPrefixes: prefixes, TunnelAddresses: reserved}
-			close(b.ends) // it attaches again
+			close(b.ends) // the agent attaches again
 			b.ends = make(chan struct{})
 		}
-		// Nobody has said yet which addresses are the node's pods'.
+		// The agent does not know yet which addresses are those of the node's pods.
 		eventually(t, "the remote pod's node is there", func() bool {
 			ip(t, "addr add 10.1.1.5/32 dev lo")
 			defer ip(t, "addr del 10.1.1.5/32 dev lo")
@@ -304,14 +306,14 @@ func TestServicesFromTheNode(t *testing.T) {
 		eventually(t, "the device has the addresses that the broker names", addresses("10.1.1.1", "fd00:1:0:1::1"))
 		all("with addresses that the broker names")
 
-		// Calico gives the node its own.
+		// Calico assigns the node an address of its own.
 		ip(t, "link add tunl0 type veth peer name p0")
 		ip(t, "link set tunl0 up")
 		ip(t, "addr add 10.1.1.40/32 dev tunl0")
 		ip(t, "-6 addr add fd00:1:0:1::20/128 dev tunl0 nodad")
 		eventually(t, "the device has those", addresses("10.1.1.40", "fd00:1:0:1::20"))
 		all("with addresses of Calico's")
-		// Someone takes them off.
+		// Another program removes them.
 		ip(t, "addr del 10.1.1.40/32 dev "+device)
 		ip(t, "-6 addr del fd00:1:0:1::20/128 dev "+device)
 		eventually(t, "they are back", addresses("10.1.1.40", "fd00:1:0:1::20"))
@@ -332,13 +334,13 @@ func TestServicesFromTheNode(t *testing.T) {
 	})
 }
 
-// serviceIsCounted sends packets to a ClusterIP and to the pod behind it, each of a connection of its own: what goes to
-// the ClusterIP is counted, byte for byte, and so is what comes back; what goes to the pod is not.
+// serviceIsCounted sends packets to a ClusterIP and to the pod behind it, on separate connections: every byte to the
+// ClusterIP, and of its answers, is counted, and nothing to or from the pod.
 func serviceIsCounted(t *testing.T, vip, pod string, packet uint64) {
 	t.Helper()
 	const connections = 20
 	of := func() *semaphorev1.ServiceTraffic {
-		counter := traffic.New() // takes what the kernel has
+		counter := traffic.New() // reads what the kernel has
 		_, err := counter.Read()
 		must(t, err)
 		for _, s := range counter.Report() {
@@ -380,24 +382,24 @@ func serviceIsCounted(t *testing.T, vip, pod string, packet uint64) {
 	}
 }
 
-// The addresses of Services on the node, which kube-proxy gives to an interface in its mode ipvs, make nothing of the
-// agent's dearer: neither a look at a device, nor the coming and going of Services.
+// TestManyServices: the ClusterIPs that kube-proxy in mode ipvs assigns to an interface do not increase the agent's
+// cost, neither of a check of a device, nor of added and removed Services.
 func TestManyServices(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		b, cfg, _, a := connect(t)
 		h := newHost(t)
-		// A dummy, as kube-proxy makes it, where the kernel has those.
+		// A dummy interface, as kube-proxy creates it, if the kernel supports it.
 		if err := exec.Command("ip", "link", "add", "kube-ipvs0", "type", "dummy").Run(); err != nil {
 			ip(t, "link add kube-ipvs0 type bridge")
 		}
-		// All allocations of the process count, so the agent does not run meanwhile.
+		// The agent is stopped, because all allocations of the process count.
 		a.stop(t)
 		look := func() float64 { return testing.AllocsPerRun(20, func() { deviceOn(t, h, device) }) }
 		one := look()
 		addresses(t, "add", 10_000)
 		many := look()
 		t.Logf("a look at a device allocates %.0f times, and %.0f beside 10,000 Services", one, many)
-		if many > one+20 { // the buffers of a pool come and go
+		if many > one+20 { // the buffers of a pool vary
 			t.Errorf("a look at a device allocates %.0f times beside 10,000 Services, and %.0f without", many, one)
 		}
 		run(t, cfg)
@@ -410,7 +412,7 @@ func TestManyServices(t *testing.T) {
 		before, began := wholes(), time.Now()
 		addresses(t, "del", 1000)
 		time.Sleep(nodetest.Patience(2 * schedule.HealGap))
-		// But for the looks that are due every FullCheck, of which a slow machine sees some meanwhile.
+		// The exception are the checks that are due every FullCheck, some of which a slow machine sees meanwhile.
 		due := 0
 		if took := time.Since(began); took > schedule.FullCheck/2 {
 			due = int(took/schedule.FullCheck) + 1
@@ -426,7 +428,7 @@ func TestManyServices(t *testing.T) {
 	})
 }
 
-// addresses adds so many addresses of Services, or takes them off.
+// addresses adds n addresses of Services, or removes them.
 func addresses(t *testing.T, do string, n int) {
 	t.Helper()
 	var batch strings.Builder

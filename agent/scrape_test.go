@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Metrics with remotes' nodes, keys and addresses can be read on the node itself and by those whom the configuration
-// names, and by nobody else.
+// TestPeerMetricsAreNotPublic: only the node itself, and the hosts that the configuration names, can read metrics with
+// remotes' nodes, keys and addresses.
 func TestPeerMetricsAreNotPublic(t *testing.T) {
 	a := idle(t)
 	reg := prometheus.NewRegistry()
@@ -19,9 +19,9 @@ func TestPeerMetricsAreNotPublic(t *testing.T) {
 	for from, want := range map[string]bool{
 		"127.0.0.1": true, "::1": true, "192.0.2.9": true, // the node
 		"10.1.3.4":        false, // a pod of the own cluster
-		"10.2.3.4":        false, // one of a remote
+		"10.2.3.4":        false, // a pod of a remote
 		"192.0.2.17":      false, // a node of a remote
-		"192.0.2.10":      false, // another of the own
+		"192.0.2.10":      false, // another node of the own cluster
 		"::ffff:10.2.3.4": false,
 		"2001:db8::1":     false,
 		"169.254.1.1":     false,
@@ -34,7 +34,7 @@ func TestPeerMetricsAreNotPublic(t *testing.T) {
 	if p := a.pages(reg); !p.Trusted(node, addr("10.1.3.4")) || p.Trusted(node, addr("10.2.3.4")) {
 		t.Error("the subnets that the configuration names are not the ones that are trusted")
 	}
-	// The open page has no label that holds a key or an address, whatever the devices are.
+	// The public page has no label with a key or an address, whatever the devices are.
 	descs := make(chan *prometheus.Desc, 1000)
 	for _, c := range a.collectors() {
 		c.Describe(descs)

@@ -57,18 +57,19 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// writers is how many objects of a type are written concurrently. More would only wait in the apiserver.
+// writers is the number of concurrent writes for one type of objects. More would only wait in the apiserver.
 const writers = 16
 
-// The names of the ports in the manifests; kube-proxy finds them by these names in the leader's slices.
+// Names of the ports in the manifests. kube-proxy finds the ports by these names in the leader's slices.
 const federationPort, peeringPort, httpPort = "federation", "peering", "http"
 
-// broker runs for one set of remotes. It takes most changes of them while it runs; see incremental. At other changes
-// another broker replaces it: the streams of exporters and their replicas pass to it, and agents attach again.
+// broker runs for one set of remotes. It applies most changes of the remotes while it runs; see incremental. For other
+// changes, another broker replaces it: the streams of exporters and their replicas pass to the new one, and agents
+// attach again.
 type broker struct {
-	// cfg is replaced only by the caller that called lead, after it began.
+	// cfg is replaced only by the caller of lead, after began was called.
 	cfg *config.Broker
-	// followers are given a configuration with other remotes, once the engines have it.
+	// followers are called with a configuration of other remotes, after the engines have applied it.
 	followers []func(*config.Broker)
 	// registry has the metrics of this broker alone.
 	registry *prometheus.Registry
@@ -88,7 +89,7 @@ type broker struct {
 	state    *peering.State
 	// traffic is nil unless both are on.
 	traffic *traffic.Board
-	// lists is any loop or watch of the own cluster that the features have the right to list.
+	// lists lists the objects of any loop or watch that the features have the right to list in the own cluster.
 	lists     func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	leftovers *migrate.Leftovers
 	presence  *presence.Watch
@@ -97,13 +98,13 @@ type broker struct {
 	events    *events.Events
 	loops     []loop
 	servers   []*server
-	// outcomes are the results of a remote's services; nil if none are mirrored.
+	// outcomes returns the results of a remote's services; nil if none are mirrored.
 	outcomes func(cluster string) []*semaphorev1.Outcome
-	// failing are the Services that cannot be written, and why; nil if none are mirrored.
+	// failing returns the Services that cannot be written, with the reason; nil if none are mirrored.
 	failing func() map[string]string
-	// leading receives operators' calls.
+	// leading is the broker that receives operators' calls.
 	leading atomic.Pointer[operator.Broker]
-	// listening counts the servers that listen.
+	// listening is the number of servers that listen.
 	listening atomic.Int32
 }
 

@@ -224,7 +224,7 @@ func (b *broker) buildPolicy(p parts) {
 	}
 }
 
-// sawNode handles a node of the own cluster as it is now, or was last before its deletion.
+// sawNode handles the current state of a node of the own cluster, or its last state before its deletion.
 func (b *broker) sawNode(node *corev1.Node, gone bool) {
 	b.tunnels.LocalNode(nodes.Ends(node, gone))
 	if gone {

@@ -8,7 +8,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// addLag adds to each kind of each remote how long its changes took.
+// addLag adds the propagation times to each kind of each remote.
 func addLag(links []*semaphorev1.LinkStatus, tracker *propagation.Tracker) {
 	for _, l := range links {
 		for _, k := range l.GetKinds() {

@@ -22,8 +22,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// locate says where an object of any remote is in this broker: accepted, desired, and written or programmed. It decides
-// nothing: it reads what was decided, and the apiserver.
+// locate reports the state of an object of any remote in this broker: accepted, desired, and written or programmed. It
+// decides nothing: it reads earlier decisions, and the apiserver.
 func (p *process) locate(ctx context.Context, of *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error) {
 	if err := p.elector.Standby(); err != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "%v: ask the broker that leads", err)
@@ -46,7 +46,7 @@ func (p *process) locate(ctx context.Context, of *semaphorev1.ObjectKey) (*semap
 	return &l.LocateResponse, nil
 }
 
-// locating is one answer in the making.
+// locating collects one answer.
 type locating struct {
 	debug.Places
 	process *process
@@ -54,7 +54,8 @@ type locating struct {
 	of      replica.Key
 }
 
-// accepted adds what is held of one cluster. A cluster that never sent the object has no line once it sent everything.
+// accepted adds the state of the object in one cluster's replica. A cluster without the object gets no line if its
+// snapshot is complete.
 func (l *locating) accepted(f federation.Located) {
 	for _, o := range f.Objects {
 		place := debug.Place{Hop: debug.HopAccept, Object: o.Key.String(), Cluster: f.Cluster, State: debug.PlaceDone,
@@ -78,7 +79,7 @@ func (l *locating) accepted(f federation.Located) {
 	}
 }
 
-// services adds the Services that the plan makes of the object, and how each stands in the apiserver.
+// services adds the Services that the plan derives from the object, and their state in the apiserver.
 func (l *locating) services(ctx context.Context, found []federation.Located) error {
 	failing := map[string]string{}
 	if l.b.failing != nil {
@@ -111,7 +112,7 @@ func (l *locating) services(ctx context.Context, found []federation.Located) err
 	return nil
 }
 
-// sourceOf is the cluster of a mirror; empty for a Service of several.
+// sourceOf returns the cluster of a mirror; empty for a Service of several clusters.
 func sourceOf(d mirror.Described) string {
 	if !d.Global && len(d.Clusters) == 1 {
 		return d.Clusters[0].Cluster
@@ -119,7 +120,7 @@ func sourceOf(d mirror.Described) string {
 	return ""
 }
 
-// describe says which endpoints a Service has.
+// describe returns a text about a Service's endpoints.
 func describe(d mirror.Described) string {
 	text := "mirror"
 	if d.Global {
@@ -140,7 +141,8 @@ func describe(d mirror.Described) string {
 	return text
 }
 
-// written adds how a Service stands in the apiserver: whether it and its slices exist, and when the broker last wrote.
+// written adds the state of a Service in the apiserver: whether it and its slices exist, and when the broker last wrote
+// them.
 func (l *locating) written(ctx context.Context, d mirror.Described, object, failing string) error {
 	place := debug.Place{Hop: debug.HopWrite, Object: object, Cluster: sourceOf(d)}
 	namespace := l.process.cfg.MirrorNamespace
@@ -184,7 +186,7 @@ func (l *locating) written(ctx context.Context, d mirror.Described, object, fail
 	return nil
 }
 
-// writtenAt is when the broker last wrote an object; when it was created if that is not recorded.
+// writtenAt returns when the broker last wrote an object, or when the object was created if that is not recorded.
 func writtenAt(o metav1.Object) time.Time {
 	at := o.GetCreationTimestamp().Time
 	for _, f := range o.GetManagedFields() {
@@ -195,7 +197,7 @@ func writtenAt(o metav1.Object) time.Time {
 	return at
 }
 
-// nodes adds the peers that the agents are sent, and how many have programmed each.
+// nodes adds the peers that agents receive, and the number of agents that have programmed each.
 func (l *locating) nodes(found []federation.Located) {
 	for _, f := range found {
 		object, s := "peer "+f.Cluster+"/"+l.of.Name, l.b.peering.Locate(f.Cluster, l.of.Name)

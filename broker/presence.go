@@ -12,7 +12,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// watch reports which remotes are gone, from what exporters and agents report.
+// watch returns a watch that reports which remotes are gone, from the reports of exporters and agents.
 func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, log *slog.Logger) *presence.Watch {
 	names := remoteNames(b.cfg)
 	b.services.MarkLivenessUnknown(names...)

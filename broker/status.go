@@ -42,7 +42,7 @@ func (b *broker) synced() error {
 	return nil
 }
 
-// status answers semaphorectl.
+// status serves the status to semaphorectl.
 func (p *process) status() *semaphorev1.GetStatusResponse {
 	out, found := p.describe(func(b *broker, out *semaphorev1.GetStatusResponse) {
 		out.Nodes = b.peering.Status(b.nodes.Names())
@@ -56,7 +56,7 @@ func (p *process) status() *semaphorev1.GetStatusResponse {
 	return out
 }
 
-// found answers a scrape: the findings of the status, without what only a person reads.
+// found returns the findings for a scrape: those of the status, without what only a person reads.
 func (p *process) found() []finding.Finding {
 	out, found := p.describe(func(b *broker, out *semaphorev1.GetStatusResponse) {
 		b.peering.Overview(out, b.nodes.Names())
@@ -64,11 +64,11 @@ func (p *process) found() []finding.Finding {
 	return verdict.Found(out, found...)
 }
 
-// describe returns a status, to which agents adds what they report, and what is found wrong.
+// describe returns a status with its findings. agents adds what agents report.
 func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse)) (
 	*semaphorev1.GetStatusResponse, []finding.Finding,
 ) {
-	out := &semaphorev1.GetStatusResponse{Part: "broker", Now: timestamppb.Now()} // which the judgement needs
+	out := &semaphorev1.GetStatusResponse{Part: "broker", Now: timestamppb.Now()} // the judgement needs both
 	leads, problem := p.elector.Status(out)
 	found := finding.Line(finding.LeaseProblem, "", problem)
 	if _, err := p.ready(); err != nil {
@@ -86,7 +86,7 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 	return out, found
 }
 
-// findings are what a leader finds wrong, but for what follows from the fields of its status.
+// findings returns the findings of a leader, except those that follow from the fields of its status.
 func (p *process) findings(b *broker) (found []finding.Finding) {
 	note := func(code finding.Code, lines ...string) { found = append(found, finding.Lines(code, "", lines)...) }
 	if f := p.following.Load(); f != nil {

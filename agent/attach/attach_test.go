@@ -12,7 +12,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// endedCall is a call that the server has ended, while a message of it still waits to be read.
+// endedCall is a call that the server has ended while a message is still unread.
 type endedCall struct {
 	grpc.ClientStream
 	buffered []*semaphorev1.AttachResponse
@@ -36,7 +36,7 @@ func (c *endedCall) Recv() (*semaphorev1.AttachResponse, error) {
 	return m, nil
 }
 
-// quiet is a handler that begins with a hello.
+// quiet is a handler that sends only a hello.
 type quiet struct{}
 
 func (quiet) Begin() []*semaphorev1.AttachRequest {

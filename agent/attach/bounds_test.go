@@ -14,7 +14,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// says is a broker that says one thing.
+// says is a broker that sends fixed messages.
 type says struct {
 	semaphorev1.UnimplementedPeeringServiceServer
 	message *semaphorev1.AttachResponse
@@ -22,7 +22,8 @@ type says struct {
 
 func (s says) Attach(call semaphorev1.PeeringService_AttachServer) error { return call.Send(s.message) }
 
-// heard is what an agent hears of a broker that sends so many changes.
+// heard returns how many changes an agent receives from a broker that sends n of them, and the error that ends the
+// stream.
 func heard(t *testing.T, change func(i int) *semaphorev1.PeeringChange, n int) (int, error) {
 	all := &semaphorev1.PeeringChanges{}
 	for i := range n {
@@ -52,7 +53,8 @@ func heard(t *testing.T, change func(i int) *semaphorev1.PeeringChange, n int) (
 	return len(m.GetChanges().GetChanges()), err
 }
 
-// What the broker sends is taken, and what would fill the node's memory is not decoded.
+// TestMessagesOfTheBrokerAreBounded: the agent accepts the broker's messages, but decodes none that would fill the
+// node's memory.
 func TestMessagesOfTheBrokerAreBounded(t *testing.T) {
 	peer := func(i int) *semaphorev1.PeeringChange {
 		p := &semaphorev1.Peer{Key: &semaphorev1.PeerKey{Cluster: "c2", Node: fmt.Sprint("n", i)}}

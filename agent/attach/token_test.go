@@ -17,7 +17,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// openCall is a call that stands until its context ends, and keeps what is sent.
+// openCall is a call that lasts until its context ends, and that records the sent messages.
 type openCall struct {
 	grpc.ClientStream
 	ctx context.Context
@@ -79,7 +79,7 @@ func TestARenewedTokenIsShown(t *testing.T) {
 			{"first\n", ""},
 			{"second", "second"},
 			{"second\n\n", "second"},
-			{"", "second"}, // the kubelet writes again
+			{"", "second"}, // the kubelet writes the file again
 			{strings.Repeat("x", maxToken+1), "second"},
 			{"third", "second third"},
 		} {

@@ -22,7 +22,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// state has so many peers in c2, and a device without one in c3.
+// state returns a state with a number of peers in c2, and with a device without peers in c3.
 func state(peers int) map[string]*desired.Network {
 	n := &desired.Network{
 		Device: &semaphorev1.Device{Cluster: "c2", ListenPort: 51820, Mtu: 1380, PodSubnets: []string{"10.2.0.0/16"},
@@ -48,7 +48,7 @@ func equal(a, b map[string]*desired.Network) bool {
 	return maps.EqualFunc(a, b, func(a, b *desired.Network) bool { return a.Equal(b) })
 }
 
-// must ends the test where there is an error.
+// must ends the test on an error.
 var must = testkit.Must
 
 func encoded(t testing.TB, cluster string, peers int) []byte {
@@ -85,7 +85,7 @@ func TestWriteAndRead(t *testing.T) {
 	}
 }
 
-// What is not whole, or not ours, counts for nothing, and it is said why.
+// TestUnusableStateIsIgnored: a file that is incomplete, damaged or of another cluster is ignored, with a reason.
 func TestUnusableStateIsIgnored(t *testing.T) {
 	whole := encoded(t, "c1", 3)
 	orphan, err := encode("c1",
@@ -118,7 +118,7 @@ func TestUnusableStateIsIgnored(t *testing.T) {
 			}
 		})
 	}
-	// Any one byte.
+	// Each byte, one at a time.
 	for i := range whole {
 		damaged := bytes.Clone(whole)
 		damaged[i] ^= 0x20
@@ -163,7 +163,7 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// source is a state that a test changes.
+// source is a state that a test can change.
 type source struct {
 	mu    sync.Mutex
 	now   Contents
@@ -202,7 +202,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	testkit.Eventually(t, time.Minute, what, testkit.True(ok))
 }
 
-// value is what a writer's metrics tell: how many writes had a result, or with none the size of the file.
+// value returns a writer's metric: the number of writes with a result, or without one the size of the file.
 func value(t *testing.T, w *Writer, result string) float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()
@@ -236,11 +236,11 @@ func TestWriter(t *testing.T) {
 	}
 	at := time.Now().Add(-time.Minute).Truncate(time.Second)
 	s.set(state(2), at)
-	// However often it is called, it writes a few times only.
+	// However often the state changes, the writer writes only a few times.
 	for begin := time.Now(); time.Since(begin) < 300*time.Millisecond; time.Sleep(time.Millisecond) {
 		w.Changed()
 	}
-	stop() // the end writes what waits
+	stop() // the writer writes pending state when it ends
 	c, err := Load(file, "c1")
 	must(t, err)
 	if !equal(c.Networks, state(2)) || !c.Confirmed.Equal(at) {
@@ -250,7 +250,7 @@ func TestWriter(t *testing.T) {
 		t.Errorf("%v writes", n)
 	}
 
-	// The next one finds what it would write, and only records that it was confirmed.
+	// The next writer finds the same content, and only records that it was confirmed.
 	before, err := os.Stat(file)
 	must(t, err)
 	at = at.Add(30 * time.Second)
@@ -265,7 +265,7 @@ func TestWriter(t *testing.T) {
 	if got := value(t, w, ""); got != float64(after.Size()) {
 		t.Errorf("%v bytes; want %d", got, after.Size())
 	}
-	// Damaged meanwhile, it is written again.
+	// If the file is damaged meanwhile, the writer writes it again.
 	must(t, os.WriteFile(file, []byte("damaged"), 0o600))
 	start(t, NewWriter(file, "c1", s.snapshot))()
 	if _, err := Load(file, "c1"); err != nil {
@@ -273,12 +273,12 @@ func TestWriter(t *testing.T) {
 	}
 }
 
-// What cannot be written is reported, leaves the old file as it is, and is tried again.
+// TestWriterFails: a failed write is reported, leaves the old file unchanged, and is tried again.
 func TestWriterFails(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "agent.state")
 	must(t, replace(file, encoded(t, "c1", 1), time.Now()))
-	// A directory in the way of the new file, as nothing else stops root.
+	// A directory with the new file's name is an obstacle for root, too.
 	must(t, os.MkdirAll(filepath.Join(file+".new", "x"), 0o700))
 	s := &source{}
 	s.set(state(2), time.Now())

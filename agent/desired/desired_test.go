@@ -50,10 +50,10 @@ func noPeer(revision uint64, cluster, node string) *semaphorev1.PeeringChange {
 		Change: &semaphorev1.PeeringChange_DeletePeer{DeletePeer: &semaphorev1.PeerKey{Cluster: cluster, Node: node}}}
 }
 
-// begin starts a stream again.
+// begin marks the start of another stream.
 var begin *semaphorev1.AttachResponse
 
-// dirty is Dirty as sorted lines: a cluster, or CLUSTER/NODE.
+// dirty returns Dirty as sorted lines: a cluster, or CLUSTER/NODE.
 func dirty(all ...Dirty) []string {
 	lines := map[string]bool{}
 	for _, d := range all {
@@ -69,7 +69,7 @@ func dirty(all ...Dirty) []string {
 	return slices.Sorted(maps.Keys(lines))
 }
 
-// held are the devices and peers of a state: a cluster, or CLUSTER/NODE ALLOWED.
+// held returns the devices and peers of a state: a cluster, or CLUSTER/NODE ALLOWED.
 func held(s *State) []string {
 	var lines []string
 	for _, cluster := range s.Clusters() {
@@ -100,7 +100,7 @@ func feed(t *testing.T, s *State, all ...*semaphorev1.AttachResponse) []Dirty {
 }
 
 func TestState(t *testing.T) {
-	// Each case continues from: c2 with peers n1 and n2, revision 3 of epoch A.
+	// Each case continues from this state: c2 with peers n1 and n2, revision 3 of epoch A.
 	first := []*semaphorev1.AttachResponse{
 		begin, attached("A", false),
 		changes(device(1, "c2", 51820), peer(2, "c2", "n1", "10.2.1.0/24"), peer(3, "c2", "n2", "10.2.2.0/24")),
@@ -298,7 +298,7 @@ func unchanged(cluster string) *semaphorev1.AttachResponse {
 	}
 }
 
-// What the broker says is unchanged is proven and touches nothing.
+// TestUnchanged: a cluster that the broker marks as unchanged is proven, and makes nothing dirty.
 func TestUnchanged(t *testing.T) {
 	first := func() *State {
 		s := New()
@@ -387,8 +387,9 @@ func TestHeldHasTheDigestOfEachCluster(t *testing.T) {
 	}
 }
 
-// A cluster that the broker comes to know while the stream is open may be sent in several messages. Until the end mark
-// names it the node is left alone: its device may stand from before this process, with peers that come in the next one.
+// TestAClusterSentInPartsIsCompleteAtTheEndMark: a cluster that becomes complete at the broker during the stream may be
+// sent in several messages. Until the end mark names it, the node's device is not touched: it may exist from before
+// this process, with peers of the next message.
 func TestAClusterSentInPartsIsCompleteAtTheEndMark(t *testing.T) {
 	s := New()
 	for _, m := range []*semaphorev1.AttachResponse{
@@ -404,7 +405,7 @@ func TestAClusterSentInPartsIsCompleteAtTheEndMark(t *testing.T) {
 			t.Fatalf("%v makes dirty: %v", m, dirty(d))
 		}
 	}
-	// A stream that breaks here resumes where it was.
+	// A stream that breaks here resumes from its revision.
 	s.Begin()
 	if epoch, revision := s.Resume(); epoch != "e" || revision != 4 {
 		t.Errorf("resumes from %d of %q", revision, epoch)
@@ -419,7 +420,7 @@ func TestAClusterSentInPartsIsCompleteAtTheEndMark(t *testing.T) {
 	if diff := cmp.Diff([]string{"c2", "c2/n2 10.2.2.0/24"}, held(s)); diff != "" || !d.Networks["c2"] {
 		t.Errorf("at the end mark, with %v: %s", dirty(d), diff)
 	}
-	// From now on single changes count at once.
+	// From now on, single changes apply immediately.
 	if d, err := s.Receive(changes(peer(5, "c2", "n3", "10.2.3.0/24"))); err != nil || !d.Peers["c2"]["n3"] {
 		t.Errorf("%v, %v", dirty(d), err)
 	}

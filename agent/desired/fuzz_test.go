@@ -13,7 +13,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// delimited is messages as a fuzz target reads them.
+// delimited encodes messages in the form in which a fuzz target reads them.
 func delimited(messages ...*semaphorev1.AttachResponse) []byte {
 	var b bytes.Buffer
 	for _, m := range messages {
@@ -28,7 +28,7 @@ func delimited(messages ...*semaphorev1.AttachResponse) []byte {
 	return b.Bytes()
 }
 
-// picture is all that a state holds, as text.
+// picture returns the whole content of a state as text.
 func picture(s *State) string {
 	var b bytes.Buffer
 	epoch, revision := s.Resume()
@@ -52,8 +52,8 @@ func picture(s *State) string {
 	return b.String()
 }
 
-// Whatever a broker sends, nothing panics, a message that is refused leaves all as it was, and what is
-// wanted is well-formed: peers only beside a device, and dirty whatever differs.
+// FuzzReceive: whatever a broker sends, nothing panics, a refused message changes nothing, and the desired state is
+// well-formed: peers exist only beside a device, and everything that differs is dirty.
 func FuzzReceive(f *testing.F) {
 	f.Add(delimited(attached("A", false), changes(device(1, "c2", 1), peer(2, "c2", "n1", "a")), synced(2, "c2"),
 		changes(noPeer(3, "c2", "n1"))))
@@ -99,7 +99,7 @@ func FuzzReceive(f *testing.F) {
 	})
 }
 
-// followText is follow with the whole of a peer, and the device as a peer that has no name.
+// followText is follow with all fields of a peer, and with the device as a peer without a name.
 func (n node) followText(s *State, d Dirty) {
 	for cluster := range d.Networks {
 		delete(n, cluster)
@@ -130,7 +130,7 @@ func text(m proto.Message) string {
 	return string(data)
 }
 
-// texts are the lines of a node that has all that is wanted.
+// texts returns the lines of a node that has the whole desired state.
 func texts(s *State) []string {
 	n := node{}
 	for _, cluster := range s.Clusters() {

@@ -13,13 +13,13 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// broker is a model of what a broker says: a log of states, of which the newest of each object counts, and
-// a set of clusters that are known whole. It speaks of no cluster before it is.
+// broker is a model of a broker: a log of states, of which the newest of each object is sent, and the set of complete
+// clusters. It sends nothing of a cluster that is not complete.
 type broker struct {
 	r        *rand.Rand
 	epoch    int
 	revision uint64
-	// oldest is the last revision of which deletions are remembered up to now.
+	// oldest is the last revision whose deletions are no longer remembered.
 	oldest   uint64
 	newest   map[string]*semaphorev1.PeeringChange // by object
 	complete map[string]bool
@@ -58,7 +58,7 @@ func (b *broker) restart() {
 	b.newest, b.complete = map[string]*semaphorev1.PeeringChange{}, map[string]bool{}
 }
 
-// know has the broker learn one cluster whole.
+// know makes one cluster complete at the broker.
 func (b *broker) know(cluster string) {
 	if b.complete[cluster] {
 		return
@@ -70,7 +70,7 @@ func (b *broker) know(cluster string) {
 	b.complete[cluster] = true
 }
 
-// happen is something that changes in a remote cluster.
+// happen makes a random change in a remote cluster.
 func (b *broker) happen() {
 	cluster := clusters[b.r.IntN(len(clusters))]
 	node := fmt.Sprintf("n%d", b.r.IntN(4))
@@ -92,7 +92,7 @@ func (b *broker) happen() {
 	}
 }
 
-// since are the newest states after a revision, in order.
+// since returns the newest states after a revision, in order.
 func (b *broker) since(revision uint64, withDeletions bool) []*semaphorev1.PeeringChange {
 	var out []*semaphorev1.PeeringChange
 	for _, c := range b.newest {
@@ -116,7 +116,7 @@ func (b *broker) wanted() []string {
 	return lines
 }
 
-// stream is one stream from the broker: what it says, in the order in which it says it.
+// stream is one stream from the broker, with its messages in order.
 type stream struct {
 	b        *broker
 	position uint64
@@ -124,7 +124,7 @@ type stream struct {
 	told     map[string]bool
 }
 
-// next is the next message, or nil when all is said. Batches are short, so that streams break within a state.
+// next returns the next message, or nil if there is none. Batches are small, so that streams break within a state.
 func (s *stream) next(resumeEpoch string, resumeRevision uint64) *semaphorev1.AttachResponse {
 	b := s.b
 	epoch := fmt.Sprint(b.epoch)
@@ -149,7 +149,7 @@ func (s *stream) next(resumeEpoch string, resumeRevision uint64) *semaphorev1.At
 	return nil
 }
 
-// node is a node that follows what is dirty and nothing else.
+// node is a node that follows only what is dirty.
 type node map[string]map[string]string
 
 func (n node) follow(s *State, d Dirty) {
@@ -176,7 +176,7 @@ func (n node) follow(s *State, d Dirty) {
 	}
 }
 
-// look makes a device what is wanted, by adding alone where that is restored.
+// look sets a device to the desired state; for restored state it only adds.
 func (n node) look(s *State, cluster string) {
 	network := s.Network(cluster)
 	if n[cluster] == nil || !network.Restored {
@@ -201,9 +201,9 @@ func (n node) lines() []string {
 	return lines
 }
 
-// Any order of changes, broken streams, broker restarts, agent restarts and reboots of the node, with what an earlier
-// agent had kept, ends in what the broker wants, on the node too; a device once made is never taken out by any of them;
-// and a reconnect with nothing changed touches nothing.
+// TestRandomStreams: any order of changes, broken streams, restarts of broker and agent, and reboots of the node, with
+// the state that an earlier agent stored, ends in the broker's desired state, on the node too. None of them removes a
+// device that exists, and a reconnect without a change touches nothing.
 func TestRandomStreams(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -212,7 +212,7 @@ func TestRandomStreams(t *testing.T) {
 		s, n := New(), node{}
 		var st *stream
 		connect := func() { s.Begin(); st = &stream{b: b} }
-		// step takes one message; false when there is none.
+		// step receives one message; it returns false if there is none.
 		step := func() (Dirty, bool) {
 			m := st.next(s.Resume())
 			if m == nil {
@@ -242,9 +242,9 @@ func TestRandomStreams(t *testing.T) {
 			switch x := r.IntN(24); {
 			case x == 20:
 				keep()
-			case x == 21: // the agent starts again
+			case x == 21: // the agent restarts
 				if r.IntN(2) == 0 {
-					keep() // it was asked to end
+					keep() // it was asked to stop
 				}
 				s = New()
 				n.follow(s, s.Restore(kept))

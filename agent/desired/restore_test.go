@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// restored is a state after a start from what another one held.
+// restored returns a state that was restored from another one.
 func restored(t *testing.T, from *State) *State {
 	t.Helper()
 	networks, whole := from.Snapshot()
@@ -41,7 +41,7 @@ func TestRestore(t *testing.T) {
 		if _, whole := s.Snapshot(); whole || s.Current() || s.Proven("c2") || !s.Network("c2").Restored {
 			t.Error("what is restored counts as said")
 		}
-		// Broken off within a whole state.
+		// The stream breaks within a snapshot.
 		feed(t, s, begin, attached("B", false), changes(device(1, "c2", 9)), begin)
 		if diff := cmp.Diff(held(first), held(s)); diff != "" || !s.Network("c2").Restored {
 			t.Error(diff)
@@ -55,7 +55,7 @@ func TestRestore(t *testing.T) {
 			t.Error(diff)
 		}
 		got := feed(t, s, begin, attached("B", false), unchanged("c2"), unchanged("c3"), synced(4, "c2", "c3"))
-		// Once more as a whole: less was done by what was restored.
+		// A complete snapshot marks everything dirty, because restored state was only added.
 		if diff := cmp.Diff([]string{"c2", "c3"}, dirty(got...)); diff != "" {
 			t.Errorf("dirty (-want +got):\n%s", diff)
 		}
@@ -74,7 +74,7 @@ func TestRestore(t *testing.T) {
 		if diff := cmp.Diff(want, held(s)); diff != "" {
 			t.Errorf("held (-want +got):\n%s", diff)
 		}
-		// Of c3 the broker knows nothing yet: it stays, and is kept for the next start too.
+		// c3 is not complete at the broker yet: its state stays, and is stored for the next start, too.
 		if !s.Network("c3").Restored || s.Network("c2").Restored || s.Proven("c3") || !s.Proven("c2") {
 			t.Error("c3 counts as said, or c2 does not")
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 )
 
-// scrape is a scrape of the metrics of some devices, as text.
+// scrape writes the metrics of some devices as text.
 func scrape(w http.ResponseWriter, devices []*wireguard.Device, peers bool) {
 	gatherer := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return Families(devices, peers), nil })
 	promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{}).ServeHTTP(w, &http.Request{})
@@ -93,7 +93,7 @@ semaphore_wg_peer_transmit_bytes_total{DEV,P4} 0
 	if got := Families(nil, true); len(got) != 0 {
 		t.Errorf("of no device: %v", got)
 	}
-	// What a registry would check of them.
+	// These are the checks of a registry.
 	merged := prometheus.Gatherers{prometheus.GathererFunc(func() ([]*dto.MetricFamily,
 		error) {
 		return Families(devices, true), nil
@@ -103,14 +103,14 @@ semaphore_wg_peer_transmit_bytes_total{DEV,P4} 0
 	}
 }
 
-// Limits of a scrape of 5,000 peers: its text, and what it takes of memory for it.
+// Limits of a scrape of 5,000 peers: the size of its text, and the memory that it takes.
 const (
 	maxScrapeBytes  = 3.8e6 // 25,000 series, each with the labels cluster, device and public_key
 	maxScrapeMemory = 7.5e6
 	maxScrapeAllocs = 500
 )
 
-// BenchmarkFamilies is what a scrape costs once 5,000 peers were read, with its text.
+// BenchmarkFamilies measures the cost of a scrape, with its text, after 5,000 peers were read.
 func BenchmarkFamilies(b *testing.B) {
 	d := &wireguard.Device{Name: "wireguard.c2"}
 	for i := range 5000 {
@@ -140,7 +140,7 @@ func BenchmarkFamilies(b *testing.B) {
 	}
 }
 
-// counter is a response of which only the size is kept.
+// counter is a response that stores only its size.
 type counter int
 
 func (c *counter) Header() http.Header { return http.Header{} }

@@ -2,8 +2,8 @@ package guard
 
 import "testing"
 
-// FuzzParseComments: whatever comments the rules of the node's table have, what they say of remotes has a device and
-// subnets that are some.
+// FuzzParseComments: whatever comments the rules of the node's table have, a remote that is parsed from them has a
+// valid device and valid subnets.
 func FuzzParseComments(f *testing.F) {
 	f.Add("c2 wireguard.c2 10.2.0.0/16 drop", "c2 wireguard.c2 192.0.2.0/28 nodes 7773")
 	f.Add("c2 wireguard.c2 fd00::/48 count", "c2 x 192.0.2.0/28 x 99999999999999999999")

@@ -29,7 +29,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-// must ends the test where there is an error.
+// must ends the test on an error.
 var must = testkit.Must
 
 func eventually(t *testing.T, what string, ok func() bool) {
@@ -37,8 +37,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	testkit.Eventually(t, nodetest.Patience(time.Minute), what, testkit.True(ok))
 }
 
-// wires are a node with two interfaces, good and bad, whose other ends are in a network namespace of their own. The
-// default routes lead out by bad.
+// wires is a node with two interfaces, good and bad, whose other ends are in a network namespace of their own. The
+// default routes leave by bad.
 type wires struct{ far *netns.Namespace }
 
 func newWires(t *testing.T) *wires {
@@ -78,7 +78,8 @@ func newWires(t *testing.T) *wires {
 	return &wires{far}
 }
 
-// watch looks at what leaves by bad; what it returns ends that, and counts the packets to remote pods.
+// watch captures the packets that leave by bad. The returned function ends the capture, and returns the number of
+// packets to remote pods.
 func (w *wires) watch(t *testing.T) func() int {
 	t.Helper()
 	wire, err := capture.Start(w.far, "bad")
@@ -89,7 +90,7 @@ func (w *wires) watch(t *testing.T) func() int {
 		must(t, err)
 		n := 0
 		for _, p := range packets {
-			switch { // by the addresses in the packets' headers, behind Ethernet's of 14 bytes
+			switch { // the addresses follow Ethernet's header of 14 bytes
 			case len(p.Data) >= 34 && p.Data[12] == 8 && p.Data[13] == 0 && p.Data[30] == 10 && p.Data[31] == 2:
 				n++
 			case len(p.Data) >= 54 && p.Data[12] == 0x86 && p.Data[13] == 0xdd &&
@@ -108,7 +109,7 @@ func linkIndex(t *testing.T, name string) int {
 	return link.Attrs().Index
 }
 
-// route sends a subnet out by an interface.
+// route adds a route for a subnet by an interface.
 func route(t *testing.T, subnet, device string) *netlink.Route {
 	t.Helper()
 	_, dst, err := net.ParseCIDR(subnet)
@@ -118,7 +119,7 @@ func route(t *testing.T, subnet, device string) *netlink.Route {
 	return r
 }
 
-// send sends a packet; whether that can be done at all is the error.
+// send sends a packet. The error is that of the system call.
 func send(to string) error {
 	c, err := net.Dial("udp", net.JoinHostPort(to, "9"))
 	if err != nil {
@@ -129,7 +130,7 @@ func send(to string) error {
 	return err
 }
 
-// set is must for what also tells whether anything changed.
+// set returns must for functions that also report a change.
 func set(t *testing.T) func(bool, error) {
 	t.Helper()
 	return func(_ bool, err error) {
@@ -145,8 +146,8 @@ func counts(t *testing.T, g *Guard, cluster string) Count {
 	return all[cluster]
 }
 
-// What a device has encrypted goes to nodes of the remote and to nothing else, and comes from them alone: an attacker
-// who has a peer's key could have this node send anywhere by one packet from there.
+// TestTunnels: encrypted packets go only to nodes of the remote, and are accepted only from them. Otherwise an attacker
+// with a peer's key could make this node send anywhere, with a single packet from there.
 func TestTunnels(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
@@ -164,7 +165,7 @@ func TestTunnels(t *testing.T) {
 				got <- from.(*net.UDPAddr).IP.String()
 			}
 		}()
-		// Packets between two addresses of this node take the same chains as those of others.
+		// Packets between two addresses of this node pass the same chains as those of others.
 		ip := func(address string) {
 			link, err := netlink.LinkByName("good")
 			must(t, err)
@@ -203,7 +204,7 @@ func TestTunnels(t *testing.T) {
 		}
 		set(t)(g.Set("c2", Remote{Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Port: 7775,
 			Nodes: prefixes("198.51.100.0/24", "2001:db8:100::/64")}))
-		// whose nodes may be anywhere
+		// the nodes of this remote may have any address
 		set(t)(g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16"), Port: 7776}))
 		for _, c := range []struct {
 			at, here string
@@ -225,7 +226,7 @@ func TestTunnels(t *testing.T) {
 		if got := counts(t, g, "c3"); got != (Count{}) {
 			t.Errorf("c3: %+v", got)
 		}
-		// A later agent knows them before its broker sends them, and they survive what it sets of another remote.
+		// A later agent reads them before its broker sends them, and they survive changes of another remote.
 		later := New(true, routing.Default())
 		set(t)(later.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16", "10.33.0.0/16")}))
 		if arrives("203.0.113.1", "192.0.2.1") {
@@ -244,7 +245,7 @@ func TestGuard(t *testing.T) {
 		g := New(true, routing.Default())
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}))
 
-		// There is no route into the device: the packet is refused, and never gets as far as the rules.
+		// Without a route into the device the packet is refused, and never reaches the rules.
 		for _, to := range []string{"10.2.1.1", "fd00:2::1"} {
 			if err := send(to); err == nil {
 				t.Errorf("a packet to %s follows the default route", to)
@@ -256,7 +257,7 @@ func TestGuard(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 
-		// Routes lead past the device. Whether the sender gets an error depends on the kernel.
+		// Routes lead past the device. It depends on the kernel whether the sender gets an error.
 		for _, subnet := range []string{"10.2.1.0/24", "fd00:2:0:1::/64"} {
 			route(t, subnet, "bad")
 		}
@@ -281,7 +282,7 @@ func TestGuard(t *testing.T) {
 			t.Errorf("%+v after a packet that left by the device", got)
 		}
 
-		// Another remote comes, whose device is not there; the first keeps its counter.
+		// A second remote is added, whose device does not exist; the first one keeps its counter.
 		set(t)(g.Set("c3", Remote{Device: "wireguard.c3", Subnets: prefixes("10.3.0.0/16", "fd00:3::/48")}))
 		if err := send("10.3.1.1"); err == nil {
 			t.Error("a packet to 10.3.1.1 follows the default route")
@@ -290,7 +291,7 @@ func TestGuard(t *testing.T) {
 			t.Errorf("%+v after another remote came", got)
 		}
 
-		// Someone who takes it all away.
+		// Another program deletes everything.
 		conn, err := nftables.New()
 		must(t, err)
 		conn.FlushRuleset()
@@ -305,7 +306,7 @@ func TestGuard(t *testing.T) {
 			t.Errorf("%+v after the guard was healed", got)
 		}
 
-		// An agent that starts again, knows nothing of c3 and takes c2 out.
+		// A restarted agent, to which no broker has sent c3, removes c2.
 		g = New(true, routing.Default())
 		if diff := cmp.Diff([]string{"c2", "c3"}, g.Clusters()); diff != "" {
 			t.Errorf("remembered (-want +got):\n%s", diff)
@@ -346,8 +347,8 @@ func TestGuard(t *testing.T) {
 	})
 }
 
-// A guard of the cluster with the longest name, and of subnets that are written with the most characters: the kernel
-// keeps it, and an agent that starts again knows it.
+// TestLongName: the kernel stores the guard of a cluster with the longest name, and of subnets with the longest text,
+// and a restarted agent parses it.
 func TestLongName(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
@@ -378,7 +379,7 @@ func TestLongName(t *testing.T) {
 	})
 }
 
-// neighbour has packets to these addresses leave without anybody's answer.
+// neighbour adds permanent neighbour entries, so that packets to these addresses leave although nobody answers.
 func neighbour(t *testing.T, device string, addresses ...string) {
 	t.Helper()
 	for _, a := range addresses {
@@ -389,7 +390,7 @@ func neighbour(t *testing.T, device string, addresses ...string) {
 	}
 }
 
-// sent is how many packets an interface has sent.
+// sent returns the number of packets that an interface has sent.
 func sent(t *testing.T, device string) uint64 {
 	t.Helper()
 	link, err := netlink.LinkByName(device)
@@ -397,7 +398,8 @@ func sent(t *testing.T, device string) uint64 {
 	return link.Attrs().Statistics.TxPackets
 }
 
-// Packets with a remote pod's address that do not come out of its device are nobody's.
+// TestSpoofedSourceAddressesAreDropped: the guard drops packets with a remote pod's source address that do not come out
+// of the remote's device.
 func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
@@ -425,7 +427,7 @@ func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 			}))
 		}
 		received := map[string]bool{}
-		// enters waits until a packet gets through.
+		// enters sends packets until one arrives.
 		enters := func(to, text string) {
 			t.Helper()
 			eventually(t, text+" gets through", func() bool {
@@ -440,7 +442,7 @@ func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 				}
 			})
 		}
-		// The way back has to be there, or the kernel takes no packet from there.
+		// Without a route back, the kernel's reverse path filter drops the packets.
 		route(t, "10.2.1.0/24", "good")
 		const byGood, byBad = "192.0.2.1", "192.0.2.5"
 		enters(byGood, "unguarded, by the device")
@@ -454,7 +456,7 @@ func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 		if received["by another"] {
 			t.Error("a packet with a remote pod's address comes in by another interface")
 		}
-		// Where it is not wanted.
+		// Without guardInbound they pass.
 		g = New(false, routing.Default())
 		set(t)(g.Restore())
 		enters(byBad, "by another, which was not forbidden")
@@ -463,7 +465,8 @@ func TestSpoofedSourceAddressesAreDropped(t *testing.T) {
 	})
 }
 
-// While remotes come and go, no packet of one that stays gets out, or is dropped on its way into the device.
+// TestNoGapWhileItChanges: while remotes come and go, no packet of a remaining one leaks, or is dropped on its way into
+// the device.
 func TestNoGapWhileItChanges(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
@@ -498,7 +501,7 @@ func TestNoGapWhileItChanges(t *testing.T) {
 					lost.Add(1)
 				}
 				tries.Add(1)
-				time.Sleep(100 * time.Microsecond) // one processor has to be enough for all of this
+				time.Sleep(100 * time.Microsecond) // one CPU must be enough for all of this
 			}
 		}()
 		for i := range 10 {
@@ -524,8 +527,8 @@ func TestNoGapWhileItChanges(t *testing.T) {
 	})
 }
 
-// A program that changes a rule and leaves its comment, makes the table dormant or removes a counter is noticed, and
-// what it did is healed.
+// TestChangesOfOthers: the guard notices and heals changes of other programs: a changed rule with its comment
+// unchanged, a dormant table, a removed counter.
 func TestChangesOfOthers(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		w := newWires(t)
@@ -593,7 +596,7 @@ func TestChangesOfOthers(t *testing.T) {
 	})
 }
 
-// sleep sets our table asleep, as "nft add table inet semaphore { flags dormant; }" does. The library cannot.
+// sleep makes the table dormant, as "nft add table inet semaphore { flags dormant; }" does. The library lacks this.
 func sleep(t *testing.T) {
 	t.Helper()
 	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER)
@@ -617,8 +620,8 @@ func sleep(t *testing.T) {
 	must(t, unix.Sendto(s, batch, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
 }
 
-// When nftables cannot be read, the unreachable routes are made all the same, and what an earlier guard left is
-// taken over once it can be.
+// TestNFTablesThatCannotBeRead: if nftables cannot be read, the unreachable routes are created nevertheless, and the
+// state of an earlier guard is read once that is possible.
 func TestNFTablesThatCannotBeRead(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
@@ -653,7 +656,8 @@ func TestNFTablesThatCannotBeRead(t *testing.T) {
 	})
 }
 
-// An earlier version's routes of the main table give way to ours: before they go, ours stand.
+// TestRoutesOfAnEarlierVersionAreReplaced: routes of an earlier version in the main table are removed after the new
+// ones exist.
 func TestRoutesOfAnEarlierVersionAreReplaced(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		newWires(t)
@@ -705,7 +709,7 @@ func TestWatch(t *testing.T) {
 		if n := told.Load(); n != 0 {
 			t.Errorf("%d callbacks for another program's table", n)
 		}
-		eventually(t, "all was deleted, and that is noticed", func() bool { // again and again: the watch may be late to begin
+		eventually(t, "all was deleted, and that is noticed", func() bool { // repeatedly: the watch may begin late
 			set(t)(g.Restore())
 			conn.FlushRuleset()
 			must(t, conn.Flush())
@@ -717,7 +721,7 @@ func TestWatch(t *testing.T) {
 		if !slices.Contains(stands.comments[out], "c2 good 10.2.0.0/16 drop") {
 			t.Errorf("%v", stands.comments)
 		}
-		// Where nothing is to be healed, nothing is written.
+		// Without damage, nothing is written.
 		time.Sleep(100 * time.Millisecond)
 		before := told.Load()
 		if changed, err := g.Restore(); changed || err != nil {

@@ -19,7 +19,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// wants is what a broker desires.
+// wants is the desired state of a broker.
 type wants map[string]*desired.Network
 
 func (w wants) Clusters() []string                      { return []string{"c2"} }
@@ -32,7 +32,7 @@ func (w wants) Nodes(string, []wgtypes.Key) []string {
 	return nil
 }
 
-// TestLookUp: what is desired and what the kernel has are distinguished, link by link.
+// TestLookUp: the answer distinguishes, at each step of the path, what is desired from what the kernel has.
 func TestLookUp(t *testing.T) {
 	m1, stranger := wgtypes.Key{1}, wgtypes.Key{9}
 	kernel := &kerneltest.Node{}

@@ -18,7 +18,7 @@ func at(n byte) netip.AddrPort {
 
 func all(Key) bool { return true }
 
-// talking are peers 1 to n.
+// talking returns the peers 1 to n.
 func talking(n int) map[Key]netip.AddrPort {
 	out := map[Key]netip.AddrPort{}
 	for i := 1; i <= n; i++ {
@@ -52,8 +52,8 @@ func TestFromLinks(t *testing.T) {
 	}
 }
 
-// A story has lines: "MINUTE links N", "MINUTE talk N" (peers 1 to N), "MINUTE peer N carries M", or "silent",
-// "MINUTE moves N", and after each the MTU that is decided, with the peer that limits it.
+// Each line of a story is "MINUTE links N", "MINUTE talk N" (peers 1 to N), "MINUTE peer N carries M", or "silent", or
+// "MINUTE moves N", followed by the resulting MTU, and by the peer that limits it.
 func TestMTUOverTime(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -200,7 +200,8 @@ func TestMTUOverTime(t *testing.T) {
 	}
 }
 
-// However many peers talk, only so many are asked for at a time, the rest follow, and each again after ten minutes.
+// TestPathProbesArePaced: a limited number of peers is probed at a time, however many talk; the others follow, and each
+// is probed again after ten minutes.
 func TestPathProbesArePaced(t *testing.T) {
 	d := New(0)
 	d.Links(1440, "")
@@ -224,13 +225,13 @@ func TestPathProbesArePaced(t *testing.T) {
 	if again := d.Due(noon.Add(refresh-time.Second), 16, maps.All(peers), all); len(again) > 0 {
 		t.Errorf("%d are measured again too early", len(again))
 	}
-	// One under way is not asked for twice.
+	// A peer is not probed again while a probe is running.
 	late := noon.Add(refresh + jitter + 3*time.Minute)
 	first, second := d.Due(late, 150, maps.All(peers), all), d.Due(late, 150, maps.All(peers), all)
 	if len(first) != 150 || len(second) != 50 {
 		t.Errorf("%d, then %d", len(first), len(second))
 	}
-	// A result that comes after the links have changed is of another question.
+	// A result from before the change of the links is ignored.
 	d.Links(1390, "")
 	d.Due(late, 200, maps.All(peers), all)
 	d.Measured(late, first[0], Result{Answered: true, Carries: 1300})
@@ -239,8 +240,8 @@ func TestPathProbesArePaced(t *testing.T) {
 	}
 }
 
-// TestAnMTUOfAnEarlierAgentStays: an MTU that links carry stays until a path is measured; one that no link carries, or
-// that IPv6 forbids, does not.
+// TestAnMTUOfAnEarlierAgentStays: an existing MTU that the links carry stays until a path is measured. One that no link
+// carries, or that is too small for IPv6, does not.
 func TestAnMTUOfAnEarlierAgentStays(t *testing.T) {
 	for standing, want := range map[int]int{0: 1440, 1279: 1440, 1280: 1280, 1400: 1400, 1440: 1440, 1441: 1440} {
 		d := New(standing)

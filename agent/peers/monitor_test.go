@@ -15,7 +15,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// oneDevice is a broker's wish for a device to c2, and to nothing else.
+// oneDevice is a broker that desires a device for c2 only.
 type oneDevice struct{}
 
 func (oneDevice) Device(cluster string) *semaphorev1.Device {
@@ -27,7 +27,7 @@ func (oneDevice) Device(cluster string) *semaphorev1.Device {
 func (oneDevice) Endpoints(string, int) []netip.Addr          { return nil }
 func (oneDevice) Nodes(_ string, keys []wgtypes.Key) []string { return make([]string, len(keys)) }
 
-// A device whose MTU has changed is set, once for each change, and no other is.
+// TestChangedMTUIsSetOnce: a device whose MTU changed is set once for each change, and no other device is.
 func TestChangedMTUIsSetOnce(t *testing.T) {
 	var set []string
 	m := New(nil, oneDevice{}, events.New("c1"), func(cluster string) { set = append(set, cluster) }, func() {})
@@ -44,8 +44,8 @@ func TestChangedMTUIsSetOnce(t *testing.T) {
 	}
 }
 
-// The traffic of a device is reported as a rate, 30 s after the last report at the earliest, and only if it is another
-// one by more than a tenth; an idle device reports nothing for its keepalives.
+// TestTraffic: the traffic of a device is reported as a rate, at the earliest 30 s after the last report, and only if
+// it changed by more than a tenth. An idle device reports nothing for its keepalives.
 func TestTraffic(t *testing.T) {
 	start := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	d, now, sent := &device{}, start, int64(0)
@@ -82,8 +82,8 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// TestWhoseProbesAreAnswered: those from the endpoint of a peer, and of nobody else. A peer that never had a handshake
-// has one at no time, and not in 1970, which WireGuard says.
+// TestWhoseProbesAreAnswered: the agent answers probes only from the endpoint of a peer. A peer that never had a
+// handshake has the zero time, and not 1970, which WireGuard reports.
 func TestWhoseProbesAreAnswered(t *testing.T) {
 	m := New(nil, oneDevice{}, events.New("c1"), func(string) {}, func() {})
 	m.Observe("c2", 0, []wgtypes.Peer{{PublicKey: wgtypes.Key{1}, LastHandshakeTime: time.Unix(0, 0),

@@ -17,7 +17,7 @@ import (
 
 var prefixes = testkit.Prefixes
 
-// addresses are those of an interface.
+// addresses parses the addresses of an interface.
 func addresses(texts ...string) []wireguard.Address {
 	var out []wireguard.Address
 	for _, text := range texts {
@@ -26,7 +26,7 @@ func addresses(texts ...string) []wireguard.Address {
 	return out
 }
 
-// R27: whatever the broker says, the agent routes nothing that is not a remote's.
+// TestR27OnlyTheRemotesPrefixesAreRouted: whatever the broker sends, the agent routes only the remote's prefixes.
 func TestR27OnlyTheRemotesPrefixesAreRouted(t *testing.T) {
 	open := Bounds{
 		Local: prefixes("10.1.0.0/16", "10.101.0.0/16", "fd01::/48"),
@@ -37,7 +37,7 @@ func TestR27OnlyTheRemotesPrefixesAreRouted(t *testing.T) {
 	for _, c := range []struct {
 		name, prefix string
 		bounds       Bounds
-		word         string // of the refusal; none is taken
+		word         string // in the refusal; empty if there is none
 	}{
 		{"a remote's", "10.2.0.0/16", open, ""},
 		{"a node's", "10.2.3.0/24", open, ""},
@@ -96,7 +96,7 @@ func TestR27OnlyTheRemotesPrefixesAreRouted(t *testing.T) {
 	}
 }
 
-// What is refused of a device is reported, and the rest of it is done.
+// TestR27TheRestOfADeviceIsProgrammed: what is refused of a device is reported, and the rest of it is programmed.
 func TestR27TheRestOfADeviceIsProgrammed(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16", "10.1.0.0/16"}, map[string]string{
 		"good": "a 172.18.0.2:51820 10.2.1.0/24", "thief": "b 172.18.0.3:51820 10.2.2.0/24 10.1.5.0/24",
@@ -118,7 +118,7 @@ func TestR27TheRestOfADeviceIsProgrammed(t *testing.T) {
 			t.Errorf("refused %q; want %q at %d", refused, word, i)
 		}
 	}
-	// Alone it is refused as well, and is no obstacle to others.
+	// Without the others it is refused as well, and it does not affect them.
 	p := programmed(&desired.Network{Device: want.Device, Peers: map[string]*semaphorev1.Peer{"good": want.Peers["good"]}},
 		bounds)
 	if cfg := p.Change(map[string]*semaphorev1.Peer{"thief": want.Peers["thief"]}); len(cfg.Peers) != 0 ||
@@ -133,8 +133,8 @@ func TestR27TheRestOfADeviceIsProgrammed(t *testing.T) {
 	}
 }
 
-// What is routed stays routed when this node gets an address inside it, and that is said; what is new is refused. Its
-// peers lose nothing by either.
+// TestLocalAddressInsideARoutedSubnet: an existing route remains when this node gets an address inside it, with a
+// report; a new one is refused. Neither affects the allowed IPs of other peers.
 func TestLocalAddressInsideARoutedSubnet(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16", "172.17.0.0/16", "fd00:2::/48"}, map[string]string{
 		"n1": "a 192.0.2.1:51820 10.2.200.0/24 fd00:2:0:1::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24 172.17.2.0/24",
@@ -160,7 +160,7 @@ func TestLocalAddressInsideARoutedSubnet(t *testing.T) {
 			t.Errorf("refused %q; want %q at %d", refused, word, i)
 		}
 	}
-	// The operator's word ends what stands, in either way.
+	// The operator's configuration, of either kind, removes the existing route.
 	for name, bounds := range map[string]Bounds{
 		"localSubnets":   {Existing: bounds.Existing, Local: prefixes("10.2.0.0/24")},
 		"allowedSubnets": {Existing: bounds.Existing, Allowed: prefixes("10.3.0.0/16")},
@@ -171,8 +171,8 @@ func TestLocalAddressInsideARoutedSubnet(t *testing.T) {
 	}
 }
 
-// Whatever the broker says, no peer is where no node of the remote can be: this node would send there what its pods
-// send to the remote.
+// TestR27Endpoints: whatever the broker sends, no peer has an endpoint at which no node of the remote can be: this node
+// would send its pods' packets for the remote there.
 func TestR27Endpoints(t *testing.T) {
 	open := Bounds{Local: prefixes("10.1.0.0/16", "10.101.0.0/16", "192.0.2.8/29"),
 		Own: addresses("192.0.2.9/24", "fd18::5/64", "172.18.0.5/31")}
@@ -181,7 +181,7 @@ func TestR27Endpoints(t *testing.T) {
 	for _, c := range []struct {
 		endpoint string
 		bounds   Bounds
-		word     string // of the refusal; none is taken
+		word     string // in the refusal; empty if there is none
 	}{
 		{"192.0.2.17:7775", open, ""},
 		{"8.8.8.8:53", open, ""},
@@ -209,7 +209,7 @@ func TestR27Endpoints(t *testing.T) {
 		{"192.0.2.9:7775", open, "an address of this node"},
 		{"[fd18::5]:7775", open, "an address of this node"},
 		{"192.0.2.255:7775", open, "the broadcast address of interface eth0"},
-		{"172.18.0.4:7775", open, ""}, // the other end of a link of two
+		{"172.18.0.4:7775", open, ""}, // the other end of a point-to-point link
 		{"192.0.2.10:7775", open, "of the own cluster"},
 		{"10.101.0.1:443", open, "of the own cluster"},
 	} {
@@ -220,7 +220,7 @@ func TestR27Endpoints(t *testing.T) {
 		case c.word != "" && (err == nil || !strings.Contains(err.Error(), c.word)):
 			t.Errorf("%s: %v; want %q", c.endpoint, err, c.word)
 		}
-		// A peer is refused for it, and nothing else.
+		// Only the peer is refused for it.
 		want := networkOf([]string{"10.2.0.0/16"}, map[string]string{"n1": "a " + c.endpoint + " 10.2.1.0/24",
 			"n2": "b 192.0.2.18:7775 10.2.2.0/24"})
 		peers, wanted := carryOut(t, nil, Network("c2", want, c.bounds, wgtypes.Key{1}, nil)).Peers, 2
@@ -233,7 +233,7 @@ func TestR27Endpoints(t *testing.T) {
 	}
 }
 
-// The operator's configuration bounds what is routed in all, and the device's port.
+// TestR27ConfigurationBoundsRoutesAndPort: the operator's configuration bounds all routes, and the device's port.
 func TestR27ConfigurationBoundsRoutesAndPort(t *testing.T) {
 	bounds := Bounds{Remote: &Remote{Pods: prefixes("10.2.0.0/16"), Port: 7775}}
 	var eights []string

@@ -30,7 +30,7 @@ func TestHeard(t *testing.T) {
 		peers  []wgtypes.Peer
 		silent string
 		hold   bool
-		// replaced says that the device has none of the peers yet.
+		// replaced is true if the device has none of the peers yet.
 		replaced bool
 		want     string
 	}

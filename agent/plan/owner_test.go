@@ -54,7 +54,8 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// A peer of semaphore-wireguard's differs in its keepalive alone: its allowed IPs are left as they are.
+// TestAdoptedPeerKeepsItsAllowedIPs: a peer of semaphore-wireguard differs only in its keepalive, so its allowed IPs
+// are not set again.
 func TestAdoptedPeerKeepsItsAllowedIPs(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16"}, map[string]string{"n1": "a 192.0.2.1:51820 10.2.1.0/24"})
 	stands := carryOut(t, nil, Network("c2", want, Bounds{}, wgtypes.Key{1}, nil))

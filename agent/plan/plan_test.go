@@ -21,10 +21,10 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// keyOf is a public key for a letter.
+// keyOf returns a public key for a letter.
 func keyOf(letter string) []byte { return bytes.Repeat([]byte(letter[:1]), wgtypes.KeyLen) }
 
-// peerOf is "KEY ENDPOINT PREFIX…".
+// peerOf parses "KEY ENDPOINT PREFIX…".
 func peerOf(node, text string) *semaphorev1.Peer {
 	f := strings.Fields(text)
 	return &semaphorev1.Peer{
@@ -48,8 +48,8 @@ func networkOf(subnets []string, peers map[string]string) *desired.Network {
 	return n
 }
 
-// carryOut is what a device is after the steps, as the kernel does them. It fails on what
-// the kernel would refuse.
+// carryOut returns the device after the steps, as the kernel would carry them out. It fails on a step that the kernel
+// would refuse.
 func carryOut(t *testing.T, d *wireguard.Device, s Steps) *wireguard.Device {
 	t.Helper()
 	if s.Create {
@@ -119,7 +119,7 @@ func configure(d *wireguard.Device, cfg wgtypes.Config) {
 	}
 }
 
-// lines are the peers and routes of a device.
+// lines returns the peers and routes of a device as text.
 func lines(d *wireguard.Device) []string {
 	var out []string
 	for _, p := range d.Peers {
@@ -302,7 +302,7 @@ func TestUnsetMTUIsDefault(t *testing.T) {
 	}
 }
 
-// What a configuration takes for a cluster's name, and nothing else, may come from the wire.
+// TestCluster: the agent accepts from the wire exactly the cluster names that a configuration accepts.
 func TestCluster(t *testing.T) {
 	long := strings.Repeat("a", 32)
 	for _, name := range []string{
@@ -316,8 +316,8 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// Single changes lead where a look at the whole would: for any order of changes, also such
-// as move prefixes and keys between peers and contradict each other.
+// TestSingleChangesEqualTheWholePlan: single changes have the result of the plan for the whole, in any order, also if
+// they move prefixes and keys between peers or contradict each other.
 func TestSingleChangesEqualTheWholePlan(t *testing.T) {
 	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -358,13 +358,13 @@ func TestSingleChangesEqualTheWholePlan(t *testing.T) {
 	}
 }
 
-// programmed is a network as it is once it was set.
+// programmed returns a network in the state after it was set.
 func programmed(want *desired.Network, bounds Bounds) *AppliedPeers {
 	return Network("c2", want, bounds, wgtypes.Key{1}, nil).Applied
 }
 
-// A change among 5,000 peers sets that peer, and costs what it costs among few: also while two of the others contradict
-// each other and one is refused.
+// TestSingleChangeIsSmall: a change among 5,000 peers sets only that peer, and costs as much as among few, also while
+// two of the others contradict each other and one is refused.
 func TestSingleChangeIsSmall(t *testing.T) {
 	of := func(n int) (*AppliedPeers, map[string]*semaphorev1.Peer) {
 		want := manyPeers(n)
@@ -394,7 +394,7 @@ func TestSingleChangeIsSmall(t *testing.T) {
 	}
 }
 
-// What a look and a change cost does not depend on how many addresses this node has.
+// TestCostByAddresses: the cost of a check and of a change does not depend on the number of this node's addresses.
 func TestCostByAddresses(t *testing.T) {
 	want := manyPeers(1000)
 	cost := func(n int) float64 {
@@ -441,8 +441,8 @@ func BenchmarkSingleChange(b *testing.B) {
 	}
 }
 
-// A look at a device that stands as it was programmed finds nothing to do, one at any that differs does; and it agrees
-// with the plan of the whole.
+// TestCheckOfAnUnchangedDeviceDoesNothing: a check of an unchanged device finds nothing to do, and a check of one that
+// differs does. The result agrees with the plan of the whole.
 func TestCheckOfAnUnchangedDeviceDoesNothing(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16", "fd02::/48"}, map[string]string{
 		"n1": "a 192.0.2.1:51820 10.2.1.0/24 fd02::/64", "n2": "b 192.0.2.2:51820 10.2.2.0/24",

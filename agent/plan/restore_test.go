@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// F7: the state that an earlier agent received adds what is missing of a device that exists, and removes or changes
-// nothing of it: the device may be newer.
+// TestF07RestoringOnlyAdds (F7): the restored state of an earlier agent adds what an existing device lacks, and removes
+// or changes nothing: the device may be newer.
 func TestF07RestoringOnlyAdds(t *testing.T) {
 	key := wgtypes.Key{9}
 	now := networkOf([]string{"10.2.0.0/16", "10.22.0.0/16"}, map[string]string{
@@ -20,7 +20,8 @@ func TestF07RestoringOnlyAdds(t *testing.T) {
 	now.Device.ListenPort, now.Device.Mtu = 51900, 1300
 	stands := carryOut(t, nil, Network("c2", now, Bounds{}, key, nil))
 
-	// Of before n1 had its new key, n2 its new address, and n3 was there; and when n4 and n5 were.
+	// This state is from before n1 had its new key, n2 its new address, and n3 existed; and from when n4 and n5
+	// existed.
 	before := networkOf([]string{"10.2.0.0/16", "10.24.0.0/16"}, map[string]string{
 		"n1": "z 192.0.2.1:51820 10.2.1.0/24", "n2": "b 192.0.2.9:51820 10.2.2.0/24", "n4": "d 192.0.2.4:51820 10.2.4.0/24",
 		"n5": "e 192.0.2.5:51820 10.2.5.0/24 10.2.3.0/24",
@@ -51,7 +52,7 @@ func TestF07RestoringOnlyAdds(t *testing.T) {
 	if after.MTU != 1300 || after.ListenPort != 51900 || after.PrivateKey != key {
 		t.Errorf("MTU %d, port %d", after.MTU, after.ListenPort)
 	}
-	// The same again changes nothing, and what the broker says then is done whole.
+	// Restoring it again changes nothing. The broker's state is then applied completely.
 	if s := Network("c2", before, Bounds{}, wgtypes.Key{8}, after); !s.Empty() {
 		t.Errorf("a second look: %+v, %+v", s, s.Config)
 	}
@@ -61,7 +62,7 @@ func TestF07RestoringOnlyAdds(t *testing.T) {
 	}
 }
 
-// F8: where nothing stands, or only the shell of a device, all is made as it was wanted.
+// TestF08RestoringMakesWhatIsNotThere (F8): if there is no device, or an empty one, everything is created as desired.
 func TestF08RestoringMakesWhatIsNotThere(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16"}, map[string]string{"n1": "a 192.0.2.1:51820 10.2.1.0/24"})
 	full := carryOut(t, nil, Network("c2", want, Bounds{}, wgtypes.Key{9}, nil))
@@ -78,7 +79,8 @@ func TestF08RestoringMakesWhatIsNotThere(t *testing.T) {
 	}
 }
 
-// R27 holds for what is restored too: an address that is the node's own by now is not routed away.
+// TestRestoringIsBounded: R27 holds for restored state, too: a subnet with an address that the node has now is not
+// routed.
 func TestRestoringIsBounded(t *testing.T) {
 	want := networkOf([]string{"10.2.0.0/16", "0.0.0.0/1"}, map[string]string{"n1": "a 192.0.2.1:51820 10.2.1.0/24"})
 	want.Restored = true

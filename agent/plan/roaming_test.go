@@ -10,9 +10,9 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// A look is "SECONDS ENDPOINT RECEIVED SENT", at an endpoint that ends in the given number; 2 is the wanted one. What
-// comes of it is the endpoint that is left, or none where it is to be healed or is right.
-// A peer that is heard at an endpoint where no node of the remote can be is not left there.
+// TestRoamingStaysInside: a peer keeps an endpoint at which it is heard only if a node of the remote can be there. A
+// look is "SECONDS ENDPOINT RECEIVED SENT"; the endpoint ends in the given number, and 2 is the desired one. Its result
+// is the endpoint that is left, or none if it is to be healed or is the desired one.
 func TestRoamingStaysInside(t *testing.T) {
 	bounds := Bounds{Remote: &Remote{Nodes: prefixes("192.0.2.16/28")}}
 	wanted := netip.MustParseAddrPort("192.0.2.17:7775")
@@ -37,9 +37,9 @@ func TestRoamingStaysInside(t *testing.T) {
 func TestRoaming(t *testing.T) {
 	for _, c := range []struct {
 		name      string
-		handshake int // seconds before the first look; -1 for never
+		handshake int // seconds before the first look; -1 for none
 		looks     []string
-		left      string // "+" is new, "." left on, "-" not left
+		left      string // "+" newly left, "." still left, "-" not left
 	}{
 		{"where it is wanted", 5, []string{"0 2 100 100", "1 2 100 100"}, "--"},
 		{"roamed, and heard there", 5, []string{"0 2 100 100", "1 9 200 150", "2 9 300 200", "3 9 300 250"}, "-+.."},
@@ -77,7 +77,7 @@ func TestRoaming(t *testing.T) {
 				if c.handshake >= 0 {
 					p.LastHandshakeTime = begin.Add(-time.Duration(c.handshake) * time.Second)
 				}
-				peers := []wgtypes.Peer{p, {PublicKey: wgtypes.Key{2}, Endpoint: p.Endpoint}} // the second is not wanted
+				peers := []wgtypes.Peer{p, {PublicKey: wgtypes.Key{2}, Endpoint: p.Endpoint}} // the second is not desired
 				left := r.Look(begin.Add(time.Duration(seconds)*time.Second), peers,
 					func(key wgtypes.Key) (string, netip.AddrPort, bool) {
 						return "n1", at(2), key == wgtypes.Key{1}
@@ -106,8 +106,8 @@ func TestRoaming(t *testing.T) {
 	}
 }
 
-// TestRoamingOfSeveral: a peer that is not wanted, is where it is wanted, has no session or is healed decides nothing
-// about those after it.
+// TestRoamingOfSeveral: a peer that is not desired, has the desired endpoint, has no session or is healed does not
+// affect the decision about those after it.
 func TestRoamingOfSeveral(t *testing.T) {
 	begin := time.Unix(1_000_000, 0)
 	at := netip.MustParseAddrPort
@@ -120,10 +120,10 @@ func TestRoamingOfSeveral(t *testing.T) {
 				ReceiveBytes: received, LastHandshakeTime: handshake}
 		}
 		peers := []wgtypes.Peer{
-			peer(0, "192.0.2.9:51820", 100, begin), // not wanted
+			peer(0, "192.0.2.9:51820", 100, begin), // not desired
 			peer(1, "192.0.2.2:51820", 100, begin),
 			peer(2, "192.0.2.9:51820", 100, time.Time{}), // without a session
-			peer(3, "192.0.2.9:51820", 100, begin),       // heard never again: healed with the second look
+			peer(3, "192.0.2.9:51820", 100, begin),       // not heard again: healed at the second look
 			peer(4, "192.0.2.9:51820", received, begin),
 		}
 		for _, one := range r.Look(now, peers, func(key wgtypes.Key) (string, netip.AddrPort, bool) {
@@ -138,7 +138,7 @@ func TestRoamingOfSeveral(t *testing.T) {
 	}
 }
 
-// What an agent finds where a node has moved while it was away.
+// TestEndpoints: an agent starts after a node has moved.
 func TestEndpoints(t *testing.T) {
 	wanted := Endpoints(networkOf(nil, map[string]string{"n1": "a 192.0.2.1:1 10.2.1.0/24",
 		"n2": "b nonsense 10.2.2.0/24"}))

@@ -82,7 +82,7 @@ func TestChooseSources(t *testing.T) {
 				if got != c.want || (problem != "") != c.problem {
 					t.Errorf("%s, problem %q; want %s", got, problem, c.want)
 				}
-				slices.Reverse(c.addresses) // their order says nothing
+				slices.Reverse(c.addresses) // the order has no meaning
 				slices.Reverse(c.own)
 			}
 		})
@@ -127,7 +127,7 @@ func TestSetSources(t *testing.T) {
 	}
 }
 
-// The device gets the source of each family that is routed, and keeps no other.
+// TestSourcesOnTheDevice: the device gets the source address of each routed family, and keeps no other.
 func TestSourcesOnTheDevice(t *testing.T) {
 	addrs := func(texts ...string) (all []netip.Addr) {
 		for _, text := range texts {
@@ -150,8 +150,8 @@ func TestSourcesOnTheDevice(t *testing.T) {
 		"has another":     {both, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), addrs("10.1.7.1"), addrs("10.1.7.9"), false},
 		"is to have none": {Sources{Known: true}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, addrs("10.1.7.9"), false},
 		"not known":       {Sources{}, []string{"10.2.0.0/16"}, addrs("10.1.7.9"), nil, nil, false},
-		// One that takes packets before routes lead into it is never without an address of IPv4, and never loses its
-		// last.
+		// A device that accepts packets before routes lead into it always has an IPv4 address, and never loses its last
+		// one.
 		"early, no route":           {both, nil, nil, addrs("192.0.0.8"), nil, true},
 		"early, not known":          {Sources{}, nil, nil, addrs("192.0.0.8"), nil, true},
 		"early, not known, has one": {Sources{}, nil, addrs("10.1.7.9"), nil, nil, true},
@@ -222,7 +222,7 @@ func TestShadows(t *testing.T) {
 		"0.0.0.0/0 0":        false,
 		"10.0.0.0/8 0":       false,
 		"10.3.0.0/16 0":      false,
-		"10.2.0.0/16 0":      false, // reported where ours cannot be made
+		"10.2.0.0/16 0":      false, // reported if the agent's cannot be created
 		"10.2.0.0/16 100":    false,
 		"10.2.0.0/17 100":    true,
 		"10.2.1.1/32 0":      true,

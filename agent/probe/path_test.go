@@ -18,7 +18,8 @@ func run(t *testing.T, command string) {
 	testkit.Command(t, args[0], args[1:]...)
 }
 
-// A router's link carries 1400 bytes, of which it may or may not tell; the links at both ends carry 1500.
+// TestNarrowPath: a router's link carries 1400 bytes, which it may or may not report; the links at both ends carry
+// 1500.
 func TestNarrowPath(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		router, err := netns.Create("router")
@@ -70,7 +71,7 @@ func TestNarrowPath(t *testing.T) {
 			}
 			all.Wait()
 		}
-		// A new link has no neighbours yet.
+		// The neighbours on a new link are not resolved yet.
 		for began := time.Now(); ; {
 			if got, err := Measure(t.Context(), six, 1280, 1280); got.Answered || time.Since(began) > time.Minute {
 				must(t, err)
@@ -81,7 +82,7 @@ func TestNarrowPath(t *testing.T) {
 		run(t, "ip -n router link set far mtu 1400")
 		run(t, "ip -n far link set eth0 mtu 1400")
 		check("with a router's word", question{four, 1440, 1340}, question{six, 1420, 1320})
-		// The kernel believes that word for ten minutes; a new measurement does not.
+		// The kernel stores the reported MTU for ten minutes; a new measurement ignores it.
 		run(t, "ip -n router link set far mtu 1500")
 		run(t, "ip -n far link set eth0 mtu 1500")
 		check("wide again", question{four, 1440, 1440}, question{six, 1420, 1420})
@@ -89,7 +90,7 @@ func TestNarrowPath(t *testing.T) {
 		run(t, "ip netns exec router iptables -A OUTPUT -p icmp -j DROP")
 		run(t, "ip netns exec router ip6tables -A OUTPUT -p icmpv6 --icmpv6-type packet-too-big -j DROP")
 		run(t, "ip -n router link set far mtu 1401")
-		// Also when asked for more than the own link carries.
+		// This also holds if the requested size exceeds the MTU of the own link.
 		check("a black hole", question{four, 1440, 1341}, question{six, 1420, 1321}, question{four, 3000, 1341})
 		run(t, "ip -n router link set far mtu 1300")
 		check("less than the least", question{four, 1440, 0})

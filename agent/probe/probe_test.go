@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { nodetest.Main(m) }
 
-// must ends the test where there is an error.
+// must ends the test on an error.
 var must = testkit.Must
 
 // respond runs a responder until the test ends.
@@ -85,7 +85,7 @@ func TestOnLoopback(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0", ":0"} {
 		r, err := Listen(t.Context(), address, func(at netip.Addr) bool { return at.IsLoopback() && !at.Is4In6() })
 		if err != nil && address == "[::1]:0" {
-			continue // a machine without IPv6
+			continue // the machine has no IPv6
 		}
 		must(t, err)
 		respond(t, r)
@@ -94,7 +94,7 @@ func TestOnLoopback(t *testing.T) {
 			host = netip.IPv6Loopback()
 		}
 		if address == ":0" {
-			host = netip.MustParseAddr("127.0.0.5") // an answer from 127.0.0.1 would be another's
+			host = netip.MustParseAddr("127.0.0.5") // an answer from 127.0.0.1 would come from another address
 		}
 		got, err := Measure(t.Context(), netip.AddrPortFrom(host, r.Port()), 1280, 8940)
 		must(t, err)
@@ -123,7 +123,7 @@ func TestProbesWithoutAnswers(t *testing.T) {
 	}
 }
 
-// Somebody who makes answers up, for sizes that were never asked for or without knowing the id, is not believed.
+// TestForgedAnswers: answers are ignored if they are for sizes that were not requested, or lack the id.
 func TestForgedAnswers(t *testing.T) {
 	forger, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	must(t, err)
@@ -159,7 +159,7 @@ func TestForgedAnswers(t *testing.T) {
 	}
 }
 
-// A responder answers only so often, and continues afterwards.
+// TestLimit: a responder limits its answers, and continues afterwards.
 func TestLimit(t *testing.T) {
 	r, err := Listen(t.Context(), "127.0.0.1:0", anybody)
 	must(t, err)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The largest size that comes through is found, in few rounds, wherever it is.
+// TestSearch: the search finds the largest size that passes, in few rounds, wherever it is.
 func TestSearch(t *testing.T) {
 	for _, c := range []struct{ least, most, rounds, sizes int }{{1280, 1440, 4, 26}, {1280, 8940, 6, 42},
 		{1280, 1280, 1, 1}, {1280, 1281, 2, 3}} {
@@ -36,8 +36,8 @@ func TestSearch(t *testing.T) {
 	}
 }
 
-// What is lost by chance, or late, makes the search longer and its result no larger than what came through; it always
-// ends.
+// TestSearchWithLoss: probes that are lost by chance, or late, make the search longer, and the result no larger than
+// what passed. The search always ends.
 func TestSearchWithLoss(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 20_000 {

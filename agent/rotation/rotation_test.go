@@ -14,7 +14,7 @@ var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 const day = 24 * time.Hour
 
-// key is one whose moment is that share of the time over which keys are spread.
+// key returns a key whose turn comes after that share of the time over which rotations are spread.
 func key(share float64) (out wgtypes.Key) {
 	binary.BigEndian.PutUint32(out[:], uint32(share*math.MaxUint32))
 	return out
@@ -50,7 +50,7 @@ func TestAge(t *testing.T) {
 		if at := s.Next(always); len(s.Due(at.Add(-1))) != 0 || !slices.Equal(s.Due(at), []string{"c2"}) {
 			t.Errorf("%s: due before its time, or not then", c.name)
 		}
-		// Looking again, as every half minute, changes nothing.
+		// Another check, as every half minute, changes nothing.
 		s.Know("c2", key(c.share), c.created, c.maxAge, start.Add(10*time.Minute))
 		about(t, c.name+", looked at again", s.Next(always), c.want)
 		s.Know("c2", key(c.share), c.created, 0, start)
@@ -68,7 +68,7 @@ func TestRotationOnOrder(t *testing.T) {
 	s.Ask("c3", start.Add(time.Minute))
 	s.Ask("c2", start.Add(time.Hour))
 	s.Ask("c2", start)
-	s.Ask("c2", start.Add(2*time.Hour)) // does not put it off
+	s.Ask("c2", start.Add(2*time.Hour)) // does not postpone it
 	if !slices.Equal(s.Due(start), []string{"c2"}) || !s.Next(always).Equal(start) {
 		t.Errorf("due %v, next at %s", s.Due(start), s.Next(always))
 	}
@@ -92,7 +92,8 @@ func TestRotationOnOrder(t *testing.T) {
 	}
 }
 
-// Whether they were made at once, or are all too old when the age is configured, keys are replaced apart.
+// TestRotationsAreSpread: keys that were created at the same time, or are all too old when the age is configured, are
+// rotated at different times.
 func TestRotationsAreSpread(t *testing.T) {
 	for _, created := range []time.Time{start, start.Add(-100 * day)} {
 		perMinute := map[time.Time]int{}
@@ -119,7 +120,7 @@ func TestRotationsAreSpread(t *testing.T) {
 
 func always(string) bool { return true }
 
-// What cannot be done now wakes nobody: who could do it, if it were otherwise, asks again.
+// TestBlockedRotationIsNotScheduled: a rotation that is blocked has no due time. The part that unblocks it asks again.
 func TestBlockedRotationIsNotScheduled(t *testing.T) {
 	s := New()
 	now := time.Now()

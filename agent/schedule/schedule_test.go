@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Some heals are at once; who continues is answered less and less often, and reported; quiet ends it.
+// TestContest: the first heals are immediate, those of a writer that continues come less and less often and are
+// reported, and a quiet period ends the contest.
 func TestContest(t *testing.T) {
 	var c contest
 	now := time.Unix(1_000_000, 0)
@@ -34,7 +35,7 @@ func TestContest(t *testing.T) {
 	}
 }
 
-// A heal after a whole quietPeriod is the first of a new count.
+// The first heal after a whole quietPeriod starts the count again.
 func TestContestEnds(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	c := contest{heals: freeHeals, last: now}
@@ -49,7 +50,7 @@ func TestContestEnds(t *testing.T) {
 	}
 }
 
-// exact is a Scheduler whose delays have no jitter.
+// exact returns a Scheduler whose delays have no jitter.
 func exact() *Scheduler {
 	s := New()
 	s.jitter = func(d time.Duration) time.Duration { return d }
@@ -80,8 +81,8 @@ func peers(cluster, node string) Work {
 	return w
 }
 
-// What somebody changes is right again within a second with a thousand peers, after two checks; with more, checks take
-// no more of a processor.
+// TestCheckInterval: with a thousand peers, changes of others are healed within a second, after two checks; with more
+// peers, checks take no more CPU time.
 func TestCheckInterval(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -97,7 +98,8 @@ func TestCheckInterval(t *testing.T) {
 	}
 }
 
-// A device that went while it was set is tried again at once, and after that like any other.
+// TestVanishedDeviceIsRetriedImmediately: a device that disappeared while it was being set is retried immediately, and
+// then like any other.
 func TestVanishedDeviceIsRetriedImmediately(t *testing.T) {
 	t.Parallel()
 	s := exact()
@@ -110,8 +112,8 @@ func TestVanishedDeviceIsRetriedImmediately(t *testing.T) {
 	}
 }
 
-// Retries come after one second, then after twice as long, up to 30 s, with jitter of at most a half; a success begins
-// again.
+// TestRetry: retries come after one second, then after twice as long, up to 30 s, with jitter of at most a half; a
+// success resets the wait.
 func TestRetry(t *testing.T) {
 	t.Parallel()
 	s := exact()
@@ -136,8 +138,8 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// Neither what a failing device's attempts cause nor anything else hastens the next one, but news of the broker do, a
-// bit later.
+// TestBrokerChangesRetryAFailingDevice: neither the events that a failing device's attempts cause nor anything else
+// shortens its wait, except a change from the broker, a bit later.
 func TestBrokerChangesRetryAFailingDevice(t *testing.T) {
 	t.Parallel()
 	s := exact()
@@ -169,8 +171,8 @@ func TestBrokerChangesRetryAFailingDevice(t *testing.T) {
 	}
 }
 
-// Of a device that works, news are taken at once, and events of the kernel when it has not been set or checked only
-// just now. A device that is set as a whole needs none of its peers set.
+// TestWhatIsDueOfAHealthyDevice: for a device that works, changes from the broker are due immediately, and events of
+// the kernel unless the device was just set or checked. If the whole device is set, none of its peers is due.
 func TestWhatIsDueOfAHealthyDevice(t *testing.T) {
 	t.Parallel()
 	s := exact()
@@ -194,8 +196,8 @@ func TestWhatIsDueOfAHealthyDevice(t *testing.T) {
 	}
 }
 
-// A device that is set is checked every 300 ms, by itself and by nothing else; one that fails is not; a full check has
-// everything.
+// TestChecks: a device that is set is checked every 300 ms, and nothing else; one that fails is not checked; a full
+// check covers everything.
 func TestChecks(t *testing.T) {
 	t.Parallel()
 	s := exact()
@@ -226,7 +228,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// Another writer does not make us check more often.
+// Another writer does not increase the rate of checks.
 func TestContestPausesChecks(t *testing.T) {
 	t.Parallel()
 	s := exact()

@@ -18,9 +18,9 @@ func TestObserved(t *testing.T) {
 	o := Observed{}
 	d := desired.Dirty{Peers: map[string]map[string]bool{"c2": {"n1": true, "n2": true, "n3": true}}}
 	o.changes([]*semaphorev1.PeeringChange{
-		peer("n3"), // nobody knows since when
+		peer("n3"), // the time of observation is unknown
 		at(peer("n1"), 20), at(noPeer("n2"), 30),
-		at(peer("n9"), 1), // nothing new
+		at(peer("n9"), 1), // n9 did not change
 	}, d)
 	o.Add("c2", "n1", time.Unix(10, 0))
 	o.Add("c2", "n2", time.Unix(40, 0))

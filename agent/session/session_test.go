@@ -13,7 +13,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// stream is a session that was sent the whole state of c2, in a bubble with a clock of its own.
+// stream returns a session that has received the whole state of c2, in a bubble with a clock of its own.
 func stream(t *testing.T, restored map[string]*desired.Network, at time.Time) *Session {
 	t.Helper()
 	s := New("c1", "192.0.2.1:443", events.New("c1"), func(*semaphorev1.AttachRequest) {})
@@ -62,7 +62,8 @@ func receive(t *testing.T, s *Session, m *semaphorev1.AttachResponse) {
 	}
 }
 
-// While a broker is attached that has sent all, the state is confirmed now; afterwards, at the end of its stream.
+// TestStateIsConfirmedUntilTheStreamEnds: while a broker that has sent everything is attached, the state is confirmed
+// now; afterwards, at the end of its stream.
 func TestStateIsConfirmedUntilTheStreamEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := stream(t, nil, time.Time{})
@@ -85,7 +86,7 @@ func TestStateIsConfirmedUntilTheStreamEnds(t *testing.T) {
 	})
 }
 
-// A report is sent once, and only on the stream that it is about.
+// TestReportIsOfItsStream: a report is sent once, and only on its stream.
 func TestReportIsOfItsStream(t *testing.T) {
 	s := stream(t, nil, time.Time{})
 	sent := 0
@@ -110,7 +111,7 @@ func TestReportIsOfItsStream(t *testing.T) {
 	}
 }
 
-// A snapshot is as old as the oldest part of it.
+// TestAgeOfASnapshot: the age of a snapshot is that of its oldest part.
 func TestAgeOfASnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		before := time.Now().Add(-time.Hour)
@@ -122,7 +123,7 @@ func TestAgeOfASnapshot(t *testing.T) {
 	})
 }
 
-// An event has the time at which its change was observed, if that is known.
+// TestTimeOfAnEvent: an event has the time at which its change was observed, if that is known.
 func TestTimeOfAnEvent(t *testing.T) {
 	at := time.Unix(1_000_000, 0).UTC()
 	change := peer("n1")

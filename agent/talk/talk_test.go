@@ -16,13 +16,13 @@ const (
 	ping     = 128 // an echo request of 84 bytes, padded to 96
 )
 
-// counted is one peer as its device would count it.
+// counted is a peer with the counters that its device would have.
 type counted struct{ Sample }
 
 func (c *counted) send(bytes int64)    { c.Sent += bytes }
 func (c *counted) receive(bytes int64) { c.Received += bytes }
 
-// shake is a handshake that this end began.
+// shake performs a handshake that this end initiates.
 func (c *counted) shake(at time.Time) {
 	c.send(initiation)
 	c.receive(response)
@@ -32,14 +32,14 @@ func (c *counted) shake(at time.Time) {
 // seconds reports whether t is such a multiple of n, in a span.
 func each(t, n, from, to int) bool { return t >= from && t < to && (t-from)%n == 0 }
 
-// What happens in each second, and the states that come of it: "0 idle, 20 silent" says that it is idle from the first
-// look on, and silent from the one at 20 s on.
+// sequences are the events of each second, and the resulting states: "0 idle, 20 silent" means idle from the first
+// check on, and silent from the one at 20 s on.
 var sequences = []struct {
 	name      string
 	keepalive time.Duration
 	second    func(c *counted, t int)
 	want      string
-	// lag is by how much the states may be later with a look every 5 s.
+	// lag is how much later the states may be with a check every 5 s.
 	lag int
 }{
 	{name: "nothing is sent", second: func(*counted, int) {}, want: "0 idle"},
@@ -62,13 +62,13 @@ var sequences = []struct {
 			c.send(initiation)
 		}
 	}, want: "0 idle, 16 silent"},
-	// What is sent once is given up after 90 s, and is not wanted any more some time later.
+	// A packet that is sent once is given up after 90 s, and some time later the peer no longer counts as in use.
 	{name: "it did not answer, and nobody asks any more", second: func(c *counted, t int) {
 		if each(t, 5, 1, 91) {
 			c.send(initiation)
 		}
 	}, want: "0 idle, 16 silent, 267 idle", lag: 5},
-	// The initiator of a session that nobody uses: it began the handshake, sent one ping, and that was all.
+	// The initiator of a session that is not used: it initiated the handshake, sent one ping, and then nothing.
 	{name: "a session runs out", second: func(c *counted, t int) {
 		if t == 1 {
 			c.shake(began.Add(time.Second))
@@ -131,7 +131,7 @@ var sequences = []struct {
 			c.send(initiation)
 		}
 	}, want: "0 idle, 1 talking, 45 silent, 311 idle", lag: 5},
-	// Its attempts come through, and our answers to them do not.
+	// The peer's attempts arrive, and the answers to them do not.
 	{name: "packets pass one way only", second: func(c *counted, t int) {
 		if each(t, 5, 1, 600) {
 			c.receive(initiation)
@@ -201,7 +201,7 @@ func TestSequences(t *testing.T) {
 					var state, wantState string
 					fmt.Sscan(got[i], &at, &state)
 					fmt.Sscan(want[i], &wantAt, &wantState)
-					// A look comes up to every-1 s late, and both ends of a wait can be seen late.
+					// A check is up to every-1 s late, which may affect both ends of a wait.
 					late := 0
 					if every > 1 {
 						late = 2*every + c.lag
@@ -216,8 +216,8 @@ func TestSequences(t *testing.T) {
 	}
 }
 
-// TestClosely: a device that is looked at every second has a peer that answered promptly as silent within 4 s of its
-// last answer, and no peer that it would not have as silent in the end, but for a moment.
+// TestClosely: a device that is checked every second reports a peer that answered promptly as silent within 4 s of its
+// last answer. It reports no peer as silent that is not silent in the end, except for a moment.
 func TestClosely(t *testing.T) {
 	lasts := func(until int) func(*counted, int) {
 		return func(c *counted, t int) {
@@ -259,7 +259,7 @@ func TestClosely(t *testing.T) {
 				c.receive(keepalive)
 			}
 		}, "0 idle, 1 talking"},
-		// Its program stops, not its node: the node says so by a keepalive 10 s after the first unanswered packet.
+		// The program stops, and not the node: the node sends a keepalive 10 s after the first unanswered packet.
 		{"a program stops to answer", func(c *counted, t int) {
 			lasts(50)(c, t)
 			if t >= 60 && t%10 == 0 {
@@ -309,7 +309,7 @@ func TestSilentPeers(t *testing.T) {
 	if c := d.Counts(); c != (Counts{Silent: 8, Idle: 1}) {
 		t.Errorf("%+v", c)
 	}
-	if changes != 2 { // those that began at 5 s, and those at 10 s
+	if changes != 2 { // at 5 s, and at 10 s
 		t.Errorf("%d changes", changes)
 	}
 	silent := d.Silent(6)
@@ -320,14 +320,14 @@ func TestSilentPeers(t *testing.T) {
 	if at := netip.MustParseAddr("192.0.2.2"); !d.Known(at) || d.Known(at.Next()) {
 		t.Error("wrong addresses are known")
 	}
-	// Peers that go are silent no more, and nowhere.
+	// Removed peers are no longer silent, or counted.
 	if !d.Observe(began.Add(time.Minute), 0, samples[:1]) || d.Counts() != (Counts{Idle: 1}) || d.Silent(9) != nil {
 		t.Errorf("%+v %+v", d.Counts(), d.Silent(9))
 	}
 	if d.Known(netip.MustParseAddr("192.0.2.2")) || !d.Known(netip.MustParseAddr("192.0.2.0")) {
 		t.Error("addresses of peers that have gone")
 	}
-	// One that moves is known where it is.
+	// A peer that moved is shown at its new endpoint.
 	samples[0].Endpoint = netip.MustParseAddrPort("[2001:db8::1]:51820")
 	d.Observe(began.Add(2*time.Minute), 0, samples[:1])
 	if !d.Known(netip.MustParseAddr("2001:db8::1")) || len(d.endpoints) != 1 {
@@ -335,7 +335,7 @@ func TestSilentPeers(t *testing.T) {
 	}
 }
 
-// A peer whose counters go back was taken out and added again.
+// Counters that decrease mean that the peer was removed and added again.
 func TestCountersGoBack(t *testing.T) {
 	var d Device
 	s := []Sample{{Key: Key{1}, Endpoint: netip.MustParseAddrPort("192.0.2.1:1")}}

@@ -20,7 +20,7 @@ func report(c *Counter, of netip.Addr) [3]uint64 {
 	return [3]uint64{}
 }
 
-// What the kernel counts only adds up, also when it forgot an address, or somebody deleted the table.
+// TestTake: the kernel's counts add up, also after it dropped an address, or another program deleted the table.
 func TestTake(t *testing.T) {
 	c := New()
 	for i, step := range []struct {
@@ -32,9 +32,9 @@ func TestTake(t *testing.T) {
 		{sample{a: {100, 10, 1}, b: {5, 5, 1}}, true, [3]uint64{100, 10, 1}, [3]uint64{5, 5, 1}},
 		{sample{a: {100, 10, 1}, b: {5, 5, 1}}, false, [3]uint64{100, 10, 1}, [3]uint64{5, 5, 1}},
 		{sample{a: {150, 30, 2}, b: {5, 5, 1}}, true, [3]uint64{150, 30, 2}, [3]uint64{5, 5, 1}},
-		// The table was deleted, and counts again.
+		// The table was deleted, and counts from zero.
 		{sample{a: {7, 3, 1}, b: {5, 5, 1}}, true, [3]uint64{157, 33, 3}, [3]uint64{5, 5, 1}},
-		// An idle address is forgotten.
+		// An idle address is dropped.
 		{sample{a: {7, 3, 1}}, true, [3]uint64{157, 33, 3}, [3]uint64{}},
 		{sample{a: {7, 3, 1}, b: {9, 0, 1}}, true, [3]uint64{157, 33, 3}, [3]uint64{9, 0, 1}},
 	} {
@@ -45,7 +45,7 @@ func TestTake(t *testing.T) {
 	}
 }
 
-// A report is bounded, and has those with the most bytes.
+// TestReportIsBounded: a report is bounded, and has the addresses with the most bytes.
 func TestReportIsBounded(t *testing.T) {
 	c, all := New(), sample{}
 	for i := range MaxAddresses {

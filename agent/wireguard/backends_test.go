@@ -26,7 +26,7 @@ type side struct {
 	host   *Host
 	device string
 	key    wgtypes.Key
-	// underlay is the node's address, pods are those of its pods.
+	// underlay is the address of the node, and pods are those of its pods.
 	underlay string
 	pods     [2]string
 }
@@ -64,7 +64,7 @@ func newSide(t *testing.T, backend, name, underlay string, pods [2]string) *side
 	return s
 }
 
-// peer has the other side for a peer and its pods routed to it.
+// peer sets the other side as a peer, and routes its pods.
 func (s *side) peer(t *testing.T, other *side) {
 	t.Helper()
 	var allowed []net.IPNet
@@ -85,7 +85,7 @@ func (s *side) peer(t *testing.T, other *side) {
 	}))
 }
 
-// exchange sends packets of a size from a pod here to one on the other side, which sends them back.
+// exchange sends packets of a size from a pod here to one on the other side, which echoes them.
 func (s *side) exchange(t *testing.T, other *side, family, size int) {
 	t.Helper()
 	address := func(s *side) string {
@@ -118,7 +118,7 @@ func (s *side) exchange(t *testing.T, other *side, family, size int) {
 	}
 }
 
-// Two nodes talk whatever backend each of them has.
+// TestBackendsTalkToEachOther: two nodes exchange packets, whatever the backend of each.
 func TestBackendsTalkToEachOther(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		backends := []string{Userspace}
@@ -159,7 +159,7 @@ func TestBackendsTalkToEachOther(t *testing.T) {
 	})
 }
 
-// A configuration of many netlink messages, and a device that takes many to tell.
+// TestManyPeers: a configuration that takes many netlink messages, and a device that is reported in many.
 func TestManyPeers(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		h := newHost(t)
@@ -179,7 +179,7 @@ func TestManyPeers(t *testing.T) {
 				AllowedIPs: []net.IPNet{prefix(2, i>>8, i),
 					{IP: net.ParseIP(fmt.Sprintf("fd00:2::%x", i)), Mask: net.CIDRMask(128, 128)}},
 			}
-			if i == 200 { // more than fits one message
+			if i == 200 { // more than one message can contain
 				for j := range 600 {
 					p.AllowedIPs = append(p.AllowedIPs, prefix(3, j>>8, j))
 				}
@@ -220,7 +220,8 @@ func TestManyPeers(t *testing.T) {
 	})
 }
 
-// F29 on a device: a port that another program has is reported as that, and what the device had continues to work.
+// TestF29PortIsTaken (F29, on a device): a port that another program uses is reported as such, and the device continues
+// to work with its previous configuration.
 func TestF29PortIsTaken(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		h := newHost(t)
@@ -269,7 +270,8 @@ func TestF29PortIsTaken(t *testing.T) {
 	})
 }
 
-// The kernel's WireGuard can come after the agent: a module that was installed, or may be loaded, only then.
+// TestKernelModuleIsLoadedLater: the kernel's WireGuard may appear after the agent's start, if the module is installed,
+// or may be loaded, only then.
 func TestKernelModuleIsLoadedLater(t *testing.T) {
 	if !nodetest.OwnKernel() {
 		t.Skip("takes WireGuard out of the kernel; only where the kernel is the tests' own, see make test-kernel")

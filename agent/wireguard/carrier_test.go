@@ -17,7 +17,7 @@ import (
 	. "github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// carrier is a process that starts those of devices, as the second container of an agent's pod.
+// carrier is a process that starts the processes of devices, as the second container of an agent's pod does.
 func carrier(t *testing.T, socket string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", UserspaceCommand, "--serve", socket)
@@ -27,7 +27,7 @@ func carrier(t *testing.T, socket string) *exec.Cmd {
 	return cmd
 }
 
-// processOf is the process of a device, and its parent's.
+// processOf returns the process of a device, and its parent.
 func processOf(t *testing.T, device string) (pid, parent int) {
 	t.Helper()
 	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -39,7 +39,7 @@ func processOf(t *testing.T, device string) (pid, parent int) {
 		}
 		stat, err := os.ReadFile(filepath.Join(filepath.Dir(file), "stat"))
 		must(t, err)
-		// pid (command) state ppid, see proc(5)
+		// The file has pid (command) state ppid, see proc(5).
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		must(t, err)
@@ -51,8 +51,8 @@ func processOf(t *testing.T, device string) (pid, parent int) {
 	return 0, 0
 }
 
-// What carries devices makes them, each a process of its own, for every program that may open its socket, and says what
-// it cannot do.
+// TestCarrier: the carrier creates devices, each as a process of its own, for every program that may open its socket,
+// and reports what it cannot do.
 func TestCarrier(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		h, err := NewHost(Userspace)
@@ -64,7 +64,7 @@ func TestCarrier(t *testing.T) {
 			!strings.Contains(err.Error(), "--serve") {
 			t.Errorf("with nobody who carries it: %v", err)
 		}
-		// An earlier one was killed.
+		// An earlier carrier was killed.
 		c := carrier(t, socket)
 		must(t, c.Process.Kill())
 		_ = c.Wait()
@@ -92,7 +92,7 @@ func TestCarrier(t *testing.T) {
 			!strings.Contains(err.Error(), "400") {
 			t.Errorf("a long name: %v", err)
 		}
-		// What it cannot do it says, in words.
+		// An error explains what it cannot do.
 		must(t, unix.Mount("tmpfs", "/dev/net", "tmpfs", 0, ""))
 		err = h.Create(t.Context(), "wireguard.c4", "wireguard.c4", 1420)
 		must(t, unix.Unmount("/dev/net", 0))

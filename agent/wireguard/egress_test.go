@@ -11,11 +11,11 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// The MTU of a path is that of its link or of its route, whichever is less, for each link of a route over several. What
-// the kernel learned from routers does not count.
+// TestEgressLinks: the MTU of a path is that of its link or its route, whichever is smaller, for each link of a
+// multipath route. What the kernel learned from routers does not count.
 func TestEgressLinks(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
-		var host *wireguard.Host // neither needs WireGuard
+		var host *wireguard.Host // neither case needs WireGuard
 		for _, command := range []string{
 			"link add da type veth peer name pa", "link set pa up", "link set da up mtu 1500", "addr add 192.0.2.1/24 dev da",
 			"addr add 2001:db8:1::1/64 dev da nodad",

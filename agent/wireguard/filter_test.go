@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel drops what concerns nobody here: routes of Calico to pods and those of the local table, and nothing else.
+// TestNoPodRoutes: the kernel filters out exactly the events that the agent does not need: those of Calico's routes to
+// pods, and of the local table.
 func TestNoPodRoutes(t *testing.T) {
 	t.Parallel()
 	vm, err := bpf.NewVM(noPodRoutes())

@@ -8,8 +8,8 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// FuzzKeyFile: whatever is in the file of a private key, it is a key or an error, and the error does not show what is
-// in the file.
+// FuzzKeyFile: whatever the file of a private key contains, the result is a key or an error, and the error does not
+// reveal the content.
 func FuzzKeyFile(f *testing.F) {
 	key := wgtypes.Key{1, 2, 3}
 	for _, text := range []string{key.String(), key.String() + "\n", " " + key.String(), key.String()[:43],

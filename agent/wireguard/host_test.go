@@ -47,10 +47,10 @@ func get(t *testing.T, h *Host, name string) *Device {
 	return d
 }
 
-// must ends the test where there is an error.
+// must ends the test on an error.
 var must = testkit.Must
 
-// eventually waits until ok, and returns how long it took.
+// eventually waits for a condition, and returns how long that took.
 func eventually(t *testing.T, what string, ok func() bool) time.Duration {
 	t.Helper()
 	return testkit.Eventually(t, nodetest.Patience(time.Minute), what, testkit.True(ok))
@@ -85,7 +85,7 @@ func TestDeviceFromEndToEnd(t *testing.T) {
 		subnets := []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16"), netip.MustParsePrefix("fd00:2::/48")}
 		for _, s := range subnets {
 			must(t, h.AddRoute(device, s, netip.Addr{}))
-			must(t, h.AddRoute(device, s, netip.Addr{})) // there is one already
+			must(t, h.AddRoute(device, s, netip.Addr{})) // it exists already
 		}
 		d := get(t, h, device)
 		if d.Alias != "wireguard.c2" || d.MTU != 1400 || !d.Up || d.ListenPort != port || d.PrivateKey != private ||
@@ -130,7 +130,7 @@ func TestDeviceFromEndToEnd(t *testing.T) {
 		addresses := []netip.Addr{netip.MustParseAddr("10.1.7.1"), netip.MustParseAddr("fd00:1:7::1")}
 		for _, at := range addresses {
 			must(t, h.AddAddress(device, at))
-			must(t, h.AddAddress(device, at)) // it is there already
+			must(t, h.AddAddress(device, at)) // it exists already
 		}
 		if d := get(t, h, device); !slices.Equal(d.Addresses, addresses) {
 			t.Errorf("addresses %v", d.Addresses)
@@ -158,7 +158,7 @@ func TestDeviceFromEndToEnd(t *testing.T) {
 	})
 }
 
-// children are the processes of this node besides the test, which is the first.
+// children returns the processes of this node except the test, which is the first.
 func children(t *testing.T) []string {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -172,7 +172,7 @@ func children(t *testing.T) []string {
 	return pids
 }
 
-// A device that another program deletes again and again is made again each time.
+// TestDeviceIsMadeAgainAtOnce: a device that another program deletes repeatedly is created again each time.
 func TestDeviceIsMadeAgainAtOnce(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		h := newHost(t)
@@ -259,7 +259,7 @@ func TestWatch(t *testing.T) {
 			}
 		}
 		told := func(name string) func() bool { return toldOf(func(e Event) bool { return e.Interface == name }) }
-		// quiet waits until no event of what was done before is left.
+		// quiet waits until no event of earlier actions is left.
 		quiet := func() {
 			for more := true; more; more = len(events) > 0 {
 				told("nobody")()
@@ -285,7 +285,7 @@ func TestWatch(t *testing.T) {
 		eventually(t, "a route of ours appears in another table", told("d0"))
 		ip(t, "route del 10.2.0.0/16 dev d0 proto 94")
 
-		// What others do in our table may lead past ours, and in no other.
+		// Routes of others in the agent's own table may lead past the agent's, those in other tables cannot.
 		to := func(prefix string) func() bool {
 			return toldOf(func(e Event) bool { return e.Route == netip.MustParsePrefix(prefix) })
 		}
@@ -316,7 +316,7 @@ func TestWatch(t *testing.T) {
 			eventually(t, setting+" changes", toldOf(func(e Event) bool { return e.Settings }))
 		}
 
-		// The addresses of Services neither, where kube-proxy gives them to an interface.
+		// Addresses of Services that kube-proxy assigns to an interface are no event either.
 		ip(t, "link add kube-ipvs0 type bridge")
 		quiet()
 		ip(t, "addr add 10.96.0.1/32 dev kube-ipvs0")
@@ -327,7 +327,7 @@ func TestWatch(t *testing.T) {
 			t.Errorf("%d events for addresses of Services", n)
 		}
 
-		// Calico's routes to the pods of the node, however many, are none of our business.
+		// Calico's routes to the node's pods, however many, are no event.
 		quiet()
 		churn(t, 80)
 		time.Sleep(300 * time.Millisecond)
@@ -343,7 +343,7 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// churn adds 30,000 routes of a protocol.
+// churn adds 30,000 routes with a protocol.
 func churn(t *testing.T, protocol int) {
 	t.Helper()
 	var batch strings.Builder
@@ -355,7 +355,7 @@ func churn(t *testing.T, protocol int) {
 	ip(t, "-batch "+file)
 }
 
-// Events that are lost do not end the watch; all has to be looked at.
+// TestWatchThatFallsBehind: lost events do not end the watch; they cause a check of everything.
 func TestWatchThatFallsBehind(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		ip(t, "link add d0 type veth peer name p0")
@@ -372,7 +372,7 @@ func TestWatchThatFallsBehind(t *testing.T) {
 		churn(t, routing.Protocol)
 		close(release)
 		eventually(t, "it says that events were lost", func() bool { return missed.Load() > 0 })
-		// It continues.
+		// The watch continues.
 		before := told.Load()
 		eventually(t, "all that was kept arrives", func() bool {
 			was := before

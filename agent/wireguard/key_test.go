@@ -59,7 +59,7 @@ func TestExistingKeyFileIsUsed(t *testing.T) {
 		dir := t.TempDir()
 		path := filepath.Join(dir, device+".key")
 		key := newKey(t)
-		// As semaphore-wireguard, and as people, leave it.
+		// The form in which semaphore-wireguard, and people, leave the file.
 		must(t, os.WriteFile(path, []byte(key.String()+"\n"), 0o600))
 		must(t, os.Chmod(path, mode))
 		made := time.Now().Add(-48 * time.Hour).Truncate(time.Second)
@@ -78,7 +78,7 @@ func TestExistingKeyFileIsUsed(t *testing.T) {
 	}
 }
 
-// damages are what can be in the place of a key file.
+// damages create different things in the place of a key file.
 var damages = map[string]func(path string) error{
 	"empty":     func(path string) error { return os.WriteFile(path, nil, 0o600) },
 	"corrupt":   func(path string) error { return os.WriteFile(path, []byte("damaged"), 0o644) },
@@ -95,7 +95,7 @@ var damages = map[string]func(path string) error{
 	"link to nowhere": func(path string) error { return os.Symlink(path+"-elsewhere", path) },
 }
 
-// what is what is at a path, as far as one must not lose it.
+// what describes what is at a path, as far as it must not be lost.
 func what(t *testing.T, path string) string {
 	t.Helper()
 	info, err := os.Lstat(path)
@@ -114,7 +114,7 @@ func what(t *testing.T, path string) string {
 	return text
 }
 
-// F22: no device stands, so the file may be the only trace of the key that peers know.
+// TestDamagedKeyStays (F22): without a device, the file may be the only trace of the key that peers know.
 func TestDamagedKeyStays(t *testing.T) {
 	for name, damage := range damages {
 		dir := t.TempDir()
@@ -138,7 +138,7 @@ func TestDamagedKeyStays(t *testing.T) {
 	}
 }
 
-// F22: a device stands with the key that peers know.
+// TestDamagedKeyIsSavedFromTheDevice (F22): a device exists with the key that peers know.
 func TestDamagedKeyIsSavedFromTheDevice(t *testing.T) {
 	for name, damage := range damages {
 		dir := t.TempDir()
@@ -172,7 +172,7 @@ func TestDamagedKeyIsSavedFromTheDevice(t *testing.T) {
 		if info.Mode().IsRegular() && !key.Created.Equal(info.ModTime()) {
 			t.Errorf("%s: the key is as old as its file was, %s; not %s", name, info.ModTime(), key.Created)
 		}
-		// The alarm stays until someone has looked.
+		// The error remains until an operator has looked at the file.
 		again, err := keys.Of(device, stands)
 		if err != nil || again.Problem == nil || !strings.Contains(again.Problem.Error(), aside[0]) || !again.Durable {
 			t.Errorf("%s: then: %v, problem %v", name, err, again.Problem)
@@ -184,7 +184,7 @@ func TestDamagedKeyIsSavedFromTheDevice(t *testing.T) {
 	}
 }
 
-// The file was lost, the device stands: peers know the node by the device's key.
+// TestLostKeyFileIsWrittenBack: the file is lost, and the device exists: peers know the device's key.
 func TestLostKeyFileIsWrittenBack(t *testing.T) {
 	dir := t.TempDir()
 	stands := &Device{PrivateKey: wgtypes.Key{1, 2, 3}}
@@ -196,7 +196,7 @@ func TestLostKeyFileIsWrittenBack(t *testing.T) {
 	if kept, err := ReadKey(dir, device); err != nil || kept != stands.PrivateKey {
 		t.Errorf("the file: %v, the device's: %v", err, kept == stands.PrivateKey)
 	}
-	fresh, err := NewKeys(dir).Of("wireguard.c3", &Device{}) // one without a key yet
+	fresh, err := NewKeys(dir).Of("wireguard.c3", &Device{}) // it has no key yet
 	if err != nil || fresh.Private == (wgtypes.Key{}) || fresh.Private == stands.PrivateKey {
 		t.Errorf("a device that has none yet: %v", err)
 	}
@@ -212,7 +212,7 @@ func TestReplace(t *testing.T) {
 	must(t, os.Chtimes(path, long, long))
 	fresh, err := keys.Replace(device)
 	must(t, err)
-	is, err := keys.Of(device, &Device{PrivateKey: old.Private}) // the file's word counts
+	is, err := keys.Of(device, &Device{PrivateKey: old.Private}) // the file takes precedence
 	if err != nil || is.Private != fresh.Private || is.Private == old.Private || !is.Durable ||
 		time.Since(is.Created) > time.Minute {
 		t.Errorf("%v, the new one: %v, made %s", err, is.Private == fresh.Private, is.Created)
@@ -224,7 +224,7 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// The process that wrote a key was killed before the key was in its place.
+// TestUnfinishedKeyFilesAreRemoved: the process that wrote a key was killed before it renamed the file.
 func TestUnfinishedKeyFilesAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, device+".key.123456"), []byte("half a k"), 0o600))
@@ -252,7 +252,7 @@ func TestKeyThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// F21: the disk is full.
+// TestFullDisk (F21): the disk is full.
 func TestFullDisk(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -298,7 +298,7 @@ func TestFullDisk(t *testing.T) {
 		}
 		nothingElse()
 
-		// The device continues with its key; it is reported to peers only once it is saved.
+		// The device continues with its key, which is reported to peers only once it is saved.
 		empty()
 		must(t, os.WriteFile(path, nil, 0o600))
 		fill()

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
-// A device that is handed over stands as it stood, and nothing says that it was ours.
+// TestRelease: a released device is unchanged, and has no mark of semaphore.
 func TestRelease(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		h := newHost(t)

@@ -17,7 +17,7 @@ import (
 	. "github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// userspace starts a device's process, with its standard error going to stderr.
+// userspace starts a device's process, with standard error redirected to stderr.
 func userspace(t *testing.T, name string, stderr *os.File) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", UserspaceCommand, name, "1420")
@@ -27,7 +27,7 @@ func userspace(t *testing.T, name string, stderr *os.File) *exec.Cmd {
 	return cmd
 }
 
-// ask sends a line to a device's socket and returns what it says; empty for nothing.
+// ask sends a line to a device's socket and returns the answer; empty if there is none.
 func ask(device, what string) string {
 	c, err := net.Dial("unix", socket(device))
 	if err != nil {
@@ -43,14 +43,14 @@ func ask(device, what string) string {
 	return string(answer[:n])
 }
 
-// The device outlives the agent, and with it the reader of its log.
+// TestUserspaceDeviceOutlivesItsLog: the device outlives the agent, and with it the reader of its log.
 func TestUserspaceDeviceOutlivesItsLog(t *testing.T) {
 	nodetest.Run(t, func(t *testing.T) {
 		read, write, err := os.Pipe()
 		must(t, err)
 		cmd := userspace(t, device, write)
 		write.Close()
-		// It says something, so that the closed pipe means something.
+		// The device writes to its log, so that the closed pipe matters.
 		if got := ask(device, "set=1\nbogus=1\n\n"); !strings.Contains(got, "errno=-") {
 			t.Fatalf("nonsense is answered with %q", got)
 		}
@@ -94,7 +94,7 @@ func TestDeadSocket(t *testing.T) {
 		if removed, err := RemoveDeadSocket(device); removed || err != nil {
 			t.Errorf("a second time: %v, %v", removed, err)
 		}
-		// A device is made where one's process was killed.
+		// A device is created after one's process was killed.
 		cmd = userspace(t, device, nil)
 		must(t, cmd.Process.Kill())
 		_ = cmd.Wait()

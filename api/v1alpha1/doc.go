@@ -1,5 +1,5 @@
-// Package v1alpha1 is the API of semaphore's own resources: RemoteCluster, which says of one other cluster what is
-// taken from it and what it is offered. It holds types only; what they mean is decided in internal/remotes.
+// Package v1alpha1 is the API of semaphore's own resources: a RemoteCluster describes another cluster, with what is
+// imported from it and exported to it. It has types only; internal/remotes decides what they mean.
 //
 // make generate makes the CustomResourceDefinition (deploy/crds) and the copying code from it.
 //

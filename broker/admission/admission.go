@@ -89,7 +89,7 @@ type check struct {
 func (t *check) refuse(code finding.Code, format string, args ...any) {
 	reason := fmt.Sprintf(format, args...)
 	if len(reason) > maxReason {
-		// It quotes the remote, whose text may be as long as a message, and is remembered.
+		// The reason quotes the remote, whose text may be as long as a message, and is stored.
 		reason = strings.ToValidUTF8(reason[:maxReason], "") + "…"
 	}
 	t.refusals = append(t.refusals, Refusal{code, reason})

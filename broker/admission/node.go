@@ -102,8 +102,8 @@ func canonicalKey(raw []byte) bool {
 
 // reservedRanges are unicast ranges that contain no node, and packets to which would reach something else: "this
 // network" and the reserved class (RFC 1122, RFC 1112), IETF protocol assignments, 6to4 relays and benchmarks (RFC
-// 6890), NAT64, 6to4 and Teredo, which embed IPv4 addresses, documentation and discard ranges; and single addresses of
-// the metadata services of clouds: EC2, Alibaba, Azure, Oracle.
+// 6890), NAT64, 6to4 and Teredo, which embed IPv4 addresses, documentation and discard ranges, and the addresses of the
+// metadata services of EC2, Alibaba, Azure and Oracle.
 var reservedRanges = mustPrefixes("0.0.0.0/8", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4",
 	"64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2002::/16", "3fff::/20", "fec0::/10", "::/96",
 	"fd00:ec2::/32", "100.100.100.200/32", "168.63.129.16/32", "fd20:ce::254/128")

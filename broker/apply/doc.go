@@ -1,9 +1,10 @@
 // Package apply writes what the engines decide. No other part of the broker writes Services, EndpointSlices and
 // Calico's objects.
 //
-// It owns, for each type of object, an instance of one loop (Objects): an informer of the objects that carry our
-// labels, a client, a queue of names and the metrics. In go the names that engines mark and the informer's events; out
-// go requests to the apiserver, Events and records. What is sent, and when, is decided by a writes.Machine.
+// For each type of object, it owns an instance of one loop (Objects): an informer of the objects with the broker's
+// labels, a client, a queue of names and the metrics. Its input are the names that engines mark, and the informer's
+// events. Its output are requests to the apiserver, Events and records. A writes.Machine decides what is sent, and
+// when.
 //
 // It decides nothing about clusters, names or contents, and may not import an engine or a stream.
 //

@@ -14,9 +14,9 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/migrate"
 )
 
-// Endpoints writes the Endpoints of mirrors in namespace, for tools that read no EndpointSlices. migrate.Leftovers
-// adopts what semaphore-service-mirror left, after the broker has written its EndpointSlices. Pass a kube client that
-// logs no warnings (kube.Quiet).
+// Endpoints writes the Endpoints of mirrors in namespace, for tools that do not read EndpointSlices. migrate.Leftovers
+// adopts those that semaphore-service-mirror left, after the broker has written its EndpointSlices. kube must be a
+// client that logs no warnings (kube.Quiet).
 func Endpoints(
 	kube kubernetes.Interface, namespace string, adoption *migrate.Services, desired writes.Desired[*endpoints.Endpoints],
 	options Options,

@@ -10,9 +10,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Findings are the objects that are not as wanted: names that others have, writes that the apiserver rejects, and
-// objects that another writer insists on. There is one of a code and a cluster, with the first objects and their
-// number.
+// Findings returns the objects that differ from the desired ones: names that other objects have, writes that the
+// apiserver rejects, and objects that another writer keeps changing. There is one finding for each code and cluster,
+// with the number of objects and the first ones.
 func (o *Objects[T]) Findings() (found []finding.Finding) {
 	type key struct {
 		code    finding.Code

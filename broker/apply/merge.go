@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// mergeMeta sets our labels and annotations as desired. It keeps those of others, as ADR 14 says.
+// mergeMeta sets the broker's labels and annotations as desired, and keeps those of others: ADR 14.
 func mergeMeta(have, want *metav1.ObjectMeta) {
 	labels := maps.Clone(have.Labels)
 	maps.DeleteFunc(labels, func(key, _ string) bool { return ourLabel(key) })
@@ -30,9 +30,9 @@ func merged[V any](into, from map[string]V) map[string]V {
 	return into
 }
 
-// ourLabel reports whether the broker owns a label, because another value would have an effect: labels that select our
-// objects, those of the originals, and those by which kube-proxy, CoreDNS and the EndpointSlice controllers select
-// theirs.
+// ourLabel reports whether the broker owns a label, because a different value would have an effect: labels that select
+// the broker's objects, those of the original tools, and those by which kube-proxy, CoreDNS and the EndpointSlice
+// controllers select theirs.
 func ourLabel(key string) bool {
 	switch key {
 	case naming.LabelManagedBy, naming.LabelSetManagedBy, naming.LabelGlobal, naming.LabelMirrored,
@@ -45,7 +45,7 @@ func ourLabel(key string) bool {
 	return prefixed && slices.Contains(ourDomains, domain)
 }
 
-// ourDomains are the domains of labels that the broker owns: of this tool, of the originals, and service.kubernetes.io,
-// where service-proxy-name makes kube-proxy ignore a Service.
+// ourDomains are the domains of the labels that the broker owns: semaphore's own, those of the original tools, and
+// service.kubernetes.io, whose service-proxy-name makes kube-proxy ignore a Service.
 var ourDomains = []string{"semaphore.uw.io", "mirror.semaphore.uw.io", naming.DefaultLabelDomain,
 	naming.PolicyLabelDomain, "service.kubernetes.io"}

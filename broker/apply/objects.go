@@ -39,9 +39,9 @@ type connection[T writes.Object] struct {
 	blocked func(context.Context, T) error
 	// unserved, if not nil, is called when the cluster no longer serves the type under this group.
 	unserved func()
-	// adopt, if not nil, takes over an existing object under the name of a desired one, and returns it as it is
-	// afterwards. ok is false if the object is not to be adopted; hint says what the operator can do then.
-	// writes.ErrLater means that another part adopts it.
+	// adopt, if not nil, adopts an existing object with the name of a desired one, and returns the object in its new
+	// state. ok is false if the object must not be adopted; hint then says what the operator can do. writes.ErrLater
+	// means that another part adopts it.
 	adopt func(ctx context.Context, want T) (object T, ok bool, hint string, err error)
 }
 
@@ -102,7 +102,7 @@ func newObjects[T writes.Object](k kind[T], desired writes.Desired[T], options O
 }
 
 // Mark queues a name because of a change in cluster that was seen there at observedAt (zero if unknown). Of several
-// changes the oldest counts, because it has waited longest.
+// changes the oldest one is measured, because it has waited longest.
 func (o *Objects[T]) Mark(name, cluster string, observedAt time.Time) {
 	o.machine.Changed(time.Now(), name, writes.Change{Cluster: cluster, ObservedAt: observedAt})
 	o.loop.News(name)
@@ -129,8 +129,8 @@ func (o *Objects[T]) WakeAll() {
 	}
 }
 
-// Owned returns the names of our objects that came from cluster; ok is false until the list is complete. It does not
-// block.
+// Owned returns the names of the broker's objects that came from cluster; ok is false until the list is complete. It
+// does not block.
 func (o *Objects[T]) Owned(cluster string) (names []string, ok bool) {
 	for _, object := range o.owned() {
 		if object.GetLabels()[naming.LabelSourceCluster] == cluster {
@@ -283,7 +283,7 @@ func (o *Objects[T]) Wants(name string) bool {
 	return answer.Verdict == writes.Present
 }
 
-// Unwritten returns the objects that are desired and are not as desired.
+// Unwritten returns the desired objects that do not exist in the desired state.
 func (o *Objects[T]) Unwritten() (all []T) {
 	for _, name := range o.desired.Names() {
 		answer, have, there := o.want(name)
@@ -297,7 +297,7 @@ func (o *Objects[T]) Unwritten() (all []T) {
 	return all
 }
 
-// observe passes on the object under a name.
+// observe passes the object with a name to Desired.Observed.
 func (o *Objects[T]) observe(name string) {
 	if o.desired.Observed == nil {
 		return

@@ -52,20 +52,20 @@ func Services(
 	}, desired, options)
 }
 
-// lacking records what this cluster refuses in Services: values that only later versions know, or an IP family that it
-// does not have. Mirrors are created without them. A restart of the broker forgets it.
+// lacking records what this cluster's apiserver refuses in Services: values that only later versions know, or an IP
+// family that the cluster lacks. Mirrors are created without them. A restart of the broker clears the record.
 type lacking struct {
 	mu      sync.Mutex
 	refused map[string]bool
 }
 
-// The fields whose refusal means that the cluster lacks a value.
+// Fields whose refusal means that the cluster does not support a value.
 const (
 	distributionField = "spec.trafficDistribution"
 	familiesField     = "spec.ipFamilies"
 )
 
-// learn records what a refusal shows to be lacking, and reports whether it shows anything.
+// learn records which value a refusal shows to be unsupported, and reports whether it shows one.
 func (l *lacking) learn(err error, s *corev1.Service) (learned bool) {
 	var status apierrors.APIStatus
 	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
@@ -84,7 +84,7 @@ func (l *lacking) learn(err error, s *corev1.Service) (learned bool) {
 	return learned
 }
 
-// without returns a Service without what this cluster lacks.
+// without returns a Service without the unsupported values.
 func (l *lacking) without(s *corev1.Service) *corev1.Service {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,7 +103,7 @@ func (l *lacking) without(s *corev1.Service) *corev1.Service {
 	return out
 }
 
-// serviceClient writes Services without what the cluster lacks.
+// serviceClient writes Services without the values that the cluster does not support.
 type serviceClient struct {
 	native[*corev1.Service]
 	*lacking
@@ -152,8 +152,8 @@ func mergeService(have, want *corev1.Service) *corev1.Service {
 	return out
 }
 
-// dropCopied removes the labels copied from the source; the desired ones are added with the rest. Somebody may have
-// edited the annotation that lists them, so a label that no source can set is never taken for a copied one.
+// dropCopied removes the labels copied from the source; the desired ones are added with the other labels. A user may
+// have edited the annotation that lists the copied labels, so a label that no source can set is never removed.
 func dropCopied(have *metav1.ObjectMeta) {
 	for _, key := range strings.Split(have.Annotations[naming.AnnotationCopiedLabels], ",") {
 		if !naming.ReservedLabel(key) {
@@ -163,9 +163,8 @@ func dropCopied(have *metav1.ObjectMeta) {
 	delete(have.Annotations, naming.AnnotationCopiedLabels)
 }
 
-// mergeFamilies makes the IP families those of the desired Service, where it names one. It removes an additional
-// family. It adds the desired family beside a different one if the cluster has both, and replaces the Service
-// afterwards.
+// mergeFamilies sets the IP families to those of the desired Service, if it has any. It removes an additional family.
+// If the cluster has both families, it adds the desired one beside a different one; the Service is replaced afterwards.
 func mergeFamilies(have, want *corev1.ServiceSpec) {
 	have.IPFamilyPolicy = want.IPFamilyPolicy
 	switch {
@@ -178,8 +177,8 @@ func mergeFamilies(have, want *corev1.ServiceSpec) {
 	}
 }
 
-// AdoptingServices is Services that also adopts those of another tool: all that exist when it starts, and later those
-// that have the name of a desired one.
+// AdoptingServices is Services that also adopts those of another tool: all that exist at its start, and later those
+// with the name of a desired one.
 func AdoptingServices(
 	kube kubernetes.Interface, namespace string, adoption *migrate.Services, desired writes.Desired[*corev1.Service],
 	options Options,
@@ -255,7 +254,7 @@ func (c slicesEverywhere) Delete(ctx context.Context, o *discoveryv1.EndpointSli
 	return c.in(o).Delete(ctx, o)
 }
 
-// sliceKind says how slices are compared and merged.
+// sliceKind returns how slices are compared and merged.
 func sliceKind(name kinds.Kind) writes.Kind[*discoveryv1.EndpointSlice] {
 	return writes.Kind[*discoveryv1.EndpointSlice]{
 		Name:   name,
@@ -274,7 +273,7 @@ func sliceKind(name kinds.Kind) writes.Kind[*discoveryv1.EndpointSlice] {
 	}
 }
 
-// leaves reports whether a ready endpoint of one slice is not ready, or absent, in another: traffic to it fails until
+// leaves reports whether a ready endpoint of one slice is absent or not ready in another one: traffic to it fails until
 // the slice is written.
 func leaves(have, want *discoveryv1.EndpointSlice) bool {
 	ready := func(e *discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }

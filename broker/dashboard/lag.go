@@ -8,24 +8,25 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// samples is how many are kept, which is an hour of them, and maxSeries how many remotes are shown: those with the
-// highest lag. remembered bounds the remotes of which samples are kept.
+// samples is the number of samples that are kept, for an hour. maxSeries is the number of remotes that are shown: those
+// with the highest lag. remembered bounds the remotes whose samples are kept.
 const (
 	samples    = 360
 	maxSeries  = 20
 	remembered = 200
 )
 
-// Series is the lag of a remote in seconds, one value for each ten seconds, oldest first; -1 for not measured.
+// Series is the lag of a remote in seconds, with one value for each ten seconds, oldest first; -1 if it was not
+// measured.
 type Series struct {
 	Cluster string    `json:"cluster"`
 	Seconds []float64 `json:"seconds"`
 }
 
-// history is the lag of the last hour.
+// history has the lag of the last hour.
 type history struct{ of map[string][]float64 }
 
-// add adds a sample of each link. A remote that is no longer configured is forgotten.
+// add adds a sample of each link. It drops remotes that are no longer configured.
 func (h *history) add(links []mesh.Link) {
 	next := map[string][]float64{}
 	for _, l := range links[:min(len(links), remembered)] {
@@ -39,7 +40,7 @@ func (h *history) add(links []mesh.Link) {
 	h.of = next
 }
 
-// series are those with the highest lag, and how many more there are.
+// series returns those with the highest lag, and the number of the others.
 func (h *history) series() (out []Series, more int) {
 	for cluster, values := range h.of {
 		out = append(out, Series{cluster, values})
@@ -51,7 +52,7 @@ func (h *history) series() (out []Series, more int) {
 	return out, more
 }
 
-// sample reads the lag.
+// sample adds a sample of the current lag.
 func (s *Server) sample() {
 	status := s.sources.Status()
 	m := mesh.Join([]mesh.Facts{{Parts: []*semaphorev1.GetStatusResponse{status}}})

@@ -22,7 +22,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// Target is what a drain covers: the endpoints of a cluster, of a service, or of a node.
+// Target selects endpoints: those of a cluster, of a service, or of a node.
 type Target struct {
 	// Cluster of the endpoints; empty for a service in every cluster.
 	Cluster string
@@ -91,7 +91,7 @@ type Drain struct {
 	Since time.Time
 	// Until is when it ends; zero for an end by the operator.
 	Until time.Time
-	// By is who ordered it, if known.
+	// By is the operator who ordered it, if known.
 	By string
 }
 
@@ -213,8 +213,8 @@ func (s Set) With(known func(cluster, node string) []netip.Prefix) Set {
 // Same reports whether two sets are equal.
 func (s Set) Same(o Set) bool { return slices.EqualFunc(s.all, o.all, Drain.Same) }
 
-// Covers reports whether a drain covers an endpoint, and which: a drain of the cluster before one of the service, and
-// that before one of a node. namespace and service are those of the source.
+// Covers returns the drain that covers an endpoint, if there is one. A drain of the cluster precedes one of the
+// service, and that precedes one of a node. namespace and service are those of the source.
 func (s Set) Covers(cluster, namespace, service string, address netip.Addr) (Drain, bool) {
 	if d, ok := s.clusters[cluster]; ok {
 		return d, true

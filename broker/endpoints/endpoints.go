@@ -1,5 +1,5 @@
-// Package endpoints computes Endpoints (core/v1) from the slices of a Service, for tools that read no EndpointSlices,
-// in the same way as Kubernetes' Endpoints controller computes them from pods. It alone names the types of that
+// Package endpoints computes Endpoints (core/v1) from the slices of a Service, for tools that do not read
+// EndpointSlices, as Kubernetes' Endpoints controller computes them from pods. No other package names the types of that
 // deprecated API.
 //
 // It is pure, and knows nothing of remotes, plans and apiservers.

@@ -101,7 +101,7 @@ func New(kube kubernetes.Interface, namespace string, remotes []string, reg prom
 	return e
 }
 
-// Follow takes the remotes that have a budget each. What waits of one that is missing now is dropped.
+// Follow replaces the remotes with a budget. It drops the waiting Events of remotes that are no longer configured.
 func (e *Events) Follow(remotes []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

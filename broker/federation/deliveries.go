@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// deliveriesValid is how long a report of the own exporter counts: it sends one with each heartbeat, every 5 s.
+	// deliveriesValid is how long a report of the own exporter is valid: the exporter sends one with each heartbeat,
+	// every 5 s.
 	deliveriesValid = 15 * time.Second
 	// maxDeliveryProblem bounds the text of a problem, in bytes.
 	maxDeliveryProblem = 200
@@ -19,7 +20,7 @@ const (
 // deliveries are the own exporter's last report of its deliveries to the brokers of other clusters.
 type deliveries struct {
 	mu sync.Mutex
-	// at is zero if there was no report: the exporter's version sends none, or there is no exporter.
+	// at is zero if there was no report, because the exporter's version sends none or no exporter is connected.
 	at  time.Time
 	all map[string]*semaphorev1.Delivery
 }

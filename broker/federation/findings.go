@@ -7,11 +7,11 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// maxRefused is how many refusals of a remote a status has in full.
+// maxRefused is the number of a remote's refusals that a status lists in full.
 const maxRefused = 10
 
-// Findings are the objects that remotes had refused, by the rule that refused them, remotes whose configuration
-// contradicts this cluster's, and what the brake retains: its number follows from the links.
+// Findings returns the refused objects of remotes by code, the remotes whose configuration contradicts this cluster's,
+// and the objects that the brake retains; their number follows from the links.
 func (s *Server) Findings() (found []finding.Finding) {
 	for _, v := range s.views() {
 		found = append(found, v.findings...)
@@ -19,7 +19,7 @@ func (s *Server) Findings() (found []finding.Finding) {
 	return found
 }
 
-// refusals are a finding for each code.
+// refusals returns a finding for each code.
 func refusals(cluster string, all []replica.Refused) (found []finding.Finding) {
 	at := map[finding.Code]int{}
 	for n, r := range all {

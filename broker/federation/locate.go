@@ -8,17 +8,17 @@ import (
 	"github.com/kube-semaphore/semaphore/broker/replica"
 )
 
-// Located is what is held of an object of one cluster.
+// Located is the state of an object of one cluster.
 type Located struct {
 	Cluster string
 	Objects []replica.Located
-	// Complete is set once a complete snapshot of the kind was applied: only then does its absence say anything.
+	// Complete is true once a complete snapshot of the kind was applied: only then does an absent object not exist.
 	Complete bool
 	// Heard is when the sender last confirmed the kind; zero for never.
 	Heard time.Time
 }
 
-// Locate returns what is held of an object of each cluster that may send its kind, by cluster.
+// Locate returns the state of an object for each cluster that may send its kind, by cluster.
 func (s *Server) Locate(key replica.Key) (found []Located) {
 	links := s.all()
 	for _, cluster := range slices.Sorted(maps.Keys(links)) {

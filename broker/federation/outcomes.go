@@ -8,21 +8,21 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxOutcomes bounds the outcomes that are sent on one stream and remembered, by both sides. How many more there are is
+// maxOutcomes bounds the outcomes that are sent on one stream, and that both sides store. The number of the others is
 // sent, too.
 const maxOutcomes = 10_000
 
 // outcomes are the outcomes of services that were sent on a stream.
 type outcomes struct {
 	sent map[outcomeKey]*semaphorev1.Outcome
-	// omitted are how many more there are.
+	// omitted is the number of outcomes that were not sent.
 	omitted uint64
 }
 
 type outcomeKey struct{ namespace, name string }
 
-// diff returns the outcomes that differ from those sent, and empty ones for those that ended. One that was sent stays,
-// whatever else there is: of too many, the same ones are left out each time.
+// diff returns the outcomes that differ from those sent, and empty ones for those that ended. An outcome that was sent
+// remains sent, so that of too many outcomes the same ones are omitted each time.
 func (o *outcomes) diff(now []*semaphorev1.Outcome) (out []*semaphorev1.PublishResponse) {
 	send := func(m *semaphorev1.Outcome) {
 		out = append(out, &semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Outcome{Outcome: m}})
@@ -65,7 +65,7 @@ func (o *outcomes) diff(now []*semaphorev1.Outcome) (out []*semaphorev1.PublishR
 	return out
 }
 
-// omitted is how many outcomes of its services a cluster does not receive. The caller must hold l.mu.
+// omitted returns the number of outcomes that a cluster does not receive. The caller must hold l.mu.
 func (l *link) omitted() uint64 {
 	if l.current == nil {
 		return 0
@@ -73,7 +73,7 @@ func (l *link) omitted() uint64 {
 	return l.current.outcomes.omitted
 }
 
-// omittedProblem describes that there are some; empty if there are none. The caller must hold l.mu.
+// omittedProblem returns a sentence if outcomes are omitted; otherwise it is empty. The caller must hold l.mu.
 func (l *link) omittedProblem() string {
 	if l.omitted() == 0 {
 		return ""
@@ -82,8 +82,8 @@ func (l *link) omittedProblem() string {
 		"wrong here (semaphore_broker_outcomes_omitted counts them)", l.cluster, maxOutcomes)
 }
 
-// labelDomainsProblem describes that a remote puts pods into sets by labels of other domains than sets have here;
-// empty if it does not, or one of both is unknown. The caller must hold l.mu.
+// labelDomainsProblem returns a sentence if the remote's label domains of sets differ from those here. It is empty if
+// they do not, or if either is unknown. The caller must hold l.mu.
 func (s *Server) labelDomainsProblem(l *link) string {
 	if l.current == nil {
 		return ""

@@ -96,23 +96,23 @@ type Options struct {
 type Server struct {
 	semaphorev1.UnimplementedFederationServiceServer
 	options Options
-	// links are by cluster. The map is replaced and never changed.
+	// links are by cluster. The map is replaced as a whole, and never modified.
 	links atomic.Pointer[map[string]*link]
-	// engines are those that take; only Follow and Change use it.
+	// engines are the current ones. Only Follow and Change use the field.
 	engines *engines
 
 	deliveries deliveries
 }
 
-// all returns the links by cluster. The map is never changed.
+// all returns the links by cluster. The map is never modified.
 func (s *Server) all() map[string]*link { return *s.links.Load() }
 
 // link is the state of one cluster over all its streams.
 type link struct {
 	cluster string
-	// remote is what the link was made for.
+	// remote is the configuration that the link was created for.
 	remote config.Remote
-	// kinds that are accepted from it.
+	// kinds are the kinds that are accepted from the cluster.
 	kinds   []semaphorev1.Kind
 	mu      sync.Mutex
 	replica *replica.Replica
@@ -135,7 +135,8 @@ type link struct {
 	// brakeHold is Brake.Hold.
 	brakeHold time.Duration
 	lastError string
-	// loggedRefusal is why the last stream was rejected that was logged; empty after one that was accepted.
+	// loggedRefusal is the reason in the last log message about a rejected stream; empty after a stream that was
+	// accepted.
 	loggedRefusal string
 	// address and software belong to the current or last stream.
 	address, software string
@@ -193,7 +194,7 @@ func (s *Server) newLink(remote config.Remote, kinds []semaphorev1.Kind, admit r
 	return l
 }
 
-// changesOf, bytesOf and streamsOf are how much of each may come in a second, and at once.
+// changesOf, bytesOf and streamsOf return the rate per second, and the burst, of each.
 func changesOf(l config.Limits) (rate.Limit, int) {
 	return limitOf(float64(l.ChangesPerSecond), burst*l.ChangesPerSecond)
 }
@@ -206,7 +207,7 @@ func streamsOf(l config.Limits) (rate.Limit, int) {
 	return limitOf(float64(l.StreamsPerMinute)/60, l.StreamsPerMinute)
 }
 
-// limitOf is that of a number a second; 0 for none.
+// limitOf returns the limit for a rate per second; 0 is no limit.
 func limitOf(perSecond float64, burst int) (rate.Limit, int) {
 	if perSecond == 0 {
 		return rate.Inf, 1
@@ -214,10 +215,10 @@ func limitOf(perSecond float64, burst int) (rate.Limit, int) {
 	return rate.Limit(perSecond), burst
 }
 
-// limiter is a new one, which is full.
+// limiter returns a new limiter with a full bucket.
 func limiter(limit rate.Limit, burst int) *rate.Limiter { return rate.NewLimiter(limit, burst) }
 
-// limit sets other limits.
+// limit replaces the limits.
 func (l *link) limit(limits config.Limits) {
 	for _, set := range []struct {
 		limiter *rate.Limiter
@@ -528,13 +529,13 @@ func (s *Server) receive(l *link, st *stream, raw message) ([]*semaphorev1.Publi
 		err = l.replica.Resync(now, "the broker retains objects that an earlier broker wrote")
 	}
 	if beat && err == nil && l.to.Outcomes != nil {
-		// Before the Ack, which says that these are all.
+		// The outcomes precede the Ack, which marks their end.
 		result.Responses = append(st.outcomes.diff(l.to.Outcomes(l.cluster)), result.Responses...)
 	}
 	return result.Responses, err
 }
 
-// deliver records a result and passes it to the Sink. The caller must hold l.mu.
+// deliver records a result, and passes its changes to the Sink. The caller must hold l.mu.
 func (s *Server) deliver(l *link, r replica.Result) {
 	s.record(l, r)
 	if len(r.Changes) > 0 || len(r.Retained) > 0 || len(r.Released) > 0 || len(r.Refused) > 0 ||
@@ -545,7 +546,7 @@ func (s *Server) deliver(l *link, r replica.Result) {
 	}
 }
 
-// Release removes what the brake retains of a remote, of some kinds or of all; see ControlService.
+// Release removes the objects of a remote that the brake retains, of some kinds or of all; see ControlService.
 func (s *Server) Release(cluster string, kinds ...semaphorev1.Kind) ([]replica.Released, error) {
 	l, ok := s.all()[cluster]
 	if !ok {
@@ -588,7 +589,7 @@ func (s *Server) streamClosed(l *link, st *stream, err error) {
 		if err == nil || errors.Is(err, errSuperseded) {
 			return // the stream that replaced it was logged
 		}
-		// Its Hello was never accepted. An exporter retries, and each reason is logged once.
+		// Its Hello was never accepted. An exporter retries, so each reason is logged only once.
 		if l.current == nil {
 			l.lastError = detail
 		}
@@ -610,7 +611,7 @@ func (s *Server) streamClosed(l *link, st *stream, err error) {
 		Detail: detail})
 }
 
-// record makes metrics, logs and events of a result.
+// record updates the metrics, and writes log messages and Events, for a result.
 func (s *Server) record(l *link, r replica.Result) {
 	for _, refused := range r.Refused {
 		s.options.Metrics.refused(l.cluster, refused)
@@ -736,7 +737,7 @@ func (s *Server) currentView(l *link, deadline time.Time) *view {
 	return v
 }
 
-// Held returns what is accepted of a remote, and what is refused; nothing of one that is not configured.
+// Held returns the accepted objects of a remote, and the refused ones; none of a remote that is not configured.
 func (s *Server) Held(cluster string) ([]replica.Result, []replica.Refused) {
 	l := s.all()[cluster]
 	if l == nil {

@@ -1,9 +1,10 @@
-// Package holders remembers which remote pod had which IP while it was in a set, for as many changes as it has room
-// for. Remotes share the room: where it is full, the remote with the most changes loses its oldest one, so that one
-// remote's changes never push out those of another that has fewer.
+// Package holders remembers which remote pod of a set had which IP, for a bounded number of changes. Remotes share the
+// room: when it is full, the remote with the most changes loses its oldest one, so that the changes of a remote never
+// displace those of one that has fewer.
 //
-// It is pure: changes of a replica and the time go in, the holders of an address come out. It keeps no pod that never
-// changed: who has an address now is for the caller, who has the sets. It is not safe for concurrent use.
+// It is pure: its input are changes of a replica and the time, its output are the holders of an address. It does not
+// store pods that never changed: the caller, who has the sets, knows who has an address now. It is not safe for
+// concurrent use.
 //
 // Of the broker's packages it may import replica.
 package holders
@@ -20,14 +21,14 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Room is how many changes a broker remembers: of some 150 bytes each, and enough for a day of 16,000 pods that start
-// or end.
+// Room is the number of changes that a broker remembers. At about 150 bytes each, it is enough for a day in which
+// 16,000 pods start or end.
 const Room = 32_768
 
 // Holder is a pod that has or had an address.
 type Holder struct{ Cluster, Namespace, Pod, UID, Set string }
 
-// change is that a pod began or ceased to have an address.
+// change is the start or the end of a pod's having an address.
 type change struct {
 	at     time.Time
 	ip     netip.Addr
@@ -38,7 +39,7 @@ type change struct {
 // Memory is a queue of changes for each remote.
 type Memory struct {
 	room int
-	// slots are those of all queues; there are never more than room.
+	// slots has the slots of all queues; there are never more than room.
 	slots  []slot
 	queues map[string]*queue
 	began  time.Time
@@ -50,19 +51,19 @@ type slot struct {
 	next int
 }
 
-// queue is the changes of a remote, oldest first.
+// queue has the changes of a remote, oldest first.
 type queue struct {
 	first, last, n int
-	// since is when what the queue has begins to be complete.
+	// since is the time from which the queue is complete.
 	since time.Time
 }
 
-// New makes a memory of so many changes that begins now.
+// New returns an empty memory for room changes, which is complete from now on.
 func New(room int, now time.Time) *Memory {
 	return &Memory{room: room, queues: map[string]*queue{}, began: now}
 }
 
-// Take remembers changes. Objects of a first snapshot may have existed for long: they are no changes.
+// Take records changes. Objects of a first snapshot may have existed for long, so they are no changes.
 func (m *Memory) Take(cluster string, changes []replica.Change, now time.Time) {
 	for _, c := range changes {
 		if c.Key.Kind != semaphorev1.Kind_KIND_SET_MEMBER || c.Old == nil && c.ObservedAt.IsZero() {
@@ -106,7 +107,8 @@ func (m *Memory) add(c change) {
 	q.n++
 }
 
-// evict takes the slot of the oldest change of the remote that has the most: of several, the one that needs the slot.
+// evict frees the slot of the oldest change of the remote with the most changes, and returns it. If several have as
+// many, it prefers the remote that needs the slot.
 func (m *Memory) evict(of *queue) int {
 	most, name := of, ""
 	for cluster, q := range m.queues {
@@ -115,12 +117,13 @@ func (m *Memory) evict(of *queue) int {
 		}
 	}
 	at := most.first
-	most.first, most.since = m.slots[at].next, m.slots[at].at // what is older than the change after it is not complete
+	most.first, most.since = m.slots[at].next, m.slots[at].at // complete only from the removed change on
 	most.n--
 	return at
 }
 
-// Holders returns who had an address, newest first, and since when that is complete. now are those who have it.
+// Holders returns the holders of an address, newest first, and the time from which the list is complete. now are the
+// current holders.
 func (m *Memory) Holders(ip netip.Addr, now []Holder) ([]*semaphorev1.Holder, time.Time) {
 	var out []*semaphorev1.Holder
 	clusters := map[string]bool{}
@@ -157,8 +160,8 @@ func (m *Memory) Holders(ip netip.Addr, now []Holder) ([]*semaphorev1.Holder, ti
 	return out, m.since(clusters)
 }
 
-// since is when what is known of these remotes begins to be complete; of all remotes where none had the address, as it
-// may have been any of them.
+// since returns the time from which the memory of these remotes is complete. If none of them had the address, it is the
+// time for all remotes, as any of them may have had it.
 func (m *Memory) since(clusters map[string]bool) time.Time {
 	since := m.began
 	for cluster, q := range m.queues {
@@ -169,7 +172,7 @@ func (m *Memory) since(clusters map[string]bool) time.Time {
 	return since
 }
 
-// until is far away for one who still has the address.
+// until returns when a pod ceased to have the address; for a current holder it is far in the future.
 func until(h *semaphorev1.Holder) time.Time {
 	if h.GetUntil() == nil {
 		return time.Unix(1<<40, 0)
@@ -177,7 +180,7 @@ func until(h *semaphorev1.Holder) time.Time {
 	return h.GetUntil().AsTime()
 }
 
-// At returns those of some holders who had the address at a time, as far as is known.
+// At returns the pods among all that had the address at a time, as far as is known.
 func At(all []*semaphorev1.Holder, at time.Time) []*semaphorev1.Holder {
 	return slices.DeleteFunc(all, func(h *semaphorev1.Holder) bool {
 		return h.GetFrom() != nil && h.GetFrom().AsTime().After(at) || !until(h).After(at)

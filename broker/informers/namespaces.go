@@ -23,7 +23,8 @@ type Namespaces struct {
 	synced  atomic.Bool
 }
 
-// NewNamespaces calls known with the first list, and changed with changes, which may come before it.
+// NewNamespaces returns a watch. It calls known with the first list, and changed with each change; a change may come
+// before the list.
 func NewNamespaces(kube kubernetes.Interface, known func([]string), changed func(string, bool),
 	options Options) *Namespaces {
 	return &Namespaces{kube: kube, options: options, known: known, changed: changed}

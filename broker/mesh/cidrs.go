@@ -8,9 +8,9 @@ import (
 	"github.com/gaissmai/bart"
 )
 
-// cidrs are the pod CIDRs that the nodes of one remote claim, and which of overlapping claims lost. A node keeps a
-// CIDR for as long as it claims it: a later claim takes nothing that works. Of claims that are resolved together, the
-// node that sorts first wins. A change costs time proportional to the claims that overlap it.
+// cidrs are the pod CIDRs that the nodes of one remote claim, and the overlapping claims that lost. A node keeps a CIDR
+// for as long as it claims it, so that a later claim takes nothing that works. Of claims that are resolved together,
+// the node that sorts first wins. A change costs time proportional to the claims that overlap it.
 type cidrs struct {
 	// claims by prefix, sorted by node within a prefix.
 	claims *bart.Table[[]claim]

@@ -7,7 +7,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxListedCIDRs is how many lost pod CIDRs of a node get a problem each. A node may claim thousands.
+// maxListedCIDRs is the number of a node's lost pod CIDRs that get a problem each. A node may claim thousands.
 const maxListedCIDRs = 3
 
 // decision is the outcome for one node: a peer, if it becomes one, and what it lost to other nodes.

@@ -37,7 +37,7 @@ type Changes struct {
 
 // Plan holds the devices and peers for all remotes.
 type Plan struct {
-	// remotes have the places that refs name: a removed one leaves its place empty, for one that is added later.
+	// remotes have the indices that refs use: a removed remote leaves its place empty, for one that is added later.
 	remotes  []*remote
 	ownNodes ownNodes
 	// byKey and byAddress are the remote nodes with a public key or endpoint address, sorted.
@@ -70,7 +70,7 @@ type remote struct {
 	// pending are the nodes whose outcome changed since TakeChanges; everTaken is false before the first.
 	pending   map[string]bool
 	everTaken bool
-	// deviceChanged means that the device is another than at the last TakeChanges.
+	// deviceChanged means that the device changed since the last TakeChanges.
 	deviceChanged bool
 	// restored are the nodes that were peers under the previous broker.
 	restored restored
@@ -94,9 +94,9 @@ func newRemote(c *config.Remote) *remote {
 	}
 }
 
-// Follow takes the configured remotes: one that is new begins without nodes, what is known of one that is missing is
-// dropped, and the others continue. Update recomputes what depends on that, and returns each remote whose device is
-// another now. A remote that is added sorts after those that are there.
+// Follow replaces the configured remotes. A new remote begins without nodes, the state of a missing one is dropped, and
+// the others continue. Update recomputes what depends on that, and returns each remote whose device changed. An added
+// remote sorts after the existing ones.
 func (p *Plan) Follow(remotes []config.Remote) {
 	for i, r := range p.remotes {
 		if r.config == nil || slices.ContainsFunc(remotes, func(c config.Remote) bool { return c.Name == r.config.Name }) {

@@ -9,11 +9,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// restored are the nodes of a remote that were peers under the previous broker and have not been confirmed by the
-// remote. They keep their keys and pod CIDRs, so that a remote that connects first cannot take them, and the brake
-// compares the remote's first snapshot with them.
+// restored are the nodes of a remote that were peers under the previous broker, and that the remote has not confirmed.
+// They keep their keys and pod CIDRs, so that a remote that connects first cannot take them, and so that the brake can
+// compare the remote's first snapshot with them.
 type restored struct {
-	// nodes maps to the state that the remote sent instead, without a key or pod CIDR; nil if it sent none.
+	// nodes has the state that the remote sent instead, without a key or pod CIDR, by node; nil if it sent none.
 	nodes map[string]*semaphorev1.Node
 	// total is how many peers there were. since is when the brake began to retain them; zero if it does not.
 	total int
@@ -35,8 +35,8 @@ func (p *Plan) Restore(cluster string, peers map[string]*semaphorev1.Node) {
 	}
 }
 
-// retains reports whether a node keeps its restored state, although the remote sent another, until NodesComplete
-// decides.
+// retains reports whether a node keeps its restored state until NodesComplete decides, although the remote sent a
+// different one.
 func (r *restored) retains(node string, state *semaphorev1.Node) bool {
 	if _, is := r.nodes[node]; !is {
 		return false
@@ -51,7 +51,7 @@ func (r *restored) retains(node string, state *semaphorev1.Node) bool {
 
 // Retained are the peers of a remote that its first snapshot lacks and the brake retains.
 type Retained struct {
-	// Peers are retained of Total since Since.
+	// Peers is the number of retained peers, of Total, since Since.
 	Peers, Total int
 	Since        time.Time
 }

@@ -43,8 +43,8 @@ func (a EndpointsAdopter) One(ctx context.Context, want *endpoints.Endpoints) (o
 	return nil, false, "", writes.ErrLater
 }
 
-// takeEndpoints makes Endpoints of semaphore-service-mirror ours. They keep their addresses until the broker writes
-// them. Kubernetes deletes the EndpointSlices that it mirrored from them.
+// takeEndpoints adopts Endpoints of semaphore-service-mirror. They keep their addresses until the broker writes them.
+// Kubernetes deletes the EndpointSlices that it mirrored from them.
 func takeEndpoints(ctx context.Context, api typedcorev1.EndpointsInterface, name, cluster string) error {
 	have, err := api.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// MarkPresenceUnknown reports that it is not yet known whether the clusters are gone, as after the start of a broker.
+// MarkPresenceUnknown records that it is not yet known whether the clusters are gone, as after the start of a broker.
 // Until SetGone is called or the cluster sends something, global services treat it as the previous broker did.
 func (p *Plan) MarkPresenceUnknown(clusters ...string) {
 	for _, cluster := range clusters {
@@ -15,7 +15,7 @@ func (p *Plan) MarkPresenceUnknown(clusters ...string) {
 	}
 }
 
-// presenceKnown reports that a cluster is present.
+// presenceKnown records that a cluster is present.
 func (w *work) presenceKnown(cluster string) {
 	if !w.presenceUnknown[cluster] {
 		return

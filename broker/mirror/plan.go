@@ -63,9 +63,9 @@ type Plan struct {
 	// legacy enables Endpoints beside the slices.
 	legacy bool
 	global *config.GlobalServices
-	// mcs are the settings of imports; nothing is imported into deniedNamespaces. ordered is true once the order in
-	// which exports were observed by an earlier broker is known. namespaces are those of the own cluster, nil while
-	// unknown. denied are the exports that are not imported, by the name of their Service.
+	// mcs are the settings of imports; nothing is imported into deniedNamespaces. ordered is true once it is known in
+	// which order an earlier broker observed the exports. namespaces are those of the own cluster, nil while unknown.
+	// denied are the exports that are not imported, by the name of their Service.
 	mcs              *config.BrokerMCS
 	deniedNamespaces []string
 	ordered          bool
@@ -95,7 +95,7 @@ type Plan struct {
 	existing map[string]*corev1.Service
 	// serviceOf are their names by ClusterIP.
 	serviceOf map[netip.Addr]string
-	// addressed is when the derived Services of imports were first observed with the IPs that they have.
+	// addressed is when the derived Services of imports were first observed with their present IPs.
 	addressed map[string]time.Time
 	// complete are the clusters whose snapshots are complete: what they do not export is removed.
 	complete map[string]bool
@@ -167,7 +167,7 @@ func New(cfg *config.Broker) *Plan {
 	return p
 }
 
-// configure takes the configured remotes, in their order. The own cluster, where its exporter is accepted, comes first.
+// configure sets the configured remotes, in their order. The own cluster comes first, if its exporter is accepted.
 func (p *Plan) configure(remotes []config.Remote) {
 	p.clusters = nil
 	if len(p.subnets[p.own]) > 0 {
@@ -179,7 +179,7 @@ func (p *Plan) configure(remotes []config.Remote) {
 	}
 }
 
-// Follow takes the configured remotes: one that is new begins without exports, what one that is missing exports is
+// Follow replaces the configured remotes. A new remote begins without exports, the exports of a missing one are
 // withdrawn, and the others continue. Those that remain must have the same order, prefixes and subnets as before.
 func (p *Plan) Follow(remotes []config.Remote, now time.Time) Touches {
 	w := p.work("")
@@ -192,7 +192,7 @@ func (p *Plan) Follow(remotes []config.Remote, now time.Time) Touches {
 	return w.finish(now)
 }
 
-// removeCluster withdraws all that a cluster exports, and forgets it.
+// removeCluster withdraws all exports of a cluster, and drops its state.
 func (w *work) removeCluster(cluster string) {
 	of := func(refs iter.Seq[ref]) []ref {
 		var all []ref
@@ -224,7 +224,7 @@ func (w *work) removeCluster(cluster string) {
 	delete(w.presenceUnknown, cluster)
 }
 
-// Apply takes changes of one cluster's replica. It ignores other kinds.
+// Apply applies changes of one cluster's replica. It ignores other kinds.
 func (p *Plan) Apply(cluster string, changes []replica.Change, now time.Time) Touches {
 	w := p.work(cluster)
 	w.presenceKnown(cluster)
@@ -295,7 +295,7 @@ func clusterIPs(s *corev1.Service) []string {
 	return s.Spec.ClusterIPs
 }
 
-// indexAddresses records which ClusterIPs a Service has in place of others.
+// indexAddresses replaces the ClusterIPs of a Service in the index.
 func (p *Plan) indexAddresses(name string, was, is []string) {
 	for _, text := range was {
 		if ip, err := netip.ParseAddr(text); err == nil && p.serviceOf[ip] == name {
@@ -437,7 +437,7 @@ func (d *dues) Pop() any {
 	return last
 }
 
-// Due lets targets choose again whose time has come.
+// Due makes the targets whose time has come choose again.
 func (p *Plan) Due(now time.Time) Touches {
 	w := p.work("")
 	for at := p.Next(); !at.IsZero() && !now.Before(at); at = p.Next() {

@@ -1,10 +1,10 @@
-// Package networksets is the engine of policy sets: it decides which GlobalNetworkSets and NetworkSets exist in the
-// own cluster, with which addresses, and in which order they are written, from the pods in sets that remotes export.
+// Package networksets is the engine of policy sets: it decides which GlobalNetworkSets and NetworkSets exist in the own
+// cluster, with which addresses, and in which order they are written, from the pods in sets that remotes export.
 //
-// It takes changes of replicas, from a queue that serves the remotes in turn; the existing objects; and the existing
-// namespaces. It passes names that may have to change to the loops that write, which ask for the desired object; and
-// it reports problems. An engine owns its state, behind one lock that it holds for a part of a message at a time. It
-// writes nothing, and knows neither streams nor apiservers.
+// Its input are changes of replicas, from a queue that serves the remotes in turn, the existing objects, and the
+// existing namespaces. It passes names that may have to change to the loops that write, which request the desired
+// object, and it reports problems. The engine owns its state, behind one lock that it holds for a part of a message at
+// a time. It writes nothing, and knows neither streams nor apiservers.
 //
 // Of the broker's packages it may import apply/writes, holders, kinds, policy, problem, queue and retain.
 package networksets
@@ -41,14 +41,14 @@ type Engine struct {
 	queue *queue.Queue
 
 	mu sync.RWMutex
-	// kinds of objects that sets are written as.
+	// kinds are the kinds of objects that represent sets.
 	kinds []*kind
 	names []string // of the remotes, sorted
-	// holders remembers who had which address.
+	// holders remembers which pod had which address.
 	holders *holders.Memory
 }
 
-// kind are the sets of all remotes as objects of one kind.
+// kind has the sets of all remotes as objects of one kind.
 type kind struct {
 	objects    kinds.Kind
 	namespaced bool
@@ -82,7 +82,7 @@ func New(cfg *config.Broker, warn writes.Warn, now func() time.Time) *Engine {
 	return e
 }
 
-// configure makes the guards of the configured remotes, and drops those of others.
+// configure creates the guards of the configured remotes, and drops those of others.
 func (e *Engine) configure(remotes []config.Remote) {
 	e.names = nil
 	for _, r := range remotes {
@@ -99,8 +99,8 @@ func (e *Engine) configure(remotes []config.Remote) {
 	}
 }
 
-// Follow takes the configured remotes. The sets of those that remain continue; a new one begins without sets, and the
-// objects of one that is missing are deleted. The names of sets must not depend on the difference: see policy.Longer.
+// Follow replaces the configured remotes. The sets of those that remain continue, a new remote begins without sets, and
+// the objects of a missing one are deleted. The names of sets must not depend on the difference: see policy.Longer.
 func (e *Engine) Follow(remotes []config.Remote) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -278,7 +278,7 @@ func desired[T writes.Object](e *Engine, k *kind, to func(*calicov3.GlobalNetwor
 	}
 }
 
-// answer returns the answer that follows from a decision on a name. The caller must hold mu.
+// answer returns the answer for a decision about a name. The caller must hold mu.
 func answer[T writes.Object](e *Engine, k *kind, owner string, to func(*calicov3.GlobalNetworkSet) T,
 	decide func() policy.Decision) writes.Answer[T] {
 	if k.namespacesUnknown {
@@ -314,7 +314,8 @@ func (e *Engine) ResyncDue(cluster string) bool {
 	})
 }
 
-// Release removes what the brake retains after the first snapshot of a remote, and returns the number of objects.
+// Release removes what the brake retains after the first snapshot of a remote, and returns the number of objects by
+// kind.
 func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -333,7 +334,7 @@ func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 	return released
 }
 
-// Findings are the sets without an object, and what is retained of what an earlier broker wrote.
+// Findings returns the sets without an object, and the retained objects of an earlier broker.
 func (e *Engine) Findings() (found []finding.Finding) {
 	e.mu.RLock()
 	for _, k := range e.kinds {
@@ -371,7 +372,7 @@ func (e *Engine) Sets(req *semaphorev1.ListSetsRequest, address netip.Addr) []*s
 	return out
 }
 
-// Holders returns who had an address, newest first, and since when that is complete.
+// Holders returns the holders of an address, newest first, and the time from which the list is complete.
 func (e *Engine) Holders(address netip.Addr) ([]*semaphorev1.Holder, time.Time) {
 	sets := e.Sets(&semaphorev1.ListSetsRequest{Address: address.String()}, address)
 	var now []holders.Holder

@@ -1,6 +1,6 @@
-// Package nodenet computes the pod network of each node of the own cluster: the prefixes from which its pods get IPs,
-// decided as the exporter decides what it publishes of the node (internal/podcidr). It reads the block affinities of
-// Calico's IPAM; its caller passes the nodes.
+// Package nodenet computes the pod network of each node of the own cluster: the prefixes from which its pods get IPs.
+// The decision is that of the exporter, which publishes the prefixes (internal/podcidr). It reads the block affinities
+// of Calico's IPAM; its caller passes the nodes.
 //
 // It does not know who asks. It may import no other package of the broker.
 package nodenet
@@ -35,7 +35,7 @@ type Options struct {
 	// From is the configured source of the nodes' prefixes, and Subnets are those of the own cluster.
 	From    config.AllowedIPs
 	Subnets []netip.Prefix
-	// Affinities are read unless the prefixes come from nodes alone.
+	// Affinities are the block affinities. They are not read if the prefixes come from nodes alone.
 	Affinities *kube.BlockAffinities
 	// Changed is called with the name of a node whose network changed.
 	Changed func(node string)
@@ -82,7 +82,7 @@ func New(options Options) *Networks {
 	return n
 }
 
-// PutNode records a node, and the host's own addresses in its pod network, as far as they are known.
+// PutNode records a node, and the known addresses of the host itself in its pod network.
 func (n *Networks) PutNode(node *corev1.Node, own []netip.Addr) {
 	name := node.Name
 	n.mu.Lock()
@@ -119,7 +119,8 @@ func (n *Networks) change(change func(*podcidr.Table) podcidr.Changed) {
 	n.mu.Lock()
 	var differ []string
 	for _, step := range change(n.table).Nodes {
-		// The order does not matter to agents: a prefix that two nodes have for a moment is not a remote node's yet.
+		// The order does not matter to agents: a prefix that two nodes have for a moment does not belong to a remote
+		// node yet.
 		if n.renew(step.Name) {
 			differ = append(differ, step.Name)
 		}
@@ -174,7 +175,7 @@ func (n *Networks) renew(name string) bool {
 	return true
 }
 
-// candidates returns addresses of a node's pod network that no pod has or gets.
+// candidates returns addresses of a node's pod network that no pod has or will get.
 func (n *Networks) candidates(name string) []netip.Addr {
 	if !n.table.HostLocal(name) {
 		if n.reserved == nil {
@@ -270,7 +271,7 @@ func (n *Networks) Problems() []string {
 // mostLines bounds the lines of one kind in the status.
 const mostLines = 20
 
-// failed records the error of a list or a watch; nil for none.
+// failed records the error of a list or a watch; nil ends the problem.
 func (n *Networks) failed(err error) {
 	problem := ""
 	switch {

@@ -43,9 +43,9 @@ type Tunnel struct {
 	ListenPort uint16
 }
 
-// Nodes watches the nodes of the own cluster and writes what their agents report: the two annotations for each remote,
-// by a merge patch of only these. It removes no annotation, because it cannot know whether semaphore or
-// semaphore-wireguard wrote that of a remote that is no longer reported.
+// Nodes watches the nodes of the own cluster, and writes what their agents report: the two annotations for each remote,
+// by a merge patch of only these. It removes no annotation: it cannot know whether semaphore or semaphore-wireguard
+// wrote that of a remote that is no longer reported.
 type Nodes struct {
 	kube    kubernetes.Interface
 	options apply.Options
@@ -64,7 +64,7 @@ type Nodes struct {
 type report struct {
 	uid     types.UID
 	tunnels map[string]Tunnel
-	// guarded is set if the node guards the pod subnets of all remotes.
+	// guarded is true if the node guards the pod subnets of all remotes.
 	guarded bool
 }
 
@@ -86,7 +86,7 @@ func (n *Nodes) OnChange(seen func(node *corev1.Node, gone bool)) {
 	n.seen = seen
 }
 
-// Follow takes the families of New for other remotes. Those of remotes that remain must be the same.
+// Follow replaces the families of New. Those of remaining remotes must not change.
 func (n *Nodes) Follow(families map[string]config.Family) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -142,7 +142,7 @@ func (n *Nodes) Names() []string {
 // Synced reports whether the nodes are known.
 func (n *Nodes) Synced() bool { return n.synced.Load() }
 
-// Findings are the nodes that cannot be annotated.
+// Findings returns the nodes that cannot be annotated.
 func (n *Nodes) Findings() []finding.Finding {
 	var lines []string
 	for _, p := range n.loop.Problems() {
@@ -236,7 +236,7 @@ func Ends(node *corev1.Node, gone bool) (name string, keys [][]byte, addresses [
 	return node.Name, keys, addresses
 }
 
-// reconcile writes the annotations of one node, and removes our taint.
+// reconcile writes the annotations of one node, and removes the broker's taint.
 func (n *Nodes) reconcile(ctx context.Context, name string) error {
 	node, ok := n.newest(name)
 	n.mu.Lock()
@@ -245,7 +245,8 @@ func (n *Nodes) reconcile(ctx context.Context, name string) error {
 	if !ok || !reported || r.uid != node.UID {
 		return nil
 	}
-	// A separate write, and the last one: a policy or a missing right that forbids it must not delay an annotation.
+	// This is a separate write, and the last one: a policy or a missing right that forbids it must not delay an
+	// annotation.
 	annotated := n.annotate(ctx, name, node, r)
 	if r.guarded && slices.ContainsFunc(node.Spec.Taints, isOurTaint) {
 		return errors.Join(annotated, n.untaint(ctx, name))

@@ -14,7 +14,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Holders says who had an address for semaphorectl. standby is why this replica does not know, nil while it leads.
+// Holders serves the holders of an address to semaphorectl. standby returns why this replica does not know them; nil
+// while it leads.
 func Holders(
 	standby func() error, list func(netip.Addr) ([]*semaphorev1.Holder, time.Time),
 ) debug.Holders {
@@ -34,8 +35,8 @@ func Holders(
 	}
 }
 
-// Sets lists policy sets for semaphorectl. standby is why this replica has none, nil while it leads; links are the
-// status of the streams of remotes.
+// Sets serves the policy sets to semaphorectl. standby returns why this replica has none; nil while it leads. links
+// returns the status of the remotes' streams.
 func Sets(
 	standby func() error, list func(*semaphorev1.ListSetsRequest, netip.Addr) []*semaphorev1.PolicySet,
 	links func() []*semaphorev1.LinkStatus,

@@ -10,12 +10,12 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Agents watch their peers closely for closelyFor after an order, which is repeated every closelyAgain while somebody
-// looks.
+// After an order, agents watch their peers closely for closelyFor. The order is repeated every closelyAgain while a
+// client requests the state of the tunnels.
 const closelyFor, closelyAgain = 30 * time.Second, 10 * time.Second
 
-// WatchClosely has all agents watch their peers closely for a while, as somebody looks at the tunnels now. It may be
-// called at any rate.
+// WatchClosely makes all agents watch their peers closely for a while, because a client currently requests the state of
+// the tunnels. It may be called at any rate.
 func (s *Server) WatchClosely() {
 	now := s.now()
 	s.mu.Lock()

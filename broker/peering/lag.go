@@ -2,11 +2,12 @@ package peering
 
 import "time"
 
-// maxUnapplied bounds the pending changes that are remembered of an agent that applies nothing: so many, and one more
-// for each remote that is not among them.
+// maxUnapplied bounds the pending changes that are remembered for an agent that applies nothing: this number, and one
+// more for each remote that is not among them.
 const maxUnapplied = 64
 
-// lag records which changes were sent to one agent and are not applied. It is pure, and belongs to one stream.
+// lag records the changes that were sent to one agent and that it has not applied. It is pure, and belongs to one
+// stream.
 type lag struct{ pending []pendingChange }
 
 // Propagated is a change that a node has applied.
@@ -17,7 +18,7 @@ type Propagated struct {
 	ObservedAt time.Time
 }
 
-// pendingChange is a change, or all later changes of its remote; then ObservedAt is that of the oldest.
+// pendingChange is a change, or all later changes of its remote. In the latter case ObservedAt is that of the oldest.
 type pendingChange struct {
 	revision uint64 // the newest
 	Propagated

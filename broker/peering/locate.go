@@ -6,15 +6,15 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Located is how a remote node stands with the agents.
+// Located is the state of a remote node in the agents.
 type Located struct {
-	// Peer is what agents are sent; nil for nothing.
+	// Peer is the peer that agents receive; nil for none.
 	Peer *semaphorev1.Peer
-	// Revision and ObservedAt are those of its last change; 0 if none is remembered.
+	// Revision and ObservedAt are those of the node's last change; 0 if none is remembered.
 	Revision   uint64
 	ObservedAt time.Time
-	// Attached is the number of attached agents, and Applied how many of them have programmed that change; Waiting names
-	// some nodes of the others.
+	// Attached is the number of attached agents, and Applied the number of those that have programmed the change.
+	// Waiting names some nodes of the others.
 	Attached, Applied int
 	Waiting           []string
 }
@@ -22,7 +22,7 @@ type Located struct {
 // maxWaiting bounds the names of nodes that wait.
 const maxWaiting = 3
 
-// Locate returns how a remote node stands with the attached agents.
+// Locate returns the state of a remote node in the attached agents.
 func (s *Server) Locate(cluster, node string) (l Located) {
 	if e, ok := s.options.State.journal.Last(key{cluster, node}); ok {
 		l.Revision, l.ObservedAt = e.Revision, e.ObservedAt

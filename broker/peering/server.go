@@ -68,20 +68,20 @@ type Options struct {
 	// no network is known.
 	Network func(node string) *semaphorev1.NodeNetwork
 	Reports Reports
-	// Traffic takes what the agents count by ClusterIP; nil for nobody.
+	// Traffic receives the agents' counters by ClusterIP; nil to drop them.
 	Traffic Traffic
 	State   *State
 	Metrics *Metrics
 	// Propagation records how long changes took until a node applied them; may be nil.
 	Propagation *propagation.Tracker
-	// Tracer makes spans of what agents acknowledge; nil for none.
+	// Tracer records spans of changes that agents acknowledge; nil for none.
 	Tracer *tracing.Tracer
 	// Recorder and Log record which agents attach and detach.
 	Recorder *debug.Recorder
 	Log      *slog.Logger
 }
 
-// Traffic takes what the agent of a node has counted of each ClusterIP.
+// Traffic receives the counters of a node's agent by ClusterIP.
 type Traffic interface {
 	Report(node string, all []*semaphorev1.ServiceTraffic, now time.Time)
 }
@@ -94,15 +94,16 @@ type Server struct {
 	now     func() time.Time
 
 	mu sync.Mutex
-	// configured are the remotes, and guard what agents guard for them. Both are replaced, never changed.
+	// configured are the remotes, and guard what agents guard for them. Both are replaced as a whole, and never
+	// modified.
 	configured map[string]bool
 	guard      *semaphorev1.Guard
 
 	attached map[types.UID]*attachment // by UID of the node
-	// undelivered is sent to each agent: the remotes that do not receive what is published; nil for none.
+	// undelivered is the message to each agent with the remotes that do not receive what is published; nil for none.
 	undelivered *semaphorev1.Undelivered
 	reasons     map[string]string
-	// closelyAt is when agents were last ordered to watch their peers closely.
+	// closelyAt is when agents last received an order to watch their peers closely.
 	closelyAt time.Time
 	// perNode are the open streams of each node, oldest first, attached or not.
 	perNode map[types.UID][]*attachment
@@ -167,8 +168,8 @@ func New(options Options) *Server {
 	return s
 }
 
-// Follow takes the configured remotes. Streams continue: their agents receive which remotes they guard now, and remove
-// the devices of those that are missing.
+// Follow replaces the configured remotes. Streams continue: their agents receive the remotes to guard now, and remove
+// the devices of missing remotes.
 func (s *Server) Follow(remotes []config.Remote) {
 	configured, guard := make(map[string]bool, len(remotes)), guardOf(remotes)
 	for _, r := range remotes {
@@ -505,9 +506,9 @@ func (s *Server) Status(nodes []string) []*semaphorev1.NodeStatus {
 	return out
 }
 
-// Findings are the peers that are not sent to agents, and what the attached agents report of their nodes, by node. The
-// lines of the latter are in the status of the nodes. An agent that reports problems without findings is older than
-// these.
+// Findings returns the peers that are not sent to agents, and the findings that attached agents report, by node; the
+// lines of the latter are in the status of the nodes. An agent that reports problems without findings is of an older
+// version.
 func (s *Server) Findings() []finding.Finding {
 	found := s.options.State.Findings()
 	s.mu.Lock()

@@ -72,7 +72,7 @@ type Session struct {
 	reported []string
 	// rotations are the orders to rotate that wait to be sent.
 	rotations []*semaphorev1.RotateKey
-	// closely is an order that waits to be sent; nil for none.
+	// closely is an order that is not sent yet; nil for none.
 	closely *semaphorev1.WatchClosely
 	// changed is closed once the state differs from what was last read. current means that all of that was sent, and
 	// knownClusters are the complete clusters then.
@@ -126,7 +126,7 @@ type Report struct {
 	silentIn string
 	// ClearPackets is the number of clear packets that the guard dropped.
 	ClearPackets uint64
-	// traffic is what the agent counts by ClusterIP. Only the server that received it reads it, at once.
+	// traffic are the agent's counters by ClusterIP. Only the server that received the report reads it, immediately.
 	traffic []*semaphorev1.ServiceTraffic
 	// Guarded means that the agent guards everything that Session.SetGuard named.
 	Guarded bool
@@ -147,8 +147,8 @@ func (s *Session) SetNetwork(network *semaphorev1.NodeNetwork) {
 	}
 }
 
-// Configure takes other remotes than those of Open, and the guard of these. Neither may be modified. A device that the
-// agent reported of a remote that is missing now is removed.
+// Configure replaces the remotes of Open, and their guard. Neither argument may be modified afterwards. A device that
+// the agent reported for a missing remote is removed.
 func (s *Session) Configure(configured map[string]bool, guard *semaphorev1.Guard) {
 	s.configured, s.guard = configured, guard
 	maps.DeleteFunc(s.deleted, func(cluster string, _ bool) bool { return configured[cluster] })
@@ -156,8 +156,8 @@ func (s *Session) Configure(configured map[string]bool, guard *semaphorev1.Guard
 	s.deleteForeign()
 }
 
-// deleteForeign has the devices deleted that the agent reported and no configured remote has. Each deletion is sent
-// once; an agent that reports ever more devices gets a limited number.
+// deleteForeign queues the deletion of devices that the agent reported and no configured remote has. Each deletion is
+// sent once; an agent that reports ever more devices gets a limited number.
 func (s *Session) deleteForeign() {
 	for _, cluster := range s.reported {
 		if !s.configured[cluster] && !s.deleted[cluster] && len(s.deleted) < maxDevices {
@@ -171,7 +171,7 @@ func (s *Session) deleteForeign() {
 // The message must not be modified.
 func (s *Session) SetUndelivered(m *semaphorev1.Undelivered) { s.undelivered = m }
 
-// WatchClosely sends the agent an order, which an older agent ignores. The message must not be modified.
+// WatchClosely queues an order to the agent, which older agents ignore. The message must not be modified.
 func (s *Session) WatchClosely(m *semaphorev1.WatchClosely) { s.closely = m }
 
 // sameNetwork reports whether an equal network was sent already, and then marks the current one as sent.
@@ -351,7 +351,7 @@ func (s *Session) Next() (*Frame, error) {
 	}
 }
 
-// nextOfNode returns the next message that is about the node or all remotes, and not about a change; nil for none.
+// nextOfNode returns the next message that concerns the node or all remotes, and not a change; nil for none.
 func (s *Session) nextOfNode() *semaphorev1.AttachResponse {
 	switch {
 	case s.guard != nil:
@@ -529,7 +529,7 @@ func (s *Session) idleFrame(known []string) *Frame {
 // maxFindings is how many findings of an agent are kept.
 const maxFindings = 16
 
-// findingsOf returns the findings of an agent, bounded: a copy, as the message may be large.
+// findingsOf returns a bounded copy of an agent's findings, because the message may be large.
 func findingsOf(all []*semaphorev1.Finding) (out []*semaphorev1.Finding) {
 	for _, f := range all[:min(len(all), maxFindings)] {
 		kept := &semaphorev1.Finding{Code: truncate(f.GetCode(), maxName), Cluster: truncate(f.GetCluster(), maxName),

@@ -21,14 +21,14 @@ import (
 )
 
 const (
-	// tombstones is how many removed peers the journal keeps for agents that return; the remote with most removals
-	// loses its oldest first.
+	// tombstones is the number of removed peers that the journal keeps for agents that return. When it is full, the
+	// remote with the most removals loses its oldest one.
 	tombstones = 10_000
 	// maxHistory is how many updates of a remote are remembered, to recognize the state of agents that return.
 	maxHistory = 1_000
 )
 
-// maxEntry is the limit of a peer in bytes. A peer with the maximal number of pod CIDRs has less, and several peers
+// maxEntry is the limit of a peer in bytes. A peer with the maximal number of pod CIDRs is smaller, and several peers
 // fit into a message.
 const maxEntry = 64 << 10
 
@@ -77,7 +77,8 @@ func (t *remoteState) hadDigest(revision uint64, d digest.Digest) bool {
 	return t.history[i].digest == d
 }
 
-// span is one update in the journal: its revisions are after < r ≤ upTo, and digest is that of the remote after it.
+// span is one update in the journal: it has the revisions after < r ≤ upTo. digest is that of the remote after the
+// update.
 type span struct {
 	after, upTo uint64
 	digest      digest.Digest
@@ -86,7 +87,8 @@ type span struct {
 // NewState makes an empty state with its own epoch.
 func NewState() *State { return NewStateOf(Sizes{}) }
 
-// Sizes of a State, each 0 for the product's. A simulation needs small sizes, so that few peers reach the limits.
+// Sizes of a State; 0 stands for the product's value. A simulation needs small sizes, so that few peers reach the
+// limits.
 type Sizes struct {
 	// Tombstones is how many removed peers are remembered.
 	Tombstones int
@@ -235,7 +237,7 @@ func (s *State) PeersOf(cluster string) []*semaphorev1.Peer {
 	return peers
 }
 
-// Findings are the peers that are not sent to agents, by cluster.
+// Findings returns the peers that are not sent to agents, by cluster.
 func (s *State) Findings() (found []finding.Finding) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

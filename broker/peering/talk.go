@@ -77,16 +77,17 @@ func truncate(text string, most int) string {
 	return strings.ToValidUTF8(text[:min(len(text), most)], "")
 }
 
-// maxMTU is the limit of what a device can have.
+// maxMTU is the largest possible MTU of a device.
 const maxMTU = 65535
 
-// maxRate is more bytes per second than a node's links carry: what an agent says cannot make a sum overflow.
+// maxRate exceeds the bytes per second that a node's links carry. It keeps values of an agent from overflowing a sum.
 const maxRate = 1 << 44
 
 // Tunnels are the handshakes of own nodes with one remote. They show whether a remote without a stream is really gone.
 type Tunnels struct {
-	// Nodes is how many attached nodes report on the remote. Talking is how many of them reported, within talkingFor, a
-	// session of less than 180 s with at least one node of the remote. Silent is how many get no answer from at least one.
+	// Nodes is the number of attached nodes that report on the remote. Talking is the number of those that reported,
+	// within talkingFor, a session of less than 180 s with at least one node of the remote. Silent is the number of
+	// those that get no answer from at least one.
 	Nodes, Talking, Silent int
 	// MTU is the smallest of the devices in bytes; 0 if none reports it.
 	MTU int
@@ -202,8 +203,8 @@ func (r *Report) count() {
 	}
 }
 
-// Overview adds to a status what its findings follow from, and no more: those of the nodes that have no agent, and the
-// number of silent pairs. Its cost grows with the nodes, and not with the remotes that each reports on.
+// Overview adds to a status only what its findings need: those of the nodes that have no agent, and the number of
+// silent pairs. Its cost grows with the nodes, and not with the remotes that each reports on.
 func (s *Server) Overview(out *semaphorev1.GetStatusResponse, nodes []string) {
 	s.mu.Lock()
 	attached := make(map[string]bool, len(s.attached))

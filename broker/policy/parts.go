@@ -94,8 +94,8 @@ func (p *Plan) existingPart(r *remote, set setRef, ip netip.Addr) (part int) {
 	return part
 }
 
-// reassignParts follows the existing objects after the name of a set has changed. After a restart, a set can lose its
-// name to one that becomes known later.
+// reassignParts assigns IPs to parts by the existing objects after the name of a set has changed. After a restart, a
+// set can lose its name to one that becomes known later.
 func (p *Plan) reassignParts(set setRef, touched map[string]bool) {
 	r, m := p.remotes[set.cluster], p.sets[set]
 	for _, ip := range slices.SortedFunc(maps.Keys(m.partOf), netip.Addr.Compare) {

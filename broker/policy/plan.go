@@ -54,7 +54,7 @@ func (s setRef) compare(o setRef) int {
 	return cmp.Or(cmp.Compare(s.namespace, o.namespace), cmp.Compare(s.name, o.name), cmp.Compare(s.cluster, o.cluster))
 }
 
-// Options say how sets are written.
+// Options configure how sets are written.
 type Options struct {
 	// ManagedBy is the value of the label managed-by, as the original tools set it (config.Sets).
 	ManagedBy string
@@ -66,9 +66,9 @@ type Options struct {
 	Namespaced bool
 }
 
-// preferredName is the name of a set that no other set of its remote claims. It is never that of another remote's set,
-// whatever both export: names that begin with the name of a longer-named remote (c2-eu) are for that one alone, and a
-// set of a shorter-named one (c2) that would have such a name gets one of its own.
+// preferredName returns the name of a set that no other set of its remote claims. It never belongs to the set of
+// another remote, whatever both export: names that begin with the name of a longer-named remote (c2-eu) are reserved
+// for that remote, and a set of a shorter-named one (c2) that would have such a name gets another one.
 func (p *Plan) preferredName(s setRef) string {
 	name := naming.Set(s.cluster, s.namespace, s.name)
 	if p.inSetsOfAnother(s.cluster, name) {
@@ -176,7 +176,7 @@ func New(remotes []config.Remote, options Options) *Plan {
 	return p
 }
 
-// configure takes the configured remotes.
+// configure sets the configured remotes.
 func (p *Plan) configure(remotes []config.Remote) {
 	clear(p.longer)
 	for _, r := range remotes {
@@ -207,7 +207,7 @@ func Longer(name string, remotes []config.Remote) (longer []string) {
 	return longer
 }
 
-// Follow takes the configured remotes: one that is new begins without pods, those of one that is missing are withdrawn,
+// Follow replaces the configured remotes. A new remote begins without pods, the pods of a missing one are withdrawn,
 // and the others continue. Longer must be the same as before for each that remains.
 func (p *Plan) Follow(remotes []config.Remote) []Touched {
 	var touched []Touched
@@ -228,9 +228,9 @@ func (p *Plan) Follow(remotes []config.Remote) []Touched {
 	return touched
 }
 
-// Join gives plans a common order of writes. The plans write the same sets as objects of several kinds and receive
-// the same changes: an IP must not be in an object of one kind for its new pod while an object of another kind still
-// has it for the old pod.
+// Join makes the order of writes common to several plans. The plans write the same sets as objects of several kinds,
+// and receive the same changes: an IP must not be in an object of one kind for its new pod while an object of another
+// kind still has it for the old pod.
 func Join(plans ...*Plan) {
 	for _, p := range plans {
 		p.joined = slices.DeleteFunc(slices.Clone(plans), func(o *Plan) bool { return o == p })
@@ -243,7 +243,7 @@ func (p *Plan) Wants(name string) bool {
 	return in != nil
 }
 
-// Apply takes changes of one remote's replica, in order. It ignores other kinds.
+// Apply applies changes of one remote's replica, in order. It ignores other kinds.
 func (p *Plan) Apply(cluster string, changes []replica.Change) []Touched {
 	r, ok := p.remotes[cluster]
 	if !ok {

@@ -24,20 +24,20 @@ type Pools struct {
 	pools map[string]*calicov3.IPPool
 }
 
-// New returns one disabled IPPool for each remote pod subnet. Calico then treats traffic to the subnet as pod
-// traffic: it neither masquerades it nor drops it as spoofed.
+// New returns one disabled IPPool for each remote pod subnet. Calico then treats traffic to the subnet as pod traffic:
+// it neither masquerades it nor drops it as spoofed.
 //
-// Calico's BIRD learns the agents' routes to a remote from the kernel, and exports them to every BGP peer if they lie
-// in any pool that does not say disableBGPExport, disabled or not (projectcalico/calico,
-// confd/etc/calico/confd/templates, calico_export_to_bgp_peers). A node whose agent comes later then has another node's
-// route in the place of its own (submariner-io/submariner, pull request 3156).
+// Calico's BIRD learns the agents' routes to a remote from the kernel. If a route lies in any pool without
+// disableBGPExport, disabled or not, BIRD exports it to every BGP peer (projectcalico/calico,
+// confd/etc/calico/confd/templates, calico_export_to_bgp_peers). A node whose agent starts later would then have the
+// route of another node in place of its own (submariner-io/submariner, pull request 3156).
 func New(remotes []config.Remote) *Pools {
 	p := &Pools{}
 	p.Follow(remotes)
 	return p
 }
 
-// Follow takes the configured remotes. The loop that writes must be woken afterwards.
+// Follow replaces the configured remotes. The caller must wake the loop that writes afterwards.
 func (p *Pools) Follow(remotes []config.Remote) {
 	pools := map[string]*calicov3.IPPool{}
 	for _, r := range remotes {
@@ -51,7 +51,7 @@ func (p *Pools) Follow(remotes []config.Remote) {
 	p.pools = pools
 }
 
-// Desired is the input of the loop that writes.
+// Desired returns the input of the loop that writes.
 func (p *Pools) Desired() writes.Desired[*calicov3.IPPool] {
 	return writes.Desired[*calicov3.IPPool]{
 		Names: func() []string {
@@ -71,7 +71,7 @@ func (p *Pools) Desired() writes.Desired[*calicov3.IPPool] {
 }
 
 func pool(cluster string, subnet netip.Prefix) *calicov3.IPPool {
-	block := 26 // Calico's defaults; a block cannot be wider than its pool
+	block := 26 // Calico's defaults; a block cannot be larger than its pool
 	if subnet.Addr().Is6() {
 		block = 122
 	}
@@ -85,7 +85,7 @@ func pool(cluster string, subnet netip.Prefix) *calicov3.IPPool {
 		},
 		Spec: calicov3.IPPoolSpec{
 			CIDR:             subnet.String(),
-			Disabled:         true, // no own pod gets an IP of it
+			Disabled:         true, // no own pod gets an IP from it
 			DisableBGPExport: true,
 			NATOutgoing:      false,
 			IPIPMode:         calicov3.IPIPModeNever,

@@ -16,15 +16,15 @@ import (
 
 // Settings of one global service.
 type Settings struct {
-	// Prefer are clusters in order, each with its own place; all others share the last place.
+	// Prefer lists clusters in order, each with its own place; all others share the last place.
 	Prefer []string
-	// MinReady is how many ready endpoints suffice; at least 1.
+	// MinReady is the number of ready endpoints that is enough; at least 1.
 	MinReady int
-	// WhenGone is how a cluster that is gone is treated; empty is config.Demote.
+	// WhenGone selects how a gone cluster is treated; empty is config.Demote.
 	WhenGone config.WhenGone
 }
 
-// Offer is what one cluster has of the service.
+// Offer is what one cluster contributes to the service.
 type Offer struct {
 	Cluster string
 	// Ready is the number of ready endpoints, without those excluded for another reason, such as a drain.
@@ -33,8 +33,8 @@ type Offer struct {
 	Gone bool
 }
 
-// Chooser remembers for each service which clusters are used that are no longer needed, and since when. A new chooser
-// remembers none, and uses what is needed.
+// Chooser remembers, for each service, the clusters that are in use and no longer needed, and since when. A new chooser
+// remembers none, and uses those that are needed.
 type Chooser struct {
 	settle   time.Duration
 	services map[string]map[string]time.Time

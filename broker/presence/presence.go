@@ -24,7 +24,7 @@ import (
 const (
 	// pollInterval is how often the signals are evaluated.
 	pollInterval = time.Second
-	// pauseThreshold is the delay of a poll from which on this process itself was paused, and could not receive
+	// pauseThreshold is the delay of a poll from which on the process counts as paused, so that it could not receive
 	// messages.
 	pauseThreshold = 5 * time.Second
 	// agentsGrace is how long agents may take to attach and report to a broker that has just started.
@@ -35,7 +35,8 @@ const (
 type Signals struct {
 	// LastHeard is when its exporter last sent a message; zero for never.
 	LastHeard time.Time
-	// Agents report on the cluster's nodes; Talking of them have a session with at least one.
+	// Agents is the number of agents that report on the cluster's nodes; Talking of them have a session with at least
+	// one.
 	Agents, Talking int
 }
 
@@ -45,13 +46,13 @@ type Verdict int
 const (
 	// Unknown: there was no message yet, and not enough time for one. Nothing is changed for it.
 	Unknown Verdict = iota
-	// Here: there is a sign of it, or no agent could say that it is gone.
+	// Here: there is a sign of the cluster, or no agent could report that it is gone.
 	Here
 	// Gone: there is no sign of it.
 	Gone
 )
 
-// Decide returns the verdict that follows was. silent is for how long no message was received, or no process listened.
+// Decide returns the verdict that follows was. silent is the time without a message, or without a running process.
 // Either signal suffices for Here; agents that detached are no signal.
 func Decide(was Verdict, s Signals, silent, silentAfter time.Duration) Verdict {
 	switch {
@@ -108,7 +109,7 @@ func New(options Options) *Watch {
 	return w
 }
 
-// Follow takes the clusters to watch. What is known of those that remain continues.
+// Follow replaces the clusters to watch. The state of those that remain continues.
 func (w *Watch) Follow(names []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,7 +173,7 @@ func (w *Watch) evaluate(now time.Time, signals map[string]Signals) {
 	}
 }
 
-// sign reports why a cluster is not gone.
+// sign returns why a cluster is not gone.
 func (w *Watch) sign(c *cluster) string {
 	if c.Talking > 0 {
 		return fmt.Sprintf("%d of the %d nodes that report have a session with its nodes", c.Talking, c.Agents)
@@ -180,7 +181,7 @@ func (w *Watch) sign(c *cluster) string {
 	return "its exporter sent a message at " + c.LastHeard.UTC().Format(time.RFC3339)
 }
 
-// problem reports why a cluster is gone, since when, and what follows.
+// problem returns why a cluster is gone, since when, and the consequence.
 func (w *Watch) problem(name string) string {
 	c := w.clusters[name]
 	heard := "its exporter last sent a message at " + c.LastHeard.UTC().Format(time.RFC3339)
@@ -196,7 +197,7 @@ func (w *Watch) problem(name string) string {
 		name, c.since.UTC().Format(time.RFC3339), heard, agents)
 }
 
-// Findings are the clusters that are gone.
+// Findings returns the clusters that are gone.
 func (w *Watch) Findings() (found []finding.Finding) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

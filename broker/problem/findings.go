@@ -8,8 +8,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Findings are those of the summary: one for each code, or for the reason of problems that have none. The last of them
-// says how many problems are not among the first.
+// Findings returns the findings of the summary: one for each code, or for the reason of problems without a code. The
+// last one has the number of the problems that are not listed.
 func (s *Summary) Findings(cluster string) (found []finding.Finding) {
 	if s == nil {
 		return nil
@@ -42,7 +42,7 @@ func (s *Summary) Findings(cluster string) (found []finding.Finding) {
 	return found
 }
 
-// Findings are those of all remotes, in the order of their names.
+// Findings returns those of all remotes, sorted by name.
 func (b *Board) Findings() (found []finding.Finding) {
 	var clusters []string
 	for cluster := range b.summaries.Range {

@@ -1,6 +1,6 @@
-// Package problem keeps what is wrong with what each remote exports: the problems that began and ended since the last
-// call, and a summary of each remote of bounded size, whatever the remote exports. It is pure, and imports
-// internal/finding for codes.
+// Package problem stores the problems of the objects that each remote exports: those that began and ended since the
+// last call, and a summary of each remote. The size of a summary is bounded, whatever the remote exports. It is pure,
+// and imports internal/finding for codes.
 //
 // A Set belongs to one plan and is not safe for concurrent use; a Summary is immutable.
 //
@@ -14,7 +14,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Shown is how many problems of a remote are shown in full. The others are counted.
+// Shown is the number of a remote's problems that are shown in full. The others are counted.
 const Shown = 3
 
 // Problem is one problem of a remote.
@@ -27,7 +27,7 @@ type Problem struct {
 	Reason, Code finding.Code
 	// Text is a sentence.
 	Text string
-	// Count is how many things have the problem; 0 means 1.
+	// Count is the number of things with the problem; 0 means 1.
 	Count int
 }
 
@@ -36,7 +36,7 @@ func (p Problem) compare(o Problem) int {
 	return cmp.Or(cmp.Compare(p.Object, o.Object), cmp.Compare(p.Text, o.Text))
 }
 
-// Summary is what is shown of the problems of one remote.
+// Summary summarizes the problems of one remote.
 type Summary struct {
 	// Counts are by code.
 	Counts map[finding.Code]int

@@ -2,8 +2,8 @@
 // turns.
 //
 // A stream pushes without blocking, in the order of its remote's replica, and then waits for room before it reads on.
-// An engine handles a few hundred changes or milliseconds of one remote, then of the next. So a remote that changes
-// faster than an engine can handle delays itself, and others wait for one of its turns.
+// An engine handles a few hundred changes or milliseconds of one remote, then of the next. A remote that changes faster
+// than an engine can handle therefore delays itself, and others wait for one of its turns.
 //
 // Of the broker's packages it may import replica.
 package queue
@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	// maxBatches and maxBytes are how much of a remote may be queued before its stream must wait. A stream waits after
-	// a push, so that each limit may be exceeded by one message.
+	// maxBatches and maxBytes limit the queued changes of a remote; above them its stream must wait. A stream waits
+	// after a push, so each limit may be exceeded by one message.
 	maxBatches, maxBytes = 16, 1 << 20
-	// turnChanges and turnTime bound a turn: it ends with the part that reaches either.
+	// turnChanges and turnTime bound a turn: it ends with the part that reaches either limit.
 	turnChanges, turnTime = 256, 2 * time.Millisecond
 )
 
@@ -213,8 +213,8 @@ func (q *Queue) Turn(now func() time.Time, do func(Part)) bool {
 	return true
 }
 
-// Run takes turns until ctx ends: do handles parts, and due is called at the time that next returns, which do and due
-// may change; zero for never.
+// Run takes turns until ctx ends. It calls do with each part, and due at the time that next returns, zero for never; do
+// and due may change that time.
 func (q *Queue) Run(ctx context.Context, do func(Part), next func() time.Time, due func()) error {
 	for ctx.Err() == nil {
 		at := next()

@@ -10,8 +10,8 @@ import (
 const maxAckDelay = time.Second
 
 // Acks decides when the acknowledgements of one stream are sent. While more messages wait to be received, an
-// acknowledgement waits for a newer one that replaces it, but no longer than maxAckDelay: an exporter that always has
-// more to send learns how far the broker is. The zero value is ready to use.
+// acknowledgement waits for a newer one that replaces it. It waits at most maxAckDelay, so that an exporter that always
+// has more to send learns the broker's progress. The zero value is ready to use.
 type Acks struct {
 	pending *semaphorev1.PublishResponse
 	sentAt  time.Time

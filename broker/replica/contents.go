@@ -13,11 +13,12 @@ import (
 type contents struct {
 	objects map[Key]held
 	refused map[Key]refused
-	// sentDigest is the digest of the objects as the sender sent them, before admission; count is their number.
+	// sentDigest is the digest of the objects in the form in which they were sent, before admission; count is their
+	// number.
 	sentDigest digest.Digest
 	count      int
-	// limit is the configured limit, used what the accepted objects use of it. perGroup are the addresses of each
-	// Service or set.
+	// limit is the configured limit, and used the part of it that the accepted objects use. perGroup are the addresses
+	// of each Service or set.
 	limit    limit
 	used     need
 	perGroup map[groupName]int
@@ -208,8 +209,8 @@ func (g groupName) String() string {
 type need struct {
 	// addresses of a slice or of a pod of a set, or pod CIDRs of a node.
 	objects, addresses, bytes int
-	// clusterIPs is how many Services with a ClusterIP the broker creates for the object. ports are the object's
-	// ports.
+	// clusterIPs is the number of Services with a ClusterIP that the broker creates for the object. ports are the
+	// object's ports.
 	clusterIPs, ports int
 	// exports is 1 for a Service that a ServiceExport exports.
 	exports int

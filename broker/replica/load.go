@@ -19,8 +19,8 @@ func Exported(results []Result) map[semaphorev1.Kind]int {
 	return counts
 }
 
-// Load has a replica that holds nothing take objects as those of one complete snapshot, by the same messages as a
-// stream's, and returns what it accepts of them. It is for previews: no stream leads there.
+// Load applies objects to an empty replica as one complete snapshot, with the same messages as a stream, and returns
+// the accepted ones. It is for previews, which have no stream.
 func (r *Replica) Load(objects []*semaphorev1.Object, now time.Time) ([]Result, error) {
 	s := r.Open()
 	defer s.Close()

@@ -114,9 +114,10 @@ func (c *contents) overLimitReason(n need) string {
 	return ""
 }
 
-// partThatFits returns the part of an object over a limit that is accepted, if an earlier state of it was: of a slice,
-// a pod of a set or a node, the addresses or pod CIDRs that were accepted before and as many others as there is room
-// for; of other objects, the earlier state. It returns nil if there is no earlier state or nothing fits.
+// partThatFits returns the accepted part of an object that exceeds a limit, if an earlier state of it was accepted. For
+// a slice, a pod of a set or a node, these are the addresses or pod CIDRs that were accepted before, and as many others
+// as there is room for; for other objects it is the earlier state. It returns nil if there is no earlier state or
+// nothing fits.
 func (c *contents) partThatFits(o, existing *semaphorev1.Object) *semaphorev1.Object {
 	if existing == nil {
 		return nil

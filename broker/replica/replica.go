@@ -314,7 +314,7 @@ func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now ti
 			r.releaseWhere(k, key.Kind, now, "their room is needed", anyTime, result)
 		}
 		if reason := k.overLimitReason(n); reason != "" {
-			// A remote that grows over a limit loses nothing that works: only the excess is refused.
+			// A remote that exceeds a limit loses nothing that works: only the excess is refused.
 			taken, lacks = k.partThatFits(taken, stood.object), &n
 			refusals = append([]admission.Refusal{{Code: finding.OverQuota, Reason: reason}}, refusals...)
 		}

@@ -1,11 +1,11 @@
 // Package retain decides which existing objects of a remote stay although the remote does not export them (fail
 // static): an object that is not desired is deleted only when the remote it came from is complete, and not while the
-// deletions would be most of what exists of that remote.
+// deletions would be most of the remote's existing objects.
 //
-// The second rule is the brake of a broker that has just started. While it runs, each replica retains what its remote
-// withdraws if it is most of what the remote exports; a broker that starts can compare a remote's first snapshot only
-// with what an earlier broker wrote. Objects that the first snapshot would delete stay until a later snapshot lacks
-// them too, or the operator releases them.
+// The second rule is the brake of a broker that has just started. While a broker runs, each replica retains what its
+// remote withdraws if it is most of what the remote exports; a broker that starts can compare a remote's first snapshot
+// only with what an earlier broker wrote. Objects that the first snapshot would delete stay until a later snapshot
+// lacks them too, or the operator releases them.
 //
 // It is pure: time and existing objects are arguments. A Guard belongs to its caller and has no lock.
 //
@@ -37,13 +37,13 @@ type Guard struct {
 	confirmed bool
 	// evaluated is the number of snapshots at the last evaluation.
 	evaluated int
-	// since is when the Guard began to retain: withdrawn of all existing objects.
+	// since is when the Guard began to retain the withdrawn ones of all existing objects.
 	since          time.Time
 	withdrawn, all int
 }
 
-// New makes the Guard of a remote's objects of a kind. What the remote exports of the other kinds decides which are
-// desired.
+// New creates the Guard of a remote's objects of a kind. exported are the kinds of the remote that decide which objects
+// are desired.
 func New(cluster string, of kinds.Kind, brake config.Brake, exported ...semaphorev1.Kind) *Guard {
 	return &Guard{cluster: cluster, objects: of.Plural(), brake: brake, kinds: exported,
 		snapshots: map[semaphorev1.Kind]int{}}

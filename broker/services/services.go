@@ -1,10 +1,10 @@
 // Package services is the engine of mirrors and global services: it decides which Services and EndpointSlices exist in
 // the own cluster, from those that remotes export.
 //
-// It takes changes of replicas, from a queue that serves the remotes in turn; the existing objects; which remotes are
-// gone; and drains. It passes names that may have to change to the loops that write, which ask for the desired object;
-// and it reports problems. An engine owns its state, behind one lock that it holds for a part of a message at a time.
-// It writes nothing, and knows neither streams nor apiservers.
+// Its input are changes of replicas, from a queue that serves the remotes in turn, the existing objects, the gone
+// remotes, and drains. It passes names that may have to change to the loops that write, which request the desired
+// object, and it reports problems. The engine owns its state, behind one lock that it holds for a part of a message at
+// a time. It writes nothing, and knows neither streams nor apiservers.
 //
 // Of the broker's packages it may import apply/writes, drain, endpoints, kinds, mirror, problem, queue, replica and
 // retain.
@@ -89,7 +89,7 @@ func New(cfg *config.Broker, warn writes.Warn, now func() time.Time) *Engine {
 	return e
 }
 
-// configure takes the configured remotes, and returns the names of those that are missing now.
+// configure sets the configured remotes, and returns the names of the removed ones.
 func (e *Engine) configure(remotes []config.Remote) (removed []string) {
 	all := map[string]*remote{}
 	add := func(name string) {
@@ -117,8 +117,8 @@ func (e *Engine) configure(remotes []config.Remote) (removed []string) {
 	return removed
 }
 
-// Follow takes the configured remotes. The Services of those that remain continue; a new one begins without any, and
-// the objects of one that is missing are deleted. Those that remain must have the same order, prefixes and subnets.
+// Follow replaces the configured remotes. The Services of those that remain continue, a new remote begins without any,
+// and the objects of a missing one are deleted. Those that remain must have the same order, prefixes and subnets.
 func (e *Engine) Follow(remotes []config.Remote) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -165,7 +165,7 @@ func (e *Engine) BindImportSlices(importSlices writes.Loop) {
 	e.importSlices, e.slices = importSlices, loops{e.slices, importSlices}
 }
 
-// SetNamespaces sets which namespaces the own cluster has: ServiceImports are written only into these.
+// SetNamespaces sets the namespaces of the own cluster: ServiceImports are written only into these.
 func (e *Engine) SetNamespaces(names []string) {
 	e.mu.Lock()
 	imports, importSlices := e.plan.SetNamespaces(names)
@@ -193,8 +193,8 @@ func (e *Engine) wakeImports(imports, importSlices []string) {
 	}
 }
 
-// loops are a loop and that of other objects, which are created and deleted with its own: Endpoints and ServiceImports
-// with Services, and the slices beside ServiceImports with those of Services.
+// loops are a loop and a second one for objects that are created and deleted with those of the first: Endpoints and
+// ServiceImports with Services, and the slices beside ServiceImports with those of Services.
 type loops struct {
 	writes.Loop
 	with writes.Loop
@@ -333,8 +333,8 @@ func (e *Engine) SetGone(cluster string, gone bool) {
 	e.mark(e.plan.SetGone(cluster, gone, e.now()))
 }
 
-// MarkLivenessUnknown marks clusters whose liveness is not known until SetGone is called. Meanwhile global services
-// keep the decision of the previous broker.
+// MarkLivenessUnknown marks clusters as not yet known to be present or gone, until SetGone is called. Meanwhile global
+// services keep the decision of the previous broker.
 func (e *Engine) MarkLivenessUnknown(clusters ...string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -381,7 +381,7 @@ func (e *Engine) Affected(d drain.Drain) (out []mirror.Affected) {
 	return out
 }
 
-// Drained returns what active drains exclude.
+// Drained returns the effect of the active drains.
 func (e *Engine) Drained() map[drain.Target]mirror.Drained {
 	out := map[drain.Target]mirror.Drained{}
 	e.inParts(func(targets []string) {
@@ -658,8 +658,8 @@ func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 	return released
 }
 
-// Findings are the services of remotes that have no mirror, or another than was exported, and what is retained of what
-// an earlier broker wrote.
+// Findings returns the services of remotes without a mirror, or with one that differs from the export, and the retained
+// objects of an earlier broker.
 func (e *Engine) Findings() (found []finding.Finding) {
 	e.mu.RLock()
 	for _, name := range e.names {

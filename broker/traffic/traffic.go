@@ -1,8 +1,7 @@
-// Package traffic adds up by Service what agents count by ClusterIP: bytes to remote endpoints and from them, and
-// connections.
+// Package traffic sums by Service what agents count by ClusterIP: bytes to and from remote endpoints, and connections.
 //
-// The Board takes the reports of agents, each of which has all that the agent counted, and has the sums. It is
-// bounded by the Services of the broker, and for each node by what a report has.
+// The Board receives the reports of agents, each with all counters of the agent, and stores the sums. Its size is
+// bounded by the number of the broker's Services, and for each node by the limit of a report.
 //
 // Of the broker's packages it may import none.
 package traffic
@@ -24,19 +23,19 @@ const (
 	MaxAddresses = 1000
 	// maxShown bounds the Services of a status.
 	maxShown = 100
-	// current is how long the rate of a report holds: agents with traffic report every 30 s.
+	// current is how long the rate of a report is valid: agents with traffic report every 30 s.
 	current = 75 * time.Second
-	// leastPeriod is the least time between two reports from which a rate follows.
+	// leastPeriod is the least time between two reports from which a rate is computed.
 	leastPeriod = 5 * time.Second
-	// maxCount bounds a counter of an agent, and each sum, so that none overflows.
+	// maxCount bounds the counters of an agent, and each sum, so that none overflows.
 	maxCount = 1 << 62
 )
 
-// Services says what is known of the Services of the broker.
+// Services looks up Services of the broker.
 type Services interface {
 	// ServiceOf returns the name of the Service with a ClusterIP; empty for none of the broker's.
 	ServiceOf(ip netip.Addr) string
-	// ServiceExists reports whether there is a Service of the broker of that name.
+	// ServiceExists reports whether a Service of the broker with that name exists.
 	ServiceExists(name string) bool
 }
 
@@ -49,7 +48,7 @@ func (c *counts) add(o counts) {
 	c.connections = min(c.connections+o.connections, maxCount)
 }
 
-// since is what was counted after an earlier count by a counter that may have begun again.
+// since returns the difference to an earlier count. The counter may have restarted between them.
 func (c counts) since(was counts) counts {
 	grown := func(was, is uint64) uint64 {
 		if is < was {
@@ -64,12 +63,12 @@ func (c counts) since(was counts) counts {
 type node struct {
 	at   time.Time
 	last map[netip.Addr]counts
-	// grown is what the last report added to each Service, over period.
+	// grown is the increase of each Service in the last report, over period.
 	grown  map[string]counts
 	period time.Duration
 }
 
-// Board has the sums. Its methods are safe for concurrent use.
+// Board stores the sums. Its methods are safe for concurrent use.
 type Board struct {
 	namespace string
 	services  Services
@@ -84,13 +83,14 @@ func New(namespace string, services Services) *Board {
 	return &Board{namespace: namespace, services: services, nodes: map[string]*node{}, totals: map[string]*counts{}}
 }
 
-// Report takes what the agent of a node has counted. What the first report of a node has was counted before.
+// Report adds the counters of a node's agent. The first report of a node adds nothing: its counts may be in the sums
+// already.
 func (b *Board) Report(name string, all []*semaphorev1.ServiceTraffic, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := b.nodes[name]
 	if n == nil && len(all) == 0 {
-		// It counts nothing, or nothing yet: all that follows is new.
+		// The report has no counter yet: all counts that follow are new.
 		b.nodes[name] = &node{at: now, last: map[netip.Addr]counts{}}
 		return
 	}
@@ -136,7 +136,7 @@ func (b *Board) Report(name string, all []*semaphorev1.ServiceTraffic, now time.
 	}
 }
 
-// Forget drops a node that was deleted. What it counted remains in the sums.
+// Forget drops a node that was deleted. Its counts remain in the sums.
 func (b *Board) Forget(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -57,7 +57,7 @@ func (e *Engine) Release(cluster string, kinds ...semaphorev1.Kind) map[semaphor
 	return released
 }
 
-// retainedFindings are one for each remote with retained peers.
+// retainedFindings returns one finding for each remote with retained peers.
 func (e *Engine) retainedFindings() (found []finding.Finding) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -81,7 +81,7 @@ var (
 			"rest as others.", []string{"node"}, nil)
 )
 
-// maxClaimants is how many nodes the metric names: a kubelet decides what its node claims.
+// maxClaimants is the number of nodes that the metric names: a kubelet decides what its node claims.
 const maxClaimants = 10
 
 // collectRetained collects the metrics of retained peers and of nodes' claims.

@@ -1,9 +1,9 @@
 // Package tunnels is the engine of encryption: it decides which WireGuard devices and peers the own nodes need, from
 // the nodes that remotes export.
 //
-// It takes changes of replicas, from a queue that serves the remotes in turn, and the own cluster's nodes. It passes
-// changes to the agents' streams, and reports problems. An engine owns its state, behind one lock that it holds for a
-// part of a message at a time.
+// Its input are changes of replicas, from a queue that serves the remotes in turn, and the own cluster's nodes. It
+// passes changes to the agents' streams, and reports problems. The engine owns its state, behind one lock that it holds
+// for a part of a message at a time.
 //
 // Of the broker's packages it may import apply/writes, mesh, problem, queue and replica.
 package tunnels
@@ -67,8 +67,8 @@ func namesOf(remotes []config.Remote) (names []string) {
 	return names
 }
 
-// Follow takes the configured remotes. What is decided of those that remain continues; a new one begins without nodes,
-// and the device of one that is missing is removed. The rules by which nodes are admitted must be the same as before.
+// Follow replaces the configured remotes. The decisions about those that remain continue, a new remote begins without
+// nodes, and the device of a missing one is removed. The rules by which nodes are admitted must be the same as before.
 func (e *Engine) Follow(remotes []config.Remote) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -21,8 +21,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// BenchmarkSnapshot is the first connect of a large cluster, on one core and without a network: 100,000 objects from
-// the exporter's session through protobuf and gzip into the broker's replica.
+// BenchmarkSnapshot measures the first connect of a large cluster, on one core and without a network: 100,000 objects
+// from the exporter's session through protobuf and gzip into the broker's replica.
 func BenchmarkSnapshot(b *testing.B) {
 	const objects = 100_000
 	c := newCatalog()
@@ -77,7 +77,7 @@ func BenchmarkSnapshot(b *testing.B) {
 	b.ReportMetric(float64(objects)*float64(b.N)/b.Elapsed().Seconds(), "objects/s")
 }
 
-// BenchmarkChange is one change after the other from the exporter's journal to the broker's plans, over TLS on
+// BenchmarkChange measures single changes in sequence, from the exporter's journal to the broker's plans, over TLS on
 // loopback, among 10,000 other objects.
 func BenchmarkChange(b *testing.B) {
 	w := newWorld(b)
@@ -108,14 +108,14 @@ func BenchmarkChange(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
 }
 
-// Limits on what a healed partition may cost: within what the journal remembers, of the size of what changed; of one
-// snapshot, of that of the same objects as a list in JSON.
+// Limits of the cost of a healed partition. Within the journal's memory, they are relative to the size of the changes;
+// with a snapshot, relative to a JSON list of the same objects.
 const (
 	maxOfDelta = 1.2
 	maxOfList  = 0.3
 )
 
-// TestHealAfterPartition has 1 % of 10,000 objects change while the exporter is cut off.
+// TestHealAfterPartition changes 1 % of 10,000 objects while the exporter is disconnected.
 func TestHealAfterPartition(t *testing.T) {
 	const objects, changed = 10_000, 100
 	w := newWorld(t)
@@ -156,7 +156,7 @@ func TestHealAfterPartition(t *testing.T) {
 		t.Errorf("%.0f B of snapshot; the list is %d B", whole, list.Len())
 	}
 
-	// The exporter has another epoch: of what did not change it sends nothing but a digest.
+	// The exporter has another epoch: for unchanged objects it sends only a digest.
 	w.restartExporter()
 	fill(w.catalog.Journal(), objects)
 	change(0, changed)
@@ -181,7 +181,7 @@ func TestHealAfterPartition(t *testing.T) {
 	}
 }
 
-// compressed is the size of changes as one message.
+// compressed returns the size of changes as one compressed message.
 func compressed(t *testing.T, entries []*catalog.Entry) int {
 	all := &semaphorev1.Changes{}
 	for _, e := range entries {

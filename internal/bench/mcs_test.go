@@ -19,8 +19,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 )
 
-// Bounds of the time of an import, and of many at once, to that of the direct writes: the broker's slices share the
-// apiserver with them.
+// Bounds of the ratio of an import's time, and of many concurrent ones, to that of the direct writes: the broker's
+// slices share the apiserver with them.
 const maxOfImport, maxOfImports = 2.5, 3
 
 // mcsCluster is an apiserver that serves the Multi-Cluster Services API.
@@ -55,7 +55,7 @@ func newMCSCluster(b *testing.B, namespaces ...string) *mcsCluster {
 	}
 }
 
-// offer makes Services with a slice each, which nothing exports yet.
+// offer creates Services with one slice each, without ServiceExports.
 func (c *mcsCluster) offer(services, endpoints int) {
 	c.b.Helper()
 	each(c.b, services, func(i int) error {
@@ -71,14 +71,14 @@ func (c *mcsCluster) offer(services, endpoints int) {
 	})
 }
 
-// export creates the ServiceExport of a Service, and returns when the apiserver had answered.
+// export creates the ServiceExport of a Service, and returns when the apiserver answered.
 func (c *mcsCluster) export(n int) (time.Time, error) {
 	_, err := c.exports.Create(c.b.Context(),
 		&mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: shop, Name: fmt.Sprint("web-", n)}})
 	return time.Now(), err
 }
 
-// importDirectly does what an import takes at least: a Service, for its IP, then the ServiceImport and its status.
+// importDirectly makes the minimal writes of an import: a Service, for its IP, then the ServiceImport and its status.
 func (c *mcsCluster) importDirectly(n int) error {
 	ctx := c.b.Context()
 	s := service(n)
@@ -100,7 +100,7 @@ func (c *mcsCluster) importDirectly(n int) error {
 	return err
 }
 
-// importObserver notes when each ServiceImport was first seen with an IP and an exporting cluster.
+// importObserver records when each ServiceImport was first seen with an IP and an exporting cluster.
 type importObserver struct {
 	mu   sync.Mutex
 	at   map[string]time.Time
@@ -124,7 +124,7 @@ func (c *mcsCluster) observeImports() *importObserver {
 	return o
 }
 
-// await returns when n imports are there.
+// await returns when n imports exist.
 func (o *importObserver) await(b *testing.B, n int) {
 	b.Helper()
 	timeout := time.After(4 * time.Minute)
@@ -143,7 +143,7 @@ func (o *importObserver) await(b *testing.B, n int) {
 	}
 }
 
-// newMCS are c2, with Services that nothing exports yet, and c1, whose broker imports what c2 exports.
+// newMCS returns c2, with Services without ServiceExports, and c1, whose broker imports what c2 exports.
 func newMCS(b *testing.B, services, endpoints int, beside config.ImportSlices) (c1, c2 *mcsCluster) {
 	c1, c2 = newMCSCluster(b, mirrors, shop), newMCSCluster(b, shop)
 	c2.offer(services, endpoints)
@@ -151,7 +151,7 @@ func newMCS(b *testing.B, services, endpoints int, beside config.ImportSlices) (
 		c.GlobalServices.PodSubnets = []string{"172.18.1.0/24"}
 		c.GlobalServices.PodPrefixes = []netip.Prefix{netip.MustParsePrefix("172.18.1.0/24")}
 		c.MCS.Enabled, c.MCS.EndpointSlices = true, beside
-		c.MCS.Settle.Duration = 0 // the writes are measured, and not what they wait for
+		c.MCS.Settle.Duration = 0 // the writes are measured, not the wait for them
 	})
 	for name, c := range map[string]*mcsCluster{"c1": c1, "c2": c2} {
 		w.exportAs(name, c.rest, "services", func(c *config.Exporter) { c.MCS.Enabled = true })
@@ -159,10 +159,10 @@ func newMCS(b *testing.B, services, endpoints int, beside config.ImportSlices) (
 	return c1, c2
 }
 
-// BenchmarkExport is one ServiceExport, from the answer of its apiserver until the other cluster's watch has the
-// ServiceImport with an IP. By turns with it the same objects are written directly in that other cluster: a Service,
-// the import and its status; the broker writes two EndpointSlices beside. It asks for the definitions of the API every
-// five seconds.
+// BenchmarkExport measures one ServiceExport, from the answer of its apiserver until the other cluster's watch has the
+// ServiceImport with an IP. In alternation, the same objects are written directly in that other cluster: a Service, the
+// import and its status. The broker also writes two EndpointSlices. It reads the definitions of the API every five
+// seconds.
 func BenchmarkExport(b *testing.B) {
 	const warm, exports = 5, 200
 	c1, c2 := newMCS(b, warm+exports, 10, config.AllImportSlices)
@@ -189,8 +189,8 @@ func BenchmarkExport(b *testing.B) {
 			direct = append(direct, o.at[fmt.Sprint("direct-", i)].Sub(from))
 		}
 	}
-	// Both parts of c1 look for two definitions every five seconds, and when a watch begins again. The direct client asks
-	// for them at most once in ten seconds.
+	// Both parts of c1 read two definitions every five seconds, and when a watch begins again. The direct client reads
+	// them at most once in ten seconds.
 	looks := 2 + int(time.Since(began)/(5*time.Second))
 	_, moreWrites, _ := requests(b, c1.rest, "serviceimports")
 	moreAsked, _, _ := requests(b, c1.rest, "customresourcedefinitions")
@@ -205,9 +205,9 @@ func BenchmarkExport(b *testing.B) {
 	figure.Report(b, "definitions-read", float64(moreAsked-asked)).AtMost(float64(looks * 3 * 2))
 }
 
-// BenchmarkExportsAtOnce is 1,000 ServiceExports of Services with 100 endpoints each, from the first until the last
-// import is there and all slices are, with and without the API's slices beside the imports. Before it, as many objects
-// are created directly, by as many writers, in a cluster of their own.
+// BenchmarkExportsAtOnce measures 1,000 ServiceExports of Services with 100 endpoints each, from the first one until
+// all imports and slices exist, with and without the API's slices beside the imports. Before that, as many writers
+// create as many objects directly, in a cluster of their own.
 func BenchmarkExportsAtOnce(b *testing.B) {
 	const exports, endpoints = 1_000, 100
 	for _, beside := range []config.ImportSlices{config.AllImportSlices, config.NoImportSlices} {

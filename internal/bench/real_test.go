@@ -26,7 +26,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
-// realBroker is cluster c1, with a real apiserver and the whole broker.
+// realBroker is cluster c1 with a real apiserver and the whole broker.
 type realBroker struct {
 	b       *testing.B
 	dir     string // of keys
@@ -35,7 +35,7 @@ type realBroker struct {
 	http    string // where its metrics are
 }
 
-// newRealBroker starts a broker of one feature, with a configuration that change has changed.
+// newRealBroker starts a broker with one feature, and with a configuration that change modifies.
 func newRealBroker(b *testing.B, c1 *rest.Config, feature string, change func(*config.Broker)) *realBroker {
 	w := &realBroker{b: b, dir: b.TempDir(), c1: c1, address: loopback.Address(b), http: loopback.Address(b)}
 	trust.In(b, w.dir, "c1", "c2")
@@ -61,7 +61,7 @@ func (w *realBroker) export(c2 *rest.Config, feature string) {
 	w.exportAs("c2", c2, feature, func(*config.Exporter) {})
 }
 
-// exportAs starts the exporter of a cluster, with a configuration that change has changed.
+// exportAs starts the exporter of a cluster, with a configuration that change modifies.
 func (w *realBroker) exportAs(cluster string, source *rest.Config, feature string, change func(*config.Exporter)) {
 	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf(`
 cluster: %[6]s
@@ -77,7 +77,7 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter-%[6]s.sock}
 	w.run(func(ctx context.Context) error { return exporter.Run(ctx, cfg) })
 }
 
-// run runs something until the benchmark ends.
+// run runs f until the benchmark ends.
 func (w *realBroker) run(f func(context.Context) error) { run(w.b, f) }
 
 func run(b *testing.B, f func(context.Context) error) {
@@ -92,7 +92,8 @@ func run(b *testing.B, f func(context.Context) error) {
 	})
 }
 
-// requests are what c1's apiserver was asked of a resource, watches aside, and cpu the seconds that it has used.
+// requests returns the number of requests for a resource to c1's apiserver, without watches, and the CPU seconds that
+// it used.
 func (w *realBroker) requests(resource string) (reads, writes int, cpu float64) {
 	w.b.Helper()
 	return requests(w.b, w.c1, resource)
@@ -127,7 +128,7 @@ func requests(b *testing.B, cluster *rest.Config, resource string) (reads, write
 	return reads, writes, cpu
 }
 
-// propagation is the broker's own histogram of how long the changes of a kind took, as a count for each bucket.
+// propagation is the broker's histogram of the propagation times of a kind, as a count for each bucket.
 type propagation map[float64]float64
 
 func (w *realBroker) propagation(kind string) propagation {
@@ -152,7 +153,7 @@ func (w *realBroker) propagation(kind string) propagation {
 	return out
 }
 
-// since are the changes that came after before was taken.
+// since returns the changes since before was taken.
 func (p propagation) since(before propagation) propagation {
 	out := propagation{}
 	for bound, n := range p {
@@ -161,7 +162,7 @@ func (p propagation) since(before propagation) propagation {
 	return out
 }
 
-// milliseconds is a quantile, as exact as the buckets are.
+// milliseconds returns a quantile, with the resolution of the buckets.
 func (p propagation) milliseconds(quantile float64) float64 {
 	bounds := slices.Sorted(maps.Keys(p))
 	var from, below float64

@@ -41,7 +41,7 @@ const (
 
 const mirrorLabel = "mirror.semaphore.uw.io/mirror-service"
 
-// cluster is an apiserver, and who writes to it.
+// cluster is an apiserver with its clients.
 type cluster struct {
 	b    *testing.B
 	rest *rest.Config
@@ -57,14 +57,15 @@ func newCluster(b *testing.B, namespace string) *cluster {
 	return c
 }
 
-// slice is the slice of the n-th service in a version: what differs is the last endpoint, whose address tells both.
+// slice returns the slice of a service in a version. Versions differ in the last endpoint, whose address has both
+// numbers.
 func slice(namespace string, service, endpoints, version int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("web-%d-x7", service),
 			Labels: map[string]string{
 				discoveryv1.LabelServiceName: fmt.Sprint("web-", service),
 				discoveryv1.LabelManagedBy:   "endpointslice-controller.k8s.io",
-				mirrorLabel:                  "true", // which that controller copies from the Service
+				mirrorLabel:                  "true", // that controller copies it from the Service
 			}},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports: []discoveryv1.EndpointPort{{Name: ptr.To("http"), Protocol: ptr.To(corev1.ProtocolTCP),
@@ -85,7 +86,8 @@ func endpoint(a netip.Addr) discoveryv1.Endpoint {
 	}
 }
 
-// Addresses of endpoints: 10.128.0.0/9 is of those that stay, 10.0.0.0/9 of those that tell a version.
+// Endpoints that do not change have addresses in 10.128.0.0/9; those that encode a version have addresses in
+// 10.0.0.0/9.
 const maxVersions = 1024
 
 func stays(service, i int) netip.Addr { return address(1<<23 + service*256 + i) }
@@ -96,7 +98,7 @@ func address(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// versionOf is what an address tells; ok is false for one that stays.
+// versionOf decodes an address; ok is false for an endpoint that does not change.
 func versionOf(a netip.Addr) (service, version int, ok bool) {
 	b := a.As4()
 	n := int(b[1])<<16 | int(b[2])<<8 | int(b[3])
@@ -115,7 +117,7 @@ func service(n int) *corev1.Service {
 	}
 }
 
-// each runs f for 0 to n-1, 16 at a time, as many as the broker's writers.
+// each calls f for 0 to n-1, 16 at a time, which is the number of the broker's writers.
 func each(b *testing.B, n int, f func(i int) error) {
 	b.Helper()
 	var g errgroup.Group
@@ -126,7 +128,7 @@ func each(b *testing.B, n int, f func(i int) error) {
 	must(b, g.Wait())
 }
 
-// create makes services of one slice each.
+// create creates services with one slice each.
 func (c *cluster) create(namespace string, services, endpoints int) {
 	c.b.Helper()
 	each(c.b, services, func(i int) error {
@@ -141,7 +143,7 @@ func (c *cluster) create(namespace string, services, endpoints int) {
 	})
 }
 
-// change writes a version of a slice and returns when the apiserver had answered.
+// change writes a version of a slice, and returns when the apiserver answered.
 func (c *cluster) change(namespace string, service, endpoints, version int) (time.Time, error) {
 	_, err := c.DiscoveryV1().EndpointSlices(namespace).Update(c.b.Context(),
 		slice(namespace, service, endpoints, version), metav1.UpdateOptions{})
@@ -151,9 +153,9 @@ func (c *cluster) change(namespace string, service, endpoints, version int) (tim
 // observer follows the Services and slices of a namespace, as kube-proxy does.
 type observer struct {
 	mu sync.Mutex
-	// versions is when each version of a service, or a newer one, was first seen.
+	// versions has when each version of a service, or a newer one, was first seen.
 	versions map[int][]time.Time
-	// endpoints are how many there are, by slice.
+	// endpoints has the number of endpoints by slice.
 	endpoints map[string]int
 	all       int
 	services  map[string]bool
@@ -225,14 +227,14 @@ func (o *observer) tell() {
 	}
 }
 
-// seen is when a version was seen, which it must have been.
+// seen returns when a version was seen. It fails the benchmark if it was not.
 func (o *observer) seen(service, version int) time.Time {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.versions[service][version]
 }
 
-// await returns when f holds, which is called with what was seen.
+// await returns when f returns true. It calls f with the observed state.
 func (o *observer) await(b *testing.B, what string, f func() bool) {
 	b.Helper()
 	timeout := time.After(4 * time.Minute)
@@ -251,7 +253,7 @@ func (o *observer) await(b *testing.B, what string, f func() bool) {
 	}
 }
 
-// twoClusters are c2 with services, and c1 with their mirrors and the broker.
+// twoClusters returns c2 with services, and c1 with their mirrors and the broker.
 func twoClusters(b *testing.B, services, endpoints int) (c1, c2 *cluster, o *observer, w *realBroker) {
 	c1, c2 = newCluster(b, mirrors), newCluster(b, shop)
 	c2.create(shop, services, endpoints)
@@ -262,8 +264,8 @@ func twoClusters(b *testing.B, services, endpoints int) (c1, c2 *cluster, o *obs
 	return c1, c2, o, w
 }
 
-// spare makes slices of nobody's in c1, beside those of the mirrors, for direct writes: they have the numbers from
-// first on.
+// spare creates slices without a Service in c1, beside those of the mirrors, for direct writes. Their numbers begin
+// with first.
 func (c *cluster) spare(o *observer, first, services, endpoints int) {
 	c.b.Helper()
 	each(c.b, services, func(i int) error {
@@ -274,7 +276,7 @@ func (c *cluster) spare(o *observer, first, services, endpoints int) {
 	o.await(c.b, "the slices for direct writes", func() bool { return len(o.endpoints) == first+services })
 }
 
-// timing reports how long changes took through exporter and broker, beside the direct writes.
+// timing reports the times of changes through exporter and broker, and of the direct writes.
 func timing(b *testing.B, through, direct []time.Duration) {
 	b.Helper()
 	slices.Sort(through)
@@ -283,15 +285,15 @@ func timing(b *testing.B, through, direct []time.Duration) {
 	figure.Report(b, "p50-ms", milliseconds(through[p50])).Floor(milliseconds(direct[p50])).AtMostTimesFloor(maxOfDirect)
 	figure.Report(b, "p99-ms",
 		milliseconds(through[p99])).Floor(milliseconds(direct[p99])).AtMostTimesFloor(maxOfDirectP99)
-	figure.WithoutTime(b) // the changes are the benchmark's
+	figure.WithoutTime(b) // the benchmark generates the changes
 }
 
-// stages are when changes that were made one after the other came by, in the order of the changes.
+// stages has when sequential changes passed each stage, in the order of the changes.
 type stages struct {
 	observed, received, written []time.Time
 }
 
-// stages returns those of the last changes of slices, which the broker remembers as events.
+// stages returns those of the last changes of slices, from the events that the broker remembers.
 func (w *realBroker) stages(changes int) (s stages) {
 	w.b.Helper()
 	conn, err := grpc.NewClient("unix:"+w.dir+"/broker.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -328,8 +330,8 @@ func (w *realBroker) stages(changes int) (s stages) {
 	return s
 }
 
-// report reports the median of each stage: from the answer of the source's apiserver to the exporter, on to the broker,
-// to the answer of the other apiserver, and to its watch.
+// report reports the median of each stage: from the answer of the source's apiserver to the exporter, to the broker, to
+// the answer of the other apiserver, and to its watch.
 func (s stages) report(b *testing.B, answered, seen []time.Time) {
 	b.Helper()
 	for _, stage := range []struct {
@@ -348,9 +350,9 @@ func (s stages) report(b *testing.B, answered, seen []time.Time) {
 	}
 }
 
-// BenchmarkServicesChange is one changed endpoint of a slice of 100, from the answer of its apiserver until the other
-// cluster's watch has it, and the stages on that way. By turns with it the same write is made directly to that other
-// apiserver, from the request to the watch. Each change is one write, and nothing is read.
+// BenchmarkServicesChange measures one changed endpoint of a slice of 100, from the answer of its apiserver until the
+// other cluster's watch has it, and the stages between. In alternation, the same write is made directly to that other
+// apiserver, measured from the request to the watch. Each change is one write, and nothing is read.
 func BenchmarkServicesChange(b *testing.B) {
 	const endpoints, changes = 100, 300
 	c1, c2, o, w := twoClusters(b, 1, endpoints)
@@ -381,9 +383,9 @@ func BenchmarkServicesChange(b *testing.B) {
 	figure.Report(b, "reads", float64(moreReads-reads)).AtMost(0)
 }
 
-// BenchmarkServicesFirstSync is the time from the start of broker and exporter, and of nothing mirrored, until all
-// services of ten endpoints are. Before it, as many Services and slices are created directly, by as many writers, in a
-// cluster of their own. Each object is written once.
+// BenchmarkServicesFirstSync measures the time from the start of broker and exporter, without mirrors, until all
+// services with ten endpoints are mirrored. Before that, as many writers create as many Services and slices directly,
+// in a cluster of their own. Each object is written once.
 func BenchmarkServicesFirstSync(b *testing.B) {
 	const endpoints = 10
 	for _, services := range []int{1_000, 5_000} {
@@ -423,16 +425,16 @@ func BenchmarkServicesFirstSync(b *testing.B) {
 	}
 }
 
-// BenchmarkServicesChurn is 100 changes a second for a minute, over 200 services of ten endpoints. Turns of ten seconds
-// alternate with turns in which the same changes are written directly, to both apiservers one after the other: all of
-// them share the machine, and would have half the work without the first. Each change is one write at most, and nothing
-// is read.
+// BenchmarkServicesChurn measures 100 changes a second for a minute, over 200 services with ten endpoints. Turns of ten
+// seconds alternate with turns in which the same changes are written directly, to both apiservers one after the other:
+// all of them share the machine, which would otherwise have half the work. Each change is at most one write, and
+// nothing is read.
 func BenchmarkServicesChurn(b *testing.B) {
 	const (
 		services, endpoints = 200, 10
-		changes, interval   = 1_000, 10 * time.Millisecond // of a turn
+		changes, interval   = 1_000, 10 * time.Millisecond // in a turn
 		turns               = 6
-		apart               = "apart" // of c2, with slices that no Service has and that are not exported
+		apart               = "apart" // a namespace of c2, with slices without a Service that are not exported
 	)
 	c1, c2, o, _ := twoClusters(b, services, endpoints)
 	c1.spare(o, services, services, endpoints)
@@ -444,8 +446,8 @@ func BenchmarkServicesChurn(b *testing.B) {
 			metav1.CreateOptions{})
 		return err
 	})
-	// turn makes changes of the services from first on, and returns how long each took since change returned, and what
-	// c1 was asked for.
+	// turn changes the services from first on, and returns how long each change took since change returned, and the
+	// requests to c1.
 	turn := func(first, version int, change func(service, version int) (since time.Time, err error)) (took []time.Duration,
 		reads, writes int) {
 		beforeReads, before, _ := requests(b, c1.rest, "endpointslices")

@@ -32,10 +32,10 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// setsWorld is realBroker, and what it writes of sets.
+// setsWorld is realBroker with an observer of the sets that it writes.
 type setsWorld struct {
 	*realBroker
-	// seen is when each IP was first in a set, by the watch of someone else, and gone when it was in none any more.
+	// seen has when each IP was first in a set, by another client's watch, and gone when it was no longer in any.
 	mu   sync.Mutex
 	seen map[string]time.Time
 	gone map[string]time.Time
@@ -55,7 +55,7 @@ func newSetsWorld(b *testing.B, maxSize int) *setsWorld {
 	return w
 }
 
-// watch is what Felix does: it follows the sets.
+// watch follows the sets, as Felix does.
 func (w *setsWorld) watch() {
 	client, err := kube.Calico(w.c1)
 	must(w.b, err)
@@ -103,10 +103,10 @@ func (w *setsWorld) watch() {
 	})
 }
 
-// await returns when n IPs have been seen in all.
+// await returns when n IPs were seen in total.
 func (w *setsWorld) await(n int) { w.awaitIn(w.seen, n) }
 
-// awaitIn returns when n IPs are in one of the maps of what was seen.
+// awaitIn returns when one of the maps has n IPs.
 func (w *setsWorld) awaitIn(ips map[string]time.Time, n int) {
 	w.b.Helper()
 	timeout := time.After(2 * time.Minute)
@@ -125,7 +125,7 @@ func (w *setsWorld) awaitIn(ips map[string]time.Time, n int) {
 	}
 }
 
-// podsWorld is setsWorld and cluster c2, with a real apiserver and the whole exporter.
+// podsWorld is setsWorld with cluster c2, which has a real apiserver and the whole exporter.
 type podsWorld struct {
 	*setsWorld
 	kube kubernetes.Interface
@@ -139,25 +139,25 @@ func newPodsWorld(b *testing.B) *podsWorld {
 	_, err := w.kube.CoreV1().Namespaces().Create(b.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
 	must(b, err)
-	// The way is open when one pod has come through it.
+	// Everything is connected once one pod has arrived.
 	pods := w.pods(1, 1)
 	w.ready(pods[0])
 	w.await(1)
 	return w
 }
 
-// pod is one whose IP is to come.
+// pod is a pod whose IP is not set yet.
 type pod struct{ name, ip string }
 
 func (p pod) net() string { return p.ip + "/32" }
 
-// pods makes pods without IPs, in sets of their own.
+// pods creates pods without IPs in a number of sets.
 func (w *podsWorld) pods(n, sets int) []pod {
 	first := w.made
 	return w.podsOf(n, func(i int) string { return fmt.Sprintf("set-%d-%d", first, i%sets) })
 }
 
-// podsOf makes pods without IPs, each in a set.
+// podsOf creates pods without IPs, each in a set.
 func (w *podsWorld) podsOf(n int, set func(i int) string) []pod {
 	w.b.Helper()
 	first := w.made
@@ -181,7 +181,7 @@ func (w *podsWorld) podsOf(n int, set func(i int) string) []pod {
 	return all
 }
 
-// ready gives a pod its IP and returns when the apiserver had answered.
+// ready sets the IP of a pod, and returns when the apiserver answered.
 func (w *podsWorld) ready(p pod) time.Time {
 	patch := fmt.Sprintf(`{"status":{"phase":"Running","podIP":%[1]q,"podIPs":[{"ip":%[1]q}]}}`, p.ip)
 	_, err := w.kube.CoreV1().Pods("shop").Patch(w.b.Context(), p.name, types.MergePatchType, []byte(patch),
@@ -190,8 +190,7 @@ func (w *podsWorld) ready(p pod) time.Time {
 	return time.Now()
 }
 
-// spread is how long IPs took from the apiserver's answer to being seen, or to being gone, and over how long the
-// answers came.
+// spread has how long IPs took from the apiserver's answer until they were seen, or gone, and the duration of the load.
 type spread struct{ p50, p99, late, load time.Duration }
 
 func (w *podsWorld) spread(answered, told map[string]time.Time) spread {
@@ -212,14 +211,14 @@ func (w *podsWorld) spread(answered, told map[string]time.Time) spread {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// report says how long IPs took to be seen in a set: by the watch, beside the direct writes, and by the broker's own
-// histogram.
+// report reports how long IPs took until they were seen in a set: by the watch, by the direct writes, and by the
+// broker's own histogram.
 func (w *podsWorld) report(answered, direct map[string]time.Time, own propagation) (through, beside spread) {
 	through, beside = w.spread(answered, w.seen), w.spread(direct, w.seen)
 	histogram := w.propagation("globalnetworkset").since(own)
 	figure.Report(w.b, "own-p50-ms", histogram.milliseconds(0.5))
 	figure.Report(w.b, "own-p99-ms", histogram.milliseconds(0.99))
-	figure.WithoutTime(w.b) // the load is the benchmark's, its speed says nothing
+	figure.WithoutTime(w.b) // the benchmark generates the load
 	return through, beside
 }
 
@@ -230,34 +229,34 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// Bounds of the ordinary pace: how much longer a change takes than a direct write, in the median and at the 99th
+// Bounds at an ordinary rate: how much longer a change takes than a direct write, in the median and at the 99th
 // percentile.
 const (
 	maxOfDirect    = 1.5
 	maxOfDirectP99 = 3
-	// The apiserver is the bottleneck when a direct write beside the changes takes so many times what it takes while
-	// nothing else happens. Then changes of one set wait for each other, as they are one object: on average one that
-	// arrives waits for half of a write before its own can begin, and the broker leaves the set alone for as long as that
-	// write took. So the bound is another, from busy changes a second on.
+	// The apiserver counts as the bottleneck if a direct write beside the changes takes this many times as long as on
+	// an idle machine. Then changes of one set wait for each other, because a set is one object: on average, a change
+	// waits for half of a write before its own can begin, and the broker pauses the set for as long as that write took.
+	// From busy changes a second on, the bound is therefore a different one.
 	bottleneck              = 3
 	busy                    = 200
 	maxOfDirectAtBottleneck = 3
 )
 
-// storeEvery is how often a broker asks how far the store of its cluster is; see kube.FollowStore. With policy alone it
-// lists one set.
+// storeEvery is the interval at which a broker reads the revision of its cluster's store; see kube.FollowStore. With
+// only policy enabled it lists one set.
 const storeEvery = 10 * time.Second
 
-// noReads bounds reads since a time: apart from that question there is none.
+// noReads fails if there were reads since a time, other than those of the store's revision.
 func noReads(b *testing.B, reads int, since time.Time) {
 	b.Helper()
 	figure.Report(b, "reads", float64(reads)).AtMost(float64(1 + time.Since(since)/storeEvery))
 }
 
-// BenchmarkSetsTrickle is pods of one set or several that get their IPs one after the other: from the answer of the
-// pod's apiserver to the watch of the set that holds the IP, in the other cluster. Beside the changes, and at the same
-// moments, up to 20 a second are made directly: an address is put into a set that has no other write under way, from
-// the request to the watch. Each change is one write at most, and nothing is read.
+// BenchmarkSetsTrickle measures pods of one or several sets that get their IPs one after the other: from the answer of
+// the pod's apiserver until the watch of the other cluster has the IP in the set. At the same moments, up to 20 direct
+// writes a second add an address to a set that has no other write in flight, measured from the request to the watch.
+// Each change is at most one write, and nothing is read.
 func BenchmarkSetsTrickle(b *testing.B) {
 	for _, c := range []struct{ pods, perSecond, sets int }{{20, 5, 1}, {100, 20, 1}, {300, 50, 1}, {1000, 200, 10},
 		{1000, 200, 4}} {
@@ -314,7 +313,8 @@ func BenchmarkSetsTrickle(b *testing.B) {
 	}
 }
 
-// idle is the median time of a direct write while nothing else happens. It adds the addresses written to those seen.
+// idle returns the median time of a direct write while nothing else happens. It adds the number of written addresses to
+// total.
 func (w *podsWorld) idle(direct func() (time.Time, string), total *int) time.Duration {
 	var took []time.Duration
 	for range 21 {
@@ -329,7 +329,7 @@ func (w *podsWorld) idle(direct func() (time.Time, string), total *int) time.Dur
 	return took[len(took)/2]
 }
 
-// beside makes a direct write every so often, and notes when each was begun, until stop is called.
+// beside makes a direct write at an interval, and records when each began, until stop is called.
 func (w *podsWorld) beside(direct func() (time.Time, string), written map[string]time.Time,
 	every time.Duration) (stop func()) {
 	done, stopped := make(chan struct{}), make(chan struct{})
@@ -350,8 +350,8 @@ func (w *podsWorld) beside(direct func() (time.Time, string), written map[string
 	return func() { close(done); <-stopped }
 }
 
-// directly returns what puts one more address into a set of nobody's to which nothing else is written, and says which,
-// and when it was asked for. It may be called from several goroutines.
+// directly returns a function that adds one more address to a set that the broker does not write. The function returns
+// the address, and when it sent the request. It may be called from several goroutines.
 func (w *podsWorld) directly() func() (time.Time, string) {
 	const sets = 16
 	client, err := kube.Calico(w.c1)
@@ -377,15 +377,15 @@ func (w *podsWorld) directly() func() (time.Time, string) {
 	}
 }
 
-// maxBurstWrites is the most writes of a set in a burst, and in each second of one that a slow apiserver stretches.
+// maxBurstWrites is the largest number of writes of a set in a burst, and in each second of a burst that a slow
+// apiserver stretches.
 const maxBurstWrites = 10
 
-// maxLate is how many milliseconds later than its pod the last address of a burst is there, without its own write: that
-// takes as long as a direct one did at most.
+// maxLate is how many milliseconds after its pod the last address of a burst may be in its set, without the time of its
+// own write, for which the longest direct write counts.
 const maxLate = 100
 
-// BenchmarkSetsBurst is pods that get their IPs all at once, from 16 workers, with a direct write every 50 ms beside
-// them.
+// BenchmarkSetsBurst measures pods that all get their IPs at once, from 16 workers, with a direct write every 50 ms.
 func BenchmarkSetsBurst(b *testing.B) {
 	for _, c := range []struct{ pods, sets int }{{500, 10}, {2000, 20}} {
 		b.Run(fmt.Sprintf("%d-pods-of-%d-sets", c.pods, c.sets), func(b *testing.B) {
@@ -422,10 +422,12 @@ func BenchmarkSetsBurst(b *testing.B) {
 	}
 }
 
-// maxRolloutWrites is the most writes of a rollout of 1,000 pods in 30 s; see docs/adr/0008-sets-in-parts.md.
+// maxRolloutWrites is the largest number of writes for a rollout of 1,000 pods in 30 s; see
+// docs/adr/0008-sets-in-parts.md.
 const maxRolloutWrites = 420
 
-// BenchmarkSetsRollout is a set of 1,000 pods each of which is replaced: another gets its IP, then it is deleted.
+// BenchmarkSetsRollout measures a set of 1,000 pods, each of which is replaced: a new pod gets its IP, then the old one
+// is deleted.
 func BenchmarkSetsRollout(b *testing.B) {
 	const pods, workers = 1000, 16
 	for _, c := range []struct {
@@ -481,7 +483,7 @@ func BenchmarkSetsRollout(b *testing.B) {
 	}
 }
 
-// all does something n times, by so many workers, in order.
+// all calls do n times, from a number of workers, in order.
 func all(b *testing.B, workers, n int, do func(i int)) {
 	var next atomic.Int64
 	var g errgroup.Group
@@ -496,9 +498,9 @@ func all(b *testing.B, workers, n int, do func(i int)) {
 	must(b, g.Wait())
 }
 
-// BenchmarkSetSize is one change of a set with many members: the time from the exporter to the watch of the set, both
-// for the address that comes and for the one that goes, and the apiserver's own. With whole sets it grows with the set;
-// in parts it is that of two parts.
+// BenchmarkSetSize measures one change of a set with many members: the time from the exporter to the watch of the set,
+// for both the added and the removed address, and the apiserver's CPU time. With whole sets it grows with the set; in
+// parts it is that of two parts.
 func BenchmarkSetSize(b *testing.B) {
 	for _, c := range []struct{ members, maxSize int }{
 		{1_000, 50_000}, {10_000, 50_000}, {50_000, 50_000},
@@ -527,18 +529,18 @@ func BenchmarkSetSize(b *testing.B) {
 				debug.NewRecorder("exporter", "c2", ""), publish.NewMetrics(prometheus.NewRegistry()))
 			w.run(p.Run)
 			w.await(c.members)
-			// What the apiserver uses without us.
+			// The apiserver's CPU use without the product.
 			_, _, cpu := w.requests("globalnetworksets")
 			const still = 2 * time.Second
 			time.Sleep(still)
 			_, _, idle := w.requests("globalnetworksets")
 			idle = (idle - cpu) / still.Seconds()
-			// A change is a pod that is made again with another IP.
+			// A change is a pod that is created again with another IP.
 			_, _, cpu = w.requests("globalnetworksets")
 			begin, n := time.Now(), 0
 			var took time.Duration
 			for b.Loop() {
-				time.Sleep(200 * time.Millisecond) // it comes alone, and waits for no other's write
+				time.Sleep(200 * time.Millisecond) // it comes alone, and waits for no other write
 				began := time.Now()
 				member(n*997%c.members, c.members+n)
 				n++

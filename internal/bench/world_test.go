@@ -38,10 +38,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// must ends the test where there is an error.
+// must ends the test on an error.
 var must = testkit.Must
 
-// world is the exporter of c2 and the broker of c1, without their apiservers.
+// world is the exporter of c2 and the broker of c1, without apiservers.
 type world struct {
 	tb      testing.TB
 	dir     string
@@ -52,7 +52,7 @@ type world struct {
 	address string
 }
 
-// newWorld starts the broker; nothing is exported yet.
+// newWorld starts the broker, without any exports.
 func newWorld(tb testing.TB) *world {
 	w := &world{tb: tb, dir: tb.TempDir(), sink: &sink{news: make(chan struct{}, 1), seen: map[replica.Key]time.Time{}}}
 	trust.In(tb, w.dir, "c1", "c2")
@@ -109,7 +109,8 @@ func (w *world) serve() {
 	})
 }
 
-// restartExporter gives the exporter an empty catalog with an epoch of its own; it must not be publishing.
+// restartExporter replaces the exporter's catalog by an empty one with an epoch of its own. The exporter must not be
+// publishing.
 func (w *world) restartExporter() {
 	w.catalog = newCatalog()
 	w.sink.mu.Lock()
@@ -117,7 +118,7 @@ func (w *world) restartExporter() {
 	w.sink.head = 0
 }
 
-// publish runs an exporter of the catalog until stop is called, which returns how many bytes of messages it sent.
+// publish runs an exporter of the catalog until stop is called. stop returns the bytes of the messages that it sent.
 func (w *world) publish() (stop func() (sent float64)) {
 	registry := prometheus.NewRegistry()
 	p := publish.New("c2", 0, config.ExporterBroker{Cluster: "c1", Address: w.address}, w.source("c2", "exporter"),
@@ -139,7 +140,7 @@ func sum(tb testing.TB, registry *prometheus.Registry, name string) float64 {
 	return total
 }
 
-// caughtUp waits until the broker holds what the catalog has.
+// caughtUp waits until the broker has the content of the catalog.
 func (w *world) caughtUp() {
 	w.tb.Helper()
 	head := w.catalog.Journal().Head()
@@ -153,7 +154,7 @@ func (w *world) caughtUp() {
 	}
 }
 
-// sink is what a broker would write: it notes which objects came, and when.
+// sink takes the place of the broker's writers: it records which objects came, and when.
 type sink struct {
 	news chan struct{}
 
@@ -194,7 +195,8 @@ func (s *sink) at(key replica.Key) (time.Time, bool) {
 	return at, ok
 }
 
-// fill exports n objects: of a hundred 3 nodes, 4 services, 6 slices of ten endpoints, and else pods in sets.
+// fill exports n objects: of each hundred, 3 nodes, 4 services, 6 slices with ten endpoints, and otherwise pods in
+// sets.
 func fill(j *catalog.Journal, n int) {
 	now := time.Now()
 	for i := range n {
@@ -203,7 +205,7 @@ func fill(j *catalog.Journal, n int) {
 	}
 }
 
-// put exports an object to everyone.
+// put exports an object to all clusters.
 func put(j *catalog.Journal, key catalog.Key, object *semaphorev1.Object, now time.Time) (revision uint64) {
 	e, err := catalog.NewExport(object, catalog.Everyone)
 	if err != nil {
@@ -212,7 +214,7 @@ func put(j *catalog.Journal, key catalog.Key, object *semaphorev1.Object, now ti
 	return j.Put(key, e, now)
 }
 
-// export is the object of a number, with contents that follow from version.
+// export returns the object with a number, whose content depends on version.
 func export(i, version int) (catalog.Key, *semaphorev1.Object) {
 	key := catalog.Key{Namespace: fmt.Sprint("team-", i%97), Name: fmt.Sprintf("object-%d-7d9c5f6b8d", i)}
 	object := &semaphorev1.Object{}

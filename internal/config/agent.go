@@ -11,14 +11,14 @@ import (
 // NoProbe is the value of listen.probe for no responder. ("off" is YAML for false.)
 const NoProbe = "none"
 
-// The values of peerMetrics: which series about peers the agent has.
+// Values of peerMetrics, which selects the agent's series about peers.
 const (
 	PeerMetricsAll  = "all"
 	PeerMetricsNone = "none"
 )
 
-// The defaults of the agents' routing table, of the priority of its rules, and of that of the rule for the main table,
-// ip-rule(8).
+// Defaults of the agent's routing table, of the priority of its rules, and of the priority of the rule for the main
+// table; see ip-rule(8).
 const (
 	defaultTable        = 7394
 	defaultRulePriority = 94
@@ -39,20 +39,21 @@ type Agent struct {
 		// TokenFile holds the projected ServiceAccount token; read again at every dial.
 		TokenFile string `json:"tokenFile"`
 	} `json:"broker"`
-	// SubnetsFile is the broker's configuration file, as the operator wrote it: its subnets bound what the broker may
+	// SubnetsFile is the broker's configuration file as the operator wrote it. Its subnets bound what the broker may
 	// order on this node. NoSubnets for none.
 	SubnetsFile string `json:"subnetsFile"`
-	// AllowedSubnets contain all pod subnets of remotes that may be routed, whatever the broker sends; if empty, all
-	// that are not forbidden.
+	// AllowedSubnets, if set, must contain all pod subnets of remotes that the agent routes, whatever the broker sends.
+	// If empty, the agent routes all that are not forbidden.
 	AllowedSubnets []string `json:"allowedSubnets"`
-	// LocalSubnets are those of the own cluster, besides those of SubnetsFile. They are never routed to a remote.
+	// LocalSubnets are subnets of the own cluster, in addition to those of SubnetsFile. The agent never routes them to
+	// a remote.
 	LocalSubnets []string `json:"localSubnets"`
 	// WGKeyPath is the directory of the private keys.
 	WGKeyPath string `json:"wgKeyPath"`
-	// RemoveKeys makes the agent delete the key of a remote's device with the device, when the broker no longer has the
-	// remote.
+	// RemoveKeys makes the agent delete the key of a remote's device together with the device, when the broker no
+	// longer has the remote.
 	RemoveKeys bool `json:"removeKeys"`
-	// StateFile stores the desired state that the broker sent last, for a start without a broker.
+	// StateFile stores the desired state that the broker last sent, so that the agent can start without a broker.
 	StateFile string `json:"stateFile"`
 	// AdoptFrom are the tools whose devices are adopted.
 	AdoptFrom []string `json:"adoptFrom"`
@@ -73,18 +74,19 @@ type Agent struct {
 	PeerMetrics string `json:"peerMetrics"`
 	// ServiceTraffic makes the node count bytes and connections by ClusterIP of what passes its devices.
 	ServiceTraffic bool `json:"serviceTraffic"`
-	// PeerMetricsFrom contain the hosts, besides the node itself, that may read series with keys and addresses: a
-	// Prometheus server of the own cluster.
+	// PeerMetricsFrom contain the hosts, besides the node itself, that may read series with keys and addresses, such as
+	// a Prometheus server of the own cluster.
 	PeerMetricsFrom []string `json:"peerMetricsFrom"`
 	Listen          struct {
 		HTTP        string `json:"http"`
 		DebugSocket string `json:"debugSocket"`
-		// Probe is where the agent answers path probes of other nodes, over UDP; NoProbe to answer none.
+		// Probe is the UDP address on which the agent answers path probes of other nodes; NoProbe to answer none.
 		Probe string `json:"probe"`
 	} `json:"listen"`
 
-	// UserspaceSocket is where the agent asks for processes of userspace devices, so that they outlive the agent's
-	// container; if empty, the agent starts them. It is a flag, because the pod defines which containers there are.
+	// UserspaceSocket is where the agent requests processes of userspace devices, so that they outlive the agent's
+	// container. If empty, the agent starts them itself. It is a flag and not a key of the file, because the pod
+	// defines its containers.
 	UserspaceSocket string `json:"-"`
 
 	// AllowedPrefixes, LocalPrefixes and PeerMetricsPrefixes are the subnets, parsed.
@@ -147,7 +149,7 @@ func (c *Agent) complete(p *problems) {
 	}
 }
 
-// completeBroker completes how the agent reaches and knows its broker.
+// completeBroker completes how the agent reaches and authenticates its broker.
 func (c *Agent) completeBroker(p *problems) {
 	orDefault(&c.Broker.Address, "semaphore-broker.semaphore.svc:8444")
 	if c.Broker.WorkloadAPI == "" {
@@ -160,7 +162,7 @@ func (c *Agent) completeBroker(p *problems) {
 	checkDial(p, "broker.address", c.Broker.Address)
 }
 
-// completeSubnets completes the bounds of what a broker may have the agent route.
+// completeSubnets completes the bounds of what the broker may make the agent route.
 func (c *Agent) completeSubnets(p *problems) {
 	if orDefault(&c.SubnetsFile, "/etc/semaphore/subnets/broker.yaml"); c.SubnetsFile == NoSubnets {
 		if len(c.LocalSubnets) == 0 {
@@ -177,8 +179,8 @@ func (c *Agent) completeSubnets(p *problems) {
 	c.PeerMetricsPrefixes = parsePrefixes(p, "peerMetricsFrom", c.PeerMetricsFrom)
 	for _, allowed := range c.AllowedPrefixes {
 		for _, local := range c.LocalPrefixes {
-			// A subnet that contains the own cluster's is allowed, without that part; one inside of it would allow
-			// nothing.
+			// An allowed subnet may contain one of the own cluster, and is then allowed without that part. An allowed
+			// subnet inside of a local one would allow nothing.
 			if local.Bits() <= allowed.Bits() && local.Overlaps(allowed) {
 				p.add("allowedSubnets", "%s is inside %s (localSubnets), which is never a remote's", allowed, local)
 			}
@@ -186,9 +188,9 @@ func (c *Agent) completeSubnets(p *problems) {
 	}
 }
 
-// checkRouting refuses a table and a priority that the kernel or others use.
+// checkRouting refuses a table and priorities that the kernel or other programs use.
 func (c *Agent) checkRouting(p *problems) {
-	// 253 to 255 are the kernel's own, and daemons use lower ones.
+	// Tables 253 to 255 belong to the kernel, and daemons use lower ones.
 	if c.Routing.Table < 256 || c.Routing.Table > math.MaxInt32 {
 		p.add("routing.table", "%d: use a number from 256 to %d that nobody else on the nodes uses", c.Routing.Table,
 			math.MaxInt32)

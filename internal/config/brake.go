@@ -2,13 +2,13 @@ package config
 
 import "time"
 
-// Brake defines which withdrawals count as a mistake: an exporter that suddenly exports (almost) nothing, because of
-// lost rights or a mistyped selector, must not stop working traffic.
+// Brake defines which withdrawals count as a mistake. An exporter that suddenly exports almost nothing, because of lost
+// rights or a mistyped selector, must not stop working traffic.
 type Brake struct {
-	// Percent of what a remote exports of a kind: a withdrawal of more than this is retained. 100 switches the brake
-	// off.
+	// Percent of a remote's objects of one kind. The broker retains the objects if the remote withdraws more than this.
+	// 100 switches the brake off.
 	Percent int `json:"percent"`
-	// AtLeast this many objects; a withdrawal of fewer is never retained.
+	// AtLeast is the smallest number of withdrawn objects that the brake applies to.
 	AtLeast int `json:"atLeast"`
 	// Hold is how long objects are retained, until another snapshot that lacks them confirms the withdrawal.
 	Hold Duration `json:"hold"`

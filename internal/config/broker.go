@@ -31,8 +31,8 @@ type Broker struct {
 	MirrorNamespace string `json:"mirrorNamespace"`
 	// LabelDomain is the domain of the labels of sets.
 	LabelDomain string `json:"labelDomain"`
-	// LabelDomains are several in place of LabelDomain; of those that a pod has, the first counts, and sets have the
-	// labels of all.
+	// LabelDomains lists several domains, in place of LabelDomain. The first one that a pod has a label of determines
+	// its set; a set has the labels of all domains.
 	LabelDomains []string `json:"labelDomains"`
 	// Sets says how sets are written.
 	Sets Sets `json:"sets"`
@@ -71,15 +71,15 @@ type Broker struct {
 		DebugSocket string `json:"debugSocket"`
 		// Dashboard, if set, serves the page with the live state, on an address of loopback.
 		Dashboard string `json:"dashboard"`
-		// Services are those that route to the leader; the first one for the agents.
+		// Services names the Services that route to the leader. Agents use the first one.
 		Services []string `json:"services"`
 	} `json:"listen"`
-	// Pod is this replica; a test sets it. Programs read it from their environment.
+	// Pod describes this replica. Tests set it; programs read it from their environment.
 	Pod Pod `json:"-"`
 
 	// LocalPrefixes is LocalSubnets, parsed.
 	LocalPrefixes []netip.Prefix `json:"-"`
-	// Follows is set if the remotes are RemoteClusters, and not in the file.
+	// Follows is true if the remotes come from RemoteClusters instead of the file.
 	Follows bool `json:"-"`
 }
 
@@ -90,9 +90,9 @@ type Pod struct {
 	IPs                   []netip.Addr
 }
 
-// DefaultListenPort is the port of the device of a remote that names none. No other known program uses it (Calico's own
-// WireGuard and flannel's have 51820 and 51821, Cilium's 51871, Submariner 4500, 4490 and 4800), and the kernel assigns
-// it to no socket that asks for any port (32768 and up).
+// DefaultListenPort is the device port of a remote that sets none. No other known program uses it (Calico's WireGuard
+// and flannel use 51820 and 51821, Cilium 51871, Submariner 4500, 4490 and 4800), and it is below the range from which
+// the kernel assigns ephemeral ports (32768 and up).
 const DefaultListenPort = 7775
 
 // Remote is one remote cluster.
@@ -157,18 +157,19 @@ type WireGuard struct {
 	KeyMaxAge Duration `json:"keyMaxAge"`
 }
 
-// minKeyMaxAge keeps a typing error from replacing keys all the time.
+// minKeyMaxAge prevents a mistyped value from rotating keys continuously.
 const minKeyMaxAge = time.Hour
 
 // defaultProbePort is the port of listen.probe of agents.
 const defaultProbePort = 7774
 
-// Agents says which agents a broker accepts.
+// Agents configures which agents a broker accepts.
 type Agents struct {
 	// Namespace and ServiceAccount the agents run under.
 	Namespace      string `json:"namespace"`
 	ServiceAccount string `json:"serviceAccount"`
-	// Audience of their tokens, which only this cluster's broker has: "semaphore-broker.CLUSTER" if empty.
+	// Audience of their tokens; "semaphore-broker.CLUSTER" if empty. It must differ from the audiences of other
+	// clusters.
 	Audience string `json:"audience"`
 }
 
@@ -182,8 +183,8 @@ func (c *Broker) Remote(name string) (*Remote, bool) {
 	return nil, false
 }
 
-// AgentAudience is the default audience of the tokens that a cluster's agents show to its broker. It differs by
-// cluster, so that a token that one broker stole is useless at another.
+// AgentAudience returns the default audience of the tokens that agents of a cluster present to its broker. Each cluster
+// has its own, so that a token stolen at one broker is useless at another.
 func AgentAudience(cluster string) string { return "semaphore-broker." + cluster }
 
 func (c *Broker) setDefaults() {
@@ -235,7 +236,7 @@ func (c *Broker) complete(p *problems) {
 	c.Services.complete(p, "services")
 	c.Slices.complete(p, "slices")
 	if len(c.LocalSubnets) == 0 {
-		// R9: without them a remote could have the addresses of this cluster's own pods and apiserver.
+		// R9: without them, a remote could claim the addresses of this cluster's own pods and apiserver.
 		p.add("localSubnets", "none: name the pod, service and node subnets of this cluster")
 	}
 	c.LocalPrefixes = parsePrefixes(p, "localSubnets", c.LocalSubnets)
@@ -246,17 +247,17 @@ func (c *Broker) complete(p *problems) {
 	c.MCS.complete(p, "mcs", c)
 }
 
-// remotesSeen is what the remotes before one have, and what it may not have too.
+// remotesSeen collects what earlier remotes use and a further remote must not use as well.
 type remotesSeen struct {
 	names map[string]bool
-	// prefixes of mirrors, short names, names of devices and ports of devices, each with the cluster that has it.
+	// Prefixes of mirrors, short names, device names and device ports, each with the cluster that uses it.
 	prefixes, labels, devices map[string]string
 	ports                     map[uint16]string
-	// subnets of pods: those of the remotes, and the own.
+	// Pod subnets of the remotes, and the subnets of the own cluster.
 	subnets []subnetClaim
 }
 
-// subnetClaim is a subnet, and the field that has it.
+// subnetClaim is a subnet and the configuration field that contains it.
 type subnetClaim struct {
 	field  string
 	prefix netip.Prefix
@@ -297,7 +298,7 @@ func (c *Broker) completeRemotes(p *problems) {
 	}
 }
 
-// checkName refuses names that another cluster has, or would have a device of.
+// checkName refuses a name that another cluster has, or whose device name another cluster has.
 func (c *Broker) checkName(p *problems, field string, r *Remote, seen *remotesSeen) {
 	checkCluster(p, field+".name", r.Name)
 	if seen.names[r.Name] {
@@ -322,12 +323,12 @@ func (c *Broker) checkName(p *problems, field string, r *Remote, seen *remotesSe
 	seen.devices[naming.Device(r.Name)] = r.Name
 }
 
-// begins reports whether names with one prefix begin as those with another.
+// begins reports whether names with the prefix can begin like names with the other prefix.
 func begins(prefix, other string) bool {
 	return prefix == other || strings.HasPrefix(prefix, other+"-")
 }
 
-// completePrefix refuses prefixes by which the mirrors of two remotes could have one name.
+// completePrefix refuses prefixes with which mirrors of two remotes could get the same name.
 func (r *Remote) completePrefix(p *problems, field string, seen *remotesSeen) {
 	orDefault(&r.ServicePrefix, naming.ClusterLabel(r.Name))
 	for _, e := range validation.IsDNS1035Label(r.ServicePrefix) {
@@ -340,8 +341,9 @@ func (r *Remote) completePrefix(p *problems, field string, seen *remotesSeen) {
 		p.add(field+".servicePrefix", "%q is also that of %s: their mirrors would have the same names",
 			r.ServicePrefix, other)
 	}
-	// The name of a mirror is PREFIX-NAMESPACE-73736d-NAME, and the name of a namespace may begin with the rest of the
-	// longer prefix: a user who may create a namespace in one of the two could take the names of the other's mirrors.
+	// The name of a mirror is PREFIX-NAMESPACE-73736d-NAME, and a namespace may begin with the rest of the longer
+	// prefix. A user who may create a namespace in one of the two clusters could then take the names of the other
+	// cluster's mirrors.
 	for prefix, other := range seen.prefixes {
 		if strings.HasPrefix(prefix, r.ServicePrefix+"-") || strings.HasPrefix(r.ServicePrefix, prefix+"-") {
 			p.add(field+".servicePrefix",
@@ -353,14 +355,14 @@ func (r *Remote) completePrefix(p *problems, field string, seen *remotesSeen) {
 	seen.prefixes[r.ServicePrefix] = r.Name
 }
 
-// completeSubnets parses the subnets of a remote's pods and nodes, and refuses those that another cluster has.
+// completeSubnets parses the pod and node subnets of a remote, and refuses those that another cluster uses.
 func (c *Broker) completeSubnets(p *problems, field string, r *Remote, seen *remotesSeen) {
 	if len(r.PodSubnets) == 0 {
 		p.add(field+".podSubnets", "none: name the subnets that the pods of %q have", r.Name)
 	}
 	r.PodPrefixes = parsePrefixes(p, field+".podSubnets", r.PodSubnets)
 	if len(r.NodeSubnets) == 0 && c.Features.Has(Encryption) {
-		// R11: without them a remote could have the nodes of this cluster send packets to any address.
+		// R11: without them, a remote could make the nodes of this cluster send packets to any address.
 		p.add(field+".nodeSubnets",
 			"none: name the subnets that the nodes of %q have their InternalIPs from (kubectl get nodes -o wide, there)",
 			r.Name)
@@ -377,7 +379,7 @@ func (c *Broker) completeSubnets(p *problems, field string, r *Remote, seen *rem
 	}
 }
 
-// completeDevice completes what a remote's device is set to.
+// completeDevice fills in and checks the device options of a remote.
 func (c *Broker) completeDevice(p *problems, field string, r *Remote, seen *remotesSeen) {
 	if r.WireGuard.ListenPort == 0 {
 		r.WireGuard.ListenPort = DefaultListenPort
@@ -404,7 +406,7 @@ func (c *Broker) completeDevice(p *problems, field string, r *Remote, seen *remo
 	}
 }
 
-// checkNodeSubnets refuses subnets in which no end of a tunnel can be. Nodes of several clusters may share a
+// checkNodeSubnets refuses subnets that cannot contain the endpoint of a tunnel. Nodes of several clusters may share a
 // subnet.
 func (c *Broker) checkNodeSubnets(p *problems) {
 	for i := range c.Remotes {

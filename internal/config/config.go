@@ -39,8 +39,8 @@ type validator interface {
 	complete(*problems)
 }
 
-// withDefaults is a configuration with defaults that must be set before the file is read, because a file can contain
-// their zero values (false, 0s), too.
+// withDefaults is a configuration with defaults that must be set before the file is read, because the file may
+// explicitly set them to zero values (false, 0s).
 type withDefaults interface {
 	setDefaults()
 }
@@ -83,7 +83,7 @@ func Parse[T any, P interface {
 	if c, ok := any(c).(withDefaults); ok {
 		c.setDefaults()
 	}
-	// Keys differ by case, too: a file with both "cluster" and "Cluster" sets two keys.
+	// Keys are case-sensitive: otherwise a file with both "cluster" and "Cluster" would set one field twice.
 	unknown, err := strictjson.UnmarshalStrict(text, c)
 	if err != nil {
 		return nil, explainType(err)
@@ -132,7 +132,7 @@ func checkOneDocument(data []byte) error {
 	}
 }
 
-// explainType says where a value of the wrong type is and what is expected, in YAML's terms instead of Go's.
+// explainType names the position of a value of the wrong type, and the expected type in YAML's terms instead of Go's.
 func explainType(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -194,8 +194,8 @@ func (fs *Features) complete(p *problems, field string) {
 	}
 }
 
-// TLS says where a part's own certificate and the roots of its peers come from: files, which are read again when they
-// change, or a SPIFFE Workload API.
+// TLS configures where a part gets its own certificate and the roots of its peers: from files, which are read again
+// when they change, or from a SPIFFE Workload API.
 type TLS struct {
 	// CertFile and KeyFile are the part's certificate (with intermediates) and key, PEM. The certificate has one SPIFFE
 	// ID.
@@ -236,7 +236,7 @@ func checkInstead(p *problems, field, value, other string) {
 	}
 }
 
-// Kube says how to reach the cluster's apiserver.
+// Kube configures how a part reaches the cluster's apiserver.
 type Kube struct {
 	// KubeConfigPath is a kubeconfig file; empty for the ServiceAccount of the pod, or for RemoteAPIURL.
 	KubeConfigPath string `json:"kubeConfigPath"`
@@ -244,21 +244,23 @@ type Kube struct {
 	// ServiceAccount there, which is read again when it changes.
 	RemoteAPIURL      string `json:"remoteAPIURL"`
 	RemoteSATokenPath string `json:"remoteSATokenPath"`
-	// RemoteCAURL is where the roots of that apiserver's certificate are fetched at the start, PEM: by https that the
-	// system's roots verify, or from anywhere with RemoteCAHash. Without it the system's roots verify the apiserver.
+	// RemoteCAURL is the URL from which the root certificates of that apiserver are fetched at the start, PEM. It must
+	// be https, verified by the system's roots, unless RemoteCAHash is set. If empty, the system's roots verify the
+	// apiserver.
 	RemoteCAURL string `json:"remoteCAURL"`
-	// RemoteCAHash is "sha256:" and the SHA-256 of a root's public key in hex, as `kubeadm join` has it.
+	// RemoteCAHash is "sha256:" and the SHA-256 of a root's public key in hex, as in `kubeadm join`.
 	RemoteCAHash string `json:"remoteCAHash"`
-	// RemoteCAPath is a file with the roots of that apiserver's certificate, PEM, in place of RemoteCAURL.
+	// RemoteCAPath is a file with the root certificates of that apiserver, PEM, in place of RemoteCAURL.
 	RemoteCAPath string `json:"remoteCAPath"`
-	// QPS and Burst limit this client's requests per second. The default is above what an apiserver on a small machine
-	// handles from the few writers of a part, so that the writers are the limit; with client-go's 5 and 10, a thousand
-	// services would take a quarter of an hour. The apiserver's flow schemas divide its time among its clients.
+	// QPS and Burst limit this client's requests per second. The default exceeds what an apiserver on a small machine
+	// handles from the few writers of a part, so that the writers are the limit. With client-go's defaults of 5 and 10,
+	// a thousand services would take a quarter of an hour. The apiserver's flow schemas divide its time among its
+	// clients.
 	QPS   float32 `json:"qps"`
 	Burst int     `json:"burst"`
 }
 
-// Own is how the pod's own cluster is reached, whatever cluster the rest names.
+// Own returns the configuration for the cluster in which the pod runs, whatever cluster k names.
 func (k Kube) Own() Kube {
 	return Kube{QPS: k.QPS, Burst: k.Burst}
 }
@@ -319,7 +321,7 @@ func (k *Kube) complete(p *problems, field string) {
 	}
 }
 
-// maxQPS is more than an apiserver serves.
+// maxQPS exceeds what an apiserver can serve.
 const maxQPS = 100_000
 
 // Duration is a Go duration such as "25s".
@@ -383,7 +385,7 @@ func checkListen(p *problems, field, address string) {
 	}
 }
 
-// checkLoopback refuses addresses that others than the own host or pod reach; an empty one is none.
+// checkLoopback refuses addresses that are reachable from outside the host or pod. An empty address is accepted.
 func checkLoopback(p *problems, field, address string) {
 	if address == "" {
 		return
@@ -433,7 +435,7 @@ func parsePrefixes(p *problems, field string, texts []string) []netip.Prefix {
 // maxLabelDomains bounds the watches of pods, one for each domain, and the labels of sets.
 const maxLabelDomains = 4
 
-// completeLabelDomains makes the two keys agree: one is the first of all.
+// completeLabelDomains makes the two keys agree: one is the first element of all.
 func completeLabelDomains(p *problems, one *string, all *[]string) {
 	if len(*all) == 0 {
 		orDefault(one, naming.DefaultLabelDomain)

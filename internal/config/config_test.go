@@ -55,7 +55,8 @@ kube: {qps: 0.3}
 	}
 }
 
-// Each remote is as the whole is, unless it says otherwise; and what is neither is a mistake that is named.
+// TestEncryption: a remote has the value of the file unless it sets its own. An invalid value is an error with its
+// field.
 func TestEncryption(t *testing.T) {
 	const text = `
 cluster: c1
@@ -169,7 +170,8 @@ func TestLoadBroker(t *testing.T) {
 	}
 }
 
-// R23: however many remotes there are, the addresses of all their sets fit into one ipset.
+// TestR23RemotesShareTheAddressesOfSets (R23): the addresses of all remotes' sets fit into one ipset, however many
+// remotes there are.
 func TestR23RemotesShareTheAddressesOfSets(t *testing.T) {
 	var file strings.Builder
 	file.WriteString("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nfeatures: [policy]\nremotes:\n")
@@ -264,8 +266,7 @@ func TestLoadNamesTheFile(t *testing.T) {
 	}
 }
 
-// bad is a file that is refused. Every one of wants is in the error, and begins a line of it:
-// the field, and what is wrong with it.
+// bad is an invalid file. Each of wants begins a line of the error, with the field and the reason.
 type bad struct {
 	name, file string
 	wants      []string
@@ -560,7 +561,8 @@ func write(t *testing.T, content string) string {
 	return path
 }
 
-// R9, F31: subnets that overlap are refused before anything starts, naming both.
+// TestR09SubnetsOfTwoClustersAreApart (R9, F31): overlapping subnets are refused before anything starts, with an error
+// that names both.
 func TestR09SubnetsOfTwoClustersAreApart(t *testing.T) {
 	file := func(local, c2, c3 string) string {
 		return "cluster: c1\nlocalSubnets: [" + local + "]\nremotes: [{name: c2, podSubnets: [" + c2 +
@@ -578,7 +580,7 @@ func TestR09SubnetsOfTwoClustersAreApart(t *testing.T) {
 	})
 }
 
-// TestBounds: the last port of a range is given, and the brake acts above its percentage.
+// TestBounds: the last port of a range is usable, and the brake acts above its percentage.
 func TestBounds(t *testing.T) {
 	ports := DevicePorts{First: 7775, Last: 7776}
 	if got := ports.FreePort(map[uint16]bool{7775: true}); got != 7776 {

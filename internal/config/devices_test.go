@@ -7,8 +7,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// TestDevicesOfOneName: the short names of the devices of two remotes can be the same by chance, or because somebody
-// looked for such names: the broker's configuration and its copy for the agents refuse them.
+// TestDevicesOfOneName: the short device names of two remotes can be equal by chance, or because an attacker searched
+// for such names. The broker's configuration, and its copy for the agents, refuse them.
 func TestDevicesOfOneName(t *testing.T) {
 	const a, b = "cluster-42807", "cluster-320514"
 	if naming.Device(a) != naming.Device(b) {
@@ -29,8 +29,8 @@ remotes:
 	}
 }
 
-// TestDottedNames: remotes may have names with dots and of 63 characters; what a name stands in is derived from it, and
-// no two clusters share it.
+// TestDottedNames: names of remotes may have dots and 63 characters. The names that are derived from them differ
+// between any two clusters.
 func TestDottedNames(t *testing.T) {
 	long := strings.Repeat("c", 63)
 	text := `
@@ -63,8 +63,8 @@ remotes:
 	}
 }
 
-// TestPrefixOfImports: no mirrors may have names of imported Services, whether their remote is in the file or an
-// object.
+// TestPrefixOfImports: no mirror may have the name of an imported Service, whether its remote is in the file or a
+// RemoteCluster.
 func TestPrefixOfImports(t *testing.T) {
 	const text = `
 cluster: c1

@@ -11,14 +11,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// docs/configuration.md has every key of every file with its default, and no others.
+// TestDocumentationIsComplete: docs/configuration.md has every key of every file with its default, and no others.
 func TestDocumentationIsComplete(t *testing.T) {
 	data, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	text := string(data)
-	// The smallest files there can be: what they have is required, the rest has a default.
+	// The smallest valid files: their keys are required, all others have a default.
 	checkDocumentation(t, text, "semaphore-exporter", Parse[Exporter],
 		`{cluster: own-cluster, brokers: [{cluster: other-cluster, address: "broker.example.org:8443"}]}`)
 	checkDocumentation(
@@ -48,7 +48,7 @@ func checkDocumentation[T any](t *testing.T, text, part string, parse func([]byt
 		defaultsOf(want, "", reflect.ValueOf(c).Elem())
 		for key := range required {
 			want[key] = "required"
-			if key == "remotes" || key == "brokers" { // without them RemoteClusters are followed
+			if key == "remotes" || key == "brokers" { // without them the part follows RemoteClusters
 				want[key] = "none"
 			}
 		}
@@ -69,8 +69,7 @@ func checkDocumentation[T any](t *testing.T, text, part string, parse func([]byt
 	})
 }
 
-// keysOf puts the keys of parsed YAML into keys, in the way that the documentation writes them:
-// "remotes[].name".
+// keysOf adds the keys of parsed YAML to keys, in the notation of the documentation: "remotes[].name".
 func keysOf(keys map[string]bool, path string, value any) {
 	switch value := value.(type) {
 	case map[string]any:
@@ -86,7 +85,7 @@ func keysOf(keys map[string]bool, path string, value any) {
 	}
 }
 
-// defaultsOf puts every key below v into defaults, with its value as the documentation writes it.
+// defaultsOf adds every key below v to defaults, with its value in the notation of the documentation.
 func defaultsOf(defaults map[string]string, path string, v reflect.Value) {
 	for i := range v.NumField() {
 		key := v.Type().Field(i).Tag.Get("json")
@@ -121,7 +120,7 @@ func defaultsOf(defaults map[string]string, path string, v reflect.Value) {
 
 var tableRow = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| [^|]+ \\| ([^|]+) \\| [^|]+ \\|$")
 
-// documentedDefaults are the keys in the table of the part's section, with their defaults.
+// documentedDefaults returns the keys in the table of the part's section, with their defaults.
 func documentedDefaults(t *testing.T, text, part string) map[string]string {
 	t.Helper()
 	_, section, found := strings.Cut(text, "\n## "+part+"\n")

@@ -25,19 +25,19 @@ type Exporter struct {
 	GlobalSelector string `json:"globalSelector"`
 	// ServiceLabels are the labels of offered Services that other clusters receive.
 	ServiceLabels LabelKeys `json:"serviceLabels"`
-	// MCS says whether ServiceExports export Services, too.
+	// MCS configures the export of Services by ServiceExports.
 	MCS ExporterMCS `json:"mcs"`
 	// LabelDomain is the domain of the label <labelDomain>/name, which puts a pod into a set.
 	LabelDomain string `json:"labelDomain"`
-	// LabelDomains are several in place of LabelDomain; of those that a pod has, the first counts, and sets have the
-	// labels of all.
+	// LabelDomains lists several domains, in place of LabelDomain. The first one that a pod has a label of determines
+	// its set; a set has the labels of all domains.
 	LabelDomains []string `json:"labelDomains"`
-	// ExportRules say which clusters receive some Services and pods; of several that match, the first counts. Every
+	// ExportRules select the clusters that receive some Services and pods. The first rule that matches applies. Every
 	// cluster receives an object that no rule matches.
 	ExportRules []ExportRule `json:"exportRules"`
-	// Events makes the exporter write Events with the results of offered Services on them.
+	// Events makes the exporter write Events about the results of the export to offered Services.
 	Events bool `json:"events"`
-	// AnnotateServices makes it write the results as an annotation on them, too.
+	// AnnotateServices makes the exporter also write the results to an annotation of offered Services.
 	AnnotateServices bool `json:"annotateServices"`
 	// AllowedIPs is the source of the nodes' pod prefixes: auto, nodePodCIDRs or calicoBlocks.
 	AllowedIPs AllowedIPs `json:"allowedIPs"`
@@ -65,7 +65,7 @@ type Exporter struct {
 
 	// PodPrefixes is PodSubnets, parsed.
 	PodPrefixes []netip.Prefix `json:"-"`
-	// Follows is set if the brokers of other clusters are those of RemoteClusters, and not in the file.
+	// Follows is true if the brokers come from RemoteClusters instead of the file.
 	Follows bool `json:"-"`
 }
 
@@ -74,11 +74,11 @@ type AllowedIPs string
 
 // The sources.
 const (
-	// AutoAllowedIPs are the blocks of a node that has any, and else its spec.podCIDRs.
+	// AutoAllowedIPs uses a node's blocks if it has any, otherwise its spec.podCIDRs.
 	AutoAllowedIPs AllowedIPs = "auto"
 	// NodePodCIDRs is spec.podCIDRs of the Node, as with host-local IPAM.
 	NodePodCIDRs AllowedIPs = "nodePodCIDRs"
-	// CalicoBlocks are the blocks that Calico's IPAM has given the node.
+	// CalicoBlocks are the blocks that Calico's IPAM assigned to the node.
 	CalicoBlocks AllowedIPs = "calicoBlocks"
 )
 
@@ -91,7 +91,7 @@ func (a *AllowedIPs) complete(p *problems, field string) {
 	}
 }
 
-// ExportRule says which clusters receive some Services, with their EndpointSlices, and pods of sets.
+// ExportRule selects the clusters that receive some Services, with their EndpointSlices, and some pods of sets.
 type ExportRule struct {
 	// Kinds are the features whose objects the rule matches: services, policy; both if empty.
 	Kinds Features `json:"kinds"`
@@ -105,7 +105,7 @@ type ExportRule struct {
 
 // ExporterBroker is the broker of one cluster.
 type ExporterBroker struct {
-	// Cluster is the broker's cluster; the certificate it shows must be spiffe://CLUSTER/broker.
+	// Cluster is the broker's cluster. The broker must present a certificate with the ID spiffe://CLUSTER/broker.
 	Cluster string `json:"cluster"`
 	// Address is host:port.
 	Address string `json:"address"`

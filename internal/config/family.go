@@ -12,8 +12,8 @@ const (
 	IPv6      Family = "IPv6"
 )
 
-// completeFamilies sets the family of each remote's endpoints if it follows from the remote's node subnets. A node has
-// one endpoint for a remote, and so one address, of a family that both sides must have.
+// completeFamilies sets the address family of each remote's endpoints if the remote's node subnets determine it. A node
+// has one endpoint for a remote, so one address, of a family that both sides must support.
 func (c *Broker) completeFamilies(p *problems) {
 	for i := range c.Remotes {
 		r := &c.Remotes[i]

@@ -7,8 +7,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Whatever a file holds: no panic, an error or a value but never both, and a value that is
-// written out and read again is the same.
+// fuzz checks that a file, whatever it contains, causes no panic, that the result is either an error or a value, and
+// that a value that is written and read again is equal.
 func fuzz[T any, P interface {
 	*T
 	validator
@@ -70,7 +70,7 @@ func FuzzAgent(f *testing.F) {
 			"true\nbroker: {address: 'b:1', bundleFile: b, tokenFile: t}\nlisten: {http: ':1', debugSocket: s}\n")
 }
 
-// FuzzSubnets: whatever the agents' copy of a broker's file holds, it is subnets that are some, or an error.
+// FuzzSubnets: whatever the agents' copy of a broker's file contains, the result is valid subnets or an error.
 func FuzzSubnets(f *testing.F) {
 	f.Add([]byte("localSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: " +
 		"[172.16.0.0/12]}]\n"))

@@ -12,7 +12,8 @@ import (
 // MaxServiceLabels is the most labels of a Service that are exported.
 const MaxServiceLabels = 32
 
-// LabelKeys is a list of label keys that may be exported: whole keys, or all of a prefix, as in "app.kubernetes.io/*".
+// LabelKeys lists the label keys that may be exported: whole keys, or all keys of a prefix, as in
+// "app.kubernetes.io/*".
 type LabelKeys []string
 
 // defaultLabelKeys are the recommended labels of Kubernetes, by which ServiceMonitors and dashboards select Services.

@@ -6,10 +6,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// LeaderElection says how the replicas of a broker or exporter elect a leader: with a Lease (coordination.k8s.io/v1) in
-// the cluster that they run in.
+// LeaderElection configures the election of a leader among the replicas of a broker or exporter. The election uses a
+// Lease (coordination.k8s.io/v1) in the cluster in which the replicas run.
 type LeaderElection struct {
-	// Enabled is false if there is only ever one replica: two that both work write against each other.
+	// Enabled may be false only with a single replica: two replicas that both work overwrite each other's objects.
 	Enabled bool `json:"enabled"`
 	// Namespace of the Lease; that of the pod when empty.
 	Namespace string `json:"namespace"`
@@ -20,8 +20,8 @@ type LeaderElection struct {
 	Duration Duration `json:"duration"`
 }
 
-// A Lease's spec.leaseDurationSeconds is in whole seconds. Under 5 s a restart of the apiserver costs the leader its
-// Lease; over minutes a failover takes too long.
+// A Lease's spec.leaseDurationSeconds is in whole seconds. Below 5 s, a restart of the apiserver costs the leader its
+// Lease; with minutes, a failover takes too long.
 const (
 	minLease = 5 * time.Second
 	maxLease = 10 * time.Minute

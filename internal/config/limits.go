@@ -11,10 +11,10 @@ type Limits struct {
 	Services        int `json:"services"`
 	// PortsPerService bounds those of one Service, and of one EndpointSlice.
 	PortsPerService int `json:"portsPerService"`
-	// ClusterIPs bounds the Services with a ClusterIP that are created here for Services of the remote: one for a
-	// mirror, one for a global service, one for what a ServiceExport exports, none for headless ones.
+	// ClusterIPs bounds the Services with a ClusterIP that the broker creates for Services of the remote: one for each
+	// mirror, each global service and each imported Service; headless ones need none.
 	ClusterIPs int `json:"clusterIPs"`
-	// Exports bounds the Services that ServiceExports export.
+	// Exports bounds the Services with a ServiceExport.
 	Exports        int `json:"exports"`
 	EndpointSlices int `json:"endpointSlices"`
 	// Endpoints bounds the addresses in all EndpointSlices, EndpointsPerService those in the slices of one Service.
@@ -26,21 +26,21 @@ type Limits struct {
 	IPsPerSet int `json:"ipsPerSet"`
 	// MebibytesPerKind bounds the size of all objects of a kind, as they are encoded on the wire.
 	MebibytesPerKind int `json:"mebibytesPerKind"`
-	// KibibytesPerSecond bounds the bytes read from a remote's streams, uncompressed, and the bytes written to the
-	// apiserver for it; the burst is a minute's worth.
+	// KibibytesPerSecond bounds the uncompressed bytes that the broker reads from a remote's streams, and the bytes
+	// that it writes to the apiserver for the remote. The burst is ByteBurst seconds' worth.
 	KibibytesPerSecond int `json:"kibibytesPerSecond"`
-	// ChangesPerSecond bounds the changes read from a stream, without those of snapshots up to the limit of objects;
-	// the burst is ten seconds' worth. Heartbeats and messages that cannot be parsed count like changes.
+	// ChangesPerSecond bounds the changes read from a stream. A snapshot does not count up to the limit of objects.
+	// Heartbeats and messages that cannot be parsed count like changes. The burst is ten seconds' worth.
 	ChangesPerSecond int `json:"changesPerSecond"`
 	// StreamsPerMinute bounds how often the exporter may open a stream.
 	StreamsPerMinute int `json:"streamsPerMinute"`
 }
 
-// maxSetIPs bounds the addresses of all remotes together. A policy's selector may select every set, and Felix writes
-// all of them to one ipset of at most 1,048,576 addresses; calico-node does not start with more.
+// maxSetIPs bounds the addresses of all remotes together. A policy's selector may select all sets, and Felix writes
+// their addresses to one ipset of at most 1,048,576; with more, calico-node does not start.
 const maxSetIPs = 1_000_000
 
-// complete fills in what is absent; remotes is the number that share the common bounds.
+// complete fills in absent limits. remotes is the number of remotes that share the common bounds.
 func (l *Limits) complete(p *problems, field string, remotes int) {
 	setIPs := min(200_000, maxSetIPs/max(1, remotes))
 	for _, v := range []struct {
@@ -75,9 +75,8 @@ func (l *Limits) complete(p *problems, field string, remotes int) {
 	}
 }
 
-// ByteBurst is how many seconds' worth of KibibytesPerSecond may come at one time: all that a cluster of 500 nodes
-// exports.
+// ByteBurst is the burst of KibibytesPerSecond in seconds. It covers all exports of a cluster of 500 nodes.
 const ByteBurst = 64
 
-// maxLimit keeps sums of limits within an int of 32 bits.
+// maxLimit keeps sums of limits within a 32-bit int.
 const maxLimit = 100_000_000

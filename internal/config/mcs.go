@@ -7,29 +7,29 @@ import (
 	"time"
 )
 
-// ExporterMCS is the Multi-Cluster Services API (KEP-1645) as the exporter has it.
+// ExporterMCS configures the Multi-Cluster Services API (KEP-1645) in the exporter.
 type ExporterMCS struct {
-	// Enabled says that ServiceExports export Services.
+	// Enabled makes the exporter export Services that have a ServiceExport.
 	Enabled bool `json:"enabled"`
 }
 
-// BrokerMCS is the Multi-Cluster Services API as the broker has it.
+// BrokerMCS configures the Multi-Cluster Services API in the broker.
 type BrokerMCS struct {
-	// Enabled says that Services that ServiceExports export are imported.
+	// Enabled makes the broker import Services that have a ServiceExport.
 	Enabled bool `json:"enabled"`
-	// DenyNamespaces are patterns of namespaces into which nothing is imported, such as kube-*. The namespaces of the
-	// mirrors and of the parts are always denied.
+	// DenyNamespaces are patterns, such as kube-*, of namespaces into which the broker imports nothing. The namespaces
+	// of the mirrors and of the parts are always denied.
 	DenyNamespaces []string `json:"denyNamespaces"`
-	// Precedence lists clusters: of several exports that are first observed at once, the one of the first of them
-	// decides.
+	// Precedence lists clusters in order. It decides between exports that the broker first observes at the same time.
 	Precedence []string `json:"precedence"`
-	// EndpointSlices says for which ServiceImports there are EndpointSlices in their namespace.
+	// EndpointSlices selects the ServiceImports that get EndpointSlices in their namespace.
 	EndpointSlices ImportSlices `json:"endpointSlices"`
-	// Settle is how long a derived Service has had its IPs before its ServiceImport names them, and so before DNS does.
+	// Settle is how long a derived Service must have had its IPs before the broker writes them to the ServiceImport,
+	// from which DNS takes them.
 	Settle Duration `json:"settle"`
 }
 
-// ImportSlices says for which ServiceImports there are EndpointSlices in their namespace.
+// ImportSlices selects the ServiceImports that get EndpointSlices in their namespace.
 type ImportSlices string
 
 // The values of ImportSlices.
@@ -39,12 +39,12 @@ const (
 	NoImportSlices       ImportSlices = "none"
 )
 
-// defaultDenied are the namespaces whose names mean something to a cluster.
+// defaultDenied matches namespaces with a special meaning in each cluster.
 var defaultDenied = []string{"kube-*", "calico-*", "tigera-operator"}
 
 func (m *BrokerMCS) setDefaults() { m.Settle.Duration = 1500 * time.Millisecond }
 
-// Denies reports whether nothing is imported into a namespace.
+// Denies reports whether the broker imports nothing into a namespace.
 func (m *BrokerMCS) Denies(namespace string) bool {
 	return slices.ContainsFunc(m.DenyNamespaces, func(pattern string) bool {
 		ok, _ := path.Match(pattern, namespace) // complete checks the patterns

@@ -33,8 +33,8 @@ func (d *DevicePorts) complete(p *problems, field string) {
 	d.First, d.Last = uint16(from), uint16(to)
 }
 
-// WithRemotes returns the configuration with these remotes in place of its own, completed, and what is wrong with each
-// of them beside those before it; the map is empty if nothing is. Names of fields are those of RemoteClusters.
+// WithRemotes returns a copy of the configuration that has remotes in place of its own ones, completed. The map lists
+// the errors of each invalid remote, by name; it is empty if all are valid. Errors name the fields of a RemoteCluster.
 func (c *Broker) WithRemotes(remotes []Remote) (*Broker, map[string][]string) {
 	d := *c
 	d.Remotes = slices.Clone(remotes)
@@ -60,7 +60,8 @@ var (
 	anyField    = regexp.MustCompile(`remotes\[(\d+)\]\.`)
 )
 
-// inSpecs replaces the names of the file's fields by those of RemoteClusters; at is the remote that the text is about.
+// inSpecs replaces the field names of the configuration file in text by those of RemoteClusters. at is the index of the
+// remote that the text concerns.
 func (c *Broker) inSpecs(text string, at int) string {
 	text = anyField.ReplaceAllStringFunc(text, func(field string) string {
 		i, _ := strconv.Atoi(anyField.FindStringSubmatch(field)[1])
@@ -81,7 +82,7 @@ func (c *Broker) Names() []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// FreePort returns the lowest free port of the range, 0 for none.
+// FreePort returns the lowest port of the range that is not in taken; 0 if there is none.
 func (d DevicePorts) FreePort(taken map[uint16]bool) uint16 {
 	for port := int(d.First); port <= int(d.Last); port++ {
 		if !taken[uint16(port)] {

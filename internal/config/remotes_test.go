@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// A part that is started with a file of one of the tools before it says so and names the command.
+// TestFilesOfTheOriginals: a part that is started with a file of an original tool reports that, with the command that
+// converts it.
 func TestFilesOfTheOriginals(t *testing.T) {
 	for text, tool := range map[string]string{
 		`{"local": {"name": "c1"}, "remotes": [{"name": "c2", "podSubnet": "10.2.0.0/16"}]}`: "semaphore-wireguard",

@@ -9,13 +9,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Mirrors says how mirrors and global services are written, and which ones of another tool are adopted.
+// Mirrors configures how mirrors and global services are written, and which Services of another tool are adopted.
 type Mirrors struct {
-	// Labels are the labels of a source that its mirror gets too.
+	// Labels are the labels that a mirror copies from its source.
 	Labels LabelKeys `json:"labels"`
 	// AdoptFrom names the tools whose Services are adopted.
 	AdoptFrom []string `json:"adoptFrom"`
-	// Endpoints makes the broker write Endpoints beside the EndpointSlices, for tools that read no slices.
+	// Endpoints makes the broker also write Endpoints objects, for tools that do not read EndpointSlices.
 	Endpoints bool `json:"endpoints"`
 }
 
@@ -33,7 +33,7 @@ func (m *Mirrors) complete(p *problems, field string) {
 	}
 }
 
-// Slices says how endpoints are written.
+// Slices configures how EndpointSlices are written.
 type Slices struct {
 	// MaxEndpoints is the most endpoints of one EndpointSlice.
 	MaxEndpoints int `json:"maxEndpoints"`
@@ -56,40 +56,41 @@ func (s *Slices) complete(p *problems, field string) {
 	}
 }
 
-// GlobalServices says how the services that several clusters offer under one name are combined.
+// GlobalServices configures how services that several clusters offer under one name are combined.
 type GlobalServices struct {
-	// PodSubnets contain the IPs of the own cluster's pods. With them the own exporter's objects are accepted, and
-	// global services have the own endpoints too; without them they are not.
+	// PodSubnets contain the IPs of the own cluster's pods. With them, the broker accepts the own exporter's objects,
+	// and global services include the own endpoints; without them, neither.
 	PodSubnets []string `json:"podSubnets"`
 	// Limits on what the own exporter may export.
 	Limits OwnLimits `json:"limits"`
-	// SilentAfter is the time without a message after which an exporter counts as stale, which is one of the two signs
-	// that its cluster is gone.
+	// SilentAfter is the time without a message after which an exporter counts as stale. A stale exporter is one of the
+	// two signs that its cluster is gone.
 	SilentAfter Duration `json:"silentAfter"`
-	// Settle is how long preferred clusters must have sufficed before the others are masked.
+	// Settle is how long the preferred clusters must have had enough endpoints before the others are masked.
 	Settle Duration `json:"settle"`
-	// LocalZones are the own cluster's zones, for topology hints; none for no hints.
+	// LocalZones are the own cluster's zones, for topology hints. Empty for no hints.
 	LocalZones []string `json:"localZones"`
-	// Rules for some global services; of several that match, the first counts. If none matches, the annotations of the
-	// service count.
+	// Rules for global services. The first one that matches applies; if none matches, the annotations of the service
+	// apply.
 	Rules []GlobalRule `json:"rules"`
 
 	// PodPrefixes is PodSubnets, parsed.
 	PodPrefixes []netip.Prefix `json:"-"`
 }
 
-// GlobalRule says which clusters' endpoints some global services use, and how those of a gone cluster are handled.
+// GlobalRule configures which clusters' endpoints some global services use, and how endpoints of a gone cluster are
+// handled.
 type GlobalRule struct {
-	// Namespaces and Names of the services in their own clusters; all if empty.
+	// Namespaces and Names of the services, as in their own clusters; all if empty.
 	Namespaces []string `json:"namespaces"`
 	Names      []string `json:"names"`
-	// Clusters that take part; all if empty. Services of other clusters under that name are ignored.
+	// Clusters that take part; all if empty. Services of that name in other clusters are ignored.
 	Clusters []string `json:"clusters"`
-	// Prefer are clusters in order; all others share the last place.
+	// Prefer lists clusters in order of preference. All others come last, with equal preference.
 	Prefer []string `json:"prefer"`
-	// MinReady is how many ready endpoints suffice.
+	// MinReady is the number of ready endpoints that is enough.
 	MinReady int `json:"minReady"`
-	// WhenGone says how the endpoints of a gone cluster are handled.
+	// WhenGone selects how endpoints of a gone cluster are handled.
 	WhenGone WhenGone `json:"whenGone"`
 }
 
@@ -104,7 +105,7 @@ func (r *GlobalRule) Takes(cluster string) bool {
 	return len(r.Clusters) == 0 || slices.Contains(r.Clusters, cluster)
 }
 
-// WhenGone says how a global service handles the endpoints of a gone cluster.
+// WhenGone selects how a global service handles endpoints of a gone cluster.
 type WhenGone string
 
 // The values.
@@ -117,7 +118,7 @@ const (
 	Withdraw WhenGone = "withdraw"
 )
 
-// OwnLimits are Limits, as far as the own exporter's objects need any: numbers of objects and addresses.
+// OwnLimits are the limits that apply to the own exporter: numbers of objects and addresses.
 type OwnLimits struct {
 	Services            int `json:"services"`
 	EndpointSlices      int `json:"endpointSlices"`
@@ -125,21 +126,21 @@ type OwnLimits struct {
 	EndpointsPerService int `json:"endpointsPerService"`
 }
 
-// limits returns those of a remote that has no others.
+// limits returns the Limits of a remote with these values.
 func (l OwnLimits) limits() Limits {
 	return Limits{Services: l.Services, EndpointSlices: l.EndpointSlices, Endpoints: l.Endpoints,
 		EndpointsPerService: l.EndpointsPerService}
 }
 
-// Own returns the own cluster as a remote of its own broker, whose services and endpoint slices are accepted; nil if
-// none are. It has no device, no mirrors and no sets.
+// Own returns the own cluster in the form of a remote, whose Services and EndpointSlices the broker accepts; nil if it
+// accepts none. It has no device, no mirrors and no sets.
 func (c *Broker) Own() *Remote {
 	g := &c.GlobalServices
 	if len(g.PodSubnets) == 0 || !c.Features.Has(Services) {
 		return nil
 	}
 	limits := g.Limits.limits()
-	// No other cluster decides the own Services' ClusterIPs and ports.
+	// No other cluster determines the ClusterIPs and ports of the own Services.
 	limits.ClusterIPs, limits.Exports, limits.PortsPerService = 3*limits.Services, limits.Services, maxPorts
 	limits.complete(&problems{}, "", 1)
 	return &Remote{Name: c.Cluster, PodSubnets: g.PodSubnets, PodPrefixes: g.PodPrefixes, Limits: limits}
@@ -148,8 +149,8 @@ func (c *Broker) Own() *Remote {
 // maxPorts is the API's maximum for a Service.
 const maxPorts = 1000
 
-// Bounds of the times. An exporter sends a message every 5 s at least: under three times that, a hiccup of the network
-// would count as a sign. More than an hour is useless.
+// Bounds of the times. An exporter sends a message at least every 5 s: below three times that, a hiccup of the network
+// would count as a sign that the cluster is gone. More than an hour is useless.
 const (
 	minSilentAfter = 15 * time.Second
 	maxGlobalTime  = time.Hour
@@ -159,7 +160,7 @@ func (g *GlobalServices) setDefaults() {
 	g.SilentAfter.Duration, g.Settle.Duration = 30*time.Second, 30*time.Second
 }
 
-// complete needs completed remotes.
+// complete requires that the remotes are complete.
 func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 	limits := g.Limits.limits()
 	limits.complete(p, field+".limits", 1)
@@ -194,7 +195,7 @@ func (g *GlobalServices) complete(p *problems, field string, c *Broker) {
 		g.PodPrefixes = parsePrefixes(p, field+".podSubnets", g.PodSubnets)
 	}
 	for _, prefix := range g.PodPrefixes {
-		// They are then also apart from those of every remote.
+		// Being in a local subnet, they cannot overlap those of a remote.
 		if !slices.ContainsFunc(c.LocalPrefixes, func(l netip.Prefix) bool {
 			return l.Bits() <= prefix.Bits() &&
 				l.Contains(prefix.Addr())
@@ -252,8 +253,8 @@ func checkClusters(p *problems, field string, clusters []string, c *Broker) {
 	}
 }
 
-// maxZones is how many zones one endpoint can be hinted to (discovery.k8s.io/v1, EndpointHints.forZones).
+// maxZones is the most zones that one endpoint can have hints for (discovery.k8s.io/v1, EndpointHints.forZones).
 const maxZones = 8
 
-// maxMinReady is more than a service has endpoints.
+// maxMinReady exceeds the number of endpoints of any service.
 const maxMinReady = 100_000

@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// Sets says how the IPs of remote pods are written for policies.
+// Sets configures how the IPs of remote pods are written for policies.
 type Sets struct {
 	// MaxSize is the most addresses of one object; a larger set becomes several objects with the same labels.
 	MaxSize int `json:"maxSize"`
-	// Namespaced makes the broker write NetworkSets too, in each namespace whose namesake in the remote has pods of the
-	// set.
+	// Namespaced makes the broker also write NetworkSets, in each namespace whose namesake in the remote has pods of
+	// the set.
 	Namespaced bool `json:"namespaced"`
 	// AdoptFrom names the tools whose sets are adopted.
 	AdoptFrom []string `json:"adoptFrom"`
@@ -22,11 +22,11 @@ type Sets struct {
 // names of its earlier releases.
 var Originals = []string{"semaphore-policy", "calico-global-network-sync-operator"}
 
-// defaultSetSize is the size at which the apiserver's share of a write, which grows with the object, equals all the
-// rest of it; see BenchmarkSetSize in internal/bench.
+// defaultSetSize is the size at which the apiserver's share of the cost of a write, which grows with the object, equals
+// all other costs; see BenchmarkSetSize in internal/bench.
 const defaultSetSize = 1_000
 
-// maxSetSize is 850 kB of addresses, of the 1.5 MiB that etcd takes.
+// maxSetSize addresses take 850 kB, of the 1.5 MiB that etcd accepts.
 const maxSetSize = 50_000
 
 func (s *Sets) complete(p *problems, field string) {

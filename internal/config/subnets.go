@@ -16,17 +16,18 @@ import (
 // NoSubnets is the value of subnetsFile for no file.
 const NoSubnets = "none"
 
-// RemotesFile is the file beside the broker's that has the remotes if these are RemoteClusters. The exporter writes it.
+// RemotesFile is the file, beside the broker's, that lists the remotes if they come from RemoteClusters. The exporter
+// writes it.
 const RemotesFile = "remotes.yaml"
 
-// Subnets are what an agent reads from the broker's configuration file, which the operator wrote: an agent bounds what
-// its broker may order, so the bounds must not come from the broker.
+// Subnets are what an agent reads from the broker's configuration file. They bound what the broker may order, so they
+// must come from the operator and not from the broker.
 type Subnets struct {
 	// Local are the pod, service and node subnets of the own cluster.
 	Local []netip.Prefix
-	// Remotes are the clusters to which there is encryption, by name.
+	// Remotes are the clusters with encryption, by name.
 	Remotes map[string]Remote
-	// Unnamed is set if no file names remotes: neither the broker's nor the one beside it, which does not exist.
+	// Unnamed is true if no file lists remotes: the broker's has none, and there is no file beside it.
 	Unnamed bool
 }
 
@@ -49,8 +50,8 @@ func LoadSubnets(path, cluster string) (*Subnets, error) {
 	return s, nil
 }
 
-// subnetsFile is the part of the broker's file, or of the one with the remotes, that an agent reads. An invalid limit
-// or label elsewhere must not leave a node without bounds.
+// subnetsFile is the part that an agent reads of the broker's file, or of the file with the remotes. It has only what
+// the agent needs: an invalid limit or label elsewhere must not leave a node without bounds.
 type subnetsFile struct {
 	Features     Features   `json:"features"`
 	Encryption   Strictness `json:"encryption"`
@@ -81,7 +82,7 @@ func (f *subnetsFile) read(data []byte) error {
 	return nil
 }
 
-// ParseSubnets is LoadSubnets for a file's content, without a file beside it.
+// ParseSubnets is LoadSubnets for the content of a file, with no file of remotes beside it.
 func ParseSubnets(data []byte, cluster string) (*Subnets, error) {
 	return parseSubnets(data, nil, cluster)
 }

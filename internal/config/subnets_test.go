@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What an agent takes from the file that the broker has, as it is shipped, and with a remote.
+// TestSubnets: what an agent reads from the broker's file, in the released form and with a remote.
 func TestSubnets(t *testing.T) {
 	shipped, err := os.ReadFile("../../deploy/example/c1/broker.yaml")
 	if err != nil {
@@ -46,7 +46,7 @@ func TestSubnets(t *testing.T) {
 	}
 }
 
-// Without the file the operator names both.
+// Without the file, the operator must configure both.
 func TestWithoutSubnetsFile(t *testing.T) {
 	for text, word := range map[string]string{
 		"subnetsFile: none": "localSubnets",

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Tracing says whether a part makes OpenTelemetry spans of changes, and which collector gets them. What it does not say
-// is in the environment, as OpenTelemetry defines it: OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE and so
-// on.
+// Tracing configures the OpenTelemetry spans of changes, and the collector that receives them. Everything else comes
+// from the environment variables that OpenTelemetry defines: OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE
+// and so on.
 type Tracing struct {
 	// SamplingRatePerMillion is how many of a million changes are traced; 0 for none, which is off.
 	SamplingRatePerMillion int `json:"samplingRatePerMillion"`
@@ -26,7 +26,7 @@ func (t *Tracing) complete(p *problems, field string) {
 	u, err := url.Parse(t.Endpoint)
 	if err != nil || !slices.Contains([]string{"http", "https"}, u.Scheme) || u.Hostname() == "" || u.Port() == "" ||
 		u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" {
-		// Not the value: it may have a password.
+		// The message omits the value, which may contain a password.
 		p.add(field+".endpoint", "use the collector's URL for OTLP/gRPC with its port and nothing more, such as "+
 			"\"http://otel-collector.observability:4317\", or https:// with TLS; headers are in OTEL_EXPORTER_OTLP_HEADERS")
 	}

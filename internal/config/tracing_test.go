@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestTracing: errors name the field and what to write, and never repeat a URL, which may have a password.
+// TestTracing: errors name the field and a valid value, and never contain a URL, which may have a password.
 func TestTracing(t *testing.T) {
 	const (
 		endpoint = "tracing.endpoint: use the collector's URL for OTLP/gRPC with its port"

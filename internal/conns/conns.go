@@ -162,7 +162,7 @@ func (t *Table) count(key string, was, is int) {
 	}
 }
 
-// drop removes a connection from the table. It may be called again.
+// drop removes a connection from the table. It is idempotent.
 func (t *Table) drop(c *conn) {
 	if c.element == nil {
 		return
@@ -258,8 +258,8 @@ func (p proving) Clone() credentials.TransportCredentials {
 	return proving{p.TransportCredentials.Clone(), p.table, p.owner}
 }
 
-// Source is what tells clients apart before they authenticate: an IPv4 address, or the /64 that a single host may have
-// of IPv6.
+// Source returns the identity of a client before authentication: its IPv4 address, or the /64 of its IPv6 address,
+// which a single host may have.
 func Source(addr net.Addr) string {
 	at, err := netip.ParseAddrPort(addr.String())
 	if err != nil {

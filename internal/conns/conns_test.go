@@ -43,7 +43,7 @@ func TestANewConnectionFindsRoom(t *testing.T) {
 	if honest.closed {
 		t.Error("an honest caller's connection is closed for a stranger's")
 	}
-	// One who has shown who it is makes room for strangers no more, and has a share.
+	// An authenticated client no longer loses connections to unauthenticated ones, and has a share of its own.
 	table.Prove(honest.from, "n1")
 	for i := range 3 {
 		f := from("192.0.2.1", 10+i)
@@ -63,7 +63,7 @@ func TestANewConnectionFindsRoom(t *testing.T) {
 	}
 }
 
-// Whatever comes and goes, the numbers are those of the connections that are open.
+// TestTableCounts: the numbers are always those of the open connections.
 func TestTableCounts(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 1))

@@ -21,17 +21,17 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Block has what differs between the server blocks of two clusters.
+// Block has the values in which the server blocks of two clusters differ.
 type Block struct {
-	// Cluster is the end of the domain that it serves, cluster.CLUSTER, and Prefix the prefix of the names of
-	// its mirrors. Without Cluster the domain is clusterset.local.
+	// Cluster is the last part of the block's domain, cluster.CLUSTER; if empty, the domain is clusterset.local. Prefix
+	// begins the names of the cluster's mirrors.
 	Cluster, Prefix string
 	// MirrorNamespace is the namespace of the mirrors, and ClusterDomain the domain of the own cluster's services.
 	MirrorNamespace, ClusterDomain string
 }
 
-// Blocks returns the blocks of a broker: one for each remote, that of global services, and that of imported Services if
-// the broker imports any.
+// Blocks returns the blocks for a broker: one for each remote, one for global services, and one for imported Services
+// if the broker imports any.
 func Blocks(c *config.Broker, clusterDomain string) []Block {
 	var remotes []Remote
 	for _, r := range c.Remotes {
@@ -40,10 +40,10 @@ func Blocks(c *config.Broker, clusterDomain string) []Block {
 	return Of(remotes, c.MirrorNamespace, clusterDomain, c.MCS.Enabled)
 }
 
-// Remote is a cluster whose Services have mirrors, and the prefix of their names; empty for the usual one.
+// Remote is a cluster whose Services have mirrors. Prefix begins their names; empty for the default.
 type Remote struct{ Cluster, Prefix string }
 
-// Of returns a block for each remote, that of global services, and with imports that of imported Services.
+// Of returns a block for each remote, one for global services, and with imports one for imported Services.
 func Of(remotes []Remote, mirrorNamespace, clusterDomain string, imports bool) []Block {
 	var all []Block
 	for _, r := range remotes {
@@ -65,8 +65,8 @@ func Global(mirrorNamespace, clusterDomain string) Block {
 // ClusterSetDomain is the domain of imported Services (KEP-1645, KEP-2577).
 const ClusterSetDomain = "clusterset.local"
 
-// ClusterSet returns the block of imported Services, for a CoreDNS that does not know ServiceImports: it has the names
-// of Services alone, and no pod's.
+// ClusterSet returns the block of imported Services for a CoreDNS that does not support ServiceImports. It resolves
+// names of Services, not of pods.
 func ClusterSet(mirrorNamespace, clusterDomain string) Block {
 	return Block{"", naming.ImportPrefix, mirrorNamespace, clusterDomain}
 }
@@ -79,10 +79,10 @@ func (b Block) Zone() string {
 	return "cluster." + b.Cluster
 }
 
-// Separator returns the one in the names of mirrors.
+// Separator returns the separator in the names of mirrors.
 func (b Block) Separator() string { return naming.MirrorSeparator }
 
-// ZoneRE returns the domain for use within a regular expression.
+// ZoneRE returns the domain, escaped for a regular expression.
 func (b Block) ZoneRE() string { return regexp.QuoteMeta(b.Zone()) }
 
 // MirrorRE returns a regular expression for the names of mirrors.
@@ -91,10 +91,10 @@ func (b Block) MirrorRE() string {
 		`\.svc\.` + regexp.QuoteMeta(b.ClusterDomain)
 }
 
-// A name is rewritten to that of the mirror, and back in the answer, so that the client finds the name that it asked
-// for. There are three rules, because names have one label more for an endpoint, and two for a port (SRV; the target of
-// such a record has the name that the own cluster uses). For a name that no rule matches the template answers NXDOMAIN;
-// without it the answer would be SERVFAIL.
+// The block rewrites a name to that of the mirror, and back in the answer, so that the client finds the name that it
+// asked for. There are three rules, because a name has one more label for an endpoint, and two more for a port (SRV;
+// the target of such a record has the name in the own cluster). The template answers NXDOMAIN for a name that no rule
+// matches; without the template, the answer would be SERVFAIL.
 var blockTemplate = template.Must(template.New("block").Parse(`{{.Zone}} {
     errors
     rewrite stop {
@@ -121,9 +121,9 @@ var blockTemplate = template.Must(template.New("block").Parse(`{{.Zone}} {
 }
 `))
 
-// Multicluster is the block of imported Services for a CoreDNS that answers from ServiceImports, and from the
-// EndpointSlices beside them: the option multicluster of its plugin kubernetes, since release 1.12.2. It is a block of
-// its own, so that other domains are answered where the API or the right to read it is missing.
+// Multicluster is the block of imported Services for a CoreDNS that answers from ServiceImports and their
+// EndpointSlices: with the option multicluster of the plugin kubernetes, since release 1.12.2. It is a separate block,
+// so that other domains still resolve if the API, or the right to read it, is missing.
 const Multicluster = ClusterSetDomain + ` {
     errors
     kubernetes ` + ClusterSetDomain + ` {
@@ -135,8 +135,8 @@ const Multicluster = ClusterSetDomain + ` {
 }
 `
 
-// KnowsImports reports whether the CoreDNS of an image, such as registry.k8s.io/coredns/coredns:v1.12.2, has the option
-// multicluster; known is false if its tag is no release.
+// KnowsImports reports whether the CoreDNS in an image, such as registry.k8s.io/coredns/coredns:v1.12.2, supports the
+// option multicluster. known is false if the tag is not a release.
 func KnowsImports(image string) (does, known bool) {
 	_, tag, ok := strings.Cut(image[strings.LastIndex(image, "/")+1:], ":")
 	tag, _, _ = strings.Cut(tag, "@")
@@ -147,11 +147,12 @@ func KnowsImports(image string) (does, known bool) {
 	return v.AtLeast(version.MustParseGeneric("1.12.2")), true
 }
 
-// Shadows returns the domain of which a block would answer names that are not its own: CoreDNS asks the block with the
-// longest domain that a name ends in. That domain is the own cluster's, or of another of the blocks; empty for none.
+// Shadows returns a domain of which the block would answer names that belong to another block: that of the own cluster,
+// or of one of others. CoreDNS uses the block with the longest domain that a name ends in. The result is empty if there
+// is none.
 func (b Block) Shadows(others []Block) string {
 	zone, own := b.Zone(), b.ClusterDomain
-	// The own cluster's names are answered by a block for all names.
+	// The own cluster is not in others: CoreDNS answers its names from a block for all names.
 	if own == zone || strings.HasSuffix(own, "."+zone) || strings.HasSuffix(zone, ".svc."+own) ||
 		strings.HasSuffix(zone, ".pod."+own) {
 		return own
@@ -164,7 +165,7 @@ func (b Block) Shadows(others []Block) string {
 	return ""
 }
 
-// Served returns the blocks that shadow nothing, and a sentence on each of the others, which is left out.
+// Served returns the blocks that shadow nothing. left has a sentence about each of the other blocks.
 func Served(blocks []Block) (served []Block, left []string) {
 	for _, b := range blocks {
 		of := b.Shadows(blocks)
@@ -178,10 +179,10 @@ func Served(blocks []Block) (served []Block, left []string) {
 	return served, left
 }
 
-// Print writes blocks in the format of a Corefile, and a comment on each that is left out.
+// Print writes blocks in the format of a Corefile, with a comment about each block that is left out.
 func Print(w io.Writer, blocks []Block) error { return write(w, blocks, false) }
 
-// PrintImports is Print for a CoreDNS that answers for imported Services from ServiceImports.
+// PrintImports is Print for a CoreDNS that resolves imported Services from ServiceImports.
 func PrintImports(w io.Writer, blocks []Block) error { return write(w, blocks, true) }
 
 func write(w io.Writer, blocks []Block, knowsImports bool) error {
@@ -207,17 +208,17 @@ func write(w io.Writer, blocks []Block, knowsImports bool) error {
 
 func (b Block) ofImports() bool { return b.Cluster == "" }
 
-// Fault is what a Corefile lacks of a block.
+// Fault is a difference between a block and a Corefile.
 type Fault struct {
 	Block Block
-	// Missing is set if it does not serve the domain at all; else Line is a line of the block that it lacks or has in
-	// another form.
+	// Missing is true if the Corefile has no block for the domain. Otherwise Line is a line of the block that the
+	// Corefile lacks or has in another form.
 	Missing bool
 	Line    string
 }
 
-// Compare returns which blocks a Corefile lacks, or has in another form. Of an existing block only the lines count that
-// rewrite names to those of mirrors: operators may add plugins, change the cache and the order.
+// Compare returns the faults of a Corefile. In an existing block it compares only the lines that rewrite names to those
+// of mirrors: operators may add plugins, and change the cache and the order.
 func Compare(corefile string, want []Block) []Fault {
 	served := servers(corefile)
 	var faults []Fault
@@ -240,8 +241,7 @@ func Compare(corefile string, want []Block) []Fault {
 	return faults
 }
 
-// answersImports reports whether the plugin kubernetes answers for clusterset.local from ServiceImports, in whatever
-// block.
+// answersImports reports whether the plugin kubernetes, in any block, resolves clusterset.local from ServiceImports.
 func answersImports(corefile string) bool {
 	serves := false
 	for line := range strings.Lines(corefile) {
@@ -257,11 +257,11 @@ func answersImports(corefile string) bool {
 	return false
 }
 
-// essential returns the lines of a block that rewrite a name to that of a mirror, and back.
+// essential returns the lines of a block that rewrite names to those of mirrors, and back.
 func (b Block) essential() []string {
 	var text strings.Builder
 	if err := blockTemplate.Execute(&text, b); err != nil {
-		return nil // the template is constant, and the buffer in memory
+		return nil // the template is constant, and writing to memory does not fail
 	}
 	var out []string
 	for line := range strings.Lines(text.String()) {
@@ -279,7 +279,7 @@ func (b Block) essential() []string {
 	return out
 }
 
-// servers returns the lines of the server blocks of a Corefile, by the domain that they serve, with single blanks and
+// servers returns the lines of the server blocks in a Corefile by the domain of the block, with single blanks and
 // without comments. A line of the plugin kubernetes appears once for each of its domains.
 func servers(corefile string) map[string]map[string]bool {
 	out := map[string]map[string]bool{}
@@ -330,7 +330,7 @@ func note(out map[string]map[string]bool, key string, fields []string) {
 	}
 }
 
-// tokens returns the words of a line, without a comment.
+// tokens returns the words of a line, without its comment.
 func tokens(line string) []string {
 	fields := strings.Fields(line)
 	for i, f := range fields {
@@ -341,7 +341,7 @@ func tokens(line string) []string {
 	return fields
 }
 
-// zones returns the domains of a key of a server block, such as "dns://cluster.c2.:53,".
+// zones returns the domains in the key of a server block, such as "dns://cluster.c2.:53,".
 func zones(key string) []string {
 	var out []string
 	for part := range strings.SplitSeq(key, ",") {

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// kubeadm's, as it is found in a cluster.
+// kubeadm is kubeadm's Corefile, as found in a cluster.
 const kubeadm = `.:53 {
     errors
     health {
@@ -58,8 +58,8 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}, {
 	}
 }
 
-// TestClusterSet: names of imported Services are answered from ServiceImports, by a block of ours or by the cluster's
-// own, or by rewrites.
+// TestClusterSet: names of imported Services are resolved from ServiceImports, by semaphore's block or the cluster's
+// own one, or by rewrites.
 func TestClusterSet(t *testing.T) {
 	c2, set := Block{"c2", "c2", "semaphore", "cluster.local"}, ClusterSet("semaphore", "cluster.local")
 	var knowing strings.Builder
@@ -111,8 +111,8 @@ func TestClusterSet(t *testing.T) {
 	}
 }
 
-// TestShadows: a block that would answer names of the own cluster or of another block is left out and named, and the
-// others are printed.
+// TestShadows: a block that would answer names of the own cluster or of another block is left out with a message, and
+// the others are printed.
 func TestShadows(t *testing.T) {
 	for _, test := range []struct{ cluster, own, other, want string }{
 		{"c2", "cluster.local", "c3", ""},
@@ -123,7 +123,7 @@ func TestShadows(t *testing.T) {
 		{"svc.cluster.local", "cluster.local", "c3", "cluster.local"},
 		{"shop.svc.cluster.local", "cluster.local", "c3", "cluster.local"},
 		{"pod.cluster.local", "cluster.local", "c3", "cluster.local"},
-		{"b.cluster.local", "cluster.local", "c3", ""}, // no name of the own cluster ends so
+		{"b.cluster.local", "cluster.local", "c3", ""}, // no name of the own cluster ends like this
 		{"svc.cluster.b", "cluster.local", "b", "cluster.b"},
 		{"eu.svc.cluster.b", "cluster.local", "b", "cluster.b"},
 		{"eu.cluster.b", "cluster.local", "b", ""},
@@ -166,7 +166,7 @@ func TestCompare(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		corefile string
-		want     string // "" for nothing to say
+		want     string // "" for no message
 	}{
 		"as printed":              {kubeadm + both, ""},
 		"in another order":        {printed(t, global) + kubeadm + printed(t, c2), ""},

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzCompare: whatever a Corefile is, comparing it with the blocks that are wanted ends and names no other block; and
-// where the printed blocks stand before it, nothing is wrong.
+// FuzzCompare: whatever a Corefile contains, the comparison with the desired blocks ends, and reports only these
+// blocks. If the printed blocks precede it, nothing is reported.
 func FuzzCompare(f *testing.F) {
 	want := []Block{{"c2", "c2", "semaphore", "cluster.local"}, Global("semaphore", "cluster.local")}
 	var printed strings.Builder

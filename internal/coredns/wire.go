@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// The marks of the section that semaphorectl writes into a Corefile.
+// The lines around the section that semaphorectl writes into a Corefile.
 const (
 	sectionBegin = "# BEGIN semaphore: semaphorectl writes this section and removes it\n"
 	sectionEnd   = "# END semaphore\n"
 )
 
-// Section is what a Corefile has between our marks, and whether it has the marks.
+// Section returns the text between the marks in a Corefile. found reports whether the Corefile has the marks.
 func Section(corefile string) (blocks string, found bool) {
 	_, after, found := strings.Cut(corefile, sectionBegin)
 	if !found {
@@ -22,8 +22,8 @@ func Section(corefile string) (blocks string, found bool) {
 	return blocks, found
 }
 
-// WithSection is a Corefile with blocks between our marks, at its end where it has none yet. Without blocks it is the
-// Corefile as it was before.
+// WithSection returns the Corefile with blocks between the marks. If it has no marks yet, they are added at its end. If
+// blocks is empty, it returns the Corefile without the section.
 func WithSection(corefile, blocks string) string {
 	section := ""
 	if blocks != "" {
@@ -35,8 +35,8 @@ func WithSection(corefile, blocks string) string {
 	return corefile + section
 }
 
-// Import is the first pattern of files that a Corefile imports as server blocks of their own, such as custom/*.server:
-// what is imported within a block is part of that block.
+// Import returns the first file pattern, such as custom/*.server, that a Corefile imports outside of server blocks, so
+// that the files contain server blocks. Files that are imported inside of a block are part of that block.
 func Import(corefile string) (pattern string, found bool) {
 	depth := 0
 	for line := range strings.Lines(corefile) {
@@ -56,13 +56,12 @@ func Import(corefile string) (pattern string, found bool) {
 	return "", false
 }
 
-// FileOf is the name of our file among those of a pattern.
+// FileOf returns the name of semaphore's file that matches a pattern.
 func FileOf(pattern string) string { return strings.ReplaceAll(path.Base(pattern), "*", "semaphore") }
 
 var domain = regexp.MustCompile(`(?m)^\s*kubernetes\s+([^\s{]+)`)
 
-// ClusterDomain is the domain of the own cluster's services, of which a Corefile says that CoreDNS serves it;
-// cluster.local where it does not.
+// ClusterDomain returns the domain of the own cluster's services in a Corefile; cluster.local if the Corefile has none.
 func ClusterDomain(corefile string) string {
 	if m := domain.FindStringSubmatch(corefile); m != nil {
 		return strings.TrimSuffix(m[1], ".")

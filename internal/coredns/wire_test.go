@@ -5,14 +5,14 @@ import (
 	"testing"
 )
 
-// TestSection: our section comes, changes and goes, and nothing else of the Corefile does.
+// TestSection: semaphore's section is added, changed and removed, and the rest of the Corefile does not change.
 func TestSection(t *testing.T) {
 	for _, before := range []string{"", ".:53 {\n}\n", ".:53 {\n}", ".:53 {\n}\n\n# the end\n"} {
 		with := WithSection(before, "cluster.c2 {\n}\n")
 		if got, found := Section(with); !found || got != "cluster.c2 {\n}\n" || !strings.HasPrefix(with, before) {
 			t.Errorf("%q: %q", before, with)
 		}
-		// Somebody adds something after it.
+		// A user adds a block after it.
 		other := WithSection(with+"example.org {\n}\n", "cluster.c3 {\n}\n")
 		if got, _ := Section(other); got != "cluster.c3 {\n}\n" || strings.Contains(other, "cluster.c2") {
 			t.Errorf("%q: changed %q", before, other)

@@ -36,7 +36,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
-// mounted plays kubelet for a volume: the data of a Secret or ConfigMap, as files of a directory.
+// mounted acts as the kubelet for a volume: it writes the data of a Secret or ConfigMap to files of a directory.
 func mounted(t *testing.T, admin kubernetes.Interface, dir, kind, namespace, name string) {
 	t.Helper()
 	data := map[string][]byte{}
@@ -57,7 +57,7 @@ func mounted(t *testing.T, admin kubernetes.Interface, dir, kind, namespace, nam
 	}
 }
 
-// configOf is the file that a Deployment of a namespace mounts.
+// configOf returns the configuration file that a Deployment mounts.
 func configOf(t *testing.T, admin kubernetes.Interface, namespace, deployment string) string {
 	t.Helper()
 	d, err := admin.AppsV1().Deployments(namespace).Get(t.Context(), deployment, metav1.GetOptions{})
@@ -73,7 +73,7 @@ func configOf(t *testing.T, admin kubernetes.Interface, namespace, deployment st
 	return ""
 }
 
-// agentlessClusters are the cluster c1, for semaphore, and one as the context legacy in which nothing runs.
+// agentlessClusters returns the cluster c1, for semaphore, and one with the context legacy, in which no part runs.
 func agentlessClusters(t *testing.T) (c1, c2 *rest.Config, ctl func(want int, args string) string) {
 	t.Helper()
 	controllers = append(controllers, "serviceaccount-token-controller")
@@ -99,10 +99,10 @@ func agentlessClusters(t *testing.T) (c1, c2 *rest.Config, ctl func(want int, ar
 	return c1, c2, ctl
 }
 
-// TestAgentless: one command has an exporter beside the broker of c1 read a cluster in which nothing but a
-// ServiceAccount is installed, and nobody makes a certificate by hand. A real broker and a real exporter run as the
-// manifests configure them. A token that was revoked is replaced by the same command; that a running client takes it is
-// TestRemoteAPI of internal/kube. unlink leaves nothing in either cluster.
+// TestAgentless: one command starts an exporter beside the broker of c1 that reads a cluster in which only a
+// ServiceAccount is installed; no certificate is created by hand. A real broker and a real exporter run with the
+// configuration of the manifests. The same command replaces a revoked token; TestRemoteAPI of internal/kube tests that
+// a running client uses the new one. unlink leaves nothing in either cluster.
 func TestAgentless(t *testing.T) {
 	c1, c2, ctl := agentlessClusters(t)
 	here, there := kubernetes.NewForConfigOrDie(c1), kubernetes.NewForConfigOrDie(c2)
@@ -222,7 +222,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 		return nil
 	})
 
-	// The second call changes nothing but what must be: certificate and token stay.
+	// The second call changes only what is necessary: certificate and token stay.
 	certificate := func() string {
 		s, err := here.CoreV1().Secrets("semaphore-c2").Get(t.Context(), "semaphore-exporter-tls", metav1.GetOptions{})
 		must(t, err)
@@ -234,7 +234,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 		t.Error("the second call made another certificate")
 	}
 
-	// The token is revoked. The next call has another, and what runs continues.
+	// The token is revoked. The next call creates another one, and the exporter continues.
 	must(t, there.CoreV1().Secrets("semaphore-reader").Delete(t.Context(), "semaphore-reader-c1", metav1.DeleteOptions{}))
 	old, err := os.ReadFile(filepath.Join(dir, "reader", "token"))
 	must(t, err)
@@ -257,7 +257,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 	testkit.Eventually(t, 3*time.Minute, "a Service that is offered after the token was replaced is mirrored",
 		func() error { return mirrored("later", "10.2.0.11") })
 
-	// What was there before, and the new Services and the pod.
+	// The objects from before, the new Services and the pod remain.
 	golden(t, "agentless-unlink", ctl(0, "unlink --context c1 --agentless legacy=c2"))
 	testkit.Eventually(t, 3*time.Minute, "the mirrors are deleted", func() error {
 		if mirrored("echo", "10.2.0.9") == nil {
@@ -275,7 +275,7 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 		if d := cmp.Diff(strings.Split(beforeThere, "\n"), strings.Split(everything(t, c2), "\n")); d != "" {
 			return errors.New("in c2: " + d)
 		}
-		// The broker, which runs here, keeps its own state.
+		// The running broker keeps its own state.
 		left := slices.DeleteFunc(strings.Split(everything(t, c1), "\n"), func(line string) bool {
 			return strings.HasPrefix(line, "v1 configmaps semaphore semaphore-broker-remotes ")
 		})
@@ -299,9 +299,9 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 	must(t, err)
 }
 
-// TestAgentlessEnds: a reader has the rights for what it exports and no others. Called again, link keeps them and adds
-// what is asked for, but takes none away before unlink. After forget and uninstall, what is printed removes what they
-// cannot reach.
+// TestAgentlessEnds: a reader has only the rights for what it exports. Another call of link keeps its rights and adds
+// requested ones, but removes none before unlink. The commands that forget and uninstall print remove what they cannot
+// reach.
 func TestAgentlessEnds(t *testing.T) {
 	c1, c2, ctl := agentlessClusters(t)
 	here, there := kubernetes.NewForConfigOrDie(c1), kubernetes.NewForConfigOrDie(c2)
@@ -407,7 +407,7 @@ func TestAgentlessEnds(t *testing.T) {
 	gone("nothing is left in c2 after uninstall and what it printed")
 }
 
-// kubectlDir is where there is a kubectl: the testbed's, else that of PATH, which is searched in any case.
+// kubectlDir returns a directory with kubectl: that of the testbed, or otherwise one of PATH.
 func kubectlDir(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("SEMAPHORE_TESTBED_BIN"); dir != "" {
@@ -421,7 +421,8 @@ func kubectlDir(t *testing.T) string {
 	return filepath.Dir(paths.Kubectl)
 }
 
-// renamed is a kubeconfig whose cluster and user have names of their own, so that it can be merged with another.
+// renamed returns a kubeconfig whose cluster and user have names of their own, so that it can be merged with another
+// one.
 func renamed(t *testing.T, file string) string {
 	t.Helper()
 	raw := clientcmd.GetConfigFromFileOrDie(file)
@@ -436,7 +437,7 @@ func renamed(t *testing.T, file string) string {
 	return file
 }
 
-// startBroker runs c1's broker with the file and the keys that install made.
+// startBroker runs c1's broker with the file and the keys that install created.
 func startBroker(t *testing.T, admin kubernetes.Interface, c1 *rest.Config, dir, address string) {
 	t.Helper()
 	mounted(t, admin, filepath.Join(dir, "broker-tls"), "Secret", "semaphore", "semaphore-broker-tls")

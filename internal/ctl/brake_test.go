@@ -15,7 +15,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// operator is a broker's ControlService that holds 7 services and 2 nodes of c2 back.
+// operator is the ControlService of a broker that retains 7 services and 2 nodes of c2.
 type operator struct {
 	semaphorev1.UnimplementedControlServiceServer
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// planted are secrets as they could stand in objects and logs.
+// planted are secrets as they may appear in objects and logs.
 var planted = map[string]string{
 	"a PEM key":          "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIPlantedKey\nAAA\n-----END EC PRIVATE KEY-----",
 	"a PEM key, cut":     "-----BEGIN PRIVATE KEY-----\nMHcCAQEEIPlantedKey",
@@ -37,7 +37,7 @@ var planted = map[string]string{
 	"a user of a URL":    "http://admin:PlantedKey1@proxy.example.org:3128",
 }
 
-// TestRemoveSecrets: no planted secret is left, and what is no secret is.
+// TestRemoveSecrets: all planted secrets are removed, and nothing else is.
 func TestRemoveSecrets(t *testing.T) {
 	for what, secret := range planted {
 		got := removeSecrets("before " + secret + "\nafter")
@@ -55,7 +55,7 @@ func TestRemoveSecrets(t *testing.T) {
 	}
 }
 
-// TestHasher: names are gone, equal ones stay equal, and another archive has other hashes.
+// TestHasher: names are hashed, equal names stay equal, and another archive has different hashes.
 func TestHasher(t *testing.T) {
 	names := map[string]bool{"payroll": true, "payroll-db": true, "n1": true, "semaphore": true, "": true}
 	hide := hasher(names, []byte("salt"))
@@ -105,8 +105,8 @@ func TestBundleWrites(t *testing.T) {
 	}
 }
 
-// TestBundle collects from an apiserver without parts: what is there is in the archive, what is not is named, and no
-// secret is in it.
+// TestBundle collects from an apiserver without parts: the archive has what exists, names what does not, and contains
+// no secret.
 func TestBundle(t *testing.T) {
 	cfg := kubetest.Start(t)
 	client := kubernetes.NewForConfigOrDie(cfg)
@@ -120,7 +120,7 @@ func TestBundle(t *testing.T) {
 	_, err = client.CoreV1().ConfigMaps("semaphore").Create(t.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker"}, Data: data}, metav1.CreateOptions{})
 	must(t, err)
-	// Others have a ConfigMap and a pod in the namespace, and one of the parts has a secret in its environment.
+	// Another program has a ConfigMap and a pod in the namespace, and one of the parts has a secret in its environment.
 	_, err = client.CoreV1().ConfigMaps("semaphore").Create(t.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "payroll"}, Data: map[string]string{"x": "Planted in another's"}},
 		metav1.CreateOptions{})

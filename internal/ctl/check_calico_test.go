@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// TestCheckCalico: what check says of the Calico of a real cluster, in both groups, and that the commands it gives fix
-// it.
+// TestCheckCalico: the findings of check about the Calico of a real cluster, in both groups; the commands in them fix
+// the problem.
 func TestCheckCalico(t *testing.T) {
 	for _, gv := range []schema.GroupVersion{kubetest.CalicoCRD, {Group: "projectcalico.org", Version: "v3"}} {
 		t.Run(gv.String(), func(t *testing.T) { testCheckCalico(t, gv) })

@@ -15,7 +15,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// What check says of the CoreDNS of a real cluster, before and after what coredns prints is added to it.
+// TestCheckCoreDNS: the findings of check about a real cluster's CoreDNS, before and after the blocks that coredns
+// prints are added.
 func TestCheckCoreDNS(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
@@ -85,7 +86,7 @@ func TestCheckCoreDNS(t *testing.T) {
 		}
 	}
 
-	// In a file that the Corefile imports; a file that it does not is not read.
+	// The blocks are in a file that the Corefile imports. A file that is not imported is not read.
 	config.Data = map[string]string{"Corefile": k3sCorefile}
 	config, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), config, metav1.UpdateOptions{})
 	must(t, err)
@@ -110,7 +111,7 @@ func TestCheckCoreDNS(t *testing.T) {
 	_, err = admin.CoreV1().ConfigMaps("kube-system").Update(t.Context(), config, metav1.UpdateOptions{})
 	must(t, err)
 
-	// On a machine that is no pod, unless a kubeconfig is given; and without services there are no names.
+	// The check is skipped on a machine that is not a pod, unless a kubeconfig is given, and without services.
 	write("")
 	if f, code := found(t, "--config", broker); code != 0 || f["coredns-not-read"].Level != check.OK {
 		t.Errorf("nowhere: exit code %d\n%+v", code, f)

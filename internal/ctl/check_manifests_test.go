@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// checkIn is check with something on standard input.
+// checkIn runs check with a text on standard input.
 func checkIn(t *testing.T, in string, args ...string) (out string, err error) {
 	t.Helper()
 	cmd := Command()
@@ -22,7 +22,7 @@ func checkIn(t *testing.T, in string, args ...string) (out string, err error) {
 	return b.String(), err
 }
 
-// What a user writes can be validated before it is applied, each mistake on a line of its own.
+// TestCheckManifests: a user can validate manifests before they are applied; each mistake is on a line of its own.
 func TestCheckManifests(t *testing.T) {
 	manifests := `apiVersion: v1
 kind: Namespace
@@ -66,7 +66,7 @@ CLUSTER
 	if _, err := checkIn(t, with, "-f", "-", "--cluster", "c3"); err == nil {
 		t.Error("the name of another cluster is taken")
 	}
-	// What the first of the original tools has for a configuration: seven keys that nobody knows, one a line.
+	// A configuration of the first original tool has seven unknown keys, one on each line.
 	file := filepath.Join(t.TempDir(), "broker.yaml")
 	must(t, os.WriteFile(file,
 		[]byte("cluster: c1\nremotes: [{name: c2, podSubnet: 10.2.0.0/16, kubeConfigPath: x}]\nlocals: {name: c1}\n"), 0o644))

@@ -22,8 +22,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/pki"
 )
 
-// linked is what two operators have after the commands of docs/certificates.md: directories c1 and c2 with
-// keys, c1.pem and c2.pem, and bundles/ with both, as a pod has them.
+// linked returns what two operators have after the commands of docs/certificates.md: directories c1 and c2 with keys,
+// c1.pem and c2.pem, and bundles/ with both, as in a pod.
 func linked(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -44,7 +44,7 @@ func rebundle(t *testing.T, dir, cluster string) {
 	must(t, os.WriteFile(filepath.Join(dir, "bundles", cluster+".pem"), []byte(bundle), 0o644))
 }
 
-// listenAs is c2's broker, which lets c1's exporter in.
+// listenAs starts c2's broker, which accepts c1's exporter.
 func listenAs(t *testing.T, dir string) (address string) {
 	t.Helper()
 	source, err := identity.NewSource(config.TLS{
@@ -69,7 +69,7 @@ func listenAs(t *testing.T, dir string) (address string) {
 	return listener.Addr().String()
 }
 
-// found is what check says, by code.
+// found returns the findings of check by code.
 func found(t *testing.T, args ...string) (findings map[string]check.Finding, code int) {
 	t.Helper()
 	out, code, err := run(t, append([]string{"check", "-o", "json", "--timeout", "2s"}, args...)...)
@@ -146,7 +146,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("an address alone: exit code %d\n%+v", code, f)
 	}
 
-	// Files that were taken for each other.
+	// Files that were mixed up.
 	must(t, os.Chmod(at("c1/exporter/tls.key"), 0o644))
 	if f, code := found(t, before...); code != 2 || f["key-open"].Fix != "chmod 600 "+at("c1/exporter/tls.key") {
 		t.Errorf("a key for everyone: exit code %d\n%+v", code, f)
@@ -193,8 +193,8 @@ func TestCheckUsedWrongly(t *testing.T) {
 	}
 }
 
-// The commands of docs/certificates.md, in their order: what each says is next, and that check is content after
-// every step on both sides.
+// TestRotateCommands runs the commands of docs/certificates.md in order: each names the next step, and check finds
+// nothing wrong after any step on either side.
 func TestRotateCommands(t *testing.T) {
 	dir := linked(t)
 	address := listenAs(t, dir)
@@ -223,7 +223,7 @@ func TestRotateCommands(t *testing.T) {
 	}
 	next("is not being replaced. To begin:\n  semaphorectl pki rotate-ca --dir " + c1 + " --step 1")
 	next("Then step 2:\n  semaphorectl pki rotate-ca --dir "+c1+" --step 2", "--step", "1")
-	next("Then step 2:") // asked again, nothing is done
+	next("Then step 2:") // repeated, it does nothing
 	if out, _, _ := run(t, "pki", "show", "--dir", c1); !strings.Contains(out, "next/ca.crt") ||
 		!strings.Contains(out, "is being replaced") {
 		t.Errorf("while it is replaced:\n%s", out)
@@ -245,7 +245,7 @@ func TestRotateCommands(t *testing.T) {
 	}
 }
 
-// Where certificates come from a Workload API, check asks it as the part would.
+// TestCheckWorkloadAPI: if certificates come from a Workload API, check uses it like the part.
 func TestCheckWorkloadAPI(t *testing.T) {
 	dir := linked(t)
 	address := listenAs(t, dir)
@@ -273,7 +273,7 @@ func TestCheckWorkloadAPI(t *testing.T) {
 	}
 }
 
-// spireAgent is a Workload API that gives one certificate of a directory.
+// spireAgent is a Workload API that returns one certificate of a directory.
 type spireAgent struct {
 	workload.UnimplementedSpiffeWorkloadAPIServer
 	dir, part, federated string

@@ -27,13 +27,13 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
-// TestCoreDNS asks a real CoreDNS with the printed blocks, over a real apiserver with mirrors in it.
+// TestCoreDNS queries a real CoreDNS with the printed blocks, with mirrors in a real apiserver.
 func TestCoreDNS(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)
 	mirrors(t, admin)
-	// For an image of CoreDNS that is not known, as for releases before 1.12.2: names are rewritten.
+	// For an unknown CoreDNS image, as for releases before 1.12.2, names are rewritten.
 	blocks, _, err := run(t, "coredns", "--remote", "c2", "--remote", "c-3=three", "--remote", "global=gl",
 		"--mirror-namespace", "mirrors", "--clusterset", "--coredns-image", "registry.k8s.io/coredns/coredns:v1.11.3")
 	must(t, err)
@@ -49,7 +49,7 @@ func TestCoreDNS(t *testing.T) {
 		want  []string
 	}{
 		{"echo.shop.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.1"}},
-		// Resolvers may spell a name in capitals to be harder to deceive.
+		// Resolvers may use mixed case, which makes forged answers harder.
 		{"eChO.Shop.SVC.cluster.C2.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.1"}},
 		{"a-73736.d-echo.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.2"}},
 		{"echo.shop.svc.cluster.c-3.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.3"}},
@@ -59,7 +59,7 @@ func TestCoreDNS(t *testing.T) {
 		{"db-0.db.shop.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.2.1.1"}},
 		{"db-1.db.shop.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.2.1.2"}},
 		{"db-0.db.shop.svc.cluster.c2.", dnsmessage.TypeAAAA, dnsmessage.RCodeSuccess, []string{"2001:db8::1"}},
-		// There is such a name, and nothing of this type.
+		// The name exists, without records of this type.
 		{"echo.shop.svc.cluster.c2.", dnsmessage.TypeAAAA, dnsmessage.RCodeSuccess, nothing},
 		{"none.shop.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		{"db-9.db.shop.svc.cluster.c2.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
@@ -75,29 +75,29 @@ func TestCoreDNS(t *testing.T) {
 		{"db-0.db.shop.svc.clusterset.local.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.2.2.1"}},
 		{"none.shop.svc.clusterset.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		{"db-9.db.shop.svc.clusterset.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
-		// Rewrites have no names with the ID of a cluster.
+		// With rewrites, names with a cluster ID do not exist.
 		{"db-0.c2.db.shop.svc.clusterset.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		{"shop.svc.clusterset.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		{"echo.shop.svc.clusterset.local.shop.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
-		// A record of a port names the derived Service, which resolves too.
+		// The record of a port names the derived Service, which resolves, too.
 		{"_http._tcp.echo.shop.svc.clusterset.local.", dnsmessage.TypeSRV, dnsmessage.RCodeSuccess,
 			[]string{"80 mcs-shop-73736d-echo.mirrors.svc.cluster.local."}},
 		{"_http._tcp.db.shop.svc.clusterset.local.", dnsmessage.TypeSRV, dnsmessage.RCodeSuccess, []string{
 			"80 db-0.mcs-shop-73736d-db.mirrors.svc.cluster.local.", "80 db-1.mcs-shop-73736d-db.mirrors.svc.cluster.local."}},
 		{"_none._tcp.echo.shop.svc.clusterset.local.", dnsmessage.TypeSRV, dnsmessage.RCodeNameError, nothing},
 		{"echo.shop.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
-		// What a pod asks before the name itself, for its search domains: any other answer ends its search.
+		// A pod asks for these names first, because of its search domains. Any other answer would end its search.
 		{"echo.shop.svc.cluster.c2.shop.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		{"echo.shop.svc.cluster.c2.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		{"echo.shop.svc.cluster.c2.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeNameError, nothing},
 		{"db-0.db.shop.svc.cluster.c2.shop.svc.cluster.local.", dnsmessage.TypeAAAA, dnsmessage.RCodeNameError, nothing},
-		// The cluster's own names stay as they were.
+		// The cluster's own names are not affected.
 		{"c2-shop-73736d-echo.mirrors.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, []string{"10.96.7.1"}},
 		{"db-0.c2-shop-73736d-db.mirrors.svc.cluster.local.", dnsmessage.TypeA, dnsmessage.RCodeSuccess,
 			[]string{"10.2.1.1"}},
 	} {
 		t.Run(test.kind.String()+" "+test.name, func(t *testing.T) {
-			// Twice: the second answer is the cache's.
+			// Twice, because the second answer comes from the cache.
 			for range 2 {
 				rcode, got, err := resolve(t.Context(), server, test.name, test.kind)
 				must(t, err)
@@ -108,7 +108,7 @@ func TestCoreDNS(t *testing.T) {
 		})
 	}
 
-	// A name that resolved names a mirror: when it changes, so does the answer, when the cache drops it.
+	// The name resolves to a mirror. When the mirror changes, so does the answer, once the cache drops it.
 	must(t, admin.CoreV1().Services("mirrors").Delete(t.Context(), "c2-shop-73736d-echo", metav1.DeleteOptions{}))
 	testkit.Eventually(t, 3*time.Minute, "a mirror that is gone is not resolved", testkit.State(func() (bool, string) {
 		rcode, _, err := resolve(t.Context(), server, "echo.shop.svc.cluster.c2.", dnsmessage.TypeA)
@@ -117,7 +117,7 @@ func TestCoreDNS(t *testing.T) {
 	}))
 }
 
-// mirrors makes what a broker would.
+// mirrors creates the objects that a broker would create.
 func mirrors(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
 	ctx, create := t.Context(), metav1.CreateOptions{}
@@ -163,17 +163,17 @@ func mirrors(t *testing.T, admin kubernetes.Interface) {
 	}
 }
 
-// startCoreDNS runs CoreDNS on loopback until the test ends, and returns its address when it answers the names and the
-// own cluster's.
+// startCoreDNS runs CoreDNS on loopback until the test ends. It returns the address once CoreDNS answers the names, and
+// those of the own cluster.
 func startCoreDNS(t *testing.T, blocks, kubeconfig string, names ...string) string {
 	t.Helper()
 	program := filepath.Join(os.Getenv("SEMAPHORE_TESTBED_BIN"), "coredns")
 	if os.Getenv("SEMAPHORE_TESTBED_BIN") == "" {
 		paths, err := components.Ensure(t.Context(), os.Stderr)
-		must(t, err) // the apiserver was found, so this can be built too
+		must(t, err) // the apiserver's programs were found, so this one can be built, too
 		program = paths.CoreDNS
 	}
-	// The block that a cluster has for itself, as the testbed's and kubeadm's, and in a pod CoreDNS finds the
+	// The block that a cluster has for its own names, as in the testbed and from kubeadm. In a pod, CoreDNS finds the
 	// apiserver by itself.
 	own := ". {\n    kubernetes cluster.local in-addr.arpa ip6.arpa {\n        pods insecure\n        " +
 		"endpoint_pod_names\n    }\n    cache 5\n}\n"
@@ -196,7 +196,7 @@ func startCoreDNS(t *testing.T, blocks, kubeconfig string, names ...string) stri
 		}
 	})
 	testkit.Eventually(t, 3*time.Minute, "CoreDNS answers", testkit.State(func() (bool, string) {
-		// It begins to answer before each of its blocks knows all Services and EndpointSlices.
+		// CoreDNS begins to answer before each of its blocks has all Services and EndpointSlices.
 		for _, name := range append(names, "c2-shop-73736d-echo.mirrors.svc.cluster.local.",
 			"db-0.c2-shop-73736d-db.mirrors.svc.cluster.local.") {
 			rcode, _, err := resolve(t.Context(), address, name, dnsmessage.TypeA)
@@ -209,8 +209,8 @@ func startCoreDNS(t *testing.T, blocks, kubeconfig string, names ...string) stri
 	return address
 }
 
-// resolve asks for the records of a name, and is an error when an answer is about another name, or holds for more than
-// five seconds. Of a record of a port it returns the port and the target.
+// resolve queries the records of a name. It returns an error if an answer is about another name, or is valid for more
+// than five seconds. For the record of a port it returns the port and the target.
 func resolve(ctx context.Context, server, name string, kind dnsmessage.Type) (dnsmessage.RCode, []string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

@@ -40,10 +40,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// must ends the test where there is an error.
+// must ends the test on an error.
 var must = testkit.Must
 
-// run is one call of semaphorectl, and its exit code.
+// run calls semaphorectl, and returns its output and exit code.
 func run(t *testing.T, args ...string) (stdout string, code int, err error) {
 	t.Helper()
 	cmd := Command()
@@ -62,7 +62,7 @@ func run(t *testing.T, args ...string) (stdout string, code int, err error) {
 	return out.String(), code, err
 }
 
-// serve is a part on a socket.
+// serve starts a part on a socket.
 func serve(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStatusResponse) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "part.sock")
@@ -77,7 +77,7 @@ func serve(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStat
 	return socket
 }
 
-// listens waits until a server accepts connections at a socket: its file is there a moment before.
+// listens waits until a server accepts connections on a socket, because the file exists slightly earlier.
 func listens(t *testing.T, socket string) {
 	t.Helper()
 	testkit.Eventually(t, 3*time.Minute, "a server listens", func() error {
@@ -122,7 +122,7 @@ func TestStatus(t *testing.T) {
 		"CLUSTER  STATE      FOR     HEARD", "c2       connected  1h30m0s  2s ago  0       node 2, service 1  192.0.2.7:8443",
 		"wireguard.c2  c2       kernel   51820  1420  2/2", "n1    attached  1h0m0s  0       1",
 	} {
-		// Columns depend on the times in them; words do not.
+		// The columns depend on the times in them, and the words do not.
 		if !strings.Contains(strings.Join(strings.Fields(out), " "), strings.Join(strings.Fields(want), " ")) {
 			t.Errorf("the status has no %q:\n%s", want, out)
 		}
@@ -218,7 +218,7 @@ func TestSeveralParts(t *testing.T) {
 		!strings.Contains(out, "\n\nagent of c1 on node n1: not ready") {
 		t.Errorf("exit code %d\n%s", code, out)
 	}
-	// One is dead: its socket is there and nobody listens. The other is shown all the same.
+	// One part is dead: its socket exists, and nobody listens. The other one is shown nevertheless.
 	dead := filepath.Join(t.TempDir(), "dead.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"})
 	must(t, err)
@@ -270,7 +270,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestAddress goes over mTLS, with what `pki init` made and nothing else.
+// TestAddress connects over mTLS, with only the files of `pki init`.
 func TestAddress(t *testing.T) {
 	dir := t.TempDir()
 	for _, cluster := range []string{"c1", "c2"} {
@@ -323,7 +323,7 @@ func TestAddress(t *testing.T) {
 	}
 }
 
-// crossed is c2's operator, who trusts c1.
+// crossed returns the files of c2's operator, who trusts c1.
 func crossed(t *testing.T, dir string) string {
 	t.Helper()
 	out := t.TempDir()
@@ -334,7 +334,7 @@ func crossed(t *testing.T, dir string) string {
 	return out
 }
 
-// lines is a writer that hands on whole lines.
+// lines is a writer that passes on complete lines.
 type lines struct {
 	mu      sync.Mutex
 	partial string
@@ -407,7 +407,7 @@ func TestWatch(t *testing.T) {
 				return
 			}
 			s := newSession(t)
-			padding := regexp.MustCompile(` {3,}`) // as wide as the longest lag, which is a measured one
+			padding := regexp.MustCompile(` {3,}`) // as wide as the longest measured lag
 			for _, line := range []string{recorded, received, created} {
 				s.note(padding.ReplaceAllString(line, "   "))
 			}
@@ -431,7 +431,7 @@ func TestWatch(t *testing.T) {
 				t.Errorf("the terminal is commanded: %q", created)
 			}
 		})
-		// What was recorded is recent for the next format too: begin again.
+		// Events of this format count as recent for the next one, so start again.
 		if format == "text" {
 			args = args[:2]
 			for i, name := range []string{"exporter", "broker", "agent"} {
@@ -460,7 +460,7 @@ func TestWatchEndsWithThePart(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.ExecuteContext(t.Context()) }()
 	select {
-	case <-out.all: // it watches
+	case <-out.all: // the command is watching
 	case err := <-ended:
 		t.Fatalf("ended with %v", err)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// k3sCorefile is the one that K3s ships (manifests/coredns.yaml).
+// k3sCorefile is the Corefile of K3s (manifests/coredns.yaml).
 const k3sCorefile = `.:53 {
     errors
     health
@@ -44,7 +44,7 @@ const k3sCorefile = `.:53 {
 import /etc/coredns/custom/*.server
 `
 
-// coreDNS is CoreDNS's Deployment as K3s and AKS have it, with the ConfigMap of additions, which need not exist.
+// coreDNS returns CoreDNS's Deployment as in K3s and AKS, with the optional ConfigMap of additions.
 func coreDNS() *appsv1.Deployment {
 	labels := map[string]string{"k8s-app": "kube-dns"}
 	optional := true
@@ -64,8 +64,8 @@ func coreDNS() *appsv1.Deployment {
 	}}
 }
 
-// TestDNSByImport: where the Corefile imports server blocks, ours are in a file of our own, and the Corefile and the
-// files of others stay as they are. A real CoreDNS answers with the file, and the file follows the RemoteClusters.
+// TestDNSByImport: if the Corefile imports server blocks, semaphore's are in a file of their own, and the Corefile and
+// the files of others do not change. A real CoreDNS answers with the file, which follows the RemoteClusters.
 func TestDNSByImport(t *testing.T) {
 	kubeconfig, cfg := emptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", false)
 	admin := kubernetes.NewForConfigOrDie(cfg)
@@ -133,7 +133,7 @@ func TestDNSByImport(t *testing.T) {
 		}
 
 		must(t, remotes.Delete(ctx, "c2", metav1.DeleteOptions{}))
-		// One whose block would hide the own names is left out, and said; the rest is written.
+		// A remote whose block would hide the own cluster's names is left out, with a message; the others are written.
 		_, err = remotes.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "local"},
 			"spec": map[string]any{"podSubnets": []any{"10.3.0.0/16"}}}}, metav1.CreateOptions{})

@@ -15,10 +15,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// What a remote made up reaches no terminal as it is, whatever the output, and programs read the JSON as it was.
+// TestNoEscapeSequencesReachATerminal: hostile text of a remote reaches no terminal unchanged, in any output format,
+// and programs read the original from the JSON.
 func TestNoEscapeSequencesReachATerminal(t *testing.T) {
-	// CSI as C1 control, escape sequence, line end, right-to-left override, tag character, byte order mark, zero-width
-	// space.
+	// evil has CSI as C1 control, an escape sequence, a line end, a right-to-left override, a tag character, a byte
+	// order mark, and a zero-width space.
 	const evil = "a\u009b2J\x1b[2J\nb\u202ec\U000e0041\ufeff\u200bd"
 	status := &semaphorev1.GetStatusResponse{
 		Part: "broker", Cluster: "c1", Problems: []string{evil},

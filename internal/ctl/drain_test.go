@@ -14,7 +14,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// drainer is a broker's ControlService of which node c2/n1 is known, and service shop/echo.
+// drainer is the ControlService of a broker that knows node c2/n1 and service shop/echo.
 type drainer struct {
 	semaphorev1.UnimplementedControlServiceServer
 }

@@ -19,7 +19,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Against an apiserver with Calico's types: what is read, and what is said of it.
+// TestExplain explains a real apiserver's objects, with Calico's types.
 func TestExplain(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworkpolicies", "networkpolicies", "globalnetworksets",
@@ -140,7 +140,7 @@ spec:
 		t.Errorf("to a pod that is not there: %d, %v", code, err)
 	}
 
-	// As from one's own machine: what the broker's pod printed comes as a file.
+	// On an operator's own machine, the output of the broker's pod comes from a file.
 	doc, code, err := run(t, "policy", "--socket", socket, "-o", "json")
 	if code != 0 || err != nil {
 		t.Fatal(code, err)

@@ -11,10 +11,10 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/*.golden and docs/cli.md, to be looked at and committed")
 
-// testdata is absolute: tests may be in another directory.
+// testdata is an absolute path, because tests may change the directory.
 var testdata = must1(filepath.Abs("testdata"))
 
-// golden compares what a verb prints with testdata/NAME.golden, where a person has looked at it.
+// golden compares the output of a verb with testdata/NAME.golden, which a person has checked.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	compare(t, filepath.Join(testdata, name+".golden"), got)

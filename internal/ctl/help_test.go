@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// all are a command and those below it.
+// all returns a command and its subcommands.
 func all(cmd *cobra.Command) []*cobra.Command {
 	out := []*cobra.Command{cmd}
 	for _, sub := range cmd.Commands() {
@@ -18,8 +18,8 @@ func all(cmd *cobra.Command) []*cobra.Command {
 	return out
 }
 
-// TestValuesHaveNames: pflag takes text in backquotes for the name of a flag's value, so that a command quoted in a
-// help text takes the place of the name.
+// TestValuesHaveNames: pflag uses a text in backquotes as the name of a flag's value, so a help text must not quote a
+// command that way.
 func TestValuesHaveNames(t *testing.T) {
 	for _, cmd := range all(Command()) {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -30,7 +30,8 @@ func TestValuesHaveNames(t *testing.T) {
 	}
 }
 
-// TestPlugin: under kubectl's name for a plugin, help says what people type, and a command for a pod keeps its own.
+// TestPlugin: under kubectl's name for a plugin, help shows the command that people type, and a command for a pod keeps
+// its name.
 func TestPlugin(t *testing.T) {
 	for file, want := range map[string]string{
 		"/usr/local/bin/kubectl-semaphore": "kubectl semaphore", "kubectl-semaphore.exe": "kubectl semaphore",
@@ -54,7 +55,7 @@ func TestPlugin(t *testing.T) {
 	}
 }
 
-// TestFlagsOfClusters: who names a cluster where none is reached is not left to believe that it was.
+// TestFlagsOfClusters: a flag that names a cluster is an error for a verb that reaches none.
 func TestFlagsOfClusters(t *testing.T) {
 	for _, args := range []string{"version --context c1", "--kubeconfig f pki show --dir d",
 		"pki secrets --dir d --context c1"} {

@@ -28,7 +28,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// runPods plays scheduler and kubelets: pods run and are ready at once, those of Jobs succeed, deleted ones go.
+// runPods acts as scheduler and kubelets: pods run and are ready immediately, those of Jobs succeed, and deleted ones
+// go.
 func runPods(t *testing.T, admin kubernetes.Interface) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -51,7 +52,7 @@ func runPods(t *testing.T, admin kubernetes.Interface) {
 	}()
 }
 
-// runPod takes a pod one step further; what fails is tried again.
+// runPod makes one change of a pod's state. A change that fails is retried.
 func runPod(ctx context.Context, admin kubernetes.Interface, p *corev1.Pod) {
 	api := admin.CoreV1().Pods(p.Namespace)
 	switch {
@@ -73,11 +74,12 @@ func runPod(ctx context.Context, admin kubernetes.Interface, p *corev1.Pod) {
 	}
 }
 
-// controllers are those of Kubernetes by which what is installed runs and what is deleted goes.
+// controllers are the controllers of Kubernetes that run what is installed, and remove what is deleted.
 var controllers = []string{"deployment-controller", "replicaset-controller", "daemonset-controller", "job-controller",
 	"namespace-controller", "garbage-collector-controller", "serviceaccount-controller"}
 
-// emptyCluster is a real apiserver with one node and Kubernetes' controllers, as context name of a kubeconfig.
+// emptyCluster starts a real apiserver with one node and Kubernetes' controllers, and returns a kubeconfig with it as
+// context name.
 func emptyCluster(t *testing.T, name, pods, ip string, calico bool) (kubeconfig string, cfg *rest.Config) {
 	t.Helper()
 	cfg = kubetest.Start(t)
@@ -110,7 +112,7 @@ func emptyCluster(t *testing.T, name, pods, ip string, calico bool) (kubeconfig 
 	return kubeconfig, cfg
 }
 
-// everything is each object that could have been written, but what the controllers themselves write.
+// everything lists each object that could have been written, except those that the controllers write.
 func everything(t *testing.T, cfg *rest.Config) string {
 	t.Helper()
 	dyn, admin := dynamic.NewForConfigOrDie(cfg), kubernetes.NewForConfigOrDie(cfg)
@@ -141,11 +143,11 @@ func everything(t *testing.T, cfg *rest.Config) string {
 	return strings.Join(out, "")
 }
 
-// durations are what differs between two runs.
+// durations differ between two runs.
 var durations = regexp.MustCompile(`(\d+m)?\d+(\.\d+)?m?s\b`)
 
-// TestInstall: a cluster with nothing of semaphore gets it by one command and a kubeconfig, is as the manifests say, is
-// not changed by a second call, and is as it was before after uninstall.
+// TestInstall: one command and a kubeconfig install semaphore in an empty cluster as in the manifests. A second call
+// changes nothing, and uninstall restores the earlier state.
 func TestInstall(t *testing.T) {
 	kubeconfig, cfg := emptyCluster(t, "c1", "10.1.0.0/16", "172.18.1.7", true)
 	admin := kubernetes.NewForConfigOrDie(cfg)
@@ -207,7 +209,7 @@ func TestInstall(t *testing.T) {
 	golden(t, "install-component", ctl(0, "install --components networksets"))
 	must(t, rights())
 	ctl(0, "install")
-	must(t, rights()) // what was wanted before
+	must(t, rights()) // the earlier wishes
 	ctl(0, "install --components=")
 	if err := rights(); !apierrors.IsNotFound(err) {
 		t.Errorf("without the component its rights are there still: %v", err)
@@ -243,7 +245,7 @@ func TestInstall(t *testing.T) {
 			"kind": v1alpha1.Kind, "metadata": map[string]any{"name": "c2"},
 			"spec": map[string]any{"podSubnets": []any{"10.2.0.0/16"}, "servicePrefix": "two"}}}, metav1.CreateOptions{})
 	must(t, err)
-	ctl(0, "install") // what is wired is kept current
+	ctl(0, "install") // existing DNS blocks are updated
 	if text := names(); !strings.Contains(text, "\ncluster.c2 {") || !strings.Contains(text, "two-{2}-73736d-{1}") {
 		t.Errorf("the Corefile is\n%s", text)
 	}
@@ -261,7 +263,8 @@ func TestInstall(t *testing.T) {
 	_, err = admin.CoreV1().Nodes().Patch(t.Context(), "n1", types.MergePatchType,
 		[]byte(`{"metadata":{"annotations":{"other":null}}}`), metav1.PatchOptions{})
 	must(t, err)
-	// The definitions of the Multi-Cluster Services API, and users' exports with them, outlive component and parts.
+	// The definitions of the Multi-Cluster Services API, and the users' ServiceExports, outlive the component and the
+	// parts.
 	after, definitions := strings.Split(everything(t, cfg), "\n"), 0
 	after = slices.DeleteFunc(after, func(line string) bool {
 		is := strings.HasPrefix(line, "apiextensions.k8s.io/v1 customresourcedefinitions ") &&
@@ -285,7 +288,7 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// awaitDefault waits until controllers, and the apiserver itself once it answers, have made what a new cluster has.
+// awaitDefault waits until the controllers, and the apiserver itself, have created the objects of a new cluster.
 func awaitDefault(t *testing.T, admin kubernetes.Interface) error {
 	t.Helper()
 	testkit.Eventually(t, 3*time.Minute, "namespaces have their ServiceAccounts", func() error {

@@ -21,7 +21,7 @@ import (
 // podSubnets are the pod subnets of the clusters of linkable.
 var podSubnets = map[string]string{"c1": "10.1.0.0/16", "c2": "10.2.0.0/16"}
 
-// linkable are two clusters with all that link looks at but keys.
+// linkable returns two clusters with everything that link needs except keys.
 func linkable(t *testing.T) (kubeconfig string, admins map[string]kubernetes.Interface,
 	remotes map[string]dynamic.ResourceInterface, ctl func(want int, args string) string) {
 	t.Helper()
@@ -58,8 +58,8 @@ func linkable(t *testing.T) (kubeconfig string, admins map[string]kubernetes.Int
 	return kubeconfig, admins, remotes, ctl
 }
 
-// TestLink: two clusters that have semaphore get a RemoteCluster of each other, by one command and a kubeconfig; what
-// stands in the way is found before anything is written.
+// TestLink: one command and a kubeconfig create a RemoteCluster in each of two clusters that have semaphore. Obstacles
+// are found before the first write.
 func TestLink(t *testing.T) {
 	kubeconfig, admins, remotes, ctl := linkable(t)
 	list := func(cluster string) []unstructured.Unstructured {
@@ -75,7 +75,7 @@ func TestLink(t *testing.T) {
 	}
 	ctl(0, "pki init --context c2 --cluster c2")
 
-	// No address; the same pods.
+	// There is no address, and both have the same pod subnets.
 	golden(t, "link-without-address", ctl(2, "link --context c1 --context c2"))
 	for _, name := range []string{"c1", "c2"} {
 		_, err := admins[name].CoreV1().Services("semaphore").Patch(t.Context(), "semaphore-broker-federation",
@@ -120,8 +120,8 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// TestLinkOfDottedNames: clusters whose names have dots, and as many characters as there may be, are linked, named by
-// CoreDNS and forgotten as others are.
+// TestLinkOfDottedNames: clusters whose names have dots and the maximal length are linked, get DNS blocks and are
+// forgotten like others.
 func TestLinkOfDottedNames(t *testing.T) {
 	_, admins, remotes, ctl := linkable(t)
 	names := map[string]string{"c1": "eu-1.example.com", "c2": strings.Repeat("c", 55) + ".example"}

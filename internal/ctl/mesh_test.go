@@ -18,7 +18,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// aPart is the status of a part that is well, with a stream to each of the clusters.
+// aPart returns the status of a healthy part, with a stream to each of the clusters.
 func aPart(part, cluster string, with ...string) *semaphorev1.GetStatusResponse {
 	s := &semaphorev1.GetStatusResponse{Part: part, Cluster: cluster, SoftwareVersion: "v1.2.3", Ready: true,
 		StartedAt: before(90 * time.Minute), Now: timestamppb.New(noon), Leader: "semaphore-" + part + "-6d8f7c9b5-x2x4z"}
@@ -49,8 +49,8 @@ func judged(s *semaphorev1.GetStatusResponse, found ...finding.Finding) *semapho
 	return s
 }
 
-// TestMeshStatus: one verdict of the mesh comes first, and no line is wider than 100 columns: when all is well, when a
-// remote is silent and more, when a broker does not answer, when a cluster does not.
+// TestMeshStatus: the verdict about the mesh comes first, and no line is wider than 100 columns: if all is well, if a
+// remote is stale and has other findings, if a broker does not answer, and if a cluster does not.
 func TestMeshStatus(t *testing.T) {
 	well := []mesh.Facts{
 		{Context: "prod-1", Parts: []*semaphorev1.GetStatusResponse{judged(aPart("broker", "c1", "c1", "c2")),
@@ -109,7 +109,8 @@ func TestMeshStatus(t *testing.T) {
 	golden(t, "mesh-json", out.String())
 }
 
-// A mesh of 100 clusters with hostile names and 10,000 findings fits the width, and no name commands the terminal.
+// TestMeshStatusOfMany: a mesh of 100 clusters with hostile names and 10,000 findings fits the width, and no name
+// controls the terminal.
 func TestMeshStatusOfMany(t *testing.T) {
 	var all []mesh.Facts
 	for i := range 100 {

@@ -14,14 +14,14 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// A broker's file that names no remotes has those of the RemoteClusters: coredns prints their blocks, and check looks
-// for their roots. One that conflicts is not in effect.
+// TestRemotesOfObjects: a broker whose file names no remotes uses the RemoteClusters: coredns prints their blocks, and
+// check requires their roots. A RemoteCluster that conflicts is not in effect.
 func TestRemotesOfObjects(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallRemoteClusters(t, cfg)
 	client, err := dynamic.NewForConfig(cfg)
 	must(t, err)
-	for name, subnet := range map[string]string{"c2": "10.2.0.0/16", "c3": "10.1.0.0/16"} { // c3's are the own cluster's
+	for name, subnet := range map[string]string{"c2": "10.2.0.0/16", "c3": "10.1.0.0/16"} { // c3 has the own subnet
 		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"podSubnets": []any{subnet},
 			"servicePrefix": "of-" + name, "nodeSubnets": []any{"172.16.0.0/12"}}}}
 		u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.Kind))

@@ -46,7 +46,7 @@ func TestParseEnd(t *testing.T) {
 	}
 }
 
-// TestUsualPrefix: a mirror that there is not yet is looked for by the name that the broker would give it.
+// TestUsualPrefix: a mirror that does not exist yet is searched for by the name that the broker would give it.
 func TestUsualPrefix(t *testing.T) {
 	for remote, want := range map[string]string{"c2": "c2", "eu-1.example.com": naming.ClusterLabel("eu-1.example.com"),
 		"global": "gl", "clusterset.local": "mcs"} {
@@ -56,7 +56,7 @@ func TestUsualPrefix(t *testing.T) {
 	}
 }
 
-// TestPrintChain: the verdict comes first, and nothing of another cluster commands the terminal.
+// TestPrintChain: the verdict comes first, and no text of another cluster controls the terminal.
 func TestPrintChain(t *testing.T) {
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	chain := path.Judge(path.Facts{
@@ -81,7 +81,7 @@ func TestPrintChain(t *testing.T) {
 	}
 }
 
-// TestExplainUse: what cannot be meant is refused, before any cluster is asked.
+// TestExplainUse: impossible arguments are refused before any cluster is asked.
 func TestExplainUse(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
 		{"", "give FROM and TO"},

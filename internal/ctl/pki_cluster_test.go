@@ -15,7 +15,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// twoClusters are two real apiservers as contexts c1 and c2 of one kubeconfig, each with the namespace of the parts.
+// twoClusters starts two real apiservers with the namespace of the parts, and returns a kubeconfig with the contexts c1
+// and c2.
 func twoClusters(t *testing.T) (kubeconfig string, admins map[string]kubernetes.Interface) {
 	t.Helper()
 	admins = map[string]kubernetes.Interface{}
@@ -39,8 +40,8 @@ func twoClusters(t *testing.T) (kubeconfig string, admins map[string]kubernetes.
 	return kubeconfig, admins
 }
 
-// TestKeysInTheCluster: authorities are made in the clusters, and clusters come to trust each other, with nothing but a
-// kubeconfig at hand and no key on a disk of this machine.
+// TestKeysInTheCluster: authorities are created in the clusters, and clusters exchange their roots, with only a
+// kubeconfig, and without a key on this machine's disk.
 func TestKeysInTheCluster(t *testing.T) {
 	kubeconfig, admins := twoClusters(t)
 	home := t.TempDir()
@@ -80,7 +81,7 @@ func TestKeysInTheCluster(t *testing.T) {
 	ctl("pki init --context c2 --cluster c2")
 	authority, broker := string(get("c1", "semaphore-authority")["tls.key"]),
 		string(get("c1", "semaphore-broker-tls")["tls.crt"])
-	seen.call("pki init --context c1 --cluster c1", "--kubeconfig", kubeconfig) // again: it writes over nothing
+	seen.call("pki init --context c1 --cluster c1", "--kubeconfig", kubeconfig) // repeated: it overwrites nothing
 	fails("pki init --context c1 --cluster c3", `is the authority of "c1", not of "c3"`)
 	if string(get("c1", "semaphore-authority")["tls.key"]) != authority ||
 		string(get("c1", "semaphore-broker-tls")["tls.crt"]) != broker {
@@ -88,7 +89,7 @@ func TestKeysInTheCluster(t *testing.T) {
 	}
 	must(t, admins["c1"].CoreV1().Secrets("semaphore").Delete(t.Context(), "semaphore-exporter-tls",
 		metav1.DeleteOptions{}))
-	ctl("pki init --context c1 --cluster c1") // as after it was interrupted
+	ctl("pki init --context c1 --cluster c1") // as after an interruption
 	get("c1", "semaphore-exporter-tls")
 
 	out := ctl("pki exchange --context c1 --context c2")
@@ -98,7 +99,7 @@ func TestKeysInTheCluster(t *testing.T) {
 	if string(get("c1", "semaphore-broker-tls")["tls.crt"]) == broker {
 		t.Error("the broker's certificate is the old one")
 	}
-	// What is mounted fits together, by the same judgement as on files.
+	// The mounted files match each other, by the same check as for a directory.
 	dir := t.TempDir()
 	for _, cluster := range []string{"c1", "c2"} {
 		bundles, err := admins[cluster].CoreV1().ConfigMaps("semaphore").Get(t.Context(), "semaphore-bundles",
@@ -120,7 +121,7 @@ func TestKeysInTheCluster(t *testing.T) {
 			}
 		}
 	}
-	// A cluster whose authority is in a directory gets no second one.
+	// A cluster whose authority is in a directory does not get a second one.
 	must(t, admins["c2"].CoreV1().Secrets("semaphore").Delete(t.Context(), "semaphore-authority", metav1.DeleteOptions{}))
 	fails("pki init --context c2 --cluster c2", "the cluster's authority is elsewhere")
 	entries, err := os.ReadDir(home)

@@ -19,7 +19,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// brokerWith is a broker on a socket that has sets, or an error in their stead.
+// brokerWith starts a broker on a socket that returns sets, or an error.
 func brokerWith(t *testing.T, sets debug.Sets) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "broker.sock")
@@ -96,7 +96,7 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// A set that is too big for one message comes whole.
+// TestPolicyBigSets: a set that is too large for one message arrives completely.
 func TestPolicyBigSets(t *testing.T) {
 	const pods = 60_000
 	big := webSet()

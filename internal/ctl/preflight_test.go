@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// TestPreflight: what a real apiserver with Calico's types is found to be like; nothing is written to it.
+// TestPreflight surveys a real apiserver with Calico's types, and writes nothing to it.
 func TestPreflight(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools", "blockaffinities", "ipamconfigs",
@@ -60,7 +60,7 @@ func TestPreflight(t *testing.T) {
 	out, code, err := run(t, "preflight", "--kubeconfig", kubeconfig)
 	out = regexp.MustCompile(`v1\.\d+\.\d+\S*`).ReplaceAllString(out, "v1.N")
 	golden(t, "preflight", out)
-	// Its blocks lend addresses.
+	// Without strict affinity, nodes borrow addresses of other nodes' blocks.
 	if code != 2 || err == nil || err.Error() != "0 errors, 1 warning" {
 		t.Errorf("exit code %d, %v", code, err)
 	}
@@ -87,7 +87,7 @@ func TestPreflight(t *testing.T) {
 	}
 }
 
-// countObjects counts what could have been written.
+// countObjects counts the objects that could have been written.
 func countObjects(t *testing.T, admin kubernetes.Interface) int {
 	t.Helper()
 	namespaces, err := admin.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})

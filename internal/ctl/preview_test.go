@@ -14,7 +14,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// previewer is a part that answers previews, and remembers what it was asked.
+// previewer is a part that answers previews, and records the requests.
 type previewer struct {
 	socket string
 	asked  []*semaphorev1.PreviewRequest
@@ -45,8 +45,9 @@ func newPreviewer(t *testing.T, part, cluster string, answer func(*semaphorev1.P
 	return p
 }
 
-// TestPreview: each part is asked about the objects that would be applied in its cluster, a broker also with what the
-// exporter of the other cluster would export to it, and the exit code says whether something is wrong.
+// TestPreview: each part is asked about the objects that would be applied in its cluster, and a broker also with
+// everything that the exporter of the other cluster would export to it. The exit code reports whether something is
+// wrong.
 func TestPreview(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "objects.yaml")
 	must(t, os.WriteFile(file, []byte(`# what links two clusters
@@ -131,7 +132,7 @@ items:
 		t.Errorf("a clash: code %d\n%s", code, out)
 	}
 
-	// All that the other cluster would export is handed over, be it nothing, and never a part of it.
+	// The request has everything that the other cluster would export, even if that is nothing, and never a part of it.
 	last := func(p *previewer) *semaphorev1.PreviewRequest { return p.asked[len(p.asked)-1] }
 	for what, test := range map[string]struct {
 		exports *semaphorev1.PreviewExports
@@ -156,7 +157,7 @@ items:
 		}
 	}
 
-	// What cannot be asked is in the table once, also beside what is refused.
+	// A part that cannot be asked is listed once, also beside refused objects.
 	e2.fails = grpcstatus.Error(codes.FailedPrecondition, "not yet")
 	if out, code, _ = run(t, append([]string{"preview", "-f", file}, sockets...)...); code != 2 ||
 		strings.Count(out, "not yet") != 1 || !strings.Contains(out, "not asked: ") || !strings.Contains(out, "clash") {
@@ -168,7 +169,7 @@ items:
 		t.Errorf("a part fails, and nothing is refused: code %d\n%s", code, out)
 	}
 
-	// Where the first does not answer, Services count in no other's place.
+	// If the first part does not answer, Services do not count for another cluster.
 	dead := filepath.Join(t.TempDir(), "dead.sock")
 	must(t, os.WriteFile(dead, nil, 0o600))
 	if out, code, _ = run(t, append([]string{"preview", "-f", file, "--socket", dead}, sockets...)...); code != 1 ||

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestReference: docs/cli.md is what the program itself says of each verb.
+// TestReference: docs/cli.md has the help of each verb.
 func TestReference(t *testing.T) {
 	var out strings.Builder
 	out.WriteString(`# semaphorectl
@@ -50,7 +50,7 @@ Output is coloured on a terminal only, and not if ` + "`NO_COLOR`" + ` is set.
 	compare(t, "../../docs/cli.md", out.String())
 }
 
-// verbsAndFlags are the verbs below one, or its flags.
+// verbsAndFlags writes the subcommands of a command, or its flags.
 func verbsAndFlags(out *strings.Builder, cmd *cobra.Command) {
 	if cmd.HasAvailableSubCommands() {
 		out.WriteString("\nVerbs:\n")

@@ -39,7 +39,7 @@ BUNDLE
     broker: 192.0.2.33:30843
 `
 
-// TestRender: one file makes the objects of each cluster, the same bytes each time; a mistake is named by its field.
+// TestRender: one file results in the objects of each cluster, with the same bytes each time. An error names the field.
 func TestRender(t *testing.T) {
 	t.Chdir(t.TempDir())
 	a, err := pki.NewAuthority("c2", time.Hour, time.Now())
@@ -116,8 +116,8 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// TestRenderDNS: the server blocks of a file lead to the names that mirrors have where a cluster's name has dots, and
-// to imports where the cluster has them, as link --dns writes them.
+// TestRenderDNS: the rendered server blocks resolve names of mirrors, also of clusters with dots in their names, and
+// imports if the cluster has them, as those of link --dns do.
 func TestRenderDNS(t *testing.T) {
 	text := strings.NewReplacer("    trustBundle: |\nBUNDLE\n", "", "name: c2", "name: eu-1.example.com",
 		"    broker: 192.0.2.9:30843\n", "    broker: 192.0.2.9:30843\n    components: [mcs]\n").Replace(fleetFile)

@@ -16,7 +16,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// rotator is a broker of two nodes, one of which has an agent; or, with a node, that node's agent.
+// rotator is a broker with two nodes, one of which has an agent; if node is set, it is the agent of that node.
 type rotator struct {
 	semaphorev1.UnimplementedControlServiceServer
 	node string
@@ -48,7 +48,7 @@ func (r rotator) RotateKey(_ context.Context,
 	return out, nil
 }
 
-// serveControl is a part on a socket that takes an operator's word.
+// serveControl starts a part with a ControlService on a socket.
 func serveControl(t *testing.T, part string, c semaphorev1.ControlServiceServer) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), part+".sock")

@@ -25,9 +25,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
-// TestSpans: an endpoint of c2 changes. A collector that both clusters send to gets one trace of that, from c2's
-// exporter to the write of c1's broker, in the order of the hops and with the times of `debug trace`: the programs,
-// the SDK, OTLP/gRPC, and an apiserver are real. Both clusters share the apiserver.
+// TestSpans: an endpoint of c2 changes. The collector of both clusters receives one trace of the change, from c2's
+// exporter to the write of c1's broker, in the order of the hops and with the times of `debug trace`. The programs, the
+// SDK, OTLP/gRPC and the apiserver are real. Both clusters share the apiserver.
 func TestSpans(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=shop")
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
@@ -80,7 +80,7 @@ func TestSpans(t *testing.T) {
 	must(t, err)
 	mirrored("10.2.0.10")
 
-	// What debug trace says once the broker has recorded its write, which it does after the apiserver has answered.
+	// The output of debug trace, once the broker has recorded its write, which it does after the apiserver's answer.
 	var trace []hop
 	testkit.Eventually(t, time.Minute, "debug trace has the change", func() error {
 		out, code, err := run(t, append([]string{"debug", "trace", "endpointslice/shop/echo-1", "-o", "json"}, sockets...)...)
@@ -120,8 +120,7 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// startTraced runs c1's broker and c2's exporter with tracing of all changes, and returns semaphorectl's flags for
-// both.
+// startTraced runs c1's broker and c2's exporter with all changes traced, and returns semaphorectl's flags for both.
 func startTraced(t *testing.T, dir, kubeconfig, to string) (sockets []string) {
 	t.Helper()
 	address := loopback.Address(t)
@@ -181,7 +180,7 @@ func checkPlaces(t *testing.T, sockets []string) {
 	}
 }
 
-// checkSpans compares the newest trace of the slice with what debug trace says of it.
+// checkSpans compares the newest trace of the slice with the output of debug trace.
 func checkSpans(t *testing.T, c *otlp.Collector, hops []hop) {
 	t.Helper()
 	want := []string{"semaphore-exporter/c2: exporter export endpointslice endpointslice shop/echo-1",

@@ -21,7 +21,8 @@ func aBroker(links ...*semaphorev1.LinkStatus) *semaphorev1.GetStatusResponse {
 
 func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon.Add(-d)) }
 
-// A broker's status has a line for each kind of each remote, with its age, what is not taken, and its lag.
+// TestKindLines: a broker's status has a line for each kind of each remote, with its age, the refused objects, and the
+// lag.
 func TestKindLines(t *testing.T) {
 	l := &semaphorev1.LinkStatus{
 		Cluster: "c2", Connected: true, Since: before(time.Hour), LastHeard: before(3 * time.Second),

@@ -10,7 +10,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// A broker's status begins with how many pairs of nodes do not talk, and names them with since when and why.
+// TestSilentPairs: a broker's status begins with the number of pairs of nodes without a session, and lists them with
+// the time and the reason.
 func TestSilentPairs(t *testing.T) {
 	s := aBroker(&semaphorev1.LinkStatus{Cluster: "c2", Connected: true, LastHeard: before(time.Second)})
 	s.Tunnels = []*semaphorev1.TunnelsStatus{

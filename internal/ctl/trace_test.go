@@ -31,7 +31,7 @@ func TestParseObject(t *testing.T) {
 	}
 }
 
-// TestConcerns: an object is followed under its own name, and as what it becomes elsewhere.
+// TestConcerns: a trace follows an object under its own name, and the objects that are derived from it.
 func TestConcerns(t *testing.T) {
 	for _, c := range []struct {
 		object object
@@ -82,7 +82,7 @@ func TestWatchFilter(t *testing.T) {
 	}
 }
 
-// TestTrace asks three parts of two clusters what they did with a Service.
+// TestTrace asks three parts of two clusters for the history of a Service.
 func TestTrace(t *testing.T) {
 	recorders := []*debug.Recorder{debug.NewRecorder("exporter", "c2", ""), debug.NewRecorder("broker", "c1", ""),
 		debug.NewRecorder("agent", "c1", "node-1")}
@@ -128,7 +128,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestHops: the order is that of the way, and of each part the last counts.
+// TestHops: hops are in the order of the path, with the last event of each part.
 func TestHops(t *testing.T) {
 	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	event := func(after time.Duration, part, cluster, node, object, action string) *semaphorev1.Event {
@@ -154,7 +154,7 @@ func TestHops(t *testing.T) {
 	golden(t, "trace", out.String())
 }
 
-// TestFollowOneChange: whatever part sends first, the lines of a change come in the order of its way, each with the
+// TestFollowOneChange: whatever part sends first, the lines of a change are in the order of its path, each with the
 // time since the one before.
 func TestFollowOneChange(t *testing.T) {
 	at := time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)

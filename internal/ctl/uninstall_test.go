@@ -11,8 +11,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// TestPlanRemotes: uninstall names the clusters that are read from here, also one whose RemoteCluster is gone, but
-// takes no hash for a name. What is to be pasted names the namespace.
+// TestPlanRemotes: uninstall names the clusters that are read from here, including one whose RemoteCluster is gone, but
+// does not take a hash for a name. Printed commands have the namespace.
 func TestPlanRemotes(t *testing.T) {
 	const dotted = "eu-1.example.com"
 	r := &removal{applier: &applier{cluster: &fleet.Cluster{Context: "k1", Namespace: "sys"}}, record: &install.Record{},

@@ -20,15 +20,15 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// session is what a person at a terminal sees of some calls: the command, what it prints and its exit code. What
-// differs between two runs is replaced.
+// session records what a person at a terminal sees of several calls: the command, its output and its exit code. Texts
+// that differ between two runs are replaced.
 type session struct {
 	t       *testing.T
 	text    strings.Builder
 	replace *strings.Replacer
 }
 
-// differs are times, durations, fingerprints and keys.
+// differs matches times, durations, fingerprints and keys.
 var differs = []struct {
 	find *regexp.Regexp
 	by   string
@@ -43,7 +43,7 @@ var differs = []struct {
 	{regexp.MustCompile(`(tls\.(?:crt|key)|ca\.crt|[a-z0-9]+\.pem): [A-Za-z0-9+/=]{40,}`), "$1: BASE64"},
 }
 
-// note takes what is printed.
+// note records output.
 func (s *session) note(text string) {
 	text = s.replace.Replace(text)
 	for _, d := range differs {
@@ -52,7 +52,7 @@ func (s *session) note(text string) {
 	s.text.WriteString(text + "\n")
 }
 
-// call runs a verb with arguments that a person does not see.
+// call runs a verb. The hidden arguments are not recorded.
 func (s *session) call(verb string, hidden ...string) {
 	s.t.Helper()
 	cmd := Command()
@@ -79,8 +79,8 @@ func (s *session) call(verb string, hidden ...string) {
 	s.text.WriteString("\n")
 }
 
-// golden compares the calls with the file, and holds lines for a person to the width of a terminal; those of a
-// document for a program have what they have.
+// golden compares the calls with the file, and checks the width of lines that are for a person; lines of a document for
+// a program may be longer.
 func (s *session) golden(name string, document *regexp.Regexp) {
 	s.t.Helper()
 	golden(s.t, name, s.text.String())
@@ -99,7 +99,7 @@ func newSession(t *testing.T, replace ...string) *session {
 	return &session{t: t, replace: strings.NewReplacer(replace...)}
 }
 
-// TestVerbsOfOperators: what an operator reads who asks a broker for something.
+// TestVerbsOfOperators: the output of an operator's orders to a broker.
 func TestVerbsOfOperators(t *testing.T) {
 	t.Run("brake", func(t *testing.T) {
 		broker := serveControl(t, "broker", operator{})
@@ -156,7 +156,7 @@ func TestVerbsOfOperators(t *testing.T) {
 	})
 }
 
-// TestVerbPolicy: sets that are as they should be, and one that is not.
+// TestVerbPolicy: the output for sets in the desired state, and for one that differs.
 func TestVerbPolicy(t *testing.T) {
 	odd := webSet()
 	odd.Name, odd.Namespace, odd.Connected = "db", "pay", false
@@ -176,7 +176,7 @@ func TestVerbPolicy(t *testing.T) {
 	s.golden("policy", nil)
 }
 
-// TestVerbHistory: what the parts remember of an object.
+// TestVerbHistory: the output for what the parts remember of an object.
 func TestVerbHistory(t *testing.T) {
 	exporter, broker := debug.NewRecorder("exporter", "c2", ""), debug.NewRecorder("broker", "c1", "")
 	sockets := []string{"--socket", serve(t, exporter, well), "--socket", serve(t, broker, well)}
@@ -200,7 +200,7 @@ func TestVerbHistory(t *testing.T) {
 	s.golden("history", regexp.MustCompile(`^TIME  `)) // an event is one line
 }
 
-// TestVerbMigrate: the files of the earlier tools, whole and with something missing.
+// TestVerbMigrate: the output for files of the original tools, complete and incomplete.
 func TestVerbMigrate(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for name, text := range map[string]string{
@@ -224,7 +224,7 @@ func TestVerbMigrate(t *testing.T) {
 	s.golden("migrate", nil)
 }
 
-// TestVerbCoreDNS: lines of the blocks are as long as CoreDNS has them.
+// TestVerbCoreDNS: lines of the blocks may be as long as in CoreDNS's format.
 func TestVerbCoreDNS(t *testing.T) {
 	s := newSession(t)
 	s.call("coredns --remote c2")
@@ -232,7 +232,7 @@ func TestVerbCoreDNS(t *testing.T) {
 	s.golden("coredns", regexp.MustCompile(`^        (name|answer) `))
 }
 
-// TestVerbPKI: an authority in a directory, from its making to that of the next.
+// TestVerbPKI: the output for an authority in a directory, from its creation to its replacement.
 func TestVerbPKI(t *testing.T) {
 	t.Chdir(t.TempDir())
 	s := newSession(t)
@@ -264,7 +264,7 @@ func TestVerbPKI(t *testing.T) {
 	s.golden("pki-secrets", nil)
 }
 
-// TestVerbBundle: of a cluster that cannot be reached nothing comes, and that is said.
+// TestVerbBundle: the output if a cluster cannot be reached.
 func TestVerbBundle(t *testing.T) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	must(t, os.WriteFile(kubeconfig, []byte(`apiVersion: v1

@@ -28,8 +28,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// TestVerifyMakesAndRemoves: with the rights that docs/install.md prints, and no others, a real apiserver takes all
-// that verify makes, without a warning of Pod Security, and all of it goes again. Who lacks a right learns which.
+// TestVerifyMakesAndRemoves: with only the rights that docs/install.md lists, a real apiserver accepts everything that
+// verify creates, without a Pod Security warning, and verify removes all of it. A missing right is named in the error.
 func TestVerifyMakesAndRemoves(t *testing.T) {
 	admin := kubetest.Start(t)
 	kubetest.StartControllers(t, admin, "namespace-controller", "serviceaccount-controller")
@@ -100,7 +100,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 		t.Errorf("namespaces are left: %v", left.Items)
 	}
 
-	// What a killed verify left, and somebody's own namespace with the label.
+	// The remains of a killed verify, and a user's own namespace with the label.
 	for _, name := range []string{"sem-verify-killd", "semaphore-verify-older", "mine"} {
 		object := verifyNamespace(name)
 		_, err := clients.CoreV1().Namespaces().Create(t.Context(), object, metav1.CreateOptions{})
@@ -126,7 +126,7 @@ func TestVerifyMakesAndRemoves(t *testing.T) {
 	}
 }
 
-// openForTest is a cluster without parts.
+// openForTest opens a cluster without parts.
 func openForTest(t *testing.T, cfg *rest.Config) (*verified, error) {
 	t.Helper()
 	client, err := dynamic.NewForConfig(cfg)
@@ -141,7 +141,7 @@ func openForTest(t *testing.T, cfg *rest.Config) (*verified, error) {
 		calico: calico.GroupVersion, pods: map[string]verify.Pod{}}, nil
 }
 
-// verifyRole is the one that docs/install.md prints.
+// verifyRole returns the role in docs/install.md.
 func verifyRole(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/install.md")
@@ -155,7 +155,7 @@ func verifyRole(t *testing.T) string {
 	return role
 }
 
-// warnings are those of an apiserver.
+// warnings collects the warnings of an apiserver.
 type warnings struct {
 	mu   sync.Mutex
 	said []string
@@ -173,7 +173,7 @@ func (w *warnings) all() []string {
 	return w.said
 }
 
-// TestServes: a name is asked for where a server block answers for it, however that is written, and only there.
+// TestServes: a name is queried only if a server block answers it, in whatever form the block is written.
 func TestServes(t *testing.T) {
 	for corefile, want := range map[string]bool{
 		"cluster.c2 {\n}\n": true, "dns://Cluster.C2.:53 {\n}\n": true, "cluster.c3, cluster.c2 {\n}\n": true,
@@ -186,7 +186,7 @@ func TestServes(t *testing.T) {
 	}
 }
 
-// TestMirrorAndGlobalAreAwaitedAtOnce: where neither comes, verify waits for the timeout once, and says so of both.
+// TestMirrorAndGlobalAreAwaitedAtOnce: if neither Service appears, verify waits for the timeout once, and reports both.
 func TestMirrorAndGlobalAreAwaitedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
@@ -217,14 +217,14 @@ func TestMirrorAndGlobalAreAwaitedAtOnce(t *testing.T) {
 	})
 }
 
-// TestNotRunning: why a pod does not run is what its kubelet or the scheduler says.
+// TestNotRunning: the reason why a pod does not run comes from its kubelet or the scheduler.
 func TestNotRunning(t *testing.T) {
 	ready := corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue}
 	for want, status := range map[string]corev1.PodStatus{
 		"": {Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{ready}, PodIPs: []corev1.PodIP{{IP: "10.1.1.1"}},
 			ContainerStatuses: []corev1.ContainerStatus{
 				{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}},
-		"Running": {Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{ready}}, // no IP yet
+		"Running": {Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{ready}}, // it has no IP yet
 		"Pending": {Phase: corev1.PodPending},
 		"0/3 nodes are available": {Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled,
 			Status: corev1.ConditionFalse, Message: "0/3 nodes are available"}}},

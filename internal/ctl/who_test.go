@@ -33,7 +33,7 @@ func TestParseTime(t *testing.T) {
 	}
 }
 
-// TestWho asks a broker who had an IP.
+// TestWho asks a broker for the holders of an IP.
 func TestWho(t *testing.T) {
 	since := time.Now().Add(-time.Hour)
 	socket := filepath.Join(t.TempDir(), "broker.sock")

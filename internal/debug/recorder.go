@@ -26,13 +26,13 @@ const remembered = 1024
 // maxSources bounds the sources with a ring of their own; the others share one.
 const maxSources = 128
 
-// Event is one thing that a part saw or did; see the message of the same name in debug.proto.
+// Event is an observation or an action of a part; see the message of the same name in debug.proto.
 type Event struct {
 	// Source is the cluster a change came from.
 	Source string
 	// Object is what was touched, such as "service shop/echo" or "peer c2/n1".
 	Object string
-	// Action is one word.
+	// Action is a single word.
 	Action string
 	// To is the cluster that a change was sent to; Detail names it, too.
 	To string
@@ -47,7 +47,7 @@ type Event struct {
 // Recorder keeps the last events of one part. A nil Recorder records nothing.
 type Recorder struct {
 	part, cluster, node string
-	// tap takes each event, too; nil for nobody.
+	// tap receives each event, too; nil for none.
 	tap func(Event)
 
 	mu      sync.Mutex
@@ -103,7 +103,8 @@ func (r *Recorder) SetNode(node string) {
 	r.node = node
 }
 
-// Tap makes f take each event, too, with At set. f must not wait. Tap is called before the first event.
+// Tap makes the recorder call f with each event, with At set. f must not wait. Tap must be called before the first
+// event.
 func (r *Recorder) Tap(f func(Event)) { r.tap = f }
 
 // Record records an event.

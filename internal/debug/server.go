@@ -22,22 +22,22 @@ import (
 // Status returns a part's current state. The server fills in the part's name and the times.
 type Status func() *semaphorev1.GetStatusResponse
 
-// Sets returns the policy sets of a broker that a request asks for, sorted; an error is one of gRPC's.
+// Sets returns the requested policy sets of a broker, sorted. An error is a gRPC status.
 type Sets func(*semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error)
 
-// Path answers what an agent's node does with packets to an address; an error is one of gRPC's.
+// Path returns how an agent's node handles packets to an address. An error is a gRPC status.
 type Path func(context.Context, *semaphorev1.LookUpPathRequest) (*semaphorev1.LookUpPathResponse, error)
 
-// Holders are the pods that had an address, as a broker remembers; an error is one of gRPC's.
+// Holders returns the pods that had an address, as a broker remembers them. An error is a gRPC status.
 type Holders func(*semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error)
 
-// Preview says what objects would change; an error is one of gRPC's.
+// Preview returns how objects would change the result. An error is a gRPC status.
 type Preview func(context.Context, *semaphorev1.PreviewRequest) (*semaphorev1.PreviewResponse, error)
 
 // Locate says where an object is in the part; an error is one of gRPC's.
 type Locate func(context.Context, *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error)
 
-// Answers are what only some parts answer; nil for what the part does not.
+// Answers are the calls that only some parts support; nil for those that the part does not.
 type Answers struct {
 	Sets    Sets
 	Path    Path

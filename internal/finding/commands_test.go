@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestCommandsNameTheNamespace: a kubectl command about namespaced objects says in which namespace they are.
+// TestCommandsNameTheNamespace: a kubectl command about namespaced objects names their namespace.
 func TestCommandsNameTheNamespace(t *testing.T) {
 	namespaced := regexp.MustCompile(`\b(pods?|leases|configmaps|roles|events|endpointslices|endpoints|logs|deploy|` +
 		`services?|secrets?|serviceexports|serviceimports?)\b`)

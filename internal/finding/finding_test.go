@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestCodes: each code is a word for a metric's label, an Event's reason and an anchor, and has a meaning and a level.
+// TestCodes: each code is valid as the value of a metric's label, as an Event's reason and as an anchor, and has a
+// meaning and a level.
 func TestCodes(t *testing.T) {
 	word := regexp.MustCompile(`^(?:[a-z]+(?:-[a-z]+)*|(?:[A-Z][a-z]+)+)$`)
 	all := All()
@@ -31,7 +32,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// TestACodeIsDefinedOnce: two findings cannot have one code.
+// TestACodeIsDefinedOnce: no two findings have the same code.
 func TestACodeIsDefinedOnce(t *testing.T) {
 	defer func() {
 		if recover() == nil {
@@ -41,8 +42,8 @@ func TestACodeIsDefinedOnce(t *testing.T) {
 	Define(Checks, Error, OverQuota, "another meaning")
 }
 
-// TestTexts: the lines of a status are those of its findings, in their order and in full, and what one status cannot
-// hold is counted.
+// TestTexts: the lines of a status are those of its findings, in their order and complete. Those that do not fit are
+// counted.
 func TestTexts(t *testing.T) {
 	long := strings.Repeat("ä", 1000)
 	found := slices.Concat(Lines(Drains, "", []string{"first", "second", "third", "fourth"}),

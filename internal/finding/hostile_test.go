@@ -6,7 +6,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// TestHostileText: what another cluster said becomes one bounded line of printable, valid text.
+// TestHostileText: a text of another cluster becomes one bounded line of printable, valid text.
 func TestHostileText(t *testing.T) {
 	testkit.OneLine(t, 50, func(text string) string { return CleanTo(text, 50) })
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// authority is a root that tests issue certificates from.
+// authority is a root from which tests issue certificates.
 type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -48,7 +48,7 @@ func (a *authority) pem() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
 }
 
-// issue makes a certificate and key for SPIFFE IDs, valid until notAfter.
+// issue creates a certificate and a key for SPIFFE IDs, valid until notAfter.
 func (a *authority) issue(t *testing.T, notAfter time.Time, ids ...string) (cert, key []byte) {
 	t.Helper()
 	return a.issueFrom(t, time.Now().Add(-time.Hour), notAfter, ids...)
@@ -92,13 +92,13 @@ func newKey(t *testing.T) *ecdsa.PrivateKey {
 	return key
 }
 
-// part is the files of one part, in a directory of its own.
+// part has the files of one part, in a directory of its own.
 type part struct {
 	dir   string
 	files config.TLS
 }
 
-// newPart writes a part's certificate from ca for id, and the bundles by cluster.
+// newPart writes a part's certificate, issued by ca for id, and the bundles by cluster.
 func newPart(t *testing.T, ca *authority, id string, bundles map[string][]byte) *part {
 	t.Helper()
 	dir := t.TempDir()
@@ -144,7 +144,7 @@ func (p *part) source(t *testing.T) *Source {
 	return s
 }
 
-// write replaces a file at once, as careful writers do.
+// write replaces a file atomically, as careful writers do.
 func write(t *testing.T, path string, content []byte) {
 	t.Helper()
 	if err := os.WriteFile(path+".new", content, 0o600); err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// FuzzPeerID gives the certificate of a peer any name. Whatever it is: no panic, and an ID only where it
-// is one, of which the text is what the certificate says and the cluster is a name.
+// FuzzPeerID sets any name in the certificate of a peer. It must not panic, and must return only valid IDs, whose text
+// is that of the certificate and whose cluster is a valid name.
 func FuzzPeerID(f *testing.F) {
 	for _, seed := range []string{
 		"spiffe://c1/exporter", "spiffe://c1", "spiffe://c1/", "spiffe://C1/exporter", "spiffe://c1/exporter/",
@@ -44,7 +44,7 @@ func FuzzPeerID(f *testing.F) {
 			Addr:     &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1},
 			AuthInfo: credentials.TLSInfo{State: tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}}},
 		})
-		// What the log says of it must hold any name too.
+		// The log must be able to contain any name, too.
 		_ = nameOf(cert)
 		if err := Validity(cert, time.Now()); err == nil {
 			t.Error("a certificate without a time is valid")
@@ -65,7 +65,7 @@ func FuzzPeerID(f *testing.F) {
 				t.Fatalf("%q gave %s, with %q in it", name, id, char)
 			}
 		}
-		// A name that a configuration takes for a cluster is never reached by another spelling of the ID.
+		// Another spelling of an ID must never be accepted as that of a configured cluster.
 		if config.ClusterName(ClusterOf(id)) == nil && id == Exporter(ClusterOf(id)) && cert.URIs[0].String() != id.String() {
 			t.Fatalf("%q passes for %s", cert.URIs[0], id)
 		}

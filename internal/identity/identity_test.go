@@ -44,8 +44,8 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-// handshake connects a client to a server over loopback, and returns what each made of
-// the other. A byte goes both ways: in TLS 1.3 a client that is refused learns it only then.
+// handshake connects a client to a server over loopback, and returns the error of each side. A byte goes both ways,
+// because in TLS 1.3 a refused client learns of the refusal only then.
 func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr error) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -93,7 +93,7 @@ func echo(s *tls.Conn) error {
 	return err
 }
 
-// only lets one ID in.
+// only accepts one ID.
 func only(want spiffeid.ID) func(spiffeid.ID) error {
 	return func(id spiffeid.ID) error {
 		if id != want {
@@ -112,7 +112,7 @@ func mustPass(t *testing.T, what string, server, client *tls.Config) {
 	}
 }
 
-// mustFail wants text in the error of the side that refuses.
+// mustFail expects a text in the error of the side that refuses.
 func mustFail(t *testing.T, what string, server, client *tls.Config, serverText, clientText string) {
 	t.Helper()
 	s, c := handshake(t, server, client)
@@ -146,13 +146,13 @@ func TestMutualTLS(t *testing.T) {
 		newPart(t, ca1, "spiffe://c1/semaphorectl", all).source(t).ClientTLS(Broker("c2")),
 		"spiffe://c1/semaphorectl is not", "remote error: tls:")
 
-	// c2's own root signs for c1, and c3's too: each may speak for its own cluster only.
+	// The roots of c2 and c3 sign for c1: each root may speak only for its own cluster.
 	for name, ca := range map[string]*authority{"c2's root": ca2, "c3's root": ca3, "a stranger's root": stranger} {
 		forged := newPart(t, ca, "spiffe://c1/exporter", all)
-		// The forger trusts itself; the file has to hold some root for c1.
+		// The forger trusts its own root, because the file must have some root for c1.
 		mustFail(t, name+" signs for c1", server, forged.source(t).ClientTLS(Broker("c2")),
 			"x509: certificate signed by unknown authority", "remote error: tls:")
-		// The same towards a client: a server that is not c2's broker.
+		// The same towards a client: the server is not c2's broker.
 		fake := newPart(t, ca, "spiffe://c1/broker", all)
 		mustFail(t, name+" signs for c1's broker", fake.source(t).ServerTLS(anyone),
 			newPart(t, ca2, "spiffe://c2/exporter", all).source(t).ClientTLS(Broker("c1")),
@@ -205,8 +205,8 @@ func TestExpired(t *testing.T) {
 	}
 }
 
-// A rotated certificate, a new root beside the old one and a root that is withdrawn all
-// count from the next handshake on, without a restart.
+// TestRotation: a rotated certificate, a new root beside the old one, and a removed root take effect at the next
+// handshake, without a restart.
 func TestRotation(t *testing.T) {
 	ca1, newCA1, ca2 := newAuthority(t), newAuthority(t), newAuthority(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
@@ -237,7 +237,7 @@ func TestRotation(t *testing.T) {
 	mustPass(t, "the bundle is back", server, client)
 }
 
-// Files that cannot be read for a moment, or hold nonsense, cost nothing that works.
+// TestBrokenRotationKeepsWhatWorks: files that are unreadable or invalid for a moment do not affect what works.
 func TestBrokenRotationKeepsWhatWorks(t *testing.T) {
 	log := testkit.CaptureLog(t)
 	ca1, ca2 := newAuthority(t), newAuthority(t)
@@ -249,7 +249,7 @@ func TestBrokenRotationKeepsWhatWorks(t *testing.T) {
 	client := source.ClientTLS(Broker("c2"))
 	mustPass(t, "before", server, client)
 
-	// Certificate and key are two files: between the two writes they do not belong together.
+	// Certificate and key are two files: between the two writes they do not match.
 	_, otherKey := ca1.issue(t, time.Now().Add(time.Hour), "spiffe://c1/exporter")
 	write(t, exporter.files.KeyFile, otherKey)
 	mustPass(t, "key without its certificate", server, client)
@@ -264,7 +264,7 @@ func TestBrokenRotationKeepsWhatWorks(t *testing.T) {
 	broker.bundle(t, "c1", nil)
 	mustPass(t, "an empty bundle", server, client)
 
-	// Each is reported, and not at every handshake.
+	// Each problem is logged, but not at every handshake.
 	for range 10 {
 		mustPass(t, "still", server, client)
 	}
@@ -319,15 +319,15 @@ func TestNewSourceSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// A session that was begun while a cluster was trusted is not taken up again when it is
-// no longer: TLS would skip the check of the certificate.
+// TestNoSessionOutlivesTrust: a session that began while a cluster was trusted is not resumed when it is no longer
+// trusted: TLS would skip the check of the certificate.
 func TestNoSessionOutlivesTrust(t *testing.T) {
 	ca1, ca2 := newAuthority(t), newAuthority(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	broker := newPart(t, ca2, "spiffe://c2/broker", all)
 	server := broker.source(t).ServerTLS(anyone)
 	client := newPart(t, ca1, "spiffe://c1/exporter", all).source(t).ClientTLS(Broker("c2"))
-	// Our clients keep no sessions; one of an attacker would.
+	// The product's clients keep no sessions; an attacker's client would.
 	client.ClientSessionCache = tls.NewLRUClientSessionCache(10)
 	client.ServerName = "broker"
 	mustPass(t, "first", server, client)
@@ -338,7 +338,7 @@ func TestNoSessionOutlivesTrust(t *testing.T) {
 	mustFail(t, "after the bundle is removed", server, client, `cluster "c1" is not trusted`, "remote error: tls:")
 }
 
-// What agents use: the server proves itself, the client does not.
+// TestServerOnly is the case of agents: only the server authenticates by a certificate.
 func TestServerOnly(t *testing.T) {
 	ca1, ca2 := newAuthority(t), newAuthority(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
@@ -375,8 +375,8 @@ func writeBundle(t *testing.T, roots []byte) string {
 	return path
 }
 
-// secret is a volume as a kubelet lays it out: files are links to ..data/FILE, ..data is a
-// link to a directory that is replaced as a whole, and the old one is removed.
+// secret is a volume in the layout of a kubelet: files are links to ..data/FILE, and ..data is a link to a directory.
+// An update replaces the directory as a whole, and removes the old one.
 type secret struct {
 	dir string
 	n   int
@@ -450,7 +450,8 @@ func TestSecretVolume(t *testing.T) {
 	mustPass(t, "and put back", server, client)
 }
 
-// While volumes are replaced without a pause, no part is without a certificate, and no cluster without its roots.
+// TestSecretVolumeUnderWay: while volumes are replaced continuously, every part has its certificate, and every cluster
+// its roots.
 func TestSecretVolumeUnderWay(t *testing.T) {
 	ca1, ca2 := newAuthority(t), newAuthority(t)
 	certificates, bundles := &secret{dir: t.TempDir()}, &secret{dir: t.TempDir()}
@@ -500,8 +501,8 @@ func TestSecretVolumeUnderWay(t *testing.T) {
 	}
 }
 
-// PeerID tells a gRPC server who calls, and a stream that stands outlives a rotation and
-// the end of trust: neither touches traffic that flows.
+// TestPeerIDAndStandingStream: PeerID returns the caller's ID to a gRPC server, and an open stream outlives a rotation
+// and the end of trust: neither affects traffic in progress.
 func TestPeerIDAndStandingStream(t *testing.T) {
 	ca1, ca2 := newAuthority(t), newAuthority(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
@@ -590,7 +591,7 @@ func serveHealth(t *testing.T, creds credentials.TransportCredentials, ids chan<
 	return listener.Addr().String()
 }
 
-// expiry is when a part's own certificate ends.
+// expiry returns when a part's own certificate expires.
 func expiry(s *Source) (time.Time, error) {
 	svid, err := s.GetX509SVID()
 	if err != nil {
@@ -599,7 +600,7 @@ func expiry(s *Source) (time.Time, error) {
 	return svid.Certificates[0].NotAfter, nil
 }
 
-// bundleClientTLS is for dialling one server without a certificate of one's own, with roots from a file.
+// bundleClientTLS returns the configuration to dial one server without a client certificate, with roots from a file.
 func bundleClientTLS(file string, server spiffeid.ID) *tls.Config {
 	return (&Roots{Source: bundleFileSource(file)}).ClientTLS(server)
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// F19: the order that docs/certificates.md gives for a cluster's new root. At every step a new connection is
-// let in, by either end, and the stream that was begun at first stands.
+// TestF19Rollover (F19): the order of steps in docs/certificates.md for a cluster's new root. After every step, either
+// end accepts a new connection, and the stream that was opened first is still open.
 func TestF19Rollover(t *testing.T) {
 	ca1, newCA1, ca2 := newAuthority(t), newAuthority(t), newAuthority(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
@@ -23,7 +23,7 @@ func TestF19Rollover(t *testing.T) {
 	agent1 := writeBundle(t, ca1.pem())
 	both := bytes.Join([][]byte{ca1.pem(), newCA1.pem()}, nil)
 
-	// Opened once: nothing restarts.
+	// Both are opened once: nothing restarts.
 	to2, from1 := broker2.source(t).ServerTLS(only(Exporter("c1"))), exporter1.source(t).ClientTLS(Broker("c2"))
 	server1 := broker1.source(t)
 	to1, from2 := server1.ServerTLS(only(Exporter("c2"))), exporter2.source(t).ClientTLS(Broker("c1"))
@@ -65,25 +65,25 @@ func TestF19Rollover(t *testing.T) {
 		in.echo(t)
 	}
 
-	// What was signed by the old root is worth nothing now.
+	// Certificates of the old root are no longer accepted.
 	late := newPart(t, ca1, "spiffe://c1/exporter", map[string][]byte{"c1": newCA1.pem(), "c2": ca2.pem()})
 	mustFail(t, "the old root", to2, late.source(t).ClientTLS(Broker("c2")), "unknown authority", "remote error: tls:")
 
-	// The wrong order shows: a certificate of a root that the other end does not have yet.
+	// The wrong order fails: the other end does not have the root of this certificate yet.
 	third := newAuthority(t)
 	exporter1.certificate(t, third, hour, "spiffe://c1/exporter")
 	mustFail(t, "leaf before root", to2, from1, "unknown authority", "remote error: tls:")
 	out.echo(t)
 }
 
-// F18: where clocks differ, or a certificate has ended, both ends say what both clocks say: the one that
-// refuses in its log, the one that is refused in the error of its stream.
+// TestF18BothClocksAreNamed (F18): if clocks differ, or a certificate has expired, both ends report the times of both
+// clocks: the refusing one in its log, the refused one in the error of its stream.
 func TestF18BothClocksAreNamed(t *testing.T) {
 	ca1, ca2 := newAuthority(t), newAuthority(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
 	broker, exporter := newPart(t, ca2, "spiffe://c2/broker", all), newPart(t, ca1, "spiffe://c1/exporter", all)
 	client := exporter.source(t)
-	// A listener of its own for each case: the log says the same once a minute.
+	// Each case has a listener of its own, because the log has the same message once a minute.
 	refused := func(t *testing.T, client *Source) error {
 		t.Helper()
 		_, err := dialEcho(t, serveEcho(t, broker.source(t).ServerTLS(only(Exporter("c1")))), client.ClientTLS(Broker("c2")))
@@ -145,7 +145,7 @@ func TestF18BothClocksAreNamed(t *testing.T) {
 		if !strings.Contains(log.String(), "spiffe://c1/semaphorectl is not spiffe://c1/exporter") {
 			t.Errorf("the log:\n%s", log)
 		}
-		// The alert may be lost when the other end hangs up at once, so this is what gRPC hands on when it is not.
+		// The alert may be lost if the other end closes the connection immediately. This is gRPC's error if it is not.
 		alert := status.Error(codes.Unavailable, "error reading server preface: remote error: tls: bad certificate")
 		for _, want := range []string{"the other end refuses our certificate, spiffe://c1/semaphorectl, valid from",
 			"its log says why"} {
@@ -160,7 +160,7 @@ func TestF18BothClocksAreNamed(t *testing.T) {
 	})
 }
 
-// A peer that is refused again and again does not fill the log.
+// TestRefusalsAreLoggedOnceAMinute: a peer that is refused repeatedly does not fill the log.
 func TestRefusalsAreLoggedOnceAMinute(t *testing.T) {
 	ca1, ca2, stranger := newAuthority(t), newAuthority(t), newAuthority(t)
 	all := map[string][]byte{"c1": ca1.pem(), "c2": ca2.pem()}
@@ -195,7 +195,8 @@ type address string
 func (a address) Network() string { return "tcp" }
 func (a address) String() string  { return string(a) }
 
-// A part that starts with somebody else's certificate says so; one that is given it later keeps its own.
+// TestOwnID: a part that starts with another part's certificate reports that. One that receives such a certificate
+// later keeps its own.
 func TestOwnID(t *testing.T) {
 	ca := newAuthority(t)
 	p := newPart(t, ca, "spiffe://c1/exporter", map[string][]byte{"c1": ca.pem()})

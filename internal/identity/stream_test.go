@@ -10,12 +10,12 @@ import (
 	"google.golang.org/grpc/interop/grpc_testing"
 )
 
-// standing is a gRPC stream that was begun once and has to hold.
+// standing is a gRPC stream that is opened once and must stay open.
 type standing struct {
 	stream grpc.BidiStreamingClient[grpc_testing.StreamingOutputCallRequest, grpc_testing.StreamingOutputCallResponse]
 }
 
-// echoServer answers each message of a stream.
+// echoServer echoes each message of a stream.
 type echoServer struct {
 	grpc_testing.UnimplementedTestServiceServer
 }
@@ -35,7 +35,7 @@ func (echoServer) FullDuplexCall(stream grpc_testing.TestService_FullDuplexCallS
 	}
 }
 
-// serveEcho listens until the test ends.
+// serveEcho serves an echoServer until the test ends.
 func serveEcho(t *testing.T, server *tls.Config) (address string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -55,7 +55,7 @@ func serveEcho(t *testing.T, server *tls.Config) (address string) {
 	return listener.Addr().String()
 }
 
-// dialEcho begins a stream on a connection of its own.
+// dialEcho opens a stream on a connection of its own.
 func dialEcho(t *testing.T, address string, client *tls.Config) (*standing, error) {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(client)))
@@ -71,7 +71,7 @@ func dialEcho(t *testing.T, address string, client *tls.Config) (*standing, erro
 	return s, s.try()
 }
 
-// stand is a stream between two ends that have to let each other in.
+// stand opens a stream between two ends that must accept each other.
 func stand(t *testing.T, server, client *tls.Config) *standing {
 	t.Helper()
 	s, err := dialEcho(t, serveEcho(t, server), client)

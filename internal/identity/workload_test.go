@@ -22,7 +22,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// agent is a Workload API on a socket, which speaks the published protocol and gives what the test says.
+// agent is a Workload API on a socket. It implements the published protocol, with answers from the test.
 type agent struct {
 	workloadpb.UnimplementedSpiffeWorkloadAPIServer
 	socket string
@@ -41,7 +41,7 @@ func newAgent(t *testing.T) *agent {
 	return a
 }
 
-// serve is the agent's life, which the test or the returned function ends.
+// serve runs the agent until the test ends or the returned function is called.
 func (a *agent) serve(t *testing.T) (stop func()) {
 	t.Helper()
 	listener, err := net.Listen("unix", a.socket)
@@ -64,7 +64,7 @@ func (a *agent) serve(t *testing.T) (stop func()) {
 
 func (a *agent) address() string { return "unix://" + a.socket }
 
-// give has the agent push certificates and roots from now on; refuse has it end every stream.
+// give makes the agent push certificates and roots from now on; refuse makes it end every stream.
 func (a *agent) give(federated map[string][]byte, svids ...*workloadpb.X509SVID) {
 	a.set(&workloadpb.X509SVIDResponse{Svids: svids, FederatedBundles: federated}, nil)
 }
@@ -81,7 +81,7 @@ func (a *agent) set(gives *workloadpb.X509SVIDResponse, refuses error) {
 
 func (a *agent) FetchX509SVID(_ *workloadpb.X509SVIDRequest,
 	stream workloadpb.SpiffeWorkloadAPI_FetchX509SVIDServer) error {
-	// The header is what keeps a browser from being tricked into asking.
+	// The header keeps a browser from being tricked into a request.
 	if md, _ := metadata.FromIncomingContext(stream.Context()); strings.Join(md["workload.spiffe.io"], "") != "true" {
 		return status.Error(codes.InvalidArgument, "security header missing from request")
 	}
@@ -106,7 +106,7 @@ func (a *agent) FetchX509SVID(_ *workloadpb.X509SVIDRequest,
 	}
 }
 
-// svid is a certificate as the Workload API gives it: DER, with the roots of its own trust domain.
+// svid returns a certificate in the form of the Workload API: DER, with the roots of its own trust domain.
 func svid(t *testing.T, ca *authority, notAfter time.Time, id string, roots ...*authority) *workloadpb.X509SVID {
 	t.Helper()
 	cert, key := ca.issue(t, notAfter, id)
@@ -143,14 +143,14 @@ func (a *agent) open(t *testing.T, want string) (*Source, error) {
 	return s, err
 }
 
-// until waits for what an update of the Workload API brings.
+// until waits for the effect of an update of the Workload API.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	testkit.Eventually(t, time.Minute, what, testkit.True(ok))
 }
 
-// Certificates from SPIRE: first fetch, rotation while a stream stands, two roots, and a federated
-// bundle that is withdrawn.
+// TestWorkloadAPI: certificates from SPIRE: the first fetch, rotation during an open stream, two roots, and a federated
+// bundle that is removed.
 func TestWorkloadAPI(t *testing.T) {
 	ca1, newCA1, ca2 := newAuthority(t), newAuthority(t), newAuthority(t)
 	spire := newAgent(t)
@@ -183,7 +183,7 @@ func TestWorkloadAPI(t *testing.T) {
 	stream.echo(t)
 	mustPass(t, "rotated", server, client)
 
-	// Rollover of c1's root: the broker learns the new one first.
+	// The rollover of c1's root: the broker gets the new one first.
 	broker.bundle(t, "c1", append(ca1.pem(), newCA1.pem()...))
 	before = serialNow()
 	spire.give(map[string][]byte{"spiffe://c2": ca2.cert.Raw}, svid(t, newCA1, hour, "spiffe://c1/exporter", ca1))
@@ -191,7 +191,7 @@ func TestWorkloadAPI(t *testing.T) {
 	mustPass(t, "new root", server, client)
 	stream.echo(t)
 
-	// SPIRE takes the federation back: no new handshake, while what stands is not touched.
+	// SPIRE removes the federated bundle: no new handshake succeeds, and open streams are not affected.
 	spire.give(nil, svid(t, newCA1, hour, "spiffe://c1/exporter"))
 	until(t, "the federated bundle to go", func() bool {
 		_, err := source.GetX509BundleForTrustDomain(Broker("c2").TrustDomain())
@@ -201,7 +201,7 @@ func TestWorkloadAPI(t *testing.T) {
 		`cluster "c2" is not trusted: the Workload API `+spire.address())
 	stream.echo(t)
 
-	// An update that has only others' certificates keeps ours.
+	// After an update without a certificate of this part, the part keeps its own.
 	before = serialNow()
 	spire.give(map[string][]byte{"spiffe://c2": ca2.cert.Raw}, other)
 	until(t, "the update", func() bool {
@@ -214,7 +214,7 @@ func TestWorkloadAPI(t *testing.T) {
 	mustPass(t, "registration entry gone, certificate still good", server, client)
 }
 
-// An agent takes the roots alone, whatever its own certificate.
+// TestWorkloadAPIRoots: an agent uses only the roots, whatever its own certificate is.
 func TestWorkloadAPIRoots(t *testing.T) {
 	ca1, newCA1 := newAuthority(t), newAuthority(t)
 	hour := time.Now().Add(time.Hour)
@@ -252,8 +252,8 @@ func TestWorkloadAPIOfAnotherPart(t *testing.T) {
 	}
 }
 
-// A start waits: for the socket, for an answer, for a registration entry. It ends with its context, and
-// then says what the matter was.
+// TestWorkloadAPIStartWaits: a start waits for the socket, for an answer, and for a registration entry. It ends with
+// its context, and then reports the reason.
 func TestWorkloadAPIStartWaits(t *testing.T) {
 	ca1 := newAuthority(t)
 	spire := newAgent(t)
@@ -287,7 +287,7 @@ func TestWorkloadAPIStartWaits(t *testing.T) {
 	}
 	after := 200 * time.Millisecond
 	err := ends(after)
-	// On a busy machine it may end before it has asked.
+	// On a busy machine the context may end before the first request.
 	for err != nil && strings.Contains(err.Error(), "no answer yet") && after < time.Minute {
 		after *= 2
 		err = ends(after)
@@ -298,8 +298,8 @@ func TestWorkloadAPIStartWaits(t *testing.T) {
 	}
 }
 
-// The agent of SPIRE restarts, or answers what the library takes for its last word: its last certificates stay in use,
-// and it is followed again.
+// TestWorkloadAPIGoesAndComesBack: SPIRE's agent restarts, or returns an error that the library treats as final. The
+// last certificates stay in use, and the API is watched again.
 func TestWorkloadAPIGoesAndComesBack(t *testing.T) {
 	log := testkit.CaptureLog(t)
 	ca1, newCA1 := newAuthority(t), newAuthority(t)

@@ -15,23 +15,24 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// whileAway is the average wait before the next attempt of a list or a watch while the apiserver does not answer.
+// whileAway is the average wait before a list or a watch is retried while the apiserver does not answer.
 const whileAway = time.Second
 
 var (
-	// errNoAnswer replaces what client-go returns for a watch whose connection broke before the answer: no error, but a
-	// watch that ends immediately.
+	// errNoAnswer stands for a connection that broke before the answer to a watch. client-go returns no error then, but
+	// a watch that ends immediately.
 	errNoAnswer = errors.New("the connection broke before the answer")
 	emptyWatch  = reflect.TypeOf(watch.NewEmptyWatch())
 )
 
-// Failed is called for each attempt that is repeated: verb is that of RBAC, and attempt counts from 1 in each request.
+// Failed is called for each failed attempt that is retried. verb is the RBAC verb, and attempt counts from 1 in each
+// request.
 type Failed func(ctx context.Context, verb string, attempt int, err error)
 
-// RetryWhileAway returns lists and watches that try again about once a second while the apiserver does not answer,
-// until their context ends. client-go's reflectors double their wait instead, up to a minute: after an outage of a
-// minute they miss what happens in the next one. An answer that is an error is returned, and the reflector backs off,
-// except for 503, which a proxy or an aggregating apiserver answers for one that is away. failed may be nil.
+// RetryWhileAway returns lists and watches that retry about once a second while the apiserver does not answer, until
+// their context ends. client-go's reflectors instead double their wait, up to a minute: after an outage of a minute
+// they would miss what happens in the next one. Answers that are errors are returned, and the reflector backs off. The
+// exception is 503, which a proxy or an aggregating apiserver answers for one that is away. failed may be nil.
 func RetryWhileAway(lw cache.ListerWatcher, failed Failed) *cache.ListWatch {
 	with := cache.ToListerWatcherWithContext(lw)
 	return &cache.ListWatch{
@@ -73,7 +74,7 @@ func whileNoAnswer(ctx context.Context, verb string, failed Failed, request func
 	}
 }
 
-// unanswered reports whether the error of a request means that no apiserver answered it: net/http's, or a proxy's.
+// unanswered reports whether an error of net/http or a proxy means that no apiserver answered the request.
 func unanswered(err error) bool {
 	var connection *url.Error
 	return errors.As(err, &connection) || errors.Is(err, errNoAnswer) || apierrors.IsServiceUnavailable(err)

@@ -20,14 +20,14 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/proxy"
 )
 
-// TestRetryWhileAway: the way to the apiserver is closed for 20 s. An informer sees what was made meanwhile within 2 s,
-// beside one of client-go alone, whose next attempt can be 25 s away. An answer that is an error is not repeated.
+// TestRetryWhileAway: the apiserver is unreachable for 20 s. The informer sees what was created meanwhile within 2 s;
+// one of client-go alone may take 25 s to its next attempt. An answer that is an error is not retried.
 func TestRetryWhileAway(t *testing.T) {
 	const away, within = 20 * time.Second, 2 * time.Second
 	api := kubetest.Start(t)
 	direct := kubernetes.NewForConfigOrDie(api)
 	address := loopback.Address(t)
-	// open opens the way to the apiserver; while it is closed, connections are refused.
+	// open opens the path to the apiserver. While it is closed, connections are refused.
 	open := func() (shut func()) {
 		listener, err := net.Listen("tcp", address)
 		if err != nil {
@@ -50,7 +50,7 @@ func TestRetryWhileAway(t *testing.T) {
 	through := rest.CopyConfig(api)
 	through.Host = "https://" + address
 	follow := func(retry bool) (seen chan string, failures *atomic.Int64) {
-		// A client of its own: two would share a connection.
+		// Each needs its own client: otherwise both would share a connection.
 		client := kubernetes.NewForConfigOrDie(through)
 		seen, failures = make(chan string, 10), new(atomic.Int64)
 		var lw cache.ListerWatcher = cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "configmaps",

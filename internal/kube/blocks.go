@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// BlockAffinity ties a block of IPs to the node whose pods get theirs from it, as Calico's IPAM keeps it. The
-// type of Calico's own API cannot be used: it has Deleted as a boolean, and the CRD as text.
+// BlockAffinity assigns a block of IPs to the node whose pods use them, as stored by Calico's IPAM. The type of
+// Calico's own API does not fit: its field Deleted is a boolean, and a string in the CRD.
 type BlockAffinity struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -26,17 +26,18 @@ type BlockAffinity struct {
 
 // BlockAffinitySpec is the spec of a BlockAffinity.
 type BlockAffinitySpec struct {
-	// State is confirmed, pending (the block is not the node's yet) or pendingDeletion (it is about to be given up).
+	// State is confirmed, pending (the block does not belong to the node yet) or pendingDeletion (the node is about to
+	// release it).
 	State string `json:"state"`
 	Node  string `json:"node"`
 	CIDR  string `json:"cidr"`
-	// Type is host, also when empty, or virtual: of blocks that no node has, such as those of load balancers.
+	// Type is host (also if empty), or virtual for blocks of no node, such as those of load balancers.
 	Type string `json:"type,omitempty"`
 	// Deleted is true for an affinity that counts as absent.
 	Deleted Word `json:"deleted,omitempty"`
 }
 
-// Word is a field that one version of an API has as text and another as a boolean, such as "true" for both.
+// Word is a field that is a string in one version of an API and a boolean in another; "true" for both.
 type Word string
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -56,7 +57,7 @@ func (b *BlockAffinity) DeepCopyObject() runtime.Object {
 	return &out
 }
 
-// BlockAffinityList is a list of them.
+// BlockAffinityList is a list of BlockAffinities.
 type BlockAffinityList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata"`
@@ -78,13 +79,13 @@ var (
 	// ErrNoBlocks is the error if a cluster serves BlockAffinities in neither group.
 	ErrNoBlocks = errors.New("the cluster serves BlockAffinities in neither projectcalico.org/v3 nor " +
 		"crd.projectcalico.org/v1: is Calico installed, and does it keep its data in this cluster?")
-	// ErrListFirst answers a watch that asks for initial events. Calico's API server may treat it as an ordinary watch
-	// and never send the bookmark that ends them; reflectors then fall back to a list.
+	// ErrListFirst answers a watch that requests initial events. The Calico API server may treat it as an ordinary
+	// watch, and never send the bookmark that ends the initial events. With this error, reflectors fall back to a list.
 	ErrListFirst = errors.New("the Calico API server is asked for a list before a watch")
 )
 
-// BlockAffinities reads those of a cluster, in the group that serves them at that time: Calico may be installed later,
-// or move its data.
+// BlockAffinities reads the block affinities of a cluster in the group that currently serves them: Calico may be
+// installed later, or move its data to the other group.
 type BlockAffinities struct {
 	cfg *rest.Config
 
@@ -92,18 +93,18 @@ type BlockAffinities struct {
 	client *CalicoClient
 }
 
-// NewBlockAffinities returns a reader that has sent no request yet.
+// NewBlockAffinities returns a reader. It sends no request yet.
 func NewBlockAffinities(cfg *rest.Config) *BlockAffinities { return &BlockAffinities{cfg: cfg} }
 
-// Native reports whether their resourceVersions are those of the cluster's own objects, which is unknown for an
-// aggregated API server.
+// Native reports whether the resourceVersions are those of the cluster's own store. That is unknown for an aggregated
+// API server.
 func (b *BlockAffinities) Native() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.client != nil && b.client.GroupVersion == calicoCRD
 }
 
-// connect returns the client for the group that the cluster serves now; moved is set if it is another group than
+// connect returns the client for the group that the cluster serves now. moved is true if it is not the same group as
 // before.
 func (b *BlockAffinities) connect(ctx context.Context) (client *CalicoClient, moved bool, err error) {
 	disco, err := NewServed(b.cfg)
@@ -129,7 +130,7 @@ func (b *BlockAffinities) connect(ctx context.Context) (client *CalicoClient, mo
 	return b.client, moved, nil
 }
 
-// ListWatch lists and watches them all.
+// ListWatch lists and watches all block affinities.
 func (b *BlockAffinities) ListWatch() *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -138,7 +139,7 @@ func (b *BlockAffinities) ListWatch() *cache.ListWatch {
 				return nil, err
 			}
 			if moved {
-				options.ResourceVersion, options.ResourceVersionMatch = "", "" // it was the other group's
+				options.ResourceVersion, options.ResourceVersionMatch = "", "" // they belong to the other group
 			}
 			list := &BlockAffinityList{}
 			return list, client.rest.Get().Resource("blockaffinities").VersionedParams(&options,
@@ -161,7 +162,7 @@ func (b *BlockAffinities) ListWatch() *cache.ListWatch {
 	}
 }
 
-// calicoGroup returns the group that serves a resource of Calico's, if one does.
+// calicoGroup returns the group that serves a Calico resource; ok is false if none does.
 func calicoGroup(ctx context.Context, disco *Served, resource string) (gv schema.GroupVersion, ok bool, err error) {
 	for _, gv := range []schema.GroupVersion{calicoV3, calicoCRD} {
 		resources, err := disco.Resources(ctx, gv) // a request of its own has a timeout, too
@@ -169,7 +170,7 @@ func calicoGroup(ctx context.Context, disco *Served, resource string) (gv schema
 			continue
 		}
 		if err != nil {
-			// An aggregated API that is down must not make us change groups.
+			// An aggregated API that is down must not cause a change of the group.
 			return gv, false, fmt.Errorf("asking whether the cluster serves %s: %w", gv, err)
 		}
 		for _, r := range resources {
@@ -181,8 +182,9 @@ func calicoGroup(ctx context.Context, disco *Served, resource string) (gv schema
 	return schema.GroupVersion{}, false, nil
 }
 
-// StrictAffinity reports whether Calico's IPAM keeps nodes from taking IPs of other nodes' blocks. resource is
-// kubectl's name of the type of the object "default" with that setting; empty, with false, if there is none.
+// StrictAffinity reports whether Calico's IPAM prevents nodes from using IPs of other nodes' blocks. resource is
+// kubectl's name for the type of the object "default" that has the setting. If there is no such object, resource is
+// empty and strict is false.
 func StrictAffinity(ctx context.Context, cfg *rest.Config) (resource string, strict bool, err error) {
 	for _, at := range []struct {
 		gv       schema.GroupVersion

@@ -31,8 +31,8 @@ func TestDeletedOfABlockIsTextOrBool(t *testing.T) {
 	}
 }
 
-// TestBlockAffinities: the cluster has no Calico, then its CRDs, and then moves to the v3 API, where a field has
-// another type.
+// TestBlockAffinities: the cluster has no Calico, then Calico's CRDs, and then moves to the v3 API, in which a field
+// has another type.
 func TestBlockAffinities(t *testing.T) {
 	cfg := kubetest.Start(t)
 	b := NewBlockAffinities(cfg)

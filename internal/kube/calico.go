@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// The groups under which clusters serve Calico's types: the Calico API server's (or native v3 CRDs), and the CRDs in
-// which Calico itself stores its data. For sets and pools the types are the same in both.
+// The groups in which clusters serve Calico's types: that of the Calico API server (or of native v3 CRDs), and that of
+// the CRDs in which Calico itself stores its data. The types for sets and pools are the same in both.
 var (
 	calicoV3  = schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}
 	calicoCRD = schema.GroupVersion{Group: "crd.projectcalico.org", Version: "v1"}
@@ -28,23 +28,24 @@ var (
 var ErrNoCalico = errors.New("the cluster serves GlobalNetworkSets in neither projectcalico.org/v3 nor " +
 	"crd.projectcalico.org/v1: is Calico installed?")
 
-// CalicoClient reads and writes Calico's types in the group that a cluster serves.
+// CalicoClient reads and writes Calico's types in the group that the cluster serves.
 type CalicoClient struct {
-	// GroupVersion in use.
+	// GroupVersion is the group in use.
 	GroupVersion schema.GroupVersion
 	rest         rest.Interface
 	parameters   runtime.ParameterCodec
-	// FieldManager is the manager of the writes in managedFields; empty for that of the user agent.
+	// FieldManager is the field manager of writes, for managedFields. If empty, the apiserver derives it from the user
+	// agent.
 	FieldManager string
 }
 
-// calicoMetadata is the annotation in which the Calico API server stores labels and annotations in the CRDs
-// (libcalico-go, ConvertCalicoResourceToK8sResource): the object itself has none of them, so that label selectors do
-// not find them. Calico's own parts read them there.
+// calicoMetadata is the annotation in which the Calico API server stores an object's labels and annotations in the CRDs
+// (libcalico-go, ConvertCalicoResourceToK8sResource). The stored object itself has none, so label selectors do not find
+// it. Calico's own parts read the annotation.
 const calicoMetadata = "projectcalico.org/metadata"
 
-// Unveil gives an object of the CRDs the labels and annotations that it has for Calico, and reports whether it had them
-// only there. Written in this form, it is the same object to Calico.
+// Unveil copies the labels and annotations that Calico stores in calicoMetadata to the object itself, and reports
+// whether it had them only there. An object that is written in this form means the same to Calico.
 func Unveil(object metav1.Object) bool {
 	stored, ok := object.GetAnnotations()[calicoMetadata]
 	if !ok {
@@ -59,7 +60,7 @@ func Unveil(object metav1.Object) bool {
 	return true
 }
 
-// Calico asks the cluster which group it serves and returns a client for it. The error is ErrNoCalico if it serves
+// Calico discovers which group the cluster serves, and returns a client for it. The error is ErrNoCalico if it serves
 // neither.
 func Calico(cfg *rest.Config) (*CalicoClient, error) {
 	disco, err := NewServed(cfg)
@@ -76,10 +77,11 @@ func Calico(cfg *rest.Config) (*CalicoClient, error) {
 	return CalicoIn(cfg, gv)
 }
 
-// Veils reports whether the Calico API server may have written objects that are read as it stores them; see Unveil.
+// Veils reports whether the Calico API server may have written the objects that this client reads in stored form; see
+// Unveil.
 func (c *CalicoClient) Veils() bool { return c.GroupVersion == calicoCRD }
 
-// CalicoIn returns the client for a group that the cluster is known to serve.
+// CalicoIn returns the client for a group that the cluster is known to serve, without discovery.
 func CalicoIn(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(gv,
@@ -101,7 +103,7 @@ func CalicoIn(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {
 	return &CalicoClient{GroupVersion: gv, rest: client, parameters: runtime.NewParameterCodec(scheme)}, nil
 }
 
-// GlobalNetworkSets returns the client of that type.
+// GlobalNetworkSets returns the client for GlobalNetworkSets.
 func (c *CalicoClient) GlobalNetworkSets() CalicoResource[*calicov3.GlobalNetworkSet] {
 	return CalicoResource[*calicov3.GlobalNetworkSet]{
 		client: c, resource: "globalnetworksets", kind: "GlobalNetworkSet",
@@ -110,7 +112,7 @@ func (c *CalicoClient) GlobalNetworkSets() CalicoResource[*calicov3.GlobalNetwor
 	}
 }
 
-// NetworkSets returns the client of that type in one namespace; in all of them, for lists, with "".
+// NetworkSets returns the client for NetworkSets in one namespace; "" lists those of all namespaces.
 func (c *CalicoClient) NetworkSets(namespace string) CalicoResource[*calicov3.NetworkSet] {
 	return CalicoResource[*calicov3.NetworkSet]{
 		client: c, resource: "networksets", kind: "NetworkSet", namespaced: true, namespace: namespace,
@@ -119,7 +121,7 @@ func (c *CalicoClient) NetworkSets(namespace string) CalicoResource[*calicov3.Ne
 	}
 }
 
-// IPPools returns the client of that type.
+// IPPools returns the client for IPPools.
 func (c *CalicoClient) IPPools() CalicoResource[*calicov3.IPPool] {
 	return CalicoResource[*calicov3.IPPool]{
 		client: c, resource: "ippools", kind: "IPPool",
@@ -128,7 +130,7 @@ func (c *CalicoClient) IPPools() CalicoResource[*calicov3.IPPool] {
 	}
 }
 
-// IPReservations returns the client of that type.
+// IPReservations returns the client for IPReservations.
 func (c *CalicoClient) IPReservations() CalicoResource[*calicov3.IPReservation] {
 	return CalicoResource[*calicov3.IPReservation]{
 		client: c, resource: "ipreservations", kind: "IPReservation",
@@ -137,7 +139,7 @@ func (c *CalicoClient) IPReservations() CalicoResource[*calicov3.IPReservation] 
 	}
 }
 
-// CalicoObject is an object of one of Calico's types.
+// CalicoObject is a pointer to one of Calico's types.
 type CalicoObject interface {
 	runtime.Object
 	metav1.Object
@@ -153,12 +155,12 @@ type CalicoResource[T CalicoObject] struct {
 	list           func() runtime.Object
 }
 
-// of returns a request about the resource.
+// of adds the namespace and the resource to a request.
 func (r CalicoResource[T]) of(request *rest.Request) *rest.Request {
 	return request.NamespaceIfScoped(r.namespace, r.namespaced && r.namespace != "").Resource(r.resource)
 }
 
-// managed returns a write of the resource.
+// managed adds the field manager to a write.
 func (r CalicoResource[T]) managed(request *rest.Request) *rest.Request {
 	if r.client.FieldManager != "" {
 		request.Param("fieldManager", r.client.FieldManager)
@@ -178,13 +180,13 @@ func (r CalicoResource[T]) Create(ctx context.Context, object T) (T, error) {
 	return out, r.managed(r.client.rest.Post()).Body(r.typed(object)).Do(ctx).Into(out)
 }
 
-// Update replaces an object; its resourceVersion must be the latest one.
+// Update replaces an object, which must have the latest resourceVersion.
 func (r CalicoResource[T]) Update(ctx context.Context, object T) (T, error) {
 	out := r.empty()
 	return out, r.managed(r.client.rest.Put()).Name(object.GetName()).Body(r.typed(object)).Do(ctx).Into(out)
 }
 
-// Delete deletes an object, if it still has that UID and version.
+// Delete deletes an object, with its UID and resourceVersion as preconditions.
 func (r CalicoResource[T]) Delete(ctx context.Context, name string, uid types.UID, resourceVersion string) error {
 	options := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
 	if resourceVersion != "" {
@@ -193,14 +195,14 @@ func (r CalicoResource[T]) Delete(ctx context.Context, name string, uid types.UI
 	return r.of(r.client.rest.Delete()).Name(name).Body(options).Do(ctx).Error()
 }
 
-// typed returns object with the kind and version of the group in use, which JSON needs.
+// typed sets the kind and version of the group in use, which the JSON encoding needs.
 func (r CalicoResource[T]) typed(object T) T {
 	out := object.DeepCopyObject().(T)
 	out.GetObjectKind().SetGroupVersionKind(r.client.GroupVersion.WithKind(r.kind))
 	return out
 }
 
-// ListWatch lists and watches the objects with the labels of selector.
+// ListWatch lists and watches the objects that match a label selector.
 func (r CalicoResource[T]) ListWatch(selector string) cache.ListerWatcher {
 	get := func(ctx context.Context, options metav1.ListOptions) *rest.Request {
 		options.LabelSelector = selector
@@ -218,5 +220,5 @@ func (r CalicoResource[T]) ListWatch(selector string) cache.ListerWatcher {
 	}
 }
 
-// Example returns an empty object of the type, which informers need.
+// Example returns an empty object of the type, for informers.
 func (r CalicoResource[T]) Example() T { return r.empty() }

@@ -23,8 +23,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// The cluster goes through what clusters go through: no Calico, then its CRDs, then the
-// v3 API as well, then a v3 API that is announced and does not answer.
+// TestCalico: the cluster passes through the states of real clusters: no Calico, its CRDs, the v3 API as well, and a v3
+// API that is announced and does not answer.
 func TestCalico(t *testing.T) {
 	cfg := kubetest.Start(t)
 
@@ -35,7 +35,7 @@ func TestCalico(t *testing.T) {
 	kubetest.InstallCalico(t, cfg, calicoCRD, "globalnetworksets", "ippools")
 	t.Run("crd.projectcalico.org/v1", func(t *testing.T) { testGroup(t, cfg, calicoCRD) })
 
-	// A v3 API without sets is of no use to us.
+	// A v3 API without sets does not suffice.
 	kubetest.InstallCalico(t, cfg, calicoV3, "ippools")
 	if c, err := Calico(cfg); err != nil || c.GroupVersion != calicoCRD {
 		t.Fatalf("v3 API without GlobalNetworkSets: %+v, %v; want %s", c, err, calicoCRD)
@@ -45,15 +45,15 @@ func TestCalico(t *testing.T) {
 	t.Run("projectcalico.org/v3", func(t *testing.T) { testGroup(t, cfg, calicoV3) })
 }
 
-// The Calico API server itself.
+// TestCalicoAPIServer uses the real Calico API server.
 func TestCalicoAPIServer(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.StartCalicoAPIServer(t, cfg)
 	testGroup(t, cfg, calicoV3)
 }
 
-// An aggregated API that is down must not make a part write to the other group: what it
-// wrote before would be left there.
+// TestCalicoAggregatedAPIDown: while an aggregated API is down, a part must not write to the other group, because its
+// earlier objects would remain in the first one.
 func TestCalicoAggregatedAPIDown(t *testing.T) {
 	cfg := kubetest.Start(t)
 	kubetest.InstallCalico(t, cfg, calicoCRD, "globalnetworksets", "ippools")
@@ -73,7 +73,7 @@ func TestCalicoAggregatedAPIDown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The apiserver takes a moment to route the group to the service that is not there.
+	// The apiserver takes a moment until it routes the group to the missing service.
 	var last error
 	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		c, err := Calico(cfg)
@@ -114,18 +114,19 @@ func testGroup(t *testing.T, cfg *rest.Config, want schema.GroupVersion) {
 				Spec: calicov3.IPPoolSpec{
 					CIDR: "10.2.0.0/16", Disabled: true, IPIPMode: calicov3.IPIPModeNever,
 					VXLANMode: calicov3.VXLANModeNever, NodeSelector: "all()",
-					// What the Calico API server sets where it is not said.
+					// The defaults that the Calico API server sets.
 					BlockSize: 26, AllowedUses: []calicov3.IPPoolAllowedUse{calicov3.IPPoolAllowedUseWorkload,
 						calicov3.IPPoolAllowedUseTunnel},
 				},
 			},
 			func(p *calicov3.IPPool) { p.Spec.DisableBGPExport = true },
-			func(p *calicov3.IPPool, i int) { p.Spec.CIDR = fmt.Sprintf("10.%d.0.0/16", 3+i) }, // they may not overlap
+			func(p *calicov3.IPPool, i int) { p.Spec.CIDR = fmt.Sprintf("10.%d.0.0/16", 3+i) }, // they must not overlap
 			func(p *calicov3.IPPool) any { return p.Spec })
 	})
 }
 
-// testResource makes, changes and removes object, and follows it meanwhile. others makes one that may stand beside it.
+// testResource creates, changes and deletes object while it watches the resource. others changes a copy into an object
+// that may exist beside it.
 func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, change func(T), others func(T, int),
 	spec func(T) any) {
 	ctx, cancel := context.WithCancel(t.Context())
@@ -181,7 +182,7 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 		t.Errorf("second create: %v; want AlreadyExists", err)
 	}
 
-	// Others' objects are not followed.
+	// Objects without the label are not listed.
 	foreign := object.DeepCopyObject().(T)
 	foreign.SetName("foreign")
 	others(foreign, 0)
@@ -224,7 +225,7 @@ func testResource[T CalicoObject](t *testing.T, r CalicoResource[T], object T, c
 		t.Errorf("delete without a version: %v", err)
 	}
 
-	// Pages, as reflectors ask for them.
+	// Lists in pages, as reflectors request them.
 	var names []string
 	for i, n := range []string{"one", "two", "three"} {
 		o := object.DeepCopyObject().(T)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzIPAMBlock: whatever a block of Calico's IPAM holds, the addresses that are free in it are its own, each once.
+// FuzzIPAMBlock: whatever a block of Calico's IPAM contains, its free addresses lie in the block, each once.
 func FuzzIPAMBlock(f *testing.F) {
 	for _, text := range []string{
 		`{"spec":{"cidr":"10.1.1.0/30","affinity":"host:n1","allocations":[0,null,null,1],"unallocated":[2,1],"deleted":"false"}}`,

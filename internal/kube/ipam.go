@@ -51,7 +51,7 @@ func (b *IPAMBlock) OfNode(node string) bool {
 	return b.Spec.Affinity != nil && *b.Spec.Affinity == "host:"+node && b.Spec.Deleted != "true"
 }
 
-// Free reports whether nobody has an address of the block.
+// Free reports whether an address of the block is not assigned.
 func (b *IPAMBlock) Free(addr netip.Addr) bool {
 	prefix, err := netip.ParsePrefix(b.Spec.CIDR)
 	if err != nil || !prefix.Contains(addr) {
@@ -74,7 +74,7 @@ func (b *IPAMBlock) LastFree() []netip.Addr {
 		return nil
 	}
 	var all, out []netip.Addr
-	// A writer of blocks may list more than the block has, and an address twice.
+	// The lists come from another writer, and may be longer than the block or name an address twice.
 	for at, i := prefix.Masked().Addr(), 0; i < len(b.Spec.Allocations) && prefix.Contains(at); at, i = at.Next(), i+1 {
 		all = append(all, at)
 	}
@@ -89,12 +89,12 @@ func (b *IPAMBlock) LastFree() []netip.Addr {
 	return out
 }
 
-// CalicoIPAM reads blocks, and reads and writes IPReservations, in the groups that a cluster serves them in.
+// CalicoIPAM reads blocks, and reads and writes IPReservations, in the groups in which the cluster serves them.
 type CalicoIPAM struct {
 	blocks, reservations *CalicoClient
 }
 
-// NewCalicoIPAM asks the cluster which groups it serves. The error is ErrNoIPAM if it serves none.
+// NewCalicoIPAM discovers which groups the cluster serves. The error is ErrNoIPAM if it serves none of them.
 func NewCalicoIPAM(cfg *rest.Config) (*CalicoIPAM, error) {
 	disco, err := NewServed(cfg)
 	if err != nil {
@@ -117,14 +117,14 @@ func NewCalicoIPAM(cfg *rest.Config) (*CalicoIPAM, error) {
 	return out, nil
 }
 
-// Block reads the block of a CIDR.
+// Block reads the block with a CIDR.
 func (c *CalicoIPAM) Block(ctx context.Context, cidr netip.Prefix) (*IPAMBlock, error) {
 	name := strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(cidr.String()) // libcalico-go/lib/names, CIDRToName
 	out := &IPAMBlock{}
 	return out, c.blocks.rest.Get().Resource("ipamblocks").Name(name).Do(ctx).Into(out)
 }
 
-// Reservations returns the client of IPReservations.
+// Reservations returns the client for IPReservations.
 func (c *CalicoIPAM) Reservations() CalicoResource[*calicov3.IPReservation] {
 	return c.reservations.IPReservations()
 }

@@ -45,20 +45,20 @@ func Config(c config.Kube, part string) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// joinLogs puts klog's messages, which client-go writes, into the part's own log. It does so once, because klog may be
+// joinLogs redirects klog's messages, which client-go writes, to the part's log. It does so once, because klog may be
 // in use afterwards.
 var joinLogs = sync.OnceFunc(func() { klog.SetSlogLogger(slog.Default()) })
 
-// Quiet returns cfg for types that the apiserver calls deprecated, and that are used all the same: its warnings, one
-// with each answer, are not logged.
+// Quiet returns a copy of cfg that does not log the apiserver's warnings. It is for deprecated types that are used
+// nevertheless: each answer has a warning.
 func Quiet(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.WarningHandler = rest.NoWarnings{}
 	return cfg
 }
 
-// Protobuf returns cfg for Kubernetes' own types, which the apiserver encodes several times faster as protobuf than as
-// JSON. Custom resources have no such encoding.
+// Protobuf returns a copy of cfg for Kubernetes' own types, which the apiserver encodes several times faster as
+// protobuf than as JSON. Custom resources have no protobuf encoding.
 func Protobuf(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"

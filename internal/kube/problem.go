@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Problem is why something in the apiserver cannot be read or written now. It is logged when it begins or changes, and
-// not with each attempt.
+// Problem is the reason why something at the apiserver cannot be read or written now. It is logged when it begins or
+// changes, not at each attempt.
 type Problem struct {
 	log *slog.Logger
 

@@ -18,13 +18,14 @@ import (
 )
 
 const (
-	// fetchWithin is how long the roots of an apiserver may take to be fetched, and maxRoots how many bytes they may have.
+	// fetchWithin is the timeout of fetching an apiserver's root certificates, and maxRoots their largest size in
+	// bytes.
 	fetchWithin = 30 * time.Second
 	maxRoots    = 1 << 20
 )
 
-// remoteConfig is the configuration of a client for an apiserver that is named by its URL. client-go reads the token
-// again every minute, and at once after it was refused.
+// remoteConfig returns the client configuration for an apiserver that is configured by its URL. client-go reads the
+// token again every minute, and immediately after the apiserver refused it.
 func remoteConfig(c config.Kube) (*rest.Config, error) {
 	cfg := &rest.Config{Host: c.RemoteAPIURL, BearerTokenFile: c.RemoteSATokenPath}
 	cfg.Wrap(func(rt http.RoundTripper) http.RoundTripper { return noRedirects{rt} })
@@ -42,7 +43,8 @@ func remoteConfig(c config.Kube) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// noRedirects refuses redirects: another cluster's apiserver must not have this pod ask services that only it reaches.
+// noRedirects refuses redirects: another cluster's apiserver must not make this pod send requests to services that only
+// the pod can reach.
 type noRedirects struct{ http.RoundTripper }
 
 func (n noRedirects) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -55,14 +57,14 @@ func (n noRedirects) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// fetchRoots fetches certificates, PEM. Without a hash nothing but the transport proves them, which config lets be
-// https only; with one, only those with that public key are returned.
+// fetchRoots fetches certificates, PEM. Without a hash only the transport proves them, so internal/config requires
+// https then. With a hash, only certificates with that public key are returned.
 func fetchRoots(ctx context.Context, client *http.Client, url, hash string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
-	// A redirect to plain http would leave the transport that proves them.
+	// A redirect to plain http would bypass the transport that proves the certificates.
 	checked := *client
 	checked.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	answer, err := checked.Do(req)

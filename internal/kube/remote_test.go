@@ -25,7 +25,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// An apiserver that redirects is not followed: to where it says, only this pod may get.
+// TestRedirectsAreNotFollowed: the client does not follow an apiserver's redirect, which may lead to a service that
+// only this pod can reach.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	asked := false
 	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
@@ -47,8 +48,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// An apiserver is reached by its URL, with the token of a ServiceAccount in a file and roots that are fetched: those
-// that nothing proves are not taken, and a token that is written later is used without a restart.
+// TestRemoteAPI: a client reaches an apiserver by its URL, with a ServiceAccount's token from a file and fetched roots.
+// Unproven roots are refused, and a new token is used without a restart.
 func TestRemoteAPI(t *testing.T) {
 	server := kubetest.Start(t)
 	ctx, admin := t.Context(), kubernetes.NewForConfigOrDie(server)
@@ -99,7 +100,7 @@ func TestRemoteAPI(t *testing.T) {
 		}
 	}
 
-	// Roots in a file: those of another cluster do not prove the apiserver.
+	// Roots from a file: those of another cluster do not prove the apiserver.
 	caFile := filepath.Join(t.TempDir(), "ca.crt")
 	other := secure.Certificate().Raw
 	testkit.Must(t, os.WriteFile(caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: other}), 0o600))
@@ -116,7 +117,7 @@ func TestRemoteAPI(t *testing.T) {
 	if err := version(); err == nil || !strings.Contains(err.Error(), "x509: certificate signed by unknown authority") {
 		t.Errorf("with the root of another cluster: %v", err)
 	}
-	byFile.RemoteCAPath += ".right" // a client keeps what it read of a file for a while
+	byFile.RemoteCAPath += ".right" // a client caches the content of a file for a while
 	testkit.Must(t, os.WriteFile(byFile.RemoteCAPath, roots, 0o600))
 	testkit.Must(t, version())
 
@@ -135,7 +136,7 @@ func TestRemoteAPI(t *testing.T) {
 		t.Fatalf("with no token: %v", err)
 	}
 	testkit.Must(t, os.WriteFile(file, []byte(token.Status.Token), 0o600))
-	// client-go keeps a token for a moment after it read it, and drops it when it is refused.
+	// client-go caches a token for a moment after reading it, and drops it after a refusal.
 	testkit.Eventually(t, 3*time.Minute, "the token is read again", func() error {
 		name, err := review()
 		if err == nil && name != "system:serviceaccount:default:remote" {

@@ -13,21 +13,21 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// storeEvery is the interval at which the apiserver is asked for the revision of its store.
+// storeEvery is the interval at which FollowStore reads the revision of the store.
 const storeEvery = 10 * time.Second
 
-// ErrPutBack is the error if the cluster's etcd was restored to an earlier state during a watch. A watch that continues
-// from a resourceVersion that the store has not reached yet is silent until it has, and then lacks the changes between:
-// it never gets an error. Kubernetes requires a restart of all components for this reason
+// ErrPutBack is the error after the cluster's etcd was restored to an earlier state during a watch. A watch that
+// continues from a resourceVersion that the store has not reached yet is silent until the store reaches it, and then
+// lacks the changes between; it never gets an error. For this reason, Kubernetes requires a restart of all components
 // (https://kubernetes.io/docs/tasks/administer-cluster/configure-upgrade-etcd/#restoring-an-etcd-cluster).
 var ErrPutBack = errors.New(
 	"the cluster's etcd was put back to an earlier state, and watches from before miss what happens now",
 )
 
-// FollowStore asks every ten seconds for the revision of the cluster's store, until ctx ends, and returns an ErrPutBack
-// if it is less than before, or than read returns. read, which may be nil, returns the latest resourceVersion that was
-// read from that store. list lists any objects in it: a list without a resourceVersion is consistent, and no lagging
-// apiserver answers it with an older one.
+// FollowStore reads the revision of the cluster's store every storeEvery until ctx ends. It returns an ErrPutBack if
+// the revision is less than an earlier one, or than the result of read. read, which may be nil, returns the latest
+// resourceVersion that was read from that store. list lists any objects in the store: a list without a resourceVersion
+// is consistent, so no lagging apiserver answers it with an older revision.
 func FollowStore(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
 	read func() uint64) error {
 	tick := time.NewTicker(storeEvery)

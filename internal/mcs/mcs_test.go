@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// counted counts the requests that an apiserver answers, and those among them that read definitions.
+// counted counts the requests that an apiserver answers, and those of them that read definitions.
 type counted struct {
 	mu                sync.Mutex
 	all, ofDefinition int
@@ -58,7 +58,7 @@ func (c *counted) reset() (all, ofDefinition int) {
 	return all, ofDefinition
 }
 
-// clock is the time that only a test advances.
+// clock is a clock that only the test advances.
 type clock struct {
 	mu sync.Mutex
 	at time.Time
@@ -103,7 +103,7 @@ func newEnvironment(t *testing.T) *environment {
 	return e
 }
 
-// define applies both definitions, changed, and waits until the apiserver serves them.
+// define applies both definitions after change, and waits until the apiserver serves them.
 func (e *environment) define(change func(*apiextensionsv1.CustomResourceDefinition)) {
 	e.t.Helper()
 	all := e.crds.ApiextensionsV1().CustomResourceDefinitions()
@@ -161,8 +161,8 @@ func serviceImport(name string) *mcsv1beta1.ServiceImport {
 		Spec: mcsv1beta1.ServiceImportSpec{Type: mcsv1beta1.ClusterSetIP, Ports: []mcsv1beta1.ServicePort{{Port: 80}}}}
 }
 
-// TestRequests: a real apiserver gets two requests for a ServiceImport with a status, and two questions for the
-// definitions in a time, however many are written. Lists ask before and after, each time.
+// TestRequests: a real apiserver gets two requests for a ServiceImport with a status, and two for the definitions
+// within a time, however many imports are written. Each list reads the definitions before and after.
 func TestRequests(t *testing.T) {
 	e := newEnvironment(t)
 	e.define(func(*apiextensionsv1.CustomResourceDefinition) {})
@@ -220,7 +220,7 @@ func TestRequests(t *testing.T) {
 	}
 	e.reset()
 
-	// Somebody else changed it: the object may be of a definition that was applied again.
+	// Another writer changed it: the definition may have been applied again since.
 	made, err := imports.Create(ctx, serviceImport("echo"))
 	testkit.Must(t, err)
 	_, err = imports.Update(ctx, func() *mcsv1beta1.ServiceImport {
@@ -238,8 +238,8 @@ func TestRequests(t *testing.T) {
 	is("a conflict, and a read", 2+2, 2)
 }
 
-// TestRememberedVersion: whatever is remembered, no object counts as absent because its API is: when the definitions go
-// or serve another version, the request that meets it says so, or is sent again.
+// TestRememberedVersion: whatever version is remembered, no object counts as absent because its API is absent. If the
+// definitions are deleted or serve another version, the next request reports that, or is sent again.
 func TestRememberedVersion(t *testing.T) {
 	e := newEnvironment(t)
 	imports, ctx := e.client.Imports(), t.Context()
@@ -256,7 +256,7 @@ func TestRememberedVersion(t *testing.T) {
 	made, err := imports.Create(ctx, serviceImport("echo"))
 	testkit.Must(t, err)
 
-	// v1alpha1 alone, as with the definitions of v0.2.
+	// Only v1alpha1, as in the definitions of v0.2.
 	e.define(func(d *apiextensionsv1.CustomResourceDefinition) {
 		for i := range d.Spec.Versions {
 			d.Spec.Versions[i].Served = d.Spec.Versions[i].Name == "v1alpha1"
@@ -293,8 +293,8 @@ func TestRememberedVersion(t *testing.T) {
 	}
 }
 
-// TestBelievedDeletions: a watch that has many deletions asks once for those that came before it asked, and passes
-// nothing on of those that came with the end of the API.
+// TestBelievedDeletions: a watch with many deletions reads the definitions once for all deletions before the request,
+// and drops those that come with the end of the API.
 func TestBelievedDeletions(t *testing.T) { synctest.Test(t, testBelievedDeletions) }
 
 func testBelievedDeletions(t *testing.T) {
@@ -318,7 +318,7 @@ func testBelievedDeletions(t *testing.T) {
 	}
 	go source.Delete(serviceImport("first"))
 	<-questions
-	for i := range 500 { // while the question is out
+	for i := range 500 { // while the request is in flight
 		source.Delete(serviceImport(fmt.Sprint(i)))
 	}
 	answer <- nil
@@ -335,7 +335,7 @@ func testBelievedDeletions(t *testing.T) {
 			passed++
 		}
 	}
-	if asked > 3 { // the last one may still be on its way when the others are asked about
+	if asked > 3 { // the last one may arrive only when the others are already being checked
 		t.Errorf("%d questions for 501 deletions", asked)
 	}
 	go source.Delete(serviceImport("x"))
@@ -353,8 +353,8 @@ func testBelievedDeletions(t *testing.T) {
 	}
 }
 
-// TestBelievedLooks: a watch without events ends with an error five seconds after the API was served the last time, and
-// not while nothing is known of it.
+// TestBelievedLooks: a watch without events ends with an error five seconds after the API was last served, and not
+// while that is unknown.
 func TestBelievedLooks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()

@@ -1,7 +1,7 @@
-// Command mutation plants the faults of mutations.txt one by one and runs the short tests of the package that has the
-// fault: a fault that no test fails for shows what the tests do not assert. It changes no file: the compiler takes the
-// changed one instead (go build -overlay). Arguments are prefixes of file names; without any it plants all. It imports
-// nothing of semaphore.
+// Command mutation plants the faults of mutations.txt one by one, and runs the short tests of the package with the
+// fault. If no test fails, the tests lack an assertion. It changes no file: the compiler gets the changed file by go
+// build -overlay. Its arguments are prefixes of file names; without arguments it plants all faults. It imports nothing
+// of semaphore.
 package main
 
 import (
@@ -22,10 +22,10 @@ import (
 //go:embed mutations.txt
 var table string
 
-// mutation replaces the one occurrence of old in file by new.
+// mutation replaces the only occurrence of old in file by new.
 type mutation struct {
 	file, fault, old, new string
-	packages              []string // whose tests stand for it, the file's own first
+	packages              []string // packages whose tests run, the file's own first
 }
 
 func main() {
@@ -80,7 +80,7 @@ func run(prefixes []string) error {
 	return nil
 }
 
-// parse reads mutations of three lines each: "FILE [PACKAGE ...]: FAULT", "- OLD" and "+ NEW".
+// parse parses mutations of three lines each: "FILE [PACKAGE ...]: FAULT", "- OLD" and "+ NEW".
 func parse(text string) (all []mutation, err error) {
 	lines := slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool {
 		return line == "" || strings.HasPrefix(line, "#")
@@ -101,7 +101,7 @@ func parse(text string) (all []mutation, err error) {
 
 var failed = regexp.MustCompile(`(?m)^--- FAIL: (\S+)|^panic: test timed out`)
 
-// plant returns the first test that fails for the fault, "" for none.
+// plant returns the first test that fails with the fault; "" if none does.
 func (m mutation) plant(dir string) (by string, err error) {
 	code, err := os.ReadFile(m.file)
 	if err != nil {

@@ -2,8 +2,7 @@ package naming
 
 import "testing"
 
-// FuzzNames: names that are put together are taken apart again as they were, and a device has a name that a kernel
-// takes.
+// FuzzNames: names that are joined can be split into the same parts, and the kernel accepts the name of a device.
 func FuzzNames(f *testing.F) {
 	f.Add("c2", "shop", "web", 2)
 	f.Add("a-cluster-with-a-long-name", "a-b", "c.part-3", 1)
@@ -19,7 +18,7 @@ func FuzzNames(f *testing.F) {
 			t.Errorf("the device of %q is %q", cluster, device)
 		}
 		if _, of := SplitSetPart(ClusterLabel(cluster) + "-" + namespace); of > 1 {
-			return // a dot in the name of a namespace
+			return // the name of a namespace has no dot
 		}
 		set := Set(cluster, namespace, name)
 		if got, of := SplitSetPart(set); got != set || of != 1 {

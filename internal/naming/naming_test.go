@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Every value here is in clusters, policies, dashboards and DNS rewrites of users: a test
-// that fails here says that an upgrade would break them.
+// TestNamesNeverChange: clusters, policies, dashboards and DNS rewrites of users contain all of these values. If this
+// test fails, an upgrade would break them.
 func TestNamesNeverChange(t *testing.T) {
 	for what, c := range map[string]struct{ got, want string }{
 		// semaphore-wireguard
@@ -57,7 +57,7 @@ func TestNamesNeverChange(t *testing.T) {
 		"source name":      {AnnotationSourceName, "semaphore.uw.io/source-name"},
 		"pool":             {Pool("c2", "10.2.0.0/16"), "semaphore-c2-10-2-0-0-16"},
 		"import":           {Import("shop", "echo"), "mcs-shop-73736d-echo"},
-		// 128 bits of the hash: remotes choose the names.
+		// The hash has 128 bits, because remotes choose the names.
 		"import, too long": {Import(strings.Repeat("n", 63), strings.Repeat("n", 63)),
 			"mcs-73736d-671a356fcfb514cf8b6b0ae95989d851"},
 		"pool, IPv6": {Pool("c2", "fd00:2::/48"), "semaphore-c2-fd00-2---48"},
@@ -68,7 +68,7 @@ func TestNamesNeverChange(t *testing.T) {
 	}
 }
 
-// TestForeignCluster: a namespace names the cluster that is read from it, unless it has a hash.
+// TestForeignCluster: the namespace of an exporter identifies the cluster that it reads, unless it has a hash.
 func TestForeignCluster(t *testing.T) {
 	for namespace, want := range map[string]string{
 		ForeignNamespace("c2"): "c2", ForeignNamespace("reads-me"): "reads-me",
@@ -118,8 +118,8 @@ func TestWireGuardAnnotationCluster(t *testing.T) {
 	}
 }
 
-// Every name of an interface is one that the kernel takes, one of ours again when seen,
-// and another cluster's name gives another.
+// TestDevice: the kernel accepts every name of an interface, IsDevice recognizes it, and another cluster's name results
+// in a different one.
 func TestDevice(t *testing.T) {
 	seen := map[string]string{}
 	for _, cluster := range []string{
@@ -158,11 +158,11 @@ func TestIsDevice(t *testing.T) {
 		{"wireguard", "", false},
 		{"wg0", "", false},
 		{short, "wireguard.aws-eu-west-1", true},
-		{short, "", false}, // a hash alone says nothing
+		{short, "", false}, // a hash alone proves nothing
 		{short, "wireguard.aws-eu-west-2", false},
 		{short, "aws-eu-west-1", false},
 		{"wg.0000000000", "wireguard.aws-eu-west-1", false},
-		{"wg0", "wireguard.c2", false}, // an alias that someone copied
+		{"wg0", "wireguard.c2", false}, // a copied alias
 		{"eth0", "uplink", false},
 	} {
 		if got := IsDevice(c.name, c.alias); got != c.want {
@@ -171,7 +171,7 @@ func TestIsDevice(t *testing.T) {
 	}
 }
 
-// What distinguishes two objects distinguishes their names.
+// TestNamesAreDistinct: two different objects have different names.
 func TestNamesAreDistinct(t *testing.T) {
 	if Set("c1", "a-b", "c") != Set("c1", "a", "b-c") {
 		t.Error("the sets that collide no longer do: the suffix has lost its purpose")
@@ -184,7 +184,7 @@ func TestNamesAreDistinct(t *testing.T) {
 	}
 }
 
-// With parts as long as they may be, names are still what the API takes.
+// TestNamesAreValid: the API accepts names whose parts have the maximal length.
 func TestNamesAreValid(t *testing.T) {
 	for _, cluster := range []string{strings.Repeat("c", 32), strings.Repeat("c", 63), longestDotted} {
 		namesAreValid(t, cluster)
@@ -231,7 +231,7 @@ func namesAreValid(t *testing.T, cluster string) {
 	}
 }
 
-// Whatever sets are called, no part of one has the name of another set, or of a part of it.
+// TestPartsOfSets: whatever the names of sets, no part of one has the name of another set, or of a part of it.
 func TestPartsOfSets(t *testing.T) {
 	sets := map[string]string{}
 	for _, name := range []string{"web", "web.part-2", "web.part-3", "web.part-2.part-2", "web.part-1", "web.part-02",
@@ -253,10 +253,10 @@ func TestPartsOfSets(t *testing.T) {
 	}
 }
 
-// longestDotted is a name with dots that is as long as one may be.
+// longestDotted is a name with dots of the maximal length.
 var longestDotted = strings.Repeat("c", 55) + ".example"
 
-// TestIsClusterName: what can be the name of a cluster.
+// TestIsClusterName: which texts are valid cluster names.
 func TestIsClusterName(t *testing.T) {
 	// The definition of RemoteClusters and the chart have the same rule.
 	rules := map[string]*regexp.Regexp{}
@@ -295,8 +295,8 @@ func TestIsClusterName(t *testing.T) {
 	}
 }
 
-// TestClusterLabel: a name without dots of up to 32 characters stands for itself, as it always did; for any other there
-// is a label that is short, without dots, and distinct.
+// TestClusterLabel: the label of a name without dots and of up to 32 characters is the name itself, as in earlier
+// releases. Any other name has a label that is short, without dots, and distinct.
 func TestClusterLabel(t *testing.T) {
 	for _, plain := range []string{"c1", "0", "aws-eu-west-1", strings.Repeat("c", 32), "x49059f49bc"} {
 		if got := ClusterLabel(plain); got != plain {
@@ -311,7 +311,7 @@ func TestClusterLabel(t *testing.T) {
 			t.Errorf("%s: %s begins no name of a Service: %v", name, ClusterLabel(name), errs)
 		}
 	}
-	// These are in clusters of users: they never change.
+	// Clusters of users contain these: they never change.
 	for what, c := range map[string]struct{ got, want string }{
 		"label":        {ClusterLabel("eu-1.example.com"), "x1853a87fd3"},
 		"device":       {Device("eu-1.example.com"), "wg.1853a87fd3"},
@@ -329,7 +329,8 @@ func TestClusterLabel(t *testing.T) {
 	}
 }
 
-// Names that differ only in where a dot or a dash is give different names of everything.
+// TestDottedNamesAreDistinct: names that differ only in the place of a dot or a dash result in different names of
+// everything.
 func TestDottedNamesAreDistinct(t *testing.T) {
 	clusters := []string{"c2", "c2-eu", "c2.eu", "c2.eu-pay", "c2-eu.pay", "c2.eu.pay", "c2eu", "eu.c2", longestDotted,
 		strings.Repeat("c", 63), strings.Repeat("c", 62)}
@@ -354,7 +355,7 @@ func TestDottedNamesAreDistinct(t *testing.T) {
 	}
 }
 
-// TestPartsHaveOneSpelling: a name that only looks like that of a part is the name of a set.
+// TestPartsHaveOneSpelling: a name that only resembles that of a part is the name of a set.
 func TestPartsHaveOneSpelling(t *testing.T) {
 	for name, part := range map[string]int{"web.part-2": 2, "web.part-02": 1, "web.part-1": 1, "web.part-+2": 1} {
 		if _, got := SplitSetPart(name); got != part {

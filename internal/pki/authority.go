@@ -15,7 +15,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 )
 
-// backdate allows for clocks of other clusters that are behind.
+// backdate makes certificates valid for clusters whose clocks are behind.
 const backdate = 5 * time.Minute
 
 // pair is a certificate and its key.
@@ -24,7 +24,8 @@ type pair struct {
 	key  *ecdsa.PrivateKey
 }
 
-// commonName is a name for people, cut to what a certificate takes (RFC 5280, ub-common-name). What counts is the URI.
+// commonName returns a name for people, cut to the limit of certificates (RFC 5280, ub-common-name). Only the URI
+// identifies the owner.
 func commonName(text string) pkix.Name {
 	const most = 64
 	return pkix.Name{CommonName: text[:min(len(text), most)]}

@@ -91,7 +91,7 @@ func Init(dir, cluster string, v Validity, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	// The authority's own key comes last: a directory with ca.key is complete.
+	// The authority's own key is written last: a directory with ca.key is complete.
 	for _, part := range Parts {
 		leaf, err := ca.issue(IDOf(cluster, part), now, v.Certificate)
 		if err != nil {
@@ -119,8 +119,8 @@ func IDOf(cluster, part string) spiffeid.ID {
 	}
 }
 
-// Bundle returns what peers need to trust the cluster whose authority is in dir: its root certificates, PEM; two while
-// its authority is replaced. It is public.
+// Bundle returns the root certificates, PEM, with which peers trust the cluster whose authority is in dir; there are
+// two while the authority is replaced. They are public.
 func Bundle(dir string) (cluster string, bundle []byte, err error) {
 	cluster, roots, err := roots(dir)
 	if err != nil {

@@ -25,7 +25,7 @@ const day = 24 * time.Hour
 
 var validity = Validity{Authority: 10 * 365 * day, Certificate: 365 * day}
 
-// must ends the test where there is an error.
+// must ends the test on an error.
 var must = testkit.Must
 
 func read(t *testing.T, path ...string) []byte {
@@ -106,7 +106,7 @@ func TestInitWritesOverNothing(t *testing.T) {
 		!strings.Contains(err.Error(), "ca.key: exists already") {
 		t.Errorf("a second time: %v", err)
 	}
-	// One that was cut short has no ca.key.
+	// An interrupted Init leaves no ca.key.
 	must(t, os.Remove(filepath.Join(dir, "ca.key")))
 	if err := Init(dir, "c1", validity, time.Now()); err == nil ||
 		!strings.Contains(err.Error(), "is not overwritten") {
@@ -144,11 +144,11 @@ func TestSecrets(t *testing.T) {
 	c1, c2 := initialised(t, "c1"), initialised(t, "c2")
 	_, peer, err := Bundle(c2)
 	must(t, err)
-	// An operator's file that holds more than it should.
+	// An operator's file contains more than it should.
 	careless := append(append([]byte{}, peer...), read(t, c2, "ca.key")...)
 	out, err := Secrets(c1, "semaphore", map[string][]byte{"c2": careless}, time.Now())
 	if err != nil {
-		// The library may also refuse such a file; either way the key goes nowhere.
+		// The library may also refuse such a file. In either case the key is not printed.
 		out, err = Secrets(c1, "semaphore", map[string][]byte{"c2": peer}, time.Now())
 		must(t, err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 )
 
-// trusted are the roots of the bundle in dir, and what is wrong with the certificates under them.
+// trusted returns the roots of the bundle in dir, and checks the certificates under them.
 func trusted(t *testing.T, dir string) []*x509.Certificate {
 	t.Helper()
 	cluster, pem, err := Bundle(dir)
@@ -25,7 +25,7 @@ func trusted(t *testing.T, dir string) []*x509.Certificate {
 	return bundle.X509Authorities()
 }
 
-// passes reports whether a peer that has these roots lets the part in.
+// passes reports whether a peer with these roots accepts the part.
 func passes(t *testing.T, dir, part string, roots []*x509.Certificate) bool {
 	t.Helper()
 	svid, err := x509svid.Load(filepath.Join(dir, part, "tls.crt"), filepath.Join(dir, part, "tls.key"))
@@ -42,7 +42,7 @@ func stageIs(t *testing.T, dir string, want Stage) {
 	}
 }
 
-// private looks at the modes of all files, and that no temporary one is left.
+// private checks the modes of all files, and that no temporary file is left.
 func private(t *testing.T, dir string) {
 	t.Helper()
 	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -111,14 +111,14 @@ func TestRotate(t *testing.T) {
 	}
 }
 
-// crossed is a directory with one authority's certificate and another's key.
+// crossed returns a directory with one authority's certificate and another one's key.
 func crossed(t *testing.T) string {
 	a, b := initialised(t, "c1"), initialised(t, "c1")
 	must(t, os.Rename(filepath.Join(b, "ca.key"), filepath.Join(a, "ca.key")))
 	return a
 }
 
-// snapshot is all files and what is in them.
+// snapshot returns all files with their contents.
 func snapshot(t *testing.T, dir string) string {
 	t.Helper()
 	var all strings.Builder
@@ -165,7 +165,7 @@ func TestRotateCA(t *testing.T) {
 	if string(read(t, dir, "semaphorectl", "c1.pem")) != string(pemOf(both...)) {
 		t.Error("semaphorectl does not trust the next authority")
 	}
-	// Certificates that are rotated meanwhile are of the authority that everyone trusts.
+	// Certificates that are rotated meanwhile are signed by the authority that everybody trusts.
 	must(t, Rotate(dir, nil, day, now))
 	if !passes(t, dir, "broker", first) {
 		t.Error("a certificate of the next authority in step 1")
@@ -201,11 +201,12 @@ func TestRotateCA(t *testing.T) {
 		}
 	}
 	must(t, Rotate(dir, nil, day, now))
-	must(t, RotateCA(dir, 1, validity, now)) // and again
+	must(t, RotateCA(dir, 1, validity, now)) // repeated
 	private(t, dir)
 }
 
-// Step 3 would cost a part whose certificate is still of the old authority.
+// TestRotateCARefusesWhileOldCertificatesAreUsed: step 3 would break a part whose certificate is still signed by the
+// old authority.
 func TestRotateCARefusesWhileOldCertificatesAreUsed(t *testing.T) {
 	dir := initialised(t, "c1")
 	must(t, RotateCA(dir, 1, validity, time.Now()))
@@ -222,8 +223,8 @@ func TestRotateCARefusesWhileOldCertificatesAreUsed(t *testing.T) {
 	}
 }
 
-// Step 2 is the one with many writes. Wherever it is cut short, the bundle holds both roots and step 2, taken
-// again, comes to the same end.
+// TestRotateCACutShort: step 2 has many writes. Wherever it is interrupted, the bundle has both roots, and a repeated
+// step 2 has the same result.
 func TestRotateCACutShort(t *testing.T) {
 	rename := func(from, to string) func(string) error {
 		return func(dir string) error { return os.Rename(filepath.Join(dir, from), filepath.Join(dir, to)) }
@@ -314,7 +315,7 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-// What is printed for kubectl is what peers take.
+// TestSecretsRefusesWhatPeersWould: Secrets prints only what peers accept.
 func TestSecretsRefusesWhatPeersWould(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil func(dir string)

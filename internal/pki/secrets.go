@@ -74,8 +74,8 @@ func Secrets(dir, namespace string, peers map[string][]byte, now time.Time) ([]b
 	return out.Bytes(), nil
 }
 
-// PeerBundle returns the bundle of a peer in the form that own mounts, from what the peer sent. It refuses a bundle of
-// another cluster or of none.
+// PeerBundle returns the bundle of a peer, from what the peer sent, in the form in which the cluster own mounts it. It
+// refuses a bundle of another cluster, or of none.
 func PeerBundle(own, name string, pem []byte) ([]byte, error) {
 	if name == own {
 		return nil, fmt.Errorf("bundle of %q: that is this cluster itself", name)
@@ -94,7 +94,7 @@ func PeerBundle(own, name string, pem []byte) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bundle of %q is not what `semaphorectl pki bundle` prints there: %w", name, err)
 	}
-	// A certificate that names another cluster was given under the wrong name.
+	// A certificate of another cluster was given under the wrong name.
 	for _, cert := range bundle.X509Authorities() {
 		if len(cert.URIs) == 1 && cert.URIs[0].Host != name {
 			return nil, fmt.Errorf("bundle of %q: its certificate is that of %q", name, cert.URIs[0].Host)

@@ -106,7 +106,7 @@ func (c claims) overlapping(p netip.Prefix) []claim {
 	return all
 }
 
-// taker returns the node that keeps p, if another node than the one that claims it with that rank does.
+// taker returns the node that keeps p; false if that is the node that claims it with this rank.
 func (c claims) taker(p cidr, node string) (string, bool) {
 	first := claim{node, p.rank}
 	for _, other := range c.overlapping(p.Prefix) {

@@ -7,8 +7,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// FuzzBlockAffinity: whatever a BlockAffinity holds, which every node's CNI plugin may write, it is a node's block with
-// a prefix in its canonical form, or none.
+// FuzzBlockAffinity: whatever a BlockAffinity contains, which every node's CNI plugin may write, the result is a node's
+// block with a prefix in canonical form, or none.
 func FuzzBlockAffinity(f *testing.F) {
 	for _, text := range []string{
 		`{"spec":{"state":"confirmed","node":"n1","cidr":"10.1.1.0/26","deleted":"false"}}`,

@@ -34,7 +34,7 @@ type Table struct {
 	users int
 }
 
-// node is the last seen state of a node, and its prefixes.
+// node has the last known state of a node, and its prefixes.
 type node struct {
 	// podCIDRs are its spec.podCIDRs, and malformed is why some of them are invalid.
 	podCIDRs  []cidr
@@ -54,7 +54,7 @@ type Changed struct {
 	// Nodes whose prefixes or problem may have changed, in an order in which at no step two nodes have one prefix:
 	// those that lose one come first, with the rest, and again if they also get one.
 	Nodes []Node
-	// Strays are names by which Calico knows a node, for which Table.Strays may have changed.
+	// Strays are names under which Calico knows nodes, and for which Table.Strays may have changed.
 	Strays []string
 }
 
@@ -101,8 +101,8 @@ func (t *Table) Problem(name string) string {
 	return ""
 }
 
-// Strays counts the blocks that are affine to no existing node: Calico knows the nodes by other names, or a node was
-// just deleted.
+// Strays returns the number of blocks that are affine to a node of this name if no such node exists: Calico uses other
+// names for the nodes, or the node was just deleted.
 func (t *Table) Strays(name string) int {
 	if t.nodes[name] != nil {
 		return 0
@@ -175,7 +175,7 @@ func (t *Table) blocksChanged(nodes ...string) Changed {
 	return Changed{t.settle(concerned), nodes}
 }
 
-// choose updates what a node claims, and returns the names of those that may lose or gain.
+// choose updates the claims of a node, and returns the names of the nodes that may lose or gain prefixes.
 func (t *Table) choose(name string) []string {
 	it := t.nodes[name]
 	if it == nil {
@@ -196,7 +196,8 @@ func (t *Table) choose(name string) []string {
 	return t.claim(name, it.podCIDRs, unread, false)
 }
 
-// claim records what a node claims, and returns the names of those that may lose or gain, itself among them.
+// claim records the claims of a node, and returns the names of the nodes that may lose or gain prefixes, itself among
+// them.
 func (t *Table) claim(name string, cidrs []cidr, unread string, byBlocks bool) []string {
 	it := t.nodes[name]
 	concerned := []string{name}
@@ -260,7 +261,7 @@ func (t *Table) settle(names []string) []Node {
 		}
 	}
 	if len(losers) == 1 && len(gainers) > 0 {
-		// What it gets belonged to nobody, or it would not be the only one that loses.
+		// Its gain belonged to no node: otherwise it would not be the only one that loses.
 		if i := slices.IndexFunc(gainers, func(n Node) bool { return n.Name == losers[0].Name }); i >= 0 {
 			losers[0] = gainers[i]
 			gainers = slices.Delete(gainers, i, i+1)
@@ -319,7 +320,7 @@ func parse(texts []string, rank rank) (cidrs []cidr, malformed string) {
 	return cidrs, malformed
 }
 
-// Within reports whether a subnet lies in one of several; in any, if there are none.
+// Within reports whether a subnet lies in one of several subnets. An empty list contains all.
 func Within(p netip.Prefix, subnets []netip.Prefix) bool {
 	return len(subnets) == 0 || slices.ContainsFunc(subnets, func(s netip.Prefix) bool {
 		return s.Bits() <= p.Bits() && s.Contains(p.Addr())

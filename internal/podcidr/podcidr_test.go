@@ -16,14 +16,14 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// step is one thing that happens to a table.
+// step is one change of a table.
 type step func(*Table) Changed
 
 func putNode(name string, podCIDRs ...string) step {
 	return putNodeOf(1, types.UID(name), name, podCIDRs...)
 }
 
-// putNodeOf is of a Node that was created in a second, with a UID.
+// putNodeOf puts a Node with a creation time, in seconds, and a UID.
 func putNodeOf(second int64, uid types.UID, name string, podCIDRs ...string) step {
 	return func(t *Table) Changed {
 		return t.PutNode(&corev1.Node{
@@ -50,7 +50,7 @@ func noBlock(node, cidr string) step {
 	return func(t *Table) Changed { return t.DeleteBlock(node + "-" + cidr) }
 }
 
-// TestAuto: what is taken for the prefixes of nodes, by what there is to be seen.
+// TestAuto: which prefixes nodes have with the source auto.
 func TestAuto(t *testing.T) {
 	for name, test := range map[string]struct {
 		steps []step
@@ -135,7 +135,7 @@ func TestAuto(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			table := New(config.AutoAllowedIPs, []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"),
 				netip.MustParsePrefix("fd00:1::/48")})
-			published := map[string][]string{} // as who follows the changes has it
+			published := map[string][]string{} // as a client that follows the changes has them
 			for _, s := range test.steps {
 				for _, step := range s(table).Nodes {
 					node := step.Name
@@ -164,8 +164,8 @@ func TestAuto(t *testing.T) {
 	}
 }
 
-// TestOwnersKeepTheirBlocks: what a node has, no other takes by its name, by coming later, or by writing to its object;
-// a table that begins with what there is in the end decides the same.
+// TestOwnersKeepTheirBlocks: a node's prefix cannot be taken by another node's name, by a later claim, or by a write to
+// the claim's object. A table that starts with the final objects decides the same.
 func TestOwnersKeepTheirBlocks(t *testing.T) {
 	for name, test := range map[string]struct {
 		from  config.AllowedIPs

@@ -52,15 +52,15 @@ const (
 
 // Pages are what the HTTP listener serves.
 type Pages struct {
-	// Metrics are for everybody.
+	// Metrics are the public metrics.
 	Metrics prometheus.Gatherer
-	// Private, if not nil, are the metrics for the clients that Trusted accepts, in place of Metrics. Other clients do
-	// not see why the process is not ready either.
+	// Private, if not nil, are the metrics for clients that Trusted accepts, in place of Metrics. Other clients do not
+	// get the reason why the process is not ready either.
 	Private prometheus.Gatherer
 	Trusted func(local, remote netip.Addr) bool
 	// Ready returns why the process is not ready, nil if it is, and a note in either case, which may be empty.
 	Ready func() (note string, err error)
-	// Found returns all that the process finds wrong, as its metrics count it; nil for a process that judges nothing.
+	// Found returns all findings of the process, as its metrics count them; nil for a process without findings.
 	Found func() []finding.Finding
 }
 
@@ -69,7 +69,7 @@ func (p Pages) Serve(ctx context.Context, address string) error {
 	mux := http.NewServeMux()
 	list := make(chan struct{}, maxScrapes)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
-		// It asks no part for anything: a kubelet that gets no answer here kills the process, and that fixes nothing.
+		// It depends on no part: a kubelet that gets no answer here kills the process, which fixes nothing.
 		fmt.Fprintln(w, "ok")
 		if r.URL.Query().Has("verbose") {
 			_, err := p.Ready()
@@ -112,7 +112,7 @@ func (p Pages) Serve(ctx context.Context, address string) error {
 	return serve(ctx, address, mux)
 }
 
-// codes are those of findings, each once.
+// codes returns the codes of findings, each once.
 func codes(all []finding.Finding) string {
 	var out []string
 	for _, f := range all {
@@ -124,8 +124,8 @@ func codes(all []finding.Finding) string {
 }
 
 // list writes a line for each finding of the process. Those that make it not ready begin with [-], the others with [!].
-// Texts, which may have addresses, are only for those who are trusted, and of those that make the process not ready:
-// the others are for semaphorectl status.
+// Only trusted clients get the texts, which may have addresses, and only those of findings that make the process not
+// ready: semaphorectl status shows the others.
 func (p Pages) list(w io.Writer, busy chan struct{}, blocks []finding.Finding, trusted bool) {
 	select {
 	case busy <- struct{}{}: // it costs as much as a scrape
@@ -162,8 +162,8 @@ func (p Pages) list(w io.Writer, busy chan struct{}, blocks []finding.Finding, t
 	}
 }
 
-// trusts reports whether a request comes from a client that may see all. It uses the address of the connection, and no
-// header.
+// trusts reports whether a request comes from a client that may see everything. It uses the address of the connection,
+// and no header.
 func (p Pages) trusts(r *http.Request) bool {
 	if p.Private == nil {
 		return true
@@ -204,7 +204,7 @@ func serve(ctx context.Context, address string, handler http.Handler) error {
 	}
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()
-	// Clients do not authenticate here, so that a kubelet's probe gets its room from the client with the most
+	// Clients do not authenticate here, so a kubelet's probe gets room at the cost of the client with the most
 	// connections.
 	limits := conns.Limits{All: maxHTTPConnections, Unproven: maxHTTPConnections}
 	if err := srv.Serve(conns.New(limits, func(string) { httpRefused.Inc() }).Listener(listener)); !errors.Is(err,

@@ -67,7 +67,8 @@ func get(t *testing.T, url string) (code int, body string) {
 	return resp.StatusCode, string(b)
 }
 
-// Who is not trusted gets the open metrics, and no reason why a process is not ready; headers do not count.
+// TestPrivatePages: a client that is not trusted gets only the public metrics, and no reason why a process is not
+// ready; headers have no effect.
 func TestPrivatePages(t *testing.T) {
 	secret := prometheus.NewRegistry()
 	secret.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "secret"}))
@@ -153,7 +154,7 @@ func TestHTTP(t *testing.T) {
 			t.Errorf("/metrics: %d, lacks %q", code, want)
 		}
 	}
-	// A profile tells much of a process; it is not for everyone who may scrape.
+	// A profile reveals much of a process, so clients that may scrape do not get it.
 	for _, path := range []string{"/", "/debug/pprof/", "/debug/pprof/heap"} {
 		if code, _ := get(t, url+path); code != 404 {
 			t.Errorf("%s: %d; want 404", path, code)
@@ -169,8 +170,8 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// /readyz answers with the codes of what makes the process not ready, and says more on request; /healthz answers 200
-// whatever is wrong, and asks nobody unless it is asked to.
+// TestCodes: /readyz lists the codes of what makes the process not ready, and details on request. /healthz answers 200
+// whatever is wrong, and computes findings only on request.
 func TestCodes(t *testing.T) {
 	var asked atomic.Int32
 	key := finding.New(finding.KeyFile, "c2", 1, "the file is damaged")
@@ -203,7 +204,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// Those who ask for the list at once do not cost more than scrapes may.
+// TestListsAtOnce: concurrent requests for the list do not cost more than scrapes may.
 func TestListsAtOnce(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	url := listen(t, func(ctx context.Context, address string) error {
@@ -267,8 +268,8 @@ func TestHTTPAfterTheEnd(t *testing.T) {
 	}
 }
 
-// A trace that takes longer than the read timeout is whole: a server of net/http lifts that timeout while it answers.
-// Who sends no end of the header is disconnected.
+// TestLongProfile: a trace that takes longer than the read timeout is complete, because a server of net/http suspends
+// that timeout while it answers. A client that does not complete the header is disconnected.
 func TestLongProfile(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes 12 s")

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Bounds of the log, so that neither a remote nor a retry can fill a disk with it.
+// Bounds of the log, so that neither a remote nor a retry can fill a disk.
 const (
 	// A line with the same text about the same object is written lineBurst times at once, and then each lineEvery.
 	lineBurst = 10
 	lineEvery = 10 * time.Second
-	// placeBurst and placeRate (a second) bound all lines of one place in the code: a remote may choose the names of the
-	// objects. A list of what is found at a start, with a line for each object, fits into the burst.
+	// placeBurst and placeRate, in lines per second, bound all lines of one place in the code: a remote may choose the
+	// names of the objects. The burst is enough for a list of what a start finds, with a line for each object.
 	placeBurst, placeRate = 20_000, 1
 	// keyLength bounds each text of a line that is remembered: a remote may choose them.
 	keyLength = 200
@@ -24,8 +24,8 @@ const (
 	linesMost = 256
 )
 
-// limited is a handler that leaves out lines above the bounds. What a line is about is the value of its first
-// attribute. Debug messages have no bound: an operator has asked for them.
+// limited is a handler that omits lines above the bounds. The value of a line's first attribute says what the line is
+// about. Debug messages have no bound, because an operator requested them.
 type limited struct {
 	slog.Handler
 	bounds *bounds
@@ -50,7 +50,7 @@ type place struct {
 // line is the text of a line, and what it is about.
 type line struct{ text, with, about string }
 
-// cut returns the beginning of a text that is kept as part of a key.
+// cut shortens a text that becomes part of a key.
 func cut(text string) string {
 	if len(text) <= keyLength {
 		return text
@@ -99,7 +99,7 @@ func (h *limited) WithGroup(name string) slog.Handler {
 	return &limited{Handler: h.Handler.WithGroup(name), bounds: h.bounds, with: h.with}
 }
 
-// take reports whether a line may be written, and how many of its place were left out before it.
+// take reports whether a line may be written, and how many lines of its place were omitted before it.
 func (b *bounds) take(at uintptr, l line, now time.Time) (may bool, omitted int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -108,7 +108,7 @@ func (b *bounds) take(at uintptr, l line, now time.Time) (may bool, omitted int)
 		p = &place{all: rate.NewLimiter(placeRate, placeBurst), lines: map[line]*rate.Limiter{}}
 		b.places[at] = p
 	}
-	// The line first: one that repeats must not use up what the others of its place have.
+	// The bound of the line comes first: a repeated line must not use up the room of others in its place.
 	if limit := p.limitOf(l, now); limit != nil && !limit.AllowN(now, 1) || !p.all.AllowN(now, 1) {
 		p.omitted++
 		return false, 0
@@ -117,7 +117,7 @@ func (b *bounds) take(at uintptr, l line, now time.Time) (may bool, omitted int)
 	return true, omitted
 }
 
-// limitOf returns the limit of a line; nil if too many are remembered.
+// limitOf returns the limit of a line; nil if too many lines are remembered.
 func (p *place) limitOf(l line, now time.Time) *rate.Limiter {
 	limit := p.lines[l]
 	if limit != nil {

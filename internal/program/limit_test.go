@@ -10,7 +10,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// logged is a log with bounds, whose lines have times that the test sets.
+// logged is a log with bounds and with a clock that the test sets.
 type logged struct {
 	t       *testing.T
 	written testkit.Buffer
@@ -36,8 +36,8 @@ func (l *logged) say(h slog.Handler, place uintptr, level slog.Level, text strin
 
 func (l *logged) count(text string) int { return strings.Count(l.written.String(), text) }
 
-// TestLinesOfARetryAreLimited: a line that repeats about one object leaves room for those about others and for other
-// texts, and the next one says how many were left out.
+// TestLinesOfARetryAreLimited: a repeated line about one object leaves room for lines about other objects and with
+// other texts. The next line has the number of omitted ones.
 func TestLinesOfARetryAreLimited(t *testing.T) {
 	l := newLogged(t)
 	for range 4000 {
@@ -66,8 +66,8 @@ func TestLinesOfARetryAreLimited(t *testing.T) {
 	}
 }
 
-// TestLinesThatARemoteNamesAreLimited: a remote that has a line written about ever other names cannot fill the disk,
-// nor the memory, and takes nothing from other places in the code.
+// TestLinesThatARemoteNamesAreLimited: a remote that causes lines about ever new names can fill neither the disk nor
+// the memory, and does not use the room of other places in the code.
 func TestLinesThatARemoteNamesAreLimited(t *testing.T) {
 	l := newLogged(t)
 	for i := range 4 * placeBurst {
@@ -91,7 +91,7 @@ func TestLinesThatARemoteNamesAreLimited(t *testing.T) {
 	if n := len(l.handler.(*limited).bounds.places[1].lines); n > linesMost {
 		t.Errorf("%d lines are remembered, %d at most", n, linesMost)
 	}
-	// What is no longer logged is forgotten, so that others have bounds of their own again.
+	// Lines that are no longer logged are forgotten, so that others have bounds of their own again.
 	l.now = l.now.Add(lineBurst * lineEvery)
 	for range 2 * lineBurst {
 		l.say(l.handler, 1, slog.LevelWarn, "refused", "object", "again")
@@ -101,7 +101,8 @@ func TestLinesThatARemoteNamesAreLimited(t *testing.T) {
 	}
 }
 
-// TestLinesOfLoggersAreLimited: a logger that is about a broker has bounds of its own, and debug messages have none.
+// TestLinesOfLoggersAreLimited: a logger with a broker as its attribute has bounds of its own, and debug messages have
+// none.
 func TestLinesOfLoggersAreLimited(t *testing.T) {
 	l := newLogged(t)
 	c2 := l.handler.WithAttrs([]slog.Attr{slog.String("broker", "c2"), slog.String("address", "a")})

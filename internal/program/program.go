@@ -25,7 +25,7 @@ import (
 // Version is set when a release is built: -ldflags "-X …/internal/program.Version=v1.2.3".
 var Version = "development"
 
-// Part is what differs between the programs that run from a configuration file.
+// Part has the values in which the programs with a configuration file differ.
 type Part[C any] struct {
 	// Name of the program, such as "semaphore-broker".
 	Name string
@@ -71,7 +71,7 @@ func Command[C any](p Part[C]) *cobra.Command {
 				defer cancel()
 				return p.Run(ctx, cfg)
 			})
-			// A cancelled context is the regular end of a part that was asked to stop, and a failure otherwise.
+			// If a part was asked to stop, a cancelled context is its regular end; otherwise it is a failure.
 			if err := g.Wait(); err != nil && (cmd.Context().Err() == nil || !errors.Is(err, context.Canceled)) {
 				return err
 			}

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
-// The test binary is also the program that is tested: Main ends the process it is in.
+// runAsProgram makes the test binary run the tested program: Main ends its process.
 const runAsProgram = "SEMAPHORE_TEST_RUN_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
@@ -39,7 +39,7 @@ func load(path string) (*settings, error) {
 	return &settings{string(b)}, err
 }
 
-// behave is what the program does, by name.
+// behave has the program's behaviours by name.
 var behave = map[string]func(context.Context, *settings) error{
 	"print": func(_ context.Context, s *settings) error {
 		fmt.Printf("settings: %s\nthreads: %d\n", s.text, runtime.GOMAXPROCS(0))
@@ -79,13 +79,13 @@ var behave = map[string]func(context.Context, *settings) error{
 	},
 }
 
-// program prepares the program, with a configuration file of that content.
+// program returns the command that runs the program with a configuration file.
 func program(t *testing.T, how string, args ...string) (cmd *exec.Cmd, stderr *bytes.Buffer) {
 	t.Helper()
 	cmd = exec.CommandContext(t.Context(), os.Args[0], args...)
 	cmd.Env = []string{
 		runAsProgram + "=" + how, "SEMAPHORE_CONFIG=" + file(t, "from the environment"),
-		"GORACE=atexit_sleep_ms=0", // a second otherwise, at the end of each process
+		"GORACE=atexit_sleep_ms=0", // the default adds a second to the end of each process
 	}
 	stderr = &bytes.Buffer{}
 	cmd.Stderr = stderr
@@ -110,7 +110,7 @@ func TestFlagsAndEnvironment(t *testing.T) {
 		env    []string
 		code   int
 		stdout string
-		// wants are in what is written to standard error, nots are not.
+		// Standard error must contain wants, and must not contain nots.
 		wants, nots []string
 	}{
 		{name: "environment", how: "print", stdout: "settings: from the environment",
@@ -171,7 +171,7 @@ func TestFlagsAndEnvironment(t *testing.T) {
 	}
 }
 
-// TestLogOfAProgramIsLimited: a program's own log has the bounds, in both formats.
+// TestLogOfAProgramIsLimited: the log of a program has the bounds, in both formats.
 func TestLogOfAProgramIsLimited(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		cmd, stderr := program(t, "repeat", "--log-format="+format)
@@ -189,7 +189,7 @@ func TestSignals(t *testing.T) {
 		name    string
 		how     string
 		signals []os.Signal
-		// said is what the program says after each signal.
+		// said is the program's output after each signal.
 		said   string
 		code   int
 		killed syscall.Signal
@@ -237,7 +237,8 @@ func TestSignals(t *testing.T) {
 					if time.Since(begin) > time.Minute {
 						cmd.Process.Kill()
 					} else if len(test.signals) > 1 {
-						// It ends the process once the first one's handler has been taken away, a moment after that has run.
+						// The signal ends the process only after the handler of the first one was removed, which
+						// happens shortly after it ran.
 						_ = cmd.Process.Signal(test.signals[1])
 					}
 					continue

@@ -11,10 +11,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Verdict is what a part decides on one object.
+// Verdict is the decision about one object.
 type Verdict struct {
-	// InEffect is what is in effect under the name: the object, or an earlier state of it if the object is not
-	// accepted.
+	// InEffect is the object in effect under the name: the object itself, or an earlier state of it if the object is
+	// not accepted.
 	InEffect *Object
 	// Reason and Message are those of the condition Accepted; it is true with finding.Accepted alone.
 	Reason  finding.Code
@@ -24,19 +24,19 @@ type Verdict struct {
 // Accepted reports whether the object is in effect as it is.
 func (v Verdict) Accepted() bool { return v.Reason == finding.Accepted }
 
-// Decision is what a part decides on all objects.
+// Decision is the decision about all objects.
 type Decision struct {
 	// Broker is the configuration of the own cluster's broker with all remotes that are in effect and import something.
 	Broker *config.Broker
-	// InEffect are all that are in effect, by name; their ListenPort is the one to use.
+	// InEffect has all objects in effect, by name. Their ListenPort is the one to use.
 	InEffect Objects
-	// Verdicts are on each object, by name.
+	// Verdicts has the verdict on each object, by name.
 	Verdicts map[string]Verdict
 }
 
-// Decide returns which objects are in effect, where before was. An object that is in effect precedes one that is not;
-// of those that are not, the older one comes first. So a change that is not accepted changes nothing that works, and of
-// two conflicting objects the newer one loses. ports are those that nodes publish for a remote.
+// Decide returns which objects are in effect; before are those that were. An object in effect precedes one that is not.
+// Of those that are not, older ones come first. A change that is not accepted therefore affects nothing that works, and
+// of two conflicting objects the newer one loses. ports are the ports that nodes publish for remotes.
 func Decide(own *config.Broker, before, objects Objects, ports map[string]uint16) Decision {
 	d := &decider{own: own, ports: ports, claimed: map[uint16]string{}, inEffect: Objects{},
 		verdicts: map[string]Verdict{}}
@@ -48,7 +48,7 @@ func Decide(own *config.Broker, before, objects Objects, ports map[string]uint16
 			d.claim(uint16(w.ListenPort), o.Name)
 		}
 	}
-	// First those in effect: the own configuration may have changed, so that they are judged like the rest.
+	// Objects in effect are judged like the others, because the own configuration may have changed.
 	for _, o := range all {
 		if was, ok := before[o.Name]; ok {
 			if sameSpec(was.Spec, o.Spec) {
@@ -78,7 +78,7 @@ func Decide(own *config.Broker, before, objects Objects, ports map[string]uint16
 	return Decision{Broker: broker, InEffect: d.inEffect, Verdicts: d.verdicts}
 }
 
-// keepingPort returns the object with the port that it used before, if there was one.
+// keepingPort returns the object with its earlier port, if it had one.
 func (o Object) keepingPort(port uint16) Object {
 	if port != 0 {
 		o.ListenPort = port
@@ -89,7 +89,7 @@ func (o Object) keepingPort(port uint16) Object {
 type decider struct {
 	own   *config.Broker
 	ports map[string]uint16
-	// claimed returns the ports that objects name or have, which are free for no other.
+	// claimed has the ports that objects name or use, and that are not free for others.
 	claimed  map[uint16]string
 	inEffect Objects
 	verdicts map[string]Verdict
@@ -197,7 +197,7 @@ func (d *decider) port(o *Object, others Objects) (reason finding.Code, message 
 	return "", ""
 }
 
-// remotes returns those objects from which something is imported, in the form of the engines, oldest first.
+// remotes returns the objects that import something, in the form of a broker's configuration, oldest first.
 func (d *decider) remotes(of Objects) []config.Remote {
 	var all []config.Remote
 	for _, o := range of.ByAge() {

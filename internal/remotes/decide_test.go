@@ -22,7 +22,7 @@ func own(t testing.TB, more string) *config.Broker {
 	return c
 }
 
-// at is an object of an age, such as "c2 10.2.0.0/16": the older, the lower the number.
+// at returns an object with an age and a text such as "c2 10.2.0.0/16"; the oldest has the lowest number.
 func at(t testing.TB, age int, name, spec string) Object {
 	t.Helper()
 	o := Object{Name: name, Created: time.Unix(int64(1_000_000+age), 0), Generation: 1, Definition: "d1"}
@@ -40,7 +40,8 @@ func all(objects ...Object) Objects {
 	return out
 }
 
-// what is in effect: name, first subnet and port, oldest first; then what is not accepted, with its reason.
+// what formats a decision: name, first subnet and port of each object in effect, oldest first; then the others, with
+// the reason.
 func what(d Decision) string {
 	var words []string
 	for _, o := range d.InEffect.ByAge() {
@@ -153,7 +154,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// An object disappears by an operator's order, or with its definition.
+// TestTracker: an object disappears by an operator's order, or with its definition.
 func TestTracker(t *testing.T) {
 	c2, c3 := at(t, 2, "c2", "{podSubnets: [10.2.0.0/16]}"), at(t, 3, "c3", "{podSubnets: [10.3.0.0/16]}")
 	of := func(o Object, definition types.UID) Object { o.Definition = definition; return o }
@@ -195,7 +196,7 @@ func TestTracker(t *testing.T) {
 	}
 }
 
-// What a decision on 100 remotes costs, as it is made at each change of one.
+// BenchmarkDecide100 measures a decision about 100 remotes, which each change of one causes.
 func BenchmarkDecide100(b *testing.B) {
 	c, objects := own(b, "encryption: strict"), Objects{}
 	for i := range 100 {

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 )
 
-// Object is a RemoteCluster, without what no decision needs.
+// Object is a RemoteCluster, reduced to what decisions need.
 type Object struct {
 	Name       string                     `json:"name"`
 	UID        types.UID                  `json:"uid"`

@@ -21,7 +21,7 @@ type Definition struct {
 // their definition is not: the objects stay in effect, until one of that name exists again, and is deleted.
 type Tracker struct {
 	objects Objects
-	// lost are those that disappeared with their definition.
+	// lost are the objects that disappeared with their definition.
 	lost map[string]bool
 }
 

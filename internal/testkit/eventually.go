@@ -9,13 +9,12 @@ import (
 // minPause and maxPause are the shortest and the longest wait between two checks of Eventually.
 const minPause, maxPause = 2 * time.Millisecond, 20 * time.Millisecond
 
-// Eventually calls check until it returns nil, and returns how long that took. Where it does not within the given time,
-// it ends the test with what was waited for and the last error. check is called once at least, and once more after the
-// time.
+// Eventually calls check until it returns nil, and returns how long that took. If check does not succeed within the
+// given time, Eventually ends the test with what and the last error. It calls check at least once, and once more after
+// the time.
 //
-// The pause between two checks grows with the time that has passed, so that the returned time is at most 1 % or 2 ms
-// late, and is as long as the check itself took, so that a slow check does not keep the machine busy; it is 20 ms at
-// most.
+// The pause between two checks grows with the elapsed time, so that the result is at most 1 % or 2 ms too late. A pause
+// is at least as long as the check itself, so that a slow check does not keep the machine busy. It is at most 20 ms.
 func Eventually(tb testing.TB, within time.Duration, what string, check func() error) time.Duration {
 	tb.Helper()
 	for begin := time.Now(); ; {
@@ -34,7 +33,7 @@ func Eventually(tb testing.TB, within time.Duration, what string, check func() e
 
 var errNotYet = errors.New("it is not so")
 
-// True makes a check of a condition.
+// True returns a check for a condition.
 func True(ok func() bool) func() error {
 	return func() error {
 		if ok() {
@@ -44,7 +43,7 @@ func True(ok func() bool) func() error {
 	}
 }
 
-// State makes a check of a condition that says what it saw.
+// State returns a check for a condition that also reports the observed state.
 func State(f func() (ok bool, seen string)) func() error {
 	return func() error {
 		ok, seen := f()

@@ -7,7 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// OneLine checks that clean makes one line of printable, valid text of what another cluster may say, of most bytes.
+// OneLine checks that clean turns any text that another cluster may send into one line of valid, printable text of at
+// most most bytes.
 func OneLine(t testing.TB, most int, clean func(text string) string) {
 	t.Helper()
 	for _, text := range []string{"a\nb\r\tc", "\x1b[31mred\x07", "\xff\xfe\xc3", "\u202eevil\u2028", "\x00",

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Buffer collects what is written to it. Its methods may be called from any goroutine.
+// Buffer collects what is written to it. It is safe for concurrent use.
 type Buffer struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -20,14 +20,14 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return b.text.Write(p)
 }
 
-// String is all that was written.
+// String returns everything that was written.
 func (b *Buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.text.String()
 }
 
-// CaptureLog collects what is logged to the default logger until the test ends. Such a test is not parallel.
+// CaptureLog collects the output of the default logger until the test ends. A test that calls it must not be parallel.
 func CaptureLog(tb testing.TB) *Buffer {
 	tb.Helper()
 	log := &Buffer{}

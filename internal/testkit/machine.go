@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Lacks ends a test for something that the machine lacks: the test is skipped, or fails where CI=true, as no test may
-// be skipped there.
+// Lacks ends a test that needs something which the machine lacks. It skips the test; with CI=true it fails the test,
+// because CI must skip none.
 func Lacks(tb testing.TB, format string, args ...any) {
 	tb.Helper()
 	text := fmt.Sprintf(format, args...)
@@ -20,7 +20,7 @@ func Lacks(tb testing.TB, format string, args ...any) {
 	tb.Skip("SKIPPED, NOT TESTED: " + text)
 }
 
-// NeedsRoot ends a test that does not run as root, in the way of Lacks. what is what root is needed for.
+// NeedsRoot ends a test that does not run as root, as Lacks does. what says what root is needed for.
 func NeedsRoot(tb testing.TB, what string) {
 	tb.Helper()
 	if os.Geteuid() != 0 {
@@ -28,7 +28,7 @@ func NeedsRoot(tb testing.TB, what string) {
 	}
 }
 
-// Command runs a program and returns what it wrote. Where it fails, it ends the test with that.
+// Command runs a program and returns its output. If the program fails, Command ends the test with the output.
 func Command(tb testing.TB, program string, args ...string) string {
 	tb.Helper()
 	out, err := exec.Command(program, args...).CombinedOutput()
@@ -38,7 +38,7 @@ func Command(tb testing.TB, program string, args ...string) string {
 	return string(out)
 }
 
-// IP runs ip(8) with arguments that are separated by spaces, as Command does.
+// IP runs ip(8) with arguments separated by spaces, as Command does.
 func IP(tb testing.TB, args string) string {
 	tb.Helper()
 	return Command(tb, "ip", strings.Fields(args)...)
@@ -50,7 +50,7 @@ type Namespace interface {
 	Do(f func() error) error
 }
 
-// CommandIn runs a program of the machine in a network namespace.
+// CommandIn runs a program in a network namespace.
 func CommandIn(ns Namespace, program string, args ...string) error {
 	cmd := exec.Command(program, args...)
 	var out bytes.Buffer

@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Metric is the sum of the samples of a metric that have all these values of labels, in any order; of a histogram, how
-// many observations it has. found reports whether there is such a sample.
+// Metric returns the sum of all samples of a metric that have all given label values, in any order. For a histogram, it
+// sums the numbers of observations. found reports whether such a sample exists.
 func Metric(tb testing.TB, metrics prometheus.Gatherer, name string, labels ...string) (sum float64, found bool) {
 	tb.Helper()
 	families, err := metrics.Gather()

@@ -13,18 +13,18 @@ import (
 
 // Process is a program that a test started.
 type Process struct {
-	// Name of the program in messages, and Log, the file that has what it wrote.
+	// Name is the program's name in messages, and Log the path of the file with its output.
 	Name, Log string
-	// PID is the number of the process.
+	// PID is the process ID.
 	PID int
-	// Exited is closed when it has ended.
+	// Exited is closed when the process has ended.
 	Exited chan struct{}
-	// Err is how it ended, once Exited is closed.
+	// Err is the result of the process. It is valid once Exited is closed.
 	Err error
 }
 
-// Start starts a command whose output is appended to a file. The process ends with the test, also with one that is
-// killed; what it wrote last is logged if the test failed.
+// Start starts a command and appends its output to a file. The process ends with the test, even if the test binary is
+// killed. If the test failed, Start's cleanup logs the last lines of output.
 func Start(t testing.TB, name, log string, cmd *exec.Cmd) (*Process, error) {
 	t.Helper()
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -37,7 +37,7 @@ func Start(t testing.TB, name, log string, cmd *exec.Cmd) (*Process, error) {
 	started := make(chan error)
 	go func() {
 		defer file.Close()
-		// The death signal comes when the thread that started the process ends, so that thread is kept for as long as
+		// The death signal is sent when the thread that started the process ends, so the thread must live as long as
 		// the process.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
@@ -61,11 +61,11 @@ func Start(t testing.TB, name, log string, cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// Kill ends the process as a crash would, and waits for its end.
+// Kill kills the process, as in a crash, and waits until it has ended.
 func (p *Process) Kill(t testing.TB) {
 	t.Helper()
 	if !p.Runs() {
-		return // its number may be another's
+		return // its PID may belong to another process
 	}
 	_ = syscall.Kill(p.PID, syscall.SIGKILL)
 	select {
@@ -75,7 +75,7 @@ func (p *Process) Kill(t testing.TB) {
 	}
 }
 
-// Runs reports whether the process has not ended.
+// Runs reports whether the process is still running.
 func (p *Process) Runs() bool {
 	select {
 	case <-p.Exited:
@@ -85,7 +85,7 @@ func (p *Process) Runs() bool {
 	}
 }
 
-// Tail returns the last lines that the process wrote.
+// Tail returns the last lines of the process's output.
 func (p *Process) Tail() string {
 	const lines = 25
 	data, err := os.ReadFile(p.Log)

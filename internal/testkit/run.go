@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Run runs f until the test ends or stop is called, and waits for its end. An error of f other than the end of its
-// context fails the test, and so does an f that has not ended after a minute.
+// Run runs f in a goroutine until the test ends or stop is called, and waits for it. The test fails if f returns an
+// error other than context.Canceled, or does not return within a minute.
 func Run(t *testing.T, f func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -12,7 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// failed is a test that notes how it ended.
+// failed is a testing.TB that records how the test ended.
 type failed struct {
 	testing.TB
 	text string
@@ -30,7 +30,7 @@ func (f *failed) Skip(args ...any) {
 	panic(f)
 }
 
-// ending runs f as a test does, and returns the reason it failed or was skipped for.
+// ending runs f as a test, and returns the reason why it failed or was skipped.
 func ending(t *testing.T, f func(tb testing.TB)) (text string) {
 	tb := &failed{TB: t}
 	defer func() {
@@ -61,7 +61,7 @@ func TestEventuallyFailsWithTheLastError(t *testing.T) {
 	})
 }
 
-// What it returns is at most 1 % or 2 ms late.
+// TestEventuallyMeasures: the result is at most 1 % or 2 ms too late.
 func TestEventuallyMeasures(t *testing.T) {
 	for _, after := range []time.Duration{0, 5 * time.Millisecond, 300 * time.Millisecond, time.Second} {
 		synctest.Test(t, func(t *testing.T) {
@@ -74,7 +74,7 @@ func TestEventuallyMeasures(t *testing.T) {
 	}
 }
 
-// A check that is slow is not called back to back.
+// TestEventuallySparesTheMachine: a slow check is not called without pauses.
 func TestEventuallySparesTheMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
@@ -143,7 +143,7 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// where is a namespace that runs in this process, and may not be there.
+// where is a namespace that runs in this process, or does not exist.
 type where struct{ err error }
 
 func (where) Name() string { return "here" }
@@ -166,7 +166,7 @@ func TestCommandIn(t *testing.T) {
 	}
 }
 
-// In CI nothing is skipped for what the machine lacks.
+// TestLacks: CI skips no test because of something that the machine lacks.
 func TestLacks(t *testing.T) {
 	t.Setenv("CI", "true")
 	if text := ending(t, func(tb testing.TB) { Lacks(tb, "no %s", "wheel") }); text !=

@@ -2,7 +2,7 @@ package testkit
 
 import "net/netip"
 
-// Prefixes are the prefixes of some texts. A text that is none panics.
+// Prefixes parses prefixes. It panics on an invalid one.
 func Prefixes(texts ...string) []netip.Prefix {
 	var out []netip.Prefix
 	for _, text := range texts {

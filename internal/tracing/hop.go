@@ -12,23 +12,24 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// maxAge bounds how long ago, or by how much in the future, the source may have observed a change that is traced. A
-// snapshot sends objects that changed long ago, and the time is another cluster's.
+// maxAge bounds how far the time of observation may be in the past, or in the future, for a change to be traced. A
+// snapshot sends objects that changed long ago, and the time is that of another cluster's clock.
 const maxAge = time.Hour
 
-// hop is one thing that a part did with a change.
+// hop is one step of a change in a part.
 type hop struct {
-	// part and cluster did it, and node has it done; node is empty but for what an agent programmed.
+	// part and cluster performed the step, and node is the node for which they did; empty except for changes that an
+	// agent programmed.
 	part, cluster, node string
-	// source is the cluster that the change came from, and to the one that it was sent to.
+	// source is the cluster that observed the change, and to the one that it was sent to.
 	source, to string
 	// object, action and detail are those of the debug event.
 	object, action, detail string
-	// observedAt is when the source observed the change, on its clock, and at when the hop ended, on the part's.
+	// observedAt is when the source observed the change, by its clock. at is when the hop ended, by the part's clock.
 	observedAt, at time.Time
 }
 
-// The actions that the tracer knows by name. They are those of debug events, but for the last.
+// The actions that the tracer distinguishes. All but the last are actions of debug events.
 const (
 	exports        = "export"
 	withdraws      = "delete"
@@ -38,12 +39,12 @@ const (
 	programs       = "program"
 )
 
-// sends reports whether the hop is the exporter's.
+// sends reports whether the hop is in the exporter.
 func (h hop) sends() bool {
 	return h.part == "exporter" && (h.action == exports || h.action == withdraws)
 }
 
-// takes reports whether the hop is the first of the broker that receives the change.
+// takes reports whether the hop is the first one in the receiving broker.
 func (h hop) takes() bool {
 	return h.part == "broker" && (h.action == receives || h.action == receivesDelete || h.action == refuses)
 }
@@ -64,7 +65,7 @@ func traceOf(source string, observedAt time.Time) trace.TraceID {
 	return trace.TraceID(sum[:16])
 }
 
-// spanOf derives the ID of a span from its trace and the texts that name it.
+// spanOf derives the ID of a span from its trace and the texts that identify it.
 func spanOf(of trace.TraceID, texts ...string) trace.SpanID {
 	sum := sha256.New()
 	sum.Write(of[:])
@@ -75,17 +76,18 @@ func spanOf(of trace.TraceID, texts ...string) trace.SpanID {
 	return trace.SpanID(sum.Sum(nil)[:8])
 }
 
-// rootOf is the span of the whole change, which its exporter records.
+// rootOf returns the ID of the root span, which covers the whole change, and which the exporter records.
 func rootOf(of trace.TraceID) trace.SpanID { return spanOf(of, "change") }
 
-// sentAs is the span of a change that its exporter sent to a cluster. The broker there derives it, too.
+// sentAs returns the ID of the span of a change that the exporter sent to a cluster. The broker there derives the same
+// ID.
 func sentAs(of trace.TraceID, action, object, to string) trace.SpanID {
-	object, _, _ = strings.Cut(object, " for ") // whose copy of a node it is
+	object, _, _ = strings.Cut(object, " for ") // the cluster that receives the node's copy
 	return spanOf(of, "exporter", action, object, to)
 }
 
-// limit is the bound of IDs that are sampled, as that of OpenTelemetry's TraceIDRatioBased: two parts with other rates
-// agree on the traces of the smaller.
+// limit returns the bound of sampled IDs, like OpenTelemetry's TraceIDRatioBased: two parts with different rates agree
+// on the traces of the lower rate.
 func limit(perMillion int) uint64 {
 	if perMillion >= 1_000_000 {
 		return math.MaxUint64
@@ -93,21 +95,21 @@ func limit(perMillion int) uint64 {
 	return uint64(perMillion) * (math.MaxInt64 / 1_000_000)
 }
 
-// sampled reports whether a trace is one of those that are recorded.
+// sampled reports whether a trace is recorded.
 func sampled(id trace.TraceID, limit uint64) bool { return binary.BigEndian.Uint64(id[8:])>>1 < limit }
 
-// traceable reports whether the times of a change make a trace. Neither allocates nor locks.
+// traceable reports whether the times of a change permit a trace. It neither allocates nor locks.
 func traceable(observedAt, now time.Time) bool {
 	age := now.Sub(observedAt)
 	return !observedAt.IsZero() && age <= maxAge && age >= -maxAge
 }
 
-// known is what a part knows of a trace.
+// known is the state of a trace in a part.
 type known struct {
-	// received is the span by which the change came, and receivedAt its end; zero for none.
+	// received is the span with which the change arrived, and receivedAt its end; zero if there is none.
 	received   trace.SpanID
 	receivedAt time.Time
-	// spans are those that were recorded, up to maxSpans.
+	// spans are the recorded spans, up to maxSpans.
 	spans []trace.SpanID
 }
 
@@ -121,17 +123,17 @@ func (k *known) has(id trace.SpanID) bool {
 	return false
 }
 
-// span is one that is recorded.
+// span is a span to record.
 type span struct {
 	id, parent trace.SpanID
 	name       string
 	start, end time.Time
-	// of is the hop, with texts that are cleaned and bounded.
+	// of is the hop, with clean and bounded texts.
 	of hop
 }
 
-// spansOf returns the spans of a hop: its own, and for the first hop of the exporter the whole change's before it.
-// before is what the part knows of the trace, and learns of it.
+// spansOf returns the spans of a hop: its own, and before it, for the exporter's first hop, that of the whole change.
+// It updates before, the state of the trace.
 func spansOf(id trace.TraceID, h hop, before *known) []span {
 	var out []span
 	of := h
@@ -161,7 +163,7 @@ func spansOf(id trace.TraceID, h hop, before *known) []span {
 			s.parent, s.start = before.received, before.receivedAt
 		}
 	}
-	if before.has(s.id) { // sent or written again
+	if before.has(s.id) { // it was sent or written again
 		again := binary.BigEndian.AppendUint64(nil, uint64(h.at.UnixNano()))
 		s.id = spanOf(id, string(s.id[:]), string(again))
 	}
@@ -172,7 +174,8 @@ func spansOf(id trace.TraceID, h hop, before *known) []span {
 	return out
 }
 
-// ordered is the span with an end that is not before its start: the two clocks of a change may differ.
+// ordered returns the span with an end that is not before its start: the clocks of a change's source and of the part
+// may differ.
 func (s span) ordered() span {
 	if s.start.After(s.end) {
 		s.start = s.end

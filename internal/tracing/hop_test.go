@@ -14,8 +14,8 @@ var observed = time.Date(2026, 7, 1, 12, 0, 0, 123456789, time.UTC)
 
 func after(d time.Duration) time.Time { return observed.Add(d) }
 
-// TestIDsStay: programs of two versions derive the same IDs. Another derivation cuts each trace in two while clusters
-// are upgraded.
+// TestIDsStay: programs of two versions derive the same IDs. A different derivation would cut each trace in two while
+// clusters are upgraded.
 func TestIDsStay(t *testing.T) {
 	id := traceOf("c2", observed)
 	for got, want := range map[string]string{
@@ -36,7 +36,8 @@ func TestIDsStay(t *testing.T) {
 	}
 }
 
-// TestSampling: the rate holds, and of two parts with two rates the one records all that the other records.
+// TestSampling: the rate is kept, and of two parts with different rates, the one with the higher rate records
+// everything that the other records.
 func TestSampling(t *testing.T) {
 	const changes = 20_000
 	for _, rate := range []int{1000, 100_000, 500_000} {
@@ -52,7 +53,7 @@ func TestSampling(t *testing.T) {
 			}
 		}
 		want := float64(changes) * float64(rate) / 1e6
-		if math.Abs(float64(got)-want) > 5*math.Sqrt(want) { // the hash is fixed, so that this is no matter of luck
+		if math.Abs(float64(got)-want) > 5*math.Sqrt(want) { // the hash is fixed, so the result is not random
 			t.Errorf("%d of %d at %d per million; want about %.0f", got, changes, rate, want)
 		}
 	}
@@ -74,14 +75,15 @@ func TestTraceable(t *testing.T) {
 	}
 }
 
-// line is what a test says of a span.
+// line is a test's description of a span.
 type line struct {
 	Name, Parent string
 	Start, End   time.Duration
 	Object       string
 }
 
-// TestSpansOf follows changes through the parts: which spans there are, in which order, under which.
+// TestSpansOf follows changes through the parts, and checks which spans they have, in which order, and with which
+// parent.
 func TestSpansOf(t *testing.T) {
 	slice := hop{source: "c2", object: "endpointslice shop/echo-x", observedAt: observed}
 	at := func(h hop, part, cluster, action string, at time.Duration) hop {
@@ -182,7 +184,7 @@ func TestSpansOf(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			id := traceOf("c2", observed)
-			parts := map[string]*known{} // of each process
+			parts := map[string]*known{} // by process
 			names := map[trace.SpanID]string{}
 			var got []line
 			for _, h := range c.hops {
@@ -197,7 +199,7 @@ func TestSpansOf(t *testing.T) {
 					names[s.id] = s.name
 					parent := names[s.parent]
 					if s.parent.IsValid() && parent == "" {
-						parent = "?" // of a part that is not in the table
+						parent = "?" // the parent is not in the table
 					}
 					got = append(got, line{s.name, parent, s.start.Sub(observed), s.end.Sub(observed), s.of.object})
 				}

@@ -31,14 +31,14 @@ const (
 	maxWaiting = 2048
 	// flushWithin bounds what the end of a part waits for the collector.
 	flushWithin = 3 * time.Second
-	// logAgain is how long what is wrong with the collector is not logged again.
+	// logAgain is the shortest interval between two log messages with the same reason.
 	logAgain = 10 * time.Minute
 )
 
-// isDisabled reports whether the environment turns the SDK off (OTEL_SDK_DISABLED).
+// isDisabled reports whether the environment disables the SDK (OTEL_SDK_DISABLED).
 func isDisabled() bool { return strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") }
 
-// fromEnv returns a variable of OTEL_EXPORTER_OTLP_, of traces or else of all signals.
+// fromEnv returns the variable OTEL_EXPORTER_OTLP_TRACES_name, or else OTEL_EXPORTER_OTLP_name.
 func fromEnv(name string) string {
 	if v := os.Getenv("OTEL_EXPORTER_OTLP_TRACES_" + name); v != "" {
 		return v
@@ -46,7 +46,7 @@ func fromEnv(name string) string {
 	return os.Getenv("OTEL_EXPORTER_OTLP_" + name)
 }
 
-// whereOf returns the collector; an error says what is missing.
+// whereOf returns the collector's address. An error names what is missing.
 func whereOf(cfg config.Tracing) (string, error) {
 	if p := fromEnv("PROTOCOL"); p != "" && p != "grpc" {
 		return "", fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL: %q: spans are sent by OTLP/gRPC, use grpc and the collector's "+
@@ -62,7 +62,7 @@ func whereOf(cfg config.Tracing) (string, error) {
 		"as http://otel-collector.observability:4317")
 }
 
-// shown is a collector's address for the log: without a user and a password, which the environment may have.
+// shown returns a collector's address for the log, without the user and password that the environment may contain.
 func shown(where string) string {
 	scheme, rest, ok := strings.Cut(where, "://")
 	if !ok {
@@ -103,7 +103,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-// sender sends spans through the SDK. It waits for nothing but at the end.
+// sender sends spans through the SDK. It blocks only at the end.
 type sender struct {
 	where    string
 	provider *sdktrace.TracerProvider
@@ -118,7 +118,7 @@ type sender struct {
 	cancel  context.CancelFunc
 
 	mu sync.Mutex
-	// logged is when each reason was logged last.
+	// logged has the time of the last log message by reason.
 	logged map[string]time.Time
 	// refusing is set while the collector accepts nothing.
 	refusing bool
@@ -142,12 +142,12 @@ func newSender(part, cluster string, cfg config.Tracing, m *Metrics, log *slog.L
 	return newSenderTo(exporter, shown(where), part, cluster, m, log)
 }
 
-// newSenderTo is newSender with a given way to the collector.
+// newSenderTo is newSender with a given exporter to the collector.
 func newSenderTo(exporter sdktrace.SpanExporter, where, part, cluster string, m *Metrics, log *slog.Logger) (*sender,
 	error) {
 	s := &sender{where: where, metrics: m, log: log, logged: map[string]time.Time{}}
 	s.closing, s.cancel = context.WithCancel(context.Background())
-	// What the environment says (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES) comes last, and counts.
+	// The environment (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES) comes last, so that it overrides the others.
 	is, err := resource.New(context.Background(), resource.WithAttributes(
 		attribute.String("service.name", "semaphore-"+part), attribute.String("service.namespace", "semaphore"),
 		attribute.String("service.version", program.Version), attribute.String("k8s.cluster.name", cluster),
@@ -158,14 +158,14 @@ func newSenderTo(exporter sdktrace.SpanExporter, where, part, cluster string, m 
 		return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
 	}
 	s.provider = sdktrace.NewTracerProvider(sdktrace.WithResource(is), sdktrace.WithIDGenerator(given{}),
-		sdktrace.WithSampler(sdktrace.AlwaysSample()), // only what is sampled gets here
+		sdktrace.WithSampler(sdktrace.AlwaysSample()), // only sampled spans get here
 		sdktrace.WithSpanProcessor(counting{s, sdktrace.NewBatchSpanProcessor(delivery{s, exporter},
 			sdktrace.WithMaxQueueSize(maxWaiting))}))
 	s.tracer = s.provider.Tracer("github.com/kube-semaphore/semaphore", trace.WithInstrumentationVersion(program.Version))
 	return s, nil
 }
 
-// identity is the context's value with the IDs of a span.
+// identity is the context key for the IDs of a span.
 type identity struct{}
 
 type ids struct {
@@ -188,7 +188,7 @@ func (given) NewSpanID(ctx context.Context, _ trace.TraceID) trace.SpanID {
 	return of.span
 }
 
-// send hands a span to the SDK.
+// send passes a span to the SDK.
 func (s *sender) send(id trace.TraceID, of span) {
 	ctx := context.WithValue(context.Background(), identity{}, ids{id, of.id})
 	if of.parent.IsValid() {
@@ -210,8 +210,8 @@ func (s *sender) send(id trace.TraceID, of span) {
 	made.End(trace.WithTimestamp(of.end))
 }
 
-// attributes are the facts of the hop. semaphore.after_seconds is the column AFTER of `semaphorectl debug trace`; it is
-// negative if the clocks of the clusters differ so.
+// attributes returns the facts of the hop. semaphore.after_seconds is the column AFTER of `semaphorectl debug trace`;
+// it is negative if the clocks of the clusters differ by more than the delay.
 func attributes(s span) []attribute.KeyValue {
 	out := []attribute.KeyValue{attribute.String("semaphore.source", s.of.source),
 		attribute.String("semaphore.object", s.of.object)}
@@ -229,7 +229,7 @@ func attributes(s span) []attribute.KeyValue {
 	return out
 }
 
-// dropped counts spans that nobody gets, and logs the first, and again after logAgain.
+// dropped counts spans that do not reach the collector. It logs the first one, and then one each logAgain.
 func (s *sender) dropped(reason string, n int, err error) {
 	s.metrics.dropped.WithLabelValues(reason).Add(float64(n))
 	s.mu.Lock()
@@ -261,11 +261,11 @@ func (s *sender) delivered(n int) {
 	}
 }
 
-// close sends what waits, until ctx ends or flushWithin is over.
+// close sends the waiting spans, until ctx ends or flushWithin has passed.
 func (s *sender) close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, flushWithin)
 	defer cancel()
-	// What still waits for the collector then ends at once, and Shutdown with it.
+	// Exports that still wait then end immediately, and Shutdown with them.
 	stop := context.AfterFunc(ctx, s.cancel)
 	defer stop()
 	if err := s.provider.Shutdown(context.WithoutCancel(ctx)); err != nil {
@@ -274,7 +274,7 @@ func (s *sender) close(ctx context.Context) {
 	s.cancel()
 }
 
-// counting bounds the spans that wait, and counts those beyond: the SDK's processor drops them in silence.
+// counting bounds the waiting spans, and counts those above the bound: the SDK's processor drops them silently.
 type counting struct {
 	*sender
 	sdktrace.SpanProcessor
@@ -290,7 +290,7 @@ func (c counting) OnEnd(of sdktrace.ReadOnlySpan) {
 	c.SpanProcessor.OnEnd(of)
 }
 
-// delivery counts what the collector accepts.
+// delivery counts the spans that the collector accepts.
 type delivery struct {
 	*sender
 	sdktrace.SpanExporter

@@ -26,7 +26,7 @@ import (
 // The bounds of what is recorded, whatever other clusters send. A remote can choose the times of its changes, and so
 // which are sampled.
 const (
-	// maxTraces is how many traces a part knows at a time.
+	// maxTraces is the number of traces that a part remembers.
 	maxTraces = 1024
 	// maxSpans bounds the spans that a part records of one trace: a node is programmed by each node of a cluster.
 	maxSpans = 64
@@ -54,7 +54,7 @@ type Tracer struct {
 	log           *slog.Logger
 
 	mu sync.Mutex
-	// traces are known by ID, and order has their IDs in a ring: the newest replaces the oldest, at next.
+	// traces are the remembered traces by ID. order is a ring of their IDs: the newest replaces the oldest, at next.
 	traces map[trace.TraceID]*known
 	order  []trace.TraceID
 	next   int
@@ -63,8 +63,8 @@ type Tracer struct {
 	newest time.Time // of the events so far
 }
 
-// New returns the tracer of a part of a cluster; nil if the configuration does not turn it on. The SDK reads the rest
-// from the environment, OTEL_EXPORTER_OTLP_*.
+// New returns the tracer of a part of a cluster; nil if the configuration does not enable tracing. The SDK reads
+// further settings from the environment, OTEL_EXPORTER_OTLP_*.
 func New(part, cluster string, cfg config.Tracing, reg prometheus.Registerer, log *slog.Logger) (*Tracer, error) {
 	if cfg.SamplingRatePerMillion == 0 || isDisabled() {
 		return nil, nil
@@ -84,14 +84,14 @@ func newTracer(part, cluster string, perMillion int, s *sender, m *Metrics, log 
 		all: rate.NewLimiter(spansPerSecond, spansBurst), bySrc: map[string]*rate.Limiter{}}
 }
 
-// Follow makes the tracer take the events of a recorder. It is called before the first event.
+// Follow makes the tracer record the events of a recorder. It must be called before the first event.
 func (t *Tracer) Follow(r *debug.Recorder) {
 	if t != nil {
 		r.Tap(t.take)
 	}
 }
 
-// take takes an event of the part.
+// take records an event of the part, if its trace is sampled.
 func (t *Tracer) take(e debug.Event) {
 	if id, ok := t.sampled(e.Source, e.ObservedAt, e.At); ok {
 		t.record(id, hop{part: t.part, cluster: t.cluster, source: e.Source, to: e.To, object: e.Object, action: e.Action,
@@ -99,7 +99,7 @@ func (t *Tracer) take(e debug.Event) {
 	}
 }
 
-// Programmed takes that a node has programmed a change of a node of another cluster.
+// Programmed records that a node programmed a change of a node of another cluster.
 func (t *Tracer) Programmed(node, source string, observedAt time.Time) {
 	if t == nil {
 		return
@@ -132,23 +132,23 @@ func (t *Tracer) record(id trace.TraceID, h hop) {
 		t.dropped(overRate, 1)
 		return
 	}
-	spans := spansOf(id, h, t.known(id)) // only now: what is dropped takes the place of no other trace
+	spans := spansOf(id, h, t.known(id)) // not earlier: a span that is dropped must not displace another trace
 	t.mu.Unlock()
 	for _, s := range spans {
 		t.sender.send(id, s)
 	}
 }
 
-// allows takes a span from the bounds. The caller must hold t.mu.
+// allows reports whether the bounds permit a span, and counts it. The caller must hold t.mu.
 func (t *Tracer) allows(source string, at time.Time) bool {
-	// A limiter whose time goes back counts that time twice.
+	// A limiter must not see time go backwards, or it would count that time twice.
 	if t.newest.Before(at) {
 		t.newest = at
 	}
 	return t.limiter(source).AllowN(t.newest, 1) && t.all.AllowN(t.newest, 1)
 }
 
-// known returns what is known of a trace. The caller must hold t.mu.
+// known returns the state of a trace. The caller must hold t.mu.
 func (t *Tracer) known(id trace.TraceID) *known {
 	if k := t.traces[id]; k != nil {
 		return k
@@ -183,7 +183,7 @@ func (t *Tracer) limiter(source string) *rate.Limiter {
 
 func (t *Tracer) dropped(reason string, n int) { t.sender.dropped(reason, n, nil) }
 
-// Close sends what waits, for a few seconds at most, and ends the tracer. Events that come later are lost.
+// Close sends the waiting spans, for a few seconds at most, and ends the tracer. Later events are lost.
 func (t *Tracer) Close(ctx context.Context) {
 	if t != nil {
 		t.sender.close(ctx)

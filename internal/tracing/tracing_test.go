@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// traced is a tracer of every change, and where its spans go.
+// traced is a tracer of every change, with the recorded spans.
 type traced struct {
 	*Tracer
 	registry *prometheus.Registry
@@ -51,7 +51,7 @@ func (tr traced) sent(t *testing.T) int {
 	return int(n)
 }
 
-// received is an event of a change that c2 observed i nanoseconds ago, or after.
+// received returns the event of a change that c2 observed i nanoseconds before now.
 func received(source string, i int, now time.Time) debug.Event {
 	return debug.Event{Source: source, Object: fmt.Sprint("service shop/", i), Action: "receive",
 		ObservedAt: now.Add(-time.Duration(i)), At: now}
@@ -59,8 +59,8 @@ func received(source string, i int, now time.Time) debug.Event {
 
 var discard = slog.New(slog.NewTextHandler(io.Discard, nil))
 
-// TestOff: without a rate there is no tracer, whatever the environment says, and the nil one costs nothing. An event of
-// a change that is not sampled allocates no more than one without a tracer.
+// TestOff: without a rate there is no tracer, whatever the environment says, and the nil tracer allocates nothing. An
+// event of a change that is not sampled allocates no more than one without a tracer.
 func TestOff(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
 	reg := prometheus.NewRegistry()
@@ -82,13 +82,13 @@ func TestOff(t *testing.T) {
 		t.Errorf("with OTEL_SDK_DISABLED: %v, %v", off, err)
 	}
 
-	none := newTraced(t, 0, tracetest.NewNoopExporter(), discard) // records none
+	none := newTraced(t, 0, tracetest.NewNoopExporter(), discard) // it records none
 	defer none.Close(t.Context())
 	e := received("c2", 1, now)
 	allocated := func(follow func(*debug.Recorder)) float64 {
 		r := debug.NewRecorder("broker", "c1", "")
 		follow(r)
-		for range 5000 { // until its ring has its size
+		for range 5000 { // until its ring has its final size
 			r.Record(e)
 		}
 		return testing.AllocsPerRun(1000, func() { r.Record(e) })
@@ -102,8 +102,8 @@ func TestOff(t *testing.T) {
 	}
 }
 
-// TestBounds: a remote that chooses times that are sampled, as many as it likes, costs a bounded number of spans, of
-// which the others keep theirs.
+// TestBounds: a remote that chooses sampled times for any number of changes causes a bounded number of spans, and does
+// not use the share of others.
 func TestBounds(t *testing.T) {
 	tr := newTraced(t, 1_000_000, tracetest.NewNoopExporter(), discard)
 	defer tr.Close(t.Context())
@@ -154,7 +154,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestNodesOfOneChange: a change that a thousand nodes program has a bounded trace, and the others are counted.
+// TestNodesOfOneChange: a change that a thousand nodes program has a bounded trace, and the other spans are counted.
 func TestNodesOfOneChange(t *testing.T) {
 	kept := tracetest.NewInMemoryExporter()
 	tr := newTraced(t, 1_000_000, kept, discard)
@@ -176,7 +176,7 @@ func TestNodesOfOneChange(t *testing.T) {
 	}
 }
 
-// collector is a SpanExporter whose end the test decides: it is stuck, fails, or takes what it gets.
+// collector is a SpanExporter that the test controls: it blocks, fails, or accepts spans.
 type collector struct {
 	mu    sync.Mutex
 	stuck chan struct{}
@@ -199,8 +199,8 @@ func (c *collector) ExportSpans(ctx context.Context, _ []sdktrace.ReadOnlySpan) 
 
 func (c *collector) Shutdown(context.Context) error { return nil }
 
-// TestCollectorThatIsStuck: spans are dropped and counted, the first is logged, nobody waits but the end of the part,
-// and that for a bounded time.
+// TestCollectorThatIsStuck: spans are dropped and counted, the first drop is logged, and only the end of the part
+// waits, for a bounded time.
 func TestCollectorThatIsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &testkit.Buffer{}
@@ -208,7 +208,7 @@ func TestCollectorThatIsStuck(t *testing.T) {
 		began := time.Now()
 		const all = 5_000
 		for i := range all {
-			// Not of one trace or one second, so that no other bound holds.
+			// Spans of different traces and seconds, so that no other bound applies.
 			at := began.Add(time.Duration(i) * time.Second)
 			id := traceOf("c2", at)
 			for _, s := range spansOf(id, hop{part: "broker", cluster: "c1", action: "receive", object: "service shop/x",
@@ -240,7 +240,7 @@ func TestCollectorThatIsStuck(t *testing.T) {
 	})
 }
 
-// TestCollectorThatFails is logged once in ten minutes while it fails, and when it works again.
+// TestCollectorThatFails: a failing collector is logged once in ten minutes, and when it works again.
 func TestCollectorThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &testkit.Buffer{}
@@ -273,7 +273,8 @@ func TestCollectorThatFails(t *testing.T) {
 	})
 }
 
-// TestWrongEnvironment: a tracer that cannot send is an error at the start, which names what to set.
+// TestWrongEnvironment: if the environment does not allow a tracer to send, the start fails with an error that names
+// what to set.
 func TestWrongEnvironment(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -300,7 +301,8 @@ func TestWrongEnvironment(t *testing.T) {
 	}
 }
 
-// BenchmarkRecord is what an event costs: without a tracer, with one that does not sample it, and with one that does.
+// BenchmarkRecord measures the cost of an event: without a tracer, with one that does not sample it, and with one that
+// does.
 func BenchmarkRecord(b *testing.B) {
 	for _, c := range []struct {
 		name       string
@@ -324,7 +326,7 @@ func BenchmarkRecord(b *testing.B) {
 	}
 }
 
-// TestTimesThatGoBack: events whose times go back and forth get no more spans than the bounds allow.
+// TestTimesThatGoBack: events whose times jump back and forth get no more spans than the bounds allow.
 func TestTimesThatGoBack(t *testing.T) {
 	tracer := newTracer("broker", "c1", 1_000_000, nil, NewMetrics(prometheus.NewRegistry()), slog.Default())
 	now, taken := time.Now(), 0
@@ -340,7 +342,7 @@ func TestTimesThatGoBack(t *testing.T) {
 	}
 }
 
-// TestAddressesInTheLog: a password of the collector's address is not in the log.
+// TestAddressesInTheLog: the log does not contain a password of the collector's address.
 func TestAddressesInTheLog(t *testing.T) {
 	for where, want := range map[string]string{
 		"https://user:secret@otel:4317/v1": "https://otel:4317", "http://otel:4317": "http://otel:4317",
@@ -352,7 +354,7 @@ func TestAddressesInTheLog(t *testing.T) {
 	}
 }
 
-// TestResourceAttributes: an environment that is wrong for the SDK does not stop a part.
+// TestResourceAttributes: an environment that the SDK refuses does not stop a part.
 func TestResourceAttributes(t *testing.T) {
 	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "team")
 	var log testkit.Buffer

@@ -1,11 +1,11 @@
 // Package volume owns reading files that a kubelet may replace while they are read: those of Secret, ConfigMap and
 // projected volumes.
 //
-// A kubelet shows such a volume's files as links to ..data/FILE, where ..data is a link to a directory. An update
-// writes a new directory, moves ..data to it and removes the old one
-// (k8s.io/kubernetes/pkg/volume/util/atomic_writer.go). Who opens FILE by its path follows two links, one after the
-// other, and finds nothing when the directory is removed between them, although the volume holds the file all the time.
-// Read resolves ..data once and reads through what it named.
+// A kubelet shows the files of such a volume as links to ..data/FILE, where ..data is a link to a directory. For an
+// update it writes a new directory, moves ..data to it and removes the old one
+// (k8s.io/kubernetes/pkg/volume/util/atomic_writer.go). Opening FILE by its path follows the two links one after the
+// other. It fails if the directory is removed between them, although the volume contains the file all the time. Read
+// resolves ..data once and reads all files from that directory.
 //
 // It is a leaf: it knows files only, and imports no other package of semaphore.
 package volume
@@ -25,8 +25,8 @@ const (
 	maxReplaced = 1000
 )
 
-// Read returns the content of files. Those of one volume have one version of it. The error is fs.ErrNotExist only if a
-// file does not exist: in the current version of its volume, if it has one.
+// Read returns the content of files. Files of one volume are read from one version of it. The error is fs.ErrNotExist
+// only if a file does not exist; in a volume, if the current version lacks it.
 func Read(paths ...string) ([][]byte, error) {
 	for range maxReplaced {
 		content, err := readOnce(paths)
@@ -48,13 +48,13 @@ func ReadFile(path string) ([]byte, error) {
 	return content[0], nil
 }
 
-// replacedError is the error if a volume was replaced during a read.
+// replacedError is the error if a volume is replaced during a read.
 type replacedError struct{ dir string }
 
 func (e *replacedError) Error() string { return e.dir + " was replaced" }
 
 func readOnce(paths []string) (content [][]byte, err error) {
-	// open is, by volume, the version that all its files are read from.
+	// open has, by volume, the version from which all its files are read.
 	open := map[string]*version{}
 	defer func() {
 		for _, v := range open {
@@ -84,7 +84,7 @@ func readOnce(paths []string) (content [][]byte, err error) {
 	return content, nil
 }
 
-// split returns the volume that a file lies in, and its name there. ok is false if it lies in none.
+// split returns the volume that contains a file, and the file's name in it. ok is false if no volume does.
 func split(path string) (dir, name string, ok bool) {
 	path = filepath.Clean(path)
 	for dir = filepath.Dir(path); ; dir = filepath.Dir(dir) {
@@ -98,7 +98,7 @@ func split(path string) (dir, name string, ok bool) {
 	}
 }
 
-// version is one directory that a volume's ..data named.
+// version is the directory to which a volume's ..data pointed.
 type version struct {
 	dir, target string
 	root        *os.Root
@@ -126,7 +126,8 @@ func (v *version) read(name string) ([]byte, error) {
 
 func (v *version) close() { _ = v.root.Close() }
 
-// explain distinguishes an error of a version that the volume no longer has from one of the current version.
+// explain returns a replacedError if the volume has another version now, and otherwise err, with the path of the
+// volume's file.
 func (v *version) explain(err error) error {
 	if now, linkErr := os.Readlink(filepath.Join(v.dir, dataLink)); linkErr == nil && now != v.target {
 		return &replacedError{v.dir}

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// volume is replaced as a kubelet does: all files by one rename of ..data, then the old directory is removed.
+// volume is replaced as by a kubelet: all files by one rename of ..data; then the old directory is removed.
 type volume struct {
 	dir string
 	n   int
@@ -48,7 +48,8 @@ func (v *volume) write(files map[string]string) error {
 	return os.RemoveAll(filepath.Join(v.dir, old))
 }
 
-// While a volume is replaced without a pause, no read misses a file, and what is read together is of one version.
+// TestReadWhileReplaced: while a volume is replaced continuously, every read finds its file, and files that are read
+// together are of one version.
 func TestReadWhileReplaced(t *testing.T) {
 	v := &volume{dir: t.TempDir()}
 	write := func(i int) error {

@@ -27,16 +27,16 @@ func restoreAfter(n int) time.Duration {
 	return min(minRestore<<min(n-freeRestores-1, 20), maxRestore)
 }
 
-// contests are the objects of ours that others change. It has no lock.
+// contests are the broker's objects that other writers change. It has no lock.
 type contests struct {
-	// agreed is the version in which an object was last as desired, or was written so.
+	// agreed is the version in which an object was last in the desired state, or was written to it.
 	agreed map[string]string
 	all    map[string]*Contest
 }
 
-// Contest is an object of ours that another writer changes.
+// Contest is an object of the broker that another writer changes.
 type Contest struct {
-	// Times is how many restores in a row there were, the next one included.
+	// Times is the number of consecutive restores, including the next one.
 	Times int
 	// Manager is the field manager of the last change, and Fields are the changed fields.
 	Manager string
@@ -59,7 +59,7 @@ func (c *contests) agree(name, version string) {
 	}
 }
 
-// changed records that admission or an apiserver default changed a write of ours.
+// changed records that admission, or a default of the apiserver, changed a write of the broker.
 func (c *contests) changed(name string) {
 	c.agreed[name] = inAdmission
 	if o := c.all[name]; o != nil {
@@ -67,7 +67,7 @@ func (c *contests) changed(name string) {
 	}
 }
 
-// inAdmission takes the place of the version for an object that has never been as desired.
+// inAdmission stands for the version of an object that has never been in the desired state.
 const inAdmission = "changed in admission"
 
 // forget forgets an object that is not desired.
@@ -82,9 +82,9 @@ func (c *contests) reset() {
 	clear(c.all)
 }
 
-// meet records an object that is not as desired, in a version (empty for an absent one). It returns the contest (nil if
-// nobody else has changed the object since it was as desired) and the wait before the restore. what returns the manager
-// and the fields of the change.
+// meet records an object that differs from the desired state, in a version (empty for an absent one). It returns the
+// contest, and the wait before the restore. The contest is nil if no other writer has changed the object since it was
+// in the desired state. what returns the manager and the fields of the change.
 func (c *contests) meet(name, version string, now time.Time, what func() (manager string, fields []string)) (_ *Contest,
 	wait time.Duration) {
 	agreed, ok := c.agreed[name]
@@ -122,7 +122,7 @@ func (c *contests) lines(kind string, now time.Time) (lines []string) {
 	return lines
 }
 
-// Contested reports whether restores are delayed because the other writer insists.
+// Contested reports whether restores are delayed because the other writer repeats its change.
 func (o *Contest) Contested() bool { return o.Times > freeRestores }
 
 // Problem describes the contest. The text does not change while the contest lasts.

@@ -16,7 +16,7 @@ const (
 	Unknown Verdict = iota
 	// Present: the object should exist.
 	Present
-	// Absent: no object should exist; an object of ours is deleted.
+	// Absent: no object should exist; an object of the broker is deleted.
 	Absent
 )
 
@@ -29,13 +29,13 @@ type Answer[T Object] struct {
 	Again time.Duration
 }
 
-// Desired is where a driver asks what should exist. It is safe for concurrent use, and never called with a Machine's
-// lock held.
+// Desired is the interface by which a driver asks an engine what should exist. It is safe for concurrent use, and never
+// called with a Machine's lock held.
 type Desired[T Object] struct {
 	// Names returns all names under which an object should exist.
 	Names func() []string
-	// Want returns what should exist under a name. owner is the cluster that the existing object came from; empty if
-	// there is none of ours. It only reads.
+	// Want returns what should exist under a name. owner is the cluster that the broker's existing object came from;
+	// empty if there is none. Want only reads.
 	Want func(name, owner string) Answer[T]
 	// Reserve, if not nil, is Want for the driver that starts to write a name. It also records what the write changes,
 	// so that the answers for other names take it into account.
@@ -72,7 +72,7 @@ func (d Desired[T]) IsUrgent(kind Kind[T], name string, have T, there bool) bool
 // one Event for each topic.
 type Warn func(cluster, topic string, reason finding.Code, note string)
 
-// Loop is what an engine sees of the loop that writes its objects.
+// Loop is the interface of the loop that writes an engine's objects.
 type Loop interface {
 	// Mark queues a name because of a change in cluster that was seen there at observedAt.
 	Mark(name, cluster string, observedAt time.Time)
@@ -80,12 +80,12 @@ type Loop interface {
 	Wake(name string)
 	// WakeOwned queues all objects that came from cluster.
 	WakeOwned(cluster string)
-	// WakeAll queues all objects of ours, and all desired ones.
+	// WakeAll queues all objects of the broker, and all desired ones.
 	WakeAll()
 	// Synced reports whether the list of existing objects is complete.
 	Synced() bool
-	// Owned returns the names of all existing objects of ours that came from cluster; ok is false until the list is
-	// complete.
+	// Owned returns the names of all existing objects of the broker that came from cluster; ok is false until the list
+	// is complete.
 	Owned(cluster string) (names []string, ok bool)
 }
 
@@ -103,8 +103,8 @@ func Decide[T Object](want T, wanted bool, owner string, mayGo func(owner string
 	return Answer[T]{Verdict: Unknown}
 }
 
-// Evaluate asks a guard whether objects of its remote that exist and are not desired may be deleted. When the answer
-// changes, it queues them.
+// Evaluate asks a guard whether undesired objects of its remote may be deleted. If the answer changes, Evaluate queues
+// them.
 func Evaluate(g *retain.Guard, loop Loop, now time.Time, wanted func(name string) bool, warn Warn) {
 	changed, warning := g.Evaluate(now, func() (withdrawn, all int, ok bool) {
 		names, ok := loop.Owned(g.Cluster())

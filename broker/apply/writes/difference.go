@@ -11,10 +11,11 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// FieldManager is our field manager in managedFields.
+// FieldManager is the broker's field manager in managedFields.
 const FieldManager = naming.ManagedByBroker
 
-// Reduce drops what a Machine does not need of an object: of managedFields it keeps the entry of the last other writer.
+// Reduce removes what a Machine does not need from an object: of managedFields it keeps only the entry of the last
+// other writer.
 func Reduce[T Object](object T) T {
 	object.SetManagedFields(otherManager(object.GetManagedFields()))
 	return object

@@ -1,12 +1,12 @@
 // Package writes decides what the broker writes to its apiserver, and when: it compares desired with existing objects,
-// own writes that the informer has not reported yet included, and returns the next request.
+// including the broker's own writes that the informer has not reported yet, and returns the next request.
 //
-// It owns, by name, which writes are under way or due: belief in own writes, contests with other writers, the pace of
-// writes, budgets of remotes, conflicts. Inputs are the informer's events, the engines' answers (Desired), the result
-// of each request and the time; outputs are values: a Step, and the Write in it.
+// For each name, it owns the state of writes in flight or due: belief in own writes, contests with other writers, the
+// pace of writes, budgets of remotes, conflicts. Inputs are the informer's events, the engines' answers (Desired), the
+// result of each request and the time. Outputs are values: a Step, and the Write in it.
 //
 // It is pure: it may not import a client, start a goroutine or wait. Package apply drives a Machine with informers and
-// clients, package sim with a store and a seed, so that the simulation tests the decisions that run.
+// clients, package sim with a store and a seed, so that the simulation tests the decisions of the product.
 //
 // Of the broker's packages it may import kinds and retain.
 package writes
@@ -62,11 +62,12 @@ type Kind[T Object] struct {
 	Paced bool
 	// Urgent, if not nil, reports whether the change from have to want must be written without pacing.
 	Urgent func(have, want T) bool
-	// Merge returns have with our fields set as in want.
+	// Merge returns have with the broker's fields set as in want.
 	Merge func(have, want T) T
 	// Equal reports whether two objects are the same to the apiserver.
 	Equal func(a, b T) bool
-	// Replace, if not nil, reports whether no update can turn have into want: the object is deleted and created.
+	// Replace, if not nil, reports whether no update can change have to want, so that the object must be deleted and
+	// created.
 	Replace func(have, want T) bool
 }
 

@@ -28,18 +28,18 @@ type Machine[T Object] struct {
 	belief   *Belief[T]
 	contests *contests
 	pace     *pace // nil if writes are not paced
-	// lost are the UIDs of objects of ours whose deletion the watch reported. It reports a deletion also when somebody
-	// removes our label.
+	// lost are the UIDs of the broker's objects whose deletion the watch reported. The watch also reports a deletion if
+	// another writer removes the broker's label.
 	lost map[string]types.UID
 	// changes are the changes that the next write of a name includes.
 	changes map[string]Change
-	// sources are the clusters of the newest change of names, or else of their objects.
+	// sources has, by name, the cluster of the newest change, or otherwise that of the object.
 	sources map[string]string
 	// conflicts counts, by name, the writes in a row that failed because the object was not as seen.
 	conflicts map[string]int
 	// failing is the cluster of each name whose last write failed.
 	failing map[string]string
-	// unanswered are names whose creation got no response: an object may exist, and be ours.
+	// unanswered are names whose creation got no response: the object may exist, and belong to the broker.
 	unanswered map[string]bool
 	// due are the writes that wait for the budget of a remote.
 	due map[string]time.Time
@@ -72,8 +72,8 @@ func (m *Machine[T]) Reset() {
 	m.contests.reset()
 }
 
-// Changed records a change that the next write of a name includes. Of several the oldest counts, because it has waited
-// longest.
+// Changed records a change that the next write of a name includes. Of several changes the oldest one is measured,
+// because it has waited longest.
 func (m *Machine[T]) Changed(now time.Time, name string, change Change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -83,7 +83,7 @@ func (m *Machine[T]) Changed(now time.Time, name string, change Change) {
 	}
 }
 
-// Informed records what the informer reports: an object, its deletion, or that it is no longer ours.
+// Informed records what the informer reports: an object, its deletion, or that it no longer has the broker's label.
 func (m *Machine[T]) Informed(name string, object T, gone bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -137,8 +137,9 @@ func (m *Machine[T]) Contests(now time.Time) []string {
 	return m.contests.lines(string(m.kind.Name), now)
 }
 
-// Wait returns how long a name must wait before it is written. 0 means that it is written now, with all changes so far.
-// urgent reports whether its write must not be paced; Wait calls it without the lock, and only if that matters.
+// Wait returns how long a name must wait before it is written; 0 means that it is written now, with all changes so far.
+// urgent reports whether its write must not be paced. Wait calls urgent without the lock, and only if the result
+// matters.
 func (m *Machine[T]) Wait(now time.Time, name string, urgent func() bool) time.Duration {
 	if m.pace == nil {
 		return 0
@@ -170,7 +171,7 @@ type Seen[T Object] struct {
 	Name   string
 	Object T
 	There  bool
-	// Owner is the cluster that the object came from; empty if there is none of ours.
+	// Owner is the cluster that the object came from; empty if no object of the broker exists.
 	Owner string
 	// Change is the change that the write includes.
 	Change Change
@@ -194,7 +195,7 @@ func (m *Machine[T]) Decide(now time.Time, seen Seen[T], answer Answer[T]) (step
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if left := m.belief.Left(now, seen.Name); left > 0 {
-		// No informer reports the deletion of an object that we wrote and somebody deleted while the watch was down.
+		// If another writer deleted the object while the watch was down, no informer reports the deletion.
 		step.again(left)
 	}
 	if answer.Again > 0 {
@@ -274,7 +275,7 @@ func (m *Machine[T]) admit(now time.Time, w *Write[T], step *Step[T]) bool {
 }
 
 // contested returns how long an object that another writer changed must wait before it is restored. A change of the
-// desired object is written immediately, which restores the rest too.
+// desired object is written immediately, which also restores the other fields.
 func (m *Machine[T]) contested(now time.Time, w *Write[T], step *Step[T]) time.Duration {
 	version, what := "", func() (string, []string) { return "somebody", []string{"the object, which is deleted,"} }
 	if w.Op == Update {
@@ -291,7 +292,7 @@ func (m *Machine[T]) contested(now time.Time, w *Write[T], step *Step[T]) time.D
 }
 
 // afford returns how long a write must wait for its budget. The first call takes the bytes from the budget of the
-// write's remote; the write is due at that time, whatever changes until then.
+// write's remote, and fixes the time at which the write is due, whatever changes until then.
 func (m *Machine[T]) afford(now time.Time, name, cluster string, object T, step *Step[T]) time.Duration {
 	due, reserved := m.due[name]
 	if !reserved {

@@ -3,8 +3,8 @@ package writes
 import "time"
 
 // Changes at up to these rates are written one by one. The rates are above what the project promises (50 a second in
-// one object, 200 in all). The bursts absorb what arrives together when a busy machine delivers nothing for a sixth of
-// a second: that must not count as a burst, and if it did it must be forgotten soon.
+// one object, 200 in all). The bursts absorb what arrives together after a busy machine delivered nothing for a sixth
+// of a second. That must not count as a burst, and if it does, the burst must end soon.
 const (
 	objectRate, objectBurst = 60, 12
 	allRate, allBurst       = 250, 36
@@ -107,9 +107,9 @@ func average(of *time.Duration, took time.Duration) {
 	*of += (took - *of) / 8
 }
 
-// decide returns how long an object must wait before it is written; 0 means that it is written now. urgent reports
-// whether an address in it must be removed: such a change waits up to minSpacing, and never longer than an address that
-// joins.
+// decide returns how long an object must wait before it is written; 0 means that it is written now. urgent means that
+// an address must be removed from the object: such a change waits at most minSpacing, and never longer than an added
+// address.
 func decide(now time.Time, o pacedObject, all traffic, urgent bool) time.Duration {
 	burst := o.over || all.over
 	if o.written.IsZero() || !burst && !all.bottleneck() {

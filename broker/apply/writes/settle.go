@@ -11,8 +11,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// A name for which the informer lagged behind is reconciled again when the informer reports it, and after AfterConflict
-// at the latest. The wait doubles up to maxAfterConflict.
+// If the informer lags behind for a name, the name is reconciled again when the informer reports it, and after
+// AfterConflict at the latest. The wait doubles up to maxAfterConflict.
 const (
 	AfterConflict    = time.Second
 	maxAfterConflict = 30 * time.Second
@@ -58,7 +58,7 @@ type Write[T Object] struct {
 
 	// contest, if not nil, is what the write restores.
 	contest *Contest
-	// unlabelled is the manager that removed the label by which the object is ours; empty for nobody.
+	// unlabelled is the manager that removed the broker's label from the object; empty if none did.
 	unlabelled string
 }
 
@@ -102,8 +102,7 @@ type Step[T Object] struct {
 	DelayedOf string
 	// Restored, if not nil, is the contest of a restored object.
 	Restored *Contest
-	// Relabelled is the manager that removed the label by which the object is ours, and which is restored; empty for
-	// nobody.
+	// Relabelled is the manager that removed the broker's label, which the write restored; empty if none did.
 	Relabelled string
 }
 
@@ -119,7 +118,7 @@ type NotSent struct{ Err error }
 func (e NotSent) Error() string { return e.Err.Error() }
 func (e NotSent) Unwrap() error { return e.Err }
 
-// ErrLater is the outcome of SendAdopt for an object that another part adopts later. The informer reports it then.
+// ErrLater is the outcome of SendAdopt for an object that another part adopts later. The informer then reports it.
 var ErrLater = errors.New("it is taken over later")
 
 // Settle takes the outcome of the request of a Write. object is the apiserver's answer.
@@ -170,7 +169,7 @@ func (w *Write[T]) next(request Request, object T) Step[T] {
 	return Step[T]{Write: &after}
 }
 
-// resolveExisting decides about an object that has the name of one to create.
+// resolveExisting decides how to handle an existing object with the name of one to create.
 func (m *Machine[T]) resolveExisting(now time.Time, w *Write[T], have T) Step[T] {
 	if have.GetLabels()[naming.LabelManagedBy] != "" || have.GetAnnotations()[naming.AnnotationSourceName] == "" {
 		return w.next(SendAdopt, w.Want)
@@ -260,7 +259,7 @@ func (m *Machine[T]) end(now time.Time, w *Write[T], err error) (step Step[T]) {
 		errors.Is(err, ErrLater):
 		// The existing object is not as seen, or it is the result of a create without a response: the informer reports
 		// it, and the name is reconciled. If the informer does not, the name is reconciled later, and the object then
-		// counts as somebody else's.
+		// counts as one of another writer.
 		m.belief.Forget(w.Name)
 		m.keep(w.Name, w.Change)
 		step.Result = Conflict

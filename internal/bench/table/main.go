@@ -1,7 +1,8 @@
-// Command table reads what `go test -bench` prints and prints one table: each figure with the floor measured in the
-// same run, their ratio, and its bound. It exits with 1 where a bound is broken or a benchmark failed.
+// Command table reads the output of `go test -bench` and prints one table: each figure with the floor that the same run
+// measured, their ratio, and the bound. It exits with 1 if a bound is broken or a benchmark failed.
 //
-// Figures and bounds are metrics of the benchmarks; see internal/bench/figure. It imports nothing else of ours.
+// Figures and bounds are metrics of the benchmarks; see internal/bench/figure. It imports no other package of
+// semaphore.
 package main
 
 import (
@@ -31,11 +32,11 @@ func main() {
 	}
 }
 
-// module is cut from the names of packages.
+// module is removed from the names of packages.
 const module = "github.com/kube-semaphore/semaphore/"
 
-// table writes to out the figures of the benchmarks that in has, and to other the lines of what failed, as they come.
-// It returns a line for each broken bound and for each failure.
+// table writes the figures of the benchmarks in in to out, and lines about failures to other as they arrive. It returns
+// a line for each broken bound and each failure.
 func table(in io.Reader, out, other io.Writer) (broken []string, err error) {
 	failures := &failed{to: other}
 	results := benchfmt.NewReader(io.TeeReader(in, failures), "")
@@ -59,7 +60,7 @@ func table(in io.Reader, out, other io.Writer) (broken []string, err error) {
 	return append(broken, failures.lines...), results.Err()
 }
 
-// benchmark is a benchmark's name without the number of processors.
+// benchmark returns a benchmark's name without the number of processors.
 func benchmark(n benchfmt.Name) string {
 	_, parts := n.Parts()
 	if len(parts) > 0 && parts[len(parts)-1][0] == '-' {
@@ -68,14 +69,14 @@ func benchmark(n benchfmt.Name) string {
 	return n.String()
 }
 
-// one is one figure; what it does not have is nil.
+// one is one figure. Absent values are nil.
 type one struct {
 	unit                                      string
 	value                                     float64
 	floor, most, least, mostRatio, leastRatio *float64
 }
 
-// figuresOf joins the metrics of a benchmark to figures, in the order of their units.
+// figuresOf combines the metrics of a benchmark into figures, sorted by unit.
 func figuresOf(values []benchfmt.Value) []*one {
 	byUnit := map[string]*one{}
 	var all []*one
@@ -110,7 +111,7 @@ func figuresOf(values []benchfmt.Value) []*one {
 	return all
 }
 
-// ratio of the value to the floor; 0 without a floor.
+// ratio returns the ratio of the value to the floor; 0 without a floor.
 func (f *one) ratio() float64 {
 	if f.floor == nil || *f.floor == 0 {
 		return 0
@@ -118,7 +119,7 @@ func (f *one) ratio() float64 {
 	return f.value / *f.floor
 }
 
-// broken reports whether one of the bounds is. A bound of a ratio is also broken where there is no floor.
+// broken reports whether a bound is broken. A bound of the ratio is also broken if there is no floor.
 func (f *one) broken() bool {
 	return f.most != nil && f.value > *f.most ||
 		f.least != nil && f.value < *f.least ||
@@ -148,7 +149,7 @@ func (f *one) line(name string) string {
 	return strings.TrimRight(line, " ")
 }
 
-// number has four digits that count, and no exponent.
+// number formats a number with four significant digits, and without an exponent.
 func number(n float64) string {
 	if n >= 1000 || n <= -1000 || n == float64(int64(n)) {
 		return strconv.FormatFloat(n, 'f', 0, 64)
@@ -156,11 +157,11 @@ func number(n float64) string {
 	return strconv.FormatFloat(n, 'g', 4, 64)
 }
 
-// failed keeps the lines that say that a test or a package failed, and copies to another writer what a benchmark said
-// of it.
+// failed collects the lines that report the failure of a test or a package, and copies a benchmark's messages to
+// another writer.
 type failed struct {
 	to    io.Writer
-	rest  []byte // of a line that has not come whole
+	rest  []byte // the beginning of an incomplete line
 	lines []string
 }
 

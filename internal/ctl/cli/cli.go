@@ -108,7 +108,7 @@ func Printable(s string) string {
 	}, s)
 }
 
-// LineWidth is how many columns a line for a person has at most.
+// LineWidth is the maximum width of a line for a person, in columns.
 const LineWidth = 100
 
 // Wrap breaks a line between words, so that none is longer than most; those after the first begin with indent. A word

@@ -40,18 +40,19 @@ import (
 func TestMain(m *testing.M) {
 	loopback.Enter(kubetest.Prepare)
 	goleak.VerifyTestMain(m,
-		// Of a connection that has ended: client-go notices at its next ping, 5 s later, and the kubelet's side after 1 s.
+		// The goroutine of a connection that has ended: client-go notices the end at its next ping, 5 s later, and the
+		// kubelet's side after 1 s.
 		goleak.IgnoreTopFunction("k8s.io/client-go/tools/remotecommand.(*heartbeat).start"),
 		goleak.IgnoreTopFunction("github.com/moby/spdystream.(*Connection).shutdown"))
 }
 
 var must = testkit.Must
 
-// kubelet runs commands in pods as a kubelet does for an apiserver: by SPDY, with remotecommand's protocol v4. What
-// runs is the verb itself.
+// kubelet runs commands in pods as a kubelet does for an apiserver: by SPDY, with version 4 of remotecommand's
+// protocol. The command is the verb itself.
 type kubelet struct {
 	t *testing.T
-	// sockets are the parts' of each pod; a pod without one has no semaphorectl.
+	// sockets are those of the part in each pod; a pod without one has no semaphorectl.
 	sockets map[string]string
 	// A port of each pod leads to the backend.
 	port, backend string
@@ -130,7 +131,7 @@ func (k *kubelet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	<-conn.CloseChan()
 }
 
-// serve starts a kubelet on loopback, with a node whose pods it has.
+// serve starts a kubelet on loopback, and creates a node for its pods.
 func (k *kubelet) serve(admin kubernetes.Interface) {
 	server := httptest.NewUnstartedServer(k)
 	server.TLS = &tls.Config{NextProtos: []string{"http/1.1"}}
@@ -155,7 +156,7 @@ func (k *kubelet) serve(admin kubernetes.Interface) {
 	must(k.t, err)
 }
 
-// pod makes one of a part that runs, and is asked at the socket.
+// pod creates a running pod of a part, which is reached at the socket.
 func (k *kubelet) pod(admin kubernetes.Interface, name, part string, ready bool,
 	status func() *semaphorev1.GetStatusResponse) {
 	t := k.t
@@ -197,7 +198,7 @@ func (k *kubelet) pod(admin kubernetes.Interface, name, part string, ready bool,
 	k.sockets[name] = socket
 }
 
-// were returns which pods were asked since the last call.
+// were returns the commands since the last call.
 func (k *kubelet) were() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -206,13 +207,13 @@ func (k *kubelet) were() []string {
 	return asked
 }
 
-// rights are those of kubectl exec.
+// rights are those that kubectl exec needs.
 var rights = []rbacv1.PolicyRule{
 	{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get", "list"}},
 	{APIGroups: []string{""}, Resources: []string{"pods/exec"}, Verbs: []string{"create", "get"}},
 }
 
-// operator is a user with some rights in the namespace of the parts.
+// operator creates a user with rights in the namespace of the parts.
 func operator(t *testing.T, admin kubernetes.Interface, cfg *rest.Config, name string,
 	rules []rbacv1.PolicyRule) (kubeconfig string) {
 	t.Helper()
@@ -225,7 +226,7 @@ func operator(t *testing.T, admin kubernetes.Interface, cfg *rest.Config, name s
 		Subjects:   []rbacv1.Subject{{Kind: "User", APIGroup: "rbac.authorization.k8s.io", Name: name}},
 	}, metav1.CreateOptions{})
 	must(t, err)
-	// The apiserver follows its own Roles a moment later.
+	// The apiserver applies a Role a moment after its creation.
 	for _, rule := range rules {
 		for _, verb := range rule.Verbs {
 			resource, sub, _ := strings.Cut(rule.Resources[0], "/")
@@ -246,7 +247,7 @@ func operator(t *testing.T, admin kubernetes.Interface, cfg *rest.Config, name s
 	return kubetest.Kubeconfig(t, cfg)
 }
 
-// startServer starts an apiserver in which pods can be made in the namespace of the parts.
+// startServer starts an apiserver with the namespace of the parts, in which pods can be created.
 func startServer(t *testing.T) (*rest.Config, *kubernetes.Clientset) {
 	t.Helper()
 	cfg := kubetest.Start(t)
@@ -260,8 +261,8 @@ func startServer(t *testing.T) (*rest.Config, *kubernetes.Clientset) {
 	return cfg, admin
 }
 
-// TestThroughTheApiserver: a real apiserver carries semaphorectl to the leaders of exporter and broker, for who has the
-// rights of kubectl exec and no others.
+// TestThroughTheApiserver: a real apiserver connects semaphorectl to the leaders of exporter and broker, for a user
+// with only the rights that kubectl exec needs.
 func TestThroughTheApiserver(t *testing.T) {
 	cfg, admin := startServer(t)
 	k := &kubelet{t: t, sockets: map[string]string{}}
@@ -273,7 +274,7 @@ func TestThroughTheApiserver(t *testing.T) {
 		reached, err := target.Dial(t.Context())
 		out := map[string]*semaphorev1.GetStatusResponse{}
 		for _, p := range reached {
-			s, err := p.Status(t.Context(), time.Minute) // closes the connection, too
+			s, err := p.Status(t.Context(), time.Minute) // it closes the connection, too
 			must(t, err)
 			out[s.GetPart()] = s
 		}
@@ -300,7 +301,7 @@ func TestThroughTheApiserver(t *testing.T) {
 	if got["broker"].GetStandby() || got["exporter"].GetStandby() || len(got) != 2 {
 		t.Errorf("a standby answers: %v", got)
 	}
-	// Without the right to read slices a standby says who leads.
+	// Without the right to read slices, semaphorectl learns the leader from a standby.
 	want := []string{"semaphore-broker-a: semaphorectl stdio", "semaphore-broker-b: semaphorectl stdio",
 		"semaphore-exporter-a: semaphorectl stdio", "semaphore-exporter-b: semaphorectl stdio"}
 	asked := k.were()
@@ -309,7 +310,7 @@ func TestThroughTheApiserver(t *testing.T) {
 		t.Errorf("asked %q, want %q", asked, want)
 	}
 
-	// With it, the leader is asked at once.
+	// With the right, it connects to the leader directly.
 	name, ready := "semaphore-broker-b", true
 	_, err = admin.DiscoveryV1().EndpointSlices("semaphore").Create(t.Context(), &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-broker-leader-ipv4",
@@ -328,8 +329,8 @@ func TestThroughTheApiserver(t *testing.T) {
 		t.Errorf("with the slices: %v", err)
 	}
 
-	// A part that cannot be reached does not keep the other from being asked, and the error reports why in the pod's
-	// own words.
+	// A part that cannot be reached does not prevent the request to the other one, and the error has the reason from
+	// its pod.
 	k.sockets["semaphore-exporter-a"], k.sockets["semaphore-exporter-b"] = "", ""
 	got, err = ask(kubeconfig, fleet.Exporter, fleet.Broker)
 	if len(got) != 1 || err == nil ||
@@ -338,7 +339,7 @@ func TestThroughTheApiserver(t *testing.T) {
 		t.Errorf("an exporter without a socket: %v, %v", got, err)
 	}
 
-	// Without the right to exec the apiserver says so; it is no matter of time.
+	// Without the right to exec, the apiserver reports that immediately.
 	stranger := operator(t, admin, cfg, "stranger", rights[:1])
 	start := time.Now()
 	_, err = ask(kubeconfig, fleet.Broker)
@@ -350,13 +351,13 @@ func TestThroughTheApiserver(t *testing.T) {
 		!strings.Contains(err.Error(), `cannot create resource "pods/exec"`) && !strings.Contains(err.Error(), "forbidden") {
 		t.Errorf("without the right: %v", err)
 	} else if took := time.Since(start); took > 5*time.Second+3*direct+beside.Late() {
-		// Until the end of its time, 15 s.
+		// That is, until the timeout of 15 s.
 		t.Errorf("without the right: %v after %s; with it, it took %s", err, took, direct)
 	}
 }
 
-// TestStdioIsOneStream: what a part writes comes whole through the command, in both directions, and the end of one is
-// that of both.
+// TestStdioIsOneStream: everything that a part writes passes through the command completely, in both directions, and
+// the end of one direction ends both.
 func TestStdioIsOneStream(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "part.sock")
 	listener, err := net.Listen("unix", socket)

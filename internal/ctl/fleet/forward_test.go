@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 )
 
-// forwards carries streams to a port, as a kubelet does for an apiserver; to another port nothing listens.
+// forwards connects streams to a port, as a kubelet does for an apiserver; nothing listens on other ports.
 func (k *kubelet) forwards(w http.ResponseWriter, r *http.Request, port, backend string) {
 	if _, err := httpstream.Handshake(r, w, []string{"portforward.k8s.io"}); err != nil {
 		return
@@ -69,8 +69,8 @@ func (k *kubelet) forwards(w http.ResponseWriter, r *http.Request, port, backend
 	}
 }
 
-// TestForward: a real apiserver carries a browser's connection to a port of the leading broker's pod for who has the
-// right of kubectl port-forward, and for nobody else; a port where nothing listens is an error that says so.
+// TestForward: a real apiserver connects a browser to a port of the leading broker's pod, only for a user with the
+// right of kubectl port-forward. If nothing listens on the port, the error says so.
 func TestForward(t *testing.T) {
 	cfg, admin := startServer(t)
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -110,7 +110,7 @@ func TestForward(t *testing.T) {
 	if !strings.HasPrefix(body, "asked as 127.0.0.1:") {
 		t.Errorf("%q", body)
 	}
-	// What fails once the port is open ends the command, with that error.
+	// A failure after the port is open ends the command with that error.
 	c, err := (&fleet.Access{Kubeconfig: allowed, Namespace: "semaphore"}).Cluster()
 	must(t, err)
 	pods, err := c.Pods(t.Context(), fleet.Broker, "")

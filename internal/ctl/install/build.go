@@ -18,7 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// Where the manifests and the overlay are in the memory in which kustomize works.
+// Paths of the manifests and of the overlay in kustomize's in-memory file system.
 const (
 	manifestsDir = "/deploy"
 	overlayDir   = "/overlay"
@@ -55,8 +55,8 @@ type (
 	}
 )
 
-// Overlay is the directory that a person would write for these values, with the manifests in a directory that the
-// overlay calls manifests, such as ../../deploy.
+// Overlay returns the files of the overlay that a person would write for these values. manifests is the path by which
+// the overlay refers to the manifests, such as ../../deploy.
 func Overlay(v Values, manifests string) (map[string][]byte, error) {
 	k := kustomization{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization", Components: []string{}}
 	for _, dir := range []string{"crds", "namespace", "exporter", "broker"} {
@@ -103,7 +103,7 @@ func Overlay(v Values, manifests string) (map[string][]byte, error) {
 	return texts(files)
 }
 
-// texts are the contents of files, in YAML.
+// texts encodes the contents of files as YAML.
 func texts(files map[string]any) (map[string][]byte, error) {
 	out := map[string][]byte{}
 	for name, content := range files {
@@ -116,7 +116,7 @@ func texts(files map[string]any) (map[string][]byte, error) {
 	return out, nil
 }
 
-// imagesOf has kustomize use another image; none for that of the manifests.
+// imagesOf returns kustomize's entry for another image; nil for the image of the manifests.
 func imagesOf(reference string) []image {
 	if reference == "" {
 		return nil
@@ -134,7 +134,7 @@ func imagesOf(reference string) []image {
 	return []image{i}
 }
 
-// features are what the configuration says of them: nothing for all.
+// features adds the features to a configuration. All features need no key.
 func features(v Values, into map[string]any) map[string]any {
 	if len(v.Features) < len(allFeatures) {
 		into["features"] = v.Features
@@ -144,7 +144,7 @@ func features(v Values, into map[string]any) map[string]any {
 
 func exporterConfig(v Values) map[string]any {
 	out := map[string]any{}
-	if v.Features.Has(config.Services) { // its own broker, for global services
+	if v.Features.Has(config.Services) { // the own broker receives Services for global services
 		out["brokers"] = []any{map[string]any{"cluster": v.Cluster,
 			"address": "semaphore-broker-federation." + v.Namespace + ".svc:8443"}}
 	}
@@ -154,7 +154,7 @@ func exporterConfig(v Values) map[string]any {
 // MCS is the component of the Multi-Cluster Services API.
 const MCS = "mcs"
 
-// imports are what the configuration of a part says of the Multi-Cluster Services API.
+// imports adds the Multi-Cluster Services API to the configuration of a part.
 func imports(v Values, into map[string]any) map[string]any {
 	if slices.Contains(v.Components, MCS) {
 		into["mcs"] = map[string]any{"enabled": true}
@@ -186,10 +186,10 @@ func brokerConfig(v Values) map[string]any {
 	return features(v, imports(v, out))
 }
 
-// Build makes the objects of an installation.
+// Build builds the objects of an installation.
 func Build(v Values) ([]*unstructured.Unstructured, error) { return build(v, "") }
 
-// BuildCleanup makes those that remove it: docs/removal.md.
+// BuildCleanup builds the objects that remove an installation: docs/removal.md.
 func BuildCleanup(v Values) ([]*unstructured.Unstructured, error) { return build(v, "cleanup") }
 
 func build(v Values, cleanup string) ([]*unstructured.Unstructured, error) {
@@ -211,7 +211,7 @@ func build(v Values, cleanup string) ([]*unstructured.Unstructured, error) {
 	return kustomize(overlays, dir)
 }
 
-// kustomize builds one of several overlays, which are beside the manifests.
+// kustomize builds one of several overlays. It writes all of them, and the manifests, to an in-memory file system.
 func kustomize(overlays map[string]map[string][]byte, dir string) ([]*unstructured.Unstructured, error) {
 	disk := filesys.MakeFsInMemory()
 	err := fs.WalkDir(deploy.Manifests, ".", func(name string, e fs.DirEntry, err error) error {
@@ -252,7 +252,7 @@ func kustomize(overlays map[string]map[string][]byte, dir string) ([]*unstructur
 		if err := one.UnmarshalJSON(data); err != nil {
 			return nil, fmt.Errorf("building the manifests: %w", err)
 		}
-		// kustomize gives the namespace of an overlay also to kinds that it does not know.
+		// kustomize sets the overlay's namespace also on kinds that it does not know, some of which are cluster-scoped.
 		if slices.Contains(clusterScoped, one.GetKind()) {
 			one.SetNamespace("")
 		}
@@ -262,19 +262,20 @@ func kustomize(overlays map[string]map[string][]byte, dir string) ([]*unstructur
 	return out, nil
 }
 
-// kinds in the order in which they are applied: what others need first, what runs last.
+// kinds lists kinds in the order in which they are applied: first those that other objects need. Other kinds follow,
+// and kinds with pods come last.
 var kinds = []string{"Namespace", "CustomResourceDefinition", "SecurityContextConstraints", "ResourceQuota",
 	"ServiceAccount", "ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding", "ValidatingAdmissionPolicy",
 	"ValidatingAdmissionPolicyBinding", "ConfigMap", "Secret", "Service", "NetworkPolicy", "PodDisruptionBudget"}
 
-// clusterScoped are the kinds that kustomize may give a namespace in vain.
+// clusterScoped are the cluster-scoped kinds that kustomize does not know, and on which it sets a namespace.
 var clusterScoped = []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 	"SecurityContextConstraints"}
 
-// Runs says whether an object of a kind has pods.
+// Runs reports whether objects of a kind have pods.
 func Runs(kind string) bool { return slices.Contains([]string{"Deployment", "DaemonSet", "Job"}, kind) }
 
-// Sort puts objects into the order in which they are applied.
+// Sort sorts objects into the order in which they are applied.
 func Sort(all []*unstructured.Unstructured) {
 	rank := func(o *unstructured.Unstructured) int {
 		if i := slices.Index(kinds, o.GetKind()); i >= 0 {
@@ -291,7 +292,7 @@ func Sort(all []*unstructured.Unstructured) {
 	})
 }
 
-// YAML is objects as kubectl reads them.
+// YAML returns objects as YAML documents for kubectl.
 func YAML(all []*unstructured.Unstructured) ([]byte, error) {
 	var out bytes.Buffer
 	for i, o := range all {

@@ -18,31 +18,31 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/diagnose/preflight"
 )
 
-// Fleet is clusters and who of them is linked with whom, as one file says it.
+// Fleet describes several clusters and their links, in one file.
 type Fleet struct {
-	// Image of all clusters that name none.
+	// Image is the image of all clusters that have none of their own.
 	Image    string    `json:"image,omitempty"`
 	Clusters []Cluster `json:"clusters"`
-	// Links are pairs of names; each with each when absent.
+	// Links are pairs of cluster names. If absent, all clusters are linked with each other.
 	Links [][]string `json:"links,omitempty"`
 }
 
-// Cluster is one of a fleet. Nobody looks at it, so that its subnets have to be named.
+// Cluster is a cluster of a fleet. The file must name its subnets, because no survey reads the cluster.
 type Cluster struct {
 	Wishes
-	// Namespace of the parts.
+	// Namespace is the namespace of the parts.
 	Namespace string `json:"namespace,omitempty"`
 	// CNI is calico, the default, or other.
 	CNI string `json:"cni,omitempty"`
-	// Broker is the HOST:PORT at which other clusters reach its broker.
+	// Broker is the HOST:PORT at which other clusters reach the cluster's broker.
 	Broker string `json:"broker,omitempty"`
-	// TrustBundle are its root certificates, PEM; where there are none, a file of the parts has to have them.
+	// TrustBundle has the cluster's root certificates, PEM. If it is empty, a file of the parts must have them.
 	TrustBundle string `json:"trustBundle,omitempty"`
-	// ClusterDomain is the domain of its own Services.
+	// ClusterDomain is the DNS domain of the cluster's own Services.
 	ClusterDomain string `json:"clusterDomain,omitempty"`
 }
 
-// Facts are what the file says of a cluster, as a survey would find it.
+// Facts returns the cluster's properties, from the file, in the form in which a survey returns them.
 func (c *Cluster) Facts() *preflight.Cluster {
 	facts := &preflight.Cluster{Context: c.Name, Names: []string{c.Name}, CNI: "other",
 		DNS:  preflight.DNS{ConfigMap: "kube-system/coredns"},
@@ -54,7 +54,7 @@ func (c *Cluster) Facts() *preflight.Cluster {
 	return facts
 }
 
-// ParseFleet reads the file of a fleet. An error names each offending field.
+// ParseFleet parses the file of a fleet. An error names each invalid field.
 func ParseFleet(text []byte) (*Fleet, error) {
 	data, err := yaml.YAMLToJSONStrict(text)
 	if err != nil {
@@ -77,7 +77,7 @@ func ParseFleet(text []byte) (*Fleet, error) {
 	return &f, f.checkPairs()
 }
 
-// complete fills in what the file leaves out.
+// complete fills in absent fields.
 func (c *Cluster) complete(image string) {
 	c.Namespace = cmp.Or(c.Namespace, DefaultNamespace)
 	c.CNI = cmp.Or(c.CNI, "calico")
@@ -85,7 +85,7 @@ func (c *Cluster) complete(image string) {
 	c.Image = cmp.Or(c.Image, image)
 }
 
-// names are the indices of the clusters.
+// names returns the index of each cluster by its name.
 func (f *Fleet) names() map[string]int {
 	names := map[string]int{}
 	for i := range f.Clusters {
@@ -94,7 +94,7 @@ func (f *Fleet) names() map[string]int {
 	return names
 }
 
-// check completes the fleet, and checks each cluster and each link by itself.
+// check completes the fleet, and checks each cluster and each link on its own.
 func (f *Fleet) check() error {
 	var errs []error
 	add := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -135,7 +135,7 @@ func (f *Fleet) check() error {
 	return errors.Join(errs...)
 }
 
-// checkBroker checks the form of the broker's address, which only a linked cluster must have.
+// checkBroker checks the form of the broker's address, which is required only in a linked cluster.
 func (c *Cluster) checkBroker() error {
 	if c.Broker == "" {
 		return nil
@@ -150,7 +150,7 @@ func (c *Cluster) checkBroker() error {
 	return nil
 }
 
-// checkLinks checks that each link names two clusters. Without links all are linked.
+// checkLinks checks that each link names two clusters. Without links, it links all clusters with each other.
 func (f *Fleet) checkLinks(names map[string]int) (errs []error) {
 	if f.Links == nil {
 		for i := range f.Clusters {
@@ -173,7 +173,7 @@ func (f *Fleet) checkLinks(names map[string]int) (errs []error) {
 	return errs
 }
 
-// checkPairs checks the clusters of each link together.
+// checkPairs checks the two clusters of each link against each other.
 func (f *Fleet) checkPairs() error {
 	var errs []error
 	add := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -196,7 +196,7 @@ func (f *Fleet) checkPairs() error {
 	return errors.Join(errs...)
 }
 
-// checkSubnets names the field of what is no network: the decoder does not.
+// checkSubnets names the field of an invalid subnet, because the decoder's error does not.
 func checkSubnets(data []byte) error {
 	type subnets struct {
 		PodSubnets, ServiceSubnets, NodeSubnets []any
@@ -222,7 +222,7 @@ func checkSubnets(data []byte) error {
 	return errors.Join(errs...)
 }
 
-// Peers are the clusters that one is linked with, in the order of the file.
+// Peers returns the clusters that a cluster is linked with, in the order of the file.
 func (f *Fleet) Peers(name string) (out []*Cluster) {
 	for i := range f.Clusters {
 		other := f.Clusters[i].Name

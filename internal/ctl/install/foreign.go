@@ -9,14 +9,14 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// Names of what reads a cluster in which nothing of semaphore runs (deploy/reader, deploy/foreign-exporter).
+// Names of the objects that read a cluster in which nothing of semaphore runs (deploy/reader, deploy/foreign-exporter).
 const (
-	// ReaderNamespace is the one of the ServiceAccounts in the cluster that is read.
+	// ReaderNamespace is the namespace of the ServiceAccounts in the cluster that is read.
 	ReaderNamespace = "semaphore-reader"
 	// ReaderSecret is the Secret with the token and the apiserver's roots, beside the exporter.
 	ReaderSecret = "semaphore-reader"
-	// ForeignLabel is on the namespace of an exporter for another cluster, with the namespace of the parts that
-	// it belongs to.
+	// ForeignLabel is the label of the namespace of an exporter for another cluster. Its value is the namespace of the
+	// broker beside which the exporter runs.
 	ForeignLabel = "semaphore.uw.io/exporter-beside"
 
 	readerDir      = "/reader"
@@ -25,27 +25,28 @@ const (
 	federationPort = ":8443"
 )
 
-// Foreign is a cluster that an exporter beside another cluster's broker reads.
+// Foreign describes an exporter that reads another cluster, and runs beside the broker of the reader's cluster.
 type Foreign struct {
-	// Cluster is its name, and Reader that of the cluster in which the exporter runs.
+	// Cluster is the name of the cluster that is read, and Reader that of the cluster in which the exporter runs.
 	Cluster, Reader string
 	// Parts is the namespace of the reader's broker.
 	Parts    string
 	Features config.Features
-	// Image is as in Wishes.
+	// Image has the form of Wishes.Image.
 	Image string
-	// APIURL is the https URL of its apiserver. Without Roots, those of the image verify it.
+	// APIURL is the https URL of the apiserver that is read. Without Roots, the root certificates of the image verify
+	// it.
 	APIURL string
 	Roots  bool
 }
 
-// Namespace is that of the exporter, in the cluster of the reader.
+// Namespace returns the namespace of the exporter, in the reader's cluster.
 func (f Foreign) Namespace() string { return naming.ForeignNamespace(f.Cluster) }
 
-// ReaderName is the name of the ServiceAccount and of its Secret in the cluster that is read.
+// ReaderName returns the name of the ServiceAccount, and of its Secret, in the cluster that is read.
 func (f Foreign) ReaderName() string { return "semaphore-reader-" + f.Reader }
 
-// ReaderOverlay is the directory that a person would write for the cluster that is read.
+// ReaderOverlay returns the files of the overlay, as a person would write it, for the cluster that is read.
 func ReaderOverlay(f Foreign, manifests string) (map[string][]byte, error) {
 	k := kustomization{APIVersion: "kustomize.config.k8s.io/v1beta1", Kind: "Kustomization",
 		Resources: []string{path.Join(manifests, "reader")}, NameSuffix: "-" + f.Reader}
@@ -55,7 +56,7 @@ func ReaderOverlay(f Foreign, manifests string) (map[string][]byte, error) {
 	return texts(map[string]any{"kustomization.yaml": k})
 }
 
-// ForeignOverlay is the directory that a person would write for the exporter.
+// ForeignOverlay returns the files of the overlay, as a person would write it, for the exporter.
 func ForeignOverlay(f Foreign, manifests string) (map[string][]byte, error) {
 	kube := map[string]any{"remoteAPIURL": f.APIURL, "remoteSATokenPath": readerMount + "token"}
 	if f.Roots {
@@ -73,7 +74,7 @@ func ForeignOverlay(f Foreign, manifests string) (map[string][]byte, error) {
 	return texts(map[string]any{"kustomization.yaml": k, "exporter.yaml": exporter})
 }
 
-// BuildReader makes the objects in the cluster that is read.
+// BuildReader builds the objects for the cluster that is read.
 func BuildReader(f Foreign) ([]*unstructured.Unstructured, error) {
 	files, err := ReaderOverlay(f, "../deploy")
 	if err != nil {
@@ -82,7 +83,7 @@ func BuildReader(f Foreign) ([]*unstructured.Unstructured, error) {
 	return kustomize(map[string]map[string][]byte{readerDir: files}, readerDir)
 }
 
-// BuildForeign makes those of the exporter, in the cluster of the reader.
+// BuildForeign builds the objects of the exporter, for the reader's cluster.
 func BuildForeign(f Foreign) ([]*unstructured.Unstructured, error) {
 	files, err := ForeignOverlay(f, "../deploy")
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// RecordName is the ConfigMap, in the namespace of the parts, that keeps what was installed.
+// RecordName is the name of the ConfigMap, in the namespace of the parts, that records the installation.
 const RecordName = "semaphore-installation"
 
 // Ref names an object.
@@ -19,12 +19,12 @@ type Ref struct {
 	Namespace, Name string
 }
 
-// RefOf names an object that there is.
+// RefOf returns the Ref of an object.
 func RefOf(o *unstructured.Unstructured) Ref {
 	return Ref{o.GroupVersionKind(), o.GetNamespace(), o.GetName()}
 }
 
-// String is such as "Deployment semaphore/semaphore-broker".
+// String returns a text such as "Deployment semaphore/semaphore-broker".
 func (r Ref) String() string {
 	if r.Namespace == "" {
 		return r.Kind + " " + r.Name
@@ -32,12 +32,13 @@ func (r Ref) String() string {
 	return r.Kind + " " + r.Namespace + "/" + r.Name
 }
 
-// same says whether both name one object, whatever the version of its API.
+// same reports whether both name the same object, whatever the version of its API.
 func (r Ref) same(o Ref) bool {
 	return r.GroupKind() == o.GroupKind() && r.Namespace == o.Namespace && r.Name == o.Name
 }
 
-// Record is what a cluster keeps of an installation: what was wanted, what came of it, and which objects it has.
+// Record is what a cluster stores of its installation: the wishes, the values derived from them, and the installed
+// objects.
 type Record struct {
 	Wishes  Wishes
 	Values  Values
@@ -45,7 +46,7 @@ type Record struct {
 	Objects []Ref
 }
 
-// Without are the objects of the record that are not among others.
+// Without returns the objects of the record that are not in others.
 func (r *Record) Without(others []Ref) (out []Ref) {
 	for _, one := range r.Objects {
 		if !slices.ContainsFunc(others, one.same) {
@@ -55,7 +56,7 @@ func (r *Record) Without(others []Ref) (out []Ref) {
 	return out
 }
 
-// Object is the ConfigMap of the record.
+// Object returns the ConfigMap with the record.
 func (r *Record) Object() (*unstructured.Unstructured, error) {
 	wishes, err := yaml.Marshal(r.Wishes)
 	if err != nil {
@@ -78,7 +79,7 @@ func (r *Record) Object() (*unstructured.Unstructured, error) {
 	}}, nil
 }
 
-// ParseRecord reads the ConfigMap of a record.
+// ParseRecord parses the ConfigMap with a record.
 func ParseRecord(o *unstructured.Unstructured) (*Record, error) {
 	data, _, err := unstructured.NestedStringMap(o.Object, "data")
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Unready says what an object with pods waits for; empty when it is as it shall be. A Job that failed is an error.
+// Unready returns what an object with pods still waits for; empty if the rollout is complete. A failed Job is an error.
 // The rules are those of `kubectl rollout status`.
 func Unready(o *unstructured.Unstructured) (string, error) {
 	status := func(field string) int64 {
@@ -52,7 +52,7 @@ func Unready(o *unstructured.Unstructured) (string, error) {
 	return "", nil
 }
 
-// Stuck says why a pod does not run, such as an image that cannot be pulled; empty where its status does not say so.
+// Stuck returns why a pod does not run, such as an image that cannot be pulled; empty if its status gives no reason.
 func Stuck(pod *corev1.Pod) string {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {

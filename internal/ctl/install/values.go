@@ -1,9 +1,9 @@
 // Package install decides how semaphore is installed in a cluster, and builds the objects for that.
 //
-// What was found of a cluster and what an operator wants go in; values come out, and from these the overlay that a
-// person would write, and the objects that kustomize makes of it and of the manifests in deploy/. It has no effects: it
-// reads no cluster and no disk. It imports deploy for the manifests, internal/config for names and internal/diagnose
-// for facts and findings, and no part and no verb of semaphorectl.
+// Its input are the properties of a cluster and the operator's wishes. Its output are values, the overlay that a person
+// would write for them, and the objects that kustomize builds from that overlay and the manifests in deploy/. It has no
+// effects: it reads no cluster and no disk. It imports deploy for the manifests, internal/config for names and
+// internal/diagnose for facts and findings, and no part and no verb of semaphorectl.
 package install
 
 import (
@@ -22,42 +22,42 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// DefaultNamespace is the one that the manifests name.
+// DefaultNamespace is the namespace in the manifests.
 const DefaultNamespace = "semaphore"
 
-// Repository is the name of the image in the manifests.
+// Repository is the image's repository in the manifests.
 const Repository = "ghcr.io/kube-semaphore/semaphore"
 
-// Types of the Service by which other clusters reach the broker.
+// Types of the Service at which other clusters reach the broker.
 const (
 	ClusterIP    = "ClusterIP"
 	NodePort     = "NodePort"
 	LoadBalancer = "LoadBalancer"
 )
 
-// allFeatures in the order in which they are named.
+// allFeatures lists the features in the order in which they are printed.
 var allFeatures = config.Features{config.Encryption, config.Services, config.Policy}
 
-// Wishes are what an operator wants; what is empty is found. The cluster keeps them, so that the next installation
-// begins with them.
+// Wishes are the choices of an operator; empty fields are derived from the cluster. The cluster stores them, so that
+// the next installation starts from them.
 type Wishes struct {
-	// Name of the cluster, by which others know it.
+	// Name is the name by which other clusters know the cluster.
 	Name     string          `json:"name,omitempty"`
 	Features config.Features `json:"features,omitempty"`
-	// Components of deploy/features beyond those that are found to be needed.
+	// Components of deploy/features, in addition to those that the cluster needs.
 	Components []string `json:"components,omitempty"`
-	// Image is REPOSITORY, REPOSITORY:TAG or REPOSITORY@DIGEST; empty for that of the release.
+	// Image is REPOSITORY, REPOSITORY:TAG or REPOSITORY@DIGEST; empty for the image of the release.
 	Image          string         `json:"image,omitempty"`
 	PodSubnets     []netip.Prefix `json:"podSubnets,omitempty"`
 	ServiceSubnets []netip.Prefix `json:"serviceSubnets,omitempty"`
 	NodeSubnets    []netip.Prefix `json:"nodeSubnets,omitempty"`
-	// Expose is the type of the Service by which other clusters reach the broker, NodePort by default, and NodePort its
-	// port on the nodes; the cluster chooses where it is 0.
+	// Expose is the type of the Service at which other clusters reach the broker; the default is NodePort. NodePort is
+	// its port on the nodes; 0 lets the cluster choose one.
 	Expose   string `json:"expose,omitempty"`
 	NodePort int    `json:"nodePort,omitempty"`
 }
 
-// Over are these wishes, and those of before where these say nothing.
+// Over returns the wishes w, with empty fields taken from before.
 func (w Wishes) Over(before Wishes) Wishes {
 	w.Name, w.Image = cmp.Or(w.Name, before.Name), cmp.Or(w.Image, before.Image)
 	w.Expose, w.NodePort = cmp.Or(w.Expose, before.Expose), cmp.Or(w.NodePort, before.NodePort)
@@ -76,7 +76,7 @@ func (w Wishes) Over(before Wishes) Wishes {
 	return w
 }
 
-// FieldError is what is wrong with one wish, by its key in a file.
+// FieldError is the error of one field of Wishes, with the field's key in a file.
 type FieldError struct {
 	Field string
 	Err   error
@@ -90,7 +90,7 @@ func wrong(field, format string, args ...any) error {
 	return &FieldError{field, fmt.Errorf(format, args...)}
 }
 
-// Check says what is wrong with wishes, as a FieldError.
+// Check returns a FieldError for an invalid wish.
 func (w Wishes) Check() error {
 	if w.Name != "" {
 		if err := config.ClusterName(w.Name); err != nil {
@@ -138,18 +138,19 @@ func (w Wishes) Check() error {
 	return nil
 }
 
-// imageName is the reference of an image (https://github.com/distribution/reference), less strict than a registry.
+// imageName matches the reference of an image (https://github.com/distribution/reference). It is less strict than a
+// registry.
 var imageName = regexp.MustCompile(`^[a-z0-9][a-zA-Z0-9._:/-]*(@sha256:[0-9a-f]{64})?$`)
 
-// Of features and of the components that this package does not offer: the first are chosen as features, and
-// certificates by cert-manager take an authority that an operator writes.
+// notOffered are the components of deploy/features that Components omits: features are chosen by Wishes.Features, and
+// certificates from cert-manager need an authority that an operator creates.
 var notOffered = []string{string(config.Encryption), string(config.Services), string(config.Policy), "cert-manager"}
 
-// Components are the names of those that can be chosen.
+// Components returns the names of the components that can be chosen.
 func Components() []string {
 	entries, err := fs.ReadDir(deploy.Manifests, "features")
 	if err != nil {
-		return nil // it is part of the program
+		return nil // the directory is embedded in the program
 	}
 	var out []string
 	for _, e := range entries {
@@ -160,14 +161,14 @@ func Components() []string {
 	return out
 }
 
-// Values are all that an overlay says.
+// Values has everything that an overlay contains.
 type Values struct {
 	Cluster   string          `json:"cluster"`
 	Namespace string          `json:"namespace"`
 	Features  config.Features `json:"features"`
-	// Components are sorted.
+	// Components is sorted.
 	Components []string `json:"components,omitempty"`
-	// Image is as in Wishes; empty for that of the manifests.
+	// Image has the form of Wishes.Image; empty for that of the manifests.
 	Image          string         `json:"image,omitempty"`
 	PodSubnets     []netip.Prefix `json:"podSubnets"`
 	ServiceSubnets []netip.Prefix `json:"serviceSubnets"`
@@ -176,7 +177,7 @@ type Values struct {
 	NodePort       int            `json:"nodePort,omitempty"`
 }
 
-// Said is what was found of a cluster, with the subnets that an operator named in place of those found.
+// Said returns the properties of a cluster, with subnets replaced by those that the operator named.
 func Said(found *preflight.Cluster, w Wishes) *preflight.Cluster {
 	facts := *found
 	for _, s := range []struct {
@@ -190,7 +191,7 @@ func Said(found *preflight.Cluster, w Wishes) *preflight.Cluster {
 	return &facts
 }
 
-// Addresses are those of nodes one by one, as --node-subnets takes them.
+// Addresses returns the nodes' InternalIPs as single addresses, in the form of --node-subnets.
 func Addresses(nodes []preflight.Node) string {
 	var out []string
 	for _, n := range nodes {
@@ -201,11 +202,11 @@ func Addresses(nodes []preflight.Node) string {
 	return strings.Join(out, ",")
 }
 
-// Reason is why a component was chosen.
+// Reason is a component with the reason why it was chosen.
 type Reason struct{ Component, Why string }
 
-// Decide makes values of what was found of a cluster and what is wanted. version is that of semaphorectl. Findings of
-// level Error say why it cannot be installed so.
+// Decide derives values from the properties of a cluster and an operator's wishes. version is that of semaphorectl.
+// Findings of level Error are reasons not to install.
 func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Values, []Reason, []check.Finding) {
 	facts := *Said(found, w)
 	if w.Name != "" {
@@ -244,20 +245,20 @@ func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Valu
 		}
 	}
 	slices.Sort(v.Components)
-	// It is another way to do the same.
+	// Both components serve the same purpose.
 	if slices.Contains(v.Components, "userspace-wireguard-privileged") {
 		v.Components = slices.DeleteFunc(v.Components, func(c string) bool { return c == "userspace-wireguard" })
 	}
-	if slices.Contains(v.Components, "openshift") { // which includes it
+	if slices.Contains(v.Components, "openshift") { // openshift includes selinux
 		v.Components = slices.DeleteFunc(v.Components, func(c string) bool { return c == "selinux" })
 	}
 	return v, reasons, findings
 }
 
-// enforcing are beginnings of OS images that enforce SELinux unless somebody turned it off.
+// enforcing are prefixes of the names of OS images that enforce SELinux by default.
 var enforcing = []string{"Red Hat", "CentOS", "Rocky", "AlmaLinux", "Fedora", "Oracle Linux", "Bottlerocket"}
 
-// needed are the components that a cluster needs, as far as its objects show.
+// needed returns the components that a cluster needs, as far as its objects show.
 func needed(c *preflight.Cluster, features config.Features) []Reason {
 	var out []Reason
 	if c.Calico != nil {
@@ -287,7 +288,7 @@ func needed(c *preflight.Cluster, features config.Features) []Reason {
 
 var release = regexp.MustCompile(`^v\d+\.\d+\.\d+(-(alpha|beta|rc)[.0-9]*)?$`)
 
-// imageOf is the image of a release of semaphorectl; empty for that of the manifests.
+// imageOf returns the image of a release of semaphorectl; empty for that of the manifests.
 func imageOf(version string) string {
 	if !release.MatchString(version) {
 		return ""

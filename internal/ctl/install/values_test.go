@@ -18,7 +18,7 @@ import (
 
 var prefixes = testkit.Prefixes
 
-// found is a cluster in which nothing is unusual.
+// found returns an ordinary cluster, modified by change.
 func found(change func(*preflight.Cluster)) *preflight.Cluster {
 	c := &preflight.Cluster{Context: "admin@prod", Names: []string{"prod"}, Version: "v1.34.1", CNI: "Calico",
 		Calico: &preflight.Calico{Strict: true}, Pods: preflight.Subnets{Prefixes: prefixes("10.1.0.0/16")},
@@ -111,7 +111,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestWishes: a mistake is named by its key; what is not said stays as it was.
+// TestWishes: an error names the key, and fields that are not set keep their earlier value.
 func TestWishes(t *testing.T) {
 	for want, w := range map[string]Wishes{
 		"name: ":           {Name: "C1"},
@@ -141,7 +141,7 @@ func TestWishes(t *testing.T) {
 	}
 }
 
-// TestRecord: what a cluster keeps of an installation is read as it was written.
+// TestRecord: the record of an installation is read as it was written.
 func TestRecord(t *testing.T) {
 	v, _, _ := Decide(found(func(*preflight.Cluster) {}), Wishes{}, DefaultNamespace, "")
 	objects, err := Build(v)
@@ -174,7 +174,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestUnready: as kubectl rollout status.
+// TestUnready: the results are those of kubectl rollout status.
 func TestUnready(t *testing.T) {
 	for _, x := range []struct {
 		kind   string
@@ -211,8 +211,8 @@ func TestUnready(t *testing.T) {
 	}
 }
 
-// TestPoliciesFindSubnets: in whatever namespace, with encryption and without, the admission policies find the subnets
-// of the installation.
+// TestPoliciesFindSubnets: the admission policies find the subnets of the installation in any namespace, with and
+// without encryption.
 func TestPoliciesFindSubnets(t *testing.T) {
 	for _, features := range []config.Features{allFeatures, {config.Services}} {
 		for _, namespace := range []string{DefaultNamespace, "federation"} {

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// TestAsk: a server says who asked, whole payloads arrive, and what goes wrong has a reason.
+// TestAsk: a server reports who asked, payloads arrive completely, and each failure has a reason.
 func TestAsk(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -52,7 +52,7 @@ func TestAsk(t *testing.T) {
 		t.Errorf("a refusal that does not come: %+v", o)
 	}
 
-	// One that accepts and never answers.
+	// This server accepts connections and never answers.
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func TestAsk(t *testing.T) {
 	for _, test := range []struct {
 		url    string
 		reason verify.Reason
-		// within is how long an attempt may take: of those that end by themselves, until then.
+		// within is the timeout of an attempt, or the latest end of one that ends by itself.
 		within time.Duration
 	}{
 		{"http://" + mute.Addr().String() + "/", verify.Timeout, 200 * time.Millisecond},
@@ -82,7 +82,7 @@ func TestAsk(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
-	// It comes back.
+	// The server starts again.
 	go func() {
 		time.Sleep(500 * time.Millisecond)
 		again, err := net.Listen("tcp", listener.Addr().String())

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 )
 
-// Cluster is one that was verified, and what was made there for the time.
+// Cluster is a verified cluster, with the objects that verify created in it.
 type Cluster struct {
 	Context string `json:"context"`
 	Name    string `json:"name"`
@@ -18,7 +18,7 @@ type Cluster struct {
 	Pods    []Pod  `json:"pods"`
 }
 
-// Report is all that verify says.
+// Report is the whole result of verify.
 type Report struct {
 	Verdict   string    `json:"verdict"`
 	Passed    int       `json:"passed"`
@@ -30,7 +30,7 @@ type Report struct {
 	Checks    []Check   `json:"checks"`
 }
 
-// NewReport counts, and says in one line how it is.
+// NewReport returns a report with counts and a verdict in one line.
 func NewReport(namespace string, clusters []Cluster, checks []Check, seconds float64) *Report {
 	r := &Report{Namespace: namespace, Clusters: clusters, Checks: checks, Seconds: seconds}
 	traffic := 0
@@ -62,13 +62,13 @@ func NewReport(namespace string, clusters []Cluster, checks []Check, seconds flo
 	return r
 }
 
-// Well says whether something was checked and all of it passed.
+// Well reports whether at least one check of traffic was made and all checks passed.
 func (r *Report) Well() bool { return strings.HasSuffix(r.Verdict, ": all is well") }
 
-// detailWidth is what a line has for the detail of a check, beside the names of two clusters.
+// detailWidth is the width of a check's detail in a line, in columns, beside the names of two clusters.
 const detailWidth = 56
 
-// Print prints the report: as a table, or JSON or YAML.
+// Print prints the report as a table, JSON or YAML.
 func (r *Report) Print(w io.Writer, output string) error {
 	if output != "table" {
 		data, err := json.MarshalIndent(r, "", "  ")

@@ -1,8 +1,8 @@
-// Package verify judges what semaphorectl verify saw between pods of two clusters, and prints it.
+// Package verify judges the traffic that semaphorectl verify sent between pods of two clusters, and prints the result.
 //
-// What pods, brokers and agents answered goes in; checks come out, each with a result, what was seen, and for a failure
-// a code and what to do. It has no effects. It imports internal/ctl/cli for printing, internal/finding for codes, and
-// the messages.
+// Its input are the answers of pods, brokers and agents. Its output are checks, each with a result and what was
+// observed, and for a failure with a code and a fix. It has no effects. It imports internal/ctl/cli for printing,
+// internal/finding for codes, and the messages.
 package verify
 
 import (
@@ -16,20 +16,20 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Result is how a check ended.
+// Result is the result of a check.
 type Result string
 
-// The results. Unchecked is what was not looked at; the detail says why.
+// The results. Unchecked means that the check was not made; the detail has the reason.
 const (
 	Passed    Result = "passed"
 	Failed    Result = "failed"
 	Unchecked Result = "unchecked"
 )
 
-// Name says what a check is about.
+// Name is the name of a check.
 type Name string
 
-// The checks of one direction, in the order in which they are made. Cleanup is of one cluster.
+// The checks of one direction, in the order in which they are made. Cleanup concerns one cluster.
 const (
 	PodIP      Name = "pod-ip"
 	Encryption Name = "encryption"
@@ -41,21 +41,21 @@ const (
 	Cleanup    Name = "cleanup"
 )
 
-// Directed are the checks that are made from each cluster to each other.
+// Directed are the checks that are made from each cluster to each other one.
 var Directed = []Name{PodIP, Encryption, PathMTU, Mirror, DNS, Global, Policy}
 
 // Check is one line of the report.
 type Check struct {
-	// From is the cluster whose pod asks, To the one whose pod answers; To is empty for a check of one cluster.
+	// From is the cluster of the asking pod, and To that of the answering pod. To is empty for a check of one cluster.
 	From   string `json:"from"`
 	To     string `json:"to,omitempty"`
 	Name   Name   `json:"check"`
 	Result Result `json:"result"`
-	// Seconds from the first packet until the result.
+	// Seconds is the time from the first packet until the result.
 	Seconds float64 `json:"seconds"`
-	// Detail is what was seen, or why nothing was.
+	// Detail is what was observed, or why nothing was.
 	Detail string `json:"detail"`
-	// Code and Fix are those of a failure.
+	// Code and Fix are set for a failure.
 	Code finding.Code `json:"code,omitempty"`
 	Fix  string       `json:"fix,omitempty"`
 }
@@ -70,37 +70,37 @@ func (c Check) failed(code finding.Code, fix, format string, args ...any) Check 
 	return c
 }
 
-// Skip is the check with the reason why it was not made.
+// Skip returns the check as unchecked, with the reason.
 func (c Check) Skip(format string, args ...any) Check {
 	c.Result, c.Detail = Unchecked, fmt.Sprintf(format, args...)
 	return c
 }
 
-// Question is what a pod asks of another.
+// Question is a request that one pod sends to another.
 type Question struct {
 	URL string
-	// Bytes to send, and to get back.
+	// Bytes is the size of the request's payload, and of the answer's.
 	Bytes int
-	// Attempt is how long one request may take, Within how long to try until the outcome is the wanted one.
+	// Attempt is the timeout of one request. Within is how long the pod retries until it observes the expected outcome.
 	Attempt, Within time.Duration
-	// Refused wants no answer.
+	// Refused is true if no answer is expected.
 	Refused bool
 }
 
-// Answer is what the answering pod says.
+// Answer is what the answering pod reports.
 type Answer struct {
 	Pod  string `json:"pod"`
 	Node string `json:"node"`
-	// Client is the address and port that the request came from, as the answering pod sees it.
+	// Client is the request's source address and port, as the answering pod sees it.
 	Client string `json:"client"`
-	// Received is how many bytes it got.
+	// Received is the number of bytes that it received.
 	Received int `json:"received"`
 }
 
 // Reason is why there was no answer.
 type Reason string
 
-// The reasons. Timeout is that of dropped packets; Unroutable that of the agents' unreachable route.
+// The reasons. Timeout is the result of dropped packets, and Unroutable that of the agents' unreachable route.
 const (
 	Timeout    Reason = "timeout"
 	Closed     Reason = "refused"
@@ -109,31 +109,31 @@ const (
 	Other      Reason = "error"
 )
 
-// Outcome is what came of a question, of its last attempt.
+// Outcome is the result of the last attempt of a question.
 type Outcome struct {
 	Answered bool   `json:"answered"`
 	Answer   Answer `json:"answer"`
-	// Remote is the address that was connected to, or that a name led to.
+	// Remote is the address of the connection, also if the URL has a name.
 	Remote string `json:"remote,omitempty"`
 	Reason Reason `json:"reason,omitempty"`
 	Error  string `json:"error,omitempty"`
-	// Seconds of the last attempt, and of all.
+	// Seconds is the duration of the last attempt, and the second field that of all attempts.
 	Seconds float64 `json:"seconds"`
 	Total   float64 `json:"total"`
-	// PathMTU is what the asking pod's kernel knows of the path at the end, 0 for nothing.
+	// PathMTU is the path MTU that the asking pod's kernel knows at the end of the connection; 0 if unknown.
 	PathMTU int `json:"pathMTU,omitempty"`
 }
 
 func (o Outcome) said() string { return fmt.Sprintf("no answer in %.1f s: %s", o.Total, o.Error) }
 
-// Pod is one that verify made.
+// Pod is a pod that verify created.
 type Pod struct {
 	Name string       `json:"name"`
 	Node string       `json:"node"`
 	IPs  []netip.Addr `json:"ips"`
 }
 
-// JudgePodIP is about a request to the IP of a pod.
+// JudgePodIP judges a request to the IP of a pod.
 func JudgePodIP(c Check, client, server Pod, ip netip.Addr, o Outcome) Check {
 	path := fmt.Sprintf("%s on %s → %s on %s", client.Name, client.Node, ip, server.Node)
 	switch {
@@ -175,7 +175,7 @@ func join(all []netip.Addr) string {
 
 func millis(seconds float64) string { return fmt.Sprintf("%.0f ms", seconds*1000) }
 
-// JudgePathMTU is about a request that is much larger than a packet, after a small one was answered.
+// JudgePathMTU judges a request that is much larger than a packet, after a small one was answered.
 func JudgePathMTU(c Check, bytes int, o Outcome) Check {
 	if !o.Answered {
 		return c.failed(finding.LargePayloadLost, "semaphorectl status --agent: MTU of the device; let ICMP \"fragmentation "+
@@ -195,17 +195,17 @@ func size(bytes int) string {
 	return fmt.Sprintf("%d KiB", bytes>>10)
 }
 
-// Device is what the agent of a node says of its device for the other cluster, before and after a transfer.
+// Device is an agent's report about its node's device for the other cluster, before and after a transfer.
 type Device struct {
-	// Of is the agent's cluster and node.
+	// Cluster and Node are those of the agent.
 	Cluster, Node string
 	Before, After *semaphorev1.DeviceStatus
-	// Err is why the agent cannot be asked.
+	// Err is why the agent did not report.
 	Err string
 }
 
-// JudgeEncryption is about a transfer of so many bytes each way from the sender's pod to IP ip: it must have gone
-// through both nodes' devices. What no agent sees is not looked at: the packets on the link.
+// JudgeEncryption judges a transfer of bytes each way between the sender's pod and ip: the packets must have passed the
+// devices of both nodes. It does not judge the packets on the link, which no agent sees.
 func JudgeEncryption(c Check, bytes int, ip netip.Addr, sender, receiver Device) Check {
 	var seen []string
 	for _, side := range []struct {
@@ -245,7 +245,7 @@ func JudgeEncryption(c Check, bytes int, ip netip.Addr, sender, receiver Device)
 		bytes, strings.Join(seen, ", "), ip)
 }
 
-// grown is by how much a counter did, which begins at 0 where the device was made again.
+// grown returns the increase of a counter. If the device was created again between, the counter restarted at 0.
 func grown(before, after uint64) uint64 {
 	if after < before {
 		return after
@@ -262,16 +262,16 @@ func routed(routes []string, ip netip.Addr) bool {
 	return false
 }
 
-// Service is one that a broker made of another cluster's; its zero value is one that does not exist.
+// Service is a Service that a broker created for one of another cluster. The zero value is one that does not exist.
 type Service struct {
 	Namespace, Name string
-	// Sought says by which name it was looked for.
+	// Sought is the name that was searched for.
 	Sought string
-	// Waited is for how long, in seconds.
+	// Waited is how long verify waited for it, in seconds.
 	Waited float64
 }
 
-// JudgeMirror is about the Service that the broker of From made for the Service of To, and a request to it.
+// JudgeMirror judges the Service that the broker of From created for the Service of To, and a request to it.
 func JudgeMirror(c Check, s Service, server Pod, o Outcome) Check {
 	if s.Name == "" {
 		return c.failed(finding.MirrorMissing, fmt.Sprintf("export rules of %s, and problems in semaphorectl status of both "+
@@ -283,7 +283,7 @@ func JudgeMirror(c Check, s Service, server Pod, o Outcome) Check {
 			c.From, s.Namespace+"/"+s.Name, server, o)
 }
 
-// JudgeDNS is about a request to a name below svc.cluster.REMOTE.
+// JudgeDNS judges a request to a name below svc.cluster.REMOTE.
 func JudgeDNS(c Check, name string, server Pod, o Outcome) Check {
 	if o.Reason == NoName {
 		return c.failed(finding.NameUnknown, "semaphorectl check --context of "+c.From+": the Corefile; NodeLocal DNSCache",
@@ -303,16 +303,17 @@ func (c Check) answered(code finding.Code, fix, what string, server Pod, o Outco
 	return c.passed("%s: %s", what, millis(o.Seconds))
 }
 
-// Set is what the broker of To has of the set that the policy admits.
+// Set describes the set that the policy admits, as the broker of To has it.
 type Set struct {
-	// Known says that the broker was asked.
+	// Known is true if the broker answered.
 	Known bool
-	// Addresses of the pods in it.
+	// Addresses are those of the pods in the set.
 	Addresses []string
 }
 
-// JudgePolicy is about a policy in To that admits to the server only pods of From's set: what the pod in the set and
-// the one outside of it got. Both were admitted before there was a policy.
+// JudgePolicy judges a policy in To that admits only pods of From's set to the server: admitted is the outcome of the
+// client, a pod in the set, and refused that of the stranger, a pod outside of it. Without the policy, the server
+// answered both.
 func JudgePolicy(c Check, client, stranger Pod, set Set, admitted, refused Outcome) Check {
 	fix := fmt.Sprintf("semaphorectl policy and explain in %s; export rules in %s", c.To, c.From)
 	switch {
@@ -330,7 +331,7 @@ func JudgePolicy(c Check, client, stranger Pod, set Set, admitted, refused Outco
 		stranger.Name, refused.Reason)
 }
 
-// JudgeCleanup is about what was made: left is what could not be removed.
+// JudgeCleanup judges the removal of the objects that verify created. left is why some remain.
 func JudgeCleanup(c Check, namespace string, left error) Check {
 	if left != nil {
 		return c.failed(finding.LeftBehind, "semaphorectl verify --clean; kubectl describe namespace "+namespace, "%s",

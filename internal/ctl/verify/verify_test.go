@@ -28,13 +28,13 @@ var (
 
 func check(name Name) Check { return Check{From: "c1", To: "c2", Name: name, Seconds: 1.2} }
 
-// device is one with counters.
+// device returns the status of a device with counters.
 func device(sent, received uint64, routes ...string) *semaphorev1.DeviceStatus {
 	return &semaphorev1.DeviceStatus{Cluster: "x", Interface: "wireguard.x", SentBytes: sent, ReceivedBytes: received,
 		Routes: routes, LastHandshake: &timestamppb.Timestamp{Seconds: 1}}
 }
 
-// TestJudge: what was seen, and what the check says of it.
+// TestJudge: the result of each check for what was observed.
 func TestJudge(t *testing.T) {
 	other, rewritten, closed, unroutable, nameless := answered, answered, timedOut, timedOut, timedOut
 	other.Answer.Pod = "somebody"
@@ -48,7 +48,7 @@ func TestJudge(t *testing.T) {
 	still, elsewhere, anew, away := near, near, near, near
 	still.After = device(200, 200, "10.2.0.0/16")
 	elsewhere.After = device(1<<22, 1<<22, "10.3.0.0/16")
-	anew.Before, anew.After = device(1<<40, 1<<40), device(10, 10, "10.2.0.0/16") // the counters began again
+	anew.Before, anew.After = device(1<<40, 1<<40), device(10, 10, "10.2.0.0/16") // the counters restarted
 	away.Err = "no pod of the agent runs"
 	silent := near
 	silent.After = device(1<<22, 1<<22, "10.2.0.0/16")
@@ -122,7 +122,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestVerdict: well is only what was looked at and passed.
+// TestVerdict: only checks that were made and passed count as well.
 func TestVerdict(t *testing.T) {
 	clusters := []Cluster{{Name: "c1"}, {Name: "c2"}}
 	cleanup := JudgeCleanup(Check{From: "c1", Name: Cleanup}, "x", nil)
@@ -141,7 +141,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestPrint compares what is printed with testdata, where a person has looked at it. Nothing in it commands a terminal.
+// TestPrint compares the output with testdata, which a person has checked. Nothing in it controls a terminal.
 func TestPrint(t *testing.T) {
 	evil := check(Mirror).failed(finding.MirrorMissing, "look \x1b[2J there", "a\u009b2Jb\nc")
 	r := NewReport("sem-verify-x7k2p", []Cluster{

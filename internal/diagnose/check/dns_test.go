@@ -8,8 +8,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// TestBlockLeftOut: a block that would answer names of the own cluster is not missed in the Corefile; that there is
-// none is said, with what to do.
+// TestBlockLeftOut: a block that would answer names of the own cluster is not reported as missing in the Corefile; a
+// finding reports that there is none, with a fix.
 func TestBlockLeftOut(t *testing.T) {
 	local := coredns.Block{Cluster: "local", Prefix: "local", MirrorNamespace: "semaphore", ClusterDomain: "cluster.local"}
 	want := []coredns.Block{local, coredns.Global("semaphore", "cluster.local")}

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// FuzzBundle: whatever a file of root certificates holds, reading it gives certificates or an error, and can be judged.
+// FuzzBundle: whatever a file of root certificates contains, reading it returns certificates or an error, which can be
+// judged.
 func FuzzBundle(f *testing.F) {
 	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"))
 	f.Add(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte{0x30, 0x82, 0x01, 0x0a}}))

@@ -24,13 +24,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const day = 24 * time.Hour
 
-// now is when all that tests make is made.
+// now is the time at which the tests create everything.
 var now = time.Now().Truncate(time.Second)
 
-// must ends the test where there is an error.
+// must ends the test on an error.
 var must = testkit.Must
 
-// cluster is the directory of a cluster's certificates, made at a time and good for a year.
+// cluster returns the directory of a cluster's certificates, created at a time and valid for a year.
 func cluster(t *testing.T, name string, made time.Time) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
@@ -54,7 +54,7 @@ func own(t *testing.T, dir, part string) Own {
 	return o
 }
 
-// codes are those of the findings, "ERROR" and the like before what is not well.
+// codes returns the codes of findings, each with its level unless it is OK.
 func codes(findings []Finding) string {
 	var all []string
 	for _, f := range findings {
@@ -67,7 +67,7 @@ func codes(findings []Finding) string {
 	return strings.Join(all, " ")
 }
 
-// complete: whatever is not well says who has to act and how, and all of it what was seen.
+// complete checks that each finding that is not OK says who must act and how, and that all have evidence.
 func complete(t *testing.T, findings []Finding) {
 	t.Helper()
 	for _, f := range findings {
@@ -179,7 +179,7 @@ func TestJudgeDialled(t *testing.T) {
 		roots  map[string]Bundle
 		at     time.Time
 		want   string
-		side   string // of the last finding
+		side   string // the side of the last finding
 	}{
 		"good": {func(*Dialled) {}, roots, now, "peer connection", ""},
 		"a listener for agents": {func(d *Dialled) { d.Mutual, d.Showed = false, false }, roots, now,
@@ -237,7 +237,7 @@ func TestJudgeDialled(t *testing.T) {
 	}
 }
 
-// The clock is spoken of where a certificate is out of its time, and only there.
+// TestJudgeClock: the clock is mentioned exactly if a certificate is outside of its validity.
 func TestJudgeClock(t *testing.T) {
 	dir := cluster(t, "c1", now)
 	facts := Facts{Now: now, Own: []Own{own(t, dir, "exporter")}, Roots: []Bundle{bundleOf(t, dir)}, ClockKnown: true}

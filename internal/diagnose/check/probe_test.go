@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/pki"
 )
 
-// broker is c2's listener as the program has it: it trusts the clusters in bundles, and lets c1's exporter in.
+// broker starts c2's listener as in the product: it trusts the clusters in bundles, and accepts c1's exporter.
 func broker(t *testing.T, dir string, bundles map[string]string) (address string) {
 	t.Helper()
 	trust := t.TempDir()
@@ -62,7 +62,7 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// raw answers connections in its own way.
+// raw answers connections with a function.
 func raw(t *testing.T, answer func(net.Conn)) (address string) {
 	t.Helper()
 	l := listen(t)
@@ -149,7 +149,7 @@ func TestDial(t *testing.T) {
 		})
 	}
 
-	// A listener that does not answer does not hold up for longer than was asked for.
+	// A listener that does not answer delays the probe no longer than requested.
 	started := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -160,7 +160,7 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// identityTLS is a listener that asks for no certificate, as a broker's for agents.
+// identityTLS returns the configuration of a listener without client certificates, like a broker's for agents.
 func identityTLS(t *testing.T, dir string) *tls.Config {
 	t.Helper()
 	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "broker", "tls.crt"), filepath.Join(dir, "broker", "tls.key"))

@@ -14,7 +14,7 @@ import (
 
 const remote = "10.2.0.5"
 
-// world is a cluster with a pod shop/db and one set of a remote that holds 10.2.0.5.
+// world returns a cluster with a pod shop/db and one set of a remote with 10.2.0.5.
 func world(t *testing.T, manifests string) (*Cluster, Packet) {
 	t.Helper()
 	c := &Cluster{
@@ -75,7 +75,7 @@ func world(t *testing.T, manifests string) (*Cluster, Packet) {
 	return c, Packet{From: netip.MustParseAddr(remote), To: pod, Protocol: "TCP", Port: 5432}
 }
 
-// calico is a NetworkPolicy of Calico in shop that selects the pod, with one rule.
+// calico returns a NetworkPolicy of Calico in shop that selects the pod, with one rule.
 func calico(rule string) string {
 	return "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: p, namespace: shop}\nspec:\n  " +
 		"selector: app == 'db'\n  types: [Ingress]\n  ingress:\n  - " + rule + "\n"
@@ -100,7 +100,7 @@ func TestExplain(t *testing.T) {
 		name, manifests string
 		change          func(*Packet)
 		want            Verdict
-		// why, missing and left are parts of what is said.
+		// why, missing and left are parts of the explanation.
 		why, missing, left string
 	}{
 		{"no policy", "", nil, Allowed, "no policy selects the pod", "", ""},
@@ -248,7 +248,7 @@ func TestExplainUnknownSource(t *testing.T) {
 	}
 }
 
-// TestExplainEgress: the same policies judge what the local pod sends, by their rules for egress.
+// TestExplainEgress: the egress rules of the same policies apply to packets of the local pod.
 func TestExplainEgress(t *testing.T) {
 	const selected = `{action: Allow, destination: {selector: "` + front + `", namespaceSelector: global(), ports: [80]}}`
 	calicoOut := func(spec string) string {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// A selector that names no cluster admits every cluster that has such a set; one that names it, or excepts, does not.
+// TestOpenToRemotes: a selector without a cluster admits every cluster that has such a set; one that names or excludes
+// clusters does not.
 func TestOpenToRemotes(t *testing.T) {
 	const name, cluster = "semaphore.uw.systems/name == 'front'", "semaphore.uw.systems/cluster == 'c2'"
 	for _, c := range []struct {

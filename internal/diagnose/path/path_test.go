@@ -13,7 +13,7 @@ import (
 
 var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
-// good is a path of which all is known and nothing is broken.
+// good returns a path of which everything is known and nothing is broken.
 func good() *Facts {
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
 	way := func(node, remote, far string) *Way {
@@ -46,7 +46,7 @@ func good() *Facts {
 	}
 }
 
-// imported has a path go to a Service that c2 exports by a ServiceExport.
+// imported changes the path to a Service that c2 exports by a ServiceExport.
 func imported(f *Facts) *Import {
 	f.Name = &Name{Text: "echo.shop.svc.clusterset.local", Remote: "clusterset.local", Namespace: "shop", Service: "echo",
 		Known: true, Import: &Import{Exists: true, Clusters: []string{"c2"},
@@ -59,7 +59,7 @@ func denied(why string, needsSet bool) *explain.Result {
 	return &explain.Result{Verdict: explain.Denied, Why: why, NeedsSet: needsSet, Missing: []string{"a rule"}}
 }
 
-// TestJudge: of each thing that is wrong its link is broken, and no other, whatever else fails because of it.
+// TestJudge: each fault breaks its own link of the path, and no other, whatever else fails because of it.
 func TestJudge(t *testing.T) {
 	noTarget := func(f *Facts) {
 		f.Target.IP, f.There, f.Back, f.TargetNode, f.Pools, f.Egress, f.Ingress = netip.Addr{}, nil, nil, nil, nil, nil, nil
@@ -70,7 +70,7 @@ func TestJudge(t *testing.T) {
 		name   string
 		change func(*Facts)
 		broken finding.Code
-		// says is in the evidence, fix in what is to be done.
+		// says is part of the evidence, and fix of what to do.
 		says, fix string
 	}{
 		{"nothing", func(*Facts) {}, "", "", ""},
@@ -199,7 +199,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestJudgeUnknown: what is not known is named, and neither broken nor well.
+// TestJudgeUnknown: unknown facts are named, and are neither broken nor well.
 func TestJudgeUnknown(t *testing.T) {
 	f := good()
 	f.Back, f.TargetNode, f.Ingress, f.Sets, f.TargetPools, f.Name.Source = nil, nil, nil, nil, nil, nil
@@ -242,7 +242,7 @@ func TestJudgeImport(t *testing.T) {
 	}
 }
 
-// TestJudgePods: between pods there is no name; in one cluster there is no tunnel.
+// TestJudgePods: a path between pods has no name; within one cluster it has no tunnel.
 func TestJudgePods(t *testing.T) {
 	f := good()
 	f.Name, f.DNS, f.Mirror, f.Slices, f.Proxy = nil, nil, nil, nil, nil

@@ -29,7 +29,7 @@ var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
 func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon.Add(-d)) }
 
-// broker is one that is well, with streams and tunnels to others.
+// broker returns a healthy broker with streams and tunnels to others.
 func broker(cluster string, with ...string) *semaphorev1.GetStatusResponse {
 	s := &semaphorev1.GetStatusResponse{Part: "broker", Cluster: cluster, SoftwareVersion: "v1.2.3", Ready: true,
 		StartedAt: before(time.Hour), Now: timestamppb.New(noon)}
@@ -73,7 +73,7 @@ func full() []*semaphorev1.GetStatusResponse {
 	return []*semaphorev1.GetStatusResponse{cut, stale, broker("c3", "c1", "c2")}
 }
 
-// carrying is a broker with traffic through its tunnels to others, in bytes a second.
+// carrying adds the traffic of a broker's tunnels to its status, in bytes per second.
 func carrying(s *semaphorev1.GetStatusResponse, sent, received uint64) *semaphorev1.GetStatusResponse {
 	for _, t := range s.Tunnels {
 		t.SentPerSecond, t.ReceivedPerSecond = sent, received
@@ -81,7 +81,7 @@ func carrying(s *semaphorev1.GetStatusResponse, sent, received uint64) *semaphor
 	return s
 }
 
-// TestFormats: each format has the clusters, links, tunnels and findings of the mesh, as a person has looked at them.
+// TestFormats: each format shows the clusters, links, tunnels and findings of the mesh. A person has checked the files.
 func TestFormats(t *testing.T) {
 	for name, m := range map[string]*mesh.Mesh{
 		"well":    join(broker("c1", "c2"), broker("c2", "c1")),
@@ -108,7 +108,8 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestTraffic: an edge has the bytes of both ways. The two ends count the same ones, and each has its own number.
+// TestTraffic: an edge shows the bytes in both directions. Both ends count the same bytes, and each reports its own
+// number.
 func TestTraffic(t *testing.T) {
 	edges := func(m *mesh.Mesh) (labels []string) {
 		for _, e := range picture.Of(m).Edges {
@@ -124,7 +125,7 @@ func TestTraffic(t *testing.T) {
 		{"none", join(broker("c1", "c2"), broker("c2", "c1")), "2 of 2 fresh, tunnels 6/6"},
 		{"one end was asked", join(carrying(broker("c1", "c2"), 1_500_000, 500_000)), "1 of 1 fresh, tunnels 3/3, 2.0 MB/s"},
 		{"both ends", join(carrying(broker("c1", "c2"), 1_000, 100), carrying(broker("c2", "c1"), 90, 1_100)),
-			"2 of 2 fresh, tunnels 6/6, 1.2 kB/s"}, // 1100 one way and 100 the other
+			"2 of 2 fresh, tunnels 6/6, 1.2 kB/s"}, // 1100 in one direction, 100 in the other
 		{"bytes", join(carrying(broker("c1", "c2"), 0, 7)), "1 of 1 fresh, tunnels 3/3, 7 B/s"},
 		{"much", join(carrying(broker("c1", "c2"), 25_000_000_000_000, 0)), "1 of 1 fresh, tunnels 3/3, 25000 GB/s"},
 	} {
@@ -153,7 +154,7 @@ func TestTraffic(t *testing.T) {
 	}
 }
 
-// TestStates: a connection is drawn as the findings about it say, in both directions, and no other way.
+// TestStates: a connection is drawn according to the findings about it, in both directions.
 func TestStates(t *testing.T) {
 	p := picture.Of(join(full()...))
 	got := map[string]picture.State{}
@@ -171,7 +172,7 @@ func TestStates(t *testing.T) {
 			t.Errorf("%s: %s", l.State, l.Text)
 		}
 	}
-	// The finding about pairs of two remotes names none of them.
+	// A finding about pairs of two remotes names neither of them.
 	two := broker("c1", "c2", "c3", "c4")
 	for i := range 2 {
 		two.Tunnels[i].NodesSilent = 1
@@ -190,12 +191,12 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// hostile has what ends or begins something in one of the formats.
+// hostile contains what ends or begins something in one of the formats.
 const hostile = "x\"]; click c0 \"javascript:alert(1)\"\n%%{init: {}}%%</text></svg><script>alert(1)</script>&lt;img " +
 	"onerror=x&gt;" +
 	"\\\" ; evil [URL=\"http://x\"] \\N \x1b[2J\u202e`#lt;script#gt;`|]]>"
 
-// TestHostile: a name of another cluster leaves its place in no format.
+// TestHostile: the name of another cluster cannot leave its place in any format.
 func TestHostile(t *testing.T) {
 	s := broker(hostile, hostile+"2")
 	s.SoftwareVersion = hostile
@@ -209,7 +210,7 @@ func TestHostile(t *testing.T) {
 		}
 	}
 	checkSVG(t, all["svg"])
-	// All but quoted strings is the format's own.
+	// Everything outside of quoted strings belongs to the format itself.
 	quoted := regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 	rest := quoted.ReplaceAllString(all["dot"], `Q`)
 	ownDOT := regexp.MustCompile(`^(graph mesh \{|\}|\s+layout=circo|\s+overlap=false|\s+labelloc=t|\s+label=Q|` +
@@ -236,7 +237,8 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// checkSVG: it is XML with the elements and attributes of a picture only: no script, no link, no event handler.
+// checkSVG checks that the text is XML with the elements and attributes of a picture only: no script, no link, no event
+// handler.
 func checkSVG(t *testing.T, svg string) {
 	t.Helper()
 	elements := map[string]bool{"svg": true, "title": true, "desc": true, "style": true, "rect": true, "text": true,
@@ -265,8 +267,8 @@ func checkSVG(t *testing.T, svg string) {
 	}
 }
 
-// TestOfMany: of 100 clusters that all know each other, with hostile names and 10,000 findings, each format stays
-// small, and shows the cluster with an error.
+// TestOfMany: for 100 clusters that are all linked, with hostile names and 10,000 findings, each format stays small,
+// and shows the cluster with an error.
 func TestOfMany(t *testing.T) {
 	name := func(i int) string { return fmt.Sprintf("c%02d-%s", i, strings.Repeat("n", 500)) }
 	var parts []*semaphorev1.GetStatusResponse

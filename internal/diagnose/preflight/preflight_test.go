@@ -13,7 +13,7 @@ import (
 
 func prefixes(texts ...string) Subnets { return Subnets{Prefixes: testkit.Prefixes(texts...)} }
 
-// well is a cluster that can be connected to others with another n.
+// well returns a cluster that can be linked to others with a different n.
 func well(name, n string) *Cluster {
 	return &Cluster{
 		Context: name, Names: []string{name}, Version: "v1.33.2", CNI: "Calico",
@@ -27,7 +27,7 @@ func well(name, n string) *Cluster {
 func TestJudge(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil func(a, b *Cluster)
-		want  string // codes that are no OK, sorted
+		want  string // codes other than OK, sorted
 	}{
 		"well":   {func(a, b *Cluster) {}, ""},
 		"old":    {func(a, b *Cluster) { a.Version = "v1.29.9-eks" }, "ERROR:kubernetes-old"},

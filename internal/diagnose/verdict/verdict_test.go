@@ -18,7 +18,7 @@ var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
 func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon.Add(-d)) }
 
-// heard is a broker's link to a remote it last heard so long ago.
+// heard returns a broker's link to a remote whose last message is this old.
 func heard(cluster string, ago time.Duration) *semaphorev1.LinkStatus {
 	return &semaphorev1.LinkStatus{
 		Cluster: cluster, Connected: true, Since: before(time.Hour), LastHeard: before(ago),
@@ -84,7 +84,7 @@ func TestVerdict(t *testing.T) {
 		"the brake":   {broker(held), "c2 withdrew 6 service objects, which the brake holds for 1m30s"},
 		"refused": {broker(refusedAndGone),
 			"0 of 1 remotes fresh; c2 stale 20s: the last known state stays in use; 2 service objects of c2 refused"},
-		// Brokers speak to exporters and agents only when there is something to say.
+		// Brokers send exporters and agents something only when there is news.
 		"an exporter's broker":     {of("exporter", broker(heard("c2", time.Hour))), "all is well"},
 		"an agent's broker":        {of("agent", broker(heard("c1", time.Hour))), "all is well"},
 		"a standby":                {standby("broker-7f"), "all is well: a standby"},
@@ -98,8 +98,8 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// Hostile strings of remotes and agents reach neither a terminal nor a log as they are, and of 10,000 findings of a
-// code the count and the first three are shown.
+// TestFindingsAreBounded: hostile texts of remotes and agents reach neither a terminal nor a log unchanged, and of
+// 10,000 findings with one code, the count and the first three are shown.
 func TestFindingsAreBounded(t *testing.T) {
 	hostile := "evil\x1b[2J\u202e\r\n" + strings.Repeat("x", 10_000) + "\xff"
 	s := broker()
@@ -142,11 +142,11 @@ func TestFindingsAreBounded(t *testing.T) {
 	}
 }
 
-// Every level and side has a value in messages, and its word is the same there.
+// TestLevelsAndSidesHaveValues: every level and side has a value in messages, with the same word.
 func TestLevelsAndSidesHaveValues(t *testing.T) {
 	for _, d := range finding.All() {
 		if d.Level == finding.OK {
-			continue // it is no finding
+			continue // it is not a finding
 		}
 		m := Messages([]finding.Finding{finding.New(d.Code, "", 1)})[0]
 		if semaphorev1.LevelName(m.GetLevel()) != string(d.Level) || m.GetLevel() == semaphorev1.Level_LEVEL_UNSPECIFIED ||
@@ -159,7 +159,8 @@ func TestLevelsAndSidesHaveValues(t *testing.T) {
 	}
 }
 
-// A part that is older than findings is judged by its fields, and what it has in words only has a code, too.
+// TestAnOlderPart: a part of a version without findings is judged by its fields, and its problems, which have only
+// texts, get a code, too.
 func TestAnOlderPart(t *testing.T) {
 	s := broker(heard("c2", time.Minute))
 	s.Problems = []string{"something", "another"}

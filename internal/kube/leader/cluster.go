@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/kube"
 )
 
-// clientConfig returns the access to the apiserver that has the Lease: that of the cluster in which this process runs,
+// clientConfig returns the access to the apiserver that stores the Lease. It is the cluster in which this process runs,
 // so that an exporter that reads another cluster writes nothing there.
 func clientConfig(c config.Kube, part string) (*rest.Config, error) {
 	cfg, err := kube.Config(c.Own(), part)
@@ -27,7 +27,7 @@ func clientConfig(c config.Kube, part string) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// podNamespace is the file in which Kubernetes gives a pod its namespace.
+// podNamespace is the file from which a pod reads its namespace.
 var podNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // Namespace returns the namespace of a part's own objects: leaderElection.namespace, else that of the pod.

@@ -36,8 +36,8 @@ func TestNamespace(t *testing.T) {
 	}
 }
 
-// The Lease is in the cluster where the process runs; its kubeconfig, which may be of another cluster, is for
-// outside.
+// TestClientConfig: the Lease is in the cluster in which the process runs. The kubeconfig, which may be for another
+// cluster, applies only outside of a cluster.
 func TestClientConfig(t *testing.T) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	must(t, os.WriteFile(kubeconfig, []byte(`
@@ -55,7 +55,7 @@ users: [{name: x, user: {}}]
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "192.0.2.2")
 	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
-	// To go on with the other cluster, where this pod has no token, would be to write there.
+	// Without a token of the pod, an election must not use the other cluster: it would write there.
 	cfg, err = clientConfig(config.Kube{KubeConfigPath: kubeconfig}, "exporter")
 	if err == nil && cfg.Host != "https://192.0.2.2:443" || err != nil &&
 		!strings.Contains(err.Error(), "leaderElection.enabled") {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Guard wraps the work's way to the apiserver: a replica whose lease another one may have by now writes nothing. One
-// that was suspended and resumes gets what happened meanwhile, and would remove what the next leader has written until
-// its work is ended.
+// Guard returns a RoundTripper that refuses the writes of a replica whose lease another one may have by now. A replica
+// that was suspended receives, when it resumes, the changes that it missed; until its work ends it would remove what
+// the next leader has written.
 func (e *Elector) Guard(next http.RoundTripper) http.RoundTripper {
 	if e.lock == nil {
 		return next
@@ -34,8 +34,8 @@ func (g guarded) RoundTrip(r *http.Request) (*http.Response, error) {
 	return g.next.RoundTrip(r)
 }
 
-// mayWrite returns why a leader may not write at a time: the lease was seen with another holder, or the last renewal is
-// as old as its deadline. A replica that never led may.
+// mayWrite returns an error if a leader must not write now: the lease was seen with another holder, or the last renewal
+// is older than deadline. A replica that never led may write.
 func (l *lease) mayWrite(now time.Time, deadline time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

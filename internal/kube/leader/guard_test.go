@@ -13,8 +13,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// TestGuard: a replica writes until the deadline of its last renewal, or until it has seen another holder; it reads at
-// any time, and one that never led is not held up.
+// TestGuard: a replica may write until the deadline of its last renewal, or until it has seen another holder. It may
+// read at any time, and a replica that never led may write.
 func TestGuard(t *testing.T) {
 	const duration = 15 * time.Second
 	for _, c := range []struct {

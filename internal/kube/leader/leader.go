@@ -39,21 +39,21 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// ErrDeposed is the error of work whose lease was lost. The process should end too: it may hold much state of the work,
-// and starts again as a standby.
+// ErrDeposed is the error of work whose lease was lost. The process should end too, because it may hold much state of
+// the work; it starts again as a standby.
 var ErrDeposed = errors.New("no longer the leader")
 
-// errEndless is returned, too, for deposed work that does not end.
+// errEndless is returned, joined with ErrDeposed, for deposed work that does not end.
 var errEndless = errors.New("the work does not end")
 
-// Work is what only one replica does. It has ended when it returns, and it returns soon after ctx ends. The term counts
-// leaders: a later one has a greater term. It is Lease.spec.leaseTransitions + 1, and 0 without election.
+// Work is what only one replica does at a time. It returns soon after ctx ends, and has ended when it returns. term is
+// Lease.spec.leaseTransitions + 1, so a later leader has a greater one; without election it is 0.
 type Work func(ctx context.Context, term uint64) error
 
 // Options are what an Elector needs.
 type Options struct {
 	Config config.LeaderElection
-	// Rest is the access to the apiserver that has the Lease; not needed if election is off.
+	// Rest is the access to the apiserver that stores the Lease. It is not needed if election is off.
 	Rest     *rest.Config
 	Registry prometheus.Registerer
 	Log      *slog.Logger
@@ -64,7 +64,7 @@ type Elector struct {
 	options Options
 	// lock is nil if election is off.
 	lock *lease
-	// term of the running work, and whether any runs.
+	// term is the term of the running work; the second field is whether any work runs.
 	term    atomic.Uint64
 	working atomic.Bool
 }
@@ -81,8 +81,8 @@ func New(options Options) (*Elector, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Renewals must not wait: not in the queue of this part's other requests, and not for an answer that never
-		// comes.
+		// Renewals must not wait: they need a client of their own, without the queue of the part's other requests, and
+		// with a timeout.
 		cfg := rest.CopyConfig(options.Rest)
 		cfg.QPS, cfg.RateLimiter, cfg.Timeout = -1, nil, e.renewDeadline()/2
 		client, err := kubernetes.NewForConfig(cfg)
@@ -108,8 +108,8 @@ func New(options Options) (*Elector, error) {
 	return e, nil
 }
 
-// Of returns the elector of a part ("broker", "exporter") from its configuration. The Lease is in the cluster in which
-// this process runs, even if the part reads another one; outside of a cluster it is in the one that kube refers to.
+// Of returns the elector of a part ("broker", "exporter") with this configuration. The Lease is in the cluster in which
+// the process runs, even if the part reads another cluster; outside of a cluster it is in the one that kube refers to.
 func Of(part string, election config.LeaderElection, kube config.Kube, registry prometheus.Registerer,
 	log *slog.Logger) (*Elector, error) {
 	options := Options{Config: election, Registry: registry, Log: log}
@@ -122,8 +122,8 @@ func Of(part string, election config.LeaderElection, kube config.Kube, registry 
 	return New(options)
 }
 
-// newIdentity distinguishes this process from all others, those before it in the same pod too: their lease has to
-// expire like any other.
+// newIdentity returns an identity that differs from that of all other processes, including earlier ones in the same
+// pod: their lease must expire like any other.
 func newIdentity() (string, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -132,7 +132,7 @@ func newIdentity() (string, error) {
 	return host + "_" + rand.Text(), nil
 }
 
-// replica returns the host's name in an identity.
+// replica returns the host name in an identity.
 func replica(identity string) string {
 	if i := strings.LastIndexByte(identity, '_'); i > 0 {
 		return identity[:i]
@@ -142,13 +142,15 @@ func replica(identity string) string {
 
 func (e *Elector) duration() time.Duration { return e.options.Config.Duration.Duration }
 
-// renewDeadline is the age of the last renewal at which the work is ended. The last third is the time to end it.
+// renewDeadline is the age of the last renewal at which the leader ends its work. The rest of the duration, a third, is
+// the time that it has for this.
 func (e *Elector) renewDeadline() time.Duration { return e.duration() * 2 / 3 }
 
-// retryPeriod is the interval of renewals, and of a standby's checks (up to 2.2 times as long: client-go spreads them).
+// retryPeriod is the interval of renewals. A standby checks the Lease up to 2.2 times less often, because client-go
+// adds jitter.
 func (e *Elector) retryPeriod() time.Duration { return e.duration() * 2 / 15 }
 
-// Standby returns why this replica does not work: the error names the leader. It returns nil if the replica works.
+// Standby returns nil while this replica works. Otherwise the error names the leader.
 func (e *Elector) Standby() error {
 	if e.working.Load() {
 		return nil
@@ -166,10 +168,10 @@ func (e *Elector) Standby() error {
 	return fmt.Errorf("standby: %s leads", replica(holder))
 }
 
-// Ready returns why this replica can neither work nor take over, no error if it can; note describes a standby. A leader
-// is ready if its work is. A standby is ready once it has seen the leader renew the lease: it reaches the apiserver,
-// has the right to the Lease, and notices when renewals end. The leader's health is no condition, or a standby could
-// never replace an unhealthy one.
+// Ready returns nil if this replica works or can take over, and otherwise an error with the reason; note describes a
+// standby. A leader is ready if its work is. A standby is ready once it has seen the leader renew the lease: then it
+// reaches the apiserver, may read the Lease, and will notice when renewals end. The leader's health is no condition:
+// otherwise a standby could never replace an unhealthy leader.
 func (e *Elector) Ready(working func() error) (note string, err error) {
 	standby := e.Standby()
 	if standby == nil {
@@ -188,12 +190,12 @@ func (e *Elector) Ready(working func() error) (note string, err error) {
 	return standby.Error(), nil
 }
 
-// Holds asks the apiserver whether this replica has the lease: an error if it does not, or if that is unknown.
+// Holds reads the Lease, and returns an error if this replica does not hold it, or if that is unknown.
 func (e *Elector) Holds(ctx context.Context) error {
 	if e.lock == nil {
 		return nil
 	}
-	// Not through the lock, which records what it gets for the election.
+	// This bypasses the lock, which records what it reads for the election.
 	got, err := e.lock.Client.Leases(e.lock.LeaseMeta.Namespace).Get(ctx, e.lock.LeaseMeta.Name, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("lease %s: %w", e.lock.Describe(), err)
@@ -205,7 +207,7 @@ func (e *Elector) Holds(ctx context.Context) error {
 }
 
 // Status fills in the state of the election. It reports whether this replica leads, and why the Lease cannot be read or
-// renewed. A standby has nothing else to report.
+// renewed. A standby reports nothing else.
 func (e *Elector) Status(out *semaphorev1.GetStatusResponse) (leads bool, problem string) {
 	out.Standby = e.Standby() != nil
 	if e.lock != nil {
@@ -227,7 +229,8 @@ func (e *Elector) Run(ctx context.Context, work Work) error {
 		defer e.working.Store(false)
 		return work(ctx, 0)
 	}
-	// Not ctx itself: the lease is renewed while the work ends, or another replica would take it.
+	// The election must outlive ctx: the lease is renewed while the work ends, because otherwise another replica would
+	// acquire it.
 	electing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	started := make(chan struct{})
@@ -245,7 +248,7 @@ func (e *Elector) Run(ctx context.Context, work Work) error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		// The lock itself logs what happens, once and in this project's words.
+		// This drops client-go's log messages: the lock logs each event itself, once.
 		elector.Run(klog.NewContext(electing, klog.Logger{}))
 	}()
 	select {
@@ -262,7 +265,7 @@ func (e *Elector) Run(ctx context.Context, work Work) error {
 	return err
 }
 
-// lead works until the work ends or has to.
+// lead runs the work until it ends, or until it must end.
 func (e *Elector) lead(ctx context.Context, work Work) error {
 	term := e.lock.term()
 	e.options.Log.Info("this replica leads", "lease", e.lock.Describe(), "term", term)
@@ -288,7 +291,7 @@ func (e *Elector) lead(ctx context.Context, work Work) error {
 			left := time.Until(e.lock.renewed().Add(e.renewDeadline()))
 			if left <= 0 {
 				why := fmt.Sprintf("not renewed for %s", e.renewDeadline())
-				// None if this process itself, or the machine, was suspended.
+				// There is no problem if this process or the machine was suspended.
 				if _, problem := e.lock.seen(); problem != "" {
 					why += ": " + problem
 				}
@@ -299,7 +302,7 @@ func (e *Elector) lead(ctx context.Context, work Work) error {
 	}
 }
 
-// taken says who has the lease that this replica lost.
+// taken describes who has the lease that this replica lost.
 func taken(holder string) string {
 	if holder == "" {
 		return "somebody has emptied it"
@@ -307,12 +310,13 @@ func taken(holder string) string {
 	return replica(holder) + " has it"
 }
 
-// depose ends the work of a leader whose lease is lost, and waits for its end while the lease may still hold.
+// depose cancels the work of a leader that lost its lease, and waits for the work to end while the lease may still
+// hold.
 func (e *Elector) depose(end context.CancelFunc, result <-chan error, why string) error {
 	lost := fmt.Errorf("lease %s: %w: %s", e.lock.Describe(), ErrDeposed, why)
 	e.options.Log.Error("ending the work", "error", lost)
 	end()
-	// Half a period early, which is the time for the process to end.
+	// The wait ends half a retry period early, so that the process has this time to exit.
 	last := time.NewTimer(time.Until(e.lock.renewed().Add(e.duration() - e.retryPeriod()/2)))
 	defer last.Stop()
 	select {
@@ -326,7 +330,7 @@ func (e *Elector) depose(end context.CancelFunc, result <-chan error, why string
 	}
 }
 
-// release releases the lease, if this replica has it. After a failure the lease expires by itself.
+// release releases the lease if this replica holds it. If that fails, the lease expires.
 func (e *Elector) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.retryPeriod())
 	defer cancel()

@@ -33,7 +33,7 @@ import (
 
 func TestMain(m *testing.M) {
 	loopback.Enter(kubetest.Prepare)
-	// The cases of TestElection wait for leases, all of them at once whatever the number of processors.
+	// The cases of TestElection wait for leases, so all run in parallel whatever the number of CPUs.
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
 	}
@@ -41,36 +41,36 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	// duration is for a machine that does other things too: where an apiserver answers a renewal as late as deadline, a
-	// leader loses its lease.
+	// duration is long enough for a busy machine: if an apiserver takes deadline to answer a renewal, a leader loses
+	// its lease.
 	duration = 24 * time.Second
 	deadline = duration * 2 / 3
-	// look is the longest time between two looks of a standby: client-go adds up to 1.2 times the period.
+	// look is the longest interval between two checks of a standby: client-go adds up to 1.2 times the period.
 	look = duration * 2 / 15 * 22 / 10
-	// slack is for a machine that does other things too. It is only given to what may come late, never to what must not
-	// come early.
+	// slack allows for a busy machine. It applies only to events that may be late, never to events that must not be
+	// early.
 	slack = 3 * time.Second
 )
 
-// beside says how late things may come on a machine that does more than slack is for.
+// beside measures how much later than slack events may be on this machine.
 var beside *kubetest.Beside
 
-// must ends the test where there is an error.
+// must ends the test on an error.
 var must = testkit.Must
 
-// candidate is a replica that takes part, with the times of what its work did.
+// candidate is a replica in the election, with the times of its work's events.
 type candidate struct {
 	t       *testing.T
 	name    string
 	elector *Elector
 	stop    context.CancelFunc
 	began   chan begun
-	told    chan time.Time // to end
+	told    chan time.Time // the request to end
 	ended   chan time.Time
 	result  chan error
 	logged  *testkit.Buffer
 
-	toEnd    time.Duration // how long the work takes to end
+	toEnd    time.Duration // the time that the work takes to end
 	failWith chan error
 }
 
@@ -79,7 +79,7 @@ type begun struct {
 	term uint64
 }
 
-// start makes a replica that wants the lease, until the test ends.
+// start starts a replica that takes part in the election until the test ends.
 func start(t *testing.T, name, lease string, cfg *rest.Config, toEnd time.Duration) *candidate {
 	t.Helper()
 	c := &candidate{
@@ -123,7 +123,7 @@ func (c *candidate) work(ctx context.Context, term uint64) error {
 	return ctx.Err()
 }
 
-// receive is what comes within a time, and must.
+// receive returns the next value, which must come within a time.
 func receive[T any](t *testing.T, what string, from <-chan T, within time.Duration) T {
 	t.Helper()
 	began := time.Now()
@@ -169,7 +169,7 @@ func within(t *testing.T, what string, ok func() bool) {
 	testkit.Eventually(t, 3*time.Minute, what, testkit.True(ok))
 }
 
-// TestElection runs its cases against one apiserver, each with a Lease of its own.
+// TestElection runs its cases against one apiserver, each with its own Lease.
 func TestElection(t *testing.T) {
 	api := kubetest.Start(t)
 	client := kubernetes.NewForConfigOrDie(api)
@@ -193,7 +193,8 @@ func TestElection(t *testing.T) {
 	}
 }
 
-// Asked to stop, a leader keeps the lease while its work ends, however long, and no longer.
+// testCleanStop: a leader that is asked to stop keeps the lease until its work has ended, however long that takes, and
+// no longer.
 func testCleanStop(t *testing.T, api *rest.Config, client kubernetes.Interface) {
 	const toEnd = duration + time.Second
 	a := start(t, "a", "clean", api, toEnd)
@@ -235,8 +236,8 @@ func testCleanStop(t *testing.T, api *rest.Config, client kubernetes.Interface) 
 	}
 }
 
-// F18, in part: how old a lease is, is judged by when its last change was seen, not by the time that its holder
-// wrote into it, which may be any.
+// testSkewedClocks (part of F18): a replica judges the age of a lease by when it saw the last change, and not by the
+// time that the holder wrote, which may be wrong.
 func testSkewedClocks(t *testing.T, api *rest.Config, client kubernetes.Interface) {
 	for name, skew := range map[string]time.Duration{"none": 0, "ahead": 10 * time.Minute, "behind": -10 * time.Minute} {
 		t.Run(name, func(t *testing.T) {
@@ -260,14 +261,14 @@ func testSkewedClocks(t *testing.T, api *rest.Config, client kubernetes.Interfac
 			} else {
 				t.Logf("took over after %s", waited)
 			}
-			if b.term != 8 { // 7 transitions, and one more for the first
+			if b.term != 8 { // 7 transitions, plus 1
 				t.Errorf("term %d; want 8", b.term)
 			}
 		})
 	}
 }
 
-// cut is a way to the apiserver that can be cut.
+// cut returns a path to the apiserver that can be interrupted.
 func cut(t *testing.T, api *rest.Config) (*rest.Config, *proxy.Proxy) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -287,7 +288,8 @@ func cut(t *testing.T, api *rest.Config) (*rest.Config, *proxy.Proxy) {
 	return through, p
 }
 
-// F23: a leader that cannot reach the apiserver ends its work before another can have the lease.
+// testCutOff (F23): a leader that cannot reach the apiserver ends its work before another replica can acquire the
+// lease.
 func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 	for name, conditions := range map[string]proxy.Conditions{"silent": {Stall: true}, "refused": {Refuse: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -298,7 +300,7 @@ func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 			a.leads(slack)
 			b := start(t, "b", "cut-"+name, api, 0)
 			b.standsBy(a)
-			time.Sleep(duration) // it is renewed
+			time.Sleep(duration) // it is renewed in this time
 			began := time.Now()
 			network.Set(conditions)
 			if conditions.Refuse {
@@ -323,7 +325,7 @@ func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 	}
 }
 
-// F23, by another cause: the rights on the Lease are gone.
+// testRightsTakenAway (F23, by another cause): the leader loses its rights on the Lease.
 func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Interface) {
 	ctx := t.Context()
 	role, err := client.RbacV1().Roles("default").Create(ctx, &rbacv1.Role{
@@ -352,7 +354,7 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "replica"}},
 	}, metav1.CreateOptions{})
 	must(t, err)
-	a.leads(look + slack) // with these rights and no more
+	a.leads(look + slack) // with exactly these rights
 	b := start(t, "b", "rights", api, 0)
 	b.standsBy(a)
 	must(t, client.RbacV1().RoleBindings("default").Delete(ctx, "leader", metav1.DeleteOptions{}))
@@ -364,7 +366,8 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 		!strings.Contains(err.Error(), "is forbidden") {
 		t.Errorf("a ended with %v", err)
 	}
-	// Reported when it began, and not every time. An apiserver without a processor may make more than these two.
+	// The problem is logged when it begins, and not at each attempt. A slow apiserver may cause more than these two
+	// lines.
 	logged := a.logged.String()
 	began, over := strings.Count(logged, "has a problem"), strings.Count(logged, "works again")
 	if began < 2 || began != over+1 {
@@ -372,7 +375,8 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 	}
 }
 
-// Work that does not end when it is asked to is ended by the end of its process: Run returns while the lease holds.
+// testWorkThatDoesNotEnd: only the end of the process ends work that does not end when it is asked to, so Run returns
+// while the lease holds.
 func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 	through, network := cut(t, api)
 	a := start(t, "a", "endless", through, duration*2)
@@ -393,10 +397,10 @@ func testWorkThatDoesNotEnd(t *testing.T, api *rest.Config, _ kubernetes.Interfa
 	receive(t, "the end of a's work, for the test", a.ended, duration*2)
 }
 
-// late answers PUTs late, and after that not at all.
+// late answers PUTs late, and later not at all.
 type late struct {
 	http.RoundTripper
-	after  atomic.Bool // no more answers
+	after  atomic.Bool // no further answers
 	newest atomic.Int64
 }
 
@@ -414,7 +418,8 @@ func (l *late) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// The lease counts from when the apiserver wrote it. An answer may come much later, and is no reason to work on longer.
+// testLateAnswers: the lease counts from when the apiserver wrote it. An answer that comes much later does not extend
+// the work.
 func testLateAnswers(t *testing.T, api *rest.Config, client kubernetes.Interface) {
 	slow := rest.CopyConfig(api)
 	network := &late{}
@@ -450,7 +455,7 @@ func get(t *testing.T, client kubernetes.Interface, name string) *coordinationv1
 	return lease
 }
 
-// overwrite sets the holder, as somebody with kubectl would.
+// overwrite sets the holder, as a user of kubectl could.
 func overwrite(t *testing.T, client kubernetes.Interface, name, holder string) {
 	t.Helper()
 	within(t, "the lease is overwritten", func() bool {
@@ -466,8 +471,8 @@ func overwrite(t *testing.T, client kubernetes.Interface, name, holder string) {
 	})
 }
 
-// A leader whose name is no longer in the lease ends at once. One whose lease is deleted makes it again, and terms
-// go on.
+// testWrittenByOthers: a leader that is no longer the holder ends immediately. One whose Lease is deleted creates it
+// again, and terms continue.
 func testWrittenByOthers(t *testing.T, api *rest.Config, client kubernetes.Interface) {
 	for holder, want := range map[string]string{"other_1": "other has it", "": "somebody has emptied it"} {
 		t.Run("holder "+holder, func(t *testing.T) {
@@ -514,7 +519,7 @@ func testWrittenByOthers(t *testing.T, api *rest.Config, client kubernetes.Inter
 	})
 }
 
-// The error of the work is the error of Run, and the next replica need not wait.
+// testWorkThatFails: Run returns the error of the work, and the next replica need not wait.
 func testWorkThatFails(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 	a := start(t, "a", "fails", api, 0)
 	a.leads(slack)
@@ -529,7 +534,7 @@ func testWorkThatFails(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 	t.Logf("b began %s later", time.Since(began))
 }
 
-// A standby that is asked to stop does, and leaves the lease alone.
+// testStoppedStandby: a standby that is asked to stop returns, and does not change the lease.
 func testStoppedStandby(t *testing.T, api *rest.Config, client kubernetes.Interface) {
 	a := start(t, "a", "standby", api, 0)
 	a.leads(slack)
@@ -547,13 +552,13 @@ func testStoppedStandby(t *testing.T, api *rest.Config, client kubernetes.Interf
 	}
 }
 
-// A replica that was stopped in the middle of a renewal, and continues when another has the lease, does not get it
-// back.
+// testStaleWrite: a replica that was suspended during a renewal, and resumes when another one has the lease, does not
+// acquire it.
 func testStaleWrite(t *testing.T, api *rest.Config, client kubernetes.Interface) {
 	a := start(t, "a", "stale", api, 0)
 	a.leads(slack)
 	stale := newLease(client.CoordinationV1(), "default", "stale", a.elector.lock.Identity(), slog.Default()).LeaseLock
-	record, _, err := stale.Get(t.Context()) // the Lease as it is now
+	record, _, err := stale.Get(t.Context()) // the present Lease
 	must(t, err)
 	a.stop()
 	receive(t, "a's end", a.result, slack)
@@ -567,7 +572,7 @@ func testStaleWrite(t *testing.T, api *rest.Config, client kubernetes.Interface)
 	}
 }
 
-// Without election there is no Lease, no term, and no apiserver is asked.
+// TestElectionOff: without election there is no Lease and no term, and no request to an apiserver.
 func TestElectionOff(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	e, err := New(Options{Registry: registry, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})

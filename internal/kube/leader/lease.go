@@ -13,26 +13,27 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// lease is client-go's lock on a Lease, which also records the result of each request. All writes have the Lease's
-// resource version as a precondition, so that one of two competitors gets it.
+// lease is client-go's lock on a Lease, which also records the result of each request. Each write has the Lease's
+// resourceVersion as a precondition, so that only one of two competitors succeeds.
 type lease struct {
 	*resourcelock.LeaseLock
 	log *slog.Logger
 
 	mu sync.Mutex
-	// held is set if this replica has the lease, renewedAt is when the request of its last renewal began.
+	// held is true while this replica has the lease. renewedAt is when the request of its last renewal began.
 	held      bool
 	renewedAt time.Time
-	// transitions of the Lease, the largest that was ever seen: those that this replica got it with, while held.
+	// transitions is the largest leaseTransitions that was seen. While held, it is the value with which this replica
+	// acquired the Lease.
 	transitions int
-	// holder is who had the lease at the last check, problem why the last request failed.
+	// holder is the replica that had the lease at the last check. problem is why the last request failed.
 	holder, problem string
-	// renewal is the last renewal time seen; followed is set once it was seen to change.
+	// renewal is the last renewTime that was seen. followed is true once it was seen to change.
 	renewal  time.Time
 	followed bool
 
-	// lost is closed when the Lease was seen without our name after it had it. This replica does not take it again,
-	// because its work is being ended.
+	// lost is closed when this replica sees the Lease with another holder after it held the Lease. The replica does not
+	// acquire it again, because its work is ending.
 	lost chan struct{}
 	over bool
 }
@@ -84,7 +85,7 @@ func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRe
 	l.mu.Lock()
 	record.LeaderTransitions = l.transitions
 	if !l.held {
-		// the count continues after the deletion of a Lease, as far as a replica remembers it
+		// The count continues after a deletion of the Lease, as far as this replica remembers it.
 		record.LeaderTransitions++
 	}
 	l.mu.Unlock()
@@ -103,7 +104,7 @@ func (l *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRe
 	return l.write(ctx, record, "cannot update it", l.LeaseLock.Update)
 }
 
-// write makes a write by which this replica gets or keeps the lease.
+// write makes a write that acquires or renews the lease.
 func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRecord, what string,
 	do func(context.Context, resourcelock.LeaderElectionRecord) error) error {
 	l.mu.Lock()
@@ -112,8 +113,8 @@ func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRec
 	if over {
 		return errOver
 	}
-	// The apiserver wrote it at this time or later, so a replica that waits for its end waits at least until the
-	// duration has passed from now.
+	// The apiserver writes the Lease at this time or later. A replica that waits for the Lease to expire therefore
+	// waits at least until the duration has passed since now.
 	began := time.Now()
 	err := do(ctx, record)
 	l.mu.Lock()
@@ -128,7 +129,8 @@ func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRec
 	return nil
 }
 
-// release empties the Lease if it has our name, and reports whether it did. The next leader then need not wait.
+// release removes this replica as the holder of the Lease, so that the next leader need not wait, and reports whether
+// it did.
 func (l *lease) release(ctx context.Context) (bool, error) {
 	record, _, err := l.LeaseLock.Get(ctx)
 	if apierrors.IsNotFound(err) || err == nil && record.HolderIdentity != l.Identity() {
@@ -149,7 +151,7 @@ func (l *lease) release(ctx context.Context) (bool, error) {
 	return err == nil, err
 }
 
-// see records who has the lease; the caller holds mu.
+// see records the holder of the lease. The caller holds mu.
 func (l *lease) see(holder string) {
 	if holder == l.holder {
 		return
@@ -164,8 +166,8 @@ func (l *lease) see(holder string) {
 	}
 }
 
-// follow records a renewal time; the caller holds mu. A holder that was seen to renew is alive, and this replica sees
-// the Lease change, which is all that it needs to take over.
+// follow records a renewTime. The caller holds mu. A holder that renews is alive, and this replica sees the Lease
+// change, which is all that it needs to take over.
 func (l *lease) follow(renewal time.Time) {
 	if !l.renewal.IsZero() && !renewal.Equal(l.renewal) {
 		l.followed = true
@@ -173,17 +175,17 @@ func (l *lease) follow(renewal time.Time) {
 	l.renewal = renewal
 }
 
-// follows reports whether this replica sees the Lease change, and the last request succeeded.
+// follows reports whether this replica sees the Lease change and its last request succeeded.
 func (l *lease) follows() (followed bool, problem string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.followed, l.problem
 }
 
-// fail records why a request failed, and logs the first of several; the caller holds mu.
+// fail records why a request failed, and logs the first failure of a series. The caller holds mu.
 func (l *lease) fail(ctx context.Context, what string, err error) {
-	// Of two replicas that want it at the same time one comes too late. And a request that is cut off because the
-	// election ends has not failed.
+	// A conflict means that another replica was faster, and a cancelled request that the election is ending. Neither is
+	// a failure.
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || ctx.Err() == context.Canceled {
 		return
 	}
@@ -194,7 +196,7 @@ func (l *lease) fail(ctx context.Context, what string, err error) {
 	}
 }
 
-// well records that requests succeed; the caller holds mu.
+// well records that requests succeed. The caller holds mu.
 func (l *lease) well() {
 	if l.problem != "" {
 		l.log.Info("leader election works again", "lease", l.Describe())
@@ -209,14 +211,14 @@ func (l *lease) renewed() time.Time {
 	return l.renewedAt
 }
 
-// term returns the term of this replica as leader.
+// term returns this replica's term as leader.
 func (l *lease) term() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return uint64(l.transitions) + 1
 }
 
-// seen returns who had the lease at the last check, and why the last request failed.
+// seen returns the holder of the lease at the last check, and why the last request failed.
 func (l *lease) seen() (holder, problem string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

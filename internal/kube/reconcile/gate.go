@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// A gate is probed after minBackoff, then with a backoff up to maxProbe, with jitter: the loop notices the end of the
-// cause at most that time, and a quarter more, late.
+// A gate is probed after minBackoff, then with a backoff up to maxProbe, with jitter. The loop therefore notices the
+// end of a cause at most 1.25 × maxProbe late.
 const maxProbe = 400 * time.Millisecond
 
-// gate holds keys that failed for a shared cause, such as an apiserver that does not answer. One of them is released as
-// a probe, each time another. After its success two others follow, and two for each further success, so that a service
-// that recovers does not get all of them at one time.
+// gate holds keys that failed for a shared cause, such as an apiserver that does not answer. It releases one key at a
+// time as a probe, each time another one. After a success it releases two others, and two for each further success, so
+// that a service that recovers does not get all keys at once.
 //
 // The caller holds the lock of the loop.
 type gate[K comparable] struct {
@@ -19,13 +19,13 @@ type gate[K comparable] struct {
 	since time.Time
 	// waiting are the keys that wait; owners take turns.
 	waiting *turns[K]
-	// out are the released keys that have not come back.
+	// out has the released keys whose result is still open.
 	out map[K]bool
-	// open is set if the last key that came back succeeded.
+	// open is true if the last released key succeeded.
 	open bool
-	// backoff before the last probe.
+	// backoff is the wait before the last probe.
 	backoff time.Duration
-	// passed counts successes.
+	// passed counts the successes.
 	passed int
 }
 

@@ -35,33 +35,33 @@ const (
 	maxBackoff = 30 * time.Second
 	// retryRate bounds the retries per second of all failing keys of an owner, without the first ones.
 	retryRate = 10
-	// newsAfter is the longest wait of a key with a cause of its own after its desired state changed: the change may
-	// fix it.
+	// newsAfter is the longest wait, from its last attempt, of a key with a cause of its own once its desired state
+	// changed: the change may remove the cause.
 	newsAfter = time.Second
 )
 
-// A failure is logged when a key begins to fail, or fails in another way; these bound the messages of an owner.
+// A failure is logged when a key begins to fail, or fails for another reason. These bound the messages of one owner.
 const logBurst, logRate = 20, 1
 
-// ErrIdle is what reconcile returns if there was nothing to do. It is a success that does not show whether the cause
-// has ended.
+// ErrIdle is the result of a reconciliation that had nothing to do. It counts as a success that does not show whether a
+// shared cause has ended.
 var ErrIdle = errors.New("nothing to do")
 
 // Cause is why a key failed.
 type Cause struct {
 	// Name identifies the cause.
 	Name string
-	// Shared is set if other keys fail for it too, so that one probes for all.
+	// Shared is true if other keys fail for the same cause, so that one key probes for all.
 	Shared bool
-	// All is set if every key would fail for it: only the probe is tried. It implies Shared.
+	// All is true if every key would fail for this cause: only the probe is tried. It implies Shared.
 	All bool
 }
 
 // Options of a Loop.
 type Options struct {
-	// Workers is the number of concurrent reconciliations, for one owner if keys have some; 0 means 1.
+	// Workers is the number of concurrent reconciliations; if keys have owners, that of each owner. 0 means 1.
 	Workers int
-	// Cause returns why a key failed; nil if no keys share a cause.
+	// Cause returns why a key failed. If it is nil, no keys share a cause.
 	Cause func(error) Cause
 	// Metrics of all loops of one part; nil for none.
 	Metrics *Metrics
@@ -81,19 +81,18 @@ type Loop[K comparable] struct {
 
 	mu      sync.Mutex
 	failing map[K]*failure
-	// owners are the owners of keys, and parked the owner of each key that waits for the end of another one of the same
-	// owner.
+	// owners has the state of each owner. parked has the owner of each key that waits for a free worker of its owner.
 	owners map[string]*owner[K]
 	parked map[K]string
-	// alone are the keys that wait each for itself, by the name of their cause.
+	// alone has the keys that each wait for their own backoff, by the name of their cause.
 	alone map[string]map[K]bool
-	// gates hold the keys that wait together, by the name of their cause; gated is the gate in which a key waits, and
+	// gates hold the keys that wait together, by the name of the cause. gated is the gate in which a key waits, and
 	// released the one that released it.
 	gates           map[string]*gate[K]
 	gated, released map[K]*gate[K]
 	// due is the time before which a key is not tried.
 	due map[K]time.Time
-	// queue is nil until Run creates it, because it starts goroutines. Until then early holds the enqueued keys, and
+	// queue is nil until Run creates it, because it starts goroutines. Until then, early holds the enqueued keys and
 	// when they are due.
 	queue workqueue.TypedDelayingInterface[K]
 	early map[K]time.Time
@@ -104,7 +103,7 @@ type owner[K comparable] struct {
 	logs *rate.Limiter
 	// failing and running count its keys that fail, and that are being reconciled.
 	failing, running int
-	// parked are the keys that wait while as many run as may, in order, and some that no longer wait.
+	// parked are, in order, the keys that wait because the owner has no free worker, and some that no longer wait.
 	parked []K
 }
 
@@ -113,23 +112,23 @@ type failure struct {
 	Problem
 	owner string
 	cause Cause
-	// tried is when it was tried last, and wait the backoff after that.
+	// tried is when the key was last tried, and wait the backoff after that.
 	tried time.Time
 	wait  time.Duration
 }
 
-// Problem is a key that could not be reconciled, and is tried again.
+// Problem is a key that fails and is retried.
 type Problem struct {
 	Key string
 	Err error
-	// Since is when the key began to fail, without a success since.
+	// Since is when the key began to fail.
 	Since time.Time
-	// Attempts since then.
+	// Attempts is the number of attempts since then.
 	Attempts int
 }
 
-// New returns a loop. reconcile is called with one key at a time and compares desired with actual state; a nil error
-// means that both agree or that a later event follows, and ErrIdle that they agreed before.
+// New returns a loop. reconcile compares the desired with the actual state of one key. It returns nil if both agree now
+// or a later event will follow, and ErrIdle if they agreed before.
 func New[K comparable](name string, reconcile func(context.Context, K) error, options Options) *Loop[K] {
 	if options.Workers == 0 {
 		options.Workers = 1
@@ -148,9 +147,9 @@ func New[K comparable](name string, reconcile func(context.Context, K) error, op
 	}
 }
 
-// By sets the function that returns a key's owner, before Run. Owners take turns, and there are a quarter more workers
-// than one owner may have. of is called with locks held, and must not call the Loop. Some state of an owner is kept
-// permanently: there should be few.
+// By sets the function that returns a key's owner. It is called before Run. Owners take turns, and there are a quarter
+// more workers than one owner may use. of is called with locks held, and must not call the Loop. Some state of each
+// owner is kept permanently, so there should be few owners.
 func (l *Loop[K]) By(of func(K) string) *Loop[K] {
 	l.ownerOf, l.workers = of, l.options.Workers+max(1, l.options.Workers/4)
 	return l
@@ -176,8 +175,8 @@ func (l *Loop[K]) newQueue() workqueue.TypedDelayingInterface[K] {
 	})
 }
 
-// Enqueue queues a key. A key that is enqueued before Run waits for it; after the end of Run's context it is not
-// reconciled. A key in backoff stays in backoff.
+// Enqueue queues a key. A key that is enqueued before Run waits for Run; one that is enqueued after Run's context ended
+// is not reconciled. A key in backoff stays in backoff.
 func (l *Loop[K]) Enqueue(key K) { l.EnqueueAfter(key, 0) }
 
 // EnqueueAfter queues a key after a time.
@@ -187,7 +186,8 @@ func (l *Loop[K]) EnqueueAfter(key K, d time.Duration) {
 	l.add(key, d)
 }
 
-// News queues a key whose desired state changed. If it waits for a cause of its own, it waits for newsAfter at most.
+// News queues a key whose desired state changed. If the key waits for a cause of its own, it is tried again at most
+// newsAfter after its last attempt.
 func (l *Loop[K]) News(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -202,7 +202,7 @@ func (l *Loop[K]) News(key K) {
 	l.add(key, 0)
 }
 
-// add takes the key out of the queue after a time, unless it waits for another reason.
+// add queues the key after d, unless it waits for another reason.
 func (l *Loop[K]) add(key K, d time.Duration) {
 	if l.queue == nil {
 		due := time.Now().Add(d)
@@ -234,7 +234,7 @@ func (l *Loop[K]) delay(key K, d time.Duration) {
 	l.queue.AddAfter(key, d)
 }
 
-// Run reconciles until ctx ends, and returns after the last worker. It is called once.
+// Run reconciles keys until ctx ends, and returns after the last worker. It must be called only once.
 func (l *Loop[K]) Run(ctx context.Context) error {
 	queue := l.newQueue()
 	l.mu.Lock()
@@ -267,7 +267,7 @@ func (l *Loop[K]) Run(ctx context.Context) error {
 }
 
 func (l *Loop[K]) one(ctx context.Context, key K) {
-	// A queue that is shut down still hands out waiting keys.
+	// A queue that was shut down still returns waiting keys.
 	if ctx.Err() != nil {
 		return
 	}
@@ -297,7 +297,7 @@ func (l *Loop[K]) one(ctx context.Context, key K) {
 	}
 }
 
-// begin reports whether a key from the queue is to be tried now, and its owner. It may have been queued before it
+// begin reports whether to try a key from the queue now, and returns its owner. The key may have been queued before it
 // failed.
 func (l *Loop[K]) begin(key K) (string, bool) {
 	l.mu.Lock()
@@ -316,7 +316,7 @@ func (l *Loop[K]) begin(key K) (string, bool) {
 	return name, true
 }
 
-// ended records that a key is no longer being reconciled, and queues another one of the owner that waits for it.
+// ended records that the reconciliation of a key ended, and queues a parked key of the owner.
 func (l *Loop[K]) ended(name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -391,7 +391,7 @@ func (l *Loop[K]) succeeded(key K, gate *gate[K]) {
 	}
 }
 
-// failed makes a key wait.
+// failed puts a key into backoff, or into the gate of its cause.
 func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
 	cause := l.options.Cause(err)
 	cause.Shared = cause.Shared || cause.All
@@ -437,7 +437,7 @@ func (l *Loop[K]) failed(key K, gate *gate[K], err error) {
 // jitter spreads the retries of keys that failed together.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
-// log logs the failure of an owner's key; of warnings only as many as a person can read.
+// log logs the failure of an owner's key. It limits warnings to what a person can read.
 func (l *Loop[K]) log(owner string, level slog.Level, message string, args ...any) {
 	if level < slog.LevelWarn || l.owner(owner).logs.Allow() {
 		l.options.Log.Log(context.Background(), level, message, args...)
@@ -463,7 +463,7 @@ type Metrics struct {
 	latency, work              *prometheus.HistogramVec
 }
 
-// NewMetrics registers the metrics under PREFIX_queue_…; prefix is such as "semaphore_broker".
+// NewMetrics registers the metrics with names PREFIX_queue_…; a prefix is, for example, "semaphore_broker".
 func NewMetrics(prefix string, reg prometheus.Registerer) *Metrics {
 	labels := []string{"queue"}
 	gauge := func(name, help string) *prometheus.GaugeVec {

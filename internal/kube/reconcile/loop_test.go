@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// run runs a loop until the test ends, or until stop.
+// run runs a loop until the test ends, or until stop is called.
 func run[K comparable](t *testing.T, l *Loop[K]) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -59,8 +59,8 @@ func receive[T any](t *testing.T, c <-chan T, what string) T {
 	}
 }
 
-// However often a key is enqueued while it waits, or is being reconciled, it is reconciled
-// once more, and sees what was there last.
+// TestCoalescing: a key that is enqueued several times while it waits, or is being reconciled, is reconciled once more,
+// with the latest state.
 func TestCoalescing(t *testing.T) {
 	var wanted, runs atomic.Int64
 	saw := make(chan int64, 1000)
@@ -94,8 +94,8 @@ func TestCoalescing(t *testing.T) {
 	}
 }
 
-// No key is ever reconciled by two workers at once, and no change is ever missed: when all
-// is quiet, every key was reconciled after its last change.
+// TestWorkers: two workers never reconcile one key at the same time, and no change is missed: in the end, every key was
+// reconciled after its last change.
 func TestWorkers(t *testing.T) {
 	const workers, keys, changes = 8, 20, 20_000
 	var versions, reconciled [keys]atomic.Int64
@@ -154,8 +154,8 @@ func TestWorkers(t *testing.T) {
 	t.Logf("at most %d at a time, %d failures", most.Load(), failures.Load())
 }
 
-// A key that fails is tried again after 50 ms, 100 ms, 200 ms…, give or take half; others do
-// not wait for it; what is enqueued of it waits with it; and a success makes it forget.
+// TestBackoffOfEachKeyAlone: a key that fails is retried after 50 ms, 100 ms, 200 ms…, ± 50 %. Other keys do not wait
+// for it, an enqueue does not shorten its wait, and a success resets it.
 func TestBackoffOfEachKeyAlone(t *testing.T) { synctest.Test(t, testBackoffOfEachKeyAlone) }
 
 func testBackoffOfEachKeyAlone(t *testing.T) {
@@ -197,7 +197,7 @@ func testBackoffOfEachKeyAlone(t *testing.T) {
 	l.Enqueue("bad")
 	check(tries(4)) // 50+100+200+400 ms
 
-	// The next retry of bad is 400 ms away or more.
+	// The next retry of bad is at least 400 ms away.
 	start := time.Now()
 	for i := range 20 {
 		l.Enqueue(fmt.Sprint("good", i))
@@ -209,7 +209,7 @@ func testBackoffOfEachKeyAlone(t *testing.T) {
 		t.Errorf("20 good keys waited for %s beside a failing one", d)
 	}
 
-	// What is enqueued joins the wait, and is no attempt.
+	// An enqueue joins the wait, and causes no attempt.
 	last := time.Now()
 	for range 20 {
 		l.Enqueue("bad")
@@ -229,8 +229,8 @@ func testBackoffOfEachKeyAlone(t *testing.T) {
 	check(tries(2))
 }
 
-// What changes of a key that waits for a cause of its own is tried within a second, as it may be the fix, and no more
-// often.
+// A change of a key that waits for a cause of its own is tried within a second, because it may remove the cause, and
+// not more often.
 func TestChangesRetryAWaitingKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var attempts []time.Time
@@ -258,8 +258,8 @@ func TestChangesRetryAWaitingKey(t *testing.T) {
 	})
 }
 
-// However many keys fail each for itself, they are tried again ten times a second in all; and when one of them
-// succeeds, all others that failed for the same cause are tried at once.
+// Keys that each fail for a cause of their own are retried ten times a second in total, however many there are. When
+// one of them succeeds, the others with the same cause are retried immediately.
 func TestManyThatFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 5000
@@ -292,7 +292,7 @@ func TestManyThatFail(t *testing.T) {
 	})
 }
 
-// flaky is something that all keys need, and that is down at times.
+// flaky is a dependency of all keys that is down at times.
 type flaky struct {
 	down     atomic.Bool
 	attempts atomic.Int64
@@ -321,8 +321,8 @@ func (f *flaky) last() (n int, last time.Time) {
 	return n, last
 }
 
-// While something is down that all need, one key probes; when it is back, the last of a thousand is done within two
-// seconds, however long it was down and however often keys changed meanwhile.
+// While a shared dependency is down, one key probes it. When it is back, the last of a thousand keys is reconciled
+// within two seconds, however long it was down and however often keys changed meanwhile.
 func TestSharedCause(t *testing.T) {
 	for _, all := range []bool{false, true} {
 		for _, outage := range []time.Duration{5 * time.Second, 20 * time.Second, time.Hour} {
@@ -342,7 +342,7 @@ func TestSharedCause(t *testing.T) {
 				}
 				most := int64(outage/(maxProbe*3/4)) + 10
 				if !all {
-					most += keys // each finds out for itself
+					most += keys // each fails once by itself
 				}
 				if n := f.attempts.Load(); n > most+16 {
 					t.Errorf("all %v, %s: %d attempts, want %d at most", all, outage, n, most+16)
@@ -364,7 +364,8 @@ func TestSharedCause(t *testing.T) {
 	}
 }
 
-// A key that has nothing to do, or fails for another cause, tells nothing of the gate: the next one probes at once.
+// A key that has nothing to do, or fails for another cause, shows nothing about the gate's cause, so the next one
+// probes immediately.
 func TestProbesWithoutAnOutcome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var open, idle atomic.Bool

@@ -1,16 +1,16 @@
 package reconcile
 
-// turns is a workqueue.Queue that hands out waiting keys of each owner in order, and of the owners in turn: an owner
-// with thousands of keys delays another one by one key.
+// turns is a workqueue.Queue that returns the waiting keys of each owner in order, and takes owners in turn. An owner
+// with thousands of keys thus delays a key of another owner by one key.
 type turns[K comparable] struct {
 	owner   func(K) string
 	waiting map[K]bool
 	lines   map[string]*line[K]
-	// order are the owners with waiting keys, in the order of their turns.
+	// order lists the owners with waiting keys, in the order of their turns.
 	order []string
 }
 
-// line are the keys of one owner. Keys that were handed out in another's turn are still in it.
+// line has the keys of one owner. It still contains keys that were returned in another owner's turn.
 type line[K comparable] struct {
 	keys []K
 	has  map[K]bool
@@ -20,7 +20,7 @@ func newTurns[K comparable](owner func(K) string) *turns[K] {
 	return &turns[K]{owner: owner, waiting: map[K]bool{}, lines: map[string]*line[K]{}}
 }
 
-// Touch implements workqueue.Queue. A waiting key that changed its owner is handed out in the first turn of either.
+// Touch implements workqueue.Queue. A waiting key whose owner changed is returned in the first turn of either owner.
 func (t *turns[K]) Touch(key K) { t.join(key) }
 
 // Push implements workqueue.Queue.

@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// ofCluster is the owner of a key such as c2/7.
+// ofCluster returns the owner of a key such as c2/7.
 func ofCluster(key string) string {
 	owner, _, _ := strings.Cut(key, "/")
 	return owner
 }
 
-// TestOwnersTakeTurns: of an owner of whom thousands of keys wait, as many as there are workers come before another's
-// one.
+// TestOwnersTakeTurns: if thousands of keys of one owner wait, at most as many of them as there are workers precede a
+// key of another owner.
 func TestOwnersTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const workers = 4
@@ -50,7 +50,7 @@ func TestOwnersTakeTurns(t *testing.T) {
 		if len(order) != 5001 {
 			t.Errorf("%d keys were reconciled", len(order))
 		}
-		// Of one owner the first come first, but for those that other workers overtake: when it begins, and when it ends.
+		// The keys of one owner come in order, except those that other workers overtake at the beginning and the end.
 		last := -1
 		for _, key := range order {
 			var n int
@@ -64,8 +64,8 @@ func TestOwnersTakeTurns(t *testing.T) {
 	})
 }
 
-// TestOwnersShareNoWorkers: keys of one owner that take forever do not hold all workers; one that is another's as well
-// is not held up by them.
+// TestOwnersShareNoWorkers: keys of one owner that never end do not use all workers, and do not delay the key of
+// another owner.
 func TestOwnersShareNoWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -89,7 +89,7 @@ func TestOwnersShareNoWorkers(t *testing.T) {
 		})
 		stop := run(t, l)
 		defer stop()
-		synctest.Wait() // keys that are queued before it runs have no order
+		synctest.Wait() // keys that are queued before Run have no order
 		enqueue := func(key, owner string) {
 			mu.Lock()
 			owners[key] = owner
@@ -101,7 +101,7 @@ func TestOwnersShareNoWorkers(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		enqueue("mine", "c3")
-		enqueue("99", "c3") // which waits behind c2's
+		enqueue("99", "c3") // it waits behind those of c2
 		time.Sleep(time.Second)
 		synctest.Wait()
 		mu.Lock()
@@ -112,8 +112,8 @@ func TestOwnersShareNoWorkers(t *testing.T) {
 	})
 }
 
-// TestOwnersShareNoRetries: however many keys of one owner fail, another's is tried again as soon as if it were alone,
-// and its failure is logged.
+// TestOwnersShareNoRetries: however many keys of one owner fail, a key of another owner is retried as soon as if it
+// were alone, and its failure is logged.
 func TestOwnersShareNoRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

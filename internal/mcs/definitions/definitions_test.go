@@ -58,8 +58,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestApply: an apiserver gets the definitions once, has those of v0.2 updated (v1alpha1 alone), and keeps newer ones.
-// The version of the API is the best that both definitions serve.
+// TestApply: an apiserver gets the definitions once, definitions of v0.2 (only v1alpha1) are updated, and newer ones
+// are kept. The version of the API is the newest that both definitions serve.
 func TestApply(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
@@ -83,7 +83,7 @@ func TestApply(t *testing.T) {
 
 	all, err := All()
 	testkit.Must(t, err)
-	for _, d := range all { // as before v0.4: v1alpha1 alone, no label
+	for _, d := range all { // before v0.4: only v1alpha1, without a label
 		d.Labels = nil
 		var old []apiextensionsv1.CustomResourceDefinitionVersion
 		for _, v := range d.Spec.Versions {

@@ -22,7 +22,7 @@ const boundsIn = "semaphore-remotes"
 // encryption. The exporter writes it, which no remote and no agent can instruct, and never the broker.
 type Bounds struct {
 	api corev1client.ConfigMapInterface
-	// problem is why agents do not get the remotes.
+	// problem is the reason why agents do not receive the remotes.
 	problem *kube.Problem
 
 	mu    sync.Mutex

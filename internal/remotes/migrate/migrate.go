@@ -26,12 +26,12 @@ const (
 	originalKeepalive = "25s"
 )
 
-// Migration collects what files say of remote clusters.
+// Migration collects the remote clusters of several files.
 type Migration struct {
 	remotes map[string]*v1alpha1.RemoteCluster
-	// clusters are those of a broker's file, without the own one.
+	// notes are sentences for the operator; see Objects.
 	notes []string
-	// wantsNodes are the remotes to which there is encryption.
+	// wantsNodes are the remotes with encryption, which need node subnets.
 	wantsNodes map[string]bool
 }
 

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The size at which the benchmarks are made: a large cluster's exported pods.
+// objects is the size of the benchmarks: the exported pods of a large cluster.
 const objects = 100_000
 
 func filled() *Journal[int, int] {
@@ -17,7 +17,7 @@ func filled() *Journal[int, int] {
 	return j
 }
 
-// One change of an object among many.
+// BenchmarkPut measures one change of an object among many.
 func BenchmarkPut(b *testing.B) {
 	j, now := filled(), time.Now()
 	b.ReportAllocs()
@@ -28,7 +28,7 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// An object that goes and comes back.
+// BenchmarkDeletePut measures an object that is deleted and created again.
 func BenchmarkDeletePut(b *testing.B) {
 	j, now := filled(), time.Now()
 	b.ReportAllocs()
@@ -41,7 +41,7 @@ func BenchmarkDeletePut(b *testing.B) {
 	}
 }
 
-// The first snapshot after a change.
+// BenchmarkSnapshot measures the first snapshot after a change.
 func BenchmarkSnapshot(b *testing.B) {
 	j, now := filled(), time.Now()
 	b.ReportAllocs()
@@ -53,7 +53,7 @@ func BenchmarkSnapshot(b *testing.B) {
 	}
 }
 
-// One change, and what all readers that keep up do about it.
+// BenchmarkSince measures one change, and the work of all readers that keep up.
 func BenchmarkSince(b *testing.B) {
 	for _, readers := range []int{1, 100} {
 		b.Run(fmt.Sprint("readers=", readers), func(b *testing.B) {
@@ -79,7 +79,7 @@ func BenchmarkSince(b *testing.B) {
 	}
 }
 
-// A reader that comes back after every object has changed once.
+// BenchmarkCatchUp measures a reader that returns after every object has changed once.
 func BenchmarkCatchUp(b *testing.B) {
 	j := filled()
 	b.ReportAllocs()

@@ -11,10 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// at is a moment that tests tell apart by its seconds.
+// at returns a time, identified by its seconds.
 func at(second int) time.Time { return time.Unix(int64(second), 0) }
 
-// text writes entries as "REVISION KEY=VALUE" or "REVISION KEY deleted (last VALUE)".
+// text formats entries as "REVISION KEY=VALUE" or "REVISION KEY deleted (last VALUE)".
 func text(entries []*Entry[string, int]) []string {
 	out := []string{}
 	for _, e := range entries {
@@ -27,7 +27,7 @@ func text(entries []*Entry[string, int]) []string {
 	return out
 }
 
-// do carries out steps: "a=1" puts, "-a" deletes.
+// do performs steps: "a=1" puts, "-a" deletes.
 func do(t *testing.T, j *Journal[string, int], steps ...string) {
 	t.Helper()
 	for i, s := range steps {
@@ -175,7 +175,7 @@ func TestEpochsDiffer(t *testing.T) {
 	}
 }
 
-// A reader that missed as many deletions as the limit continues, one that missed more does not.
+// TestTombstoneLimit: a reader that missed as many deletions as the limit continues, and one that missed more does not.
 func TestTombstoneLimit(t *testing.T) {
 	const limit = 10
 	j := New[string, int](limit)
@@ -186,7 +186,7 @@ func TestTombstoneLimit(t *testing.T) {
 		if j.dead > limit {
 			t.Fatalf("after %d deletions: %d tombstones", i+1, j.dead)
 		}
-		// Each deletion is two revisions of its own.
+		// Each step with a deletion takes two revisions.
 		if back := uint64(2 * limit); j.head > back {
 			if _, _, ok := j.Since(j.head-back, 1000); !ok {
 				t.Fatalf("a reader that missed %d deletions has to start over; oldest %d, head %d", limit, j.Oldest(), j.head)
@@ -205,7 +205,7 @@ func TestTombstoneLimit(t *testing.T) {
 	checkBounds(t, j)
 }
 
-// Objects that change again and again cost no more than those that never do.
+// TestSlotsAreBounded: objects that change often cost no more memory than those that never change.
 func TestSlotsAreBounded(t *testing.T) {
 	j := New[string, int](10)
 	for i := range 100_000 {
@@ -220,7 +220,7 @@ func TestSlotsAreBounded(t *testing.T) {
 	}
 }
 
-// checkBounds verifies what the journal promises of its memory, and its own counts.
+// checkBounds checks the journal's bounds of memory, and its own counts.
 func checkBounds[K comparable, V any](t *testing.T, j *Journal[K, V]) {
 	t.Helper()
 	j.mu.Lock()
@@ -283,7 +283,7 @@ func TestChangedAndWait(t *testing.T) {
 		t.Error(err)
 	}
 
-	// A deletion that deleted nothing wakes nobody.
+	// A deletion of a missing object wakes no reader.
 	changed = j.Changed(1)
 	do(t, j, "-b")
 	select {
@@ -301,7 +301,7 @@ func TestChangedAndWait(t *testing.T) {
 	}
 }
 
-// ran is how long this process has run.
+// ran returns the CPU time of this process.
 func ran(t *testing.T) time.Duration {
 	t.Helper()
 	var u syscall.Rusage
@@ -311,8 +311,8 @@ func ran(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// Deleting everything with no tombstones kept takes time in proportion to the number of
-// objects and not to its square.
+// TestDeleteAllWithoutTombstones: deleting everything without tombstones takes time proportional to the number of
+// objects, not to its square.
 func TestDeleteAllWithoutTombstones(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures time")
@@ -322,12 +322,12 @@ func TestDeleteAllWithoutTombstones(t *testing.T) {
 	for i := range n {
 		j.Put(i, i, at(i))
 	}
-	// Of CPU, so that another process which has the core does not count.
+	// CPU time, so that other processes on the core do not count.
 	start := ran(t)
 	for i := range n {
 		j.Delete(i, at(i))
 	}
-	// Linear: tens of milliseconds. Square: 50,000 × 50,000 / 2 steps, seconds.
+	// Linear time is tens of milliseconds; quadratic time is 50,000 × 50,000 / 2 steps, which takes seconds.
 	if d := ran(t) - start; d > 500*time.Millisecond {
 		t.Errorf("%d deletions took %s of CPU", n, d)
 	}
@@ -365,8 +365,8 @@ func TestLast(t *testing.T) {
 	}
 }
 
-// TestOwners: deletions of one owner have none of another's forgotten, and a reader that missed some continues with all
-// others.
+// TestOwners: deletions of one owner do not displace tombstones of another one, and a reader that missed some continues
+// with all other owners.
 func TestOwners(t *testing.T) {
 	j := New[string, int](3).By(func(key string) string {
 		if key[0] == 'b' || key[0] == 'd' {
@@ -390,7 +390,7 @@ func TestOwners(t *testing.T) {
 	if diff := cmp.Diff([]string{"1 a=1", "2 c=2", "5 b deleted (last 3)"}, text(rest)); diff != "" || next != j.Head() {
 		t.Errorf("up to %d (-want +got):\n%s", next, diff)
 	}
-	// However many there were, no more is remembered than fits.
+	// The journal remembers only as many as fit.
 	if n := len(j.byKey); n != 3+3 {
 		t.Errorf("%d entries", n)
 	}
@@ -399,7 +399,8 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// Of owners with as many tombstones, the one with the oldest loses it: what is forgotten does not depend on chance.
+// TestOwnersWithAsManyTombstones: of owners with equally many tombstones, the one with the oldest loses it: the choice
+// is deterministic.
 func TestOwnersWithAsManyTombstones(t *testing.T) {
 	for range 50 {
 		j := New[string, int](1).By(func(key string) string { return key })

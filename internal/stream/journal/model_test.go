@@ -13,18 +13,17 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// view is what a reader knows: it reads a journal alone, and must come to hold what
-// the writers last wrote.
+// view is the state of a reader. It reads only the journal, and must end with what the writers last wrote.
 type view struct {
 	revision uint64
 	objects  map[string]int
-	// snapshots it had to begin again with.
+	// snapshots counts the snapshots with which it had to start again.
 	snapshots int
 }
 
 func newView() *view { return &view{objects: map[string]int{}} }
 
-// step takes over one page of changes, or a snapshot where the journal says so.
+// step reads one page of changes, or a snapshot if the journal requires one.
 func (v *view) step(j *Journal[string, int], limit int) error {
 	changes, next, ok := j.Since(v.revision, limit)
 	if !ok {
@@ -55,7 +54,7 @@ func (v *view) step(j *Journal[string, int], limit int) error {
 			delete(v.objects, e.Key)
 			continue
 		}
-		// Writers only ever write larger values.
+		// Writers write only increasing values.
 		if old, had := v.objects[e.Key]; had && old >= e.Value {
 			return fmt.Errorf("%s went back from %d to %d", e.Key, old, e.Value)
 		}
@@ -65,8 +64,8 @@ func (v *view) step(j *Journal[string, int], limit int) error {
 	return nil
 }
 
-// One goroutine, random operations: whatever a reader has read up to, it knows of every
-// change up to there that still is the object's last.
+// TestModel, with one goroutine and random operations: a reader knows every change up to its revision that is still the
+// object's last.
 func TestModel(t *testing.T) {
 	for seed := range uint64(60) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -75,7 +74,7 @@ func TestModel(t *testing.T) {
 			keys := 1 + random.IntN(80)
 			deletions := random.IntN(100)
 			j := New[string, int](limit)
-			// The model: the last change of each object that ever was.
+			// The model: the last change of each object that ever existed.
 			type change struct {
 				revision uint64
 				value    int
@@ -101,7 +100,7 @@ func TestModel(t *testing.T) {
 				} else {
 					model[key] = change{revision: j.Put(key, i, at(i)), value: i}
 				}
-				// The first reader keeps up, the last one hardly does.
+				// The first reader keeps up, and the last one hardly does.
 				for n, v := range readers {
 					if random.IntN(1+40*n*n) != 0 {
 						continue
@@ -134,8 +133,8 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// Many goroutines: writers each with keys of their own, readers at any speed that also go
-// away and come back, with what they knew or with nothing. In the end all have the same.
+// TestModelConcurrent, with many goroutines: writers each have keys of their own, and readers read at any speed, leave
+// and come back, with their state or without it. In the end all have the same.
 func TestModelConcurrent(t *testing.T) {
 	const writers, readers, keys, writes = 8, 12, 50, 4000
 	j := New[string, int](100)
@@ -145,8 +144,8 @@ func TestModelConcurrent(t *testing.T) {
 	var mu sync.Mutex
 	model := map[string]int{} // guarded by mu
 	g, ctx := errgroup.WithContext(ctx)
-	// One reader falls behind the tombstones, however the others are scheduled: it reads what is there before anybody
-	// writes, and then nothing until all is written.
+	// One reader falls behind the tombstones, however the others are scheduled: it reads once before the writers begin,
+	// and then only after they have ended.
 	j.Put("first", 0, at(0))
 	j.Delete("first", at(0))
 	late := newView()
@@ -198,9 +197,9 @@ func TestModelConcurrent(t *testing.T) {
 					return fmt.Errorf("reader %d: %w", r, err)
 				}
 				switch random.IntN(10 * (r + 1)) {
-				case 0: // away for a while, comes back where it was
+				case 0: // it leaves for a while, and resumes
 					time.Sleep(time.Duration(random.IntN(1+r*r)) * time.Millisecond)
-				case 1: // comes back as someone who knows nothing
+				case 1: // it comes back without state
 					v = &view{objects: map[string]int{}, snapshots: v.snapshots}
 				}
 				select {
@@ -211,7 +210,7 @@ func TestModelConcurrent(t *testing.T) {
 					continue
 				default:
 				}
-				// Waits as a stream does: for a change, or the end of the writers.
+				// It waits like a stream: for a change, or for the end of the writers.
 				waiting, stop := context.WithTimeout(ctx, 10*time.Millisecond)
 				err := j.Wait(waiting, v.revision)
 				stop()

@@ -26,7 +26,7 @@ func TestKeepBacksOffAndStartsOver(t *testing.T) {
 			at = append(at, time.Since(started))
 			switch len(at) {
 			case 8:
-				time.Sleep(2 * heldLong) // this one held
+				time.Sleep(2 * heldLong) // this stream lasts long enough
 			case 10:
 				return ErrAgain
 			case 12:
@@ -58,8 +58,8 @@ func TestKeepBacksOffAndStartsOver(t *testing.T) {
 	})
 }
 
-// TestF26TooMuch: a stream that is ended because too much was asked of it is tried again later and later, however long
-// it held each time; any other end after a while begins again soon.
+// TestF26TooMuch (F26): a stream that ends because it asked too much is retried later and later, however long it lasted
+// each time. After any other end of a stream that lasted for a while, the backoff starts over.
 func TestF26TooMuch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

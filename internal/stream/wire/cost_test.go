@@ -11,15 +11,16 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// perByte is the most that decoding allocates for a byte on the wire, and perMessage what it may allocate beside that:
-// two bytes can stand for an empty message, of which the largest has some 200 bytes and a place in a slice that grows.
+// perByte is the largest allocation of decoding for a byte on the wire, and perMessage the allowed allocation in
+// addition: two bytes can stand for an empty message, of which the largest has some 200 bytes and a place in a slice
+// that grows.
 const (
 	perByte    = 200
 	perMessage = 64 << 10
 )
 
-// decoders are the messages that broker, exporter and agent decode of a peer, and what they may take of memory there
-// once decoded.
+// decoders are the messages that broker, exporter and agent decode from a peer, with their limit of memory once
+// decoded.
 var decoders = []struct {
 	name string
 	new  func() proto.Message
@@ -32,7 +33,7 @@ var decoders = []struct {
 	{"agent, of its broker", func() proto.Message { return &semaphorev1.AttachResponse{} }, 1 << 30},
 }
 
-// nested are as many empty messages as fit into n bytes, at the place in a message where the path of fields leads.
+// nested returns as many empty messages as fit into n bytes, at the place in a message to which a path of fields leads.
 func nested(n int, path ...protowire.Number) []byte {
 	last := protowire.AppendBytes(protowire.AppendTag(nil, path[len(path)-1], protowire.BytesType), nil)
 	data := bytes.Repeat(last, n/len(last))
@@ -42,7 +43,7 @@ func nested(n int, path ...protowire.Number) []byte {
 	return data
 }
 
-// paths are the ways from a message to each repeated field of messages within it.
+// paths returns the paths from a message to each repeated field of the messages in it.
 func paths(d protoreflect.MessageDescriptor, depth int) [][]protowire.Number {
 	var all [][]protowire.Number
 	for i := range d.Fields().Len() {
@@ -60,11 +61,11 @@ func paths(d protoreflect.MessageDescriptor, depth int) [][]protowire.Number {
 	return all
 }
 
-// cost decodes data with each of the decoders and compares what that allocates with the bounds.
+// cost decodes data with each of the decoders, and compares the allocations with the bounds.
 func cost(t *testing.T, data []byte) (worst float64) {
 	for _, d := range decoders {
 		if _, err := Size(data, d.new().ProtoReflect().Type(), d.most); err != nil {
-			continue // no message
+			continue // it is no valid message
 		}
 		m := d.new()
 		took := allocated(data, m)
@@ -83,9 +84,8 @@ func cost(t *testing.T, data []byte) (worst float64) {
 	return worst
 }
 
-// FuzzCost: whatever the bytes are, decoding them allocates no more than perByte for each, in the broker, exporter and
-// agent. Few bytes are repeated, which is a message again: what they allocate counts beside perMessage, and what is no
-// message costs little to try.
+// FuzzCost: whatever the bytes are, decoding them allocates at most perByte for each, in the broker, exporter and
+// agent. A short message is repeated, which is a valid message again, so that its allocations exceed perMessage.
 func FuzzCost(f *testing.F) {
 	const few, many = 512, 8 << 10
 	for _, d := range decoders {
@@ -105,7 +105,7 @@ func FuzzCost(f *testing.F) {
 	})
 }
 
-// TestCost is FuzzCost with the worst that is known: empty messages wherever a message holds a list of them.
+// TestCost is FuzzCost with the worst known input: empty messages wherever a message has a list of them.
 func TestCost(t *testing.T) {
 	worst, of := 0.0, ""
 	for _, d := range decoders {
@@ -115,7 +115,7 @@ func TestCost(t *testing.T) {
 		}
 		for _, path := range all {
 			data := nested(256<<10, path...)
-			allocated(data, d.new()) // the first use of a type takes more
+			allocated(data, d.new()) // the first use of a type allocates more
 			if n := cost(t, data); n > worst {
 				worst, of = n, d.name
 			}

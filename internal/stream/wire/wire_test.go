@@ -14,7 +14,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// allocated is how many bytes decoding data takes.
+// allocated returns the number of bytes that decoding data allocates.
 func allocated(data []byte, m proto.Message) int {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -47,7 +47,7 @@ func changes(n int) []byte {
 	return data
 }
 
-// FuzzSize: decoding takes no more memory than Size says, whatever the bytes are.
+// FuzzSize: decoding allocates no more memory than Size returns, whatever the bytes are.
 func FuzzSize(f *testing.F) {
 	f.Add(changes(100))
 	f.Add([]byte("\x1a\x06\x0a\x00\x0a\x00\x0a\x00"))
@@ -57,7 +57,7 @@ func FuzzSize(f *testing.F) {
 		of := (&semaphorev1.PublishRequest{}).ProtoReflect().Type()
 		n, err := Size(data, of, 1<<30)
 		took := allocated(data, &semaphorev1.PublishRequest{})
-		// Beside what the runtime does meanwhile, and the first use of a type.
+		// The margin is for the runtime, and for the first use of a type.
 		if err == nil && took > 2*n+64<<10 {
 			t.Fatalf("%d bytes took %d bytes of memory, and were said to take %d: %x", len(data), took, n,
 				data[:min(len(data), 200)])
@@ -68,14 +68,14 @@ func FuzzSize(f *testing.F) {
 	})
 }
 
-// TestSize: what is said of a message bounds what decoding it takes, and is not far above it for an honest one.
+// TestSize: Size is an upper bound of the memory for decoding a message, and not far above it for an ordinary one.
 func TestSize(t *testing.T) {
 	of := (&semaphorev1.PublishRequest{}).ProtoReflect().Type()
 	for name, data := range map[string][]byte{
 		"honest":        changes(10_000),
 		"empty changes": append([]byte{0x1a, 0x80, 0x80, 0x40}, strings.Repeat("\x0a\x00", 512<<10)...),
 	} {
-		allocated(data, &semaphorev1.PublishRequest{}) // the first use of a type takes more
+		allocated(data, &semaphorev1.PublishRequest{}) // the first use of a type allocates more
 		n, err := Size(data, of, 1<<30)
 		took := allocated(data, &semaphorev1.PublishRequest{})
 		t.Logf("%s: %d bytes take %d, said were %d", name, len(data), took, n)
@@ -109,7 +109,7 @@ func TestCodec(t *testing.T) {
 	}
 }
 
-// A field of a oneof, or an optional scalar, is held by a pointer more; any other number is not.
+// TestSizeOfAOneof: a field of a oneof, or an optional scalar, takes one more pointer; other numbers do not.
 func TestSizeOfAOneof(t *testing.T) {
 	for name, test := range map[string]struct {
 		m    proto.Message

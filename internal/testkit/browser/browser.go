@@ -21,10 +21,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// Program is the browser: the Debian package chromium-headless-shell.
+// Program is the browser's executable, from the Debian package chromium-headless-shell.
 const Program = "chromium-headless-shell"
 
-// Needs skips a test where the browser is missing, and fails it in CI.
+// Needs skips a test if the browser is missing; in CI it fails the test.
 func Needs(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath(Program); err != nil {
@@ -32,7 +32,7 @@ func Needs(t *testing.T) {
 	}
 }
 
-// Launch makes the command that starts the browser with some arguments, and how it is started.
+// Launch returns the command that runs the browser with some arguments, and the function that starts it.
 type Launch func(ctx context.Context, args ...string) (cmd *exec.Cmd, start func() error, err error)
 
 // Here starts the browser in the network namespace of the test.
@@ -50,7 +50,7 @@ type Page struct {
 	mu      sync.Mutex
 	id      int
 	waiting map[int]chan reply
-	// complaints are what the browser logs: errors of the script, violations of the page's policy.
+	// complaints are the errors that the browser logs: of the script, and violations of the page's policy.
 	complaints []string
 }
 
@@ -64,7 +64,7 @@ type reply struct {
 	Params json.RawMessage `json:"params"`
 }
 
-// patience is how long the browser may take for an answer.
+// patience is the timeout of each answer of the browser.
 const patience = time.Minute
 
 // Open starts a browser and opens a URL. Both end with the test.
@@ -119,7 +119,7 @@ func Open(t *testing.T, launch Launch, url string) *Page {
 	return p
 }
 
-// listen takes answers, and what the browser logs.
+// listen receives answers, and the browser's log messages.
 func (p *Page) listen(from *bufio.Reader) {
 	for {
 		data, err := from.ReadBytes(0)
@@ -180,7 +180,7 @@ func (p *Page) call(method string, params map[string]any, result any) {
 	}
 }
 
-// Eval evaluates an expression of JavaScript in the page into a value.
+// Eval evaluates a JavaScript expression in the page and unmarshals its value into into.
 func (p *Page) Eval(expression string, into any) {
 	p.t.Helper()
 	var out struct {
@@ -202,14 +202,14 @@ func (p *Page) Eval(expression string, into any) {
 	}
 }
 
-// Text is that of the first element that a selector finds; empty for none.
+// Text returns the text of the first element that matches a selector; empty if none does.
 func (p *Page) Text(selector string) (text string) {
 	p.t.Helper()
 	p.Eval(fmt.Sprintf("(document.querySelector(%q) || {textContent: ''}).textContent", selector), &text)
 	return text
 }
 
-// Rows are the texts of the cells of a table's body.
+// Rows returns the texts of the cells in the body of a table.
 func (p *Page) Rows(selector string) (rows [][]string) {
 	p.t.Helper()
 	p.Eval(fmt.Sprintf("[...document.querySelector(%q).rows].map(r => [...r.cells].map(c => c.textContent))", selector),
@@ -217,7 +217,7 @@ func (p *Page) Rows(selector string) (rows [][]string) {
 	return rows
 }
 
-// Wait waits until a check has no error.
+// Wait waits until check returns nil, and returns how long that took.
 func (p *Page) Wait(within time.Duration, what string, check func() error) time.Duration {
 	p.t.Helper()
 	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
@@ -239,7 +239,7 @@ func (p *Page) Window(width, height int) {
 		map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false}, nil)
 }
 
-// Scheme is what the person prefers: "light" or "dark".
+// Scheme sets the preferred colour scheme: "light" or "dark".
 func (p *Page) Scheme(scheme string) {
 	p.t.Helper()
 	p.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{
@@ -255,7 +255,7 @@ func (p *Page) Tab() {
 	}
 }
 
-// Spoken are the role and name of each node that a screen reader is given.
+// Spoken returns the role and name of each node of the accessibility tree, which screen readers use.
 func (p *Page) Spoken() (nodes []string) {
 	p.t.Helper()
 	var tree struct {
@@ -274,7 +274,7 @@ func (p *Page) Spoken() (nodes []string) {
 	return nodes
 }
 
-// Screenshot is a PNG of the page in a window of this size.
+// Screenshot returns a PNG of the page in a window of this size.
 func (p *Page) Screenshot(width, height int) []byte {
 	p.t.Helper()
 	p.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1,
@@ -289,7 +289,7 @@ func (p *Page) Screenshot(width, height int) []byte {
 	return data
 }
 
-// Complaints are errors of the script and violations of the page's policy so far.
+// Complaints returns the errors of the script, and the violations of the page's policy, so far.
 func (p *Page) Complaints() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -35,12 +35,12 @@ var (
 	apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
 )
 
-// where the Calico API server is installed, as Calico's own manifests have it.
+// The namespace and Service of the Calico API server, as in Calico's own manifests.
 const calicoNamespace, calicoService = "calico-apiserver", "calico-api"
 
-// StartCalicoAPIServer runs the real Calico API server beside the apiserver of cfg, whose administrator cfg is of, and
-// returns when the apiserver serves projectcalico.org/v3 by it. It keeps its data in the types of CalicoCRD, all of
-// which are installed. Calling remove takes it away again as uninstalling does, and it ends with the test.
+// StartCalicoAPIServer runs the real Calico API server beside the apiserver of cfg, which must have an administrator's
+// rights. It returns when the apiserver serves projectcalico.org/v3 through it. It installs all types of CalicoCRD, in
+// which the Calico API server stores its data. remove uninstalls the server; it also stops when the test ends.
 func StartCalicoAPIServer(t testing.TB, cfg *rest.Config) (remove func()) {
 	t.Helper()
 	servers, err := find(t.Context())
@@ -115,7 +115,8 @@ func startCalicoAPIServer(t testing.TB, cfg *rest.Config, servers servers) (remo
 	return remove, wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, ready)
 }
 
-// register has the apiserver ask the Calico API server on a port of this machine for projectcalico.org/v3.
+// register registers the Calico API server, on a port of this machine, at the apiserver as the server of
+// projectcalico.org/v3.
 func register(t testing.TB, cfg *rest.Config, ca []byte, port int) (unregister func(), err error) {
 	core, services := kubernetes.NewForConfigOrDie(cfg).CoreV1(), dynamic.NewForConfigOrDie(cfg).Resource(apiServices)
 	_, err = core.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: calicoNamespace}},
@@ -123,7 +124,7 @@ func register(t testing.TB, cfg *rest.Config, ca []byte, port int) (unregister f
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, err
 	}
-	// An endpoint may not be on loopback, and a name may.
+	// The IP of an endpoint must not be a loopback address, but an external name may resolve to one.
 	_, err = core.Services(calicoNamespace).Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: calicoService},
 		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"},
@@ -156,7 +157,7 @@ func register(t testing.TB, cfg *rest.Config, ca []byte, port int) (unregister f
 	return unregister, err
 }
 
-// installAllOfCalico installs those of the types of CalicoCRD that are not there yet.
+// installAllOfCalico installs the types of CalicoCRD that are missing.
 func installAllOfCalico(t testing.TB, cfg *rest.Config, servers servers) {
 	t.Helper()
 	crds, err := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions().List(t.Context(),

@@ -11,14 +11,14 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
-// binDir names a directory that holds etcd, kube-apiserver, kube-controller-manager, calico-apiserver and, in crd/,
-// Calico's CustomResourceDefinitions, to be used instead of those that the testbed builds.
+// binDir names the environment variable for a directory with etcd, kube-apiserver, kube-controller-manager,
+// calico-apiserver and, in crd/, Calico's CustomResourceDefinitions. They replace those that the testbed builds.
 const binDir = "SEMAPHORE_TESTBED_BIN"
 
-// servers is where the programs are, and the directory of Calico's definitions.
+// servers has the paths of the programs, and of the directory with Calico's definitions.
 type servers struct{ etcd, apiserver, controllerManager, calicoAPIServer, calicoCRDs string }
 
-// find returns where they are. It builds what has not been built yet, which takes minutes, once.
+// find returns the paths. It builds what is missing, which takes minutes the first time.
 func find(ctx context.Context) (servers, error) {
 	dir := os.Getenv(binDir)
 	if dir == "" {
@@ -30,7 +30,7 @@ func find(ctx context.Context) (servers, error) {
 		return servers{}, err
 	}
 	apiserver, err := program(dir, "kube-apiserver")
-	// Few tests want the others: theirs say so when they are not there.
+	// Few tests need the other programs. Those tests report a missing one.
 	return servers{etcd, apiserver, filepath.Join(dir, "kube-controller-manager"), filepath.Join(dir, "calico-apiserver"),
 		filepath.Join(dir, "crd")}, err
 }
@@ -43,7 +43,7 @@ func program(dir, name string) (string, error) {
 	return path, nil
 }
 
-// definitionOf is the file that defines a resource.
+// definitionOf returns the file that defines a resource.
 func (s servers) definitionOf(resource string) ([]byte, error) {
 	data, err := os.ReadFile(filepath.Join(s.calicoCRDs, CalicoCRD.Group+"_"+resource+".yaml"))
 	// Each file begins with a document separator, and some end with one.

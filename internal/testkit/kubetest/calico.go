@@ -16,14 +16,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// CalicoCRD is the group in which Calico keeps its data in CustomResourceDefinitions.
+// CalicoCRD is the group of the CustomResourceDefinitions in which Calico stores its data.
 var CalicoCRD = schema.GroupVersion{Group: "crd.projectcalico.org", Version: "v1"}
 
-// InstallCalico registers Calico's types under group and version, by the plural names of
-// resources ("globalnetworksets", "ippools", …), and returns when they are served.
+// InstallCalico registers Calico's types in a group and version, by the plural names of their resources
+// ("globalnetworksets", "ippools", …), and returns when the apiserver serves them.
 //
-// Their definitions are Calico's own, for CalicoCRD; for another group they are the same
-// under its name, as a Calico whose v3 API is native CRDs has them.
+// In CalicoCRD the definitions are Calico's own. Another group gets the same definitions under its name, as Calico
+// installs them with native v3 CRDs.
 func InstallCalico(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resources ...string) {
 	t.Helper()
 	client, err := apiextensionsclient.NewForConfig(cfg)
@@ -38,7 +38,7 @@ func InstallCalico(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resou
 	}
 }
 
-// InstallCalicoType is InstallCalico of one type, whose definition differs: edit gets the schema of its spec.
+// InstallCalicoType is InstallCalico for one type with a modified definition: edit receives the schema of its spec.
 func InstallCalicoType(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resource string,
 	edit func(spec *apiextensions.JSONSchemaProps)) {
 	t.Helper()
@@ -92,7 +92,7 @@ func awaitServed(t testing.TB, cfg *rest.Config, gv schema.GroupVersion, resourc
 	}
 }
 
-// served reports whether the apiserver's discovery has a resource in a group.
+// served reports whether the apiserver's discovery lists a resource in a group.
 func served(cfg *rest.Config, gv schema.GroupVersion, resource string) bool {
 	resources, err := discovery.NewDiscoveryClientForConfigOrDie(cfg).ServerResourcesForGroupVersion(gv.String())
 	return err == nil && slices.ContainsFunc(resources.APIResources,

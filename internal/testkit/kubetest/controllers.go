@@ -10,11 +10,11 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// keys are the directories with the keys of apiservers, by their URL.
+// keys maps the URL of an apiserver to the directory with its keys.
 var keys sync.Map
 
-// StartControllers runs some of Kubernetes' own controllers, by their names, such as
-// endpointslice-mirroring-controller, until the test ends.
+// StartControllers runs some of Kubernetes' own controllers until the test ends. Names are, for example,
+// endpointslice-mirroring-controller.
 func StartControllers(t testing.TB, cfg *rest.Config, names ...string) {
 	t.Helper()
 	servers, err := find(t.Context())

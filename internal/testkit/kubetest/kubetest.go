@@ -1,6 +1,6 @@
-// Package kubetest gives tests a real apiserver: etcd and kube-apiserver as processes on
-// loopback, RBAC on, gone when the test ends. No controller runs: nothing but the test
-// and what it tests changes an object, and a namespace has no default ServiceAccount.
+// Package kubetest gives tests a real apiserver: etcd and kube-apiserver run as processes on loopback with RBAC on, and
+// stop when the test ends. No controller runs: only the test and what it tests change objects, and a namespace has no
+// default ServiceAccount.
 //
 // It is for tests only, and knows nothing of semaphore. It imports testbed/components, which builds the programs,
 // testbed/authority, internal/testkit and internal/testkit/loopback.
@@ -24,30 +24,30 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
-// startTimeout is how long both servers may take; on two idle cores it is five seconds.
+// startTimeout is the timeout for the start of both servers. On two idle cores it takes five seconds.
 const startTimeout = 3 * time.Minute
 
-// Prepare finds the programs that Start and the like need, or builds them. It is for loopback.Enter: where the tests
-// run there is no network to build with.
+// Prepare finds or builds the programs that this package starts. It is an argument for loopback.Enter: the namespace in
+// which the tests run has no network to build with.
 func Prepare() error {
 	_, err := find(context.Background())
 	return err
 }
 
-// Start starts an apiserver with an empty store and returns the configuration of a client
-// that may do everything, without a limit to its requests. Both servers end with the test.
+// Start starts an apiserver with an empty store, and returns the configuration of a client that has all rights and no
+// rate limit. Both servers stop when the test ends.
 //
-// A test is skipped when it runs with -short, and when the servers cannot be found or
-// built; with CI=true the latter fails it.
+// Start skips the test with -short, or if the servers can be neither found nor built; with CI=true the latter fails the
+// test.
 //
-// To act as someone with fewer rights, set Impersonate in a copy of the configuration.
-// Pods take any serviceAccountName: admission does not ask whether it exists.
+// To act with fewer rights, set Impersonate in a copy of the configuration. Pods may have any serviceAccountName:
+// admission does not check that it exists.
 func Start(t testing.TB) *rest.Config {
 	t.Helper()
 	return StartWith(t, "10.96.0.0/16")
 }
 
-// StartWith is Start with other ranges of addresses for Services, separated by commas: one, or one of each family.
+// StartWith is Start with other address ranges for Services: one, or one of each family, separated by a comma.
 func StartWith(t testing.TB, serviceRanges string) *rest.Config {
 	t.Helper()
 	cfg, _ := startWith(t, serviceRanges)
@@ -63,8 +63,8 @@ func startWith(t testing.TB, serviceRanges string) (*rest.Config, *Store) {
 	if err != nil {
 		testkit.Lacks(t, "no kube-apiserver to test with: %v", err)
 	}
-	// On the machine's own loopback, without root, a port that was free when we looked can be another's when the server
-	// binds it.
+	// On the machine's own loopback, without root, another process can bind a port between the check and the server's
+	// start.
 	for attempt := 1; ; attempt++ {
 		cfg, store, err := start(t, servers, serviceRanges)
 		if err == nil {
@@ -99,14 +99,16 @@ func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, *
 	store.runAPIServer = runs(dir, "kube-apiserver", servers.apiserver,
 		"--etcd-servers="+etcdURL,
 		"--bind-address=127.0.0.1", "--secure-port="+portOf(address),
-		// The kubernetes Service would be given loopback as its endpoint, which is refused.
+		// Otherwise the apiserver would create an endpoint of the Service kubernetes with a loopback address, which is
+		// invalid.
 		"--endpoint-reconciler-type=none",
-		// Nobody uses it; without one it looks for that of the default route, and there may be no route.
+		// The address is never used. Without the flag the apiserver takes that of the default route, which may not
+		// exist.
 		"--advertise-address=192.0.2.1",
 		"--service-cluster-ip-range="+serviceRanges,
 		"--tls-cert-file="+pki.serverCert, "--tls-private-key-file="+pki.serverKey,
 		"--client-ca-file="+pki.ca,
-		// By these an aggregated API server knows whom it is asked for.
+		// An aggregated API server uses these to learn on whose behalf the apiserver asks.
 		"--requestheader-client-ca-file="+pki.ca, "--requestheader-allowed-names="+frontProxy,
 		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
@@ -115,7 +117,7 @@ func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, *
 		"--service-account-signing-key-file="+pki.serviceAccountKey,
 		"--service-account-key-file="+pki.serviceAccountKey,
 		"--authorization-mode=Node,RBAC",
-		// Nobody makes the default ServiceAccounts that it asks for.
+		// No controller creates the default ServiceAccounts that this plugin requires.
 		"--disable-admission-plugins=ServiceAccount",
 		"--allow-privileged=true", "--profiling=false")
 	store.cfg = &rest.Config{
@@ -132,8 +134,7 @@ func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, *
 	return store.cfg, store, nil
 }
 
-// waitReady returns when the apiserver says that it is ready, or with the reason why it
-// will not be.
+// waitReady returns when the apiserver reports that it is ready, or with the reason why it will not be.
 func waitReady(ctx context.Context, cfg *rest.Config, processes ...*testkit.Process) error {
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
@@ -159,8 +160,8 @@ func waitReady(ctx context.Context, cfg *rest.Config, processes ...*testkit.Proc
 	}
 }
 
-// Kubeconfig writes a file by which programs and config.Kube reach the apiserver as cfg
-// does, and returns its path.
+// Kubeconfig writes a kubeconfig file with which programs and config.Kube reach the apiserver like cfg, and returns its
+// path.
 func Kubeconfig(t testing.TB, cfg *rest.Config) string {
 	t.Helper()
 	file := clientcmdapi.NewConfig()

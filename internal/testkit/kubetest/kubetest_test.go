@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// What tests of other packages lean on: rights are checked, tokens of ServiceAccounts
-// are issued and reviewed, and a kubeconfig leads to the same apiserver.
+// TestStart checks what tests of other packages rely on: rights are enforced, tokens of ServiceAccounts are issued and
+// reviewed, and a kubeconfig leads to the same apiserver.
 func TestStart(t *testing.T) {
 	cfg := Start(t)
 	client := kubernetes.NewForConfigOrDie(cfg)
@@ -80,7 +80,7 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// A server that cannot start reports why.
+// TestProcessThatExits: a server that cannot start reports the reason.
 func TestProcessThatExits(t *testing.T) {
 	p, err := run(t, t.TempDir(), "sh", "/bin/sh", "-c", "echo the reason; exit 3")
 	if err != nil {

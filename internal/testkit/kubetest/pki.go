@@ -8,10 +8,10 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/authority"
 )
 
-// frontProxy is who the apiserver is to those that it asks on behalf of others.
+// frontProxy is the name of the client certificate that the apiserver presents to aggregated API servers.
 const frontProxy = "front-proxy"
 
-// pki is what one apiserver and its administrator prove themselves with.
+// pki has the certificates and keys of one apiserver and its administrator.
 type pki struct {
 	ca, serverCert, serverKey, proxyCert, proxyKey, serviceAccountKey string // files
 

@@ -14,12 +14,12 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// steps are the requests and events of what tests wait for: an event says what happened, somebody reads it and answers
-// by a write, and an event says that, which the test reads.
+// steps is the number of requests and events between a change and what a test waits for: an event reports the change, a
+// client reads it and answers with a write, and the test reads the event of that write.
 const steps = 5
 
-// Promptly waits for a check as testkit.Eventually does, and fails the test if it took longer than limit. The limit is
-// that of a machine which does nothing else; see Beside.
+// Promptly waits for a check as testkit.Eventually does, and fails the test if that took longer than limit. limit is
+// for an idle machine; Beside measures how much more to allow.
 func Promptly(t testing.TB, client kubernetes.Interface, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	beside := WriteBeside(t, client)
@@ -30,8 +30,8 @@ func Promptly(t testing.TB, client kubernetes.Interface, limit time.Duration, wh
 	}
 }
 
-// Beside writes an object again and again while something else is measured. Where a machine does other things too, such
-// a write takes longer, and so does what is measured.
+// Beside repeatedly writes an object during a measurement. On a busy machine, such a write takes longer, as does what
+// is measured.
 type Beside struct {
 	t      testing.TB
 	cancel context.CancelFunc
@@ -39,10 +39,10 @@ type Beside struct {
 
 	mu    sync.Mutex
 	most  time.Duration
-	began time.Time // of the write that is under way, else zero
+	began time.Time // of the current write; zero if there is none
 }
 
-// WriteBeside starts to write, until Stop or the end of the test.
+// WriteBeside starts the writes. They end with Stop or the test.
 func WriteBeside(t testing.TB, client kubernetes.Interface) *Beside {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -52,8 +52,8 @@ func WriteBeside(t testing.TB, client kubernetes.Interface) *Beside {
 	return b
 }
 
-// Late is what a bound in time has to allow for on this machine: what a chain of steps writes takes that are as slow as
-// the slowest until now.
+// Late returns by how much a time limit must grow on this machine: the time of a chain of steps writes, each as slow as
+// the slowest one so far.
 func (b *Beside) Late() time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -82,7 +82,7 @@ func (b *Beside) run(ctx context.Context, client kubernetes.Interface) {
 		return err
 	})
 	if one.GetName() == "" {
-		return // Late allows for that one attempt, and for no more
+		return // Late allows for that one attempt only
 	}
 	defer api.Delete(context.WithoutCancel(ctx), one.Name, metav1.DeleteOptions{})
 	for i := 0; ; i++ {
@@ -106,7 +106,7 @@ func (b *Beside) write(ctx context.Context, f func() error) {
 	defer b.mu.Unlock()
 	b.most, b.began = max(b.most, time.Since(began)), time.Time{}
 	if err != nil && ctx.Err() == nil {
-		// Of an apiserver that is short of processors a write can time out. It was slow, which is what is asked for.
+		// A write can time out at an apiserver that lacks CPU time. That counts as a slow write.
 		b.t.Logf("a write beside, after %s: %v", time.Since(began).Round(time.Millisecond), err)
 	}
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/kube-semaphore/semaphore/deploy/crds"
 )
 
-// InstallRemoteClusters has the apiserver serve RemoteClusters, by the definition that ships, and waits until it does.
+// InstallRemoteClusters installs the CustomResourceDefinition of RemoteClusters that a release contains, and waits
+// until the apiserver serves it.
 func InstallRemoteClusters(t testing.TB, cfg *rest.Config) {
 	t.Helper()
 	client, err := apiextensionsclient.NewForConfig(cfg)

@@ -6,20 +6,20 @@ import (
 	"sync"
 )
 
-// RoundTripper is a function that is an http.RoundTripper, for rest.Config.Wrap.
+// RoundTripper adapts a function to http.RoundTripper, for rest.Config.Wrap.
 type RoundTripper func(*http.Request) (*http.Response, error)
 
 // RoundTrip calls f.
 func (f RoundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Requests records what clients ask of the apiserver, each as method and path, but no watches. Its Wrap is for
+// Requests records the requests of clients as method and path, without watches. Its method Wrap is an argument for
 // rest.Config.Wrap.
 type Requests struct {
 	mu  sync.Mutex
 	all []string
 }
 
-// Wrap records the requests that next makes.
+// Wrap returns a RoundTripper that records the requests to next.
 func (r *Requests) Wrap(next http.RoundTripper) http.RoundTripper {
 	return RoundTripper(func(req *http.Request) (*http.Response, error) {
 		if !strings.Contains(req.URL.RawQuery, "watch=") {

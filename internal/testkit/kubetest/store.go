@@ -10,17 +10,17 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// Store is the etcd of an apiserver, which can be put back to an earlier state as from a backup.
+// Store is the etcd of an apiserver. It can be restored to an earlier state, as from a backup.
 type Store struct {
 	cfg *rest.Config
-	// data is etcd's directory.
+	// data is etcd's data directory.
 	data string
-	// runEtcd and runAPIServer start the servers, always with the same addresses and certificates.
+	// runEtcd and runAPIServer start the servers, each time with the same addresses and certificates.
 	runEtcd, runAPIServer func(testing.TB) (*testkit.Process, error)
 	etcd, apiserver       *testkit.Process
 }
 
-// StartRestorable is Start of an apiserver whose store can be put back.
+// StartRestorable is Start for an apiserver with a Store that can be restored.
 func StartRestorable(t testing.TB) (*rest.Config, *Store) {
 	t.Helper()
 	return startWith(t, "10.96.0.0/16")
@@ -50,8 +50,8 @@ func (s *Store) startAgain(t testing.TB) {
 	}
 }
 
-// BackUp keeps a copy of etcd's data, and returns what puts it back: resourceVersions continue from those of the copy.
-// Both servers stop for either, and are ready again when it returns.
+// BackUp copies etcd's data, and returns a function that restores it: resourceVersions then continue from those of the
+// copy. Both functions stop the servers, and return when the servers are ready again.
 func (s *Store) BackUp(t testing.TB) (restore func()) {
 	t.Helper()
 	s.stop(t)

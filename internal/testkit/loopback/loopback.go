@@ -23,18 +23,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside is set in a process whose network namespace Enter made, and in those that it starts.
+// inside is an environment variable. It is set in the process whose network namespace Enter created, and in its
+// children.
 const inside = "SEMAPHORE_TEST_LOOPBACK"
 
-// firstPort to lastPort are given out. Outgoing connections begin at 32768: net.ipv4.ip_local_port_range of a new
-// namespace.
+// Address returns ports from firstPort to lastPort. Ports of outgoing connections begin at 32768:
+// net.ipv4.ip_local_port_range of a new namespace.
 const firstPort, lastPort = 10000, 32767
 
-// Enter moves the test binary into a network namespace of its own, in which there is nothing but loopback, by executing
-// it again from its start. A TestMain calls it first. prepare runs before, outside, but not with -short: what the tests
-// need of the network, such as programs to be built.
+// Enter moves the test binary into a network namespace of its own, with nothing but loopback, by executing the binary
+// again from its start. A TestMain calls it first. Unless -short is set, prepare runs before that, in the machine's
+// namespace: it is for steps that need the network, such as building programs.
 //
-// It needs root. Without root, and where root may not do it, the tests share the machine's loopback.
+// Enter needs root. Without root, and where root lacks the right, the tests share the machine's loopback.
 func Enter(prepare ...func() error) {
 	called.Store(true)
 	if os.Getenv(inside) != "" || os.Geteuid() != 0 {
@@ -50,7 +51,7 @@ func Enter(prepare ...func() error) {
 			}
 		}
 	}
-	// Never given back: the thread that executes the binary is the only one that lives on, with its namespace.
+	// The thread is never unlocked: it executes the binary, and is the only thread that survives, with its namespace.
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()
@@ -77,8 +78,8 @@ var (
 	last   atomic.Int64
 )
 
-// Address returns an address, 127.0.0.1 and a port, that nobody listens on and that is not returned again. After Enter
-// nobody else can take it.
+// Address returns an address, 127.0.0.1 with a port, on which nobody listens, and which is not returned again. After
+// Enter no other process can take it.
 func Address(tb testing.TB) string {
 	tb.Helper()
 	if !called.Load() {
@@ -94,7 +95,7 @@ func Address(tb testing.TB) string {
 	return net.JoinHostPort("127.0.0.1", strconv.FormatInt(port, 10))
 }
 
-// shared is a free address on the machine's loopback, where another process may be faster.
+// shared returns a free address on the machine's loopback. Another process may take it before the caller does.
 func shared(tb testing.TB) string {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

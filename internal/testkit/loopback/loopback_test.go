@@ -15,7 +15,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// In the namespace there is loopback alone, a process that a test starts is in it too, and no port is given out twice
+// TestEnter: the namespace has only loopback, child processes of a test are in it, too, and no port is returned twice
 // or taken by an outgoing connection.
 func TestEnter(t *testing.T) {
 	testkit.NeedsRoot(t, "it makes a network namespace")

@@ -1,5 +1,5 @@
-// Package metricsdoc is for tests: it compares the metrics that a part registers with what docs/metrics.md says of
-// them.
+// Package metricsdoc is for tests: it compares the metrics that a part registers with their documentation in
+// docs/metrics.md.
 //
 // It imports no other package of semaphore.
 package metricsdoc
@@ -15,13 +15,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Table is a Registerer that notes what is registered, as rows of a table. Metrics of libraries are left out.
+// Table is a Registerer that records the registered metrics as rows of a table. Metrics of libraries are left out.
 type Table struct {
 	prometheus.Registerer
 	rows []string
 }
 
-// described is how a prometheus.Desc shows itself, which is the one way to look into it.
+// described matches the text of a prometheus.Desc, which has no other accessors.
 var described = regexp.MustCompile(
 	`^Desc{fqName: "(.*?)", help: "(.*?)", (?:unit: ".*?", )?constLabels: {(.*?)}, variableLabels: {(.*?)}`,
 )
@@ -50,7 +50,7 @@ func (t *Table) MustRegister(all ...prometheus.Collector) {
 	}
 }
 
-// Row adds one metric.
+// Row adds the row of one metric.
 func (t *Table) Row(name string, labels []string, help string) {
 	if !strings.HasPrefix(name, "semaphore_") {
 		return
@@ -63,7 +63,7 @@ func (t *Table) Row(name string, labels []string, help string) {
 	t.rows = append(t.rows, "| `"+name+"` | "+text+" | "+help+" |")
 }
 
-// Compare fails the test unless the section of a file has exactly these rows.
+// Compare fails the test unless a section of a file has exactly these rows.
 func (t *Table) Compare(tb testing.TB, file, section string) {
 	tb.Helper()
 	text, err := os.ReadFile(file)

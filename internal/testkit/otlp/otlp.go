@@ -24,7 +24,7 @@ import (
 // Collector receives spans.
 type Collector struct {
 	collectorv1.UnimplementedTraceServiceServer
-	// URL is for tracing.endpoint.
+	// URL is the value for tracing.endpoint.
 	URL string
 
 	mu      sync.Mutex
@@ -32,13 +32,13 @@ type Collector struct {
 	headers metadata.MD
 }
 
-// Span is a span and who sent it.
+// Span is a span with its sender.
 type Span struct {
 	*tracev1.Span
 	Service, Cluster string
 }
 
-// New starts a collector that ends with the test.
+// New starts a collector and stops it when the test ends.
 func New(t *testing.T) *Collector {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -54,7 +54,7 @@ func New(t *testing.T) *Collector {
 	return c
 }
 
-// Export implements the collector's service.
+// Export implements the OTLP trace service.
 func (c *Collector) Export(ctx context.Context, m *collectorv1.ExportTraceServiceRequest) (
 	*collectorv1.ExportTraceServiceResponse, error) {
 	c.mu.Lock()
@@ -71,7 +71,7 @@ func (c *Collector) Export(ctx context.Context, m *collectorv1.ExportTraceServic
 	return &collectorv1.ExportTraceServiceResponse{}, nil
 }
 
-// Spans are those that came, in the order of their ends.
+// Spans returns the received spans in the order in which they ended.
 func (c *Collector) Spans() []Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -80,14 +80,14 @@ func (c *Collector) Spans() []Span {
 	return all
 }
 
-// Header is what the last message had as a header.
+// Header returns the values of a header of the last message.
 func (c *Collector) Header(name string) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.headers.Get(name)
 }
 
-// Lines are spans as texts.
+// Lines returns one line of text for each span.
 func Lines(spans []Span) string {
 	var lines []string
 	for _, s := range spans {
@@ -96,21 +96,21 @@ func Lines(spans []Span) string {
 	return strings.Join(lines, "\n")
 }
 
-// String is who sent the span, its name and its object.
+// String returns the span's sender, name and object.
 func (s Span) String() string {
 	return s.Service + "/" + s.Cluster + ": " + s.Name + " " + s.Text("semaphore.object")
 }
 
-// Start is when the span began.
+// Start returns when the span began.
 func (s Span) Start() time.Time { return time.Unix(0, int64(s.StartTimeUnixNano)) }
 
-// End is when the span ended.
+// End returns when the span ended.
 func (s Span) End() time.Time { return time.Unix(0, int64(s.EndTimeUnixNano)) }
 
-// Text is an attribute.
+// Text returns the value of a string attribute.
 func (s Span) Text(key string) string { return text(s.Attributes, key) }
 
-// After is the attribute semaphore.after_seconds.
+// After returns the value of the attribute semaphore.after_seconds.
 func (s Span) After() float64 { return value(s.Attributes, "semaphore.after_seconds").GetDoubleValue() }
 
 func text(all []*commonv1.KeyValue, key string) string { return value(all, key).GetStringValue() }

@@ -1,8 +1,8 @@
 // Package trust makes certificates for tests: the authorities of clusters that trust each other, and the certificates
 // of their parts, in files as `semaphorectl pki init` writes them.
 //
-// In go the names of clusters, out come paths and TLS of a part. It is for tests only, and imports internal/pki,
-// internal/identity and the type of their configuration; their own tests inside of these packages cannot use it.
+// Its input are names of clusters; its output are paths, and TLS configurations of parts. It is for tests only. It
+// imports internal/pki, internal/identity and internal/config, so the internal tests of these packages cannot use it.
 package trust
 
 import (
@@ -21,17 +21,17 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// Dir is a directory with the files of some clusters: DIR/CLUSTER is what `semaphorectl pki init` makes, and
-// DIR/bundles has the roots of all of them.
+// Dir is a directory with the files of several clusters: `semaphorectl pki init` would write those in DIR/CLUSTER, and
+// DIR/bundles has the roots of all clusters.
 type Dir string
 
-// New makes the files of clusters, valid for an hour, in a directory of the test.
+// New creates the files of clusters in a directory of the test. They are valid for an hour.
 func New(tb testing.TB, clusters ...string) Dir {
 	tb.Helper()
 	return In(tb, tb.TempDir(), clusters...)
 }
 
-// In makes them in a directory that exists.
+// In is New for an existing directory.
 func In(tb testing.TB, dir string, clusters ...string) Dir {
 	tb.Helper()
 	d := Dir(dir)
@@ -46,17 +46,17 @@ func In(tb testing.TB, dir string, clusters ...string) Dir {
 	return d
 }
 
-// Bundles is the directory with the roots of all clusters, CLUSTER.pem each.
+// Bundles returns the directory with the roots of all clusters, in files CLUSTER.pem.
 func (d Dir) Bundles() string { return filepath.Join(string(d), "bundles") }
 
-// Files is the configuration of a part (exporter, broker or semaphorectl) of a cluster.
+// Files returns the configuration of a part (exporter, broker or semaphorectl) of a cluster.
 func (d Dir) Files(cluster, part string) config.TLS {
 	own := filepath.Join(string(d), cluster, part)
 	return config.TLS{CertFile: filepath.Join(own, "tls.crt"), KeyFile: filepath.Join(own, "tls.key"),
 		BundleDir: d.Bundles()}
 }
 
-// Source is the identity of a part of a cluster.
+// Source returns the identity of a part of a cluster.
 func (d Dir) Source(tb testing.TB, cluster, part string) *identity.Source {
 	tb.Helper()
 	s, err := identity.NewSource(d.Files(cluster, part))
@@ -64,12 +64,12 @@ func (d Dir) Source(tb testing.TB, cluster, part string) *identity.Source {
 	return s
 }
 
-// ClientTLS is for dialling one server, as an agent does, without a certificate of one's own. The roots are read from a
-// file at each handshake.
+// ClientTLS returns the configuration to dial one server, as an agent does, without a client certificate. The roots are
+// read from the file at each handshake.
 func ClientTLS(bundleFile string, server spiffeid.ID) *tls.Config {
 	roots, err := identity.OpenRoots(context.Background(), bundleFile, "")
 	if err != nil {
-		panic(err) // without a Workload API nothing is asked yet
+		panic(err) // only a Workload API could fail here
 	}
 	return roots.ClientTLS(server)
 }
