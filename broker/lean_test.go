@@ -33,7 +33,7 @@ import (
 // agentsOf is set in the process that runs a benchmark's agents: their kind, the broker's address and a bundle.
 const agentsOf = "SEMAPHORE_BENCH_AGENTS"
 
-// Kinds of agents. Each has a process of its own for all of them, so that what they cost is not the broker's.
+// Kinds of agents. All agents of a kind run in a separate process, so that their cost does not count as the broker's.
 const (
 	// wholeAgents speak gRPC, as the product does.
 	wholeAgents = "whole"

@@ -74,7 +74,7 @@ func TestImportWritesElsewhere(t *testing.T) {
 	}
 }
 
-// applyImports installs an overlay with features/mcs where the API is served, and has its policies warn too.
+// applyImports installs an overlay with features/mcs and the CRDs of the API, and makes its policies warn too.
 func (s *server) applyImports(t *testing.T, text string) []runtime.Object {
 	t.Helper()
 	if _, err := definitions.Apply(t.Context(),

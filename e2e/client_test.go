@@ -40,7 +40,7 @@ func newClient(ctx context.Context, t *testing.T, c *testbed.Cluster, pod string
 		if err != nil {
 			return nil, err
 		}
-		addresses, err := resolver.LookupNetIP(ctx, "ip4", host+".") // the final dot avoids the search domains of this machine
+		addresses, err := resolver.LookupNetIP(ctx, "ip4", host+".") // the dot avoids the search domains of this machine
 		if err != nil {
 			return nil, err
 		}

@@ -266,7 +266,7 @@ func (m *mcsTest) both(ctx context.Context, t *testing.T, first, second *corev1.
 	m.service(ctx, t, m.c1, first)
 	m.export(ctx, t, m.c1, specs[:min(1, len(specs))]...)
 	m.imported(ctx, t, m.c1, nil)
-	time.Sleep(100 * time.Millisecond) // as in the suite: creation times have whole seconds, so the first is older or equally old
+	time.Sleep(100 * time.Millisecond) // as the suite does; creation times have whole seconds
 	m.service(ctx, t, m.c2, second)
 	m.export(ctx, t, m.c2, specs[min(1, len(specs)):]...)
 }

@@ -70,8 +70,8 @@ func readNothing(v *victim) {
 	})
 }
 
-// flood tries to open n connections to an address and returns when all have been tried. It keeps them open until stop is
-// called or the other end closes them.
+// flood tries to open n connections to an address and returns when all have been tried. It keeps them open until stop
+// is called or the other end closes them.
 func flood(t *testing.T, address string, config *tls.Config, n int) (stop func()) {
 	t.Helper()
 	var mu sync.Mutex

@@ -16,8 +16,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxAck is what another remote's acknowledgement takes at most, of a hundred the worst but one. A busy machine adds
-// the time in which broker and test wait for a processor, and delays all that the broker answers.
+// maxAck bounds the p99 of another remote's acknowledgements. On a busy machine, broker and test also wait for CPU time,
+// which delays all answers of the broker.
 const maxAck = 250 * time.Millisecond
 
 // upserts returns upserts whose revisions follow at.

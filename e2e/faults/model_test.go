@@ -242,7 +242,7 @@ func kernelOf(ctx context.Context, n *testbed.Node) (kernel, error) {
 		}
 	}
 	for line := range strings.Lines(sections[2]) {
-		if f := strings.Fields(line); len(f) > 0 && f[0] != "unreachable" { // skip the unreachable routes behind semaphore's, see docs/encryption.md
+		if f := strings.Fields(line); len(f) > 0 && f[0] != "unreachable" { // those behind ours, see docs/encryption.md
 			out.routes = append(out.routes, f[0])
 		}
 	}

@@ -45,7 +45,7 @@ func hello(ctx context.Context, listener net.Listener, packets net.PacketConn, t
 					return
 				}
 				_ = conn.(*net.TCPConn).CloseWrite()
-				_, _ = io.Copy(io.Discard, conn) // read the client's data, because closing with unread data would reset the connection
+				_, _ = io.Copy(io.Discard, conn) // closing with unread data would reset the connection
 			}()
 		}
 	}()

@@ -94,7 +94,7 @@ func answerConnections(ctx context.Context, listener net.Listener, answer func()
 				return
 			}
 			_ = conn.(*net.TCPConn).CloseWrite()
-			_, _ = io.Copy(io.Discard, conn) // read the client's data, because closing with unread data would reset the connection
+			_, _ = io.Copy(io.Discard, conn) // closing with unread data would reset the connection
 		}()
 	}
 }
