@@ -16,8 +16,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxAck bounds the p99 of another remote's acknowledgements. On a busy machine, broker and test also wait for CPU time,
-// which delays all answers of the broker.
+// maxAck bounds the p99 of another remote's acknowledgements. On a busy machine, broker and test also wait for CPU
+// time, which delays all answers of the broker.
 const maxAck = 250 * time.Millisecond
 
 // upserts returns upserts whose revisions follow at.
