@@ -8,8 +8,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// An exporter that stops in the middle of a stream, its connection open: the age of what it sent is right all the time
-// (I9 asks for ±1 s), for each kind of which it sent a whole snapshot, and unknown for one of which it did not.
+// An exporter stops in the middle of a stream with its connection open. The age of what it sent must be right all the
+// time (I9: ±1 s) for each kind with a complete snapshot, and unknown for a kind without.
 func TestAgeOfAStalledStream(t *testing.T) {
 	noLeaks(t)
 	c := newClusters(t, "c1", "c2", "c3")
@@ -40,9 +40,9 @@ func TestAgeOfAStalledStream(t *testing.T) {
 		_, node, _ := status()
 		return node.Complete, node.String()
 	})
-	// After that the broker hears one message more, however late a busy machine lets it, and then nothing: the age is true
-	// if it does not believe to hear anything else.
-	early := before.Add(-time.Millisecond) // what status says is rounded
+	// The broker receives one more message after that, possibly late on a busy machine, and then nothing. The age is right
+	// if the broker does not report a later receive time.
+	early := before.Add(-time.Millisecond) // the status rounds times
 	heard := map[string]map[time.Time]bool{"link": {}, "nodes": {}}
 	for range 8 {
 		time.Sleep(250 * time.Millisecond)

@@ -79,7 +79,7 @@ func memberObject(ns, pod, uid, set string, ips ...string) *semaphorev1.Object {
 		Spec: &semaphorev1.Object_SetMember{SetMember: &semaphorev1.SetMember{PodUid: uid, SetName: set, Ips: ips}}}
 }
 
-// brokerConfig is that of c1's broker, with remotes c2 and c3, as its file would say it.
+// brokerConfig returns the configuration of c1's broker with remotes c2 and c3.
 func brokerConfig(t *testing.T, c clusters) *config.Broker {
 	t.Helper()
 	return parseConfig(t, c, `
@@ -117,14 +117,14 @@ remotes:%[5]s`, c.Dir, loopback.Address(t), loopback.Address(t), loopback.Addres
 	return cfg
 }
 
-// patience is how long anything may take that has no bound of its own, on a machine with much else to do; lifetime is
-// that of a stream of a test.
+// patience is the timeout of everything that has no bound of its own, for a busy machine. lifetime is the lifetime of a
+// test's stream.
 const (
 	patience = 3 * time.Minute
 	lifetime = 30 * time.Minute
 )
 
-// eventually waits for a condition that names what it last saw.
+// eventually waits for a condition. f also returns what it saw last.
 func eventually(t *testing.T, what string, f func() (bool, string)) {
 	t.Helper()
 	testkit.Eventually(t, patience, what, testkit.State(f))
@@ -144,7 +144,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world { return newWorldAt(t, kubetest.Start(t)) }
 
-// newWorldAt is newWorld with an apiserver that runs.
+// newWorldAt is newWorld with an existing apiserver.
 func newWorldAt(t *testing.T, cfg *rest.Config) *world {
 	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets", "ippools")
 	w := &world{t: t, clusters: newClusters(t, "c1", "c2", "c3"), rest: cfg, admin: kubernetes.NewForConfigOrDie(cfg)}
@@ -206,7 +206,7 @@ func (w *world) start(cfg *config.Broker) (stop func()) {
 	return stop
 }
 
-// launch is start without waiting; done has the broker's error when it ends by itself.
+// launch is start without waiting for readiness. done receives the error of a broker that exits by itself.
 func (w *world) launch(cfg *config.Broker) (stop func(), done chan error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done = make(chan error, 1)
@@ -247,7 +247,7 @@ func (w *world) exporter(cluster string) *exporter {
 	return publish(w.t, w.clusters.dial(w.t, cluster, "exporter", w.cfg.Listen.Federation, identity.Broker("c1")))
 }
 
-// written is what of ours is in the cluster, with its version, so that any write shows.
+// written returns semaphore's objects in the cluster with their versions, so that any write shows.
 func (w *world) written() map[string]string {
 	w.t.Helper()
 	ctx, owned := w.t.Context(), metav1.ListOptions{LabelSelector: writes.Owned}
@@ -296,7 +296,7 @@ func (w *world) written() map[string]string {
 	return out
 }
 
-// contents is written without the versions.
+// contents returns the objects of written without their versions.
 func contents(written map[string]string) string {
 	var lines []string
 	for what, text := range written {
@@ -321,7 +321,7 @@ type agentStream struct {
 	t      *testing.T
 	stream grpc.BidiStreamingClient[semaphorev1.AttachRequest, semaphorev1.AttachResponse]
 	cancel context.CancelFunc
-	// state is what it received: devices and peers, a line each.
+	// state is what it received: devices and peers, one line each.
 	state    map[string]string
 	clusters []string
 	revision uint64
@@ -343,7 +343,7 @@ func (w *world) attach(resumeEpoch string, resumeRevision uint64) *agentStream {
 			"Bearer "+w.agent), lifetime)
 		stream, err := semaphorev1.NewPeeringServiceClient(conn).Attach(ctx)
 		if err == nil {
-			// An error here is returned by the first Recv.
+			// The first Recv returns an error of Send.
 			_ = stream.Send(&semaphorev1.AttachRequest{
 				Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{
 					SoftwareVersion: "test", ResumeEpoch: resumeEpoch, ResumeRevision: resumeRevision,
@@ -352,7 +352,7 @@ func (w *world) attach(resumeEpoch string, resumeRevision uint64) *agentStream {
 		}
 		if err != nil {
 			cancel()
-			// Where the apiserver does not review its token in time, as it gets no processor, it comes again.
+			// If the apiserver does not review the token in time, because it gets no CPU time, the agent tries again.
 			if status.Code(err) != codes.Unavailable {
 				w.t.Fatal(err)
 			}
@@ -377,7 +377,7 @@ func (a *agentStream) report(devices ...*semaphorev1.DeviceReport) {
 	}
 }
 
-// until takes messages until the state and the synced clusters are these.
+// until receives messages until the state and the synced clusters are as wanted.
 func (a *agentStream) until(what, want string, clusters ...string) {
 	a.t.Helper()
 	want = strings.TrimSpace(want)
@@ -426,13 +426,13 @@ func (a *agentStream) take(m *semaphorev1.AttachResponse) {
 var allKinds = []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE, semaphorev1.Kind_KIND_SERVICE,
 	semaphorev1.Kind_KIND_ENDPOINT_SLICE, semaphorev1.Kind_KIND_SET_MEMBER}
 
-// sendAll is the whole export of c2 in one epoch.
+// sendAll sends the whole export of c2 in one epoch.
 func sendAll(e *exporter, epoch string, objects ...*semaphorev1.Object) {
 	e.t.Helper()
 	sendAs(e, "c2", epoch, objects...)
 }
 
-// sendAs is the whole export of a cluster in one epoch.
+// sendAs sends the whole export of a cluster in one epoch.
 func sendAs(e *exporter, cluster, epoch string, objects ...*semaphorev1.Object) {
 	e.t.Helper()
 	const head = 100
@@ -452,7 +452,7 @@ func sendAs(e *exporter, cluster, epoch string, objects ...*semaphorev1.Object) 
 	e.acked(head)
 }
 
-// The whole way through a broker: streams in, objects and streams out; and what stays when everything else goes.
+// TestBroker covers the whole broker: streams in, objects and streams out, and what stays when everything else ends.
 func TestBroker(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -552,7 +552,7 @@ peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 			!st.Nodes[0].Attached {
 			t.Errorf("status %v", st)
 		}
-		// Of the first snapshots nothing is a change; what came after them is.
+		// Objects of the first snapshots are not changes. Later objects are.
 		for _, k := range st.Links[0].Kinds {
 			changed := k.Kind == semaphorev1.Kind_KIND_ENDPOINT_SLICE || k.Kind == semaphorev1.Kind_KIND_SET_MEMBER
 			if (k.MedianPropagation != nil) != changed || changed &&
@@ -561,7 +561,7 @@ peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 			}
 		}
 		var body string
-		// What is present is counted by a watch.
+		// A watch counts the present objects.
 		eventually(t, "the Services are present", func() (bool, string) {
 			_, body = get("http://" + w.cfg.Listen.HTTP + "/metrics")
 			return strings.Contains(body, `semaphore_broker_objects_present{kind="service"} 2`), body
@@ -584,7 +584,7 @@ peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 		}
 	})
 
-	// What follows is about what stays.
+	// The rest of the test is about what stays.
 	e.cancel()
 	eventually(t, "c2 is seen to be gone", func() (bool, string) {
 		_, body := get("http://" + w.cfg.Listen.HTTP + "/metrics")
@@ -610,7 +610,7 @@ peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 	}
 	agent.until("nothing is spoken of", "")
 
-	// Half of the export, then the end of the stream: nothing may go.
+	// Half of the export is sent and then the stream ends. Nothing may be removed.
 	now := []*semaphorev1.Object{
 		nodeObject("n1", 21, "10.2.1.0/24"), nodeObject("n3", 23, "10.2.3.0/24"),
 		serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5", "10.2.3.5"),

@@ -28,7 +28,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// operator is the ControlService of a broker, on its socket.
+// operator returns the client of a broker's ControlService on its socket.
 func (w *world) operator(cfg *config.Broker) semaphorev1.ControlServiceClient {
 	w.t.Helper()
 	conn, err := grpc.NewClient("unix://"+cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -39,8 +39,8 @@ func (w *world) operator(cfg *config.Broker) semaphorev1.ControlServiceClient {
 	return semaphorev1.NewControlServiceClient(conn)
 }
 
-// endpoints are those of our slices, by Service, cluster and address: + where they are in use, - where they are unused,
-// and ? where they are neither.
+// endpoints returns the endpoints of semaphore's slices by Service, cluster and address: + if used, - if unused, ? if
+// neither.
 func (w *world) endpoints() string {
 	w.t.Helper()
 	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(),
@@ -74,7 +74,7 @@ func (w *world) has(what, want string) {
 	})
 }
 
-// unwritten fails the test when a Service or slice was written since.
+// unwritten fails the test if a Service or slice has been written since before.
 func (w *world) unwritten(before map[string]string) {
 	w.t.Helper()
 	for what, is := range w.written() {
@@ -158,7 +158,7 @@ func TestDrainRPC(t *testing.T) {
 		held[0].Until.AsTime().Sub(held[0].Since.AsTime()) != time.Hour {
 		t.Errorf("%v", held)
 	}
-	// The node is given more.
+	// The node gets another pod CIDR.
 	e.send(changesFrom(101, nodeObject("m1", 21, "10.2.1.0/24", "10.2.2.0/26")))
 	w.has("what it has now is drained too", "c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5-")
 	e.send(changesFrom(102, nodeObject("m1", 21, "10.2.1.0/24")))
@@ -178,7 +178,7 @@ func TestDrainRPC(t *testing.T) {
 		t.Errorf("%v, %v", unknown, err)
 	}
 
-	// The remote goes, and the broker is another: nothing is written, and the operator's word can be taken back.
+	// The remote disconnects and another broker starts. Nothing is written, and the operator can end the drain.
 	e.cancel()
 	stop()
 	before := w.written()
@@ -195,7 +195,7 @@ func TestDrainRPC(t *testing.T) {
 	}
 	w.has("one is back, of a cluster that is not heard",
 		"c2-shop-73736d-echo c2 10.2.1.5-\nc2-shop-73736d-echo c2 10.2.2.5+")
-	// By hand.
+	// A user edits the ConfigMap.
 	if _, err := w.admin.CoreV1().ConfigMaps("semaphore").Patch(ctx, drains.Name, types.MergePatchType,
 		[]byte(`{"data":{"node.c2.m1":null}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
@@ -225,8 +225,8 @@ func TestDrainRPC(t *testing.T) {
 	stop()
 }
 
-// While it is not known what is drained nothing of services is written, as it would put what is drained into use; all
-// else continues.
+// While the drains are unknown, the broker writes nothing of services, because that would use drained endpoints.
+// Everything else works.
 func TestDrainsFirst(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -250,7 +250,7 @@ func TestDrainsFirst(t *testing.T) {
 		"globalnetworksets", "ippools")
 	limited := rest.CopyConfig(w.rest)
 	limited.Impersonate.UserName = "broker"
-	limited.Impersonate.Groups = []string{"system:authenticated"} // who may ask what is served
+	limited.Impersonate.Groups = []string{"system:authenticated"} // the group that may discover the API
 	w.cfg.Kube.KubeConfigPath = kubetest.Kubeconfig(t, limited)
 	stop, _ := w.launch(w.cfg)
 	eventually(t, "it is reported what is missing", func() (bool, string) {
@@ -278,7 +278,7 @@ func TestDrainsFirst(t *testing.T) {
 	time.Sleep(500 * time.Millisecond)
 	w.becomes("and no service", others)
 	grant("drains", "configmaps")
-	// An informer that was refused waits for up to half a minute.
+	// An informer retries after an error within half a minute.
 	for range 400 {
 		if ok, _ := get("http://" + w.cfg.Listen.HTTP + "/readyz"); ok {
 			break
@@ -290,14 +290,14 @@ func TestDrainsFirst(t *testing.T) {
 	stop()
 }
 
-// talking is what an agent reports of its device to c2.
+// talking returns an agent's report of its device to c2.
 func talking(peers uint32) *semaphorev1.DeviceReport {
 	return &semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", PublicKey: slices.Repeat([]byte{7}, 32),
 		ListenPort: 51822, Peers: 1, PeersTalking: peers, PeersIdle: 1 - peers}
 }
 
-// A cluster whose exporter is silent and with which no node talks is left by global services that have other endpoints,
-// and by no mirror. A broker that begins again finds it as it was, and either sign brings it back.
+// Global services with other endpoints leave out a cluster whose exporter is silent and with whose nodes no node talks.
+// Mirrors do not. A restarted broker keeps that state, and either sign of life ends it.
 func TestGoneRemote(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -320,7 +320,7 @@ func TestGoneRemote(t *testing.T) {
 		return len(s) > 0 && s[0].GetNodesTalking() == 1, fmt.Sprint(s)
 	})
 
-	// The stream alone.
+	// Only the stream ends.
 	c2.cancel()
 	time.Sleep(4 * time.Second)
 	if got := w.endpoints(); got != here {

@@ -21,7 +21,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Where they are asked for, Endpoints are beside the slices, and Kubernetes makes no second slices of them.
+// If configured, the broker writes Endpoints next to its slices, and Kubernetes creates no second slices from them.
 func TestEndpointsBesideTheSlices(t *testing.T) {
 	w := newWorld(t)
 	kubetest.StartControllers(t, w.rest, "endpointslice-mirroring-controller", "endpoints-controller")
@@ -65,7 +65,7 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 	has(echo, "p80:8080 +10.2.1.1")
 	has("gl-shop-73736d-web", "p80:8080 +10.2.3.1")
 
-	// What ends, what is not ready, and what is of the other family.
+	// Endpoints that terminate, are not ready, or have another family.
 	more := sliceObject("shop", "s0-x", "s0", "10.2.1.1", "10.2.1.7", "10.2.1.8")
 	more.GetEndpointSlice().Endpoints[1].Ready = ptr.To(false)
 	more.GetEndpointSlice().Endpoints[2].Ready, more.GetEndpointSlice().Endpoints[2].Terminating = ptr.To(false),
@@ -73,7 +73,7 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 	send(more)
 	has(echo, "p80:8080 +10.2.1.1 -10.2.1.7")
 
-	// More than Kubernetes writes into one, and no more than that again.
+	// More addresses than Kubernetes writes into one object are truncated, and a second write does not change that.
 	many := make([]string, 1001)
 	for i := range many {
 		many[i] = fmt.Sprintf("10.2.%d.%d", 20+i/250, i%250+1)
@@ -96,7 +96,7 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 	send(sliceObject("shop", "s0-x", "s0", "10.2.1.1"), sliceObject("shop", "s0-y", "s0"))
 	has(echo, "p80:8080 +10.2.1.1")
 
-	// By hand.
+	// A user edits the Endpoints.
 	if _, err := api.Patch(ctx, echo, types.MergePatchType,
 		[]byte(`{"metadata":{"labels":{"team":"shop","endpointslice.kubernetes.io/skip-mirror":null}},"subsets":[]}`),
 		metav1.PatchOptions{}); err != nil {
@@ -108,7 +108,8 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 			o.Labels[endpoints.SkipMirror] == "true", fmt.Sprint(o, err)
 	}))
 
-	// Somebody else's stay as they are, and Kubernetes makes slices of them, which shows that the controller works.
+	// Endpoints of another owner are not touched, and Kubernetes creates slices from them, which shows that the controller
+	// works.
 	theirs := &endpoints.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: mirrorOf("s6")},
 		Subsets: []endpoints.Subset{{Addresses: []endpoints.Address{{IP: "192.0.2.1"}}}}}
 	theirs, err := api.Create(ctx, theirs, metav1.CreateOptions{})
@@ -143,7 +144,7 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 	}
 	has(mirrorOf("s6"), "p80:8080 +10.2.1.6")
 
-	// Another broker writes nothing.
+	// A restarted broker writes nothing.
 	version := func() (all []string) {
 		list, err := api.List(ctx, metav1.ListOptions{LabelSelector: naming.LabelManagedBy + "=" + naming.ManagedByBroker})
 		if err != nil {
@@ -167,7 +168,7 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 		t.Errorf("there are %v, and were %v", now, before)
 	}
 
-	// They go with their Services, and with the cleanup.
+	// They are deleted with their Services, and by the cleanup.
 	e.send(deletion(101, serviceObject("shop", "s1")))
 	e.acked(101)
 	eventually(t, "what is not offered any more is gone", func() (bool, string) {

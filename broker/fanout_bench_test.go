@@ -53,13 +53,13 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// benchAgents is how many streams the benchmarks have: P8 and P9 are about 1,000.
+// benchAgents is the number of streams in the benchmarks: P8 and P9 are about 1,000.
 const benchAgents = 1000
 
-// reviewTakes is what a TokenReview took on an apiserver of a quiet machine, and half of it a pod's get.
+// reviewTakes is the measured time of a TokenReview on a quiet machine. A pod's get takes half of it.
 const reviewTakes = 1200 * time.Microsecond
 
-// knownNodes has every node that anybody asks for.
+// knownNodes has every node.
 type knownNodes struct{}
 
 func (knownNodes) UID(name string) (types.UID, bool)                 { return types.UID(name + "-uid"), true }
@@ -67,7 +67,7 @@ func (knownNodes) Synced() bool                                      { return tr
 func (knownNodes) Guarded(string, types.UID)                         {}
 func (knownNodes) Report(string, types.UID, map[string]nodes.Tunnel) {}
 
-// reviewing answers as an apiserver whose tokens are the names of nodes, in the time that it takes one.
+// reviewing returns a client of a fake apiserver that accepts node names as tokens and takes as long as a real one.
 func reviewing(b testing.TB) kubernetes.Interface {
 	agents := "semaphore"
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -102,7 +102,7 @@ func reviewing(b testing.TB) kubernetes.Interface {
 		ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
 }
 
-// files are a cluster's certificates.
+// files are the certificates of a cluster.
 type files struct{ dir, bundle string }
 
 func newFiles(b testing.TB) files {
@@ -135,7 +135,7 @@ func (f files) source(b testing.TB) *identity.Source {
 	return source
 }
 
-// counting counts what is written to its connections: all that leaves the broker, TLS and all.
+// counting counts the bytes written to its connections, including TLS.
 type counting struct {
 	net.Listener
 	sent atomic.Int64
@@ -160,14 +160,14 @@ func (c countingConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// peeringBroker is the peering part of a broker, with the listener that a broker has.
+// peeringBroker is the peering part of a broker behind a broker's listener.
 type peeringBroker struct {
 	state    *peering.State
 	server   *peering.Server
 	registry *prometheus.Registry
 	listener *counting
 	stop     func()
-	// acks are the Applied that came, and acked receives each that makes wanted full.
+	// acks counts the received Applied messages. acked receives a value each time that acks reaches wanted.
 	acks, wanted atomic.Int64
 	acked        chan struct{}
 }
@@ -203,7 +203,7 @@ func startPeering(b testing.TB, f files, kube kubernetes.Interface) *peeringBrok
 		Kube:   kube, Nodes: knownNodes{}, Reports: knownNodes{}, State: p.state, Metrics: peering.NewMetrics(p.registry),
 		Recorder: semdebug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
 	})
-	// As servers.peering has it, with one more interceptor.
+	// This is servers.peering with one more interceptor.
 	g := newServers(prometheus.NewRegistry(),
 		slog.New(slog.DiscardHandler)).new(credentials.NewTLS(f.source(b).ServerOnlyTLS()), alive, nil,
 		[]grpc.StreamServerInterceptor{auth.StreamServerInterceptor(p.server.Authenticate), p.count},
@@ -226,7 +226,7 @@ func startPeering(b testing.TB, f files, kube kubernetes.Interface) *peeringBrok
 
 func (p *peeringBroker) address() string { return p.listener.Addr().String() }
 
-// value is a series of the broker's metrics that has no labels.
+// value returns the value of a broker metric without labels.
 func (p *peeringBroker) value(b testing.TB, name string) float64 {
 	b.Helper()
 	sum, found := testkit.Metric(b, p.registry, name)
@@ -236,11 +236,11 @@ func (p *peeringBroker) value(b testing.TB, name string) float64 {
 	return sum
 }
 
-// benchAgent attaches as a node, again after a while where that fails, and acknowledges all it receives. received is
-// called with each message.
+// benchAgent attaches as a node, with retries, and acknowledges everything that it receives. It calls received with
+// each message.
 func benchAgent(ctx context.Context, f files, address, node string, hello *semaphorev1.AgentHello,
 	received func(*semaphorev1.AttachResponse)) {
-	// as internal/stream/link waits
+	// the backoff of internal/stream/link
 	for wait := 500 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, 15*time.Second) {
 		_ = benchStream(ctx, f, address, node, hello, received)
 		select {
@@ -323,8 +323,7 @@ func benchUntil(b testing.TB, what string, ok func() bool) {
 	}
 }
 
-// measure is how long the rounds of a benchmark take, and how much of the processor: on a machine that does something
-// else the latter tells more.
+// measure records the time and the CPU time of a benchmark's rounds. On a busy machine the CPU time says more.
 type measure struct {
 	start time.Time
 	busy  time.Duration
@@ -344,32 +343,32 @@ func (m *measure) median() time.Duration {
 	return m.took[len(m.took)/2]
 }
 
-// milliseconds is the median.
+// milliseconds returns the median.
 func (m *measure) milliseconds() float64 { return float64(m.median().Microseconds()) / 1000 }
 
-// processor is how many milliseconds of it a round has used.
+// processor returns the CPU time of a round in milliseconds.
 func (m *measure) processor() float64 {
 	return float64(m.used.Microseconds()) / 1000 / float64(len(m.took))
 }
 
-// processor is the time that this process has used of it.
+// processor returns the CPU time of this process so far.
 func processor() time.Duration {
 	var u syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // cannot fail
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// maxOfBare is how much more a change to all agents may take, of time and of the processor, than the same bytes to as
-// many bare gRPC streams.
+// maxOfBare bounds the time and CPU time of a change to all agents, relative to the same bytes on as many bare gRPC
+// streams.
 const maxOfBare = 1.5
 
-// maxOfFanOut is how many bytes a change may take to an agent, TLS and all.
+// maxOfFanOut bounds the bytes of a change to one agent, including TLS.
 const maxOfFanOut = 160
 
-// BenchmarkFanOut is one change to 1,000 agents over TLS, from the broker's state until the last has acknowledged it;
-// by turns with it the same bytes go to as many bare gRPC streams, which is the floor, and to as many plain TLS
-// connections with a byte back from each, which is the floor's floor. The agents of each have a process of their own
-// and do as little as they can; cpu-ms is what the broker's process uses.
+// BenchmarkFanOut measures one change to 1,000 agents over TLS, from the broker's state until the last has acknowledged
+// it. In turns it sends the same bytes to as many bare gRPC streams, which is the floor, and to as many plain TLS
+// connections with one byte back from each, which is the floor of that. The agents of each kind have a separate process
+// and do as little as possible. cpu-ms is the CPU time of the broker's process.
 func BenchmarkFanOut(b *testing.B) {
 	f, kube := newFiles(b), reviewing(b)
 	p := startPeering(b, f, kube)
@@ -420,8 +419,7 @@ func BenchmarkFanOut(b *testing.B) {
 	figure.WithoutTime(b) // of both kinds together
 }
 
-// BenchmarkFanOutIdle is what a stream costs the broker while nothing happens: the agents are in a process of their
-// own.
+// BenchmarkFanOutIdle measures the cost of an idle stream for the broker. The agents are in a separate process.
 func BenchmarkFanOutIdle(b *testing.B) {
 	f, kube := newFiles(b), reviewing(b)
 	for b.Loop() {
@@ -443,11 +441,10 @@ func BenchmarkFanOutIdle(b *testing.B) {
 	}
 }
 
-// resident is the memory of this process that is in use, in bytes, and what of it are stacks of goroutines and the
-// heap.
+// resident returns this process's resident memory in bytes, and its parts in goroutine stacks and in the heap.
 func resident(b testing.TB) (rss, stacks, heap int64) {
 	b.Helper()
-	for range 5 { // each of which halves stacks that are larger than they need be
+	for range 5 { // each collection halves stacks that are too large
 		runtime.GC()
 	}
 	debug.FreeOSMemory()
@@ -471,10 +468,9 @@ func resident(b testing.TB) (rss, stacks, heap int64) {
 	return 0, 0, 0
 }
 
-// BenchmarkFanOutHerd is 1,000 agents that come back at once to a broker that has restarted and has 5,000 peers to
-// send, until all have received that they know all: with the digest of what they hold, and without, as agents of old;
-// "late" is the broker that learns of the remote only after the agents have come. The floor beside them is as many TLS
-// handshakes and reviews of tokens.
+// BenchmarkFanOutHerd measures 1,000 agents that reconnect at once to a restarted broker with 5,000 peers, until all
+// are synced: with the digest of their state, and without, like old agents. In "late" the broker learns of the remote
+// only after the agents have attached. The floor is as many TLS handshakes and token reviews.
 func BenchmarkFanOutHerd(b *testing.B) {
 	const peers = 5000
 	f, kube := newFiles(b), reviewing(b)
@@ -506,7 +502,7 @@ func BenchmarkFanOutHerd(b *testing.B) {
 							&semaphorev1.AgentHello{ResumeEpoch: "of old", ResumeRevision: 1, Held: c.held},
 							func(m *semaphorev1.AttachResponse) {
 								received.Add(int64(len(m.GetChanges().GetChanges())))
-								// Once each, also where a stream breaks and another begins.
+								// Count each agent once, even if its stream is replaced.
 								if m.GetSynced() != nil && first {
 									first = false
 									synced.Add(1)

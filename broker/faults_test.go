@@ -23,7 +23,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// shopOf is services s0 to s(n-1) of c2, each with one endpoint.
+// shopOf returns services s0 to s(n-1) of c2 with one endpoint each.
 func shopOf(n int) (all []*semaphorev1.Object) {
 	for i := range n {
 		name := fmt.Sprint("s", i)
@@ -34,8 +34,8 @@ func shopOf(n int) (all []*semaphorev1.Object) {
 
 func mirrorOf(name string) string { return "c2-shop-73736d-" + name }
 
-// TestServicesUnderAPIServerFaults is about what an apiserver does to the Services and slices of a broker, and what
-// others do there.
+// TestServicesUnderAPIServerFaults covers what an apiserver and other writers do to the Services and slices of a
+// broker.
 func TestServicesUnderAPIServerFaults(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -61,7 +61,7 @@ func TestServicesUnderAPIServerFaults(t *testing.T) {
 	t.Run("F36 the namespace is going", func(t *testing.T) { w.terminating(t) })
 }
 
-// made waits for Services, which may come after their slices.
+// made waits for Services, which may be written after their slices.
 func (w *world) made(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -72,8 +72,8 @@ func (w *world) made(t *testing.T, names ...string) {
 	}
 }
 
-// changedByHand: what is edited or deleted is back within a second, and an Event says who did it. Labels of others
-// stay.
+// changedByHand checks that edited or deleted objects are restored within a second, and that an Event names who changed
+// them. Labels of others stay.
 func (w *world) changedByHand(t *testing.T) {
 	ctx := t.Context()
 	services, slices := w.admin.CoreV1().Services("semaphore"), w.admin.DiscoveryV1().EndpointSlices("semaphore")
@@ -94,7 +94,7 @@ func (w *world) changedByHand(t *testing.T) {
 			return err
 		}
 	}
-	// Of the label of a team nothing is restored.
+	// A team's own label is not removed.
 	if err := patchService(`{"metadata":{"labels":{"team":"shop"}}}`)(); err != nil {
 		t.Fatal(err)
 	}
@@ -156,14 +156,14 @@ func (w *world) changedByHand(t *testing.T) {
 	}
 }
 
-// anyHas reports whether one of the texts has all words.
+// anyHas reports whether one of the texts contains all words.
 func anyHas(texts []string, words ...string) bool {
 	return slices.ContainsFunc(texts, func(text string) bool {
 		return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
 	})
 }
 
-// text is objects as a person reads them, or why there are none.
+// text returns objects in readable form, or the error.
 func text(t *testing.T, err error, objects ...any) string {
 	t.Helper()
 	if err != nil {
@@ -176,7 +176,7 @@ func text(t *testing.T, err error, objects ...any) string {
 	return string(out)
 }
 
-// settledText is what f says, or why it cannot be said now.
+// settledText returns the result of f, or why it is not available now.
 func (w *world) settledText(t *testing.T, f func() string) (out string) {
 	t.Helper()
 	if len(w.slicesOf(t, mirrorOf("s0"))) != 1 {
@@ -195,7 +195,7 @@ func (w *world) slicesOf(t *testing.T, service string) []discoveryv1.EndpointSli
 	return all.Items
 }
 
-// sliceOf is the one slice of a service.
+// sliceOf returns the only slice of a service.
 func (w *world) sliceOf(t *testing.T, service string) *discoveryv1.EndpointSlice {
 	t.Helper()
 	all := w.slicesOf(t, service)
@@ -205,9 +205,9 @@ func (w *world) sliceOf(t *testing.T, service string) *discoveryv1.EndpointSlice
 	return &all[0]
 }
 
-// reused: an address passes to another pod, in the same service and to that of another, sent in each order.
+// reused checks that an address moves to another pod in the same service, and to another service, sent in each order.
 func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
-	// A watch of the slices shows the address of the service that keeps it all the time.
+	// A watch of the slices shows that the service keeps the address all the time.
 	watch, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").Watch(t.Context(),
 		metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + mirrorOf("s1")})
 	if err != nil {
@@ -241,14 +241,14 @@ func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
 			mu.Unlock()
 		}
 	}()
-	// In the same service: in another slice of the source, and then out of the first.
+	// In the same service: added to another slice of the source, and then removed from the first.
 	send(sliceObject("shop", "s1-y", "s1", "10.2.1.2", "10.2.1.20"))
 	w.has("one more", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 "+
 		"10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 	send(sliceObject("shop", "s1-x", "s1", "10.2.1.21"))
 	w.has("another instead", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 "+
 		"10.2.1.20+\nc2-shop-73736d-s1 c2 10.2.1.21+\nc2-shop-73736d-s2 c2 10.2.1.3+")
-	// In one message out of the one and into the other, the worse way round.
+	// Removed from one slice and added to another in one message, in the less favorable order.
 	send(sliceObject("shop", "s1-y", "s1", "10.2.1.20"), sliceObject("shop", "s1-x", "s1", "10.2.1.2"))
 	w.has("moved", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s1 c2 "+
 		"10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
@@ -257,7 +257,7 @@ func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
 	if len(lost) > 0 {
 		t.Errorf("10.2.1.2 was not in any slice: %v", lost)
 	}
-	// To another service: the new one first, and then the old one first.
+	// To another service: the new one is sent first, and then the old one first.
 	send(sliceObject("shop", "s2-x", "s2", "10.2.1.3", "10.2.1.20"))
 	w.has("in both, as the source has it", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 "+
 		"10.2.1.2+\nc2-shop-73736d-s1 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.20+\nc2-shop-73736d-s2 c2 10.2.1.3+")
@@ -272,8 +272,8 @@ func (w *world) reused(t *testing.T, send func(...*semaphorev1.Object)) {
 	w.has("as at first", "c2-shop-73736d-s0 c2 10.2.1.1+\nc2-shop-73736d-s1 c2 10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+")
 }
 
-// refusedObjects: a quota, and a policy of the apiserver's admission, refuse one object each. It waits alone, is
-// reported, and is made once it is let.
+// refusedObjects checks one object each that a quota and an admission policy refuse. Only that object waits, it is
+// reported, and it is written when it is allowed.
 func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) {
 	ctx := t.Context()
 	policy := &admissionv1.ValidatingAdmissionPolicy{
@@ -316,7 +316,7 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 		"10.2.1.2+\nc2-shop-73736d-s2 c2 10.2.1.3+\nc2-shop-73736d-s4 c2 10.2.1.5+"
 	w.has("the rest", rest)
 	w.reported(t, "WriteFailed", mirrorOf("s3"), "s3 is not for us")
-	// It waits longer each time, and others do not wait for it. What changes of it is tried once a second.
+	// Its backoff grows, and other objects do not wait for it. A change of it is tried at most once a second.
 	requests, began := w.failures(t, "error"), time.Now()
 	for i := range 30 {
 		send(serviceObject("shop", "s3", 80+int32(i)%2), sliceObject("shop", "s3-x", "s3", fmt.Sprint("10.2.5.", i+1)))
@@ -335,7 +335,7 @@ func (w *world) refusedObjects(t *testing.T, send func(...*semaphorev1.Object)) 
 		strings.Replace(rest, "\nc2-shop-73736d-s4", "\nc2-shop-73736d-s3 c2 10.2.1.4+\nc2-shop-73736d-s4", 1))
 	w.unreported(t, mirrorOf("s3"))
 
-	// Nobody counts what a quota has here but the apiserver itself, from what its status says.
+	// Without a quota controller, the apiserver counts the usage from the quota's status.
 	quota, err := w.admin.CoreV1().ResourceQuotas("semaphore").Create(ctx, &corev1.ResourceQuota{
 		ObjectMeta: metav1.ObjectMeta{Name: "few"},
 		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"services": resource.MustParse("6")}},
@@ -408,7 +408,7 @@ func (w *world) unreported(t *testing.T, object string) {
 	})
 }
 
-// failures is how many writes of Services and slices had a result.
+// failures returns the number of writes of Services and slices with a result.
 func (w *world) failures(t *testing.T, result string) (sum float64) {
 	t.Helper()
 	_, text := get("http://" + w.cfg.Listen.HTTP + "/metrics")
@@ -436,7 +436,7 @@ func (w *world) hasWithin(t *testing.T, what string, limit time.Duration, want s
 	})
 }
 
-// foreign: R17. A Service that is not ours, under the name of a mirror, stays as it is.
+// foreign checks R17: a Service of another owner under the name of a mirror is not touched.
 func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
 	ctx, services := t.Context(), w.admin.CoreV1().Services("semaphore")
 	theirs, err := services.Create(ctx, &corev1.Service{
@@ -452,7 +452,7 @@ func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
 	if err != nil || now.ResourceVersion != theirs.ResourceVersion {
 		t.Errorf("it is %v, %v", now, err)
 	}
-	// What selects it by its name is not led to another cluster.
+	// Its name must not lead to another cluster.
 	if got := w.endpoints(); strings.Contains(got, mirrorOf("s6")) {
 		t.Errorf("it is given endpoints:\n%s", got)
 	}
@@ -462,7 +462,7 @@ func (w *world) foreign(t *testing.T, send func(...*semaphorev1.Object)) {
 	w.unreported(t, mirrorOf("s6"))
 }
 
-// odd is services of every shape.
+// odd returns services of every shape.
 func odd() []*semaphorev1.Object {
 	all := shopOf(7)
 	headless := serviceObject("shop", "db", 5432)
@@ -474,7 +474,7 @@ func odd() []*semaphorev1.Object {
 	sticky := globalObject("shop", "web", 443)
 	sticky.GetService().ClientIpAffinitySeconds = 600
 	all = append(all, headless, named, sticky)
-	for part := range 3 { // more than one slice of ours holds
+	for part := range 3 { // more than one slice of semaphore holds
 		var addresses []string
 		for i := range 90 {
 			addresses = append(addresses, fmt.Sprintf("10.2.%d.%d", 10+part, i+1))
@@ -484,16 +484,15 @@ func odd() []*semaphorev1.Object {
 	return all
 }
 
-// restarts: exporters and brokers that begin again, in whatever order, find all as it is to be.
+// restarts checks that exporters and brokers that restart, in any order, find all objects unchanged.
 func (w *world) restarts(t *testing.T) {
 	settle := w.cfg.GlobalServices.Settle
-	// Longer than an exporter needs to be back on a busy machine, and over before the test looks.
+	// This is longer than an exporter's restart on a busy machine, and it ends before the test checks.
 	w.cfg.GlobalServices.Settle.Duration = 8 * time.Second
 	defer func() { w.cfg.GlobalServices.Settle = settle }()
 	stop := w.start(w.cfg)
 	e := w.exporter("c2")
-	// Endpoints are in slices in the order in which they came, which is not that in which they come to who begins
-	// again.
+	// A slice has its endpoints in the order of arrival. After a restart they arrive in another order.
 	first := odd()
 	sendAll(e, "e2", append(first[:17:17], first[19])...)
 	eventually(t, "the last part is written", func() (bool, string) {
@@ -547,8 +546,8 @@ func (w *world) restarts(t *testing.T) {
 		began := time.Now()
 		c.do()
 		took := time.Since(began)
-		// Longer than anything that a broker does of itself some time after it began: what it believes of its own writes ends
-		// after 10 s, and clusters are left after settle.
+		// This is longer than everything that a broker does by itself after its start: it forgets its own writes after 10 s,
+		// and leaves clusters out after settle.
 		time.Sleep(12 * time.Second)
 		now := w.versions(t)
 		if took > w.cfg.GlobalServices.Settle.Duration-time.Second {
@@ -569,7 +568,7 @@ func (w *world) restarts(t *testing.T) {
 	stop()
 }
 
-// versions are those of all Services and slices of the namespace.
+// versions returns the versions of all Services and slices of the namespace.
 func (w *world) versions(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -590,7 +589,7 @@ func (w *world) versions(t *testing.T) map[string]string {
 	return out
 }
 
-// terminating: in a namespace that is being deleted nothing can be made, and all else continues.
+// terminating checks that in a namespace that is being deleted nothing can be created, and that everything else works.
 func (w *world) terminating(t *testing.T) {
 	ctx := context.WithoutCancel(t.Context())
 	stop := w.start(w.cfg)
@@ -598,7 +597,7 @@ func (w *world) terminating(t *testing.T) {
 	e := w.exporter("c2")
 	defer e.cancel()
 	sendAll(e, "e6", odd()...)
-	// Nobody finishes it here.
+	// No controller completes the deletion here.
 	if err := w.admin.CoreV1().Namespaces().Delete(ctx, "semaphore", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -622,7 +621,7 @@ func (w *world) terminating(t *testing.T) {
 	})
 	requests, began := w.failures(t, "error"), time.Now()
 	time.Sleep(3 * time.Second)
-	// One probes for all that wait, 300 ms after the one before at least, but for the first three.
+	// Only one object probes for all that wait, at least 300 ms after the one before, except the first three.
 	more, passed := w.failures(t, "error")-requests, time.Since(began)
 	if more > 4+passed.Seconds()/0.3 {
 		t.Errorf("%v attempts for one object in %s", more, passed)

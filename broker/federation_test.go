@@ -28,7 +28,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// clusters are the certificates of some clusters that trust each other.
+// clusters are the certificates of clusters that trust each other.
 type clusters struct{ trust.Dir }
 
 func newClusters(t *testing.T, names ...string) clusters {
@@ -36,7 +36,7 @@ func newClusters(t *testing.T, names ...string) clusters {
 	return clusters{trust.New(t, names...)}
 }
 
-// dial connects a part of a cluster to the broker at address, which must be server.
+// dial connects a part of a cluster to the broker at address, whose identity must be server.
 func (c clusters) dial(t *testing.T, cluster, part, address string, server spiffeid.ID) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+address,
@@ -49,7 +49,7 @@ func (c clusters) dial(t *testing.T, cluster, part, address string, server spiff
 	return conn
 }
 
-// noLeaks fails the test when goroutines that began after this call outlive its clean-up.
+// noLeaks fails the test if goroutines that start after this call outlive its cleanup.
 func noLeaks(t *testing.T) {
 	already := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, already) })
@@ -57,7 +57,7 @@ func noLeaks(t *testing.T) {
 
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
-// took is a Sink that remembers.
+// took is a Sink that records.
 type took struct {
 	mu  sync.Mutex
 	all []string
@@ -138,7 +138,7 @@ func publish(t *testing.T, conn *grpc.ClientConn) *exporter {
 	return &exporter{t, stream, cancel}
 }
 
-// refused is the error of a caller who does not get as far as a stream, or whose stream ends at once.
+// refused returns the error of a caller that gets no stream, or whose stream ends immediately.
 func refused(t *testing.T, conn *grpc.ClientConn) error {
 	t.Helper()
 	stream, err := semaphorev1.NewFederationServiceClient(conn).Publish(t.Context())
@@ -168,7 +168,7 @@ func (e *exporter) recv() *semaphorev1.PublishResponse {
 	return m
 }
 
-// acked waits until a revision is acknowledged, and returns the refusals that came before.
+// acked waits until a revision is acknowledged and returns the refusals before it.
 func (e *exporter) acked(revision uint64) (refused []*semaphorev1.Refusal) {
 	e.t.Helper()
 	for {
@@ -197,7 +197,7 @@ func helloMessage(cluster, epoch string, head uint64, kinds ...semaphorev1.Kind)
 	}}}
 }
 
-// snapshotOf is the snapshot of a kind at a revision.
+// snapshotOf returns the snapshot of a kind at a revision.
 func snapshotOf(kind semaphorev1.Kind, revision uint64, objects ...*semaphorev1.Object) []*semaphorev1.PublishRequest {
 	out := []*semaphorev1.PublishRequest{
 		{
@@ -217,7 +217,7 @@ func snapshotOf(kind semaphorev1.Kind, revision uint64, objects ...*semaphorev1.
 	)
 }
 
-// changesFrom are upserts with revisions from first on.
+// changesFrom returns upserts with consecutive revisions from first.
 func changesFrom(first uint64, objects ...*semaphorev1.Object) *semaphorev1.PublishRequest {
 	var all []*semaphorev1.Change
 	for i, o := range objects {
@@ -376,7 +376,7 @@ func TestFederation(t *testing.T) {
 	})
 }
 
-// A stream that only begins tells nothing of its cluster.
+// A stream that has only begun reports nothing about its cluster.
 func TestHelloAloneIsNoReport(t *testing.T) {
 	noLeaks(t)
 	c := newClusters(t, "c1", "c2")

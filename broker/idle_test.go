@@ -24,8 +24,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestWaitingServicesCostNoCPU has 5,000 Services wait, for what may not be listed and for a webhook that is down:
-// either costs one percent of a core at most.
+// TestWaitingServicesCostNoCPU makes 5,000 Services wait, because of objects that may not be listed, and because of a
+// webhook that is down. Each costs at most one percent of a core.
 func TestWaitingServicesCostNoCPU(t *testing.T) {
 	const services = 5000
 	w := newWorld(t)
@@ -49,9 +49,9 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 			e.acked(revision)
 		}
 	}
-	// idle measures the whole process, in which the test does nothing meanwhile, once it has come to rest: on a busy
-	// machine, what 5,000 Services began continues after the last of them has failed. The runtime collects garbage
-	// every two minutes at least: that is done before.
+	// idle measures the whole process at rest; the test does nothing meanwhile. On a busy machine, work of the 5,000
+	// Services continues after the last of them has failed. The runtime collects garbage at least every two minutes, so
+	// collect before.
 	idle := func(t *testing.T) {
 		t.Helper()
 		seconds := func(n int) time.Duration {
@@ -66,8 +66,8 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 			return used < 3*time.Second/50, fmt.Sprintf("%s of processor time in 3 s", used)
 		})
 		const measured = 10
-		// What costs all the time does so in each of three: an apiserver that gets no processor ends watches, and all is
-		// listed again.
+		// Use the best of three: a steady cost shows in each, but an apiserver that gets no CPU time ends watches, and
+		// everything is listed again.
 		used := seconds(measured)
 		for tries := 1; tries < 3 && used > measured*time.Second/100; tries++ {
 			used = min(used, seconds(measured))
@@ -101,7 +101,7 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 		cfg.Kube.KubeConfigPath = kubetest.Kubeconfig(t, limited)
 		stop, _ := w.launch(&cfg)
 		defer stop()
-		// It never becomes ready, and exporters are served before that.
+		// It never becomes ready, but it serves exporters before that.
 		eventually(t, "it listens", func() (bool, string) {
 			conn, err := net.Dial("tcp", cfg.Listen.Federation)
 			if err != nil {
@@ -140,17 +140,17 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 		defer e.cancel()
 		send(e)
 		within(t, 10*time.Minute, "all have failed", func() (bool, string) {
-			time.Sleep(time.Second) // a page of metrics costs the process that is to fail
+			time.Sleep(time.Second) // metrics cost CPU time of the same process
 			n := w.failures(t, "error")
 			_, text := get("http://" + w.cfg.Listen.HTTP + "/metrics")
-			// One that probes fails several times meanwhile.
+			// The probing object fails several times meanwhile.
 			return n >= services && strings.Contains(text, "semaphore_broker_queue_depth{queue=\"service\"} 0\n"), fmt.Sprint(n)
 		})
 		idle(t)
 	})
 }
 
-// processTime is how much processor time this process has used.
+// processTime returns the CPU time of this process.
 func processTime(t *testing.T) time.Duration {
 	t.Helper()
 	var usage syscall.Rusage

@@ -11,8 +11,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Sets have the labels of all domains that the broker is set to. A cluster that finds its pods by labels of others is a
-// line of the status and an Event.
+// Sets have the labels of all configured domains. For a cluster that selects its pods by other labels there is a line
+// in the status and an Event.
 func TestLabelDomains(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -72,8 +72,7 @@ func TestLabelDomains(t *testing.T) {
 	})
 }
 
-// What became of a service that was taken reaches its exporter with the answer to a heartbeat, once, and so does its
-// end.
+// The outcome of an accepted service reaches its exporter with the answer to a heartbeat, once, and so does its end.
 func TestOutcomesReachTheExporter(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -90,7 +89,7 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 	e := w.exporter("c2")
 	sendAs(e, "c2", "e1", serviceObject("shop", "fine", 80), serviceObject("shop", long, 80),
 		serviceObject("shop", "taken", 80))
-	// beat is what the answer to a heartbeat has of outcomes.
+	// beat returns the outcomes in the answer to a heartbeat.
 	beat := func() (out []string) {
 		t.Helper()
 		e.send(
@@ -132,7 +131,7 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 		told = append(told, beat()...)
 		return slices.Contains(told, "taken "), strings.Join(told, ", ")
 	})
-	// A write that meets an apiserver without time fails for another reason first, which is sent too.
+	// A write to an overloaded apiserver may first fail for another reason, which is reported too.
 	for _, one := range told[:len(told)-1] {
 		if one != "taken not-written" {
 			t.Errorf("before the end %q is sent", one)

@@ -48,8 +48,8 @@ func (w *world) status(cfg *config.Broker) *semaphorev1.GetStatusResponse {
 	return s
 }
 
-// ofPod is a broker as it runs in a pod with an address of its own, whose Services lead to the leader. The apiserver
-// takes no address of the loopback into a slice, so the pod's is added to this package's network namespace.
+// ofPod configures a broker as in a pod with its own address, whose Services lead to the leader. The apiserver accepts
+// no loopback address in a slice, so the address is added to this package's network namespace.
 func ofPod(t *testing.T, cfg *config.Broker, name, address string) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")
@@ -67,7 +67,7 @@ func ofPod(t *testing.T, cfg *config.Broker, name, address string) {
 	cfg.Pod = config.Pod{Namespace: "semaphore", Name: name, Node: "n1", UID: types.UID(name), IPs: []netip.Addr{ip}}
 }
 
-// leadsTo is where the Services of the broker lead: pods and federation ports, by Service.
+// leadsTo returns the endpoints of the broker's Services: pods and federation ports, by Service.
 func (w *world) leadsTo() string {
 	w.t.Helper()
 	all, err := w.admin.DiscoveryV1().EndpointSlices("semaphore").List(w.t.Context(),
@@ -90,8 +90,8 @@ func (w *world) leadsTo() string {
 	return strings.Join(slices.Sorted(slices.Values(lines)), "; ")
 }
 
-// Calls reach the leader: the Services name it as soon as it is ready, name nobody while nobody leads, and what others
-// do to the slices is put back.
+// callsReach checks that the Services lead to the leader as soon as it is ready, and to nobody while there is no
+// leader. Changes by others are restored.
 func (w *world) callsReach(cfg *config.Broker, within time.Duration) {
 	w.t.Helper()
 	want := fmt.Sprintf("semaphore-broker-federation: %[1]s %[2]s; semaphore-broker: %[1]s %[2]s", cfg.Pod.Name,
@@ -103,15 +103,15 @@ func (w *world) callsReach(cfg *config.Broker, within time.Duration) {
 	}))
 }
 
-// TestDeposedBroker: a broker whose Lease another replica has ends, and takes its address out of the Services' slices.
-// None of its clients writes anything else by then, and all of them read.
+// TestDeposedBroker checks that a broker exits when another replica holds its Lease, and removes its address from the
+// Services' slices. By then, none of its clients can write anything else, and all of them can read.
 func TestDeposedBroker(t *testing.T) {
 	must := testkit.Must
 	w := newWorld(t)
 	noLeaks(t)
 	ctx := t.Context()
 	w.cfg.LeaderElection.Enabled = true
-	w.cfg.LeaderElection.Duration.Duration = 45 * time.Second // an apiserver that gets no processor does not end it
+	w.cfg.LeaderElection.Duration.Duration = 45 * time.Second // an apiserver that gets no CPU time must not end it
 	ofPod(t, w.cfg, "first", "192.0.2.1")
 	source, err := identity.Open(ctx, w.cfg.TLS, identity.Broker(w.cfg.Cluster))
 	must(t, err)
@@ -152,7 +152,7 @@ func TestDeposedBroker(t *testing.T) {
 	}
 }
 
-// Of two brokers one works. When it stops, the other continues in its place, and nothing that exists is written again.
+// One of two brokers works. When it stops, the other one continues, and no existing object is written again.
 func TestTwoBrokers(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -161,8 +161,8 @@ func TestTwoBrokers(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.cfg.LeaderElection.Enabled = true
-	// The second takes over because the first releases the lease: otherwise it would wait for longer than the test does.
-	// It is so long that the first does not lose it while the apiserver gets no processor.
+	// The second leads because the first releases the Lease; its expiry would take longer than the test. The Lease is so
+	// long that the first does not lose it while the apiserver gets no CPU time.
 	w.cfg.LeaderElection.Duration.Duration = 45 * time.Second
 	other := *w.cfg
 	other.Listen.Federation, other.Listen.Peering, other.Listen.HTTP = loopback.Address(t), loopback.Address(t),
@@ -220,7 +220,7 @@ set c2-shop-echo: 10.2.1.5/32
 slice of c2-shop-73736d-echo: 10.2.1.5`)
 	before := w.written()
 
-	// semaphorectl in the standby's container speaks to the leader.
+	// semaphorectl in the standby's container reaches the leader.
 	toLeader := other
 	toLeader.Listen.DebugSocket = unixsocket.ToLeader(other.Listen.DebugSocket)
 	if s := w.status(&toLeader); s.GetStandby() || len(s.GetLinks()) != 2 {
@@ -232,7 +232,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 	if got := w.leadsTo(); strings.Contains(got, "first") {
 		t.Errorf("the first has ended, and calls lead to %s", got)
 	}
-	w.callsReach(&other, 15*time.Second) // it looks at the Lease every 6 to 13 s
+	w.callsReach(&other, 15*time.Second) // it checks the Lease every 6 to 13 s
 	t.Logf("calls reached the second %s after the first was asked to stop", time.Since(began))
 	w.cfg = &other
 	sendAll(w.exporter("c2"), "e1", export...)
@@ -243,7 +243,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`)
 	stopOther()
 }
 
-// healsItsSlices changes and deletes the slices behind the leader's back.
+// healsItsSlices changes and deletes the leader's slices and checks that they are restored.
 func (w *world) healsItsSlices() {
 	w.t.Helper()
 	api := w.admin.DiscoveryV1().EndpointSlices("semaphore")

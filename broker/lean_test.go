@@ -30,22 +30,21 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// agentsOf is set in the process that carries the agents of a benchmark: their kind, the broker's address and a bundle.
+// agentsOf is set in the process that runs a benchmark's agents: their kind, the broker's address and a bundle.
 const agentsOf = "SEMAPHORE_BENCH_AGENTS"
 
-// Kinds of agents. Each has a process of its own for all of them, so that what they cost is not the broker's.
+// Kinds of agents. All agents of a kind run in a separate process, so that their cost does not count as the broker's.
 const (
 	// wholeAgents speak gRPC, as the product does.
 	wholeAgents = "whole"
-	// leanAgents speak to the broker with as little as HTTP/2 and gRPC need on the wire. In production each agent has a
-	// node of its own; here all share the machine with the broker, and what gRPC costs an agent would count a thousand
-	// times.
+	// leanAgents implement the minimum of HTTP/2 and gRPC. In production each agent has its own node. Here all share the
+	// machine with the broker, and the gRPC cost of an agent would count a thousand times.
 	leanAgents = "lean"
 	// plainAgents read the payload from a TLS connection, and answer a byte.
 	plainAgents = "plain"
 )
 
-// startAgents starts a process with so many agents; stop ends it.
+// startAgents starts a process with agents of a kind. stop ends it.
 func startAgents(b testing.TB, kind, address, bundle string) (stop func()) {
 	b.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestAgentsOfABenchmark$")
@@ -91,7 +90,7 @@ func TestAgentsOfABenchmark(t *testing.T) {
 			}
 		})
 	}
-	_, _ = io.Copy(io.Discard, os.Stdin) // until the benchmark is over
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the benchmark ends
 	cancel()
 	wg.Wait()
 }
@@ -108,7 +107,7 @@ func dial(ctx context.Context, f files, address string, protocols ...string) (*t
 	return c.(*tls.Conn), func() { stop(); c.Close() }, nil
 }
 
-// plainStream reads payloads, the size of which comes first, and answers each by a byte.
+// plainStream reads payloads, each preceded by its size, and answers each with a byte.
 func plainStream(ctx context.Context, f files, address string) error {
 	c, stop, err := dial(ctx, f, address)
 	if err != nil {
@@ -130,7 +129,7 @@ func plainStream(ctx context.Context, f files, address string) error {
 	}
 }
 
-// leanStream attaches as a node and acknowledges all that it is sent.
+// leanStream attaches as a node and acknowledges everything that it receives.
 func leanStream(ctx context.Context, f files, address, node string) error {
 	c, stop, err := dial(ctx, f, address, "h2")
 	if err != nil {
@@ -183,7 +182,7 @@ func leanStream(ctx context.Context, f files, address, node string) error {
 	}
 }
 
-// Bytes before a frame of HTTP/2, and before a message of gRPC.
+// Sizes of an HTTP/2 frame header and of a gRPC message header.
 const frameHeader, messageHeader = 9, 5
 
 func appendFrame(to []byte, kind http2.FrameType, flags http2.Flags, stream uint32, payload []byte) []byte {
@@ -191,7 +190,7 @@ func appendFrame(to []byte, kind http2.FrameType, flags http2.Flags, stream uint
 	return append(binary.BigEndian.AppendUint32(to, stream), payload...)
 }
 
-// appendApplied makes an Applied after the header of its message.
+// appendApplied appends an Applied after its message header.
 func appendApplied(to []byte, revision uint64) []byte {
 	content := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), revision)
 	to = protowire.AppendBytes(protowire.AppendTag(to, 3, protowire.BytesType), content)
@@ -199,7 +198,7 @@ func appendApplied(to []byte, revision uint64) []byte {
 	return to
 }
 
-// attaching is what a client of HTTP/2 sends to attach as a node.
+// attaching returns what an HTTP/2 client sends to attach as a node.
 func attaching(address, node string) []byte {
 	const window = 1 << 30 // more than any benchmark sends
 	var headers bytes.Buffer
@@ -230,10 +229,10 @@ func attaching(address, node string) []byte {
 	return out
 }
 
-// revisionOf is the revision that a message is to be acknowledged with: the last one of changes, or that of an end
+// revisionOf returns the revision with which a message is acknowledged: the last one of changes, or that of an end
 // mark; 0 for none.
 func revisionOf(message []byte) uint64 {
-	// A field is a number, and what is in it. Of several of a number the last one counts.
+	// field returns the last value of a field number.
 	field := func(data []byte, number protowire.Number) (bytes []byte, n uint64) {
 		for len(data) > 0 {
 			is, kind, tag := protowire.ConsumeTag(data)
@@ -286,8 +285,8 @@ func TestRevisionOf(t *testing.T) {
 	}
 }
 
-// bareBroker is a gRPC server with nothing to it: what a change costs by gRPC at least. Its streams send a message that
-// is encoded already, and count what comes.
+// bareBroker is a gRPC server without a broker's work, the minimal cost of a change with gRPC. Its streams send an
+// encoded message and count the answers.
 type bareBroker struct {
 	semaphorev1.UnimplementedPeeringServiceServer
 	payload mem.BufferSlice
@@ -328,7 +327,7 @@ func (p *bareBroker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequ
 	}
 }
 
-// encodedCodec sends what is encoded already.
+// encodedCodec sends messages that are already encoded.
 type encodedCodec struct{ encoding.CodecV2 }
 
 // Marshal implements encoding.CodecV2.
@@ -359,7 +358,7 @@ func startBare(b testing.TB, f files, payload []byte) *bareBroker {
 	return p
 }
 
-// change sends the payload to all, and returns when all have answered.
+// change sends the payload to all and returns when all have answered.
 func (p *bareBroker) change() {
 	p.acks.Store(0)
 	for _, c := range p.changed {
@@ -368,7 +367,7 @@ func (p *bareBroker) change() {
 	<-p.acked
 }
 
-// plainBroker writes a payload to plain TLS connections, and has a byte back from each.
+// plainBroker writes a payload to plain TLS connections and reads a byte from each.
 type plainBroker struct {
 	changed []chan struct{}
 	acks    atomic.Int64

@@ -20,8 +20,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestImportsOfBothFamilies: in a cluster of both IP families, a Service of both, and one of IPv6 alone, is imported
-// with an IP of each of its families, and has EndpointSlices of each, for its derived Service and beside the import.
+// TestImportsOfBothFamilies checks a dual-stack cluster: a dual-stack Service and an IPv6-only one are imported with an
+// IP of each of their families, and have EndpointSlices of each, for the derived Service and for the import.
 func TestImportsOfBothFamilies(t *testing.T) {
 	w := newWorldAt(t, kubetest.StartWith(t, "10.96.0.0/16,fd00:10:96::/112"))
 	noLeaks(t)

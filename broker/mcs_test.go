@@ -25,7 +25,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// exportedService is a Service that a ServiceExport exports.
+// exportedService returns a Service that a ServiceExport exports.
 func exportedService(ns, name string, ports ...int32) *semaphorev1.Object {
 	o := serviceObject(ns, name, ports...)
 	o.GetService().Mirror = false
@@ -34,7 +34,7 @@ func exportedService(ns, name string, ports ...int32) *semaphorev1.Object {
 	return o
 }
 
-// debugger asks the broker as semaphorectl does.
+// debugger returns the client of the broker's DebugService, like semaphorectl.
 func (w *world) debugger(t *testing.T) semaphorev1.DebugServiceClient {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+w.cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -45,8 +45,8 @@ func (w *world) debugger(t *testing.T) semaphorev1.DebugServiceClient {
 	return semaphorev1.NewDebugServiceClient(conn)
 }
 
-// previewsImports: a preview names the derived Services and ServiceImports that exports of c2 would make, change or
-// delete, and keeps the order in which the exports were observed: c2 before c1.
+// previewsImports checks that a preview names the derived Services and ServiceImports that exports of c2 would create,
+// change or delete. It keeps the order in which the exports were observed: c2 before c1.
 func (w *world) previewsImports(t *testing.T, exports []*semaphorev1.Object) {
 	t.Helper()
 	client := w.debugger(t)
@@ -88,7 +88,7 @@ func (w *world) previewsImports(t *testing.T, exports []*semaphorev1.Object) {
 		"change serviceimport shop/echo: service semaphore/mcs-shop-73736d-echo leads to it")
 }
 
-// foreignImport is somebody's own ServiceImport.
+// foreignImport creates a ServiceImport of another owner.
 func (w *world) foreignImport(t *testing.T, api *mcs.Client) *mcsv1beta1.ServiceImport {
 	t.Helper()
 	theirs, err := api.Imports().Create(t.Context(), &mcsv1beta1.ServiceImport{
@@ -101,9 +101,9 @@ func (w *world) foreignImport(t *testing.T, api *mcs.Client) *mcsv1beta1.Service
 	return theirs
 }
 
-// TestServiceImports: what two clusters export by ServiceExports is a derived Service and a ServiceImport with its IPs,
-// in a namespace that exists and is not denied. It waits for the API, survives a restart and the removal of the API,
-// and goes with the last export.
+// TestServiceImports checks that exports of two clusters by ServiceExports give a derived Service and a ServiceImport
+// with its IPs, in a namespace that exists and is not denied. The broker waits for the API, and the objects survive a
+// restart and the removal of the API. They are removed with the last export.
 func TestServiceImports(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)
@@ -216,20 +216,20 @@ func TestServiceImports(t *testing.T) {
 		})
 	}
 	importSlice("shop", "c2", "echo c2 false [10.2.1.5]")
-	// Somebody deletes it: it is written again.
+	// A user deletes the slice, and it is restored.
 	if err := w.admin.DiscoveryV1().EndpointSlices("shop").Delete(ctx, "mcs-shop-73736d-echo-c2-1",
 		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	importSlice("shop", "c2", "echo c2 false [10.2.1.5]")
 
-	// The own cluster exports it too, with another port: c2 was there first.
+	// The own cluster exports it too, with another port. c2 has precedence, because it was first.
 	own.send(changesFrom(101, exportedService("shop", "echo", 80, 81)))
 	own.acked(101)
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
 	w.previewsImports(t, all)
 
-	// Somebody changes it: it is restored. What others say of it stays.
+	// A user changes it, and it is restored. Labels and annotations of others stay.
 	if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		now, err := api.Get(ctx, "shop", "echo")
 		if err != nil {
@@ -246,7 +246,7 @@ func TestServiceImports(t *testing.T) {
 		t.Errorf("the labels are %v", last.Labels)
 	}
 
-	// A restart writes nothing, whichever cluster is heard first.
+	// A restart writes nothing, whichever cluster is received first.
 	before := last.ResourceVersion
 	derived, err := service("mcs-shop-73736d-echo")
 	if err != nil {
@@ -267,7 +267,7 @@ func TestServiceImports(t *testing.T) {
 		t.Error("the restart wrote the ServiceImport")
 	}
 
-	// The API goes: the Services stay. When it is there again, the imports are.
+	// The API is removed, and the Services stay. When it is back, the imports are written again.
 	for _, name := range []string{mcsv1beta1.ServiceExportFullName, mcsv1beta1.ServiceImportFullName} {
 		if err := crds.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
@@ -317,7 +317,7 @@ func TestServiceImports(t *testing.T) {
 	})
 	left()
 
-	// Nobody exports it any more.
+	// The last export is withdrawn.
 	importSlice("shop", "c2", "echo c2 false [10.2.1.5]")
 	c2.send(deletion(103, exportedService("shop", "echo")))
 	c2.acked(103)
@@ -331,7 +331,7 @@ func TestServiceImports(t *testing.T) {
 		return apierrors.IsNotFound(err), fmt.Sprint(err)
 	})
 
-	// The cleanup removes imports, and neither the API nor anybody's ServiceExports.
+	// The cleanup removes imports, but not the API and the ServiceExports.
 	stop()
 	mine, err := client.Exports().Create(ctx, &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop",
 		Name: "mine"}})

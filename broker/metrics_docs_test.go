@@ -22,7 +22,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/tracing"
 )
 
-// docs/metrics.md has every metric of the broker, with its labels and its help text.
+// TestMetricsAreDocumented checks that docs/metrics.md has every metric of the broker with its labels and its help
+// text.
 func TestMetricsAreDocumented(t *testing.T) {
 	cfg, err := config.Parse[config.Broker]([]byte("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, " +
 		"podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]"))

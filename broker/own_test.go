@@ -13,13 +13,14 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// ownPods has the own exporter taken.
+// ownPods makes the broker accept its own exporter.
 func ownPods(cfg *config.Broker) {
 	cfg.GlobalServices.PodSubnets, cfg.GlobalServices.PodPrefixes = []string{"10.1.0.0/16"},
 		[]netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 }
 
-// The own exporter is one more cluster to its broker, of which services are taken, and a withdrawal of most is held.
+// The own exporter is one more cluster for its broker. The broker accepts only services from it, and the brake retains
+// a withdrawal of most of them.
 func TestTheOwnExporter(t *testing.T) {
 	noLeaks(t)
 	c := newClusters(t, "c1", "c2", "c3")
@@ -63,7 +64,7 @@ func TestTheOwnExporter(t *testing.T) {
 		t.Errorf("links: %v", server.Status())
 	}
 
-	// Nobody but the exporter itself publishes for it.
+	// Only the exporter itself can publish for it.
 	for _, who := range []struct{ cluster, part string }{{"c1", "broker"}, {"c1", "semaphorectl"}} {
 		if err := refused(t, c.dial(t, who.cluster, who.part, address, identity.Broker("c1"))); err == nil {
 			t.Errorf("%v publishes", who)

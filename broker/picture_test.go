@@ -13,8 +13,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
-// TestPageOfABroker: a broker with listen.dashboard serves the state of what it has: the remotes, their Services and
-// sets, and its events. Without the key it is off.
+// TestPageOfABroker checks that a broker with listen.dashboard serves its state: the remotes, their Services and sets,
+// and its events. Without the key the page is off.
 func TestPageOfABroker(t *testing.T) {
 	w := newWorld(t)
 	noLeaks(t)

@@ -14,8 +14,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestPreview: what the broker says that a RemoteCluster would do is what happens when it is applied and its exporter
-// connects; asking changes nothing.
+// TestPreview checks that the broker's preview of a RemoteCluster matches what happens when it is applied and its
+// exporter connects. A preview changes nothing.
 func TestPreview(t *testing.T) {
 	r := worldOfObjects(t)
 	r.cfg.Brake = config.Brake{Percent: 50, AtLeast: 1, Hold: config.Duration{Duration: time.Hour}}
@@ -29,7 +29,7 @@ pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
 service c2-shop-73736d-echo: 80
 slice of c2-shop-73736d-echo: 10.2.1.5`
 	r.becomes("the first remote", ofC2)
-	// Somebody's Service has the name of a mirror to come.
+	// A Service of another owner has the name of a future mirror.
 	if _, err := r.admin.CoreV1().Services("semaphore").Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "c3-shop-73736d-taken"},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{}); err != nil {

@@ -11,9 +11,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestRestoredEtcd: the etcd of the broker's cluster is stopped and an earlier state of its data put in place,
-// without what the broker wrote. The broker's watches say nothing of it. It ends with the reason, whatever features it
-// has, and the one that starts in its place writes all again.
+// TestRestoredEtcd restores the etcd of the broker's cluster to an earlier state without the broker's objects. Watches
+// do not show that. The broker exits with the reason, with any features, and the next one writes everything again.
 func TestRestoredEtcd(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -42,7 +41,7 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true` + c.all
 			sendAll(w.exporter("c2"), "e1", c.export...)
 			w.becomes("everything of c2", all)
 			beside := kubetest.WriteBeside(t, w.admin)
-			time.Sleep(11 * time.Second) // it is asked every ten how far the store is
+			time.Sleep(11 * time.Second) // the broker checks every ten seconds
 			time.Sleep(beside.Late())
 			beside.Stop()
 

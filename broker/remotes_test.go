@@ -23,15 +23,15 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// remoteClusters are those of a world, and what is asked of them.
+// remoteClusters is a world with RemoteClusters and clients for them.
 type remoteClusters struct {
 	*world
 	api         dynamic.NamespaceableResourceInterface
 	definitions dynamic.NamespaceableResourceInterface
 }
 
-// worldOfObjects is a world whose broker follows RemoteClusters, and trusts what these say: its files have the own
-// cluster alone.
+// worldOfObjects returns a world whose broker watches RemoteClusters and trusts their bundles. Its files have only the
+// own cluster.
 func worldOfObjects(t *testing.T) *remoteClusters {
 	t.Helper()
 	w := newWorld(t)
@@ -85,8 +85,7 @@ func (r *remoteClusters) patch(name, spec string) {
 	}
 }
 
-// shows waits until the status of an object is this: conditions that are true, those that are false with their reasons,
-// port.
+// shows waits until an object has this status: the true conditions, the false ones with their reasons, and the port.
 func (r *remoteClusters) shows(name, want string) (message string) {
 	r.t.Helper()
 	eventually(r.t, "status of "+name, func() (bool, string) {
@@ -121,8 +120,8 @@ func (r *remoteClusters) shows(name, want string) (message string) {
 	return message
 }
 
-// A remote is added, changed and removed while the broker runs: the process and the streams of the other remotes go on.
-// What is not accepted changes nothing that works, and reports why on itself.
+// A remote is added, changed and removed while the broker runs. The process and the streams of other remotes continue.
+// A refused object changes nothing that works, and its status has the reason.
 func TestFollowsRemoteClusters(t *testing.T) {
 	r := worldOfObjects(t)
 	stop := r.start(r.cfg)
@@ -139,7 +138,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 	r.becomes("the first remote", ofC2)
 	r.shows("c2", "Accepted, Connected, Healthy, port 7775")
 
-	// The second one. The stream of the first continues: the next change is sent on it, and acknowledged.
+	// The second remote. The stream of the first continues: it acknowledges the next change.
 	r.create("c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 	r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
 	e2.send(changesFrom(101, serviceObject("shop", "second", 81)))
@@ -160,7 +159,7 @@ device c2: 7775 [10.2.0.0/16]
 device c3: 7776 [10.3.0.0/16]
 peer c2/n1: 172.18.2.1:51820 [10.2.1.0/24]`, "c2", "c3")
 
-	// One that cannot be beside the others, and a change that cannot.
+	// A remote that conflicts with the others, and a change that does.
 	before := r.written()
 	r.create("c4", "{podSubnets: [10.2.128.0/17], nodeSubnets: [172.16.0.0/12]}")
 	if why := r.shows("c4", "not Accepted (SubnetsConflict)"); !strings.Contains(why,
@@ -187,7 +186,8 @@ service c3-shop-73736d-fourth: 91`))
 		}
 	}
 
-	// A remote that is deleted: what is its goes, and its exporter is sent away. That of the other continues.
+	// A remote is deleted: its objects are removed, and its exporter's stream is closed. The stream of the other remote
+	// continues.
 	if err := r.api.Delete(t.Context(), "c3", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ service c2-shop-73736d-third: 82`
 	e2.send(changesFrom(103, serviceObject("shop", "third", 83)))
 	e2.acked(103)
 
-	// The definition is lost, and all objects with it: nothing that works changes, also not by a restart.
+	// The CRD is deleted with all objects: nothing that works changes, not even by a restart.
 	if err := r.api.Delete(t.Context(), "c4", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ service c2-shop-73736d-third: 82`
 		}
 	}
 
-	// The definition is there again, without objects; then with the object, whose deletion is an order.
+	// The CRD is back without objects, and then with the object. A deletion of the object now takes effect.
 	kubetest.InstallRemoteClusters(t, r.rest)
 	eventually(t, "the resource is followed again", func() (bool, string) {
 		problems := strings.Join(r.status(r.cfg).GetProblems(), "\n")
@@ -251,9 +251,9 @@ service c2-shop-73736d-third: 82`
 	r.becomes("no remote", "")
 }
 
-// A remote that is added, changed or removed touches nothing of the others: their objects are not written, their
-// exporters' streams go on, and agents receive the difference on the streams that they have. Only a change of what is
-// taken from a remote has the engines built again.
+// A remote that is added, changed or removed does not affect the others: their objects are not written, their
+// exporters' streams continue, and agents receive the difference on their existing streams. The engines are rebuilt
+// only if the admission of a remote changes.
 func TestRemotesChangeAlone(t *testing.T) {
 	r := worldOfObjects(t)
 	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
@@ -283,7 +283,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 		t.Fatalf("the engines were built %s times", n)
 	}
 
-	for life := byte(1); life <= 2; life++ { // the second finds nothing of the first
+	for life := byte(1); life <= 2; life++ { // the second time finds nothing of the first
 		r.create("c3", "{podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12]}")
 		r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
 		e3 := r.exporter("c3")
@@ -297,7 +297,7 @@ pool semaphore-c3-10-3-0-0-16: 10.3.0.0/16 disabled true
 service c3-shop-73736d-echo: 90
 set c3-shop-web: 10.3.1.5/32
 slice of c3-shop-73736d-echo: 10.3.1.5`))
-		// A change of the device is sent on the same stream, too.
+		// A change of the device uses the same stream too.
 		r.patch("c3", `{"wireguard": {"listenPort": 7779}}`)
 		for a.state["device c3"] != "7779 [10.3.0.0/16]" {
 			m, err := a.stream.Recv()
@@ -326,7 +326,7 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 		}
 	}
 
-	// The object says how narrow the nodes' devices are, and what is refused.
+	// The object's status has the MTU of the nodes' devices and the refusals.
 	a.report(&semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", Mtu: 1380, Peers: 1, PeersIdle: 1})
 	e2.send(changesFrom(102, sliceObject("shop", "bad", "echo", "192.0.2.99")))
 	e2.acked(102)
@@ -341,10 +341,10 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 		return mtu == 1380 && strings.HasSuffix(problem, "shop/bad"), fmt.Sprint(mtu, " ", problem)
 	})
 
-	// Other subnets are another remote as far as admission goes.
+	// For admission, other subnets make another remote.
 	r.patch("c2", `{"podSubnets": ["10.2.0.0/16", "10.22.0.0/16"]}`)
 	eventually(t, "the engines are built again", func() (bool, string) { n := built(); return n == "2", n })
-	// The stream ends only once the new engines take over, which is after they were counted.
+	// The stream ends when the new engines replace the old ones, which is after they were counted.
 	if err := e2.err(); !strings.Contains(err.Error(), "the configuration for your cluster has changed here") {
 		t.Errorf("the stream of the changed remote ends with %v", err)
 	}
@@ -354,7 +354,7 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 	r.becomes("wider subnets", sorted(ofC2+"\npool semaphore-c2-10-22-0-0-16: 10.22.0.0/16 disabled true"))
 }
 
-// Remotes in the file and RemoteClusters in the cluster are refused, with the command.
+// Remotes in the file together with RemoteClusters are refused with a remedy.
 func TestRemotesInFileBesideObjects(t *testing.T) {
 	r := worldOfObjects(t)
 	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")

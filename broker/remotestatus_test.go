@@ -13,7 +13,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestStatusOf: the conditions and numbers of a RemoteCluster, of each state of its link.
+// TestStatusOf checks the conditions and numbers of a RemoteCluster for each state of its link.
 func TestStatusOf(t *testing.T) {
 	accepted := remotes.Verdict{InEffect: &remotes.Object{ListenPort: 7974}, Reason: finding.Accepted, Message: "m"}
 	heard := timestamppb.New(time.Unix(1000, 5))

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
-// endpointStates are the states that the endpoints of a Service had, one after the other, over all its slices.
+// endpointStates records the consecutive states of a Service's endpoints over all its slices.
 type endpointStates struct {
 	mu      sync.Mutex
 	slices  map[string][]discoveryv1.Endpoint
@@ -32,7 +32,7 @@ func newEndpointStates() *endpointStates {
 	return &endpointStates{slices: map[string][]discoveryv1.Endpoint{}}
 }
 
-// saw takes the newest endpoints of a slice.
+// saw records the newest endpoints of a slice.
 func (s *endpointStates) saw(slice string, endpoints []discoveryv1.Endpoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,10 +85,10 @@ func (s *endpointStates) follow(t *testing.T, kube kubernetes.Interface, namespa
 	})
 }
 
-// A rolling update, as the EndpointSlice controller of the source writes it: each new endpoint becomes ready before an
-// old one terminates, and an old one terminates before it goes. The mirror has only states of the source, in their
-// order; changes that follow each other closely may come as one. When the source pauses, the mirror has each of its
-// states: an endpoint that terminates and still serves is in the mirror as such.
+// A rolling update, as the source's EndpointSlice controller writes it: each new endpoint becomes ready before an old
+// one terminates, and an old one terminates before it is removed. The mirror has only states of the source, in order;
+// closely following changes may be merged. If the source pauses, the mirror has each of its states: a terminating
+// endpoint that still serves is the same in the mirror.
 func TestRollingUpdateInOrder(t *testing.T) {
 	cfg1, cfg2 := kubetest.Start(t), kubetest.Start(t)
 	clusters := newClusters(t, "c1", "c2")
@@ -134,7 +134,7 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 
 	for _, c := range []struct {
 		name string
-		// pause reports whether each state is awaited in the mirror before the next one is written.
+		// pause means that the test waits for each state in the mirror before it writes the next one.
 		pause bool
 	}{{"paused", true}, {"at once", false}} {
 		t.Run(c.name, func(t *testing.T) {
@@ -205,7 +205,7 @@ func (u *update) remove(slice int, address string) {
 	})
 }
 
-// write changes a slice, notes the state of the source and, if asked to, waits until the mirror has it.
+// write changes a slice, records the state of the source and, with pause, waits until the mirror has it.
 func (u *update) write(n int, change func([]discoveryv1.Endpoint) []discoveryv1.Endpoint) {
 	u.t.Helper()
 	api := u.kube.DiscoveryV1().EndpointSlices("shop")
@@ -246,7 +246,7 @@ func (u *update) caughtUp() (bool, string) {
 	return here[len(here)-1] == there[len(there)-1], here[len(here)-1] + "; want " + there[len(there)-1]
 }
 
-// compare checks that the states of the mirror are states of the source in their order, and all of them if it paused.
+// compare checks that the mirror's states are states of the source in order, and all of them with pause.
 func (u *update) compare(t *testing.T) {
 	there, here := u.source.states(), slices.DeleteFunc(u.mirror.states(), func(s string) bool { return s == "" })
 	if u.pause && !slices.Equal(here, there) {

@@ -32,7 +32,7 @@ import (
 
 // Rules of docs/security.md that only a real listener can prove.
 
-// started is the federation listener of c1 as startFederation serves it, with a configuration that test changes.
+// started runs the federation listener of c1 like startFederation, with a changed configuration.
 func started(t *testing.T, c clusters, change func(*config.Broker)) (address string, server *federation.Server,
 	operators *operator.Server) {
 	t.Helper()
@@ -83,7 +83,7 @@ func TestR01AStreamSpeaksForItsOwnClusterOnly(t *testing.T) {
 	})
 }
 
-// Whatever comes before a handshake is done reaches no decoder: the connection just ends, and others go on.
+// Bytes before the end of a handshake reach no decoder. The connection just ends, and others continue.
 func TestR03NothingIsReadBeforeTheHandshakeIsDone(t *testing.T) {
 	noLeaks(t)
 	c := newClusters(t, "c1", "c2")
@@ -119,7 +119,7 @@ func TestR03NothingIsReadBeforeTheHandshakeIsDone(t *testing.T) {
 		"a TLS record":       "\x16\x03\x01\x40\x00" + strings.Repeat("x", 0x4000),
 	} {
 		t.Run(name, func(t *testing.T) {
-			// At most a TLS alert: no frame of HTTP/2, whose first byte after the settings would be its length.
+			// At most a TLS alert is sent, and no HTTP/2 frame, which would begin with its length.
 			if answer := raw(t, bytes); len(answer) > 0 && answer[0] != 0x15 &&
 				!strings.HasPrefix(string(answer), "HTTP/1.0 400") {
 				t.Errorf("answered by %q", answer)
@@ -148,7 +148,7 @@ func TestR03NothingIsReadBeforeTheHandshakeIsDone(t *testing.T) {
 			if name == "TLS 1.2" {
 				t.Error("TLS 1.2 is taken")
 			}
-			// In TLS 1.3 the client is done before the server has refused it.
+			// In TLS 1.3 the client's handshake ends before the server refuses it.
 			conn.SetDeadline(time.Now().Add(patience))
 			fmt.Fprint(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 			if answer, err := io.ReadAll(conn); err == nil || isTimeout(err) || len(answer) > 0 {
@@ -196,15 +196,15 @@ func TestR04WhatAConnectionMayAskForIsBounded(t *testing.T) {
 		}
 	})
 	t.Run("streams, and those that say nothing", func(t *testing.T) {
-		// Of another remote than the streams above: gRPC answers a message over the limit before the broker hears of the
-		// end of that stream, which still counts as open then.
+		// Use another remote than above: gRPC answers a message over the limit before the broker sees the end of that stream,
+		// so the stream still counts as open.
 		conn := c.dial(t, "c3", "exporter", address, broker)
 		ended := make(chan error)
 		for range 5 {
 			e := publish(t, conn) // and say nothing
 			go func() { ended <- e.err() }()
 		}
-		// One at once; the others for saying nothing.
+		// One ends immediately, the others because they send nothing.
 		if err := <-ended; status.Code(err) != codes.ResourceExhausted ||
 			!strings.Contains(err.Error(), "has 4 streams open") {
 			t.Errorf("one more than 4 streams: %v", err)
@@ -217,7 +217,7 @@ func TestR04WhatAConnectionMayAskForIsBounded(t *testing.T) {
 	})
 }
 
-// R5: who changes too fast is read more slowly, alone.
+// R5: only the remote that changes too fast is read more slowly.
 func TestR05ARemoteThatChangesTooFastIsThrottled(t *testing.T) {
 	noLeaks(t)
 	c := newClusters(t, "c1", "c2", "c3")
@@ -249,7 +249,7 @@ func TestR05ARemoteThatChangesTooFastIsThrottled(t *testing.T) {
 	if took := time.Since(begun); took < 1900*time.Millisecond {
 		t.Errorf("240 changes were taken within %s; at 20 a second, and 200 at once, they need 2 s", took)
 	}
-	// While one waits, which is 50 s, the other does not.
+	// While one remote waits for 50 s, the other does not.
 	fast.send(changesFrom(2001, members(1000)...))
 	begun = time.Now()
 	o := memberObject("shop", "x", "x", "web", "10.3.0.1")
@@ -260,7 +260,7 @@ func TestR05ARemoteThatChangesTooFastIsThrottled(t *testing.T) {
 	if took := time.Since(begun); took > 25*time.Second {
 		t.Errorf("another remote's 20 changes took %s", took)
 	}
-	// Its successor is not kept waiting by what it has sent.
+	// A new stream does not wait for the changes of the old one.
 	newer := publish(t, c.dial(t, "c2", "exporter", address, broker))
 	newer.send(helloMessage("c2", "e1", 3000, kind))
 	newer.recv()
@@ -272,7 +272,7 @@ func TestR05ARemoteThatChangesTooFastIsThrottled(t *testing.T) {
 	}
 }
 
-// R5: what is no change, and what a snapshot has beyond what may be held, are no way around the limit.
+// R5: changes without effect, and snapshot objects over the limit, do not bypass the rate limit.
 func TestR05ChangesWithoutEffectAreThrottled(t *testing.T) {
 	noLeaks(t)
 	c := newClusters(t, "c1", "c2")
@@ -337,8 +337,8 @@ func TestR05ARemoteThatBeginsStreamsTooOftenIsRefused(t *testing.T) {
 		e.cancel()
 	}
 	eventually(t, "seen to be gone", func() (bool, string) { s := server.Status()[0]; return !s.Connected, s.String() })
-	// One more may be begun each 20 s, which some of those before may have taken. Each that is let in, and says nothing,
-	// takes the broker's time for a Hello.
+	// One more stream may begin every 20 s, which an earlier one may have used. An admitted stream that sends nothing
+	// occupies the broker until the Hello timeout.
 	err := refused(t, conn)
 	for more := 0; more < 5 && status.Code(err) == codes.DeadlineExceeded; more++ {
 		err = refused(t, conn)
@@ -355,7 +355,7 @@ func TestR05ARemoteThatBeginsStreamsTooOftenIsRefused(t *testing.T) {
 	other.recv()
 }
 
-// R24, from the withdrawal to the operator's word.
+// R24, from the withdrawal to the operator's release.
 func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
 	c := newClusters(t, "c1", "c2")
 	address, server, operators := started(t, c, func(*config.Broker) {})
@@ -414,7 +414,7 @@ func TestR24TheOperatorReleasesTheBrake(t *testing.T) {
 	}
 }
 
-// No decision rests on a remote's clock: whatever it says, the same is taken, refused and acknowledged.
+// No decision depends on a remote's clock: with any time, the same objects are accepted, refused and acknowledged.
 func TestR25TheClockOfARemoteDecidesNothing(t *testing.T) {
 	c := newClusters(t, "c1", "c2")
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
@@ -460,14 +460,14 @@ func TestR25TheClockOfARemoteDecidesNothing(t *testing.T) {
 	}
 }
 
-// refusedLine is what the status says first of what is refused, and so without what is retained.
+// refusedLine returns the status line about refused objects, without the retained ones.
 func refusedLine(server *federation.Server) string {
 	lines := finding.Texts(server.Findings())
 	i := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, "refused ") })
 	return lines[i]
 }
 
-// noEngines are those of a broker that has written nothing.
+// noEngines returns the engines of a broker that has written nothing.
 func noEngines(t *testing.T) engines {
 	t.Helper()
 	return newEngines(brokerConfig(t, clusters{}), nil, func(_, _ string, _ finding.Code, _ string) {}, time.Now)

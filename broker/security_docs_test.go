@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// docs/security.md names a test and its package for each rule, and has every code of a refusal. That the tests exist
-// there is what docs.TestNamesOfTests asserts.
+// TestSecurityDocumentNamesTestsAndCodes checks that docs/security.md names a test and its package for each rule and
+// has every code of a refusal. docs.TestNamesOfTests checks that the tests exist.
 func TestSecurityDocumentNamesTestsAndCodes(t *testing.T) {
 	data, err := os.ReadFile("../docs/security.md")
 	if err != nil {

@@ -33,7 +33,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
 )
 
-// setSize is the most addresses of an object here: few, so that sets are several objects.
+// setSize is the maximum number of addresses per object. It is small, so that a set needs several objects.
 const setSize = 2
 
 // setsWorld is two clusters with real apiservers: c2 with pods and the whole exporter, c1 with the whole broker.
@@ -45,12 +45,12 @@ type setsWorld struct {
 	exporter func() // stops it
 	// A watch of one kind of sets shows these, one after the other.
 	global, namespaced *follower
-	// together is who sees both.
+	// together records both kinds.
 	together *together
 }
 
-// together puts the changes of both kinds into the order in which the apiserver stored them: two watches have none
-// between them.
+// together merges the changes of both kinds in the order in which the apiserver stored them, because two watches have
+// no common order.
 type together struct {
 	mu      sync.Mutex
 	changes []stored
@@ -71,7 +71,7 @@ func (a *together) saw(kind string, object metav1.Object, nets []string) {
 		followed{object.GetLabels()[naming.DefaultLabelDomain+"/name"], nets}})
 }
 
-// was is in which sets of any kind an address was since it was last asked; "" is none.
+// was returns the sets of any kind that had an address since the last call; "" is none.
 func (a *together) was(ip string) []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -81,14 +81,14 @@ func (a *together) was(ip string) []string {
 	return history[from:]
 }
 
-// all is in which sets of any kind an address was from the beginning.
+// all returns the sets of any kind that had an address from the beginning.
 func (a *together) all(ip string) []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.history(ip)
 }
 
-// history is for a caller that holds mu.
+// history requires that the caller holds mu.
 func (a *together) history(ip string) (history []string) {
 	slices.SortStableFunc(a.changes, func(x, y stored) int { return cmp.Compare(x.version, y.version) })
 	objects := map[string]followed{}
@@ -109,11 +109,11 @@ func (a *together) history(ip string) (history []string) {
 	return history
 }
 
-// follower follows the objects of one kind, as Felix does.
+// follower watches the objects of one kind like Felix.
 type follower struct {
 	mu      sync.Mutex
 	objects map[string]followed
-	// history is in which sets an address was, one state after the other.
+	// history has the consecutive sets of an address.
 	history map[string][]string
 	wrong   []string
 }
@@ -123,7 +123,7 @@ type followed struct {
 	nets []string
 }
 
-// saw takes the newest state of an object; no nets when it has gone.
+// saw records the newest state of an object, without nets if it was deleted.
 func (f *follower) saw(object metav1.Object, nets []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -157,7 +157,7 @@ func (f *follower) saw(object metav1.Object, nets []string) {
 	}
 }
 
-// was is in which sets an address was since it was last asked; "" is none.
+// was returns the sets that had an address since the last call; "" is none.
 func (f *follower) was(ip string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -275,7 +275,7 @@ func (w *setsWorld) run(what string, f func(context.Context) error) (stop func()
 	return stop
 }
 
-// pod makes a pod of c2, in a set or, with "", in none, and gives it addresses.
+// pod creates a pod of c2 with addresses, in a set or, with "", in none.
 func (w *setsWorld) pod(name, set string, hostNetwork bool, phase corev1.PodPhase, ips ...string) {
 	w.t.Helper()
 	pod := &corev1.Pod{
@@ -328,7 +328,7 @@ func (w *setsWorld) becomes(ip, set string) {
 	}
 }
 
-// went checks in which sets an address was meanwhile, which is one of those that are allowed.
+// went checks that the sets of an address since the last check are one of the allowed sequences.
 func (w *setsWorld) went(t *testing.T, ip string, allowed ...string) {
 	t.Helper()
 	for kind, f := range w.kinds() {
@@ -345,7 +345,7 @@ func (w *setsWorld) kinds() map[string]*follower {
 	return map[string]*follower{"GlobalNetworkSets": w.global, "NetworkSets": w.namespaced}
 }
 
-// refuseNetworkSets has c1 refuse every change of a NetworkSet until allow is called.
+// refuseNetworkSets makes c1 refuse every change of a NetworkSet until allow is called.
 func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
 	t.Helper()
 	policies, bindings := w.c1.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
@@ -390,8 +390,8 @@ func (w *setsWorld) refuseNetworkSets(t *testing.T) (allow func()) {
 	}
 }
 
-// From the pods of one apiserver to the sets of another, by all that is between, in both ways in which Calico serves
-// the types; who follows the sets sees no state that is wrong.
+// From the pods of one apiserver to the sets of another, through everything in between, with both APIs of Calico's
+// types. A watcher of the sets must see no wrong state.
 func TestSetsAreRightAtEveryMoment(t *testing.T) {
 	for name, install := range map[string]func(*testing.T, *rest.Config){
 		"crd.projectcalico.org": func(t *testing.T, c1 *rest.Config) {
@@ -408,7 +408,7 @@ func TestSetsAreRightAtEveryMoment(t *testing.T) {
 }
 
 func (w *setsWorld) transitions(t *testing.T) {
-	// R21: those that have no address of their own, or may not send from it any more, are in no set.
+	// R21: pods without their own address, or whose address is no longer valid, are in no set.
 	w.pod("host", "web", true, corev1.PodRunning, "172.18.2.5")
 	w.pod("done", "web", false, corev1.PodSucceeded, "10.2.0.3")
 	w.running("web-0", "web", "10.2.0.1", "fd02::1")
@@ -493,7 +493,7 @@ func (w *setsWorld) transitions(t *testing.T) {
 		}
 	}
 
-	// Without the exporter the sets stay, and since when nothing was received of them is known.
+	// Without the exporter the sets stay, and the metrics show since when nothing was received.
 	w.exporter()
 	since := time.Now()
 	time.Sleep(time.Second)

@@ -20,8 +20,8 @@ func observedAt(m *semaphorev1.PublishRequest, at time.Time) *semaphorev1.Publis
 	return m
 }
 
-// TestSpans: a node of c2 changes, an agent of c1 applies it and says so, and both are in the trace of that change.
-// What the broker refuses is an error in its own trace. Times that no change of now can have make no span.
+// TestSpans checks that a change of a node of c2 and its acknowledgement by an agent of c1 are in one trace. An object
+// that the broker refuses is an error in its own trace. Implausible times make no span.
 func TestSpans(t *testing.T) {
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
 	w := newWorld(t)

@@ -1,6 +1,5 @@
-// Package deploy_test checks the manifests: that each kustomization builds, that what they
-// say agrees with the defaults of the programs, and, against a real kube-apiserver, that
-// they are accepted and give each part the rights it needs and no others.
+// Package deploy_test checks the manifests: each kustomization builds, the values agree with the programs' defaults,
+// and a real kube-apiserver accepts them and gives each part the permissions that it needs and no others.
 package deploy_test
 
 import (
@@ -32,10 +31,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
-// strict knows Kubernetes' types and refuses fields that they do not have.
+// strict decodes Kubernetes types and rejects unknown fields.
 var strict = serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
 
-// build is `kubectl kustomize`.
+// build runs `kubectl kustomize` and decodes the objects.
 func build(t *testing.T, dir string) []runtime.Object {
 	t.Helper()
 	out, err := kubectl(t, "kustomize", dir)
@@ -60,8 +59,7 @@ func build(t *testing.T, dir string) []runtime.Object {
 	return objects
 }
 
-// find returns the one object of that type whose name is name, or begins with it where the
-// name has a hash at its end.
+// find returns the only object of a type with the name, or with the name and a hash suffix.
 func find[T runtime.Object](t *testing.T, objects []runtime.Object, name string) T {
 	t.Helper()
 	for _, o := range objects {
@@ -78,7 +76,7 @@ func find[T runtime.Object](t *testing.T, objects []runtime.Object, name string)
 	return none
 }
 
-// kustomizations are the directories with a kustomization of the given kind.
+// kustomizations returns the directories with a kustomization of the given kind.
 func kustomizations(t *testing.T, kind string) []string {
 	t.Helper()
 	var dirs []string
@@ -105,10 +103,10 @@ func kustomizations(t *testing.T, kind string) []string {
 	return dirs
 }
 
-// overlay writes a kustomization, in which DEPLOY stands for this directory.
+// overlay writes a kustomization. DEPLOY in its text stands for this directory.
 func overlay(t *testing.T, text string) string {
 	t.Helper()
-	// Relative, as kustomize takes nothing else, and from where no symbolic link is on the way.
+	// kustomize accepts only relative paths, so the path must have no symlinks.
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -151,8 +149,8 @@ func TestEveryKustomizationBuilds(t *testing.T) {
 	}
 }
 
-// The example is what users start from, so its parts must fit: files that the programs
-// take, and manifests that agree with the programs' defaults.
+// TestExampleFits checks that the parts of the example, from which users start, fit together: the programs accept the
+// files, and the manifests agree with the programs' defaults.
 func TestExampleFits(t *testing.T) {
 	objects := build(t, "example/c1")
 	exporter := parse(t, objects, "semaphore-exporter", config.Parse[config.Exporter])
@@ -167,7 +165,7 @@ func TestExampleFits(t *testing.T) {
 		"agent":    find[*appsv1.DaemonSet](t, objects, "semaphore-agent").Spec.Template.Spec,
 	}
 
-	// Agents: who they are, for whom their token is, and where their broker is.
+	// The identity of agents, the audience of their token, and the address of their broker.
 	token := volume(t, pods["agent"], "token").Projected.Sources[0].ServiceAccountToken
 	equal(t, "audience of the agents' token", token.Audience, broker.Agents.Audience)
 	equal(t, "ServiceAccount of the agents", pods["agent"].ServiceAccountName, broker.Agents.ServiceAccount)
@@ -191,7 +189,7 @@ func TestExampleFits(t *testing.T) {
 	equal(t, "namespace of the mirrors", broker.MirrorNamespace,
 		find[*rbacv1.Role](t, objects, "semaphore-broker-services").Namespace)
 
-	// The agents hold their broker to the file that it has, under a name that does not change with its content.
+	// The agents bound their broker by the broker's own file, in a ConfigMap whose name does not change with its content.
 	file := find[*corev1.ConfigMap](t, objects, "semaphore-subnets").Data["broker.yaml"]
 	equal(t, "subnets on the agents", mounted(pods["agent"], "subnets")+"/broker.yaml", agent.SubnetsFile)
 	equal(t, "volume of the subnets", volume(t, pods["agent"], "subnets").Projected.Sources[0].ConfigMap.Name,
@@ -210,7 +208,7 @@ func TestExampleFits(t *testing.T) {
 			of.Encryption),
 			fmt.Sprint(r.PodPrefixes, r.NodePrefixes, r.WireGuard.ListenPort, r.Encryption))
 	}
-	// An overlay that does not give it to them has agents that say so and do not run.
+	// Without an overlay for it, the agents report that and do not run.
 	bare := find[*corev1.ConfigMap](t, build(t, "broker"), "semaphore-subnets").Data["broker.yaml"]
 	if _, err := config.ParseSubnets([]byte(bare), "c1"); err == nil ||
 		!strings.Contains(err.Error(), "localSubnets: none") {
@@ -239,8 +237,8 @@ func TestExampleFits(t *testing.T) {
 		equal(t, c.part+": debug socket", mounted(pods[c.part], "run"), filepath.Dir(c.socket))
 	}
 
-	// Two of each, of which one leads. Both are ready, so that a rollout goes one by one, and a node that is drained takes
-	// one.
+	// Each has two replicas, of which one leads. Both are ready, so that a rollout replaces one at a time, and a drained
+	// node evicts one.
 	for part, election := range map[string]config.LeaderElection{"exporter": exporter.LeaderElection,
 		"broker": broker.LeaderElection} {
 		d := find[*appsv1.Deployment](t, objects, "semaphore-"+part)
@@ -254,7 +252,7 @@ func TestExampleFits(t *testing.T) {
 		if !maps.Equal(budget.Spec.Selector.MatchLabels, d.Spec.Selector.MatchLabels) {
 			t.Errorf("%s: the budget is for %v", part, budget.Spec.Selector)
 		}
-		// The replicas create the Lease: kubectl creates objects of its kind after Deployments, and would come too late.
+		// The replicas create the Lease, because kubectl would create it after the Deployments, which is too late.
 		if slices.ContainsFunc(objects, func(o runtime.Object) bool { _, is := o.(*coordinationv1.Lease); return is }) {
 			t.Errorf("%s: there is a Lease", part)
 		}
@@ -270,7 +268,7 @@ func TestExampleFits(t *testing.T) {
 			t.Errorf("%s: kept apart from %v, and is %v", part, apart.LabelSelector.MatchLabels, d.Spec.Template.Labels)
 		}
 	}
-	// The leader may write the slices of the Services that have no selector, and of no other.
+	// The leader may write only the slices of the Services without a selector.
 	var writable, wanted []string
 	for _, rule := range find[*rbacv1.Role](t, objects, "semaphore-broker-leader").Rules {
 		if slices.Contains(rule.Resources, "endpointslices") {
@@ -307,7 +305,7 @@ func TestExampleFits(t *testing.T) {
 		}
 	}
 
-	// As little as possible.
+	// The security context has the least privileges.
 	for part, pod := range pods {
 		sc := pod.Containers[0].SecurityContext
 		if sc.Privileged != nil || *sc.AllowPrivilegeEscalation || !*sc.ReadOnlyRootFilesystem ||
@@ -326,7 +324,8 @@ func TestExampleFits(t *testing.T) {
 	}
 }
 
-// The cluster's name is written once; a file that has it too would be ambiguous.
+// TestClusterNameTwiceIsRefused checks that the cluster's name is written only once: a second one in a file would be
+// ambiguous.
 func TestClusterNameTwiceIsRefused(t *testing.T) {
 	dir := overlay(t, `
 resources: [DEPLOY/agent]
@@ -343,7 +342,8 @@ configMapGenerator:
 	}
 }
 
-// Userspace devices have a container of their own beside the agent's, which asks for them there.
+// TestUserspaceWireGuard checks that userspace devices run in a separate container, which the agent uses through a
+// socket.
 func TestUserspaceWireGuard(t *testing.T) {
 	objects := build(t, overlay(t, `
 resources: [DEPLOY/agent]
@@ -375,7 +375,7 @@ images:
 		mounts(carrier)["wireguard-sockets"] != mounts(agent)["wireguard-sockets"] {
 		t.Errorf("socket %s; the agent has %v, wireguard-go %v", socket, mounts(agent), mounts(carrier))
 	}
-	// No key, token or configuration is for it.
+	// It has no key, token or configuration.
 	if got := slices.Sorted(maps.Keys(mounts(carrier))); !slices.Equal(got, []string{"run", "tun", "wireguard-sockets"}) {
 		t.Errorf("wireguard-go has the volumes %v", got)
 	}
@@ -384,8 +384,8 @@ images:
 	}
 }
 
-// What removes an overlay carries its configuration and volumes, and leaves nothing of it
-// running.
+// TestCleanupFollowsTheOverlay checks that the cleanup of an overlay has its configuration and volumes, and leaves
+// nothing of it running.
 func TestCleanupFollowsTheOverlay(t *testing.T) {
 	dir := overlay(t, `
 resources: [DEPLOY/example/c1]
@@ -426,7 +426,7 @@ images:
 		"/usr/local/bin/semaphore-agent cleanup --keys --wait --listen :7774")
 }
 
-// The other overlays that docs/install.md and docs/removal.md speak of.
+// TestDocumentedOverlays checks the other overlays in docs/install.md and docs/removal.md.
 func TestDocumentedOverlays(t *testing.T) {
 	kinds := func(t *testing.T, text string) []string {
 		var got []string
@@ -474,7 +474,7 @@ func command(pod corev1.PodSpec) string {
 	return strings.Join(append(slices.Clone(pod.Containers[0].Command), pod.Containers[0].Args...), " ")
 }
 
-// parse reads the configuration file of a part, as the part does.
+// parse parses the configuration file of a part like the part does.
 func parse[T any](t *testing.T, objects []runtime.Object, name string, parser func([]byte) (*T, error)) *T {
 	t.Helper()
 	text := find[*corev1.ConfigMap](t, objects, name).Data["config.yaml"]
@@ -494,7 +494,7 @@ func volume(t *testing.T, pod corev1.PodSpec, name string) corev1.Volume {
 	return pod.Volumes[i]
 }
 
-// mounted is where the first container finds the volume.
+// mounted returns the mount path of a volume in the first container.
 func mounted(pod corev1.PodSpec, volume string) string {
 	for _, m := range pod.Containers[0].VolumeMounts {
 		if m.Name == volume {

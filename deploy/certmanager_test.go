@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 )
 
-// certManagerObject is what we use of cert-manager's API, https://cert-manager.io/docs/reference/api-docs/: a
-// field that is not here is one that is misspelt.
+// certManagerObject has the used fields of cert-manager's API, https://cert-manager.io/docs/reference/api-docs/. An
+// unknown field in a manifest is then an error.
 type certManagerObject struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -50,7 +50,7 @@ type certManagerObject struct {
 	} `json:"spec"`
 }
 
-// foreign is an object of cert-manager's or OpenShift's API, which the server of these tests does not serve.
+// foreign decodes an object of an API of cert-manager or OpenShift, which the server of these tests does not serve.
 func foreign(data []byte) (runtime.Object, error) {
 	o := &unstructured.Unstructured{}
 	if err := json.Unmarshal(data, o); err != nil {
@@ -62,7 +62,7 @@ func foreign(data []byte) (runtime.Object, error) {
 	if o.GetKind() == "CustomResourceDefinition" && o.GetName() == v1alpha1.CRDName { // see api/v1alpha1
 		return o, nil
 	}
-	// Of the Prometheus Operator; tools/rules and TestMonitoring look into them.
+	// These are objects of the Prometheus Operator; tools/rules and TestMonitoring check their content.
 	if o.GetAPIVersion() == "monitoring.coreos.com/v1" &&
 		(o.GetKind() == "PodMonitor" || o.GetKind() == "PrometheusRule") {
 		return o, nil
@@ -87,8 +87,8 @@ func certManager(o *unstructured.Unstructured) (c certManagerObject, err error) 
 	return c, nil
 }
 
-// With cert-manager, each part has the name and the Secret that the rest of the manifests expect, in whatever
-// cluster and namespace.
+// TestCertManager checks that with cert-manager each part has the identity and the Secret that the other manifests
+// expect, in any cluster and namespace.
 func TestCertManager(t *testing.T) {
 	objects := build(t, overlay(t, `
 namespace: elsewhere
@@ -128,7 +128,7 @@ configMapGenerator:
 			"tls").Secret.SecretName,
 		"broker": volume(t, find[*appsv1.Deployment](t, objects, "semaphore-broker").Spec.Template.Spec,
 			"tls").Secret.SecretName,
-		// As `semaphorectl pki secrets` names it.
+		// The name is the one of `semaphorectl pki secrets`.
 		"semaphorectl": "semaphorectl-tls",
 	} {
 		c, ok := certificates["spiffe://aws-1/"+part]
@@ -137,7 +137,7 @@ configMapGenerator:
 			continue
 		}
 		equal(t, part+": Secret", c.Spec.SecretName, secret)
-		// What go-spiffe asks of a leaf, and a key in the form it reads.
+		// The requirements of go-spiffe for a leaf certificate, and a key encoding that it can read.
 		if c.Spec.IsCA || slices.Contains(c.Spec.Usages, "cert sign") ||
 			!slices.Contains(c.Spec.Usages, "digital signature") ||
 			!slices.Contains(c.Spec.Usages, "client auth") || !slices.Contains(c.Spec.Usages, "server auth") ||
@@ -145,7 +145,7 @@ configMapGenerator:
 			t.Errorf("%s: %+v", part, c.Spec)
 		}
 		if d := c.Spec.Duration.Duration; d < 24*time.Hour || d > 90*24*time.Hour || c.Spec.RenewBefore.Duration < d/5 {
-			// check warns in the last fifth: cert-manager has to be quicker.
+			// check warns in the last fifth of the validity, so cert-manager must renew before that.
 			t.Errorf("%s: for %s, renewed %s before", part, d, c.Spec.RenewBefore.Duration)
 		}
 		equal(t, part+": key", c.Spec.PrivateKey.RotationPolicy, "Always")

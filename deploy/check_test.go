@@ -8,8 +8,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/ctl"
 )
 
-// TestCheckTakesWhatKustomizePrints: the overlay that users start from is valid before it is applied, and a mistake in
-// it is found.
+// TestCheckTakesWhatKustomizePrints checks that the overlay that users start from is valid before it is applied, and
+// that a mistake in it is found.
 func TestCheckTakesWhatKustomizePrints(t *testing.T) {
 	manifests, err := kubectl(t, "kustomize", "example/c1")
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package deploy carries the manifests of this directory for semaphorectl, which builds from them what `kubectl apply
-// -k` applies. It owns no manifest and no default: the files do.
+// Package deploy embeds the manifests of this directory for semaphorectl, which builds from them the same objects as
+// `kubectl apply -k`. It owns no manifest and no default: the files do.
 package deploy
 
 import "embed"

@@ -20,9 +20,8 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
-// TestImageFitsManifests: every container of the manifests runs the product's image; the image has its command, the
-// directories that something is mounted on and the directory of each file that is mounted, and a user who is not root,
-// by number.
+// TestImageFitsManifests checks that every container of the manifests runs the product's image, and that the image has
+// its command, the mount point of every volume, and a numeric user that is not root.
 func TestImageFitsManifests(t *testing.T) {
 	programs, err := (&components.Builder{Progress: t.Output()}).Programs(context.Background())
 	if err != nil {
@@ -80,7 +79,7 @@ func TestImageFitsManifests(t *testing.T) {
 					if m.SubPath != "" {
 						target = path.Dir(target) // a file
 					}
-					if !isDir(target) && !strings.HasPrefix(target, "/dev/") { // which the runtime mounts again
+					if !isDir(target) && !strings.HasPrefix(target, "/dev/") { // the runtime mounts /dev itself
 						t.Errorf("%s mounts %s, and the image has no directory %s", what, m.MountPath, target)
 					}
 				}
@@ -95,7 +94,7 @@ func TestImageFitsManifests(t *testing.T) {
 	}
 }
 
-// podOf is the template of an object that makes pods, nil for others.
+// podOf returns the pod template of a workload, or nil for other objects.
 func podOf(o any) *corev1.PodSpec {
 	switch o := o.(type) {
 	case *appsv1.Deployment:

@@ -15,8 +15,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// TestInstallIsKustomize: semaphorectl install applies what kubectl makes of these files and of the overlay that a
-// person would write, object by object, with any features and components, and the parts accept the configuration.
+// TestInstallIsKustomize checks that semaphorectl install applies the same objects as kubectl does with these files and
+// a hand-written overlay, for any features and components, and that the parts accept the configuration.
 func TestInstallIsKustomize(t *testing.T) {
 	values := func(change func(*install.Values)) install.Values {
 		v := install.Values{Cluster: "c1", Namespace: install.DefaultNamespace,
@@ -75,9 +75,9 @@ func TestInstallIsKustomize(t *testing.T) {
 	}
 }
 
-// TestAgentlessIsKustomize: link --agentless applies what kubectl makes of deploy/reader and deploy/foreign-exporter
-// and of the overlays that docs/agentless.md shows, the exporter takes its configuration, and a cluster that is read
-// gets nothing but an account that reads.
+// TestAgentlessIsKustomize checks that link --agentless applies the same objects as kubectl does with deploy/reader and
+// deploy/foreign-exporter and the overlays in docs/agentless.md, that the exporter accepts its configuration, and that
+// the read cluster gets only a reading account.
 func TestAgentlessIsKustomize(t *testing.T) {
 	f := install.Foreign{Cluster: "c2", Reader: "c1", Parts: "semaphore", APIURL: "https://api.c2.example:6443",
 		Roots:    true,
@@ -99,7 +99,7 @@ func TestAgentlessIsKustomize(t *testing.T) {
 		}
 		same(t, dir, func() ([]*unstructured.Unstructured, error) {
 			all, err := one.build(f)
-			for _, o := range all { // by which semaphorectl finds it again
+			for _, o := range all { // semaphorectl finds it again by this label
 				if labels := o.GetLabels(); labels[install.ForeignLabel] != "" {
 					delete(labels, install.ForeignLabel)
 					o.SetLabels(labels)
@@ -137,7 +137,7 @@ func TestAgentlessIsKustomize(t *testing.T) {
 	}
 }
 
-// withName is the file of an overlay as kustomize makes it.
+// withName writes an overlay's file with the cluster's name, as kustomize adds it.
 func withName(t *testing.T, text []byte) (file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "config.yaml")
@@ -152,7 +152,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// same compares what kubectl makes of a directory with what install does.
+// same compares the output of kubectl for a directory with that of install.
 func same(t *testing.T, dir string, build func() ([]*unstructured.Unstructured, error)) {
 	t.Helper()
 	text, err := kubectl(t, "kustomize", "--load-restrictor", "LoadRestrictionsNone", dir)
@@ -162,7 +162,7 @@ func same(t *testing.T, dir string, build func() ([]*unstructured.Unstructured, 
 		for one := range strings.SplitSeq(text, "\n---\n") {
 			object := unstructured.Unstructured{}
 			must(t, yaml.Unmarshal([]byte(one), &object.Object))
-			// kubectl ignores a namespace of what is in none.
+			// kubectl ignores the namespace of a cluster-scoped object.
 			if strings.HasPrefix(object.GetKind(), "ValidatingAdmissionPolicy") ||
 				object.GetKind() == "SecurityContextConstraints" {
 				object.SetNamespace("")

@@ -18,8 +18,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 )
 
-// testImportWrites attacks with a stolen token of the broker where features/mcs gives it rights in all namespaces: it
-// writes its ServiceImports and the slices beside them, and nothing else (R29).
+// testImportWrites attacks with a stolen broker token where features/mcs gives it permissions in all namespaces. It can
+// write its ServiceImports and their EndpointSlices, and nothing else (R29).
 func testImportWrites(t *testing.T, s *server) {
 	objects := s.applyImports(t, "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n")
 	t.Cleanup(func() {
@@ -74,7 +74,7 @@ func TestImportWritesElsewhere(t *testing.T) {
 	}
 }
 
-// applyImports installs an overlay with features/mcs where the API is served, and has its policies warn too.
+// applyImports installs an overlay with features/mcs and the CRDs of the API, and makes its policies warn too.
 func (s *server) applyImports(t *testing.T, text string) []runtime.Object {
 	t.Helper()
 	if _, err := definitions.Apply(t.Context(),
@@ -88,7 +88,7 @@ func (s *server) applyImports(t *testing.T, text string) []runtime.Object {
 	return objects
 }
 
-// importAttempts are what a stolen token of the broker in a namespace tries, and the client that has it.
+// importAttempts returns what a stolen broker token tries in a namespace, and the client with the token.
 func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kubernetes.Interface) {
 	t.Helper()
 	ctx := t.Context()

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// dashboard is what of Grafana's JSON model is checked
+// dashboard has the checked fields of Grafana's JSON model
 // (https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/).
 type dashboard struct {
 	UID           string
@@ -30,7 +30,7 @@ type dashboard struct {
 	}
 }
 
-// rule is one of the alerts.
+// rule is an alerting rule.
 type rule struct {
 	Alert, Expr, For    string
 	Labels, Annotations map[string]string
@@ -58,7 +58,7 @@ func rules(t *testing.T) []rule {
 
 var metricName = regexp.MustCompile(`\bsemaphore_[a-z_]+`)
 
-// documented are the metrics of docs/metrics.md.
+// documented returns the metrics in docs/metrics.md.
 func documented(t *testing.T) map[string]bool {
 	t.Helper()
 	text, err := os.ReadFile("../docs/metrics.md")
@@ -76,7 +76,7 @@ func documented(t *testing.T) map[string]bool {
 	return names
 }
 
-// unknown are the metrics of an expression that docs/metrics.md does not have.
+// unknown returns the metrics in an expression that docs/metrics.md lacks.
 func unknown(expr string, known map[string]bool) (names []string) {
 	for _, name := range metricName.FindAllString(expr, -1) {
 		if !known[name] && !known[strings.TrimSuffix(name, "_bucket")] {
@@ -86,7 +86,7 @@ func unknown(expr string, known map[string]bool) (names []string) {
 	return names
 }
 
-// Dashboard and alerts ask for metrics that there are, and docs/alerts.md has the alerts as they are.
+// TestMonitoring checks that the dashboard and the alerts use existing metrics, and that docs/alerts.md has the alerts.
 func TestMonitoring(t *testing.T) {
 	known := documented(t)
 	data, err := os.ReadFile("features/dashboard/semaphore.json")

@@ -32,7 +32,7 @@ func platform(t *testing.T, components string) ([]string, *appsv1.DaemonSet, []*
 	return kinds, find[*appsv1.DaemonSet](t, objects, "semaphore-agent"), foreign, quota
 }
 
-// TestPlatforms: what platforms want of the agent's pods, they get, and nobody else does.
+// TestPlatforms checks that the agent's pods have what each platform requires, and that no other pod has it.
 func TestPlatforms(t *testing.T) {
 	kinds, plain, _, quota := platform(t, "")
 	pod := plain.Spec.Template.Spec
@@ -126,8 +126,8 @@ func TestPlatforms(t *testing.T) {
 	})
 }
 
-// testPlatforms: the apiserver takes the agent's pods as they are then, and the quota. OpenShift's own types it has
-// not.
+// testPlatforms checks that the apiserver accepts the agent's pods and the quota with each component. It does not serve
+// OpenShift's types.
 func testPlatforms(t *testing.T, s *server) {
 	for _, components := range []string{"gke", "selinux", "userspace-wireguard-privileged", "network-policies",
 		"selinux, DEPLOY/features/userspace-wireguard-privileged, DEPLOY/features/gke"} {

@@ -12,8 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Each port of the pods of broker and exporter is let in by a policy that selects them, under a name that the pods
-// have: those for other clusters and agents from anywhere, probes and metrics from the cluster's own pods.
+// TestNetworkPolicies checks that each port of the broker and exporter pods is admitted by a policy that selects them,
+// under the port's name: ports for other clusters and agents from anywhere, probes and metrics from the cluster's own
+// pods.
 func TestNetworkPolicies(t *testing.T) {
 	objects := build(t, overlay(t, "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/network-policies]\n"))
 	for _, part := range []string{"broker", "exporter"} {
@@ -62,7 +63,7 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 }
 
-// An overlay pins the image by its digest, in one place for all parts and their removal.
+// TestImageByDigest checks that an overlay can pin the image by digest, in one place for all parts and their removal.
 func TestImageByDigest(t *testing.T) {
 	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	for dir, component := range map[string]string{"example/c1": "components: [DEPLOY/features/userspace-wireguard]\n",

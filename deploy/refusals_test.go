@@ -19,9 +19,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// refusals are the messages of all policies that refuse a request. The error of the apiserver has the message of one,
-// and which one changes each time that any policy is written. So each policy is bound once more, by a binding that
-// warns (server.warn): a response has the warnings of all, refused or not.
+// refusals records the messages of all policies that refuse a request. The apiserver's error has the message of only
+// one policy, and which one changes with each write of a policy. So each policy has a second binding that warns
+// (server.warn): a response has the warnings of all policies, whether it is refused or not.
 type refusals struct {
 	mu   sync.Mutex
 	said []string
@@ -46,18 +46,18 @@ func (r *refusals) take() []string {
 	return slices.Compact(said)
 }
 
-// says are parts of the messages by which policies refuse an attempt, one of each message.
+// says are parts of the policies' messages about an attempt, one for each message.
 type says []string
 
-// attempt is a request of somebody who is confined.
+// attempt is a request of a confined user.
 type attempt struct {
 	name string
 	do   func() error
-	// refused has all reasons for which policies refuse it; none: it passes.
+	// refused has all reasons for the refusal. If it is empty, the request must pass.
 	refused says
 }
 
-// check makes the attempt, once: it passes, or is refused for all of its reasons and for no other.
+// check makes the attempt once. It must pass, or be refused for exactly these reasons.
 func (a attempt) check(t *testing.T, s *server) {
 	t.Helper()
 	s.refused.take()
@@ -86,7 +86,7 @@ func (a attempt) check(t *testing.T, s *server) {
 	}
 }
 
-// warn binds the policies of an overlay once more, so that they warn beside refusing, until the test ends.
+// warn adds a warning binding for each policy of an overlay until the test ends.
 func (s *server) warn(t *testing.T, objects []runtime.Object) {
 	t.Helper()
 	client := s.client("").AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
@@ -109,21 +109,21 @@ func (s *server) warn(t *testing.T, objects []runtime.Object) {
 	}
 }
 
-// settled returns when the apiserver acts by all rights, policies and their parameters that have been written or
-// deleted. It writes one more of each and waits for those: an apiserver sees the objects of a type in their order.
+// settled waits until the apiserver has applied all earlier writes of RBAC, policies and their parameters. It writes
+// one more object of each type and waits for its effect, because an apiserver sees the objects of a type in order.
 func (s *server) settled(t *testing.T) {
 	t.Helper()
 	began := time.Now()
 	s.rightsSettled(t)
-	// The apiserver lists the bindings, then looks for the policy of each: in the first round it may find the last policy
-	// after it did not find another one. In the second round it has had all policies of before the first.
+	// The apiserver lists the bindings and then gets the policy of each. In the first round it may find the last policy
+	// although it has not found an earlier one. In the second round it has all policies from before the first.
 	for range 2 {
 		s.policiesSettled(t)
 	}
 	t.Logf("rights and policies are in force after %s", time.Since(began).Round(time.Millisecond))
 }
 
-// rightsSettled writes one of each object of RBAC and waits until they count.
+// rightsSettled creates an object of each RBAC type and waits until they take effect.
 func (s *server) rightsSettled(t *testing.T) {
 	t.Helper()
 	const ns, group = "kube-system", "settled.example.org"
@@ -175,7 +175,7 @@ func (s *server) rightsSettled(t *testing.T) {
 	}
 }
 
-// policiesSettled writes a policy with a parameter, as those of slices have, and waits until it counts.
+// policiesSettled creates a policy with a parameter, like those of slices, and waits until it takes effect.
 func (s *server) policiesSettled(t *testing.T) {
 	t.Helper()
 	const ns = "kube-system"

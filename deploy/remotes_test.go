@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 )
 
-// exampleOfARemote applies the RemoteCluster of the example: as it is, the apiserver says what is missing; with the
-// certificate that docs/overlays.md has a reader append it takes it.
+// exampleOfARemote applies the RemoteCluster of the example. Unchanged, the apiserver reports what is missing; with the
+// certificate that docs/overlays.md adds, it accepts it.
 func (s *server) exampleOfARemote(t *testing.T) {
 	t.Helper()
 	text, err := os.ReadFile("example/c1/remotes/c2.yaml")
@@ -40,8 +40,8 @@ func (s *server) exampleOfARemote(t *testing.T) {
 	}
 }
 
-// No part writes what a RemoteCluster says, whatever its rights; each writes its status. Of ConfigMaps they make their
-// own.
+// testRemoteWrites checks that no part can write the spec of a RemoteCluster, with any permissions, and that each
+// writes its status. They can create only their own ConfigMaps.
 func testRemoteWrites(t *testing.T, s *server) {
 	s.kubectl(t, "apply", "-k", "example/c1")
 	broker, exporter := account("semaphore-broker"), account("semaphore-exporter")

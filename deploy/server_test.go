@@ -27,11 +27,11 @@ import (
 
 func account(name string) string { return "system:serviceaccount:semaphore:" + name }
 
-// One apiserver serves all tests here: starting one takes seconds.
+// TestOnServer runs all tests that share one apiserver, because its start takes seconds.
 func TestOnServer(t *testing.T) {
 	s := startServer(t)
-	// It leaves a policy with a ConfigMap as its parameter until the end: an apiserver stops to follow ConfigMaps when the
-	// last such policy goes, and does not begin again (https://github.com/kubernetes/kubernetes/issues/130887).
+	// Keep a policy with a ConfigMap as its parameter until the end: the apiserver stops watching ConfigMaps when the last
+	// such policy is deleted, and does not start again (https://github.com/kubernetes/kubernetes/issues/130887).
 	s.settled(t)
 	t.Run("RightsByFeature", func(t *testing.T) { testRightsByFeature(t, s) })
 	t.Run("Example", func(t *testing.T) { testExample(t, s) })
@@ -46,8 +46,8 @@ func TestOnServer(t *testing.T) {
 	t.Run("Cleanup", func(t *testing.T) { testCleanup(t, s) })
 }
 
-// rights are what RBAC lets a ServiceAccount do in a namespace, a line for each resource,
-// without what everyone may.
+// rights returns what RBAC allows a ServiceAccount in a namespace, a line for each resource, without what every user
+// may do.
 func rights(t *testing.T, s *server, account, namespace string) []string {
 	t.Helper()
 	of := func(user string) map[string]bool {
@@ -91,7 +91,7 @@ const (
 	writes = "create delete get list update watch"
 )
 
-// leads are the rights by which a part's replicas choose the one that works, with any features.
+// leads returns the permissions for the leader election of a part's replicas, which are the same with all features.
 func leads(part string) []string {
 	rights := []string{"leases.coordination.k8s.io: create", "leases.coordination.k8s.io: get update only [semaphore-" +
 		part + "-leader]"}
@@ -107,8 +107,8 @@ func leads(part string) []string {
 	return rights
 }
 
-// Each feature's rights, and no others: in all namespaces, and added to that in the one
-// where semaphore lives.
+// testRightsByFeature checks the permissions of each feature, and that there are no others: in all namespaces, and in
+// addition in the namespace of semaphore.
 func testRightsByFeature(t *testing.T, s *server) {
 	type want struct{ everywhere, inSemaphore []string }
 	const events = "events.events.k8s.io: create"
@@ -222,18 +222,18 @@ func testRightsByFeature(t *testing.T, s *server) {
 			for _, part := range []string{"exporter", "broker", "agent"} {
 				w := parts[part]
 				if part != "agent" {
-					// To follow RemoteClusters.
+					// For watching RemoteClusters.
 					w.everywhere = append(slices.Clone(w.everywhere), "remoteclusters.semaphore.uw.io: "+reads,
 						"remoteclusters/status.semaphore.uw.io: patch",
 						"customresourcedefinitions.apiextensions.k8s.io: get only ["+v1alpha1.CRDName+"]")
 				}
 				if part == "exporter" {
-					// To know which cluster it reads.
+					// For identifying the cluster that it reads.
 					w.everywhere = append(slices.Clone(w.everywhere), "namespaces: get only [kube-system]",
-						"writes.semaphore.uw.io: named") // by which the admission policies know it: it grants nothing
+						"writes.semaphore.uw.io: named") // identifies it to the admission policies; grants nothing
 				}
 				if part == "broker" {
-					// By which the admission policies know it: it grants nothing.
+					// This identifies it to the admission policies and grants nothing.
 					w.everywhere = append(slices.Clone(w.everywhere), "writes.semaphore.uw.io: confined untaint")
 				}
 				elsewhere := slices.Sorted(slices.Values(w.everywhere))
@@ -257,7 +257,8 @@ func testRightsByFeature(t *testing.T, s *server) {
 	}
 }
 
-// A reader of another cluster may read what its features need, and nothing else in any namespace.
+// testReader checks that a reader in another cluster may read what its features need, and nothing else in any
+// namespace.
 func testReader(t *testing.T, s *server) {
 	dir := overlay(t, "resources: [DEPLOY/reader]\ncomponents: [DEPLOY/reader/services, DEPLOY/reader/policy]\n"+
 		"nameSuffix: -c1\n")
@@ -277,8 +278,8 @@ func testReader(t *testing.T, s *server) {
 	}
 }
 
-// deleteRBAC deletes the roles and bindings of an overlay. The rest stays: no controller is
-// there that would finish the deletion of a namespace.
+// deleteRBAC deletes the roles and bindings of an overlay. Other objects stay, because no controller would complete the
+// deletion of a namespace here.
 func (s *server) deleteRBAC(t *testing.T, objects []runtime.Object) {
 	client := s.client("").RbacV1()
 	for _, o := range objects {
@@ -299,10 +300,10 @@ func (s *server) deleteRBAC(t *testing.T, objects []runtime.Object) {
 	}
 }
 
-// The example is accepted, its pods are admitted, and asked one by one, each part may do what
-// it must and not what would be worth stealing its token for.
+// testExample checks that the apiserver accepts the example and admits its pods, and that each part has the permissions
+// that it needs and none that would be worth stealing its token for.
 func testExample(t *testing.T, s *server) {
-	for _, dir := range []string{".", "example/c1"} { // the second time over what stands
+	for _, dir := range []string{".", "example/c1"} { // the second time over the existing objects
 		s.kubectl(t, "apply", "-k", dir)
 	}
 	admitted(t, s, "example/c1")
@@ -373,7 +374,7 @@ func testExample(t *testing.T, s *server) {
 	t.Logf("%d access reviews", len(reviews))
 }
 
-// admitted creates, on trial, a pod of each workload, as the controllers would.
+// admitted creates a pod of each workload with dry run, as the controllers would.
 func admitted(t *testing.T, s *server, dir string) {
 	t.Helper()
 	objects := build(t, dir)
@@ -399,7 +400,7 @@ func admitted(t *testing.T, s *server, dir string) {
 	}
 }
 
-// Whatever its rights, the broker changes nothing of a node but its own annotations.
+// testNodeWrites checks that the broker, with any permissions, changes only its own annotations on Nodes.
 func testNodeWrites(t *testing.T, s *server) {
 	s.kubectl(t, "apply", "-k", "example/c1")
 	admin := s.client("")
@@ -416,7 +417,7 @@ func testNodeWrites(t *testing.T, s *server) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// More than its roles give, to show that the policy does not lean on them.
+	// Grant more than its roles do, to show that the policy does not depend on them.
 	users := []string{account("semaphore-broker"), account("semaphore-cleanup"),
 		"system:serviceaccount:elsewhere:semaphore-broker", account("other")}
 	bind(t, admin, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes", "nodes/status"},
@@ -535,8 +536,8 @@ func testNodeWrites(t *testing.T, s *server) {
 	}
 }
 
-// Of a node's spec the broker takes its own taint away, whatever its effect, and changes nothing else; nobody else of
-// ours does even that.
+// testNodeTaint checks that the broker can remove its own taint, with any effect, and change nothing else in a Node's
+// spec. No other part of semaphore can do even that.
 func testNodeTaint(t *testing.T, s *server) {
 	s.kubectl(t, "apply", "-k", "example/c1")
 	admin := s.client("")
@@ -568,7 +569,7 @@ func testNodeTaint(t *testing.T, s *server) {
 			subresources...)
 		return err
 	}
-	// Admission has tainted the new node as not ready.
+	// Admission has added the not-ready taint to the new node.
 	if err := patch("", map[string]any{"taints": before.Taints}); err != nil {
 		t.Fatal(err)
 	}
@@ -598,7 +599,7 @@ func testNodeTaint(t *testing.T, s *server) {
 			err := patch(c.user, c.spec)
 			want := "may not change the spec of a node, such as its taints, but for taking semaphore.uw.io/agent-not-ready away"
 			if _, provider := c.spec["providerID"]; provider {
-				want = "node updates may not change providerID" // of anybody
+				want = "node updates may not change providerID" // refused for every user
 			}
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%v", err)
@@ -634,7 +635,8 @@ func testNodeTaint(t *testing.T, s *server) {
 	}
 }
 
-// The policy names all of a node's spec but the taints: a field that a later API has must be added.
+// TestPolicyNamesNodeSpec checks that the policy lists all fields of a Node's spec except the taints. A field of a
+// later API must be added.
 func TestPolicyNamesNodeSpec(t *testing.T) {
 	text, err := os.ReadFile("broker/node-writes.yaml")
 	if err != nil {
@@ -650,7 +652,7 @@ func TestPolicyNamesNodeSpec(t *testing.T) {
 	}
 }
 
-// many are keys of annotations of that many remotes.
+// many returns annotation keys of n remotes.
 func many(n int) map[string]any {
 	out := map[string]any{}
 	for i := range n {
@@ -659,7 +661,7 @@ func many(n int) map[string]any {
 	return out
 }
 
-// bind gives users a right in the whole cluster until the test ends.
+// bind gives users a cluster-wide permission until the test ends.
 func bind(t *testing.T, client kubernetes.Interface, rule rbacv1.PolicyRule, users ...string) {
 	t.Helper()
 	role, err := client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
@@ -684,8 +686,8 @@ func bind(t *testing.T, client kubernetes.Interface, rule rbacv1.PolicyRule, use
 	})
 }
 
-// Both namespaces can be others, as docs/install.md says: that of the parts, and that of the
-// mirrors.
+// testOtherNamespaces checks that both namespaces can be changed as in docs/install.md: that of the parts and that of
+// the mirrors.
 func testOtherNamespaces(t *testing.T, s *server) {
 	dir := overlay(t, `
 namespace: federation
@@ -719,10 +721,10 @@ patches:
 				return fmt.Errorf("%q", got)
 			}
 		}
-		// The lease is where the parts are.
+		// The Lease is in the namespace of the parts.
 		here := rights(t, s, account("semaphore-broker"), "semaphore")
 		for _, want := range leads("broker") {
-			// ConfigMaps are made there too: those of drains.
+			// ConfigMaps of drains are created in the mirror namespace too.
 			if want != "configmaps: create" && slices.Contains(got, want) || !slices.Contains(here, want) {
 				return fmt.Errorf("in mirrors %q, in semaphore %q", got, here)
 			}
@@ -731,7 +733,7 @@ patches:
 	})
 }
 
-// The overlay that removes another is accepted over it, and may do what it must.
+// testCleanup checks that the cleanup overlay is accepted over an installation and has the permissions that it needs.
 func testCleanup(t *testing.T, s *server) {
 	s.kubectl(t, "apply", "-k", "example/c1-cleanup")
 	admitted(t, s, "example/c1-cleanup")

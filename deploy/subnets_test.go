@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// withoutAgents are the resources of an overlay in which no agents run, with the subnets of its broker.
+// withoutAgents is an overlay without agents, with the subnets of its broker.
 const withoutAgents = `
 resources: [DEPLOY/crds, DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker]
 components: [DEPLOY/features/services, DEPLOY/features/endpoints, DEPLOY/features/mcs]
@@ -25,8 +25,8 @@ configMapGenerator:
         globalServices: {podSubnets: [10.1.0.0/16]}
 `
 
-// TestPoliciesFindSubnets: wherever semaphore is installed, with agents and without, each admission policy with
-// parameters finds the one ConfigMap with the own subnets.
+// TestPoliciesFindSubnets checks that in any namespace, with and without agents, each admission policy with parameters
+// finds the ConfigMap with the own subnets.
 func TestPoliciesFindSubnets(t *testing.T) {
 	for name, text := range map[string]string{
 		"as shipped":                               "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n",

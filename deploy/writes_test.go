@@ -29,14 +29,14 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// token are clients with a real token of a ServiceAccount of the manifests, as one who has stolen it has them.
+// token returns clients with a real token of a ServiceAccount of the manifests, like an attacker who has stolen it.
 func (s *server) token(t *testing.T, namespace, account string) (kubernetes.Interface, dynamic.Interface) {
 	t.Helper()
 	cfg := s.tokenConfig(t, namespace, account)
 	return kubernetes.NewForConfigOrDie(cfg), dynamic.NewForConfigOrDie(cfg)
 }
 
-// tokenConfig is how such a client connects.
+// tokenConfig returns the client configuration for such a token.
 func (s *server) tokenConfig(t *testing.T, namespace, account string) *rest.Config {
 	t.Helper()
 	answer, err := s.client("").CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account,
@@ -49,8 +49,8 @@ func (s *server) tokenConfig(t *testing.T, namespace, account string) *rest.Conf
 	return cfg
 }
 
-// podToken is a client with a token of a ServiceAccount that is bound to a pod, as kubelet gives it to a container, and
-// that pod.
+// podToken returns a client with a pod-bound token of a ServiceAccount, as kubelet gives it to a container, and the
+// pod.
 func (s *server) podToken(t *testing.T, namespace, account, name string) (kubernetes.Interface, *corev1.Pod) {
 	t.Helper()
 	admin := s.client("")
@@ -79,7 +79,7 @@ func (s *server) podToken(t *testing.T, namespace, account, name string) (kubern
 	return kubernetes.NewForConfigOrDie(cfg), pod
 }
 
-// leaderSlice is as the leader makes it for one of the broker's own Services, then changed.
+// leaderSlice returns the slice that the leader creates for one of the broker's own Services, with changes.
 func leaderSlice(service string, pod *corev1.Pod,
 	change ...func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
@@ -103,7 +103,7 @@ func leaderSlice(service string, pod *corev1.Pod,
 	return s
 }
 
-// deletePolicies deletes the admission policies of an overlay, so that the next one is tested alone.
+// deletePolicies deletes the admission policies of an overlay, so that the next overlay is tested alone.
 func (s *server) deletePolicies(t *testing.T, objects []runtime.Object) {
 	client := s.client("").AdmissionregistrationV1()
 	for _, o := range objects {
@@ -120,7 +120,7 @@ func (s *server) deletePolicies(t *testing.T, objects []runtime.Object) {
 	}
 }
 
-// mirrorService and mirrorSlice are as the broker makes them, then changed.
+// mirrorService and mirrorSlice return objects as the broker creates them, with changes.
 func mirrorService(name string, change ...func(*corev1.Service)) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
@@ -154,8 +154,8 @@ func mirrorSlice(name string, change ...func(*discoveryv1.EndpointSlice)) *disco
 	return s
 }
 
-// mirrorEndpoints are as the broker makes them where it is asked to, then changed; as an object, as their type is
-// deprecated.
+// mirrorEndpoints returns Endpoints as the broker optionally creates them, with changes. It is unstructured because the
+// type is deprecated.
 func mirrorEndpoints(name string, change ...func(map[string]any)) *unstructured.Unstructured {
 	o := map[string]any{
 		"apiVersion": "v1", "kind": "Endpoints",
@@ -175,7 +175,7 @@ func mirrorEndpoints(name string, change ...func(map[string]any)) *unstructured.
 	return &unstructured.Unstructured{Object: o}
 }
 
-// atField sets a field of an object; nil takes it away.
+// atField sets a field of an object. nil removes it.
 func atField(value any, path ...string) func(map[string]any) {
 	return func(o map[string]any) {
 		for _, name := range path[:len(path)-1] {
@@ -187,7 +187,7 @@ func atField(value any, path ...string) func(map[string]any) {
 	}
 }
 
-// listing are subsets with one address more.
+// listing adds a subset with one address.
 func listing(key string, address map[string]any) func(map[string]any) {
 	return func(o map[string]any) {
 		o["subsets"] = append(o["subsets"].([]any), map[string]any{key: []any{address}})
@@ -203,8 +203,8 @@ func addresses(all ...string) func(*discoveryv1.EndpointSlice) {
 	}
 }
 
-// testBrokersWrites attacks with a stolen token of the broker, and again with that of a broker whose overlay has a
-// namePrefix: it writes what the broker writes, and nothing else.
+// testBrokersWrites attacks with a stolen broker token, and again with that of a broker whose overlay has a namePrefix.
+// It can write what the broker writes, and nothing else.
 func testBrokersWrites(t *testing.T, s *server) {
 	kubetest.InstallCalico(t, s.admin, kubetest.CalicoCRD, "globalnetworksets", "networksets", "ippools")
 	prefixed := overlay(t, `
@@ -238,11 +238,11 @@ patches:
 	}
 }
 
-// onlyNamed is how the policy refuses a ConfigMap of another name, which it appends.
+// onlyNamed is the refusal of a ConfigMap with another name. The policy appends the name.
 const onlyNamed = "may make only the configmaps that it may update, not "
 
-// exporterWritesByName: a stolen token of the exporter, whatever its name, makes the ConfigMaps that it may update, and
-// no others.
+// exporterWritesByName checks that a stolen exporter token, for any account name, can create only the ConfigMaps that
+// it may update.
 func exporterWritesByName(t *testing.T, s *server, account string) {
 	t.Helper()
 	const ns = "semaphore"
@@ -263,13 +263,13 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	ctx := t.Context()
 	admin := s.client("")
 	stolen, dynamicStolen := s.token(t, ns, account)
-	// More than its roles give: the policies do not lean on them.
+	// Grant more than its roles do, to show that the policies do not depend on them.
 	bind(t, admin, rbacv1.PolicyRule{APIGroups: []string{"", "discovery.k8s.io"},
 		Resources: []string{"services", "services/status", "endpoints", "endpointslices"}, Verbs: []string{"*"}},
 		"system:serviceaccount:"+ns+":"+account)
 	services, slicesOf := stolen.CoreV1().Services(ns), stolen.DiscoveryV1().EndpointSlices(ns)
 
-	// What others have: a Service with a selector, an EndpointSlice of it.
+	// Objects of another owner: a Service with a selector, and an EndpointSlice of it.
 	victim := mirrorService("victim",
 		func(s *corev1.Service) { s.Labels = nil; s.Spec.Selector = map[string]string{"app": "victim"} })
 	if _, err := admin.CoreV1().Services(ns).Create(ctx, victim, metav1.CreateOptions{}); err != nil {
@@ -312,7 +312,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	createSlice := func(change ...func(*discoveryv1.EndpointSlice)) func() error {
 		return func() error { _, err := slicesOf.Create(ctx, mirrorSlice("try", change...), dry); return err }
 	}
-	// Changes of the mirror that stands, and of the victim.
+	// Changes of the existing mirror and of the victim.
 	update := func(name string, change func(*corev1.Service)) func() error {
 		return func() error {
 			have, err := admin.CoreV1().Services(ns).Get(ctx, name, metav1.GetOptions{})
@@ -342,7 +342,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	for i := range 1000 {
 		long = append(long, fmt.Sprintf("10.2.%d.%d", i/250, i%250+1))
 	}
-	// As large as they can be (sets.maxSize).
+	// Use the maximum size (sets.maxSize).
 	nets := make([]any, 50_000)
 	for i := range nets {
 		nets[i] = fmt.Sprintf("10.2.%d.%d/32", i/250, i%250+1)
@@ -378,7 +378,7 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	}
 	for resource, object := range map[string]*unstructured.Unstructured{
 		"ippools": ofCalico("IPPool", "default-ipv4-ippool", nil, map[string]any{"cidr": "10.1.0.0/16"}),
-		// As the Calico API server stores what the broker wrote, and as semaphore-policy left one.
+		// As the Calico API server stores the broker's sets, and one as semaphore-policy left it.
 		"globalnetworksets": ofCalico("GlobalNetworkSet", "foreign", nil, map[string]any{"nets": []any{"192.0.2.0/24"}}),
 	} {
 		if _, err := foreign(resource).Create(ctx, object, metav1.CreateOptions{}); err != nil &&
@@ -425,14 +425,14 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	const leads = "leads its own Services semaphore-broker and semaphore-broker-federation only to the pod that writes"
 	dryUpdate := metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}}
 
-	// What a broker makes for the remote with the longest name that has dots.
+	// What a broker creates for the remote with the longest name that has dots.
 	dotted := strings.Repeat("c", 55) + ".example"
 	mirrorOfDotted := naming.Mirror(naming.ClusterLabel(dotted), "shop", "echo")
 	ofDotted := map[string]any{naming.LabelSourceCluster: dotted, "semaphore.uw.systems/cluster": dotted}
 	maps.Copy(ofDotted, ourLabels)
 
 	attempts := []attempt{
-		// What the broker does.
+		// Writes of the broker.
 		{"a mirror, dotted name", func() error {
 			_, err := services.Create(ctx, mirrorService(mirrorOfDotted, func(s *corev1.Service) {
 				s.Labels[naming.LabelSourceCluster], s.Labels[naming.LabelMirrorPrefixSync] = dotted, naming.ClusterLabel(dotted)
@@ -722,12 +722,12 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			}
 		})
 	}
-	// Its own goes, and administrators are not confined.
+	// Its own object can be deleted, and administrators are not confined.
 	if _, err := admin.CoreV1().Services(ns).Patch(ctx, "c2-shop-73736d-echo", types.MergePatchType,
 		[]byte(`{"metadata":{"finalizers":null},"spec":{"externalIPs":["192.0.2.77"]}}`), metav1.PatchOptions{}); err != nil {
 		t.Errorf("an administrator is confined: %v", err)
 	}
-	// Before the Service, with which the apiserver deletes them.
+	// Delete them before the Service, because the apiserver deletes Endpoints with their Service.
 	if err := endpointsOf.Delete(ctx, "c2-shop-73736d-echo", metav1.DeleteOptions{}); err != nil {
 		t.Error(err)
 	}

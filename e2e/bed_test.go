@@ -14,21 +14,23 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// needsBed skips a test that cannot bring up clusters, and returns the context of one that can: an interrupted test
-// cleans up like a failed one.
+// needsBed skips the test if it cannot bring up clusters. Otherwise it returns a context that ends on an interrupt, so
+// that an interrupted test cleans up like a failed one.
 func needsBed(t *testing.T) context.Context {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("-short: brings up two clusters")
 	}
 	testkit.NeedsRoot(t, "it makes network namespaces")
-	// The clusters end with this context: not with the test's own, which has ended when a cleanup looks for the cause.
+	// The clusters live as long as this context. The test's own context has ended by the time a cleanup collects
+	// diagnostics.
 	ctx, stop := signal.NotifyContext(context.WithoutCancel(t.Context()), os.Interrupt, syscall.SIGTERM)
 	t.Cleanup(stop)
 	return ctx
 }
 
-// connected is clusters c1 and c2 of a node each, with semaphore installed. change, if not nil, is called before that.
+// connected returns clusters c1 and c2 with a node each and semaphore installed. change, which may be nil, runs before
+// the installation.
 func connected(ctx context.Context, t *testing.T, change func(*Installation)) *Scenario {
 	t.Helper()
 	s := clusters(ctx, t, testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}})
@@ -39,7 +41,7 @@ func connected(ctx context.Context, t *testing.T, change func(*Installation)) *S
 	return s
 }
 
-// clusters are those of the options, which has c1 and c2, without semaphore.
+// clusters returns the clusters of the options, which include c1 and c2, without semaphore.
 func clusters(ctx context.Context, t *testing.T, options testbed.Options) *Scenario {
 	t.Helper()
 	repo, err := filepath.Abs("..")
@@ -68,10 +70,10 @@ func clusters(ctx context.Context, t *testing.T, options testbed.Options) *Scena
 	return s
 }
 
-// must ends the test where there is an error.
+// must ends the test on an error.
 var must = testkit.Must
 
-// ready waits for workloads of namespace shop: "deployment/echo", "statefulset/db", "pod/client".
+// ready waits for workloads in namespace shop: "deployment/echo", "statefulset/db", "pod/client".
 func ready(ctx context.Context, t *testing.T, c *testbed.Cluster, workloads ...string) {
 	t.Helper()
 	for _, w := range workloads {

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// TestBridge: only policy needs Calico. Between clusters whose CNI is the reference plugin bridge, with host-local
-// addresses and static routes, encryption and services work, with packets.
+// TestBridge checks that only policy needs Calico. Encryption and services work between clusters with the reference
+// plugin bridge, host-local addresses and static routes.
 func TestBridge(t *testing.T) {
 	ctx := needsBed(t)
 	s := clusters(ctx, t, testbed.Options{CNI: testbed.CNIBridge,
@@ -61,7 +61,7 @@ func TestBridge(t *testing.T) {
 			}
 		}
 	})
-	// The bridge has an address of the node's podCIDR, which the routes name as their source.
+	// The bridge has an address from the node's podCIDR. The routes use it as their source address.
 	t.Run("from the node itself", func(t *testing.T) {
 		echo, err := pods(ctx, s.c2, "shop", "app=echo")
 		must(t, err)
@@ -93,8 +93,8 @@ func TestBridge(t *testing.T) {
 	})
 }
 
-// rebootsBridge: a pod of a node that lost its power is reached again, by a pod of another node of its cluster and from
-// the other cluster.
+// rebootsBridge checks that a pod is reachable again after its node lost power, from another node of its cluster and
+// from the other cluster.
 func (s *Scenario) rebootsBridge(ctx context.Context, t *testing.T) {
 	t.Helper()
 	server := strings.Replace(workload("stays", "app: stays"), "sleep", "echo", 1)
@@ -120,7 +120,7 @@ func (s *Scenario) rebootsBridge(ctx context.Context, t *testing.T) {
 	}
 }
 
-// joinsBridge: a node that joins c2 is reached at its pods, whose podCIDR no configuration names.
+// joinsBridge checks that the pods of a node that joins c2 are reachable. No configuration names the node's podCIDR.
 func (s *Scenario) joinsBridge(ctx context.Context, t *testing.T) {
 	t.Helper()
 	n, err := s.c2.AddNode(ctx)

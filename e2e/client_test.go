@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// client is a pod that asks without programs of its own: this process opens the pod's sockets. Each request looks the
-// name up at the cluster's CoreDNS and makes a connection through kube-proxy, as a program does that keeps nothing.
+// client sends requests as a pod: this process opens sockets in the pod's network namespace. Each request resolves the
+// name at the cluster's CoreDNS and makes a new connection through kube-proxy.
 type client struct {
 	name     string
 	resolver *net.Resolver
@@ -40,7 +40,7 @@ func newClient(ctx context.Context, t *testing.T, c *testbed.Cluster, pod string
 		if err != nil {
 			return nil, err
 		}
-		addresses, err := resolver.LookupNetIP(ctx, "ip4", host+".") // with the dot, no search domain of this machine
+		addresses, err := resolver.LookupNetIP(ctx, "ip4", host+".") // the dot avoids the search domains of this machine
 		if err != nil {
 			return nil, err
 		}
@@ -50,7 +50,7 @@ func newClient(ctx context.Context, t *testing.T, c *testbed.Cluster, pod string
 		&http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
-// ask makes one request of echo.
+// ask sends one request to echo.
 func (c *client) ask(ctx context.Context, url string) (a answer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -69,7 +69,7 @@ func (c *client) ask(ctx context.Context, url string) (a answer, err error) {
 	return a, json.NewDecoder(response.Body).Decode(&a)
 }
 
-// lookup is the addresses of a name, in order.
+// lookup returns the sorted addresses of a name.
 func (c *client) lookup(ctx context.Context, name string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -78,7 +78,7 @@ func (c *client) lookup(ctx context.Context, name string) ([]string, error) {
 	return addresses, err
 }
 
-// load is requests without end, from several workers of one client.
+// load sends requests continuously from several workers of one client.
 type load struct {
 	client *client
 	end    context.CancelFunc
@@ -89,7 +89,7 @@ type load struct {
 	failed   []string
 }
 
-// Workers of a load, and their pause after each request: 40 requests a second in all.
+// loadWorkers with loadPause after each request give at most 40 requests per second.
 const (
 	loadWorkers = 4
 	loadPause   = 100 * time.Millisecond
@@ -127,7 +127,7 @@ func (l *load) count(a answer, err error) {
 	l.answered[a.Pod]++
 }
 
-// seen is how many answers there were so far of pods that are asked for.
+// seen returns the number of answers so far from pods that satisfy which.
 func (l *load) seen(which func(pod string) bool) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -139,7 +139,7 @@ func (l *load) seen(which func(pod string) bool) (n int) {
 	return n
 }
 
-// again forgets what was counted.
+// It resets the answers and the failures.
 func (l *load) anew() {
 	l.recount()
 	l.mu.Lock()
@@ -147,21 +147,21 @@ func (l *load) anew() {
 	l.failed = nil
 }
 
-// recount forgets who has answered, and no failure.
+// recount resets the answers by pod, but not the failures.
 func (l *load) recount() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	clear(l.answered)
 }
 
-// failures so far.
+// failures returns the failures so far.
 func (l *load) failures() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.failed)
 }
 
-// stop ends the load; what it counted can be read then.
+// stop ends the load. Its counters can be read afterwards.
 func (l *load) stop() *load {
 	l.end()
 	l.ended.Wait()

@@ -19,28 +19,28 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/browser"
 )
 
-// dashboardConfig turns the page on, as docs/picture.md says.
+// dashboardConfig enables the page as in docs/picture.md.
 const dashboardConfig = "listen: {dashboard: 127.0.0.1:8085}"
 
-// dashboard is c1's page in a browser outside of the clusters, behind a port-forward.
+// dashboard is c1's page in a browser outside the clusters, through a port-forward.
 type dashboard struct {
 	*explainBed
 	page *browser.Page
-	// cut is when the tunnel was cut.
+	// cut is the time at which the tunnel was cut.
 	cut time.Time
-	// knew is when the broker's metrics first had silent pairs; it gets one value.
+	// knew receives, once, the time at which the broker's metrics first had silent pairs.
 	knew <-chan time.Time
 }
 
-// promptAfter is how long requests are answered, with the page open, before the tunnel is cut: the agents look at it
-// every second, and suspect only a peer that has answered promptly five times.
+// promptAfter is how long requests are answered, with the page open, before the tunnel is cut. Agents check every
+// second, and suspect only a peer that has answered promptly five times.
 const promptAfter = 8 * time.Second
 
-// provenAfter is how long WireGuard takes to say that a peer does not answer. A cut that is shown earlier is one that
-// an agent suspects.
+// provenAfter is the time after which WireGuard shows that a peer does not answer. A cut that is shown earlier was
+// suspected by an agent.
 const provenAfter = 15 * time.Second
 
-// pageState is a state as the page got it, and what it showed right after.
+// pageState is a state that the page received, and what the page showed right after.
 type pageState struct {
 	At     time.Time
 	Every  float64
@@ -49,8 +49,7 @@ type pageState struct {
 	Color  string
 }
 
-// openDashboard opens the page and follows the broker's metrics, until the test ends. It returns nil where there is no
-// browser.
+// openDashboard opens the page and follows the broker's metrics until the test ends. It returns nil without a browser.
 func (b *explainBed) openDashboard(ctx context.Context, t *testing.T) *dashboard {
 	t.Helper()
 	if _, err := exec.LookPath(browser.Program); err != nil {
@@ -81,7 +80,7 @@ func (b *explainBed) openDashboard(ctx context.Context, t *testing.T) *dashboard
 		}
 		return nil
 	})
-	// After the page's own listener: it reads what is shown.
+	// This listener runs after the page's own, so it reads what the page shows.
 	var ok bool
 	d.page.Eval(`(() => { window.states = []; stream.addEventListener("message", event => {
 		const v = JSON.parse(event.data), cell = document.querySelector("#links tbody td");
@@ -92,7 +91,7 @@ func (b *explainBed) openDashboard(ctx context.Context, t *testing.T) *dashboard
 	return d
 }
 
-// follow reads the broker's metrics until they have silent pairs.
+// follow polls the broker's metrics until they have silent pairs.
 func (d *dashboard) follow(ctx context.Context, t *testing.T) {
 	t.Helper()
 	address, err := d.commands(ctx, "kubectl --context c1 -n semaphore get endpointslices "+
@@ -127,8 +126,8 @@ func (d *dashboard) follow(ctx context.Context, t *testing.T) {
 	})
 }
 
-// equals is that the page shows what semaphorectl status says of the same broker. With SCREENSHOT=FILE the page is
-// written there, as the README has it.
+// equals checks that the page shows the same as semaphorectl status of the same broker. With SCREENSHOT=FILE it also
+// writes the screenshot of the README.
 func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 	t.Helper()
 	must(t, until(ctx, settle, func() error {
@@ -172,9 +171,9 @@ func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 	}
 }
 
-// sawCut is that each state that the broker made after it knew of the cut tunnel shows it in red, and that the broker
-// makes a state once a second, so that a reader sees it within a second; a machine that takes longer to make one has
-// fewer (TestSlowStatus).
+// sawCut checks that each state after the broker has detected the cut shows it in red, and that the broker makes a
+// state once a second, so that a reader sees the cut within a second. A slow machine makes fewer states
+// (TestSlowStatus).
 func (d *dashboard) sawCut(t *testing.T) {
 	t.Helper()
 	var knew time.Time
@@ -208,7 +207,8 @@ func (d *dashboard) sawCut(t *testing.T) {
 			shown = s.At
 		}
 	}
-	// 5 s where agents get the processor every second: TestClosely has that bound, and docs/picture.md the conditions.
+	// The time is 5 s if the agents get CPU time every second: TestClosely asserts that bound, and docs/picture.md has the
+	// conditions.
 	if after := shown.Sub(d.cut); after > provenAfter {
 		t.Errorf("the cut tunnel is red %s after the cut, not before WireGuard says so", after)
 	} else {

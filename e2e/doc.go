@@ -1,7 +1,6 @@
-// Package e2e is the main road, walked: two clusters of the testbed, semaphore installed in
-// both the documented way, and the steps that show what it is for. The demo prints the
-// steps, the tests run them.
+// Package e2e tests the main use of semaphore: two clusters of the testbed, an installation as documented, and steps
+// that show what it is for. The demo prints the steps, the tests run them.
 //
-// It uses the product only as a user does: manifests, configuration files, semaphorectl
-// and kubectl. It imports nothing of broker, exporter and agent.
+// The package uses semaphore only as a user does: manifests, configuration files, semaphorectl and kubectl. It does not
+// import broker, exporter and agent.
 package e2e

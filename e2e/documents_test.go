@@ -18,17 +18,17 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// commandDocuments are those whose commands are run. A fenced block of them with the info string sh is run as it is
-// printed, for c1, and then with c1 and c2 swapped; where it is about one of them alone, at the same time. A comment on
-// the line before the fence says more:
+// commandDocuments are the documents whose commands the tests run. A fenced block with the info string sh is run as
+// printed for c1, and then with c1 and c2 swapped; blocks for one cluster only run for both at the same time. A comment
+// on the line before the fence changes that:
 //
-//	<!-- not run: WHY -->        it is not run
-//	<!-- within: 30s -->         they succeed when they are run again for so long at the most
-//	<!-- exit codes: 0 2 -->     what the commands may end with, other than 0
-//	<!-- file: PATH -->          the block, of any language, is written there
-//	<!-- after: WHAT -->         what was changed before, in words, see changes
+//	<!-- not run: WHY -->        the block is not run
+//	<!-- within: 30s -->         the commands are retried for at most this time
+//	<!-- exit codes: 0 2 -->     the accepted exit codes, by default 0
+//	<!-- file: PATH -->          the block, of any language, is written to PATH
+//	<!-- after: WHAT -->         a change that the text describes comes first, see changes
 //
-// TestNodes runs those of turning-on-encryption.md, TestDocuments all others.
+// TestNodes runs turning-on-encryption.md, and TestDocuments runs the others.
 var commandDocuments = []string{"README.md", "docs/install.md", "docs/overlays.md", "docs/services.md",
 	"docs/policies.md",
 	"docs/removal.md",
@@ -40,7 +40,7 @@ type block struct {
 	line     int // of the opening fence
 	section  string
 	language string
-	// word and rest are what the comment before it says: "exit codes" and "0 2".
+	// word and rest are the parts of the comment before it: "exit codes" and "0 2".
 	word, rest string
 	text       string
 }
@@ -50,8 +50,8 @@ var (
 	clusterName = regexp.MustCompile(`\bc[12]\b`)
 )
 
-// blocksOf are the fenced blocks of a document. One without a language is an error: nobody could tell whether it is
-// run.
+// blocksOf returns the fenced blocks of a document. A block without a language is an error, because it would be unclear
+// whether it is run.
 func blocksOf(file, text string) ([]block, error) {
 	var all []block
 	var open *block
@@ -83,7 +83,7 @@ func blocksOf(file, text string) ([]block, error) {
 	return all, nil
 }
 
-// swapped is a text about c1 as it is about c2. The example is the same for both.
+// swapped exchanges c1 and c2 in a text. The example stays the same for both.
 func swapped(text string) string {
 	const example, kept = "deploy/example/c1", "deploy/example/\x00"
 	text = clusterName.ReplaceAllStringFunc(strings.ReplaceAll(text, example, kept), func(name string) string {
@@ -92,7 +92,7 @@ func swapped(text string) string {
 	return strings.ReplaceAll(text, kept, example)
 }
 
-// Every block of the documents says what it is.
+// TestBlocksOfDocuments checks that every block of the documents has a known kind.
 func TestBlocksOfDocuments(t *testing.T) {
 	for _, file := range commandDocuments {
 		blocks := readBlocks(t, "..", file)
@@ -117,7 +117,7 @@ func readBlocks(t *testing.T, repo, file string) []block {
 	return blocks
 }
 
-// workloadsOfDocuments is what the documents take for granted in each cluster.
+// workloadsOfDocuments are the workloads that the documents assume in each cluster.
 var workloadsOfDocuments = shopNamespace + echoes{name: "echo"}.yaml() + `
 apiVersion: v1
 kind: Service
@@ -128,7 +128,7 @@ spec:
 ---
 `
 
-// documentsBed is c1 and c2, others where a test wants them, and a directory in which a reader of the documents works.
+// documentsBed is c1 and c2, further clusters for some tests, and the working directory of a reader of the documents.
 type documentsBed struct {
 	*Scenario
 	state testbed.State
@@ -137,9 +137,9 @@ type documentsBed struct {
 	ran   int
 }
 
-// TestDocuments runs the commands of the documents as they are printed, on two clusters: first those of the README, by
-// which the clusters are connected. Then a third one is added and goes again, verify is to find what is broken, and
-// after removal, by commands and by files, clusters and nodes are as they were.
+// TestDocuments runs the commands of the documents as printed on two clusters. The README's commands connect the
+// clusters. Then a third cluster joins and leaves, and verify must find what is broken. After the removal, of the
+// installation by commands and of the one by files, clusters and nodes are as before.
 func TestDocuments(t *testing.T) {
 	ctx := needsBed(t)
 	b := newDocumentsBed(ctx, t, "c3")
@@ -158,14 +158,14 @@ func TestDocuments(t *testing.T) {
 		}
 	}
 	asBefore := func(ctx context.Context, t *testing.T) { b.asBefore(ctx, t, before) }
-	// By three commands, and back.
+	// Install with three commands, and remove.
 	step("connected by commands", b.connects)
 	step("a third cluster", b.third)
 	step("verify", b.testVerify)
 	step("unlinked", b.unlinks)
 	sections("docs/install.md", "")
 	step("as before, after uninstall", asBefore)
-	// By files, and back.
+	// Install with files, and remove.
 	for _, file := range []string{"docs/overlays.md", "docs/services.md", "docs/policies.md"} {
 		sections(file, "")
 	}
@@ -210,7 +210,7 @@ func newDocumentsBed(ctx context.Context, t *testing.T, more ...string) *documen
 	return b
 }
 
-// run runs the blocks of a document, or of one section of it.
+// run runs the blocks of a document or of one of its sections.
 func (b *documentsBed) run(ctx context.Context, t *testing.T, file, section string) {
 	t.Helper()
 	for _, one := range readBlocks(t, b.repo, file) {
@@ -230,11 +230,11 @@ func (b *documentsBed) run(ctx context.Context, t *testing.T, file, section stri
 	}
 }
 
-// writtenFile is what a command writes its output to.
+// writtenFile matches the file to which a command redirects its output.
 var writtenFile = regexp.MustCompile(`> *([\w./-]+)`)
 
-// apart reports whether commands are about one cluster alone, and write no file but of its name, so that two people can
-// type them at the same time.
+// apart reports whether commands concern one cluster only and write only files named after it, so that they can run for
+// both clusters at the same time.
 func (b *documentsBed) apart(one block) bool {
 	for _, found := range writtenFile.FindAllStringSubmatch(one.text, -1) {
 		if !clusterName.MatchString(found[1]) {
@@ -245,7 +245,7 @@ func (b *documentsBed) apart(one block) bool {
 	return one.language == "sh" && one.word != "after" && len(names) > 0 && !slices.Contains(names, "c2")
 }
 
-// atOnce runs one block for all clusters at the same time.
+// atOnce runs one block for all clusters concurrently.
 func (b *documentsBed) atOnce(ctx context.Context, t *testing.T, one block) {
 	t.Helper()
 	if t.Failed() {
@@ -274,7 +274,7 @@ func (b *documentsBed) block(ctx context.Context, t *testing.T, c *testbed.Clust
 	}
 }
 
-// typed is the commands of a block for one cluster, and what became of them.
+// typed is the commands of a block for one cluster, with their result.
 type typed struct {
 	block  block
 	of     *testbed.Cluster
@@ -287,7 +287,7 @@ type typed struct {
 	err  error
 }
 
-// prepare does what comes before the commands of a block, and returns those; nil where none are to be run.
+// prepare does what precedes the commands of a block and returns the commands, or nil if none are to be run.
 func (b *documentsBed) prepare(ctx context.Context, t *testing.T, c *testbed.Cluster, one block) *typed {
 	t.Helper()
 	text, rest := ownMachine(one.text), one.rest
@@ -341,7 +341,7 @@ func (r *typed) run(ctx context.Context, b *documentsBed) {
 	r.took = time.Since(began)
 }
 
-// tell logs what became of commands.
+// tell logs the result of commands.
 func (b *documentsBed) tell(t *testing.T, r *typed) {
 	t.Helper()
 	if r.err != nil {
@@ -355,15 +355,15 @@ func (b *documentsBed) tell(t *testing.T, r *typed) {
 	}
 }
 
-// shell is commands that must succeed.
+// shell runs commands that must succeed.
 func (b *documentsBed) shell(ctx context.Context, t *testing.T, text string) {
 	t.Helper()
 	_, err := b.commands(ctx, text, 0)
 	must(t, err)
 }
 
-// commands runs commands where a reader of the documents would, with kubectl, and semaphorectl of the checkout, in
-// PATH.
+// commands runs commands in the working directory of a reader of the documents, with kubectl and the checkout's
+// semaphorectl in PATH.
 func (b *documentsBed) commands(ctx context.Context, text string, codes ...int) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
@@ -382,14 +382,14 @@ func (b *documentsBed) commands(ctx context.Context, text string, codes ...int) 
 	if err := start(); err != nil {
 		return "", err
 	}
-	_ = cmd.Wait() // its exit code is the answer
+	_ = cmd.Wait() // its exit code is the result
 	if code := cmd.ProcessState.ExitCode(); !slices.Contains(codes, code) {
 		return "", fmt.Errorf("exit code %d of\n%s\n%s", code, text, out.String())
 	}
 	return out.String(), nil
 }
 
-// ownValues changes what docs/overlays.md says is to be changed in a copy of the example.
+// ownValues makes the changes to the copied example that docs/overlays.md asks for.
 func (b *documentsBed) ownValues(t *testing.T, c *testbed.Cluster) {
 	t.Helper()
 	other := b.c2
@@ -418,13 +418,13 @@ func (b *documentsBed) ownValues(t *testing.T, c *testbed.Cluster) {
 	}
 }
 
-// apply applies the overlay of a cluster, as the documents say in their text, and waits for the parts.
+// apply applies the overlay of a cluster as the documents describe, and waits for the parts.
 func (b *documentsBed) apply(ctx context.Context, t *testing.T, c *testbed.Cluster) {
 	t.Helper()
 	b.shell(ctx, t, "kubectl --context "+c.Name+" apply -k overlay/"+c.Name)
 }
 
-// changes are those that a document asks for in words, before the commands that follow.
+// changes are the changes that a document describes in words, before the commands that follow.
 var changes = map[string]func(context.Context, *testing.T, *documentsBed, *testbed.Cluster){
 	"features without services":   only("encryption, policy"),
 	"features without policy":     only("encryption, services"),
@@ -443,7 +443,7 @@ var changes = map[string]func(context.Context, *testing.T, *documentsBed, *testb
 	},
 }
 
-// only leaves some features in a cluster's configuration.
+// only restricts a cluster's configuration to some features.
 func only(features string) func(context.Context, *testing.T, *documentsBed, *testbed.Cluster) {
 	return func(ctx context.Context, t *testing.T, b *documentsBed, c *testbed.Cluster) {
 		t.Helper()
@@ -459,7 +459,7 @@ func only(features string) func(context.Context, *testing.T, *documentsBed, *tes
 	}
 }
 
-// ofRemote is what a cluster has of a remote: mirrors, sets and pools.
+// ofRemote returns the mirrors, sets and pools that a cluster has for a remote.
 func (b *documentsBed) ofRemote(ctx context.Context, c *testbed.Cluster, remote string) (string, error) {
 	out, err := c.Kubectl(ctx, nil, "get",
 		"services,endpointslices,globalnetworksets.crd.projectcalico.org,ippools.crd.projectcalico.org",

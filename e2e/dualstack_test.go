@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// servicesOfBothFamilies is echo of c2, and a Service of three protocols before a pod in which this process answers.
+// servicesOfBothFamilies is echo of c2, and a Service of three protocols for a pod in which this process answers.
 var servicesOfBothFamilies = echoes{name: "echo", replicas: 2}.yaml() + `
 apiVersion: v1
 kind: Service
@@ -37,8 +37,8 @@ spec:
 ---
 `
 
-// TestDualStack is about clusters with both families and host-local IPAM, and nftables where kube-proxy can have it:
-// pods, Services of three protocols, and nodes reach each other by either family, through tunnels.
+// TestDualStack covers dual-stack clusters with host-local IPAM, and nftables if kube-proxy supports it: pods, Services
+// of three protocols and nodes reach each other over both families, through tunnels.
 func TestDualStack(t *testing.T) {
 	ctx := needsBed(t)
 	options := testbed.Options{
@@ -87,7 +87,7 @@ func TestDualStack(t *testing.T) {
 		for _, way := range [][2]*testbed.Pod{{ours, theirs}, {theirs, ours}} {
 			for _, ip := range way[1].IPs {
 				must(t, until(ctx, settle, func() error { return associates(t, way[0], ip) }))
-				// As large as the tunnel's MTU allows: 1500 less 80, and the headers of IP and UDP.
+				// The payload fills the tunnel's MTU: 1500 less 80 for WireGuard, less the IPv6 and UDP headers.
 				must(t, until(ctx, settle, func() error {
 					return exchange(way[0].Netns, netip.AddrPortFrom(ip, udpPort), 1500-80-48)
 				}))
@@ -119,16 +119,15 @@ func TestDualStack(t *testing.T) {
 	t.Run("tunnels over IPv6", func(t *testing.T) { s.overIPv6(ctx, t, ours, theirs) })
 }
 
-// overIPv6: the nodes that reached each other by IPv4 until now do so by IPv6, and pods go on to reach each other by
-// both families.
+// overIPv6 switches the tunnels between the nodes from IPv4 to IPv6. Pods still reach each other over both families.
 func (s *Scenario) overIPv6(ctx context.Context, t *testing.T, ours, theirs *testbed.Pod) {
 	s.in.TunnelsOverIPv6 = true
 	for _, c := range s.tb.Clusters() {
 		must(t, s.in.Apply(ctx, c))
 		must(t, s.in.WaitReady(ctx, c))
 	}
-	// Both at the same time: WireGuard sends to where the last packet came from, and one that still has its peer at the
-	// IPv4 address draws the other there.
+	// Check both directions together: WireGuard sends to the source of the last packet, so a node that still uses its
+	// peer's IPv4 address moves the other end back to IPv4.
 	must(t, until(ctx, settle, func() error {
 		for _, way := range [][2]*testbed.Cluster{{s.c1, s.c2}, {s.c2, s.c1}} {
 			n := way[0].Nodes[0]
@@ -162,7 +161,7 @@ func (s *Scenario) overIPv6(ctx context.Context, t *testing.T, ours, theirs *tes
 	}
 }
 
-// clientFromWeb lets only pods of c2's set web reach c1's pod client.
+// clientFromWeb admits only pods of c2's set web to c1's pod client.
 const clientFromWeb = `
 apiVersion: projectcalico.org/v3
 kind: NetworkPolicy
@@ -175,7 +174,8 @@ spec:
       source: {selector: semaphore.uw.systems/name == 'web', namespaceSelector: global()}
 `
 
-// policiesOfBothFamilies: with the label of a set a pod passes by either address, and without it by none.
+// policiesOfBothFamilies checks that a pod with the label of a set passes with both addresses, and without the label
+// with none.
 func policiesOfBothFamilies(ctx context.Context, t *testing.T, s *Scenario, ours, theirs *testbed.Pod) {
 	must(t, s.c1.StartCalicoAPIServer(ctx))
 	must(t, s.c1.ApplyYAML(ctx, clientFromWeb))
@@ -210,7 +210,7 @@ func policiesOfBothFamilies(ctx context.Context, t *testing.T, s *Scenario, ours
 	}
 }
 
-// mirrorAddresses are the two ClusterIPs that a Service of c2 has in c1.
+// mirrorAddresses returns the two ClusterIPs of the mirror of a c2 Service in c1.
 func (s *Scenario) mirrorAddresses(ctx context.Context, t *testing.T, name string) (addresses []netip.Addr) {
 	t.Helper()
 	must(t, until(ctx, settle, func() error {

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// TestTwoClusters walks the whole road: what the demo shows, line by line.
+// TestTwoClusters runs all steps of the demo.
 func TestTwoClusters(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: brings up two clusters")
@@ -63,7 +63,7 @@ func TestTwoClusters(t *testing.T) {
 	}
 }
 
-// look logs what a person would look at, and fails when the tools that show it do.
+// look logs the status that a user would check, and fails if the tools fail.
 func look(ctx context.Context, t *testing.T, s *Scenario) {
 	var status string
 	if err := until(ctx, settle, func() (err error) { status, err = s.Status(ctx); return err }); err != nil {

@@ -10,23 +10,24 @@ type echoes struct {
 	name string
 	// app is the pods' label app; the name if empty.
 	app string
-	// replicas are 1 if 0.
+	// replicas defaults to 1.
 	replicas int
-	// grace is how many seconds a pod has from its end's beginning; 1 if 0.
+	// grace is the termination grace period in seconds, 1 by default.
 	grace int
-	// strategy of updates, and lifecycle of the container; the defaults of Kubernetes if empty.
+	// strategy of updates and lifecycle of the container. The defaults are those of Kubernetes.
 	strategy, lifecycle string
 }
 
-// lingering is how long pods whose Services nobody may miss answer after they have begun to end, and lingeringGrace
-// their grace. Who has not heard of the end yet still gets an answer: it may be that an apiserver gets no processor for
-// 15 s.
+// lingering makes a pod answer for 20 s after its deletion, and lingeringGrace is the grace period for that. Clients
+// that do not know about the deletion yet are still answered: an apiserver on a busy machine may get no CPU time for 15
+// s.
 const (
 	lingering      = "preStop: {sleep: {seconds: 20}}"
 	lingeringGrace = 30
 )
 
-// yaml returns the manifest, which ends a document. A pod that was ready once stays so while it gets no processor.
+// yaml returns the manifest as a complete document. Its readiness probe tolerates a pod that gets no CPU time for a
+// while.
 func (e echoes) yaml() string {
 	return fmt.Sprintf(`
 apiVersion: apps/v1

@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// explained is what semaphorectl explain -o json says.
+// explained is the output of semaphorectl explain -o json.
 type explained struct {
 	Reaches bool
 	Verdict string
@@ -34,25 +34,26 @@ func (e *explained) with(verdict string) (codes []string) {
 	return codes
 }
 
-// unanswered reports whether nothing is known to be broken, and not everything was looked at: one that gets no
-// processor for five seconds does not answer in time. It is asked again.
+// unanswered reports whether no link is known to be broken, but not all were examined. A part that gets no CPU time for
+// five seconds does not answer in time. The test then asks again.
 func (e *explained) unanswered() bool {
 	return len(e.with("broken")) == 0 && len(e.with("unknown")) > 0
 }
 
-// brokenLink is a case: how a link is broken and repaired. The request is of web-7d9f in c1 to a Service of c2.
+// brokenLink is a case: how to break and repair a link. The request goes from web-7d9f in c1 to a Service of c2.
 type brokenLink struct {
 	code finding.Code
-	// how is the text of the table in docs/explain.md.
+	// how is the description in the table of docs/explain.md.
 	how string
-	// service is the Service of c2 that is asked for; echo when empty.
+	// service is the Service of c2 that receives the request; echo by default.
 	service     string
 	break_, fix func(context.Context, *testing.T, *explainBed)
-	// within is how long explain may take to see it after requests fail: 0 but for what takes a time by design.
+	// within is how long explain may take to find it after requests fail. It is 0 except for links whose detection takes
+	// time by design.
 	within time.Duration
 }
 
-// explainBed is two connected clusters in which each link of the path is broken in turn.
+// explainBed is two connected clusters. The test breaks each link of the path in turn.
 type explainBed struct {
 	*documentsBed
 	saved map[string]string
@@ -111,7 +112,7 @@ spec:
 `
 )
 
-// onNode runs a command on the one node of a cluster.
+// onNode runs a command on the only node of a cluster.
 func onNode(cluster string, args ...string) func(context.Context, *testing.T, *explainBed) {
 	return func(ctx context.Context, t *testing.T, b *explainBed) {
 		t.Helper()
@@ -140,7 +141,7 @@ func both(all ...func(context.Context, *testing.T, *explainBed)) func(context.Co
 	}
 }
 
-// save keeps objects for later, without what an apiserver adds.
+// save stores objects for later, without the fields that the apiserver adds.
 func save(cluster, what string) func(context.Context, *testing.T, *explainBed) {
 	return func(ctx context.Context, t *testing.T, b *explainBed) {
 		t.Helper()
@@ -178,7 +179,7 @@ const (
 	labelled = "kubectl --context %s -n shop label --overwrite %s"
 )
 
-// brokenLinks are the cases, in the order of the chain.
+// brokenLinks returns the cases, in the order of the path.
 func brokenLinks() []brokenLink {
 	sh := func(cluster, format string, args ...any) func(context.Context, *testing.T, *explainBed) {
 		return onNode(cluster, "sh", "-c", fmt.Sprintf(format, args...))
@@ -218,7 +219,7 @@ func brokenLinks() []brokenLink {
 			fix:    sh("c1", "ip rule del pref 10")},
 		{code: finding.PathDevice, how: "another interface has the name of the device",
 			break_: func(ctx context.Context, t *testing.T, b *explainBed) {
-				// The agent creates its device again at once, and may be first.
+				// The agent re-creates its device immediately and may be first.
 				must(t, until(ctx, settle, func() error {
 					_, err := b.c1.Nodes[0].Exec(ctx, "sh", "-c", "ip tuntap add other0 mode tun || true; "+
 						"printf 'link del wireguard.c2\nlink set other0 name wireguard.c2\nlink set wireguard.c2 up\n' | ip -batch -")
@@ -258,7 +259,7 @@ func ownPool(name, cidr string) string {
 		", disabled: true, ipipMode: Never, vxlanMode: Never, natOutgoing: false, nodeSelector: all()}\n"
 }
 
-// TestExplainDocumentsEachLink: docs/explain.md has each link with how the test breaks it, and no other.
+// TestExplainDocumentsEachLink checks that docs/explain.md lists each link, with how the test breaks it, and no other.
 func TestExplainDocumentsEachLink(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "docs", "explain.md"))
 	must(t, err)
@@ -280,9 +281,8 @@ func TestExplainDocumentsEachLink(t *testing.T) {
 	}
 }
 
-// TestExplain breaks each link of the path between two pods on real nodes. Each time requests fail, and explain names
-// that link and no other; once it is fixed they are answered again. While the tunnel is cut, the broker's page shows
-// it.
+// TestExplain breaks each link of the path between two pods on real nodes. Each time requests fail, explain names that
+// link and no other, and requests succeed again after the repair. While the tunnel is cut, the broker's page shows it.
 func TestExplain(t *testing.T) {
 	ctx := needsBed(t)
 	b := newExplainBed(ctx, t)
@@ -296,7 +296,7 @@ func TestExplain(t *testing.T) {
 				if d := b.openDashboard(ctx, t); d != nil {
 					opened := time.Now()
 					d.equals(ctx, t)
-					// The agent must know the peer for one that answers promptly.
+					// The agent suspects only a peer that it has seen answer promptly.
 					time.Sleep(time.Until(opened.Add(promptAfter)))
 					cut, fix := c.break_, c.fix
 					c.break_ = func(ctx context.Context, t *testing.T, b *explainBed) {
@@ -306,7 +306,7 @@ func TestExplain(t *testing.T) {
 					}
 					c.fix = func(ctx context.Context, t *testing.T, b *explainBed) {
 						t.Helper()
-						d.sawCut(t) // the agent says so to explain before it reports it to the broker
+						d.sawCut(t) // the agent answers explain before it reports to the broker
 						fix(ctx, t, b)
 					}
 				}
@@ -337,15 +337,15 @@ func newExplainBed(ctx context.Context, t *testing.T) *explainBed {
 	return b
 }
 
-// request asks the Service once, with a header that fills more than one packet.
+// request sends one request to the Service, with a header that needs more than one packet.
 func (b *explainBed) request(ctx context.Context, service string) error {
 	_, err := b.c1.ExecPod(ctx, "shop", explainedClient, "curl", "-sS", "--fail", "--max-time", "3", "-o", "/dev/null",
 		"-H", "X-Fill: "+strings.Repeat("x", 6000), "http://"+service+".shop.svc.cluster.c2:8080/?headers")
 	return err
 }
 
-// keepAsking has the client ask every second, however long explain takes: what is sent and not answered is what tells
-// an agent that a path is cut.
+// keepAsking sends a request every second while explain runs. An agent detects a cut path by packets that are sent and
+// not answered.
 func (b *explainBed) keepAsking(ctx context.Context, t *testing.T, service string) (stop func()) {
 	t.Helper()
 	client, err := b.c1.Pod(ctx, "shop", explainedClient)
@@ -373,7 +373,7 @@ func (b *explainBed) reaches(ctx context.Context, t *testing.T, service string) 
 	must(t, until(ctx, settle, func() error { return b.request(ctx, service) }))
 }
 
-// explain runs semaphorectl from outside of the clusters.
+// explain runs semaphorectl outside the clusters.
 func (b *explainBed) explain(ctx context.Context, service string) (*explained, error) {
 	out, err := b.commands(ctx, "semaphorectl explain --context c1 --context c2 -o json c1/shop/"+explainedClient+" "+
 		service+".shop.svc.cluster.c2:8080 2>/dev/null || test $? -eq 2", 0)
@@ -387,7 +387,7 @@ func (b *explainBed) explain(ctx context.Context, service string) (*explained, e
 	return &e, nil
 }
 
-// whole is that all links work and all were examined.
+// whole waits until all links work and all were examined.
 func (b *explainBed) whole(ctx context.Context, t *testing.T, service string) {
 	t.Helper()
 	must(t, until(ctx, settle, func() error {

@@ -22,10 +22,10 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// fingerprint is what stands somewhere: a name for each thing, and what must not change of it.
+// fingerprint maps each thing that exists somewhere to what must not change about it.
 type fingerprint map[string]string
 
-// difference says in words, a line a thing, how now differs; empty when it does not.
+// difference describes the changes, one line per thing. It is empty if nothing has changed.
 func (f fingerprint) difference(now fingerprint) string {
 	var lines []string
 	for name, was := range f {
@@ -46,7 +46,7 @@ func (f fingerprint) difference(now fingerprint) string {
 	return strings.Join(lines, "\n")
 }
 
-// fingerprints of every cluster and of its nodes.
+// fingerprints returns the fingerprint of every cluster and of each of its nodes.
 func (s *Scenario) fingerprints(ctx context.Context) (map[string]fingerprint, error) {
 	out := map[string]fingerprint{}
 	var mu sync.Mutex
@@ -72,15 +72,15 @@ func (s *Scenario) fingerprints(ctx context.Context) (map[string]fingerprint, er
 	return out, g.Wait()
 }
 
-// passing are the kinds whose objects come and go by themselves, Endpoints, which say what EndpointSlices say, and what
-// Calico's IPAM notes of addresses: a node keeps a block that it once had a pod in.
+// passing are the kinds that are ignored: their objects change by themselves, repeat other objects (Endpoints and
+// EndpointSlices), or are Calico's IPAM records, as a node keeps a block in which it once had a pod.
 var passing = map[string]bool{
 	"events": true, "leases": true, "replicasets": true, "controllerrevisions": true, "endpoints": true,
 	"blockaffinities": true, "ipamblocks": true, "ipamhandles": true,
 }
 
-// clusterFingerprint is every object that can be listed, by name, and the annotations and labels of
-// those that outlive an installation.
+// clusterFingerprint returns every object that can be listed, by name, with the annotations and labels of those that
+// outlive an installation.
 func clusterFingerprint(ctx context.Context, c *testbed.Cluster) (fingerprint, error) {
 	lists, err := c.Client.Discovery().ServerPreferredResources()
 	if err != nil {
@@ -113,7 +113,8 @@ func clusterFingerprint(ctx context.Context, c *testbed.Cluster) (fingerprint, e
 	return out, nil
 }
 
-// lasting is an object's name without what a rollout changes of it: CoreDNS is restarted when its server blocks change.
+// lasting returns an object's name without the parts that a rollout changes: CoreDNS restarts when its server blocks
+// change.
 func lasting(item *unstructured.Unstructured) string {
 	if hash := item.GetLabels()["pod-template-hash"]; hash != "" {
 		name, _, _ := strings.Cut(item.GetName(), "-"+hash)
@@ -133,7 +134,7 @@ func marks(item *unstructured.Unstructured) string {
 	return string(data)
 }
 
-// nodeFingerprint is what a node's kernel and disk hold that semaphore could have touched.
+// nodeFingerprint returns what semaphore could have changed in a node's kernel and on its disk.
 func nodeFingerprint(ctx context.Context, c *testbed.Cluster, n *testbed.Node) (fingerprint, error) {
 	out := fingerprint{}
 	for what, args := range map[string][]string{
@@ -161,7 +162,7 @@ func nodeFingerprint(ctx context.Context, c *testbed.Cluster, n *testbed.Node) (
 	return out, addFiles(out, n)
 }
 
-// addTables adds the tables of nftables in the node's kernel.
+// addTables adds the nftables tables of the node's kernel.
 func addTables(out fingerprint, n *testbed.Node) error {
 	var tables []*nftables.Table
 	err := n.Netns.Do(func() error {
@@ -180,7 +181,7 @@ func addTables(out fingerprint, n *testbed.Node) error {
 	return nil
 }
 
-// normal is a line of ip(8) without what changes by itself: interface numbers and the links of pods.
+// normal returns a line of ip(8) without the parts that change by themselves: interface indexes and the links of pods.
 func normal(what, line string) string {
 	fields := strings.Fields(line)
 	if len(fields) < 2 || strings.Contains(line, " cali") {
@@ -195,8 +196,8 @@ func normal(what, line string) string {
 	return strings.Join(fields, " ")
 }
 
-// ofBlock reports whether a route is one that BIRD has for the blocks of the cluster's own pods: they come with the
-// first pod of a node.
+// ofBlock reports whether a route is one of BIRD's routes for the blocks of the cluster's own pods. They appear with
+// the first pod of a node.
 func ofBlock(line string, pods netip.Prefix) bool {
 	fields := strings.Fields(line)
 	if !strings.Contains(line, " proto bird") {
@@ -214,22 +215,22 @@ func ofBlock(line string, pods netip.Prefix) bool {
 	return pods.Overlaps(block)
 }
 
-// Where files of semaphore could be on a node, and what of that is for kubelet and containerd to clear: images, and
-// what is left of pods.
+// nodeDirectories may have files of semaphore. otherOwners are below them but belong to kubelet and containerd: images,
+// and remains of pods.
 var (
 	nodeDirectories = []string{"/etc", "/opt", "/run", "/var"}
 	otherOwners     = []string{"/run/containerd", "/var/lib/containerd", "/var/lib/kubelet", "/var/log/pods",
 		"/var/log/containers"}
 )
 
-// addFiles adds the names of semaphore's files on the node. Directories do not count: the one of the keys stays, empty,
-// as docs/removal.md says, for it belongs to the kubelet that made it.
+// addFiles adds the names of semaphore's files on the node. Directories do not count: the empty key directory stays,
+// because the kubelet has created it (docs/removal.md).
 func addFiles(out fingerprint, n *testbed.Node) error {
 	root := n.Path("/")
 	for _, dir := range nodeDirectories {
 		err := filepath.WalkDir(n.Path(dir), func(path string, d fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
-				return nil // it went while we looked
+				return nil // removed during the walk
 			}
 			if err != nil {
 				return err
@@ -252,8 +253,8 @@ func addFiles(out fingerprint, n *testbed.Node) error {
 	return nil
 }
 
-// standing is what semaphore has made in a cluster: objects with their UIDs and versions, and
-// the devices of its nodes with their peers.
+// standing returns what semaphore has created in a cluster: objects with their UIDs and versions, and the devices of
+// its nodes with their peers.
 func (s *Scenario) standing(ctx context.Context, c *testbed.Cluster) (fingerprint, error) {
 	out := fingerprint{}
 	for _, r := range []schema.GroupVersionResource{
@@ -287,7 +288,7 @@ func (s *Scenario) standing(ctx context.Context, c *testbed.Cluster) (fingerprin
 		if err != nil {
 			return nil, err
 		}
-		// The number of an interface tells whether it was made again.
+		// The index of an interface changes if it is created again.
 		var devices []string
 		for line := range strings.Lines(links) {
 			fields := strings.Fields(line)

@@ -28,13 +28,13 @@ const (
 	// globalTimes are as short as may be: a test waits for them.
 	globalTimes = "settle: 3s, silentAfter: 15s"
 	silentAfter = 15 * time.Second
-	// session is how long a node can hold a session of WireGuard with nodes that are not there any more.
+	// session is the maximum age of a WireGuard session, for which a node may keep one with nodes that are gone.
 	session = 180 * time.Second
-	// proxySync is how long kube-proxy may take for what it has seen: its minSyncPeriod, and writing.
+	// proxySync bounds the time in which kube-proxy applies a change that it has seen: its minSyncPeriod plus the update.
 	proxySync = 2 * time.Second
 )
 
-// web is what a cluster offers for the global service web: two pods, whose names tell the cluster.
+// web is the part of a cluster in the global service web: two pods, whose names identify the cluster.
 func web(name string) string {
 	return echoes{name: name, app: "web", replicas: 2, grace: lingeringGrace, lifecycle: lingering}.yaml() + `
 apiVersion: v1
@@ -46,7 +46,7 @@ spec:
 `
 }
 
-// global is a service that both clusters have: c1 with pods near, c2 with pods far, and who of them answers c1's
+// global tests a service of both clusters: c1 has pods near, and c2 has pods far. It checks which of them answer c1's
 // client.
 func (b *servicesBed) global(ctx context.Context, t *testing.T) {
 	client := b.clients[b.c1]
@@ -61,8 +61,8 @@ func (b *servicesBed) global(ctx context.Context, t *testing.T) {
 	t.Run("cut off", func(t *testing.T) { b.cutOff(ctx, t, l) })
 }
 
-// answers waits until requests are answered by pods of these names, and of no other. That not one has failed since the
-// load began, or since again, is asserted: what changes who answers loses no request.
+// answers waits until the answers come from pods of exactly these deployments. It asserts that no request has failed
+// since the load began or since the last reset: a change of the answering pods loses no request.
 func answers(ctx context.Context, t *testing.T, l *load, within time.Duration, who ...string) {
 	t.Helper()
 	const enough = 40 // by chance one of four pods answers none of 40 once in 100,000
@@ -88,7 +88,7 @@ func answers(ctx context.Context, t *testing.T, l *load, within time.Duration, w
 
 func anyone(string) bool { return true }
 
-// by is which deployments' pods have answered, in the order near, far.
+// by returns the deployments whose pods have answered, in the order near, far.
 func (l *load) by() (who []string) {
 	for _, name := range []string{"near", "far"} {
 		if l.seen(func(pod string) bool { return strings.HasPrefix(pod, name+"-") }) > 0 {
@@ -98,7 +98,8 @@ func (l *load) by() (who []string) {
 	return who
 }
 
-// localFirst: with the own cluster preferred, the other one's pods are used while it has none, and no request is lost.
+// localFirst checks that with the own cluster preferred, the pods of the other one are used while the own has none, and
+// that no request is lost.
 func (b *servicesBed) localFirst(ctx context.Context, t *testing.T, l *load) {
 	label := func(value string) {
 		t.Helper()
@@ -142,7 +143,7 @@ func (b *servicesBed) localFirst(ctx context.Context, t *testing.T, l *load) {
 	answers(ctx, t, l, settle, "near", "far")
 }
 
-// inUse is nil when the endpoints that c1 has of a cluster for the global service are all in use, or all unused.
+// inUse returns nil if all endpoints of a cluster in c1's global service are used, or all unused, as wanted.
 func (b *servicesBed) inUse(ctx context.Context, cluster string, want bool) error {
 	all, err := b.c1.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "kubernetes.io/service-name=gl-shop-73736d-web," + naming.LabelSourceCluster + "=" + cluster,
@@ -164,7 +165,8 @@ func (b *servicesBed) inUse(ctx context.Context, cluster string, want bool) erro
 	return nil
 }
 
-// drain: what the operator takes unused stays so under another broker, until the operator says so.
+// drain checks that endpoints that an operator has drained stay unused under another leader, until the operator ends
+// the drain.
 func (b *servicesBed) drain(ctx context.Context, t *testing.T, l *load) {
 	ctl := func(args ...string) string {
 		t.Helper()
@@ -209,7 +211,7 @@ func (b *servicesBed) drain(ctx context.Context, t *testing.T, l *load) {
 	}))
 }
 
-// peerStates is what the agent of c1's node says of its peers.
+// peerStates returns the peer states in the metrics of the agent on c1's node.
 func (b *servicesBed) peerStates(ctx context.Context) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:7773/metrics", nil)
 	if err != nil {
@@ -230,7 +232,7 @@ func (b *servicesBed) peerStates(ctx context.Context) (string, error) {
 	return strings.Join(states, ""), err
 }
 
-// heard is nil when c1's broker has heard c2's exporter within a while.
+// heard returns nil if c1's broker has received something from c2's exporter within a time.
 func (b *servicesBed) heard(ctx context.Context, within time.Duration) error {
 	text, err := b.ctl(ctx, b.c1, "broker", "status", "-o", "json")
 	if text == "" {
@@ -254,13 +256,13 @@ func (b *servicesBed) heard(ctx context.Context, within time.Duration) error {
 	return nil
 }
 
-// flapping cuts the stream of c2's exporter off again and again, each time for less than silentAfter and for more in
-// all, while no node has a session with one of c2: nothing is unused for a moment, and nothing is written.
+// flapping cuts the stream of c2's exporter repeatedly, each time for less than silentAfter but for more in total,
+// while no node has a session with one of c2. No endpoint may become unused, and nothing may be written.
 func (b *servicesBed) flapping(ctx context.Context, t *testing.T) {
 	const (
 		times = 4
 		cut   = 5 * time.Second
-		// beat is how long before a cut the exporter was heard at last.
+		// beat is the time before a cut within which the exporter was last received.
 		beat = 3 * time.Second
 	)
 	must(t, until(ctx, settle, func() error { return b.inUse(ctx, "c2", true) }))
@@ -310,7 +312,7 @@ func (b *servicesBed) flapping(ctx context.Context, t *testing.T) {
 		must(t, iptables(node, append([]string{"-D"}, rule...)...))
 		must(t, until(ctx, settle, func() error { return b.heard(ctx, beat) }))
 		if silent := time.Since(began) + beat; silent > silentAfter {
-			// On a machine with much else to do the stream may come back too late. Then c2 may be taken for gone.
+			// On a busy machine the stream may recover too late. The broker may then consider c2 gone.
 			t.Logf("a cut lasted %s", silent)
 			must(t, until(ctx, settle, func() error { return b.inUse(ctx, "c2", true) }))
 			pause(ctx, t, beat)
@@ -332,7 +334,7 @@ func (b *servicesBed) flapping(ctx context.Context, t *testing.T) {
 	}
 }
 
-// cutOff takes c2 away in two steps: its exporter's stream, which moves nothing, and then its tunnels.
+// cutOff cuts c2 off in two steps: first the stream of its exporter, which changes nothing, and then its tunnels.
 func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	node := func(c *testbed.Cluster) *netns.Namespace { return c.Nodes[0].Netns }
 	stream := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport",
@@ -371,8 +373,8 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	must(t, until(ctx, session+settle, func() error { return b.inUse(ctx, "c2", false) }))
 	t.Logf("c2 is not used %s after the last packet from it; until then %s",
 		time.Since(cut).Round(100*time.Millisecond), l)
-	// Those that wait for an answer from there have their time, and so has kube-proxy, which sends others there until it
-	// has heard.
+	// Requests to c2 that wait for an answer may time out, and kube-proxy sends new ones there until it has applied the
+	// change.
 	must(t, until(ctx, settle, func() error {
 		l.anew()
 		pause(ctx, t, patience+proxySync)
@@ -396,7 +398,7 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	answers(ctx, t, l, settle, "near", "far")
 }
 
-// iptables changes the first table that packets come to, inside a namespace of the testbed.
+// iptables changes the raw table, the first one that packets traverse, in a namespace of the testbed.
 func iptables(ns *netns.Namespace, args ...string) error {
 	return testkit.CommandIn(ns, "iptables", append([]string{"-w", "5", "-t", "raw"}, args...)...)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// theirEcho is what semaphore-service-mirror makes of c2's Service shop/echo.
+// theirEcho is what semaphore-service-mirror creates for c2's Service shop/echo.
 const theirEcho = `
 apiVersion: v1
 kind: Service
@@ -37,8 +37,8 @@ subsets:
     ports: [{name: http, port: 8080}]
 `
 
-// TestHandover: what semaphore-service-mirror left becomes ours, with Kubernetes' own controllers and kube-proxy beside
-// it, while a client asks without pause. It does not notice.
+// TestHandover checks that semaphore adopts the objects of semaphore-service-mirror, with the real controllers and
+// kube-proxy, while a client sends requests continuously. No request fails.
 func TestHandover(t *testing.T) {
 	ctx := needsBed(t)
 	b := &servicesBed{Scenario: connected(ctx, t, nil), clients: map[*testbed.Cluster]*client{}}
@@ -53,7 +53,7 @@ func TestHandover(t *testing.T) {
 		must(t, err)
 	}
 
-	// As before semaphore came.
+	// Restore the state before semaphore.
 	kubectl("scale", "deployment/semaphore-broker", "--replicas=0")
 	kubectl("wait", "pod", "-l", "app.kubernetes.io/component=broker", "--for=delete", "--timeout=300s")
 	kubectl("delete", "services,endpointslices", "-l", naming.LabelManagedBy+"="+naming.ManagedByBroker)
@@ -70,7 +70,7 @@ func TestHandover(t *testing.T) {
 	must(t, err)
 	load := b.clients[b.c1].load(ctx, t, "http://"+echoInC2+"/")
 
-	// The operator's word.
+	// The operator allows the adoption.
 	dir := b.in.overlay("c1")
 	rewrite(t, filepath.Join(dir, "broker.yaml"), "remotes:\n",
 		"services: {adoptFrom: [semaphore-service-mirror]}\nremotes:\n")
@@ -102,7 +102,7 @@ func TestHandover(t *testing.T) {
 	t.Run("Rollouts", func(t *testing.T) { b.rollouts(ctx, t) })
 }
 
-// rewrite puts new in the place of old, once, in a file.
+// rewrite replaces the first occurrence of old by new in a file.
 func rewrite(t *testing.T, file, old, new string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -115,7 +115,7 @@ func rewrite(t *testing.T, file, old, new string) {
 
 func anyPod(string) bool { return true }
 
-// deploy is the directory of the manifests, seen from an overlay.
+// deploy returns the path of the manifests relative to an overlay.
 func (b *servicesBed) deploy(t *testing.T, dir string) string {
 	t.Helper()
 	rel, err := filepath.Rel(dir, filepath.Join(b.in.repo, "deploy"))
@@ -123,7 +123,7 @@ func (b *servicesBed) deploy(t *testing.T, dir string) string {
 	return rel
 }
 
-// handedOver is why something is not ours yet.
+// handedOver returns why an object is not adopted yet, or nil.
 func (b *servicesBed) handedOver(ctx context.Context) error {
 	left, err := b.c1.Kubectl(ctx, nil, "-n", Namespace, "get", "endpoints", "-l", naming.LabelMirrored+"=true",
 		"-o", "name")
@@ -148,7 +148,7 @@ func (b *servicesBed) handedOver(ctx context.Context) error {
 	return nil
 }
 
-// dnsIsRight asks the broker's pod, with the broker's rights, whether CoreDNS knows the names of remote services.
+// dnsIsRight asks the broker's pod, with the broker's permissions, whether CoreDNS serves the names of remote services.
 func (b *servicesBed) dnsIsRight(ctx context.Context, t *testing.T) {
 	t.Helper()
 	list, err := b.c1.Client.CoreV1().Pods(Namespace).List(ctx,

@@ -24,51 +24,52 @@ var overlayFiles embed.FS
 
 var overlayTemplates = template.Must(template.ParseFS(overlayFiles, "overlay/*.tmpl"))
 
-// Namespace is where semaphore is installed in every cluster.
+// Namespace is the namespace of semaphore in every cluster.
 const Namespace = "semaphore"
 
-// Installation is semaphore in the clusters of one testbed: where its keys and overlays
-// lie, and the programs of the checkout.
+// Installation installs semaphore in the clusters of one testbed. It knows the directories of keys and overlays, and
+// the programs of the checkout.
 type Installation struct {
 	tb   *testbed.Testbed
 	repo string
 	dir  string
 
-	// BrokerAddress is where the exporter of one cluster reaches the broker of another; nil for the NodePort of
-	// the other's first node.
+	// BrokerAddress returns the address at which the exporter of one cluster reaches the broker of another. The default is
+	// the NodePort on the first node of the other.
 	BrokerAddress func(from, to *testbed.Cluster) string
-	// Global is more of globalServices in every broker's configuration, in YAML and within braces: "settle: 3s".
+	// Global is additional YAML for globalServices in every broker's configuration, within braces: "settle: 3s".
 	Global string
-	// Features are those that brokers and exporters name; all when empty. Without encryption there are no agents.
+	// Features are the features of brokers and exporters; all if empty. Without encryption no agents are installed.
 	Features []string
-	// Encryption is what brokers say of it: "permissive" or "strict"; their default when empty.
+	// Encryption is the encryption mode in the brokers' configuration: "permissive" or "strict". If empty, the default
+	// applies.
 	Encryption string
-	// Broker is more of every broker's configuration, in YAML: "reserveTunnelAddresses: true".
+	// Broker is additional YAML for every broker's configuration: "reserveTunnelAddresses: true".
 	Broker string
-	// OwnPools leaves the IPPools of remotes to the test.
+	// OwnPools means that the test manages the IPPools of remotes.
 	OwnPools bool
-	// MCS turns the Multi-Cluster Services API on, whose definitions the clusters must have.
+	// MCS enables the Multi-Cluster Services API. Its CRDs must exist in the clusters.
 	MCS bool
-	// ImportSlices is mcs.endpointSlices of every broker; its default when empty.
+	// ImportSlices is mcs.endpointSlices of every broker. If empty, the default applies.
 	ImportSlices string
-	// Components are further directories of deploy/features.
+	// Components are additional directories of deploy/features.
 	Components []string
-	// Patches are more entries of "patches:" of every cluster's kustomization, in YAML.
+	// Patches are additional entries of "patches:" in every cluster's kustomization, in YAML.
 	Patches string
-	// TunnelsOverIPv6 has the nodes of clusters with both families reach each other by IPv6.
+	// TunnelsOverIPv6 makes the nodes of dual-stack clusters use IPv6 endpoints.
 	TunnelsOverIPv6 bool
-	// NoCalico leaves out what needs Calico: Features has no policy then.
+	// NoCalico omits what needs Calico. Features must not include policy then.
 	NoCalico bool
-	// AgentNodes is a label. When it is not empty, agents run only on nodes where it is "true".
+	// AgentNodes is a node label. If set, agents run only on nodes where it is "true".
 	AgentNodes string
 }
 
-// NewInstallation is of the checkout repo. Nothing is installed yet.
+// NewInstallation prepares an installation from the checkout repo. It installs nothing yet.
 func NewInstallation(tb *testbed.Testbed, repo string) *Installation {
 	return &Installation{tb: tb, repo: repo, dir: filepath.Join(tb.Dir(), "install")}
 }
 
-// remote is what one cluster's configuration says of another.
+// remote is the entry for a remote in a cluster's configuration.
 type remote struct {
 	Name       string
 	PodSubnets string
@@ -78,7 +79,7 @@ type remote struct {
 	ListenPort int
 }
 
-// overlay is what a user writes for one cluster.
+// overlay is the data of a cluster's overlay, as a user would write it.
 type overlay struct {
 	Deploy       string // deploy/ of the checkout, relative to the overlay
 	Cluster      string
@@ -101,12 +102,12 @@ type overlay struct {
 	AgentNodes   string
 }
 
-// encrypts reports whether there are agents.
+// encrypts reports whether agents are installed.
 func (in *Installation) encrypts() bool {
 	return len(in.Features) == 0 || slices.Contains(in.Features, "encryption")
 }
 
-// subnets are the prefixes of both families, as far as there are two.
+// subnets joins the valid prefixes, of one or both families.
 func subnets(prefixes ...netip.Prefix) string {
 	var texts []string
 	for _, p := range prefixes {
@@ -117,7 +118,7 @@ func subnets(prefixes ...netip.Prefix) string {
 	return strings.Join(texts, ", ")
 }
 
-// nodeSubnet6 is where the nodes of a cluster with both families have their IPv6 addresses.
+// nodeSubnet6 returns the prefix of the nodes' IPv6 addresses in a dual-stack cluster.
 func nodeSubnet6(c *testbed.Cluster) netip.Prefix {
 	if ip := c.Nodes[0].IP6; ip.IsValid() {
 		return netip.PrefixFrom(ip, 64).Masked()
@@ -125,10 +126,10 @@ func nodeSubnet6(c *testbed.Cluster) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// FederationNodePort is where each cluster's broker is reached from the others.
+// FederationNodePort is the NodePort at which the other clusters reach each broker.
 const FederationNodePort = 30443
 
-// Install does what docs/install.md says, in all clusters at once.
+// Install follows docs/install.md in all clusters concurrently.
 func (in *Installation) Install(ctx context.Context, progress func(string)) error {
 	progress("making keys and certificates: one CA a cluster, none leaves it")
 	for _, c := range in.tb.Clusters() {
@@ -163,19 +164,19 @@ func (in *Installation) Install(ctx context.Context, progress func(string)) erro
 	return g.Wait()
 }
 
-// PKI is the directory with the keys of a cluster.
+// PKI returns the directory of a cluster's keys and certificates.
 func (in *Installation) PKI(cluster string) string { return filepath.Join(in.dir, "pki", cluster) }
 
 func (in *Installation) bundle(cluster string) string {
 	return filepath.Join(in.dir, cluster+".pem")
 }
 
-// Overlay is the directory of a cluster's kustomization.
+// overlay returns the directory of a cluster's kustomization.
 func (in *Installation) overlay(cluster string) string {
 	return filepath.Join(in.dir, "overlay", cluster)
 }
 
-// Apply writes the cluster's overlay and applies it, with its secrets and its DNS block.
+// Apply writes and applies the cluster's overlay with its Secrets and its DNS block.
 func (in *Installation) Apply(ctx context.Context, c *testbed.Cluster) error {
 	if err := in.writeOverlay(c); err != nil {
 		return err
@@ -275,7 +276,7 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 	return nil
 }
 
-// WaitReady returns when every part of a cluster is ready, as kubectl sees it.
+// WaitReady waits until kubectl reports every part of a cluster as ready.
 func (in *Installation) WaitReady(ctx context.Context, c *testbed.Cluster) error {
 	waits := [][]string{{"rollout", "status", "deployment/semaphore-broker"},
 		{"rollout", "status", "deployment/semaphore-exporter"}}
@@ -290,7 +291,7 @@ func (in *Installation) WaitReady(ctx context.Context, c *testbed.Cluster) error
 	return nil
 }
 
-// remove does what docs/removal.md says, in one cluster.
+// remove follows docs/removal.md in one cluster.
 func (in *Installation) remove(ctx context.Context, c *testbed.Cluster) error {
 	dir := in.overlay(c.Name) + "-cleanup"
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -320,7 +321,7 @@ func (in *Installation) remove(ctx context.Context, c *testbed.Cluster) error {
 	return nil
 }
 
-// Semaphorectl runs the checkout's semaphorectl on this machine, and returns what it wrote to stdout.
+// Semaphorectl runs the checkout's semaphorectl on this machine and returns its stdout.
 func (in *Installation) Semaphorectl(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -333,7 +334,7 @@ func (in *Installation) Semaphorectl(ctx context.Context, args ...string) (strin
 	return out.String(), nil
 }
 
-// removeDNS takes the DNS block out again.
+// removeDNS removes the DNS block.
 func (in *Installation) removeDNS(ctx context.Context, c *testbed.Cluster) error {
 	return c.AppendCorefile(ctx, "")
 }

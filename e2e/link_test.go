@@ -16,7 +16,6 @@ import (
 // connecting is the section of the README with the commands by which two clusters are connected.
 const connecting = "Connect two clusters of your own"
 
-// firstCommands are those commands.
 func firstCommands(t *testing.T, repo string) (commands []string) {
 	t.Helper()
 	for _, one := range readBlocks(t, repo, "README.md") {
@@ -32,7 +31,7 @@ func firstCommands(t *testing.T, repo string) (commands []string) {
 	return nil
 }
 
-// valuesOf are what a person types for these two clusters in particular: what differs for others.
+// valuesOf returns the cluster names in the commands, which a user would replace.
 func valuesOf(commands []string) (values []string) {
 	for _, c := range commands {
 		values = append(values, clusterName.FindAllString(c, -1)...)
@@ -41,8 +40,8 @@ func valuesOf(commands []string) (values []string) {
 	return slices.Compact(values)
 }
 
-// connects: with nothing but the kubeconfigs of both clusters at hand, the commands of the README connect them: pods
-// reach each other's pods and Services, by address and by name, and by the last command no part restarts.
+// connects checks that the README's commands connect the clusters, given only both kubeconfigs: pods reach each other's
+// pods and Services, by address and by name. The last command restarts no part.
 func (b *documentsBed) connects(ctx context.Context, t *testing.T) {
 	for _, c := range []*testbed.Cluster{b.c1, b.c2} {
 		b.shell(ctx, t, "kubectl --context "+c.Name+" -n shop label service echo mirror.semaphore.uw.io/mirror-service=true")
@@ -92,7 +91,7 @@ func (b *documentsBed) connects(ctx context.Context, t *testing.T) {
 	b.shell(ctx, t, "semaphorectl check --context c1 --coredns none || test $? -eq 2")
 }
 
-// unlinks: after unlink neither cluster has a RemoteCluster, and both are well.
+// unlinks checks that after unlink neither cluster has a RemoteCluster and both are well.
 func (b *documentsBed) unlinks(ctx context.Context, t *testing.T) {
 	b.shell(ctx, t, "semaphorectl unlink --context c1 --context c2")
 	for _, c := range []*testbed.Cluster{b.c1, b.c2} {
@@ -103,12 +102,12 @@ func (b *documentsBed) unlinks(ctx context.Context, t *testing.T) {
 		}
 	}
 	b.wellSoon(ctx, t)
-	for _, c := range []*testbed.Cluster{b.c1, b.c2} { // it says what there is to remove
+	for _, c := range []*testbed.Cluster{b.c1, b.c2} { // the output lists what else can be removed
 		b.shell(ctx, t, "semaphorectl uninstall --context "+c.Name+" || test $? -eq 2")
 	}
 }
 
-// wellSoon waits until both clusters are well.
+// wellSoon waits until the status of both clusters is well.
 func (b *documentsBed) wellSoon(ctx context.Context, t *testing.T) {
 	t.Helper()
 	must(t, until(ctx, settle, func() error {
@@ -117,7 +116,7 @@ func (b *documentsBed) wellSoon(ctx context.Context, t *testing.T) {
 	}))
 }
 
-// asBefore waits until clusters and nodes are as a fingerprint has them.
+// asBefore waits until clusters and nodes match their fingerprints.
 func (b *documentsBed) asBefore(ctx context.Context, t *testing.T, before map[string]fingerprint) {
 	t.Helper()
 	must(t, until(ctx, settle, func() error {
@@ -134,13 +133,13 @@ func (b *documentsBed) asBefore(ctx context.Context, t *testing.T, before map[st
 	}))
 }
 
-// ownMachine is a command with what docs/install.md says is to be added to it on machines like this one: their kernel
-// is new enough for WireGuard and has none.
+// ownMachine adds the component to a command that docs/install.md asks for on machines like this one, whose kernel is
+// new enough for WireGuard but lacks the module.
 func ownMachine(command string) string {
 	return strings.ReplaceAll(command, "semaphorectl install ", "semaphorectl install --components userspace-wireguard ")
 }
 
-// installForLink installs semaphore in a cluster, with keys that are made there, and files that name no remote.
+// installForLink installs semaphore in a cluster, with keys made there and files that name no remote.
 func (b *documentsBed) installForLink(ctx context.Context, t *testing.T, c *testbed.Cluster) {
 	t.Helper()
 	b.shell(ctx, t, "mkdir -p overlay; cp -r deploy/example/c1 overlay/"+c.Name+
@@ -151,7 +150,7 @@ func (b *documentsBed) installForLink(ctx context.Context, t *testing.T, c *test
 	must(t, os.WriteFile(kustomization, []byte(strings.NewReplacer("name=c1", "name="+c.Name,
 		"# - ../../deploy/features/userspace-wireguard", "- ../../deploy/features/userspace-wireguard").
 		Replace(string(text))), 0o644))
-	// What is left in the files concerns the own cluster.
+	// The remaining settings concern only the own cluster.
 	subnets := strings.Join([]string{c.PodCIDR.String(), c.ServiceCIDR.String(), c.NodeSubnet.String()}, ", ")
 	for file, text := range map[string]string{
 		"broker.yaml":   "localSubnets: [" + subnets + "]\nmanageIPPools: true\n",
@@ -166,8 +165,8 @@ func (b *documentsBed) installForLink(ctx context.Context, t *testing.T, c *test
 		"do kubectl --context "+c.Name+" -n semaphore rollout status $part --timeout=3m; done")
 }
 
-// noneDeposed reports whether no broker or exporter of c1 and c2 has ended because it lost its Lease: one whose
-// apiserver gets no processor for ten seconds does so, and starts again, whatever else happens.
+// noneDeposed reports whether no broker or exporter of c1 and c2 has exited because it lost its Lease. One whose
+// apiserver gets no CPU time for ten seconds does so and restarts, which is no fault of the tested code.
 func (b *documentsBed) noneDeposed(ctx context.Context, t *testing.T) bool {
 	t.Helper()
 	out, err := b.commands(ctx, `for c in c1 c2; do for p in $(kubectl --context $c -n semaphore get pods -o name); do `+
@@ -180,7 +179,7 @@ func (b *documentsBed) noneDeposed(ctx context.Context, t *testing.T) bool {
 	return out == ""
 }
 
-// started is when each container of semaphore in c1 and c2 started, by pod.
+// started returns the start time of each container of semaphore in c1 and c2, by pod.
 func (b *documentsBed) started(ctx context.Context, t *testing.T) string {
 	t.Helper()
 	out, err := b.commands(

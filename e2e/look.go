@@ -12,7 +12,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// Status is what semaphorectl says of both brokers.
+// Status returns semaphorectl's status of both brokers.
 func (s *Scenario) Status(ctx context.Context) (string, error) {
 	var out strings.Builder
 	for _, c := range s.tb.Clusters() {
@@ -25,7 +25,7 @@ func (s *Scenario) Status(ctx context.Context) (string, error) {
 	return out.String(), nil
 }
 
-// ctl runs semaphorectl inside the container of a broker or exporter, that of the leader, as kubectl exec does.
+// ctl runs semaphorectl in the container of the leading broker or exporter, as kubectl exec does.
 func (s *Scenario) ctl(ctx context.Context, c *testbed.Cluster, part string, args ...string) (string, error) {
 	p, err := awaitLeader(ctx, c, part)
 	if err != nil {
@@ -38,14 +38,13 @@ func (s *Scenario) ctl(ctx context.Context, c *testbed.Cluster, part string, arg
 	return out, nil
 }
 
-// attached is nil when a cluster's broker has every agent attached, every remote connected, and
-// nothing waiting.
+// attached returns nil if a cluster's broker has every agent attached, every remote connected, and nothing pending.
 func (s *Scenario) attached(ctx context.Context, c *testbed.Cluster) error {
 	_, err := s.ctl(ctx, c, "broker", "status")
 	return err
 }
 
-// Memory is the resident memory of each process of semaphore, in MiB.
+// Memory returns the resident memory of each process of semaphore, in MiB.
 func (s *Scenario) Memory(ctx context.Context) (string, error) {
 	var out strings.Builder
 	for _, c := range s.tb.Clusters() {
@@ -65,7 +64,7 @@ func (s *Scenario) Memory(ctx context.Context) (string, error) {
 			for _, pid := range pids {
 				command, kib, err := resident(pid)
 				if errors.Is(err, os.ErrNotExist) {
-					continue // it ended while we looked
+					continue // ended in the meantime
 				}
 				if err != nil {
 					return "", err
@@ -77,7 +76,7 @@ func (s *Scenario) Memory(ctx context.Context) (string, error) {
 	return out.String(), nil
 }
 
-// resident is the command and the resident memory (KiB) of a process, see proc_pid_status(5).
+// resident returns the command and the resident memory (KiB) of a process, see proc_pid_status(5).
 func resident(pid int) (command string, kib int, err error) {
 	dir := fmt.Sprintf("/proc/%d/", pid)
 	args, err := os.ReadFile(dir + "cmdline")
@@ -100,7 +99,7 @@ func resident(pid int) (command string, kib int, err error) {
 	return filepath.Base(strings.Join(words, " ")), kib, nil
 }
 
-// Diagnose is what helps to understand a step that failed.
+// Diagnose returns information for understanding a failed step.
 func (s *Scenario) Diagnose(ctx context.Context) string {
 	var out strings.Builder
 	for _, c := range s.tb.Clusters() {

@@ -33,14 +33,14 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// The times of the upstream suite: what must become so does within conformant, and what must stay so does for steady.
+// The upstream suite waits for a change for at most conformant, and checks for steady that a state persists.
 const (
 	conformant = 20 * time.Second
 	steady     = 5 * time.Second
 )
 
-// conformance has the 27 tests of the conformance suite of sigs.k8s.io/mcs-api v0.5, with its commands.
-// The number is that of docs/mcs.md.
+// conformance lists the 27 tests of the conformance suite of sigs.k8s.io/mcs-api v0.5, with its commands. docs/mcs.md
+// has the same number.
 var conformance = []struct {
 	name string
 	run  func(context.Context, *testing.T, *mcsTest)
@@ -76,12 +76,13 @@ var conformance = []struct {
 	{"27 Exporting a service should create an MCS EndpointSlice in each cluster, deleted on unexport", mcsEndpointSlice},
 }
 
-// needsSlices is the number of the first test that needs the slices beside ServiceImports, as all after it do.
+// needsSlices is the number of the first test that needs EndpointSlices of ServiceImports. All later ones need them
+// too.
 const needsSlices = 24
 
-// TestMCS: what each test of the upstream conformance suite asserts holds between two clusters, and the cleanup leaves
-// the API, and nothing of ours. With IMPORT_SLICES=none in the environment the brokers write no slices beside
-// ServiceImports, and the tests that need none of them hold: releases run that, too.
+// TestMCS checks what the upstream conformance suite asserts, between two clusters. The cleanup keeps the API's CRDs
+// and removes everything of semaphore. With IMPORT_SLICES=none in the environment, the brokers write no EndpointSlices
+// for ServiceImports, and the tests that do not need them must pass. Releases run both variants.
 func TestMCS(t *testing.T) {
 	ctx := needsBed(t)
 	s := clusters(ctx, t, testbed.Options{IPFamilies: testbed.FamiliesDual,
@@ -104,8 +105,7 @@ func TestMCS(t *testing.T) {
 	for _, c := range s.tb.Clusters() {
 		ready(ctx, t, c, "pod/request")
 	}
-	// Each has a namespace of its own, and waits more than it computes: they run at once, as many as there are
-	// processors.
+	// Each test has its own namespace and mostly waits, so they run in parallel, as many as there are CPUs.
 	t.Run("conformance", func(t *testing.T) {
 		for i, test := range conformance {
 			t.Run(test.name, func(t *testing.T) {
@@ -131,7 +131,7 @@ func TestMCS(t *testing.T) {
 	t.Run("removed", func(t *testing.T) { b.removed(ctx, t) })
 }
 
-// requestPod asks, with the commands of the suite.
+// requestPod sends requests with the commands of the suite.
 const requestPod = `
 apiVersion: v1
 kind: Pod
@@ -158,7 +158,7 @@ type mcsTest struct {
 
 const hello = "hello"
 
-// helloService is the suite's, changed.
+// helloService returns the Service of the suite with changes.
 func helloService(change ...func(*corev1.Service)) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: hello}, Spec: corev1.ServiceSpec{
 		Selector: map[string]string{"app": hello},
@@ -176,7 +176,7 @@ func helloService(change ...func(*corev1.Service)) *corev1.Service {
 
 func headless(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }
 
-// onPorts replaces the ports, each of which leads to that of hello.
+// onPorts replaces the ports. Each forwards to the port of hello.
 func onPorts(ports ...corev1.ServicePort) func(*corev1.Service) {
 	return func(s *corev1.Service) { s.Spec.Ports = ports }
 }
@@ -199,7 +199,7 @@ func (m *mcsTest) service(ctx context.Context, t *testing.T, c *testbed.Cluster,
 	return made
 }
 
-// pods deploys hello, and returns the addresses of its pods, sorted.
+// pods deploys hello and returns the sorted addresses of its pods.
 func (m *mcsTest) pods(ctx context.Context, t *testing.T, c *testbed.Cluster, replicas int32) []string {
 	t.Helper()
 	_, err := c.Client.AppsV1().Deployments(m.ns).Create(ctx, &appsv1.Deployment{
@@ -210,7 +210,7 @@ func (m *mcsTest) pods(ctx context.Context, t *testing.T, c *testbed.Cluster, re
 	return m.addresses(ctx, t, c, int(replicas))
 }
 
-// addresses waits for the addresses of the pods that are ready.
+// addresses waits for the addresses of the ready pods.
 func (m *mcsTest) addresses(ctx context.Context, t *testing.T, c *testbed.Cluster, replicas int) (all []string) {
 	t.Helper()
 	must(t, until(ctx, 2*conformant, func() error {
@@ -251,7 +251,7 @@ func (m *mcsTest) unexport(ctx context.Context, t *testing.T, c *testbed.Cluster
 	must(t, m.exports[c].Delete(ctx, m.ns, hello, metav1.DeleteOptions{}))
 }
 
-// exported makes a Service of c1 and exports it.
+// exported creates a Service in c1 and exports it.
 func (m *mcsTest) exported(ctx context.Context, t *testing.T, change ...func(*corev1.Service)) *corev1.Service {
 	t.Helper()
 	s := m.service(ctx, t, m.c1, helloService(change...))
@@ -259,19 +259,19 @@ func (m *mcsTest) exported(ctx context.Context, t *testing.T, change ...func(*co
 	return s
 }
 
-// both exports hello of c1, and then, once it is imported there, that of c2.
+// both exports hello of c1, and after its import also that of c2.
 func (m *mcsTest) both(ctx context.Context, t *testing.T, first, second *corev1.Service,
 	specs ...mcsv1beta1.ServiceExportSpec) {
 	t.Helper()
 	m.service(ctx, t, m.c1, first)
 	m.export(ctx, t, m.c1, specs[:min(1, len(specs))]...)
 	m.imported(ctx, t, m.c1, nil)
-	time.Sleep(100 * time.Millisecond) // the suite's own: the first is the older one in seconds, too, or they are equal
+	time.Sleep(100 * time.Millisecond) // as the suite does; creation times have whole seconds
 	m.service(ctx, t, m.c2, second)
 	m.export(ctx, t, m.c2, specs[min(1, len(specs)):]...)
 }
 
-// imported waits until a cluster has a ServiceImport for which verify returns nil.
+// imported waits until a cluster has a ServiceImport that satisfies verify.
 func (m *mcsTest) imported(ctx context.Context, t *testing.T, c *testbed.Cluster,
 	verify func(*mcsv1beta1.ServiceImport) error) (i *mcsv1beta1.ServiceImport) {
 	t.Helper()
@@ -299,7 +299,7 @@ func (m *mcsTest) notImported(ctx context.Context, t *testing.T, c *testbed.Clus
 	}
 }
 
-// stays asserts for a while that a cluster has the ServiceImport, or has it not.
+// stays asserts for a while that a cluster has the ServiceImport, or does not have it.
 func (m *mcsTest) stays(ctx context.Context, t *testing.T, c *testbed.Cluster, there bool) {
 	t.Helper()
 	for end := time.Now().Add(steady); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
@@ -310,7 +310,7 @@ func (m *mcsTest) stays(ctx context.Context, t *testing.T, c *testbed.Cluster, t
 	}
 }
 
-// condition waits until the ServiceExport of each cluster has a condition.
+// condition waits until the ServiceExport in each cluster has a condition.
 func (m *mcsTest) condition(ctx context.Context, t *testing.T, kind mcsv1beta1.ServiceExportConditionType,
 	status metav1.ConditionStatus, clusters ...*testbed.Cluster) {
 	t.Helper()
@@ -330,16 +330,16 @@ func (m *mcsTest) condition(ctx context.Context, t *testing.T, kind mcsv1beta1.S
 	}
 }
 
-// name is the name of hello in a domain.
+// name returns the DNS name of hello in a domain.
 func (m *mcsTest) name(domain string) string { return hello + "." + m.ns + ".svc." + domain }
 
 const clusterset = "clusterset.local"
 
-// attempt is how long one command of the suite may take. A connection that begins in the moment in which kube-proxy
-// replaces the refusal of a Service by its endpoints is never answered: its first packet reached nobody.
+// attempt bounds one command of the suite. A connection can time out if it begins while kube-proxy replaces the reject
+// rule of a Service by its endpoints: its first packet is lost.
 const attempt = 5 * time.Second
 
-// request runs a command of the suite in the request pod, and returns its output, whatever its exit code.
+// request runs a command of the suite in the request pod and returns its output, whatever the exit code.
 func (m *mcsTest) request(ctx context.Context, c *testbed.Cluster, command string) string {
 	ctx, cancel := context.WithTimeout(ctx, attempt)
 	defer cancel()
@@ -350,7 +350,7 @@ func (m *mcsTest) request(ctx context.Context, c *testbed.Cluster, command strin
 	return out
 }
 
-// answers waits until a command's output satisfies verify so many times in a row, in each cluster.
+// answers waits until a command's output satisfies verify a number of times in a row, in each cluster.
 func (m *mcsTest) answers(ctx context.Context, t *testing.T, command string, times int, verify func(string) error,
 	in ...*testbed.Cluster) {
 	t.Helper()
@@ -382,7 +382,7 @@ func containing(text string) func(string) error {
 	}
 }
 
-// nc is the suite's request of a port.
+// nc returns the suite's command that connects to a port.
 func (m *mcsTest) nc(port int) string {
 	return fmt.Sprintf("echo hi | nc %s %d", m.name(clusterset), port)
 }
@@ -407,7 +407,7 @@ func mcsHeadless(ctx context.Context, t *testing.T, m *mcsTest) {
 	m.inEach(ctx, t, mcsv1beta1.Headless, headless)
 }
 
-// inEach: a ServiceImport of a type exists in each cluster until hello is not exported any more.
+// inEach checks that a ServiceImport of a type exists in each cluster while hello is exported.
 func (m *mcsTest) inEach(ctx context.Context, t *testing.T, kind mcsv1beta1.ServiceImportType,
 	change ...func(*corev1.Service)) {
 	m.exported(ctx, t, change...)
@@ -431,7 +431,7 @@ func mcsAsLongAs(ctx context.Context, t *testing.T, m *mcsTest) {
 	m.notImported(ctx, t, m.c1)
 }
 
-// matches waits until one field of the ServiceImport is as that of the Service.
+// matches waits until a field of the ServiceImport equals that of the Service.
 func (m *mcsTest) matches(ctx context.Context, t *testing.T, want any, field func(*mcsv1beta1.ServiceImport) any) {
 	t.Helper()
 	for _, c := range m.tb.Clusters() {
@@ -487,7 +487,7 @@ func mcsIPs(ctx context.Context, t *testing.T, m *mcsTest) {
 		}
 	}
 	has(1)
-	// Beyond the suite: a Service of both families, which answers at both IPs.
+	// In addition to the suite: a dual-stack Service answers at both IPs.
 	pods := m.pods(ctx, t, m.c1, 1)
 	s, err := m.c1.Client.CoreV1().Services(m.ns).Get(ctx, hello, metav1.GetOptions{})
 	must(t, err)
@@ -502,7 +502,7 @@ func mcsIPs(ctx context.Context, t *testing.T, m *mcsTest) {
 	}
 }
 
-// portsOf are the ports of a ServiceImport, sorted.
+// portsOf returns the sorted ports of a ServiceImport.
 func portsOf(i *mcsv1beta1.ServiceImport) any {
 	var all []string
 	for _, p := range i.Spec.Ports {
@@ -556,7 +556,7 @@ func mcsExternalName(ctx context.Context, t *testing.T, m *mcsTest) {
 	m.stays(ctx, t, m.c1, false)
 }
 
-// dummy are the labels and annotations of an export of the suite.
+// dummy returns the labels and annotations of an export in the suite.
 func dummy(suffix string) mcsv1beta1.ServiceExportSpec {
 	return mcsv1beta1.ServiceExportSpec{ExportedLabels: map[string]string{"dummy-label" + suffix: "true"},
 		ExportedAnnotations: map[string]string{"dummy-annotation" + suffix: "true"}}
@@ -609,7 +609,7 @@ func mcsAccessible(ctx context.Context, t *testing.T, m *mcsTest) {
 	pods := m.pods(ctx, t, m.c1, 1)
 	m.answers(ctx, t, m.nc(42), 1, containing("pod ip "+pods[0]))
 	t.Logf("answered in both clusters %s after the pod was created", time.Since(began).Round(100*time.Millisecond))
-	// Beyond the suite: the same by UDP.
+	// In addition to the suite: the same over UDP.
 	for _, c := range m.tb.Clusters() {
 		i := m.imported(ctx, t, c, nil)
 		request, err := c.Pod(ctx, "shop", "request")
@@ -670,10 +670,10 @@ func mcsDNS(ctx context.Context, t *testing.T, m *mcsTest) {
 	}
 }
 
-// srvRecord is a record as nslookup prints it: "NAME service = 0 50 42 TARGET".
+// srvRecord matches a record in the output of nslookup: "NAME service = 0 50 42 TARGET".
 var srvRecord = regexp.MustCompile(`.*=\s*\d*\s*\d*\s*(\d*)\s*([a-zA-Z0-9-.]*)`)
 
-// srv verifies that there are exactly these records, "PORT TARGET"; a target that ends with a dot is a prefix.
+// srv verifies that there are exactly these records, "PORT TARGET". A target that ends with a dot is a prefix.
 func srv(want ...string) func(string) error {
 	return func(out string) error {
 		var got []string
@@ -704,7 +704,7 @@ func mcsLocalDNS(ctx context.Context, t *testing.T, m *mcsTest) {
 	m.answers(ctx, t, "nslookup "+m.name("cluster.local")+" || echo none", 1, containing("none"), m.c2)
 }
 
-// addressLine is how nslookup prints an address of a name.
+// addressLine matches an address in the output of nslookup.
 var addressLine = regexp.MustCompile(`Name:.*\s*Address:\s*(.*)`)
 
 // having verifies that nslookup found exactly these addresses.
@@ -765,7 +765,7 @@ func mcsHeadlessSRV(ctx context.Context, t *testing.T, m *mcsTest) {
 	m.answers(ctx, t, "nslookup -type=SRV "+m.name(clusterset), 1, srv(want...))
 }
 
-// slice waits for an MCS EndpointSlice for which verify returns nil.
+// slice waits for an EndpointSlice of the MCS API that satisfies verify.
 func (m *mcsTest) slice(ctx context.Context, t *testing.T, c *testbed.Cluster,
 	verify func(*discoveryv1.EndpointSlice) error) (found *discoveryv1.EndpointSlice) {
 	t.Helper()
@@ -812,8 +812,8 @@ func mcsEndpointSlice(ctx context.Context, t *testing.T, m *mcsTest) {
 	}
 }
 
-// removed: the cleanup removes ServiceImports, the slices beside them and the derived Services; definitions and
-// ServiceExports stay.
+// removed checks that the cleanup removes ServiceImports, their EndpointSlices and the derived Services, and keeps the
+// CRDs and ServiceExports.
 func (b *mcsBed) removed(ctx context.Context, t *testing.T) {
 	m := &mcsTest{mcsBed: b, ns: "shop"}
 	m.exported(ctx, t)

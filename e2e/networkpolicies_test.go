@@ -14,10 +14,9 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// networkPolicies is what the component features/network-policies does in c1, whose Felix enforces it, alone and with
-// the patch of docs/install.md: who connects to broker and exporter before, with it and after it has been deleted.
-// While it is there all parts of c1 start again, so that nothing lives on connections from before. remote is a pod of
-// c2.
+// networkPolicies tests the component features/network-policies in c1, whose Felix enforces it, without and with the
+// patch of docs/install.md: who can connect to broker and exporter before it is applied, with it, and after its
+// deletion. With it, all parts of c1 restart, so that no connection from before is reused. remote is a pod of c2.
 func networkPolicies(ctx context.Context, t *testing.T, s *Scenario, remote *testbed.Pod) {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(s.in.repo, "docs", "install.md"))
@@ -66,7 +65,7 @@ func networkPolicies(ctx context.Context, t *testing.T, s *Scenario, remote *tes
 	apply()
 	connects("with the patch", map[string]string{"pod": "8080 8443 exporter:8080", "host": "8443 8444", "c2": "8443"})
 
-	// Everything starts again, and what changes on either side arrives at the other.
+	// Restart all parts. Changes must then arrive in both directions.
 	for _, what := range []string{"deployment/semaphore-broker", "deployment/semaphore-exporter",
 		"daemonset/semaphore-agent"} {
 		_, err := s.c1.Kubectl(ctx, nil, "-n", Namespace, "rollout", "restart", what)
@@ -98,13 +97,13 @@ func networkPolicies(ctx context.Context, t *testing.T, s *Scenario, remote *tes
 	s.in.Components, s.in.Patches = components, ""
 }
 
-// hostPod is a pod on the host network of a node, as an agent is.
+// hostPod returns a pod on the host network of a node, like an agent.
 func hostPod(name, node string) string {
 	return strings.Replace(podOn(name, node), "spec:\n", "spec:\n  hostNetwork: true\n", 1)
 }
 
-// connectsTo is to which ports of the pods of c1's broker and exporter a TCP connection is made, by the last of from
-// that is on another node: a node reaches its own pods whatever the policies are.
+// connectsTo returns the ports of c1's broker and exporter pods to which a TCP connection succeeds. It connects from
+// the last of from that is on another node, because policies never block a node from its own pods.
 func (s *Scenario) connectsTo(ctx context.Context, from []*testbed.Pod) (string, error) {
 	var made []string
 	for _, to := range []struct{ part, prefix, port string }{
@@ -120,7 +119,7 @@ func (s *Scenario) connectsTo(ctx context.Context, from []*testbed.Pod) (string,
 				by = f
 			}
 		}
-		// What is said on a connection does not matter here: a listener of TLS closes it at once.
+		// Only the connection matters: a TLS listener closes it immediately.
 		out, err := by.Exec(ctx, "sh", "-c",
 			"curl -s --connect-timeout 2 --max-time 3 -o /dev/null -w 'after %{time_connect}' http://"+
 				p.Status.PodIP+":"+to.port+"; true")

@@ -25,22 +25,22 @@ import (
 const (
 	// agentLabel lets a test say when a node's agent starts.
 	agentLabel = "agent-wanted"
-	// apart is how much later than another an agent starts: time for BIRD to tell routes to the whole mesh.
+	// apart is the time between the start of two agents. BIRD distributes routes to the whole mesh meanwhile.
 	apart = 5 * time.Second
-	// taintKey is what a node is registered with where nothing may run before its agent.
+	// taintKey is the taint with which a node registers, so that no pods run before its agent.
 	taintKey = "semaphore.uw.io/agent-not-ready"
 )
 
-// nodesBed is cluster c1 with two nodes, to which a third comes, and c2 with one. Nodes tell each other their pods'
-// blocks by BGP, those of the other cluster too: the network carries packets between pods in the clear, and what does
-// not let them through is semaphore.
+// nodesBed is cluster c1 with two nodes, joined later by a third, and c2 with one. The nodes announce their pod blocks
+// to each other by BGP, also between the clusters. So the network forwards clear packets between pods, and only
+// semaphore can stop them.
 type nodesBed struct {
 	*documentsBed
 	remote *testbed.Pod // in c2
 }
 
-// TestNodes is about the nodes of clusters with Calico's IPAM and BGP: how encryption is turned on under traffic, how
-// nodes join and reboot, and what is reached from where.
+// TestNodes covers nodes with Calico's IPAM and BGP: enabling encryption under traffic, nodes that join and reboot, and
+// reachability.
 func TestNodes(t *testing.T) {
 	ctx := needsBed(t)
 	s := clusters(ctx, t, testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 2}, {Name: "c2", Nodes: 1}}})
@@ -63,8 +63,8 @@ func TestNodes(t *testing.T) {
 		run  func(context.Context, *testing.T)
 	}{
 		{"turning encryption on", b.turnOn},
-		// It starts the broker again. The devices of nodes have addresses two minutes after that, for "from the nodes
-		// themselves": the steps in between take as long.
+		// This step restarts the broker. The devices of nodes get addresses two minutes later, which "from the nodes
+		// themselves" needs. The steps in between take that long.
 		{"network policies", func(ctx context.Context, t *testing.T) { networkPolicies(ctx, t, b.Scenario, b.remote) }},
 		{"a node joins", b.join},
 		{"a node reboots", b.reboot},
@@ -80,13 +80,13 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// podOn is a pod on a node.
+// podOn returns a pod that is bound to a node.
 func podOn(name, node string, annotations ...string) string {
 	return strings.Replace(workload(name, "app: "+name, annotations...), "spec:\n", "spec:\n  nodeName: "+node+"\n", 1)
 }
 
-// peerByBGP has the nodes of each cluster announce their blocks to those of the other, as through a router that both
-// know.
+// peerByBGP makes the nodes of each cluster announce their blocks to the nodes of the other, as through a common
+// router.
 func (b *nodesBed) peerByBGP(ctx context.Context, t *testing.T) {
 	t.Helper()
 	peer := func(name, ip string) string {
@@ -97,7 +97,7 @@ func (b *nodesBed) peerByBGP(ctx context.Context, t *testing.T) {
 	must(t, b.c2.ApplyYAML(ctx, peer("c1-n1", "172.18.1.11")+peer("c1-n2", "172.18.1.12")+peer("c1-n3", "172.18.1.13")))
 }
 
-// wantAgent reports whether a node is to have an agent.
+// wantAgent sets whether a node should have an agent.
 func (b *nodesBed) wantAgent(ctx context.Context, t *testing.T, c *testbed.Cluster, node string, want bool) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:"%t"}}}`, agentLabel, want)
@@ -105,7 +105,7 @@ func (b *nodesBed) wantAgent(ctx context.Context, t *testing.T, c *testbed.Clust
 	must(t, err)
 }
 
-// agent waits until a node has one that is ready, or none.
+// agent waits until a node has a ready agent, or none.
 func (b *nodesBed) agent(ctx context.Context, t *testing.T, c *testbed.Cluster, node string, want bool) {
 	t.Helper()
 	must(t, until(ctx, settle, func() error {
@@ -140,7 +140,7 @@ func pause(ctx context.Context, t *testing.T, d time.Duration) {
 	}
 }
 
-// The steps of docs/turning-on-encryption.md say in words what is to be changed in the configuration.
+// The steps of docs/turning-on-encryption.md describe these configuration changes in words.
 func init() {
 	encryption := func(mode string) func(context.Context, *testing.T, *documentsBed, *testbed.Cluster) {
 		return func(_ context.Context, t *testing.T, b *documentsBed, c *testbed.Cluster) {
@@ -156,7 +156,7 @@ func init() {
 	changes["encryption: clear"] = encryption("clear")
 }
 
-// turnOn is docs/turning-on-encryption.md, step by step, while requests and packets go both ways.
+// turnOn follows docs/turning-on-encryption.md step by step, while requests and packets go both ways.
 func (b *nodesBed) turnOn(ctx context.Context, t *testing.T) {
 	one, two := podOf(ctx, t, b.c1, "one"), podOf(ctx, t, b.c1, "two")
 	for _, p := range []*testbed.Pod{one, two} {
@@ -184,7 +184,7 @@ func (b *nodesBed) turnOn(ctx context.Context, t *testing.T) {
 		}
 	}
 	run("encryption: permissive")
-	// Agents start one after the other, seconds apart.
+	// Agents start one after the other, with seconds between them.
 	for _, n := range []struct {
 		c    *testbed.Cluster
 		node string
@@ -196,7 +196,7 @@ func (b *nodesBed) turnOn(ctx context.Context, t *testing.T) {
 	for _, c := range b.tb.Clusters() {
 		must(t, until(ctx, delivered, func() error { return b.nobodyWaits(ctx, c) }))
 	}
-	// All goes through the tunnels: the counters of what passed in the clear say so, and so does the wire.
+	// All traffic uses the tunnels now. The counters of clear packets and a capture confirm it.
 	passed := b.clearPassed(ctx, t)
 	for _, direction := range []string{"out", "in"} {
 		for _, device := range []string{"wireguard.c1", "wireguard.c2"} {
@@ -233,7 +233,7 @@ func (b *nodesBed) turnOn(ctx context.Context, t *testing.T) {
 	}
 }
 
-// runAfter runs the commands of a document that follow a change, for one cluster, up to the next change.
+// runAfter runs the commands of a document that follow a change, for one cluster, until the next change.
 func (b *nodesBed) runAfter(ctx context.Context, t *testing.T, c *testbed.Cluster, file, change string) {
 	t.Helper()
 	found, ran := false, b.ran
@@ -250,14 +250,14 @@ func (b *nodesBed) runAfter(ctx context.Context, t *testing.T, c *testbed.Cluste
 	}
 }
 
-// turnOff is the way back of docs/turning-on-encryption.md, step by step and cluster by cluster, while requests and
-// packets go both ways, down to clusters in which nothing of encryption is left.
+// turnOff follows the reverse of docs/turning-on-encryption.md, step by step and cluster by cluster, while requests and
+// packets go both ways. In the end nothing of encryption is left in the clusters.
 func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 	must(t, os.CopyFS(filepath.Join(b.dir, "deploy"), os.DirFS(filepath.Join(b.repo, "deploy"))))
 	ours := []*testbed.Pod{podOf(ctx, t, b.c1, "one"), podOf(ctx, t, b.c1, "two")}
 	var all []*pings
 	for _, p := range ours {
-		udpEcho(t, p) // that of turnOn ended with it
+		udpEcho(t, p) // the one of turnOn has ended
 		all = append(all, startPings(t, p, b.remote), startPings(t, b.remote, p))
 	}
 	asks := newClient(ctx, t, b.c1, "two")
@@ -278,7 +278,7 @@ func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 	for _, c := range b.tb.Clusters() {
 		b.runAfter(ctx, t, c, document, "encryption: permissive again")
 	}
-	// The agents' own file has to say permissive too, which the kubelet brings within two minutes.
+	// The agents' configuration file must say permissive too. The kubelet delivers it within two minutes.
 	for _, c := range b.tb.Clusters() {
 		must(t, until(ctx, delivered, func() error { return b.nobodyWaits(ctx, c) }))
 	}
@@ -289,7 +289,7 @@ func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 			clear[:min(3, len(clear))], n)
 	}
 	none("permissive again")
-	// One cluster sends in the clear while the other still encrypts.
+	// One cluster sends clear packets while the other still encrypts.
 	for _, c := range b.tb.Clusters() {
 		b.runAfter(ctx, t, c, document, "encryption: clear")
 		must(t, until(ctx, settle, func() error { return b.sendsInTheClear(ctx, c) }))
@@ -327,7 +327,7 @@ func (b *nodesBed) turnOff(ctx context.Context, t *testing.T) {
 	t.Log(requests.stop())
 }
 
-// sendsInTheClear is nil when no node of a cluster sends through a tunnel.
+// sendsInTheClear returns nil if no node of a cluster sends through a tunnel.
 func (b *nodesBed) sendsInTheClear(ctx context.Context, c *testbed.Cluster) error {
 	for _, n := range c.Nodes {
 		routes, err := n.Exec(ctx, "ip", "route", "show", "table", "7394")
@@ -341,8 +341,8 @@ func (b *nodesBed) sendsInTheClear(ctx context.Context, c *testbed.Cluster) erro
 	return nil
 }
 
-// nobodyWaits is nil when the broker says that every node sends to every node of the permissive remote through the
-// tunnel.
+// nobodyWaits returns nil if the broker reports that every node sends through the tunnel to every node of the
+// permissive remote.
 func (b *nodesBed) nobodyWaits(ctx context.Context, c *testbed.Cluster) error {
 	row, err := b.permissiveRow(ctx, c)
 	if err != nil {
@@ -354,13 +354,13 @@ func (b *nodesBed) nobodyWaits(ctx context.Context, c *testbed.Cluster) error {
 	return nil
 }
 
-// permissiveRow is the row of the one permissive remote in the broker's status, or nil.
+// permissiveRow returns the row of the only permissive remote in the broker's status, or nil.
 func (b *nodesBed) permissiveRow(ctx context.Context, c *testbed.Cluster) ([]string, error) {
 	p, err := leader(ctx, c, "broker")
 	if err != nil {
 		return nil, err
 	}
-	// It ends with an error while anything is not well, and says the same.
+	// The status has the row also if the command exits with an error because something is not well.
 	status, err := c.ExecPod(ctx, Namespace, p.Name, "semaphorectl", "status")
 	if _, table, ok := strings.Cut(status, "PERMISSIVE TO"); ok {
 		return strings.Fields(strings.Split(table, "\n")[1]), nil
@@ -368,7 +368,7 @@ func (b *nodesBed) permissiveRow(ctx context.Context, c *testbed.Cluster) ([]str
 	return nil, err
 }
 
-// strict is nil when no node of a cluster lets packets pass in the clear.
+// strict returns nil if no node of a cluster passes clear packets.
 func (b *nodesBed) strict(ctx context.Context, c *testbed.Cluster) error {
 	for _, n := range c.Nodes {
 		rules, err := n.Exec(ctx, "nft", "list", "table", "inet", "semaphore")
@@ -378,7 +378,7 @@ func (b *nodesBed) strict(ctx context.Context, c *testbed.Cluster) error {
 		if !strings.Contains(rules, "drop") {
 			return fmt.Errorf("%s of %s drops nothing:\n%s", n.Name, c.Name, rules)
 		}
-		// The routes of whole subnets, and no longer those of single peers.
+		// The routes are those of whole subnets, and no longer of single peers.
 		routes, err := n.Exec(ctx, "ip", "route", "show", "table", "7394")
 		if err != nil {
 			return err
@@ -400,7 +400,7 @@ func (b *nodesBed) other(c *testbed.Cluster) *testbed.Cluster {
 
 var clearPassedLine = regexp.MustCompile(`(?m)^semaphore_agent_clear_passed_packets_total\{(.*)\} (\S+)$`)
 
-// clearPassed is what the agents' metrics say of packets that passed in the clear, by device and direction.
+// clearPassed returns the agents' counters of passed clear packets, by device and direction.
 func (b *nodesBed) clearPassed(ctx context.Context, t *testing.T) map[string]uint64 {
 	t.Helper()
 	sums := map[string]uint64{}
@@ -420,7 +420,7 @@ func (b *nodesBed) clearPassed(ctx context.Context, t *testing.T) map[string]uin
 	return sums
 }
 
-// chatter is a pod on each node of c1 that talks to a pod of c2 from the moment it runs.
+// chatter runs a pod on each node of c1 that sends to a pod of c2 from its start.
 const chatter = `
 apiVersion: apps/v1
 kind: DaemonSet
@@ -437,7 +437,7 @@ spec:
           command: [sh, -c, "while true; do curl -s -o /dev/null --max-time 1 http://%s:8080/ && echo reached; sleep 0.1; done"]
 `
 
-// chatterOn is the chatter's pod on a node, if it runs.
+// chatterOn returns the chatter pod on a node, if it runs.
 func (b *nodesBed) chatterOn(ctx context.Context, node string) (*testbed.Pod, error) {
 	list, err := b.c1.Client.CoreV1().Pods("shop").List(ctx,
 		metav1.ListOptions{LabelSelector: "app=chatter", FieldSelector: "spec.nodeName=" + node})
@@ -450,7 +450,7 @@ func (b *nodesBed) chatterOn(ctx context.Context, node string) (*testbed.Pod, er
 	return b.c1.Pod(ctx, "shop", list.Items[0].Name)
 }
 
-// startupTaint is the flag of kubelet that docs/encryption.md prints.
+// startupTaint returns the kubelet flag that docs/encryption.md prints.
 func startupTaint(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("../docs/encryption.md")
@@ -476,9 +476,9 @@ func (b *nodesBed) tainted(ctx context.Context, node string) (bool, error) {
 	return false, nil
 }
 
-// join: a node joins with the start-up taint. Nothing leaves it in the clear before its agent has guarded it, although
-// the network would carry it; then its taint goes, and it reaches the remote. Its agent starts when all nodes of the
-// mesh know each other's routes.
+// join checks a node that joins with the start-up taint. No clear packet leaves it before its agent has installed the
+// guard, although the network would forward it. Then its taint is removed, and it reaches the remote. Its agent starts
+// after all nodes of the mesh have each other's routes.
 func (b *nodesBed) join(ctx context.Context, t *testing.T) {
 	echo, err := pods(ctx, b.c2, "shop", "app=echo")
 	must(t, err)
@@ -511,9 +511,9 @@ func (b *nodesBed) join(ctx context.Context, t *testing.T) {
 	b.agent(ctx, t, b.c1, n3.Name, true)
 }
 
-// taken puts another program's route in the place of the agent's, which the agent then cannot make. The function that
-// it returns is called when the agent is wanted: the agent publishes its key and reports the problem. Then the function
-// removes the route.
+// taken adds a route of another program where the agent needs its own, so that the agent cannot add it. The returned
+// function is called when the agent is wanted: it checks that the agent publishes its key and reports the problem, and
+// then removes the route.
 func (b *nodesBed) taken(ctx context.Context, t *testing.T, n *testbed.Node) func() {
 	t.Helper()
 	foreign := strings.Fields(b.c2.PodCIDR.String() + " via 172.18.2.11 table 7394 proto static")
@@ -544,7 +544,7 @@ func (b *nodesBed) taken(ctx context.Context, t *testing.T, n *testbed.Node) fun
 	}
 }
 
-// statusNames checks that c1's status says something.
+// statusNames checks that c1's status has a text.
 func (b *nodesBed) statusNames(ctx context.Context, what string) error {
 	status, err := b.ctl(ctx, b.c1, "broker", "status")
 	if err != nil {
@@ -556,7 +556,7 @@ func (b *nodesBed) statusNames(ctx context.Context, what string) error {
 	return nil
 }
 
-// learnt checks that a node knows the other cluster's pods from BGP: in the clear they would be reached.
+// learnt checks that a node has BGP routes to the other cluster's pods, so that clear packets would reach them.
 func (b *nodesBed) learnt(ctx context.Context, t *testing.T, n *testbed.Node) {
 	t.Helper()
 	must(t, until(ctx, settle, func() error {
@@ -568,7 +568,7 @@ func (b *nodesBed) learnt(ctx context.Context, t *testing.T, n *testbed.Node) {
 	}))
 }
 
-// reachesAgain waits until the chatter of a node runs, and reaches c2 both ways.
+// reachesAgain waits until the chatter pod of a node runs, and checks that it and c2 reach each other.
 func (b *nodesBed) reachesAgain(ctx context.Context, t *testing.T, n *testbed.Node) {
 	t.Helper()
 	var pod *testbed.Pod
@@ -578,15 +578,15 @@ func (b *nodesBed) reachesAgain(ctx context.Context, t *testing.T, n *testbed.No
 	}))
 	udpEcho(t, pod)
 	reaches(ctx, t, pod, b.remote)
-	// No other node has exported to it a way to c2 that leads through that one.
+	// No other node has announced itself as the next hop to c2.
 	routes, err := n.Exec(ctx, "ip", "route", "show", "exact", b.c2.PodCIDR.String())
 	if must(t, err); routes != "" {
 		t.Errorf("%s has routes to c2 that a node has exported: %q", n.Name, routes)
 	}
 }
 
-// reboot: a node that knows the remote reboots, with the unit that guards it from its boot. Its pods run long before
-// its agent: their packets go nowhere. Then the agent starts, and they get through.
+// reboot checks a reboot of a node that knows the remote, with the boot guard unit. Its pods run long before its agent,
+// and their packets are dropped. When the agent runs, they pass.
 func (b *nodesBed) reboot(ctx context.Context, t *testing.T) {
 	n3 := b.c1.Node("n3")
 	if n3 == nil {
@@ -619,7 +619,8 @@ func (b *nodesBed) reboot(ctx context.Context, t *testing.T) {
 	b.agent(ctx, t, b.c1, n3.Name, true)
 }
 
-// guardCommand is what the unit of deploy/boot-guard starts. The program lies elsewhere: /usr is the machine's here.
+// guardCommand returns the command of the unit in deploy/boot-guard, with another path of the program, because /usr
+// belongs to the machine here.
 func (b *nodesBed) guardCommand(t *testing.T) []string {
 	t.Helper()
 	unit, err := os.ReadFile("../deploy/boot-guard/semaphore-guard.service")
@@ -635,7 +636,7 @@ func (b *nodesBed) guardCommand(t *testing.T) []string {
 	return append([]string{program}, strings.Fields(found[2])...)
 }
 
-// blocks: pods of a node whose addresses are of further blocks of Calico's IPAM are reached, and reach.
+// blocks checks that pods with addresses from additional IPAM blocks reach the other cluster and are reachable.
 func (b *nodesBed) blocks(ctx context.Context, t *testing.T) {
 	var objects []string
 	for i, ip := range []string{"10.2.200.5", "10.2.201.70"} {
@@ -664,8 +665,9 @@ func (b *nodesBed) blocks(ctx context.Context, t *testing.T) {
 	}
 }
 
-// addressInside: a node gets a network inside the remote's pod subnet, as by `docker network create`. The tunnel, its
-// route and its guard stay: no packet is lost, none leaves in the clear. The status names the interface.
+// addressInside checks a node that gets a network inside the remote's pod subnet, as by `docker network create`. The
+// tunnel, its route and its guard stay: no packet is lost, and none leaves in the clear. The status names the
+// interface.
 func (b *nodesBed) addressInside(ctx context.Context, t *testing.T) {
 	one := podOf(ctx, t, b.c1, "one")
 	b.addressed(ctx, t, one.Node)
@@ -702,7 +704,7 @@ func (b *nodesBed) addressInside(ctx context.Context, t *testing.T) {
 
 var counters = regexp.MustCompile(`packets \d+ bytes \d+`)
 
-// encryptedState is a node's routes into the device, and its guard without what that has counted.
+// encryptedState returns a node's routes into the device, and its guard without counters.
 func (b *nodesBed) encryptedState(ctx context.Context, t *testing.T, n *testbed.Node) string {
 	t.Helper()
 	routes, err := n.Exec(ctx, "ip", "route", "show", "table", "7394")
@@ -712,8 +714,8 @@ func (b *nodesBed) encryptedState(ctx context.Context, t *testing.T, n *testbed.
 	return routes + counters.ReplaceAllString(rules, "")
 }
 
-// addressed waits until the node's devices have an address, which its routes name as their source. They get it
-// 2 minutes after the broker's start: a route that changes for that reason during a step is no fault.
+// addressed waits until the node's devices have an address, which the routes use as their source. They get it 2 minutes
+// after the broker's start. This wait keeps that route change out of the following step.
 func (b *nodesBed) addressed(ctx context.Context, t *testing.T, n *testbed.Node) {
 	t.Helper()
 	must(t, until(ctx, 2*time.Minute+settle, func() error {
@@ -725,8 +727,8 @@ func (b *nodesBed) addressed(ctx context.Context, t *testing.T, n *testbed.Node)
 	}))
 }
 
-// rotationWaits: nodes get no new key while the remote's broker and exporter are down, because the remote's nodes would
-// take no packet from them. When the remote is back they get it. No packet is lost, then or meanwhile.
+// rotationWaits checks that nodes get no new key while the remote's broker and exporter are down, because the remote's
+// nodes would accept no packet with it. They get it when the remote is back. No packet is lost at any time.
 func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 	one := podOf(ctx, t, b.c1, "one")
 	udpEcho(t, one)
@@ -744,7 +746,7 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 	old := key()
 	scale("0")
 	must(t, b.exporterIsCutOff(ctx, b.c1, "c2"))
-	pause(ctx, t, apart) // docs/encryption.md: within a second the broker knows, if it gets a processor
+	pause(ctx, t, apart) // docs/encryption.md: the broker detects it within a second, if it gets CPU time
 	if _, err := b.ctl(ctx, b.c1, "broker", "rotate-key", "--all"); err == nil ||
 		!strings.Contains(err.Error(), "would not receive a new key") {
 		t.Errorf("rotate-key while c2 is down: %v", err)
@@ -755,7 +757,7 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 	}
 	scale("2")
 	must(t, b.in.WaitReady(ctx, b.c2))
-	// An acknowledgement comes from c2's broker: its agents have to be attached to learn of a key.
+	// c2's broker acknowledges a key, so its agents must be attached to learn it.
 	must(t, until(ctx, settle, func() error { return b.attached(ctx, b.c2) }))
 	must(t, until(ctx, settle, func() error {
 		_, err := b.ctl(ctx, b.c1, "broker", "rotate-key", "--all")
@@ -775,14 +777,14 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 	}
 }
 
-// fromNodes: what has the node's own address, and what kube-proxy masquerades, reaches the remote's pods by Services:
-// pods of the host network by ClusterIP, and clients outside of the clusters by a NodePort of any node.
+// fromNodes checks that packets with a node's address and packets that kube-proxy masquerades reach the remote's pods
+// through Services: from host network pods by ClusterIP, and from outside clients by a NodePort of any node.
 func (b *nodesBed) fromNodes(ctx context.Context, t *testing.T) {
-	// Those that are there from the beginning: the address of a new node's devices comes 2 minutes after its first block.
+	// Only the original nodes: the devices of a new node get their address 2 minutes after its first block.
 	fromNodes(ctx, t, b.Scenario, b.c1.Nodes[:2], 2*time.Minute+settle)
 }
 
-// fromNodes is for both IPAMs. It waits for the addresses of nodes' devices.
+// fromNodes works with both IPAMs. It waits until the nodes' devices have addresses.
 func fromNodes(ctx context.Context, t *testing.T, s *Scenario, nodes []*testbed.Node, within time.Duration) {
 	t.Helper()
 	began := time.Now()
@@ -835,10 +837,10 @@ func fromNodes(ctx context.Context, t *testing.T, s *Scenario, nodes []*testbed.
 		time.Since(began).Round(time.Millisecond))
 }
 
-// echoNodePort is where each node of c1 leads to echo of c2.
+// echoNodePort is the NodePort in c1 of echo in c2.
 const echoNodePort = 30080
 
-// nodePort makes a Service in c1 that is reached at every node and has the pods of c2's echo behind it.
+// nodePort creates a NodePort Service in c1 for the pods of c2's echo.
 func nodePort(ctx context.Context, t *testing.T, s *Scenario) {
 	t.Helper()
 	objects := []string{fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: echo-of-c2, namespace: shop}\n"+
@@ -863,12 +865,12 @@ func nodePort(ctx context.Context, t *testing.T, s *Scenario) {
 	must(t, s.c1.ApplyYAML(ctx, strings.Join(objects, "---\n")))
 }
 
-// httpFrom asks from a network namespace, at literal addresses, with a connection for each request.
+// httpFrom returns a client in a network namespace for literal addresses, with a connection per request.
 func httpFrom(ns *netns.Namespace) *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: ns.DialContext, DisableKeepAlives: true}}
 }
 
-// networkOf is what nodes have of addresses, rules, routes and devices.
+// networkOf returns the addresses, rules, routes and devices of nodes.
 func networkOf(ctx context.Context, nodes []*testbed.Node) string {
 	var out strings.Builder
 	for _, n := range nodes {

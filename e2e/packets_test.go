@@ -23,10 +23,10 @@ const (
 	sctpPort = 7009
 )
 
-// late is when a packet without an answer counts as lost, if none has come back for so long.
+// late is the time after which a packet without an answer counts as lost, if no other answer arrived meanwhile.
 const late = 10 * time.Second
 
-// podOf is what runs of a pod of namespace shop.
+// podOf returns a pod of namespace shop.
 func podOf(ctx context.Context, t *testing.T, c *testbed.Cluster, name string) *testbed.Pod {
 	t.Helper()
 	p, err := c.Pod(ctx, "shop", name)
@@ -40,7 +40,7 @@ func inside(t *testing.T, ns *netns.Namespace, f func() error) {
 	must(t, ns.Do(f))
 }
 
-// udpEcho answers datagrams in a pod until the test ends. It is this process: the packets are the pod's.
+// udpEcho answers datagrams in a pod until the test ends. This process does so with sockets in the pod's namespace.
 func udpEcho(t *testing.T, pod *testbed.Pod) {
 	t.Helper()
 	var server net.PacketConn
@@ -65,7 +65,7 @@ func udpEcho(t *testing.T, pod *testbed.Pod) {
 	}()
 }
 
-// exchange sends one datagram of a size, and waits for its answer.
+// exchange sends one datagram of a size and waits for its answer.
 func exchange(from *netns.Namespace, to netip.AddrPort, size int) error {
 	var conn net.Conn
 	if err := from.Do(func() (err error) {
@@ -89,7 +89,7 @@ func exchange(from *netns.Namespace, to netip.AddrPort, size int) error {
 	return err
 }
 
-// reaches waits until each of two pods has exchanged packets with the other, by all of their addresses.
+// reaches waits until two pods have exchanged packets over all of their addresses.
 func reaches(ctx context.Context, t *testing.T, a, b *testbed.Pod) {
 	t.Helper()
 	began := time.Now()
@@ -107,7 +107,7 @@ func reaches(ctx context.Context, t *testing.T, a, b *testbed.Pod) {
 		a.Name, a.Node.Name, b.Name, b.Node.Name, time.Since(began).Round(time.Millisecond))
 }
 
-// pings are datagrams that are sent without pause and answered by a pod.
+// pings sends datagrams continuously to a pod that answers them.
 type pings struct {
 	name string
 	end  func()
@@ -115,17 +115,17 @@ type pings struct {
 	mu      sync.Mutex
 	sent    uint64
 	missing map[uint64]time.Time
-	// last is when the last one was sent, writtenOff how many of the missing do not count as on their way.
+	// last is the send time of the last one. writtenOff is the number of missing ones that no longer count as in flight.
 	last       time.Time
 	writtenOff int
 }
 
-// pingEvery is how often pings are sent.
+// pingEvery is the send interval of pings.
 const pingEvery = 10 * time.Millisecond
 
-// mayBeMore reports whether so few are on their way that the next one finds a place in all queues, which fill while the
-// process that empties them waits for a processor: this one, which answers, or a userspace WireGuard. Those that were
-// missing when none was sent for a second do not count.
+// mayBeMore limits the datagrams in flight, so that the next one fits into all queues. Queues fill while the process
+// that empties them waits for CPU time: this process, which answers, or a userspace WireGuard. Datagrams that are still
+// missing after a second without a send do not count.
 func (p *pings) mayBeMore() bool {
 	const most = 50
 	if p.writtenOff = min(p.writtenOff, len(p.missing)); len(p.missing)-p.writtenOff < most {
@@ -185,14 +185,14 @@ func startPings(t *testing.T, from, to *testbed.Pod) *pings {
 			number := p.sent
 			p.missing[number] = time.Now()
 			p.mu.Unlock()
-			// One that cannot be sent is lost.
+			// A datagram that cannot be sent counts as lost.
 			_, _ = conn.Write(binary.BigEndian.AppendUint64(nil, number))
 		}
 	})
 	return p
 }
 
-// lost waits for the answers to what was sent until now, and counts those that are missing.
+// lost waits for the answers to all datagrams sent so far and counts the missing ones.
 func (p *pings) lost() (sent uint64, lost int, first time.Time) {
 	p.mu.Lock()
 	sent = p.sent
@@ -212,7 +212,7 @@ func (p *pings) lost() (sent uint64, lost int, first time.Time) {
 		}
 		p.mu.Unlock()
 		if lost < before {
-			end = time.Now().Add(late) // they are coming
+			end = time.Now().Add(late) // answers still arrive
 		}
 		if lost == 0 || time.Now().After(end) {
 			return sent, lost, first
@@ -220,7 +220,7 @@ func (p *pings) lost() (sent uint64, lost int, first time.Time) {
 	}
 }
 
-// noneLost fails the test for each packet without an answer.
+// noneLost fails the test if an answer is missing.
 func (p *pings) noneLost(t *testing.T) {
 	t.Helper()
 	sent, lost, first := p.lost()
@@ -230,7 +230,7 @@ func (p *pings) noneLost(t *testing.T) {
 	t.Logf("%s: %d packets sent, %d lost", p.name, sent, lost)
 }
 
-// wire is what goes between nodes.
+// wire is a capture between nodes.
 type wire struct {
 	s *Scenario
 	c *capture.Capture
@@ -244,8 +244,8 @@ func (s *Scenario) listen(t *testing.T) *wire {
 	return &wire{s, c}
 }
 
-// stop returns how many packets of WireGuard passed, and which packets passed in the clear that have the address of a
-// pod and one of the other cluster, pod or node.
+// stop returns the number of WireGuard packets and the clear packets between a pod and the other cluster's pods or
+// nodes.
 func (w *wire) stop(t *testing.T) (encrypted int, inTheClear []string) {
 	t.Helper()
 	frames, err := payloads(w.c)
@@ -265,7 +265,7 @@ func (w *wire) stop(t *testing.T) (encrypted int, inTheClear []string) {
 	return encrypted, inTheClear
 }
 
-// owner is the cluster of an address, and whether it is that of a pod.
+// owner returns the cluster of an address, and whether it is a pod's address.
 func (s *Scenario) owner(a netip.Addr) (_ *testbed.Cluster, pod bool) {
 	for _, c := range s.tb.Clusters() {
 		switch {
@@ -278,7 +278,7 @@ func (s *Scenario) owner(a netip.Addr) (_ *testbed.Cluster, pod bool) {
 	return nil, false
 }
 
-// addressesOf reads the header of an Ethernet frame with a packet of IP.
+// addressesOf parses the IP header of an Ethernet frame.
 func addressesOf(frame []byte) (source, destination netip.Addr, protocol byte, ok bool) {
 	const ethernet, ipv4, ipv6 = 14, 20, 40
 	if len(frame) < ethernet+ipv4 {
@@ -297,8 +297,8 @@ func addressesOf(frame []byte) (source, destination netip.Addr, protocol byte, o
 	return source, destination, 0, false
 }
 
-// SCTP (RFC 9260) without a kernel that has it: both ends are raw sockets of this process. What is between them, from
-// connection tracking and translation of addresses to tunnels, is the kernel's and sees the start of an association.
+// SCTP (RFC 9260) without kernel support: both ends are raw sockets of this process. The kernel does everything in
+// between, from connection tracking and NAT to tunnels, and sees the start of an association.
 const (
 	protocolSCTP             = 132
 	chunkInit, chunkInitAck  = 1, 2
@@ -307,7 +307,7 @@ const (
 	sctpHeader, sctpInitSize = 12, 20
 )
 
-// sctpPacket is a packet with one chunk INIT or INIT ACK.
+// sctpPacket returns a packet with one INIT or INIT ACK chunk.
 func sctpPacket(source, destination uint16, verification uint32, chunk byte) []byte {
 	p := binary.BigEndian.AppendUint16(nil, source)
 	p = binary.BigEndian.AppendUint16(p, destination)
@@ -319,7 +319,7 @@ func sctpPacket(source, destination uint16, verification uint32, chunk byte) []b
 	body = binary.BigEndian.AppendUint16(body, 1)
 	body = binary.BigEndian.AppendUint32(body, 1) // first TSN
 	if chunk == chunkInitAck {
-		body = append(body, 0, 7, 0, 8, 1, 2, 3, 4) // a state cookie, which it must have
+		body = append(body, 0, 7, 0, 8, 1, 2, 3, 4) // a state cookie, which is mandatory
 	}
 	p = append(p, chunk, 0)
 	p = binary.BigEndian.AppendUint16(p, uint16(4+len(body)))
@@ -328,14 +328,14 @@ func sctpPacket(source, destination uint16, verification uint32, chunk byte) []b
 	return p
 }
 
-// sctpChecksum is the CRC32c of a packet with its checksum taken for zero.
+// sctpChecksum returns the CRC32c of a packet with a zero checksum field.
 func sctpChecksum(p []byte) uint32 {
 	zero := append([]byte(nil), p...)
 	copy(zero[8:12], []byte{0, 0, 0, 0})
 	return crc32.Checksum(zero, crc32.MakeTable(crc32.Castagnoli))
 }
 
-// sctpChunk is the kind of a packet's first chunk, or 0 for one that is damaged or for another port.
+// sctpChunk returns the type of a packet's first chunk, or 0 if the packet is damaged or for another port.
 func sctpChunk(p []byte, destination uint16) byte {
 	if len(p) < sctpHeader+sctpInitSize || binary.BigEndian.Uint16(p[2:]) != destination ||
 		binary.LittleEndian.Uint32(p[8:]) != sctpChecksum(p) {
@@ -358,7 +358,7 @@ func listenSCTP(t *testing.T, ns *netns.Namespace, ip netip.Addr) net.PacketConn
 	return conn
 }
 
-// sctpServer answers each INIT to a pod with an INIT ACK, until the test ends.
+// sctpServer answers each INIT to a pod with an INIT ACK until the test ends.
 func sctpServer(t *testing.T, pod *testbed.Pod) {
 	t.Helper()
 	for _, ip := range pod.IPs {
@@ -382,7 +382,7 @@ func sctpServer(t *testing.T, pod *testbed.Pod) {
 	}
 }
 
-// associates begins an association from a pod with an address, which is that of a pod or of a Service.
+// associates starts an association from a pod to the address of a pod or Service.
 func associates(t *testing.T, from *testbed.Pod, to netip.Addr) error {
 	t.Helper()
 	own := from.IPs[0]
@@ -415,5 +415,5 @@ func associates(t *testing.T, from *testbed.Pod, to netip.Addr) error {
 	}
 }
 
-// addrPort is where a pod answers datagrams.
+// addrPort returns the address and port at which a pod answers datagrams.
 func addrPort(p *testbed.Pod) netip.AddrPort { return netip.AddrPortFrom(p.IP, udpPort) }

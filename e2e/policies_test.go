@@ -17,7 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// expected is who gets through under an example of docs/policies.md: the pods of shop, those of c2 and front of c1.
+// expected lists who passes under each example of docs/policies.md: the pods of shop in c2, and front in c1.
 var expected = map[string]struct{ passes, stopped []string }{
 	"one-set":        {[]string{"web"}, []string{"admin", "stranger", "front"}},
 	"whole-cluster":  {[]string{"web", "admin"}, []string{"stranger", "front"}},
@@ -27,15 +27,15 @@ var expected = map[string]struct{ passes, stopped []string }{
 	"tenant":         {[]string{"web"}, []string{"admin", "stranger", "front"}},
 }
 
-// policyBed is c1 with a database, and c2 with pods that would talk to it.
+// policyBed is c1 with a database, and c2 with client pods.
 type policyBed struct {
 	*Scenario
 	repo string
 	db   *corev1.Pod
 }
 
-// TestPolicies applies the examples of docs/policies.md as they are printed, to the Calico API server, and changes pods
-// in every way that changes a set, with packets through real Felix each time.
+// TestPolicies applies the examples of docs/policies.md as printed through the Calico API server, and changes pods in
+// every way that changes a set. Each time it checks packets through a real Felix.
 func TestPolicies(t *testing.T) {
 	ctx := needsBed(t)
 	b := newPolicyBed(ctx, t)
@@ -63,7 +63,7 @@ func TestPolicies(t *testing.T) {
 func newPolicyBed(ctx context.Context, t *testing.T) *policyBed {
 	s := clusters(ctx, t, testbed.Options{Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}})
 	must(t, s.c1.StartCalicoAPIServer(ctx))
-	// With them, pods of the host network reach the other cluster where no policy keeps them from it.
+	// With tunnel addresses, host network pods reach the other cluster unless a policy blocks them.
 	s.in.Broker, s.in.Components = "reserveTunnelAddresses: true", []string{"tunnel-addresses"}
 	must(t, s.in.Install(ctx, s.progress))
 	b := &policyBed{Scenario: s, repo: s.in.repo}
@@ -83,7 +83,7 @@ func newPolicyBed(ctx context.Context, t *testing.T) *policyBed {
 
 const setLabel = "semaphore.uw.systems/name"
 
-// workload is a pod of shop that sleeps, with one label.
+// workload returns a pod of shop that sleeps, with one label.
 func workload(name, label string, annotations ...string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Pod
@@ -121,14 +121,14 @@ func (b *policyBed) clusterOf(name string) *testbed.Cluster {
 	return b.c2
 }
 
-// asks is nil when a pod gets an answer of the database.
+// asks returns nil if a pod gets an answer from the database.
 func (b *policyBed) asks(ctx context.Context, name string) error {
 	_, err := b.clusterOf(name).ExecPod(ctx, "shop", name, "curl", "-sS", "--max-time", "2",
 		"http://"+b.db.Status.PodIP+":8080/")
 	return err
 }
 
-// isStopped is nil when a pod gets no answer within the time that curl waits.
+// isStopped returns nil if a pod gets no answer within curl's timeout.
 func (b *policyBed) isStopped(ctx context.Context, name string) error {
 	err := b.asks(ctx, name)
 	switch {
@@ -166,7 +166,7 @@ func (b *policyBed) example(ctx context.Context, t *testing.T, manifest string, 
 	}
 	for _, name := range slices.Concat(passes, stopped) {
 		if name == "front" {
-			continue // explain is about remote pods
+			continue // explain covers only remote pods
 		}
 		out, code := b.explain(ctx, t, name)
 		if want := slices.Contains(passes, name); (code == 0) != want {
@@ -175,7 +175,7 @@ func (b *policyBed) example(ctx context.Context, t *testing.T, manifest string, 
 	}
 }
 
-// explain asks semaphorectl on the administrator's machine, with the sets as the broker's pod prints them.
+// explain runs semaphorectl on the administrator's machine, with the sets that the broker's pod prints.
 func (b *policyBed) explain(ctx context.Context, t *testing.T, name string) (string, int) {
 	t.Helper()
 	sets, err := b.ctl(ctx, b.c1, "broker", "policy", "-o", "json")
@@ -183,7 +183,7 @@ func (b *policyBed) explain(ctx context.Context, t *testing.T, name string) (str
 		t.Fatal(err)
 	}
 	from := "c2/shop/" + name
-	if name == "stranger" { // in no set, so known by its address alone
+	if name == "stranger" { // it is in no set, so only its address identifies it
 		from = b.pod(ctx, t, b.c2, name).Status.PodIP
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(b.repo, "bin", "semaphorectl"), "explain", "--sets", "-",
@@ -193,7 +193,7 @@ func (b *policyBed) explain(ctx context.Context, t *testing.T, name string) (str
 	if err := b.tb.Fabric().Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // its exit code is the answer
+	_ = cmd.Wait() // its exit code is the result
 	code := cmd.ProcessState.ExitCode()
 	if code != 0 && code != 2 {
 		t.Fatalf("explain of %s: exit code %d\n%s", name, code, out.String())

@@ -21,8 +21,8 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// rolled is a Deployment of a name with the default strategy, and its Service. Without preStop a pod stops listening as
-// soon as its kubelet hears of its end, which is before any kube-proxy has written it.
+// rolled returns a Deployment with the default strategy and its Service. Without preStop, a pod stops listening when
+// its kubelet learns of the deletion, before kube-proxy has removed the endpoint.
 func rolled(name, lifecycle string) string {
 	return echoes{name: name, replicas: 8, grace: 10, lifecycle: lifecycle}.yaml() + fmt.Sprintf(`
 apiVersion: v1
@@ -36,15 +36,15 @@ spec:
 
 const (
 	rolledMirror = "c2-shop-73736d-rolled"
-	// steadyRate is how many requests a second each client makes.
+	// steadyRate is the number of requests per second of each client.
 	steadyRate = 25
-	// steadyPatience is how long one of them may take.
+	// steadyPatience is the timeout of one request.
 	steadyPatience = 3 * time.Second
-	// allRuns are those over which failures are compared: in fewer, chance decides in which second of kube-proxy's a pod
-	// ends.
+	// allRuns is the number of runs for which failures are compared. With fewer, it is chance at which point of
+	// kube-proxy's sync interval a pod ends.
 	allRuns = 10
-	// maxOfAlone is how many times the median request of a Service that is left alone the one of a Service may take whose
-	// pods are replaced, for the client of the other cluster.
+	// maxOfAlone bounds the remote client's median request time to a Service whose pods are replaced, relative to a
+	// Service without an update.
 	maxOfAlone = 1.5
 )
 
@@ -54,7 +54,7 @@ type tries struct {
 	url    string
 
 	mu     sync.Mutex
-	took   []time.Duration // of those that were answered
+	took   []time.Duration // of the answered requests
 	failed []string
 }
 
@@ -78,7 +78,7 @@ func (r *tries) String() string {
 		len(r.took), spread(r.took), len(r.failed), r.failed[:min(3, len(r.failed))])
 }
 
-// steadily has clients ask at the same moments, whatever becomes of the requests before, until stop is called.
+// steadily makes all clients send requests at the same moments, independently of earlier results, until stop is called.
 func steadily(ctx context.Context, t *testing.T, all ...*tries) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var requests, clock sync.WaitGroup
@@ -105,14 +105,14 @@ func steadily(ctx context.Context, t *testing.T, all ...*tries) (stop func()) {
 	return stop
 }
 
-// leavers notes when endpoints were ready no more.
+// leavers records when endpoints stopped being ready.
 type leavers struct {
 	stop  func()
 	ready map[string][]string  // addresses by slice
 	left  map[string]time.Time // by address
 }
 
-// followLeavers follows the slices of a Service until stop is called; then left can be read.
+// followLeavers watches the slices of a Service until stop is called. left can be read afterwards.
 func followLeavers(ctx context.Context, t *testing.T, kube kubernetes.Interface, namespace, service string) *leavers {
 	t.Helper()
 	of := metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service}
@@ -147,7 +147,7 @@ func (l *leavers) saw(s *discoveryv1.EndpointSlice, now time.Time) {
 	}
 }
 
-// syncs are when the kube-proxy of a cluster's node had written its rules.
+// syncs are the times at which the kube-proxy of a cluster's node had written its rules.
 type syncs struct {
 	stop func()
 	at   []time.Time
@@ -197,7 +197,7 @@ func lastSync(ctx context.Context, h *http.Client) (time.Time, error) {
 	return time.Time{}, err
 }
 
-// after is how long after a moment the rules were written next.
+// after returns the time from a moment until the rules were written next.
 func (s *syncs) after(moment time.Time) time.Duration {
 	for _, at := range s.at {
 		if at.After(moment) {
@@ -207,16 +207,17 @@ func (s *syncs) after(moment time.Time) time.Duration {
 	return 0
 }
 
-// rollout is what one replacement of all pods was like.
+// rollout is the result of one replacement of all pods.
 type rollout struct {
 	local, remote *tries
-	// The same clients ask a Service that is left alone at the same moments: what fails of that is the machine's doing.
+	// The same clients send requests to a Service without an update at the same moments. Its failures are caused by the
+	// machine.
 	localAlone, remoteAlone *tries
-	// lag is from when c2's slices had that an endpoint terminates until c1's had it.
+	// lag is the delay from the terminating state in c2's slices until c1's slices have it.
 	lag []time.Duration
 }
 
-// roll replaces all pods while a client of each cluster asks.
+// roll replaces all pods while a client in each cluster sends requests.
 func (b *servicesBed) roll(ctx context.Context, t *testing.T) *rollout {
 	t.Helper()
 	r := &rollout{
@@ -234,7 +235,7 @@ func (b *servicesBed) roll(ctx context.Context, t *testing.T) *rollout {
 	_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "rollout", "restart", "deployment/rolled")
 	must(t, err)
 	ready(ctx, t, b.c2, "deployment/rolled")
-	// It continues until the last of the old pods is gone, and kube-proxy knows it.
+	// Continue until the last of the old pods is gone and kube-proxy has applied that.
 	must(t, until(ctx, settle, func() error {
 		now, err := pods(ctx, b.c2, "shop", "app=rolled")
 		for _, p := range now {
@@ -270,11 +271,11 @@ func (b *servicesBed) roll(ctx context.Context, t *testing.T) *rollout {
 	return r
 }
 
-// compareRollouts replaces all pods of a Deployment with the default strategy, without preStop and with it, while a
-// client of each cluster sends requests: over ten runs (ROLLOUTS=10 in the environment) no more of the remote client's
-// fail than of the local one's, and its median request takes no longer than without an update. Requests that fail of a
-// Service that is left alone are taken off both. It is no part of make test: over fewer runs chance decides, and ten
-// take 40 minutes.
+// compareRollouts replaces all pods of a Deployment with the default strategy, without and with preStop, while a client
+// in each cluster sends requests. Over ten runs (ROLLOUTS=10 in the environment), the remote client must not have more
+// failures than the local one, and its median request must not take longer than without an update. Failures of a
+// Service without an update are subtracted from both. make test does not include it: fewer runs depend on chance, and
+// ten take 40 minutes.
 func (b *servicesBed) compareRollouts(ctx context.Context, t *testing.T, runs int) {
 	deployed := func(name, lifecycle string) {
 		t.Helper()
@@ -315,7 +316,7 @@ func (b *servicesBed) compareRollouts(ctx context.Context, t *testing.T, runs in
 	}
 }
 
-// median is that of times in seconds.
+// median returns the median in seconds.
 func median(all []time.Duration) float64 {
 	if len(all) == 0 {
 		return 0
@@ -323,7 +324,7 @@ func median(all []time.Duration) float64 {
 	return slices.Sorted(slices.Values(all))[len(all)/2].Seconds()
 }
 
-// spread is how times are distributed.
+// spread describes the distribution of times.
 func spread(all []time.Duration) string {
 	if len(all) == 0 {
 		return "none"

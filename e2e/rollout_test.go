@@ -17,14 +17,14 @@ import (
 
 const (
 	shipped = "ghcr.io/kube-semaphore/semaphore:main"
-	// The same programs under a new name, as a new build has.
+	// nextImage has the same programs under a new name, like a new build.
 	nextImage = "ghcr.io/kube-semaphore/semaphore:next"
-	// No node has it and no registry is there.
+	// brokenImage is on no node and in no registry.
 	brokenImage = "ghcr.io/kube-semaphore/semaphore:broken"
 )
 
-// rollouts: broker and exporter are what tools expect of a Deployment, and a new image replaces them while clients ask
-// without pause and changes arrive. One that does not start replaces nothing.
+// rollouts checks that broker and exporter behave as tools expect of a Deployment. A new image replaces them while
+// clients send requests and changes arrive. An image that does not start replaces nothing.
 func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
 	kubectl := func(args ...string) string {
 		t.Helper()
@@ -53,7 +53,7 @@ func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
 	if now := b.brokersOf(ctx, t, shipped); !slices.Equal(now, before) {
 		t.Errorf("an image that does not start replaced the brokers %v by %v", before, now)
 	}
-	// One that lost its Lease, as its apiserver got no processor, starts again.
+	// A replica that has lost its Lease, because its apiserver got no CPU time, restarts.
 	must(t, until(ctx, settle, func() error {
 		if ready := kubectl("get", "deployment/semaphore-broker", "-o", "jsonpath={.status.readyReplicas}"); ready != "2" {
 			return fmt.Errorf("with an image that does not start %s replicas are ready, want 2", ready)
@@ -86,7 +86,7 @@ func (b *servicesBed) rollouts(ctx context.Context, t *testing.T) {
 	t.Logf("rolled out in %s; %d requests were answered, 0 lost", took.Round(time.Second), load.seen(anyPod))
 }
 
-// brokersOf are c1's brokers of an image, sorted.
+// brokersOf returns the sorted names of c1's broker pods with an image.
 func (b *servicesBed) brokersOf(ctx context.Context, t *testing.T, image string) (names []string) {
 	t.Helper()
 	all, err := pods(ctx, b.c1, Namespace, "app.kubernetes.io/component=broker")
@@ -102,7 +102,7 @@ func (b *servicesBed) brokersOf(ctx context.Context, t *testing.T, image string)
 	return names
 }
 
-// waitsForImage is nil once a pod of the broker cannot get its image.
+// waitsForImage returns nil when a broker pod cannot pull its image.
 func (b *servicesBed) waitsForImage(ctx context.Context) error {
 	list, err := b.c1.Client.CoreV1().Pods(Namespace).List(ctx,
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=broker"})
@@ -119,7 +119,7 @@ func (b *servicesBed) waitsForImage(ctx context.Context) error {
 	return errors.New("no pod waits for its image")
 }
 
-// changesArrive: a Service that is offered in c2 is mirrored in c1.
+// changesArrive checks that a Service offered in c2 is mirrored in c1.
 func (b *servicesBed) changesArrive(ctx context.Context, t *testing.T, name string) {
 	t.Helper()
 	began := time.Now()

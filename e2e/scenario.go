@@ -18,29 +18,29 @@ var workloadsC2 string
 //go:embed workloads/policy.yaml
 var policyC2 string
 
-// Where the service of the demo is reached from c1, by the name of its cluster.
+// echoURL is the URL of the demo's service in c1, under the name of its cluster.
 const echoURL = "http://echo.shop.svc.cluster.c2:8080"
 
 // Step is one line of the demo's table.
 type Step struct {
-	// Name says what must hold.
+	// Name states what must hold.
 	Name string
-	// run shows that it holds and returns the evidence in one line, or reports why it does not.
+	// run checks it and returns the evidence in one line, or an error that says why it does not hold.
 	run func(context.Context, *Scenario) (string, error)
 }
 
-// Scenario is two connected clusters and what has been seen in them so far.
+// Scenario is two connected clusters and the observations so far.
 type Scenario struct {
 	tb       *testbed.Testbed
 	c1, c2   *testbed.Cluster
 	in       *Installation
 	progress func(string)
 
-	before map[string]fingerprint // of clusters and nodes, before anything was installed
+	before map[string]fingerprint // of clusters and nodes, before the installation
 }
 
-// New takes a testbed with clusters c1 and c2 in which nothing of semaphore is installed.
-// repo is the checkout whose bin/ and deploy/ are used.
+// New returns a Scenario for a testbed with clusters c1 and c2 without semaphore. repo is the checkout whose bin/ and
+// deploy/ are used.
 func New(tb *testbed.Testbed, repo string, progress func(string)) (*Scenario, error) {
 	s := &Scenario{tb: tb, progress: progress}
 	s.c1, s.c2 = tb.Cluster("c1"), tb.Cluster("c2")
@@ -51,7 +51,7 @@ func New(tb *testbed.Testbed, repo string, progress func(string)) (*Scenario, er
 	return s, nil
 }
 
-// Prepare takes the fingerprint of clusters and nodes, and installs semaphore and the workloads.
+// Prepare takes the fingerprints of clusters and nodes, and installs semaphore and the workloads.
 func (s *Scenario) Prepare(ctx context.Context) error {
 	s.progress("taking the fingerprints of clusters and nodes, to compare with at the end")
 	before, err := s.fingerprints(ctx)
@@ -91,7 +91,7 @@ func (s *Scenario) applyWorkloads(ctx context.Context) error {
 	return nil
 }
 
-// Steps are the lines, in the order in which they must run.
+// Steps returns the steps in the order in which they must run.
 func Steps() []Step {
 	return []Step{
 		{"a pod of c1 fetches " + echoURL + "; the answer comes from c2 and saw the caller's own pod IP", byName},
@@ -104,7 +104,7 @@ func Steps() []Step {
 	}
 }
 
-// Run carries out one step.
+// Run runs one step.
 func (s *Scenario) Run(ctx context.Context, step Step) (evidence string, took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Minute)
 	defer cancel()

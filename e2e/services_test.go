@@ -17,15 +17,16 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// Names of c2's services in c1, by its blocks in CoreDNS's configuration.
+// DNS names of c2's Services in c1, from the server blocks in CoreDNS's configuration.
 const (
 	echoInC2 = "echo.shop.svc.cluster.c2"
 	dbInC2   = "db.shop.svc.cluster.c2"
 )
 
-// servicesC2 is what c2 offers: echo, at a ClusterIP and ready to be rolled, and db, whose pods have names.
+// servicesC2 are the Services that c2 offers: echo with a ClusterIP, ready for a rollout, and the headless db, whose
+// pods have names.
 //
-// Requests of those who have not heard of the end yet are still answered.
+// Ending pods still answer clients that do not know about their end yet.
 var servicesC2 = echoes{
 	name: "echo", replicas: 2, grace: lingeringGrace, lifecycle: lingering,
 	strategy: "rollingUpdate: {maxSurge: 5, maxUnavailable: 5}",
@@ -67,13 +68,13 @@ spec:
 
 const shopNamespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n---\n"
 
-// servicesBed is two clusters, a client in each, and services in c2.
+// servicesBed is two clusters with a client in each, and services in c2.
 type servicesBed struct {
 	*Scenario
 	clients map[*testbed.Cluster]*client
 }
 
-// TestServices is about services of one cluster as pods of the other use them: by name, through CoreDNS and kube-proxy.
+// TestServices covers services of one cluster as pods of the other use them: by name, through CoreDNS and kube-proxy.
 func TestServices(t *testing.T) {
 	ctx := needsBed(t)
 	b := &servicesBed{Scenario: connected(ctx, t, func(in *Installation) { in.Global = globalTimes }),
@@ -85,7 +86,7 @@ func TestServices(t *testing.T) {
 		b.clients[c] = newClient(ctx, t, c, "client")
 	}
 	ready(ctx, t, b.c2, "deployment/echo", "statefulset/db")
-	// Before anything else, as no packet has gone through the tunnel yet.
+	// This is first, because no packet must have passed the tunnel yet.
 	must(t, b.c1.ApplyYAML(ctx, web("near")))
 	must(t, b.c2.ApplyYAML(ctx, web("far")))
 	ready(ctx, t, b.c1, "deployment/near")
@@ -102,7 +103,7 @@ func TestServices(t *testing.T) {
 	t.Run("global", func(t *testing.T) { b.global(ctx, t) })
 }
 
-// addresses are those of c2's pods that have a label, by their names.
+// addresses returns the addresses of c2's pods with a label, by pod name.
 func (b *servicesBed) addresses(ctx context.Context, t *testing.T, app string) map[string]string {
 	t.Helper()
 	all, err := pods(ctx, b.c2, "shop", "app="+app)
@@ -114,7 +115,7 @@ func (b *servicesBed) addresses(ctx context.Context, t *testing.T, app string) m
 	return out
 }
 
-// resolves waits until a name has exactly these addresses.
+// resolves waits until a name resolves to exactly these addresses.
 func (b *servicesBed) resolves(ctx context.Context, t *testing.T, name string, want ...string) {
 	t.Helper()
 	slices.Sort(want)
@@ -127,7 +128,7 @@ func (b *servicesBed) resolves(ctx context.Context, t *testing.T, name string, w
 	}))
 }
 
-// clusterIP: the name is one address of c1's own, and every pod behind it answers.
+// clusterIP checks that the name resolves to one address of c1 and that every pod behind it answers.
 func (b *servicesBed) clusterIP(ctx context.Context, t *testing.T) {
 	echoes := b.addresses(ctx, t, "echo")
 	answered := map[string]bool{}
@@ -149,14 +150,15 @@ func (b *servicesBed) clusterIP(ctx context.Context, t *testing.T) {
 	if len(found) != 1 || !b.c1.ServiceCIDR.Contains(ip4(net.ParseIP(found[0]).To4())) {
 		t.Errorf("%s is %v, not one of c1's ClusterIPs", echoInC2, found)
 	}
-	// As a program of the pod does it, with the pod's own resolv.conf.
+	// Use a program in the pod with the pod's resolv.conf.
 	out, err := b.c1.ExecPod(ctx, "shop", "client", "curl", "-sS", "--max-time", "20", "http://"+echoInC2)
 	if err != nil || !strings.Contains(out, `"pod":"echo-`) {
 		t.Errorf("curl in the pod: %v, %q", err, out)
 	}
 }
 
-// headless: the name is the pods, each has one of its own, and keeps it with another address.
+// headless checks that the name resolves to the pods, and that each pod has a name, which it keeps when its address
+// changes.
 func (b *servicesBed) headless(ctx context.Context, t *testing.T) {
 	dbs := b.addresses(ctx, t, "db")
 	b.resolves(ctx, t, dbInC2, dbs["db-0"], dbs["db-1"])
@@ -201,7 +203,7 @@ func (b *servicesBed) headless(ctx context.Context, t *testing.T) {
 	b.resolves(ctx, t, dbInC2, fresh, dbs["db-1"])
 }
 
-// rollingUpdate replaces 20 pods one after the other while a client of each cluster asks without pause.
+// rollingUpdate replaces 20 pods one after the other while a client in each cluster sends requests continuously.
 func (b *servicesBed) rollingUpdate(ctx context.Context, t *testing.T) {
 	const replicas = 20
 	_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/echo", fmt.Sprint("--replicas=", replicas))
@@ -223,7 +225,7 @@ func (b *servicesBed) rollingUpdate(ctx context.Context, t *testing.T) {
 	_, err = b.c2.Kubectl(ctx, nil, "-n", "shop", "rollout", "restart", "deployment/echo")
 	must(t, err)
 	ready(ctx, t, b.c2, "deployment/echo")
-	// It continues until the last of the old ones is gone, and the last of the new ones has been found.
+	// Continue until the last old pod is gone and the last new one has answered.
 	var after []corev1.Pod
 	must(t, until(ctx, settle, func() error {
 		list, err := b.c2.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=echo"})

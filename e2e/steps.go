@@ -17,9 +17,9 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/capture"
 )
 
-// settle is how long anything may take that has no bound of its own, on a machine with much else to do: Calico's BIRD
-// alone waits up to 30 s after an error before it connects again, and kubelet up to 80 s before it starts a container
-// again. What it really took is in the evidence.
+// settle is the timeout of everything that has no bound of its own, for a busy machine: BIRD waits up to 30 s after an
+// error before it connects again, and kubelet up to 80 s before it restarts a container. The evidence has the real
+// time.
 const settle = 3 * time.Minute
 
 func byName(ctx context.Context, s *Scenario) (string, error) {
@@ -37,7 +37,7 @@ func byName(ctx context.Context, s *Scenario) (string, error) {
 	return fmt.Sprintf("pod %s answered %s (first answer after %s)", a.Pod, a.Client, took.Round(time.Millisecond)), nil
 }
 
-// answersFromC2 checks that an answer was given by a pod of c2, to the caller's own IP.
+// answersFromC2 checks that a pod of c2 gave the answer and saw the caller's own IP.
 func (s *Scenario) answersFromC2(ctx context.Context, a answer, client *corev1.Pod) error {
 	echoes, err := pods(ctx, s.c2, "shop", "app=echo")
 	if err != nil {
@@ -62,8 +62,8 @@ func encrypted(ctx context.Context, s *Scenario) (string, error) {
 		return "", err
 	}
 	defer wire.Stop()
-	// The same kind of capture where the packets are not encrypted yet: it must see the marker, or
-	// not seeing it on the wire would mean nothing.
+	// Capture at a point before the encryption too. The marker must be visible there; otherwise its absence on the wire
+	// would prove nothing.
 	inside, err := s.captureAtPod(ctx, client)
 	if err != nil {
 		return "", err
@@ -103,7 +103,7 @@ func encrypted(ctx context.Context, s *Scenario) (string, error) {
 		len(onWire), encrypted, count(inPod, marker)), nil
 }
 
-// captureAtPod listens at a pod's interface.
+// captureAtPod captures at a pod's interface.
 func (s *Scenario) captureAtPod(ctx context.Context, pod *corev1.Pod) (*capture.Capture, error) {
 	running, err := s.c1.Pod(ctx, pod.Namespace, pod.Name)
 	if err != nil {
@@ -124,7 +124,7 @@ func payloads(c *capture.Capture) ([][]byte, error) {
 	return out, nil
 }
 
-// sort counts the packets of WireGuard over IPv4, and those that go between pods of the two clusters bare.
+// sort counts the WireGuard packets over IPv4 and the clear packets between pods of the two clusters.
 func (s *Scenario) sort(frames [][]byte) (encrypted, bare int) {
 	for _, f := range frames {
 		const ethernet, ipv4 = 14, 20
@@ -146,7 +146,7 @@ func (s *Scenario) sort(frames [][]byte) (encrypted, bare int) {
 	return encrypted, bare
 }
 
-// overIPv6 counts the packets of WireGuard over IPv6.
+// overIPv6 counts the WireGuard packets over IPv6.
 func overIPv6(frames [][]byte) (n int) {
 	for _, f := range frames {
 		const ethernet, ipv6, udp, header = 14, 40, 17, 8
@@ -158,8 +158,8 @@ func overIPv6(frames [][]byte) (n int) {
 	return n
 }
 
-// isWireGuard tells by the ports of the installation and the message types of the protocol
-// (1 to 4 and three zero bytes; WireGuard whitepaper, section 5.4).
+// isWireGuard checks the ports of the installation and the message type of the protocol (1 to 4 and three zero bytes;
+// WireGuard whitepaper, section 5.4).
 func isWireGuard(udp []byte) bool {
 	port := func(i int) bool { p := binary.BigEndian.Uint16(udp[i:]); return p >= 51820 && p < 51830 }
 	m := udp[8:]
@@ -222,7 +222,7 @@ func replaced(ctx context.Context, s *Scenario) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("the new pod %s (%s): %w", client.Name, client.Status.PodIP, err)
 	}
-	// Somebody else now gets the old IP. It must not be let in for whom it was.
+	// Another pod now gets the old IP. It must not inherit the permission.
 	if err := s.c1.ApplyYAML(ctx, fmt.Sprintf(heir, old.Status.PodIP, old.Spec.NodeName)); err != nil {
 		return "", err
 	}
@@ -247,7 +247,7 @@ func replaced(ctx context.Context, s *Scenario) (string, error) {
 		client.Status.PodIP, took.Round(time.Millisecond), old.Status.PodIP), nil
 }
 
-// heir is a pod that asks Calico's IPAM for one exact IP, on the node whose block it is of.
+// heir is a pod that requests one exact IP from Calico's IPAM, on the node that has the block.
 const heir = `
 apiVersion: v1
 kind: Pod
@@ -345,8 +345,8 @@ func brokerKilled(ctx context.Context, s *Scenario) (string, error) {
 	stream := s.startTraffic(ctx, client)
 	defer stream.stop()
 
-	// Killed as it is, it does not give back its lease, so that the standby waits for the end of that. Its pod goes with
-	// it, or kubelet would start the container again at once.
+	// A killed broker does not release its Lease, so the standby waits until the Lease expires. Its pod is deleted too,
+	// because kubelet would restart the container immediately.
 	if err := errors.Join(
 		s.c1.KillPod(ctx, Namespace, broker.Name),
 		s.c1.Client.CoreV1().Pods(Namespace).Delete(ctx, broker.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}),
@@ -410,7 +410,7 @@ func removedCleanly(ctx context.Context, s *Scenario) (string, error) {
 		return "", err
 	}
 	compared := 0
-	// Felix and kube-proxy take what is gone out of the kernel in their own time.
+	// Felix and kube-proxy remove their state from the kernel asynchronously.
 	err := until(ctx, settle, func() error {
 		compared = 0
 		now, err := s.fingerprints(ctx)

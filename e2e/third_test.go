@@ -11,13 +11,13 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// delivered is how long the kubelets' delivery of a ConfigMap to agents takes at most: two minutes, and what pods need
-// until they run by it.
+// delivered bounds the time until agents run with a changed ConfigMap: two minutes for the kubelets, plus the start of
+// pods.
 const delivered = 2*time.Minute + settle
 
-// third: a third cluster, installed by files, is added to two that are connected by commands, by one command that names
-// no value of the others, and is forgotten again. Meanwhile no packet between the two is lost, and none of their parts
-// restarts: no process, no engine of their brokers, no stream of their agents.
+// third checks that one command adds a third cluster, installed from files, to two that are connected by commands,
+// without naming a value of the others, and that it can be removed again. Meanwhile no packet between the two is lost,
+// and nothing of theirs restarts: no process, no engine of a broker, no stream of an agent.
 func (b *documentsBed) third(ctx context.Context, t *testing.T) {
 	c3 := b.tb.Cluster("c3")
 	b.installForLink(ctx, t, c3)
@@ -93,7 +93,7 @@ func (b *documentsBed) third(ctx context.Context, t *testing.T) {
 		}))
 	}
 	t.Logf("forgotten: 1 command; nothing of it is left after %.1f s", time.Since(began).Seconds())
-	// The agents hear of it after the apiserver.
+	// The agents receive the change after the apiserver.
 	must(t, until(ctx, settle, func() error {
 		if exchange(servers["c3"].Netns, addrPort(servers["c1"]), 100) == nil {
 			return errors.New("a pod of c3 still reaches c1")
@@ -106,7 +106,7 @@ func (b *documentsBed) third(ctx context.Context, t *testing.T) {
 	b.shell(ctx, t, "kubectl --context c3 delete namespace semaphore --wait=false")
 }
 
-// leases is how often the leaders of c1 and c2 have changed.
+// leases returns the number of leader changes in c1 and c2.
 func (b *documentsBed) leases(ctx context.Context, t *testing.T) string {
 	t.Helper()
 	out, err := b.commands(ctx, `for c in c1 c2; do kubectl --context $c -n semaphore get leases -o `+
@@ -115,7 +115,7 @@ func (b *documentsBed) leases(ctx context.Context, t *testing.T) string {
 	return out
 }
 
-// metricsOf are the lines of the metrics of the brokers of c1 and c2 that begin so.
+// metricsOf returns the metrics of the brokers of c1 and c2 whose lines begin with one of names.
 func (b *documentsBed) metricsOf(ctx context.Context, t *testing.T, names ...string) string {
 	t.Helper()
 	var out strings.Builder
@@ -137,7 +137,7 @@ func (b *documentsBed) metricsOf(ctx context.Context, t *testing.T, names ...str
 	return out.String()
 }
 
-// built is how often the brokers of c1 and c2 built their engines.
+// built returns how often the brokers of c1 and c2 built their engines.
 func (b *documentsBed) built(ctx context.Context, t *testing.T) string {
 	t.Helper()
 	out := b.metricsOf(ctx, t, "semaphore_broker_engines_built_total ")
@@ -147,7 +147,7 @@ func (b *documentsBed) built(ctx context.Context, t *testing.T) string {
 	return out
 }
 
-// attachedSince is since when the agents of c1 and c2 are attached, by what the brokers say.
+// attachedSince returns since when the agents of c1 and c2 are attached, according to the brokers.
 func (b *documentsBed) attachedSince(ctx context.Context, t *testing.T) string {
 	t.Helper()
 	out, err := b.commands(ctx, `for c in c1 c2; do kubectl --context $c -n semaphore exec deploy/semaphore-broker -- `+

@@ -17,18 +17,18 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// patience is how long one request of a steady client may take: a question to the DNS that is lost is asked again after
-// 5 s, and who answers may wait for a processor.
+// patience is the timeout of one request of a steady client: the resolver repeats a lost DNS query after 5 s, and the
+// server may wait for CPU time.
 const patience = 20 * time.Second
 
-// answer is what the echo program of the testbed answers.
+// answer is the response of the testbed's echo program.
 type answer struct {
 	Pod    string `json:"pod"`
 	IP     string `json:"ip"`
 	Client string `json:"client"`
 }
 
-// fetch asks echo of c2 from a pod of c1, with curl, through the pod's own resolver.
+// fetch requests echo of c2 from a pod of c1 with curl, through the pod's resolver.
 func (s *Scenario) fetch(ctx context.Context, pod *corev1.Pod, path string) (answer, error) {
 	return s.fetchWithin(ctx, pod, path, patience)
 }
@@ -47,7 +47,7 @@ func (s *Scenario) fetchWithin(ctx context.Context, pod *corev1.Pod, path string
 	return a, nil
 }
 
-// fetchUntil fetches until it works: state travels between clusters in its own time.
+// fetchUntil retries fetch until it succeeds, because changes take time to reach the other cluster.
 func (s *Scenario) fetchUntil(ctx context.Context, pod *corev1.Pod, path string, within time.Duration) (a answer,
 	took time.Duration, err error) {
 	started := time.Now()
@@ -59,7 +59,7 @@ func (s *Scenario) fetchUntil(ctx context.Context, pod *corev1.Pod, path string,
 	return a, time.Since(started), err
 }
 
-// refused is nil when the pod gets no answer within the time that curl waits.
+// refused returns nil if the pod gets no answer within curl's timeout.
 func (s *Scenario) refused(ctx context.Context, pod *corev1.Pod) error {
 	a, err := s.fetchWithin(ctx, pod, "/", 3*time.Second)
 	if err == nil {
@@ -71,7 +71,7 @@ func (s *Scenario) refused(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// until tries again until f is content or the time is over, and then returns what f said last.
+// until retries f until it returns nil or the time is over, and then returns f's last error.
 func until(ctx context.Context, within time.Duration, f func() error) error {
 	deadline := time.Now().Add(within)
 	for {
@@ -90,7 +90,7 @@ func until(ctx context.Context, within time.Duration, f func() error) error {
 	}
 }
 
-// pod is the one pod that has a label and is not on its way out.
+// pod returns the only pod with a label that is not being deleted.
 func pod(ctx context.Context, c *testbed.Cluster, namespace, selector string) (*corev1.Pod, error) {
 	all, err := pods(ctx, c, namespace, selector)
 	if err != nil {
@@ -102,7 +102,7 @@ func pod(ctx context.Context, c *testbed.Cluster, namespace, selector string) (*
 	return &all[0], nil
 }
 
-// leader is the pod of a broker or exporter that does the work: the one that holds its Lease, which is ready.
+// leader returns the broker or exporter pod that holds the Lease. It must be ready.
 func leader(ctx context.Context, c *testbed.Cluster, part string) (*corev1.Pod, error) {
 	lease, err := c.Client.CoordinationV1().Leases(Namespace).Get(ctx, "semaphore-"+part+"-leader", metav1.GetOptions{})
 	if err != nil {
@@ -126,8 +126,8 @@ func leader(ctx context.Context, c *testbed.Cluster, part string) (*corev1.Pod, 
 	return nil, fmt.Errorf("%s: the %s that leads, %s, is not ready or gone", c.Name, part, name)
 }
 
-// awaitLeader waits for the leader: one that cannot renew its Lease in time, as its apiserver gets no processor, is
-// followed by another.
+// awaitLeader waits for the leader. A leader that cannot renew its Lease in time, because its apiserver gets no CPU
+// time, is replaced by another.
 func awaitLeader(ctx context.Context, c *testbed.Cluster, part string) (p *corev1.Pod, err error) {
 	err = until(ctx, settle, func() (err error) {
 		p, err = leader(ctx, c, part)
@@ -136,7 +136,7 @@ func awaitLeader(ctx context.Context, c *testbed.Cluster, part string) (p *corev
 	return p, err
 }
 
-// CallsReachLeader is nil when the broker's Services lead to the pod of the broker that leads, and to nothing else.
+// CallsReachLeader returns nil if the broker's Services have exactly one endpoint, the leading broker.
 func CallsReachLeader(ctx context.Context, c *testbed.Cluster) error {
 	p, err := leader(ctx, c, "broker")
 	if err != nil {
@@ -162,10 +162,10 @@ func CallsReachLeader(ctx context.Context, c *testbed.Cluster) error {
 	return nil
 }
 
-// exporterIsCutOff waits until the exporter of a cluster says that it is not connected to the broker of another.
+// exporterIsCutOff waits until the exporter of a cluster reports that it is not connected to the broker of another.
 func (s *Scenario) exporterIsCutOff(ctx context.Context, c *testbed.Cluster, broker string) error {
 	want := fmt.Sprintf("semaphore_exporter_connected{cluster=%q} 0", broker)
-	return until(ctx, settle, func() error { // a stream that is cut off ends after 15 s
+	return until(ctx, settle, func() error { // an interrupted stream ends after 15 s
 		p, err := leader(ctx, c, "exporter")
 		if err != nil {
 			return err
@@ -201,15 +201,15 @@ type traffic struct {
 	tally
 }
 
-// tally is what a stream of requests met.
+// tally is the result of a stream of requests.
 type tally struct {
 	answered int
 	failed   []string
 	byPod    map[string]int
-	last     map[string]time.Time // when a pod was last asked that answered
+	last     map[string]time.Time // when a pod that answered was last asked
 }
 
-// startTraffic lets pod fetch without pause, each request on a connection of its own.
+// startTraffic sends requests from a pod continuously, each on a new connection.
 func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod) *traffic {
 	t := &traffic{}
 	t.byPod, t.last = map[string]int{}, map[string]time.Time{}
@@ -242,7 +242,7 @@ func (s *Scenario) startTraffic(ctx context.Context, pod *corev1.Pod) *traffic {
 	return t
 }
 
-// seen is how many answers of a pod there have been so far.
+// seen returns the number of answers from a pod so far.
 func (t *traffic) seen(pod string) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -259,7 +259,7 @@ func (t tally) err() error {
 	return nil
 }
 
-// count is how often marker occurs in what was captured.
+// count returns how often marker occurs in the captured packets.
 func count(packets [][]byte, marker string) int {
 	n := 0
 	for _, p := range packets {

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// One policy for all transitions: only the set web.
+// onlyWeb is the policy of all transitions: it admits only the set web.
 const onlyWeb = `
 apiVersion: projectcalico.org/v3
 kind: NetworkPolicy
@@ -34,9 +34,9 @@ spec:
       source: {selector: semaphore.uw.systems/name == 'web', namespaceSelector: global()}
 `
 
-// transitions changes pods of c2 in each way that changes a set. Each time a packet that must pass passes, one that
-// must not does not, and how long it took from the change, as answered by c2's apiserver, until the ipset in the kernel
-// of c1's node had followed is logged: the window in which a permission is stale.
+// transitions changes pods of c2 in each way that changes a set. Each time a packet that must pass passes, and one that
+// must not is stopped. It logs the time from the change, as c2's apiserver acknowledged it, until the ipset in the
+// kernel of c1's node has followed: the window in which a permission is stale.
 func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	if err := b.c1.ApplyYAML(ctx, onlyWeb); err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	}
 	address := func(name string) string { return b.pod(ctx, t, b.c2, name).Status.PodIP }
 
-	// A label is put on, changed, and taken off.
+	// A label is added, changed and removed.
 	stranger := address("stranger")
 	relabel("stranger", `"web"`)
 	t.Logf("label put on: in the ipset after %s", b.followed(ctx, t, stranger, true))
@@ -81,7 +81,7 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	t.Logf("label taken off: out after %s", b.leftInTime(ctx, t, stranger))
 	stopped("stranger")
 
-	// A pod that ends is out at its phase, though the object and its address are there still.
+	// A pod that completes leaves the set by its phase, although the object and its address still exist.
 	must(b.c2.ApplyYAML(ctx, strings.Replace(workload("batch", setLabel+": web"), "spec:\n",
 		"spec:\n  restartPolicy: Never\n", 1)))
 	_, err := b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/batch", "--timeout=300s")
@@ -98,7 +98,7 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 		t.Fatalf("pod batch is to be there still, Failed with its address %s: %v, %v", batch, ended.Status, err)
 	}
 
-	// Its address goes to a pod without a label, and then to one of the set.
+	// Its address goes to a pod without a label, and then to one in the set.
 	heir := func(name, label string) {
 		t.Helper()
 		must(b.c2.ApplyYAML(ctx, workload(name, label, fmt.Sprintf("cni.projectcalico.org/ipAddrs: '[%q]'", batch))))
@@ -121,7 +121,7 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	t.Logf("address reused by a pod of the set: in the ipset %s after the pod was ready", b.followed(ctx, t, batch, true))
 	passes("web-heir")
 
-	// From set to set: it is in the new one, never in both, and the packet is stopped.
+	// The address moves from set to set: it is in the new one and never in both, and the packet is stopped.
 	history := b.follow(ctx, t, batch)
 	remove("web-heir")
 	t.Logf("pod deleted: out %s after it had gone", b.leftInTime(ctx, t, batch))
@@ -137,14 +137,14 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 		t.Errorf("the address was in the sets %q", got)
 	}
 
-	// Reuse inside the set, while the remote cannot be heard: the address stays, as the set has it again when it can.
+	// The address is reused inside the set while the remote is cut off. It stays, because the set has it again afterwards.
 	history = b.follow(ctx, t, batch)
 	heard := b.silence(ctx, t)
 	remove("web-next")
 	heir("web-last", setLabel+": web")
 	passes("web-last")
 	heard()
-	relabel("stranger", `"web"`) // it is heard after the others
+	relabel("stranger", `"web"`) // this change arrives after the others
 	b.followed(ctx, t, stranger, true)
 	if got := history.stop(); got != "web" {
 		t.Errorf("an address that is reused inside the set was in the sets %q", got)
@@ -156,13 +156,13 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	relabel("stranger", "null")
 	b.leftInTime(ctx, t, stranger)
 
-	// A pod of the host network has the node's addresses, which no set has: no packet of it passes, and each does without
-	// the policy.
+	// A host network pod has the node's addresses, which are in no set. None of its packets pass with the policy, and all
+	// pass without it.
 	must(b.c2.ApplyYAML(ctx, strings.Replace(workload("host", setLabel+": web"), "spec:\n",
 		"spec:\n  hostNetwork: true\n", 1)))
 	_, err = b.c2.Kubectl(ctx, nil, "-n", "shop", "wait", "--for=condition=Ready", "pod/host", "--timeout=300s")
 	must(err)
-	relabel("stranger", `"web"`) // the broker hears of it after the pod of the host network
+	relabel("stranger", `"web"`) // the broker receives this after the host network pod
 	b.followed(ctx, t, stranger, true)
 	if node := b.c2.Nodes[0].IP.String(); !b.inKernel(ctx, t, stranger) || b.inKernel(ctx, t, node) {
 		t.Errorf("the address %s of the node is in an ipset, or %s is in none", node, stranger)
@@ -175,12 +175,12 @@ func (b *policyBed) transitions(ctx context.Context, t *testing.T) {
 	passes("stranger")
 }
 
-// staleFor is how long a permission may be stale: from when c2's apiserver has that a pod is in a set no more until the
-// kernel of c1's node has it.
+// staleFor bounds the time for which a permission may be stale: from the moment when c2's apiserver has the change
+// until the kernel of c1's node has it.
 const staleFor = time.Second
 
-// leftInTime waits until an address is in no ipset of c1's node, fails the test when that takes longer than it may, and
-// returns how long it took.
+// leftInTime waits until an address is in no ipset of c1's node, and returns the time. It fails the test if that
+// exceeds the bound.
 func (b *policyBed) leftInTime(ctx context.Context, t *testing.T, address string) time.Duration {
 	t.Helper()
 	// c2's apiserver tells its exporter, and c1's Felix.
@@ -195,7 +195,7 @@ func (b *policyBed) leftInTime(ctx context.Context, t *testing.T, address string
 	return took
 }
 
-// phase follows a pod of c2. What it returns waits until the pod has a phase.
+// phase watches a pod of c2. The returned function waits until the pod has a phase.
 func (b *policyBed) phase(ctx context.Context, t *testing.T, name string, phase corev1.PodPhase) (reached func()) {
 	t.Helper()
 	w, err := b.c2.Client.CoreV1().Pods("shop").Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
@@ -220,8 +220,8 @@ func (b *policyBed) phase(ctx context.Context, t *testing.T, name string, phase 
 	}
 }
 
-// silence cuts the stream of c2's exporter off, and returns when the exporter has given it up: what it then has to say
-// it says at once, after heard. Before that TCP would deliver each change apart.
+// silence cuts the stream of c2's exporter and returns when the exporter has closed it. After heard is called, the
+// exporter sends all changes at once; before the close, TCP would deliver each change separately.
 func (b *policyBed) silence(ctx context.Context, t *testing.T) (heard func()) {
 	t.Helper()
 	rule := []string{"PREROUTING", "-s", b.c2.NodeSubnet.String(), "-p", "tcp", "--dport", fmt.Sprint(FederationNodePort),
@@ -232,7 +232,7 @@ func (b *policyBed) silence(ctx context.Context, t *testing.T) (heard func()) {
 	return func() { must(t, iptables(node, append([]string{"-D"}, rule...)...)) }
 }
 
-// memberships is in which sets of c1 an address is, over time.
+// memberships records in which sets of c1 an address is over time.
 type memberships struct {
 	stopped func()
 
@@ -241,7 +241,7 @@ type memberships struct {
 	history []string
 }
 
-// follow follows the sets of c1, and notes in which an address is.
+// follow watches the sets of c1 and records in which of them an address is.
 func (b *policyBed) follow(ctx context.Context, t *testing.T, address string) *memberships {
 	t.Helper()
 	resource := schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1", Resource: "globalnetworksets"}
@@ -289,7 +289,7 @@ func (m *memberships) now() {
 	}
 }
 
-// ends is nil when the address is in these sets now.
+// ends returns nil if the address is in exactly these sets now.
 func (m *memberships) ends(sets string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -299,13 +299,13 @@ func (m *memberships) ends(sets string) error {
 	return nil
 }
 
-// stop ends it and returns the sets in their order.
+// stop ends the watch and returns the sets in order.
 func (m *memberships) stop() string {
 	m.stopped()
 	return strings.Join(m.history, " → ")
 }
 
-// followed waits until an address is, or is not, in an ipset of c1's node, and returns how long that took.
+// followed waits until an address is, or is not, in an ipset of c1's node, and returns the time.
 func (b *policyBed) followed(ctx context.Context, t *testing.T, address string, in bool) time.Duration {
 	t.Helper()
 	started := time.Now()
@@ -323,8 +323,8 @@ func (b *policyBed) followed(ctx context.Context, t *testing.T, address string, 
 	return time.Since(started).Round(time.Millisecond)
 }
 
-// inKernel looks into the ipsets of c1's node for one that holds an address by itself: Felix has no others with those
-// of c2 but for network sets.
+// inKernel reports whether an ipset of c1's node has an address as a single member. Felix has ipsets with c2's
+// addresses only for network sets.
 func (b *policyBed) inKernel(ctx context.Context, t *testing.T, address string) bool {
 	t.Helper()
 	cmd := exec.CommandContext(ctx, "ipset", "list", "-output", "save")

@@ -12,22 +12,22 @@ import (
 	"time"
 )
 
-// verifyLine is a check of semaphorectl verify, as it prints it in JSON.
+// verifyLine is a check in the JSON output of semaphorectl verify.
 type verifyLine struct {
 	From, To, Check, Result, Code, Detail string
 }
 
-// directed are the checks from each cluster to each other.
+// directed are the checks from each cluster to each other cluster.
 var directed = []string{"pod-ip", "encryption", "path-mtu", "mirror", "dns", "global", "policy"}
 
-// verifies runs semaphorectl verify, which must end with the code, and returns its checks by "c1 c2 mirror". Nothing of
-// it is left afterwards, in either cluster.
+// verifies runs semaphorectl verify, expects the exit code, and returns the checks by "c1 c2 mirror". It checks that
+// verify leaves nothing in either cluster.
 func (b *documentsBed) verifies(ctx context.Context, t *testing.T, code int) map[string]verifyLine {
 	t.Helper()
 	began := time.Now()
 	within := "3m"
 	if code != 0 {
-		within = "40s" // what fails takes as long
+		within = "40s" // failing checks use the whole time
 	}
 	_, err := b.commands(ctx, "semaphorectl verify --context c1 --context c2 --timeout "+within+
 		" -o json > verify.json", code)
@@ -49,7 +49,7 @@ func (b *documentsBed) verifies(ctx context.Context, t *testing.T, code int) map
 	return found
 }
 
-// nothingOfVerify fails where a cluster has something of verify.
+// nothingOfVerify fails the test if a cluster has an object of verify.
 func (b *documentsBed) nothingOfVerify(ctx context.Context, t *testing.T) {
 	t.Helper()
 	for _, c := range b.tb.Clusters() {
@@ -67,8 +67,8 @@ func (b *documentsBed) nothingOfVerify(ctx context.Context, t *testing.T) {
 	}
 }
 
-// expect compares the results with those that are wanted. All others of the directed checks have passed; without a
-// block of CoreDNS nobody looks at dns.
+// expect compares the results with the wanted ones. All other directed checks must have passed. Without CoreDNS blocks,
+// dns is not checked.
 func expect(t *testing.T, found map[string]verifyLine, blocks bool, want map[string]string) {
 	t.Helper()
 	for _, way := range []string{"c1 c2", "c2 c1"} {
@@ -93,7 +93,8 @@ func expect(t *testing.T, found map[string]verifyLine, blocks bool, want map[str
 	}
 }
 
-// testVerify: semaphorectl verify finds two linked clusters well, and, when one thing is broken, says which.
+// testVerify checks that semaphorectl verify finds two linked clusters well, and names the cause when one thing is
+// broken.
 func (b *documentsBed) testVerify(ctx context.Context, t *testing.T) {
 	c1, c2 := b.c1, b.c2
 	corefile, err := c1.Kubectl(ctx, nil, "-n", "kube-system", "get", "configmap", "coredns", "-o", "yaml")
@@ -110,7 +111,8 @@ func (b *documentsBed) testVerify(ctx context.Context, t *testing.T) {
 		t.Log(out)
 	})
 	t.Run("interrupted", func(t *testing.T) {
-		// It is there from the first namespace on, and the last check comes later. With job control a job takes SIGINT.
+		// Interrupt verify after the first namespace exists and before the last check. With job control, the job receives
+		// SIGINT.
 		out, err := b.commands(ctx, "set -m; semaphorectl verify --context c1 --context c2 > interrupted 2>&1 & "+
 			"until grep -q 'making namespace' interrupted; do kill -0 $!; sleep 0.1; done; sleep 1; kill -INT $!; code=0; "+
 			"wait $! || code=$?; cat interrupted; exit $code", 1)
@@ -129,7 +131,7 @@ func (b *documentsBed) testVerify(ctx context.Context, t *testing.T) {
 		}
 		b.nothingOfVerify(ctx, t)
 	})
-	// One thing is broken in each direction: what fails takes all of the time that verify has, so both do at once.
+	// Break one thing in each direction at once: a failing check uses all of verify's time.
 	t.Run("policy that blocks, and mirror that export rules withhold", func(t *testing.T) {
 		policy := `{apiVersion: crd.projectcalico.org/v1, kind: GlobalNetworkPolicy, metadata: {name: default.blocks}, spec: {order: 10, ` +
 			`selector: "semaphore.uw.io/verify == 'server'", types: [Ingress], ingress: [{action: Deny, source: {nets: ["` +

@@ -48,8 +48,8 @@ func grantShipped(t *testing.T, admin kubernetes.Interface, path string) {
 	must(t, err)
 }
 
-// Where it is asked for, a Service says in an annotation what became of it, as long as it is offered; with the shipped
-// rights, which change nothing else.
+// If configured, a Service has an annotation with its export status while it is offered. The shipped permissions allow
+// that and no other change.
 func TestAnnotationOfServices(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
@@ -87,17 +87,17 @@ func TestAnnotationOfServices(t *testing.T) {
 	create("refused", func(*corev1.Service) {})
 	create("kept", func(s *corev1.Service) { s.Annotations[naming.AnnotationExportTo] = "none" })
 	create("private", func(s *corev1.Service) { s.Labels = nil })
-	// What an earlier exporter left.
+	// An annotation of an earlier exporter.
 	create("former", func(s *corev1.Service) { s.Labels = nil; s.Annotations[naming.AnnotationExportStatus] = "{}" })
 
-	// What a token of the exporter that was stolen may not do.
+	// Writes that a stolen exporter token must not be able to make.
 	stolen := kubernetes.NewForConfigOrDie(limited).CoreV1().Services("shop")
 	patch := func(body string) error {
 		_, err := stolen.Patch(t.Context(), "private", types.MergePatchType, []byte(body),
 			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
-	// A right that is not in force yet refuses too.
+	// A permission that is not in force yet gives a refusal too, so check for the policy's.
 	within(t, "the policy is in force", func() bool {
 		err := patch(`{"spec":{"selector":{"app":"evil"}}}`)
 		return err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
@@ -160,7 +160,7 @@ func TestAnnotationOfServices(t *testing.T) {
 		return of["fine"] && of["refused"] && of["kept"]
 	})
 
-	// An exporter that restarts writes nothing, and what is not offered any more says nothing.
+	// An exporter that restarts writes nothing, and a Service that is no longer offered has no annotation.
 	versions := func() (out []string) {
 		all, err := services.List(t.Context(), metav1.ListOptions{})
 		must(t, err)

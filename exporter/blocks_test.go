@@ -26,7 +26,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
-// sink has an engine take what comes at once.
+// sink passes changes to an engine immediately.
 type sink struct{ engine *tunnels.Engine }
 
 // Take implements federation.Sink.
@@ -36,7 +36,7 @@ func (s sink) Take(cluster string, r replica.Result) {
 	}
 }
 
-// peers are those that c2's agents receive. It implements tunnels.Peers.
+// peers are the peers that c2's agents receive. It implements tunnels.Peers.
 type peers struct {
 	mu      sync.Mutex
 	allowed map[string]string
@@ -75,8 +75,8 @@ func (p *peers) are() string {
 	return strings.Join(out, ", ")
 }
 
-// TestCalicoBlocks: the blocks that Calico's IPAM gives nodes of c1 become what their peers in c2 let them send from,
-// and no agent of c2 ever has two peers with one block while it moves.
+// TestCalicoBlocks checks that the IPAM blocks of c1's nodes become the allowed IPs of their peers in c2, and that no
+// agent of c2 has a block at two peers while it moves.
 func TestCalicoBlocks(t *testing.T) {
 	api := kubetest.Start(t)
 	kubetest.InstallCalico(t, api, kubetest.CalicoCRD, "blockaffinities")
@@ -88,7 +88,7 @@ func TestCalicoBlocks(t *testing.T) {
 				naming.PubKeyAnnotation("c2"):   base64.StdEncoding.EncodeToString(slices.Repeat([]byte{byte(i + 1)}, 32)),
 				naming.EndpointAnnotation("c2"): fmt.Sprintf("192.0.2.%d:51820", i+1),
 			}},
-			Spec: corev1.NodeSpec{PodCIDR: fmt.Sprintf("10.1.%d.0/24", i+200)}, // which Calico's IPAM does not look at
+			Spec: corev1.NodeSpec{PodCIDR: fmt.Sprintf("10.1.%d.0/24", i+200)}, // Calico's IPAM ignores it
 		}, metav1.CreateOptions{})
 		must(t, err)
 	}
@@ -141,9 +141,9 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 	}
 }
 
-// TestR12AKubeletTakesNoPodCIDR: a kubelet registers its Node with the pod CIDR of a node that was there before, under
-// a name that comes first. Its own credential suffices for that. Neither the exporter nor the next one publishes the
-// CIDR as its.
+// TestR12AKubeletTakesNoPodCIDR checks a kubelet that registers its Node with the pod CIDR of an older node, under a
+// name that sorts first. Its own credential permits that. Neither this exporter nor the next one exports the CIDR for
+// it.
 func TestR12AKubeletTakesNoPodCIDR(t *testing.T) {
 	api := kubetest.Start(t)
 	kubelet := rest.CopyConfig(api)

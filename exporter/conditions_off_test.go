@@ -16,8 +16,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// TestConditionsGoWithTheFeature: an exporter without the feature removes the conditions that one with it wrote, and
-// none of others, also not one of ours whose reason somebody else has changed.
+// TestConditionsGoWithTheFeature checks that an exporter without the feature removes the conditions that an earlier one
+// wrote. It removes no others, and none whose reason somebody else has changed.
 func TestConditionsGoWithTheFeature(t *testing.T) {
 	cfg, ctx := kubetest.Start(t), t.Context()
 	e := &exporter{rest: cfg}

@@ -50,8 +50,8 @@ func TestMain(m *testing.M) {
 // must ends the test where there is an error.
 var must = testkit.Must
 
-// TestExporter runs the exporter of c1 against a real apiserver, and publishes to the real
-// FederationService of c2's broker.
+// TestExporter runs the exporter of c1 against a real apiserver and publishes to the real FederationService of c2's
+// broker.
 func TestExporter(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
@@ -90,7 +90,7 @@ func TestExporter(t *testing.T) {
 		checkMetrics(t, e)
 		checkDebugListener(t, e, trust)
 
-		// From a write to the apiserver to the broker's replica and back.
+		// Measure the time from a write to the apiserver to the broker's replica.
 		var lags []time.Duration
 		for i := range 20 {
 			began := time.Now()
@@ -181,7 +181,7 @@ func checkStatus(t *testing.T, e *running) {
 
 func checkMetrics(t *testing.T, e *running) {
 	t.Helper()
-	// The stream's metrics are written after its state, by which the test knows that all is acknowledged.
+	// The stream's metrics are updated after its state, by which the test knows that everything is acknowledged.
 	within(t, "the acknowledgement is in the metrics", func() bool {
 		_, text := e.get("/metrics")
 		return strings.Contains(text, `semaphore_exporter_last_ack_timestamp_seconds{cluster="c2"} `)
@@ -223,12 +223,12 @@ func checkDebugListener(t *testing.T, e *running, trust trust.Dir) {
 	}
 }
 
-// running is an exporter at work.
+// running is a running exporter.
 type running struct {
 	t           *testing.T
 	http, debug string
 	client      semaphorev1.DebugServiceClient
-	done        chan error // the end of Run, which stop takes
+	done        chan error // receives the result of Run; stop reads it
 	stop        func()
 }
 
@@ -238,7 +238,7 @@ func start(t *testing.T, api *rest.Config, trust trust.Dir, broker string) *runn
 	return startOne(t, api, trust, broker, "{enabled: false}")
 }
 
-// startOne runs the exporter, one of several perhaps, until the test ends or stop is called.
+// startOne runs one of possibly several exporters until the test ends or stop is called.
 func startOne(t *testing.T, api *rest.Config, trust trust.Dir, broker, election string) *running {
 	t.Helper()
 	return startAs(t, api, trust, broker, "leaderElection: "+election)
@@ -251,7 +251,7 @@ func startAs(t *testing.T, api *rest.Config, trust trust.Dir, broker, more strin
 		trust.Files("c1", "exporter").BundleDir)
 }
 
-// startWith runs the exporter with lines of configuration, and bundles in a directory.
+// startWith runs the exporter with additional configuration and a directory of bundles.
 func startWith(t *testing.T, api *rest.Config, trust trust.Dir, more, bundles string) *running {
 	t.Helper()
 	files := trust.Files("c1", "exporter")
@@ -280,7 +280,7 @@ listen: {http: %q, debug: %q, debugSocket: %q}
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("the exporter ended with %v", err)
 			}
-		case <-time.After(30 * time.Second): // then the kubelet kills it
+		case <-time.After(30 * time.Second): // a kubelet would kill it then
 			t.Error("the exporter has not ended 30 s after it was asked to")
 		}
 	})
@@ -316,7 +316,7 @@ func within(t *testing.T, what string, ok func() bool) {
 	testkit.Eventually(t, 3*time.Minute, what, testkit.True(ok))
 }
 
-// broker is c2's, as far as it holds what c1 exports. It implements federation.Sink.
+// broker is c2's broker with the objects that c1 exports. It implements federation.Sink.
 type broker struct {
 	address string
 	mu      sync.Mutex
@@ -330,20 +330,20 @@ func newBroker(t *testing.T, trust trust.Dir) *broker {
 	return b
 }
 
-// serveSink has a sink take what c1's exporter tells c2, and returns the address.
+// serveSink passes what c1's exporter sends to c2 to a sink, and returns the address.
 func serveSink(t *testing.T, trust trust.Dir, sink federation.Sink) string {
 	t.Helper()
 	return serveOutcomes(t, trust, sink, nil)
 }
 
-// serveOutcomes is serveSink of a broker that has something against services.
+// serveOutcomes is serveSink for a broker that reports outcomes of services.
 func serveOutcomes(t *testing.T, trust trust.Dir, sink federation.Sink,
 	outcomes func(string) []*semaphorev1.Outcome) string {
 	t.Helper()
 	return serveAs(t, trust, "c2", sink, outcomes)
 }
 
-// serveAs is serveOutcomes of the broker of a cluster.
+// serveAs is serveOutcomes for the broker of a cluster.
 func serveAs(t *testing.T, trust trust.Dir, cluster string, sink federation.Sink,
 	outcomes func(string) []*semaphorev1.Outcome) string {
 	t.Helper()

@@ -22,7 +22,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// judging is c2's broker, with what it has against services.
+// judging is c2's broker with outcomes for services.
 type judging struct {
 	*broker
 	mu      sync.Mutex
@@ -35,7 +35,7 @@ func (b *judging) judge(all ...*semaphorev1.Outcome) {
 	b.against = all
 }
 
-// outcomes are those of Services that the broker holds: a broker has nothing against others.
+// outcomes returns the outcomes of Services in the broker's replica. A broker has none for others.
 func (b *judging) outcomes(string) (out []*semaphorev1.Outcome) {
 	holds := strings.Split(b.holds(), ", ")
 	b.mu.Lock()
@@ -48,13 +48,13 @@ func (b *judging) outcomes(string) (out []*semaphorev1.Outcome) {
 	return out
 }
 
-// Who offers a Service reads on the Service itself that it is offered and to whom, or why not, with no right in another
-// cluster; each thing once, also when the exporter restarts.
+// A developer who offers a Service reads on the Service whether and to which clusters it is exported, or why not,
+// without permissions in another cluster. Each message appears once, also when the exporter restarts.
 func TestFeedbackOnServices(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
 	must(t, err)
-	// The rights that are shipped, and no others.
+	// Use exactly the shipped permissions.
 	manifest, err := os.ReadFile("../deploy/features/services/exporter/rbac.yaml")
 	must(t, err)
 	role := &rbacv1.ClusterRole{}
@@ -112,7 +112,7 @@ func TestFeedbackOnServices(t *testing.T) {
 	create(long, nil)
 	create("private", map[string]string{"mirror.semaphore.uw.io/mirror-service": "no"})
 
-	// written are the exporter's Events of a Service, as its owner reads them: an apiserver has some of its own.
+	// written returns the exporter's Events of a Service. The apiserver has Events of its own.
 	written := func(name string) (out []string) {
 		t.Helper()
 		all, err := admin.EventsV1().Events("shop").List(t.Context(), metav1.ListOptions{})
@@ -150,7 +150,7 @@ func TestFeedbackOnServices(t *testing.T) {
 		}
 	}
 
-	// What changes is reported, and nothing else.
+	// Only changes are reported.
 	c2.judge()
 	has(long, "Normal Offered: offered to c2 as a mirror", "Warning Refused: cluster c2: ")
 	e.stop()

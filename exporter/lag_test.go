@@ -24,7 +24,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// ahead is a broker on the real replica that claims to have received more of pods than the exporter has read.
+// ahead is a broker with the real replica that claims to have received newer pods than the exporter has read.
 type ahead struct {
 	semaphorev1.UnimplementedFederationServiceServer
 	claim *semaphorev1.KindState
@@ -32,7 +32,7 @@ type ahead struct {
 	mu      sync.Mutex
 	replica *replica.Replica
 	hellos  [][]semaphorev1.Kind
-	// ends has, by kind, the source revision of the end of its snapshot.
+	// ends maps a kind to the source revision at the end of its snapshot.
 	ends map[semaphorev1.Kind]uint64
 }
 
@@ -77,8 +77,8 @@ func (b *ahead) state() (hellos int, ends map[semaphorev1.Kind]uint64) {
 	return len(b.hellos), ends
 }
 
-// TestF03AnApiserverThatLags: a broker received newer things from an earlier exporter than what this one has read. It
-// hears nothing of that kind before a write has passed the revision, and of the others as ever.
+// TestF03AnApiserverThatLags checks an exporter that has read an older state than an earlier exporter sent. The broker
+// receives nothing of that kind until a write has passed the revision, and other kinds as usual.
 func TestF03AnApiserverThatLags(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
@@ -133,7 +133,8 @@ func TestF03AnApiserverThatLags(t *testing.T) {
 		}
 	})
 
-	// As after an etcd that was put back: no write passes the revision for long, and the operator of this cluster says so.
+	// As after a restore of etcd: no write passes the revision for a long time, and the status asks the operator to
+	// confirm the state.
 	t.Run("an etcd that was put back", func(t *testing.T) {
 		e := start(t, api, trust, address)
 		within(t, "the status says what to do", func() bool {

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
-// Of two exporters one publishes. When it stops, the other continues in its place, and the broker never lacks anything.
+// One of two exporters publishes. When it stops, the other one continues, and the broker always has every object.
 func TestTwoExporters(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)
@@ -23,7 +23,7 @@ func TestTwoExporters(t *testing.T) {
 	populate(t, admin)
 	host, err := os.Hostname()
 	must(t, err)
-	// Long enough that nobody loses a Lease on a busy machine: the first gives it back.
+	// The Lease is long enough for a busy machine. The first exporter releases it.
 	const election, want = "{namespace: default, duration: 45s}",
 		"endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
 

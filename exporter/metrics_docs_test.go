@@ -15,7 +15,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/tracing"
 )
 
-// docs/metrics.md has every metric of the exporter, with its labels and its help text.
+// TestMetricsAreDocumented checks that docs/metrics.md has every metric of the exporter with its labels and its help
+// text.
 func TestMetricsAreDocumented(t *testing.T) {
 	table := &metricsdoc.Table{}
 	if _, err := leader.New(leader.Options{Registry: table, Log: slog.Default()}); err != nil {

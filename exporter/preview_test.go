@@ -17,8 +17,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestPreview: what the exporter says that a RemoteCluster, a label, an annotation or a ServiceExport would do is what
-// happens when it is applied, and asking changes nothing.
+// TestPreview checks that the exporter's preview of a RemoteCluster, a label, an annotation or a ServiceExport matches
+// what happens when it is applied. A preview changes nothing.
 func TestPreview(t *testing.T) {
 	bed := newRemotesBed(t)
 	c2, at2 := bed.broker("c2")
@@ -66,7 +66,7 @@ func TestPreview(t *testing.T) {
 		t.Errorf("nothing is published to c3: %v", answer.Exports)
 	}
 
-	// A further remote, whose rule withholds the Services of a namespace.
+	// Another remote, whose rules withhold the Services of a namespace.
 	third := object("c3", `{podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], export: {rules: [
 		{kinds: [services], namespaces: [shop], action: Withhold}, {kinds: [policy], selector: {matchLabels: {a: b}},
 		action: Withhold}]}}`)
@@ -107,7 +107,7 @@ export 1 objects of kind endpointslice c3`)
 		t.Errorf("a subnet of another: %s", got)
 	}
 
-	// A Service with a label that offers it, and one with an annotation that names nobody.
+	// A Service with a label that offers it, and one with an annotation without a known cluster.
 	const service = `{"apiVersion":"v1","kind":"Service","metadata":{"namespace":"shop","name":"plain",` +
 		`"labels":{"mirror.semaphore.uw.io/mirror-service":"true"}%s},"spec":{"ports":[{"port":80}]}}`
 	got, _ = preview("", strings.Replace(service, "%s", "", 1))
@@ -116,7 +116,7 @@ export 1 objects of kind endpointslice c3`)
 		`,"annotations":{"semaphore.uw.io/export-to":"c9"}`, 1))
 	is("an annotation", got, "refuse export-to")
 
-	// ServiceExports: of a Service that nothing else offers, and of none.
+	// ServiceExports: for a Service that is not offered otherwise, and for a missing one.
 	const export = `{"apiVersion":"multicluster.x-k8s.io/v1beta1","kind":"ServiceExport",` +
 		`"metadata":{"namespace":"shop","name":"private"}}`
 	got, answer = preview("", export)

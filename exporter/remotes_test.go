@@ -46,14 +46,14 @@ func (c *counting) changes() int {
 	return c.told
 }
 
-// remotesBed is an apiserver with the types of RemoteClusters and the objects of populate, and keys of three clusters.
+// remotesBed is an apiserver with the RemoteCluster CRD and the objects of populate, and keys of three clusters.
 type remotesBed struct {
 	t       *testing.T
 	api     *rest.Config
 	admin   kubernetes.Interface
 	remotes dynamic.NamespaceableResourceInterface
 	files   trust.Dir
-	// bundles is a directory with the own trust bundle alone.
+	// bundles is a directory with only the own trust bundle.
 	bundles string
 }
 
@@ -87,7 +87,7 @@ func (b *remotesBed) broker(cluster string) (*counting, string) {
 	return c, serveAs(b.t, b.files, cluster, c, nil)
 }
 
-// remote is a RemoteCluster with this spec and the trust bundle of its cluster.
+// remote returns a RemoteCluster with this spec and the trust bundle of its cluster.
 func (b *remotesBed) remote(name, spec string) *unstructured.Unstructured {
 	b.t.Helper()
 	var content map[string]any
@@ -105,8 +105,8 @@ func (b *remotesBed) create(u *unstructured.Unstructured) {
 	must(b.t, err)
 }
 
-// The exporter follows RemoteClusters: a broker comes and goes, and sees what its rules say, while the streams to the
-// others continue and nothing is sent to them again. It sends the agents what bounds their broker.
+// The exporter watches RemoteClusters. A broker is added and removed, and receives what its rules allow, while the
+// streams to other brokers continue without repeats. The exporter also writes the bounds of the agents' broker.
 func TestFollowsRemoteClusters(t *testing.T) {
 	bed := newRemotesBed(t)
 	admin, remotes := bed.admin, bed.remotes
@@ -165,7 +165,7 @@ func TestFollowsRemoteClusters(t *testing.T) {
 		t.Errorf("c2 received %d changes while only c3 changed", n-told)
 	}
 
-	// What bounds the agents' broker: c3 by its spec; c2 once its broker has taken a port of the range.
+	// The bounds of the agents' broker: c3 by its spec; c2 once its broker has assigned a port of the range.
 	bounds := func() string {
 		m, err := admin.CoreV1().ConfigMaps("semaphore").Get(t.Context(), "semaphore-remotes", metav1.GetOptions{})
 		if err != nil {
@@ -192,7 +192,7 @@ func TestFollowsRemoteClusters(t *testing.T) {
 		t.Errorf("an agent reads %+v, %v", s, err)
 	}
 
-	// c3 goes and comes back. What ended meanwhile is not sent late.
+	// c3 is removed and added again. Objects deleted in between are not sent late.
 	must(t, remotes.Delete(t.Context(), "c3", metav1.DeleteOptions{}))
 	within(t, "one stream is left", func() bool { return len(e.status().GetLinks()) == 1 })
 	must(t, admin.CoreV1().Services("shop").Delete(t.Context(), "echo", metav1.DeleteOptions{}))

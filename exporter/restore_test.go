@@ -18,10 +18,10 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 )
 
-// TestRestoredEtcd: the etcd of c1 is stopped, an earlier state of its data is put in place, and
-// resourceVersions go back under an exporter that runs. Its watches would be silent from then on. It ends with the
-// reason, and the one that starts in its place tells the broker nothing before the operator has said that this is the
-// state. The broker, which is not restarted, keeps all until then.
+// TestRestoredEtcd restores the etcd of c1 to an earlier state, so that resourceVersions go backwards under a running
+// exporter, whose watches would be silent from then on. The exporter exits with the reason. The next one sends the
+// broker nothing until the operator has confirmed the state. The broker, which is not restarted, keeps everything until
+// then.
 func TestRestoredEtcd(t *testing.T) {
 	api, store := kubetest.StartRestorable(t)
 	admin, err := kubernetes.NewForConfig(api)
@@ -51,7 +51,7 @@ func TestRestoredEtcd(t *testing.T) {
 		must(t, err)
 		last = revisionOf(t, pod)
 	}
-	// With a change the broker hears how far the exporter has read; without one, by the next heartbeat, in up to 5 s.
+	// The broker learns how far the exporter has read with a change, or by the next heartbeat within 5 s.
 	newSetMember(t, admin, "newest", "10.1.1.11")
 	within(t, "the broker holds the newest pod", func() bool { return pods() == "later newest web" })
 	everything := c2.holds()
@@ -74,7 +74,7 @@ func TestRestoredEtcd(t *testing.T) {
 	}
 	e.done <- context.Canceled // for stop
 
-	// As the kubelet does.
+	// Restart it like the kubelet.
 	e.stop()
 	e = startAs(t, api, trust, c2.address, noElection)
 	within(t, "the status says what to do", func() bool {
@@ -95,7 +95,7 @@ func TestRestoredEtcd(t *testing.T) {
 	within(t, "what happens is sent again", func() bool { return pods() == "after last web" })
 }
 
-// newSetMember is a pod of shop with an address, in a set.
+// newSetMember creates a pod of shop with an address in a set.
 func newSetMember(t *testing.T, admin kubernetes.Interface, name, ip string) *corev1.Pod {
 	t.Helper()
 	pods := admin.CoreV1().Pods("shop")

@@ -16,7 +16,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestOneKindThatCannotBeRead delays no other, and follows when it can be.
+// TestOneKindThatCannotBeRead checks that a kind that cannot be read delays no other, and follows when it can be.
 func TestOneKindThatCannotBeRead(t *testing.T) {
 	api := kubetest.Start(t)
 	admin, err := kubernetes.NewForConfig(api)

@@ -34,7 +34,7 @@ import (
 
 const peeringAddress = "127.0.0.1:8444"
 
-// takenOver is a broker of c1 with c1's own certificate, that says to an agent whatever a test has it say.
+// takenOver is a compromised broker of c1 with c1's certificate. It sends agents whatever a test wants.
 type takenOver struct {
 	semaphorev1.UnimplementedPeeringServiceServer
 	mu      sync.Mutex
@@ -55,7 +55,7 @@ func (b *takenOver) say(changes ...*semaphorev1.PeeringChange) {
 	b.changed = make(chan struct{})
 }
 
-// Attach implements PeeringService. Each stream is sent all that was said so far.
+// Attach implements PeeringService. It sends everything said so far on each stream.
 func (b *takenOver) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest, semaphorev1.AttachResponse]) error {
 	gone := make(chan error, 1)
 	go func() {
@@ -117,8 +117,8 @@ func (b *takenOver) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachReque
 	}
 }
 
-// agentNode is a node of c1: 192.0.2.9, with a default route to a router that passes everything on, and an agent that
-// runs as it is shipped.
+// agentNode is a node of c1 with address 192.0.2.9, a default route to a router that forwards everything, and an agent
+// with the shipped configuration.
 type agentNode struct {
 	t       *testing.T
 	dir     string
@@ -169,7 +169,7 @@ func (n *agentNode) run(name string, args ...string) string {
 	return testkit.Command(n.t, name, args...)
 }
 
-// eventually waits for what has no bound in time.
+// eventually waits for a condition that has no bound of its own.
 func (n *agentNode) eventually(what string, ok func() bool) {
 	n.t.Helper()
 	testkit.Eventually(n.t, patience, what, testkit.True(ok))
@@ -197,7 +197,7 @@ func (n *agentNode) configure() {
 		"nodeSubnets: [192.0.2.16/28], wireguard: {listenPort: 7775}}]\n"...), 0o644))
 }
 
-// start runs the agent; what it returns ends it as a crash would.
+// start runs the agent. The returned function ends it like a crash.
 func (n *agentNode) start() (kill func()) {
 	n.t.Helper()
 	agent, err := testkit.Start(n.t, "the agent", n.log, exec.Command(n.program, "--config", n.path("config.yaml")))
@@ -205,7 +205,7 @@ func (n *agentNode) start() (kill func()) {
 	return func() { agent.Kill(n.t) }
 }
 
-// serve runs the broker.
+// serve runs the compromised broker.
 func (n *agentNode) serve() *takenOver {
 	n.t.Helper()
 	source, err := identity.NewSource(config.TLS{
@@ -266,8 +266,8 @@ func peerChange(cluster, name string, key byte, endpoint string, allowed ...stri
 	}}}
 }
 
-// R27 as it is shipped: a broker that is taken over has its nodes route nothing but the remote's pod subnets, send to
-// nobody but the remote's nodes, and has no packet leave in the clear, whatever it says and whether it is there or not.
+// R27 with the shipped configuration: whatever a compromised broker sends, and whether it runs or not, its nodes route
+// only the remote's pod subnets, send only to the remote's nodes, and send no clear packet.
 func TestTakenOverBroker(t *testing.T) {
 	if _, err := programs(); !testing.Short() && err != nil {
 		t.Fatal(err)
@@ -292,8 +292,8 @@ func TestTakenOverBroker(t *testing.T) {
 			t.Errorf("%d packets have left in the clear before the broker spoke", leaked)
 		}
 
-		// Routes to the own cluster, to the world in pieces and in one, a remote of the broker's own making; packets in the
-		// clear; and ends of tunnels at whom to have traffic sent to.
+		// The attack: routes to the own cluster and to the whole world, in parts and at once; an invented remote; clear
+		// packets; and endpoints of victims to which traffic would be sent.
 		subnets := []string{"10.2.0.0/16", "10.1.0.0/16", "10.1.7.0/24", "10.101.0.0/16", "192.0.2.16/28", "192.0.2.8/29",
 			"8.8.8.0/24", "0.0.0.0/0", "0.0.0.0/1"}
 		for i := 1; i < 224; i++ {
@@ -318,7 +318,7 @@ func TestTakenOverBroker(t *testing.T) {
 			out, err := exec.Command("wg", "show", "wireguard.c2", "endpoints").CombinedOutput()
 			return err == nil && strings.Contains(string(out), "192.0.2.17:7775")
 		})
-		time.Sleep(time.Second) // what is wrong would come now
+		time.Sleep(time.Second) // a wrong change would arrive within this time
 		if got := strings.Fields(n.run("wg", "show", "wireguard.c2", "endpoints")); len(got) != 2 {
 			t.Errorf("endpoints %v; want that of the node in the remote's nodeSubnets alone", got)
 		}
@@ -334,13 +334,13 @@ func TestTakenOverBroker(t *testing.T) {
 		if got := n.run("ip", "route", "get", "10.1.7.7"); !strings.Contains(got, "dev eth0") {
 			t.Errorf("packets to the own pods go elsewhere: %s", got)
 		}
-		// Past the device, as if a route of someone's led there.
+		// Add a route around the device.
 		n.run("ip", "route", "add", "10.2.200.0/24", "via", "192.0.2.1", "table", "7394")
 		if leaked := n.clear(); leaked != 0 {
 			t.Errorf("permissive at the broker's word alone: %d packets have left in the clear", leaked)
 		}
 
-		// The remote is gone, says the broker.
+		// The broker reports that the remote is gone.
 		b.say(&semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: "c2"}})
 		n.eventually("the device has gone", func() bool { return !n.stands("wireguard.c2") })
 		if leaked := n.clear(); leaked != 0 {
@@ -356,7 +356,7 @@ func TestTakenOverBroker(t *testing.T) {
 			t.Errorf("after another agent's start: %d packets have left in the clear", leaked)
 		}
 
-		// The operator's word ends it.
+		// The operator removes the remote, which ends it.
 		text, err := os.ReadFile(n.path("broker.yaml"))
 		n.must(err)
 		n.must(os.WriteFile(n.path("broker.yaml"),

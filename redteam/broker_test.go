@@ -31,16 +31,16 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
-// programs are those of the checkout, built once.
+// programs returns the programs of the checkout, which are built once.
 var programs = sync.OnceValues(func() (map[string]string, error) {
 	return (&components.Builder{Progress: os.Stderr}).Programs(context.Background())
 })
 
-// patience is how long anything may take that has no bound of its own, on a machine with much else to do.
+// patience is the timeout of everything that has no bound of its own, for a busy machine.
 const patience = 3 * time.Minute
 
-// victim is cluster c1: a real apiserver and a real broker with deploy/example/c1/broker.yaml, to which the remotes c2
-// and c3 are added. c3 must not suffer from what c2 does.
+// victim is cluster c1: a real apiserver and a real broker with deploy/example/c1/broker.yaml, with the additional
+// remotes c2 and c3. Actions of c2 must not affect c3.
 type victim struct {
 	*testkit.Process
 
@@ -51,12 +51,12 @@ type victim struct {
 	// federation, peering and http are the addresses of the broker's listeners.
 	federation, peering, http string
 	log                       string
-	// idle is what the broker had of memory once it was ready.
+	// idle is the memory of the broker, in bytes, when it became ready.
 	idle int
 	cfg  map[string]any
 }
 
-// start runs the broker as it is shipped; change may change its configuration.
+// start runs the broker with the shipped configuration. change may change the configuration.
 func start(t *testing.T, change ...func(cfg map[string]any)) *victim {
 	t.Helper()
 	v := prepare(t)
@@ -67,12 +67,12 @@ func start(t *testing.T, change ...func(cfg map[string]any)) *victim {
 	return v
 }
 
-// prepare is start without the broker.
+// prepare is start without running the broker.
 func prepare(t *testing.T) *victim {
 	t.Helper()
 	api := kubetest.Start(t)
 	kubetest.InstallCalico(t, api, kubetest.CalicoCRD, "globalnetworksets", "ippools")
-	// Not t.TempDir: the path of a socket has at most 107 bytes, unix(7).
+	// A socket path has at most 107 bytes (unix(7)), and t.TempDir may be longer.
 	dir, err := os.MkdirTemp("", "redteam")
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func prepare(t *testing.T) *victim {
 	if err := yaml.UnmarshalStrict(shipped, &v.cfg); err != nil {
 		t.Fatal(err)
 	}
-	// What differs from the example: where it runs, its remotes in the file, and that nobody else can lead.
+	// The differences from the example: paths and addresses, remotes in the file, and no leader election.
 	v.cfg["cluster"] = "c1"
 	v.cfg["remotes"] = []any{map[string]any{
 		"name": "c2", "podSubnets": []string{"10.2.0.0/16"}, "nodeSubnets": []string{"192.0.2.16/28"},
@@ -126,7 +126,7 @@ func (v *victim) configure() {
 	}
 }
 
-// run starts the broker with its environment as deploy/broker/deployment.yaml has it, and waits until it is ready.
+// run starts the broker with the environment in deploy/broker/deployment.yaml, and waits until it is ready.
 func (v *victim) run() {
 	v.t.Helper()
 	bins, err := programs()
@@ -149,10 +149,10 @@ func (v *victim) run() {
 	v.idle, _ = v.resident()
 }
 
-// kill ends the broker as a crash would.
+// kill ends the broker like a crash.
 func (v *victim) kill() { v.Kill(v.t) }
 
-// shippedEnvironment is the environment of the broker's container.
+// shippedEnvironment returns the environment of the broker's container.
 func shippedEnvironment(t *testing.T) (env []string) {
 	t.Helper()
 	data, err := os.ReadFile("../deploy/broker/deployment.yaml")
@@ -171,7 +171,7 @@ func shippedEnvironment(t *testing.T) (env []string) {
 	return env
 }
 
-// eventually waits until f has no error, of what has no bound in time.
+// eventually waits until f returns nil, for conditions without a bound of their own.
 func (v *victim) eventually(what string, f func() error) {
 	v.t.Helper()
 	v.eventuallyWithin(patience, what, f)
@@ -196,7 +196,7 @@ func (v *victim) get(path string) (string, error) {
 	return string(body), err
 }
 
-// metric is the sum of a metric's lines that have all of some labels, such as `cluster="c2"`.
+// metric returns the sum of a metric over the series that have all given labels, such as `cluster="c2"`.
 func (v *victim) metric(name string, labels ...string) float64 {
 	v.t.Helper()
 	text, err := v.get("/metrics")
@@ -225,7 +225,7 @@ func sumOf(t *testing.T, text, name string, labels ...string) float64 {
 	return sum
 }
 
-// resident is how many bytes of memory the broker has now, and had at most since the last call of forgetPeak.
+// resident returns the broker's resident memory in bytes: now, and the peak since the last forgetPeak.
 func (v *victim) resident() (now, peak int) {
 	v.t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", v.PID))
@@ -255,8 +255,7 @@ func (v *victim) forgetPeak() {
 	}
 }
 
-// costs runs an attack, logs by how much the broker's memory grew at most, and fails where that is more than most
-// bytes.
+// costs runs an attack, logs the peak growth of the broker's memory, and fails if it exceeds most bytes.
 func (v *victim) costs(what string, most int, attack func()) {
 	v.t.Helper()
 	v.forgetPeak()
@@ -272,7 +271,7 @@ func (v *victim) costs(what string, most int, attack func()) {
 	}
 }
 
-// agentToken makes a node with an agent's pod, and returns a token of it as the kubelet projects it.
+// agentToken creates a node with an agent's pod, and returns a token like the one that the kubelet projects.
 func (v *victim) agentToken(node, address string) string {
 	v.t.Helper()
 	ctx := v.t.Context()

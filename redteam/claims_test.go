@@ -12,8 +12,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestAKeyStaysWithItsPeer: neither another remote, whichever the configuration lists first, nor a kubelet that
-// annotates its Node with every key there is and reports every address, takes a peer from the agents.
+// TestAKeyStaysWithItsPeer checks that nobody takes a peer from the agents: neither another remote, in any order of the
+// configuration, nor a kubelet that annotates its Node with every existing key and reports every address.
 func TestAKeyStaysWithItsPeer(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -55,7 +55,7 @@ func TestAKeyStaysWithItsPeer(t *testing.T) {
 		}
 		return nil
 	})
-	// What a kubelet can do: annotations and addresses of its own Node.
+	// A kubelet can change annotations and addresses of its own Node.
 	annotations := map[string]string{}
 	for i, n := range nodes {
 		annotations[fmt.Sprintf("x%d.wireguard.semaphore.uw.io/pubKey",

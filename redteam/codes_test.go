@@ -12,7 +12,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// wrong is an object that a rule refuses, made of an honest one.
+// wrong turns an honest object into one that a rule refuses.
 func wrong[T any](o *semaphorev1.Object, spec T, change func(T)) *semaphorev1.Object {
 	change(spec)
 	return o
@@ -33,10 +33,9 @@ func wrongSlice(name string, change func(*semaphorev1.EndpointSlice)) *semaphore
 	return wrong(o, o.GetEndpointSlice(), change)
 }
 
-// TestMetricsNameWhatIsRefused: for each word of docs/security.md an object that its rule refuses is sent to the broker
-// as it is shipped, and the broker's metrics count it under that word, the cluster and the kind; there is no word but
-// these. The metrics of what is retained and limited are named here too: a dashboard or an alert that uses them finds
-// them.
+// TestMetricsNameWhatIsRefused sends, for each code in docs/security.md, an object that the rule refuses to the broker
+// with the shipped configuration. The metrics count it under that code, the cluster and the kind, and there are no
+// other codes. The test also uses the metrics of retained and limited objects, so that dashboards and alerts find them.
 func TestMetricsNameWhatIsRefused(t *testing.T) {
 	page, err := os.ReadFile("../docs/security.md")
 	if err != nil {
@@ -53,7 +52,7 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 	}
 
 	v := start(t, func(cfg map[string]any) {
-		// What is limited in time takes a minute and more with the limits as shipped.
+		// With the shipped limits, rate limiting would take a minute and more.
 		cfg["remotes"].([]any)[1].(map[string]any)["limits"] = map[string]any{"changesPerSecond": 10, "kibibytesPerSecond": 8,
 			"streamsPerMinute": 3}
 	})
@@ -101,7 +100,7 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 		byKind[memberKind] = append(byKind[memberKind], member(100+i, fmt.Sprintf("10.2.9.%d", i+1)))
 	}
 	s := v.publish("c2")
-	// One that a later version may have.
+	// later is a kind that a later version may have.
 	const later = semaphorev1.Kind(99)
 	s.tell(hello("c2", "e1", 1000, append(slices.Clone(kinds), later)...))
 	for _, kind := range kinds {
@@ -151,13 +150,13 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 		}
 	}
 
-	// R24: what is withdrawn at once. The stream ends with the unknown kind at the latest.
+	// R24: everything is withdrawn at once. The unknown kind ends the stream at the latest.
 	again := v.publish("c2")
 	again.tell(hello("c2", "e2", 5, memberKind))
 	again.tell(snapshot(memberKind, 5)...)
 	has("R24", "semaphore_broker_held_back", `cluster="c2"`, `kind="setmember"`)
 
-	// R5: what comes too fast.
+	// R5: changes that come too fast.
 	fast := v.publish("c3")
 	fast.tell(hello("c3", "e1", 1, memberKind))
 	fast.tell(snapshot(memberKind, 1)...)

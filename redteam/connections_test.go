@@ -17,11 +17,12 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestConnections: one broker as it is shipped stands whatever strangers and remotes do with connections and streams.
+// TestConnections checks that one broker with the shipped configuration withstands what strangers and remotes do with
+// connections and streams.
 func TestConnections(t *testing.T) {
 	v := start(t)
 	ended := idleConnection(v)
-	// Those with a bound of the broker's memory come first, as it has all that it keeps of one in the next.
+	// The attacks with a memory bound run first, because later ones start with the memory that the broker has kept.
 	for _, attack := range []struct {
 		name string
 		run  func(*victim)
@@ -45,7 +46,8 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// readNothing: a stream whose exporter reads nothing, so that the broker waits to send, ends when another takes over.
+// readNothing checks that a stream whose exporter reads nothing, so that the broker blocks in a send, ends when another
+// stream replaces it.
 func readNothing(v *victim) {
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
 	var refused []*semaphorev1.Object
@@ -68,8 +70,8 @@ func readNothing(v *victim) {
 	})
 }
 
-// flood opens connections to an address until stop is closed, and keeps them as long as the other end does. It returns
-// how many were open at most.
+// flood tries to open n connections to an address and returns when all have been tried. It keeps them open until stop
+// is called or the other end closes them.
 func flood(t *testing.T, address string, config *tls.Config, n int) (stop func()) {
 	t.Helper()
 	var mu sync.Mutex
@@ -86,7 +88,7 @@ func flood(t *testing.T, address string, config *tls.Config, n int) (stop func()
 					secured := tls.Client(conn, config)
 					secured.SetDeadline(time.Now().Add(5 * time.Second))
 					if secured.Handshake() == nil {
-						// As a gRPC client begins, so that the server takes it for one that is there.
+						// Send the HTTP/2 preface like a gRPC client, so that the server treats the connection as established.
 						_, _ = secured.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
 					}
 				}
@@ -104,8 +106,8 @@ func flood(t *testing.T, address string, config *tls.Config, n int) (stop func()
 	}
 }
 
-// attackFederation: an attacker who has the certificate of one exporter has a share of the connections; another
-// exporter connects beside thousands of attempts.
+// attackFederation checks that an attacker with the certificate of one exporter gets only its share of the connections,
+// and that another exporter can connect during thousands of attempts.
 func attackFederation(v *victim) {
 	t := v.t
 	v.costs("2,000 connections of c2", 128<<20, func() {
@@ -115,7 +117,7 @@ func attackFederation(v *victim) {
 				conns = append(conns, s)
 			}
 		}
-		stop := flood(t, v.federation, nil, 2000) // and such as never finish their handshakes
+		stop := flood(t, v.federation, nil, 2000) // connections that never finish their handshakes
 		defer stop()
 		honest := v.publish("c3")
 		honest.tell(hello("c3", "e1", 1, semaphorev1.Kind_KIND_SET_MEMBER))
@@ -128,8 +130,8 @@ func attackFederation(v *victim) {
 	})
 }
 
-// attackPeering: the agents' listener asks for no certificate, and a stranger without a token holds thousands of
-// connections; agents attach all the same.
+// attackPeering checks that agents can attach while a stranger without a token holds thousands of connections. The
+// agents' listener requires no client certificate.
 func attackPeering(v *victim) {
 	t := v.t
 	token := v.agentToken("n1", "192.0.2.9")
@@ -155,7 +157,8 @@ func attackPeering(v *victim) {
 	}
 }
 
-// idleConnection opens a connection without a stream, which ends after half a minute, and reports how long it was open.
+// idleConnection opens a connection without a stream and reports how long it stayed open. The broker closes it after
+// half a minute.
 func idleConnection(v *victim) <-chan time.Duration {
 	t := v.t
 	config := trust.ClientTLS(v.path("bundles", "c1.pem"), identity.Broker("c1")).Clone()
@@ -187,7 +190,7 @@ func idleConnection(v *victim) <-chan time.Duration {
 	return ended
 }
 
-// attackHTTP: connections that ask for nothing keep no probe of the kubelet out.
+// attackHTTP checks that idle connections do not block the kubelet's probes.
 func attackHTTP(v *victim) {
 	t := v.t
 	v.costs("2,000 connections to the HTTP listener", 64<<20, func() {
@@ -213,7 +216,7 @@ func attackHTTP(v *victim) {
 	}
 }
 
-// failAdmissions: of as many attempts at one time as one likes, with bad tokens, few cost the apiserver a review.
+// failAdmissions checks that only few of any number of concurrent attempts with bad tokens cause a TokenReview.
 func failAdmissions(v *victim) {
 	t := v.t
 	reviews := func() (n float64) {
@@ -244,7 +247,7 @@ func failAdmissions(v *victim) {
 	group.Wait()
 	n := reviews() - before
 	t.Logf("400 attempts at once cost %v reviews: %v", n, by)
-	// A review that the apiserver does not answer in time, as it gets no processor, tells nothing of the token.
+	// A review that the apiserver does not answer in time, because it gets no CPU time, says nothing about the token.
 	reviewed := by[codes.Unauthenticated] + by[codes.Unavailable]
 	if reviewed == 0 || reviewed+by[codes.ResourceExhausted] != 400 || float64(by[codes.Unavailable]) > n {
 		t.Errorf("400 attempts end with %v", by)

@@ -16,11 +16,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxAck is what another remote's acknowledgement takes at most, of a hundred the worst but one. A busy machine adds
-// the time in which broker and test wait for a processor, and delays all that the broker answers.
+// maxAck bounds the p99 of another remote's acknowledgements. On a busy machine, broker and test also wait for CPU
+// time, which delays all answers of the broker.
 const maxAck = 250 * time.Millisecond
 
-// upserts are changes whose revisions follow at.
+// upserts returns upserts whose revisions follow at.
 func upserts(at uint64, objects ...*semaphorev1.Object) *semaphorev1.PublishRequest {
 	var all []*semaphorev1.Change
 	for i, o := range objects {
@@ -29,8 +29,8 @@ func upserts(at uint64, objects ...*semaphorev1.Object) *semaphorev1.PublishRequ
 	return changesOf(all...)
 }
 
-// wideService is a global service of as many ports as one may have, and wideSlice one of its slices, whose ports have
-// numbers of their own.
+// wideService is a global service with the maximum number of ports. wideSlice is one of its slices, with its own port
+// numbers.
 func wideService(ports int, first int32) *semaphorev1.Object {
 	s := &semaphorev1.Service{Mirror: true, Global: true, Headless: true}
 	for i := range ports {
@@ -55,8 +55,8 @@ func wideSlice(i, ports int, ready bool) *semaphorev1.Object {
 	}
 }
 
-// TestAnotherRemoteIsAcknowledged: beside a remote that exports the costliest objects that its limits allow, and
-// changes them as fast as it may, another one's changes are acknowledged within a quarter of a second.
+// TestAnotherRemoteIsAcknowledged checks that another remote's changes are acknowledged within a quarter of a second
+// while one remote exports the costliest objects within its limits and changes them as fast as it may.
 func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	v := start(t)
 	const ports, wide, nodes, members = 100, 1000, 14, 10_000
@@ -90,8 +90,8 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	s.tell(snapshot(kind, 1)...)
 	s.acked(1)
 	at := uint64(1)
-	// acknowledgements have each answer's time and what is left of it without the waits for a processor, and direct what
-	// an answer takes meanwhile for which the broker needs nothing of what it holds.
+	// acknowledgements measures n answers: their p99, the same without the time spent waiting for CPU, and the time of
+	// /healthz right after each, for which the broker needs none of its state.
 	acknowledgements := func(n int) (p99, ran, direct time.Duration) {
 		var took, without, beside []time.Duration
 		waited := func() time.Duration {
@@ -144,7 +144,7 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 			odd := at%2 == 0
 			first := ""
 			if odd {
-				first = "10.2.0.0/16" // over those of all others, or not
+				first = "10.2.0.0/16" // 10.2.0.0/16 covers the CIDRs of all other nodes
 			}
 			m := upserts(head+8*at, wideSlice(int(at)%wide, ports, odd), wideService(ports, 1+int32(at%2)),
 				node("c2", "n00", 1, cidrs(0, first)...),
@@ -167,14 +167,14 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	if ran > maxAck {
 		t.Errorf("p99 of another remote's acknowledgements is %s without waits for a processor; %s is the most", ran, maxAck)
 	}
-	// As many steps as of those that kubetest.Beside allows for: each may have to wait for a processor.
+	// Allow as many steps as kubetest.Beside does: each may wait for CPU time.
 	if p99 > maxAck+5*direct {
 		t.Errorf("p99 of another remote's acknowledgements is %s, while /healthz takes %s", p99, direct)
 	}
 }
 
-// TestAnotherRemoteIsWritten: beside a remote of which hundreds of objects cannot be written, and are tried again and
-// again, another's Service is written at once, its failure is logged, and it is tried again as if it were alone.
+// TestAnotherRemoteIsWritten checks that another remote's Service is written immediately while hundreds of objects of
+// one remote fail and are retried. A failure of the other remote is logged, and its retries are not delayed.
 func TestAnotherRemoteIsWritten(t *testing.T) {
 	const failing = 500
 	v := start(t)
@@ -209,8 +209,8 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 	told := time.Now()
 	honest.tell(snapshot(serviceKind, 10, service("good", 1), service("taken", 1))...)
 	honest.acked(10)
-	// written is beside what a write takes on this machine: who waited behind those that fail would have to for half a
-	// minute, as they are tried again ten times a second.
+	// written compares with the time of a write on this machine. An object queued behind the failing ones, which are
+	// retried ten times a second, would wait for half a minute.
 	written := func(within time.Duration, name string) {
 		t.Helper()
 		beside := kubetest.WriteBeside(t, v.kube)

@@ -1,7 +1,6 @@
-// Package redteam attacks the broker: hostile exporters, agents, nodes and strangers that speak the protocol
-// themselves, over the real listeners of a real process with the configuration and the limits as they are shipped in
-// deploy/.
+// Package redteam attacks the broker with hostile exporters, agents, nodes and strangers. They speak the protocol
+// themselves, over the real listeners of a real process with the configuration and limits that deploy/ ships.
 //
-// Each attack is a test whose name docs/security.md gives beside what it proves. A test states its bound in bytes or
-// counts, and logs what the attack cost. The package holds tests only; nothing imports it.
+// docs/security.md names the test of each attack and what it proves. A test states its bound in bytes or counts and
+// logs the cost of the attack. The package has only tests; nothing imports it.
 package redteam

@@ -16,14 +16,14 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// remoteOf is an entry of the ConfigMap semaphore-remotes, as the exporter writes it of a RemoteCluster.
+// remoteOf returns an entry of the ConfigMap semaphore-remotes, as the exporter writes it for a RemoteCluster.
 func remoteOf(name, pods, encryption string) map[string]any {
 	return map[string]any{"name": name, "podSubnets": []string{pods}, "nodeSubnets": []string{"192.0.2.16/28"},
 		"encryption": encryption, "wireguard": map[string]any{"listenPort": 7775}}
 }
 
-// exports writes what the exporter says of the remotes, and waits until an agent that runs has guarded a remote that
-// only this version names: it has read the rest then too.
+// exports writes the exporter's list of remotes, and waits until a running agent has guarded a marker remote that only
+// this version has. The agent has then read the rest too.
 func (n *agentNode) exports(marker int, remotes ...map[string]any) {
 	n.t.Helper()
 	pods := fmt.Sprintf("10.%d.0.0/16", marker)
@@ -33,7 +33,7 @@ func (n *agentNode) exports(marker int, remotes ...map[string]any) {
 	n.must(err)
 	n.must(os.WriteFile(n.path(config.RemotesFile), text, 0o644))
 	n.eventually("the agent has read of "+pods, func() bool { return strings.Contains(n.guard(), pods) })
-	time.Sleep(time.Second) // what is wrong would come now
+	time.Sleep(time.Second) // a wrong change would take effect within this time
 }
 
 func (n *agentNode) guard() string {
@@ -41,10 +41,10 @@ func (n *agentNode) guard() string {
 	return string(out)
 }
 
-// boot leaves nothing of the agent but its files.
+// boot removes everything of the agent but its files.
 func (n *agentNode) boot() {
 	n.t.Helper()
-	_ = exec.Command("ip", "link", "del", "wireguard.c2").Run() // one of the userspace has gone with the agent
+	_ = exec.Command("ip", "link", "del", "wireguard.c2").Run() // a userspace device has gone with the agent
 	n.run("nft", "delete", "table", "inet", "semaphore")
 	n.run("ip", "route", "flush", "table", "7394")
 	if n.clear() == 0 {
@@ -52,7 +52,7 @@ func (n *agentNode) boot() {
 	}
 }
 
-// kept fails the test where a packet to c2 leaves in the clear.
+// kept fails the test if a clear packet to c2 leaves the node.
 func (n *agentNode) kept(when string) {
 	n.t.Helper()
 	if leaked := n.clear(); leaked != 0 {
@@ -60,7 +60,7 @@ func (n *agentNode) kept(when string) {
 	}
 }
 
-// newExportedNode is a node of a cluster whose remotes are RemoteClusters, of which c2 is permissive.
+// newExportedNode returns a node in a cluster whose remotes are RemoteClusters. c2 is permissive.
 func newExportedNode(t *testing.T) *agentNode {
 	t.Helper()
 	n := newAgentNode(t)
@@ -82,8 +82,8 @@ func newExportedNode(t *testing.T) *agentNode {
 	return n
 }
 
-// An exporter that is taken over writes the agents' bounds. Alone it has no packet to a remote that the node has
-// guarded leave in the clear: while an agent runs, after another has started, and after a boot.
+// A compromised exporter writes the agents' bounds. Alone it cannot make clear packets leave to a remote that the node
+// has guarded: not while an agent runs, not after another has started, and not after a boot.
 func TestTakenOverExporter(t *testing.T) {
 	if _, err := programs(); !testing.Short() && err != nil {
 		t.Fatal(err)
@@ -92,10 +92,10 @@ func TestTakenOverExporter(t *testing.T) {
 		n := newExportedNode(t)
 		c2 := remoteOf("c2", "10.2.0.0/16", "strict")
 
-		// No broker has said anything.
+		// No broker has sent anything yet.
 		kill := n.start()
 		n.eventually("c2 is known", func() bool { return strings.Contains(n.guard(), "10.2.0.0/16") })
-		// On a node that has not guarded c2 before, the file decides: nobody else has said anything.
+		// On a node that has not guarded c2 before, the file decides, because there is no other source.
 		if passed := n.clear(); passed < 100 {
 			t.Errorf("a new agent stops %d of 100 packets to a permissive remote", 100-passed)
 		}
@@ -113,7 +113,7 @@ func TestTakenOverExporter(t *testing.T) {
 		n.kept("fewer subnets without a broker")
 		n.exports(35, c2)
 
-		// The broker wants c2, and its device stands.
+		// The broker also sends c2, and its device exists.
 		b := n.serve()
 		b.say(deviceChange("c2", false, "10.2.0.0/16"),
 			peerChange("c2", "n1", 99, "192.0.2.17:7775", "10.2.1.0/24"))
@@ -123,7 +123,7 @@ func TestTakenOverExporter(t *testing.T) {
 		})
 		n.narrows(b, c2)
 		n.exports(37)
-		// Past the device, as if a route of someone's led there.
+		// Add a route around the device.
 		n.run("ip", "route", "add", "10.2.200.0/24", "via", "192.0.2.1", "table", "7394")
 		n.kept("left out while the agent runs")
 		n.run("ip", "route", "del", "10.2.200.0/24", "via", "192.0.2.1", "table", "7394")
@@ -147,7 +147,7 @@ func TestTakenOverExporter(t *testing.T) {
 		n.kept("left out, and a boot without the unit")
 		n.reported(b)
 
-		// Exporter and broker have removed it: so it was removed.
+		// Exporter and broker have both removed it, so the guard is removed.
 		b.say(&semaphorev1.PeeringChange{Change: &semaphorev1.PeeringChange_DeleteDevice{DeleteDevice: "c2"}})
 		n.eventually("c2 is guarded no more", func() bool { return !strings.Contains(n.guard(), "10.2.0.0/16") })
 		if n.clear() == 0 {
@@ -156,13 +156,13 @@ func TestTakenOverExporter(t *testing.T) {
 	})
 }
 
-// narrows leaves out most of c2, which has a device: first the exporter alone, and then the broker too, as after an
-// operator's change, which ends the guard of the rest. It ends as it began.
+// narrows removes most of c2, which has a device: first from the exporter only, and then from the broker too, like an
+// operator's change, which ends the guard of the rest. It restores the initial state.
 func (n *agentNode) narrows(b *takenOver, c2 map[string]any) {
 	n.t.Helper()
 	n.exports(36, remoteOf("c2", "10.2.99.0/24", "strict"))
 	n.kept("fewer subnets")
-	// The broker agrees, as after an operator's change, and then both want all of it again.
+	// The broker agrees, like after an operator's change. Then both send all of it again.
 	b.say(deviceChange("c2", false, "10.2.99.0/24"))
 	n.eventually("the rest of c2 is guarded no more", func() bool { return !strings.Contains(n.guard(), "10.2.0.0/16") })
 	n.exports(41, c2)

@@ -26,7 +26,7 @@ var (
 	memberKind  = semaphorev1.Kind_KIND_SET_MEMBER
 )
 
-// service is one that is offered as a mirror, with so many ports.
+// service returns a Service that is offered as a mirror, with a number of ports.
 func service(name string, ports int) *semaphorev1.Object {
 	s := &semaphorev1.Service{Mirror: true}
 	for i := range ports {
@@ -36,7 +36,7 @@ func service(name string, ports int) *semaphorev1.Object {
 		Spec: &semaphorev1.Object_Service{Service: s}}
 }
 
-// slice is the one of a service, with endpoints of c2 that begin with a third octet.
+// slice returns the slice of a Service, with endpoints of c2 whose addresses begin at a third octet.
 func slice(service string, third, endpoints int) *semaphorev1.Object {
 	s := &semaphorev1.EndpointSlice{Service: service, AddressType: "IPv4",
 		Ports: []*semaphorev1.Port{{Name: "port-0", Protocol: "TCP", Port: 8080}}}
@@ -47,7 +47,7 @@ func slice(service string, third, endpoints int) *semaphorev1.Object {
 		Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: s}}
 }
 
-// cidrs are so many pod CIDRs of c2, from a number on.
+// cidrs returns n pod CIDRs of c2, beginning at a number.
 func cidrs(from, n int) (out []string) {
 	for i := from; i < from+n; i++ {
 		out = append(out, fmt.Sprintf("10.2.%d.%d/28", i/16, i%16*16))
@@ -75,7 +75,7 @@ func (v *victim) slices() []discoveryv1.EndpointSlice {
 	return all.Items
 }
 
-// refusedBy is how many refusals name a limit.
+// refusedBy returns how many refusals name a limit.
 func refusedBy(all []*semaphorev1.Refusal, limit string) (n int) {
 	for _, r := range all {
 		if r.GetCode() == "over-quota" && strings.Contains(r.GetReason(), "(limits."+limit+" ") {
@@ -85,9 +85,9 @@ func refusedBy(all []*semaphorev1.Refusal, limit string) (n int) {
 	return n
 }
 
-// TestARemoteTakesNoMoreThanItsLimits: pod CIDRs, ports and cluster IPs of a remote are bounded as shipped, what
-// existed stays when it grows over a limit or others come before it in a snapshot, and the metrics and the code of the
-// refusals tell.
+// TestARemoteTakesNoMoreThanItsLimits checks the shipped limits on pod CIDRs, ports and cluster IPs of a remote. What
+// existed stays when it grows over a limit or when others precede it in a snapshot. The metrics and the code of the
+// refusals show it.
 func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -108,7 +108,7 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 		return nil
 	})
 
-	// A node with more pod CIDRs than one may have keeps those that it had, and one port too many changes nothing.
+	// A node with more pod CIDRs than the limit keeps its old ones, and one port too many changes nothing.
 	s.tell(changesOf(upsert(10, node("c2", "m1", 1, append(cidrs(100, 900), cidrs(0, 3)...)...)),
 		upsert(11, service("web", 101))))
 	refused := s.acked(11)
@@ -127,14 +127,14 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 		}
 	}
 	had()
-	// 300 nodes with 64 each: the kind has 10,000.
+	// 300 nodes with 64 CIDRs each exceed the limit of 10,000 for the kind.
 	var nodes []*semaphorev1.Object
 	for i := range 300 {
 		n := node("c2", fmt.Sprintf("a%03d", i), 1, cidrs(3+i%4*64, 64)...)
 		n.GetNode().GetWireguard().PublicKey = append([]byte{byte(i), byte(i >> 8), 7}, make([]byte, 29)...)
 		nodes = append(nodes, n)
 	}
-	// 1,500 Services: 1,000 have a cluster IP. All of them come before what existed.
+	// 1,500 Services exceed the limit of 1,000 cluster IPs. All of them precede the existing ones.
 	var services []*semaphorev1.Object
 	for i := range 1500 {
 		services = append(services, service(fmt.Sprintf("a-%d", i), 1))
@@ -176,8 +176,8 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	t.Logf("%d Services made of 1,501 sent", len(all))
 }
 
-// TestTheBrakeCountsEmptiedAndRefused: a remote that sends all its objects so that they are refused, or that
-// nothing is left in them, takes down no more than who deletes them.
+// TestTheBrakeCountsEmptiedAndRefused checks that a remote that sends all its objects so that they are refused, or
+// empties them, removes no more than one that deletes them.
 func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -216,7 +216,7 @@ func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 		}
 		return nil
 	})
-	// Half is emptied, half is sent so that it is refused.
+	// Half of the objects are emptied, the other half is sent so that it is refused.
 	at := uint64(1000)
 	for i := range n {
 		gone := []*semaphorev1.Object{node("c2", nodes[i].Key.Name, 1), service(services[i].Key.Name, 1),
@@ -251,9 +251,9 @@ func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 	t.Logf("of %d each: %d endpoints and %d peers are left", n, endpoints(), len(peers))
 }
 
-// TestWritesForARemoteAreBounded: a remote with large sets and slices, of which small messages change one address each
-// as fast as it may, has no more bytes written for it than limits.kibibytesPerSecond, and another remote's are written
-// beside it.
+// TestWritesForARemoteAreBounded checks that a remote with large sets and slices, which changes one address of each by
+// small messages as fast as it may, causes no more written bytes than limits.kibibytesPerSecond. Another remote's
+// objects are written meanwhile.
 func TestWritesForARemoteAreBounded(t *testing.T) {
 	const rate = 4 << 10
 	v := start(t, func(cfg map[string]any) {
@@ -269,7 +269,7 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 		if deleted || u.GetLabels()[naming.LabelSourceCluster] != "c2" {
 			return
 		}
-		// What etcd keeps of it, without what the apiserver adds.
+		// Compute the size in etcd, without the fields that the apiserver adds.
 		u.SetManagedFields(nil)
 		size := 0
 		if resource == "endpointslices" {
@@ -281,7 +281,7 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 		} else if data, err := json.Marshal(u); err != nil {
 			t.Error(err)
 		} else if size = len(data); resource == "services" {
-			size = 0 // written once each
+			size = 0 // each is written once
 		}
 		written.Lock()
 		defer written.Unlock()
@@ -336,7 +336,7 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 		}
 	}()
 	time.Sleep(5 * time.Second)
-	// The other remote's Service is written at once.
+	// The other remote's Service is written immediately.
 	honest := v.publish("c3")
 	honest.tell(hello("c3", "e1", 10, serviceKind))
 	honest.tell(snapshot(serviceKind, 10, service("good", 1))...)
@@ -360,7 +360,7 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 	took := time.Since(begun)
 	written.Lock()
 	defer written.Unlock()
-	// A minute's worth may come at once (config.ByteBurst).
+	// The burst is the quota of a minute (config.ByteBurst).
 	bound := rate * (64 + took.Seconds())
 	t.Logf(
 		"in %s: %d KiB sent, %.1f MiB written (bound: %.1f MiB): %v versions; another remote's Service was there after %s",
@@ -379,8 +379,8 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 	}
 }
 
-// TestNodeSubnetsAreRequired: without knowing where a remote's nodes are the broker does not start, and says which
-// field is missing; with them no tunnel ends anywhere else.
+// TestNodeSubnetsAreRequired checks that the broker does not start without a remote's node subnets, and names the
+// missing field. With them, no tunnel has an endpoint elsewhere.
 func TestNodeSubnetsAreRequired(t *testing.T) {
 	v := prepare(t)
 	remote := v.cfg["remotes"].([]any)[0].(map[string]any)

@@ -10,7 +10,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// What a client waits for is to be the broker, not the attacker in the same process.
+	// Give the test enough threads, so that a client waits for the broker and not for the attacker in the same process.
 	runtime.GOMAXPROCS(max(8, runtime.GOMAXPROCS(0)))
 	loopback.Enter(kubetest.Prepare)
 	os.Exit(m.Run())

@@ -11,12 +11,12 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// field is a field of bytes.
+// field returns a length-delimited protobuf field.
 func field(n protowire.Number, content []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(nil, n, protowire.BytesType), content)
 }
 
-// amplifiers are messages of nearly size bytes, each of which would be many times as large once decoded.
+// amplifiers returns messages of nearly size bytes. Each would be many times as large once decoded.
 func amplifiers(size int) map[string][]byte {
 	fill := func(element []byte) []byte { return bytes.Repeat(element, (size-64)/len(element)) }
 	changes := func(content []byte) []byte { return field(3, content) }
@@ -41,11 +41,11 @@ func amplifiers(size int) map[string][]byte {
 	}
 }
 
-// TestDecodedSize: whatever bytes an exporter sends, before its Hello and after, on as many streams as it likes, and
-// however well they compress, the broker's memory grows by less than a stated figure.
+// TestDecodedSize checks that the broker's memory grows by less than a stated figure, whatever bytes an exporter sends,
+// before and after its Hello, on any number of streams, and however well they compress.
 func TestDecodedSize(t *testing.T) {
 	v := start(t, func(cfg map[string]any) {
-		// Otherwise each attack would have to wait for the one before it.
+		// Otherwise each attack would wait for the rate limit of streams.
 		cfg["remotes"].([]any)[0].(map[string]any)["limits"] = map[string]any{"streamsPerMinute": 100_000}
 	})
 	const most = 96 << 20
@@ -84,7 +84,7 @@ func TestDecodedSize(t *testing.T) {
 	}
 }
 
-// TestReports: whatever an admitted agent sends, the broker's memory grows by less than a stated figure.
+// TestReports checks that the broker's memory grows by less than a stated figure, whatever an admitted agent sends.
 func TestReports(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")

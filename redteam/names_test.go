@@ -24,20 +24,20 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// namesOf are the remotes of this test: what c2 has in namespaces that begin with "eu-", c2-eu has in those without,
+// namesOf are the remotes of this test. c2 with a namespace "eu-X" and c2-eu with a namespace "X" can have equal names,
 // and a Service of eu can end as c2-eu begins.
 var namesOf = map[string]string{"c2": "10.2.0.0/16", "c2-eu": "10.4.0.0/16", "eu": "10.5.0.0/16"}
 
-// address is the n-th pod of a remote.
+// address returns the address of the n-th pod of a remote.
 func address(cluster string, n int) string {
 	return fmt.Sprintf("%s1.%d", strings.TrimSuffix(namesOf[cluster], "0.0/16"), n)
 }
 
-// owners follows which remote each object of the broker is of, from the apiserver's own events.
+// owners records, from watch events, to which remote each object of the broker belongs.
 type owners struct {
 	mu sync.Mutex
-	// of is the remote by resource, namespace and name, uids the UID of the first object with the name; addresses are
-	// those it has now.
+	// of is the remote and uids is the UID of the first object, by resource, namespace and name. addresses are the current
+	// addresses.
 	of, uids  map[string]string
 	addresses map[string][]string
 	passed    []string
@@ -79,7 +79,7 @@ func (o *owners) see(resource string, u *unstructured.Unstructured, deleted bool
 	}
 }
 
-// lacks says which of the addresses are in no object of their remote under a name that begins so.
+// lacks reports which of the addresses are in no object of their remote whose name has the prefix.
 func (o *owners) lacks(resource, begins, cluster string, addresses ...string) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -94,7 +94,7 @@ func (o *owners) lacks(resource, begins, cluster string, addresses ...string) er
 	return nil
 }
 
-// versions calls see for each version of what the broker writes, by one resource at a time.
+// versions calls see for each version of what the broker writes. Calls for one resource do not overlap.
 func (v *victim) versions(see func(resource string, u *unstructured.Unstructured, deleted bool), more ...string) {
 	v.t.Helper()
 	client := dynamic.NewForConfigOrDie(v.rest)
@@ -125,10 +125,10 @@ func (v *victim) versions(see func(resource string, u *unstructured.Unstructured
 	v.t.Cleanup(func() { cancel(); wg.Wait() })
 }
 
-// TestNoNamePassesBetweenRemotes: remotes whose mirrors could have one name are refused by the configuration. With
-// other prefixes, and namespaces, Services and sets that are made to meet, each name of a Service, an EndpointSlice, a
-// GlobalNetworkSet and a NetworkSet stays with the remote that had it first, across brokers, whichever is heard first;
-// and each remote has objects for all that it exports.
+// TestNoNamePassesBetweenRemotes checks that a configuration in which mirrors of two remotes could have one name is
+// refused. With other prefixes, and with namespaces, Services and sets that are made to collide, each name of a
+// Service, EndpointSlice, GlobalNetworkSet and NetworkSet stays with the remote that had it first, across brokers and
+// in any order of the streams. Each remote has objects for everything that it exports.
 func TestNoNamePassesBetweenRemotes(t *testing.T) {
 	for _, order := range [][]string{{"c2-eu", "c2", "eu"}, {"c2", "eu", "c2-eu"}} {
 		t.Run("first "+order[0], func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 			honest, hash := all["c2-eu"], strings.TrimPrefix(naming.SetWithSuffix("c2", "eu-pay", "web"), "c2-eu-pay-web-")
 			honest.sets = []*semaphorev1.Object{
 				set("c2-eu", 1, "pay", "web"), set("c2-eu", 2, "eu", "x"), set("c2-eu", 3, "pay", "api"),
-				set("c2-eu", 4, "pay", "web-"+hash), // what c2's set would be called with a suffix
+				set("c2-eu", 4, "pay", "web-"+hash), // c2's set would have this name with a suffix
 			}
 			all["c2"].sets = []*semaphorev1.Object{set("c2", 1, "eu-pay", "web"), set("c2", 2, "eu", "eu-x"),
 				set("c2", 3, "eu-pay", "api"), set("c2", 4, "eu", "pay-web")}
@@ -219,7 +219,7 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 				v.eventually("each remote has objects for all that it exports", func() error {
 					for _, cluster := range order {
 						for i, s := range all[cluster].services {
-							// A mirror has slices of one remote, a global service those of several.
+							// A mirror has slices of one remote, and a global service has slices of several.
 							mirror := naming.Mirror(strings.ReplaceAll(cluster, "-", ""), s.Key.Namespace, s.Key.Name)
 							for _, name := range []string{mirror, naming.Global(s.Key.Namespace, s.Key.Name)} {
 								if err := o.lacks("endpointslices", "semaphore/"+name+"-"+cluster+"-", cluster,
@@ -242,7 +242,7 @@ func TestNoNamePassesBetweenRemotes(t *testing.T) {
 			}
 			tell(order)
 			complete()
-			// The next broker has forgotten who was first, and hears them the other way round.
+			// The next broker has no memory of the order, and receives the remotes in reverse order.
 			for range 2 {
 				v.kill()
 				v.run()

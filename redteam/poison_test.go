@@ -13,12 +13,12 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// agent attaches as the agent of a node and returns what it received until the end mark: the bytes of all messages, and
-// the peers.
+// agent attaches as a node's agent and returns what it received until the end mark: the size of all messages, the
+// largest one, and the peers.
 func (v *victim) agent(token string, clusters int) (total int, largest int, peers map[string]*semaphorev1.Peer) {
 	v.t.Helper()
 	v.eventually("an agent is admitted", func() (err error) {
-		// Where the apiserver does not review its token in time, as it gets no processor, it comes again.
+		// If the apiserver does not review the token in time, because it gets no CPU time, the agent tries again.
 		if total, largest, peers, err = v.attach(token, clusters); err != nil && status.Code(err) != codes.Unavailable {
 			v.t.Fatalf("the agent's stream: %v", err)
 		}
@@ -40,7 +40,7 @@ func (v *victim) attach(token string, clusters int) (total int, largest int, pee
 		{Message: &semaphorev1.AttachRequest_Report{Report: &semaphorev1.AgentReport{}}},
 	} {
 		if s.call.SendMsg(encode(v.t, m)) != nil {
-			break // why is read next
+			break // the next read gives the reason
 		}
 	}
 	peers = map[string]*semaphorev1.Peer{}
@@ -68,8 +68,8 @@ func (v *victim) attach(token string, clusters int) (total int, largest int, pee
 	}
 }
 
-// TestUnknownFieldsReachNoAgent: fields that nobody knows, of any size and at any depth of a node, reach no agent; and
-// the largest nodes that are taken do not keep an agent from receiving what comes after them.
+// TestUnknownFieldsReachNoAgent checks that unknown fields, of any size and at any depth of a node, reach no agent. The
+// largest accepted nodes do not keep an agent from receiving what follows them.
 func TestUnknownFieldsReachNoAgent(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -84,7 +84,7 @@ func TestUnknownFieldsReachNoAgent(t *testing.T) {
 		o.GetNode().GetWireguard().ProtoReflect().SetUnknown(unknown)
 		nodes = append(nodes, o)
 	}
-	// And one with as much as is known as may be.
+	// Also send a node with the maximum of known data.
 	widest := node("c2", "widest", 10)
 	for i := range 1024 {
 		widest.GetNode().PodCidrs = append(widest.GetNode().PodCidrs, fmt.Sprintf("10.2.%d.%d/30", 128+i/64, i%64*4))

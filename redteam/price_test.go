@@ -18,14 +18,14 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// ran is how long the broker's threads have run.
+// ran returns the CPU time of the broker's threads.
 func (v *victim) ran() time.Duration {
 	v.t.Helper()
 	ran, _ := scheduled(v.t, v.PID)
 	return ran
 }
 
-// scheduled is how long the threads of a process have run, and how long they have waited for a processor.
+// scheduled returns how long the threads of a process have run, and how long they have waited for a CPU.
 func scheduled(t *testing.T, pid int) (ran, waited time.Duration) {
 	t.Helper()
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
@@ -42,16 +42,15 @@ func scheduled(t *testing.T, pid int) (ran, waited time.Duration) {
 	return ran, waited
 }
 
-// price is what an attack may cost at most, each time it is tried.
+// price bounds the cost of an attack.
 type price struct {
 	cpu time.Duration
-	// written is how many objects and Events in all, and grown how many bytes of memory in all.
+	// written and grown are for all attempts together: the number of objects and Events, and bytes of memory.
 	written, grown float64
 }
 
-// TestPriceOfEachRule: for each rule of docs/security.md that stands between a remote and the broker, what breaks it is
-// tried hundreds of times on the broker as it is shipped. What that costs in CPU, memory and writes is logged, and
-// bounded.
+// TestPriceOfEachRule breaks each rule of docs/security.md between a remote and the broker hundreds of times, on the
+// broker with the shipped configuration. It logs and bounds the cost in CPU, memory and writes.
 func TestPriceOfEachRule(t *testing.T) {
 	v := start(t)
 	const n = 500
@@ -106,7 +105,7 @@ func TestPriceOfEachRule(t *testing.T) {
 	}
 	streams := func(attack func(conn *stream)) func() int {
 		return func() int {
-			const few = 4 // a remote may begin 30 a minute
+			const few = 4 // a remote may begin 30 streams a minute
 			for range few {
 				one := v.publish("c2")
 				attack(one)
@@ -128,7 +127,7 @@ func TestPriceOfEachRule(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 				conn, err := (&tls.Dialer{Config: trust.ClientTLS(v.path("bundles", "c1.pem"),
 					identity.Broker("c1"))}).DialContext(ctx, "tcp", v.federation)
-				if err == nil { // the refusal of TLS 1.3 comes with the first read
+				if err == nil { // with TLS 1.3 the refusal comes with the first read
 					_, err = conn.Read(make([]byte, 1))
 					conn.Close()
 				}
@@ -188,7 +187,7 @@ func TestPriceOfEachRule(t *testing.T) {
 			s.acked(at)
 			return n
 		}},
-		// Of each two one has the name, and is written.
+		// One of each pair gets the name and is written.
 		{"R18", "Services of which each two would have mirrors of one name", price{8 * time.Millisecond, n/2 + 40, 48 << 20},
 			func() int {
 				each(func(i int) *semaphorev1.Object {
@@ -243,7 +242,7 @@ func TestPriceOfEachRule(t *testing.T) {
 		if a.rules == "R1" || a.rules == "R4" || a.rules == "R6" {
 			open() // the attack ended the stream; that is part of its price
 		}
-		time.Sleep(500 * time.Millisecond) // for what it leads to
+		time.Sleep(500 * time.Millisecond) // for follow-up work
 		_, peak := v.resident()
 		cpu, written, grown := (v.ran()-ran)/time.Duration(times), writes()-wrote, float64(peak-now)
 		t.Logf("| %s | %s | %.2f ms | %.1f MiB | %.0f | %d B | (%d times in %s)", a.rules, a.what,

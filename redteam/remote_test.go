@@ -19,7 +19,7 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// raw is a codec that sends the bytes it is given, whatever they are, and returns those that came.
+// raw is a codec that sends and returns bytes unchanged.
 type raw struct{}
 
 // Marshal implements encoding.CodecV2.
@@ -36,7 +36,7 @@ func (raw) Unmarshal(data mem.BufferSlice, v any) error {
 // Name implements encoding.CodecV2.
 func (raw) Name() string { return "proto" }
 
-// dial connects with a certificate of a part of a cluster to the federation listener.
+// dial connects to the federation listener with the certificate of a part of a cluster.
 func (v *victim) dial(cluster, part string) *grpc.ClientConn {
 	v.t.Helper()
 	source, err := identity.NewSource(config.TLS{
@@ -54,7 +54,7 @@ func (v *victim) dial(cluster, part string) *grpc.ClientConn {
 	return conn
 }
 
-// dialPeering connects to the agents' listener, as anybody can who has the public root of the cluster.
+// dialPeering connects to the agents' listener, as anybody with the public root of the cluster can.
 func (v *victim) dialPeering() *grpc.ClientConn {
 	v.t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+v.peering, grpc.WithTransportCredentials(credentials.NewTLS(
@@ -95,7 +95,7 @@ func open(t *testing.T, conn *grpc.ClientConn, method, token string) (*stream, e
 	return &stream{t, call, cancel}, nil
 }
 
-// publish opens a stream of the exporter of cluster, on a connection of its own.
+// publish opens an exporter stream of a cluster on a new connection.
 func (v *victim) publish(cluster string) *stream {
 	v.t.Helper()
 	s, err := open(v.t, v.dial(cluster, "exporter"), publishMethod, "")
@@ -115,7 +115,7 @@ func (s *stream) tell(messages ...*semaphorev1.PublishRequest) {
 	}
 }
 
-// next is the broker's next answer.
+// next returns the broker's next answer.
 func (s *stream) next(within time.Duration) (*semaphorev1.PublishResponse, error) {
 	m := &semaphorev1.PublishResponse{}
 	data, err := s.nextBytes(within)
@@ -145,7 +145,7 @@ func (s *stream) nextBytes(within time.Duration) ([]byte, error) {
 	}
 }
 
-// acked reads until a revision is acknowledged, and returns the refusals that came before.
+// acked reads until a revision is acknowledged, and returns the refusals before it.
 func (s *stream) acked(revision uint64) (refusals []*semaphorev1.Refusal) {
 	s.t.Helper()
 	for {
@@ -162,7 +162,7 @@ func (s *stream) acked(revision uint64) (refusals []*semaphorev1.Refusal) {
 	}
 }
 
-// end reads until the stream ends, and returns why it did; nil where it does not within a time.
+// end reads until the stream ends and returns the reason, or nil if it does not end within a time.
 func (s *stream) end(within time.Duration) error {
 	deadline := time.Now().Add(within)
 	for {
@@ -190,7 +190,7 @@ func hello(cluster, epoch string, head uint64, kinds ...semaphorev1.Kind) *semap
 	}}}
 }
 
-// snapshot is a whole snapshot of a kind at a revision, in messages of a thousand objects at most.
+// snapshot returns a complete snapshot of a kind at a revision, in messages of at most a thousand objects.
 func snapshot(kind semaphorev1.Kind, at uint64, objects ...*semaphorev1.Object) []*semaphorev1.PublishRequest {
 	messages := []*semaphorev1.PublishRequest{
 		{
@@ -233,7 +233,7 @@ func changesOf(changes ...*semaphorev1.Change) *semaphorev1.PublishRequest {
 	}
 }
 
-// member is a pod of a set, with an address that the remote's second octet says.
+// member returns a pod of a set. Its address follows from its number.
 func member(i int, ips ...string) *semaphorev1.Object {
 	return &semaphorev1.Object{
 		Key: &semaphorev1.ObjectKey{Kind: semaphorev1.Kind_KIND_SET_MEMBER, Namespace: "shop",
@@ -243,7 +243,7 @@ func member(i int, ips ...string) *semaphorev1.Object {
 	}
 }
 
-// node is a node of c2 or c3 whose key and address are made of a number from 1 to 14.
+// node returns a node of c2 or c3 whose key and address follow from a number from 1 to 14.
 func node(cluster, name string, n byte, cidrs ...string) *semaphorev1.Object {
 	first := byte(16)
 	if cluster == "c3" {

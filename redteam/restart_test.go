@@ -11,9 +11,9 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestPeersKeepKeysAcrossBrokers: a broker that ends forgets what remotes sent. A peer that the next one hears first,
-// another remote with the same keys or a node that claims pod CIDRs of others, takes nothing from who had it; and
-// a first snapshot that lacks the peers takes none of them away.
+// TestPeersKeepKeysAcrossBrokers checks a new broker, which has no memory of the remotes. A remote that it receives
+// first, with the same keys or with a node that claims the pod CIDRs of others, takes nothing from the earlier owner. A
+// first snapshot without the peers removes none of them.
 func TestPeersKeepKeysAcrossBrokers(t *testing.T) {
 	v := start(t)
 	token := v.agentToken("n1", "192.0.2.9")
@@ -69,8 +69,8 @@ func TestPeersKeepKeysAcrossBrokers(t *testing.T) {
 		return fmt.Errorf("%d ConfigMaps, none with c3", len(all.Items))
 	})
 
-	// A thief, which the configuration lists first, is heard first; and of c3 a node that comes before the others by name
-	// and in the snapshot claims the pod CIDRs of all of them.
+	// The new broker receives the thief first, which the configuration also lists first. A node of c3 that precedes the
+	// others by name and in the snapshot claims the pod CIDRs of all of them.
 	v.kill()
 	v.run()
 	var stolen []*semaphorev1.Object
@@ -88,9 +88,9 @@ func TestPeersKeepKeysAcrossBrokers(t *testing.T) {
 		return nil
 	})
 
-	// The next one hears of no node of c3: most of what exists would go.
+	// The next broker receives no node of c3, so most peers would be removed.
 	beside := kubetest.WriteBeside(t, v.kube)
-	time.Sleep(2 * time.Second) // what is received is saved within a second
+	time.Sleep(2 * time.Second) // received state is saved within a second
 	time.Sleep(beside.Late())
 	beside.Stop()
 	v.kill()

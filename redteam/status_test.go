@@ -14,11 +14,11 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// maxStatus is what semaphorectl takes of a part, gRPC's default.
+// maxStatus is the maximum size of a status for semaphorectl, the default of gRPC.
 const maxStatus = 4 << 20
 
-// TestStatusStaysSmall: whatever remotes have refused, and however much agents of 60 nodes have to complain of,
-// `semaphorectl status` is answered, and names problems of each.
+// TestStatusStaysSmall checks that `semaphorectl status` works and names problems of each remote and agent, however
+// much remotes have refused and agents of 60 nodes report.
 func TestStatusStaysSmall(t *testing.T) {
 	const nodes = 60
 	v := start(t)

@@ -6,7 +6,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestAcknowledgedWhilePaced: what a remote that is over its rate has been taken of is acknowledged while more waits.
+// TestAcknowledgedWhilePaced checks that the accepted changes of a remote over its rate are acknowledged while others
+// wait.
 func TestAcknowledgedWhilePaced(t *testing.T) {
 	v := start(t, func(cfg map[string]any) {
 		cfg["remotes"].([]any)[0].(map[string]any)["limits"] = map[string]any{"changesPerSecond": 50}
@@ -17,7 +18,7 @@ func TestAcknowledgedWhilePaced(t *testing.T) {
 	s.tell(snapshot(kind, 1)...)
 	s.acked(1)
 	go func() {
-		for i := range uint64(2000) { // 500 at once, 50 a second after that
+		for i := range uint64(2000) { // the burst is 500, then 50 a second
 			if s.call.SendMsg(encode(t, changesOf(upsert(2+i, member(int(i%100), "10.2.0.1"))))) != nil {
 				return
 			}
@@ -35,7 +36,7 @@ func TestAcknowledgedWhilePaced(t *testing.T) {
 			}
 		}
 	}
-	// Each message is acknowledged when it is taken: those after the first 600 as it passes, not with the last one.
+	// Each message is acknowledged when it is accepted: those after the first 600 one by one, not with the last one.
 	if paced < 20 || acked > 1900 {
 		t.Errorf("after what came at once %d acknowledgements led to %d of 2,001", paced, acked)
 	}
@@ -44,8 +45,7 @@ func TestAcknowledgedWhilePaced(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreSentAgain: an exporter that comes back as a new process, with the same objects, receives again what is
-// refused.
+// TestRefusalsAreSentAgain checks that an exporter that restarts with the same objects receives the refusals again.
 func TestRefusalsAreSentAgain(t *testing.T) {
 	v := start(t)
 	kind := semaphorev1.Kind_KIND_SET_MEMBER

@@ -217,8 +217,8 @@ func TestNodes(t *testing.T) {
 		}
 	})
 	t.Run("the pod collector's way of emptying a node that was removed", func(t *testing.T) {
-		// kube-controller-manager looks every 20 s, and deletes what it found at a look that was 40 s ago or more: 80 s
-		// (pkg/controller/podgc: gcCheckPeriod, quarantineTime).
+		// kube-controller-manager checks every 20 s and deletes a pod that it found at least 40 s before, so it takes up
+		// to 80 s (pkg/controller/podgc: gcCheckPeriod, quarantineTime).
 		if err := WaitFor(ctx, patience, "the removed node's pod to go", func(ctx context.Context) error {
 			list, err := c.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=n3"})
 			if err == nil && len(list.Items) > 0 {

@@ -38,7 +38,7 @@ type Pod struct {
 	Container Container
 }
 
-// Container is a running container.
+// Container describes a running container of a pod.
 type Container struct {
 	// ID is containerd's.
 	ID string

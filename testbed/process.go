@@ -117,7 +117,7 @@ func (p *Process) set(c *spawn.Process) {
 	defer p.mu.Unlock()
 	p.current = c
 	if c != nil && !p.wanted {
-		// Stop came while it was being started.
+		// Stop was called while the process was starting.
 		_ = c.Signal(os.Kill)
 	}
 }

@@ -79,17 +79,17 @@ func Sweep() ([]string, error) {
 	return swept, errors.Join(errs...)
 }
 
-// remove removes all that belongs to a testbed. What is not there any more is no error.
+// remove removes everything that belongs to a testbed. Something that is already gone is no error.
 func (d *stateDir) remove() error {
 	var errs []error
-	// The kernel ends all processes of a pid namespace with its first one, so this is quick also for those of pods.
+	// The kernel ends all processes of a PID namespace with the first one, so pods end quickly too.
 	groups, err := cgroup.Find(cgroup.Mount)
 	if err == nil {
 		group := cgroupName(d.id)
 		err = errors.Join(groups.Kill(group), groups.Remove(group))
 	}
 	errs = append(errs, err, removeNamespaces(namespacePrefix(d.id)), unmountBelow(d.path))
-	// Something may still have been writing when the first try looked.
+	// A process may have written files during the first attempt.
 	err = os.RemoveAll(d.path)
 	for range 20 {
 		if err == nil {
@@ -101,7 +101,7 @@ func (d *stateDir) remove() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// removeNamespaces kills the processes in the namespaces with a prefix and removes the namespaces.
+// removeNamespaces removes the network namespaces with a prefix and kills the processes in them.
 func removeNamespaces(prefix string) error {
 	names, err := netns.List(prefix)
 	if err != nil {
@@ -123,11 +123,11 @@ func removeNamespaces(prefix string) error {
 	return errors.Join(errs...)
 }
 
-// killPatience is how long processes may take to vanish after SIGKILL.
+// killPatience bounds the time from SIGKILL to the end of a process.
 const killPatience = time.Minute
 
-// killAll kills every process in the namespaces and waits until all are gone. It looks again after each round, for a
-// process may have started another meanwhile.
+// killAll kills every process in the namespaces and waits until all have ended. It repeats until a round finds none,
+// because a process may start another in the meantime.
 func killAll(namespaces []*netns.Namespace) error {
 	inside := map[uint64]bool{}
 	for _, ns := range namespaces {
@@ -147,8 +147,8 @@ func killAll(namespaces []*netns.Namespace) error {
 	}
 }
 
-// kill sends SIGKILL to each process whose network namespace is one of inside, and waits until they have ended. It
-// returns how many there were.
+// kill sends SIGKILL to each process whose network namespace is in inside, waits until they have ended, and returns
+// their number.
 func kill(inside map[uint64]bool, deadline time.Time) (int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -169,7 +169,7 @@ func kill(inside map[uint64]bool, deadline time.Time) (int, error) {
 		if inode, ok := inodeOf(path); !ok || !inside[inode] {
 			continue
 		}
-		// The descriptor pins the process: when it is still in the namespace afterwards, no other can have its pid.
+		// A pidfd pins the process. If the process is still in the namespace afterwards, the PID has not been reused.
 		fd, err := unix.PidfdOpen(pid, 0)
 		if err != nil {
 			continue // it has ended
@@ -191,7 +191,7 @@ func kill(inside map[uint64]bool, deadline time.Time) (int, error) {
 	return len(ending), nil
 }
 
-// waitEnd waits until a process has ended, by its descriptor: pidfd_open(2).
+// waitEnd waits until the process of a pidfd has ended; see pidfd_open(2).
 func waitEnd(fd int, deadline time.Time) error {
 	for {
 		left := time.Until(deadline)
@@ -208,7 +208,7 @@ func waitEnd(fd int, deadline time.Time) error {
 	}
 }
 
-// inodeOf identifies a namespace; all are on one file system.
+// inodeOf identifies a namespace by its inode. All namespaces are on one file system.
 func inodeOf(path string) (uint64, bool) {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
@@ -217,7 +217,7 @@ func inodeOf(path string) (uint64, bool) {
 	return st.Ino, true
 }
 
-// unmountBelow unmounts what is mounted at or below a directory, the last mounted first.
+// unmountBelow unmounts everything at or below a directory in reverse order of mounting.
 func unmountBelow(dir string) error {
 	targets, err := mountsBelow(dir)
 	if err != nil {
@@ -233,7 +233,7 @@ func unmountBelow(dir string) error {
 	return errors.Join(errs...)
 }
 
-// mountsBelow lists mount points of this process at or below dir, in the order of mounting; see proc_pid_mountinfo(5).
+// mountsBelow returns the mount points at or below dir in this process, in mount order; see proc_pid_mountinfo(5).
 func mountsBelow(dir string) ([]string, error) {
 	file, err := os.Open("/proc/self/mountinfo")
 	if err != nil {

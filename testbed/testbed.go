@@ -33,9 +33,9 @@ func manifest(name string) string {
 	return string(data)
 }
 
-// Testbed is a set of clusters that runs.
+// Testbed is a running set of clusters.
 type Testbed struct {
-	// ID distinguishes it from others on the machine.
+	// ID is unique among the testbeds of the machine.
 	ID string
 
 	options    Options
@@ -50,22 +50,22 @@ type Testbed struct {
 	clusters   []*Cluster
 	times      times
 
-	life    context.Context // of all processes; Down ends it
+	life    context.Context // parent of all background contexts; Down cancels it through end
 	end     context.CancelFunc
-	running sync.WaitGroup // what life ends
+	running sync.WaitGroup // goroutines that run until life ends
 	fail    context.CancelCauseFunc
-	settled atomic.Bool // Up is done: from now on a component that dies is started again
+	settled atomic.Bool // Up has finished, or Down has begun: the exit of a component no longer fails Up
 
 	failuresMu sync.Mutex
-	failures   []error // of what ran in the background, for Down to tell
+	failures   []error // errors of background goroutines; Down returns them
 
 	down    sync.Once
 	downErr error
 }
 
-// Up makes a testbed and returns when everything in it is ready: apiservers; nodes, with kube-proxy and Felix in sync;
-// BGP sessions between nodes; CoreDNS answering. On failure, and when ctx ends during Up or at any time later, all is
-// removed again; Down waits for that.
+// Up creates a testbed and returns when everything in it is ready: apiservers, nodes with kube-proxy and Felix in sync,
+// BGP sessions between nodes, and CoreDNS. It removes everything again on failure, and when ctx ends during Up or
+// later. Down waits for that removal.
 func Up(ctx context.Context, options Options) (_ *Testbed, err error) {
 	if err := options.complete(); err != nil {
 		return nil, fmt.Errorf("testbed: options: %w", err)
@@ -92,7 +92,7 @@ func Up(ctx context.Context, options Options) (_ *Testbed, err error) {
 	}
 	tb.ID = tb.state.id
 	if err := tb.up(upCtx); err != nil {
-		// When something else failed first, everything after it failed only for that.
+		// The first failure cancels upCtx, and later errors only follow from it.
 		if cause := context.Cause(upCtx); cause != nil {
 			err = cause
 		}
@@ -102,11 +102,11 @@ func Up(ctx context.Context, options Options) (_ *Testbed, err error) {
 	return tb, nil
 }
 
-// groupWeight is how many times the processor time of a single process all pods of a testbed together have, where there
-// is not enough for all: kubelets and other daemons are single processes beside them.
+// groupWeight is the CPU weight of a testbed's pods together, relative to a single process, on a busy machine. kubelets
+// and other daemons compete as single processes.
 const groupWeight = 10
 
-// images are the archives of images that nodes import; it waits until they are made.
+// images waits until the image archives exist and returns their paths.
 func (tb *Testbed) images(ctx context.Context) ([]string, error) {
 	if err := tb.imagesMade.wait(ctx); err != nil {
 		return nil, err
@@ -129,7 +129,7 @@ func (tb *Testbed) up(ctx context.Context) error {
 	if tb.paths, err = builder.Ensure(ctx); err != nil {
 		return err
 	}
-	tb.times.began = time.Now() // what was built is no part of the start
+	tb.times.began = time.Now() // the time of builds does not count
 	group := cgroupName(tb.ID)
 	if err := errors.Join(tb.cgroups.Create(group), tb.cgroups.Weigh(group, groupWeight)); err != nil {
 		return err
@@ -169,11 +169,11 @@ func (tb *Testbed) up(ctx context.Context) error {
 	return nil
 }
 
-// Down removes the testbed: processes, mounts, namespaces and files. It may be called several times and from several
-// goroutines; each call returns when all is gone, with what went wrong.
+// Down removes the testbed: processes, mounts, namespaces and files. It is safe to call it repeatedly and concurrently.
+// Each call returns the errors of the removal when everything is gone.
 func (tb *Testbed) Down() error {
 	tb.down.Do(func() {
-		tb.settled.Store(true) // a component that dies now was asked to
+		tb.settled.Store(true) // from here on, components exit because they are stopped
 		var nodes []*Node
 		for _, c := range tb.clusters {
 			nodes = append(nodes, c.Nodes...)
@@ -187,7 +187,7 @@ func (tb *Testbed) Down() error {
 		if tb.logFile != nil {
 			errs = append(errs, tb.logFile.Close())
 		}
-		// Nobody sweeps while the directory, and with it our lock, goes.
+		// lockAll keeps Sweep away while the directory with the testbed's lock is removed.
 		all, err := lockAll()
 		errs = append(errs, err, tb.state.remove())
 		if err == nil {
@@ -201,13 +201,13 @@ func (tb *Testbed) Down() error {
 	return tb.downErr
 }
 
-// Dir is the testbed's directory. Files below it are removed with the testbed.
+// Dir returns the testbed's directory. Down removes it with all files in it.
 func (tb *Testbed) Dir() string { return tb.state.path }
 
-// Clusters are the clusters, in the order of the options.
+// Clusters returns the clusters in the order of the options.
 func (tb *Testbed) Clusters() []*Cluster { return tb.clusters }
 
-// Cluster is the cluster with a name, or nil.
+// Cluster returns the cluster with a name, or nil.
 func (tb *Testbed) Cluster(name string) *Cluster {
 	for _, c := range tb.clusters {
 		if c.Name == name {
@@ -217,22 +217,22 @@ func (tb *Testbed) Cluster(name string) *Cluster {
 	return nil
 }
 
-// Fabric is the namespace with the bridge that joins all nodes: what goes between nodes can be seen there.
+// Fabric returns the namespace of the bridge between all nodes. Traffic between nodes can be captured there.
 func (tb *Testbed) Fabric() *netns.Namespace { return tb.fabric }
 
-// PodInterface is the name of a pod's interface on its node, as Calico derives it.
-// See VethNameForWorkload in Calico's cni-plugin.
+// PodInterface returns the name of a pod's interface on its node, derived as in Calico's VethNameForWorkload
+// (cni-plugin).
 func PodInterface(namespace, pod string) string {
 	sum := sha1.Sum([]byte(namespace + "." + pod))
 	return "cali" + hex.EncodeToString(sum[:])[:11]
 }
 
-// namespace is the name of one of the testbed's network namespaces.
+// namespace returns the name of a network namespace of the testbed.
 func (tb *Testbed) namespace(cluster, what string) string {
 	return namespacePrefix(tb.ID) + cluster + "-" + what
 }
 
-// emptyDir is where root filesystems are mounted; each process mounts its own, which no other sees.
+// emptyDir returns the directory on which each process mounts its own root filesystem, in its own mount namespace.
 func (tb *Testbed) emptyDir() string { return filepath.Join(tb.state.path, "root") }
 
 func (tb *Testbed) openLog() error {
@@ -252,7 +252,7 @@ func (tb *Testbed) openLog() error {
 	return err
 }
 
-// writeState tells other processes what there is.
+// writeState writes the State file for other processes.
 func (tb *Testbed) writeState() error {
 	s := State{
 		ID: tb.ID, Dir: tb.state.path, Owner: os.Getpid(), Started: tb.times.began, Kubectl: tb.paths.Kubectl,
@@ -272,7 +272,7 @@ func (tb *Testbed) writeState() error {
 	return tb.state.write(s)
 }
 
-// background runs f until the testbed goes down; Down returns its error.
+// background runs f until the testbed goes down. Down returns its error.
 func (tb *Testbed) background(f func(context.Context) error) {
 	tb.running.Go(func() {
 		if err := f(tb.life); err != nil {

@@ -31,10 +31,10 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
-// childTestbed makes the test binary bring up a testbed and wait to be killed.
+// childTestbed is the argument with which the test binary starts a testbed and waits until it is killed.
 const childTestbed = "child-testbed"
 
-// TestMain lets the test binary be what else is needed: the programs of the image "testbed", and a process that owns a
+// TestMain gives the test binary two more roles: the programs of the image "testbed", and a process that owns a
 // testbed.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 {
@@ -64,7 +64,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// programs are those of the image "testbed", without what the product needs.
+// programs returns the programs of the image "testbed". The product's programs are not needed.
 func programs() map[string]string {
 	self, err := os.Executable()
 	if err != nil {
@@ -81,7 +81,7 @@ func needRoot(t *testing.T) {
 	testkit.NeedsRoot(t, "it makes network namespaces")
 }
 
-// bringUp makes a testbed that goes with the test.
+// bringUp creates a testbed and removes it at the end of the test.
 func bringUp(t *testing.T, clusters ...ClusterSpec) *Testbed {
 	t.Helper()
 	ctx, stop := signal.NotifyContext(context.WithoutCancel(t.Context()), os.Interrupt, syscall.SIGTERM)
@@ -144,7 +144,7 @@ spec:
   containers: [{name: stranger, image: 'testbed.local/testbed:1', command: [testbed, sleep]}]
 `
 
-// policy lets client, and the probes that come from nodes, reach echo.
+// policy admits client to echo. Felix always admits the probes from the pod's own node.
 const policy = `
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -156,7 +156,8 @@ spec:
         - podSelector: {matchLabels: {app: client}}
 `
 
-// TestTwoClusters: what real clusters do works in both of a testbed, apart from each other, and nothing is left of it.
+// TestTwoClusters checks that the basic functions of Kubernetes work in both clusters of a testbed, that the clusters
+// are isolated from each other, and that Down leaves nothing.
 func TestTwoClusters(t *testing.T) {
 	needRoot(t)
 	tb := bringUp(t)
@@ -198,7 +199,7 @@ func TestTwoClusters(t *testing.T) {
 	t.Run("a Service leads to pods of both nodes, which see the client's own IP", func(t *testing.T) {
 		client := getPod(ctx, t, c1, "client")
 		nodes := map[string]bool{}
-		// That pods are ready is not yet in the nodes' rules: kube-proxy collects changes for a second.
+		// Ready pods are not in the nodes' rules yet: kube-proxy batches changes for a second.
 		err := WaitFor(ctx, patience, "answers from both nodes", func(ctx context.Context) error {
 			if err := tryFetch(ctx, c1, "client", "http://echo/"); err != nil {
 				return err
@@ -254,7 +255,7 @@ func TestTwoClusters(t *testing.T) {
 				t.Fatalf("%v\n%s\n%s", err, out, c2.Diagnose(context.WithoutCancel(ctx), "shop"))
 			}
 		}
-		// A connection that begins while kube-proxy does not know that a pod has gone is lost, as in any cluster.
+		// As in any cluster, a new connection is lost if kube-proxy still sends it to a pod that has ended.
 		if err := WaitFor(ctx, patience, "an answer of the new pods", func(ctx context.Context) error {
 			return tryFetch(ctx, c2, "client", "http://echo/")
 		}); err != nil {
@@ -509,8 +510,8 @@ metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: restricte
 	}
 }
 
-// TestSideBySide: two testbeds with the same addresses run at once; one is killed without a chance to clean up, and
-// what it left is removed without touching the other.
+// TestSideBySide runs two testbeds with the same addresses at once and kills the owner of one. Sweep must remove the
+// remains of that one without touching the other.
 func TestSideBySide(t *testing.T) {
 	needRoot(t)
 	self, err := os.Executable()
@@ -556,7 +557,7 @@ func TestSideBySide(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = child.Wait() // killed
-	// Nothing of it runs on without its owner.
+	// No process of a testbed outlives its owner.
 	if err := WaitFor(t.Context(), patience, "all processes of "+id+" to end", func(context.Context) error {
 		if pids, err := hierarchies(t).Processes(cgroupName(id)); err != nil || len(pids) > 0 {
 			return fmt.Errorf("%v, %w", pids, err)
@@ -583,7 +584,7 @@ func TestSideBySide(t *testing.T) {
 	}
 }
 
-// TestUpFails: what was made before the failure is removed, and the error says what the component said.
+// TestUpFails checks that Up removes what it has created and returns the output of the failed component.
 func TestUpFails(t *testing.T) {
 	needRoot(t)
 	for component, flag := range map[string]string{"kube-scheduler": "--nonsense-1", "kubelet": "--nonsense-2"} {
@@ -598,11 +599,11 @@ func TestUpFails(t *testing.T) {
 	}
 }
 
-// TestModesTheKernelLacks: a mode of kube-proxy that the machine cannot have is an error before anything starts.
+// TestModesTheKernelLacks checks that Up refuses an unsupported mode of kube-proxy before it starts anything.
 func TestModesTheKernelLacks(t *testing.T) {
 	needRoot(t)
 	began := time.Now()
-	modes := KubeProxyModes() // which is what Up has to do first
+	modes := KubeProxyModes() // Up needs at least this time
 	direct := time.Since(began)
 	for _, m := range modes {
 		t.Logf("kube-proxy mode %s: %v", m.Mode, m.Err)
@@ -621,7 +622,7 @@ func TestModesTheKernelLacks(t *testing.T) {
 	}
 }
 
-// TestUpInterrupted: the end of the context ends Up, and nothing is left.
+// TestUpInterrupted checks that the end of the context stops Up and that nothing is left.
 func TestUpInterrupted(t *testing.T) {
 	needRoot(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
@@ -633,13 +634,12 @@ func TestUpInterrupted(t *testing.T) {
 	nothingLeft(t, "stopped", nil)
 }
 
-// process is a process and when it began, in the kernel's ticks.
+// process identifies a process by its PID and its start time in clock ticks.
 type process struct {
 	pid   int
 	start string
 }
 
-// hierarchies are the machine's control groups.
 func hierarchies(t *testing.T) *cgroup.Hierarchies {
 	t.Helper()
 	h, err := cgroup.Find(cgroup.Mount)
@@ -649,7 +649,7 @@ func hierarchies(t *testing.T) *cgroup.Hierarchies {
 	return h
 }
 
-// remember lists the processes of a testbed, those in pods included.
+// remember lists the processes of a testbed, including those in pods.
 func remember(t *testing.T, id string) []process {
 	t.Helper()
 	pids, err := hierarchies(t).Processes(cgroupName(id))
@@ -665,8 +665,8 @@ func remember(t *testing.T, id string) []process {
 	return all
 }
 
-// startOf is field 22 of /proc/PID/stat. A zombie counts as ended, and so does a process that the kernel is taking
-// apart (PF_EXITING in field 9): it has left its control group and executes nothing.
+// startOf returns the start time of a process: field 22 of /proc/PID/stat. Zombies count as ended, and so do processes
+// that are exiting (PF_EXITING in field 9), which have left their control group and execute nothing.
 func startOf(pid int) (string, bool) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -699,7 +699,7 @@ func nothingLeft(t *testing.T, id string, processes []process) {
 			t.Errorf("process %d is left: %q", p.pid, command)
 		}
 	}
-	// Whatever else: a process that has the testbed's directory in its arguments or among its mounts is one of it.
+	// Also find processes outside the control groups: they have the testbed's directory in their arguments or mounts.
 	entries, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		t.Fatal(err)
@@ -724,7 +724,7 @@ func getPod(ctx context.Context, t *testing.T, c *Cluster, name string) *corev1.
 	return pod
 }
 
-// echoOn is a pod of echo on a node.
+// echoOn returns a pod of echo on a node.
 func echoOn(ctx context.Context, t *testing.T, c *Cluster, node string) *corev1.Pod {
 	t.Helper()
 	pods, err := c.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=echo"})

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// times are what Up did, and when.
+// times records the steps of Up and their times.
 type times struct {
 	began time.Time
 	mu    sync.Mutex
@@ -21,7 +21,7 @@ type span struct {
 	start, end time.Duration
 }
 
-// span begins a step; the function it returns ends it.
+// span begins a step and returns the function that ends it.
 func (t *times) span(of, what string) (done func()) {
 	start := time.Since(t.began)
 	return func() {

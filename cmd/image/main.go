@@ -55,7 +55,7 @@ func run(ctx context.Context, w io.Writer, out, push string) error {
 		return err
 	}
 	release := image.Release{Version: components.Version(ctx, repo), Created: created}
-	release.Revision, _ = git(ctx, repo, "rev-parse", "HEAD") // unknown where the checkout is no repository
+	release.Revision, _ = git(ctx, repo, "rev-parse", "HEAD") // empty if the checkout is no repository
 	builder := &components.Builder{Repository: repo, Progress: w}
 	var platforms []image.Platform
 	for _, release.Arch = range image.Architectures {
@@ -87,8 +87,8 @@ func run(ctx context.Context, w io.Writer, out, push string) error {
 	return nil
 }
 
-// commitTime is when the commit was made that is checked out. SOURCE_DATE_EPOCH is used instead where that is set
-// (https://reproducible-builds.org/specs/source-date-epoch), and 1970 where the checkout is no repository.
+// commitTime returns the time of the checked-out commit. SOURCE_DATE_EPOCH overrides it
+// (https://reproducible-builds.org/specs/source-date-epoch). It is 1970 if the checkout is no repository.
 func commitTime(ctx context.Context, repo string) (time.Time, error) {
 	seconds := os.Getenv("SOURCE_DATE_EPOCH")
 	if seconds == "" {

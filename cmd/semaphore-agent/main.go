@@ -1,4 +1,4 @@
-// Command semaphore-agent keeps the WireGuard devices, peers and routes of the node it runs on.
+// Command semaphore-agent manages the WireGuard devices, peers and routes of its node.
 package main
 
 import (
@@ -66,7 +66,7 @@ func cleanupCommand() *cobra.Command {
 	return cmd
 }
 
-// guardCommand is for the time between a node's boot and its agent's start; see deploy/boot-guard.
+// guardCommand installs the guard between a node's boot and its agent's start; see deploy/boot-guard.
 func guardCommand() *cobra.Command {
 	var options agent.BootGuard
 	cmd := &cobra.Command{
@@ -85,7 +85,7 @@ func guardCommand() *cobra.Command {
 	return cmd
 }
 
-// cleanAndWait is for a DaemonSet, whose containers must not end.
+// cleanAndWait cleans up and then keeps running, because the containers of a DaemonSet must not exit.
 func cleanAndWait(ctx context.Context, listen string, clean func() error) error {
 	var cleaned atomic.Bool
 	g, ctx := errgroup.WithContext(ctx)
@@ -109,7 +109,7 @@ func cleanAndWait(ctx context.Context, listen string, clean func() error) error 
 	return g.Wait()
 }
 
-// userspaceCommand is how the process of a userspace device is started, and the one that starts them for an agent in
+// userspaceCommand runs the process of a userspace device, or the server that starts such processes for an agent in
 // another container; see docs/adr/0003-userspace-wireguard.md.
 func userspaceCommand() *cobra.Command {
 	var socket string

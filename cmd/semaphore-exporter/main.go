@@ -1,4 +1,4 @@
-// Command semaphore-exporter streams what a cluster exports to the brokers of others.
+// Command semaphore-exporter sends what a cluster exports to the brokers of other clusters.
 package main
 
 import (

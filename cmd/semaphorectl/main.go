@@ -1,5 +1,5 @@
-// Command semaphorectl asks the parts of semaphore what they know and do, and makes keys
-// and DNS blocks for operators. Under the name kubectl-semaphore it is a plugin of kubectl.
+// Command semaphorectl shows the state of semaphore's parts, controls them, and makes keys and DNS blocks for
+// operators. Under the name kubectl-semaphore it is a plugin of kubectl.
 package main
 
 import (

@@ -48,7 +48,7 @@ semaphore the documented way, tears the clusters down, and exits 0 only if every
 	return cmd
 }
 
-// demo is one showing.
+// demo is one run of the demo.
 type demo struct {
 	out     io.Writer
 	repo    string
@@ -57,7 +57,7 @@ type demo struct {
 	rows    []row
 }
 
-// row is a line of the table.
+// row is a row of the table.
 type row struct {
 	name, evidence string
 	took           time.Duration
@@ -69,8 +69,8 @@ func (d *demo) say(format string, args ...any) {
 }
 
 func (d *demo) run(ctx context.Context) (err error) {
-	// A Ctrl-C ends whatever is under way; but when everything is only there to be looked at, it asks for the
-	// last line, and the clusters are needed for that.
+	// Ctrl-C cancels the current step. While the demo only waits for the user to look around, it starts the last step
+	// instead, which needs the clusters.
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	var looking atomic.Bool
@@ -143,7 +143,7 @@ func (d *demo) step(ctx context.Context, s *e2e.Scenario, number int, step e2e.S
 	d.rows = append(d.rows, row{step.Name, evidence, took, err})
 }
 
-// state shows what semaphorectl and the processes' memory say before all is removed.
+// state prints semaphorectl's status and the memory of the processes before the removal.
 func (d *demo) state(ctx context.Context, s *e2e.Scenario) {
 	status, err := s.Status(ctx)
 	if err != nil {
@@ -159,7 +159,7 @@ func (d *demo) state(ctx context.Context, s *e2e.Scenario) {
 	fmt.Fprintf(d.out, "resident memory\n%s\n", memory)
 }
 
-// table shows the lines so far.
+// table prints the rows so far.
 func (d *demo) table() {
 	fmt.Fprintln(d.out)
 	w := tabwriter.NewWriter(d.out, 0, 0, 2, ' ', 0)
@@ -175,7 +175,7 @@ func (d *demo) table() {
 	fmt.Fprintln(d.out)
 }
 
-// hints says what to try while the clusters are up.
+// hints prints what to try while the clusters are up.
 func (d *demo) hints() {
 	fmt.Fprint(d.out, `The clusters stay up until Ctrl-C, which shows the last line: the removal. From another terminal
 

@@ -13,8 +13,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/machine"
 )
 
-// slowness is how many times longer than on a host of its own a test is let take in the machine: the emulation of a
-// processor costs a factor of five to ten.
+// slowness is the factor for test timeouts in the machine: emulation is five to ten times slower.
 const slowness = 10
 
 func testKernelCommand() *cobra.Command {
@@ -55,7 +54,7 @@ Where no such machine can be had that is said and is no failure, but for CI=true
 	return cmd
 }
 
-// testsOf are the tests of the packages that the arguments name, and of ./agent/... where there are none.
+// testsOf returns the tests of the packages in the arguments, by default ./agent/...
 func testsOf(tests machine.Tests, args []string) []machine.Tests {
 	if len(args) == 0 {
 		args = []string{"./agent/..."}

@@ -64,7 +64,7 @@ func up(ctx context.Context, options testbed.Options) error {
 	return nil
 }
 
-// describe prints where things are and what to try.
+// describe prints addresses, files and what to try.
 func describe(out io.Writer, tb *testbed.Testbed) {
 	fmt.Fprintf(out, "\ntestbed %s, files below %s\n", tb.ID, tb.Dir())
 	for _, c := range tb.Clusters() {
@@ -101,7 +101,7 @@ func downCommand() *cobra.Command {
 	}
 }
 
-// down asks the owner to take its testbed down, and waits until it has.
+// down signals the owner of a testbed to take it down, and waits until it has.
 func down(ctx context.Context, out io.Writer, id string) error {
 	state, err := testbed.Find(id)
 	if err != nil {
@@ -128,7 +128,7 @@ func down(ctx context.Context, out io.Writer, id string) error {
 	if err != nil {
 		return err
 	}
-	// An owner that does not listen to the signal died of it, and left all.
+	// An owner without a signal handler was killed by the signal and has left everything.
 	_, err = testbed.Sweep()
 	fmt.Fprintf(out, "testbed %s is down\n", state.ID)
 	return err

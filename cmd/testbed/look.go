@@ -18,8 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
-// withTestbed adds the flag that says which testbed is meant. What follows the first argument is left alone: it is for
-// the program that is run.
+// withTestbed adds the flag that selects the testbed. Flags after the first argument belong to the program that is run.
 func withTestbed(cmd *cobra.Command) (id *string) {
 	cmd.Flags().SetInterspersed(false)
 	return cmd.Flags().StringP("testbed", "t", "", "the testbed's ID; may be left out when one is up")
@@ -42,7 +41,7 @@ func kubectlCommand() *cobra.Command {
 	return cmd
 }
 
-// kubectl runs kubectl for a cluster, at this terminal.
+// kubectl runs kubectl for a cluster in this terminal.
 func kubectl(ctx context.Context, state *testbed.State, cluster string, args ...string) error {
 	cmd, start, err := state.KubectlCommand(ctx, cluster, args...)
 	if err != nil {
@@ -110,7 +109,7 @@ func execCommand() *cobra.Command {
 	return cmd
 }
 
-// enter runs a command, or a shell, on a node, or in a pod with kubectl exec.
+// enter runs a command or a shell on a node, or in a pod with kubectl exec.
 func enter(ctx context.Context, state *testbed.State, clusterName, where string, command []string) error {
 	terminal := term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd()))
 	if namespace, pod, ok := strings.Cut(where, "/"); ok {
@@ -173,7 +172,7 @@ PART is broker, exporter, or agent@NODE.`,
 	return cmd
 }
 
-// partPod is the name of the pod that runs a part: of several replicas the one that is ready, which leads.
+// partPod returns the name of the pod that runs a part. Of several replicas it is the ready one, which leads.
 func partPod(ctx context.Context, state *testbed.State, cluster, namespace, part string) (string, error) {
 	component, node, onNode := strings.Cut(part, "@")
 	args := []string{"-n", namespace, "get", "pods", "-o",
@@ -259,14 +258,14 @@ kubelet/NODE, kube-proxy/NODE or calico-node/NODE; or testbed for what the testb
 		tail.Stdout, tail.Stderr = os.Stdout, os.Stderr
 		err = tail.Run()
 		if cmd.Context().Err() != nil {
-			return nil // following ends with Ctrl-C
+			return nil // Ctrl-C ends following
 		}
 		return err
 	}
 	return cmd
 }
 
-// logPath is where the output of a component is, if there is such a component.
+// logPath returns the path of a component's log, whether or not the component exists.
 func logPath(cluster *testbed.ClusterState, what string) string {
 	if what == "testbed" {
 		return filepath.Join(filepath.Dir(cluster.Logs), "testbed.log")
@@ -279,7 +278,7 @@ func isLog(cluster *testbed.ClusterState, what string) bool {
 	return err == nil
 }
 
-// logFile is the file with the output of a component.
+// logFile returns the path of a component's log, or an error if there is none.
 func logFile(cluster *testbed.ClusterState, what string) (string, error) {
 	if isLog(cluster, what) {
 		return logPath(cluster, what), nil

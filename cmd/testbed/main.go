@@ -1,5 +1,5 @@
-// Command testbed brings up real Kubernetes clusters on this machine, lets a person look around in them, and removes
-// them. See docs/testbed.md.
+// Command testbed brings up real Kubernetes clusters on this machine, gives access to them, and removes them. See
+// docs/testbed.md.
 package main
 
 import (
@@ -18,10 +18,10 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/echo"
 )
 
-// ranError is how a command ended that a person asked for by name: it has said itself what was wrong.
+// ranError is the exit of a command that the user named. The command has printed its own error.
 type ranError struct{ *exec.ExitError }
 
-// ran is the error of such a command.
+// ran converts the exit of such a command to a ranError.
 func ran(err error) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {

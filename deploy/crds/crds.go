@@ -1,4 +1,4 @@
-// Package crds holds the CustomResourceDefinitions of semaphore as files, for those who apply them. It imports nothing.
+// Package crds embeds the CustomResourceDefinitions of semaphore, for code that applies them. It imports nothing.
 package crds
 
 import _ "embed"

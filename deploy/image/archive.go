@@ -16,11 +16,11 @@ import (
 // Platform is an image for one platform.
 type Platform struct {
 	Image v1.Image
-	// SBOM of the image; none when nil.
+	// SBOM is the SBOM of the image, or nil.
 	SBOM []byte
 }
 
-// WithSBOM is the product's image for one platform, with its SBOM.
+// WithSBOM builds the product's image for one platform and its SBOM.
 func WithSBOM(r Release) (Platform, error) {
 	made, err := Product(r)
 	if err != nil {
@@ -30,7 +30,7 @@ func WithSBOM(r Release) (Platform, error) {
 	return Platform{Image: made, SBOM: sbom}, err
 }
 
-// WriteRelease writes the product's image and, beside it, the SBOMs into dir. It returns a line for each file.
+// WriteRelease writes the archive of the product's image and the SBOMs into dir. It returns a line for each file.
 func WriteRelease(dir, version string, platforms ...Platform) (written []string, err error) {
 	prefix := filepath.Join(dir, "semaphore-"+version)
 	reference := Reference + ":" + version
@@ -69,7 +69,7 @@ func WriteRelease(dir, version string, platforms ...Platform) (written []string,
 	return written, nil
 }
 
-// Index is an image for several platforms, under one reference.
+// Index returns an index of the images of several platforms.
 func Index(platforms ...Platform) (v1.ImageIndex, error) {
 	var index v1.ImageIndex = empty.Index
 	for _, p := range platforms {
@@ -83,9 +83,8 @@ func Index(platforms ...Platform) (v1.ImageIndex, error) {
 	return index, nil
 }
 
-// Write writes an archive in the OCI image layout, which `ctr images import`, `docker load`, `podman load` and skopeo
-// read: the one image there is, or an index of them, with their SBOMs as referrers. The archive appears complete or not
-// at all.
+// Write writes an archive in the OCI image layout for `ctr images import`, `docker load`, `podman load` and skopeo. It
+// has the only image, or an index of all, with their SBOMs as referrers. The archive appears complete or not at all.
 func Write(file, reference string, platforms ...Platform) error {
 	ref, err := name.NewTag(reference)
 	if err != nil {
@@ -130,7 +129,7 @@ func Write(file, reference string, platforms ...Platform) error {
 	return os.Rename(archive, file)
 }
 
-// writeArchive writes what is below dir, the same whenever that is the same.
+// writeArchive writes the files below dir. Equal files give an equal archive.
 func writeArchive(file, dir string) error {
 	var entries []Entry
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

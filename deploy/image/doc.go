@@ -1,8 +1,8 @@
-// Package image builds container images without a container engine: the product's, which the manifests beside it run,
-// and with the same means other ones.
+// Package image builds container images without a container engine: the product's image, which the manifests run, and
+// others with the same functions.
 //
-// An image is made of entries (files, directories, links), and depends on them and on the time it is given alone: the
-// same in gives the same digest out. Write gives an archive in the OCI image layout, Push sends the same to a registry.
+// An image consists of entries (files, directories, links). Its digest depends only on them and on the given time.
+// Write creates an archive in the OCI image layout, and Push pushes the same image to a registry.
 //
-// It builds no program and imports nothing of this module.
+// The package builds no program and imports nothing of this module.
 package image

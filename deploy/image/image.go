@@ -14,17 +14,17 @@ import (
 type Spec struct {
 	// Arch is a GOARCH.
 	Arch string
-	// Layers from the lowest on. What changes seldom belongs below.
+	// Layers are ordered from the lowest to the highest. Rarely changing files belong into lower layers.
 	Layers [][]Entry
-	// Config is what a container has where nothing else is said.
+	// Config is the default configuration of containers.
 	Config v1.Config
-	// Created is when, in the image's own words; the zero time is left out.
+	// Created is the creation time in the image's metadata. It is omitted if zero.
 	Created time.Time
-	// Uncompressed layers are larger, and quicker made and unpacked.
+	// Uncompressed layers are larger but faster to create and unpack.
 	Uncompressed bool
 }
 
-// New makes an image. What it has of files is read now.
+// New builds an image. It reads the files of the entries immediately.
 func New(spec Spec) (v1.Image, error) {
 	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	var adds []mutate.Addendum

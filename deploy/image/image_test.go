@@ -46,10 +46,10 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// built has the programs that the tests compiled, by how.
+// built maps build arguments to the compiled program.
 var built = map[string]string{}
 
-// program compiles a program with a module of its own, as Programs are compiled but for what args change.
+// program compiles a small program in its own module, like the product's Programs except for args.
 func program(t *testing.T, arch string, args ...string) string {
 	t.Helper()
 	how := arch + " " + strings.Join(args, " ")
@@ -90,7 +90,7 @@ func release(t *testing.T, arch string, args ...string) Release {
 	return r
 }
 
-// files are what an image has, by path.
+// files returns the files of an image by path.
 func files(t *testing.T, image v1.Image) map[string]*tar.Header {
 	t.Helper()
 	rc := mutate.Extract(image)
@@ -108,8 +108,8 @@ func files(t *testing.T, image v1.Image) map[string]*tar.Header {
 	}
 }
 
-// TestProduct: the image is for its architecture, has the programs where the manifests start them and everything else
-// as documented, belongs to root, and nothing in it has a time but the one it was given.
+// TestProduct checks that the image is for its architecture, has the programs where the manifests start them and the
+// other files as documented, that root owns them, and that the only time in it is the given one.
 func TestProduct(t *testing.T) {
 	for _, arch := range Architectures {
 		image, err := Product(release(t, arch, "-trimpath"))
@@ -155,7 +155,7 @@ func TestProduct(t *testing.T) {
 	}
 }
 
-// TestReproducible: the same programs make the same archive, wherever and whenever that happens.
+// TestReproducible checks that the same programs give the same archive, at any place and time.
 func TestReproducible(t *testing.T) {
 	digest := func(change func(*Release)) v1.Hash {
 		r := release(t, "amd64", "-trimpath")
@@ -194,7 +194,7 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// TestUnfitPrograms: what could not run in the image is refused, by name and with the reason.
+// TestUnfitPrograms checks that a program that could not run in the image is refused, with its name and the reason.
 func TestUnfitPrograms(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -217,7 +217,7 @@ func TestUnfitPrograms(t *testing.T) {
 	}
 }
 
-// TestEntries: entries that contradict each other are refused.
+// TestEntries checks that contradictory entries are refused.
 func TestEntries(t *testing.T) {
 	for want, entries := range map[string][]Entry{
 		"is there twice":           {File("/a", 0o644, "1"), File("/a", 0o644, "2")},
@@ -235,7 +235,7 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// TestSBOM: the list names the programs with their hashes and all modules that the compiler put into them.
+// TestSBOM checks that the SBOM has the programs with their hashes and all modules compiled into them.
 func TestSBOM(t *testing.T) {
 	r := release(t, "arm64", "-trimpath")
 	r.Programs["semaphorectl"] = filepath.Join(t.TempDir(), "image") // any program that has modules of others in it
@@ -294,8 +294,8 @@ func TestSBOM(t *testing.T) {
 	}
 }
 
-// TestWriteRelease: the archive has an index of both architectures under the reference, and each image's SBOM refers to
-// it.
+// TestWriteRelease checks that the archive has an index of both architectures under the reference, and an SBOM for each
+// image that refers to it.
 func TestWriteRelease(t *testing.T) {
 	var platforms []Platform
 	for _, arch := range Architectures {
@@ -371,8 +371,8 @@ func TestWriteRelease(t *testing.T) {
 	}
 }
 
-// TestPush: a registry has the index under the reference afterwards, and answers with the SBOM when asked what refers
-// to an image.
+// TestPush checks that a registry has the index under the reference afterwards, and returns the SBOM as a referrer of
+// the image.
 func TestPush(t *testing.T) {
 	server := httptest.NewServer(registry.New(registry.WithReferrersSupport(true),
 		registry.Logger(log.New(io.Discard, "", 0))))

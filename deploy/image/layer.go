@@ -19,38 +19,38 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// Entry is a file, a directory or a symbolic link of an image, owned by root. Dir, File, Copy and Link make one.
+// Entry is a file, directory or symlink of an image, owned by root. Create it with Dir, File, Copy or Link.
 type Entry struct {
 	path   string // absolute and clean
 	mode   fs.FileMode
 	data   []byte
-	source string // a file of the machine whose content it has
+	source string // file of the machine with the content
 	target string // of a link
 }
 
-// Dir is a directory; those above an entry are there without being named, with mode 0755. Of the mode the permissions
-// and fs.ModeSticky are taken.
+// Dir returns a directory. Parents of an entry are created with mode 0755 without being listed. mode may have
+// permission bits and fs.ModeSticky.
 func Dir(path string, mode fs.FileMode) Entry { return Entry{path: path, mode: fs.ModeDir | mode} }
 
-// File is a file with this content.
+// File returns a file with this content.
 func File(path string, mode fs.FileMode, content string) Entry {
 	return Entry{path: path, mode: mode.Perm(), data: []byte(content)}
 }
 
-// Copy is a file with the content that the machine's file source has when the layer is made.
+// Copy returns a file with the content of the machine's file source, which is read when the layer is created.
 func Copy(path string, mode fs.FileMode, source string) Entry {
 	return Entry{path: path, mode: mode.Perm(), source: source}
 }
 
-// Link is a symbolic link.
+// Link returns a symlink.
 func Link(path, target string) Entry {
 	return Entry{path: path, mode: fs.ModeSymlink | 0o777, target: target}
 }
 
-// epoch is when all files of an image were last changed.
+// epoch is the modification time of all files of an image.
 var epoch = time.Unix(0, 0).UTC()
 
-// writeTar writes the entries, sorted, with the directories that lead to them.
+// writeTar writes the entries, sorted, with their parent directories.
 func writeTar(w io.Writer, entries []Entry) error {
 	byPath := map[string]Entry{}
 	for _, e := range entries {
@@ -127,7 +127,7 @@ func (e Entry) write(tw *tar.Writer) error {
 	return err
 }
 
-// layer makes a layer of the entries. Uncompressed it is larger, and quicker made and unpacked.
+// layer creates a layer of the entries. An uncompressed one is larger but faster to create and unpack.
 func layer(entries []Entry, compressed bool) (v1.Layer, error) {
 	var buf bytes.Buffer
 	if err := writeTar(&buf, entries); err != nil {

@@ -11,20 +11,20 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// Reference is the image in the manifests, without a tag.
+// Reference is the product's image in the manifests, without a tag.
 const Reference = "ghcr.io/kube-semaphore/semaphore"
 
-// Programs are the programs of the product, each built from cmd/NAME, which the image has in its PATH.
+// Programs are the programs of the product, each built from cmd/NAME. They are in the image's PATH.
 var Programs = []string{"semaphore-exporter", "semaphore-broker", "semaphore-agent", "semaphorectl"}
 
-// Architectures are those that the product's image is made for.
+// Architectures are the architectures of the product's image.
 var Architectures = []string{"amd64", "arm64"}
 
-// programDir is where the manifests start the programs.
+// programDir is the directory from which the manifests start the programs.
 const programDir = "/usr/local/bin"
 
-// base is all of the product's image but the programs: the directories that the manifests mount something on, as the
-// root filesystem is read-only, and the names of two users. There is no shell and no package to patch.
+// base is the product's image without the programs: the mount points of the manifests, because the root filesystem is
+// read-only, and the names of two users. There is no shell and no package to patch.
 var base = []Entry{
 	Dir("/etc/semaphore/bundles", 0o755),
 	Dir("/etc/semaphore/subnets", 0o755),
@@ -38,21 +38,21 @@ var base = []Entry{
 	File("/etc/passwd", 0o644, "root:x:0:0:root:/:/sbin/nologin\nsemaphore:x:65532:65532:semaphore:/:/sbin/nologin\n"),
 }
 
-// Release is what the product's image is made of, for one architecture.
+// Release describes the product's image for one architecture.
 type Release struct {
-	// Arch is a GOARCH, for which the programs are built.
+	// Arch is the GOARCH of the programs.
 	Arch string
-	// Programs are the files with the programs that Programs names.
+	// Programs maps the names in Programs to files.
 	Programs map[string]string
-	// Version is the version that the programs report, Revision the commit they are built from ("" where unknown).
+	// Version is the version that the programs report. Revision is their commit, "" if unknown.
 	Version, Revision string
-	// Created is when that commit was made, so that the same commit gives the same image.
+	// Created is the time of that commit, so that the same commit gives the same image.
 	Created time.Time
-	// Uncompressed layers are for a machine's own use.
+	// Uncompressed layers suit an image that stays on this machine.
 	Uncompressed bool
 }
 
-// Product is the product's image.
+// Product builds the product's image.
 func Product(r Release) (v1.Image, error) {
 	var programs []Entry
 	for _, name := range Programs {
@@ -72,12 +72,12 @@ func Product(r Release) (v1.Image, error) {
 	}
 	return New(Spec{
 		Arch: r.Arch, Layers: [][]Entry{base, programs}, Created: r.Created, Uncompressed: r.Uncompressed,
-		// As a number, or a kubelet could not know that it is not root.
+		// The user is numeric, because a kubelet can check runAsNonRoot only with a number.
 		Config: v1.Config{User: "65532:65532", Env: []string{"PATH=" + programDir}, Labels: labels},
 	})
 }
 
-// checkProgram refuses a program that could not run in the image, or would not be the same when built again.
+// checkProgram refuses a program that could not run in the image or is not reproducible.
 func (r Release) checkProgram(name string) error {
 	file, ok := r.Programs[name]
 	if !ok {

@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// Push sends the images to a registry as one index, with the credentials that `docker login` keeps, and after them
-// their SBOMs as referrers. It returns the index's reference by digest.
+// Push pushes the images as one index to a registry, and then their SBOMs as referrers. It uses the credentials of
+// `docker login`, and returns the reference of the index by digest.
 func Push(ctx context.Context, reference string, platforms ...Platform) (string, error) {
 	ref, err := name.NewTag(reference)
 	if err != nil {

@@ -22,11 +22,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// mediaTypeSBOM is registered for CycloneDX in JSON.
+// mediaTypeSBOM is the registered media type of CycloneDX JSON.
 const mediaTypeSBOM types.MediaType = "application/vnd.cyclonedx+json"
 
-// SBOM lists what the product's image is made of, in CycloneDX's JSON: the programs, and of each the Go modules that
-// the compiler noted in it. It has neither a serial number nor a time of its own, so the same image has the same list.
+// SBOM returns the SBOM of the product's image in CycloneDX JSON: the programs, and the Go modules that the compiler
+// recorded in each. It has neither a serial number nor a timestamp, so the same image gives the same SBOM.
 func SBOM(r Release, image v1.Image) ([]byte, error) {
 	digest, err := image.Digest()
 	if err != nil {
@@ -82,7 +82,7 @@ func SBOM(r Release, image v1.Image) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// modulesOf are the modules in a program, but its own: Go's own library, and what it requires, as it is after
+// modulesOf returns the modules in a program except its own: the standard library, and its dependencies after
 // replacements.
 func modulesOf(info *buildinfo.BuildInfo) []cdx.Component {
 	modules := []*debug.Module{{Path: "std", Version: strings.TrimPrefix(info.GoVersion, "go")}}
@@ -99,14 +99,14 @@ func modulesOf(info *buildinfo.BuildInfo) []cdx.Component {
 			Type: cdx.ComponentTypeLibrary, BOMRef: purl, Name: m.Path, Version: m.Version, PackageURL: purl,
 			Scope: cdx.ScopeRequired,
 		}
-		if m.Sum != "" { // which is Go's own, over all files of the module
+		if m.Sum != "" { // the checksum of go.sum, over all files of the module
 			components[i].Properties = &[]cdx.Property{{Name: "go:sum", Value: m.Sum}}
 		}
 	}
 	return components
 }
 
-// referrer wraps an SBOM as an artifact whose subject is the image that it describes.
+// referrer wraps an SBOM as an artifact with the described image as its subject.
 func referrer(sbom []byte, image v1.Image) (v1.Image, error) {
 	subject, err := partial.Descriptor(image)
 	if err != nil {

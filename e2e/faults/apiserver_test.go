@@ -26,7 +26,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-// restartAPIServer kills a cluster's apiserver, lets it be down for a while, and returns when it is ready again.
+// restartAPIServer kills a cluster's apiserver, keeps it down for a while, and returns when it is ready again.
 func restartAPIServer(t *testing.T, c *testbed.Cluster, down time.Duration) {
 	t.Helper()
 	p := c.Process("kube-apiserver")
@@ -49,7 +49,7 @@ func restartAPIServer(t *testing.T, c *testbed.Cluster, down time.Duration) {
 	})
 }
 
-// The own apiserver dies while many objects are being written: all are written in the end, each of them once, and
+// The own apiserver dies while the broker writes many objects. In the end the broker has written each of them once, and
 // nothing else.
 func TestF09_OwnAPIServerRestartsMidWrite(t *testing.T) {
 	b := onBed(t)
@@ -87,7 +87,7 @@ func TestF09_OwnAPIServerRestartsMidWrite(t *testing.T) {
 		}
 		created <- nil
 	}()
-	// Mid-write: some mirrors are there, most are not.
+	// Some mirrors exist at this point, most do not.
 	var there int
 	eventually(t, settle, func(ctx context.Context) error {
 		list, err := b.c1.Client.CoreV1().Services(e2e.Namespace).List(ctx,
@@ -131,15 +131,15 @@ func TestF09_OwnAPIServerRestartsMidWrite(t *testing.T) {
 		burst, seconds(took), g.finish())
 }
 
-// The own apiserver is away for a minute, in which the broker ends, as it cannot renew its lease, and much changes in
-// the remote: meanwhile nothing is lost on the wire, and afterwards each object is written once.
+// The own apiserver is down for a minute. The broker exits, because it cannot renew its Lease, and much changes in the
+// remote. Meanwhile no packet is lost, and afterwards the broker writes each object once.
 func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
 	const (
 		away  = time.Minute
 		fresh = 8
 	)
 	b := onBed(t)
-	// what happens to the mirror of each name, and of its slice: one of another port is another slice
+	// op is the expected operation on the mirror of each name, and on its slice. A changed port gives another slice.
 	op := map[string]string{}
 	for i := range fresh {
 		op[fmt.Sprintf("away-%03d", i)] = "create"
@@ -189,7 +189,7 @@ func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
 			restore()
 		}
 	})
-	// Some come at once, while the broker that led still tries, and the others when it has ended.
+	// Some changes arrive immediately, while the old leader still tries to renew, and the others after it has exited.
 	number := 2000
 	for _, part := range []struct {
 		at  time.Duration
@@ -221,9 +221,9 @@ func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
 		return err
 	})
 	back := time.Now()
-	// An apiserver that ends takes its address out of the Service kubernetes. kube-proxy, whose watch has failed for a
-	// minute, tries it again only every 30 to 60 s (client-go's reflector), and until then no pod of the cluster reaches
-	// the apiserver. That is not what is tested here: kube-proxy starts again and reads at once.
+	// An apiserver that stops removes its address from the Service kubernetes. kube-proxy, whose watch has failed for a
+	// minute, retries it only every 30 to 60 s (client-go's reflector), and until then no pod of the cluster reaches the
+	// apiserver. This test is not about that, so restart kube-proxy, which then lists immediately.
 	for _, n := range b.c1.Nodes {
 		if err := b.c1.Process("kube-proxy/" + n.Name).Kill(); err != nil {
 			t.Fatal(err)
@@ -231,7 +231,7 @@ func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
 	}
 	reached := eventually(t, settle,
 		func(ctx context.Context) error { return reachAPIServer(ctx, b.c1, "broker", "exporter") })
-	// the lease of the broker that led is in it, and how long exporters wait between attempts
+	// This time includes the Lease of the old leader and the exporters' reconnect backoff.
 	took := b.converges(t, settle)
 	whole := time.Since(back)
 	writes := map[string][]string{}
@@ -266,7 +266,7 @@ func TestF09_OwnAPIServerIsAwayForAMinute(t *testing.T) {
 		away, seconds(reached), seconds(took), seconds(whole), len(writes), g.finish())
 }
 
-// reachAPIServer reports whether all replicas of parts reach the apiserver of their cluster as pods do, by its Service.
+// reachAPIServer reports whether all replicas of parts reach their apiserver by its Service, as pods do.
 func reachAPIServer(ctx context.Context, c *testbed.Cluster, parts ...string) error {
 	service, err := c.Client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 	if err != nil {
@@ -295,7 +295,7 @@ func reachAPIServer(ctx context.Context, c *testbed.Cluster, parts ...string) er
 	return nil
 }
 
-// The remote apiserver restarts: its exporter continues to watch where it was, and the broker receives nothing.
+// The remote apiserver restarts. Its exporter continues its watch, and the broker receives nothing.
 func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
@@ -314,7 +314,7 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 	restartAPIServer(t, b.c2, 0)
 	back := time.Now()
 	down := back.Sub(killed)
-	// It reads again: what is made now arrives.
+	// The exporter watches again: a new object arrives.
 	g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && strings.Contains(ch.name, "-after-") })
 	t.Cleanup(func() {
 		if err := withdraw(life, b.c2, "after-restart"); err != nil {
@@ -354,8 +354,8 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 			}
 		}
 	} else {
-		// An apiserver that is away for longer than two thirds of the lease costs its leader the place, and the next
-		// one reads all again. The broker's cluster must not notice that either.
+		// If the apiserver is down for more than two thirds of the Lease, the leader exits, and the next one lists everything
+		// again. The broker's cluster must not change because of that either.
 		t.Logf("the exporter that led could not renew its lease for so long; another leads")
 	}
 	if n := len(g.sofar(b.c1)); n != 2 {
@@ -365,8 +365,8 @@ func TestF10_RemoteAPIServerRestarts(t *testing.T) {
 		seconds(down), seconds(took), b.logLines(b.c2, "exporter")-lines, g.finish())
 }
 
-// The exporters are cut off from their apiserver while objects are deleted and etcd forgets that they were there: no
-// watch can deliver the deletes, and they take effect all the same.
+// The exporters are cut off from their apiserver while objects are deleted and etcd compacts their history. No watch
+// can deliver the deletions, but they must take effect.
 func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
@@ -375,7 +375,7 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The standby, too: an apiserver that needs longer than a lease for its start gives it the place.
+	// Cut off the standby too: otherwise it leads if the apiserver takes longer than the Lease to start.
 	ctx := t.Context()
 	replicas, err := part(ctx, b.c2, "exporter")
 	if err != nil {
@@ -410,7 +410,7 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A new apiserver has nothing in its memory from before the compaction either.
+	// A new apiserver has no watch cache from before the compaction either.
 	restartAPIServer(t, b.c2, 0)
 	pause(t, 3*time.Second)
 	g.untouched()
@@ -427,15 +427,13 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 	})
 	for i, mend := range mends {
 		mend()
-		// A connection on which nothing came for a while is noticed by client-go after 45 s; where ss(8) can, it is
-		// closed now.
+		// client-go detects a silent connection after 45 s. Close it now if ss(8) can.
 		if err := testkit.CommandIn(cut[i], "ss", "-K", "( dport = 443 or dport = 6443 )"); err != nil {
 			t.Log(err)
 		}
 	}
 	took := b.converges(t, settle)
-	// An exporter that could not renew its lease for too long has ended, and another one, or its next start, reads all
-	// again.
+	// An exporter that could not renew its Lease in time has exited. Another one, or its restart, lists everything again.
 	after, err := metrics(ctx, waitActive(t, b.c2, "exporter"))
 	if err != nil {
 		t.Fatal(err)
@@ -455,8 +453,8 @@ func TestF11_CompactionWithDeletesInTheGap(t *testing.T) {
 		revision, deletes, seconds(took), errs, g.finish())
 }
 
-// cutOffFromAPIServer drops everything between a pod and its apiserver. The pod's namespace is good until the test
-// ends, whatever becomes of the containers.
+// cutOffFromAPIServer drops all packets between a pod and its apiserver. The namespace stays valid until the test ends,
+// even if the containers end.
 func cutOffFromAPIServer(t *testing.T, pod *testbed.Pod) (ns *netns.Namespace, mend func()) {
 	t.Helper()
 	rules := [][]string{
@@ -490,7 +488,7 @@ func cutOffFromAPIServer(t *testing.T, pod *testbed.Pod) (ns *netns.Namespace, m
 	return ns, mend
 }
 
-// compact has a cluster's etcd forget everything before now, by its HTTP gateway, and returns the revision.
+// compact compacts the whole history of a cluster's etcd through its HTTP gateway, and returns the revision.
 func compact(ctx context.Context, c *testbed.Cluster) (int64, error) {
 	client := &http.Client{Transport: &http.Transport{DialContext: c.ControlPlane().DialContext, DisableKeepAlives: true}}
 	call := func(path string, body, into any) error {
@@ -528,12 +526,12 @@ func compact(ctx context.Context, c *testbed.Cluster) (int64, error) {
 		call("/v3/kv/compaction", map[string]any{"revision": head.Header.Revision, "physical": true}, &struct{}{})
 }
 
-// Agents cannot be looked up (the broker may not ask for TokenReviews): the streams that stand go on, a new one waits
-// with backoff, its node keeps its devices, and all is well again when it can.
+// The broker cannot look up agents, because it may not create TokenReviews. Existing streams continue. A new stream
+// retries with backoff, its node keeps its devices, and it recovers when the permission is back.
 func TestF20_TokenReviewUnavailable(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
-	// The rights that agents' admission needs, and no other, are taken away.
+	// Remove only the permissions that the admission of agents needs.
 	setVerbs := func(ctx context.Context, verbs ...string) error {
 		return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 			roles := b.c1.Client.RbacV1().ClusterRoles()
@@ -567,7 +565,7 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 		}
 	}
 	t.Cleanup(restore)
-	// The authorizer follows by a watch.
+	// The authorizer learns of the change by a watch.
 	eventually(t, settle, func(ctx context.Context) error {
 		review, err := b.c1.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx,
 			&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
@@ -585,7 +583,8 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// One agent loses its stream. It is not restarted: a userspace device lives in the agent's container.
+	// One agent loses its stream. The test does not restart the agent, because a userspace device lives in the agent's
+	// container.
 	lonely := b.c1.Nodes[0]
 	reject := []string{"OUTPUT", "-p", "tcp", "--dport", "8444", "-j", "REJECT", "--reject-with", "tcp-reset"}
 	if err := iptables(lonely.Netns, append([]string{"-I"}, reject...)...); err != nil {
@@ -629,7 +628,7 @@ func TestF20_TokenReviewUnavailable(t *testing.T) {
 		}
 		return err
 	})
-	// With a backoff that grows to 15 s there are a few, and with none there would be hundreds.
+	// With a backoff of up to 15 s there are a few attempts. Without it there would be hundreds.
 	if refused > 12 {
 		t.Errorf("%v attempts in %s: want a few, with backoff", refused, waited)
 	}

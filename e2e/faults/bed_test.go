@@ -31,14 +31,14 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/proxy"
 )
 
-// settle is how long anything may take that has no bound of its own, on a machine with much else to do. A container
-// that was killed a few times kubelet starts again after up to 80 s.
+// settle is the timeout of everything that has no bound of its own, for a busy machine. kubelet restarts a container
+// that was killed a few times only after up to 80 s.
 const settle = 3 * time.Minute
 
-// fabricAddress is the fabric's own, where the proxies listen.
+// fabricAddress is the address of the fabric's bridge, where the proxies listen.
 const fabricAddress = "172.18.0.1"
 
-// life is that of the package's tests: an interrupted run cleans up like any other.
+// life is the context of all tests of the package. It ends on an interrupt, so that an interrupted run cleans up too.
 var life context.Context
 
 func TestMain(m *testing.M) {
@@ -57,12 +57,12 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// bed is two connected clusters, for all tests of the package one after the other.
+// bed is two connected clusters that all tests of the package use one after the other.
 type bed struct {
 	tb      *testbed.Testbed
 	install *e2e.Installation
 	c1, c2  *testbed.Cluster
-	// toC1 and toC2 are before the broker of c1 and that of c2: the exporters of the other dial them.
+	// toC1 and toC2 are proxies in front of the brokers of c1 and c2. The other cluster's exporter dials them.
 	toC1, toC2 *proxy.Proxy
 	records    []*record
 
@@ -70,7 +70,7 @@ type bed struct {
 	running sync.WaitGroup
 }
 
-// theBed is made by the first test that needs it.
+// theBed is created by the first test that needs it.
 type theBed struct {
 	once sync.Once
 	bed  *bed
@@ -88,8 +88,8 @@ func (s *theBed) down() error {
 	return s.bed.tb.Down()
 }
 
-// onBed gives a test the bed, connected and whole, and looks at it again when the test has ended: a case that does
-// not heal fails, whatever it says itself.
+// onBed returns the bed for a test, connected and complete, and checks it again after the test: a case fails if the bed
+// does not recover.
 func onBed(t *testing.T) *bed {
 	t.Helper()
 	if testing.Short() {
@@ -162,7 +162,7 @@ func newBed(progress io.Writer) (_ *bed, err error) {
 	return b, nil
 }
 
-// proxy runs a proxy on the fabric before the NodePort of a cluster's broker.
+// proxy runs a proxy on the fabric in front of the NodePort of a cluster's broker.
 func (b *bed) proxy(ctx context.Context, to *testbed.Cluster, port int) (*proxy.Proxy, error) {
 	listener, err := b.tb.Fabric().Listen(ctx, "tcp", fmt.Sprintf("%s:%d", fabricAddress, port))
 	if err != nil {
@@ -180,7 +180,7 @@ func (b *bed) proxy(ctx context.Context, to *testbed.Cluster, port int) (*proxy.
 	return p, nil
 }
 
-// before is the proxy before a cluster's broker.
+// before returns the proxy in front of a cluster's broker.
 func (b *bed) before(c *testbed.Cluster) *proxy.Proxy {
 	if c == b.c1 {
 		return b.toC1
@@ -188,7 +188,7 @@ func (b *bed) before(c *testbed.Cluster) *proxy.Proxy {
 	return b.toC2
 }
 
-// other is the cluster that a cluster is connected with.
+// other returns the cluster that a cluster is connected to.
 func (b *bed) other(c *testbed.Cluster) *testbed.Cluster {
 	if c == b.c1 {
 		return b.c2
@@ -196,7 +196,7 @@ func (b *bed) other(c *testbed.Cluster) *testbed.Cluster {
 	return b.c1
 }
 
-// part is the pods of a part that are there and not on their way out.
+// part returns the pods of a part that are not being deleted.
 func part(ctx context.Context, c *testbed.Cluster, name string) ([]corev1.Pod, error) {
 	list, err := c.Client.CoreV1().Pods(e2e.Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "app.kubernetes.io/name=semaphore,app.kubernetes.io/component=" + name,
@@ -213,7 +213,7 @@ func part(ctx context.Context, c *testbed.Cluster, name string) ([]corev1.Pod, e
 	return out, nil
 }
 
-// active is the one broker or exporter of a cluster that does the work: it says so itself.
+// active returns the leading broker or exporter of a cluster, according to its own status.
 func active(ctx context.Context, c *testbed.Cluster, name string) (*testbed.Pod, error) {
 	pods, err := part(ctx, c, name)
 	if err != nil {
@@ -232,7 +232,7 @@ func active(ctx context.Context, c *testbed.Cluster, name string) (*testbed.Pod,
 			why = append(why, fmt.Errorf("%s: %w", p.Name, err))
 			continue
 		}
-		if strings.Contains(page.String(), "standby") { // ready to take over
+		if strings.Contains(page.String(), "standby") { // a standby is ready too
 			why = append(why, fmt.Errorf("%s: %s", p.Name, strings.TrimSpace(page.String())))
 			continue
 		}
@@ -247,7 +247,7 @@ func active(ctx context.Context, c *testbed.Cluster, name string) (*testbed.Pod,
 	return found, nil
 }
 
-// waitActive waits for the active one.
+// waitActive waits for the leader of a part.
 func waitActive(t *testing.T, c *testbed.Cluster, name string) *testbed.Pod {
 	t.Helper()
 	var found *testbed.Pod
@@ -258,7 +258,7 @@ func waitActive(t *testing.T, c *testbed.Cluster, name string) *testbed.Pod {
 	return found
 }
 
-// get asks a part's HTTP listener from inside its pod.
+// get requests a path of a part's HTTP listener from inside its pod.
 func get(ctx context.Context, ns *netns.Namespace, path string, into *bytes.Buffer) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -283,7 +283,7 @@ func get(ctx context.Context, ns *netns.Namespace, path string, into *bytes.Buff
 	return nil
 }
 
-// process is the first process of a pod's first container, which kubelet starts again as another one.
+// process is the first process of a pod's first container. It changes when kubelet restarts the container.
 type process struct{ pid int }
 
 func processOf(p *testbed.Pod) process { return process{p.Container.PID} }
@@ -292,7 +292,7 @@ func (p process) signal(s syscall.Signal) error { return syscall.Kill(p.pid, s) 
 
 func (p process) ended() bool { return errors.Is(syscall.Kill(p.pid, 0), syscall.ESRCH) }
 
-// status is what a part says of itself, by semaphorectl in its own container.
+// status returns a part's status from semaphorectl in its own container.
 func status(ctx context.Context, c *testbed.Cluster, pod *testbed.Pod) (*semaphorev1.GetStatusResponse, error) {
 	text, err := c.ExecPod(ctx, pod.Namespace, pod.Name, "semaphorectl", "status", "-o", "json")
 	if text == "" && err != nil {
@@ -305,7 +305,7 @@ func status(ctx context.Context, c *testbed.Cluster, pod *testbed.Pod) (*semapho
 	return out, nil
 }
 
-// metrics are a part's counters and gauges, the lines of one name added up.
+// metrics returns a part's counters and gauges, summed over the lines of each name.
 func metrics(ctx context.Context, pod *testbed.Pod) (map[string]float64, error) {
 	var text bytes.Buffer
 	if err := get(ctx, pod.Netns, "/metrics", &text); err != nil {
@@ -327,18 +327,17 @@ func metrics(ctx context.Context, pod *testbed.Pod) (map[string]float64, error) 
 	return out, nil
 }
 
-// eventually waits until f is content, and fails the test when the time is over.
+// eventually waits until f returns nil, and fails the test on timeout.
 func eventually(t *testing.T, within time.Duration, f func(context.Context) error) time.Duration {
 	t.Helper()
 	started := time.Now()
-	// Not the test's context, which has ended when a cleanup waits.
+	// The test's context has ended when a cleanup waits, so use life.
 	if err := testbed.WaitFor(life, within, "what the case asks for", f); err != nil {
 		t.Fatal(err)
 	}
 	return time.Since(started)
 }
 
-// pause lets a fault last.
 func pause(t *testing.T, d time.Duration) {
 	t.Helper()
 	select {
@@ -348,12 +347,10 @@ func pause(t *testing.T, d time.Duration) {
 	}
 }
 
-// seconds is a duration for a person.
+// seconds formats a duration for a log.
 func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
 
-// containsWord reports whether the name of a mirror or set has that of its source.
-
-// iptables runs iptables inside a namespace of the testbed.
+// iptables runs iptables in a namespace of the testbed.
 func iptables(ns *netns.Namespace, args ...string) error {
 	return testkit.CommandIn(ns, "iptables", append([]string{"-w", "5"}, args...)...)
 }

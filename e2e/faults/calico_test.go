@@ -14,8 +14,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
-// A cluster without Calico: its broker is ready, says what is missing, and does all that needs no Calico. Sets come
-// once Calico does.
+// In a cluster without Calico, the broker is ready, reports what is missing, and does everything that does not need
+// Calico. It writes sets once Calico exists.
 func TestNoCalico(t *testing.T) {
 	l := newLab(t, "a")
 	both := config{"features": []string{"services", "policy"}}
@@ -48,7 +48,7 @@ func TestNoCalico(t *testing.T) {
 		}
 		return err
 	})
-	// It continues, and a restart with nothing to write writes nothing.
+	// The broker still works, and a restart with nothing to write writes nothing.
 	l.offer("a", "later", 9, "")
 	beside := kubetest.WriteBeside(t, l.kube)
 	took := l.waitMirrors("a", 6)

@@ -18,8 +18,8 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// Certificates are replaced while streams stand, and then the authority that signs them, in its three steps: no stream
-// ends for it, new handshakes use what is new, and there is no moment at which one fails.
+// Certificates are replaced while streams exist, and then their CA, in its three steps. No stream ends because of that,
+// new handshakes use the new certificates, and no handshake fails at any time.
 func TestF19_CertificatesAndAuthorityReplaced(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
@@ -29,7 +29,7 @@ func TestF19_CertificatesAndAuthorityReplaced(t *testing.T) {
 	since := func(c *testbed.Cluster, name, other string) time.Time {
 		t.Helper()
 		var l *semaphorev1.LinkStatus
-		// A stream that is not the one that it was has begun later.
+		// A replaced stream has a later start time.
 		eventually(t, settle, func(ctx context.Context) (err error) {
 			if _, l, err = linkTo(ctx, c, name, other); err == nil && !l.Connected {
 				err = fmt.Errorf("%s of %s is not connected: %s", name, c.Name, l.LastError)
@@ -38,7 +38,7 @@ func TestF19_CertificatesAndAuthorityReplaced(t *testing.T) {
 		})
 		return l.Since.AsTime()
 	}
-	// stand fails the test if a stream is not the one that it was.
+	// stand fails the test if a stream was replaced.
 	stand := func(after string) {
 		t.Helper()
 		for _, end := range []struct {
@@ -74,7 +74,7 @@ func TestF19_CertificatesAndAuthorityReplaced(t *testing.T) {
 		spread := eventually(t, settle, func(ctx context.Context) error { return b.inUse(ctx, pki) })
 		pause(t, 2*time.Second)
 		stand(step.what)
-		// New handshakes, of both exporters, under whatever is in force now.
+		// Both exporters make new handshakes with the current certificates.
 		b.toC1.Reset()
 		b.toC2.Reset()
 		again := eventually(t, settle, func(ctx context.Context) error {
@@ -100,8 +100,8 @@ func TestF19_CertificatesAndAuthorityReplaced(t *testing.T) {
 	t.Logf("%s; %s", strings.Join(took, "; "), g.finish())
 }
 
-// deposed reports whether a part of the clusters has ended because it lost its Lease: one whose apiserver gets no
-// processor for ten seconds does so, whatever else happens.
+// deposed reports whether a part of the clusters has exited because it lost its Lease. That happens if its apiserver
+// gets no CPU time for ten seconds, and is no fault of the tested code.
 func deposed(ctx context.Context, t *testing.T, clusters ...*testbed.Cluster) bool {
 	t.Helper()
 	for _, c := range clusters {
@@ -128,7 +128,7 @@ func deposed(ctx context.Context, t *testing.T, clusters ...*testbed.Cluster) bo
 	return false
 }
 
-// distribute applies the Secrets and bundles of both clusters as they are on the operator's disk.
+// distribute applies the Secrets and bundles of both clusters from the operator's disk.
 func (b *bed) distribute(ctx context.Context) error {
 	dir := filepath.Join(b.tb.Dir(), "bundles")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -158,8 +158,8 @@ func (b *bed) distribute(ctx context.Context) error {
 	return nil
 }
 
-// inUse is nil when all that an operator has distributed has reached those who use it: the files of every pod, and what
-// the broker of c2 shows to clients. Kubelet is made to look at once; by itself it takes up to a minute and a
+// inUse returns nil if everything that the operator has distributed is used: it is in the files of every pod, and c2's
+// broker presents it to clients. The test makes kubelet sync immediately; by itself that takes up to a minute and a
 // half.
 func (b *bed) inUse(ctx context.Context, pki string) error {
 	bundles, err := os.ReadFile(filepath.Join(b.tb.Dir(), "bundles", "c2"))
@@ -169,7 +169,7 @@ func (b *bed) inUse(ctx context.Context, pki string) error {
 	for _, c := range b.tb.Clusters() {
 		for _, name := range []string{"broker", "exporter", "agent"} {
 			if name == "agent" && c != b.c2 {
-				continue // they know their own cluster alone
+				continue // they only need their own cluster's bundle
 			}
 			pods, err := part(ctx, c, name)
 			if err != nil {
@@ -180,7 +180,7 @@ func (b *bed) inUse(ctx context.Context, pki string) error {
 				if err != nil {
 					return err
 				}
-				// The image has no program that could show it.
+				// Read the file from outside: the image has no program that can print it.
 				text, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/etc/semaphore/bundles/c2.pem", running.Container.PID))
 				if err != nil {
 					return err

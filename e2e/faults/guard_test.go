@@ -22,34 +22,34 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// guard looks at everything around one case, from before the fault until after it: what changes in the clusters, what
-// stands in the nodes' kernels, and packets from a pod of c1 to one of c2 through the tunnel.
+// guard observes a case from before the fault until after it: changes in the clusters, the state of the nodes' kernels,
+// and packets from a pod of c1 to one of c2 through the tunnel.
 type guard struct {
 	t     *testing.T
 	b     *bed
 	marks []int
-	// before is the kernel of each node, which nothing may be taken from.
+	// before is the kernel state of each node. Nothing in it may disappear.
 	before map[*testbed.Node]kernel
-	// allowed are changes that the case itself brings about.
+	// allowed reports whether the case itself causes a change.
 	allowed func(*testbed.Cluster, change) bool
 
 	end     context.CancelFunc
 	running sync.WaitGroup
 	mu      sync.Mutex
-	losses  []string // from kernels
+	losses  []string // losses in kernels
 	ping    *pinger
 	cpu     map[int]usage
 	began   time.Time
 }
 
-// watch begins a case. Unless finish is called before, the case's end is the test's.
+// watch begins a case. The case ends with finish or with the test.
 func (b *bed) watch(t *testing.T) *guard {
 	t.Helper()
 	ctx, end := context.WithCancel(life)
 	g := &guard{t: t, b: b, before: map[*testbed.Node]kernel{}, end: end, began: time.Now()}
 	t.Cleanup(func() { g.end(); g.running.Wait() })
 	for _, r := range b.records {
-		// What the case before changed at its end is not this one's.
+		// Late changes of the previous case do not belong to this one.
 		eventually(t, settle, r.caughtUp)
 		g.marks = append(g.marks, r.mark())
 	}
@@ -79,7 +79,7 @@ func (b *bed) watch(t *testing.T) *guard {
 
 func (b *bed) nodes() []*testbed.Node { return append(slices.Clone(b.c1.Nodes), b.c2.Nodes...) }
 
-// onePod is a pod of the workload.
+// onePod returns a pod of the workload.
 func onePod(ctx context.Context, c *testbed.Cluster, app string) (*testbed.Pod, error) {
 	list, err := c.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
@@ -96,10 +96,10 @@ func onePod(ctx context.Context, c *testbed.Cluster, app string) (*testbed.Pod, 
 	return nil, fmt.Errorf("%s: no pod of %s runs: %w", c.Name, app, errors.Join(errs...))
 }
 
-// allow names changes that the case brings about; without it any change is a failure.
+// allow sets which changes the case causes. Without it, every change is a failure.
 func (g *guard) allow(f func(*testbed.Cluster, change) bool) { g.allowed = f }
 
-// look compares kernels with those of before, until ctx ends: checker I2.
+// look compares the kernels with their earlier state until ctx ends: checker I2.
 func (g *guard) look(ctx context.Context) {
 	for ctx.Err() == nil {
 		for n, was := range g.before {
@@ -136,7 +136,7 @@ func (g *guard) lost(format string, args ...any) {
 	}
 }
 
-// sofar are the changes of a cluster since the case began.
+// sofar returns the changes in a cluster since the case began.
 func (g *guard) sofar(c *testbed.Cluster) []change {
 	g.t.Helper()
 	for i, r := range g.b.records {
@@ -151,9 +151,9 @@ func (g *guard) sofar(c *testbed.Cluster) []change {
 	return nil
 }
 
-// untouched fails the test if anything changed that the case did not allow: checkers I2 (nothing withdrawn), I3
-// (nothing goes back), I4 (nothing outside the remote's subnets) and I5 (nothing of somebody else's). It may be called
-// while the fault lasts, and finish calls it at the end.
+// untouched fails the test if anything changed that the case did not allow: checkers I2 (nothing withdrawn), I3 (no
+// regression to an older state), I4 (nothing outside the remote's subnets) and I5 (no foreign object). It may be called
+// during the fault, and finish calls it at the end.
 func (g *guard) untouched() {
 	g.t.Helper()
 	for _, c := range g.b.tb.Clusters() {
@@ -174,7 +174,7 @@ func (g *guard) untouched() {
 	g.losses = nil
 }
 
-// finish ends the case: all that the checkers found is reported, and the ping's count is returned for the log.
+// finish ends the case. It reports everything that the checkers found, and returns the packet counts for the log.
 func (g *guard) finish() string {
 	g.t.Helper()
 	lasted := time.Since(g.began)
@@ -186,7 +186,7 @@ func (g *guard) finish() string {
 	g.end()
 	g.running.Wait()
 	sent, lost := g.ping.count()
-	// A loaded machine sends fewer than were meant to be; but some must be on their way all the time.
+	// A busy machine sends fewer packets than intended, but at least one per second.
 	if sent < int(lasted/time.Second) {
 		g.t.Errorf("only %d packets were sent in %s", sent, seconds(lasted))
 	}
@@ -231,7 +231,7 @@ func (p *pinger) run(ctx context.Context) {
 			if err != nil {
 				return
 			}
-			// 1 is the protocol's number.
+			// 1 is the protocol number of ICMP.
 			m, err := icmp.ParseMessage(1, buffer[:n])
 			if err != nil || m.Type != ipv4.ICMPTypeEchoReply {
 				continue
@@ -273,7 +273,7 @@ func (p *pinger) run(ctx context.Context) {
 	<-read
 }
 
-// count is how many packets were sent, and the numbers of those without an answer.
+// count returns the number of packets sent, and the sequence numbers of those without an answer.
 func (p *pinger) count() (sent int, lost []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -285,13 +285,13 @@ func (p *pinger) count() (sent int, lost []int) {
 	return p.sent, lost
 }
 
-// usage is what a process has used so far.
+// usage is the CPU time of a process so far.
 type usage struct {
 	name  string
-	ticks int // of 10 ms, user and system
+	ticks int // of 10 ms, user and system time
 }
 
-// usage of all processes of semaphore, by pid.
+// usage returns the usage of all processes of semaphore by PID.
 func (b *bed) usage(t *testing.T) map[int]usage {
 	t.Helper()
 	out := map[int]usage{}
@@ -315,7 +315,7 @@ func (b *bed) usage(t *testing.T) map[int]usage {
 	return out
 }
 
-// ticksOf is the processor time of a process: fields 14 and 15 of /proc/PID/stat, proc_pid_stat(5).
+// ticksOf returns the CPU time of a process: fields 14 and 15 of /proc/PID/stat, proc_pid_stat(5).
 func ticksOf(pid int) (int, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -330,13 +330,13 @@ func ticksOf(pid int) (int, error) {
 	return user + system, errors.Join(err, err2)
 }
 
-// The most that a process may use while a fault lasts: checkers I6 (no hot loop) and I8 (memory).
+// Bounds for a process during a fault: checkers I6 (no hot loop) and I8 (memory in KiB).
 const (
 	mostCPU    = 0.5 // of one core, on average
 	mostMemory = 200 << 10
 )
 
-// busiest names the process that used most of the processor since before, and fails one that used too much.
+// busiest returns the process with the highest CPU usage since before, and an error for each that exceeds the bounds.
 func (b *bed) busiest(before map[int]usage, lasted time.Duration) (string, error) {
 	best, name := 0.0, "nobody"
 	var errs []error
@@ -359,7 +359,7 @@ func (b *bed) busiest(before map[int]usage, lasted time.Duration) (string, error
 	return fmt.Sprintf("%s %.1f %%", name, 100*best), errors.Join(errs...)
 }
 
-// residentOf is the resident memory of a process, KiB.
+// residentOf returns the resident memory of a process in KiB.
 func residentOf(pid int) (int, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -373,7 +373,7 @@ func residentOf(pid int) (int, error) {
 	return 0, os.ErrNotExist
 }
 
-// logLines is how many lines the pods of a part have written in all.
+// logLines returns the number of log lines of all pods of a part.
 func (b *bed) logLines(c *testbed.Cluster, name string) int {
 	paths, err := c.PodLogs(e2e.Namespace, "semaphore-"+name+"-*", "*")
 	if err != nil {

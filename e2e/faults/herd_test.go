@@ -33,8 +33,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// herd is many agents of the hub, without kernels: their streams and what they take of them are the product's, their
-// tokens are real ones of pods on Nodes that are objects only.
+// herd is many agents of the hub without kernels. Their streams and their stream state are the product's code, and
+// their tokens are real ones, of pods on Nodes that exist only as objects.
 type herd struct {
 	agents []*grazer
 	end    context.CancelFunc
@@ -50,7 +50,7 @@ type grazer struct {
 	current bool
 	at      time.Time
 	changes int
-	// peers are the addresses it received, by node of the remote.
+	// peers are the received endpoints by node of the remote.
 	peers map[string]string
 	key   []byte
 }
@@ -96,14 +96,14 @@ func (g *grazer) Ended(error) {
 	g.current = false
 }
 
-// publicKey is 32 bytes in the one spelling of a Curve25519 key (RFC 7748, section 5), which has its highest bit clear.
+// publicKey returns 32 bytes as a canonical Curve25519 key (RFC 7748, section 5), with the highest bit clear.
 func publicKey(of string, i int) []byte {
 	key := sha256.Sum256(fmt.Append(nil, of, i))
 	key[31] &= 0x7f
 	return key[:]
 }
 
-// herd makes Nodes, pods and tokens for n agents and lets them attach until the test ends.
+// herd creates Nodes, pods and tokens for n agents and attaches them until the test ends.
 func (l *lab) herd(n int, peering string) *herd {
 	l.t.Helper()
 	ctx, end := context.WithCancel(life)
@@ -137,7 +137,7 @@ func (l *lab) herd(n int, peering string) *herd {
 
 func (l *lab) token(i int) string { return l.path("tokens", fmt.Sprint(i)) }
 
-// admit makes one agent's Node, pod and token.
+// admit creates one agent's Node, pod and token.
 func (l *lab) admit(ctx context.Context, client kubernetes.Interface, i int) error {
 	node := fmt.Sprintf("node-%04d", i)
 	if _, err := client.CoreV1().Nodes().Create(ctx, &corev1.Node{
@@ -170,7 +170,7 @@ func (l *lab) admit(ctx context.Context, client kubernetes.Interface, i int) err
 	return writeFile(l.token(i), token.Status.Token)
 }
 
-// wait waits until all agents are as f says, and returns how long after since the last one was.
+// wait waits until all agents satisfy f, and returns the time at which the last one did.
 func (h *herd) wait(t *testing.T, within time.Duration, what string, f func(*grazer) bool) time.Time {
 	t.Helper()
 	var last time.Time
@@ -194,7 +194,7 @@ func (h *herd) wait(t *testing.T, within time.Duration, what string, f func(*gra
 	return last
 }
 
-// received is how many changes the agents received in all.
+// received returns the total number of changes that the agents have received.
 func (h *herd) received() int {
 	sum := 0
 	for _, g := range h.agents {
@@ -205,7 +205,7 @@ func (h *herd) received() int {
 	return sum
 }
 
-// player is the exporter of cluster a, played: it has as many nodes as it likes, and no apiserver.
+// player plays the exporter of cluster a without an apiserver, with any number of nodes.
 type player struct {
 	l       *lab
 	address string
@@ -213,13 +213,13 @@ type player struct {
 
 	mu       sync.Mutex
 	nodes    []*semaphorev1.Object
-	at       []uint64 // the revision of each node
+	at       []uint64 // revision of each node
 	revision uint64
 	pending  chan *semaphorev1.Change
 	welcome  *semaphorev1.Welcome
 }
 
-// play publishes n nodes of cluster a to a broker until the test ends, again whenever the stream ends.
+// play publishes n nodes of cluster a to a broker until the test ends, and reconnects when the stream ends.
 func (l *lab) play(n int, address string) *player {
 	l.t.Helper()
 	p := &player{l: l, address: address, epoch: "played", revision: uint64(n),
@@ -233,7 +233,7 @@ func (l *lab) play(n int, address string) *player {
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
-			_ = p.stream(ctx, semaphorev1.NewFederationServiceClient(conn)) // a broker that is killed ends it
+			_ = p.stream(ctx, semaphorev1.NewFederationServiceClient(conn)) // it ends when the broker is killed
 			select {
 			case <-ctx.Done():
 			case <-time.After(200 * time.Millisecond):
@@ -273,7 +273,7 @@ func (p *player) stream(ctx context.Context, client semaphorev1.FederationServic
 	slices.SortFunc(all, func(a, b *semaphorev1.Change) int { return cmp.Compare(a.GetRevision(), b.GetRevision()) })
 	if err := stream.Send(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Hello{Hello: &semaphorev1.Hello{
 		Cluster: "a", ProtocolVersion: 1, MinProtocolVersion: 1, Epoch: p.epoch,
-		// It remembers nothing, so that it always begins with a snapshot.
+		// With OldestRevision equal to HeadRevision, every stream begins with a snapshot.
 		HeadRevision: revision, OldestRevision: revision, Kinds: []semaphorev1.Kind{semaphorev1.Kind_KIND_NODE},
 	}}}); err != nil {
 		return err
@@ -339,7 +339,7 @@ func (p *player) stream(ctx context.Context, client semaphorev1.FederationServic
 	return g.Wait()
 }
 
-// move gives a node another port, and returns its address.
+// move changes a node's port and returns its new endpoint.
 func (p *player) move(i, port int) (node, address string) {
 	n := playedNode(i, port)
 	p.mu.Lock()
@@ -352,14 +352,14 @@ func (p *player) move(i, port int) (node, address string) {
 	return n.GetKey().GetName(), n.GetNode().GetWireguard().GetAddress()
 }
 
-// encrypting is the configuration of a broker that leads agents.
+// encrypting is the configuration of a broker with agents.
 var encrypting = config{"features": []string{"encryption"}}
 
-// herdBound is how soon all agents must be current after a broker's restart.
+// herdBound bounds the time after a broker's restart until all agents are current.
 const herdBound = 30 * time.Second
 
-// The broker is killed and comes back: a thousand agents attach again within 30 s, and as nothing has changed nothing
-// is sent to any of them, and nothing is written.
+// The broker is killed and restarts. A thousand agents attach again within 30 s. Because nothing has changed, none of
+// them receives a change, and nothing is written.
 func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 	const agents, peers = 1000, 200
 	l := newLab(t, "a")
@@ -370,7 +370,7 @@ func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 	prepared := time.Since(began)
 	h.wait(t, 2*settle, "current", func(g *grazer) bool { return g.current && len(g.peers) == peers })
 	first := time.Since(began)
-	// All keys are on the Nodes, so that nothing of the beginning is left to be done.
+	// All keys are on the Nodes, so the start-up work is done.
 	eventually(t, settle, func(ctx context.Context) error {
 		list, err := l.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -417,8 +417,8 @@ func TestF34_BrokerRestartsUnderAThousandAgents(t *testing.T) {
 		agents, peers, seconds(prepared), seconds(first), received, seconds(took), h.received()-received, memory>>10)
 }
 
-// An agent stops reading: what waits for it is bounded by the number of objects, the others hear as fast as before, and
-// when it reads again it hears the newest state and not every change.
+// An agent stops reading. Its backlog is bounded by the number of objects, and the other agents receive changes as fast
+// as before. When it reads again, it receives the newest state and not every change.
 func TestF25_SlowAgent(t *testing.T) {
 	const agents, peers, rounds = 20, 250, 16
 	l := newLab(t, "a")
@@ -432,7 +432,7 @@ func TestF25_SlowAgent(t *testing.T) {
 	if err := l.admit(t.Context(), l.kube, agents); err != nil {
 		t.Fatal(err)
 	}
-	// How long a change takes to all the others, the longest of several, while every node moves again and again.
+	// churn measures the slowest delivery of several changes to all other agents, while every node moves repeatedly.
 	port := 52000
 	churn := func() (worst time.Duration) {
 		for range rounds {
@@ -466,7 +466,7 @@ func TestF25_SlowAgent(t *testing.T) {
 	for !slow.current {
 		read()
 	}
-	// From now on it does not read; its connection lives, as its pings are answered.
+	// From now on it does not read. Its connection lives, because its pings are answered.
 	heard := slow.changes
 	beside := kubetest.WriteBeside(t, l.kube)
 	during := churn()
@@ -505,7 +505,7 @@ func TestF25_SlowAgent(t *testing.T) {
 		rounds*peers, seconds(calm), seconds(during), caught, before>>10, after>>10)
 }
 
-// attach attaches one agent that reads a message only when it is asked to. Its window is of the smallest size, and
+// attach attaches one agent that reads a message only on request. Its flow control window has the smallest size and
 // does not grow.
 func (l *lab) attach(g *grazer, i int, peering string) (read func()) {
 	l.t.Helper()
@@ -544,7 +544,7 @@ func (l *lab) attach(g *grazer, i int, peering string) (read func()) {
 	}
 }
 
-// writeFile writes a file that nobody else reads, and its directory.
+// writeFile writes a file with mode 0600, and creates its directory.
 func writeFile(path, text string) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600))
 }

@@ -39,27 +39,27 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/proxy"
 )
 
-// programs are those of the checkout, built once.
+// programs returns the programs of the checkout, which are built once.
 var programs = sync.OnceValues(func() (map[string]string, error) { return buildPrograms(life) })
 
 func buildPrograms(ctx context.Context) (map[string]string, error) {
 	return (&components.Builder{Progress: os.Stderr}).Programs(ctx)
 }
 
-// lab is an apiserver, and programs of the checkout as processes on loopback. The broker's cluster is "hub"; exporters
-// of several clusters read the one apiserver, each exporting what has its own label.
+// lab is an apiserver, with programs of the checkout as processes on loopback. The broker's cluster is "hub". Exporters
+// of several clusters read the same apiserver, and each exports the objects with its own label.
 type lab struct {
 	t    *testing.T
 	dir  string
 	rest *rest.Config
 	kube kubernetes.Interface
 	bins map[string]string
-	// subnets are those of the remotes, by name.
+	// subnets are the subnets of the remotes by name.
 	subnets map[string]string
 	daemons *[]*daemon
 }
 
-// newLab makes the lab with keys for the hub and for each remote.
+// newLab creates the lab with keys for the hub and for each remote.
 func newLab(t *testing.T, remotes ...string) *lab {
 	t.Helper()
 	config := kubetest.Start(t)
@@ -67,7 +67,7 @@ func newLab(t *testing.T, remotes ...string) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not t.TempDir: the path of a socket has at most 107 bytes, unix(7).
+	// A socket path has at most 107 bytes (unix(7)), and t.TempDir may be longer.
 	dir, err := os.MkdirTemp("", "lab")
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +103,6 @@ func (l *lab) write(path, text string) {
 	}
 }
 
-// ctl runs semaphorectl.
 func (l *lab) ctl(args ...string) string {
 	l.t.Helper()
 	cmd := exec.CommandContext(l.t.Context(), l.bins["semaphorectl"], args...)
@@ -125,13 +124,13 @@ type daemon struct {
 	address      string // of a broker's federation listener
 	peering      string // of a broker's peering listener
 	program, cfg string
-	killed       bool // by the test
+	killed       bool // killed by the test
 }
 
-// config is a configuration file, as a person would write it.
+// config is the content of a configuration file.
 type config map[string]any
 
-// tls is the section with a part's keys.
+// tls returns the section with a part's keys.
 func (l *lab) tls(cluster, part string) config {
 	return config{
 		"certFile": l.path("pki", cluster, part, "tls.crt"), "keyFile": l.path("pki", cluster, part, "tls.key"),
@@ -139,7 +138,7 @@ func (l *lab) tls(cluster, part string) config {
 	}
 }
 
-// broker starts the hub's broker for all remotes; more is what else its configuration says.
+// broker starts the hub's broker for all remotes, with additional configuration in more.
 func (l *lab) broker(more config) *daemon {
 	l.t.Helper()
 	d := &daemon{name: "broker", program: "semaphore-broker", address: loopback.Address(l.t),
@@ -159,7 +158,7 @@ func (l *lab) broker(more config) *daemon {
 	}, config{"federation": d.address, "peering": d.peering}, more)
 }
 
-// exporter starts the exporter of a cluster, which offers the Services with the label lab=CLUSTER to the hub's broker.
+// exporter starts the exporter of a cluster. It exports the Services with the label lab=CLUSTER to the hub's broker.
 func (l *lab) exporter(cluster, address string, more config) *daemon {
 	l.t.Helper()
 	return l.start(&daemon{name: "exporter-" + cluster, program: "semaphore-exporter"}, config{
@@ -189,7 +188,7 @@ func (l *lab) start(d *daemon, cfg, listen, more config) *daemon {
 	return d
 }
 
-// run starts the program, again if it was killed.
+// run starts the program, or restarts it after kill.
 func (d *daemon) run() {
 	d.t.Helper()
 	process, err := testkit.Start(d.t, d.name, d.log, exec.Command(d.program, "--config", d.cfg))
@@ -199,7 +198,7 @@ func (d *daemon) run() {
 	d.Process, d.killed = process, false
 }
 
-// kill ends the program as a crash would.
+// kill ends the program like a crash.
 func (d *daemon) kill() {
 	d.t.Helper()
 	d.killed = true
@@ -213,7 +212,7 @@ func (d *daemon) runs() error {
 	return fmt.Errorf("%s has ended: %v\n%s", d.name, d.Err, d.Tail())
 }
 
-// status is what the program says of itself on its socket.
+// status returns the program's status from its socket.
 func (d *daemon) status(ctx context.Context) (*semaphorev1.GetStatusResponse, error) {
 	if err := d.runs(); err != nil {
 		return nil, err
@@ -228,7 +227,7 @@ func (d *daemon) status(ctx context.Context) (*semaphorev1.GetStatusResponse, er
 	return semaphorev1.NewDebugServiceClient(conn).GetStatus(ctx, &semaphorev1.GetStatusRequest{})
 }
 
-// ready is nil when the program says that it does its work.
+// ready returns nil if the program reports that it is ready.
 func (d *daemon) ready(ctx context.Context) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.http+"/readyz", nil)
 	if err != nil {
@@ -246,7 +245,7 @@ func (d *daemon) ready(ctx context.Context) error {
 	return err
 }
 
-// link is what the program says of one cluster.
+// link returns the program's status of one cluster.
 func (d *daemon) link(ctx context.Context, cluster string) (*semaphorev1.LinkStatus, error) {
 	s, err := d.status(ctx)
 	if err != nil {
@@ -272,7 +271,7 @@ func (d *daemon) connected(cluster string) {
 	})
 }
 
-// metric is the sum of a metric's lines that have all of some labels, such as `cluster="a"`.
+// metric returns the sum of a metric over the series that have all given labels, such as `cluster="a"`.
 func (d *daemon) metric(name string, labels ...string) float64 {
 	d.t.Helper()
 	ctx, cancel := context.WithTimeout(d.t.Context(), time.Minute)
@@ -307,7 +306,7 @@ func (d *daemon) metric(name string, labels ...string) float64 {
 	return sum
 }
 
-// via runs a proxy before an address until the test ends.
+// via runs a proxy in front of an address until the test ends.
 func (l *lab) via(address string) *proxy.Proxy {
 	l.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -330,7 +329,7 @@ func (l *lab) via(address string) *proxy.Proxy {
 	return p
 }
 
-// offer makes a Service of a cluster, with one endpoint in its subnet or at the address given.
+// offer creates a Service of a cluster, with one endpoint in its subnet or at the given address.
 func (l *lab) offer(cluster, name string, number int, address string) {
 	l.t.Helper()
 	if address == "" {
@@ -357,7 +356,7 @@ func (l *lab) offer(cluster, name string, number int, address string) {
 	}
 }
 
-// withdraw deletes what offer made.
+// withdraw deletes the objects of offer.
 func (l *lab) withdraw(name string) {
 	l.t.Helper()
 	if err := errors.Join(
@@ -368,7 +367,7 @@ func (l *lab) withdraw(name string) {
 	}
 }
 
-// mirrors are the mirrors and slices of a remote, with UID and version: what must not change when nothing should.
+// mirrors returns the mirrors and slices of a remote with UID and version, to detect changes.
 func (l *lab) mirrors(ctx context.Context, cluster string) (view, error) {
 	out := view{}
 	managed := metav1.ListOptions{LabelSelector: managedLabel + "=" + managedBy}
@@ -393,7 +392,7 @@ func (l *lab) mirrors(ctx context.Context, cluster string) (view, error) {
 	return out, nil
 }
 
-// mustMirrors is mirrors, now.
+// mustMirrors is mirrors that fails the test on an error.
 func (l *lab) mustMirrors(cluster string) view {
 	l.t.Helper()
 	v, err := l.mirrors(l.t.Context(), cluster)
@@ -403,8 +402,8 @@ func (l *lab) mustMirrors(cluster string) view {
 	return v
 }
 
-// waitMirrors waits until a remote has exactly so many Services mirrored, each with its slice, and returns how long it
-// took.
+// waitMirrors waits until exactly this number of a remote's Services is mirrored, each with its slice, and returns the
+// time.
 func (l *lab) waitMirrors(cluster string, services int) time.Duration {
 	l.t.Helper()
 	return eventually(l.t, settle, func(ctx context.Context) error {
@@ -423,7 +422,7 @@ func (l *lab) waitMirrors(cluster string, services int) time.Duration {
 	})
 }
 
-// unchanged fails the test if a remote's mirrors are not what they were.
+// unchanged fails the test if a remote's mirrors have changed.
 func (l *lab) unchanged(cluster string, was view) {
 	l.t.Helper()
 	if d := was.difference(l.mustMirrors(cluster)); d != "" {
@@ -431,7 +430,7 @@ func (l *lab) unchanged(cluster string, was view) {
 	}
 }
 
-// dial connects to a broker's federation listener as a part of a cluster would.
+// dial connects to a broker's federation listener with the certificate of a part of a cluster.
 func (l *lab) dial(address, cluster, part string) *grpc.ClientConn {
 	l.t.Helper()
 	certificate, err := tls.LoadX509KeyPair(l.path("pki", cluster, part, "tls.crt"),
@@ -441,7 +440,7 @@ func (l *lab) dial(address, cluster, part string) *grpc.ClientConn {
 	}
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 		Certificates: []tls.Certificate{certificate},
-		// Who the broker is plays no part where a test plays its peer.
+		// The broker's identity does not matter where a test plays its peer.
 		InsecureSkipVerify: true, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13,
 	})))
 	if err != nil {

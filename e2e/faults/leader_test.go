@@ -17,13 +17,13 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// leaseDuration is that of the default configuration.
+// leaseDuration is the default.
 const leaseDuration = 15 * time.Second
 
-// asleep is how long a leader is stopped: long enough for another to lead and to have written.
+// asleep is how long a leader is stopped: long enough that another leads and has written.
 const asleep = leaseDuration + 7*time.Second
 
-// standbys fails the test unless a part has two replicas, one of them active.
+// standbys fails the test unless a part has two replicas, one of them leading.
 func standbys(t *testing.T, c *testbed.Cluster, name string) {
 	t.Helper()
 	eventually(t, settle, func(ctx context.Context) error {
@@ -39,7 +39,7 @@ func standbys(t *testing.T, c *testbed.Cluster, name string) {
 	})
 }
 
-// transitions counts how often a Lease has changed hands, and names who holds it.
+// transitions returns the number of transitions of a Lease, and its holder.
 func transitions(ctx context.Context, c *testbed.Cluster, lease string) (int32, string, error) {
 	l, err := c.Client.CoordinationV1().Leases(e2e.Namespace).Get(ctx, lease, metav1.GetOptions{})
 	if err != nil {
@@ -51,8 +51,8 @@ func transitions(ctx context.Context, c *testbed.Cluster, lease string) (int32, 
 	return *l.Spec.LeaseTransitions, *l.Spec.HolderIdentity, nil
 }
 
-// The leader cannot reach its apiserver: it stops before its lease can be another's, the other takes over, and nothing
-// is written twice, lost or made again.
+// The leader cannot reach its apiserver. It stops before another can hold its Lease, another leads, and nothing is
+// written twice, lost or re-created.
 func TestF23_LeaderLosesItsLease(t *testing.T) {
 	b := onBed(t)
 	standbys(t, b.c1, "broker")
@@ -66,7 +66,7 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 	_, mend := cutOffFromAPIServer(t, old)
 	cut := time.Now()
 	beside := kubetest.WriteBeside(t, b.c1.Client)
-	// When the old one stops working, by its own word, and when the lease is another's.
+	// stopped is when the old leader stopped working, according to its status; taken is when another held the Lease.
 	var stopped, taken time.Duration
 	eventually(t, settle, func(ctx context.Context) error {
 		if stopped == 0 {
@@ -100,7 +100,7 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 			seconds(most), seconds(late))
 	}
 	g.untouched()
-	// The new one works while the old one is still cut off.
+	// The new leader works while the old one is still cut off.
 	t.Cleanup(func() {
 		if err := withdraw(life, b.c2, "while-deposed"); err != nil {
 			t.Error(err)
@@ -134,8 +134,8 @@ func TestF23_LeaderLosesItsLease(t *testing.T) {
 		seconds(stopped), seconds(taken), seconds(worked), seconds(took), g.finish())
 }
 
-// The leader is stopped for longer than its lease, and continues when another leads: it writes nothing more and ends;
-// the lease changes hands once.
+// The leader is stopped for longer than its Lease and continues when another leads. It writes nothing more and exits.
+// The Lease changes hands once.
 func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 	b := onBed(t)
 	for _, which := range []struct {
@@ -174,8 +174,8 @@ func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 				return err
 			})
 			g.untouched()
-			// What happens now is the new leader's to carry; then the old one continues, with all it had in hand.
-			// The old one gets their mirrors at once then, before it knows what they mirror.
+			// The new leader has to write these changes. The old leader then continues with its earlier state. Its informers
+			// deliver the new mirrors first, before it knows their sources.
 			const offered = 5
 			g.allow(func(c *testbed.Cluster, ch change) bool { return c == b.c1 && ch.managed && ch.op == "create" })
 			for i := range offered {
@@ -193,7 +193,7 @@ func TestF24_StoppedLeaderIsResumed(t *testing.T) {
 					return err
 				})
 			}
-			// Longer than any time of the lease.
+			// Wait longer than every timeout of the Lease.
 			pause(t, asleep-time.Since(stopped))
 			goOn()
 			woken := time.Now()

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// The words of the documentation that the model is made of.
+// Names from the documentation, from which the model is made.
 const (
 	mirrorLabel   = "mirror.semaphore.uw.io/mirror-service"
 	setLabel      = "semaphore.uw.systems/name"
@@ -38,10 +38,10 @@ var (
 	nodesResource = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 )
 
-// view is what is, or should be, in one cluster because of the other: a line of text for each thing.
+// view describes what exists, or should exist, in one cluster because of the other: a line of text for each thing.
 type view map[string]string
 
-// difference says in words how is differs from v; empty when it does not.
+// difference describes how is differs from v. It is empty if it does not.
 func (v view) difference(is view) string {
 	var lines []string
 	for name, want := range v {
@@ -65,8 +65,8 @@ func (v view) difference(is view) string {
 	return strings.Join(lines, "\n")
 }
 
-// wanted is what the documentation says of what a cluster should hold of another: the model of checker I1. It is
-// made from the other cluster's objects alone.
+// wanted returns what a cluster should hold for another according to the documentation: the model of checker I1. It
+// uses only the other cluster's objects.
 func wanted(ctx context.Context, src, dst *testbed.Cluster) (view, error) {
 	out := view{}
 	services, err := src.Client.CoreV1().Services("").List(ctx, metav1.ListOptions{LabelSelector: mirrorLabel + "=true"})
@@ -132,7 +132,7 @@ func wanted(ctx context.Context, src, dst *testbed.Cluster) (view, error) {
 	return out, nil
 }
 
-// present is what a cluster holds that is semaphore's.
+// present returns the objects of semaphore in a cluster.
 func present(ctx context.Context, c *testbed.Cluster) (view, error) {
 	out := view{}
 	managed := metav1.ListOptions{LabelSelector: managedLabel + "=" + managedBy}
@@ -182,7 +182,7 @@ func portsOf(s *corev1.Service) string {
 	return sorted(out)
 }
 
-// endpointsOf are the addresses of all slices, by namespace and service.
+// endpointsOf returns the addresses of all slices by namespace and Service.
 func endpointsOf(ctx context.Context, c *testbed.Cluster, namespace, selector string) (map[string][]string, error) {
 	list, err := c.Client.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
@@ -214,7 +214,7 @@ type kernel struct {
 	devices, peers, routes []string
 }
 
-// kernelOf asks the node's kernel and WireGuard devices.
+// kernelOf reads it from the node's kernel and WireGuard devices.
 func kernelOf(ctx context.Context, n *testbed.Node) (kernel, error) {
 	var out kernel
 	text, err := n.Exec(
@@ -232,7 +232,7 @@ func kernelOf(ctx context.Context, n *testbed.Node) (kernel, error) {
 	}
 	for line := range strings.Lines(sections[0]) {
 		if f := strings.Fields(line); len(f) > 1 {
-			out.devices = append(out.devices, f[0]+f[1]) // its number tells whether it was made again
+			out.devices = append(out.devices, f[0]+f[1]) // the interface index shows whether it was re-created
 		}
 	}
 	for line := range strings.Lines(sections[1]) {
@@ -255,7 +255,7 @@ func sorted(lines []string) string {
 	return strings.Join(lines, "; ")
 }
 
-// whole is nil when both clusters hold exactly what the model says (checker I1), and every part says that all is well.
+// whole returns nil if both clusters hold exactly what the model says (checker I1) and every part is well.
 func (b *bed) whole(ctx context.Context) error {
 	for _, dst := range b.tb.Clusters() {
 		src := b.other(dst)
@@ -300,18 +300,18 @@ func (b *bed) whole(ctx context.Context) error {
 	return nil
 }
 
-// converges fails the test unless the bed is whole within a time, and returns the time it took.
+// converges fails the test unless the bed becomes whole within a time, and returns the time.
 func (b *bed) converges(t *testing.T, within time.Duration) time.Duration {
 	t.Helper()
 	return eventually(t, within, b.whole)
 }
 
-// services is how many Services of c2 are mirrored in c1. The brake counts what is withdrawn over minutes: all that the
-// cases withdraw, one after the other, must stay under half of them.
+// services is the number of c2's Services that are mirrored in c1. The brake counts withdrawals over minutes, so all
+// withdrawals of the consecutive cases must stay below half of it.
 const services = 160
 
-// populate makes objects in both clusters for the other to hold: many Services with endpoints in c2, a few in c1, pods
-// of sets, and objects of somebody else's next to where the mirrors are.
+// populate creates objects in both clusters for the other: many Services with endpoints in c2, a few in c1, pods of
+// sets, and foreign objects next to the mirrors.
 func (b *bed) populate(ctx context.Context) error {
 	if err := b.c1.ApplyYAML(ctx, workload("client", 1)); err != nil {
 		return err
@@ -343,7 +343,7 @@ func (b *bed) populate(ctx context.Context) error {
 	return nil
 }
 
-// offer makes a Service that is mirrored, with one endpoint that nobody stands behind.
+// offer creates a Service that is mirrored, with one endpoint whose address no pod has.
 func offer(ctx context.Context, c *testbed.Cluster, name string, number int) error {
 	labels := map[string]string{mirrorLabel: "true"}
 	if _, err := c.Client.CoreV1().Services("shop").Create(ctx, &corev1.Service{
@@ -365,7 +365,7 @@ func offer(ctx context.Context, c *testbed.Cluster, name string, number int) err
 	return err
 }
 
-// withdraw deletes what offer made.
+// withdraw deletes the objects of offer.
 func withdraw(ctx context.Context, c *testbed.Cluster, name string) error {
 	return errors.Join(
 		c.Client.DiscoveryV1().EndpointSlices("shop").Delete(ctx, name, metav1.DeleteOptions{}),
@@ -373,13 +373,13 @@ func withdraw(ctx context.Context, c *testbed.Cluster, name string) error {
 	)
 }
 
-// inside is an address of a cluster's pods that no pod has.
+// inside returns an address in a cluster's pod subnet that no pod has.
 func inside(c *testbed.Cluster, number int) string {
 	a := c.PodCIDR.Addr().As4()
 	return fmt.Sprintf("%d.%d.%d.%d", a[0], a[1], 200+number/250, 1+number%250)
 }
 
-// workload is pods that are in a set.
+// workload returns pods that are in a set.
 func workload(name string, replicas int) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -402,7 +402,7 @@ spec:
 `, name, replicas, setLabel)
 }
 
-// foreign is objects of somebody else, where the broker writes.
+// foreign returns objects of another owner in the places where the broker writes.
 func foreign(ip string) string {
 	return fmt.Sprintf(`
 apiVersion: v1

@@ -21,7 +21,8 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
-// record follows every change to what a broker writes, and to what it must leave alone, in one cluster.
+// record follows, in one cluster, every change to the kinds that a broker writes and to the objects that it must not
+// touch.
 type record struct {
 	cluster *testbed.Cluster
 	stores  map[schema.GroupVersionResource]cache.Store
@@ -49,7 +50,8 @@ func (c change) String() string {
 	return fmt.Sprintf("%s %s %s (%s) %s", c.at.Format("15:04:05.000"), c.op, c.resource+" "+c.name, who, c.detail)
 }
 
-// newRecord follows a cluster until ctx ends; running has its goroutines. It returns when all that is there is known.
+// newRecord follows a cluster until ctx ends, with its goroutines in running. It returns when the informers have
+// synced.
 func newRecord(ctx context.Context, c *testbed.Cluster, running *sync.WaitGroup) (*record, error) {
 	r := &record{cluster: c, stores: map[schema.GroupVersionResource]cache.Store{}}
 	var synced []cache.InformerSynced
@@ -59,7 +61,7 @@ func newRecord(ctx context.Context, c *testbed.Cluster, running *sync.WaitGroup)
 	} {
 		informer := dynamicinformer.NewFilteredDynamicInformer(c.Dynamic, resource, namespace, 0, cache.Indexers{},
 			nil).Informer()
-		// An apiserver that is away is a part of many cases.
+		// Ignore watch errors: many cases take the apiserver down.
 		if err := informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}); err != nil {
 			return nil, err
 		}
@@ -90,7 +92,7 @@ func (r *record) note(resource schema.GroupVersionResource, op string, before, a
 		after, before = tombstone.Obj, tombstone.Obj
 	}
 	object := after.(*unstructured.Unstructured)
-	// The slices of the product's own Services follow its pods: e2e.CallsReachLeader is about them.
+	// Ignore the slices of the product's own Services, which follow its pods. e2e.CallsReachLeader checks them.
 	switch object.GetLabels()["endpointslice.kubernetes.io/managed-by"] {
 	case "endpointslice-controller.k8s.io", "semaphore-broker-leader":
 		return
@@ -101,15 +103,15 @@ func (r *record) note(resource schema.GroupVersionResource, op string, before, a
 	}
 	if before, ok := before.(*unstructured.Unstructured); ok && op == "update" {
 		if before.GetResourceVersion() == object.GetResourceVersion() {
-			return // listed again
+			return // a relist
 		}
-		// Kubelet writes a node's status, and controllers its taints, in their own time.
+		// Ignore a node's status and taints, which kubelet and controllers change.
 		if resource == nodesResource && before.GetUID() == object.GetUID() &&
 			maps.Equal(before.GetAnnotations(), object.GetAnnotations()) && maps.Equal(before.GetLabels(), object.GetLabels()) {
 			return
 		}
 		if before.GetUID() != object.GetUID() {
-			c.op = "replace" // it was deleted and made again between two lists
+			c.op = "replace" // it was deleted and re-created between two lists
 		}
 		c.detail = fmt.Sprintf("version %s to %s", before.GetResourceVersion(), object.GetResourceVersion())
 	}
@@ -118,14 +120,14 @@ func (r *record) note(resource schema.GroupVersionResource, op string, before, a
 	r.changes = append(r.changes, c)
 }
 
-// mark is a moment in the record.
+// mark returns a position in the record.
 func (r *record) mark() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.changes)
 }
 
-// since is what has changed since a mark, up to now: it waits until the record knows what the apiserver does.
+// since returns the changes since a mark. It first waits until the record has caught up with the apiserver.
 func (r *record) since(ctx context.Context, mark int) ([]change, error) {
 	if err := testbed.WaitFor(ctx, settle, "the record of "+r.cluster.Name+" to catch up", r.caughtUp); err != nil {
 		return nil, err
@@ -161,7 +163,7 @@ func (r *record) caughtUp(ctx context.Context) error {
 	return nil
 }
 
-// outside names an address in a mirror or set that is not one of the other cluster's pods: checker I4, containment.
+// outside returns an error for an address in a mirror or set outside the other cluster's pods: checker I4, containment.
 func outside(c change, pods netip.Prefix) error {
 	if !c.managed || c.op == "delete" {
 		return nil

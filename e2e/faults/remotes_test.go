@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/proxy"
 )
 
-// One of three remotes is cut off: what changes in the other two arrives as fast as before, and of the one nothing
-// goes.
+// One of three remotes is cut off. Changes in the other two arrive as fast as before, and nothing of the first one is
+// removed.
 func TestF06_OneRemoteOfThreePartitioned(t *testing.T) {
 	l := newLab(t, "a", "b", "c")
 	broker := l.broker(nil)
@@ -33,7 +33,7 @@ func TestF06_OneRemoteOfThreePartitioned(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		l.waitMirrors(name, 10)
 	}
-	// How long one change takes, the longest of several.
+	// slowest returns the longest time of several changes.
 	slowest := func(tag string) time.Duration {
 		var worst time.Duration
 		for i := range 5 {
@@ -86,8 +86,8 @@ func TestF06_OneRemoteOfThreePartitioned(t *testing.T) {
 		seconds(calm), seconds(during), seconds(took))
 }
 
-// A message over the limit ends its stream with RESOURCE_EXHAUSTED; the broker, the exporter that is connected, and
-// what is held stay as they are.
+// A message over the limit ends its stream with RESOURCE_EXHAUSTED. The broker, the connected exporter and the replica
+// are not affected.
 func TestF26_MessageOverLimit(t *testing.T) {
 	l := newLab(t, "a")
 	broker := l.broker(nil)
@@ -114,7 +114,7 @@ func TestF26_MessageOverLimit(t *testing.T) {
 			t.Errorf("8 MiB were answered with %v, want RESOURCE_EXHAUSTED", err)
 		}
 	}
-	// gRPC answers a message over the limit before the broker's handler hears of it, and counts it.
+	// gRPC refuses a message over the limit before the broker's handler runs, and counts it.
 	var counted float64
 	eventually(t, settle, func(context.Context) error {
 		counted = broker.metric("grpc_server_handled_total", `grpc_code="ResourceExhausted"`)
@@ -135,8 +135,8 @@ func TestF26_MessageOverLimit(t *testing.T) {
 	t.Logf("%v messages of 8 MiB refused and counted; the exporter's stream continued", counted)
 }
 
-// Two remotes with overlapping subnets are no configuration: the broker says so and does not start. What one remote
-// says of another's subnet at run time is refused, object by object.
+// Two remotes with overlapping subnets are an invalid configuration: the broker reports it and does not start. At run
+// time, objects of one remote inside another's subnet are refused one by one.
 func TestF31_OverlappingRemotes(t *testing.T) {
 	t.Run("in the configuration", func(t *testing.T) {
 		l := newLab(t, "a", "b")
@@ -166,7 +166,7 @@ func TestF31_OverlappingRemotes(t *testing.T) {
 		was := l.mustMirrors("a")
 		l.exporter("b", broker.address, nil)
 		l.offer("b", "good", 6, "")
-		l.offer("b", "thief", 7, "10.11.1.6") // the endpoint of a's
+		l.offer("b", "thief", 7, "10.11.1.6") // the address of a's endpoint
 		eventually(t, settle, func(ctx context.Context) error {
 			v, err := l.mirrors(ctx, "b")
 			if err != nil {
@@ -212,7 +212,7 @@ func TestF31_OverlappingRemotes(t *testing.T) {
 	})
 }
 
-// An exporter that suddenly exports nothing, for want of rights or by a mistyped selector, takes nothing down.
+// An exporter that suddenly exports nothing, because of missing permissions or a mistyped selector, removes nothing.
 func TestF37_ExporterExportsNothing(t *testing.T) {
 	l := newLab(t, "a")
 	broker := l.broker(nil)

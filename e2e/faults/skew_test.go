@@ -22,7 +22,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	_ "google.golang.org/grpc/encoding/gzip" // exporters compress
+	_ "google.golang.org/grpc/encoding/gzip" // exporters compress their messages
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -30,13 +30,13 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Peers of other versions: one that has not heard of digests, terms and sources, as the first version was, and one that
-// says what nobody knows yet.
+// Peers of other versions: one without digests, terms and sources, like the first version, and one with fields that no
+// version knows yet.
 func TestF38_VersionSkew(t *testing.T) {
 	l := newLab(t, "a")
 	t.Run("an older exporter", func(t *testing.T) {
 		broker := l.on(t).broker(nil)
-		// It sends neither term, source nor digests, and its snapshot alone tells what it has.
+		// It sends no term, source or digests, so only its snapshot says what it has.
 		mirrored := converse(t, l, broker, nil)
 		t.Logf("taken over: %s", mirrored)
 	})
@@ -93,7 +93,7 @@ func unknown(m proto.Message) {
 	m.ProtoReflect().SetUnknown(protowire.AppendBytes(raw, []byte("of a later version")))
 }
 
-// converse plays an exporter that offers one Service, alters what it says, and returns the mirror's name.
+// converse plays an exporter that offers one Service, alters its messages, and returns the mirror's name.
 func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hello, *semaphorev1.Object)) string {
 	t.Helper()
 	hello := &semaphorev1.Hello{
@@ -207,7 +207,7 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 		}
 		return nil
 	})
-	// The stream continues.
+	// The stream still works.
 	if err := stream.Send(&semaphorev1.PublishRequest{
 		Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{Changes: []*semaphorev1.Change{
 			{Revision: 2, Change: &semaphorev1.Change_Delete{Delete: service.GetKey()}},
@@ -219,8 +219,7 @@ func converse(t *testing.T, l *lab, broker *daemon, alter func(*semaphorev1.Hell
 	return name
 }
 
-// playedBroker is a broker of another version, played: it answers Hello with a Welcome of its own, and notes what it
-// hears.
+// playedBroker plays a broker of another version: it answers Hello with its own Welcome and records what it receives.
 type playedBroker struct {
 	semaphorev1.UnimplementedFederationServiceServer
 	welcome *semaphorev1.Welcome
@@ -268,7 +267,7 @@ func (p *playedBroker) Publish(stream semaphorev1.FederationService_PublishServe
 	}
 }
 
-// serve serves the played broker with the hub's own certificate until the test ends.
+// serve serves the played broker with the hub's certificate until the test ends.
 func (p *playedBroker) serve(t *testing.T, l *lab) string {
 	t.Helper()
 	certificate, err := tls.LoadX509KeyPair(l.path("pki", "hub", "broker", "tls.crt"),
@@ -294,9 +293,9 @@ func (p *playedBroker) serve(t *testing.T, l *lab) string {
 	return listener.Addr().String()
 }
 
-// A certificate that begins in ten minutes, as of a clock that is ahead, is refused in words that name both times; what
-// stands is not touched, and the right certificate is taken without a restart. A clock that is ahead by less than five
-// minutes does no harm, as certificates begin that long before they are made.
+// A certificate that is valid only in ten minutes, as from a clock that is ahead, is refused with an error that names
+// both times. Existing objects are not touched, and the right certificate is accepted without a restart. A clock that
+// is less than five minutes ahead does no harm, because certificates are backdated by that.
 func TestF18_ClocksApart(t *testing.T) {
 	l := newLab(t, "a")
 	broker := l.broker(nil)
@@ -327,7 +326,7 @@ func TestF18_ClocksApart(t *testing.T) {
 	for name, ahead := range map[string]time.Duration{"ahead by ten minutes": 10 * time.Minute,
 		"behind by ten minutes": -10 * time.Minute} {
 		t.Run(name, func(t *testing.T) {
-			// Ahead: it begins in ten minutes. Behind: it ended ten minutes ago.
+			// Clock ahead: the certificate is valid in ten minutes. Clock behind: it expired ten minutes ago.
 			begin, end := time.Now().Add(ahead), time.Now().Add(time.Hour)
 			if ahead < 0 {
 				begin, end = time.Now().Add(-time.Hour), time.Now().Add(ahead)
@@ -361,7 +360,7 @@ func TestF18_ClocksApart(t *testing.T) {
 			l.write(l.path("pki", "a", "exporter", "tls.key"), string(goodKey))
 			l.write(file, string(good))
 			if exporter.runs() != nil {
-				exporter.run() // it did not start, which a kubelet would try again
+				exporter.run() // it did not start, and a kubelet would retry
 			}
 			exporter.connected("hub")
 			l.unchanged("a", was)
@@ -370,7 +369,7 @@ func TestF18_ClocksApart(t *testing.T) {
 	}
 }
 
-// issue signs a certificate of a part for any time.
+// issue signs a part's certificate with any validity.
 func issue(t *testing.T, l *lab, cluster, part string, from, until time.Time) (certificate, key string) {
 	t.Helper()
 	ca, err := tls.LoadX509KeyPair(l.path("pki", cluster, "ca.crt"), l.path("pki", cluster, "ca.key"))
@@ -399,7 +398,7 @@ func issue(t *testing.T, l *lab, cluster, part string, from, until time.Time) (c
 		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}))
 }
 
-// on is the lab for a subtest.
+// on returns the lab for a subtest.
 func (l *lab) on(t *testing.T) *lab {
 	copied := *l
 	copied.t = t

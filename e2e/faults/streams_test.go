@@ -15,10 +15,10 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/proxy"
 )
 
-// halfOpenBound is how soon a connection without another end must be noticed.
+// halfOpenBound bounds the detection of a connection without another end.
 const halfOpenBound = 15 * time.Second
 
-// linkTo is what an active part says of its stream to or from a cluster.
+// linkTo returns the leading pod of a part and its status of the stream to or from a cluster.
 func linkTo(ctx context.Context, c *testbed.Cluster, name, cluster string) (*testbed.Pod,
 	*semaphorev1.LinkStatus, error) {
 	pod, err := active(ctx, c, name)
@@ -37,8 +37,7 @@ func linkTo(ctx context.Context, c *testbed.Cluster, name, cluster string) (*tes
 	return nil, nil, fmt.Errorf("%s of %s knows no cluster %s", name, c.Name, cluster)
 }
 
-// A broker that is killed while a snapshot is on its way has applied nothing of it; with the next one nothing is
-// deleted or made again.
+// A broker that is killed during a snapshot has applied nothing of it. The next snapshot deletes or re-creates nothing.
 func TestF01_BrokerKilledMidSnapshot(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
@@ -48,7 +47,7 @@ func TestF01_BrokerKilledMidSnapshot(t *testing.T) {
 		}
 	}
 	var seen string
-	// mid reports whether a snapshot of the new broker was seen on its way, rather than whole at the first look.
+	// mid reports whether a partial snapshot of the new broker was observed, rather than a complete one at the first look.
 	mid := func() (partly bool) {
 		eventually(t, settle, func(ctx context.Context) error {
 			_, l, err := linkTo(ctx, b.c1, "broker", "c2")
@@ -71,8 +70,8 @@ func TestF01_BrokerKilledMidSnapshot(t *testing.T) {
 		})
 		return partly
 	}
-	// A broker is killed so that the next one needs a snapshot, which then comes a few bytes at a time: by how few
-	// it is seen on its way depends on the machine.
+	// Kill a broker so that the next one needs a snapshot, and limit its rate. The rate at which a partial snapshot is
+	// observed depends on the machine.
 	for rate := 1500; ; rate = rate * 2 / 3 {
 		b.toC1.Set(proxy.Conditions{Rate: rate})
 		kill("first")
@@ -91,8 +90,8 @@ func TestF01_BrokerKilledMidSnapshot(t *testing.T) {
 	t.Logf("killed at: %s; whole again after %s; %s", seen, seconds(took), g.finish())
 }
 
-// An exporter that restarts while nothing has changed costs nothing: no snapshot is sent again, no object is written,
-// no agent receives anything.
+// An exporter restart without changes costs nothing: no snapshot is sent, no object is written, and no agent receives
+// anything.
 func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
@@ -119,7 +118,7 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 		}
 		return nil
 	})
-	pause(t, 2*time.Second) // for what might come late
+	pause(t, 2*time.Second) // for late changes
 	after, err := metrics(t.Context(), broker)
 	if err != nil {
 		t.Fatal(err)
@@ -142,12 +141,12 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 		g.finish())
 }
 
-// A connection whose other end is gone without a word is noticed within 15 s, from either end; all state is kept.
+// Both ends detect a half-open connection within 15 s, and all state is kept.
 func TestF04_HalfOpenConnection(t *testing.T) {
 	b := onBed(t)
 	for _, way := range []struct {
 		name string
-		// cut makes the connection half-open and returns what repairs the network.
+		// cut makes the connection half-open and returns a function that repairs the network.
 		cut func(t *testing.T) (repair func())
 	}{
 		{"the broker's end is gone", func(*testing.T) func() {
@@ -163,7 +162,7 @@ func TestF04_HalfOpenConnection(t *testing.T) {
 			repair := way.cut(t)
 			t.Cleanup(repair)
 			cut := time.Now()
-			// The timers are those of the parts, which may have to wait for a processor like a write does.
+			// The parts' own timers may be late on a busy machine, like a write.
 			here, there := kubetest.WriteBeside(t, b.c1.Client), kubetest.WriteBeside(t, b.c2.Client)
 			noticed := map[string]time.Duration{}
 			eventually(t, settle, func(ctx context.Context) error {
@@ -179,7 +178,7 @@ func TestF04_HalfOpenConnection(t *testing.T) {
 						return err
 					}
 					if !l.Connected {
-						// Measured by the part's own word of when, not by when we asked.
+						// Use the part's own time of detection, not the time of this query.
 						noticed[end.name] = l.Since.AsTime().Sub(cut)
 					}
 				}
@@ -197,7 +196,7 @@ func TestF04_HalfOpenConnection(t *testing.T) {
 						halfOpenBound, seconds(late))
 				}
 			}
-			// Its age grows, and nothing else happens.
+			// The age of the state grows, and nothing else happens.
 			link := func() (l *semaphorev1.LinkStatus) {
 				eventually(t, settle, func(ctx context.Context) (err error) {
 					_, l, err = linkTo(ctx, b.c1, "broker", "c2")
@@ -224,7 +223,7 @@ func TestF04_HalfOpenConnection(t *testing.T) {
 	}
 }
 
-// drop has the fabric drop every packet to and from the proxy before a cluster's broker, without a word.
+// drop drops every packet to and from the proxy in front of a cluster's broker on the fabric.
 func (b *bed) drop(t *testing.T, to *testbed.Cluster) (repair func()) {
 	t.Helper()
 	address := b.before(to).Address().String()
@@ -246,17 +245,17 @@ func (b *bed) drop(t *testing.T, to *testbed.Cluster) (repair func()) {
 	}
 }
 
-// Two clusters are parted while much changes in one of them; meanwhile nothing is withdrawn in the other, and
-// afterwards it is as it would have been without, with the deletions.
+// Two clusters are partitioned while much changes in one of them. Meanwhile nothing is withdrawn in the other.
+// Afterwards it has the state that it would have had without the partition, including the deletions.
 func TestF05_PartitionWithChurn(t *testing.T) {
 	b := onBed(t)
 	g := b.watch(t)
 	b.toC1.Set(proxy.Conditions{Stall: true})
 	b.toC2.Set(proxy.Conditions{Stall: true})
-	// Longer than keepalives and the first retries: the parts know that they are parted.
+	// This is longer than keepalives and the first retries, so the parts detect the partition.
 	const parted = 25 * time.Second
 	until := time.Now().Add(parted)
-	// Churn: some Services go, some come, some come and go again, pods of a set are replaced.
+	// Churn: some Services are deleted, some are created, some are created and deleted, and pods of a set are replaced.
 	ctx := t.Context()
 	var errs []error
 	for i := range 8 {
@@ -267,7 +266,7 @@ func TestF05_PartitionWithChurn(t *testing.T) {
 	for i := range 8 {
 		errs = append(errs, withdraw(ctx, b.c2, fmt.Sprintf("brief-%03d", i)))
 	}
-	// One that is deleted and made again under its name is another one.
+	// A Service that is deleted and re-created under its name is another object.
 	errs = append(errs, withdraw(ctx, b.c2, "many-020"), offer(ctx, b.c2, "many-020", 777))
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
@@ -283,7 +282,7 @@ func TestF05_PartitionWithChurn(t *testing.T) {
 	b.toC1.Set(proxy.Conditions{})
 	b.toC2.Set(proxy.Conditions{})
 	took := b.converges(t, settle)
-	// What did not change was not touched, and what only was there in between never came.
+	// Objects without a change were not touched, and objects that existed only during the partition were never written.
 	for _, ch := range g.sofar(b.c1) {
 		if !b.churned(ch.name) {
 			t.Errorf("nothing changed at its source: %s", ch)
@@ -292,7 +291,7 @@ func TestF05_PartitionWithChurn(t *testing.T) {
 	t.Logf("parted for %s; whole %s after healing; %s", parted, seconds(took), g.finish())
 }
 
-// churned reports whether an object of c1 follows from what F05 changed.
+// churned reports whether an object of c1 results from the changes of F05.
 func (b *bed) churned(name string) bool {
 	for i := range 8 {
 		for _, s := range []string{fmt.Sprintf("many-%03d", i), fmt.Sprintf("late-%03d", i)} {
@@ -304,7 +303,7 @@ func (b *bed) churned(name string) bool {
 	return strings.Contains(name, "many-020") || strings.Contains(name, "shop-server")
 }
 
-// refill puts back what F05 took.
+// refill restores what F05 deleted.
 func (b *bed) refill(t *testing.T) {
 	t.Helper()
 	var errs []error

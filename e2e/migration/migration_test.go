@@ -21,7 +21,7 @@ import (
 
 const device = "wireguard.c2"
 
-// stands is c1's device as it is.
+// stands returns c1's device.
 func stands(t *testing.T) *wireguard.Device {
 	t.Helper()
 	h, err := wireguard.NewHost("auto")
@@ -32,7 +32,7 @@ func stands(t *testing.T) *wireguard.Device {
 	return d
 }
 
-// deleteDevice takes a device out, on either node.
+// deleteDevice deletes a device on a node.
 func deleteDevice(t *testing.T, on func(func() error) error, name string) {
 	t.Helper()
 	must(t, on(func() error {
@@ -45,7 +45,7 @@ func deleteDevice(t *testing.T, on func(func() error) error, name string) {
 	}))
 }
 
-// peersAre waits until c1's device, or c2's, has one peer with a key, or none.
+// peersAre waits until a device has exactly one peer, with the key, or no peer if the key is empty.
 func peersAre(t *testing.T, on func(func() error) error, device, key string) {
 	t.Helper()
 	eventually(t, device+" has the peer "+key, func() error {
@@ -79,8 +79,8 @@ func TestMigration(t *testing.T) {
 	})
 }
 
-// A node goes over from semaphore-wireguard and back, while its remote stays with semaphore-wireguard, and traffic
-// notices nothing.
+// A node migrates from semaphore-wireguard and back, while its remote stays with semaphore-wireguard. No packet is
+// lost.
 func moving(t *testing.T, w *world) {
 	w.original2()
 	stopOriginal := w.original1()
@@ -89,11 +89,11 @@ func moving(t *testing.T, w *world) {
 	said := w.annotations(w.c1)
 	tr := w.traffic()
 
-	// The documented way: end the one on the node, start the other.
+	// Follow the documentation: stop the one on the node, start the other.
 	stopOriginal()
 	stopSemaphore := w.semaphore(c2Remote)
 	stopAgent := w.agent(w.agentConfig("adoptFrom: [semaphore-wireguard]"))
-	// The agent is ready while its broker has not heard of the remote's nodes yet; the device is taken over when it has.
+	// The agent may be ready before its broker knows the remote's nodes. It adopts the device after that.
 	eventually(t, "the device is semaphore's", func() error {
 		if d := stands(t); d.Alias != device || len(d.Routes) != 1 {
 			return fmt.Errorf("its alias is %q, its routes are %v", d.Alias, d.Routes)
@@ -117,7 +117,7 @@ func moving(t *testing.T, w *world) {
 		t.Errorf("%d packets lost on the way to semaphore", lost)
 	}
 
-	// And back.
+	// Migrate back.
 	stopAgent()
 	var out strings.Builder
 	must(t, agent.Cleanup(&out, w.agentConfig(""), agent.CleanupOptions{LeaveDevices: true}))
@@ -146,9 +146,8 @@ func moving(t *testing.T, w *world) {
 	}
 }
 
-// A cluster that runs semaphore pairs with one that runs semaphore-wireguard, from nothing, and each follows what the
-// other says by the annotations: a key that is new, a node that comes or goes. At last the remote is taken out while
-// the node is away.
+// A cluster with semaphore pairs with one with semaphore-wireguard from nothing. Each follows the annotations of the
+// other: a new key, a node that is added or removed. At the end the remote is removed while the node is away.
 func pairing(t *testing.T, w *world) {
 	stopSemaphore := w.semaphore(c2Remote)
 	stopAgent := w.agent(w.agentConfig("removeKeys: true"))
@@ -166,7 +165,7 @@ func pairing(t *testing.T, w *world) {
 		t.Errorf("c1's node says %q; its key file holds the key of %s", got, key.PublicKey())
 	}
 
-	// semaphore-wireguard starts with a new key.
+	// semaphore-wireguard restarts with a new key.
 	stopOriginal()
 	must(t, os.Remove(filepath.Join(w.c2.keyPath, "wireguard.c1.key")))
 	stopOriginal = w.original2()
@@ -177,7 +176,7 @@ func pairing(t *testing.T, w *world) {
 	peersAre(t, here, device, again["c1.wireguard.semaphore.uw.io/pubKey"])
 	w.reached()
 
-	// This end has a new key.
+	// This end gets a new key.
 	stopAgent()
 	must(t, os.Remove(filepath.Join(w.c1.keyPath, device+".key")))
 	deleteDevice(t, here, device)
@@ -192,12 +191,12 @@ func pairing(t *testing.T, w *world) {
 	peersAre(t, w.there, "wireguard.c1", stands(t).PublicKey.String())
 	w.reached()
 
-	// A node of c2 that says nothing of its tunnel is no peer; one that has gone is none any more.
+	// A node of c2 without annotations is no peer, and a deleted node is no longer one.
 	w.addNode(w.c2, "b2", "192.0.2.3", "10.2.2.0/24")
 	must(t, w.c2.kube.CoreV1().Nodes().Delete(t.Context(), "b1", metav1.DeleteOptions{}))
 	peersAre(t, here, device, "")
 
-	// c2 is taken out while the node is away: by a broker that has never known it.
+	// c2 is removed while the node is away, by a broker that has never known it.
 	stopAgent()
 	stopOriginal()
 	stopSemaphore()

@@ -21,26 +21,26 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// original stands in for semaphore-wireguard on one node and for one remote: the same device, key file, annotations,
-// peers and route, by the same calls in the same order. It knows nothing of this project's names.
+// original stands in for semaphore-wireguard on one node and for one remote. It makes the same device, key file,
+// annotations, peers and route with the same calls in the same order. It uses none of this project's names.
 type original struct {
 	local, remote string
 	node          string
 	port, mtu     int
 	podSubnet     string
 	keyPath       string
-	// own is the node's apiserver, other that of the remote.
+	// own is the node's apiserver, other the remote's.
 	own, other kubernetes.Interface
-	// on runs what touches the node in its network namespace, and quietly what changes its device.
+	// on runs functions in the node's network namespace. quietly runs changes of its device.
 	on, quietly func(func() error) error
 
-	// ready is closed when all has been set up once.
+	// ready is closed when the first setup is complete.
 	ready chan struct{}
 }
 
 func (o *original) device() string { return "wireguard." + o.remote }
 
-// run does it all until ctx ends, and takes nothing down then.
+// run works until ctx ends, and leaves the device.
 func (o *original) run(ctx context.Context) error {
 	public, err := o.setUp(ctx)
 	if err != nil {
@@ -67,7 +67,7 @@ func (o *original) run(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("link: %w", err)
 	}
-	// The watch begins where the list ends.
+	// The watch begins at the version of the list.
 	nodes, err := o.other.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -106,12 +106,12 @@ func (o *original) run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// setUp makes the device, or takes the one that stands, and gives it its key and port.
+// setUp creates or reuses the device, and sets its key and port. It returns the public key.
 func (o *original) setUp(ctx context.Context) (public string, err error) {
 	err = o.on(func() error {
 		link, err := netlink.LinkByName(o.device())
 		if err != nil {
-			// Where the kernel has no WireGuard, a process of ours takes its place.
+			// On a kernel without WireGuard, a userspace process provides the device.
 			host, err := wireguard.NewHost("auto")
 			if err != nil {
 				return err
@@ -142,7 +142,7 @@ func (o *original) key() (wgtypes.Key, error) {
 	file := filepath.Join(o.keyPath, o.device()+".key")
 	data, err := os.ReadFile(file)
 	if err == nil {
-		return wgtypes.ParseKey(string(data)) // no space or line break is taken
+		return wgtypes.ParseKey(string(data)) // spaces and line breaks are rejected
 	}
 	if !os.IsNotExist(err) {
 		return wgtypes.Key{}, err
@@ -168,7 +168,7 @@ func (o *original) configure(cfg wgtypes.Config) error {
 
 func annotation(cluster, what string) string { return cluster + ".wireguard.semaphore.uw.io/" + what }
 
-// annotate writes this end of the tunnel on the own node, for the remote.
+// annotate writes this end of the tunnel for the remote to the own Node.
 func (o *original) annotate(ctx context.Context, public string) error {
 	node, err := o.own.CoreV1().Nodes().Get(ctx, o.node, metav1.GetOptions{})
 	if err != nil {
@@ -191,7 +191,7 @@ func (o *original) annotate(ctx context.Context, public string) error {
 	return err
 }
 
-// setPeers makes the peers those of the remote's nodes that have both annotations for this cluster.
+// setPeers sets the peers to the remote's nodes that have both annotations for this cluster.
 func (o *original) setPeers(nodes []corev1.Node) error {
 	return o.on(func() error {
 		wg, err := wgctrl.New()
@@ -227,7 +227,7 @@ func (o *original) setPeers(nodes []corev1.Node) error {
 			wanted[public] = true
 			peers = append(peers, wgtypes.PeerConfig{
 				PublicKey: public, Endpoint: at, AllowedIPs: []net.IPNet{*cidr}, PersistentKeepaliveInterval: &keepalive,
-				// Only where the device has a peer at all is what there is replaced.
+				// The original replaces allowed IPs only if the device has a peer.
 				ReplaceAllowedIPs: len(device.Peers) > 0,
 			})
 		}

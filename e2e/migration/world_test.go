@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	nodetest.Main(m)
 }
 
-// must ends the test where there is an error.
+// must ends the test on an error.
 var must = testkit.Must
 
 func eventually(t *testing.T, what string, ok func() error) time.Duration {
@@ -51,7 +51,7 @@ func ip(t *testing.T, args string) string {
 	return testkit.IP(t, args)
 }
 
-// side is one cluster: its apiserver, and its one node.
+// side is one cluster: its apiserver and its only node.
 type side struct {
 	name, node, address, podCIDR, podSubnet, pod string
 	rest                                         *rest.Config
@@ -59,16 +59,16 @@ type side struct {
 	keyPath                                      string
 }
 
-// world is two clusters with a node each: c1's is where the test runs, c2's a network namespace beside it.
+// world is two clusters with a node each. c1's node is the namespace of the test, c2's another network namespace.
 type world struct {
 	t      *testing.T
 	dir    string
 	c1, c2 *side
 	remote *netns.Namespace
-	// token is that of c1's agent, addresses where c1's broker listens.
+	// token is c1's agent token. federation and peering are the addresses of c1's broker.
 	token               string
 	federation, peering string
-	// sends is the traffic that semaphore-wireguard's stand-in does not disturb; nil for none.
+	// sends is the traffic that the stand-in for semaphore-wireguard must not disturb, or nil.
 	sends atomic.Pointer[traffic]
 }
 
@@ -87,7 +87,7 @@ func newWorld(t *testing.T) *world {
 	ip(t, "link add eth0 type veth peer name eth0 netns b1")
 	ip(t, "addr add 192.0.2.1/24 dev eth0")
 	ip(t, "link set eth0 up")
-	ip(t, "route add default via 192.0.2.254") // an apiserver does not start without
+	ip(t, "route add default via 192.0.2.254") // an apiserver does not start without a default route
 	ip(t, "addr add 10.1.1.1/32 dev lo")
 	ip(t, "-n b1 addr add 192.0.2.2/24 dev eth0")
 	ip(t, "-n b1 link set eth0 up")
@@ -110,7 +110,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// here runs on c1's node, there on c2's.
+// here runs f on c1's node, there on c2's.
 func here(f func() error) error             { return f() }
 func (w *world) there(f func() error) error { return w.remote.Do(f) }
 
@@ -126,7 +126,8 @@ func (w *world) addNode(s *side, name, address, podCIDR string) {
 	must(w.t, err)
 }
 
-// admit makes what an agent of a cluster's node shows its broker, and returns the file.
+// admit creates the objects and the token by which a broker admits the agent of a cluster's node, and returns the token
+// file.
 func (w *world) admit(s *side) string {
 	w.t.Helper()
 	ctx := w.t.Context()
@@ -153,7 +154,7 @@ func (w *world) admit(s *side) string {
 	return file
 }
 
-// starts runs something until it is stopped or the test ends.
+// starts runs a function until it is stopped or the test ends.
 func (w *world) starts(what string, run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -173,7 +174,7 @@ func (w *world) starts(what string, run func(context.Context) error) (stop func(
 	return stop
 }
 
-// original1 and original2 run semaphore-wireguard's stand-in on either node.
+// original1 and original2 run the stand-in for semaphore-wireguard on the node of c1 and of c2.
 func (w *world) original1() (stop func()) {
 	w.t.Helper()
 	o := &original{local: "c1", remote: "c2", node: "a1", port: 51820, mtu: 1380, podSubnet: "10.2.0.0/16",
@@ -200,10 +201,10 @@ func (w *world) original(o *original) (stop func()) {
 	return stop
 }
 
-// quietly changes a device while no packet is on its way. semaphore-wireguard sets the port of a device again, and
-// replaces the allowed IPs of its peers. wireguard-go closes its socket for the first (BindUpdate in
-// device/device.go), and has no peer for a packet in a moment of the second (replace_allowed_ips in device/uapi.go):
-// packets are lost then, with or without semaphore.
+// quietly changes a device while no packet is in flight. semaphore-wireguard sets the port of a device again and
+// replaces the allowed IPs of its peers. wireguard-go closes its socket for the first (BindUpdate in device/device.go),
+// and has no peer for a packet during the second (replace_allowed_ips in device/uapi.go). Packets are lost then, with
+// or without semaphore.
 func (w *world) quietly(change func() error) error {
 	sends := w.sends.Load()
 	if sends == nil {
@@ -212,8 +213,8 @@ func (w *world) quietly(change func() error) error {
 	return sends.pause(change)
 }
 
-// semaphore runs c1's broker, and beside it an exporter of c2, where nothing is installed: it needs no more there than
-// semaphore-wireguard does. remotes is what the broker's configuration says of them.
+// semaphore runs c1's broker, and next to it an exporter for c2, where nothing is installed: like semaphore-wireguard,
+// it needs nothing more there. remotes is the remotes section of the broker's configuration.
 func (w *world) semaphore(remotes string) (stop func()) {
 	w.t.Helper()
 	own := fmt.Appendf(nil, `
@@ -243,10 +244,10 @@ listen: {http: %[4]s, debugSocket: %[1]s/exporter.sock}
 	return func() { stopExporter(); stopBroker() }
 }
 
-// subnetsFile is the broker's configuration as c1's agent reads it.
+// subnetsFile returns the broker's configuration file, which c1's agent reads.
 func (w *world) subnetsFile() string { return filepath.Join(w.dir, "c1", "broker.yaml") }
 
-// c2's tunnel as the broker's configuration has it.
+// c2Remote is c2 in the broker's configuration.
 const c2Remote = `[{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51820, mtu: 1380}}]`
 
 func (w *world) agentConfig(more string) *config.Agent {
@@ -280,7 +281,7 @@ func (w *world) agent(cfg *config.Agent) (stop func()) {
 	return stop
 }
 
-// annotations are what the node of a cluster says of its tunnels.
+// annotations returns the tunnel annotations on a cluster's Node.
 func (w *world) annotations(s *side) map[string]string {
 	w.t.Helper()
 	n, err := s.kube.CoreV1().Nodes().Get(w.t.Context(), s.node, metav1.GetOptions{})
@@ -288,23 +289,24 @@ func (w *world) annotations(s *side) map[string]string {
 	return n.Annotations
 }
 
-// traffic is c1's pod sending to c2's, which sends back what it gets, 500 times a second.
+// traffic is c1's pod that sends 500 packets a second to c2's pod, which echoes them.
 type traffic struct {
 	t *testing.T
 
 	mu   sync.Mutex
 	next uint64
-	// missing are those that have not come back, judged the last that was asked about.
+	// missing are the packets without an answer. judged is the last packet that lost has covered.
 	missing map[uint64]bool
 	judged  uint64
-	// sent is when the last one was, writtenOff how many of the missing do not count as on their way.
+	// sent is the send time of the last packet. writtenOff is the number of missing packets that no longer count as in
+	// flight.
 	sent       time.Time
 	writtenOff int
-	// paused is how many callers of pause want no packet to be sent.
+	// paused is the number of callers of pause.
 	paused int
 }
 
-// echo answers at c2's pod until the test ends.
+// echo answers packets at c2's pod until the test ends.
 func (w *world) echo() {
 	w.t.Helper()
 	conn, err := w.remote.ListenPacket(w.t.Context(), "udp", "10.2.1.1:7")
@@ -331,7 +333,7 @@ func dial(t *testing.T) *net.UDPConn {
 	return c
 }
 
-// reached waits until a packet comes back.
+// reached waits until a packet is answered.
 func (w *world) reached() {
 	w.t.Helper()
 	c := dial(w.t)
@@ -382,7 +384,7 @@ func (w *world) traffic() *traffic {
 				number := tr.next
 				tr.missing[number] = true
 				tr.mu.Unlock()
-				// One that cannot even be sent is lost.
+				// A packet that cannot be sent counts as lost.
 				_, _ = c.Write(binary.BigEndian.AppendUint64(nil, number))
 			case <-stop:
 				return
@@ -394,7 +396,7 @@ func (w *world) traffic() *traffic {
 	return tr
 }
 
-// pause calls f while no packet is sent. It waits for those on their way, for as long as lost does.
+// pause calls f while no packet is sent. Before that it waits for the packets in flight, as long as lost does.
 func (tr *traffic) pause(f func() error) error {
 	count := func(more int) (missing int) {
 		tr.mu.Lock()
@@ -410,9 +412,8 @@ func (tr *traffic) pause(f func() error) error {
 	return f()
 }
 
-// mayBeMore reports whether so few packets are on their way that the next one finds a place in all queues, which fill
-// while the process that empties them waits for a processor. Those that were missing when none was sent for a second
-// do not count.
+// mayBeMore limits the packets in flight, so that the next one fits into all queues. Queues fill while the process that
+// empties them waits for CPU time. Packets that are still missing after a second without a send do not count.
 func (tr *traffic) mayBeMore() bool {
 	const most = 100
 	if tr.paused > 0 {
@@ -428,7 +429,7 @@ func (tr *traffic) mayBeMore() bool {
 	return false
 }
 
-// lost is how many packets of those sent until now are missing when none has come back for two seconds. They count
+// lost returns how many packets sent so far have no answer, after two seconds without any answer. It counts each packet
 // once.
 func (tr *traffic) lost(until string) int {
 	tr.t.Helper()

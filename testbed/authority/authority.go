@@ -1,6 +1,6 @@
-// Package authority makes the certificates of a test's Kubernetes cluster: those of its apiserver and of its users,
-// signed by an authority of its own. They last as long as a test and no longer; semaphore's own certificates, which
-// last, are internal/pki's. The package imports no other package of semaphore.
+// Package authority issues the short-lived certificates of a test's Kubernetes cluster: a CA, its apiserver and its
+// users. It is apart from internal/pki, which issues semaphore's own certificates. The package imports no other package
+// of semaphore.
 package authority
 
 import (
@@ -18,22 +18,22 @@ import (
 	"time"
 )
 
-// validity of all certificates; a testbed does not live as long.
+// validity of all certificates. No testbed lives longer.
 const validity = 30 * 24 * time.Hour
 
-// Authority is a cluster's own certificate authority.
+// Authority is the certificate authority of a cluster.
 type Authority struct {
-	// Cert is its certificate, PEM.
+	// Cert is the CA certificate in PEM.
 	Cert []byte
 
 	key  *ecdsa.PrivateKey
 	cert *x509.Certificate
 }
 
-// Pair is a certificate with its key, both PEM.
+// Pair is a certificate and its private key, both in PEM.
 type Pair struct{ Cert, Key []byte }
 
-// New makes an authority, whose name a person may see in an error.
+// New creates a CA. Its name appears in errors of TLS clients.
 func New(name string) (*Authority, error) {
 	key, err := newKey()
 	if err != nil {
@@ -56,7 +56,8 @@ func New(name string) (*Authority, error) {
 	return &Authority{Cert: certPEM, key: key, cert: cert}, nil
 }
 
-// Client issues the certificate of a Kubernetes user: the common name is the user, organizations are groups.
+// Client issues a client certificate for a Kubernetes user: the common name is the user, the organizations are the
+// groups.
 func (a *Authority) Client(user string, groups ...string) (Pair, error) {
 	return a.issue(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: user, Organization: groups},
@@ -64,7 +65,7 @@ func (a *Authority) Client(user string, groups ...string) (Pair, error) {
 	})
 }
 
-// Server issues the certificate of a server that is reached under names, of which there is one at least, and addresses.
+// Server issues a serving certificate for DNS names, at least one, and IP addresses.
 func (a *Authority) Server(names []string, ips []netip.Addr) (Pair, error) {
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: names[0]},
@@ -97,7 +98,7 @@ func (a *Authority) issue(template *x509.Certificate) (Pair, error) {
 	return Pair{cert, keyPEM}, err
 }
 
-// Key makes a key that no certificate goes with, such as the one that ServiceAccount tokens are signed with; PEM.
+// Key returns a private key without a certificate in PEM, such as the one that signs ServiceAccount tokens.
 func Key() ([]byte, error) {
 	key, err := newKey()
 	if err != nil {

@@ -1,9 +1,9 @@
 //go:build linux
 
-// Package capture records the packets that pass one interface of a network namespace, in both directions, as tcpdump
-// would: through a packet socket (packet(7)), without any program.
+// Package capture records the packets on an interface of a network namespace, in both directions, with a packet socket
+// (packet(7)) and without an external program.
 //
-// It owns the socket and what it read. It imports testbed/netns only.
+// The package owns the socket and the recorded packets. It imports only testbed/netns.
 package capture
 
 import (
@@ -23,26 +23,26 @@ import (
 )
 
 const (
-	// snapLength is the most of a packet that is kept: more than any packet has, offloads included.
+	// snapLength is the number of bytes kept of a packet. It exceeds every packet size, including offloads.
 	snapLength = 1 << 17
-	// receiveBuffer is how much the kernel keeps until it is read.
+	// receiveBuffer is the size in bytes of the kernel's receive buffer.
 	receiveBuffer = 32 << 20
-	// drainTime bounds how long Stop reads what the kernel has kept, while more comes.
+	// drainTime bounds the time for which Stop reads buffered packets while new ones arrive.
 	drainTime = 2 * time.Second
-	// auxHeadroom holds the control message of one packet.
+	// auxHeadroom is the buffer size in bytes for the control message of a packet.
 	auxHeadroom = 128
 )
 
-// Packet is one packet as it passed the interface.
+// Packet is one recorded packet.
 type Packet struct {
-	// Time is when the kernel saw it.
+	// Time is the kernel's timestamp.
 	Time time.Time
-	// Data begins with the link layer's header; for Ethernet the destination address. A VLAN tag that the device took off
-	// is missing.
+	// Data begins with the link layer header, for Ethernet with the destination address. A VLAN tag that the device has
+	// stripped is missing.
 	Data []byte
 }
 
-// Capture is a recording that runs.
+// Capture is a running recording.
 type Capture struct {
 	name   string
 	socket *os.File
@@ -59,8 +59,9 @@ type Capture struct {
 	err     error
 }
 
-// Start begins to record the interface of the namespace, or with no name what comes in on any of them, which on a
-// switch is every packet once; packets that pass after it returned are in. A goroutine reads them until Stop.
+// Start records the interface of the namespace. Without a name it records the incoming packets of all interfaces, which
+// on a bridge is every packet once. Packets that arrive after Start has returned are recorded. A goroutine reads them
+// until Stop.
 func Start(ns *netns.Namespace, iface string) (*Capture, error) {
 	name := cmp.Or(iface, "all interfaces") + " of " + ns.Name()
 	var fd int
@@ -82,9 +83,9 @@ func Start(ns *netns.Namespace, iface string) (*Capture, error) {
 	return c, nil
 }
 
-// open makes a packet socket that receives all packets of an interface of the current namespace.
+// open returns a packet socket for all packets of an interface of the current namespace.
 func open(iface string) (_ int, err error) {
-	// Without a protocol nothing is received before the socket is bound to its interface.
+	// With protocol 0 the socket receives nothing until it is bound to its interface.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return -1, fmt.Errorf("open packet socket: %w", err)
@@ -98,7 +99,7 @@ func open(iface string) (_ int, err error) {
 	if err != nil {
 		return -1, err
 	}
-	// The limit net.core.rmem_max holds for SO_RCVBUF, not for the forced kind.
+	// net.core.rmem_max limits SO_RCVBUF, but not SO_RCVBUFFORCE.
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer); err != nil {
 		return -1, fmt.Errorf("set receive buffer: %w", err)
 	}
@@ -112,7 +113,8 @@ func open(iface string) (_ int, err error) {
 	return fd, nil
 }
 
-// interfaceIndex is 0, which is every interface, for no name; the socket then filters outgoing packets.
+// interfaceIndex returns the index of an interface. Without a name it returns 0 for all interfaces and makes the socket
+// ignore outgoing packets.
 func interfaceIndex(fd int, iface string) (int, error) {
 	if iface == "" {
 		if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
@@ -130,7 +132,7 @@ func interfaceIndex(fd int, iface string) (int, error) {
 	return int(ifreq.Uint32()), nil
 }
 
-// read keeps packets as they come, until the socket's deadline.
+// read records packets as they arrive, until the socket's deadline.
 func (c *Capture) read(raw syscall.RawConn) {
 	defer close(c.done)
 	var failure error
@@ -146,7 +148,8 @@ func (c *Capture) read(raw syscall.RawConn) {
 	}
 }
 
-// drain keeps all packets that are there now, or until it is enough: others may come as fast as they are read.
+// drain records all packets in the socket's buffer, or until enough reports true, because packets may arrive as fast as
+// they are read.
 func (c *Capture) drain(fd int, enough func() bool) error {
 	for !enough() {
 		n, auxN, _, _, err := unix.Recvmsg(fd, c.data, c.aux, 0)
@@ -172,7 +175,7 @@ func (c *Capture) fail(err error) {
 	c.err = errors.Join(c.err, err)
 }
 
-// timestamp reads the time from a packet's control messages, and takes the present one where there is none.
+// timestamp returns the time in a packet's control messages, or the current time if they have none.
 func timestamp(aux []byte) time.Time {
 	messages, err := unix.ParseSocketControlMessage(aux)
 	if err == nil {
@@ -186,14 +189,14 @@ func timestamp(aux []byte) time.Time {
 	return time.Now()
 }
 
-// Packets returns what was recorded up to now. The recording continues.
+// Packets returns the packets recorded so far. The recording continues.
 func (c *Capture) Packets() []Packet {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.packets[:len(c.packets):len(c.packets)]
 }
 
-// Wait waits until a packet was recorded that satisfies want, and gives it. The error is ctx's when none came.
+// Wait returns the first recorded packet that satisfies want. It returns the error of ctx if none arrives.
 func (c *Capture) Wait(ctx context.Context, want func(Packet) bool) (Packet, error) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -214,8 +217,8 @@ func (c *Capture) Wait(ctx context.Context, want func(Packet) bool) (Packet, err
 	}
 }
 
-// Stop ends the recording and gives all packets, in their order. An error says that some are missing: reading failed,
-// or there were more than could be kept. Stopping again gives the same packets.
+// Stop ends the recording and returns all packets in order. An error means that packets are missing: reading failed, or
+// the kernel dropped some. Further calls return the same packets.
 func (c *Capture) Stop() ([]Packet, error) {
 	c.once.Do(c.end)
 	c.mu.Lock()
@@ -226,7 +229,7 @@ func (c *Capture) Stop() ([]Packet, error) {
 	return c.packets, nil
 }
 
-// end ends the reader, keeps what it has left, and closes the socket.
+// end stops the reader, records the buffered packets and closes the socket.
 func (c *Capture) end() {
 	deadline := time.Now().Add(drainTime)
 	c.stopping.Store(true)

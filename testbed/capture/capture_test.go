@@ -81,7 +81,7 @@ func TestCapture(t *testing.T) {
 		}
 		return n
 	}
-	// On loopback each packet passes twice, out and in.
+	// On loopback each packet is seen twice, outgoing and incoming.
 	if count("packet 0") != 2*many || count("the last one") != 2 || count("too early") != 0 {
 		t.Errorf("of %d packets: %d numbered, %d last, %d early", len(packets), count("packet 0"), count("the last one"),
 			count("too early"))

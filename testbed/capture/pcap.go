@@ -8,7 +8,7 @@ import (
 	"io"
 )
 
-// Of the classic pcap format, https://www.tcpdump.org/manpages/pcap-savefile.5.html, with nanoseconds.
+// Constants of the classic pcap format with nanoseconds, https://www.tcpdump.org/manpages/pcap-savefile.5.html.
 const (
 	pcapMagic        = 0xa1b23c4d
 	pcapMajor        = 2
@@ -16,14 +16,14 @@ const (
 	linkTypeEthernet = 1
 )
 
-// WritePCAP writes packets of an Ethernet interface as a file that tcpdump -r and Wireshark read.
+// WritePCAP writes Ethernet packets as a file for tcpdump -r and Wireshark.
 func WritePCAP(w io.Writer, packets []Packet) error {
 	order := binary.LittleEndian
 	var header []byte
 	header = order.AppendUint32(header, pcapMagic)
 	header = order.AppendUint16(header, pcapMajor)
 	header = order.AppendUint16(header, pcapMinor)
-	header = order.AppendUint64(header, 0) // time zone and accuracy, which nobody uses
+	header = order.AppendUint64(header, 0) // time zone and accuracy, which are unused
 	header = order.AppendUint32(header, snapLength)
 	header = order.AppendUint32(header, linkTypeEthernet)
 	if _, err := w.Write(header); err != nil {

@@ -1,10 +1,10 @@
 //go:build linux
 
-// Package cgroup makes the control groups of a testbed, finds and kills the processes in them, and removes them.
+// Package cgroup creates and removes the control groups of a testbed, and finds and kills the processes in them.
 //
-// It works with version 1 (a hierarchy for each controller), with version 2 alone (the unified hierarchy), and with
-// both side by side. A group has the same path, such as sb-a1b2/c1-n1, in every hierarchy. The package imports nothing
-// else of this module. See cgroups(7).
+// It supports version 1 (a hierarchy per controller), version 2 (the unified hierarchy) and both side by side. A group
+// has the same path, such as sb-a1b2/c1-n1, in every hierarchy. The package imports nothing else of this module. See
+// cgroups(7).
 package cgroup
 
 import (
@@ -21,22 +21,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount is where control groups are mounted, everywhere.
+// Mount is the standard mount point of control groups.
 const Mount = "/sys/fs/cgroup"
 
-// Hierarchies are the hierarchies of control groups in which a testbed makes its groups.
+// Hierarchies are the cgroup hierarchies in which a testbed creates its groups.
 type Hierarchies struct {
-	// Mount is the directory that a node has at /sys/fs/cgroup: of the unified hierarchy itself, or with one directory
-	// for each hierarchy of version 1.
+	// Mount is the directory that nodes have at /sys/fs/cgroup: the unified hierarchy, or a directory with one
+	// subdirectory per hierarchy of version 1.
 	Mount string
-	// Unified says that there is version 2 alone.
+	// Unified means that only version 2 is used.
 	Unified bool
 
 	dirs []string
 }
 
-// Find finds the hierarchies at a mount point. A machine with both versions has the unified one in a directory of its
-// own: when that is the mount point, version 2 alone is used, as far as its controllers are not bound to version 1.
+// Find returns the hierarchies at a mount point. On a machine with both versions, the unified hierarchy has its own
+// subdirectory. With that as the mount point, only version 2 is used, with the controllers that are not bound to
+// version 1.
 func Find(mount string) (*Hierarchies, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(mount, &st); err != nil {
@@ -52,7 +53,7 @@ func Find(mount string) (*Hierarchies, error) {
 		return nil, fmt.Errorf("find control groups: %w", err)
 	}
 	for _, e := range entries {
-		// Links, as cpu -> cpu,cpuacct, are not entries of their own.
+		// Skip symlinks such as cpu -> cpu,cpuacct.
 		dir := filepath.Join(mount, e.Name())
 		if e.IsDir() && unix.Statfs(dir, &st) == nil &&
 			(st.Type == unix.CGROUP_SUPER_MAGIC || st.Type == unix.CGROUP2_SUPER_MAGIC) {
@@ -66,28 +67,28 @@ func Find(mount string) (*Hierarchies, error) {
 	return h, nil
 }
 
-// tracking are controllers of version 1 in whose hierarchies a process is put to be found by. None of them changes how
-// the process runs, unlike cpu, cpuset and memory.
+// tracking are the controllers of version 1 whose hierarchies are used to find processes. Unlike cpu, cpuset and
+// memory, they do not change how a process runs.
 var tracking = []string{"cpuacct", "freezer", "pids"}
 
-// tracks reports whether processes are put into a group of the hierarchy.
+// tracks reports whether processes enter a group of the hierarchy.
 func (h *Hierarchies) tracks(dir string) bool {
 	if h.Unified {
 		return true
 	}
-	// Hierarchies may have several controllers: cpu,cpuacct has cpuacct.
+	// A hierarchy may have several controllers, such as cpu,cpuacct.
 	for controller := range strings.SplitSeq(filepath.Base(dir), ",") {
 		if slices.Contains(tracking, controller) {
-			return !strings.Contains(dir, "cpu,") // there a group would also take its share of processor time
+			return !strings.Contains(dir, "cpu,") // in cpu,cpuacct the group would change the share of processor time
 		}
 	}
 	return false
 }
 
-// needed are controllers without which runc starts no container in version 2.
+// needed are the controllers that runc requires in version 2.
 var needed = []string{"cpu", "memory", "pids"}
 
-// Check reports whether groups can be made, and what to do where they cannot.
+// Check returns an error with a remedy if groups cannot be created.
 func (h *Hierarchies) Check() error {
 	if h.Unified {
 		has, err := os.ReadFile(filepath.Join(h.Mount, "cgroup.controllers"))
@@ -119,8 +120,8 @@ func (h *Hierarchies) Check() error {
 	return nil
 }
 
-// Create makes a group in all hierarchies, with those above it that are missing. In version 2 all controllers are
-// enabled for it.
+// Create creates a group and its missing parents in all hierarchies. In version 2 it enables all controllers for the
+// group.
 func (h *Hierarchies) Create(path string) error {
 	for _, dir := range h.dirs {
 		for part := range strings.SplitSeq(path, "/") {
@@ -144,8 +145,8 @@ func (h *Hierarchies) Create(path string) error {
 	return nil
 }
 
-// enableControllers lets the groups below dir have all controllers that dir has. A group with processes of its own
-// cannot do that (EBUSY), unless it is the root: cgroups(7), "no internal processes".
+// enableControllers enables all controllers of dir for the groups below it. That fails with EBUSY if dir has processes
+// of its own and is not the root; see cgroups(7), "no internal processes".
 func enableControllers(dir string) error {
 	has, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -166,7 +167,7 @@ func enableControllers(dir string) error {
 			return fmt.Errorf("enable controller %s below %s: it has processes of its own; move them to a group below it: %w",
 				c, dir, err)
 		}
-		// Others cannot be enabled while processes with real-time priority run, for instance; a node does without them.
+		// Other controllers may fail, for example while processes with real-time priority run. Nodes do not need them.
 		if err != nil && slices.Contains(needed, c) {
 			return fmt.Errorf("enable controller %s below %s: %w", c, dir, err)
 		}
@@ -174,8 +175,8 @@ func enableControllers(dir string) error {
 	return nil
 }
 
-// copyCPUSet gives a new group of version 1 the processors and memory nodes of the one above, without which no process
-// can be in it.
+// copyCPUSet copies the CPUs and memory nodes of the parent to a new group of version 1. No process can enter a group
+// without them.
 func copyCPUSet(parent, dir string) error {
 	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 		own, err := os.ReadFile(filepath.Join(dir, name))
@@ -193,12 +194,12 @@ func copyCPUSet(parent, dir string) error {
 	return nil
 }
 
-// Weigh gives a group that many times the share of processor time that a single process or group beside it has.
+// Weigh sets the CPU weight of a group to factor times that of a sibling process or group with the default weight.
 func (h *Hierarchies) Weigh(path string, factor int) error {
 	for _, dir := range h.dirs {
 		for name, value := range map[string]int{"cpu.shares": 1024 * factor, "cpu.weight": min(100*factor, 10000)} {
 			err := os.WriteFile(filepath.Join(dir, path, name), []byte(strconv.Itoa(value)), 0)
-			// Only the hierarchy with the controller has the file.
+			// Only the hierarchy with the cpu controller has the file.
 			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 				return fmt.Errorf("weigh control group: %w", err)
 			}
@@ -207,7 +208,7 @@ func (h *Hierarchies) Weigh(path string, factor int) error {
 	return nil
 }
 
-// Files are those to which a process writes 0 to enter a group.
+// Files returns the cgroup.procs files of a group. A process enters the group by writing 0 to them.
 func (h *Hierarchies) Files(path string) []string {
 	var files []string
 	for _, dir := range h.dirs {
@@ -218,7 +219,7 @@ func (h *Hierarchies) Files(path string) []string {
 	return files
 }
 
-// FilesInside are the same as Files where the hierarchies are mounted at Mount, as on a node.
+// FilesInside returns Files with the paths on a node, where the hierarchies are mounted at Mount.
 func (h *Hierarchies) FilesInside(path string) []string {
 	files := h.Files(path)
 	for i, f := range files {
@@ -227,7 +228,7 @@ func (h *Hierarchies) FilesInside(path string) []string {
 	return files
 }
 
-// List names the groups at the top whose name begins with prefix.
+// List returns the names of the top-level groups with a prefix.
 func (h *Hierarchies) List(prefix string) ([]string, error) {
 	var names []string
 	for _, dir := range h.dirs {
@@ -245,13 +246,13 @@ func (h *Hierarchies) List(prefix string) ([]string, error) {
 	return names, nil
 }
 
-// Processes are the ids of the processes in a group and in all below it.
+// Processes returns the PIDs of the processes in a group and in the groups below it.
 func (h *Hierarchies) Processes(path string) ([]int, error) {
 	var pids []int
 	for _, dir := range h.dirs {
 		err := filepath.WalkDir(filepath.Join(dir, path), func(sub string, e fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
-				return nil // it has just gone
+				return nil // removed in the meantime
 			}
 			if err != nil || !e.IsDir() {
 				return err
@@ -264,7 +265,7 @@ func (h *Hierarchies) Processes(path string) ([]int, error) {
 				return err
 			}
 			for line := range strings.Lines(string(data)) {
-				// 0 is a process outside our own pid namespace.
+				// 0 is a process outside the PID namespace of this process.
 				if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil && pid > 0 {
 					pids = append(pids, pid)
 				}
@@ -279,10 +280,10 @@ func (h *Hierarchies) Processes(path string) ([]int, error) {
 	return slices.Compact(pids), nil
 }
 
-// killPatience is how long processes may take to vanish after SIGKILL.
+// killPatience bounds the time from SIGKILL to the end of a process.
 const killPatience = 10 * time.Second
 
-// Kill kills all processes in a group and below, and returns when they are gone.
+// Kill kills all processes in a group and below it, and returns when they have ended.
 func (h *Hierarchies) Kill(path string) error {
 	deadline := time.Now().Add(killPatience)
 	for {
@@ -291,7 +292,7 @@ func (h *Hierarchies) Kill(path string) error {
 			return err
 		}
 		for _, pid := range pids {
-			// It is a process of the group or has ended; its id cannot be another's within this instant.
+			// The PID was read just now and has not been reused: the process is in the group or has ended.
 			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 				return fmt.Errorf("kill process %d of control group %s: %w", pid, path, err)
 			}
@@ -303,7 +304,7 @@ func (h *Hierarchies) Kill(path string) error {
 	}
 }
 
-// Remove removes a group and all below it, which must be without processes.
+// Remove removes a group and all groups below it. They must have no processes.
 func (h *Hierarchies) Remove(path string) error {
 	var errs []error
 	for _, dir := range h.dirs {
@@ -314,8 +315,8 @@ func (h *Hierarchies) Remove(path string) error {
 	return errors.Join(errs...)
 }
 
-// remove removes a directory of groups, the deepest first. A group whose last process has just ended is busy for an
-// instant longer.
+// remove removes a tree of groups, the deepest first. It retries, because a group stays busy for a moment after its
+// last process has ended.
 func remove(dir string) error {
 	var last error
 	for range 100 {

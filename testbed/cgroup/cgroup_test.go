@@ -18,8 +18,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// mounts are where this machine has hierarchies to test with: all of them, and version 2 alone where it is beside
-// version 1.
+// mounts returns the hierarchies of this machine to test with: the mount point of all, and the unified one below it if
+// the machine has both versions.
 func mounts(t *testing.T) []string {
 	t.Helper()
 	testkit.NeedsRoot(t, "it makes control groups")
@@ -32,8 +32,7 @@ func mounts(t *testing.T) []string {
 	return all
 }
 
-// TestLife: processes are found in groups at any depth, in which they are with all their children, and killed; nothing
-// is left.
+// TestLife checks that processes and their children are found and killed in nested groups, and that nothing is left.
 func TestLife(t *testing.T) {
 	for _, mount := range mounts(t) {
 		t.Run(filepath.Base(mount), func(t *testing.T) {

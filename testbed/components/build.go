@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// reportEvery is how often a line says that a build still runs.
+// reportEvery is the interval of progress lines during a build.
 const reportEvery = 15 * time.Second
 
-// goCommand prepares a go command that looks at the module in dir alone.
+// goCommand prepares a go command for the module in dir, without a workspace.
 func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
@@ -26,7 +26,7 @@ func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a build, saying so while it lasts. minutes are what it takes on two cores with nothing cached.
+// run runs a build and reports its progress. minutes is the build time on two cores with an empty cache.
 func (b *Builder) run(ctx context.Context, what string, minutes float64, dir, program string, args ...string) error {
 	b.say("building %s (from nothing about %s min on two cores; once)", what, trimZero(minutes))
 	started := time.Now()
@@ -56,17 +56,17 @@ func (b *Builder) run(ctx context.Context, what string, minutes float64, dir, pr
 
 func trimZero(f float64) string { return strings.TrimSuffix(fmt.Sprintf("%.1f", f), ".0") }
 
-// productPrograms are the programs of this repository that a testbed runs, each built from cmd/NAME.
+// productPrograms are the programs of this repository for a testbed, each built from cmd/NAME.
 var productPrograms = []string{"semaphore-exporter", "semaphore-broker", "semaphore-agent", "semaphorectl", "testbed"}
 
-// Programs builds the programs of the checkout into its bin/ and returns where each of them is, by name. What is up to
-// date is not built again, so calling it costs about a second.
+// Programs builds the programs of the checkout into its bin/ and returns their paths by name. A call costs about a
+// second if they are up to date.
 func (b *Builder) Programs(ctx context.Context) (map[string]string, error) {
 	return b.programs(ctx, "", runtime.GOARCH, productPrograms)
 }
 
-// ProgramsFor builds programs of the checkout, each from cmd/NAME, for Linux on another architecture (a GOARCH) into
-// bin/linux-ARCH, and returns where each of them is, by name.
+// ProgramsFor builds programs of the checkout, each from cmd/NAME, for Linux on another GOARCH into bin/linux-ARCH, and
+// returns their paths by name.
 func (b *Builder) ProgramsFor(ctx context.Context, arch string, names []string) (map[string]string, error) {
 	return b.programs(ctx, "linux-"+arch, arch, names)
 }
@@ -87,8 +87,8 @@ func (b *Builder) programs(ctx context.Context, dir, arch string, names []string
 		return nil, err
 	}
 	defer unlock()
-	// The same flags as the Makefile's, or each would undo what the other has built. A checkout that is no repository has
-	// the same programs; which commit they are from is in the version.
+	// These are the Makefile's flags: with different ones, each would rebuild what the other has built. -buildvcs=false
+	// gives the same programs outside of a repository; the version has the commit.
 	ldflags := "-s -w -X " + Module + "/internal/program.Version=" + Version(ctx, repo)
 	paths := map[string]string{}
 	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", bin + "/"}
@@ -111,7 +111,7 @@ func (b *Builder) programs(ctx context.Context, dir, arch string, names []string
 	return paths, nil
 }
 
-// Version is the version of a checkout, as the Makefile finds it.
+// Version returns the version of a checkout, computed as in the Makefile.
 func Version(ctx context.Context, repo string) string {
 	if v := os.Getenv("VERSION"); v != "" {
 		return v

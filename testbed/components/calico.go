@@ -11,19 +11,19 @@ import (
 	"path/filepath"
 )
 
-// ensureCalicoFiles copies what Calico's module has besides programs into dir.
+// ensureCalicoFiles copies the files of Calico's module that are not programs into dir.
 func (b *Builder) ensureCalicoFiles(ctx context.Context, source, dir string, paths *Paths) error {
 	paths.CalicoCRDs, paths.CalicoNodeFiles = filepath.Join(dir, "crd"), filepath.Join(dir, "node-files")
 	manifests := filepath.Join(dir, "manifests")
 	paths.CalicoManifest = filepath.Join(manifests, "calico.yaml")
 	copies := []struct {
 		dir string
-		// from has the files and directories of the module that go into dir, by the place they go to there.
+		// from maps paths below dir to files and directories of the module.
 		from map[string]string
 	}{
 		{paths.CalicoCRDs, map[string]string{".": "libcalico-go/config/crd"}},
 		{manifests, map[string]string{"calico.yaml": "manifests/calico.yaml"}},
-		// As the Dockerfile of calico/node puts them together.
+		// The layout is that of calico/node's Dockerfile.
 		{paths.CalicoNodeFiles, map[string]string{".": "node/filesystem", "etc/calico": "confd/etc/calico"}},
 	}
 	module := ""
@@ -57,7 +57,7 @@ func (b *Builder) ensureCalicoFiles(ctx context.Context, source, dir string, pat
 	return nil
 }
 
-// moduleDir is the directory of a module's source, which is fetched when it is not there.
+// moduleDir returns the directory of a module's source. It downloads the module if necessary.
 func moduleDir(ctx context.Context, source, module string) (string, error) {
 	cmd := goCommand(ctx, source, "mod", "download", "-json", module)
 	out, err := cmd.Output()
@@ -71,7 +71,8 @@ func moduleDir(ctx context.Context, source, module string) (string, error) {
 	return answer.Dir, nil
 }
 
-// copyTree copies a file, or the files below a directory, which a module has without the rights to write or run them.
+// copyTree copies a file, or the files below a directory. It sets the modes, because files in the module cache are
+// neither writable nor executable.
 func copyTree(from, to string) error {
 	if info, err := os.Stat(from); err != nil {
 		return err
@@ -105,7 +106,8 @@ func copyTree(from, to string) error {
 	return err
 }
 
-// asInImage is what a file of Calico's module becomes on a node: its content for Debian's BIRD, and its mode.
+// asInImage returns the content and mode that a file of Calico's module has on a node. The content is adapted to
+// Debian's BIRD.
 func asInImage(name string, data []byte) ([]byte, fs.FileMode) {
 	switch base := path.Base(name); {
 	case base == "bird_ipam.cfg.template":
@@ -116,9 +118,9 @@ func asInImage(name string, data []byte) ([]byte, fs.FileMode) {
 	return data, 0o644
 }
 
-// withoutTunnel takes the lines with krt_tunnel out of confd's template. That variable exists in Calico's fork of BIRD
-// alone; it names the device of IP-in-IP and is empty where no pool uses that. BIRD 1.6 as it is refuses a
-// configuration with it.
+// withoutTunnel removes the lines with krt_tunnel from confd's template. Only Calico's fork of BIRD has this variable,
+// which names the IP-in-IP device and is empty if no pool uses IPIP. The upstream BIRD 1.6 rejects a configuration with
+// it.
 func withoutTunnel(template []byte) []byte {
 	var out []byte
 	for line := range bytes.Lines(template) {

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestFilesOfCalico: what BIRD 1.6 cannot read is taken out of the one template that has it, and what is run may be
-// run.
+// TestFilesOfCalico checks that krt_tunnel is removed from the template that has it, and that scripts are executable.
 func TestFilesOfCalico(t *testing.T) {
 	const template = "    if (net ~ 10.1.0.0/16) then {\n      krt_tunnel = \"\";  {{- /* no IPIP */}}\n      accept;\n    }\n"
 	const cleaned = "    if (net ~ 10.1.0.0/16) then {\n      accept;\n    }\n"
@@ -32,8 +31,8 @@ func TestFilesOfCalico(t *testing.T) {
 	}
 }
 
-// TestRealFilesOfCalico: the module that is pinned has what a node needs, and none of it is refused by BIRD 1.6 for
-// krt_tunnel.
+// TestRealFilesOfCalico checks that the pinned module has the files of a node, and that none has krt_tunnel, which BIRD
+// 1.6 rejects.
 func TestRealFilesOfCalico(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs the module of Calico")

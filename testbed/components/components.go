@@ -1,9 +1,9 @@
-// Package components finds or builds the programs that a testbed runs: the real Kubernetes control plane and kubelet,
-// etcd, containerd, the reference CNI plugins, CoreDNS and Calico in the versions that the modules below tools/ pin,
-// the files that Calico's images have besides programs, runc, BIRD, runit and busybox as Debian builds them, and the
-// programs of this checkout. It also knows which few programs of the system a testbed calls.
+// Package components finds or builds the programs that a testbed runs: the Kubernetes control plane and kubelet, etcd,
+// containerd, the reference CNI plugins, CoreDNS and Calico in the versions that the modules below tools/ pin; the
+// other files of Calico's images; runc, BIRD, runit and busybox from Debian; and the programs of this checkout. It also
+// lists the few system programs that a testbed calls.
 //
-// It starts no component. Of this module it imports nothing.
+// The package starts no component and imports nothing of this module.
 package components
 
 import (
@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Paths are where the components are.
+// Paths are the paths of the components.
 type Paths struct {
 	Etcd              string
 	APIServer         string
@@ -37,7 +37,7 @@ type Paths struct {
 	Kubectl           string
 	CoreDNS           string
 
-	// Containerd starts ContainerdShim by its name: the directory of both belongs into containerd's PATH.
+	// Containerd finds ContainerdShim through its PATH, which must include the directory of the shim.
 	Containerd     string
 	ContainerdShim string
 	Ctr            string
@@ -45,57 +45,56 @@ type Paths struct {
 	// CNIPlugins is a directory with the reference plugins: loopback, portmap, bandwidth, bridge and host-local.
 	CNIPlugins string
 
-	// CalicoNode is the program that calico/node's image runs under several flags: -startup, -felix, -confd and so on.
+	// CalicoNode is the program of the calico/node image. Its flags select a role: -startup, -felix, -confd and so on.
 	CalicoNode string
-	// CalicoCNI is the CNI plugin "calico", and "calico-ipam" under that name.
+	// CalicoCNI is the CNI plugin "calico". Under the name "calico-ipam" it is the IPAM plugin.
 	CalicoCNI string
-	// CalicoCNIInstall writes the CNI configuration and its kubeconfig, as calico/cni's image does.
+	// CalicoCNIInstall writes the CNI configuration and its kubeconfig, like the calico/cni image.
 	CalicoCNIInstall      string
 	CalicoKubeControllers string
-	// CalicoNodeFiles is a directory with what calico/node's image has besides programs: etc/ (calico, confd's templates,
+	// CalicoNodeFiles is a directory with the other files of the calico/node image: etc/ (calico, confd's templates,
 	// service, rc.local) and sbin/ (start_runit and others).
 	CalicoNodeFiles string
-	// CalicoManifest is Calico's own calico.yaml: definitions, ServiceAccounts, RBAC, configuration, DaemonSet,
-	// Deployment.
+	// CalicoManifest is Calico's calico.yaml: CRDs, ServiceAccounts, RBAC, configuration, DaemonSet and Deployment.
 	CalicoManifest string
 
 	// Bird is a directory with bird, birdc and birdcl.
 	Bird string
 	// Runit is a directory with runsvdir, runsv, sv, svlogd and chpst.
 	Runit string
-	// Busybox is linked statically.
+	// Busybox is statically linked.
 	Busybox string
 
 	// CalicoAPIServer serves projectcalico.org/v3 as an aggregated API.
 	CalicoAPIServer string
-	// CalicoCRDs is a directory of YAML files, one CustomResourceDefinition of crd.projectcalico.org each.
+	// CalicoCRDs is a directory with a YAML file for each CRD of crd.projectcalico.org.
 	CalicoCRDs string
 }
 
 // Builder finds and builds components for one checkout.
 type Builder struct {
-	// Repository is the checkout; found by FindRepository when empty.
+	// Repository is the checkout. The default is the result of FindRepository.
 	Repository string
-	// Cache is the directory that built components are kept in: CacheDir when empty.
+	// Cache is the directory for built components. The default is CacheDir.
 	Cache string
-	// Progress gets a line for each thing done, and while a build runs. May be nil.
+	// Progress receives a line for each step and while a build runs. It may be nil.
 	Progress io.Writer
 }
 
-// Ensure returns components that are ready to run, building those that are not: minutes the first time, milliseconds
-// afterwards. Several processes may call it at once, one builds and the others wait for it.
+// Ensure returns components that are ready to run and builds the missing ones: minutes the first time, milliseconds
+// afterwards. If several processes call it at once, one builds and the others wait.
 func Ensure(ctx context.Context, progress io.Writer) (Paths, error) {
 	return (&Builder{Progress: progress}).Ensure(ctx)
 }
 
-// tool is a module below tools/ and what is built from it.
+// tool is a module below tools/ and the programs built from it.
 type tool struct {
 	name   string
-	module string // whose version in tools/NAME/go.mod is the version of the programs
-	// vars are linker variables and what they are set to: the pinned version where that is empty.
+	module string // its version in tools/NAME/go.mod is the version of the programs
+	// vars are linker variables and their values. An empty value stands for the pinned version.
 	vars     map[string]string
 	programs []program
-	// dir is where the path of the directory with all of the programs goes; may be nil.
+	// dir is the field for the directory of all programs. It may be nil.
 	dir func(*Paths) *string
 }
 
@@ -104,13 +103,13 @@ type program struct {
 	name    string
 	pkg     string
 	path    func(*Paths) *string // may be nil
-	version []string             // arguments that make it print its version; nil where only our own build will do
-	minutes float64              // what the build takes on two cores, after those before it and with nothing else cached
+	version []string             // arguments that make it print its version; nil if an installed program is never used
+	minutes float64              // build time on two cores, after the programs before it and with nothing else cached
 }
 
 const calicoModule = "github.com/projectcalico/calico"
 
-// calicoVersion is the release that the pinned commit of Calico was made for, by the commit's own manifests.
+// calicoVersion is the release of the pinned Calico commit, according to the manifests in that commit.
 const calicoVersion = "v3.28.5"
 
 var tools = []tool{
@@ -119,7 +118,7 @@ var tools = []tool{
 	}},
 	{
 		name: "kubernetes", module: "k8s.io/kubernetes",
-		// Without them an apiserver, a node and their clients say that they are v0.0.0-master.
+		// Without these variables, apiserver, kubelet and clients report version v0.0.0-master.
 		vars: map[string]string{"k8s.io/component-base/version.gitVersion": "",
 			"k8s.io/client-go/pkg/version.gitVersion": ""},
 		programs: []program{
@@ -178,7 +177,7 @@ var tools = []tool{
 
 const cniModule = "github.com/containernetworking/plugins"
 
-// Ensure is the function of the same name, with the settings of b.
+// Ensure is the package function Ensure with the settings of b.
 func (b *Builder) Ensure(ctx context.Context) (Paths, error) {
 	var paths Paths
 	repo, err := b.repository()
@@ -207,7 +206,7 @@ func (b *Builder) Ensure(ctx context.Context) (Paths, error) {
 	return paths, nil
 }
 
-// ensure fills in the paths of one tool's programs.
+// ensure sets the paths of one tool's programs and builds the missing ones.
 func (b *Builder) ensure(ctx context.Context, repo, cache string, t tool, paths *Paths) error {
 	source := filepath.Join(repo, "tools", t.name)
 	pinned, err := pinnedVersion(source, t.module)
@@ -250,7 +249,7 @@ func (b *Builder) ensure(ctx context.Context, repo, cache string, t tool, paths 
 	return nil
 }
 
-// installed is the path of a program in KUBEBUILDER_ASSETS or PATH that has the pinned minor version, or "".
+// installed returns the path of a program in KUBEBUILDER_ASSETS or PATH with the pinned minor version, or "".
 func (b *Builder) installed(ctx context.Context, p program, pinned string) string {
 	if p.version == nil {
 		return ""
@@ -277,7 +276,7 @@ func (b *Builder) installed(ctx context.Context, p program, pinned string) strin
 	return ""
 }
 
-// build builds programs of a tool into dir, each of which appears there complete or not at all.
+// build builds programs of a tool into dir. Each appears there complete or not at all.
 func (b *Builder) build(ctx context.Context, source, dir, ldflags string, t tool, version string,
 	programs []program) error {
 	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".building-")
@@ -286,7 +285,7 @@ func (b *Builder) build(ctx context.Context, source, dir, ldflags string, t tool
 	}
 	defer os.RemoveAll(tmp)
 	for _, p := range programs {
-		// Each program has the name that it is known by, and not its module's.
+		// Name each program explicitly: by default it would be named after its package.
 		args := []string{"build", "-trimpath", "-ldflags=" + ldflags, "-o", filepath.Join(tmp, p.name), p.pkg}
 		what := fmt.Sprintf("%s %s", p.name, version)
 		if err := b.run(ctx, what, p.minutes, source, "go", args...); err != nil {
@@ -307,7 +306,7 @@ func (t tool) ldflags(version string) string {
 	return flags
 }
 
-// cacheKey tells apart what is built from different pins, by different compilers or with different flags.
+// cacheKey identifies the pinned versions, the compiler and the flags of a build.
 func cacheKey(ctx context.Context, source, ldflags string) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, ldflags)
@@ -328,7 +327,7 @@ func cacheKey(ctx context.Context, source, ldflags string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil))[:16], nil
 }
 
-// pinnedVersion is the version of a module that tools/NAME/go.mod requires.
+// pinnedVersion returns the version of a module that tools/NAME/go.mod requires.
 func pinnedVersion(source, module string) (string, error) {
 	file := filepath.Join(source, "go.mod")
 	data, err := os.ReadFile(file)
@@ -343,8 +342,8 @@ func pinnedVersion(source, module string) (string, error) {
 	return "", fmt.Errorf("%s requires no %s", file, module)
 }
 
-// toldVersion is the version in the first line of what a program says about itself: "Kubernetes v1.36.3",
-// "etcd Version: 3.6.5", "Client Version: v1.36.3".
+// toldVersion parses the version in the first line of a program's output: "Kubernetes v1.36.3", "etcd Version: 3.6.5",
+// "Client Version: v1.36.3".
 func toldVersion(out string) string {
 	line, _, _ := strings.Cut(out, "\n")
 	fields := strings.Fields(line)
@@ -354,7 +353,7 @@ func toldVersion(out string) string {
 	return fields[len(fields)-1]
 }
 
-// minor is the "MAJOR.MINOR" of a version, with or without v.
+// minor returns "MAJOR.MINOR" of a version, with or without a leading v.
 func minor(version string) string {
 	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
 	if len(parts) < 3 {
@@ -379,7 +378,7 @@ func (b *Builder) cache() (string, error) {
 	return dir, os.MkdirAll(dir, 0o755)
 }
 
-// CacheDir is the directory in which all checkouts of a user keep what a testbed needs.
+// CacheDir returns the cache directory that all checkouts of a user share.
 func CacheDir() (string, error) {
 	user, err := os.UserCacheDir()
 	if err != nil {
@@ -395,10 +394,10 @@ func (b *Builder) repository() (string, error) {
 	return FindRepository()
 }
 
-// Module is the path of the module that a checkout holds.
+// Module is the module path of a checkout.
 const Module = "github.com/kube-semaphore/semaphore"
 
-// FindRepository returns the checkout around the working directory or, failing that, around the program that runs.
+// FindRepository returns the checkout around the working directory or, failing that, around the running program.
 func FindRepository() (string, error) {
 	var starts []string
 	if dir, err := os.Getwd(); err == nil {
@@ -423,10 +422,11 @@ func FindRepository() (string, error) {
 	return "", fmt.Errorf("no checkout of %s around %s: run it in one", Module, strings.Join(starts, " or "))
 }
 
-// patience is how many tries lock makes before it says that it waits: that nothing needs to be built is seen in less.
+// patience is the number of attempts before lock reports that it waits. The check that nothing needs to be built takes
+// less.
 const patience = 5
 
-// lock takes the lock file, calling wait once if that takes long.
+// lock takes the lock file. It calls wait once if that takes long.
 func lock(ctx context.Context, path string, wait func()) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -435,7 +435,7 @@ func lock(ctx context.Context, path string, wait func()) (unlock func(), err err
 	for attempt := 0; ; attempt++ {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return func() { _ = file.Close() }, nil // which gives the lock back
+			return func() { _ = file.Close() }, nil // closing the file releases the lock
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			_ = file.Close()

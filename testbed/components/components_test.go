@@ -48,7 +48,7 @@ func TestPinnedVersions(t *testing.T) {
 	}
 }
 
-// TestInstalledProgram: a program of KUBEBUILDER_ASSETS is taken for its minor version, and no other is.
+// TestInstalledProgram checks that a program in KUBEBUILDER_ASSETS is used only if it has the pinned minor version.
 func TestInstalledProgram(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("KUBEBUILDER_ASSETS", dir)

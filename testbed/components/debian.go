@@ -11,14 +11,14 @@ import (
 	"strings"
 )
 
-// debianPackage is a package whose programs a testbed runs without the package being installed.
+// debianPackage is a package whose programs a testbed runs without installing the package.
 type debianPackage struct {
 	name string
-	// programs are paths in the package. All of one package are in one directory.
+	// programs are paths in the package, all in one directory.
 	programs []string
-	// links are made beside the programs: a name and what it points to.
+	// links are symlinks beside the programs, from name to target.
 	links map[string]string
-	// path is where the path of the first program goes, or that of the programs' directory if dir is set.
+	// path is the field for the first program, or for the programs' directory if dir is set.
 	path func(*Paths) *string
 	dir  bool
 }
@@ -27,7 +27,7 @@ var debianPackages = []debianPackage{
 	{name: "runc", programs: []string{"usr/sbin/runc"}, path: func(p *Paths) *string { return &p.Runc }},
 	{
 		name: "bird", programs: []string{"usr/sbin/bird", "usr/sbin/bird6", "usr/sbin/birdc"},
-		links: map[string]string{"birdcl": "birdc"}, // calico-node -bird-live calls it so
+		links: map[string]string{"birdcl": "birdc"}, // calico-node -bird-live runs birdcl
 		path:  func(p *Paths) *string { return &p.Bird }, dir: true,
 	},
 	{
@@ -38,8 +38,8 @@ var debianPackages = []debianPackage{
 	{name: "busybox-static", programs: []string{"bin/busybox"}, path: func(p *Paths) *string { return &p.Busybox }},
 }
 
-// ensureDebian fills in the paths of the programs of debianPackages. What was fetched once is kept; a directory
-// of the cache is for one release of the system, whose libraries the programs use.
+// ensureDebian sets the paths of the programs of debianPackages. Fetched packages stay in the cache, in a directory per
+// release of the system, because the programs use its libraries.
 func (b *Builder) ensureDebian(ctx context.Context, cache string, paths *Paths) error {
 	release, err := systemRelease()
 	if err != nil {
@@ -61,14 +61,14 @@ func (b *Builder) ensureDebian(ctx context.Context, cache string, paths *Paths) 
 	return nil
 }
 
-// finish checks an unpacked package, before it is taken, and makes its links.
+// finish checks an unpacked package and creates its links.
 func (p debianPackage) finish(ctx context.Context, root string) error {
 	for _, name := range p.programs {
 		program := filepath.Join(root, name)
 		if !isProgram(program) {
 			return fmt.Errorf("package %s has no program %s", p.name, name)
 		}
-		// What is linked statically is an error to ldd, and has all it needs.
+		// ldd fails for a statically linked program, which needs no library.
 		out, _ := exec.CommandContext(ctx, "ldd", program).Output()
 		for line := range strings.Lines(string(out)) {
 			if library, ok := strings.CutSuffix(strings.TrimSpace(line), " => not found"); ok {
@@ -86,8 +86,8 @@ func (p debianPackage) finish(ctx context.Context, root string) error {
 	return nil
 }
 
-// fetchPackage unpacks a package (NAME or NAME=VERSION) of the system's package sources into dir, which appears
-// complete or not at all. apt checks what it fetches against the signed index. finish works on what was unpacked.
+// fetchPackage unpacks a package (NAME or NAME=VERSION) from the system's package sources into dir, which appears
+// complete or not at all. apt verifies the package with the signed index. finish processes the unpacked files first.
 func (b *Builder) fetchPackage(ctx context.Context, dir, spec string,
 	finish func(ctx context.Context, root string) error) error {
 	tmp, err := os.MkdirTemp(filepath.Dir(dir), ".package-")
@@ -96,7 +96,7 @@ func (b *Builder) fetchPackage(ctx context.Context, dir, spec string,
 	}
 	defer os.RemoveAll(tmp)
 	if err := aptGet(ctx, tmp, "download", spec); err != nil {
-		// The index may be missing, or older than what is served.
+		// The index may be missing or older than the archive.
 		b.say("package %s could not be fetched: asking the package sources again what they offer", spec)
 		if err := aptGet(ctx, tmp, "update"); err != nil {
 			return err
@@ -120,7 +120,7 @@ func (b *Builder) fetchPackage(ctx context.Context, dir, spec string,
 	return os.Rename(root, dir)
 }
 
-// systemRelease names the distribution and its release, as in "debian-12".
+// systemRelease returns the distribution and its release, such as "debian-12".
 func systemRelease() (string, error) {
 	const file = "/etc/os-release"
 	data, err := os.ReadFile(file)
@@ -136,6 +136,6 @@ func systemRelease() (string, error) {
 	if values["ID"] == "" {
 		return "", fmt.Errorf("%s has no ID", file)
 	}
-	// A testing distribution has no VERSION_ID.
+	// A testing release has no VERSION_ID.
 	return values["ID"] + "-" + cmp.Or(values["VERSION_ID"], values["VERSION_CODENAME"], "rolling"), nil
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestPackagesOfDebian: what is fetched runs on this system, and is fetched once.
+// TestPackagesOfDebian checks that fetched programs run on this system and are fetched only once.
 func TestPackagesOfDebian(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs the system's package sources")
@@ -41,7 +41,8 @@ func TestPackagesOfDebian(t *testing.T) {
 	}
 }
 
-// TestUnusablePackage: a package that lacks a program, or whose library the system lacks, is refused with its name.
+// TestUnusablePackage checks that a package without the expected program, or with a missing library, is refused by
+// name.
 func TestUnusablePackage(t *testing.T) {
 	root := t.TempDir()
 	p := debianPackage{name: "bird", programs: []string{"usr/sbin/bird"}}

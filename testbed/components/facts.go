@@ -17,35 +17,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// facts are what a testbed has to know of a machine before it starts anything.
+// facts are the properties of a machine that a testbed checks before it starts anything.
 type facts struct {
 	root     bool
-	packages []string // Debian packages that are missing
-	// capabilities that this process has, as in /proc/self/status.
+	packages []string // missing Debian packages
+	// capabilities are the effective capabilities of this process, as in /proc/self/status.
 	capabilities uint64
 	cgroups      cgroups
-	// failed are the probes that failed, with what they printed.
+	// failed maps the failed probes to their output.
 	failed map[string]string
 }
 
-// cgroups are the control groups of a machine, as they are mounted below /sys/fs/cgroup.
+// cgroups describes the control groups that are mounted below /sys/fs/cgroup.
 type cgroups struct {
-	// v2 is true where all controllers are in the one hierarchy of version 2.
+	// v2 means that all controllers are in the unified hierarchy.
 	v2 bool
-	// controllers there are.
+	// controllers are the available controllers.
 	controllers []string
-	// writeError is why no group can be made.
+	// writeError is the error of creating a group, empty if that works.
 	writeError string
 }
 
-// neededControllers are what the kubelet insists on. Version 1 has two more as controllers that version 2 always has.
+// neededControllers are required by the kubelet. In version 1, three more are separate controllers.
 var (
 	neededControllers   = []string{"cpu", "cpuset", "memory", "pids"}
 	neededControllersV1 = append([]string{"cpuacct", "devices", "freezer"}, neededControllers...)
 )
 
-// neededCapabilities are what the testbed needs, and what a container runtime gives to each container. CAP_SYS_RESOURCE
-// is not among them: without it containers' OOM scores and limits of open files stay as they are.
+// neededCapabilities are the capabilities that the testbed needs or that a container runtime gives to each container.
+// CAP_SYS_RESOURCE is not required: without it, OOM scores and file limits of containers keep their values.
 var neededCapabilities = []struct {
 	name string
 	bit  uint
@@ -60,14 +60,14 @@ var neededCapabilities = []struct {
 	{"CAP_AUDIT_WRITE", unix.CAP_AUDIT_WRITE},
 }
 
-// probe is something that a node does, tried in network and mount namespaces of its own. That also loads modules.
+// probe tries an operation that nodes perform, in spare network and mount namespaces. This also loads kernel modules.
 type probe struct {
 	name   string
-	script string // for sh; $DIR is a directory that nodes' files could be in
+	script string // for sh; $DIR is on the file system of the nodes' files
 	remedy string
 }
 
-// A container that may not do these is one without rights, and a kernel that cannot is one built without.
+// A failing probe means a container without privileges, or a kernel without the feature.
 const moduleRemedy = "load the module %s (modprobe), or use a kernel that has it"
 
 var probes = []probe{
@@ -93,7 +93,7 @@ var probes = []probe{
 	{"conntrack", "conntrack -L", fmt.Sprintf(moduleRemedy, "nf_conntrack_netlink")},
 }
 
-// gather finds the facts out. Without root, or without programs, there is no use in probing.
+// gather collects the facts. It skips the probes without root or with missing programs.
 func gather(ctx context.Context, dir string) (facts, error) {
 	f := facts{root: os.Geteuid() == 0, packages: MissingPackages(), failed: map[string]string{}}
 	status, err := os.ReadFile("/proc/self/status")
@@ -132,7 +132,7 @@ func (p probe) try(ctx context.Context, dir string) error {
 	cmd := exec.CommandContext(ctx, "sh", "-c", p.script)
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DIR="+scratch, "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin",
 		"XTABLES_LOCKFILE="+filepath.Join(scratch, "lock"))
-	// Unshared and not cloned: the standard library then takes care that no mount reaches the machine.
+	// With Unshareflags, unlike Cloneflags, package syscall makes the mounts private, so none reaches the machine.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -143,7 +143,7 @@ func (p probe) try(ctx context.Context, dir string) error {
 	return nil
 }
 
-// effectiveCapabilities reads CapEff of /proc/PID/status.
+// effectiveCapabilities parses CapEff in /proc/PID/status.
 func effectiveCapabilities(status string) (uint64, error) {
 	for line := range strings.Lines(status) {
 		if value, ok := strings.CutPrefix(line, "CapEff:"); ok {
@@ -153,7 +153,7 @@ func effectiveCapabilities(status string) (uint64, error) {
 	return 0, errors.New("/proc/self/status has no CapEff")
 }
 
-// gatherCgroups reads which controllers there are, and tries to make a group.
+// gatherCgroups reads the available controllers and tries to create a group.
 func gatherCgroups(dir string) (cgroups, error) {
 	var c cgroups
 	group := dir
@@ -162,7 +162,7 @@ func gatherCgroups(dir string) (cgroups, error) {
 	case err == nil:
 		c.v2, c.controllers = true, strings.Fields(string(controllers))
 	case errors.Is(err, fs.ErrNotExist):
-		// Version 1 has a directory for each controller, some of which may be links to a common one.
+		// Version 1 has a directory per controller. Some may be symlinks to a common one.
 		entries, err := os.ReadDir(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			return c, nil
@@ -191,7 +191,7 @@ func gatherCgroups(dir string) (cgroups, error) {
 	return c, nil
 }
 
-// check is what follows from the facts: nil, or an error that names all that is missing, and for each what to do.
+// check returns nil, or an error with everything that is missing and a remedy for each.
 func (f facts) check() error {
 	if !f.root {
 		return errors.New("a testbed makes namespaces, mounts and control groups: run it as root")

@@ -15,7 +15,7 @@ func goodFacts() facts {
 		failed: map[string]string{}}
 }
 
-// TestFacts: of each fact, what the machine's owner is asked to do; nothing where all is there.
+// TestFacts checks the remedy in the error of each fact, and that a fit machine gives no error.
 func TestFacts(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -75,7 +75,7 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-// TestEveryProbeIsReported: a probe that fails is in the error, with what to do.
+// TestEveryProbeIsReported checks that the error of a failed probe has its remedy.
 func TestEveryProbeIsReported(t *testing.T) {
 	for _, p := range probes {
 		f := goodFacts()
@@ -123,9 +123,8 @@ func TestGatherCgroups(t *testing.T) {
 	}
 }
 
-// TestCheckSystem: this machine is found fit, a second time too, and nothing of the check stays. What a machine may
-// lack is seen where it is taken away: without the program in its PATH, and in a mount namespace without rights to make
-// groups.
+// TestCheckSystem checks that this machine is fit, also on a second call, and that the check leaves nothing. It then
+// takes a program out of the PATH, and write access to control groups in a mount namespace, and checks the errors.
 func TestCheckSystem(t *testing.T) {
 	if os.Geteuid() != 0 {
 		if err := CheckSystem(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "run it as root") {
@@ -153,7 +152,7 @@ func TestCheckSystem(t *testing.T) {
 	if err != nil || strings.Contains(string(mounts), dir) {
 		t.Errorf("a mount of the check is left, or %v", err)
 	}
-	// /sys is no place for files.
+	// Files cannot be created in /sys.
 	if err := CheckSystem(t.Context(), "/sys/kernel"); err == nil ||
 		!strings.Contains(err.Error(), "- overlayfs on the disk (") {
 		t.Errorf("with a directory that can hold nothing: %v", err)

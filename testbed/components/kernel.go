@@ -12,21 +12,20 @@ import (
 	"strings"
 )
 
-// Kernel is a kernel as Debian builds it, with all its modules, unpacked and not installed.
+// Kernel is an unpacked Debian kernel with all its modules.
 type Kernel struct {
-	// Version is that of the package.
+	// Version is the package version.
 	Version string
-	// Image is what a boot loader loads.
+	// Image is the file for the boot loader.
 	Image string
-	// Modules is the directory with the modules and what depmod(8) makes of them; its name is the kernel's release.
+	// Modules is the directory of the modules, with the output of depmod(8). Its base name is the kernel release.
 	Modules string
 }
 
-// kernelPackage depends on the newest kernel's package. The smaller linux-image-cloud has no 9p file system.
+// kernelPackage depends on the package of the newest kernel. The smaller linux-image-cloud lacks the 9p file system.
 const kernelPackage = "linux-image-amd64"
 
-// Kernel returns the kernel that this system's package sources offer, which is kept. apt has checked what it
-// fetched against the signed index.
+// Kernel returns the kernel of this system's package sources and caches it. apt verifies it with the signed index.
 func (b *Builder) Kernel(ctx context.Context) (Kernel, error) {
 	if runtime.GOARCH != "amd64" {
 		return Kernel{}, fmt.Errorf("no kernel is known for %s, only for amd64", runtime.GOARCH)
@@ -68,7 +67,7 @@ func (b *Builder) Kernel(ctx context.Context) (Kernel, error) {
 	return k, nil
 }
 
-// fetchKernel puts a kernel's package into dir.
+// fetchKernel unpacks a kernel package into dir.
 func (b *Builder) fetchKernel(ctx context.Context, dir, pkg string) error {
 	b.say("fetching kernel package %s (70 MB; once)", pkg)
 	return b.fetchPackage(ctx, dir, pkg, func(ctx context.Context, root string) error {
@@ -80,7 +79,7 @@ func (b *Builder) fetchKernel(ctx context.Context, dir, pkg string) error {
 	})
 }
 
-// offeredKernel is the package that kernelPackage depends on, and its version.
+// offeredKernel returns the package that kernelPackage depends on, and its version.
 func offeredKernel(ctx context.Context) (name, version string, err error) {
 	cmd := exec.CommandContext(ctx, "apt-cache", "show", "--no-all-versions", kernelPackage)
 	out, err := cmd.Output()
@@ -90,7 +89,7 @@ func offeredKernel(ctx context.Context) (name, version string, err error) {
 	return parseKernelPackage(string(out))
 }
 
-// parseKernelPackage reads a line like "Depends: linux-image-6.1.0-56-amd64 (= 6.1.192-2)".
+// parseKernelPackage parses a line like "Depends: linux-image-6.1.0-56-amd64 (= 6.1.192-2)".
 func parseKernelPackage(record string) (name, version string, err error) {
 	for line := range strings.Lines(record) {
 		depends, ok := strings.CutPrefix(line, "Depends:")
@@ -109,7 +108,8 @@ func parseKernelPackage(record string) (name, version string, err error) {
 }
 
 func aptGet(ctx context.Context, dir string, args ...string) error {
-	// It fetches as whom it is called: the cache directory is the user's own. A lock of apt's is waited for.
+	// Sandbox::User=root makes apt fetch as the calling user, who owns the cache directory. Lock::Timeout waits for other
+	// apt processes.
 	return command(ctx, dir, "apt-get",
 		append([]string{"-q", "-o", "APT::Sandbox::User=root", "-o", "DPkg::Lock::Timeout=120"}, args...)...)
 }

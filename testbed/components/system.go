@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// systemPrograms are the programs of the system that a testbed or one of its components calls, with their Debian
-// packages. The Makefile's PACKAGES has them too, for a machine on which nothing is built yet.
+// systemPrograms are the system programs that a testbed or its components call, with their Debian packages. The
+// Makefile has the same list in PACKAGES, for a machine on which nothing is built yet.
 var systemPrograms = []struct{ program, pkg string }{
 	{"ip", "iproute2"},
 	{"iptables", "iptables"},
@@ -25,13 +25,13 @@ var systemPrograms = []struct{ program, pkg string }{
 	{"gcc", "gcc"},
 }
 
-// MissingPackages are the Debian packages of system programs that are not installed.
+// MissingPackages returns the Debian packages of the system programs that are not installed.
 func MissingPackages() []string {
 	return missingPackages(func(program string) bool {
 		if _, err := exec.LookPath(program); err == nil {
 			return true
 		}
-		// A user's PATH may lack the directories of the administrator.
+		// The PATH of an unprivileged user may lack these directories.
 		for _, dir := range []string{"/usr/sbin", "/sbin"} {
 			if isProgram(filepath.Join(dir, program)) {
 				return true
@@ -51,8 +51,9 @@ func missingPackages(installed func(program string) bool) []string {
 	return missing
 }
 
-// CheckSystem reports, in one error, all that a testbed needs of the system and does not find, with what to do about
-// each. It makes nothing that stays. Nodes keep their files in dir, or in the nearest directory above it that exists.
+// CheckSystem returns one error with everything that the system lacks for a testbed, and a remedy for each. It leaves
+// no changes. dir is the directory for the files of nodes; if it does not exist, the nearest existing parent is
+// checked.
 func CheckSystem(ctx context.Context, dir string) error {
 	facts, err := gather(ctx, dir)
 	if err != nil {
@@ -61,7 +62,7 @@ func CheckSystem(ctx context.Context, dir string) error {
 	return facts.check()
 }
 
-// InstallPackages installs what MissingPackages names with apt-get, and says so.
+// InstallPackages installs the packages of MissingPackages with apt-get and reports them to progress.
 func InstallPackages(ctx context.Context, progress io.Writer) error {
 	missing := MissingPackages()
 	if len(missing) == 0 {

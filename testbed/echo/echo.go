@@ -1,7 +1,8 @@
-// Package echo has servers for pods of a testbed: one of HTTP that says who answered and who asked, one of TCP and UDP
-// that answers with a text, and what the conformance suite of the Multi-Cluster Services API asks of socat.
+// Package echo has servers for the pods of a testbed: an HTTP server that reports who answered and who asked, a TCP and
+// UDP server that answers with a text, and the subset of socat that the conformance suite of the Multi-Cluster Services
+// API uses.
 //
-// It imports nothing of this module.
+// The package imports nothing of this module.
 package echo
 
 import (
@@ -16,26 +17,26 @@ import (
 	"time"
 )
 
-// Answer is what the server says to any request but one for /healthz.
+// Answer is the response to every request except /healthz.
 type Answer struct {
-	// Pod, Namespace and Node are where the server runs: POD_NAME, POD_NAMESPACE and NODE_NAME of the environment, else
-	// the host name and the namespace of the service account; Node may be empty.
+	// Pod, Namespace and Node say where the server runs. They come from the environment variables POD_NAME, POD_NAMESPACE
+	// and NODE_NAME; the defaults are the host name and the namespace of the ServiceAccount. Node may be empty.
 	Pod       string `json:"pod"`
 	Namespace string `json:"namespace,omitempty"`
 	Node      string `json:"node,omitempty"`
-	// IP is the address that the request came to, as the server sees it.
+	// IP is the destination address of the request, as the server sees it.
 	IP string `json:"ip"`
-	// Client is the address and port that the request came from, as the server sees it.
+	// Client is the source address and port of the request, as the server sees it.
 	Client string `json:"client"`
 	Path   string `json:"path"`
-	// Headers of the request, for one whose query has "headers".
+	// Headers are the request headers, if the query has "headers".
 	Headers http.Header `json:"headers,omitempty"`
 }
 
-// shutdownTime is how long requests that have begun may take when the server is to end.
+// shutdownTime bounds the time for open requests when the server stops.
 const shutdownTime = 5 * time.Second
 
-// Serve answers requests on address (":8080") until ctx ends, and then finishes those that have begun.
+// Serve answers requests on address (":8080") until ctx ends, and then finishes the open requests.
 func Serve(ctx context.Context, address string) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -57,7 +58,7 @@ func serve(ctx context.Context, listener net.Listener, me Answer) error {
 			answer.Headers = r.Header
 		}
 		w.Header().Set("Content-Type", "application/json")
-		// A client that has gone away gets no answer, and nobody needs to know.
+		// The client may have disconnected; that needs no report.
 		_ = json.NewEncoder(w).Encode(answer)
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}

@@ -12,8 +12,8 @@ import (
 // helloTime bounds one connection of Hello.
 const helloTime = 5 * time.Second
 
-// Hello answers every TCP connection and every UDP packet on address (":42") with a text and a line feed, as the server
-// of the conformance suite of the Multi-Cluster Services API does, until ctx ends.
+// Hello answers every TCP connection and every UDP packet on address (":42") with a text and a line feed until ctx
+// ends, like the server of the conformance suite of the Multi-Cluster Services API.
 func Hello(ctx context.Context, address, text string) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -40,12 +40,12 @@ func hello(ctx context.Context, listener net.Listener, packets net.PacketConn, t
 			}
 			go func() {
 				defer conn.Close()
-				_ = conn.SetDeadline(time.Now().Add(helloTime)) // it ends with its connection
+				_ = conn.SetDeadline(time.Now().Add(helloTime)) // the deadline applies to the connection only
 				if _, err := conn.Write(answer); err != nil {
 					return
 				}
 				_ = conn.(*net.TCPConn).CloseWrite()
-				_, _ = io.Copy(io.Discard, conn) // what the client says, so that it is not reset
+				_, _ = io.Copy(io.Discard, conn) // closing with unread data would reset the connection
 			}()
 		}
 	}()

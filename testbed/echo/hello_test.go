@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestHello: both protocols are answered, a client that says something first too, and nothing is left afterwards.
+// TestHello checks both protocols, a client that sends first, and that nothing is left afterwards.
 func TestHello(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// Socat is of socat(1) what the pods of the conformance suite of sigs.k8s.io/mcs-api ask of it: a listener by TCP or
-// UDP whose answer to each client is what a command of the shell prints,
+// Socat implements the part of socat(1) that the pods of the conformance suite of sigs.k8s.io/mcs-api use: a TCP or UDP
+// listener that answers each client with the output of a shell command,
 //
 //	socat -v -v TCP-LISTEN:42,crlf,reuseaddr,fork SYSTEM:'echo "pod ip $first_ip"'
 //
-// of either family or of both (TCP6-LISTEN with ipv6only=0). It serves until ctx ends.
+// for one family or for both (TCP6-LISTEN with ipv6only=0). It serves until ctx ends.
 func Socat(ctx context.Context, args []string) error {
 	for len(args) > 0 && strings.HasPrefix(args[0], "-") {
 		args = args[1:]
@@ -47,15 +47,15 @@ func Socat(ctx context.Context, args []string) error {
 	return answerConnections(ctx, listener, answer)
 }
 
-// printed is what a command prints when it is called, with the ends of lines that the option crlf makes.
+// printed returns a function that runs a command and returns its output with CRLF line ends, as for the option crlf.
 func printed(ctx context.Context, command string) func() []byte {
 	return func() []byte {
-		out, _ := exec.CommandContext(ctx, "sh", "-c", command).Output() // what it printed counts
+		out, _ := exec.CommandContext(ctx, "sh", "-c", command).Output() // use the output even if the command fails
 		return []byte(strings.ReplaceAll(string(out), "\n", "\r\n"))
 	}
 }
 
-// listenerOf is the network and the address of TCP-LISTEN:PORT,OPTION… and its like.
+// listenerOf parses TCP-LISTEN:PORT,OPTION… and the like into a network and an address.
 func listenerOf(text string) (network, address string, err error) {
 	kind, rest, _ := strings.Cut(text, ":")
 	port, options, _ := strings.Cut(rest, ",")
@@ -89,12 +89,12 @@ func answerConnections(ctx context.Context, listener net.Listener, answer func()
 		}
 		go func() {
 			defer conn.Close()
-			_ = conn.SetDeadline(time.Now().Add(helloTime)) // it ends with its connection
+			_ = conn.SetDeadline(time.Now().Add(helloTime)) // the deadline applies to the connection only
 			if _, err := conn.Write(answer()); err != nil {
 				return
 			}
 			_ = conn.(*net.TCPConn).CloseWrite()
-			_, _ = io.Copy(io.Discard, conn) // what the client says, so that it is not reset
+			_, _ = io.Copy(io.Discard, conn) // closing with unread data would reset the connection
 		}()
 	}
 }
@@ -109,7 +109,7 @@ func answerPackets(ctx context.Context, packets net.PacketConn, answer func() []
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case err == nil:
-			_, _ = packets.WriteTo(answer(), from) // the next client counts as much
+			_, _ = packets.WriteTo(answer(), from) // an error concerns this client only
 		}
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestSocat: the arguments of the conformance suite make a listener of their protocol and families, which answers what
-// the command prints, and says what else it does not know.
+// TestSocat checks the listeners for the arguments of the conformance suite, their answers, and the error for unknown
+// arguments.
 func TestSocat(t *testing.T) {
 	for text, want := range map[string]string{
 		"TCP-LISTEN:42,crlf,reuseaddr,fork":             "tcp4 :42",

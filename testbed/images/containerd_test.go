@@ -21,18 +21,18 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
-// containerd is a real one, with mounts and processes of its own, all of which end with the test.
+// containerd is a real containerd in its own mount and PID namespaces. It ends with the test.
 type containerd struct {
 	t      *testing.T
 	paths  components.Paths
 	socket string
-	group  string // the cgroup of its containers
+	group  string // the cgroup parent of its containers
 }
 
 func startContainerd(t *testing.T, paths components.Paths) *containerd {
 	t.Helper()
 	testkit.NeedsRoot(t, "it runs containerd")
-	dir, err := os.MkdirTemp("", "sb-images-") // short: it has sockets in it
+	dir, err := os.MkdirTemp("", "sb-images-") // short, because socket paths have a length limit
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func startContainerd(t *testing.T, paths components.Paths) *containerd {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	// Shims have their sockets below /run/containerd, whatever the configuration says.
+	// Shims always have their sockets below /run/containerd, so give it a private /run.
 	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
 		"sh", "-c", `mount -t tmpfs tmpfs /run && exec "$0" --config "$1"`, paths.Containerd, config)
 	cmd.Env = []string{"PATH=" +
@@ -78,7 +78,7 @@ func startContainerd(t *testing.T, paths components.Paths) *containerd {
 	}
 }
 
-// removeGroups removes the cgroups of containers, which stay busy for a moment after their processes were killed.
+// removeGroups removes the cgroups of containers. They stay busy for a moment after their processes were killed.
 func (c *containerd) removeGroups() {
 	deadline := time.Now().Add(time.Minute)
 	for _, pattern := range []string{"/sys/fs/cgroup/*/" + c.group + "/*", "/sys/fs/cgroup/*/" + c.group,
@@ -89,7 +89,7 @@ func (c *containerd) removeGroups() {
 		}
 		for _, group := range groups {
 			if info, err := os.Stat(group); err != nil || !info.IsDir() {
-				continue // a file of cgroupfs
+				continue // a cgroupfs file
 			}
 			err := os.Remove(group)
 			for ; errors.Is(err, syscall.EBUSY) && time.Now().Before(deadline); err = os.Remove(group) {
@@ -102,7 +102,7 @@ func (c *containerd) removeGroups() {
 	}
 }
 
-// ctr returns what the client prints; its error has what it says besides.
+// ctr runs the client and returns its stdout. The error includes its stderr.
 func (c *containerd) ctr(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, c.paths.Ctr, append([]string{"--address", c.socket, "--namespace", "k8s.io"},
 		args...)...)
@@ -114,7 +114,7 @@ func (c *containerd) ctr(ctx context.Context, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// run runs a command in a container of an image, with nothing but what the image has.
+// run runs a command in a container of an image.
 func (c *containerd) run(reference, name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(c.t.Context(), 3*time.Minute)
 	defer cancel()
@@ -122,9 +122,8 @@ func (c *containerd) run(reference, name string, args ...string) (string, error)
 		c.group + "/" + name, reference, name}, args...)...)
 }
 
-// TestContainerd: a real containerd loads each archive under its reference, and what the images are for runs in them:
-// each program of the product as its user, the tools of the testbed's, CoreDNS, and a pause that ends when it is asked
-// to.
+// TestContainerd checks that a real containerd loads each archive under its reference, and that the images work: each
+// program of the product runs as its user, the tools of Testbed and CoreDNS run, and pause ends on request.
 func TestContainerd(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs the components")
@@ -225,14 +224,14 @@ func TestContainerd(t *testing.T) {
 			t.Fatalf("the pause has not ended: %v", err)
 		}
 	}
-	// Its status is the pause's.
+	// The command exits with the status of pause.
 	if _, err := c.ctr(ctx, "tasks", "delete", "pause"); err != nil {
 		t.Error(err)
 	}
 }
 
-// releaseArchive is an archive as `make image` writes it: an index of compressed images for two architectures, of which
-// the other one has no programs here, and SBOMs.
+// releaseArchive returns an archive as `make image` writes it: an index of compressed images for two architectures with
+// SBOMs. The image of the other architecture has no programs here.
 func releaseArchive(t *testing.T, programs map[string]string) Archive {
 	t.Helper()
 	own, err := image.WithSBOM(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "v0.1.0"})

@@ -1,9 +1,9 @@
-// Package images makes the archives of the container images that a testbed's nodes need, as there is no registry: the
-// product's, and those of the testbed itself.
+// Package images makes the archives of the container images that a testbed's nodes import: semaphore's image and the
+// testbed's own. There is no registry.
 //
-// An archive's name in the cache is made of the reference and the digest of its image, so each is written once; several
-// processes may ask for the same at once. It starts nothing but a C compiler, and imports deploy/image and
-// testbed/components.
+// The name of an archive in the cache has a hash of the image's reference and digest, so each image is written once.
+// Several processes may ask for the same archive at once. The package imports only deploy/image and testbed/components
+// of this module.
 package images
 
 import (
@@ -29,46 +29,46 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
-// References of the images. Their tags are not "latest", so a kubelet takes what its node has.
+// References of the images. No tag is "latest", so the kubelet uses the image on its node.
 const (
-	// Semaphore is the product's image as the manifests below deploy/ name it.
+	// Semaphore is the reference of the product's image in the manifests below deploy/.
 	Semaphore = image.Reference + ":main"
-	// Pause holds the namespaces of a pod.
+	// Pause is the image of the container that holds a pod's namespaces.
 	Pause = "testbed.local/pause:1"
-	// CoreDNS has the program /coredns. The tag is its release, by which semaphorectl knows what it can do.
+	// CoreDNS has the program /coredns. The tag is its release, from which semaphorectl derives its features.
 	CoreDNS = "testbed.local/coredns:1.14.7"
-	// Testbed has the program testbed (`testbed echo`, `testbed sleep`), busybox's shell and applets, and from this
-	// machine curl, getent, ip and ss.
+	// Testbed has the program testbed (`testbed echo`, `testbed sleep`), busybox's shell and applets, and curl, getent, ip
+	// and ss of this machine.
 	Testbed = "testbed.local/testbed:1"
 )
 
-// OfSuite are the references by which pods of the conformance suite of sigs.k8s.io/mcs-api v0.5 name images. Testbed
-// has of both what the suite runs: a shell with nc and nslookup, and socat.
+// OfSuite are the image references in the pods of the conformance suite of sigs.k8s.io/mcs-api v0.5. Testbed has the
+// programs that the suite runs from them: a shell with nc and nslookup, and socat.
 var OfSuite = []string{"docker.io/nicolaka/netshoot:v0.15", "docker.io/alpine/socat:1.7.4.4"}
 
 // Archive is an image in a file.
 type Archive struct {
 	Reference string
-	// Path is of an archive in the OCI image layout, which `ctr --namespace k8s.io images import` loads.
+	// Path is the path of a file in the OCI image layout, which `ctr --namespace k8s.io images import` loads.
 	Path string
 }
 
 // Builder makes archives.
 type Builder struct {
-	// Cache is the directory that archives are kept in; images below the directory of components when empty.
+	// Cache is the directory for archives. The default is images below the cache of package components.
 	Cache string
-	// Progress gets a line for each image that is made. May be nil.
+	// Progress receives a line for each image. It may be nil.
 	Progress io.Writer
 }
 
-// recipe is how one image is made.
+// recipe describes how to make one image.
 type recipe struct {
 	name, reference string
 	make            func(ctx context.Context) (v1.Image, error)
 }
 
-// Ensure puts the archives of all images into dir. paths are the components, programs those of the checkout, by name;
-// without those of the product its image is left out.
+// Ensure puts the archives of all images into dir. programs are the programs of the checkout by name. Without the
+// product's programs, Ensure omits the product's image.
 func (b *Builder) Ensure(ctx context.Context, dir string, paths components.Paths,
 	programs map[string]string) ([]Archive, error) {
 	cache := b.Cache
@@ -130,10 +130,10 @@ func (b *Builder) ensure(ctx context.Context, cache, dir string, r recipe) (Arch
 	return archive, place(cached, archive.Path)
 }
 
-// place makes the archive in the cache appear elsewhere too, where it stays when the cache forgets it.
+// place links the cached archive to another path, where it outlives its removal from the cache.
 func place(cached, path string) error {
 	now := time.Now()
-	if err := os.Chtimes(cached, now, now); err != nil { // when it was used last, for prune
+	if err := os.Chtimes(cached, now, now); err != nil { // the time of the last use, for prune
 		return err
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -142,7 +142,7 @@ func place(cached, path string) error {
 	if os.Link(cached, path) == nil {
 		return nil
 	}
-	in, err := os.Open(cached) // of another file system
+	in, err := os.Open(cached) // on another file system
 	if err != nil {
 		return err
 	}
@@ -155,13 +155,13 @@ func place(cached, path string) error {
 	return errors.Join(err, out.Close())
 }
 
-// keyLength is how much of the hash of an image's reference and digest tells its archive from others of its name.
+// keyLength is the number of hash characters in an archive's name that distinguish images of the same name.
 const keyLength = 16
 
-// kept is how many archives of an image the cache keeps: those of several checkouts, and of the commits before.
+// kept is the number of archives per image in the cache. Several checkouts and earlier commits share it.
 const kept = 6
 
-// prune removes archives that were not used for the longest time, and what a process that was killed left behind.
+// prune removes the least recently used archives, and what a killed process left behind.
 func prune(cache string, kept int) error {
 	entries, err := os.ReadDir(cache)
 	if err != nil {
@@ -174,7 +174,7 @@ func prune(cache string, kept int) error {
 	byImage := map[string][]archive{}
 	for _, e := range entries {
 		info, err := e.Info()
-		if errors.Is(err, fs.ErrNotExist) { // another process was quicker
+		if errors.Is(err, fs.ErrNotExist) { // removed by another process
 			continue
 		}
 		if err != nil {
@@ -205,7 +205,7 @@ func prune(cache string, kept int) error {
 	return nil
 }
 
-// simple makes an image for this machine.
+// simple makes an image for this machine's architecture.
 func simple(config v1.Config, layers ...[]image.Entry) (v1.Image, error) {
 	return image.New(image.Spec{Arch: runtime.GOARCH, Layers: layers, Config: config, Uncompressed: true})
 }
@@ -245,7 +245,7 @@ func coreDNS(program string) recipe {
 	}
 }
 
-// semaphore is the image that `make image` makes, for this machine alone and with its layers not compressed.
+// semaphore makes the image of `make image` for this machine's architecture only, with uncompressed layers.
 func semaphore(programs map[string]string) recipe {
 	return recipe{name: "semaphore", reference: Semaphore, make: func(context.Context) (v1.Image, error) {
 		return image.Product(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "testbed", Uncompressed: true})

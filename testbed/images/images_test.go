@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestTagOfCoreDNS: the tag of CoreDNS's image is the release that is built.
+// TestTagOfCoreDNS checks that the tag of the CoreDNS image is the release that is built.
 func TestTagOfCoreDNS(t *testing.T) {
 	built, err := os.ReadFile("../../tools/coredns/go.mod")
 	if err != nil {
@@ -52,7 +52,7 @@ func TestParseLibraries(t *testing.T) {
 	}
 }
 
-// TestPrune: of each image the archives used last stay, and a directory that somebody works in.
+// TestPrune checks that the most recently used archives of each image stay, and a directory that is in use.
 func TestPrune(t *testing.T) {
 	cache := t.TempDir()
 	for i, name := range []string{"a-0123456789abcde0", "a-0123456789abcde1", "a-0123456789abcde2",
@@ -84,8 +84,8 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// TestEnsure: the archives are where they were asked for, a second time nothing is made, and what the cache
-// forgets stays where it was asked for.
+// TestEnsure checks that Ensure puts the archives into dir, makes nothing the second time, and that an archive in dir
+// outlives its removal from the cache.
 func TestEnsure(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs the components")

@@ -18,15 +18,15 @@ import (
 	"github.com/kube-semaphore/semaphore/deploy/image"
 )
 
-// machineTools are programs of this machine that the image Testbed has with all the libraries that they need.
+// machineTools are programs of this machine that the image Testbed includes with all their libraries.
 var machineTools = []string{"curl", "getent", "ip", "ss"}
 
-// tools are what the image Testbed has besides its own program.
+// tools are the programs of the image Testbed besides its own.
 type tools struct {
 	busybox string
-	// applets of busybox.
+	// applets are the applets of busybox.
 	applets []string
-	// files of this machine by their path in the image: the tools, and the libraries with the dynamic linker.
+	// files map paths in the image to files of this machine: the tools, their libraries and the dynamic linker.
 	files map[string]string
 }
 
@@ -59,7 +59,7 @@ func toolsOf(ctx context.Context, busybox string) (tools, error) {
 	return t, nil
 }
 
-// machineProgram is the distribution's program of that name.
+// machineProgram returns the path of the distribution's program of that name.
 func machineProgram(name string) (string, error) {
 	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/bin", "/sbin"} {
 		file := filepath.Join(dir, name)
@@ -70,7 +70,7 @@ func machineProgram(name string) (string, error) {
 	return "", fmt.Errorf("this machine has no program %s: run `make deps`: %w", name, fs.ErrNotExist)
 }
 
-// librariesOf are the libraries that a program is linked with, and the dynamic linker.
+// librariesOf returns the shared libraries of a program and the dynamic linker.
 func librariesOf(ctx context.Context, program string) ([]string, error) {
 	cmd := exec.CommandContext(ctx, "ldd", program)
 	out, err := cmd.Output()
@@ -80,8 +80,8 @@ func librariesOf(ctx context.Context, program string) ([]string, error) {
 	return parseLibraries(string(out))
 }
 
-// parseLibraries reads what ldd prints: "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f…)", and for the dynamic
-// linker "/lib64/ld-linux-x86-64.so.2 (0x…)". linux-vdso.so.1 is the kernel's and no file.
+// parseLibraries parses the output of ldd: "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f…)", and for the
+// dynamic linker "/lib64/ld-linux-x86-64.so.2 (0x…)". linux-vdso.so.1 comes from the kernel and is not a file.
 func parseLibraries(out string) ([]string, error) {
 	var libraries []string
 	for line := range strings.Lines(out) {
@@ -102,7 +102,7 @@ func parseLibraries(out string) ([]string, error) {
 	return libraries, nil
 }
 
-// inImage is where the image has a library: /lib, /lib64 and so on are links to their twins below /usr there.
+// inImage returns the path of a library in the image, where /lib, /lib64 and so on are symlinks into /usr.
 func inImage(library string) string {
 	if strings.HasPrefix(library, "/lib") {
 		return "/usr" + library
@@ -110,7 +110,7 @@ func inImage(library string) string {
 	return library
 }
 
-// etc are files that programs of the image read.
+// etc are configuration files that programs of the image read.
 var etc = map[string]string{
 	"/etc/passwd":        "root:x:0:0:root:/root:/bin/sh\nnonroot:x:65532:65532:nonroot:/nonexistent:/bin/false\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
 	"/etc/group":         "root:x:0:\nnonroot:x:65532:\nnogroup:x:65534:\n",
@@ -118,7 +118,7 @@ var etc = map[string]string{
 	"/etc/protocols":     "icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n",
 }
 
-// entries are the tools' layer.
+// entries returns the layer of the tools.
 func (t tools) entries() []image.Entry {
 	entries := []image.Entry{
 		image.Dir("/tmp", 0o777|fs.ModeSticky), image.Dir("/root", 0o700), image.Dir("/run", 0o755),

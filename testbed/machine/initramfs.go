@@ -15,10 +15,10 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/machine/job"
 )
 
-// bootModules are what the machine needs before it has the host's files.
+// bootModules are the kernel modules for mounting the host's files.
 var bootModules = []string{"virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"}
 
-// writeInitramfs makes dir/initramfs: init, its job, and the modules it needs to mount the host's files.
+// writeInitramfs writes dir/initramfs with init, its job, and the modules for mounting the host's files.
 func (m *Machine) writeInitramfs(ctx context.Context, dir string, commands []job.Command) error {
 	j := job.Job{ModuleTree: m.Kernel.Modules, Commands: commands}
 	dependencies, err := os.Open(filepath.Join(m.Kernel.Modules, "modules.dep"))
@@ -41,7 +41,7 @@ func (m *Machine) writeInitramfs(ctx context.Context, dir string, commands []job
 	defer archive.Close()
 	buffered := bufio.NewWriter(archive)
 	w := &cpioWriter{w: buffered}
-	// What init reports before it has mounted anything goes to the console.
+	// init logs to the console before it has mounted anything.
 	w.directory("dev")
 	w.characterDevice("dev/console", 5, 1)
 	w.directory("modules")
@@ -68,8 +68,8 @@ func (m *Machine) writeInitramfs(ctx context.Context, dir string, commands []job
 	return errors.Join(w.err, buffered.Flush(), archive.Close())
 }
 
-// loadOrder are the files of modules and of all that they need, in an order in which they can be loaded, by what
-// modules.dep(5) says: "FILE: NEEDED…", where those needed by others come later.
+// loadOrder returns the files of modules and of their dependencies in load order, from modules.dep(5): "FILE: NEEDED…".
+// There, a dependency comes after the modules that need it.
 func loadOrder(dependencies io.Reader, modules []string) ([]string, error) {
 	needs, file := map[string][]string{}, map[string]string{}
 	for s := bufio.NewScanner(dependencies); ; {
@@ -105,8 +105,8 @@ func loadOrder(dependencies io.Reader, modules []string) ([]string, error) {
 	return order, nil
 }
 
-// cpioWriter writes the "newc" format of the kernel's Documentation/driver-api/early-userspace/buffer-format.rst.
-// It does nothing after its first error.
+// cpioWriter writes the "newc" format, see Documentation/driver-api/early-userspace/buffer-format.rst of the kernel.
+// After its first error it does nothing.
 type cpioWriter struct {
 	w     io.Writer
 	inode int
@@ -132,7 +132,7 @@ func (c *cpioWriter) entry(name string, mode int, data []byte, major, minor int)
 	} {
 		header += fmt.Sprintf("%08x", field)
 	}
-	// Name and data end on a multiple of four bytes.
+	// Name and data are padded to a multiple of four bytes.
 	head := header + name + "\x00"
 	_, err := io.WriteString(c.w, head+strings.Repeat("\x00", -len(head)&3))
 	if err == nil {

@@ -8,7 +8,7 @@ import (
 )
 
 func TestLoadOrder(t *testing.T) {
-	// Of those needed, depmod(8) writes first what needs the others.
+	// depmod(8) writes a module before the modules that it needs.
 	const dependencies = `kernel/lib/crc.ko:
 kernel/drivers/virtio/virtio-ring.ko:
 kernel/drivers/virtio/virtio.ko: kernel/drivers/virtio/virtio-ring.ko
@@ -40,7 +40,7 @@ func TestCPIO(t *testing.T) {
 	if w.err != nil {
 		t.Fatal(w.err)
 	}
-	// As GNU cpio writes it, but for owners, times and inodes.
+	// GNU cpio writes the same, except for owners, times and inodes.
 	want := "070701" + "00000001" + "000041ed" + "0000000000000000" + "00000001" + "00000000" + "00000000" +
 		strings.Repeat("0", 32) + "00000004" + "00000000" + "dev\x00\x00\x00" +
 		"070701" + "00000002" + "00002180" + "0000000000000000" + "00000001" + "00000000" + "00000000" +

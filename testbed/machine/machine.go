@@ -1,11 +1,11 @@
-// Package machine runs programs of this host in an emulated machine with a kernel of its own: what needs something of a
-// kernel that the host's may lack, WireGuard, runs against the real thing wherever qemu does, with no acceleration.
+// Package machine runs programs of this host in an emulated machine with its own kernel. Tests that need a kernel
+// feature which the host may lack, such as WireGuard, can run wherever qemu does. It uses no hardware acceleration.
 //
-// The machine has the host's files, read-only; what is written is kept in memory and is gone with it. So the host's
-// programs are the machine's, and nothing has to be copied or listed. It has no network device: what runs in it reaches
-// nothing outside. Modules are loaded when the kernel wants them, as on a node.
+// The machine has the host's files with an overlay in memory, so the host's programs run in it without copying, and its
+// writes are lost when it ends. It has no network device, so its programs reach nothing outside. The kernel loads
+// modules on demand, as on a node.
 //
-// Of this module it imports only testbed/components, where the kernel comes from, and job.
+// Of this module, the package imports only testbed/components, which provides the kernel, and job.
 package machine
 
 import (
@@ -28,28 +28,27 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/machine/job"
 )
 
-// emulator is the program that is the machine.
 const emulator = "qemu-system-x86_64"
 
-// initPackage is the machine's first process.
+// initPackage is the package of the machine's first process.
 const initPackage = components.Module + "/testbed/machine/init"
 
-// ErrUnavailable says that there can be no machine here, and why.
+// ErrUnavailable means that no machine can run here.
 var ErrUnavailable = errors.New("no emulated machine can be had here")
 
-// Machine is a machine that can be started.
+// Machine is an emulated machine, ready to start.
 type Machine struct {
-	// Repository is the checkout whose init the machine runs.
+	// Repository is the checkout from which init is built.
 	Repository string
 	Kernel     components.Kernel
-	// Memory is in MiB. What is not used is not taken from the host.
+	// Memory is in MiB. The emulator takes memory from the host only as it is used.
 	Memory int
-	// Output gets what commands write, while they run. It has to be taken: the machine waits for it.
+	// Output receives the output of commands while they run. The machine blocks while a write to it blocks.
 	Output io.Writer
 }
 
-// New finds all that a machine is made of, and fetches the kernel where that is not there yet. The error is
-// ErrUnavailable where one of them cannot be had.
+// New finds the parts of a machine and fetches the kernel if necessary. The error is ErrUnavailable if a part is not
+// available.
 func New(ctx context.Context, b *components.Builder, output io.Writer) (*Machine, error) {
 	if _, err := exec.LookPath(emulator); err != nil {
 		return nil, fmt.Errorf("%w: run `make deps`: %w", ErrUnavailable, err)
@@ -71,9 +70,9 @@ func New(ctx context.Context, b *components.Builder, output io.Writer) (*Machine
 	return &Machine{Repository: repository, Kernel: kernel, Memory: 2048, Output: output}, nil
 }
 
-// Run starts the machine, has it run commands one after the other, and returns how they ended. An error is the
-// machine's: it did not start, or not get to the end. It holds what the console shows last; results are those until
-// then. When ctx ends the machine is switched off.
+// Run starts the machine, runs the commands one after the other, and returns their results. An error means that the
+// machine did not start or did not complete. It includes the last lines of the console, and the results are those
+// before the failure. When ctx ends, the machine is switched off.
 func (m *Machine) Run(ctx context.Context, commands []job.Command) ([]job.Result, error) {
 	dir, err := os.MkdirTemp("", "semaphore-machine-")
 	if err != nil {
@@ -86,12 +85,13 @@ func (m *Machine) Run(ctx context.Context, commands []job.Command) ([]job.Result
 	console, told := filepath.Join(dir, "console"), filepath.Join(dir, "results")
 	cmd := exec.CommandContext(ctx, emulator, m.arguments(dir, console, told)...)
 	var problems bytes.Buffer
-	// Through a pipe also where Output is a file, which the emulator would truncate.
+	// Wrap Output to force a pipe: the emulator would truncate a file.
 	cmd.Stdout, cmd.Stderr = struct{ io.Writer }{m.Output}, &problems
 	cmd.WaitDelay = 5 * time.Second
-	// A session of its own: Ctrl-C is for us, and we switch it off. It does not outlive us either.
+	// The emulator has its own session, so that Ctrl-C reaches only this process, which then stops it. Pdeathsig ends it
+	// with this process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-	runtime.LockOSThread() // a parent's death is that of the thread
+	runtime.LockOSThread() // Pdeathsig refers to the thread that started the child
 	defer runtime.UnlockOSThread()
 	err = errors.Join(cmd.Run(), ctx.Err())
 	results, parseErr := readResults(told)
@@ -105,16 +105,16 @@ func (m *Machine) Run(ctx context.Context, commands []job.Command) ([]job.Result
 	return results, nil
 }
 
-// arguments are the emulator's, see qemu(1). Acceleration is left alone: /dev/kvm can be there, inside another machine,
-// and hang without a word, and the tests must mean the same everywhere.
+// arguments returns the arguments of qemu(1). It does not use KVM: inside another machine /dev/kvm can exist and hang,
+// and tests must behave the same everywhere.
 func (m *Machine) arguments(dir, console, results string) []string {
 	return []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max",
 		"-smp", strconv.Itoa(min(runtime.NumCPU(), 4)), "-m", strconv.Itoa(m.Memory),
 		"-kernel", m.Kernel.Image, "-initrd", filepath.Join(dir, "initramfs"),
-		// Nobody attacks the machine, and what guards against that is slow to emulate. On a busy host the timer fails the
-		// check that the kernel makes of it at boot, which then panics.
+		// Mitigations are slow to emulate and not needed here. On a busy host the kernel's timer check at boot can fail, and
+		// the kernel then panics.
 		"-append", "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check",
 		"-serial", "file:" + console,
 		"-virtfs", "local,path=/,mount_tag=" + job.HostTag + ",security_model=none,readonly=on,multidevs=remap",
@@ -126,7 +126,7 @@ func (m *Machine) arguments(dir, console, results string) []string {
 	}
 }
 
-// readResults returns nothing if the machine wrote none.
+// readResults returns no results and no error if the file does not exist.
 func readResults(path string) ([]job.Result, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -149,7 +149,7 @@ func readResults(path string) ([]job.Result, error) {
 	}
 }
 
-// tail is the end of a file, as far as there is one.
+// tail returns the last lines of a file, or the error of reading it.
 func tail(path string, lines int) string {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -43,7 +43,7 @@ func TestMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	results, err := m.Run(t.Context(), []job.Command{
-		// The kernel is its own, loads what is asked for, and has no way out.
+		// The machine has its own kernel, loads modules on demand, and has no network device.
 		shell("wireguard", "uname -r; ip link add wg0 type wireguard; ls /sys/class/net; pwd; test -c /dev/net/tun"),
 		shell("writes", "cat "+mine+"; echo machine > "+mine+"; cat "+mine),
 		shell("fails", "exit 3"),
@@ -78,7 +78,7 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// lateOutput calls begun at the first thing written.
+// lateOutput calls begun at the first write.
 type lateOutput struct {
 	once  sync.Once
 	begun func()
@@ -101,7 +101,7 @@ func TestMachineIsSwitchedOff(t *testing.T) {
 	}
 }
 
-// What the machine says about itself is what one needs when it does not get to the end.
+// The error includes the last lines of the console if the machine does not complete its job.
 func TestMachineThatDies(t *testing.T) {
 	m := newMachine(t, &bytes.Buffer{})
 	results, err := m.Run(t.Context(),

@@ -16,26 +16,25 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/machine/job"
 )
 
-// Tests are Go tests to run in a machine.
+// Tests selects Go tests to run in a machine.
 type Tests struct {
-	// Packages are patterns as of go test, from Repository. Of those that match, the ones are taken whose tests
-	// import the package Using; all where it is empty.
+	// Packages are package patterns for go test, relative to Repository. If Using is set, only packages whose tests import
+	// it are selected.
 	Packages []string
 	Using    string
-	// Run and Count are go test's -run and -count; all tests, once, where they are left out.
+	// Run and Count are the flags -run and -count of go test. By default all tests run once.
 	Run   string
 	Count int
-	// Env is set for the tests.
+	// Env is the additional environment of the tests.
 	Env []string
-	// Timeout is for the tests of one package.
+	// Timeout bounds the tests of one package.
 	Timeout time.Duration
 }
 
-// errNoTests says that nothing would be tested, which is no success.
+// errNoTests means that no test was selected, which is an error.
 var errNoTests = errors.New("no tests")
 
-// Test builds tests and runs them, one after the other, in the machine, which starts once. The error names the packages
-// that failed.
+// Test builds the tests and runs them one after the other in one machine. The error names the failed packages.
 func (m *Machine) Test(ctx context.Context, progress io.Writer, tests ...Tests) error {
 	dir, err := os.MkdirTemp("", "semaphore-machine-tests-")
 	if err != nil {
@@ -65,8 +64,8 @@ func (m *Machine) Test(ctx context.Context, progress io.Writer, tests ...Tests) 
 	return errors.Join(append(failed, err)...)
 }
 
-// build builds the test programs into dir, static so that they need nothing of the host, and returns the commands that
-// run them.
+// build builds the test programs into dir and returns the commands that run them. They are static and need no files of
+// the host.
 func (tests *Tests) build(ctx context.Context, repository, dir string, progress io.Writer) ([]job.Command, error) {
 	packages, err := tests.find(ctx, repository)
 	if err != nil {

@@ -1,13 +1,13 @@
 //go:build linux
 
-// Package netns makes, enters and removes named network namespaces.
+// Package netns creates, enters and removes named network namespaces.
 //
-// A named namespace is a bind mount of the namespace below /run/netns, the place ip-netns(8) uses, so
-// `ip netns exec NAME …` works on what this package makes. The package owns nothing but that mount: interfaces,
-// routes and processes inside are the caller's. It imports nothing else of this module.
+// A named namespace is a bind mount of the namespace below /run/netns, as with ip-netns(8), so `ip netns exec NAME …`
+// works on it. The package owns only that mount: the interfaces, routes and processes in a namespace belong to the
+// caller. It imports nothing else of this module.
 //
-// Go schedules goroutines over threads, and a network namespace is a property of a thread. Every entry point here
-// therefore runs what it must on a locked thread and gives the thread back only when it is in its old namespace again.
+// A network namespace is a property of a thread, and Go schedules goroutines over threads. Every function here
+// therefore runs on a locked thread and unlocks it only when it is in its old namespace again.
 package netns
 
 import (
@@ -28,21 +28,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is where named namespaces are mounted; ip-netns(8) looks there too.
+// Dir is the directory of named namespaces, the same as in ip-netns(8).
 const Dir = "/run/netns"
 
-// nsfsMagic is NSFS_MAGIC of linux/magic.h: the file system type of a namespace file.
+// nsfsMagic is NSFS_MAGIC of linux/magic.h, the file system type of a namespace file.
 const nsfsMagic = 0x6e736673
 
-// Namespace is a network namespace with a name. It holds no file descriptor: a Namespace that is forgotten pins
-// nothing, and one that was deleted gives errors.
+// Namespace is a named network namespace. It holds no file descriptor and so does not keep the namespace alive. Methods
+// fail after Delete.
 type Namespace struct {
 	name string
 	path string // of the namespace file; below Dir when empty
 }
 
-// Create makes a new network namespace called name and brings its loopback up. The name must not be in use.
-// It needs CAP_SYS_ADMIN. What was made is removed again on failure.
+// Create creates a network namespace and brings up its loopback interface. The name must not be in use. It needs
+// CAP_SYS_ADMIN. On failure it leaves nothing.
 func Create(name string) (_ *Namespace, err error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func Create(name string) (_ *Namespace, err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
-		// The thread's own entry: /proc/self is the process's main thread, which is in another namespace.
+		// Use the thread's entry in /proc: /proc/self is the main thread, which is in another namespace.
 		if err := unix.Mount(threadNamespace(), n.Path(), "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("mount at %s: %w", n.Path(), err)
 		}
@@ -89,7 +89,7 @@ func Create(name string) (_ *Namespace, err error) {
 	return n, nil
 }
 
-// Open gives the namespace called name, which must exist.
+// Open returns an existing namespace.
 func Open(name string) (*Namespace, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -105,8 +105,8 @@ func Open(name string) (*Namespace, error) {
 	return n, nil
 }
 
-// List names the namespaces below Dir whose name starts with prefix, sorted. Files that a killed program left
-// there without a namespace on them are listed too, so that Delete can remove them.
+// List returns the sorted names of the namespaces below Dir with a prefix. They include files without a namespace,
+// which a killed program has left, so that Delete can remove them.
 func List(prefix string) ([]string, error) {
 	entries, err := os.ReadDir(Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -125,7 +125,7 @@ func List(prefix string) ([]string, error) {
 	return names, nil
 }
 
-// Remove deletes the namespace called name, as Delete does, also when only its file is left.
+// Remove deletes the namespace with a name like Delete, also if only its file is left.
 func Remove(name string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -133,21 +133,21 @@ func Remove(name string) error {
 	return (&Namespace{name: name}).Delete()
 }
 
-// OfProcess gives the network namespace of a process, for as long as the process lives. It has no name below Dir.
+// OfProcess returns the network namespace of a process, valid while the process lives. It has no name below Dir.
 func OfProcess(pid int) *Namespace {
 	return &Namespace{name: fmt.Sprintf("of process %d", pid), path: fmt.Sprintf("/proc/%d/ns/net", pid)}
 }
 
-// OfFile gives the namespace that an open file of /proc/PID/ns/net stands for. The file keeps the namespace, whatever
-// becomes of the process; the Namespace is good until the file is closed.
+// OfFile returns the namespace of an open file of /proc/PID/ns/net. The file keeps the namespace alive after the
+// process has ended. The Namespace is valid until the file is closed.
 func OfFile(f *os.File) *Namespace {
 	return &Namespace{name: "of " + f.Name(), path: fmt.Sprintf("/proc/self/fd/%d", f.Fd())}
 }
 
-// Name is the name the namespace was made with.
+// Name returns the name of the namespace.
 func (n *Namespace) Name() string { return n.name }
 
-// Path is the file that stands for the namespace; setns(2) takes it.
+// Path returns the path of the namespace file for setns(2).
 func (n *Namespace) Path() string {
 	if n.path != "" {
 		return n.path
@@ -155,8 +155,8 @@ func (n *Namespace) Path() string {
 	return filepath.Join(Dir, n.name)
 }
 
-// Do runs f on a thread that is in the namespace and returns its error. Sockets f opens and processes it starts are
-// in the namespace; goroutines it starts are not. f runs in a goroutine of its own, so it must not call
+// Do runs f on a thread in the namespace and returns its error. Sockets that f opens and processes that it starts are
+// in the namespace; goroutines that it starts are not. f runs in another goroutine, so it must not call
 // testing.T.FailNow or the like.
 func (n *Namespace) Do(f func() error) error {
 	target, err := unix.Open(n.Path(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -172,8 +172,8 @@ func (n *Namespace) Do(f func() error) error {
 	})
 }
 
-// DoHere is Do on the calling thread, to which the caller has locked its goroutine. When the thread cannot be put back
-// into its own namespace, the process ends: what runs on the thread would be lost in another.
+// DoHere is Do on the calling thread. The caller must have locked its goroutine to the thread. If the thread cannot
+// return to its namespace, the process exits, because further code on the thread would run in the wrong namespace.
 func (n *Namespace) DoHere(f func() error) error {
 	target, err := unix.Open(n.Path(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -196,7 +196,7 @@ func (n *Namespace) DoHere(f func() error) error {
 	return f()
 }
 
-// Netlink opens netlink sockets in the namespace. The caller closes the handle.
+// Netlink opens a netlink handle in the namespace. The caller closes it.
 func (n *Namespace) Netlink() (*netlink.Handle, error) {
 	var handle *netlink.Handle
 	err := n.Do(func() (err error) {
@@ -209,8 +209,8 @@ func (n *Namespace) Netlink() (*netlink.Handle, error) {
 	return handle, nil
 }
 
-// DialContext connects from inside the namespace; it fits rest.Config.Dial and http.Transport.DialContext. The
-// address must be a literal IP and port: names would be resolved by the machine's resolver, outside.
+// DialContext connects from inside the namespace. It fits rest.Config.Dial and http.Transport.DialContext. The address
+// must be a literal IP and port: the machine's resolver would resolve a name outside the namespace.
 func (n *Namespace) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	if err := checkAddress(network, address); err != nil {
 		return nil, err
@@ -223,7 +223,7 @@ func (n *Namespace) DialContext(ctx context.Context, network, address string) (n
 	return conn, err
 }
 
-// Listen listens for streams inside the namespace. The address must be a literal IP (or empty) and a port.
+// Listen listens for stream connections inside the namespace. The address must be a literal IP (or empty) and a port.
 func (n *Namespace) Listen(ctx context.Context, network, address string) (net.Listener, error) {
 	if err := checkAddress(network, address); err != nil {
 		return nil, err
@@ -249,7 +249,7 @@ func (n *Namespace) ListenPacket(ctx context.Context, network, address string) (
 	return conn, err
 }
 
-// Processes lists the processes in the namespace, by pid in the machine's pid namespace, in ascending order.
+// Processes returns the PIDs of the processes in the namespace, in the machine's PID namespace and in ascending order.
 func (n *Namespace) Processes() ([]int, error) {
 	var self unix.Stat_t
 	if err := unix.Stat(n.Path(), &self); err != nil {
@@ -266,7 +266,7 @@ func (n *Namespace) Processes() ([]int, error) {
 			continue
 		}
 		var st unix.Stat_t
-		// A process that is gone, or a zombie, has no namespace any more.
+		// Processes that have ended and zombies have no namespace.
 		if unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &st) == nil && st.Ino == self.Ino && st.Dev == self.Dev {
 			pids = append(pids, pid)
 		}
@@ -275,8 +275,8 @@ func (n *Namespace) Processes() ([]int, error) {
 	return pids, nil
 }
 
-// Delete unmounts the namespace and removes its name. The kernel destroys the namespace, and the devices in it, when
-// the last process and socket in it are gone. Deleting what is not there is no error.
+// Delete unmounts the namespace and removes its name. The kernel destroys the namespace and its devices when its last
+// process and socket are gone. It is no error if the namespace does not exist.
 func (n *Namespace) Delete() error {
 	for {
 		err := unix.Unmount(n.Path(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -284,7 +284,7 @@ func (n *Namespace) Delete() error {
 			continue // mounts may be stacked: `ip netns add` remounts all of Dir
 		}
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			break // not a mount point any more, or nothing there
+			break // no mount point, or it does not exist
 		}
 		return fmt.Errorf("delete network namespace %s: unmount: %w", n.name, err)
 	}
@@ -294,9 +294,9 @@ func (n *Namespace) Delete() error {
 	return nil
 }
 
-// onSpareThread runs f on a locked thread that may change its network namespace, and puts the thread back into the
-// namespace it came from. A thread that cannot be put back is discarded. The process's main thread is never used:
-// it stands for the process in /proc and the runtime cannot discard it.
+// onSpareThread runs f on a locked thread that may change its network namespace, and returns the thread to its
+// namespace. A thread that cannot return is discarded. The main thread is never used: it represents the process in
+// /proc, and the runtime cannot discard it.
 func onSpareThread(f func() error) error {
 	err := errors.New("the function ended its goroutine without returning")
 	done := make(chan struct{})
@@ -304,7 +304,7 @@ func onSpareThread(f func() error) error {
 		defer close(done)
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// While this goroutine keeps the main thread, the next one cannot be on it.
+			// While this goroutine is locked to the main thread, the next one runs on another.
 			defer runtime.UnlockOSThread()
 			err = onSpareThread(f)
 			return

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
 
-// needRoot skips where namespaces cannot be made, and fails instead where CI promises they can.
+// needRoot skips the test without root, or fails it where CI promises root.
 func needRoot(t *testing.T) {
 	t.Helper()
 	testkit.NeedsRoot(t, "it makes namespaces")
@@ -97,7 +97,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// Many goroutines enter at once; each must be inside while it runs, and all threads be home afterwards.
+// Many goroutines enter at once. Each must be in the namespace while it runs, and all threads must be back afterwards.
 func TestDoRestoresThreads(t *testing.T) {
 	n := create(t, "do")
 	inside, outside := inode(t, n.Path()), inode(t, "/proc/self/ns/net")

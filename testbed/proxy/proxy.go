@@ -1,9 +1,8 @@
-// Package proxy is a TCP proxy that does to connections what bad networks do: it is slow, it goes
-// silent, it forgets one end, it resets, it lets nobody through. Where the kernel cannot do so to packets,
-// a proxy between two programs can do it to bytes.
+// Package proxy is a TCP proxy that simulates bad networks: latency, limited rate, silence, half-open connections,
+// resets and refused connections. It acts on the bytes of connections, where no root is available to act on packets.
 //
-// It owns the connections that go through it and nothing else, and imports nothing of this module: where it
-// listens and how it dials, in which network namespace, is the caller's.
+// The package owns only the connections through the proxy and imports nothing of this module. The caller decides where
+// the proxy listens and how it dials, and in which network namespace.
 package proxy
 
 import (
@@ -16,27 +15,27 @@ import (
 	"time"
 )
 
-// Conditions are what happens to all connections from now on. The zero value is a good network.
+// Conditions apply to all current and future connections. The zero value is a good network.
 type Conditions struct {
-	// Latency is added to each byte, in each direction.
+	// Latency delays each byte in each direction.
 	Latency time.Duration
-	// Rate is the most bytes a second that pass from those who dial to the one behind, for each connection;
-	// 0 for no limit. Nothing limits the other direction.
+	// Rate limits each connection from client to server, in bytes per second; 0 means no limit. The other direction has no
+	// limit.
 	Rate int
-	// Stall lets no byte pass and no end: both sides of a connection see an open connection on which nothing comes.
-	// Newcomers are connected, and hear nothing. After the stall, the waiting bytes pass.
+	// Stall delays all bytes and ends: both sides of a connection see an open, silent connection. New connections are
+	// accepted and silent too. After the stall, the waiting bytes pass.
 	Stall bool
-	// Refuse resets newcomers.
+	// Refuse resets new connections.
 	Refuse bool
 }
 
-// Proxy passes connections on. Make it with New; its methods may be called at any time, from any goroutine.
+// Proxy forwards connections. Create it with New. Its methods are safe for concurrent use.
 type Proxy struct {
 	listener net.Listener
 	dial     func(context.Context) (net.Conn, error)
 
-	accepted atomic.Int64 // connections, those that were refused too
-	up       atomic.Int64 // bytes from those who dial
+	accepted atomic.Int64 // all connections, including refused ones
+	up       atomic.Int64 // bytes from client to server
 
 	mu         sync.Mutex // guards the following
 	conditions Conditions
@@ -44,22 +43,23 @@ type Proxy struct {
 	pairs      map[*pair]bool
 }
 
-// pair is one connection with its two sides.
+// pair is a connection with its two sides.
 type pair struct {
 	client, server net.Conn
-	// orphaned: the server's side is gone, the client is not to learn of it.
+	// orphaned means that the server's side is reset and the client's stays open.
 	orphaned atomic.Bool
 }
 
-// New makes a proxy from a listener, which it takes over, to whatever dial connects to. Nothing is accepted before Run.
+// New creates a proxy for a listener, which it owns from now on. dial connects to the server. It accepts nothing before
+// Run.
 func New(listener net.Listener, dial func(context.Context) (net.Conn, error)) *Proxy {
 	return &Proxy{listener: listener, dial: dial, changed: make(chan struct{}), pairs: map[*pair]bool{}}
 }
 
-// Address is where the proxy listens.
+// Address returns the listener's address.
 func (p *Proxy) Address() net.Addr { return p.listener.Addr() }
 
-// Set puts conditions into force, for the connections that stand too.
+// Set applies conditions, also to existing connections.
 func (p *Proxy) Set(c Conditions) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -68,7 +68,7 @@ func (p *Proxy) Set(c Conditions) {
 	p.changed = make(chan struct{})
 }
 
-// Reset resets all connections: both sides get a RST. Newcomers are as welcome as before.
+// Reset resets both sides of all connections with a RST. New connections are still accepted.
 func (p *Proxy) Reset() {
 	for _, c := range p.all() {
 		abort(c.client)
@@ -76,8 +76,8 @@ func (p *Proxy) Reset() {
 	}
 }
 
-// Orphan makes all connections half-open: the side of the one behind is reset, and the one that dialled is left
-// with a connection that nobody answers on.
+// Orphan makes all connections half-open: it resets the server's side and leaves the client with an open connection on
+// which nobody answers.
 func (p *Proxy) Orphan() {
 	for _, c := range p.all() {
 		c.orphaned.Store(true)
@@ -85,13 +85,13 @@ func (p *Proxy) Orphan() {
 	}
 }
 
-// Connections is how many connections stand now.
+// Connections returns the number of current connections.
 func (p *Proxy) Connections() int { return len(p.all()) }
 
-// Accepted is how many connections there have been, those that were refused too.
+// Accepted returns the number of all connections so far, including refused ones.
 func (p *Proxy) Accepted() int { return int(p.accepted.Load()) }
 
-// Passed is how many bytes have passed from those who dial to the one behind.
+// Passed returns the number of bytes that have passed from client to server.
 func (p *Proxy) Passed() int64 { return p.up.Load() }
 
 func (p *Proxy) all() []*pair {
@@ -110,7 +110,8 @@ func (p *Proxy) now() (Conditions, <-chan struct{}) {
 	return p.conditions, p.changed
 }
 
-// Run passes connections on until ctx ends, and then resets all and closes the listener. It returns when none is left.
+// Run forwards connections until ctx ends. It then resets all connections, closes the listener and returns when no
+// connection is left.
 func (p *Proxy) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -143,7 +144,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 }
 
-// carry is one connection, from its first byte to its end.
+// carry forwards one connection until it ends.
 func (p *Proxy) carry(ctx context.Context, client net.Conn) {
 	if p.open(ctx) != nil {
 		abort(client)
@@ -151,7 +152,7 @@ func (p *Proxy) carry(ctx context.Context, client net.Conn) {
 	}
 	server, err := p.dial(ctx)
 	if err != nil {
-		abort(client) // as the one behind would have done
+		abort(client) // as the server would have done
 		return
 	}
 	c := &pair{client: client, server: server}
@@ -167,7 +168,7 @@ func (p *Proxy) carry(ctx context.Context, client net.Conn) {
 	}()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// What Reset missed, as the connection came just then, ends with ctx.
+	// A connection that Reset missed, because it was just being made, ends with ctx.
 	stop := context.AfterFunc(ctx, func() { abort(client); abort(server) })
 	defer stop()
 	var both sync.WaitGroup
@@ -176,7 +177,7 @@ func (p *Proxy) carry(ctx context.Context, client net.Conn) {
 	both.Wait()
 }
 
-// open waits while connections are stalled.
+// open waits until connections are not stalled.
 func (p *Proxy) open(ctx context.Context) error {
 	for {
 		now, changed := p.now()
@@ -191,16 +192,16 @@ func (p *Proxy) open(ctx context.Context) error {
 	}
 }
 
-// piece is bytes on their way.
+// piece is a chunk of bytes in flight and the time at which it was read.
 type piece struct {
 	data []byte
 	read time.Time
 }
 
-// inFlight bounds the pieces of a connection that latency holds; then its sender waits.
+// inFlight bounds the delayed pieces of a connection. Beyond it, the sender blocks.
 const inFlight = 256
 
-// pump brings the bytes of one direction across, and then the end of the stream.
+// pump forwards the bytes of one direction, and then the end of the stream.
 func (p *Proxy) pump(ctx context.Context, c *pair, from, to net.Conn, up bool) {
 	pieces := make(chan piece, inFlight)
 	var writing sync.WaitGroup
@@ -228,7 +229,7 @@ func (p *Proxy) pump(ctx context.Context, c *pair, from, to net.Conn, up bool) {
 	writing.Wait()
 }
 
-// pass writes a piece when it is due, no faster than the rate.
+// pass writes a piece when it is due, at most at the configured rate.
 func (p *Proxy) pass(ctx context.Context, to net.Conn, next piece, up bool) error {
 	const perSecond = 20
 	for len(next.data) > 0 {
@@ -268,7 +269,7 @@ func (p *Proxy) pass(ctx context.Context, to net.Conn, next piece, up bool) erro
 	return nil
 }
 
-// finish tells the other side that no more bytes come.
+// finish closes the write side of a connection.
 func finish(to net.Conn) {
 	if half, ok := to.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite() // it may be closed already
@@ -277,7 +278,7 @@ func finish(to net.Conn) {
 	to.Close()
 }
 
-// abort closes a connection with a RST: SO_LINGER of socket(7), with no time.
+// abort closes a connection with a RST: SO_LINGER with a timeout of 0, see socket(7).
 func abort(c net.Conn) {
 	if t, ok := c.(*net.TCPConn); ok {
 		_ = t.SetLinger(0) // it may be closed already

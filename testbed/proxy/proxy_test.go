@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// start runs a proxy in front of a server that answers each line with the same line.
+// start runs a proxy in front of a server that echoes lines.
 func start(t *testing.T) *Proxy {
 	t.Helper()
 	behind, err := net.Listen("tcp", "127.0.0.1:0")
@@ -69,7 +69,7 @@ func dial(t *testing.T, p *Proxy) net.Conn {
 	return c
 }
 
-// say sends a line and returns how long the answer took.
+// say sends a line and returns the time until the answer.
 func say(c net.Conn, line string, within time.Duration) (time.Duration, error) {
 	started := time.Now()
 	if err := c.SetDeadline(started.Add(within)); err != nil {
@@ -91,7 +91,7 @@ func TestPassesAndEnds(t *testing.T) {
 	if _, err := say(c, "hello", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	// It counts after it has written: the answer may be here before.
+	// The proxy counts after it has written, so the answer may arrive first.
 	for deadline := time.Now().Add(time.Minute); p.Passed() < 6 && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}

@@ -1,15 +1,15 @@
 //go:build linux
 
-// Package spawn starts processes in namespaces and root filesystems of their own, and in the namespaces of processes
-// that run. A testbed's control planes and nodes are such processes; containers are containerd's and runc's.
+// Package spawn starts processes in new namespaces and root filesystems, and in the namespaces of running processes.
+// The control planes and nodes of a testbed are such processes; containers are run by containerd and runc.
 //
-// It owns processes and what their mount namespaces hold. Nothing of that is visible outside, so nothing of it is left
-// when the process ends: the root filesystem is a tmpfs that lives in the process's own mount namespace. A process ends
-// when the one that started it does, whatever ends that. The package knows nothing of Kubernetes; of this module it
-// imports testbed/netns only.
+// The package owns the processes and the contents of their mount namespaces. The root filesystem is a tmpfs in the
+// process's own mount namespace, so nothing is visible outside, and nothing is left when the process ends. A process
+// ends when the one that started it ends, for whatever reason. The package does not depend on Kubernetes; of this
+// module it imports only testbed/netns.
 //
-// Mounts and the change of root are made by a child that executes the current binary again under the name
-// semaphore-testbed-init. This package's init function recognises that name and never returns, so any program or test
-// binary that imports the package can start processes. Keep the package's imports few: they are initialised in every
-// such child.
+// A child makes the mounts and changes the root. It executes the current binary again under the name
+// semaphore-testbed-init. The init function of this package recognizes that name and never returns, so any program or
+// test binary that imports the package can start processes. Keep the package's imports few: every such child
+// initializes them.
 package spawn

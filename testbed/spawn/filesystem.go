@@ -10,21 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// filesystem is what a process sees of files. It is built in the child, in a mount namespace of its own.
+// filesystem describes the root filesystem of a process. The child builds it in its own mount namespace.
 type filesystem struct {
 	Root   string
 	Mounts []Mount
-	Shared bool // what is mounted later shows in mount namespaces made from this one
+	Shared bool // later mounts propagate to mount namespaces that are cloned from this one
 }
 
-// build makes the mounts and changes into the root.
+// build makes the mounts and changes the root.
 func (f *filesystem) build() error {
-	// Private, for pivot_root(2) refuses shared mounts, and nothing made here may show outside.
+	// Make mounts private: pivot_root(2) rejects shared mounts, and no mount may propagate to the machine.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	// The sources are taken as detached mounts while the machine's paths can still be resolved, and attached after the
-	// change of root, when the targets resolve as the process sees them, symbolic links included.
+	// Open the sources as detached mounts while the machine's paths still resolve. Attach them after the change of root,
+	// when the targets, including symlinks, resolve as the process sees them.
 	trees, err := f.openSources()
 	if err != nil {
 		return err
@@ -35,7 +35,7 @@ func (f *filesystem) build() error {
 	if err := os.Chdir(f.Root); err != nil {
 		return fmt.Errorf("enter root: %w", err)
 	}
-	// pivot_root(".", ".") stacks the old root upon the new one (pivot_root(2), NOTES); it is then unmounted.
+	// pivot_root(".", ".") stacks the old root on the new one, from where it is unmounted (pivot_root(2), NOTES).
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("change root to %s: %w", f.Root, err)
 	}
@@ -81,7 +81,7 @@ func (f *filesystem) openSources() ([]int, error) {
 	return trees, nil
 }
 
-// openOverlay makes a detached overlay of a directory, with what is written to it in another: fsopen(2).
+// openOverlay creates a detached overlay of a directory, with the upper directory in another; see fsopen(2).
 func openOverlay(lower, dir string) (int, error) {
 	upper, work := filepath.Join(dir, "upper"), filepath.Join(dir, "work")
 	for _, d := range []string{upper, work} {
@@ -109,7 +109,7 @@ func openOverlay(lower, dir string) (int, error) {
 	return fd, nil
 }
 
-// openTree copies the mounts at and below a path into a detached tree, see open_tree(2).
+// openTree clones the mounts at and below a path into a detached tree; see open_tree(2).
 func openTree(path string) (int, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path,
 		unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
@@ -119,7 +119,7 @@ func openTree(path string) (int, error) {
 	return fd, nil
 }
 
-// attach makes one mount, of the tree where it is a bind mount, which it closes.
+// attach makes one mount. For a bind mount, tree is its detached tree, which attach closes.
 func (m *Mount) attach(tree int) error {
 	if m.Symlink {
 		if err := os.MkdirAll(filepath.Dir(m.Target), 0o755); err != nil {
@@ -155,7 +155,7 @@ func (m *Mount) attach(tree int) error {
 			return fmt.Errorf("make %s read-only: %w", m.Source, err)
 		}
 	}
-	// Symbolic links in the last part of the target are followed, as mount(2) does.
+	// Follow a symlink in the last part of the target, like mount(2).
 	err := unix.MoveMount(tree, "", unix.AT_FDCWD, m.Target,
 		unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_SYMLINKS)
 	if err != nil {
@@ -184,8 +184,8 @@ func makeTarget(path string, directory bool) error {
 	return file.Close()
 }
 
-// device is a character device of a small /dev: those that the OCI runtime specification asks for, and those that a
-// node's programs open.
+// device is a character device of the small /dev: those of the OCI runtime specification and those that a node's
+// programs open.
 type device struct {
 	name         string
 	major, minor uint32
@@ -201,7 +201,7 @@ var deviceLinks = map[string]string{
 	"ptmx": "pts/ptmx",
 }
 
-// system mounts /proc, /sys and /dev in a new root, and makes /tmp and /run.
+// system mounts /proc, /sys and /dev in a new root, and creates /tmp and /run.
 func system() error {
 	const safe = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	for _, m := range []struct {

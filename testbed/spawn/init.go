@@ -16,31 +16,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initName is the argv[0] under which the current binary is executed again to become another process.
+// initName is the argv[0] with which the current binary is executed again as a child.
 const initName = "semaphore-testbed-init"
 
-// File descriptors of the child, by their place in exec.Cmd.ExtraFiles.
+// File descriptors of the child, in the order of exec.Cmd.ExtraFiles.
 const (
 	orderFD = 3 // the order, as JSON
 	failFD  = 4 // the failure, as JSON; closed by a successful exec
 )
 
-// defaultPath is the PATH of a process whose environment names none.
+// defaultPath is the PATH of a process whose environment has none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// order tells the child what to become.
+// order is the parent's instruction to the child.
 type order struct {
 	Args []string
 	Env  []string
-	// Groups are files of control groups.
+	// Groups are cgroup.procs files.
 	Groups []string
-	// Filesystem is nil for a child that was started inside the namespaces of another process.
+	// Filesystem is nil for a child in the namespaces of another process.
 	Filesystem *filesystem
 	Init       bool
 	Hostname   string
 }
 
-// failure is a child's error on its way to the parent; the errno keeps errors.Is working.
+// failure carries a child's error to the parent. The errno preserves errors.Is.
 type failure struct {
 	Message string
 	Errno   syscall.Errno
@@ -55,8 +55,8 @@ func (f *failure) Unwrap() error {
 	return f.Errno
 }
 
-// init takes over a process that was executed to become another process. The runtime keeps the main goroutine on the
-// main thread while init functions run, so what is changed here per thread is what the program is executed with.
+// init runs the child's code if the process was started as initName. During init functions the runtime keeps the main
+// goroutine on the main thread, so per-thread changes apply to the executed program.
 func init() {
 	if len(os.Args) != 1 || os.Args[0] != initName {
 		return
@@ -68,7 +68,7 @@ func init() {
 	os.Exit(127)
 }
 
-// become sets up what the order says and executes the program; it returns only on failure.
+// become sets up what the order describes and executes the program. It returns only on failure.
 func become() error {
 	unix.CloseOnExec(orderFD)
 	unix.CloseOnExec(failFD)
@@ -102,15 +102,15 @@ func become() error {
 	if err != nil {
 		return err
 	}
-	// syscall.Exec, and no raw system call, for it restores the file limit that the Go runtime raised.
+	// Use syscall.Exec, because it restores the file limit that the Go runtime has raised.
 	if err := syscall.Exec(program, order.Args, order.Env); err != nil {
 		return fmt.Errorf("execute %s: %w", program, err)
 	}
 	return nil
 }
 
-// adopt closes the pipe to the parent, which is then answered, and waits for the end of every process that loses its
-// parent, forever: the first process of a pid namespace gets those.
+// adopt closes the pipe to the parent, which signals success, and then reaps orphans permanently: the kernel reparents
+// them to the first process of a PID namespace.
 func adopt() error {
 	if err := unix.Close(failFD); err != nil {
 		return err
@@ -125,7 +125,7 @@ func adopt() error {
 	}
 }
 
-// findProgram looks a program up as execvp(3) does.
+// findProgram looks up a program like execvp(3).
 func findProgram(name string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil

@@ -16,28 +16,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// JoinSpec describes a further process in the namespaces of one that runs.
+// JoinSpec describes a process to start in the namespaces of a running one.
 type JoinSpec struct {
-	// Args is the argument vector; Args[0] is looked up in the PATH of the environment, inside the root.
+	// Args is the argument vector. Args[0] is looked up in the PATH of Env, inside the root.
 	Args []string
-	// Env is the whole environment.
+	// Env is the complete environment.
 	Env []string
-	// Groups are files of control groups that the process enters, as seen from inside.
+	// Groups are cgroup.procs files, as seen from inside, whose groups the process enters.
 	Groups []string
-	// Stdin, Stdout and Stderr are as in exec.Cmd. Files are handed over as they are.
+	// Stdin, Stdout and Stderr are as in exec.Cmd. Files are passed on unchanged.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// TTY gives the process a pseudoterminal: Stdout gets what it writes there, and Stderr nothing. Where Stdin is
-	// a terminal, it is made raw meanwhile and its size is passed on.
+	// TTY gives the process a pseudoterminal. Stdout then receives all output, and Stderr nothing. If Stdin is a terminal,
+	// it is in raw mode meanwhile and its size is forwarded.
 	TTY bool
 }
 
-// outputPatience is how long Join waits, after the process has ended or was killed, for output that its children keep
-// open.
+// outputPatience bounds the time for which Join waits for output after the process has ended, when its children keep
+// the output open.
 const outputPatience = time.Second
 
-// Join runs a process in all namespaces and in the root of a running one, with all privileges, and waits for it. The
-// error is an *exec.ExitError if the process ran and failed. Ending ctx kills the process.
+// Join runs a process in all namespaces and the root of a running one, with all privileges, and waits for it. The error
+// is an *exec.ExitError if the process ran and failed. The end of ctx kills the process.
 func Join(ctx context.Context, pid int, spec JoinSpec) error {
 	if len(spec.Args) == 0 {
 		return errors.New("no program: Args is empty")
@@ -68,8 +68,8 @@ func Join(ctx context.Context, pid int, spec JoinSpec) error {
 	return cmd.Wait()
 }
 
-// StartIn starts a process in all namespaces and in the root of a running one, the Init of a Spec, and returns when it
-// executes its own program. It ends with the Init. Of the Spec Netns, Root, Mounts and Hostname are not used.
+// StartIn starts a process in all namespaces and the root of a running Init, and returns when it executes its program.
+// It ends with the Init. StartIn ignores Netns, Root, Mounts and Hostname of the Spec.
 func StartIn(pid int, spec Spec) (*Process, error) {
 	if len(spec.Args) == 0 {
 		return nil, fmt.Errorf("start %s: no program: Args is empty", spec.Name)
@@ -98,7 +98,7 @@ func startIn(pid int, cmd *exec.Cmd, order *order) error {
 	defer unix.Close(pidfd)
 	return launch(cmd, order, func() error {
 		return onLostThread(func() error {
-			// A thread that shares its working directory with others may not change its mount namespace.
+			// A thread that shares its working directory with other threads cannot change its mount namespace.
 			if err := unix.Unshare(unix.CLONE_FS); err != nil {
 				return fmt.Errorf("unshare filesystem context: %w", err)
 			}

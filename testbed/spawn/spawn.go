@@ -21,72 +21,72 @@ import (
 
 // Spec describes a process to start.
 type Spec struct {
-	// Name is used in errors.
+	// Name appears in errors.
 	Name string
-	// Netns is the network namespace of the process; the caller's when nil.
+	// Netns is the network namespace of the process. The default is the caller's.
 	Netns *netns.Namespace
 	// Args is the argument vector. Args[0] is looked up in the PATH of Env, inside the root.
 	Args []string
-	// Env is the whole environment, NAME=VALUE each.
+	// Env is the complete environment, as NAME=VALUE.
 	Env []string
-	// Root is an existing directory on which a fresh tmpfs is mounted, inside the process's mount namespace only, to
-	// become the root filesystem, with /proc, /sys and a small /dev.
+	// Root is an existing directory. In the mount namespace of the process, a new tmpfs is mounted on it and becomes the
+	// root filesystem, with /proc, /sys and a small /dev.
 	Root string
-	// Mounts are made in their order.
+	// Mounts are made in order.
 	Mounts []Mount
-	// Init makes the process the first of new namespaces for processes, IPC and the host name, instead of executing
-	// Args: it only waits for the end of processes that lost their parent. What it mounts is shared with mount
-	// namespaces made from its own. All processes in its namespaces end with it.
+	// Init makes the process the first one of new PID, IPC and UTS namespaces. It executes nothing and only reaps orphans.
+	// Its mounts are shared with mount namespaces that are cloned from its own. All processes in its namespaces end with
+	// it.
 	Init bool
-	// Hostname of an Init.
+	// Hostname is the host name of an Init.
 	Hostname string
-	// Groups are files of control groups; the process enters them before it does anything else.
+	// Groups are cgroup.procs files. The process enters these groups first.
 	Groups []string
-	// Output is a file that stdout and stderr are appended to; they are discarded when empty.
+	// Output is a file to which stdout and stderr are appended. If empty, they are discarded.
 	Output string
 }
 
 // Mount is one mount of a Spec.
 type Mount struct {
-	// Source is a file or directory of the machine, bound with all that is mounted below it; for a Symlink the link's
-	// text. Unused for a Tmpfs; the lower directory of an Overlay.
+	// Source is a file or directory of the machine, bind-mounted with all mounts below it. For a Symlink it is the link
+	// text, for an Overlay the lower directory. A Tmpfs ignores it.
 	Source string
-	// Target is an absolute path inside the root. What is missing of it is made.
+	// Target is an absolute path inside the root. Missing parts are created.
 	Target   string
 	ReadOnly bool
 	// Tmpfs mounts an empty tmpfs with mode 0755 instead of Source.
 	Tmpfs bool
-	// Symlink makes Target a symbolic link to Source instead.
+	// Symlink makes Target a symlink to Source instead.
 	Symlink bool
-	// Overlay, when set, is an existing directory: Source is shown, and what is changed is written there, into "upper".
+	// Overlay is an existing directory. If set, Source is mounted as an overlay with its changes in "upper" below Overlay.
 	Overlay string
 }
 
-// ExitState is how a process ended.
+// ExitState is the exit state of a process.
 type ExitState struct {
-	// Code is the exit status, or 128 plus the signal's number.
+	// Code is the exit status, or 128 plus the signal number.
 	Code int
-	// Signal that ended the process, 0 if none did.
+	// Signal is the signal that ended the process, or 0.
 	Signal   syscall.Signal
 	Started  time.Time
 	Finished time.Time
 }
 
-// Process is a process that was started.
+// Process is a started process.
 type Process struct {
 	name    string
 	cmd     *exec.Cmd
 	started time.Time
-	done    chan struct{} // closed when state is set
+	done    chan struct{} // closed after state is set
 	state   ExitState
 }
 
-// killPatience is how long a process may take to vanish after SIGKILL.
+// killPatience bounds the time from SIGKILL to the end of a process.
 const killPatience = 10 * time.Second
 
-// Start starts a process and returns when it executes its own program, or, for an Init, when its namespaces are as the
-// Spec says. An error of the set-up, or a program that does not exist (errors.Is fs.ErrNotExist), is returned here. A
-// goroutine waits for the process until it ends. The kernel kills it when the calling process ends.
+// Start starts a process. It returns when the process executes its program, or, for an Init, when the namespaces are
+// set up. It returns errors of the set-up and of a missing program (errors.Is fs.ErrNotExist). A goroutine waits for
+// the process. The kernel kills the process when the calling process ends.
 func Start(spec Spec) (*Process, error) {
 	order, err := spec.order()
 	if err != nil {
@@ -105,15 +105,14 @@ func Start(spec Spec) (*Process, error) {
 	p := &Process{name: spec.Name, cmd: cmd, done: make(chan struct{})}
 	launched := make(chan error, 1)
 	go func() {
-		// What the kernel takes for the death of a parent is that of the thread that made the child, so this thread
-		// waits for the child: PR_SET_PDEATHSIG(2const).
+		// For PR_SET_PDEATHSIG(2const), the parent is the thread that created the child. So this thread waits for the child.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := launch(cmd, order, func() error {
 			if spec.Netns == nil {
 				return cmd.Start()
 			}
-			// The child inherits the thread's network namespace, so it is there from its first instruction.
+			// The child inherits the network namespace of the thread.
 			return spec.Netns.DoHere(cmd.Start)
 		})
 		p.started = time.Now()
@@ -161,13 +160,13 @@ func (s *Spec) order() (*order, error) {
 	}, nil
 }
 
-// reexec prepares the current binary to run as the child that init.go describes.
+// reexec prepares the current binary to run as the child of init.go.
 func reexec() *exec.Cmd {
 	return &exec.Cmd{Path: "/proc/self/exe", Args: []string{initName}, Env: []string{}}
 }
 
-// launch runs start, hands the order to the child and waits until the child executes its own program. When the child
-// could not, it has ended and been waited for.
+// launch runs start, sends the order to the child and waits until the child executes its program. On failure, the child
+// has ended and has been reaped.
 func launch(cmd *exec.Cmd, order *order, start func() error) error {
 	orderRead, orderWrite, err := os.Pipe()
 	if err != nil {
@@ -187,10 +186,10 @@ func launch(cmd *exec.Cmd, order *order, start func() error) error {
 	if err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
-	// A child that dies early makes the write fail; what it said on the other pipe is the better error.
+	// If the child dies early, the write fails. The child's report on the other pipe is the better error.
 	writeErr := json.NewEncoder(orderWrite).Encode(order)
 	_ = orderWrite.Close()
-	// The pipe closes when the child executes its program, as it is close-on-exec there.
+	// The pipe is close-on-exec in the child, so it closes when the child executes its program.
 	report, err := io.ReadAll(failRead)
 	if err == nil && len(report) == 0 && writeErr == nil {
 		return nil
@@ -208,7 +207,7 @@ func launch(cmd *exec.Cmd, order *order, start func() error) error {
 }
 
 func (p *Process) reap() {
-	_ = p.cmd.Wait() // the state says it all
+	_ = p.cmd.Wait() // p.state has the result
 	p.state = ExitState{Code: p.cmd.ProcessState.ExitCode(), Started: p.started, Finished: time.Now()}
 	if status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		p.state.Signal = status.Signal()
@@ -217,10 +216,10 @@ func (p *Process) reap() {
 	close(p.done)
 }
 
-// PID is the process's id in the machine's pid namespace.
+// PID returns the process ID in the machine's PID namespace.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Done is closed when the process has ended and been waited for.
+// Done returns a channel that is closed when the process has ended and has been reaped.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Wait waits for the process to end.
@@ -229,13 +228,13 @@ func (p *Process) Wait() ExitState {
 	return p.state
 }
 
-// Signal sends a signal to the process alone; os.ErrProcessDone when it has ended.
+// Signal sends a signal to the process only. It returns os.ErrProcessDone if the process has ended.
 func (p *Process) Signal(sig os.Signal) error {
 	return p.cmd.Process.Signal(sig)
 }
 
-// Stop sends SIGTERM and, when the process has not ended after grace, SIGKILL to its process group. It returns when the
-// process has ended. Stopping a process that has ended is no error.
+// Stop sends SIGTERM, and SIGKILL to the process group if the process has not ended after grace. It returns when the
+// process has ended. It is no error if the process has ended before.
 func (p *Process) Stop(grace time.Duration) error {
 	select {
 	case <-p.done:
@@ -250,8 +249,8 @@ func (p *Process) Stop(grace time.Duration) error {
 			return nil
 		}
 	}
-	// The group: the process leads a session of its own, and without a pid namespace its children would stay. The
-	// process is not reaped yet, so its id cannot be another's.
+	// Kill the group: the process leads its own session, and outside a PID namespace its children would survive. The
+	// process is not reaped yet, so its PID is not reused.
 	if err := p.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill %s: %w", p.name, err)
 	} else if err == nil {
@@ -274,7 +273,7 @@ func (p *Process) endsWithin(d time.Duration) bool {
 	}
 }
 
-// lookupEnv finds the last setting of a name in an environment.
+// lookupEnv returns the last value of a name in an environment.
 func lookupEnv(env []string, name string) string {
 	for _, e := range slices.Backward(env) {
 		if len(e) > len(name) && e[:len(name)] == name && e[len(name)] == '=' {

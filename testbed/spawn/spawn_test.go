@@ -24,13 +24,13 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-// needRoot skips where namespaces cannot be made, and fails instead where CI promises they can.
+// needRoot skips the test without root, or fails it where CI promises root.
 func needRoot(t *testing.T) {
 	t.Helper()
 	testkit.NeedsRoot(t, "it makes namespaces")
 }
 
-// machine are the mounts that let the machine's programs run in a root of its own.
+// machine are the mounts with which the machine's programs run in a new root.
 var machine = []Mount{
 	{Source: "/usr", Target: "/usr", ReadOnly: true},
 	{Source: "usr/bin", Target: "/bin", Symlink: true},
@@ -40,7 +40,7 @@ var machine = []Mount{
 	{Source: "/run", Target: "/var/run", Symlink: true},
 }
 
-// shell is a Spec that runs a script in a root of its own.
+// shell returns a Spec that runs a script in a new root.
 func shell(t *testing.T, script string) Spec {
 	t.Helper()
 	needRoot(t)
@@ -64,7 +64,7 @@ func start(t *testing.T, spec Spec) *Process {
 	return p
 }
 
-// output runs a process to its end and gives what it printed.
+// output runs a process until it ends and returns its output.
 func output(t *testing.T, spec Spec) string {
 	t.Helper()
 	state := start(t, spec).Wait()
@@ -177,7 +177,7 @@ func TestNetworkNamespace(t *testing.T) {
 	if got := output(t, spec); got != "lo\n" {
 		t.Errorf("interfaces: %q", got)
 	}
-	// The thread that started it is where it was.
+	// The thread that started the process is in its old namespace again.
 	spec.Netns, spec.Output = nil, filepath.Join(t.TempDir(), "output")
 	here, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
@@ -247,7 +247,7 @@ func TestStop(t *testing.T) {
 	if err := p.Signal(syscall.SIGTERM); !errors.Is(err, os.ErrProcessDone) {
 		t.Errorf("signal after the end: %v", err)
 	}
-	// The whole group is killed.
+	// Stop kills the whole process group.
 	spec.Netns, spec.Output = namespace(t), filepath.Join(t.TempDir(), "output")
 	spec.Args = []string{"sh", "-c", `trap '' TERM; sleep 300 & echo ready; sleep 301`}
 	p = start(t, spec)
@@ -311,8 +311,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// TestInit: mounts made in an Init's namespace show to others there and not outside, processes without a parent are
-// waited for, and all end with the first.
+// TestInit checks that mounts in an Init's namespace are visible there and not outside, that orphans are reaped, and
+// that all processes end with the first.
 func TestInit(t *testing.T) {
 	p, ns := initial(t)
 	out := filepath.Join(t.TempDir(), "output")
@@ -353,10 +353,11 @@ func TestInit(t *testing.T) {
 	}
 }
 
-// ownerEnv makes the test binary start processes and wait to be killed.
+// ownerEnv makes the test binary start processes and wait until it is killed.
 const ownerEnv = "SPAWN_TEST_OWNER"
 
-// TestProcessesEndWithTheirOwner: what a process started ends with it, however it ends.
+// TestProcessesEndWithTheirOwner checks that started processes end with the process that started them, even if it is
+// killed.
 func TestProcessesEndWithTheirOwner(t *testing.T) {
 	if dir := os.Getenv(ownerEnv); dir != "" {
 		first, err := Start(Spec{Name: "init", Root: dir, Mounts: machine, Init: true})
@@ -406,7 +407,7 @@ func TestProcessesEndWithTheirOwner(t *testing.T) {
 	}
 }
 
-// How long the set-up of a process takes, from Start to its end.
+// BenchmarkStart measures the time from Start to the end of a process.
 func BenchmarkStart(b *testing.B) {
 	testkit.NeedsRoot(b, "it makes namespaces")
 	root := b.TempDir()

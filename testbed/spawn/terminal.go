@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal is a pseudoterminal, see pty(7): what is written outside is read inside, and the other way round.
+// terminal is a pseudoterminal, see pty(7). inside is the end of the command, outside the end of the caller.
 type terminal struct {
 	outside, inside *os.File
 	fd              int // of outside: File.Fd would make it blocking
@@ -28,7 +28,7 @@ func openTerminal() (*terminal, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("unlock pseudoterminal: %w", err)
 	}
-	// TIOCGPTPEER opens the other end without a path, which would differ between mount namespaces.
+	// TIOCGPTPEER opens the peer without a path, which would differ between mount namespaces.
 	peer, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER,
 		unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC)
 	if errno != 0 {
@@ -43,9 +43,9 @@ func (t *terminal) Close() {
 	_ = t.outside.Close()
 }
 
-// serve copies between the terminal and the streams until the command has ended, whose error it returns.
+// serve copies between the terminal and the streams until the command has ended, and returns the command's error.
 func (t *terminal) serve(cmd *exec.Cmd, in io.Reader, out io.Writer) error {
-	_ = t.inside.Close() // else reading outside would not end with the command
+	_ = t.inside.Close() // otherwise reads of outside would not end with the command
 	if file, ok := in.(*os.File); ok {
 		restore, err := t.follow(file)
 		if err != nil {
@@ -54,8 +54,8 @@ func (t *terminal) serve(cmd *exec.Cmd, in io.Reader, out io.Writer) error {
 		defer restore()
 	}
 	if in != nil {
-		// Ends at the end of input, or with the first key after the command has ended: reading a terminal cannot
-		// be cancelled. Not waited for, therefore.
+		// The copy ends at the end of input, or with the first key after the command has ended, because a read from a
+		// terminal cannot be canceled. So nobody waits for it.
 		go func() { _, _ = io.Copy(t.outside, in) }()
 	}
 	copied := make(chan struct{})
@@ -70,8 +70,8 @@ func (t *terminal) serve(cmd *exec.Cmd, in io.Reader, out io.Writer) error {
 	return err
 }
 
-// follow makes the caller's terminal raw and passes its size on, until the returned function is called. A file that is
-// no terminal is left alone.
+// follow sets the caller's terminal to raw mode and forwards its size until restore is called. It ignores a file that
+// is no terminal.
 func (t *terminal) follow(file *os.File) (restore func(), err error) {
 	fd := int(file.Fd())
 	before, err := unix.IoctlGetTermios(fd, unix.TCGETS)

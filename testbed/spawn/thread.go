@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onLostThread runs f on a thread that ends afterwards, so f may leave its namespaces for good. It is never the main
-// thread, which the runtime cannot end.
+// onLostThread runs f on a thread that ends afterwards, so f may leave its namespaces permanently. It never uses the
+// main thread, which the runtime cannot end.
 func onLostThread(f func() error) error {
 	var err error
 	done := make(chan struct{})

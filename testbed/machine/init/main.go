@@ -1,6 +1,6 @@
-// Command init is the first process of an emulated machine, see package machine: it makes the host's files the
-// machine's, read-only below what the machine itself writes, runs the commands of its job there, says how they
-// ended, and powers off. What it has to say about itself goes to the console.
+// Command init is the first process of an emulated machine, see package machine. It mounts the host's files read-only
+// with an overlay in memory, runs the commands of its job there, reports their results, and powers off. It logs to the
+// console.
 package main
 
 import (
@@ -28,7 +28,7 @@ func main() {
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "init:", err)
 	}
-	// The first process may not end: the kernel would panic.
+	// PID 1 must not exit: the kernel would panic.
 	fmt.Fprintln(os.Stderr, "init: powering off:", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 	select {}
 }
@@ -88,8 +88,8 @@ func load(file string) error {
 	return err
 }
 
-// enterRoot has the host's files for a root, with what is written over them in memory, and the machine's own devices,
-// processes and runtime directories. It ends as switch_root(8) does.
+// enterRoot changes the root to the host's files with an in-memory overlay, and with the machine's own devices,
+// processes and runtime directories. It does so like switch_root(8).
 func enterRoot(modules string) error {
 	const (
 		host = "/host"
@@ -102,7 +102,7 @@ func enterRoot(modules string) error {
 		options              string
 	}
 	mounts := []mount{
-		// The host's files do not change while the machine runs, as far as it is concerned: loose caching.
+		// cache=loose assumes that the host's files do not change while the machine runs.
 		{"9p", job.HostTag, host, unix.MS_RDONLY, "trans=virtio,version=9p2000.L,msize=512000,cache=loose"},
 		{"tmpfs", "tmpfs", over, 0, ""},
 		{"overlay", "overlay", root, 0, "lowerdir=" + host + ",upperdir=" + over + "/upper,workdir=" + over + "/work"},
@@ -112,7 +112,7 @@ func enterRoot(modules string) error {
 		{"devpts", "devpts", root + "/dev/pts", unix.MS_NOSUID | unix.MS_NOEXEC, ""},
 		{"tmpfs", "tmpfs", root + "/dev/shm", unix.MS_NOSUID | unix.MS_NODEV, ""},
 		{"tmpfs", "tmpfs", root + "/run", unix.MS_NOSUID | unix.MS_NODEV, "mode=755"},
-		// Where modprobe(8), which the kernel calls for what it lacks, looks for this kernel's modules.
+		// The kernel runs modprobe(8) on demand, which looks for modules here.
 		{"", host + modules, root + "/lib/modules/" + filepath.Base(modules), unix.MS_BIND, ""},
 	}
 	for _, m := range mounts {
@@ -142,8 +142,8 @@ func enterRoot(modules string) error {
 	return os.Chdir("/")
 }
 
-// deviceNodes makes the nodes of devices whose modules are loaded when someone opens them, such as /dev/net/tun, as
-// kmod-static-nodes does where there is an init system. file is depmod(8)'s: "MODULE NAME TYPE MAJOR:MINOR".
+// deviceNodes creates the device nodes whose modules load on open, such as /dev/net/tun, like kmod-static-nodes of
+// systemd. file is written by depmod(8): "MODULE NAME TYPE MAJOR:MINOR".
 func deviceNodes(file string) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -154,7 +154,7 @@ func deviceNodes(file string) error {
 		var kind rune
 		var major, minor uint32
 		if n, _ := fmt.Sscanf(line, "%s %s %c%d:%d", &module, &name, &kind, &major, &minor); n != 5 || kind != 'c' {
-			continue // a comment, or a disk
+			continue // a comment or a block device
 		}
 		path := filepath.Join("/dev", name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -182,8 +182,8 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
 }
 
-// port opens one of the machine's ports. They appear a moment after their driver is loaded, as vportNpNUMBER, where N
-// depends on what other devices the machine has.
+// port opens one of the machine's ports. A port appears shortly after its driver has loaded, as vportNpNUMBER, where N
+// depends on the other devices of the machine.
 func port(number int) (*os.File, error) {
 	pattern := fmt.Sprintf("/dev/vport*p%d", number)
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
@@ -200,7 +200,7 @@ func port(number int) (*os.File, error) {
 	}
 }
 
-// result runs a command. The kernel gives it, too, orphans to wait for, which it leaves: the machine ends soon.
+// result runs a command. As PID 1, init also inherits orphans. It does not reap them, because the machine ends soon.
 func result(c job.Command, output io.Writer) job.Result {
 	cmd := exec.Command(c.Args[0], c.Args[1:]...)
 	cmd.Dir, cmd.Env = c.Dir, c.Env
