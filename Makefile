@@ -35,16 +35,14 @@ demo: deps components build ## bring up two connected clusters on this machine a
 	@$(BIN)/testbed demo
 
 .PHONY: test
-test: deps vet components build test-packages ## everything CI runs: lint, unit tests, tests against real components, end to end
-	@# The emulated machine has the processors first: its tests wait, and the unit tests have what that leaves.
-	@$(MAKE) -k -j2 test-machine unit-recorded
+test: deps vet unit-recorded components build test-packages test-machine ## everything CI runs: lint, unit tests, tests against real components, end to end
 	@rm -f $(BIN)/test-*.json
-	@# staticcheck has the time that all others leave, and one processor at most.
+	@echo "== the agent on nodes of namespaces"
+	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 1 $(AGENT)
+	@echo "== tests against real components and end to end on clusters, in $(LANES) lanes"
+	@# staticcheck has the time that the lanes leave, and one processor at most.
 	@failed=0; GOMAXPROCS=1 chrt --idle 0 $(MAKE) staticcheck & static=$$!; \
 	trap 'kill $$static 2>/dev/null || true' EXIT; \
-	echo "== the agent on nodes of namespaces"; \
-	$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 1 $(AGENT) || failed=1; \
-	echo "== tests against real components and end to end on clusters, in $(LANES) lanes"; \
 	$(MAKE) -k -j$(LANES) RECORDED=$(BIN)/unit.json test-clusters test-components test-faults || failed=1; \
 	wait $$static || failed=1; exit $$failed
 	@echo "== the slowest twenty tests"
@@ -133,13 +131,13 @@ unit: ## unit tests with the race detector (those that need no other program)
 .PHONY: unit-recorded
 unit-recorded: $(TOOLS)/.built
 	@echo "== unit tests"
-	@CGO_ENABLED=1 nice -n 10 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit.json -- -count 1 $(UNITFLAGS) $(UNITS)
+	@CGO_ENABLED=1 $(GOTEST) --hide-summary skipped --jsonfile $(BIN)/unit.json -- -count 1 $(UNITFLAGS) $(UNITS)
 
 # PLANT="broker/mesh agent/" plants those whose file begins so.
 PLANT ?=
 
 .PHONY: mutations
-mutations: ## plant the faults of internal/mutation one by one, to see that a test fails for each: PLANT=prefix (an hour)
+mutations: ## plant the faults of internal/mutation one by one, to see that a test fails for each: PLANT=prefix (five minutes)
 	go run ./internal/mutation $(PLANT)
 
 # Modules of their own, so that nothing else needs Helm and Prometheus: the first build takes minutes, a run seconds.
