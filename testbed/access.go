@@ -12,14 +12,15 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/authority"
 )
 
-// access is how the users of a cluster reach its apiserver.
+// access holds what a client needs to reach a cluster's apiserver: its URL, and the authority that signs client
+// certificates.
 type access struct {
 	cluster string
 	server  string // URL
 	ca      *authority.Authority
 }
 
-// kubeconfig writes the file by which a program reaches the apiserver as a user.
+// kubeconfig writes a kubeconfig file with a client certificate for the user.
 func (a *access) kubeconfig(path, user string, groups ...string) error {
 	pair, err := a.ca.Client(user, groups...)
 	if err != nil {
@@ -36,11 +37,11 @@ func (a *access) kubeconfig(path, user string, groups ...string) error {
 	return nil
 }
 
-// Kubeconfig is a file with a context for each cluster, of the cluster's name, as an administrator of each. Apiservers
-// are reached from inside the fabric alone, as in `testbed shell`.
+// Kubeconfig returns the path of a file that has a context for each cluster, named after the cluster, with
+// administrator rights. The apiservers are reachable only from inside the fabric, for example from `testbed shell`.
 func (tb *Testbed) Kubeconfig() string { return filepath.Join(tb.state.path, "kubeconfig") }
 
-// writeKubeconfig joins those of the clusters' administrators.
+// writeKubeconfig merges the kubeconfigs of the clusters' administrators into one file.
 func (tb *Testbed) writeKubeconfig() error {
 	all := clientcmdapi.NewConfig()
 	for _, c := range tb.clusters {
@@ -56,7 +57,7 @@ func (tb *Testbed) writeKubeconfig() error {
 	return clientcmd.WriteToFile(*all, tb.Kubeconfig())
 }
 
-// rest is the same for a program of this process.
+// rest returns a client configuration for this process. It has the same user and server as kubeconfig would write.
 func (a *access) rest(user string, groups ...string) (*rest.Config, error) {
 	pair, err := a.ca.Client(user, groups...)
 	if err != nil {
@@ -65,13 +66,13 @@ func (a *access) rest(user string, groups ...string) (*rest.Config, error) {
 	return &rest.Config{
 		Host:            a.server,
 		TLSClientConfig: rest.TLSClientConfig{CAData: a.ca.Cert, CertData: pair.Cert, KeyData: pair.Key},
-		QPS:             -1, // as many requests as there are
-		// The apiserver is on this machine: compressing takes longer than copying.
+		QPS:             -1, // -1 disables client-side rate limiting
+		// The apiserver runs on this machine, where compression costs more time than it saves.
 		DisableCompression: true,
 	}, nil
 }
 
-// writeFiles writes files that only root may read.
+// writeFiles writes files with mode 0600.
 func writeFiles(dir string, files map[string][]byte) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

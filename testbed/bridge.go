@@ -12,11 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A cluster without Calico: the reference plugins bridge and host-local give the pods of a node addresses of its
-// podCIDRs, and each node has a static route to those of each other.
 
-// bridgeConfig is the CNI configuration of a node. The plugin does not masquerade (ipMasq): it would do so for all that
-// leaves the node, and pods of other nodes would not see each other's addresses.
+// bridgeConfig returns the CNI configuration of a node without Calico. The reference plugins bridge and host-local give
+// each pod an address from the node's podCIDRs; routePods adds static routes between the nodes. The plugin's ipMasq
+// stays off: it would masquerade all traffic that leaves the node, and pods of other nodes would not see the source
+// address of a pod.
 func bridgeConfig(podCIDRs []netip.Prefix) ([]byte, error) {
 	var ranges []any
 	for _, p := range podCIDRs {
@@ -33,15 +33,15 @@ func bridgeConfig(podCIDRs []netip.Prefix) ([]byte, error) {
 	}, "", "  ")
 }
 
-// notMasqueraded is where pods go with their own addresses, as ip-masq-agent has it by default
-// (https://kubernetes.io/docs/tasks/administer-cluster/ip-masq-agent/). The control plane, which has no routes to pods,
-// is elsewhere.
+// notMasqueraded is the destination range that pods reach with their own source addresses. It is a default of
+// ip-masq-agent (https://kubernetes.io/docs/tasks/administer-cluster/ip-masq-agent/). The control plane is outside this
+// range, because it has no routes to pods.
 const notMasqueraded = "10.0.0.0/8"
 
-// installBridge writes the CNI configuration, which makes the node Ready.
+// installBridge writes the CNI configuration. kubelet then reports the node as Ready.
 func (n *Node) installBridge(ctx context.Context) error {
 	c := n.cluster
-	// Packets between pods of one node pass kube-proxy's rules only so.
+	// Without this sysctl, packets between pods on the same node bypass kube-proxy's rules.
 	if err := setSysctls(n.Netns, map[string]string{"bridge/bridge-nf-call-iptables": "1"}); err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func (n *Node) installBridge(ctx context.Context) error {
 	return os.WriteFile(n.path("/etc/cni/net.d/10-bridge.conflist"), config, 0o644)
 }
 
-// routePods gives each node routes to the pods of all others. With Calico BIRD does that.
+// routePods adds routes on each node to the podCIDRs of all other nodes. With Calico, BIRD does this.
 func (c *Cluster) routePods(ctx context.Context) error {
 	if c.tb.options.CNI != CNIBridge {
 		return nil
@@ -74,7 +74,7 @@ func (c *Cluster) routePods(ctx context.Context) error {
 	c.nodesMu.Unlock()
 	for _, n := range nodes {
 		if _, err := n.PID(); err != nil {
-			continue // without power
+			continue // the node is powered off
 		}
 		for _, other := range objects.Items {
 			for _, a := range other.Status.Addresses {

@@ -27,14 +27,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// calicoNamespace is where Calico's own manifest has its ServiceAccounts.
+// calicoNamespace is the namespace of the ServiceAccounts in Calico's manifest.
 const calicoNamespace = "kube-system"
 
-// accountDir is where calico-node finds its ServiceAccount's token, as a pod does.
+// accountDir is where calico-node reads its ServiceAccount token. The path is the one in a pod.
 const accountDir = "/run/secrets/kubernetes.io/serviceaccount"
 
-// installCalico registers Calico's resources, its ServiceAccounts with their rights, and its settings, and starts
-// kube-controllers.
+// installCalico installs Calico's CRDs, ServiceAccounts, RBAC and settings, and starts kube-controllers.
 func (c *Cluster) installCalico(ctx context.Context) error {
 	done := c.tb.times.span(c.Name, "Calico's resources")
 	if err := c.installCRDs(ctx, c.tb.paths.CalicoCRDs); err != nil {
@@ -50,8 +49,8 @@ func (c *Cluster) installCalico(ctx context.Context) error {
 	return c.startKubeControllers(ctx)
 }
 
-// installCalicoAccounts creates the ServiceAccounts and rights of Calico's own manifest, as they are there. Its
-// workloads run as processes of the nodes.
+// installCalicoAccounts creates the ServiceAccounts and the RBAC objects of Calico's manifest unchanged. The manifest's
+// workloads are left out: they run as processes on the nodes.
 func (c *Cluster) installCalicoAccounts(ctx context.Context) error {
 	data, err := os.ReadFile(c.tb.paths.CalicoManifest)
 	if err != nil {
@@ -84,8 +83,8 @@ func (c *Cluster) installCalicoAccounts(ctx context.Context) error {
 	return c.createYAML(ctx, strings.Join(wanted, "\n---\n"))
 }
 
-// startKubeControllers starts Calico's controllers beside the control plane: they free the addresses of pods and nodes
-// that are gone.
+// startKubeControllers starts calico-kube-controllers next to the control plane. It releases the IPAM allocations of
+// deleted pods and nodes.
 func (c *Cluster) startKubeControllers(ctx context.Context) error {
 	const account = "calico-kube-controllers"
 	token, err := c.token(ctx, account)
@@ -114,7 +113,8 @@ func (c *Cluster) startKubeControllers(ctx context.Context) error {
 	)
 }
 
-// token asks for a token of one of Calico's ServiceAccounts that lasts as long as the testbed's certificates.
+// token requests a token for one of Calico's ServiceAccounts. It is valid for 30 days, as long as the testbed's
+// certificates.
 func (c *Cluster) token(ctx context.Context, account string) (string, error) {
 	request := &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](30 * 24 * 3600)},
@@ -127,8 +127,9 @@ func (c *Cluster) token(ctx context.Context, account string) (string, error) {
 	return answer.Status.Token, nil
 }
 
-// startCalico does what the container calico-node of Calico's DaemonSet does on a node: calico/node's own start-up,
-// which keeps Felix, confd, BIRD and the rest running with runit. It returns when Felix has programmed the node.
+// startCalico does what the calico-node container of Calico's DaemonSet does on a node: it runs the start-up script of
+// calico/node, which supervises Felix, confd, BIRD and the rest with runit. It returns when Felix has programmed the
+// node.
 func (n *Node) startCalico(ctx context.Context) error {
 	c := n.cluster
 	if c.tb.options.CNI != CNICalico {
@@ -156,7 +157,7 @@ func (n *Node) startCalico(ctx context.Context) error {
 	if err := c.tb.cgroups.Create(group); err != nil {
 		return err
 	}
-	// runsvdir, and with it all services, ends with the group: killed alone it would leave them.
+	// All services of runit are in this control group. Killing runsvdir alone would leave them running.
 	if _, err := n.supervise(ctx, "calico-node", group, c.calicoEnv(n), "sh", "/etc/calico/start_runit"); err != nil {
 		return err
 	}
@@ -169,12 +170,12 @@ func (n *Node) startCalico(ctx context.Context) error {
 	return nil
 }
 
-// copyCalicoFiles gives the node what calico/node's image has besides programs.
+// copyCalicoFiles copies the configuration files of the calico/node image to the node.
 func (n *Node) copyCalicoFiles() error {
 	files := n.cluster.tb.paths.CalicoNodeFiles
 	etc := n.path("/etc")
 	for _, dir := range []string{"calico", "service"} {
-		// The restart of calico-node alone begins again too.
+		// A restart of calico-node begins from clean directories too.
 		if err := os.RemoveAll(filepath.Join(etc, dir)); err != nil {
 			return err
 		}
@@ -186,7 +187,7 @@ func (n *Node) copyCalicoFiles() error {
 	if err != nil {
 		return err
 	}
-	// The image's start_runit calls it at its place in the image.
+	// start_runit runs /etc/rc.local, which is its path in the image.
 	if err := os.WriteFile(filepath.Join(etc, "rc.local"), append([]byte("#!/bin/sh\n"), rc...), 0o755); err != nil {
 		return err
 	}
@@ -195,7 +196,7 @@ func (n *Node) copyCalicoFiles() error {
 		return err
 	}
 	script := strings.Replace(string(start), "/usr/bin/which runsvdir", "command -v runsvdir", 1)
-	// A start after a crash finds what the last one enabled.
+	// Remove the services that an earlier start enabled before a crash.
 	script = strings.Replace(script, "/etc/rc.local", "rm -rf /etc/service/enabled; /etc/rc.local", 1)
 	if err := os.WriteFile(filepath.Join(etc, "calico/start_runit"), []byte(script), 0o755); err != nil {
 		return err
@@ -210,7 +211,7 @@ func (n *Node) copyCalicoFiles() error {
 			return err
 		}
 	}
-	// krt_tunnel is known to Calico's own fork of BIRD alone; it says nothing where no pool uses IPIP.
+	// Only Calico's fork of BIRD knows krt_tunnel. The option has no effect when no pool uses IPIP.
 	templates, err := filepath.Glob(filepath.Join(etc, "calico/confd/templates/*_ipam.cfg.template"))
 	if err != nil {
 		return err
@@ -234,7 +235,7 @@ func (n *Node) copyCalicoFiles() error {
 	return nil
 }
 
-// calicoEnv is the environment of calico-node: that of the DaemonSet in Calico's own manifest, without tunnels.
+// calicoEnv returns the environment of calico-node: the one in Calico's manifest, without tunnels.
 func (c *Cluster) calicoEnv(n *Node) []string {
 	env := append(c.inClusterEnv(),
 		"SVDIR=/etc/service/enabled", "DATASTORE_TYPE=kubernetes", "WAIT_FOR_DATASTORE=true", "NODENAME="+n.Name,
@@ -243,7 +244,7 @@ func (c *Cluster) calicoEnv(n *Node) []string {
 		"CALICO_IPV4POOL_CIDR="+c.PodCIDR.String(), "CALICO_IPV4POOL_IPIP=Never", "CALICO_IPV4POOL_VXLAN=Never",
 		"FELIX_DEFAULTENDPOINTTOHOSTACTION=ACCEPT", "FELIX_HEALTHENABLED=true",
 		"FELIX_IPINIPMTU=0", "FELIX_VXLANMTU=0", "FELIX_WIREGUARDMTU=0",
-		// Not in the manifest: what suits the testbed. iptables means the legacy variant here.
+		// The following are not in the manifest. iptables is the legacy variant here (legacyIPTables).
 		"FELIX_IPTABLESBACKEND=Legacy", "FELIX_USAGEREPORTINGENABLED=false", "FELIX_LOGSEVERITYSCREEN=Warning",
 		"FELIX_XDPENABLED=false", "BGP_LOGSEVERITYSCREEN=warning",
 	)
@@ -259,7 +260,8 @@ func (c *Cluster) calicoEnv(n *Node) []string {
 	return env
 }
 
-// inClusterEnv is how a pod on the host network finds the apiserver before kube-proxy has done anything.
+// inClusterEnv returns the variables by which a pod on the host network finds the apiserver before kube-proxy has
+// programmed the node.
 func (c *Cluster) inClusterEnv() []string {
 	return []string{"KUBERNETES_SERVICE_HOST=" + c.addresses.controlPlane.String(),
 		fmt.Sprintf("KUBERNETES_SERVICE_PORT=%d", apiPort)}
@@ -267,7 +269,7 @@ func (c *Cluster) inClusterEnv() []string {
 
 var cniIPAM = regexp.MustCompile(`"ipam":\s*\{[^}]*\}`)
 
-// cniConfig is the CNI configuration of Calico's own manifest, with the IPAM of the options.
+// cniConfig returns the CNI configuration of Calico's manifest with the IPAM plugin that the options select.
 func (c *Cluster) cniConfig() string {
 	ipam := `"ipam": {"type": "calico-ipam"}`
 	dual := c.PodCIDR6.IsValid()
@@ -283,12 +285,12 @@ func (c *Cluster) cniConfig() string {
 	return cniIPAM.ReplaceAllLiteralString(c.cniTemplate, ipam)
 }
 
-// brackets are those that Calico's install command puts around an IPv4 address, which URLs may not have.
+// brackets matches the brackets that Calico's install command puts around an IPv4 address. They are invalid in a URL.
 var brackets = regexp.MustCompile(`\[([0-9.]+)\]`)
 
-// installCNI writes the CNI configuration, which makes the node Ready, with the command of calico/cni's image. Before
-// Felix has programmed the node, the first packets of a pod would leave without its masquerade, and connection tracking
-// would keep them so.
+// installCNI writes the CNI configuration with the install command of the calico/cni image. kubelet then reports the
+// node as Ready. Call it only after Felix has programmed the node: earlier, the first packets of a pod would leave
+// without masquerading, and conntrack would keep that state.
 func (n *Node) installCNI(ctx context.Context) error {
 	c := n.cluster
 	if c.tb.options.CNI == CNIBridge {
@@ -308,7 +310,7 @@ func (n *Node) installCNI(ctx context.Context) error {
 	return os.WriteFile(file, brackets.ReplaceAll(data, []byte("$1")), 0o600)
 }
 
-// waitMesh returns when each node has a session of BIRD with each other.
+// waitMesh waits until each node has an established BGP session with every other node.
 func (c *Cluster) waitMesh(ctx context.Context) error {
 	if c.tb.options.CNI != CNICalico {
 		return nil
@@ -336,7 +338,7 @@ func (c *Cluster) waitMesh(ctx context.Context) error {
 	return nil
 }
 
-// birdSessions names BIRD's BGP sessions that are established, as its client birdc asks for them.
+// birdSessions returns the names of BIRD's established BGP sessions. It uses the protocol of BIRD's client, birdc.
 func birdSessions(socket string) ([]string, error) {
 	conn, err := net.DialTimeout("unix", socket, 10*time.Second)
 	if err != nil {
@@ -367,7 +369,7 @@ func birdSessions(socket string) ([]string, error) {
 var blockAffinities = schema.GroupVersionResource{Group: "crd.projectcalico.org", Version: "v1",
 	Resource: "blockaffinities"}
 
-// PodBlocks are the address blocks of a node: its BlockAffinities with IPAMCalico, its podCIDRs with IPAMHostLocal.
+// PodBlocks returns the address blocks of a node: its BlockAffinities with IPAMCalico, its podCIDRs with IPAMHostLocal.
 func (n *Node) PodBlocks(ctx context.Context) ([]netip.Prefix, error) {
 	c := n.cluster
 	var texts []string
@@ -401,7 +403,7 @@ func (n *Node) PodBlocks(ctx context.Context) ([]netip.Prefix, error) {
 	return blocks, nil
 }
 
-// installCRDs creates the definitions in a directory and returns when all are served.
+// installCRDs creates the CRDs in a directory and waits until the apiserver serves all of them.
 func (c *Cluster) installCRDs(ctx context.Context, dir string) error {
 	client, err := apiextensionsclient.NewForConfig(protobuf(c.REST))
 	if err != nil {
@@ -419,7 +421,7 @@ func (c *Cluster) installCRDs(ctx context.Context, dir string) error {
 			if err != nil {
 				return err
 			}
-			// Each begins with a document separator, and some end with one.
+			// Each file begins with a document separator, and some end with one.
 			text := strings.Trim(strings.TrimSpace(string(data)), "-")
 			var crd apiextensions.CustomResourceDefinition
 			if err := yaml.Unmarshal([]byte(text), &crd); err != nil {

@@ -10,11 +10,10 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/authority"
 )
 
-// calicoAPIPort is where the Calico API server listens, beside the apiserver.
+// calicoAPIPort is the port of the Calico API server. It runs next to the apiserver.
 const calicoAPIPort = 5443
 
-// calicoAPI has the apiserver ask the Calico API server for projectcalico.org/v3, under the names that Calico's own
-// manifests have.
+// calicoAPI registers the Calico API server for projectcalico.org/v3, with the names of Calico's manifests.
 const calicoAPI = `
 apiVersion: v1
 kind: Namespace
@@ -45,9 +44,9 @@ spec:
   service: {namespace: calico-apiserver, name: calico-api, port: 443}
 `
 
-// StartCalicoAPIServer runs the Calico API server in the control plane and returns when the apiserver serves
-// projectcalico.org/v3 by it, in which Calico's documents write policies. Without it, Calico's types are served as they
-// are stored, in crd.projectcalico.org/v1.
+// StartCalicoAPIServer runs the Calico API server in the control plane. It returns when the apiserver serves
+// projectcalico.org/v3, the version that Calico's documentation uses for policies. Without it, the apiserver serves
+// Calico's types only in their stored version, crd.projectcalico.org/v1.
 func (c *Cluster) StartCalicoAPIServer(ctx context.Context) error {
 	const name = "calico-apiserver"
 	ca, err := authority.New(name)

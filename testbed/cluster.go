@@ -20,23 +20,24 @@ import (
 // Cluster is one cluster of a testbed.
 type Cluster struct {
 	Name string
-	// Server is the URL of the apiserver, for those on the fabric.
+	// Server is the URL of the apiserver, reachable on the fabric.
 	Server string
-	// Kubeconfig is the file of an administrator.
+	// Kubeconfig is the path of the administrator's kubeconfig.
 	Kubeconfig string
-	// PodCIDR, ServiceCIDR and NodeSubnet are the cluster's addresses; those with a 6 are valid with both families.
+	// PodCIDR, ServiceCIDR and NodeSubnet are the cluster's prefixes. The fields that end in 6 are valid only in a
+	// dual-stack cluster.
 	PodCIDR, ServiceCIDR, NodeSubnet netip.Prefix
 	PodCIDR6, ServiceCIDR6           netip.Prefix
-	// Nodes in the order in which they joined. AddNode and RemoveNode replace the slice.
+	// Nodes are in the order in which they joined. AddNode and RemoveNode replace the slice.
 	Nodes []*Node
 
-	// REST reaches the apiserver from this process, as an administrator; Client and Dynamic are made of it.
+	// REST connects this process to the apiserver as an administrator. Client and Dynamic use it.
 	REST    *rest.Config
 	Client  kubernetes.Interface
 	Dynamic dynamic.Interface
 
 	tb           *Testbed
-	place        int // among the clusters, from 1
+	place        int // position in Options.Clusters, from 1
 	dir          string
 	addresses    addresses
 	access       *access
@@ -44,7 +45,7 @@ type Cluster struct {
 	cniTemplate  string
 
 	nodesMu sync.Mutex
-	joined  int // how many nodes there have been; guarded by nodesMu
+	joined  int // how many nodes have ever joined; guarded by nodesMu
 
 	processesMu sync.Mutex
 	processes   []*Process
@@ -71,8 +72,8 @@ func (c *Cluster) newNode(number int) *Node {
 	return &Node{Name: name, IP: ip, IP6: ip6, cluster: c, disk: filepath.Join(c.dir, "nodes", name)}
 }
 
-// up starts the cluster and returns when all of it is ready. What does not wait for something else happens at once:
-// nodes boot and load images while the apiserver starts.
+// up starts the cluster and returns when all of it is ready. Steps without a dependency run in parallel: nodes boot and
+// load images while the apiserver starts.
 func (c *Cluster) up(ctx context.Context) error {
 	if err := os.MkdirAll(c.logs(), 0o755); err != nil {
 		return err
@@ -125,7 +126,7 @@ func (c *Cluster) up(ctx context.Context) error {
 	return g.Wait()
 }
 
-// gate is something that others wait for.
+// gate is an event that several goroutines wait for. It happens once.
 type gate chan struct{}
 
 func newGate() gate { return make(gate) }
@@ -141,7 +142,7 @@ func (g gate) wait(ctx context.Context) error {
 	}
 }
 
-// prepare makes a component of the cluster, which keep starts.
+// prepare creates a component of the cluster without starting it; keep starts it.
 func (c *Cluster) prepare(name, logFile string, start func() (*spawn.Process, error)) *Process {
 	return newProcess(name, logFile, start, c.tb.log.With("cluster", c.Name), func(err error) {
 		if !c.tb.settled.Load() {
@@ -150,7 +151,7 @@ func (c *Cluster) prepare(name, logFile string, start func() (*spawn.Process, er
 	})
 }
 
-// keep keeps a process running as long as the testbed lives.
+// keep runs a process until the testbed goes down.
 func (c *Cluster) keep(ctx context.Context, p *Process) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -176,7 +177,7 @@ func (c *Cluster) describe() ClusterState {
 	defer c.nodesMu.Unlock()
 	for _, n := range c.Nodes {
 		node := NodeState{Name: n.Name, IP: n.IP.String(), Daemons: c.tb.cgroups.FilesInside(n.daemons())}
-		node.PID, _ = n.PID() // 0 while it is without power
+		node.PID, _ = n.PID() // 0 while the node is powered off
 		s.Nodes = append(s.Nodes, node)
 	}
 	return s

@@ -16,11 +16,11 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
-// apiPort is where every apiserver listens, on its control plane's address.
+// apiPort is the port of every apiserver. Each listens on the address of its control plane.
 const apiPort = 6443
 
-// startControlPlane starts etcd, kube-apiserver and, once that answers, kube-controller-manager and kube-scheduler, and
-// returns when the apiserver is ready. Certificates are there before.
+// startControlPlane starts etcd and kube-apiserver, waits until each is ready, and then starts kube-controller-manager
+// and kube-scheduler. makePKI must have run before.
 func (c *Cluster) startControlPlane(ctx context.Context) error {
 	a := c.addresses
 	var err error
@@ -41,10 +41,9 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	return nil
 }
 
-// etcdURL is on loopback of the control plane's namespace: nothing else reaches it.
+// etcdURL is on the loopback interface of the control plane's namespace, so only the control plane reaches it.
 const etcdURL = "http://127.0.0.1:2379"
 
-// startEtcd starts etcd, and returns when it answers.
 func (c *Cluster) startEtcd(ctx context.Context) error {
 	data := filepath.Join(c.dir, "etcd")
 	if err := os.MkdirAll(data, 0o700); err != nil {
@@ -72,7 +71,6 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	return nil
 }
 
-// startAPIServer starts kube-apiserver, and returns when it is ready.
 func (c *Cluster) startAPIServer(ctx context.Context) error {
 	pki, done := c.pki(), c.tb.times.span(c.Name, "kube-apiserver is ready")
 	if err := c.run(ctx, "kube-apiserver", c.controlPlane, []string{"kube-apiserver",
@@ -93,7 +91,7 @@ func (c *Cluster) startAPIServer(ctx context.Context) error {
 		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--proxy-client-cert-file=" + pki + "/front-proxy.crt", "--proxy-client-key-file=" + pki + "/front-proxy.key",
-		// No kube-proxy runs here: Services with aggregated APIs and webhooks are reached by their endpoints.
+		// No kube-proxy runs here. The apiserver reaches aggregated APIs and webhooks by the endpoints of their Services.
 		"--enable-aggregator-routing=true",
 		"--allow-privileged=true",
 		"--profiling=false",
@@ -146,10 +144,9 @@ func (c *Cluster) startScheduler(ctx context.Context) error {
 
 func (c *Cluster) pki() string { return filepath.Join(c.dir, "pki") }
 
-// controlPlaneGroup is the control group of the control plane's processes.
 func (c *Cluster) controlPlaneGroup() string { return cgroupName(c.tb.ID) + "/" + c.Name + "-cp" }
 
-// both joins prefixes of two families as flags have them; the second may be invalid.
+// both joins the prefixes of two families with a comma, as component flags expect. v6 may be invalid.
 func both(v4, v6 netip.Prefix) string {
 	if v6.IsValid() {
 		return v4.String() + "," + v6.String()
@@ -157,7 +154,8 @@ func both(v4, v6 netip.Prefix) string {
 	return v4.String()
 }
 
-// makePKI makes the cluster's authority, the files that the control plane needs of it, and this process's clients.
+// makePKI creates the cluster's CA, the certificates and kubeconfigs of the control plane, and the clients of this
+// process.
 func (c *Cluster) makePKI() error {
 	ca, err := authority.New("testbed " + c.tb.ID + " " + c.Name)
 	if err != nil {
@@ -198,7 +196,7 @@ func (c *Cluster) makePKI() error {
 		groups     []string
 	}{
 		{"admin", "admin", []string{"system:masters"}},
-		// All controllers are this one user: with a ServiceAccount each they would start seconds later.
+		// All controllers share this user. A ServiceAccount for each controller would delay their start by seconds.
 		{"kube-controller-manager", "system:kube-controller-manager", []string{"system:masters"}},
 		{"kube-scheduler", "system:kube-scheduler", nil},
 		{"kube-proxy", "system:kube-proxy", nil},
@@ -210,8 +208,8 @@ func (c *Cluster) makePKI() error {
 	return c.makeClients()
 }
 
-// run starts a component of the control plane in a root filesystem that shows the machine's programs and settings, the
-// testbed's directory and the program itself.
+// run starts a component of the control plane in a root filesystem that contains the machine's programs and settings,
+// the testbed's directory and the program itself.
 func (c *Cluster) run(ctx context.Context, name string, ns *netns.Namespace, args []string, program string,
 	env ...string) error {
 	mounts, err := systemMounts("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -231,7 +229,7 @@ func (c *Cluster) run(ctx context.Context, name string, ns *netns.Namespace, arg
 	return c.keep(ctx, p)
 }
 
-// get asks for a URL inside a namespace and is content with 200 alone.
+// get requests a URL from inside a namespace. Every status but 200 is an error.
 func get(ctx context.Context, ns *netns.Namespace, url string) error {
 	transport := &http.Transport{DialContext: ns.DialContext, DisableKeepAlives: true}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

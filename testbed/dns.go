@@ -16,7 +16,8 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// corefile is CoreDNS's configuration: the cluster's names, and no other. Changes are noticed within two seconds.
+// corefile is the configuration of CoreDNS. It serves the cluster's domain and no other. CoreDNS reloads it within two
+// seconds.
 const corefile = `.:53 {
     errors
     health
@@ -31,18 +32,18 @@ const corefile = `.:53 {
 }
 `
 
-// dnsConfig is the ConfigMap with the Corefile.
+// dnsConfig is the name of the ConfigMap that holds the Corefile.
 const dnsNamespace, dnsConfig = "kube-system", "coredns"
 
-// installDNS makes what CoreDNS runs as; a node must be there for its pod.
+// installDNS creates the objects of CoreDNS. Its pod is scheduled when a node is Ready.
 func (c *Cluster) installDNS(ctx context.Context) error {
 	return c.createYAML(ctx, manifest("coredns.yaml"),
 		"CLUSTER_IP", c.addresses.dns.String(), "COREFILE", indent(corefile, "    "))
 }
 
-// AppendCorefile sets what follows the cluster's own server block in CoreDNS's configuration: server blocks for further
-// domains. It replaces what an earlier call appended; empty leaves the cluster's own block alone. It returns when
-// CoreDNS has the file, which it reads again within two seconds.
+// AppendCorefile appends server blocks for further domains to the Corefile. They replace the blocks of an earlier call;
+// an empty string removes them. It returns when the file in CoreDNS's pods has changed; CoreDNS reloads it within two
+// seconds.
 func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
 	text := corefile
 	if strings.TrimSpace(blocks) != "" {
@@ -86,9 +87,9 @@ func (c *Cluster) AppendCorefile(ctx context.Context, blocks string) error {
 
 const dnsSelector = "k8s-app=kube-dns"
 
-// SyncPods makes kubelet look at pods now, by changing an annotation of theirs. By itself it takes up to eight seconds
-// (syncFrequency) to bring a changed ConfigMap or Secret into a volume; this way it does so at once, if it has heard of
-// the change.
+// SyncPods makes kubelet sync pods now, by changing an annotation of each. By itself, kubelet takes up to eight seconds
+// (syncFrequency) to update the volume of a changed ConfigMap or Secret. After this call it does so immediately, if its
+// watch has delivered the change.
 func (c *Cluster) SyncPods(ctx context.Context, namespace, selector string) error {
 	pods := c.Client.CoreV1().Pods(namespace)
 	list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: selector})
@@ -106,18 +107,19 @@ func (c *Cluster) SyncPods(ctx context.Context, namespace, selector string) erro
 	return nil
 }
 
-// waitDNS returns when CoreDNS answers through its ClusterIP, asked from a node: by then kube-proxy has its endpoint.
+// waitDNS waits until CoreDNS answers through its ClusterIP from a node, which shows that kube-proxy has programmed its
+// endpoint.
 func (c *Cluster) waitDNS(ctx context.Context, from *Node) error {
 	done := c.tb.times.span(c.Name, "CoreDNS answers through its ClusterIP")
 	defer done()
 	within := 300 * time.Millisecond
 	return poll(ctx, patience, "CoreDNS of "+c.Name, func(ctx context.Context) error {
-		// A packet that no rule redirects yet is lost; an answer may take long where there is no processor for it.
+		// A packet is lost while no rule redirects it. On a busy machine an answer may be slow, so the timeout grows.
 		ctx, cancel := context.WithTimeout(ctx, within)
 		within = min(within*5/4, 5*time.Second)
 		defer cancel()
-		// A lookup that is given up continues in net's own goroutines, up to its own ten seconds; so its connection
-		// ends with the attempt, and there is no second one.
+		// A canceled lookup continues in goroutines of package net for up to ten seconds. Close its connection when the
+		// attempt ends, so that no goroutine outlives it.
 		resolver := &net.Resolver{
 			PreferGo: true,
 			Dial: func(_ context.Context, network, _ string) (net.Conn, error) {

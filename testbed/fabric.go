@@ -13,14 +13,14 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-// fabricBridge is the name of the switch that joins all nodes, in the fabric's namespace.
+// fabricBridge is the name of the bridge in the fabric's namespace. All nodes are ports of it.
 const fabricBridge = "fabric0"
 
 // nodeInterface is the name of a node's interface to the fabric.
 const nodeInterface = "eth0"
 
-// createFabric makes a namespace with a bridge in it. Nothing is forwarded there: packets that a node sends to its
-// default route, as those for a remote pod without a route of their own, end here.
+// createFabric creates a namespace with a bridge. Forwarding is off in the namespace, so packets that a node sends to
+// its default route end here, for example packets to a remote pod without a specific route.
 func createFabric(id string, dual bool) (*netns.Namespace, error) {
 	ns, err := netns.Create(namespacePrefix(id) + "fabric")
 	if err != nil {
@@ -41,7 +41,7 @@ func createFabric(id string, dual bool) (*netns.Namespace, error) {
 	}
 	for _, p := range prefixes {
 		gateway := netip.PrefixFrom(p.Addr().Next(), p.Bits())
-		// Duplicates are looked for with IPv6; there are none, and the address is of use at once.
+		// addressFlags disables duplicate address detection, so that the IPv6 address is usable immediately.
 		if err := links.AddrAdd(bridge,
 			&netlink.Addr{IPNet: ipNet(gateway), Flags: addressFlags(gateway.Addr())}); err != nil {
 			return nil, fmt.Errorf("give %s to %s: %w", gateway, fabricBridge, err)
@@ -53,8 +53,8 @@ func createFabric(id string, dual bool) (*netns.Namespace, error) {
 	return ns, nil
 }
 
-// connect gives a new namespace an interface on the fabric, with addresses and default routes. port is the name of the
-// other end, on the bridge. Addresses that are not valid are left out.
+// connect creates a namespace and connects it to the fabric with a veth pair, addresses and default routes. port is the
+// name of the end on the bridge. connect skips invalid addresses.
 func connect(fabric *netns.Namespace, name, port string, ips ...netip.Addr) (_ *netns.Namespace, err error) {
 	ns, err := netns.Create(name)
 	if err != nil {
@@ -116,7 +116,7 @@ func connect(fabric *netns.Namespace, name, port string, ips ...netip.Addr) (_ *
 	return ns, nil
 }
 
-// disconnect removes a port of the fabric, with the interface at its other end. What is not there is no error.
+// disconnect removes a port of the fabric together with the interface at its other end. A missing port is no error.
 func disconnect(fabric *netns.Namespace, port string) error {
 	links, err := fabric.Netlink()
 	if err != nil {
@@ -136,8 +136,8 @@ func disconnect(fabric *netns.Namespace, port string) error {
 	return nil
 }
 
-// hardwareAddress is a local one that goes with an IPv4 address, so that a node which boots again has the one that its
-// neighbours remember.
+// hardwareAddress derives a locally administered MAC address from an IPv4 address. A node keeps its MAC address over a
+// reboot, and the neighbor caches of other nodes stay valid.
 func hardwareAddress(ip netip.Addr) net.HardwareAddr {
 	a := ip.As4()
 	return net.HardwareAddr{0x02, 0x5b, a[0], a[1], a[2], a[3]}
@@ -150,7 +150,8 @@ func addressFlags(ip netip.Addr) int {
 	return 0
 }
 
-// setSysctls sets network parameters inside a namespace: /proc/sys/net shows the namespace of the thread that opens it.
+// setSysctls sets sysctls below net/ inside a namespace. /proc/sys/net belongs to the namespace of the thread that
+// opens it.
 func setSysctls(ns *netns.Namespace, values map[string]string) error {
 	return ns.Do(func() error {
 		for name, value := range values {

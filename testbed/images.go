@@ -8,11 +8,11 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/images"
 )
 
-// Image is what pods of tests and of people run: `testbed echo`, `testbed sleep`, a shell, curl, ip. It comes from no
-// registry; nodes have it.
+// Image is the image for the pods of tests and of users: `testbed echo`, `testbed sleep`, a shell, curl, ip. No
+// registry has it; the nodes have imported it.
 const Image = images.Testbed
 
-// makeImages puts the archives of all images into the testbed's directory, where nodes see them.
+// makeImages builds the archives of all images in the testbed's directory, which the nodes mount.
 func (tb *Testbed) makeImages(ctx context.Context, builder *components.Builder) ([]string, error) {
 	programs := tb.options.Programs
 	if programs == nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-// checkMachine says, in one error and before anything starts, what the machine lacks for a testbed with these options.
+// checkMachine returns one error with everything that the machine lacks for these options, before anything starts.
 func checkMachine(ctx context.Context, o Options) (*cgroup.Hierarchies, error) {
 	if err := components.CheckSystem(ctx, Directory); err != nil {
 		return nil, err
@@ -37,12 +37,12 @@ func checkMachine(ctx context.Context, o Options) (*cgroup.Hierarchies, error) {
 	return groups, errors.Join(errs...)
 }
 
-// How many instances of inotify(7) the components of a control plane have, kube-apiserver 6 and kube-controller-manager
-// 1, and those of a node, kubelet 6, containerd 2 and kube-proxy 1, counted; a few more for pods.
+// The number of inotify(7) instances, as measured: kube-apiserver 6 and kube-controller-manager 1; kubelet 6,
+// containerd 2 and kube-proxy 1; and a few for pods.
 const watchersOfCluster, watchersOfNode, watchersOfPods = 7, 9, 4
 
-// checkWatchers reports whether the machine has enough instances of inotify left, of which a user may have 128 by
-// default, all testbeds together: a component that gets none ends with "too many open files".
+// checkWatchers checks that the machine has enough inotify instances left. All testbeds share the limit of a user, 128
+// by default. A component that gets none exits with "too many open files".
 func checkWatchers(o Options) error {
 	data, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances")
 	if err != nil {
@@ -62,7 +62,7 @@ func checkWatchers(o Options) error {
 	}
 	used := 0
 	for _, d := range descriptors {
-		// What has just been closed is no longer there.
+		// The descriptor may have been closed since the glob.
 		if target, err := os.Readlink(d); err == nil && target == "anon_inode:inotify" {
 			used++
 		}
@@ -75,24 +75,24 @@ func checkWatchers(o Options) error {
 	return nil
 }
 
-// ProxyMode is a mode of kube-proxy, and why it cannot be used on this machine, or nil.
+// ProxyMode is a mode of kube-proxy. Err says why this machine does not support it, or is nil.
 type ProxyMode struct {
 	Mode string
 	Err  error
 }
 
-// KubeProxyModes are the modes of kube-proxy. It needs root.
+// KubeProxyModes returns the modes of kube-proxy and whether this machine supports them. It needs root.
 func KubeProxyModes() []ProxyMode {
 	return []ProxyMode{{"iptables", nil}, {"nftables", checkNFTables()}, {"ipvs", checkIPVS()}}
 }
 
-// checkNFTables makes, in a namespace of its own, a chain with what kube-proxy's rules are made of.
+// checkNFTables loads a ruleset into a spare namespace that uses every nftables feature of kube-proxy's rules.
 func checkNFTables() error {
 	program, err := exec.LookPath("nft")
 	if err != nil {
 		return errors.New("the program nft is missing: apt-get install nftables")
 	}
-	// What is jumped to comes before what jumps.
+	// A chain must exist before a rule jumps to it.
 	const rules = `table ip check {
   chain endpoint { meta l4proto tcp dnat to 10.0.0.1:80; }
   chain service { fib daddr type local accept; numgen random mod 2 vmap { 0 : goto endpoint, 1 : goto endpoint }; }
@@ -112,7 +112,7 @@ func checkNFTables() error {
 	})
 }
 
-// checkIPVS asks for the kernel's interface to IPVS, which makes it load the module where there is one.
+// checkIPVS looks up the generic netlink family of IPVS. The lookup makes the kernel load the module, if it has one.
 func checkIPVS() error {
 	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
 		return fmt.Errorf("this kernel has no IPVS (CONFIG_IP_VS, module ip_vs): %w", err)
@@ -120,7 +120,6 @@ func checkIPVS() error {
 	return nil
 }
 
-// inSpareNamespace runs f with a network namespace that is removed afterwards.
 func inSpareNamespace(f func(*netns.Namespace) error) error {
 	var random [4]byte
 	_, _ = rand.Read(random[:])

@@ -24,51 +24,51 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
-// Node is one node of a cluster: network, mount, process, IPC and host name namespaces in which containerd, kubelet,
-// kube-proxy and Calico run.
+// Node is one node of a cluster: network, mount, PID, IPC and UTS namespaces in which containerd, kubelet, kube-proxy
+// and Calico run.
 type Node struct {
 	Name string
 	IP   netip.Addr
-	// IP6 is valid in a cluster with both families.
+	// IP6 is valid only in a dual-stack cluster.
 	IP6 netip.Addr
-	// PodCIDR is what kube-controller-manager gave to the node (spec.podCIDR). Pods have addresses of it with
-	// IPAMHostLocal alone; with IPAMCalico they have those of the node's BlockAffinities. Set when the node has joined.
+	// PodCIDR is the node's spec.podCIDR, set when the node has joined. Pods have addresses from it only with
+	// IPAMHostLocal; with IPAMCalico they have addresses from the node's BlockAffinities.
 	PodCIDR netip.Prefix
-	// Netns is the node's network namespace. After a reboot it is another one, under the same name.
+	// Netns is the node's network namespace. A reboot replaces it by a new one of the same name.
 	Netns *netns.Namespace
-	// BootCommands run one after the other on each boot, before containerd and kubelet start, as units of systemd do that
-	// come before kubelet's. One that fails fails the boot.
+	// BootCommands run in order on each boot before containerd and kubelet start, like systemd units that are ordered
+	// before kubelet. The boot fails if one of them fails.
 	BootCommands [][]string
 
 	cluster *Cluster
-	// kubeletFlags are those of this node's kubelet alone.
+	// kubeletFlags are additional flags for the kubelet of this node.
 	kubeletFlags []string
-	disk         string // directory of the machine with what a reboot keeps
+	disk         string // directory on the machine; it outlives a reboot
 
 	mu        sync.Mutex
-	init      *spawn.Process // the node's first process; nil while the node is without power
-	processes []*Process     // in the order of their start
+	init      *spawn.Process // the node's first process; nil while the node is powered off
+	processes []*Process     // in start order
 	imported  bool           // containerd has the images
 }
 
-// ports of the health servers on each node's loopback, as they are by default.
+// Default ports of the health servers on each node's loopback interface.
 const (
 	felixHealthPort = 9099
 	proxyHealthPort = 10256
 )
 
-// containerdSocket is where kubelet finds containerd, on the node.
+// containerdSocket is the path on the node where kubelet connects to containerd.
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// cgroup is the node's control group. Pods are below kubepods, which kubelet makes, all else is in daemons.
+// cgroup returns the node's control group. kubelet creates kubepods below it for pods; everything else is in daemons.
 func (n *Node) cgroup() string {
 	return cgroupName(n.cluster.tb.ID) + "/" + n.cluster.Name + "-" + n.Name
 }
 
-// daemons is the control group of what runs on the node and is no pod.
+// daemons returns the control group of the node's processes that are not in pods.
 func (n *Node) daemons() string { return n.cgroup() + "/daemons" }
 
-// powerOn makes the node's namespaces and starts containerd there, which answers when powerOn returns.
+// powerOn creates the node's namespaces, starts containerd in them and waits until it answers.
 func (n *Node) powerOn(ctx context.Context) error {
 	c := n.cluster
 	done := c.tb.times.span(c.Name, "containerd/"+n.Name+" answers")
@@ -76,7 +76,7 @@ func (n *Node) powerOn(ctx context.Context) error {
 	if err := n.connect(); err != nil {
 		return err
 	}
-	// cAdvisor spends seconds on each group of a dead container before kubelet starts pods.
+	// Remove the groups of dead containers: cAdvisor spends seconds on each before kubelet starts pods.
 	groups := c.tb.cgroups
 	if err := errors.Join(groups.Kill(n.cgroup()), groups.Remove(n.cgroup()), groups.Create(n.daemons())); err != nil {
 		return err
@@ -111,10 +111,9 @@ func (n *Node) powerOn(ctx context.Context) error {
 	})
 }
 
-// hostname is the node's own, by which a person at a shell knows which cluster it belongs to.
+// hostname includes the cluster's name, so that a shell prompt shows which cluster the node belongs to.
 func (n *Node) hostname() string { return n.cluster.Name + "-" + n.Name }
 
-// connect makes the node's network namespace.
 func (n *Node) connect() error {
 	c := n.cluster
 	var err error
@@ -123,7 +122,7 @@ func (n *Node) connect() error {
 	}
 	sysctls := map[string]string{
 		"ipv4/ip_forward": "1",
-		// Answers may come back another way than requests went, as Calico's documentation asks for.
+		// Accept asymmetric routes: loose reverse path filtering, as Calico's documentation requires.
 		"ipv4/conf/all/rp_filter": "2", "ipv4/conf/default/rp_filter": "2",
 	}
 	if n.IP6.IsValid() {
@@ -132,8 +131,8 @@ func (n *Node) connect() error {
 	return setSysctls(n.Netns, sysctls)
 }
 
-// daemon starts a program on the node and keeps it running while the node has power. Where the program was started
-// before, on an earlier boot, it is started as it was then. clean may be nil.
+// daemon starts a program on the node and restarts it while the node has power. On a later boot it starts the program
+// with the arguments of the first one.
 func (n *Node) daemon(ctx context.Context, name string, env []string, args ...string) error {
 	_, err := n.supervise(ctx, name, n.daemons(), env, args...)
 	return err
@@ -166,10 +165,9 @@ func (n *Node) supervise(ctx context.Context, name, group string, env []string, 
 	return p, c.keep(ctx, p)
 }
 
-// nodeEnv is the environment of what runs on nodes.
 func nodeEnv() []string { return []string{"PATH=" + searchPath, "HOME=/root", "LANG=C.UTF-8"} }
 
-// importImages gives the node's containerd the images of the testbed, once in the node's life.
+// importImages imports the testbed's images into the node's containerd, once for all boots of the node.
 func (n *Node) importImages(ctx context.Context, archives []string) error {
 	if n.imported {
 		return nil
@@ -191,7 +189,8 @@ func (n *Node) importImages(ctx context.Context, archives []string) error {
 	return nil
 }
 
-// join starts kubelet and kube-proxy, once the apiserver answers, and returns when the node has its Node object.
+// join starts kube-proxy and kubelet, and waits until the node has a Node object with a podCIDR. The apiserver must be
+// ready before.
 func (n *Node) join(ctx context.Context) error {
 	c := n.cluster
 	done := c.tb.times.span(c.Name, "kubelet/"+n.Name+" registers")
@@ -226,7 +225,7 @@ func (n *Node) join(ctx context.Context) error {
 		if !object.CreationTimestamp.Time.Before(began.Truncate(time.Second)) {
 			return nil
 		}
-		// After a reboot the object is there already; kubelet has begun when its Lease is renewed.
+		// After a reboot the Node object exists already. A renewed Lease shows that the new kubelet runs.
 		lease, err := c.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, n.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -238,7 +237,7 @@ func (n *Node) join(ctx context.Context) error {
 	})
 }
 
-// waitReady returns when the node is Ready and kube-proxy has programmed it.
+// waitReady waits until kube-proxy has programmed the node and the node is Ready.
 func (n *Node) waitReady(ctx context.Context, since time.Time) error {
 	c := n.cluster
 	done := c.tb.times.span(c.Name, n.Name+" is Ready")
@@ -257,7 +256,7 @@ func (n *Node) waitReady(ctx context.Context, since time.Time) error {
 			if condition.Type != corev1.NodeReady {
 				continue
 			}
-			// Times of the API are whole seconds. After a reboot what kubelet said before it is still there.
+			// Times in the API have whole seconds. After a reboot the condition of the earlier boot is still there.
 			if condition.Status != corev1.ConditionTrue || condition.LastHeartbeatTime.Time.Before(since.Truncate(time.Second)) {
 				return fmt.Errorf("condition Ready is %s since %s: %s", condition.Status, condition.LastHeartbeatTime,
 					condition.Message)
@@ -273,8 +272,8 @@ func (n *Node) waitReady(ctx context.Context, since time.Time) error {
 	})
 }
 
-// start brings a node up and returns when it is Ready. It does what it can before images are made, the apiserver
-// answers, and Calico's resources are there, for which the functions wait.
+// start brings a node up and returns when it is Ready. images, apiserver and calico are functions that wait for the
+// images, the apiserver and Calico's resources. start does everything that needs none of them first.
 func (n *Node) start(ctx context.Context, images func(context.Context) ([]string, error), apiserver,
 	calico func(context.Context) error) error {
 	began := time.Now()
@@ -304,15 +303,16 @@ func (n *Node) start(ctx context.Context, images func(context.Context) ([]string
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	// The CNI configuration makes the node Ready, and pods are sent to it: by now it has their images.
+	// The CNI configuration makes the node Ready, and the scheduler then assigns pods to it. The node has their images by
+	// now.
 	if err := n.installCNI(ctx); err != nil {
 		return err
 	}
 	return n.waitReady(ctx, began)
 }
 
-// Boot starts a node that is without power, and returns when it is Ready. Containers that ran before are started again
-// by kubelet, in its own time.
+// Boot starts a node that is powered off and returns when it is Ready. kubelet restarts the earlier containers
+// afterwards.
 func (n *Node) Boot(ctx context.Context) error {
 	if _, err := n.PID(); err == nil {
 		return fmt.Errorf("boot %s of %s: it runs", n.Name, n.cluster.Name)
@@ -324,8 +324,8 @@ func (n *Node) Boot(ctx context.Context) error {
 	return errors.Join(n.cluster.routePods(ctx), n.cluster.tb.writeState())
 }
 
-// PowerOff ends all that runs on the node at once, as the loss of its power does. Its network namespace, with all
-// interfaces, routes, rules and sets, and its /run go; its disk stays.
+// PowerOff ends everything that runs on the node at once, like a loss of power. Its /run and its network namespace,
+// with all interfaces, routes, rules and sets, are lost; its disk stays.
 func (n *Node) PowerOff() error {
 	n.mu.Lock()
 	first, processes := n.init, n.processes
@@ -348,7 +348,7 @@ func (n *Node) PowerOff() error {
 	return nil
 }
 
-// Reboot takes the node's power away, and boots it.
+// Reboot calls PowerOff and Boot.
 func (n *Node) Reboot(ctx context.Context) error {
 	if err := n.PowerOff(); err != nil {
 		return err
@@ -356,7 +356,8 @@ func (n *Node) Reboot(ctx context.Context) error {
 	return n.Boot(ctx)
 }
 
-// PID is the node's first process, in whose namespaces all others are, or an error while the node is without power.
+// PID returns the node's first process, which is in the node's namespaces. It returns an error while the node is
+// powered off.
 func (n *Node) PID() (int, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -366,7 +367,7 @@ func (n *Node) PID() (int, error) {
 	return n.init.PID(), nil
 }
 
-// path is where this process sees a file of the node.
+// path returns the path at which this process can open a file of the node.
 func (n *Node) path(inside string) string {
 	pid, err := n.PID()
 	if err != nil {
@@ -375,11 +376,12 @@ func (n *Node) path(inside string) string {
 	return fmt.Sprintf("/proc/%d/root%s", pid, inside)
 }
 
-// Path is where this process sees a file of the node while the node has power: Path("/run/x").
+// Path returns the path at which this process can open a file of the node, such as Path("/run/x"), while the node has
+// power.
 func (n *Node) Path(inside string) string { return n.path(inside) }
 
-// AddNode makes a further node join the cluster, and returns when it is Ready. Its name is the next one. kubeletFlags
-// are further flags of its kubelet, such as --register-with-taints.
+// AddNode adds a node with the next free name to the cluster and returns when it is Ready. kubeletFlags are additional
+// flags for its kubelet, such as --register-with-taints.
 func (c *Cluster) AddNode(ctx context.Context, kubeletFlags ...string) (*Node, error) {
 	c.nodesMu.Lock()
 	c.joined++
@@ -400,7 +402,7 @@ func (c *Cluster) AddNode(ctx context.Context, kubeletFlags ...string) (*Node, e
 	return n, errors.Join(c.routePods(ctx), c.tb.writeState())
 }
 
-// RemoveNode powers a node off, deletes its Node object, and throws its disk away.
+// RemoveNode powers a node off, deletes its Node object and removes its disk.
 func (c *Cluster) RemoveNode(ctx context.Context, n *Node) error {
 	if err := n.PowerOff(); err != nil {
 		return err
@@ -421,14 +423,14 @@ func (c *Cluster) RemoveNode(ctx context.Context, n *Node) error {
 	return errors.Join(c.tb.cgroups.Remove(n.cgroup()), os.RemoveAll(n.disk), c.tb.writeState())
 }
 
-// startKubeProxy starts kube-proxy on the node.
 func (n *Node) startKubeProxy(ctx context.Context) error {
 	c := n.cluster
 	cidr := c.PodCIDR.String()
 	if c.PodCIDR6.IsValid() {
 		cidr += "," + c.PodCIDR6.String()
 	}
-	// JSON, which is YAML. Limits of connection tracking belong to the machine and cannot be set from a node.
+	// The file is JSON, which is valid YAML. The conntrack limits are zero, because they belong to the machine and cannot
+	// be set from a node.
 	config, err := json.Marshal(map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
 		"mode": c.tb.options.KubeProxyMode, "hostnameOverride": n.Name, "clusterCIDR": cidr,
@@ -449,13 +451,13 @@ func (n *Node) startKubeProxy(ctx context.Context) error {
 	return n.daemon(ctx, "kube-proxy", nil, "kube-proxy", "--config="+n.file("kube-proxy.json"), "--v=1")
 }
 
-// Exec runs a command on the node, as a login there would, and returns what it wrote to stdout. The error has what it
-// wrote to stderr.
+// Exec runs a command on the node in the environment of a login there, and returns its stdout. The error includes its
+// stderr.
 func (n *Node) Exec(ctx context.Context, args ...string) (string, error) {
 	return n.ExecInput(ctx, nil, args...)
 }
 
-// ExecInput is Exec with something for the command to read.
+// ExecInput is Exec with stdin for the command.
 func (n *Node) ExecInput(ctx context.Context, stdin io.Reader, args ...string) (string, error) {
 	pid, err := n.PID()
 	if err != nil {
@@ -473,7 +475,7 @@ func (n *Node) ExecInput(ctx context.Context, stdin io.Reader, args ...string) (
 	return stdout.String(), nil
 }
 
-// errorOutput is what a command wrote to stderr, for the end of an error.
+// errorOutput formats a command's stderr as a suffix for an error.
 func errorOutput(stderr *bytes.Buffer) string {
 	if text := strings.TrimSpace(stderr.String()); text != "" {
 		return ": " + text
@@ -481,7 +483,6 @@ func errorOutput(stderr *bytes.Buffer) string {
 	return ""
 }
 
-// powerOffAll powers several nodes off at once.
 func powerOffAll(nodes []*Node) error {
 	var g errgroup.Group
 	errs := make([]error, len(nodes))

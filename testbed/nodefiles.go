@@ -18,17 +18,18 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
-// file is a file with settings of the node. They lie outside its disk, below the testbed's directory, which nodes see.
+// file returns the path of a settings file of the node. Settings are outside the node's disk, in the testbed's
+// directory, which the node mounts.
 func (n *Node) file(name string) string { return filepath.Join(n.disk, "settings", name) }
 
-// sysctls are settings of the whole machine that kubelet wants to have these values, and would set. A node is shown
-// them as set already; what is written to them stays in the node.
+// sysctls are the machine-wide sysctls that kubelet sets, with the values that it wants. The node mounts files over
+// them, so kubelet finds them set already, and what it writes does not reach the machine.
 var sysctls = map[string]string{
 	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// writeFiles writes what a node has on its disk before it boots. What a boot begins again with is taken away.
+// writeFiles writes the node's disk before it boots, and removes what each boot creates again.
 func (n *Node) writeFiles() error {
 	c := n.cluster
 	etc := filepath.Join(n.disk, "etc", "upper")
@@ -54,7 +55,7 @@ func (n *Node) writeFiles() error {
 	files := map[string][]byte{
 		"etc/upper/hosts": []byte(hosts), "etc/upper/hostname": []byte(n.hostname() + "\n"),
 		"etc/upper/machine-id": []byte(hex.EncodeToString(id[:16]) + "\n"),
-		// The fabric refuses questions at once: names outside the cluster are unknown.
+		// Nothing listens for DNS at this address, so queries fail immediately: names outside the cluster do not exist.
 		"etc/upper/resolv.conf": []byte("nameserver " + fabricPrefix.Addr().Next().String() +
 			"\noptions timeout:1 attempts:1\n"),
 		"settings/containerd.toml": []byte(containerdConfig),
@@ -110,7 +111,7 @@ func (n *Node) writeKubeletFiles() error {
 	if err != nil {
 		return err
 	}
-	// JSON, which is YAML.
+	// The file is JSON, which is valid YAML.
 	config, err := json.Marshal(map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
 		"failCgroupV1": false, "cgroupDriver": "cgroupfs", "cgroupRoot": "/" + n.cgroup(), "cgroupsPerQOS": true,
@@ -124,10 +125,10 @@ func (n *Node) writeKubeletFiles() error {
 		"tlsCertFile":   n.file("kubelet.crt"), "tlsPrivateKeyFile": n.file("kubelet.key"),
 		"clusterDNS": []string{c.addresses.dns.String()}, "clusterDomain": clusterDomain, "resolvConf": "/etc/resolv.conf",
 		"failSwapOn": false,
-		// A changed ConfigMap or Secret is in a running pod's volume after so long and up to a half more. By default, a
-		// minute, tests wait for little else.
+		// kubelet updates the volume of a changed ConfigMap or Secret within one and a half times this interval. The default
+		// is a minute, which would dominate the time of the tests.
 		"syncFrequency": "5s",
-		// The disk is the machine's: how full it is says nothing about the node.
+		// The disk belongs to the machine. Its usage must not cause evictions.
 		"localStorageCapacityIsolation": false, "evictionHard": map[string]string{}, "imageGCHighThresholdPercent": 100,
 		"volumePluginDir": "/var/lib/kubelet/volumeplugins",
 		"healthzPort":     10248,
@@ -143,8 +144,8 @@ func (n *Node) writeKubeletFiles() error {
 	return c.access.kubeconfig(n.file("kubelet.kubeconfig"), "system:node:"+n.Name, "system:nodes")
 }
 
-// mounts are what the node sees of files: the machine's programs, read-only; its settings, with the node's own changes
-// over them; a disk of its own; and the testbed's programs.
+// mounts returns the node's root filesystem: the machine's programs, read-only; the machine's settings with the node's
+// changes as an overlay; the node's own disk; and the testbed's programs.
 func (n *Node) mounts() ([]spawn.Mount, error) {
 	c, p := n.cluster, n.cluster.tb.paths
 	mounts, err := systemMounts("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -155,12 +156,12 @@ func (n *Node) mounts() ([]spawn.Mount, error) {
 		spawn.Mount{Source: "/etc", Target: "/etc", Overlay: filepath.Join(n.disk, "etc")},
 		spawn.Mount{Source: filepath.Join(n.disk, "var"), Target: "/var"},
 		spawn.Mount{Source: filepath.Join(n.disk, "opt/cni"), Target: "/opt/cni"},
-		// The same place as everywhere, whatever it is here.
+		// The target is always /sys/fs/cgroup, wherever the machine has the hierarchy.
 		spawn.Mount{Source: c.tb.cgroups.Mount, Target: cgroup.Mount},
-		// ip-netns(8) finds the node's own namespace beside those of its pods.
+		// ip-netns(8) lists the node's own namespace next to the namespaces of its pods.
 		spawn.Mount{Source: n.Netns.Path(), Target: n.Netns.Path()},
 		spawn.Mount{Source: c.tb.state.path, Target: c.tb.state.path},
-		// Where calico/cni's image has the node's directories.
+		// The paths at which the calico/cni image expects the node's directories.
 		spawn.Mount{Source: "/etc", Target: "/host/etc", Symlink: true},
 		spawn.Mount{Source: "/opt", Target: "/host/opt", Symlink: true},
 	)
@@ -204,7 +205,7 @@ func programsIn(dir string) ([]string, error) {
 	var paths []string
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		// Through links: one program may have several names.
+		// Stat follows symlinks: one program may have several names.
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 			paths = append(paths, path)
 		}
@@ -215,7 +216,7 @@ func programsIn(dir string) ([]string, error) {
 	return paths, nil
 }
 
-// answers reports whether somebody listens at a socket.
+// answers reports, as an error, whether nobody listens on a Unix socket.
 func answers(socket string) error {
 	conn, err := net.Dial("unix", socket)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/cgroup"
 )
 
-// daemonSet has a pod on each node, which answers.
+// daemonSet runs an echo pod on each node, and has a Service for them.
 const daemonSet = `
 apiVersion: v1
 kind: Namespace
@@ -49,7 +49,7 @@ spec:
   ports: [{port: 80, targetPort: 8080}]
 `
 
-// upWith makes a testbed of one cluster that goes with the test.
+// upWith creates a testbed of one cluster and removes it at the end of the test. It then checks that nothing is left.
 func upWith(t *testing.T, options Options) *Cluster {
 	t.Helper()
 	needRoot(t)
@@ -73,8 +73,8 @@ func upWith(t *testing.T, options Options) *Cluster {
 	return tb.Clusters()[0]
 }
 
-// allReachAll waits until each node has a pod that is ready, and each of these reaches each other by every address. The
-// pod of a node that was removed is left to the pod collector.
+// allReachAll waits until each node has a ready pod and each of these pods reaches every other by every address. It
+// ignores the pod of a removed node, which the pod garbage collector deletes.
 func allReachAll(ctx context.Context, t *testing.T, c *Cluster) {
 	t.Helper()
 	err := WaitFor(ctx, patience, "every pod to reach every other", func(ctx context.Context) error {
@@ -134,7 +134,7 @@ func TestNodes(t *testing.T) {
 		}
 		return p
 	}
-	// First, as the pod collector takes its time: see the last step.
+	// This step is first because the pod garbage collector is slow: the last step waits for it.
 	t.Run("a node joins and leaves", func(t *testing.T) {
 		n3, err := c.AddNode(ctx)
 		if err != nil {
@@ -246,7 +246,7 @@ func TestUnified(t *testing.T) {
 	}
 }
 
-// unifiedMount is where this machine has a unified hierarchy that containers can run in.
+// unifiedMount returns the mount point of a cgroup v2 hierarchy in which containers can run, or skips the test.
 func unifiedMount(t *testing.T) string {
 	t.Helper()
 	needRoot(t)

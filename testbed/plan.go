@@ -15,54 +15,55 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/cgroup"
 )
 
-// Options say what Up makes. The zero value gives clusters c1 and c2 with two nodes each.
+// Options configure Up. The zero value creates clusters c1 and c2 with two nodes each.
 type Options struct {
-	// Clusters; c1 and c2 when empty.
+	// Clusters defaults to c1 and c2.
 	Clusters []ClusterSpec
-	// ID tells testbeds of one machine apart: one to eight lower case letters and digits; random when empty.
+	// ID distinguishes the testbeds of a machine: one to eight lower case letters and digits. The default is random.
 	ID string
-	// CNI says what connects pods: CNICalico, which is the default, or CNIBridge.
+	// CNI selects the pod network: CNICalico, the default, or CNIBridge.
 	CNI string
-	// IPAM says which plugin gives addresses to pods: IPAMCalico, which is the default, or IPAMHostLocal, which is all
-	// that CNIBridge has.
+	// IPAM selects the plugin that assigns pod addresses: IPAMCalico, the default, or IPAMHostLocal, the only one with
+	// CNIBridge.
 	IPAM string
-	// IPFamilies are those of nodes, pods and Services: FamiliesIPv4, which is the default, or FamiliesDual.
+	// IPFamilies are the families of nodes, pods and Services: FamiliesIPv4, the default, or FamiliesDual.
 	IPFamilies string
-	// KubeProxyMode is kube-proxy's mode: "iptables", which is the default, "nftables" or "ipvs". Up fails at once where
-	// the kernel lacks what the mode needs.
+	// KubeProxyMode is "iptables", the default, "nftables" or "ipvs". Up fails immediately if the kernel does not support
+	// the mode.
 	KubeProxyMode string
-	// CgroupMount is where nodes have their control groups; /sys/fs/cgroup when empty. On a machine with both versions,
-	// the unified hierarchy's own directory there makes nodes that know version 2 alone, as far as its controllers are
-	// not bound to version 1.
+	// CgroupMount is the cgroup mount point for the nodes, /sys/fs/cgroup by default. On a machine with both versions, the
+	// mount point of the unified hierarchy below it gives nodes that see only version 2, with the controllers that are not
+	// bound to version 1.
 	CgroupMount string
-	// Flags are further flags of components, by their names without a node's: "kube-apiserver", "kubelet".
+	// Flags are additional flags of components, by the component's name without its node: "kube-apiserver", "kubelet".
 	Flags map[string][]string
-	// Repository is the checkout whose tools/ and cmd/ are built; the one around the working directory when empty.
+	// Repository is the checkout from which tools/ and cmd/ are built. The default is the one around the working
+	// directory.
 	Repository string
-	// Programs are the product's programs by name, for the image "semaphore", and "testbed" for the image of that name.
-	// When nil they are built from the repository.
+	// Programs maps names to paths: semaphore's programs, for the image "semaphore", and "testbed", for the image of that
+	// name. If nil, Up builds them from the repository.
 	Programs map[string]string
-	// ImageNames are further references by which pods may name the image Image.
+	// ImageNames are additional references of Image, for use in pods.
 	ImageNames []string
-	// Progress gets lines for a person to read, and a table of times at the end of Up. May be nil.
+	// Progress receives human-readable lines, and a table of times at the end of Up. It may be nil.
 	Progress io.Writer
-	// Log gets what happens to processes and pods; a file in the testbed's logs directory when nil.
+	// Log receives the events of processes and pods. The default is a file in the testbed's logs directory.
 	Log *slog.Logger
 }
 
 // Values of Options.CNI.
 const (
 	CNICalico = "calico"
-	// CNIBridge is the reference plugin bridge, with static routes between nodes. There is nothing of Calico, nor are
-	// there network policies.
+	// CNIBridge is the reference plugin bridge, with static routes between nodes. The cluster has neither Calico nor
+	// network policies.
 	CNIBridge = "bridge"
 )
 
 // Values of Options.IPAM.
 const (
-	// IPAMCalico is Calico's own: a node's pods have addresses of its blocks (BlockAffinities), with strict affinity.
+	// IPAMCalico is Calico's IPAM: pods have addresses from the node's BlockAffinities, with strict affinity.
 	IPAMCalico = "calico"
-	// IPAMHostLocal is the plugin host-local: a node's pods have addresses of the node's podCIDRs.
+	// IPAMHostLocal is the plugin host-local: pods have addresses from the node's podCIDRs.
 	IPAMHostLocal = "host-local"
 )
 
@@ -72,29 +73,29 @@ const (
 	FamiliesDual = "dual" // IPv4 first
 )
 
-// ClusterSpec is one cluster to make.
+// ClusterSpec configures one cluster.
 type ClusterSpec struct {
-	// Name begins with a letter and has at most ten lower case letters, digits and dashes.
+	// Name begins with a letter and has at most ten lower case letters, digits and dashes. It does not end with a dash.
 	Name string
-	// Nodes is how many nodes the cluster has; 2 when 0. Their names are n1, n2, …
+	// Nodes is the number of nodes, 2 by default. Their names are n1, n2, …
 	Nodes int
 }
 
-// The limits come from the addresses: 10.I.0.0/16 is for pods and 10.(100+I).0.0/16 for Services, nodes are
-// 172.18.I.(10+K).
+// The limits follow from the address plan: pods of cluster I have 10.I.0.0/16, its Services 10.(100+I).0.0/16, and its
+// node K has 172.18.I.(10+K).
 const (
 	maxClusters = 99
 	maxNodes    = 200
 )
 
-// clusterDomain is the DNS domain of every cluster, as it is by default everywhere.
+// clusterDomain is the DNS domain of every cluster: the default of Kubernetes.
 const clusterDomain = "cluster.local"
 
-// fabricPrefix and fabricPrefix6 are the networks between all nodes; the first address of each is the default route of
-// nodes, and leads nowhere.
+// fabricPrefix and fabricPrefix6 are the networks of all nodes. The first address of each is the nodes' default
+// gateway, which forwards nothing.
 var fabricPrefix, fabricPrefix6 = netip.MustParsePrefix("172.18.0.0/16"), netip.MustParsePrefix("fd00:172:18::/48")
 
-// addresses is the address plan of one cluster. What is for IPv6 is invalid in a cluster that has none.
+// addresses is the address plan of one cluster. The IPv6 fields are invalid in a cluster without IPv6.
 type addresses struct {
 	pods, services, nodes netip.Prefix
 	pods6, services6      netip.Prefix
@@ -104,7 +105,8 @@ type addresses struct {
 	dns                   netip.Addr // ClusterIP of the Service kube-dns
 }
 
-// planCluster gives the addresses of the cluster at a place, from 1. In IPv6 the digits are those of IPv4.
+// planCluster returns the addresses of the cluster at a place, from 1. IPv6 addresses repeat the digits of the IPv4
+// ones.
 func planCluster(place int, dual bool) addresses {
 	i := byte(place)
 	a := addresses{
@@ -123,7 +125,7 @@ func planCluster(place int, dual bool) addresses {
 	return a
 }
 
-// planNode gives the addresses of a cluster's node, both counted from 1.
+// planNode returns the addresses of a node. Clusters and nodes count from 1.
 func planNode(cluster, node int, dual bool) (ip, ip6 netip.Addr) {
 	if dual {
 		ip6 = netip.MustParseAddr(fmt.Sprintf("fd00:172:18:%d::%d", cluster, 10+node))
@@ -131,7 +133,7 @@ func planNode(cluster, node int, dual bool) (ip, ip6 netip.Addr) {
 	return netip.AddrFrom4([4]byte{172, 18, byte(cluster), byte(10 + node)}), ip6
 }
 
-// podMask and podMask6 are how long the prefixes are that kube-controller-manager gives to nodes.
+// podMask and podMask6 are the prefix lengths of the podCIDRs that kube-controller-manager assigns to nodes.
 const podMask, podMask6 = 24, 64
 
 var (
@@ -212,13 +214,13 @@ func (o *Options) complete() error {
 	return errors.Join(errs...)
 }
 
-// namespacePrefix begins the name of each network namespace of a testbed.
+// namespacePrefix is the name prefix of all network namespaces of a testbed.
 func namespacePrefix(id string) string { return "sb-" + id + "-" }
 
-// cgroupName is the control group of everything that belongs to a testbed.
+// cgroupName is the root control group of a testbed.
 func cgroupName(id string) string { return "sb-" + id }
 
-// namespaceID is the ID of the testbed that a network namespace belongs to.
+// namespaceID returns the ID of the testbed that owns a network namespace.
 func namespaceID(namespace string) (string, bool) {
 	m := namespaceName.FindStringSubmatch(namespace)
 	if m == nil {

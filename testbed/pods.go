@@ -21,18 +21,18 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
-// Pod is what runs of a pod at the moment it was asked for.
+// Pod is a snapshot of a pod's running containers.
 type Pod struct {
 	Namespace, Name string
 	UID             types.UID
 	Node            *Node
-	// IP is the pod's address, or its node's on the host network; IPs are all of them.
+	// IP is the pod's primary address, which is the node's on the host network. IPs are all of its addresses.
 	IP  netip.Addr
 	IPs []netip.Addr
-	// Netns is where the pod's processes are: its own namespace, or its node's on the host network. A pod's own is
-	// found by a process of the pod, and is good while that lives.
+	// Netns is the network namespace of the pod, or of its node on the host network. A pod's own namespace is opened
+	// through one of the pod's processes and is valid while that process lives.
 	Netns *netns.Namespace
-	// Containers are those that run, by name.
+	// Containers are the running containers by name.
 	Containers map[string]Container
 	// Container is the first container of the pod's specification; its PID is 0 while it does not run.
 	Container Container
@@ -48,10 +48,10 @@ type Container struct {
 	PIDs []int
 }
 
-// containerRuntime is the prefix of containerd's ids in the status of pods.
+// containerRuntime is the prefix of container IDs in a pod's status.
 const containerRuntime = "containerd://"
 
-// Pod gives what runs of a pod. It is an error when the pod has no address, or no container of it runs.
+// Pod returns the running containers of a pod. It is an error if the pod has no address or no running container.
 func (c *Cluster) Pod(ctx context.Context, namespace, name string) (*Pod, error) {
 	object, err := c.Client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -115,7 +115,7 @@ func (c *Cluster) running(object *corev1.Pod) (*Pod, error) {
 	return p, nil
 }
 
-// container finds the processes of a container by its control group, whose place kubelet and runc derive from the pod.
+// container finds the processes of a container by its control group, whose path kubelet and runc derive from the pod.
 func (n *Node) container(pod *corev1.Pod, id string) (Container, error) {
 	group := n.cgroup() + "/kubepods"
 	if class := pod.Status.QOSClass; class != corev1.PodQOSGuaranteed {
@@ -126,7 +126,7 @@ func (n *Node) container(pod *corev1.Pod, id string) (Container, error) {
 	if err != nil {
 		return Container{}, err
 	}
-	// containerd notes the id that the first process has among the node's.
+	// containerd records the PID of the container's first process in the node's PID namespace.
 	data, err := os.ReadFile(n.path("/run/containerd/io.containerd.runtime.v2.task/k8s.io/" + id + "/init.pid"))
 	if err != nil {
 		return Container{}, err
@@ -137,7 +137,8 @@ func (n *Node) container(pod *corev1.Pod, id string) (Container, error) {
 		if err != nil {
 			continue // it has just ended
 		}
-		// Of the pid namespaces that it is in, the node's is the one below ours: proc_pid_status(5), NSpid.
+		// NSpid lists the PIDs from the outermost namespace inwards; the second is the one in the node's
+		// (proc_pid_status(5)).
 		if len(ids) > 1 && ids[1] == first {
 			return Container{ID: id, PID: pid, PIDs: pids}, nil
 		}
@@ -145,7 +146,7 @@ func (n *Node) container(pod *corev1.Pod, id string) (Container, error) {
 	return Container{}, fmt.Errorf("container %s: first process %s is not among %v: %w", id, first, pids, fs.ErrNotExist)
 }
 
-// namespaceIDs are the ids of a process in its pid namespaces, ours first.
+// namespaceIDs returns the PIDs of a process in its nested PID namespaces, that of this process first.
 func namespaceIDs(pid int) ([]string, error) {
 	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	if err != nil {
@@ -159,9 +160,9 @@ func namespaceIDs(pid int) ([]string, error) {
 	return nil, errors.New("no NSpid")
 }
 
-// ExecPod runs a command in the first container of a pod and returns what it wrote to stdout. The error has what it
-// wrote to stderr. runc does it as it does for `kubectl exec`, with the container's user, environment and privileges,
-// but it is asked on the node: apiserver, kubelet and containerd have no part in it, and may be down.
+// ExecPod runs a command in the first container of a pod and returns its stdout. The error includes its stderr. It
+// calls runc on the node, as containerd does for `kubectl exec`, with the container's user, environment and privileges.
+// The apiserver, kubelet and containerd are not involved and may be down.
 func (c *Cluster) ExecPod(ctx context.Context, namespace, pod string, args ...string) (string, error) {
 	p, err := c.Pod(ctx, namespace, pod)
 	if err != nil {
@@ -170,7 +171,7 @@ func (c *Cluster) ExecPod(ctx context.Context, namespace, pod string, args ...st
 	return p.Exec(ctx, args...)
 }
 
-// Exec is what ExecPod does.
+// Exec is ExecPod for a known pod.
 func (p *Pod) Exec(ctx context.Context, args ...string) (string, error) {
 	fail := func(out string, err error, more string) (string, error) {
 		return out, fmt.Errorf("%s in pod %s/%s of %s: %w%s", strings.Join(args, " "), p.Namespace, p.Name,
@@ -194,7 +195,7 @@ func (p *Pod) Exec(ctx context.Context, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// KillPod kills the processes of all containers of a pod, as a crash would.
+// KillPod kills the processes of all containers of a pod, like a crash.
 func (c *Cluster) KillPod(ctx context.Context, namespace, pod string) error {
 	p, err := c.Pod(ctx, namespace, pod)
 	if err != nil {
@@ -202,7 +203,7 @@ func (c *Cluster) KillPod(ctx context.Context, namespace, pod string) error {
 	}
 	var errs []error
 	for _, container := range p.Containers {
-		// The others of its pid namespace end with it.
+		// The kernel kills the other processes of its PID namespace with it.
 		process, err := os.FindProcess(container.PID)
 		if err == nil {
 			err = process.Kill()
@@ -214,13 +215,13 @@ func (c *Cluster) KillPod(ctx context.Context, namespace, pod string) error {
 	return errors.Join(errs...)
 }
 
-// podLogs is a pattern of the files with the output of containers, see /var/log/pods of any node.
+// podLogs returns a glob pattern of the log files of containers, below /var/log/pods of the node.
 func (n *Node) podLogs(namespace, pod, container string) string {
 	return filepath.Join(n.disk, "var/log/pods", namespace+"_"+pod+"_*", container, "*.log")
 }
 
-// PodLogs are the files of this machine with the output of the containers of pods, in the format of the CRI: of one
-// container for each of its runs that kubelet keeps. Patterns are those of path/filepath.
+// PodLogs returns the log files of containers on this machine, in CRI format: a file for each run of a container that
+// kubelet keeps. The arguments are glob patterns of path/filepath.
 func (c *Cluster) PodLogs(namespace, pod, container string) ([]string, error) {
 	var all []string
 	for _, n := range c.Nodes {

@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// patience is how long anything may take that has no bound of its own, on a machine with much else to do: BIRD alone
-// waits up to 30 s after an error before it connects again, and client-go's watches as long.
+// patience is the timeout of everything that has no bound of its own, for a busy machine: BIRD waits up to 30 s after
+// an error before it connects again, and so do client-go's watches.
 const patience = 3 * time.Minute
 
-// pollEvery is short: each component's answer costs little, and all of them wait in a row.
+// pollEvery is short because an attempt is cheap and Up waits for many components one after the other.
 const pollEvery = 25 * time.Millisecond
 
-// WaitFor calls f until it returns nil. When the time is over, or ctx ends, the error says what was waited for and what
-// f said last.
+// WaitFor calls f until it returns nil. When the time is over or ctx ends, it returns an error with what it waited for
+// and the last error of f.
 func WaitFor(ctx context.Context, within time.Duration, what string, f func(context.Context) error) error {
 	return wait(ctx, within, 100*time.Millisecond, what, f)
 }
 
-// poll is WaitFor for what Up waits for.
+// poll is WaitFor with the interval of Up.
 func poll(ctx context.Context, within time.Duration, what string, f func(context.Context) error) error {
 	return wait(ctx, within, pollEvery, what, f)
 }
@@ -33,7 +33,7 @@ func wait(ctx context.Context, within, every time.Duration, what string, f func(
 		if err == nil {
 			return nil
 		}
-		// An attempt that was cut short says nothing about what is waited for.
+		// Keep the error of the attempt before: one that the timeout cut short says nothing about the cause.
 		if last == nil || ctx.Err() == nil {
 			last = err
 		}

@@ -12,31 +12,31 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
-// Process is a component that is kept running: when it ends by itself it is started again.
+// Process is a supervised component: it is restarted when it exits.
 type Process struct {
-	// Name is the component's name, and its node's where nodes have it: "kube-apiserver", "kubelet/n1".
+	// Name is the component's name, with its node if it runs on one: "kube-apiserver", "kubelet/n1".
 	Name string
-	// Log is the file with its output.
+	// Log is the path of its output.
 	Log string
 
 	start func() (*spawn.Process, error)
-	// clean, which may be nil, ends what the process leaves when it ends.
+	// clean ends what the process leaves behind when it exits. It may be nil.
 	clean func() error
 	log   *slog.Logger
-	// died is called with each end that nobody asked for.
+	// died is called with each exit that nobody requested.
 	died func(error)
 
 	mu      sync.Mutex // guards the following
 	wanted  bool
 	current *spawn.Process
-	idle    chan struct{} // closed while nothing runs and nothing is being started
-	wake    chan struct{} // wanted has become true
+	idle    chan struct{} // closed while the process neither runs nor starts
+	wake    chan struct{} // signals that wanted has become true
 }
 
-// restartDelay keeps a component that ends at once from taking the machine's time.
+// restartDelay bounds the load of a component that exits immediately after its start.
 const restartDelay = time.Second
 
-// stopGrace is how long a component has between SIGTERM and SIGKILL when it is asked to stop.
+// stopGrace is the time between SIGTERM and SIGKILL when a component is stopped.
 const stopGrace = 5 * time.Second
 
 func newProcess(name, logFile string, start func() (*spawn.Process, error), log *slog.Logger,
@@ -49,7 +49,8 @@ func newProcess(name, logFile string, start func() (*spawn.Process, error), log 
 	}
 }
 
-// run keeps the process running until ctx ends, and then kills it: what it would save is thrown away anyway.
+// run supervises the process until ctx ends. It then kills the process without a grace period, because its data is
+// removed anyway.
 func (p *Process) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if !p.begin() {
@@ -70,7 +71,7 @@ func (p *Process) run(ctx context.Context) {
 	}
 }
 
-// once runs the process until it ends, and says how.
+// once runs the process until it exits and returns the reason as an error.
 func (p *Process) once(ctx context.Context) error {
 	process, err := p.start()
 	if err != nil {
@@ -96,7 +97,7 @@ func (p *Process) once(ctx context.Context) error {
 		state.Code, state.Finished.Sub(state.Started).Round(time.Millisecond), tail(p.Log, 15))
 }
 
-// begin reports whether the process is to be started, and if so that it is under way.
+// begin reports whether the process should start. If so, it marks the process as starting.
 func (p *Process) begin() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,7 +129,7 @@ func (p *Process) isWanted() bool {
 	return p.wanted
 }
 
-// PID is the id of the process, 0 while it does not run.
+// PID returns the process ID, or 0 while the process does not run.
 func (p *Process) PID() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -143,10 +144,10 @@ func (p *Process) PID() int {
 	}
 }
 
-// Stop ends the process and keeps it from being started again, until Start.
+// Stop ends the process and prevents restarts until Start.
 func (p *Process) Stop() error { return p.stop(stopGrace) }
 
-// unwant keeps the process from being started again, and leaves it alone.
+// unwant prevents restarts without ending the process.
 func (p *Process) unwant() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -163,7 +164,7 @@ func (p *Process) stop(grace time.Duration) error {
 			return err
 		}
 	}
-	// Nor is it being started, and what it left has ended.
+	// Wait until no start is in progress and clean has run.
 	select {
 	case <-idle:
 		return nil
@@ -172,7 +173,7 @@ func (p *Process) stop(grace time.Duration) error {
 	}
 }
 
-// Kill ends the process as a crash would. It is started again after a second, unless it was stopped before.
+// Kill ends the process like a crash. It restarts after restartDelay, unless it was stopped before.
 func (p *Process) Kill() error {
 	p.mu.Lock()
 	current := p.current
@@ -183,7 +184,7 @@ func (p *Process) Kill() error {
 	return current.Stop(0)
 }
 
-// Start lets a stopped process run again. It does not wait until it is ready.
+// Start allows a stopped process to run again. It does not wait until the process is ready.
 func (p *Process) Start() {
 	p.mu.Lock()
 	p.wanted = true
@@ -201,7 +202,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// tail gives the last lines of a file, indented.
+// tail returns the last lines of a file, indented.
 func tail(path string, lines int) string {
 	const most = 16 << 10
 	file, err := os.Open(path)

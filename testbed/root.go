@@ -7,14 +7,14 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
 
-// programsDir is where the root filesystems of control planes and nodes have the testbed's programs.
+// programsDir is where the testbed's programs are mounted in the root filesystems of control planes and nodes.
 const programsDir = "/opt/testbed/bin"
 
 // searchPath is the PATH in control planes and nodes.
 const searchPath = programsDir + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// systemMounts show directories of the machine, read-only, in a root filesystem. Nothing else of the machine is seen
-// there, and, as other testbeds' namespaces are not mounted either, nothing of those is kept from going away.
+// systemMounts mount directories of the machine read-only into a root filesystem. Nothing else of the machine is
+// visible there. The namespaces of other testbeds are not mounted either, so a mount here does not keep them alive.
 func systemMounts(dirs ...string) ([]spawn.Mount, error) {
 	var mounts []spawn.Mount
 	for _, dir := range dirs {
@@ -38,7 +38,7 @@ func systemMounts(dirs ...string) ([]spawn.Mount, error) {
 	return mounts, nil
 }
 
-// programMounts put programs into programsDir under their own names.
+// programMounts mount programs into programsDir under their base names.
 func programMounts(paths ...string) []spawn.Mount {
 	var mounts []spawn.Mount
 	for _, p := range paths {
@@ -47,8 +47,8 @@ func programMounts(paths ...string) []spawn.Mount {
 	return mounts
 }
 
-// legacyIPTables makes iptables mean the legacy variant, the one that Felix is configured to use: what kube-proxy and a
-// person at a shell see is then in the same tables.
+// legacyIPTables selects the legacy variant of iptables, which Felix is configured to use. kube-proxy and a user at a
+// shell then see the same tables.
 func legacyIPTables() []spawn.Mount {
 	var mounts []spawn.Mount
 	for _, name := range []string{"iptables", "ip6tables"} {

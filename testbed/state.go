@@ -15,22 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Directory holds a directory for each testbed of the machine, of any user, so that each can be found and none is taken
-// for the remains of a dead one.
+// Directory has a directory for each testbed of the machine, for all users. List finds testbeds there, and Sweep can
+// tell a running testbed from the remains of a dead one.
 const Directory = "/tmp/semaphore-testbed"
 
-// State is what other processes can know of a testbed.
+// State is the description of a testbed for other processes.
 type State struct {
 	ID  string `json:"id"`
 	Dir string `json:"dir"`
-	// Owner is the process that made the testbed and will remove it.
+	// Owner is the PID of the process that created the testbed and removes it.
 	Owner   int       `json:"owner"`
 	Started time.Time `json:"started"`
-	// Ready is when Up was done, nil before.
+	// Ready is the time at which Up finished, nil before.
 	Ready   *time.Time `json:"ready,omitempty"`
 	Fabric  string     `json:"fabric"`
 	Kubectl string     `json:"kubectl"`
-	// Kubeconfig has a context for each cluster, by its name.
+	// Kubeconfig has a context for each cluster, named after the cluster.
 	Kubeconfig string         `json:"kubeconfig"`
 	Clusters   []ClusterState `json:"clusters"`
 }
@@ -50,19 +50,20 @@ type ClusterState struct {
 type NodeState struct {
 	Name string `json:"name"`
 	IP   string `json:"ip"`
-	// PID is a process that lives in the node's namespaces as long as the node has power.
+	// PID is a process in the node's namespaces that lives as long as the node has power.
 	PID int `json:"pid"`
-	// Daemons are files of control groups that a process of the node enters, as seen from inside.
+	// Daemons are the cgroup.procs files, as seen from inside the node, through which a process enters the node's control
+	// group.
 	Daemons []string `json:"daemons"`
 }
 
-// stateDir is the directory of one testbed, with the lock that its owner holds.
+// stateDir is the directory of one testbed. Its owner holds the lock.
 type stateDir struct {
 	id, path string
 	lock     *os.File
 }
 
-// createStateDir makes the directory of a new testbed and takes its lock. A random ID is chosen when id is empty.
+// createStateDir creates the directory of a testbed and takes its lock. An empty id selects a random one.
 func createStateDir(id string) (*stateDir, error) {
 	all, err := lockAll()
 	if err != nil {
@@ -96,19 +97,19 @@ func createStateDir(id string) (*stateDir, error) {
 	}
 }
 
-// release gives up the lock. The directory may be gone by then.
+// release unlocks the testbed. The directory may have been removed before.
 func (d *stateDir) release() {
 	if d.lock != nil {
 		_ = d.lock.Close()
 	}
 }
 
-// lockAll takes the lock under which testbeds come into being and remains are looked for. It makes Directory.
+// lockAll takes the lock that serializes the creation of testbeds and the search for remains. It creates Directory.
 func lockAll() (*os.File, error) {
 	if err := os.Mkdir(Directory, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	// The place is in a directory that everybody may write to.
+	// The parent directory is world-writable, so check the owner and the mode.
 	var st unix.Stat_t
 	if err := unix.Lstat(Directory, &st); err != nil {
 		return nil, &fs.PathError{Op: "lstat", Path: Directory, Err: err}
@@ -121,7 +122,7 @@ func lockAll() (*os.File, error) {
 		return nil, err
 	}
 	for {
-		// Held by others for milliseconds.
+		// Others hold the lock only for milliseconds.
 		err = unix.Flock(int(file.Fd()), unix.LOCK_EX)
 		if !errors.Is(err, unix.EINTR) {
 			break
@@ -134,7 +135,7 @@ func lockAll() (*os.File, error) {
 	return file, nil
 }
 
-// errHeld says that the owner of a testbed lives.
+// errHeld means that the owner of a testbed is alive.
 var errHeld = errors.New("its owner lives")
 
 func tryLock(path string) (*os.File, error) {
@@ -154,7 +155,7 @@ func tryLock(path string) (*os.File, error) {
 			_ = file.Close()
 			return nil, errHeld
 		}
-		time.Sleep(10 * time.Millisecond) // List holds it for an instant to see whether it is free
+		time.Sleep(10 * time.Millisecond) // List takes the lock for an instant to test it
 	}
 }
 
@@ -170,8 +171,8 @@ func (d *stateDir) write(s State) error {
 	return os.Rename(file+".new", file)
 }
 
-// List gives the testbeds whose owners live, in the order of their IDs. One that is just coming up or going down may be
-// without clusters.
+// List returns the testbeds whose owners are alive, ordered by ID. A testbed that is starting or stopping may have no
+// clusters.
 func List() ([]State, error) {
 	ids, err := stateDirs()
 	if err != nil {
@@ -182,12 +183,12 @@ func List() ([]State, error) {
 		s := State{ID: id, Dir: filepath.Join(Directory, id)}
 		lock, err := os.Open(filepath.Join(s.Dir, "lock"))
 		if err != nil {
-			continue // it is going down
+			continue // the testbed is being removed
 		}
 		err = unix.Flock(int(lock.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 		_ = lock.Close()
 		if err == nil {
-			continue // nobody holds it
+			continue // the owner is dead
 		}
 		if data, err := os.ReadFile(filepath.Join(s.Dir, "state.json")); err == nil {
 			if err := json.Unmarshal(data, &s); err != nil {
@@ -199,7 +200,7 @@ func List() ([]State, error) {
 	return states, nil
 }
 
-// stateDirs are the IDs of all testbeds that have a directory.
+// stateDirs returns the IDs of all testbeds with a directory.
 func stateDirs() ([]string, error) {
 	entries, err := os.ReadDir(Directory)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -215,7 +216,7 @@ func stateDirs() ([]string, error) {
 	return ids, nil
 }
 
-// Find gives the running testbed with an ID, or the only one that runs when id is empty.
+// Find returns the running testbed with an ID, or the only running one if id is empty.
 func Find(id string) (State, error) {
 	states, err := List()
 	if err != nil {

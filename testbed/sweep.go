@@ -18,8 +18,8 @@ import (
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 )
 
-// Sweep removes what is left of testbeds whose owners are dead: processes, mounts, network namespaces and files. One
-// whose owner lives is never touched. It returns the IDs of those it removed, also when something went wrong.
+// Sweep removes the processes, mounts, network namespaces and files of testbeds whose owners are dead. It never touches
+// a testbed whose owner is alive. It returns the IDs of the removed testbeds, also together with an error.
 func Sweep() ([]string, error) {
 	all, err := lockAll()
 	if err != nil {
@@ -30,8 +30,8 @@ func Sweep() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Under the lock nobody can be between making the directory and taking its lock, and the directory is made before
-	// the first namespace and removed after the last.
+	// While this process holds the lock, no testbed is between the creation of its directory and its lock. A testbed
+	// creates its directory before its first namespace and removes it after its last.
 	namespaces, err := netns.List("sb-")
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func Sweep() ([]string, error) {
 		return nil, err
 	}
 	for _, name := range left {
-		// The same pattern as of namespaces, without what follows the ID.
+		// namespaceID expects a suffix after the ID.
 		if id, ok := namespaceID(name + "-group"); ok && name == cgroupName(id) && !slices.Contains(ids, id) {
 			ids = append(ids, id)
 		}
