@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-
 // bridgeConfig returns the CNI configuration of a node without Calico. The reference plugins bridge and host-local give
 // each pod an address from the node's podCIDRs; routePods adds static routes between the nodes. The plugin's ipMasq
 // stays off: it would masquerade all traffic that leaves the node, and pods of other nodes would not see the source
