@@ -30,13 +30,7 @@ func (s *Server) Locate(cluster, node string) (l Located) {
 			l.Peer = e.Value.change.GetPeer()
 		}
 	}
-	s.mu.Lock()
-	attached := make([]*attachment, 0, len(s.attached))
-	for _, a := range s.attached {
-		attached = append(attached, a)
-	}
-	s.mu.Unlock()
-	for _, a := range attached {
+	for _, a := range s.attachments() {
 		a.mu.Lock()
 		applied := a.session.Applied()
 		a.mu.Unlock()

@@ -229,15 +229,20 @@ func (s *Server) Overview(out *semaphorev1.GetStatusResponse, nodes []string) {
 	}
 }
 
+// attachments returns the attached agents, so that they can be read without the lock of all.
+func (s *Server) attachments() []*attachment {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*attachment, 0, len(s.attached))
+	for _, a := range s.attached {
+		all = append(all, a)
+	}
+	return all
+}
+
 // eachReport calls f with the last report of every attached agent, and the time of the report.
 func (s *Server) eachReport(f func(node string, r *Report, heard time.Time)) {
-	s.mu.Lock()
-	attached := make([]*attachment, 0, len(s.attached))
-	for _, a := range s.attached {
-		attached = append(attached, a)
-	}
-	s.mu.Unlock()
-	for _, a := range attached {
+	for _, a := range s.attachments() {
 		a.mu.Lock()
 		report, heard := a.report, a.reported
 		a.mu.Unlock()
