@@ -464,12 +464,7 @@ func (s *Server) send(a *attachment, call grpc.BidiStreamingServer[semaphorev1.A
 
 // Status returns the status of the agent on each of the given nodes, and on any other node that has one.
 func (s *Server) Status(nodes []string) []*semaphorev1.NodeStatus {
-	s.mu.Lock()
-	attached := make([]*attachment, 0, len(s.attached))
-	for _, a := range s.attached {
-		attached = append(attached, a)
-	}
-	s.mu.Unlock()
+	attached := s.attachments()
 	byNode := map[string]*semaphorev1.NodeStatus{}
 	for _, name := range nodes {
 		byNode[name] = &semaphorev1.NodeStatus{Node: name, Problems: []string{"no agent is attached"}}
