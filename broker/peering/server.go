@@ -506,9 +506,7 @@ func (s *Server) Status(nodes []string) []*semaphorev1.NodeStatus {
 // version.
 func (s *Server) Findings() []finding.Finding {
 	found := s.options.State.Findings()
-	s.mu.Lock()
-	attached := slices.Collect(maps.Values(s.attached))
-	s.mu.Unlock()
+	attached := s.attachments()
 	slices.SortFunc(attached, func(a, b *attachment) int { return cmp.Compare(a.agent.Node, b.agent.Node) })
 	for _, a := range attached {
 		before := "node " + a.agent.Node + ": "

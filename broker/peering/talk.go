@@ -2,6 +2,7 @@ package peering
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -233,11 +234,7 @@ func (s *Server) Overview(out *semaphorev1.GetStatusResponse, nodes []string) {
 func (s *Server) attachments() []*attachment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]*attachment, 0, len(s.attached))
-	for _, a := range s.attached {
-		all = append(all, a)
-	}
-	return all
+	return slices.AppendSeq(make([]*attachment, 0, len(s.attached)), maps.Values(s.attached))
 }
 
 // eachReport calls f with the last report of every attached agent, and the time of the report.
