@@ -398,7 +398,7 @@ func TestKeyRotationAtTheSocket(t *testing.T) {
 		b.stop()
 		eventually(t, "the agent has lost its broker", func() bool { return metric(t, "semaphore_agent_connected") == "0" })
 		if _, err := ask(&semaphorev1.RotateKeyRequest{}); status.Code(err) != codes.FailedPrecondition ||
-			!strings.Contains(err.Error(), "no peer would learn") {
+			!strings.Contains(err.Error(), "no peer would get the new key") {
 			t.Errorf("detached: %v", err)
 		}
 		if keyIn(t, cfg) != fresh {
