@@ -9,9 +9,7 @@
 //
 // The package owns those tables and nothing else on the node. It knows no Service: the broker does.
 //
-// It imports nothing of the agent but guard, for whether there is nftables.
-//
-// Of the agent's packages it may import guard.
+// Of the agent's packages it may import guard, which knows whether the kernel has nftables.
 package traffic
 
 import (
