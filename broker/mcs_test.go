@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
@@ -50,10 +51,11 @@ func (w *world) debugger(t *testing.T) semaphorev1.DebugServiceClient {
 func (w *world) previewsImports(t *testing.T, exports []*semaphorev1.Object) {
 	t.Helper()
 	client := w.debugger(t)
+	of := "c2"
 	preview := func(what string, objects []*semaphorev1.Object, want ...string) {
 		t.Helper()
 		answer, err := client.Preview(t.Context(), &semaphorev1.PreviewRequest{
-			Exports: []*semaphorev1.PreviewExports{{Cluster: "c2", Objects: objects}}})
+			Exports: []*semaphorev1.PreviewExports{{Cluster: of, Objects: objects}}})
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
@@ -86,6 +88,26 @@ func (w *world) previewsImports(t *testing.T, exports []*semaphorev1.Object) {
 		"change service semaphore/mcs-shop-73736d-echo: derived Service of shop/echo, c1: 0 endpoints, 0 ready",
 		"delete serviceimport later/echo: ",
 		"change serviceimport shop/echo: service semaphore/mcs-shop-73736d-echo leads to it")
+	of = "c1"
+	preview("exports of the own cluster", []*semaphorev1.Object{exportedService("shop", "echo", 80, 81),
+		exportedService("shop", "own", 80)},
+		"create service semaphore/mcs-shop-73736d-own: derived Service of shop/own, c1: 0 endpoints, 0 ready",
+		"create serviceimport shop/own: service semaphore/mcs-shop-73736d-own leads to it")
+	preview("withdrawn exports of the own cluster", nil,
+		"change service semaphore/mcs-shop-73736d-echo: derived Service of shop/echo, c2: 1 endpoints, 1 ready",
+		"change serviceimport shop/echo: service semaphore/mcs-shop-73736d-echo leads to it")
+}
+
+// countsExports checks that the status counts exports, imports and conflicts: c2 exports echo in three namespaces, one
+// of them denied, and c1 exports one of them with another port.
+func (w *world) countsExports(t *testing.T) {
+	t.Helper()
+	status, err := w.debugger(t).GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+	want := &semaphorev1.MultiClusterStatus{Imports: 2, Conflicts: 1, Exports: []*semaphorev1.ClusterExports{
+		{Cluster: "c1", Services: 1}, {Cluster: "c2", Services: 3}}}
+	if err != nil || !proto.Equal(status.GetMultiCluster(), want) {
+		t.Errorf("the status has %v, %v; want %v", status.GetMultiCluster(), err, want)
+	}
 }
 
 // foreignImport creates a ServiceImport of another owner.
@@ -228,6 +250,7 @@ func TestServiceImports(t *testing.T) {
 	own.acked(101)
 	imported("shop", "ClusterSetIP 80,81 of c2,c1")
 	w.previewsImports(t, all)
+	w.countsExports(t)
 
 	// A user changes it, and it is restored. Labels and annotations of others stay.
 	if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {

@@ -78,6 +78,9 @@ func (p *process) describe(agents func(*broker, *semaphorev1.GetStatusResponse))
 		b := p.current.Load()
 		out.Ready, out.Links, out.Drains = p.working() == nil, b.federation.Links(), b.leading.Load().DrainsStatus()
 		addLag(out.Links, b.propagation)
+		if b.engines.services != nil {
+			out.MultiCluster = b.engines.services.MultiCluster()
+		}
 		if b.peering != nil {
 			agents(b, out)
 		}

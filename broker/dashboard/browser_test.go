@@ -28,6 +28,8 @@ func TestInABrowser(t *testing.T) {
 				time.Sleep(10 * time.Millisecond)
 			}
 			s := broker("c2", hostile)
+			s.MultiCluster = &semaphorev1.MultiClusterStatus{Imports: 5, Conflicts: 1, Exports: []*semaphorev1.ClusterExports{
+				{Cluster: "c1", Services: 2}, {Cluster: "c2", Services: 4}}}
 			if silent.Load() {
 				s.Tunnels[0].NodesSilent, s.Tunnels[0].NodesTalking, s.SilentPairsTotal = 1, 0, 1
 				s.SilentPairs = []*semaphorev1.SilentPair{{Node: "n1", Cluster: "c2", RemoteNode: "m1", Since: s.GetNow(),
@@ -38,7 +40,10 @@ func TestInABrowser(t *testing.T) {
 		},
 		Services: func() []mirror.Described {
 			return []mirror.Described{{Namespace: "shop", Name: "echo", Global: true, Clusters: []mirror.DescribedCluster{
-				{Cluster: "c2", Endpoints: 3, Ready: 2, InUse: true}, {Cluster: hostile, Endpoints: 1, Ready: 1}}}}
+				{Cluster: "c2", Endpoints: 3, Ready: 2, InUse: true}, {Cluster: hostile, Endpoints: 1, Ready: 1}}},
+				{Namespace: "shop", Name: "imported", Imported: true},
+				{Namespace: "shop", Name: "unequal", Imported: true, Conflict: "cluster " + hostile + " decides"},
+				{Namespace: "shop", Name: "mirrored"}}
 		},
 		Sets: func() []*semaphorev1.PolicySet {
 			return []*semaphorev1.PolicySet{{Cluster: "c2", Namespace: "shop", Name: "web", Pods: []*semaphorev1.SetPod{{}}}}
@@ -57,7 +62,7 @@ func TestInABrowser(t *testing.T) {
 		}
 		for _, l := range m.Links {
 			want := []string{l.At, l.From, l.State, l.Age, l.Lag, "0", fmt.Sprint(l.Kinds["service"]), "0", "0",
-				fmt.Sprint(l.Refused), fmt.Sprint(l.Kept), fmt.Sprintf("%d/%d", l.Talking, l.Nodes), fmt.Sprint(l.Silent),
+				fmt.Sprint(l.Exports), fmt.Sprint(l.Refused), fmt.Sprint(l.Kept), fmt.Sprintf("%d/%d", l.Talking, l.Nodes), fmt.Sprint(l.Silent),
 				l.Handshake, "2.5 MB/s", "-"}
 			if !slices.ContainsFunc(rows, func(row []string) bool { return slices.Equal(row[1:], want) }) {
 				return fmt.Errorf("the links are %q; status has %q", rows, want)
@@ -79,8 +84,18 @@ func TestInABrowser(t *testing.T) {
 		return nil
 	}
 	page.Wait(time.Minute, "the page shows what status says", equal)
-	if rows := page.Rows("#services tbody"); len(rows) != 1 || rows[0][3] != "c2 2/3, "+hostile+" 1/1 (not used)" {
-		t.Errorf("services: %q", rows)
+	rows := page.Rows("#services tbody")
+	if len(rows) != 4 || rows[0][3] != "c2 2/3, "+hostile+" 1/1 (not used)" {
+		t.Fatalf("services: %q", rows)
+	}
+	for i, want := range []string{"global", "ServiceImport", "✗ ServiceImport: cluster " + hostile + " decides", "mirror"} {
+		if rows[i][2] != want {
+			t.Errorf("service %s is %q; want %q", rows[i][1], rows[i][2], want)
+		}
+	}
+	if got, want := page.Text("#when"), "; ServiceExports here 2, ServiceImports 5, conflicts 1; as of "; !strings.Contains(
+		got, want) {
+		t.Errorf("the page says %q, without %q", got, want)
 	}
 	if rows := page.Rows("#sets tbody"); len(rows) != 1 || rows[0][2] != "web" || rows[0][3] != "1" {
 		t.Errorf("sets: %q", rows)

@@ -3,6 +3,7 @@ package mirror
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -398,14 +399,17 @@ func (p *Plan) SetNamespace(namespace string, exists bool) (imports, importSlice
 }
 
 // Imports returns the names of all desired ServiceImports, NAMESPACE/NAME, sorted.
-func (p *Plan) Imports() (names []string) {
-	for name := range p.claims.Names {
-		if of, ok := p.claims.Winner(name); ok && of.cluster == clusterSet {
-			names = append(names, of.namespace+"/"+of.name)
+func (p *Plan) Imports() []string { return slices.Sorted(p.AllImports()) }
+
+// AllImports iterates over the names of all desired ServiceImports, NAMESPACE/NAME.
+func (p *Plan) AllImports() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for name := range p.claims.Names {
+			if of, ok := p.claims.Winner(name); ok && of.cluster == clusterSet && !yield(of.namespace+"/"+of.name) {
+				return
+			}
 		}
 	}
-	slices.Sort(names)
-	return names
 }
 
 // DerivedService returns the name of the Service that a ServiceImport, NAMESPACE/NAME, leads to.

@@ -56,6 +56,8 @@ type Engine struct {
 	now      func() time.Time
 	queue    *queue.Queue
 	problems problem.Board
+	// multiCluster is mcs.enabled.
+	multiCluster bool
 
 	mu      sync.RWMutex
 	plan    *mirror.Plan
@@ -83,7 +85,7 @@ type remote struct {
 func New(cfg *config.Broker, warn writes.Warn, now func() time.Time) *Engine {
 	e := &Engine{
 		warn: warn, brake: cfg.Brake, own: cfg.Own(), now: now, queue: queue.New(split, kindNode, kindService, kindSlice),
-		plan: mirror.New(cfg), remotes: map[string]*remote{},
+		plan: mirror.New(cfg), remotes: map[string]*remote{}, multiCluster: cfg.MCS.Enabled,
 	}
 	e.configure(cfg.Remotes)
 	return e
@@ -397,6 +399,29 @@ func (e *Engine) Drained() map[drain.Target]mirror.Drained {
 // Services returns the Services of the broker with endpoints, and the clusters that they use.
 func (e *Engine) Services() (out []mirror.Described) {
 	e.inParts(func(targets []string) { out = append(out, e.plan.Describe(targets...)...) })
+	return out
+}
+
+// MultiCluster counts exports, imports and conflicts; nil where the Multi-Cluster Services API is off.
+func (e *Engine) MultiCluster() *semaphorev1.MultiClusterStatus {
+	if !e.multiCluster {
+		return nil
+	}
+	out := &semaphorev1.MultiClusterStatus{}
+	e.mu.RLock()
+	names := e.names
+	for _, name := range names {
+		if n := e.plan.Exports(name); n > 0 {
+			out.Exports = append(out.Exports, &semaphorev1.ClusterExports{Cluster: name, Services: uint64(n)})
+		}
+	}
+	for range e.plan.AllImports() {
+		out.Imports++
+	}
+	e.mu.RUnlock()
+	for _, name := range names { // a conflict is a problem of the cluster that decides
+		out.Conflicts += uint64(e.problems.Of(name).Counts[finding.Conflict])
+	}
 	return out
 }
 

@@ -267,6 +267,10 @@ func meshText(m *mesh.Mesh, most int, wide bool) string {
 		out.WriteByte('\n')
 		table(&out, linkRows(m), most)
 	}
+	if rows := importRows(m); len(rows) > 1 {
+		out.WriteByte('\n')
+		table(&out, rows, most)
+	}
 	if len(m.Pairs) > 0 {
 		shown := m.Pairs
 		if !wide {
@@ -309,6 +313,25 @@ func partRows(m *mesh.Mesh) [][]string {
 		if len(c.Parts) == 0 {
 			rows = append(rows, []string{c.Name, "-", "-", "-", "not asked: no context", "-"})
 		}
+	}
+	return rows
+}
+
+// importRows has a row for each cluster with the Multi-Cluster Services API.
+func importRows(m *mesh.Mesh) [][]string {
+	rows := [][]string{{"AT", "OWN EXPORTS", "EXPORTS OF OTHERS", "IMPORTS", "CONFLICTS"}}
+	for _, c := range m.Clusters {
+		if c.MultiCluster == nil {
+			continue
+		}
+		var others uint64
+		for _, l := range m.Links {
+			if l.At == c.Name && l.From != c.Name {
+				others += l.Exports
+			}
+		}
+		rows = append(rows, []string{c.Name, fmt.Sprint(c.MultiCluster.Exports), fmt.Sprint(others),
+			fmt.Sprint(c.MultiCluster.Imports), fmt.Sprint(c.MultiCluster.Conflicts)})
 	}
 	return rows
 }

@@ -44,6 +44,16 @@ func aPart(part, cluster string, with ...string) *semaphorev1.GetStatusResponse 
 	return s
 }
 
+// multiCluster returns the counts of a broker, with the exports of clusters.
+func multiCluster(imports, conflicts uint64, exports ...any) *semaphorev1.MultiClusterStatus {
+	out := &semaphorev1.MultiClusterStatus{Imports: imports, Conflicts: conflicts}
+	for i := 0; i < len(exports); i += 2 {
+		out.Exports = append(out.Exports, &semaphorev1.ClusterExports{Cluster: exports[i].(string),
+			Services: uint64(exports[i+1].(int))})
+	}
+	return out
+}
+
 func judged(s *semaphorev1.GetStatusResponse, found ...finding.Finding) *semaphorev1.GetStatusResponse {
 	verdict.Judge(s, found...)
 	return s
@@ -58,6 +68,9 @@ func TestMeshStatus(t *testing.T) {
 		{Context: "prod-2", Parts: []*semaphorev1.GetStatusResponse{judged(aPart("broker", "c2", "c1")),
 			judged(aPart("exporter", "c2", "c1"))}},
 	}
+
+	well[0].Parts[0].MultiCluster = multiCluster(5, 1, "c1", 2, "c2", 4)
+	well[1].Parts[0].MultiCluster = multiCluster(0, 0)
 
 	wrong := aPart("broker", "c1", "c2", "c3", "c4", "c5")
 	wrong.Links[0].LastHeard, wrong.Links[0].Connected = before(252*time.Second), false

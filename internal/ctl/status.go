@@ -199,6 +199,7 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	}
 	writeKinds(t, s)
 	writeDrains(t, s)
+	writeMultiCluster(t, s)
 	if len(s.GetDevices()) > 0 {
 		fmt.Fprintln(t, "\nDEVICE\tCLUSTER\tBACKEND\tPORT\tMTU\tPEERS\tHANDSHAKES\tNEWEST\tRECEIVED\tSENT\tSTATE\tROUTES")
 		for _, d := range s.GetDevices() {
@@ -227,6 +228,20 @@ func writeTable(w io.Writer, s *semaphorev1.GetStatusResponse) error {
 	}
 	writeFindings(w, s)
 	return nil
+}
+
+// writeMultiCluster prints how many Services ServiceExports export, of which clusters, and what is imported.
+func writeMultiCluster(w io.Writer, s *semaphorev1.GetStatusResponse) {
+	is := s.GetMultiCluster()
+	if is == nil {
+		return
+	}
+	var exports []string
+	for _, e := range is.GetExports() {
+		exports = append(exports, fmt.Sprintf("%s %d", e.GetCluster(), e.GetServices()))
+	}
+	fmt.Fprintln(w, "\nIMPORTS\tCONFLICTS\tEXPORTS")
+	fmt.Fprintf(w, "%d\t%d\t%s\n", is.GetImports(), is.GetConflicts(), dash(strings.Join(exports, ", ")))
 }
 
 // writeTraffic prints the traffic of Services with remote endpoints, the busiest first.

@@ -22,7 +22,7 @@ func aBroker(links ...*semaphorev1.LinkStatus) *semaphorev1.GetStatusResponse {
 func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon.Add(-d)) }
 
 // TestKindLines: a broker's status has a line for each kind of each remote, with its age, the refused objects, and the
-// lag.
+// lag, and the counts of the Multi-Cluster Services API.
 func TestKindLines(t *testing.T) {
 	l := &semaphorev1.LinkStatus{
 		Cluster: "c2", Connected: true, Since: before(time.Hour), LastHeard: before(3 * time.Second),
@@ -37,6 +37,7 @@ func TestKindLines(t *testing.T) {
 	service.HighPropagation = durationpb.New(2340 * time.Millisecond)
 	s := aBroker(l)
 	s.Leader = "broker-0"
+	s.MultiCluster = multiCluster(5, 1, "c1", 2, "c2", 4)
 	var out bytes.Buffer
 	must(t, statusTable(&out, s))
 	words := strings.Join(strings.Fields(out.String()), " ")
@@ -45,6 +46,7 @@ func TestKindLines(t *testing.T) {
 		"CLUSTER KIND AGE OBJECTS REFUSED HELD BACK LAG: LAST MEDIAN HIGH",
 		"c2 node never 2 0 0 - - -",
 		"c2 service 3s 7/10000 3 4 for 5m0s 12ms -2ms 2.3s",
+		"IMPORTS CONFLICTS EXPORTS 5 1 c1 2, c2 4",
 	} {
 		if !strings.Contains(words, want) {
 			t.Errorf("the status has no %q:\n%s", want, &out)

@@ -95,8 +95,10 @@ function show(v) {
   byId("verdict").className = m.well ? "well" : "error";
   const own = m.clusters.find(c => c.asked) || {name: "?", parts: []};
   const part = (own.parts || [])[0] || {};
+  const mc = own.multiCluster;
   text(byId("when"), "broker of " + own.name + ", " + part.version + ", up " + part.up + "; " + own.agents + " of " +
-    own.nodes + " nodes have an agent; as of " + clock(v.at) +
+    own.nodes + " nodes have an agent; " + (mc ? "ServiceExports here " + mc.exports + ", ServiceImports " + mc.imports +
+    ", conflicts " + mc.conflicts + "; " : "") + "as of " + clock(v.at) +
     (v.standby ? "; a standby knows little: open the page of the leader, " + (v.leader || "which is not known") : ""));
   document.title = (m.well ? "✓ " : "✗ ") + own.name + " · semaphore";
 
@@ -110,7 +112,7 @@ function show(v) {
   }
   const kind = (l, k) => l.kinds ? l.kinds[k] || 0 : "-";
   fill("links", m.links === null ? [] : m.links.map((l, i) => [state(v.linkStates[i]), l.at, l.from, l.state, l.age, l.lag,
-    kind(l, "node"), kind(l, "service"), kind(l, "endpointslice"), kind(l, "setmember"), l.refused, l.kept,
+    kind(l, "node"), kind(l, "service"), kind(l, "endpointslice"), kind(l, "setmember"), l.exports || 0, l.refused, l.kept,
     l.nodes > 0 ? l.talking + "/" + l.nodes : "-", l.silent, l.handshake, bytes(l.sentPerSecond),
     bytes(l.receivedPerSecond)]), v.more.links);
   fill("pairs", (m.silentPairs || []).map(p => [p.node, p.remote, p.for, wide(p.reason)]), v.more.pairs);

@@ -60,6 +60,16 @@ type Cluster struct {
 	Agents int `json:"agents"`
 	// Asked is false for a cluster that only others know.
 	Asked bool `json:"asked"`
+	// MultiCluster is nil unless the cluster's broker has the Multi-Cluster Services API.
+	MultiCluster *MultiCluster `json:"multiCluster,omitempty"`
+}
+
+// MultiCluster counts what ServiceExports export to a cluster's broker, and what it imports for them.
+type MultiCluster struct {
+	// Exports are those of the own cluster. A Link has those of the other one.
+	Exports   uint64 `json:"exports"`
+	Imports   uint64 `json:"imports"`
+	Conflicts uint64 `json:"conflicts"`
 }
 
 // Part is a part that answered, or did not.
@@ -87,6 +97,8 @@ type Link struct {
 	Kept       uint64  `json:"kept"`
 	// Kinds are the counts by kind.
 	Kinds map[string]uint64 `json:"kinds,omitempty"`
+	// Exports are the Services that ServiceExports export.
+	Exports uint64 `json:"exports,omitempty"`
 	// Tunnels are the own nodes with a session, and those that report: 0 of 0 without encryption.
 	Talking int `json:"talking"`
 	Nodes   int `json:"nodes"`
@@ -203,15 +215,11 @@ func (m *Mesh) cluster(f Facts, contexts map[string]string) {
 		switch {
 		case s.GetPart() == "broker" && !s.GetStandby():
 			hears = true
-			for _, n := range s.GetNodes() {
-				c.Nodes++
-				if n.GetAttached() {
-					c.Agents++
-				}
-			}
+			c.Nodes, c.Agents = nodes(s)
 			for _, l := range s.GetLinks() {
 				m.Links = append(m.Links, link(s, l))
 			}
+			c.MultiCluster = multiCluster(s)
 			for _, t := range s.GetServiceTraffic() {
 				m.Traffic = append(m.Traffic, Traffic{At: c.Name, Service: finding.Clean(t.GetNamespace() + "/" + t.GetService()),
 					SentBytes: t.GetSentBytes(), ReceivedBytes: t.GetReceivedBytes(), Connections: t.GetConnections(),
@@ -274,7 +282,7 @@ func (m *Mesh) agent(at string, s *semaphorev1.GetStatusResponse) {
 
 func link(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) Link {
 	out := Link{At: finding.Clean(s.GetCluster()), From: finding.Clean(l.GetCluster()), State: "fresh",
-		Age: verdict.Since(s, l.GetLastHeard()), Kinds: map[string]uint64{}}
+		Age: verdict.Since(s, l.GetLastHeard()), Kinds: map[string]uint64{}, Exports: exportsOf(s, l.GetCluster())}
 	switch {
 	case l.GetLastHeard() == nil:
 		out.State = "never"
@@ -305,6 +313,34 @@ func link(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) Link {
 		}
 	}
 	return out
+}
+
+// nodes returns how many nodes a broker's cluster has, and how many of them have an agent.
+func nodes(s *semaphorev1.GetStatusResponse) (all, attached int) {
+	for _, n := range s.GetNodes() {
+		if n.GetAttached() {
+			attached++
+		}
+	}
+	return len(s.GetNodes()), attached
+}
+
+func multiCluster(s *semaphorev1.GetStatusResponse) *MultiCluster {
+	if s.GetMultiCluster() == nil {
+		return nil
+	}
+	return &MultiCluster{Exports: exportsOf(s, s.GetCluster()), Imports: s.GetMultiCluster().GetImports(),
+		Conflicts: s.GetMultiCluster().GetConflicts()}
+}
+
+// exportsOf returns how many Services of a cluster ServiceExports export to a broker.
+func exportsOf(s *semaphorev1.GetStatusResponse, cluster string) uint64 {
+	for _, e := range s.GetMultiCluster().GetExports() {
+		if e.GetCluster() == cluster {
+			return e.GetServices()
+		}
+	}
+	return 0
 }
 
 func state(all []*semaphorev1.Finding) string {

@@ -22,8 +22,9 @@ const (
 	maxLinks    = 40
 	maxFindings = 10
 	// In characters.
-	maxName = 32
-	maxLine = 132
+	maxName      = 32
+	maxLineOfBox = 36
+	maxLine      = 132
 )
 
 // State is the state of a cluster or a connection, worst last.
@@ -207,6 +208,13 @@ func clusterLines(c mesh.Cluster) []string {
 	if c.Nodes > 0 {
 		lines = append(lines, fmt.Sprintf("%d of %d nodes have an agent", c.Agents, c.Nodes))
 	}
+	if is := c.MultiCluster; is != nil {
+		line := fmt.Sprintf("exports %d, imports %d", is.Exports, is.Imports)
+		if is.Conflicts > 0 {
+			line += fmt.Sprintf(", conflicts %d", is.Conflicts)
+		}
+		lines = append(lines, text(line, maxLineOfBox))
+	}
 	var versions []string
 	for _, part := range c.Parts {
 		if v := text(part.Version, maxName); v != "" && !slices.Contains(versions, v) {
@@ -316,6 +324,9 @@ func LinkText(l mesh.Link) string {
 		if n := l.Kinds[semaphorev1.KindName(kind.kind)]; n > 0 {
 			words = append(words, fmt.Sprintf("%d %s", n, kind.word))
 		}
+	}
+	if l.Exports > 0 {
+		words = append(words, fmt.Sprintf("%d exports", l.Exports))
 	}
 	if l.Refused > 0 {
 		words = append(words, fmt.Sprintf("%d refused", l.Refused))

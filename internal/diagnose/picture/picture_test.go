@@ -81,6 +81,17 @@ func carrying(s *semaphorev1.GetStatusResponse, sent, received uint64) *semaphor
 	return s
 }
 
+// importing adds the exports of the own cluster and of c2 to the status of a broker, which imports all and finds one
+// conflict if there are any.
+func importing(s *semaphorev1.GetStatusResponse, own, others uint64) *semaphorev1.GetStatusResponse {
+	s.MultiCluster = &semaphorev1.MultiClusterStatus{Imports: own + others, Conflicts: min(1, own)}
+	if own+others > 0 {
+		s.MultiCluster.Exports = []*semaphorev1.ClusterExports{{Cluster: s.GetCluster(), Services: own},
+			{Cluster: "c2", Services: others}}
+	}
+	return s
+}
+
 // TestFormats: each format shows the clusters, links, tunnels and findings of the mesh. A person has checked the files.
 func TestFormats(t *testing.T) {
 	for name, m := range map[string]*mesh.Mesh{
@@ -88,6 +99,7 @@ func TestFormats(t *testing.T) {
 		"wrong":   join(full()...),
 		"hub":     join(broker("c1", "c2", "c3", "c4", "c5")),
 		"one":     join(broker("c1")),
+		"imports": join(importing(broker("c1", "c2"), 2, 4), importing(broker("c2", "c1"), 0, 0)),
 		"traffic": join(carrying(broker("c1", "c2", "c3"), 1_234_567, 800), carrying(broker("c2", "c1"), 950, 1_200_000)),
 	} {
 		for format, got := range formats(picture.Of(m)) {

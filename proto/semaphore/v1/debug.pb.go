@@ -1990,8 +1990,10 @@ type GetStatusResponse struct {
 	// 100 at most; and the number of all. None where serviceTraffic is off. For a broker.
 	ServiceTraffic      []*ServiceTrafficStatus `protobuf:"bytes,33,rep,name=service_traffic,json=serviceTraffic,proto3" json:"service_traffic,omitempty"`
 	ServiceTrafficTotal uint32                  `protobuf:"varint,34,opt,name=service_traffic_total,json=serviceTrafficTotal,proto3" json:"service_traffic_total,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// What the Multi-Cluster Services API exports and imports. Unset unless the broker has mcs.enabled. For a broker.
+	MultiCluster  *MultiClusterStatus `protobuf:"bytes,35,opt,name=multi_cluster,json=multiCluster,proto3" json:"multi_cluster,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -2171,6 +2173,130 @@ func (x *GetStatusResponse) GetServiceTrafficTotal() uint32 {
 	return 0
 }
 
+func (x *GetStatusResponse) GetMultiCluster() *MultiClusterStatus {
+	if x != nil {
+		return x.MultiCluster
+	}
+	return nil
+}
+
+// MultiClusterStatus counts what ServiceExports export to a broker, and what the broker imports for them.
+type MultiClusterStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Services that ServiceExports of each cluster export, the own one too, as far as this broker accepted them.
+	Exports []*ClusterExports `protobuf:"bytes,1,rep,name=exports,proto3" json:"exports,omitempty"`
+	// Names for which the broker has a derived Service, and a ServiceImport where the namespace exists.
+	Imports uint64 `protobuf:"varint,2,opt,name=imports,proto3" json:"imports,omitempty"`
+	// Names among them whose exports differ between clusters.
+	Conflicts     uint64 `protobuf:"varint,3,opt,name=conflicts,proto3" json:"conflicts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MultiClusterStatus) Reset() {
+	*x = MultiClusterStatus{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MultiClusterStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MultiClusterStatus) ProtoMessage() {}
+
+func (x *MultiClusterStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MultiClusterStatus.ProtoReflect.Descriptor instead.
+func (*MultiClusterStatus) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *MultiClusterStatus) GetExports() []*ClusterExports {
+	if x != nil {
+		return x.Exports
+	}
+	return nil
+}
+
+func (x *MultiClusterStatus) GetImports() uint64 {
+	if x != nil {
+		return x.Imports
+	}
+	return 0
+}
+
+func (x *MultiClusterStatus) GetConflicts() uint64 {
+	if x != nil {
+		return x.Conflicts
+	}
+	return 0
+}
+
+// ClusterExports is the number of Services that ServiceExports of a cluster export.
+type ClusterExports struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Services      uint64                 `protobuf:"varint,2,opt,name=services,proto3" json:"services,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterExports) Reset() {
+	*x = ClusterExports{}
+	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterExports) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterExports) ProtoMessage() {}
+
+func (x *ClusterExports) ProtoReflect() protoreflect.Message {
+	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterExports.ProtoReflect.Descriptor instead.
+func (*ClusterExports) Descriptor() ([]byte, []int) {
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ClusterExports) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *ClusterExports) GetServices() uint64 {
+	if x != nil {
+		return x.Services
+	}
+	return 0
+}
+
 // ServiceTrafficStatus is the traffic of one mirror or global Service through the tunnels, of all own nodes.
 type ServiceTrafficStatus struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -2191,7 +2317,7 @@ type ServiceTrafficStatus struct {
 
 func (x *ServiceTrafficStatus) Reset() {
 	*x = ServiceTrafficStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2203,7 +2329,7 @@ func (x *ServiceTrafficStatus) String() string {
 func (*ServiceTrafficStatus) ProtoMessage() {}
 
 func (x *ServiceTrafficStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[24]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2216,7 +2342,7 @@ func (x *ServiceTrafficStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceTrafficStatus.ProtoReflect.Descriptor instead.
 func (*ServiceTrafficStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{24}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ServiceTrafficStatus) GetNamespace() string {
@@ -2289,7 +2415,7 @@ type DrainTarget struct {
 
 func (x *DrainTarget) Reset() {
 	*x = DrainTarget{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2301,7 +2427,7 @@ func (x *DrainTarget) String() string {
 func (*DrainTarget) ProtoMessage() {}
 
 func (x *DrainTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[25]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2314,7 +2440,7 @@ func (x *DrainTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTarget.ProtoReflect.Descriptor instead.
 func (*DrainTarget) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{25}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DrainTarget) GetCluster() string {
@@ -2365,7 +2491,7 @@ type DrainStatus struct {
 
 func (x *DrainStatus) Reset() {
 	*x = DrainStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2377,7 +2503,7 @@ func (x *DrainStatus) String() string {
 func (*DrainStatus) ProtoMessage() {}
 
 func (x *DrainStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[26]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2390,7 +2516,7 @@ func (x *DrainStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainStatus.ProtoReflect.Descriptor instead.
 func (*DrainStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{26}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DrainStatus) GetTarget() *DrainTarget {
@@ -2465,7 +2591,7 @@ type LinkStatus struct {
 
 func (x *LinkStatus) Reset() {
 	*x = LinkStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2477,7 +2603,7 @@ func (x *LinkStatus) String() string {
 func (*LinkStatus) ProtoMessage() {}
 
 func (x *LinkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[27]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2490,7 +2616,7 @@ func (x *LinkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkStatus.ProtoReflect.Descriptor instead.
 func (*LinkStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{27}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LinkStatus) GetCluster() string {
@@ -2582,7 +2708,7 @@ type KindStatus struct {
 
 func (x *KindStatus) Reset() {
 	*x = KindStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2720,7 @@ func (x *KindStatus) String() string {
 func (*KindStatus) ProtoMessage() {}
 
 func (x *KindStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[28]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2733,7 @@ func (x *KindStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KindStatus.ProtoReflect.Descriptor instead.
 func (*KindStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{28}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *KindStatus) GetKind() Kind {
@@ -2718,7 +2844,7 @@ type DeviceStatus struct {
 
 func (x *DeviceStatus) Reset() {
 	*x = DeviceStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2730,7 +2856,7 @@ func (x *DeviceStatus) String() string {
 func (*DeviceStatus) ProtoMessage() {}
 
 func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[29]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2743,7 +2869,7 @@ func (x *DeviceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStatus.ProtoReflect.Descriptor instead.
 func (*DeviceStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{29}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeviceStatus) GetCluster() string {
@@ -2892,7 +3018,7 @@ type PathsStatus struct {
 
 func (x *PathsStatus) Reset() {
 	*x = PathsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +3030,7 @@ func (x *PathsStatus) String() string {
 func (*PathsStatus) ProtoMessage() {}
 
 func (x *PathsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[30]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +3043,7 @@ func (x *PathsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathsStatus.ProtoReflect.Descriptor instead.
 func (*PathsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{30}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PathsStatus) GetTalking() uint32 {
@@ -2985,7 +3111,7 @@ type SilentPair struct {
 
 func (x *SilentPair) Reset() {
 	*x = SilentPair{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2997,7 +3123,7 @@ func (x *SilentPair) String() string {
 func (*SilentPair) ProtoMessage() {}
 
 func (x *SilentPair) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[31]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3010,7 +3136,7 @@ func (x *SilentPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SilentPair.ProtoReflect.Descriptor instead.
 func (*SilentPair) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{31}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SilentPair) GetNode() string {
@@ -3077,7 +3203,7 @@ type TunnelsStatus struct {
 
 func (x *TunnelsStatus) Reset() {
 	*x = TunnelsStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3089,7 +3215,7 @@ func (x *TunnelsStatus) String() string {
 func (*TunnelsStatus) ProtoMessage() {}
 
 func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[32]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3102,7 +3228,7 @@ func (x *TunnelsStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelsStatus.ProtoReflect.Descriptor instead.
 func (*TunnelsStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{32}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TunnelsStatus) GetCluster() string {
@@ -3213,7 +3339,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3351,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[33]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3364,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{33}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NodeStatus) GetNode() string {
@@ -3302,7 +3428,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3314,7 +3440,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[34]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3327,7 +3453,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{34}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WatchRequest) GetRecent() bool {
@@ -3357,7 +3483,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[35]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3369,7 +3495,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[35]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3382,7 +3508,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{35}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -3452,7 +3578,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_semaphore_v1_debug_proto_msgTypes[36]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3464,7 +3590,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_semaphore_v1_debug_proto_msgTypes[36]
+	mi := &file_semaphore_v1_debug_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3477,7 +3603,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{36}
+	return file_semaphore_v1_debug_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Event) GetTime() *timestamppb.Timestamp {
@@ -3675,7 +3801,7 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\tR\x03uid\x12\x10\n" +
 	"\x03ips\x18\x03 \x03(\tR\x03ips\"\x12\n" +
-	"\x10GetStatusRequest\"\x90\a\n" +
+	"\x10GetStatusRequest\"\xd7\a\n" +
 	"\x11GetStatusResponse\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x12\n" +
@@ -3699,7 +3825,15 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\bfindings\x18\x1f \x03(\v2\x15.semaphore.v1.FindingR\bfindings\x12\x16\n" +
 	"\x06judged\x18  \x01(\bR\x06judged\x12K\n" +
 	"\x0fservice_traffic\x18! \x03(\v2\".semaphore.v1.ServiceTrafficStatusR\x0eserviceTraffic\x122\n" +
-	"\x15service_traffic_total\x18\" \x01(\rR\x13serviceTrafficTotalJ\x04\b\x0e\x10\x14J\x04\b\x17\x10\x1e\"\xa4\x02\n" +
+	"\x15service_traffic_total\x18\" \x01(\rR\x13serviceTrafficTotal\x12E\n" +
+	"\rmulti_cluster\x18# \x01(\v2 .semaphore.v1.MultiClusterStatusR\fmultiClusterJ\x04\b\x0e\x10\x14J\x04\b\x17\x10\x1e\"\x84\x01\n" +
+	"\x12MultiClusterStatus\x126\n" +
+	"\aexports\x18\x01 \x03(\v2\x1c.semaphore.v1.ClusterExportsR\aexports\x12\x18\n" +
+	"\aimports\x18\x02 \x01(\x04R\aimports\x12\x1c\n" +
+	"\tconflicts\x18\x03 \x01(\x04R\tconflicts\"F\n" +
+	"\x0eClusterExports\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x1a\n" +
+	"\bservices\x18\x02 \x01(\x04R\bservices\"\xa4\x02\n" +
 	"\x14ServiceTrafficStatus\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x1d\n" +
@@ -3893,7 +4027,7 @@ func file_semaphore_v1_debug_proto_rawDescGZIP() []byte {
 }
 
 var file_semaphore_v1_debug_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_semaphore_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_semaphore_v1_debug_proto_goTypes = []any{
 	(PlaceState)(0),               // 0: semaphore.v1.PlaceState
 	(PreviewAction)(0),            // 1: semaphore.v1.PreviewAction
@@ -3923,112 +4057,116 @@ var file_semaphore_v1_debug_proto_goTypes = []any{
 	(*SetPod)(nil),                // 25: semaphore.v1.SetPod
 	(*GetStatusRequest)(nil),      // 26: semaphore.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),     // 27: semaphore.v1.GetStatusResponse
-	(*ServiceTrafficStatus)(nil),  // 28: semaphore.v1.ServiceTrafficStatus
-	(*DrainTarget)(nil),           // 29: semaphore.v1.DrainTarget
-	(*DrainStatus)(nil),           // 30: semaphore.v1.DrainStatus
-	(*LinkStatus)(nil),            // 31: semaphore.v1.LinkStatus
-	(*KindStatus)(nil),            // 32: semaphore.v1.KindStatus
-	(*DeviceStatus)(nil),          // 33: semaphore.v1.DeviceStatus
-	(*PathsStatus)(nil),           // 34: semaphore.v1.PathsStatus
-	(*SilentPair)(nil),            // 35: semaphore.v1.SilentPair
-	(*TunnelsStatus)(nil),         // 36: semaphore.v1.TunnelsStatus
-	(*NodeStatus)(nil),            // 37: semaphore.v1.NodeStatus
-	(*WatchRequest)(nil),          // 38: semaphore.v1.WatchRequest
-	(*WatchResponse)(nil),         // 39: semaphore.v1.WatchResponse
-	(*Event)(nil),                 // 40: semaphore.v1.Event
-	(*ObjectKey)(nil),             // 41: semaphore.v1.ObjectKey
-	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
-	(*Object)(nil),                // 43: semaphore.v1.Object
-	(*Finding)(nil),               // 44: semaphore.v1.Finding
-	(Kind)(0),                     // 45: semaphore.v1.Kind
-	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
-	(Backend)(0),                  // 47: semaphore.v1.Backend
+	(*MultiClusterStatus)(nil),    // 28: semaphore.v1.MultiClusterStatus
+	(*ClusterExports)(nil),        // 29: semaphore.v1.ClusterExports
+	(*ServiceTrafficStatus)(nil),  // 30: semaphore.v1.ServiceTrafficStatus
+	(*DrainTarget)(nil),           // 31: semaphore.v1.DrainTarget
+	(*DrainStatus)(nil),           // 32: semaphore.v1.DrainStatus
+	(*LinkStatus)(nil),            // 33: semaphore.v1.LinkStatus
+	(*KindStatus)(nil),            // 34: semaphore.v1.KindStatus
+	(*DeviceStatus)(nil),          // 35: semaphore.v1.DeviceStatus
+	(*PathsStatus)(nil),           // 36: semaphore.v1.PathsStatus
+	(*SilentPair)(nil),            // 37: semaphore.v1.SilentPair
+	(*TunnelsStatus)(nil),         // 38: semaphore.v1.TunnelsStatus
+	(*NodeStatus)(nil),            // 39: semaphore.v1.NodeStatus
+	(*WatchRequest)(nil),          // 40: semaphore.v1.WatchRequest
+	(*WatchResponse)(nil),         // 41: semaphore.v1.WatchResponse
+	(*Event)(nil),                 // 42: semaphore.v1.Event
+	(*ObjectKey)(nil),             // 43: semaphore.v1.ObjectKey
+	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
+	(*Object)(nil),                // 45: semaphore.v1.Object
+	(*Finding)(nil),               // 46: semaphore.v1.Finding
+	(Kind)(0),                     // 47: semaphore.v1.Kind
+	(*durationpb.Duration)(nil),   // 48: google.protobuf.Duration
+	(Backend)(0),                  // 49: semaphore.v1.Backend
 }
 var file_semaphore_v1_debug_proto_depIdxs = []int32{
-	41, // 0: semaphore.v1.LocateRequest.object:type_name -> semaphore.v1.ObjectKey
+	43, // 0: semaphore.v1.LocateRequest.object:type_name -> semaphore.v1.ObjectKey
 	6,  // 1: semaphore.v1.LocateResponse.places:type_name -> semaphore.v1.Place
 	0,  // 2: semaphore.v1.Place.state:type_name -> semaphore.v1.PlaceState
-	42, // 3: semaphore.v1.Place.observed_at:type_name -> google.protobuf.Timestamp
-	42, // 4: semaphore.v1.Place.confirmed_at:type_name -> google.protobuf.Timestamp
+	44, // 3: semaphore.v1.Place.observed_at:type_name -> google.protobuf.Timestamp
+	44, // 4: semaphore.v1.Place.confirmed_at:type_name -> google.protobuf.Timestamp
 	8,  // 5: semaphore.v1.PreviewRequest.exports:type_name -> semaphore.v1.PreviewExports
-	43, // 6: semaphore.v1.PreviewExports.objects:type_name -> semaphore.v1.Object
+	45, // 6: semaphore.v1.PreviewExports.objects:type_name -> semaphore.v1.Object
 	10, // 7: semaphore.v1.PreviewResponse.changes:type_name -> semaphore.v1.PreviewChange
 	8,  // 8: semaphore.v1.PreviewResponse.exports:type_name -> semaphore.v1.PreviewExports
 	1,  // 9: semaphore.v1.PreviewChange.action:type_name -> semaphore.v1.PreviewAction
 	13, // 10: semaphore.v1.LookUpPathResponse.route:type_name -> semaphore.v1.RouteLookup
-	42, // 11: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
+	44, // 11: semaphore.v1.LookUpPathResponse.confirmed_at:type_name -> google.protobuf.Timestamp
 	14, // 12: semaphore.v1.LookUpPathResponse.wanted:type_name -> semaphore.v1.PathPeer
 	14, // 13: semaphore.v1.LookUpPathResponse.present:type_name -> semaphore.v1.PathPeer
 	15, // 14: semaphore.v1.LookUpPathResponse.session:type_name -> semaphore.v1.PathSession
 	16, // 15: semaphore.v1.LookUpPathResponse.measurement:type_name -> semaphore.v1.PathMeasurement
 	17, // 16: semaphore.v1.LookUpPathResponse.kube_proxy:type_name -> semaphore.v1.ProxyHealth
 	2,  // 17: semaphore.v1.PathSession.state:type_name -> semaphore.v1.SessionState
-	42, // 18: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
-	42, // 19: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
-	42, // 20: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
-	42, // 21: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
+	44, // 18: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
+	44, // 19: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
+	44, // 20: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
+	44, // 21: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
 	20, // 22: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
-	42, // 23: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
-	42, // 24: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
-	42, // 25: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
+	44, // 23: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
+	44, // 24: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
+	44, // 25: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
 	23, // 26: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
 	24, // 27: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
 	25, // 28: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
-	42, // 29: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
-	42, // 30: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	42, // 31: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
-	31, // 32: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
-	33, // 33: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
-	37, // 34: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
-	35, // 35: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
-	36, // 36: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
-	30, // 37: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
-	44, // 38: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
-	28, // 39: semaphore.v1.GetStatusResponse.service_traffic:type_name -> semaphore.v1.ServiceTrafficStatus
-	29, // 40: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
-	42, // 41: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
-	42, // 42: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
-	42, // 43: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
-	42, // 44: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
-	32, // 45: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
-	45, // 46: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
-	42, // 47: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
-	46, // 48: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
-	46, // 49: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
-	46, // 50: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
-	42, // 51: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
-	47, // 52: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
-	42, // 53: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	3,  // 54: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
-	42, // 55: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
-	34, // 56: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
-	35, // 57: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
-	42, // 58: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
-	42, // 59: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	42, // 60: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
-	42, // 61: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	40, // 62: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	42, // 63: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	42, // 64: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	26, // 65: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	38, // 66: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	21, // 67: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
-	11, // 68: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
-	18, // 69: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
-	7,  // 70: semaphore.v1.DebugService.Preview:input_type -> semaphore.v1.PreviewRequest
-	4,  // 71: semaphore.v1.DebugService.Locate:input_type -> semaphore.v1.LocateRequest
-	27, // 72: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	39, // 73: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	22, // 74: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
-	12, // 75: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
-	19, // 76: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
-	9,  // 77: semaphore.v1.DebugService.Preview:output_type -> semaphore.v1.PreviewResponse
-	5,  // 78: semaphore.v1.DebugService.Locate:output_type -> semaphore.v1.LocateResponse
-	72, // [72:79] is the sub-list for method output_type
-	65, // [65:72] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	44, // 29: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
+	44, // 30: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	44, // 31: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
+	33, // 32: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
+	35, // 33: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
+	39, // 34: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
+	37, // 35: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
+	38, // 36: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
+	32, // 37: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
+	46, // 38: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
+	30, // 39: semaphore.v1.GetStatusResponse.service_traffic:type_name -> semaphore.v1.ServiceTrafficStatus
+	28, // 40: semaphore.v1.GetStatusResponse.multi_cluster:type_name -> semaphore.v1.MultiClusterStatus
+	29, // 41: semaphore.v1.MultiClusterStatus.exports:type_name -> semaphore.v1.ClusterExports
+	31, // 42: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
+	44, // 43: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
+	44, // 44: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
+	44, // 45: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
+	44, // 46: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
+	34, // 47: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
+	47, // 48: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
+	44, // 49: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
+	48, // 50: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
+	48, // 51: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
+	48, // 52: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
+	44, // 53: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	49, // 54: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
+	44, // 55: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	3,  // 56: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
+	44, // 57: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	36, // 58: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
+	37, // 59: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
+	44, // 60: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
+	44, // 61: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	44, // 62: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
+	44, // 63: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	42, // 64: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	44, // 65: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	44, // 66: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	26, // 67: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	40, // 68: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	21, // 69: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
+	11, // 70: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
+	18, // 71: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
+	7,  // 72: semaphore.v1.DebugService.Preview:input_type -> semaphore.v1.PreviewRequest
+	4,  // 73: semaphore.v1.DebugService.Locate:input_type -> semaphore.v1.LocateRequest
+	27, // 74: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	41, // 75: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	22, // 76: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
+	12, // 77: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
+	19, // 78: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
+	9,  // 79: semaphore.v1.DebugService.Preview:output_type -> semaphore.v1.PreviewResponse
+	5,  // 80: semaphore.v1.DebugService.Locate:output_type -> semaphore.v1.LocateResponse
+	74, // [74:81] is the sub-list for method output_type
+	67, // [67:74] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }
@@ -4039,7 +4177,7 @@ func file_semaphore_v1_debug_proto_init() {
 	file_semaphore_v1_finding_proto_init()
 	file_semaphore_v1_objects_proto_init()
 	file_semaphore_v1_peering_proto_init()
-	file_semaphore_v1_debug_proto_msgTypes[35].OneofWrappers = []any{
+	file_semaphore_v1_debug_proto_msgTypes[37].OneofWrappers = []any{
 		(*WatchResponse_Event)(nil),
 		(*WatchResponse_Lost)(nil),
 	}
@@ -4049,7 +4187,7 @@ func file_semaphore_v1_debug_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_semaphore_v1_debug_proto_rawDesc), len(file_semaphore_v1_debug_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   37,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
