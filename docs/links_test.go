@@ -128,16 +128,18 @@ func TestDiagrams(t *testing.T) {
 	}
 }
 
-// TestIndex: docs/README.md leads to each page.
+// TestIndex: docs/README.md leads to each page, and docs/adr/README.md to each decision.
 func TestIndex(t *testing.T) {
-	index := read(t, "docs/README.md")
-	pages, err := filepath.Glob("*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, page := range pages {
-		if page != "README.md" && !strings.Contains(index, "]("+page+")") {
-			t.Errorf("docs/README.md has no link to %s", page)
+	for _, folder := range []string{"", "adr/"} {
+		index := read(t, "docs/"+folder+"README.md")
+		pages, err := filepath.Glob(folder + "*.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, page := range pages {
+			if page = filepath.Base(page); page != "README.md" && !strings.Contains(index, "]("+page+")") {
+				t.Errorf("docs/%sREADME.md has no link to %s", folder, page)
+			}
 		}
 	}
 }
