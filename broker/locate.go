@@ -25,8 +25,8 @@ import (
 // locate reports the state of an object of any remote in this broker: accepted, desired, and written or programmed. It
 // decides nothing: it reads earlier decisions, and the apiserver.
 func (p *process) locate(ctx context.Context, of *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error) {
-	if err := p.elector.Standby(); err != nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "%v: ask the broker that leads", err)
+	if err := p.leads(); err != nil {
+		return nil, err
 	}
 	l := locating{process: p, b: p.current.Load(), of: replica.KeyOf(of)}
 	found := p.federation.Locate(l.of)

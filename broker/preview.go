@@ -30,8 +30,8 @@ import (
 // preview computes what RemoteClusters would change if they were applied: by the same decisions as those on applied
 // objects, admission and quotas of a remote in a replica of its own, and a second plan of Services.
 func (p *process) preview(ctx context.Context, req *semaphorev1.PreviewRequest) (*semaphorev1.PreviewResponse, error) {
-	if err := p.elector.Standby(); err != nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "%v: ask the broker that leads", err)
+	if err := p.leads(); err != nil {
+		return nil, err
 	}
 	if err := p.working(); err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())

@@ -14,6 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -193,14 +195,22 @@ func (p *process) newDebugger() semaphorev1.DebugServiceServer {
 	var who debug.Holders
 	if p.cfg.Features.Has(config.Policy) {
 		sets = func(req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
-			return operator.Sets(p.elector.Standby, p.current.Load().sets.Sets, p.federation.Status)(req)
+			return operator.Sets(p.leads, p.current.Load().sets.Sets, p.federation.Status)(req)
 		}
 		who = func(req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
-			return operator.Holders(p.elector.Standby, p.current.Load().sets.Holders)(req)
+			return operator.Holders(p.leads, p.current.Load().sets.Holders)(req)
 		}
 	}
 	return debug.NewServer(p.recorder, p.status, debug.Answers{Sets: sets, Holders: who, Preview: p.preview,
 		Locate: p.locate})
+}
+
+// leads returns nil if this replica leads, and otherwise the error of a call that only the leader can answer.
+func (p *process) leads() error {
+	if err := p.elector.Standby(); err != nil {
+		return status.Errorf(codes.FailedPrecondition, "%v: ask the broker that leads", err)
+	}
+	return nil
 }
 
 // newDashboard returns the dashboard, which shows what semaphorectl gets.

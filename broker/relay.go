@@ -72,7 +72,7 @@ func (r *relay) serve(ctx context.Context) error {
 		running.Go(func() {
 			defer func() { <-room }()
 			if err := r.carry(ctx, conn); err != nil {
-				r.log.Info("cannot connect semaphorectl to the leader", "error", err)
+				r.log.Warn("cannot connect semaphorectl to the leader", "error", err)
 			}
 		})
 	}

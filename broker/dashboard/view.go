@@ -150,12 +150,12 @@ func viewOf(status *semaphorev1.GetStatusResponse, now time.Time) (*View, *pictu
 	v := &View{At: now.UTC(), Standby: status.GetStandby(), Leader: finding.Clean(status.GetLeader()), Mesh: m,
 		More: map[string]int{}, LinkStates: []string{}}
 	p := picture.Of(m)
-	p.Links, p.MoreLinks, p.Findings, p.MoreFindings = nil, 0, nil, 0
+	p.Links, p.MoreLinks, p.Findings, p.MoreFindings, p.Traffic, p.MoreTraffic = nil, 0, nil, 0, nil, 0
 
 	stateOf := picture.StateOf(m)
 	slices.SortStableFunc(m.Links, func(a, b mesh.Link) int { return cmp.Compare(stateOf(b), stateOf(a)) })
 	v.More["links"], v.More["pairs"] = cutTo(&m.Links, maxLinks), cutTo(&m.Pairs, maxPairs)
-	v.More["traffic"] = int(status.GetServiceTrafficTotal()) - len(m.Traffic)
+	v.More["traffic"] = m.MoreTraffic
 	v.More["findings"] = cutTo(&m.Findings, maxFindings)
 	cutTo(&m.Clusters, maxLinks+1)
 	cutTo(&m.Notes, maxFindings)

@@ -148,7 +148,7 @@ func (f *Front) Problems() []string {
 // this replica leads.
 func (f *Front) Run(ctx context.Context) error {
 	if len(f.Pod.IPs) == 0 {
-		f.Log.Info("POD_IPS is empty: the Services do not route to this replica")
+		f.Log.Warn("POD_IPS is empty: the Services do not route to this replica")
 		return nil
 	}
 	for f.Ready() != nil {

@@ -90,7 +90,7 @@ func (a ServiceAdopter) All(ctx context.Context) {
 			have := &list.Items[i]
 			if _, mine := a.source(have); !mine {
 				left++
-				a.Log.Info("not adopted: "+a.hint(have), "service", have.Name)
+				a.Log.Warn("not adopted: "+a.hint(have), "service", have.Name)
 			} else if _, err := a.take(ctx, have); err != nil {
 				a.Events.Warn("", finding.NotTakenOver, fmt.Sprintf("service %s of %s: %v", have.Name, config.ServiceMirror, err))
 			}

@@ -96,7 +96,7 @@ func (a Adopter[T]) All(ctx context.Context) {
 		case !a.original(have):
 		case !mine:
 			left++
-			a.Log.Info("not adopted: "+a.hint(have), "set", have.GetName())
+			a.Log.Warn("not adopted: "+a.hint(have), "set", have.GetName())
 		default:
 			if _, err := a.take(ctx, have); err != nil {
 				a.Events.Warn("", finding.NotTakenOver,

@@ -14,14 +14,14 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// Holders serves the holders of an address to semaphorectl. standby returns why this replica does not know them; nil
-// while it leads.
+// Holders serves the holders of an address to semaphorectl. leads returns the error of a call that only the
+// leader can answer; nil while this replica leads.
 func Holders(
-	standby func() error, list func(netip.Addr) ([]*semaphorev1.Holder, time.Time),
+	leads func() error, list func(netip.Addr) ([]*semaphorev1.Holder, time.Time),
 ) debug.Holders {
 	return func(req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
-		if err := standby(); err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "%v: ask the broker that leads", err)
+		if err := leads(); err != nil {
+			return nil, err
 		}
 		address, err := netip.ParseAddr(req.GetAddress())
 		if err != nil {
@@ -35,15 +35,15 @@ func Holders(
 	}
 }
 
-// Sets serves the policy sets to semaphorectl. standby returns why this replica has none; nil while it leads. links
-// returns the status of the remotes' streams.
+// Sets serves the policy sets to semaphorectl. leads is as in Holders, and links returns the status of the
+// remotes' streams.
 func Sets(
-	standby func() error, list func(*semaphorev1.ListSetsRequest, netip.Addr) []*semaphorev1.PolicySet,
+	leads func() error, list func(*semaphorev1.ListSetsRequest, netip.Addr) []*semaphorev1.PolicySet,
 	links func() []*semaphorev1.LinkStatus,
 ) debug.Sets {
 	return func(req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
-		if err := standby(); err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "%v: ask the leader", err)
+		if err := leads(); err != nil {
+			return nil, err
 		}
 		var address netip.Addr
 		if text := req.GetAddress(); text != "" {

@@ -1,8 +1,6 @@
 package peering
 
 import (
-	"maps"
-	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -24,10 +22,9 @@ func (s *Server) WatchClosely() {
 		return
 	}
 	s.closelyAt = now
-	attached := slices.Collect(maps.Values(s.attached))
 	s.mu.Unlock()
 	order := &semaphorev1.WatchClosely{For: durationpb.New(closelyFor)}
-	for _, a := range attached {
+	for _, a := range s.attachments() {
 		a.mu.Lock()
 		a.session.WatchClosely(order)
 		a.mu.Unlock()

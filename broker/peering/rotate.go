@@ -48,12 +48,7 @@ func (s *Session) nextRotation() *Frame {
 // the key. It returns the result for each node.
 func (s *Server) RotateKeys(cluster string, nodes []string, within *durationpb.Duration,
 	force bool) []*semaphorev1.NodeRotation {
-	s.mu.Lock()
-	attached := make(map[string]*attachment, len(s.attached))
-	for _, a := range s.attached {
-		attached[a.agent.Node] = a
-	}
-	s.mu.Unlock()
+	attached := s.byNode()
 	wanted := map[string]bool{}
 	for _, name := range nodes {
 		wanted[name] = true

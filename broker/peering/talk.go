@@ -207,14 +207,9 @@ func (r *Report) count() {
 // Overview adds to a status only what its findings need: those of the nodes that have no agent, and the number of
 // silent pairs. Its cost grows with the nodes, and not with the remotes that each reports on.
 func (s *Server) Overview(out *semaphorev1.GetStatusResponse, nodes []string) {
-	s.mu.Lock()
-	attached := make(map[string]bool, len(s.attached))
-	for _, a := range s.attached {
-		attached[a.agent.Node] = true
-	}
-	s.mu.Unlock()
+	attached := s.byNode()
 	for _, name := range nodes {
-		if !attached[name] {
+		if attached[name] == nil {
 			out.Nodes = append(out.Nodes, &semaphorev1.NodeStatus{Node: name})
 		}
 	}
@@ -235,6 +230,15 @@ func (s *Server) attachments() []*attachment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.AppendSeq(make([]*attachment, 0, len(s.attached)), maps.Values(s.attached))
+}
+
+// byNode returns the attached agents by the name of their node.
+func (s *Server) byNode() map[string]*attachment {
+	all := make(map[string]*attachment)
+	for _, a := range s.attachments() {
+		all[a.agent.Node] = a
+	}
+	return all
 }
 
 // eachReport calls f with the last report of every attached agent, and the time of the report.

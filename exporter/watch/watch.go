@@ -177,7 +177,7 @@ func (w *Watcher) add(client kubernetes.Interface, r *resource, selector string)
 func (w *Watcher) update(r *resource, key string) {
 	namespace, name, err := cache.SplitMetaNamespaceKey(key)
 	if err != nil {
-		slog.Error("an object has an invalid name; its export remains unchanged", "resource", r.name, "key", key,
+		slog.Warn("an object has an invalid name; its export remains unchanged", "resource", r.name, "key", key,
 			"error", err)
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -14,9 +15,19 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
@@ -52,6 +63,110 @@ func TestRemoveSecrets(t *testing.T) {
 	const harmless = `{"name": "semaphore-broker-7d9f", "ip": "10.2.0.5", "uid": "6a7c2b6e-0000-4000-8000-000000000000"}`
 	if got := removeSecrets(harmless); got != harmless {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestRemoveDirectives: the secrets of CoreDNS's plugins are removed, and the rest of a Corefile stays.
+func TestRemoveDirectives(t *testing.T) {
+	const corefile = ".:53 {\n    errors\n    forward . /etc/resolv.conf {\n        max_concurrent 1000\n    }\n" +
+		"    route53 example.org.:Z1 {\n        aws_access_key PlantedID PlantedKey1\n    }\n" +
+		"    azure group:zone {\n        secret PlantedKey2\n    }\n    etcd {\n        credentials Planted Planted\n    }\n}\n"
+	got := removeDirectives(corefile)
+	if strings.Contains(got, "Planted") || strings.Count(got, removed) != 3 {
+		t.Errorf("it has a secret:\n%s", got)
+	}
+	if !strings.Contains(got, "    forward . /etc/resolv.conf {\n        max_concurrent 1000\n") ||
+		!strings.Contains(got, "    route53 example.org.:Z1 {\n") || strings.Count(got, "\n") != strings.Count(corefile, "\n") {
+		t.Errorf("more than the secrets were removed:\n%s", got)
+	}
+}
+
+// TestRestarted: only a container that ended before has an earlier log.
+func TestRestarted(t *testing.T) {
+	pod := &unstructured.Unstructured{Object: map[string]any{"status": map[string]any{
+		"initContainerStatuses": []any{map[string]any{"name": "init", "lastState": map[string]any{}}},
+		"containerStatuses": []any{
+			map[string]any{"name": "a", "lastState": map[string]any{"terminated": map[string]any{"exitCode": int64(1)}}},
+			map[string]any{"name": "b"}},
+	}}}
+	for name, want := range map[string]bool{"a": true, "b": false, "init": false, "other": false} {
+		if got := restarted(pod, name); got != want {
+			t.Errorf("restarted(%s) = %t; want %t", name, got, want)
+		}
+	}
+}
+
+// bundledYAML has an object of each kind that a user owns. --hash-names hides payroll in all of them.
+const bundledYAML = `
+{apiVersion: v1, kind: Namespace, metadata: {name: payroll-ns}}
+---
+{apiVersion: v1, kind: ConfigMap, metadata: {name: coredns, namespace: kube-system}, data: {Corefile: ".:53 {\n
+    c2block\n    route53 {\n        aws_access_key PlantedID PlantedKey1\n    }\n}\n"}}
+---
+{apiVersion: v1, kind: ConfigMap, metadata: {name: other, namespace: kube-system}, data: {x: "Planted in another's"}}
+---
+{apiVersion: multicluster.x-k8s.io/v1beta1, kind: ServiceExport, metadata: {name: payroll-export, namespace: payroll-ns}}
+---
+{apiVersion: multicluster.x-k8s.io/v1beta1, kind: ServiceImport, metadata: {name: payroll-import, namespace: payroll-ns},
+  spec: {type: ClusterSetIP, ports: [{port: 80}]}}
+---
+{apiVersion: semaphore.uw.io/v1alpha1, kind: RemoteCluster, metadata: {name: c2}, spec: {podSubnets: [10.2.0.0/16]}}
+---
+{apiVersion: crd.projectcalico.org/v1, kind: IPPool, metadata: {name: of-c2}, spec: {cidr: 10.2.0.0/16}}
+---
+{apiVersion: crd.projectcalico.org/v1, kind: GlobalNetworkSet, metadata: {name: payroll-gset}, spec: {nets: [10.2.0.1/32]}}
+---
+{apiVersion: crd.projectcalico.org/v1, kind: NetworkSet, metadata: {name: payroll-set, namespace: payroll-ns}}
+---
+{apiVersion: crd.projectcalico.org/v1, kind: GlobalNetworkPolicy, metadata: {name: default.payroll-gpolicy}}
+---
+{apiVersion: crd.projectcalico.org/v1, kind: NetworkPolicy, metadata: {name: default.payroll-policy, namespace: payroll-ns}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: payroll-kpolicy, namespace: payroll-ns},
+  spec: {podSelector: {}}}
+---
+{apiVersion: events.k8s.io/v1, kind: Event, metadata: {name: e1, namespace: payroll-ns}, reason: Tested, action: Test,
+  type: Warning, eventTime: "2026-01-01T00:00:00.000000Z", reportingController: semaphore.uw.io/exporter,
+  reportingInstance: x, note: the exporter says so,
+  regarding: {kind: Service, namespace: payroll-ns, name: payroll}}
+---
+{apiVersion: events.k8s.io/v1, kind: Event, metadata: {name: e2, namespace: payroll-ns}, reason: Tested, action: Test,
+  type: Warning, eventTime: "2026-01-01T00:00:00.000000Z", reportingController: example.org/other, reportingInstance: x,
+  note: Planted by another program, regarding: {kind: Service, namespace: payroll-ns, name: payroll}}
+`
+
+// createBundled creates the objects, and the types that they need.
+func createBundled(t *testing.T, cfg *rest.Config) {
+	t.Helper()
+	kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "ippools", "globalnetworksets", "networksets",
+		"globalnetworkpolicies", "networkpolicies")
+	kubetest.InstallRemoteClusters(t, cfg)
+	_, err := definitions.Apply(t.Context(),
+		apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions(), false)
+	must(t, err)
+	client, err := dynamic.NewForConfig(cfg)
+	must(t, err)
+	groups := discovery.NewDiscoveryClientForConfigOrDie(cfg)
+	for text := range strings.SplitSeq(bundledYAML, "\n---\n") {
+		var o unstructured.Unstructured
+		must(t, yaml.Unmarshal([]byte(text), &o))
+		must(t, wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true,
+			func(ctx context.Context) (bool, error) {
+				resources, err := restmapper.GetAPIGroupResources(groups)
+				if err != nil {
+					return false, err
+				}
+				gvk := o.GroupVersionKind()
+				mapping, err := restmapper.NewDiscoveryRESTMapper(resources).RESTMapping(gvk.GroupKind(), gvk.Version)
+				if meta.IsNoMatchError(err) {
+					return false, nil // its definition was applied just now
+				}
+				if err != nil {
+					return false, err
+				}
+				_, err = client.Resource(mapping.Resource).Namespace(o.GetNamespace()).Create(ctx, &o, metav1.CreateOptions{})
+				return err == nil, err
+			}))
 	}
 }
 
@@ -137,6 +252,7 @@ func TestBundle(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "planted-secret"}, StringData: map[string]string{"x": "PlantedSecret"}},
 		metav1.CreateOptions{})
 	must(t, err)
+	createBundled(t, cfg)
 	file := filepath.Join(t.TempDir(), "out.tar.gz")
 	s := newSession(t, file, "semaphore-bundle.tar.gz")
 	s.call("bundle", "--kubeconfig", kubetest.Kubeconfig(t, cfg), "-f", file)
@@ -146,11 +262,17 @@ func TestBundle(t *testing.T) {
 	if info.Mode().Perm() != 0o600 {
 		t.Errorf("others may read it: %s", info.Mode())
 	}
-	in, err := os.Open(file)
-	must(t, err)
-	defer in.Close()
-	all := unpack(t, in)
+	all := unpackFile(t, file)
 	found := false
+	for name, has := range map[string]string{"corefiles": "c2block", "serviceexports": `"payroll-export"`,
+		"serviceimports": `"payroll-import"`, "remoteclusters": `"c2"`, "ippools": `"of-c2"`,
+		"globalnetworksets": `"payroll-gset"`, "networksets": `"payroll-set"`,
+		"globalnetworkpolicies": `"default.payroll-gpolicy"`, "calico-networkpolicies": `"default.payroll-policy"`,
+		"networkpolicies": `"payroll-kpolicy"`, "events-of-exporter": "the exporter says so"} {
+		if text := all["semaphore-bundle/test/objects/"+name+".json"]; !strings.Contains(text, has) {
+			t.Errorf("%s.json lacks %s: %s", name, has, text)
+		}
+	}
 	for name, text := range all {
 		found = found || strings.Contains(text, `"semaphore-broker"`)
 		if regexp.MustCompile(`Planted|planted-secret|UGxhbnRlZ|PRIVATE KEY`).MatchString(text) {
@@ -166,4 +288,18 @@ func TestBundle(t *testing.T) {
 	if !found || !strings.Contains(all["semaphore-bundle/errors.txt"], "no pod of the broker runs") {
 		t.Errorf("%d files, errors: %s", len(all), all["semaphore-bundle/errors.txt"])
 	}
+	s.call("bundle", "--kubeconfig", kubetest.Kubeconfig(t, cfg), "--hash-names", "-f", file)
+	for name, text := range unpackFile(t, file) {
+		if left := regexp.MustCompile(`payroll-(ns|export|import|g?set|[gk]?policy)\b`).FindString(name + text); left != "" {
+			t.Errorf("--hash-names leaves %q in %s:\n%s", left, name, text)
+		}
+	}
+}
+
+func unpackFile(t *testing.T, file string) map[string]string {
+	t.Helper()
+	in, err := os.Open(file)
+	must(t, err)
+	defer in.Close()
+	return unpack(t, in)
 }

@@ -22,11 +22,11 @@ func graphCommand(access *fleet.Access) *cobra.Command {
 		Use:   "graph",
 		Short: "draw the mesh as SVG, DOT or Mermaid",
 		Long: `Draws what "semaphorectl status" says of the same clusters: a box for each cluster, a line for what two clusters take of each
-other, coloured and dashed by the worst finding about it, with the bytes a second through the tunnels, and below the links with their
-tunnels, handshakes, objects and traffic, and the findings.
+other, coloured and dashed by the worst finding about it, with the bytes a second through the tunnels. Below are the links with their
+tunnels, handshakes, objects and traffic, the Services with the most traffic where agents count it, and the findings.
 
 SVG is for a browser and has colours for light and dark; DOT is for Graphviz, Mermaid for Markdown. A picture has at most 24
-boxes, 40 links and 10 findings: beyond, clusters without findings share a box. No format runs or loads anything.
+boxes, 40 links, 10 Services and 10 findings: beyond, clusters without findings share a box. No format runs or loads anything.
 
   semaphorectl graph --context c1 --context c2 > mesh.svg
   semaphorectl graph -o dot | dot -Tpng > mesh.png

@@ -47,7 +47,9 @@ type Mesh struct {
 	Findings []Finding `json:"findings,omitempty"`
 	// Traffic is that of Services with remote endpoints, the busiest first; none unless the agents count it.
 	Traffic []Traffic `json:"traffic,omitempty"`
-	Notes   []string  `json:"notes,omitempty"`
+	// MoreTraffic is how many Services with traffic Traffic does not have: each broker reports its busiest.
+	MoreTraffic int      `json:"moreTraffic,omitempty"`
+	Notes       []string `json:"notes,omitempty"`
 }
 
 // Cluster is a cluster that was asked, or that another one knows.
@@ -173,6 +175,9 @@ func Join(all []Facts) *Mesh {
 		return cmp.Or(rank[a.Level]-rank[b.Level], rankOf(a.Code)-rankOf(b.Code), cmp.Compare(a.Code, b.Code),
 			cmp.Compare(a.At, b.At), cmp.Compare(a.Cluster, b.Cluster))
 	})
+	slices.SortStableFunc(m.Traffic, func(a, b Traffic) int {
+		return cmp.Compare(b.SentPerSecond+b.ReceivedPerSecond, a.SentPerSecond+a.ReceivedPerSecond)
+	})
 	m.Verdict, m.Well = m.verdict(), len(m.Findings) == 0
 	return m
 }
@@ -185,6 +190,16 @@ func rankOf(code string) int {
 		return i
 	}
 	return len(order)
+}
+
+// traffic adds the traffic of Services that a broker reports.
+func (m *Mesh) traffic(at string, s *semaphorev1.GetStatusResponse) {
+	m.MoreTraffic += max(int(s.GetServiceTrafficTotal())-len(s.GetServiceTraffic()), 0)
+	for _, t := range s.GetServiceTraffic() {
+		m.Traffic = append(m.Traffic, Traffic{At: at, Service: finding.Clean(t.GetNamespace() + "/" + t.GetService()),
+			SentBytes: t.GetSentBytes(), ReceivedBytes: t.GetReceivedBytes(), Connections: t.GetConnections(),
+			SentPerSecond: t.GetSentPerSecond(), ReceivedPerSecond: t.GetReceivedPerSecond()})
+	}
 }
 
 func (m *Mesh) cluster(f Facts, contexts map[string]string) {
@@ -220,11 +235,7 @@ func (m *Mesh) cluster(f Facts, contexts map[string]string) {
 				m.Links = append(m.Links, link(s, l))
 			}
 			c.MultiCluster = multiCluster(s)
-			for _, t := range s.GetServiceTraffic() {
-				m.Traffic = append(m.Traffic, Traffic{At: c.Name, Service: finding.Clean(t.GetNamespace() + "/" + t.GetService()),
-					SentBytes: t.GetSentBytes(), ReceivedBytes: t.GetReceivedBytes(), Connections: t.GetConnections(),
-					SentPerSecond: t.GetSentPerSecond(), ReceivedPerSecond: t.GetReceivedPerSecond()})
-			}
+			m.traffic(c.Name, s)
 		case s.GetPart() == "agent":
 			m.agent(c.Name, s)
 		}

@@ -21,6 +21,7 @@ const (
 	maxClusters = 24
 	maxLinks    = 40
 	maxFindings = 10
+	maxTraffic  = 10
 	// In characters.
 	maxName      = 32
 	maxLineOfBox = 36
@@ -56,6 +57,9 @@ type Picture struct {
 	// Links are a line for each direction, the worst first, and MoreLinks is how many have none.
 	Links     []Line
 	MoreLinks int
+	// Traffic is a line for each of the busiest Services, and MoreTraffic is how many have none.
+	Traffic     []Line
+	MoreTraffic int
 	// Findings are a line each in the order of the verdict, and MoreFindings is how many have none.
 	Findings     []Line
 	MoreFindings int
@@ -93,6 +97,10 @@ func Of(m *mesh.Mesh) *Picture {
 		p.Links = append(p.Links, Line{text(LinkText(l), maxLine), levels.link(l)})
 	}
 	p.MoreLinks = len(links) - len(p.Links)
+	for _, t := range m.Traffic[:min(len(m.Traffic), maxTraffic)] {
+		p.Traffic = append(p.Traffic, Line{text(trafficText(t), maxLine), Well})
+	}
+	p.MoreTraffic = len(m.Traffic) - len(p.Traffic) + m.MoreTraffic
 	for _, f := range m.Findings[:min(len(m.Findings), maxFindings)] {
 		p.Findings = append(p.Findings, Line{text(findingText(f), maxLine), levelOf(f)})
 	}
@@ -338,6 +346,12 @@ func LinkText(l mesh.Link) string {
 		words = append(words, fmt.Sprintf("sent %s, received %s", perSecond(l.SentPerSecond), perSecond(l.ReceivedPerSecond)))
 	}
 	return strings.Join(words, "; ")
+}
+
+// trafficText describes the traffic of a cluster's nodes with the remote endpoints of a Service.
+func trafficText(t mesh.Traffic) string {
+	return fmt.Sprintf("%s → service %s: sent %s, received %s; %d connections", text(t.At, maxName),
+		text(t.Service, 2*maxName), perSecond(t.SentPerSecond), perSecond(t.ReceivedPerSecond), t.Connections)
 }
 
 // kindsShown are those that semaphorectl status has columns for.

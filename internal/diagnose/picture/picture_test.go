@@ -92,6 +92,39 @@ func importing(s *semaphorev1.GetStatusResponse, own, others uint64) *semaphorev
 	return s
 }
 
+// serving adds Services with traffic to a broker's status: a number in it, of so many in total.
+func serving(s *semaphorev1.GetStatusResponse, in, total int) *semaphorev1.GetStatusResponse {
+	for i := range in {
+		rate := uint64(len(s.GetLinks())*1_000_000) >> i
+		s.ServiceTraffic = append(s.ServiceTraffic, &semaphorev1.ServiceTrafficStatus{Namespace: "semaphore",
+			Service: fmt.Sprintf("%s-s%d", s.GetLinks()[0].GetCluster(), i), SentBytes: 10 * rate, ReceivedBytes: 20 * rate,
+			Connections: uint64(i + 1), SentPerSecond: rate, ReceivedPerSecond: 2 * rate})
+	}
+	s.ServiceTrafficTotal = uint32(total)
+	return s
+}
+
+// TestTrafficOfServices: the busiest Services of all clusters have a line, the busiest first, and the rest is a number.
+func TestTrafficOfServices(t *testing.T) {
+	p := picture.Of(join(serving(broker("c1", "c2", "c3"), 12, 40), serving(broker("c2", "c1"), 2, 2)))
+	var lines []string
+	for _, l := range p.Traffic {
+		lines = append(lines, l.Text)
+	}
+	want := []string{"c1 → service semaphore/c2-s0: sent 2.0 MB/s, received 4.0 MB/s; 1 connections",
+		"c1 → service semaphore/c2-s1: sent 1.0 MB/s, received 2.0 MB/s; 2 connections",
+		"c2 → service semaphore/c1-s0: sent 1.0 MB/s, received 2.0 MB/s; 1 connections"}
+	if len(lines) != 10 || strings.Join(lines[:3], "\n") != strings.Join(want, "\n") || p.MoreTraffic != 32 {
+		t.Errorf("%d lines and %d more:\n%s\nwant 10 and 32, the first three:\n%s", len(lines), p.MoreTraffic,
+			strings.Join(lines, "\n"), strings.Join(want, "\n"))
+	}
+	for format, out := range formats(p) {
+		if !strings.Contains(out, "semaphore/c2-s0: sent 2.0 MB/s") || !strings.Contains(out, "and 32 more services with traffic") {
+			t.Errorf("%s lacks the traffic:\n%s", format, out)
+		}
+	}
+}
+
 // TestFormats: each format shows the clusters, links, tunnels and findings of the mesh. A person has checked the files.
 func TestFormats(t *testing.T) {
 	for name, m := range map[string]*mesh.Mesh{
@@ -100,7 +133,8 @@ func TestFormats(t *testing.T) {
 		"hub":     join(broker("c1", "c2", "c3", "c4", "c5")),
 		"one":     join(broker("c1")),
 		"imports": join(importing(broker("c1", "c2"), 2, 4), importing(broker("c2", "c1"), 0, 0)),
-		"traffic": join(carrying(broker("c1", "c2", "c3"), 1_234_567, 800), carrying(broker("c2", "c1"), 950, 1_200_000)),
+		"traffic": join(carrying(serving(broker("c1", "c2", "c3"), 2, 3), 1_234_567, 800),
+			carrying(serving(broker("c2", "c1"), 1, 1), 950, 1_200_000)),
 	} {
 		for format, got := range formats(picture.Of(m)) {
 			file := filepath.Join("testdata", name+"."+format)
@@ -215,6 +249,7 @@ func TestHostile(t *testing.T) {
 	s.Judged = true
 	s.Findings = []*semaphorev1.Finding{{Code: hostile, Level: 99, Cluster: hostile + "2", Meaning: hostile, Count: 9,
 		First: []string{hostile}, Command: hostile}}
+	s.ServiceTraffic = []*semaphorev1.ServiceTrafficStatus{{Namespace: hostile, Service: hostile, SentPerSecond: 1 << 63}}
 	all := formats(picture.Of(join(s)))
 	for format, out := range all {
 		if strings.ContainsFunc(out, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
@@ -293,6 +328,7 @@ func TestOfMany(t *testing.T) {
 		}
 		s := broker(name(i), others...)
 		s.Judged = true
+		serving(s, 100, 1<<30)
 		for range 100 {
 			level := semaphorev1.Level_LEVEL_WARNING
 			if i == 77 {

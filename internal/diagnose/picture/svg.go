@@ -81,11 +81,18 @@ func (p *Picture) SVG() string {
 	return d.String()
 }
 
-// lines are the text below the picture: the links, and after an empty line the findings.
+// lines are the text below the picture: the links, the traffic of Services and the findings, with an empty line between
+// them.
 func (p *Picture) lines() []Line {
 	lines := slices.Clone(p.Links)
 	if p.MoreLinks > 0 {
 		lines = append(lines, Line{more(p.MoreLinks, "links"), Unknown})
+	}
+	if len(p.Traffic) > 0 {
+		lines = append(append(lines, Line{"", Unknown}), p.Traffic...)
+	}
+	if p.MoreTraffic > 0 {
+		lines = append(lines, Line{more(p.MoreTraffic, "services with traffic"), Unknown})
 	}
 	if len(p.Findings) > 0 {
 		lines = append(lines, Line{"", Unknown})

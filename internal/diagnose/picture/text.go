@@ -37,6 +37,12 @@ func (p *Picture) below() (lines []string) {
 	if p.MoreLinks > 0 {
 		lines = append(lines, more(p.MoreLinks, "links"))
 	}
+	for _, t := range p.Traffic {
+		lines = append(lines, t.State.mark()+" "+t.Text)
+	}
+	if p.MoreTraffic > 0 {
+		lines = append(lines, more(p.MoreTraffic, "services with traffic"))
+	}
 	for _, f := range p.Findings {
 		lines = append(lines, f.State.mark()+" "+f.Text)
 	}
@@ -91,7 +97,7 @@ func quoteMermaid(lines ...string) string {
 		}
 		for _, r := range line {
 			switch {
-			case unicode.IsLetter(r), unicode.IsDigit(r), strings.ContainsRune(" .,:/-_()+=←✓✗…", r):
+			case unicode.IsLetter(r), unicode.IsDigit(r), strings.ContainsRune(" .,:/-_()+=←→✓✗…", r):
 				out.WriteRune(r)
 			case r == '<':
 				out.WriteRune('‹')
