@@ -175,10 +175,14 @@ func (n *agentNode) eventually(what string, ok func() bool) {
 	testkit.Eventually(n.t, patience, what, testkit.True(ok))
 }
 
-// configure writes the agent's files: deploy/agent/config.yaml with the paths of this node, and
-// deploy/example/c1/broker.yaml with the remote c2.
-func (n *agentNode) configure() {
+// configure writes the agent's files: deploy/agent/config.yaml with the paths of this node, deploy/example/c1/broker.yaml,
+// the exporter's copy of the RemoteCluster c2, and the certificates of c1.
+func (n *agentNode) configure(encryption string) {
 	n.t.Helper()
+	n.must(pki.Init(n.path("pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
+	_, bundle, err := pki.Bundle(n.path("pki"))
+	n.must(err)
+	n.must(os.WriteFile(n.path("bundles", "c1.pem"), bundle, 0o644))
 	shipped, err := os.ReadFile("../deploy/agent/config.yaml")
 	n.must(err)
 	cfg := map[string]any{}
@@ -193,8 +197,16 @@ func (n *agentNode) configure() {
 	n.must(os.WriteFile(n.path("config.yaml"), text, 0o644))
 	example, err := os.ReadFile("../deploy/example/c1/broker.yaml")
 	n.must(err)
-	n.must(os.WriteFile(n.path("broker.yaml"), append(example, "remotes: [{name: c2, podSubnets: [10.2.0.0/16], "+
-		"nodeSubnets: [192.0.2.16/28], wireguard: {listenPort: 7775}}]\n"...), 0o644))
+	n.must(os.WriteFile(n.path("broker.yaml"), example, 0o644))
+	n.bounds(remoteOf("c2", "10.2.0.0/16", encryption))
+}
+
+// bounds writes the file with the remotes by which the agent bounds its broker.
+func (n *agentNode) bounds(remotes ...map[string]any) {
+	n.t.Helper()
+	text, err := yaml.Marshal(map[string]any{"remotes": remotes})
+	n.must(err)
+	n.must(os.WriteFile(n.path(config.RemotesFile), text, 0o644))
 }
 
 // start runs the agent. The returned function ends it like a crash.
@@ -274,11 +286,7 @@ func TestTakenOverBroker(t *testing.T) {
 	}
 	nodetest.Run(t, func(t *testing.T) {
 		n := newAgentNode(t)
-		n.must(pki.Init(n.path("pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
-		_, bundle, err := pki.Bundle(n.path("pki"))
-		n.must(err)
-		n.must(os.WriteFile(n.path("bundles", "c1.pem"), bundle, 0o644))
-		n.configure()
+		n.configure("strict")
 		if n.clear() == 0 {
 			t.Fatal("without an agent no packet leaves for c2: this test would see nothing")
 		}
@@ -356,11 +364,8 @@ func TestTakenOverBroker(t *testing.T) {
 			t.Errorf("after another agent's start: %d packets have left in the clear", leaked)
 		}
 
-		// The operator removes the remote, which ends it.
-		text, err := os.ReadFile(n.path("broker.yaml"))
-		n.must(err)
-		n.must(os.WriteFile(n.path("broker.yaml"),
-			[]byte(strings.NewReplacer("name: c2", "name: c3", "10.2.0.0/16", "10.3.0.0/16").Replace(string(text))), 0o644))
+		// The operator replaces the remote by another, which ends its guard.
+		n.bounds(remoteOf("c3", "10.3.0.0/16", "strict"))
 		n.eventually("c2 is guarded no more", func() bool {
 			out, _ := exec.Command("nft", "list", "table", "inet", "semaphore").CombinedOutput()
 			return !strings.Contains(string(out), "10.2.0.0/16") && strings.Contains(string(out), "10.3.0.0/16")

@@ -19,11 +19,17 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
@@ -39,8 +45,8 @@ var programs = sync.OnceValues(func() (map[string]string, error) {
 // patience is the timeout of everything that has no bound of its own, for a busy machine.
 const patience = 3 * time.Minute
 
-// victim is cluster c1: a real apiserver and a real broker with deploy/example/c1/broker.yaml, with the additional
-// remotes c2 and c3. Actions of c2 must not affect c3.
+// victim is cluster c1: a real apiserver and a real broker with deploy/example/c1, whose remotes are RemoteClusters: c2
+// of the example, and c3. Actions of c2 must not affect c3.
 type victim struct {
 	*testkit.Process
 
@@ -53,15 +59,17 @@ type victim struct {
 	log                       string
 	// idle is the memory of the broker, in bytes, when it became ready.
 	idle int
-	cfg  map[string]any
+	// cfg is the broker's file, and remotes are the RemoteClusters that exist before it runs.
+	cfg     map[string]any
+	remotes []*v1alpha1.RemoteCluster
 }
 
-// start runs the broker with the shipped configuration. change may change the configuration.
-func start(t *testing.T, change ...func(cfg map[string]any)) *victim {
+// start runs the broker with the shipped configuration. change may change it.
+func start(t *testing.T, change ...func(v *victim)) *victim {
 	t.Helper()
 	v := prepare(t)
 	for _, c := range change {
-		c(v.cfg)
+		c(v)
 	}
 	v.run()
 	return v
@@ -72,6 +80,7 @@ func prepare(t *testing.T) *victim {
 	t.Helper()
 	api := kubetest.Start(t)
 	kubetest.InstallCalico(t, api, kubetest.CalicoCRD, "globalnetworksets", "ippools")
+	kubetest.InstallRemoteClusters(t, api)
 	// A socket path has at most 107 bytes (unix(7)), and t.TempDir may be longer.
 	dir, err := os.MkdirTemp("", "redteam")
 	if err != nil {
@@ -85,36 +94,128 @@ func prepare(t *testing.T) *victim {
 		t.Fatal(err)
 	}
 	v.federation, v.peering, v.http = loopback.Address(t), loopback.Address(t), loopback.Address(t)
-	shipped, err := os.ReadFile("../deploy/example/c1/broker.yaml")
+	shipped(t, "broker.yaml", &v.cfg)
+	v.remotes = append(v.remotes, &v1alpha1.RemoteCluster{})
+	shipped(t, "remotes/c2.yaml", v.remotes[0])
+	v.add("c3", "10.3.0.0/16", "192.0.2.32/28")
+	// The differences from the example: the remote c3, paths and addresses, and no leader election. The broker has its own
+	// root in a file; the objects have those of others.
+	v.cfg["cluster"] = "c1"
+	v.cfg["leaderElection"] = map[string]any{"enabled": false, "namespace": "semaphore"}
+	own, err := os.ReadFile(v.path("bundles", "c1.pem"))
+	if err == nil {
+		err = os.Mkdir(v.path("own"), 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(v.path("own", "c1.pem"), own, 0o644)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := yaml.UnmarshalStrict(shipped, &v.cfg); err != nil {
-		t.Fatal(err)
-	}
-	// The differences from the example: paths and addresses, remotes in the file, and no leader election.
-	v.cfg["cluster"] = "c1"
-	v.cfg["remotes"] = []any{map[string]any{
-		"name": "c2", "podSubnets": []string{"10.2.0.0/16"}, "nodeSubnets": []string{"192.0.2.16/28"},
-		"wireguard": map[string]any{"listenPort": 7775},
-	}, map[string]any{
-		"name": "c3", "podSubnets": []string{"10.3.0.0/16"}, "nodeSubnets": []string{"192.0.2.32/28"},
-		"wireguard": map[string]any{"listenPort": 51821},
-	}}
-	v.cfg["leaderElection"] = map[string]any{"enabled": false}
 	v.cfg["tls"] = map[string]any{"certFile": v.path("c1", "broker", "tls.crt"),
-		"keyFile": v.path("c1", "broker", "tls.key"), "bundleDir": v.path("bundles")}
+		"keyFile": v.path("c1", "broker", "tls.key"), "bundleDir": v.path("own")}
 	v.cfg["kube"] = map[string]any{"kubeConfigPath": kubetest.Kubeconfig(t, api)}
 	v.cfg["listen"] = map[string]any{"federation": v.federation, "peering": v.peering, "http": v.http,
 		"debugSocket": v.path("broker.sock")}
 	return v
 }
 
+// shipped reads a file of deploy/example/c1.
+func shipped(t *testing.T, file string, into any) {
+	t.Helper()
+	text, err := os.ReadFile("../deploy/example/c1/" + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.UnmarshalStrict(text, into); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// add adds a remote with the fields of the example's RemoteCluster.
+func (v *victim) add(name, pods, nodes string) *v1alpha1.RemoteCluster {
+	r := v.remotes[0].DeepCopy()
+	r.Name, r.Spec.PodSubnets, r.Spec.NodeSubnets = name, []v1alpha1.Subnet{v1alpha1.Subnet(pods)},
+		[]v1alpha1.Subnet{v1alpha1.Subnet(nodes)}
+	v.remotes = append(v.remotes, r)
+	return r
+}
+
+// limit sets limits of a remote before the broker runs.
+func limit(name string, limits v1alpha1.Limits) func(*victim) {
+	return func(v *victim) { v.remote(name).Spec.Limits = &limits }
+}
+
+// remote returns the RemoteCluster of a remote as it is before the broker runs.
+func (v *victim) remote(name string) *v1alpha1.RemoteCluster {
+	v.t.Helper()
+	i := slices.IndexFunc(v.remotes, func(r *v1alpha1.RemoteCluster) bool { return r.Name == name })
+	if i < 0 {
+		v.t.Fatalf("there is no remote %s", name)
+	}
+	return v.remotes[i]
+}
+
+// objects is the client for RemoteClusters.
+func (v *victim) objects() dynamic.ResourceInterface {
+	return dynamic.NewForConfigOrDie(v.rest).Resource(v1alpha1.RemoteClusters)
+}
+
+// create makes the RemoteCluster of a remote, with the root of the remote, as an operator does.
+func (v *victim) create(r *v1alpha1.RemoteCluster) {
+	v.t.Helper()
+	bundle, err := os.ReadFile(v.path("bundles", r.Name+".pem"))
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	o := r.DeepCopy()
+	o.Spec.TrustBundle = string(bundle)
+	u, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	if _, err := v.objects().Create(v.t.Context(), &unstructured.Unstructured{Object: u},
+		metav1.CreateOptions{}); err != nil {
+		v.t.Fatal(err)
+	}
+}
+
+// accepted returns the condition Accepted of a RemoteCluster's present spec, nil before the broker has decided.
+func (v *victim) accepted(name string) *metav1.Condition {
+	v.t.Helper()
+	u, err := v.objects().Get(v.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	var r v1alpha1.RemoteCluster
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &r); err != nil {
+		v.t.Fatal(err)
+	}
+	c := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionAccepted)
+	if c == nil || c.ObservedGeneration != r.Generation {
+		return nil
+	}
+	return c
+}
+
+// decides waits until the broker has accepted the present spec of a RemoteCluster, or has refused it with a reason and
+// a message that contains a text.
+func (v *victim) decides(name, reason, text string) {
+	v.t.Helper()
+	v.eventually("the broker decides on "+name, func() error {
+		c := v.accepted(name)
+		if c == nil || c.Reason != reason || !strings.Contains(c.Message, text) {
+			return fmt.Errorf("condition Accepted: %v; want %s: %s", c, reason, text)
+		}
+		return nil
+	})
+}
+
 func (v *victim) path(elements ...string) string {
 	return filepath.Join(append([]string{v.dir}, elements...)...)
 }
 
-// configure writes the configuration of the broker.
+// configure writes the configuration of the broker, and makes the RemoteClusters that do not exist yet.
 func (v *victim) configure() {
 	v.t.Helper()
 	text, err := yaml.Marshal(v.cfg)
@@ -123,6 +224,13 @@ func (v *victim) configure() {
 	}
 	if err := os.WriteFile(v.path("broker.yaml"), text, 0o644); err != nil {
 		v.t.Fatal(err)
+	}
+	for _, r := range v.remotes {
+		if _, err := v.objects().Get(v.t.Context(), r.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+			v.create(r)
+		} else if err != nil {
+			v.t.Fatal(err)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -51,11 +52,8 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 		t.Fatalf("the document has the words %v", documented)
 	}
 
-	v := start(t, func(cfg map[string]any) {
-		// With the shipped limits, rate limiting would take a minute and more.
-		cfg["remotes"].([]any)[1].(map[string]any)["limits"] = map[string]any{"changesPerSecond": 10, "kibibytesPerSecond": 8,
-			"streamsPerMinute": 3}
-	})
+	// With the shipped limits, rate limiting would take a minute and more.
+	v := start(t, limit("c3", v1alpha1.Limits{ChangesPerSecond: 10, KibibytesPerSecond: 8, StreamsPerMinute: 3}))
 	type attack struct {
 		rule, code, kind string
 		object           *semaphorev1.Object

@@ -2,17 +2,12 @@ package redteam
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
-	"sigs.k8s.io/yaml"
-
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
-	"github.com/kube-semaphore/semaphore/internal/config"
-	"github.com/kube-semaphore/semaphore/internal/pki"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -29,9 +24,7 @@ func (n *agentNode) exports(marker int, remotes ...map[string]any) {
 	pods := fmt.Sprintf("10.%d.0.0/16", marker)
 	c3 := remoteOf("c3", pods, "strict")
 	c3["wireguard"] = map[string]any{"listenPort": 7776}
-	text, err := yaml.Marshal(map[string]any{"remotes": append(remotes, c3)})
-	n.must(err)
-	n.must(os.WriteFile(n.path(config.RemotesFile), text, 0o644))
+	n.bounds(append(remotes, c3)...)
 	n.eventually("the agent has read of "+pods, func() bool { return strings.Contains(n.guard(), pods) })
 	time.Sleep(time.Second) // a wrong change would take effect within this time
 }
@@ -64,18 +57,7 @@ func (n *agentNode) kept(when string) {
 func newExportedNode(t *testing.T) *agentNode {
 	t.Helper()
 	n := newAgentNode(t)
-	n.must(pki.Init(n.path("pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))
-	_, bundle, err := pki.Bundle(n.path("pki"))
-	n.must(err)
-	n.must(os.WriteFile(n.path("bundles", "c1.pem"), bundle, 0o644))
-	n.configure()
-	cfg := map[string]any{"localSubnets": []string{"10.1.0.0/16", "10.101.0.0/16", "192.0.2.8/29"}}
-	text, err := yaml.Marshal(cfg)
-	n.must(err)
-	n.must(os.WriteFile(n.path("broker.yaml"), text, 0o644))
-	text, err = yaml.Marshal(map[string]any{"remotes": []any{remoteOf("c2", "10.2.0.0/16", "permissive")}})
-	n.must(err)
-	n.must(os.WriteFile(n.path(config.RemotesFile), text, 0o644))
+	n.configure("permissive")
 	if n.clear() == 0 {
 		t.Fatal("without an agent no packet leaves for c2: this test would see nothing")
 	}

@@ -3,18 +3,21 @@ package redteam
 import (
 	"encoding/json"
 	"fmt"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -256,9 +259,7 @@ func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 // objects are written meanwhile.
 func TestWritesForARemoteAreBounded(t *testing.T) {
 	const rate = 4 << 10
-	v := start(t, func(cfg map[string]any) {
-		cfg["remotes"].([]any)[0].(map[string]any)["limits"] = map[string]any{"kibibytesPerSecond": rate >> 10}
-	})
+	v := start(t, limit("c2", v1alpha1.Limits{KibibytesPerSecond: rate >> 10}))
 	var written struct {
 		sync.Mutex
 		bytes float64
@@ -379,27 +380,28 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 	}
 }
 
-// TestNodeSubnetsAreRequired checks that the broker does not start without a remote's node subnets, and names the
-// missing field. With them, no tunnel has an endpoint elsewhere.
+// TestNodeSubnetsAreRequired checks that the broker accepts no remote without node subnets, and names the missing
+// field. With them, no tunnel has an endpoint elsewhere.
 func TestNodeSubnetsAreRequired(t *testing.T) {
 	v := prepare(t)
-	remote := v.cfg["remotes"].([]any)[0].(map[string]any)
-	nodes := remote["nodeSubnets"]
-	delete(remote, "nodeSubnets")
-	v.configure()
-	bins, err := programs()
+	remote := v.remote("c2")
+	nodes := remote.Spec.NodeSubnets
+	remote.Spec.NodeSubnets = nil
+	v.run()
+	v.decides("c2", "SubnetsConflict",
+		`spec.nodeSubnets: none: name the subnets that the nodes of "c2" have their InternalIPs from`)
+	if err := v.publish("c2").end(patience); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("the stream of a remote that is not accepted: %v", err)
+	}
+
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"nodeSubnets": nodes}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), bins["semaphore-broker"], "--config",
-		v.path("broker.yaml")).CombinedOutput()
-	if err == nil || !strings.Contains(string(out),
-		`remotes[0].nodeSubnets: none: name the subnets that the nodes of "c2" have their InternalIPs from`) {
-		t.Errorf("without nodeSubnets: %v: %s", err, out)
+	if _, err := v.objects().Patch(t.Context(), "c2", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
 	}
-
-	remote["nodeSubnets"] = nodes
-	v.run()
+	v.decides("c2", "Accepted", "")
 	s := v.publish("c2")
 	var all []*semaphorev1.Object
 	for i, at := range []string{

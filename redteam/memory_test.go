@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -44,10 +45,8 @@ func amplifiers(size int) map[string][]byte {
 // TestDecodedSize checks that the broker's memory grows by less than a stated figure, whatever bytes an exporter sends,
 // before and after its Hello, on any number of streams, and however well they compress.
 func TestDecodedSize(t *testing.T) {
-	v := start(t, func(cfg map[string]any) {
-		// Otherwise each attack would wait for the rate limit of streams.
-		cfg["remotes"].([]any)[0].(map[string]any)["limits"] = map[string]any{"streamsPerMinute": 100_000}
-	})
+	// With the shipped limit, each attack would wait for the rate limit of streams.
+	v := start(t, limit("c2", v1alpha1.Limits{StreamsPerMinute: 100_000}))
 	const most = 96 << 20
 	for _, size := range []int{96 << 10, 1 << 20, 4 << 20} {
 		for name, message := range amplifiers(size) {

@@ -69,7 +69,7 @@ func TestPeersKeepKeysAcrossBrokers(t *testing.T) {
 		return fmt.Errorf("%d ConfigMaps, none with c3", len(all.Items))
 	})
 
-	// The new broker receives the thief first, which the configuration also lists first. A node of c3 that precedes the
+	// The new broker receives the thief first, whose RemoteCluster is also the older one. A node of c3 that precedes the
 	// others by name and in the snapshot claims the pod CIDRs of all of them.
 	v.kill()
 	v.run()

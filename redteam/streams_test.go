@@ -3,15 +3,14 @@ package redteam
 import (
 	"testing"
 
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // TestAcknowledgedWhilePaced checks that the accepted changes of a remote over its rate are acknowledged while others
 // wait.
 func TestAcknowledgedWhilePaced(t *testing.T) {
-	v := start(t, func(cfg map[string]any) {
-		cfg["remotes"].([]any)[0].(map[string]any)["limits"] = map[string]any{"changesPerSecond": 50}
-	})
+	v := start(t, limit("c2", v1alpha1.Limits{ChangesPerSecond: 50}))
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
 	s := v.publish("c2")
 	s.tell(hello("c2", "e1", 1, kind))
