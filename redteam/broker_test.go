@@ -45,21 +45,24 @@ var programs = sync.OnceValues(func() (map[string]string, error) {
 // patience is the timeout of everything that has no bound of its own, for a busy machine.
 const patience = 3 * time.Minute
 
-// victim is cluster c1: a real apiserver and a real broker with deploy/example/c1, whose remotes are RemoteClusters: c2
-// of the example, and c3. Actions of c2 must not affect c3.
+// victim is cluster c1: a real apiserver and a real broker or exporter with deploy/example/c1, whose remotes are
+// RemoteClusters: c2 of the example, and c3. Actions of c2 must not affect c3.
 type victim struct {
 	*testkit.Process
+
+	// part is broker or exporter.
+	part string
 
 	t    *testing.T
 	dir  string
 	rest *rest.Config
 	kube kubernetes.Interface
-	// federation, peering and http are the addresses of the broker's listeners.
+	// federation, peering and http are the addresses of the listeners; only a broker has the first two.
 	federation, peering, http string
 	log                       string
-	// idle is the memory of the broker, in bytes, when it became ready.
+	// idle is the memory of the program, in bytes, when it became ready.
 	idle int
-	// cfg is the broker's file, and remotes are the RemoteClusters that exist before it runs.
+	// cfg is the program's file, and remotes are the RemoteClusters that exist before it runs.
 	cfg     map[string]any
 	remotes []*v1alpha1.RemoteCluster
 }
@@ -78,8 +81,17 @@ func start(t *testing.T, change ...func(v *victim)) *victim {
 // prepare is start without running the broker.
 func prepare(t *testing.T) *victim {
 	t.Helper()
+	v := newVictim(t, "broker")
+	kubetest.InstallCalico(t, v.rest, kubetest.CalicoCRD, "globalnetworksets", "ippools")
+	v.federation, v.peering = loopback.Address(t), loopback.Address(t)
+	v.cfg["listen"] = map[string]any{"federation": v.federation, "peering": v.peering, "http": v.http,
+		"debugSocket": v.path("broker.sock")}
+	return v
+}
+
+func newVictim(t *testing.T, part string) *victim {
+	t.Helper()
 	api := kubetest.Start(t)
-	kubetest.InstallCalico(t, api, kubetest.CalicoCRD, "globalnetworksets", "ippools")
 	kubetest.InstallRemoteClusters(t, api)
 	// A socket path has at most 107 bytes (unix(7)), and t.TempDir may be longer.
 	dir, err := os.MkdirTemp("", "redteam")
@@ -87,18 +99,19 @@ func prepare(t *testing.T) *victim {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	v := &victim{t: t, dir: dir, rest: api, kube: kubernetes.NewForConfigOrDie(api), log: filepath.Join(dir, "broker.log")}
+	v := &victim{t: t, part: part, dir: dir, rest: api, kube: kubernetes.NewForConfigOrDie(api),
+		log: filepath.Join(dir, part+".log")}
 	trust.In(t, v.dir, "c1", "c2", "c3")
 	if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "semaphore"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	v.federation, v.peering, v.http = loopback.Address(t), loopback.Address(t), loopback.Address(t)
-	shipped(t, "broker.yaml", &v.cfg)
+	v.http = loopback.Address(t)
+	shipped(t, part+".yaml", &v.cfg)
 	v.remotes = append(v.remotes, &v1alpha1.RemoteCluster{})
 	shipped(t, "remotes/c2.yaml", v.remotes[0])
 	v.add("c3", "10.3.0.0/16", "192.0.2.32/28")
-	// The differences from the example: the remote c3, paths and addresses, and no leader election. The broker has its own
+	// The differences from the example: the remote c3, paths and addresses, and no leader election. The program has its own
 	// root in a file; the objects have those of others.
 	v.cfg["cluster"] = "c1"
 	v.cfg["leaderElection"] = map[string]any{"enabled": false, "namespace": "semaphore"}
@@ -112,11 +125,9 @@ func prepare(t *testing.T) *victim {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v.cfg["tls"] = map[string]any{"certFile": v.path("c1", "broker", "tls.crt"),
-		"keyFile": v.path("c1", "broker", "tls.key"), "bundleDir": v.path("own")}
+	v.cfg["tls"] = map[string]any{"certFile": v.path("c1", part, "tls.crt"),
+		"keyFile": v.path("c1", part, "tls.key"), "bundleDir": v.path("own")}
 	v.cfg["kube"] = map[string]any{"kubeConfigPath": kubetest.Kubeconfig(t, api)}
-	v.cfg["listen"] = map[string]any{"federation": v.federation, "peering": v.peering, "http": v.http,
-		"debugSocket": v.path("broker.sock")}
 	return v
 }
 
@@ -215,14 +226,14 @@ func (v *victim) path(elements ...string) string {
 	return filepath.Join(append([]string{v.dir}, elements...)...)
 }
 
-// configure writes the configuration of the broker, and makes the RemoteClusters that do not exist yet.
+// configure writes the configuration of the program, and makes the RemoteClusters that do not exist yet.
 func (v *victim) configure() {
 	v.t.Helper()
 	text, err := yaml.Marshal(v.cfg)
 	if err != nil {
 		v.t.Fatal(err)
 	}
-	if err := os.WriteFile(v.path("broker.yaml"), text, 0o644); err != nil {
+	if err := os.WriteFile(v.path(v.part+".yaml"), text, 0o644); err != nil {
 		v.t.Fatal(err)
 	}
 	for _, r := range v.remotes {
@@ -234,7 +245,7 @@ func (v *victim) configure() {
 	}
 }
 
-// run starts the broker with the environment in deploy/broker/deployment.yaml, and waits until it is ready.
+// run starts the program with the environment in its deployment.yaml in deploy/, and waits until it is ready.
 func (v *victim) run() {
 	v.t.Helper()
 	bins, err := programs()
@@ -242,14 +253,14 @@ func (v *victim) run() {
 		v.t.Fatal(err)
 	}
 	v.configure()
-	cmd := exec.Command(bins["semaphore-broker"], "--config", v.path("broker.yaml"))
-	cmd.Env = append(os.Environ(), shippedEnvironment(v.t)...)
-	if v.Process, err = testkit.Start(v.t, "the broker", v.log, cmd); err != nil {
+	cmd := exec.Command(bins["semaphore-"+v.part], "--config", v.path(v.part+".yaml"))
+	cmd.Env = append(os.Environ(), shippedEnvironment(v.t, v.part)...)
+	if v.Process, err = testkit.Start(v.t, "the "+v.part, v.log, cmd); err != nil {
 		v.t.Fatal(err)
 	}
-	v.eventually("the broker is ready", func() error {
+	v.eventually("the "+v.part+" is ready", func() error {
 		if !v.Runs() {
-			v.t.Fatal("the broker has ended")
+			v.t.Fatalf("the %s has ended", v.part)
 		}
 		_, err := v.get("/readyz")
 		return err
@@ -257,13 +268,13 @@ func (v *victim) run() {
 	v.idle, _ = v.resident()
 }
 
-// kill ends the broker like a crash.
+// kill ends the program like a crash.
 func (v *victim) kill() { v.Kill(v.t) }
 
-// shippedEnvironment returns the environment of the broker's container.
-func shippedEnvironment(t *testing.T) (env []string) {
+// shippedEnvironment returns the environment of a part's container.
+func shippedEnvironment(t *testing.T, part string) (env []string) {
 	t.Helper()
-	data, err := os.ReadFile("../deploy/broker/deployment.yaml")
+	data, err := os.ReadFile("../deploy/" + part + "/deployment.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -333,7 +344,7 @@ func sumOf(t *testing.T, text, name string, labels ...string) float64 {
 	return sum
 }
 
-// resident returns the broker's resident memory in bytes: now, and the peak since the last forgetPeak.
+// resident returns the program's resident memory in bytes: now, and the peak since the last forgetPeak.
 func (v *victim) resident() (now, peak int) {
 	v.t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", v.PID))
@@ -363,19 +374,19 @@ func (v *victim) forgetPeak() {
 	}
 }
 
-// costs runs an attack, logs the peak growth of the broker's memory, and fails if it exceeds most bytes.
+// costs runs an attack, logs the peak growth of the program's memory, and fails if it exceeds most bytes.
 func (v *victim) costs(what string, most int, attack func()) {
 	v.t.Helper()
 	v.forgetPeak()
 	attack()
 	if !v.Runs() {
-		v.t.Fatalf("%s: the broker has ended", what)
+		v.t.Fatalf("%s: the %s has ended", what, v.part)
 	}
 	_, peak := v.resident()
-	v.t.Logf("%s: the broker's resident memory grew by %.1f MiB at most (bound: %d MiB)", what,
+	v.t.Logf("%s: the %s's resident memory grew by %.1f MiB at most (bound: %d MiB)", what, v.part,
 		float64(peak-v.idle)/(1<<20), most>>20)
 	if peak-v.idle > most {
-		v.t.Errorf("%s: the broker's resident memory grew by %d bytes, and %d is the most", what, peak-v.idle, most)
+		v.t.Errorf("%s: the %s's resident memory grew by %d bytes, and %d is the most", what, v.part, peak-v.idle, most)
 	}
 }
 
