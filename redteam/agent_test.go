@@ -175,8 +175,8 @@ func (n *agentNode) eventually(what string, ok func() bool) {
 	testkit.Eventually(n.t, patience, what, testkit.True(ok))
 }
 
-// configure writes the agent's files: deploy/agent/config.yaml with the paths of this node, deploy/example/c1/broker.yaml,
-// the exporter's copy of the RemoteCluster c2, and the certificates of c1.
+// configure writes the agent's files: deploy/agent/config.yaml with the paths of this node, the broker.yaml of
+// deploy/example/c1, the exporter's copy of the RemoteCluster c2, and the certificates of c1.
 func (n *agentNode) configure(encryption string) {
 	n.t.Helper()
 	n.must(pki.Init(n.path("pki"), "c1", pki.Validity{Authority: time.Hour, Certificate: time.Hour}, time.Now()))

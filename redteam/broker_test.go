@@ -111,8 +111,8 @@ func newVictim(t *testing.T, part string) *victim {
 	v.remotes = append(v.remotes, &v1alpha1.RemoteCluster{})
 	shipped(t, "remotes/c2.yaml", v.remotes[0])
 	v.add("c3", "10.3.0.0/16", "192.0.2.32/28")
-	// The differences from the example: the remote c3, paths and addresses, and no leader election. The program has its own
-	// root in a file; the objects have those of others.
+	// The differences from the example: the remote c3, paths and addresses, and no leader election. The program has its
+	// own root in a file; the objects have those of others.
 	v.cfg["cluster"] = "c1"
 	v.cfg["leaderElection"] = map[string]any{"enabled": false, "namespace": "semaphore"}
 	own, err := os.ReadFile(v.path("bundles", "c1.pem"))

@@ -267,7 +267,7 @@ func TestHostileBrokerOfARemote(t *testing.T) {
 		t.Fatal(err)
 	}
 	series := strings.Count(text, "semaphore_exporter_refused_total{")
-	t.Logf("%d lines of the log and %d series tell of them; the log has %d bytes", lines, series, len(data))
+	t.Logf("%d lines of the log and %d series for them; the log has %d bytes", lines, series, len(data))
 	if series > 64 || series == 0 {
 		t.Errorf("the broker has made %d series", series)
 	}

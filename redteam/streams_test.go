@@ -2,15 +2,17 @@ package redteam
 
 import (
 	"testing"
+	"time"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
 // TestAcknowledgedWhilePaced checks that the accepted changes of a remote over its rate are acknowledged while others
-// wait.
+// wait, and that a connection without a stream ends after half a minute.
 func TestAcknowledgedWhilePaced(t *testing.T) {
 	v := start(t, limit("c2", v1alpha1.Limits{ChangesPerSecond: 50}))
+	idle := idleConnections(v)
 	kind := semaphorev1.Kind_KIND_SET_MEMBER
 	s := v.publish("c2")
 	s.tell(hello("c2", "e1", 1, kind))
@@ -41,6 +43,11 @@ func TestAcknowledgedWhilePaced(t *testing.T) {
 	}
 	if v.metric("semaphore_broker_limited_total", `cluster="c2"`, `limit="changes"`) == 0 {
 		t.Error("semaphore_broker_limited_total tells nothing")
+	}
+	took := <-idle
+	t.Logf("a stranger's connection without a stream ended after %s", took)
+	if took < 20*time.Second || took > 90*time.Second {
+		t.Errorf("a stranger's connection without a stream ended after %s, not half a minute", took)
 	}
 }
 
