@@ -212,8 +212,8 @@ const deployed = "GOGC=50"
 func BenchmarkMemory(b *testing.B) {
 	nodetest.Bench(b, func(b *testing.B) {
 		program := filepath.Join(b.TempDir(), "semaphore-agent")
-		build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", program,
-			"../cmd/semaphore-agent")
+		build := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w", "-o",
+			program, "../cmd/semaphore-agent")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			b.Fatalf("%s: %v\n%s", build, err, out)

@@ -91,7 +91,7 @@ func (b *Builder) programs(ctx context.Context, dir, arch string, names []string
 	// gives the same programs outside of a repository; the version has the commit.
 	ldflags := "-s -w -X " + Module + "/internal/program.Version=" + Version(ctx, repo)
 	paths := map[string]string{}
-	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", bin + "/"}
+	args := []string{"build", "-trimpath", "-tags=grpcnotrace", "-buildvcs=false", "-ldflags", ldflags, "-o", bin + "/"}
 	for _, name := range names {
 		paths[name] = filepath.Join(bin, name)
 		args = append(args, "./cmd/"+name)
