@@ -13,7 +13,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"text/template"
 
 	"k8s.io/apimachinery/pkg/util/version"
 
@@ -79,47 +78,45 @@ func (b Block) Zone() string {
 	return "cluster." + b.Cluster
 }
 
-// Separator returns the separator in the names of mirrors.
-func (b Block) Separator() string { return naming.MirrorSeparator }
-
-// ZoneRE returns the domain, escaped for a regular expression.
-func (b Block) ZoneRE() string { return regexp.QuoteMeta(b.Zone()) }
-
-// MirrorRE returns a regular expression for the names of mirrors.
-func (b Block) MirrorRE() string {
-	return regexp.QuoteMeta(b.Prefix) + `-([^.]+)-` + b.Separator() + `-([^.]+)\.` + regexp.QuoteMeta(b.MirrorNamespace) +
-		`\.svc\.` + regexp.QuoteMeta(b.ClusterDomain)
-}
-
 // The block rewrites a name to that of the mirror, and back in the answer, so that the client finds the name that it
 // asked for. There are three rules, because a name has one more label for an endpoint, and two more for a port (SRV;
 // the target of such a record has the name in the own cluster). The template answers NXDOMAIN for a name that no rule
 // matches; without the template, the answer would be SERVFAIL.
-var blockTemplate = template.Must(template.New("block").Parse(`{{.Zone}} {
+const block = `<zone> {
     errors
     rewrite stop {
-        name regex ^(_[^.]+)\.(_[^.]+)\.([^.]+)\.([^.]+)\.svc\.{{.ZoneRE}}\.?$ {1}.{2}.{{.Prefix}}-{4}-{{.Separator}}-{3}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
-        answer name ^(_[^.]+)\.(_[^.]+)\.{{.MirrorRE}}\.?$ {1}.{2}.{4}.{3}.svc.{{.Zone}}
+        name regex ^(_[^.]+)\.(_[^.]+)\.([^.]+)\.([^.]+)\.svc\.<zone-re>\.?$ {1}.{2}.<prefix>-{4}-<separator>-{3}.<namespace>.svc.<domain>
+        answer name ^(_[^.]+)\.(_[^.]+)\.<mirror-re>\.?$ {1}.{2}.{4}.{3}.svc.<zone>
     }
     rewrite stop {
-        name regex ^([^.]+)\.([^.]+)\.([^.]+)\.svc\.{{.ZoneRE}}\.?$ {1}.{{.Prefix}}-{3}-{{.Separator}}-{2}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
-        answer name ^([^.]+)\.{{.MirrorRE}}\.?$ {1}.{3}.{2}.svc.{{.Zone}}
+        name regex ^([^.]+)\.([^.]+)\.([^.]+)\.svc\.<zone-re>\.?$ {1}.<prefix>-{3}-<separator>-{2}.<namespace>.svc.<domain>
+        answer name ^([^.]+)\.<mirror-re>\.?$ {1}.{3}.{2}.svc.<zone>
     }
     rewrite stop {
-        name regex ^([^.]+)\.([^.]+)\.svc\.{{.ZoneRE}}\.?$ {{.Prefix}}-{2}-{{.Separator}}-{1}.{{.MirrorNamespace}}.svc.{{.ClusterDomain}}
-        answer name ^{{.MirrorRE}}\.?$ {2}.{1}.svc.{{.Zone}}
+        name regex ^([^.]+)\.([^.]+)\.svc\.<zone-re>\.?$ <prefix>-{2}-<separator>-{1}.<namespace>.svc.<domain>
+        answer name ^<mirror-re>\.?$ {2}.{1}.svc.<zone>
     }
-    template ANY ANY {{.Zone}} {
+    template ANY ANY <zone> {
         rcode NXDOMAIN
     }
-    kubernetes {{.ClusterDomain}} {
+    kubernetes <domain> {
         pods insecure
         endpoint_pod_names
     }
     cache 5
     reload 10s
 }
-`))
+`
+
+// text returns the block as lines of a Corefile.
+func (b Block) text() string {
+	mirror := regexp.QuoteMeta(b.Prefix) + `-([^.]+)-` + naming.MirrorSeparator + `-([^.]+)\.` +
+		regexp.QuoteMeta(b.MirrorNamespace) + `\.svc\.` + regexp.QuoteMeta(b.ClusterDomain)
+	return strings.NewReplacer(
+		"<zone>", b.Zone(), "<zone-re>", regexp.QuoteMeta(b.Zone()), "<mirror-re>", mirror, "<prefix>", b.Prefix,
+		"<separator>", naming.MirrorSeparator, "<namespace>", b.MirrorNamespace, "<domain>", b.ClusterDomain,
+	).Replace(block)
+}
 
 // Multicluster is the block of imported Services for a CoreDNS that answers from ServiceImports and their
 // EndpointSlices: with the option multicluster of the plugin kubernetes, since release 1.12.2. It is a separate block,
@@ -191,7 +188,7 @@ func write(w io.Writer, blocks []Block, knowsImports bool) error {
 		if knowsImports && b.ofImports() {
 			continue
 		}
-		if err := blockTemplate.Execute(w, b); err != nil {
+		if _, err := io.WriteString(w, b.text()); err != nil {
 			return err
 		}
 	}
@@ -259,12 +256,8 @@ func answersImports(corefile string) bool {
 
 // essential returns the lines of a block that rewrite names to those of mirrors, and back.
 func (b Block) essential() []string {
-	var text strings.Builder
-	if err := blockTemplate.Execute(&text, b); err != nil {
-		return nil // the template is constant, and writing to memory does not fail
-	}
 	var out []string
-	for line := range strings.Lines(text.String()) {
+	for line := range strings.Lines(b.text()) {
 		fields := tokens(line)
 		if len(fields) == 0 {
 			continue
