@@ -50,6 +50,8 @@ type side struct {
 type pathGatherer struct {
 	pathOptions
 	sides []*side
+	// away is why a context is not among the sides, a text each.
+	away  []string
 	facts *path.Facts
 	// source and target are the clusters of both ends; target is nil without a context of it.
 	source, target *side
@@ -73,15 +75,7 @@ func gatherPath(ctx context.Context, o pathOptions, from, to end) (*path.Facts, 
 		return nil, err
 	}
 	g := &pathGatherer{pathOptions: o, facts: &path.Facts{NotRead: map[finding.Code][]string{}}, protocol: "TCP"}
-	var group errgroup.Group
-	g.sides = make([]*side, len(clusters))
-	for i, c := range clusters {
-		group.Go(func() (err error) {
-			g.sides[i], err = newSide(ctx, o, c)
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
+	if err := g.findSides(ctx, clusters); err != nil {
 		return nil, err
 	}
 	if to.port != "" {
@@ -98,6 +92,53 @@ func gatherPath(ctx context.Context, o pathOptions, from, to end) (*path.Facts, 
 	g.along(ctx)
 	g.facts.Now = time.Now()
 	return g.facts, nil
+}
+
+// sideWithin bounds the time in which a cluster says which one it is, so that time is left for the others.
+const sideWithin = 10 * time.Second
+
+// findSides asks all clusters which one they are. Those that do not answer are away, unless none does.
+func (g *pathGatherer) findSides(ctx context.Context, clusters []*fleet.Cluster) error {
+	ctx, cancel := context.WithTimeout(ctx, sideWithin)
+	defer cancel()
+	var group errgroup.Group
+	sides, failed := make([]*side, len(clusters)), make([]error, len(clusters))
+	for i, c := range clusters {
+		group.Go(func() error { sides[i], failed[i] = newSide(ctx, g.pathOptions, c); return nil })
+	}
+	_ = group.Wait() // none returns an error
+	for i, s := range sides {
+		if s != nil {
+			g.sides = append(g.sides, s)
+		} else {
+			g.away = append(g.away, "context "+strings.ReplaceAll(failed[i].Error(), "\n", "; "))
+		}
+	}
+	if len(g.sides) == 0 {
+		return errors.Join(failed...)
+	}
+	return nil
+}
+
+// without says why a cluster cannot be asked: no context leads to it, or one that may lead to it does not answer.
+func (g *pathGatherer) without(cluster string) string {
+	if len(g.away) == 0 {
+		return "no --context is of " + cluster
+	}
+	return "no --context that answers is of " + cluster + "; " + strings.Join(g.away, "; ")
+}
+
+// noSuch is the error for an end that no cluster has that was asked.
+func (g *pathGatherer) noSuch(end, text, what string) error {
+	var names []string
+	for _, s := range g.sides {
+		names = append(names, s.name)
+	}
+	err := fmt.Errorf("%s %s: no such %s in %s", end, text, what, strings.Join(names, ", "))
+	if len(g.away) > 0 {
+		return fmt.Errorf("%w; not asked: %s", err, strings.Join(g.away, "; "))
+	}
+	return fmt.Errorf("%w: give --context for its cluster", err)
 }
 
 func newSide(ctx context.Context, o pathOptions, c *fleet.Cluster) (*side, error) {
@@ -127,6 +168,7 @@ func (s *side) ask(ctx context.Context, part string) (*semaphorev1.GetStatusResp
 	if len(parts) == 0 {
 		return nil, err
 	}
+	defer parts[0].Close()
 	return parts[0].Status(ctx, askWithin)
 }
 
@@ -241,14 +283,6 @@ func (s *side) podAt(ctx context.Context, ip netip.Addr) (*corev1.Pod, error) {
 	return nil, nil
 }
 
-func (g *pathGatherer) known() string {
-	var names []string
-	for _, s := range g.sides {
-		names = append(names, s.name)
-	}
-	return strings.Join(names, ", ")
-}
-
 // findSource finds the pod from which packets come.
 func (g *pathGatherer) findSource(ctx context.Context, e end) (err error) {
 	switch {
@@ -266,7 +300,7 @@ func (g *pathGatherer) findSource(ctx context.Context, e end) (err error) {
 		return fmt.Errorf("FROM %w", err)
 	}
 	if g.sourcePod == nil {
-		return fmt.Errorf("FROM %s: no such pod in %s: give --context for its cluster", e.text, g.known())
+		return g.noSuch("FROM", e.text, "pod")
 	}
 	g.facts.Source = podFacts(g.source.name, g.sourcePod, netip.Addr{})
 	return nil
@@ -346,10 +380,15 @@ func (g *pathGatherer) findTarget(ctx context.Context, e end) error {
 		case err != nil:
 			return fmt.Errorf("TO %w", err)
 		case service == nil && e.cluster != "" && g.side(e.cluster) == nil:
-			// The other cluster cannot be asked; its Services are known here by their mirrors.
-			return g.byService(ctx, e.text, e.cluster, e.namespace, e.name)
+			// The other cluster cannot be asked; its Services are known here by their mirrors, and its pods are not.
+			if err := g.byService(ctx, e.text, e.cluster, e.namespace, e.name); err != nil || g.mirror != nil {
+				return err
+			}
+			return fmt.Errorf("TO %s: %s has no mirror of such a Service, and %s; if it is a pod, give its IP, and if it is a "+
+				"Service, its name in the DNS: %s.%s.svc.cluster.%s", e.text, g.source.name, g.without(e.cluster), e.name,
+				e.namespace, e.cluster)
 		case service == nil:
-			return fmt.Errorf("TO %s: no such pod or Service in %s: give --context for its cluster", e.text, g.known())
+			return g.noSuch("TO", e.text, "pod or Service")
 		case of == g.source:
 			return fmt.Errorf("TO %s: it is a Service of %s, as is FROM: semaphore is not between them", e.text, of.name)
 		}
@@ -524,7 +563,7 @@ func (g *pathGatherer) exported(ctx context.Context) {
 	n := g.facts.Name
 	if g.target == nil {
 		if n.Remote != naming.GlobalCluster {
-			g.notRead(finding.PathName, "no --context is of %s", n.Remote)
+			g.notRead(finding.PathName, "%s", g.without(n.Remote))
 		}
 		return
 	}
@@ -792,8 +831,7 @@ func (g *pathGatherer) thereAndBack(ctx context.Context) {
 	}
 	switch {
 	case g.target == nil:
-		g.notRead(finding.PathFarNode, "no --context is of %s",
-			cmp.Or(f.Target.Cluster, "the cluster of "+f.Target.IP.String()))
+		g.notRead(finding.PathFarNode, "%s", g.without(cmp.Or(f.Target.Cluster, "the cluster of "+f.Target.IP.String())))
 	case backErr != nil:
 		g.notRead(finding.PathFarNode, "the agent of %s/%s: %v", g.target.name, f.Target.Node, backErr)
 		if f.TargetNode != nil {
@@ -919,7 +957,7 @@ func (g *pathGatherer) policies(ctx context.Context) {
 	}
 	if g.target == nil {
 		for _, code := range []finding.Code{finding.PathSet, finding.PathPolicyIn} {
-			g.notRead(code, "no --context is of %s", cmp.Or(f.Target.Cluster, "the cluster of "+f.Target.IP.String()))
+			g.notRead(code, "%s", g.without(cmp.Or(f.Target.Cluster, "the cluster of "+f.Target.IP.String())))
 		}
 		return
 	}

@@ -46,6 +46,25 @@ func TestParseEnd(t *testing.T) {
 	}
 }
 
+// TestAway: what cannot be looked at names the contexts that do not answer, and an end that is not found does, too.
+func TestAway(t *testing.T) {
+	g := &pathGatherer{sides: []*side{{name: "c1"}}}
+	if got := g.without("c2"); got != "no --context is of c2" {
+		t.Error(got)
+	}
+	if got := g.noSuch("TO", "c3/a/b", "pod").Error(); got != "TO c3/a/b: no such pod in c1: give --context for its cluster" {
+		t.Error(got)
+	}
+	g.away = []string{"context two: connection refused"}
+	if got := g.without("c2"); got != "no --context that answers is of c2; context two: connection refused" {
+		t.Error(got)
+	}
+	if got := g.noSuch("TO", "c3/a/b", "pod").Error(); got != "TO c3/a/b: no such pod in c1; not asked: "+
+		"context two: connection refused" {
+		t.Error(got)
+	}
+}
+
 // TestUsualPrefix: a mirror that does not exist yet is searched for by the name that the broker would give it.
 func TestUsualPrefix(t *testing.T) {
 	for remote, want := range map[string]string{"c2": "c2", "eu-1.example.com": naming.ClusterLabel("eu-1.example.com"),

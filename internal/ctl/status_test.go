@@ -2,6 +2,7 @@ package ctl
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,31 @@ func aBroker(links ...*semaphorev1.LinkStatus) *semaphorev1.GetStatusResponse {
 }
 
 func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon.Add(-d)) }
+
+// TestTrafficTable: the status of a broker has a line for each Service with traffic, in the broker's order, and the
+// number of those that it leaves out. A name cannot control the terminal.
+func TestTrafficTable(t *testing.T) {
+	s := aBroker()
+	s.ServiceTraffic = []*semaphorev1.ServiceTrafficStatus{
+		{Namespace: "semaphore", Service: "c2-shop-73736d-echo", SentBytes: 999, ReceivedBytes: 12_345_678,
+			Connections: 42, SentPerSecond: 1_500, ReceivedPerSecond: 2_000_000_000, Nodes: 3},
+		{Namespace: "semaphore", Service: "c2-\x1b[2J", Nodes: 1},
+	}
+	s.ServiceTrafficTotal = 7
+	var out bytes.Buffer
+	must(t, statusTable(&out, s))
+	_, table, found := strings.Cut(out.String(), "TRAFFIC OF SERVICE")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var lines []string
+	for line := range strings.Lines(table) {
+		lines = append(lines, strings.Join(strings.Fields(line), " "))
+	}
+	if want := []string{"OUT/S IN/S OUT IN CONNECTIONS NODES",
+		"semaphore/c2-shop-73736d-echo 1.5 kB 2.0 GB 999 B 12.3 MB 42 3"}; !found || len(lines) < 4 ||
+		!slices.Equal(lines[:2], want) || lines[3] != "and 5 more" || strings.Contains(lines[2], "\x1b") {
+		t.Errorf("the table is %q", lines)
+	}
+}
 
 // TestKindLines: a broker's status has a line for each kind of each remote, with its age, the refused objects, and the
 // lag, and the counts of the Multi-Cluster Services API.

@@ -198,7 +198,7 @@ const objectForms = `OBJECT is service/NAMESPACE/NAME, endpointslice/NAMESPACE/N
 own cluster. What it becomes elsewhere is included: mirrors and their slices, network sets, peers.`
 
 func traceCommand(access *fleet.Access) *cobra.Command {
-	t := fleet.Target{Access: access, Parts: []string{fleet.Exporter, fleet.Broker, fleet.Agent}}
+	t := fleet.Target{Access: access, Parts: []string{fleet.Exporter, fleet.Broker, fleet.Agent}, AgentsToo: true}
 	var output *outputs
 	cmd := &cobra.Command{
 		Use:   "trace OBJECT",
@@ -262,7 +262,7 @@ func firstFailure(places []location, all []hop) string {
 }
 
 func historyCommand(access *fleet.Access) *cobra.Command {
-	t := fleet.Target{Access: access, Parts: []string{fleet.Exporter, fleet.Broker, fleet.Agent}}
+	t := fleet.Target{Access: access, Parts: []string{fleet.Exporter, fleet.Broker, fleet.Agent}, AgentsToo: true}
 	var output *outputs
 	cmd := &cobra.Command{
 		Use:   "history OBJECT",

@@ -63,6 +63,7 @@ two parts.
 				if followed, err = parseObject(args[0]); err != nil {
 					return err
 				}
+				t.AgentsToo = true
 				wanted = func(e *semaphorev1.Event) bool { return followed.concerns(e) && only.matches(e) }
 				if output.chosen == "text" {
 					print = new(changes).print

@@ -45,8 +45,9 @@ type Target struct {
 	// ReadsCluster is set if the command reads the cluster's objects, too: Access may then be given beside a socket or
 	// an address.
 	ReadsCluster bool
-	// Nodes are those whose agents are asked, too.
-	Nodes []string
+	// Nodes are those whose agents are asked: in place of the other parts, or beside them if AgentsToo is set.
+	Nodes     []string
+	AgentsToo bool
 	// Sockets are the unix sockets to ask; none for those of this machine.
 	Sockets []string
 	// Address is a host:port to ask instead of a socket: the Part (exporter or broker) of Cluster, with the files of
@@ -173,8 +174,9 @@ type wantedPart struct{ part, node string }
 
 func (t *Target) wanted() ([]wantedPart, error) {
 	var out []wantedPart
+	others := len(t.Nodes) == 0 || t.AgentsToo
 	for _, part := range t.Parts {
-		if part != Agent && len(t.Nodes) == 0 && (t.Part == "" || t.Part == part) || part == t.Part && part != Agent {
+		if part != Agent && others && (t.Part == "" || t.Part == part) || part == t.Part && part != Agent {
 			out = append(out, wantedPart{part: part})
 		}
 	}
