@@ -128,6 +128,15 @@ func (w worst) change(head uint64, n int) *semaphorev1.PublishRequest {
 
 const widePorts = 100
 
+// modest is a change of an object of each kind by another remote.
+func modest(version int) []*semaphorev1.Object {
+	ip := fmt.Sprintf("10.3.0.%d", version%200)
+	endpoints := slice("modest", 1, 1)
+	endpoints.GetEndpointSlice().Endpoints[0].Addresses = []string{ip}
+	return []*semaphorev1.Object{node("c3", "modest", 1, fmt.Sprintf("10.3.%d.0/24", 100+version%2)),
+		service("modest", 1+version%2), endpoints, member(1, ip)}
+}
+
 // TestAnotherRemoteIsAcknowledged checks that another remote's changes are acknowledged within a quarter of a second
 // while one remote exports the costliest objects within the shipped limits, and then changes them as fast as it may.
 func TestAnotherRemoteIsAcknowledged(t *testing.T) {
@@ -146,8 +155,11 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	v.cfg["mcs"] = map[string]any{"enabled": true}
 	v.run()
 	s := v.publish("c3")
-	s.tell(hello("c3", "e1", 1, memberKind))
-	s.tell(snapshot(memberKind, 1)...)
+	kinds := []semaphorev1.Kind{nodeKind, serviceKind, sliceKind, memberKind}
+	s.tell(hello("c3", "e1", 1, kinds...))
+	for _, kind := range kinds {
+		s.tell(snapshot(kind, 1)...)
+	}
 	s.acked(1)
 	at := uint64(1)
 	// acknowledgements measures n answers: their p99, the same without the time spent waiting for CPU, and the time of
@@ -161,9 +173,10 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 			return broker + test
 		}
 		for len(took) < n || more() {
-			at++
+			changed := modest(int(at)) // each feature's engine gets one of them
 			before, begun := waited(), time.Now()
-			s.tell(upserts(at-1, member(int(at), fmt.Sprintf("10.3.0.%d", at%200))))
+			s.tell(upserts(at, changed...))
+			at += uint64(len(changed))
 			s.acked(at)
 			all := time.Since(begun)
 			took, without = append(took, all), append(without, max(0, all-(waited()-before)))
@@ -219,8 +232,8 @@ func TestAnotherRemoteIsAcknowledged(t *testing.T) {
 	go func() {
 		n := 0
 		defer func() { sent <- n }()
-		for _, m := range append([]*semaphorev1.PublishRequest{hello("c2", "e1", head, nodeKind, serviceKind, sliceKind,
-			memberKind)}, worstOfLimits.snapshot(head)...) {
+		for _, m := range append([]*semaphorev1.PublishRequest{hello("c2", "e1", head, kinds...)},
+			worstOfLimits.snapshot(head)...) {
 			if a.call.SendMsg(encode(t, m)) != nil {
 				return
 			}
