@@ -1,4 +1,4 @@
-// Package problem bounds the texts of problems for a report. It is pure and imports no other package of semaphore.
+// Package problem bounds the texts of problems for a report. It is pure.
 //
 // It may import no other package of the agent.
 package problem
@@ -6,6 +6,8 @@ package problem
 import (
 	"fmt"
 	"strings"
+
+	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
 const (
@@ -15,13 +17,8 @@ const (
 	maxLines = 5
 )
 
-// Truncate bounds a text for a report, and keeps it valid UTF-8.
-func Truncate(text string) string {
-	if len(text) > maxText {
-		text = text[:maxText] + "…"
-	}
-	return strings.ToValidUTF8(text, "")
-}
+// Truncate makes one bounded, printable line of a text for a report.
+func Truncate(text string) string { return finding.CleanTo(text, maxText) }
 
 // Line returns an error on one line.
 func Line(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -139,7 +139,7 @@ func shorten(r *semaphorev1.AgentReport) {
 			if len(d.Silent) > most || len(d.Problem) > maxReport/1024 {
 				d = proto.CloneOf(d)
 				d.Silent = d.Silent[:min(len(d.Silent), most)]
-				d.Problem = strings.ToValidUTF8(d.Problem[:min(len(d.Problem), maxReport/1024)], "")
+				d.Problem = finding.CleanTo(d.Problem, maxReport/1024)
 				r.Devices[i] = d
 			}
 		}

@@ -11,7 +11,6 @@ package admission
 import (
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -87,12 +86,8 @@ type check struct {
 }
 
 func (t *check) refuse(code finding.Code, format string, args ...any) {
-	reason := fmt.Sprintf(format, args...)
-	if len(reason) > maxReason {
-		// The reason quotes the remote, whose text may be as long as a message, and is stored.
-		reason = strings.ToValidUTF8(reason[:maxReason], "") + "…"
-	}
-	t.refusals = append(t.refusals, Refusal{code, reason})
+	// The reason quotes the remote, whose text may be as long as a message, and is stored.
+	t.refusals = append(t.refusals, Refusal{code, finding.CleanTo(fmt.Sprintf(format, args...), maxReason)})
 }
 
 func (t *check) object(o *semaphorev1.Object) *semaphorev1.Object {

@@ -539,7 +539,7 @@ func truncateLines(lines []string, most int) []string {
 			continue
 		}
 		if i == 0 {
-			lines[i] = truncate(line, most)
+			lines[i] = finding.CleanTo(line, most)
 			i++
 		}
 		if rest := len(lines) - i; rest > 0 {

@@ -254,7 +254,7 @@ func (s *Session) checkReport(r *semaphorev1.AgentReport) (*Report, error) {
 		Devices: len(r.GetDevices()), ClearPackets: r.GetClearPackets(), Guarded: r.GetGuarded(),
 		traffic: r.GetServiceTraffic()}
 	for _, problem := range r.GetProblems()[:min(len(r.GetProblems()), maxProblems)] {
-		out.Problems = append(out.Problems, truncate(problem, maxProblem))
+		out.Problems = append(out.Problems, finding.CleanTo(problem, maxProblem))
 	}
 	out.Findings = findingsOf(r.GetFindings())
 	var reported []string
@@ -265,7 +265,7 @@ func (s *Session) checkReport(r *semaphorev1.AgentReport) (*Report, error) {
 				len(d.GetCluster()), len(d.GetInterface()), maxName)
 		}
 		if problem := d.GetProblem(); problem != "" {
-			out.Problems = append(out.Problems, "device "+d.GetInterface()+": "+truncate(problem, maxProblem))
+			out.Problems = append(out.Problems, "device "+d.GetInterface()+": "+finding.CleanTo(problem, maxProblem))
 		}
 		reported = append(reported, d.GetCluster())
 		if !s.configured[d.GetCluster()] {
@@ -532,7 +532,7 @@ const maxFindings = 16
 // findingsOf returns a bounded copy of an agent's findings, because the message may be large.
 func findingsOf(all []*semaphorev1.Finding) (out []*semaphorev1.Finding) {
 	for _, f := range all[:min(len(all), maxFindings)] {
-		kept := &semaphorev1.Finding{Code: truncate(f.GetCode(), maxName), Cluster: truncate(f.GetCluster(), maxName),
+		kept := &semaphorev1.Finding{Code: finding.CleanTo(f.GetCode(), maxName), Cluster: finding.CleanTo(f.GetCluster(), maxName),
 			Count: max(1, f.GetCount()), Since: f.GetSince()}
 		for _, line := range f.GetFirst()[:min(len(f.GetFirst()), finding.Shown)] {
 			kept.First = append(kept.First, finding.Clean(line))

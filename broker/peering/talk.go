@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -66,16 +66,11 @@ func handshakeStatsOf(d *semaphorev1.DeviceReport) (handshakeStats, bool) {
 		if !since.IsValid() {
 			since = nil
 		}
-		t.peers = append(t.peers, &semaphorev1.SilentPeer{Node: truncate(p.GetNode(), maxNodeName), Since: since,
-			Reason: truncate(p.GetReason(), maxReason)})
+		t.peers = append(t.peers, &semaphorev1.SilentPeer{Node: finding.CleanTo(p.GetNode(), maxNodeName), Since: since,
+			Reason: finding.CleanTo(p.GetReason(), maxReason)})
 	}
 	t.silent = max(t.silent, uint32(len(t.peers)))
 	return t, true
-}
-
-// truncate cuts a text. A rune cut in two would make the status that contains it impossible to encode.
-func truncate(text string, most int) string {
-	return strings.ToValidUTF8(text[:min(len(text), most)], "")
 }
 
 // maxMTU is the largest possible MTU of a device.

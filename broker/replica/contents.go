@@ -141,12 +141,12 @@ func (c *contents) release(key Key) Change {
 }
 
 // refuse remembers a refused object; held means that a part of it was accepted.
-func (c *contents) refuse(r refused, held bool) {
+func (c *contents) refuse(key Key, r refused, held bool) {
 	c.changed = true
 	switch {
 	case c.limit.unknown:
 		return
-	case !held && (len(c.refused) >= maxRefused || r.Key.tooLong()):
+	case !held && (len(c.refused) >= maxRefused || key.tooLong()):
 		c.notRemembered++
 		return
 	case !held:
@@ -156,7 +156,7 @@ func (c *contents) refuse(r refused, held bool) {
 	if r.need != nil {
 		c.overLimit++
 	}
-	c.refused[r.Key] = r
+	c.refused[key] = r
 }
 
 // account adds an object to used, or subtracts it.

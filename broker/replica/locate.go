@@ -44,7 +44,7 @@ func (r *Replica) locate(key Key) Located {
 		l.Object, l.Revision = h.object, h.revision
 	}
 	l.RetainedSince = k.retained[key].since
-	if refused, ok := k.refused[key.truncated()]; ok {
+	if refused, ok := k.refused[key]; ok {
 		l.Refused = &refused.Refused
 	}
 	return l

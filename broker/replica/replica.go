@@ -14,7 +14,6 @@ import (
 	"cmp"
 	"iter"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -53,15 +52,12 @@ func (k Key) String() string {
 // tooLong reports whether a part of the key exceeds the limit of names, so that no object can have it.
 func (k Key) tooLong() bool { return len(k.Namespace) > maxName || len(k.Name) > maxName }
 
-// truncated returns the key for messages, with parts cut to the limit of names.
+// truncated returns the key for messages: of a key that no object can have, as much as fits.
 func (k Key) truncated() Key {
-	cut := func(s string) string {
-		if len(s) <= maxName {
-			return s
-		}
-		return strings.ToValidUTF8(s[:maxName], "") + "…"
+	if !k.tooLong() {
+		return k
 	}
-	return Key{k.Kind, cut(k.Namespace), cut(k.Name)}
+	return Key{k.Kind, finding.CleanTo(k.Namespace, maxName), finding.CleanTo(k.Name, maxName)}
 }
 
 // Compare orders keys by kind, namespace and name.
@@ -358,7 +354,7 @@ func (c *contents) refuseAll(key Key, refusals []admission.Refusal, told held, l
 	for i, refusal := range refusals {
 		as := Refused{Key: key.truncated(), Code: refusal.Code, Reason: refusal.Reason, Revision: told.revision, At: now}
 		if i == 0 {
-			c.refuse(refused{as, told.sentDigest, lacks}, told.object != nil)
+			c.refuse(key, refused{as, told.sentDigest, lacks}, told.object != nil)
 		}
 		result.Refused = append(result.Refused, as)
 		result.Responses = append(result.Responses,

@@ -1,0 +1,24 @@
+package peering
+
+import (
+	"testing"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// TestHostileText: what an agent reports becomes bounded lines of printable, valid text.
+func TestHostileText(t *testing.T) {
+	testkit.OneLine(t, maxProblem, func(text string) string {
+		r, err := (&Session{}).checkReport(&semaphorev1.AgentReport{Problems: []string{text}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Problems[0]
+	})
+	testkit.OneLine(t, maxReason, func(text string) string {
+		stats, _ := handshakeStatsOf(&semaphorev1.DeviceReport{Peers: 1, PeersSilent: 1,
+			Silent: []*semaphorev1.SilentPeer{{Node: text, Reason: text}}})
+		return stats.peers[0].Reason
+	})
+}
