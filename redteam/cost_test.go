@@ -58,6 +58,22 @@ func wideSlice(i, ports int, ready bool) *semaphorev1.Object {
 	}
 }
 
+// withMCS enables the Multi-Cluster Services API.
+func withMCS(v *victim) {
+	crds, err := apiextensionsclient.NewForConfig(v.rest)
+	if err == nil {
+		_, err = definitions.Apply(v.t.Context(), crds.ApiextensionsV1().CustomResourceDefinitions(), false)
+	}
+	if err == nil {
+		_, err = v.kube.CoreV1().Namespaces().Create(v.t.Context(),
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	v.cfg["mcs"] = map[string]any{"enabled": true}
+}
+
 // export is an exported Service with as many annotations as are taken, of 16 KiB in all.
 func export(i, version int) *semaphorev1.Object {
 	m := &semaphorev1.MultiClusterExport{}
@@ -71,7 +87,8 @@ func export(i, version int) *semaphorev1.Object {
 }
 
 // worst is the costliest remote that the shipped limits allow: 160 nodes of 60 pod CIDRs, a global Service of 100 ports
-// with 10,000 slices of which no two have the same ports, a set of 100,000 pods, and 999 exports of 100 ports and 16 KiB.
+// with 10,000 slices of which no two have the same ports, a set of 100,000 pods, and 999 exports of 100 ports and
+// annotations of 16 KiB.
 type worst struct{ slices, nodes, members, exports int }
 
 var worstOfLimits = worst{slices: 10_000, nodes: 160, members: 100_000, exports: 999}
@@ -140,20 +157,7 @@ func modest(version int) []*semaphorev1.Object {
 // TestAnotherRemoteIsAcknowledged checks that another remote's changes are acknowledged within a quarter of a second
 // while one remote exports the costliest objects within the shipped limits, and then changes them as fast as it may.
 func TestAnotherRemoteIsAcknowledged(t *testing.T) {
-	v := prepare(t)
-	crds, err := apiextensionsclient.NewForConfig(v.rest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := definitions.Apply(t.Context(), crds.ApiextensionsV1().CustomResourceDefinitions(), false); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := v.kube.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	v.cfg["mcs"] = map[string]any{"enabled": true}
-	v.run()
+	v := start(t, withMCS)
 	s := v.publish("c3")
 	kinds := []semaphorev1.Kind{nodeKind, serviceKind, sliceKind, memberKind}
 	s.tell(hello("c3", "e1", 1, kinds...))

@@ -532,8 +532,8 @@ const maxFindings = 16
 // findingsOf returns a bounded copy of an agent's findings, because the message may be large.
 func findingsOf(all []*semaphorev1.Finding) (out []*semaphorev1.Finding) {
 	for _, f := range all[:min(len(all), maxFindings)] {
-		kept := &semaphorev1.Finding{Code: finding.CleanTo(f.GetCode(), maxName), Cluster: finding.CleanTo(f.GetCluster(), maxName),
-			Count: max(1, f.GetCount()), Since: f.GetSince()}
+		kept := &semaphorev1.Finding{Code: finding.CleanTo(f.GetCode(), maxName),
+			Cluster: finding.CleanTo(f.GetCluster(), maxName), Count: max(1, f.GetCount()), Since: f.GetSince()}
 		for _, line := range f.GetFirst()[:min(len(f.GetFirst()), finding.Shown)] {
 			kept.First = append(kept.First, finding.Clean(line))
 		}
