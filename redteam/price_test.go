@@ -206,14 +206,16 @@ func TestPriceOfEachRule(t *testing.T) {
 				return n
 			}},
 		{"R29", "exports into a namespace that the operator denies", refused, each(func(i int) *semaphorev1.Object {
-			o := export(i, 0)
-			o.Key.Namespace = "kube-system"
+			o := service(fmt.Sprint("export-", i), 1)
+			o.Key.Namespace, o.GetService().Mirror = "kube-system", false
+			o.GetService().MultiCluster = &semaphorev1.MultiClusterExport{}
 			return o
 		})},
 		{"R30", "exports with a reserved annotation", refused, each(func(i int) *semaphorev1.Object {
-			o := export(i, 0)
-			o.Key.Namespace = "kube-public"
-			o.GetService().GetMultiCluster().Annotations[0].Key = "a.kubernetes.io/x"
+			o := service(fmt.Sprint("export-", i), 1)
+			o.Key.Namespace, o.GetService().Mirror = "no-namespace-here", false
+			o.GetService().MultiCluster = &semaphorev1.MultiClusterExport{
+				Labels: []*semaphorev1.Label{{Key: "app.kubernetes.io/instance", Value: "theirs"}}}
 			return o
 		})},
 		{"R21, R22", "members of sets that are no pods of the remote, or whose sets no label can name", refused,
