@@ -52,7 +52,7 @@ type price struct {
 // TestPriceOfEachRule breaks each rule of docs/security.md between a remote and the broker hundreds of times, on the
 // broker with the shipped configuration. It logs and bounds the cost in CPU, memory and writes.
 func TestPriceOfEachRule(t *testing.T) {
-	v := start(t, withMCS)
+	v := start(t)
 	const n = 500
 	refused := price{cpu: 2 * time.Millisecond, written: 40, grown: 48 << 20}
 	kinds := []semaphorev1.Kind{nodeKind, serviceKind, sliceKind, memberKind}
@@ -205,19 +205,6 @@ func TestPriceOfEachRule(t *testing.T) {
 				})
 				return n
 			}},
-		{"R29", "exports into a namespace that the operator denies", refused, each(func(i int) *semaphorev1.Object {
-			o := service(fmt.Sprint("export-", i), 1)
-			o.Key.Namespace, o.GetService().Mirror = "kube-system", false
-			o.GetService().MultiCluster = &semaphorev1.MultiClusterExport{}
-			return o
-		})},
-		{"R30", "exports with a reserved annotation", refused, each(func(i int) *semaphorev1.Object {
-			o := service(fmt.Sprint("export-", i), 1)
-			o.Key.Namespace, o.GetService().Mirror = "no-namespace-here", false
-			o.GetService().MultiCluster = &semaphorev1.MultiClusterExport{
-				Labels: []*semaphorev1.Label{{Key: "app.kubernetes.io/instance", Value: "theirs"}}}
-			return o
-		})},
 		{"R21, R22", "members of sets that are no pods of the remote, or whose sets no label can name", refused,
 			each(func(i int) *semaphorev1.Object {
 				o := member(i, "10.1.0.1")
