@@ -149,11 +149,11 @@ func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 				tunnels = fmt.Sprintf("%d/%d", l.Talking, l.Nodes)
 			}
 			want = append(want, fmt.Sprint([]any{l.At, l.From, l.State, l.Kinds["node"], l.Kinds["service"],
-				l.Kinds["endpointslice"], l.Kinds["setmember"], l.Refused, l.Kept, tunnels, l.Silent}))
+				l.Kinds["endpointslice"], l.Kinds["setmember"], l.Exports, l.Refused, l.Kept, tunnels, l.Silent}))
 		}
 		for _, row := range d.page.Rows("#links tbody") {
-			got = append(got, fmt.Sprint([]any{row[1], row[2], row[3], row[6], row[7], row[8], row[9], row[10], row[11], row[12],
-				row[13]}))
+			got = append(got, fmt.Sprint([]any{row[1], row[2], row[3], row[6], row[7], row[8], row[9], row[10],
+				row[11], row[12], row[13], row[14]}))
 		}
 		if !slices.Equal(got, want) {
 			return fmt.Errorf("the links are %q; status has %q", got, want)
@@ -161,13 +161,16 @@ func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 		if rows := d.page.Rows("#findings tbody"); len(rows) != len(m.Findings) {
 			return fmt.Errorf("the findings are %q; status has %+v", rows, m.Findings)
 		}
+		if rows := d.page.Rows("#traffic tbody"); len(rows) != len(m.Traffic) || len(rows) == 0 || rows[0][0] != m.Traffic[0].Service {
+			return fmt.Errorf("the traffic is %q; status has %+v", rows, m.Traffic)
+		}
 		if rows := d.page.Rows("#nodes tbody"); len(rows) != len(d.c1.Nodes) || rows[0][1] != "attached" {
 			return fmt.Errorf("the nodes are %q", rows)
 		}
 		return nil
 	}))
 	if file := os.Getenv("SCREENSHOT"); file != "" {
-		must(t, os.WriteFile(file, d.page.Screenshot(1440, 900), 0o644))
+		must(t, os.WriteFile(file, d.page.Screenshot(1440, 1180), 0o644))
 	}
 }
 

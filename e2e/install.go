@@ -46,6 +46,8 @@ type Installation struct {
 	Encryption string
 	// Broker is additional YAML for every broker's configuration: "reserveTunnelAddresses: true".
 	Broker string
+	// Agent is the configuration of every agent, in YAML: "serviceTraffic: true".
+	Agent string
 	// OwnPools means that the test manages the IPPools of remotes.
 	OwnPools bool
 	// MCS enables the Multi-Cluster Services API. Its CRDs must exist in the clusters.
@@ -93,6 +95,7 @@ type overlay struct {
 	Features     string
 	Encryption   string
 	Broker       string
+	Agent        string
 	OwnPools     bool
 	Components   []string
 	MCS          bool
@@ -234,6 +237,7 @@ func (in *Installation) writeOverlay(c *testbed.Cluster) error {
 		Features:     strings.Join(in.Features, ", "),
 		Encryption:   in.Encryption,
 		Broker:       in.Broker,
+		Agent:        in.Agent,
 		OwnPools:     in.OwnPools,
 		Components:   in.Components,
 		MCS:          in.MCS,
