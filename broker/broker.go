@@ -8,6 +8,7 @@
 //	apply          the writer of Services, EndpointSlices, GlobalNetworkSets, IPPools; apply/writes decides what is sent
 //	nodes          annotations of the own cluster's nodes
 //	drains         drains by operators
+//	dns            the server blocks of CoreDNS
 //	migrate        adoption of what earlier tools left
 //	peering        streams of agents
 //	traffic        bytes and connections of each Service, as agents count them
@@ -33,6 +34,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
+	"github.com/kube-semaphore/semaphore/broker/dns"
 	"github.com/kube-semaphore/semaphore/broker/drains"
 	"github.com/kube-semaphore/semaphore/broker/events"
 	"github.com/kube-semaphore/semaphore/broker/federation"
@@ -92,6 +94,7 @@ type broker struct {
 	// lists lists the objects of any loop or watch that the features have the right to list in the own cluster.
 	lists     func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	leftovers *migrate.Leftovers
+	dns       *dns.Keeper // nil unless manageCoreDNS
 	presence  *presence.Watch
 	calico    *apply.Calico
 	mcs       *apply.MCS // nil where nothing is imported
@@ -223,6 +226,9 @@ func (b *broker) lead(ctx context.Context, began func()) error {
 	}
 	if b.mcs != nil {
 		g.Go(func() error { return b.mcs.CompareID(ctx, b.cfg.Cluster) })
+	}
+	if b.dns != nil {
+		g.Go(func() error { return b.dns.Run(ctx) })
 	}
 	if b.leftovers != nil {
 		g.Go(func() error { return b.leftovers.Run(ctx) })

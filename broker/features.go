@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/apply"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
+	"github.com/kube-semaphore/semaphore/broker/dns"
 	"github.com/kube-semaphore/semaphore/broker/drains"
 	"github.com/kube-semaphore/semaphore/broker/events"
 	"github.com/kube-semaphore/semaphore/broker/informers"
@@ -85,6 +86,10 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 			wanted.Follow(cfg.Remotes)
 			loops.WakeAll()
 		})
+	}
+	if cfg.ManageCoreDNS {
+		b.dns = dns.New(p.client, cfg, p.log)
+		b.followers = append(b.followers, func(cfg *config.Broker) { b.dns.Follow(cfg.Remotes) })
 	}
 	if b.drains != nil && b.peering != nil {
 		b.presence = b.watch(p.registry, p.recorder, p.log)

@@ -118,6 +118,9 @@ func (p *process) findings(b *broker) (found []finding.Finding) {
 	for _, l := range b.loops {
 		found = append(found, l.Findings()...)
 	}
+	if b.dns != nil {
+		found = append(found, b.dns.Findings()...)
+	}
 	if b.leftovers != nil {
 		note(finding.Leftovers, b.leftovers.Problems()...)
 	}

@@ -155,6 +155,9 @@ func testRightsByFeature(t *testing.T, s *server) {
 			"exporter": {everywhere: []string{"services: get list patch", "writes.semaphore.uw.io: annotate"}},
 			"broker":   {inSemaphore: []string{events}},
 		},
+		"dns": {
+			"broker": {everywhere: []string{"configmaps: get update only [coredns coredns-custom]"}, inSemaphore: []string{events}},
+		},
 		"mcs": {
 			"exporter": {everywhere: []string{
 				"serviceexports.multicluster.x-k8s.io: " + reads, "serviceexports/status.multicluster.x-k8s.io: update",

@@ -82,6 +82,7 @@ var owners = map[string][]string{
 	"broker/nodes": {"broker", "broker/drains", "broker/networksets", "broker/peering", "broker/services",
 		"broker/tunnels"},
 	"broker/drains":    {"broker", "broker/networksets", "broker/nodes", "broker/services", "broker/tunnels"},
+	"broker/dns":       {"broker", "broker/apply", "broker/services"},
 	"broker/operator":  {"broker"},
 	"broker/uninstall": {"broker", "broker/networksets", "broker/services", "broker/tunnels"},
 }

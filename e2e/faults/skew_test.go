@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -31,7 +32,7 @@ import (
 )
 
 // Peers of other versions: one without digests, terms and sources, like the first version, and one with fields that no
-// version knows yet.
+// version knows yet; with make skew, also the programs of another build.
 func TestF38_VersionSkew(t *testing.T) {
 	l := newLab(t, "a")
 	t.Run("an older exporter", func(t *testing.T) {
@@ -85,6 +86,57 @@ func TestF38_VersionSkew(t *testing.T) {
 			exporter.kill()
 		})
 	}
+	if dir := os.Getenv("SEMAPHORE_PREVIOUS"); dir != "" {
+		previous := map[string]string{}
+		for _, program := range []string{"semaphore-exporter", "semaphore-broker"} {
+			previous[program] = filepath.Join(dir, program)
+		}
+		t.Run("the previous exporter", func(t *testing.T) { upgrades(t, l, l.bins, previous) })
+		t.Run("the previous broker", func(t *testing.T) { upgrades(t, l, previous, l.bins) })
+	}
+}
+
+// upgrades runs a broker and an exporter of different builds. Services come, change and go between them. Then a broker
+// and an exporter of the lab's build take over, one after the other, and change nothing that exists.
+func upgrades(t *testing.T, l *lab, ofBroker, ofExporter map[string]string) {
+	here := l.on(t)
+	with := func(bins map[string]string) *lab {
+		other := *here
+		other.bins = bins
+		return &other
+	}
+	broker := with(ofBroker).broker(nil)
+	exporter := with(ofExporter).exporter("a", broker.address, nil)
+	exporter.connected("hub")
+	for i := range 5 {
+		here.offer("a", fmt.Sprintf("skew-%d", i), i, "")
+	}
+	here.waitMirrors("a", 5)
+	here.withdraw("skew-4")
+	here.waitMirrors("a", 4)
+	was := here.mustMirrors("a")
+	exporter.kill()
+	exporter = here.exporter("a", broker.address, nil)
+	exporter.connected("hub")
+	here.unchanged("a", was)
+	broker.kill()
+	exporter.kill()
+	broker = here.broker(nil)
+	exporter = here.exporter("a", broker.address, nil)
+	exporter.connected("hub")
+	here.offer("a", "skew-5", 5, "")
+	here.waitMirrors("a", 5)
+	for key, version := range here.mustMirrors("a") {
+		if had, ok := was[key]; ok && had != version {
+			t.Errorf("%s was changed by the upgrade: %s, then %s", key, had, version)
+		}
+	}
+	for _, name := range []string{"skew-0", "skew-1", "skew-2", "skew-3", "skew-5"} {
+		here.withdraw(name)
+	}
+	here.waitMirrors("a", 0)
+	exporter.kill()
+	broker.kill()
 }
 
 // unknown adds a field that this version does not know.

@@ -47,6 +47,8 @@ type Broker struct {
 	// ManageIPPools makes the broker write a disabled Calico IPPool for each remote pod subnet, so that Calico treats
 	// traffic to and from it as pod traffic and applies no SNAT.
 	ManageIPPools bool `json:"manageIPPools"`
+	// ManageCoreDNS makes the broker keep the server blocks that semaphorectl wired into CoreDNS current.
+	ManageCoreDNS bool `json:"manageCoreDNS"`
 	// ReserveTunnelAddresses makes the broker reserve an address in Calico's IPAM for the devices of each node that has
 	// no address in its pod network.
 	ReserveTunnelAddresses bool `json:"reserveTunnelAddresses"`
@@ -245,6 +247,9 @@ func (c *Broker) complete(p *problems) {
 	c.completeRemotes(p)
 	c.GlobalServices.complete(p, "globalServices", c)
 	c.MCS.complete(p, "mcs", c)
+	if c.ManageCoreDNS && !c.Features.Has(Services) {
+		p.add("manageCoreDNS", "true: names lead to mirrors: use it with the feature services")
+	}
 }
 
 // remotesSeen collects what earlier remotes use and a further remote must not use as well.

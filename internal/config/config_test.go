@@ -89,7 +89,7 @@ remotes:
 func TestLoadBroker(t *testing.T) {
 	// JSON is YAML.
 	c, err := Load[Broker](write(t, `{
-  "cluster": "c1", "localSubnets": ["10.1.0.0/16", "fd00:1::/48"], "manageIPPools": true,
+  "cluster": "c1", "localSubnets": ["10.1.0.0/16", "fd00:1::/48"], "manageIPPools": true, "manageCoreDNS": true,
   "remotes": [
     {"name": "c2", "podSubnets": ["10.2.0.0/16"], "nodeSubnets": ["172.18.2.0/24"], "servicePrefix": "two", "limits": {"nodes": 7},
      "wireguard": {"mtu": 1380, "probePort": 0, "persistentKeepalive": "25s"}},
@@ -144,8 +144,8 @@ func TestLoadBroker(t *testing.T) {
 			Limits: OwnLimits{2_000, 10_000, 100_000, 10_000}, SilentAfter: Duration{Duration: 30 * time.Second},
 			Settle: Duration{Duration: 30 * time.Second},
 		},
-		ManageIPPools: true,
-		AllowedIPs:    AutoAllowedIPs,
+		ManageIPPools: true, ManageCoreDNS: true,
+		AllowedIPs: AutoAllowedIPs,
 		MCS: BrokerMCS{DenyNamespaces: []string{"kube-*", "calico-*", "tigera-operator"},
 			EndpointSlices: AllImportSlices, Settle: Duration{Duration: 1500 * time.Millisecond}},
 		Brake:  Brake{Percent: 50, AtLeast: 20, Hold: Duration{Duration: 10 * time.Minute}},

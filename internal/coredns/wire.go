@@ -1,8 +1,11 @@
 package coredns
 
 import (
+	"fmt"
+	"maps"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -35,6 +38,31 @@ func WithSection(corefile, blocks string) string {
 	return corefile + section
 }
 
+// Text returns the server blocks of semaphore for a Corefile. It omits blocks that Served omits, and those whose domain
+// another block answers, in one of the texts outside: CoreDNS loads no configuration with a domain twice. left has a
+// sentence about each omitted block. knowsImports says that CoreDNS resolves imported Services from ServiceImports.
+func Text(blocks []Block, knowsImports bool, outside ...string) (text string, left []string) {
+	served, left := Served(blocks)
+	taken := map[string]bool{}
+	for _, corefile := range outside {
+		for zone := range servers(corefile) {
+			taken[zone] = true
+		}
+	}
+	served = slices.DeleteFunc(served, func(b Block) bool {
+		if taken[b.Zone()] {
+			left = append(left, fmt.Sprintf("no block for %s: another block answers it; remove that one", b.Zone()))
+		}
+		return taken[b.Zone()]
+	})
+	var out strings.Builder
+	_ = write(&out, served, knowsImports) // writing to memory does not fail
+	return out.String(), left
+}
+
+// KnowsImportsBy reports whether blocks that semaphore wrote resolve imported Services from ServiceImports.
+func KnowsImportsBy(blocks string) bool { return answersImports(blocks) }
+
 // Import returns the first file pattern, such as custom/*.server, that a Corefile imports outside of server blocks, so
 // that the files contain server blocks. Files that are imported inside of a block are part of that block.
 func Import(corefile string) (pattern string, found bool) {
@@ -58,6 +86,16 @@ func Import(corefile string) (pattern string, found bool) {
 
 // FileOf returns the name of semaphore's file that matches a pattern.
 func FileOf(pattern string) string { return strings.ReplaceAll(path.Base(pattern), "*", "semaphore") }
+
+// Others returns the texts of the files that match a pattern of Import, without semaphore's.
+func Others(files map[string]string, pattern string) (texts []string) {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if match, err := path.Match(path.Base(pattern), name); err == nil && match && name != FileOf(pattern) {
+			texts = append(texts, files[name])
+		}
+	}
+	return texts
+}
 
 var domain = regexp.MustCompile(`(?m)^\s*kubernetes\s+([^\s{]+)`)
 

@@ -1,8 +1,8 @@
 package ctl
 
 import (
-	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,9 +34,10 @@ type dnsWiring struct {
 	version string
 	// file is semaphore's key in the ConfigMap custom, whose files the Corefile imports; empty for the section.
 	custom, file string
-	// has is the current text, and wired whether it is semaphore's.
-	has   string
-	wired bool
+	// has is the current text, and wired whether it is semaphore's. outside are the server blocks of others.
+	has     string
+	wired   bool
+	outside []string
 }
 
 func configMapRef(namespace, name string) install.Ref {
@@ -63,6 +64,7 @@ func dnsOf(ctx context.Context, a *applier) (*dnsWiring, error) {
 	}
 	d := &dnsWiring{applier: a, version: found.GetResourceVersion()}
 	d.corefile, _, _ = unstructured.NestedString(found.Object, "data", "Corefile")
+	d.outside = []string{coredns.WithSection(d.corefile, "")}
 	if d.has, d.wired = coredns.Section(d.corefile); d.wired {
 		return d, nil // it remains where it is
 	}
@@ -83,6 +85,8 @@ func dnsOf(ctx context.Context, a *applier) (*dnsWiring, error) {
 		return d, err
 	}
 	d.has, d.wired, _ = unstructured.NestedString(custom.Object, "data", d.file)
+	files, _, _ := unstructured.NestedStringMap(custom.Object, "data")
+	d.outside = append(d.outside, coredns.Others(files, pattern)...)
 	return d, nil
 }
 
@@ -130,28 +134,29 @@ func (d *dnsWiring) remotes(ctx context.Context) (text string, left []string, er
 			remotes = append(remotes, coredns.Remote{Cluster: r.Name, Prefix: r.Spec.ServicePrefix})
 		}
 	}
-	write := coredns.Print
 	record, err := d.record(ctx)
 	if err != nil {
 		return "", nil, err
 	}
 	imports := record != nil && slices.Contains(record.Values.Components, install.MCS)
+	knows := false
 	if imports {
-		if knows, _ := coredns.KnowsImports(imageOfCoreDNS(ctx, d.cluster)); knows {
-			write = coredns.PrintImports
-		}
+		knows, _ = coredns.KnowsImports(imageOfCoreDNS(ctx, d.cluster))
 	}
-	blocks := coredns.Of(remotes, d.cluster.Namespace, domain, imports)
-	_, left = coredns.Served(blocks)
-	var out bytes.Buffer
-	err = write(&out, blocks)
-	return out.String(), left, err
+	text, left = coredns.Text(coredns.Of(remotes, d.cluster.Namespace, domain, imports), knows, d.outside...)
+	return text, left, nil
 }
 
-// write writes blocks where CoreDNS finds them, or removes semaphore's if blocks is empty, and restarts CoreDNS.
-func (d *dnsWiring) write(ctx context.Context, blocks string) (changed bool, err error) {
+// write writes blocks where CoreDNS finds them, or removes semaphore's if blocks is empty, and restarts CoreDNS. It
+// returns what it did; empty for nothing. The broker may have written them a moment ago: then CoreDNS is restarted all
+// the same, so that names resolve when the command ends.
+func (d *dnsWiring) write(ctx context.Context, blocks string) (did string, err error) {
 	if blocks == d.has && d.wired == (blocks != "") {
-		return false, nil
+		stale, err := d.stale(ctx, blocks)
+		if err != nil || !stale {
+			return "", err
+		}
+		return "restarted to read", d.restart(ctx, blocks)
 	}
 	where := configMapRef(systemNamespace, "coredns")
 	value := any(coredns.WithSection(d.corefile, blocks))
@@ -168,7 +173,7 @@ func (d *dnsWiring) write(ctx context.Context, blocks string) (changed bool, err
 	}
 	patch, err := json.Marshal(object)
 	if err != nil {
-		return false, err
+		return "", err
 	}
 	options := metav1.PatchOptions{FieldManager: fieldManager}
 	_, err = d.of(where).Patch(ctx, where.Name, types.MergePatchType, patch, options)
@@ -178,17 +183,18 @@ func (d *dnsWiring) write(ctx context.Context, blocks string) (changed bool, err
 			"data": map[string]any{key: blocks}}}, metav1.CreateOptions{FieldManager: fieldManager})
 	}
 	if err != nil && !(apierrors.IsNotFound(err) && blocks == "") {
-		return false, fmt.Errorf("%s: %s: %w", d.cluster.Context, where, err)
+		return "", fmt.Errorf("%s: %s: %w", d.cluster.Context, where, err)
 	}
-	return true, d.restart(ctx)
+	return "wrote", d.restart(ctx, blocks)
 }
 
 // restart replaces CoreDNS's pods as `kubectl rollout restart` does: a running pod gets a changed ConfigMap only after
 // a minute or two. With an invalid Corefile the new pods are not ready, and the old ones continue.
-func (d *dnsWiring) restart(ctx context.Context) error {
+func (d *dnsWiring) restart(ctx context.Context, blocks string) error {
 	deployment := deploymentRef(systemNamespace, "coredns")
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{
-		"annotations": map[string]any{"kubectl.kubernetes.io/restartedAt": time.Now().Format(time.RFC3339)}}}}})
+		"annotations": map[string]any{"kubectl.kubernetes.io/restartedAt": time.Now().Format(time.RFC3339),
+			blocksAnnotation: sumOf(blocks)}}}}})
 	if err != nil {
 		return err
 	}
@@ -204,6 +210,28 @@ func (d *dnsWiring) restart(ctx context.Context) error {
 	return d.ready(ctx, deployment)
 }
 
+// blocksAnnotation is on CoreDNS's pods: the checksum of the blocks for which semaphorectl restarted them.
+const blocksAnnotation = "semaphore.uw.io/dns-blocks"
+
+// sumOf returns the value of the annotation for blocks; nil, which removes it, for none.
+func sumOf(blocks string) any {
+	if blocks == "" {
+		return nil
+	}
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(blocks)))[:16]
+}
+
+// stale reports whether semaphorectl restarted CoreDNS for other blocks than these.
+func (d *dnsWiring) stale(ctx context.Context, blocks string) (bool, error) {
+	deployment, err := d.get(ctx, deploymentRef(systemNamespace, "coredns"))
+	if err != nil || deployment == nil || blocks == "" {
+		return false, err
+	}
+	sum, found, _ := unstructured.NestedString(deployment.Object, "spec", "template", "metadata", "annotations",
+		blocksAnnotation)
+	return found && sum != sumOf(blocks), nil
+}
+
 // wireDNS makes CoreDNS answer for the remotes of a cluster; without always only if it did before.
 func wireDNS(ctx context.Context, a *applier, always bool) (said string, err error) {
 	d, err := dnsOf(ctx, a)
@@ -217,15 +245,15 @@ func wireDNS(ctx context.Context, a *applier, always bool) (said string, err err
 	if err != nil {
 		return "", err
 	}
-	changed, err := d.write(ctx, blocks)
-	if err != nil || !changed {
+	did, err := d.write(ctx, blocks)
+	if err != nil || did == "" {
 		return "", err
 	}
 	where := "a section of ConfigMap kube-system/coredns"
 	if d.file != "" {
 		where = fmt.Sprintf("ConfigMap kube-system/%s, key %s", d.custom, d.file)
 	}
-	said = strings.Join(append([]string{"CoreDNS: wrote " + where}, left...), "; ")
+	said = strings.Join(append([]string{"CoreDNS: " + did + " " + where}, left...), "; ")
 	daemons, err := a.client.Resource(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}).
 		Namespace(systemNamespace).List(ctx, metav1.ListOptions{})
 	if err == nil {

@@ -1,6 +1,7 @@
 package ctl
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -132,6 +133,40 @@ func TestDNSByImport(t *testing.T) {
 			}
 		}
 
+		// The broker was faster: the text is there, and CoreDNS is restarted for it once.
+		_, err = remotes.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "c4"},
+			"spec": map[string]any{"podSubnets": []any{"10.4.0.0/16"}}}}, metav1.CreateOptions{})
+		must(t, err)
+		d, err := dnsOf(ctx, a)
+		must(t, err)
+		text, _, err := d.remotes(ctx)
+		must(t, err)
+		patch, err := json.Marshal(map[string]any{"data": map[string]any{"semaphore.server": text}})
+		must(t, err)
+		_, err = maps.Patch(ctx, "coredns-custom", "application/merge-patch+json", patch, metav1.PatchOptions{})
+		must(t, err)
+		if said := wire(false); said !=
+			"CoreDNS: restarted to read ConfigMap kube-system/coredns-custom, key semaphore.server" {
+			t.Errorf("after the broker it said %q", said)
+		}
+		if said := wire(false); said != "" {
+			t.Errorf("then it said %q", said)
+		}
+		// A domain with a block of somebody else's gets no second one.
+		_, err = maps.Patch(ctx, "coredns-custom", "application/merge-patch+json",
+			[]byte(`{"data":{"c4.server":"cluster.c4:53 {\n    whoami\n}\n"}}`), metav1.PatchOptions{})
+		must(t, err)
+		if said := wire(false); !strings.Contains(said, "no block for cluster.c4: another block answers it") {
+			t.Errorf("it said %q", said)
+		}
+		if text := custom()["semaphore.server"]; strings.Contains(text, "cluster.c4") {
+			t.Errorf("the domain is there twice:\n%s", text)
+		}
+		_, err = maps.Patch(ctx, "coredns-custom", "application/merge-patch+json", []byte(`{"data":{"c4.server":null}}`),
+			metav1.PatchOptions{})
+		must(t, err)
+		must(t, remotes.Delete(ctx, "c4", metav1.DeleteOptions{}))
 		must(t, remotes.Delete(ctx, "c2", metav1.DeleteOptions{}))
 		// A remote whose block would hide the own cluster's names is left out, with a message; the others are written.
 		_, err = remotes.Create(ctx, &unstructured.Unstructured{Object: map[string]any{

@@ -91,16 +91,16 @@ in the way.`,
 	f.StringVar(&i.wishes.Expose, "expose", "",
 		"how other clusters reach the broker: NodePort, LoadBalancer or ClusterIP (default NodePort)")
 	f.IntVar(&i.wishes.NodePort, "node-port", 0, "that `port` of the nodes (default: the cluster chooses)")
-	f.BoolVar(&i.dns, "dns", false, "also have CoreDNS answer names of remote Services, and restart it; see link --dns")
+	f.BoolVar(&i.dns, "dns", false, "also have CoreDNS answer names of remote Services, and the broker keep them current; restarts CoreDNS")
 	f.StringVar(&i.dryRun, "dry-run", "none", "client writes nothing and prints the objects")
-	f.StringVarP(&i.output, "output", "o", "", "with --dry-run=client: yaml")
+	f.StringVarP(&i.output, "output", "o", "", "with --dry-run=client: yaml or json")
 	f.BoolVar(&i.force, "force-conflicts", false, "take over fields of our objects that somebody else has set")
 	f.DurationVar(&i.timeout, "timeout", 5*time.Minute, "how long all of it may take")
 	completeFlag(cmd, "features", oneOf("encryption", "services", "policy"))
 	completeFlag(cmd, "components", oneOf(install.Components()...))
 	completeFlag(cmd, "expose", oneOf(install.NodePort, install.LoadBalancer, install.ClusterIP))
 	completeFlag(cmd, "dry-run", oneOf("none", "client"))
-	completeFlag(cmd, "output", oneOf("yaml"))
+	completeFlag(cmd, "output", oneOf("yaml", "json"))
 	return cmd
 }
 
@@ -140,8 +140,8 @@ func (i *installer) check() error {
 	switch {
 	case !slices.Contains([]string{"none", "client"}, i.dryRun):
 		return fmt.Errorf("--dry-run %q: use client or none", i.dryRun)
-	case !slices.Contains([]string{"", "yaml"}, i.output):
-		return fmt.Errorf("--output %q: use yaml", i.output)
+	case !slices.Contains([]string{"", "yaml", "json"}, i.output):
+		return fmt.Errorf("--output %q: use yaml or json", i.output)
 	case i.output != "" && i.dryRun == "none":
 		return errors.New("--output: it is for --dry-run=client")
 	case i.wishes.Name != "" && len(i.access.Contexts) > 1:
@@ -194,6 +194,13 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 	if err := standsInTheWay(said, findings); err != nil {
 		return err
 	}
+	if i.output == "json" {
+		var clusters []planned
+		for _, one := range all {
+			clusters = append(clusters, planned{one.cluster.Context, one.objects})
+		}
+		return printPlanned(w, clusters)
+	}
 	for _, one := range all {
 		if i.dryRun == "client" {
 			text, err := install.YAML(one.objects)
@@ -236,6 +243,15 @@ func standsInTheWay(w io.Writer, findings []check.Finding) error {
 	return program.ExitError{Code: cli.ExitWrong, Err: fmt.Errorf("%w: %w", errStandsInTheWay, err)}
 }
 
+// withDNS returns wishes with the component by which the broker keeps CoreDNS's blocks current, if --dns wires them and
+// there will be names of remote Services.
+func (i *installer) withDNS(w install.Wishes) install.Wishes {
+	if i.dns && (w.Features == nil || w.Features.Has(config.Services)) && !slices.Contains(w.Components, install.DNS) {
+		w.Components = append(slices.Clone(w.Components), install.DNS)
+	}
+	return w
+}
+
 // decide reads the cluster's state, and makes the objects to apply.
 func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflight.Cluster,
 	progress io.Writer) (*installation, []check.Finding, error) {
@@ -273,6 +289,7 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 	if one.wishes.Name == "" {
 		one.wishes.Name = has
 	}
+	one.wishes = i.withDNS(one.wishes)
 	if err := one.occupied(ctx, refuse); err != nil {
 		return nil, nil, err
 	}

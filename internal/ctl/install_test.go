@@ -2,6 +2,7 @@ package ctl
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -187,6 +188,12 @@ func TestInstall(t *testing.T) {
 		if !strings.Contains(yaml, want) {
 			t.Errorf("--dry-run=client prints no %q", want)
 		}
+	}
+	var asJSON struct{ Clusters []planned }
+	must(t, json.Unmarshal([]byte(ctl(0, "install --dry-run=client -o json")), &asJSON))
+	if len(asJSON.Clusters) != 1 || asJSON.Clusters[0].Context != "c1" ||
+		len(asJSON.Clusters[0].Objects) != strings.Count(yaml, "\napiVersion: ") {
+		t.Errorf("-o json prints %d clusters, YAML has %d objects", len(asJSON.Clusters), strings.Count(yaml, "\napiVersion: "))
 	}
 	if after := everything(t, cfg); after != before {
 		t.Error("--dry-run=client wrote something")

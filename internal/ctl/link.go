@@ -92,8 +92,8 @@ without --features; with more it adds them. To take one away, unlink --agentless
 Exit code 0 when the objects are there, 1 when a cluster cannot be asked, 2 when something stands in the way.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !slices.Contains([]string{"", "yaml"}, l.output) {
-				return fmt.Errorf("--output %q: use yaml", l.output)
+			if !slices.Contains([]string{"", "yaml", "json"}, l.output) {
+				return fmt.Errorf("--output %q: use yaml or json", l.output)
 			}
 			if err := l.checkAgentless(); err != nil {
 				return err
@@ -110,7 +110,7 @@ Exit code 0 when the objects are there, 1 when a cluster cannot be asked, 2 when
 	l.flags(cmd)
 	cmd.Flags().StringToStringVar(&l.addresses, "address", nil,
 		"`CONTEXT=HOST:PORT`: where others reach the broker of that cluster (default: by its Service); may be repeated")
-	cmd.Flags().StringVarP(&l.output, "output", "o", "", "yaml prints the objects and writes none")
+	cmd.Flags().StringVarP(&l.output, "output", "o", "", "yaml or json prints the objects and writes none")
 	cmd.Flags().BoolVar(&l.dns, "dns", false,
 		"also have CoreDNS answer names such as echo.shop.svc.cluster.c2, in all of them, "+
 			"and restart it; once given, link, unlink and forget keep that current")
@@ -119,7 +119,7 @@ Exit code 0 when the objects are there, 1 when a cluster cannot be asked, 2 when
 	cmd.Flags().StringSliceVar(&l.agentless.features, "features", nil,
 		"with --agentless: of services and policy, and encryption where semaphore-wireguard runs there (default: those that "+
 			"it is read for already, else services and policy, as far as the cluster that reads has them)")
-	completeFlag(cmd, "output", oneOf("yaml"))
+	completeFlag(cmd, "output", oneOf("yaml", "json"))
 	completeFlag(cmd, "features", oneOf("encryption", "services", "policy"))
 	return cmd
 }
@@ -339,6 +339,39 @@ func objectOf(there *linkedCluster, bundle []byte) (*unstructured.Unstructured, 
 	return object, nil
 }
 
+// linkWrite is the object of a cluster there, and its roots, to be written in a cluster here.
+type linkWrite struct {
+	here, there *linkedCluster
+	bundle      []byte
+	object      *unstructured.Unstructured
+}
+
+// print prints the objects in place of writing them.
+func (l *linker) print(w io.Writer, all []*linkedCluster, writes []linkWrite) error {
+	if l.output == "yaml" {
+		for _, x := range writes {
+			text, err := yaml.Marshal(x.object.Object)
+			if err != nil {
+				return err
+			}
+			if _, err := fmt.Fprintf(w, "---\n# in %s\n%s", cli.Printable(x.here.facts.Context), text); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	clusters := make([]planned, len(all))
+	for i, p := range all {
+		clusters[i].Context = p.facts.Context
+		for _, x := range writes {
+			if x.here == p {
+				clusters[i].Objects = append(clusters[i].Objects, x.object)
+			}
+		}
+	}
+	return printPlanned(w, clusters)
+}
+
 // link creates the objects: all are made in memory, and whatever prevents a link is found, before the first write.
 func (l *linker) link(ctx context.Context, w io.Writer) error {
 	all, pairs, err := l.parties(ctx)
@@ -348,12 +381,7 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 	if err := inTheWay(w, all, pairs); err != nil {
 		return err
 	}
-	type write struct {
-		here, there *linkedCluster
-		bundle      []byte
-		object      *unstructured.Unstructured
-	}
-	var writes []write
+	var writes []linkWrite
 	for _, pair := range pairs {
 		for _, way := range [][2]*linkedCluster{{pair[0], pair[1]}, {pair[1], pair[0]}} {
 			here, there := way[0], way[1]
@@ -365,20 +393,13 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 			if err != nil {
 				return err
 			}
-			writes = append(writes, write{here, there, bundle, object})
+			writes = append(writes, linkWrite{here, there, bundle, object})
 		}
 	}
+	if l.output != "" {
+		return l.print(w, all, writes)
+	}
 	for _, x := range writes {
-		if l.output == "yaml" {
-			text, err := yaml.Marshal(x.object.Object)
-			if err != nil {
-				return err
-			}
-			if _, err := fmt.Fprintf(w, "---\n# in %s\n%s", cli.Printable(x.here.facts.Context), text); err != nil {
-				return err
-			}
-			continue
-		}
 		if err := x.here.pki.trust(ctx, x.there.name, x.bundle); err != nil {
 			return err
 		}
@@ -393,9 +414,6 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 			x.there.facts.Pods, x.there.address); err != nil {
 			return err
 		}
-	}
-	if l.output == "yaml" {
-		return nil
 	}
 	for _, p := range all {
 		if err := p.names(ctx, w, l.dns); err != nil {

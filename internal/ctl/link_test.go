@@ -1,6 +1,7 @@
 package ctl
 
 import (
+	"encoding/json"
 	"regexp"
 	"strings"
 	"testing"
@@ -88,6 +89,12 @@ func TestLink(t *testing.T) {
 	yaml := ctl(0, "link --context c1 --context c2 -o yaml")
 	if strings.Count(yaml, "kind: RemoteCluster") != 2 || len(list("c1")) != 0 {
 		t.Errorf("printed, and not written:\n%s", yaml)
+	}
+	var asJSON struct{ Clusters []planned }
+	must(t, json.Unmarshal([]byte(ctl(0, "link --context c1 --context c2 -o json")), &asJSON))
+	if len(asJSON.Clusters) != 2 || asJSON.Clusters[0].Context != "c1" || len(asJSON.Clusters[0].Objects) != 1 ||
+		asJSON.Clusters[0].Objects[0].GetName() != "c2" || len(list("c1")) != 0 {
+		t.Errorf("printed as JSON: %v", asJSON)
 	}
 	golden(t, "link", ctl(0, "link --context c1 --context c2"))
 	ctl(0, "link --context c1 --with-all") // again

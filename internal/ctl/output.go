@@ -1,11 +1,16 @@
 package ctl
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 )
 
 // outputs are the formats of a verb; the first is the default.
@@ -34,4 +39,19 @@ func (o *outputs) check() error {
 		return nil
 	}
 	return fmt.Errorf("--output %q: use %s", o.chosen, o)
+}
+
+// planned are the objects that a verb would write into a cluster.
+type planned struct {
+	Context string                       `json:"context"`
+	Objects []*unstructured.Unstructured `json:"objects"`
+}
+
+// printPlanned prints objects of several clusters as one JSON document.
+func printPlanned(w io.Writer, clusters []planned) error {
+	data, err := json.MarshalIndent(map[string]any{"clusters": clusters}, "", "  ")
+	if err != nil {
+		return err
+	}
+	return cli.PrintDocument(w, data, "json")
 }

@@ -1,6 +1,8 @@
 package ctl
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
 	"github.com/kube-semaphore/semaphore/internal/identity"
@@ -131,20 +134,35 @@ shows the roots of %[1]s that "semaphorectl pki show --dir %[3]s" does; kubelets
 
 func pkiShowCommand() *cobra.Command {
 	var dir string
+	var output *outputs
 	cmd := &cobra.Command{
 		Use:   "show --dir DIR",
 		Short: "list the certificates of a directory and when they end",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return showPKI(cmd.OutOrStdout(), dir, time.Now())
+			if err := output.check(); err != nil {
+				return err
+			}
+			return showPKI(cmd.OutOrStdout(), dir, output.chosen, time.Now())
 		},
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "`directory` of semaphorectl pki init")
+	output = outputFlag(cmd, "table", "json", "yaml")
 	required(cmd, "dir")
 	return cmd
 }
 
-func showPKI(out io.Writer, dir string, now time.Time) error {
+// certificate is a line of pki show.
+type certificate struct {
+	File        string    `json:"file"`
+	Name        string    `json:"name,omitempty"`
+	NotBefore   time.Time `json:"notBefore"`
+	NotAfter    time.Time `json:"notAfter"`
+	Valid       bool      `json:"valid"`
+	Fingerprint string    `json:"fingerprint"`
+}
+
+func showPKI(out io.Writer, dir, output string, now time.Time) error {
 	items, err := pki.Inventory(dir)
 	if err != nil {
 		return err
@@ -153,20 +171,31 @@ func showPKI(out io.Writer, dir string, now time.Time) error {
 	if err != nil {
 		return err
 	}
+	var all []certificate
+	for _, item := range items {
+		c := certificate{File: item.File, NotBefore: item.Cert.NotBefore.UTC(), NotAfter: item.Cert.NotAfter.UTC(),
+			Valid: identity.Validity(item.Cert, now) == nil, Fingerprint: check.Fingerprint(item.Cert)}
+		if len(item.Cert.URIs) == 1 {
+			c.Name = item.Cert.URIs[0].String()
+		}
+		all = append(all, c)
+	}
+	if output != "table" {
+		data, err := json.MarshalIndent(map[string]any{"certificates": all, "replacing": stage != pki.Steady}, "", "  ")
+		if err != nil {
+			return err
+		}
+		return cli.PrintDocument(out, data, output)
+	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "FILE\tNAME\tUNTIL\tLEFT\tFINGERPRINT")
 	const layout = "2006-01-02 15:04 MST"
-	for _, item := range items {
-		left := fmt.Sprintf("%d days", int(item.Cert.NotAfter.Sub(now)/day))
-		if identity.Validity(item.Cert, now) != nil {
+	for _, c := range all {
+		left := fmt.Sprintf("%d days", int(c.NotAfter.Sub(now)/day))
+		if !c.Valid {
 			left = "NOT VALID NOW"
 		}
-		name := "-"
-		if len(item.Cert.URIs) == 1 {
-			name = item.Cert.URIs[0].String()
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", item.File, name, item.Cert.NotAfter.UTC().Format(layout), left,
-			check.Fingerprint(item.Cert))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", c.File, cmp.Or(c.Name, "-"), c.NotAfter.Format(layout), left, c.Fingerprint)
 	}
 	if err := w.Flush(); err != nil {
 		return err

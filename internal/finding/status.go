@@ -49,6 +49,9 @@ var (
 	ClusterProperty = Define(Status, Warning, "cluster-property",
 		"the About API knows the cluster by another name, or cannot be read",
 		Act{Command: "kubectl get clusterproperties"})
+	CoreDNSNotCurrent = Define(Status, Warning, "coredns-not-current",
+		"the broker cannot keep its server blocks of CoreDNS current",
+		Act{Command: "kubectl -n kube-system get configmap coredns -o yaml"})
 	NotLed = Define(Status, Error, "not-led", "calls may not reach the replica that leads",
 		Act{Command: "kubectl -n semaphore get endpointslices"})
 	NodeNetworks = Define(Status, Error, "node-networks",

@@ -204,12 +204,12 @@ configMapGenerator:
 func TestSameObjects(t *testing.T) {
 	all := maps.All(map[string]struct{ values, kustomization string }{
 		"all features, with all components": {
-			values: "createNamespace: true\ncomponents: {adoptServices: true, endpoints: true, gke: true, ippools: true, mcs: true, " +
+			values: "createNamespace: true\ncomponents: {adoptServices: true, dns: true, endpoints: true, gke: true, ippools: true, mcs: true, " +
 				"networkPolicies: true, networksets: true, " +
 				"tunnelAddresses: true, monitors: true, alerts: true, dashboard: true}\n" +
 				"image: {repository: r.example/semaphore, tag: v1.2.3}\nbroker: {config: {}, federation: {type: NodePort, " +
 				"nodePort: 30843}}\n",
-			kustomization: "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services, DEPLOY/features/endpoints, " +
+			kustomization: "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services, DEPLOY/features/dns, DEPLOY/features/endpoints, " +
 				"DEPLOY/features/gke, DEPLOY/features/ippools, DEPLOY/features/mcs, " +
 				"DEPLOY/features/network-policies, DEPLOY/features/networksets, DEPLOY/features/tunnel-addresses, " +
 				"DEPLOY/features/monitors, " +

@@ -154,6 +154,9 @@ func exporterConfig(v Values) map[string]any {
 // MCS is the component of the Multi-Cluster Services API.
 const MCS = "mcs"
 
+// DNS is the component by which the broker keeps its server blocks of CoreDNS current.
+const DNS = "dns"
+
 // imports adds the Multi-Cluster Services API to the configuration of a part.
 func imports(v Values, into map[string]any) map[string]any {
 	if slices.Contains(v.Components, MCS) {
@@ -173,6 +176,9 @@ func brokerConfig(v Values) map[string]any {
 	}
 	if v.Features.Has(config.Services) {
 		out["globalServices"] = map[string]any{"podSubnets": v.PodSubnets}
+	}
+	if slices.Contains(v.Components, DNS) {
+		out["manageCoreDNS"] = true
 	}
 	if slices.Contains(v.Components, "tunnel-addresses") {
 		out["reserveTunnelAddresses"] = true

@@ -113,6 +113,9 @@ func (w Wishes) Check() error {
 	if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, MCS) {
 		return wrong("components", "%q imports Services: it needs the feature services", MCS)
 	}
+	if w.Features != nil && !w.Features.Has(config.Services) && slices.Contains(w.Components, DNS) {
+		return wrong("components", "%q has names of remote Services resolve: it needs the feature services", DNS)
+	}
 	if !slices.Contains([]string{"", ClusterIP, NodePort, LoadBalancer}, w.Expose) {
 		return wrong("expose", "%q: use NodePort, LoadBalancer or ClusterIP", w.Expose)
 	}

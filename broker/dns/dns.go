@@ -1,0 +1,187 @@
+// Package dns keeps semaphore's server blocks in CoreDNS's configuration current, so that names of remote Services
+// resolve for the remotes that are in effect.
+//
+// It owns the text of these blocks, in the place where semaphorectl put them first: the marked section of the Corefile,
+// or the file of their own that the Corefile imports. It never adds them to a CoreDNS without, never removes all of
+// them, and never touches another byte (docs/adr/0040-coredns.md). internal/coredns decides the text. CoreDNS reads the
+// change by its plugin reload, which the blocks have.
+//
+// It may import no other package of the broker.
+package dns
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/coredns"
+	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/kube"
+	"github.com/kube-semaphore/semaphore/internal/naming"
+)
+
+const (
+	// namespace is CoreDNS's. corefile is the ConfigMap with the Corefile, and imported the one with the files that it
+	// imports, as in K3s and AKS.
+	namespace, corefile, imported = "kube-system", "coredns", "coredns-custom"
+	// checkInterval is how often the blocks are compared while the remotes remain as they are.
+	checkInterval = time.Minute
+	// batchDelay is how long to wait for more changes before the blocks are written. CoreDNS reloads for each write.
+	batchDelay = 2 * time.Second
+	// maxBytes is the limit of the blocks; an apiserver accepts a ConfigMap of 1 MiB.
+	maxBytes = 900 << 10
+)
+
+// Keeper keeps the blocks current.
+type Keeper struct {
+	maps            corev1client.ConfigMapInterface
+	mirrorNamespace string
+	imports         bool
+	log             *slog.Logger
+	problem         *kube.Problem
+	changed         chan struct{}
+
+	mu      sync.Mutex
+	remotes []coredns.Remote
+}
+
+// New returns the keeper of the blocks for the remotes of a configuration.
+func New(client kubernetes.Interface, cfg *config.Broker, log *slog.Logger) *Keeper {
+	k := &Keeper{
+		maps: client.CoreV1().ConfigMaps(namespace), mirrorNamespace: cfg.MirrorNamespace, imports: cfg.MCS.Enabled,
+		log: log, problem: kube.NewProblem(log), changed: make(chan struct{}, 1),
+	}
+	k.Follow(cfg.Remotes)
+	return k
+}
+
+// Follow sets the remotes that are in effect.
+func (k *Keeper) Follow(remotes []config.Remote) {
+	var named []coredns.Remote
+	for _, r := range remotes {
+		named = append(named, coredns.Remote{Cluster: r.Name, Prefix: r.ServicePrefix})
+	}
+	// The order of semaphorectl, which lists objects by name.
+	slices.SortFunc(named, func(a, b coredns.Remote) int { return cmp.Compare(a.Cluster, b.Cluster) })
+	k.mu.Lock()
+	k.remotes = named
+	k.mu.Unlock()
+	select {
+	case k.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Findings returns why the blocks are not current.
+func (k *Keeper) Findings() []finding.Finding {
+	return finding.Line(finding.CoreDNSNotCurrent, "", k.problem.Text())
+}
+
+// Run keeps the blocks current until ctx ends.
+func (k *Keeper) Run(ctx context.Context) error {
+	timer := time.NewTimer(checkInterval)
+	defer timer.Stop()
+	for {
+		text := ""
+		if err := k.keep(ctx); err != nil && ctx.Err() == nil {
+			text = "server blocks of CoreDNS: " + err.Error()
+		}
+		k.problem.Set(text)
+		timer.Reset(checkInterval)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-timer.C:
+		case <-k.changed:
+			if err := kube.Sleep(ctx, batchDelay); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// keep compares the blocks with the remotes, and writes a difference.
+func (k *Keeper) keep(ctx context.Context) error {
+	main, err := k.maps.Get(ctx, corefile, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("ConfigMap %s/%s: %w", namespace, corefile, err)
+	}
+	text := main.Data["Corefile"]
+	if has, found := coredns.Section(text); found {
+		blocks, err := k.blocks(text, has, coredns.WithSection(text, ""))
+		if err != nil {
+			return err
+		}
+		return k.write(ctx, main, "Corefile", coredns.WithSection(text, blocks))
+	}
+	pattern, imports := coredns.Import(text)
+	if !imports {
+		return errNotWired
+	}
+	custom, err := k.maps.Get(ctx, imported, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return errNotWired
+	}
+	if err != nil {
+		return fmt.Errorf("ConfigMap %s/%s: %w", namespace, imported, err)
+	}
+	file := coredns.FileOf(pattern)
+	has, found := custom.Data[file]
+	if !found {
+		return errNotWired
+	}
+	blocks, err := k.blocks(text, has, append(coredns.Others(custom.Data, pattern), text)...)
+	if err != nil {
+		return err
+	}
+	return k.write(ctx, custom, file, blocks)
+}
+
+var errNotWired = errors.New("there are none yet, and only semaphorectl adds them: semaphorectl install --dns")
+
+// blocks returns the current blocks. has are the existing ones, and outside the blocks of others.
+func (k *Keeper) blocks(corefile, has string, outside ...string) (string, error) {
+	domain := coredns.ClusterDomain(corefile)
+	if e := validation.IsDNS1123Subdomain(domain); len(e) > 0 {
+		return "", fmt.Errorf("the Corefile has the cluster's domain as %q: %s", domain, e[0])
+	}
+	k.mu.Lock()
+	all := coredns.Of(k.remotes, k.mirrorNamespace, domain, k.imports)
+	k.mu.Unlock()
+	text, left := coredns.Text(all, coredns.KnowsImportsBy(has), outside...)
+	if len(text) > maxBytes {
+		return "", fmt.Errorf("they have %d bytes, and at most %d fit into a ConfigMap", len(text), maxBytes)
+	}
+	if text == "" { // which would remove the place where they belong
+		return "", errors.New(strings.Join(left, "; "))
+	}
+	return text, nil
+}
+
+// write writes a text under a key of a ConfigMap, unless it is there or somebody has changed the ConfigMap meanwhile.
+func (k *Keeper) write(ctx context.Context, object *corev1.ConfigMap, key, text string) error {
+	if object.Data[key] == text {
+		return nil
+	}
+	object.Data[key] = text
+	_, err := k.maps.Update(ctx, object, metav1.UpdateOptions{FieldManager: naming.ManagedByBroker})
+	if err != nil {
+		return fmt.Errorf("ConfigMap %s/%s: %w", namespace, object.Name, err)
+	}
+	k.log.Info("wrote the server blocks of CoreDNS", "configmap", object.Name, "key", key)
+	return nil
+}

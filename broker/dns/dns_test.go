@@ -1,0 +1,301 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/coredns"
+	"github.com/kube-semaphore/semaphore/internal/testkit"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+)
+
+// The tests run in a network namespace of their own, so that no port is anybody else's.
+func TestMain(m *testing.M) {
+	loopback.Enter(kubetest.Prepare)
+	m.Run()
+}
+
+const before = `.:53 {
+    errors
+    kubernetes cluster.c1 in-addr.arpa ip6.arpa {
+        pods insecure
+    }
+    forward . /etc/resolv.conf
+    reload
+}
+`
+
+const after = `
+cluster.c9:53 {
+    whoami
+}
+`
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// shipped returns the nth document of a manifest of the component.
+func shipped[T any](t *testing.T, file string, n int) *T {
+	t.Helper()
+	manifest, err := os.ReadFile("../../deploy/features/dns/" + file)
+	must(t, err)
+	into := new(T)
+	must(t, yaml.UnmarshalStrict([]byte(strings.Split(string(manifest), "\n---\n")[n]), into))
+	return into
+}
+
+// grant gives an account the rights of the component, and confines it, as the manifests do. It returns a client of the
+// account.
+func grant(t *testing.T, cfg *rest.Config) kubernetes.Interface {
+	t.Helper()
+	const account = "system:serviceaccount:semaphore:semaphore-broker"
+	admin, ctx := kubernetes.NewForConfigOrDie(cfg), t.Context()
+	role := shipped[rbacv1.ClusterRole](t, "rbac.yaml", 0)
+	_, err := admin.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{})
+	must(t, err)
+	binding := shipped[rbacv1.ClusterRoleBinding](t, "rbac.yaml", 1)
+	binding.Subjects = []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: account}}
+	_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{})
+	must(t, err)
+	registration := admin.AdmissionregistrationV1()
+	_, err = registration.ValidatingAdmissionPolicies().Create(ctx,
+		shipped[admissionv1.ValidatingAdmissionPolicy](t, "writes.yaml", 0), metav1.CreateOptions{})
+	must(t, err)
+	_, err = registration.ValidatingAdmissionPolicyBindings().Create(ctx,
+		shipped[admissionv1.ValidatingAdmissionPolicyBinding](t, "writes.yaml", 1), metav1.CreateOptions{})
+	must(t, err)
+	limited := rest.CopyConfig(cfg)
+	limited.Impersonate.UserName = account
+	return kubernetes.NewForConfigOrDie(limited)
+}
+
+// section returns the blocks of semaphore for remotes, in a cluster with the domain cluster.c1.
+func section(remotes ...string) string {
+	var all []coredns.Remote
+	for _, r := range remotes {
+		all = append(all, coredns.Remote{Cluster: r})
+	}
+	text, _ := coredns.Text(coredns.Of(all, "semaphore", "cluster.c1", false), false)
+	return text
+}
+
+func remotes(names ...string) (all []config.Remote) {
+	for _, n := range names {
+		all = append(all, config.Remote{Name: n})
+	}
+	return all
+}
+
+// TestKeeper: with the rights that the component ships, the broker keeps the blocks that semaphorectl put into
+// CoreDNS's configuration current, adds none where there are none, and changes nothing else. The policy of the
+// component refuses every other change, on an apiserver.
+func TestKeeper(t *testing.T) {
+	cfg := kubetest.Start(t)
+	admin, ctx := kubernetes.NewForConfigOrDie(cfg), t.Context()
+	client := grant(t, cfg)
+	files := admin.CoreV1().ConfigMaps("kube-system")
+	create := func(name string, data map[string]string) {
+		t.Helper()
+		_, err := files.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name,
+			Annotations: map[string]string{"mine": "stays"}}, Data: data}, metav1.CreateOptions{})
+		must(t, err)
+	}
+	text := func(name, key string) string {
+		t.Helper()
+		m, err := files.Get(ctx, name, metav1.GetOptions{})
+		must(t, err)
+		return m.Data[key]
+	}
+	replace := func(corefile string) {
+		t.Helper()
+		m, err := files.Get(ctx, "coredns", metav1.GetOptions{})
+		must(t, err)
+		m.Data["Corefile"] = corefile
+		_, err = files.Update(ctx, m, metav1.UpdateOptions{})
+		must(t, err)
+	}
+	create("coredns", map[string]string{"Corefile": before, "NodeHosts": "172.18.1.7 n1"})
+	k := New(client, &config.Broker{MirrorNamespace: "semaphore", Remotes: remotes("c3", "c2")}, slog.Default())
+	testkit.Eventually(t, time.Minute, "the rights are in force",
+		testkit.State(func() (bool, string) { err := k.keep(ctx); return errors.Is(err, errNotWired), errText(err) }))
+	if got := text("coredns", "Corefile"); got != before {
+		t.Errorf("a Corefile without blocks became\n%s", got)
+	}
+
+	// semaphorectl has wired it, and a user added a block behind it.
+	replace(coredns.WithSection(before, section("c2")) + after)
+	testkit.Eventually(t, time.Minute, "the policy is in force", testkit.State(func() (bool, string) {
+		err := write(ctx, client, "coredns", func(d map[string]string) { d["Corefile"] = "" })
+		return err != nil && strings.Contains(err.Error(), "semaphore-dns-writes"), errText(err)
+	}))
+	must(t, k.keep(ctx))
+	if got, want := text("coredns", "Corefile"), before+"\n"+strings.TrimPrefix(
+		coredns.WithSection("", section("c2", "c3")), "\n")+after; got != want {
+		t.Errorf("with c3 the Corefile is\n%s\nwant\n%s", got, want)
+	}
+	attack(t, client)
+
+	// Remotes come and go. CoreDNS would load no configuration with two blocks for c9.
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- k.Run(running) }()
+	k.Follow(remotes("c9", "c3"))
+	testkit.Eventually(t, 2*checkInterval, "the blocks follow the remotes", testkit.State(func() (bool, string) {
+		got := text("coredns", "Corefile")
+		return got == coredns.WithSection(before, section("c3"))+after, got
+	}))
+	stop()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if found := k.Findings(); len(found) > 0 {
+		t.Errorf("findings %v", found)
+	}
+
+	// With a file of its own.
+	const imports = before + "import /etc/coredns/custom/*.server\n"
+	replace(imports)
+	if err := k.keep(ctx); !errors.Is(err, errNotWired) {
+		t.Errorf("without the ConfigMap: %v", err)
+	}
+	create("coredns-custom", map[string]string{"example.server": "cluster.c9 {\n    whoami\n}\n"})
+	if err := k.keep(ctx); !errors.Is(err, errNotWired) {
+		t.Errorf("without the file: %v", err)
+	}
+	m, err := files.Get(ctx, "coredns-custom", metav1.GetOptions{})
+	must(t, err)
+	m.Data["semaphore.server"] = section("c2")
+	_, err = files.Update(ctx, m, metav1.UpdateOptions{})
+	must(t, err)
+	must(t, k.keep(ctx))
+	if got := text("coredns-custom", "semaphore.server"); got != section("c3") {
+		t.Errorf("the file is\n%s", got)
+	}
+	for _, test := range []struct {
+		says string
+		edit func(map[string]string)
+	}{
+		{"only semaphore.server", func(d map[string]string) { d["example.server"] = "" }},
+		{"only semaphore.server", func(d map[string]string) { d["evil.server"] = section("c2") }},
+		{"only semaphore.server", func(d map[string]string) { delete(d, "semaphore.server") }},
+		{"and no others", func(d map[string]string) { d["semaphore.server"] = ".:53 {\n    errors\n}\n" }},
+		{"a domain that has one", func(d map[string]string) { d["semaphore.server"] = section("c9") }},
+	} {
+		if err := write(ctx, client, "coredns-custom", test.edit); err == nil || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("a file: %v, want %q", err, test.says)
+		}
+	}
+	if text("coredns", "Corefile") != imports {
+		t.Error("the Corefile was changed")
+	}
+}
+
+// write makes a change as a dry run.
+func write(ctx context.Context, client kubernetes.Interface, name string, edit func(map[string]string)) error {
+	files := client.CoreV1().ConfigMaps("kube-system")
+	m, err := files.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	m.Data = maps.Clone(m.Data)
+	edit(m.Data)
+	_, err = files.Update(ctx, m, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+	return err
+}
+
+// attack makes the writes that a stolen token must not be able to make.
+func attack(t *testing.T, client kubernetes.Interface) {
+	t.Helper()
+	c2 := section("c2")
+	corefile := func(text string) func(map[string]string) {
+		return func(d map[string]string) { d["Corefile"] = coredns.WithSection(d["Corefile"], text) }
+	}
+	change := func(old, with string) func(map[string]string) {
+		return corefile(strings.Replace(c2, old, with, 1))
+	}
+	for name, test := range map[string]struct {
+		says string // empty for a change that is allowed
+		edit func(map[string]string)
+	}{
+		"fewer remotes":    {"", corefile(section())},
+		"the same remotes": {"", corefile(c2)},
+		"with imports":     {"", corefile(c2 + coredns.Multicluster)},
+		"all imported names by rewrite": {"", corefile(func() string {
+			text, _ := coredns.Text(coredns.Of(nil, "semaphore", "cluster.c1", true), false)
+			return text
+		}())},
+		"300 remotes": {"", corefile(func() string {
+			var names []string
+			for i := range 300 {
+				names = append(names, "r"+string(rune('a'+i/26))+string(rune('a'+i%26)))
+			}
+			return section(names...)
+		}())},
+		"another key":    {"only Corefile", func(d map[string]string) { d["NodeHosts"] = "192.0.2.1 n1" }},
+		"one key more":   {"only Corefile", func(d map[string]string) { d["more"] = "" }},
+		"one key less":   {"only Corefile", func(d map[string]string) { delete(d, "NodeHosts") }},
+		"text before":    {"between its marks", func(d map[string]string) { d["Corefile"] = "# x\n" + d["Corefile"] }},
+		"text after":     {"between its marks", func(d map[string]string) { d["Corefile"] += "# x\n" }},
+		"no section":     {"between its marks", corefile("")},
+		"two sections":   {"between its marks", func(d map[string]string) { d["Corefile"] += coredns.WithSection("", c2) }},
+		"two ends":       {"between its marks", corefile(c2 + "# END semaphore\n" + c2)},
+		"all names":      {"and no others", change("cluster.c2 {", ". {")},
+		"a port":         {"and no others", change("cluster.c2 {", "cluster.c2:53 {")},
+		"two domains":    {"and no others", change("cluster.c2 {", "cluster.c2 example.org {")},
+		"forward":        {"and no others", change("    errors\n", "    errors\n    forward . 192.0.2.1\n")},
+		"import":         {"and no others", change("    errors\n", "    import /etc/passwd\n")},
+		"not closed":     {"and no others", corefile(strings.TrimSuffix(c2, "}\n"))},
+		"closed twice":   {"and no others", corefile(c2 + "}\n")},
+		"empty block":    {"and no others", corefile(c2 + "\n}\n")},
+		"a comment":      {"and no others", corefile(c2 + "# x\n")},
+		"environment":    {"and no others", change("name regex ^", "name regex ^{$HOME}")},
+		"an open brace":  {"and no others", change("name regex ^", "name regex { ^")},
+		"twice":          {"a domain that has one", corefile(c2 + c2)},
+		"another's":      {"a domain that has one", corefile(section("c9"))},
+		"own domain":     {"names of the cluster itself", change("cluster.c2 {", "cluster.c1 {")},
+		"usual domain":   {"names of the cluster itself", change("cluster.c2 {", "cluster.local {")},
+		"own namespaces": {"names of the cluster itself", change("cluster.c2 {", "cluster.svc.cluster.c1 {")},
+		"false domain": {"names of the cluster itself", corefile(strings.NewReplacer("cluster.c2 {", "cluster.c1 {",
+			"kubernetes cluster.c1 {", "kubernetes cluster..1 {").Replace(c2))},
+	} {
+		err := write(t.Context(), client, "coredns", test.edit)
+		if test.says == "" && err != nil || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
+			t.Errorf("%s: %v, want %q", name, err, test.says)
+		}
+	}
+	files := client.CoreV1().ConfigMaps("kube-system")
+	m, err := files.Get(t.Context(), "coredns", metav1.GetOptions{})
+	must(t, err)
+	m.Annotations = map[string]string{"mine": "changed"}
+	if _, err := files.Update(t.Context(), m, metav1.UpdateOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "only the data") {
+		t.Errorf("an annotation: %v", err)
+	}
+}
+
+func errText(err error) string {
+	if err == nil {
+		return "no error"
+	}
+	return err.Error()
+}
