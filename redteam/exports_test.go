@@ -5,15 +5,18 @@ import (
 	"fmt"
 	"maps"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
@@ -62,6 +65,43 @@ func (v *victim) imports(client *mcs.Client) map[string]bool {
 	return names
 }
 
+// labels changes exports so that they have labels that a deployment tool acts on, more than an export may have (R30).
+func (v *victim) labels(client *mcs.Client, s *stream, existing []*semaphorev1.Object) {
+	v.t.Helper()
+	const n, each = 500, 100
+	at, ran := uint64(1_000_000), v.ran()
+	var refused []*semaphorev1.Refusal
+	for some := range slices.Chunk(existing[:n], each) {
+		var changes []*semaphorev1.Change
+		for _, o := range some {
+			o = proto.CloneOf(o)
+			for i := range 65 {
+				o.GetService().MultiCluster.Labels = append(o.GetService().MultiCluster.Labels, &semaphorev1.Label{
+					Key: fmt.Sprint("argocd.argoproj.io/instance-", i), Value: strings.Repeat("x", 60)})
+			}
+			at++
+			changes = append(changes, upsert(at, o))
+		}
+		s.tell(changesOf(changes...))
+		refused = append(refused, s.acked(at)...)
+	}
+	cpu := (v.ran() - ran) / n
+	v.t.Logf("%d exports with reserved labels: %.3f ms of CPU each", n, float64(cpu.Microseconds())/1000)
+	if cpu > 2*time.Millisecond {
+		v.t.Errorf("%s of CPU for each export with reserved labels; %s is the most", cpu, 2*time.Millisecond)
+	}
+	if len(refused) < n || slices.ContainsFunc(refused, func(r *semaphorev1.Refusal) bool {
+		return r.GetCode() != "invalid-export"
+	}) {
+		v.t.Errorf("%d refusals of %d exports with reserved labels, such as %v", len(refused), n, refused[:min(1, len(refused))])
+	}
+	time.Sleep(2 * time.Second) // longer than a write takes
+	i, err := client.Imports().Get(v.t.Context(), "shop", existing[0].GetKey().GetName())
+	if err != nil || strings.Contains(fmt.Sprint(i.Labels), "argocd") {
+		v.t.Errorf("an import has the labels %v, %v", i.Labels, err)
+	}
+}
+
 // TestExportsOfARemoteAreBounded checks limits.exports with one export too many, and with 100,000 that precede those
 // that exist and arrive as fast as the broker reads them: changesPerSecond, which would make them wait for a minute and
 // a half, is raised. What exists stays, nothing of the rest is written, each is refused and counted, and another
@@ -70,7 +110,7 @@ func TestExportsOfARemoteAreBounded(t *testing.T) {
 	const most, flood = 1000, 100_000
 	v := prepare(t)
 	client := withMCS(v)
-	v.cfg["remotes"].([]any)[0].(map[string]any)["limits"] = map[string]any{"changesPerSecond": 2 * flood}
+	limit("c2", v1alpha1.Limits{ChangesPerSecond: 2 * flood})(v)
 	v.run()
 	honest := v.publish("c3")
 	for cluster, s := range map[string]*stream{"c1": v.publish("c1"), "c3": honest} {
@@ -179,6 +219,7 @@ func TestExportsOfARemoteAreBounded(t *testing.T) {
 	if have := v.imports(client); !maps.Equal(have, want) {
 		t.Errorf("there are %d imports, not those that existed and the other remote's", len(have))
 	}
+	v.labels(client, s, existing)
 	bins, err := programs()
 	if err != nil {
 		t.Fatal(err)
