@@ -11,14 +11,11 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
-	corev1 "k8s.io/api/core/v1"
-	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/mcs"
-	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -30,25 +27,6 @@ func exported(name string) *semaphorev1.Object {
 	o.GetService().Mirror, o.GetService().Headless = false, true
 	o.GetService().MultiCluster = &semaphorev1.MultiClusterExport{}
 	return o
-}
-
-// withMCS makes the broker import ServiceExports into the namespace shop.
-func withMCS(v *victim) *mcs.Client {
-	v.t.Helper()
-	v.cfg["mcs"] = map[string]any{"enabled": true}
-	if _, err := definitions.Apply(v.t.Context(),
-		apiextensionsclient.NewForConfigOrDie(v.rest).ApiextensionsV1().CustomResourceDefinitions(), false); err != nil {
-		v.t.Fatal(err)
-	}
-	if _, err := v.kube.CoreV1().Namespaces().Create(v.t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}); err != nil {
-		v.t.Fatal(err)
-	}
-	client, err := mcs.New(v.rest, "redteam")
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	return client
 }
 
 // imports returns the names of all ServiceImports, which are in the namespace shop.
@@ -109,7 +87,11 @@ func (v *victim) labels(client *mcs.Client, s *stream, existing []*semaphorev1.O
 func TestExportsOfARemoteAreBounded(t *testing.T) {
 	const most, flood = 1000, 100_000
 	v := prepare(t)
-	client := withMCS(v)
+	withMCS(v)
+	client, err := mcs.New(v.rest, "redteam")
+	if err != nil {
+		t.Fatal(err)
+	}
 	limit("c2", v1alpha1.Limits{ChangesPerSecond: 2 * flood})(v)
 	v.run()
 	honest := v.publish("c3")
