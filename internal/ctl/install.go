@@ -100,7 +100,7 @@ in the way.`,
 	completeFlag(cmd, "components", oneOf(install.Components()...))
 	completeFlag(cmd, "expose", oneOf(install.NodePort, install.LoadBalancer, install.ClusterIP))
 	completeFlag(cmd, "dry-run", oneOf("none", "client"))
-	completeFlag(cmd, "output", oneOf("yaml", "json"))
+	completeFlag(cmd, "output", oneOf(plannedFormats...))
 	return cmd
 }
 
@@ -140,8 +140,8 @@ func (i *installer) check() error {
 	switch {
 	case !slices.Contains([]string{"none", "client"}, i.dryRun):
 		return fmt.Errorf("--dry-run %q: use client or none", i.dryRun)
-	case !slices.Contains([]string{"", "yaml", "json"}, i.output):
-		return fmt.Errorf("--output %q: use yaml or json", i.output)
+	case checkPlanned(i.output) != nil:
+		return checkPlanned(i.output)
 	case i.output != "" && i.dryRun == "none":
 		return errors.New("--output: it is for --dry-run=client")
 	case i.wishes.Name != "" && len(i.access.Contexts) > 1:

@@ -92,8 +92,8 @@ without --features; with more it adds them. To take one away, unlink --agentless
 Exit code 0 when the objects are there, 1 when a cluster cannot be asked, 2 when something stands in the way.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !slices.Contains([]string{"", "yaml", "json"}, l.output) {
-				return fmt.Errorf("--output %q: use yaml or json", l.output)
+			if err := checkPlanned(l.output); err != nil {
+				return err
 			}
 			if err := l.checkAgentless(); err != nil {
 				return err
@@ -119,7 +119,7 @@ Exit code 0 when the objects are there, 1 when a cluster cannot be asked, 2 when
 	cmd.Flags().StringSliceVar(&l.agentless.features, "features", nil,
 		"with --agentless: of services and policy, and encryption where semaphore-wireguard runs there (default: those that "+
 			"it is read for already, else services and policy, as far as the cluster that reads has them)")
-	completeFlag(cmd, "output", oneOf("yaml", "json"))
+	completeFlag(cmd, "output", oneOf(plannedFormats...))
 	completeFlag(cmd, "features", oneOf("encryption", "services", "policy"))
 	return cmd
 }

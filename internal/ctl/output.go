@@ -41,6 +41,17 @@ func (o *outputs) check() error {
 	return fmt.Errorf("--output %q: use %s", o.chosen, o)
 }
 
+// plannedFormats are the formats of a verb that prints the objects in place of writing them.
+var plannedFormats = []string{"yaml", "json"}
+
+// checkPlanned returns an error for a format that is none of these. An empty one means that the verb writes.
+func checkPlanned(output string) error {
+	if output == "" || slices.Contains(plannedFormats, output) {
+		return nil
+	}
+	return fmt.Errorf("--output %q: use %s", output, strings.Join(plannedFormats, " or "))
+}
+
 // planned are the objects that a verb would write into a cluster.
 type planned struct {
 	Context string                       `json:"context"`
