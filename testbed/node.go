@@ -156,6 +156,9 @@ func (n *Node) supervise(ctx context.Context, name, group string, env []string, 
 			Groups: c.tb.cgroups.FilesInside(group), Output: logFile,
 		})
 	})
+	if name == calicoNode {
+		p.retries = calicoNodeRetries
+	}
 	if group != n.daemons() {
 		p.clean = func() error { return c.tb.cgroups.Kill(group) }
 	}

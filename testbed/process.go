@@ -22,8 +22,10 @@ type Process struct {
 	start func() (*spawn.Process, error)
 	// clean ends what the process leaves behind when it exits. It may be nil.
 	clean func() error
-	log   *slog.Logger
-	// died is called with each exit that nobody requested.
+	// retries is the number of exits that are part of the component's start-up, after which died is called.
+	retries int
+	log     *slog.Logger
+	// died is called with each exit that nobody requested and that is not one of retries.
 	died func(error)
 
 	mu      sync.Mutex // guards the following
@@ -52,6 +54,7 @@ func newProcess(name, logFile string, start func() (*spawn.Process, error), log 
 // run supervises the process until ctx ends. It then kills the process without a grace period, because its data is
 // removed anyway.
 func (p *Process) run(ctx context.Context) {
+	exits := 0
 	for ctx.Err() == nil {
 		if !p.begin() {
 			select {
@@ -65,7 +68,9 @@ func (p *Process) run(ctx context.Context) {
 		if err != nil && ctx.Err() == nil && p.isWanted() {
 			err = fmt.Errorf("%s: %w", p.Name, err)
 			p.log.Warn("is started again", "err", err)
-			p.died(err)
+			if exits++; exits > p.retries {
+				p.died(err)
+			}
 			pause(ctx, restartDelay)
 		}
 	}
