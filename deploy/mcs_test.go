@@ -148,6 +148,18 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 			return err
 		}
 	}
+	inPod, pod := s.podToken(t, brokers, "semaphore-broker", "semaphore-broker-0")
+	// A slice of Kubernetes' controller, where only features/mcs gives the broker rights.
+	if _, err := admin.DiscoveryV1().EndpointSlices("shop").Create(ctx, mirrorSlice("theirs",
+		func(s *discoveryv1.EndpointSlice) {
+			s.Labels = map[string]string{discoveryv1.LabelServiceName: "echo",
+				discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io"}
+		}), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		admin.DiscoveryV1().EndpointSlices("shop").Delete(context.Background(), "theirs", metav1.DeleteOptions{})
+	})
 	const headless = "of ServiceImports only that no Service has, with the label service.kubernetes.io/headless"
 	attempts := []attempt{
 		{"a ServiceImport", create("shop"), nil},
@@ -175,6 +187,32 @@ func importAttempts(t *testing.T, s *server, brokers string) ([]attempt, kuberne
 		}), says{"may not set the labels and annotations service.kubernetes.io/topology-mode"}},
 		{"a finalizer", create("shop", func(i *mcsv1beta1.ServiceImport) { i.Finalizers = []string{"example.org/x"} }),
 			says{"may not change finalizers"}},
+		{"an owner", create("shop", func(i *mcsv1beta1.ServiceImport) {
+			i.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "u"}}
+		}), says{"may not change finalizers and owners"}},
+		{"the status of somebody else's import", func() error {
+			i := theirs.DeepCopy()
+			i.Status.Clusters = []mcsv1beta1.ClusterStatus{{Cluster: "c9"}}
+			_, err := imports.UpdateStatus(ctx, i)
+			return err
+		}, says{"writes ServiceImports with the label", "changes and deletes ServiceImports with the label"}},
+		{"somebody else's slice leads elsewhere", func() error {
+			_, err := stolen.DiscoveryV1().EndpointSlices("shop").Update(ctx, mirrorSlice("theirs",
+				func(s *discoveryv1.EndpointSlice) {
+					delete(s.Labels, discoveryv1.LabelServiceName)
+					s.Labels[mcsv1beta1.LabelServiceName], s.Labels[corev1.IsHeadlessService] = "echo", ""
+				}), metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err
+		}, says{"changes and deletes EndpointSlices with the label"}},
+		{"somebody else's slice is deleted", func() error {
+			return stolen.DiscoveryV1().EndpointSlices("shop").Delete(ctx, "theirs",
+				metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+		}, says{"changes and deletes EndpointSlices with the label"}},
+		{"calls of another namespace's Service to the leader", func() error {
+			_, err := inPod.DiscoveryV1().EndpointSlices("shop").Create(ctx, leaderSlice("x-semaphore-broker", pod),
+				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err
+		}, says{"only where it may create Services", onlyNamed + "x-semaphore-broker-leader-ipv4"}},
 		{"a slice in kube-system", slice("kube-system"), says{"no EndpointSlices into the namespaces of the cluster itself"}},
 		{"a slice of a local Service", slice("shop", func(s *discoveryv1.EndpointSlice) {
 			s.Labels[discoveryv1.LabelServiceName] = "echo"

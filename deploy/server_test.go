@@ -14,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	batchv1 "k8s.io/api/batch/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -43,6 +44,7 @@ func TestOnServer(t *testing.T) {
 	t.Run("OtherNamespaces", func(t *testing.T) { testOtherNamespaces(t, s) })
 	t.Run("Platforms", func(t *testing.T) { testPlatforms(t, s) })
 	t.Run("Reader", func(t *testing.T) { testReader(t, s) })
+	t.Run("ForeignExporter", func(t *testing.T) { testForeignExporter(t, s) })
 	t.Run("Cleanup", func(t *testing.T) { testCleanup(t, s) })
 }
 
@@ -278,6 +280,52 @@ func testReader(t *testing.T, s *server) {
 			}
 			return nil
 		})
+	}
+}
+
+// testForeignExporter checks that the exporter of a cluster that is read has the right to its Lease, and none besides. A
+// stolen token of it makes no other Lease, in whose place it could keep the own parts from leading.
+func testForeignExporter(t *testing.T, s *server) {
+	const ns = "semaphore-c2"
+	foreign := overlay(t, "namespace: "+ns+"\nresources: [DEPLOY/crds, DEPLOY/foreign-exporter]\n")
+	own := overlay(t, "resources: [DEPLOY/example/c1]\n")
+	for _, dir := range []string{own, foreign} {
+		s.kubectl(t, "apply", "-k", dir)
+		objects := build(t, dir)
+		t.Cleanup(func() {
+			s.deleteRBAC(t, objects)
+			s.deletePolicies(t, objects)
+		})
+		s.warn(t, objects)
+	}
+	for namespace, want := range map[string][]string{
+		ns:            {"leases.coordination.k8s.io: create", "leases.coordination.k8s.io: get update only [semaphore-exporter-leader]"},
+		"kube-system": {}, "semaphore": {},
+	} {
+		eventually(t, "the rights of the exporter in "+namespace, func() error {
+			got := rights(t, s, "system:serviceaccount:"+ns+":semaphore-exporter", namespace)
+			if !slices.Equal(got, want) {
+				return fmt.Errorf("%q, want %q", got, want)
+			}
+			return nil
+		})
+	}
+	stolen, _ := s.token(t, ns, "semaphore-exporter")
+	lease := func(name string) func() error {
+		return func() error {
+			_, err := stolen.CoordinationV1().Leases(ns).Create(t.Context(),
+				&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}},
+				metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err
+		}
+	}
+	s.settled(t)
+	for _, a := range []attempt{
+		{"its Lease", lease("semaphore-exporter-leader"), nil},
+		{"another Lease", lease("semaphore-broker-leader"),
+			says{"may make only the leases that it may update, not semaphore-broker-leader"}},
+	} {
+		t.Run(a.name, func(t *testing.T) { a.check(t, s) })
 	}
 }
 

@@ -6,14 +6,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/semaphore/internal/identity"
+	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/testkit/trust"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -52,8 +56,15 @@ type price struct {
 // TestPriceOfEachRule breaks each rule of docs/security.md between a remote and the broker hundreds of times, on the
 // broker with the shipped configuration. It logs and bounds the cost in CPU, memory and writes.
 func TestPriceOfEachRule(t *testing.T) {
-	v := start(t)
+	v := start(t, withMCS)
 	const n = 500
+	// Nothing is imported before all clusters have reported.
+	honest := v.publish("c3")
+	for cluster, s := range map[string]*stream{"c1": v.publish("c1"), "c3": honest} {
+		s.tell(hello(cluster, "e1", 1, serviceKind, sliceKind))
+		s.tell(append(snapshot(serviceKind, 1), snapshot(sliceKind, 1)...)...)
+		s.acked(1)
+	}
 	refused := price{cpu: 2 * time.Millisecond, written: 40, grown: 48 << 20}
 	kinds := []semaphorev1.Kind{nodeKind, serviceKind, sliceKind, memberKind}
 	var s *stream
@@ -115,11 +126,12 @@ func TestPriceOfEachRule(t *testing.T) {
 			return few
 		}
 	}
-	for _, a := range []struct {
+	type attack struct {
 		rules, what string
 		most        price
 		do          func() int
-	}{
+	}
+	attacks := []attack{
 		{"R1", "a Hello for another cluster", price{50 * time.Millisecond, 20, 48 << 20},
 			streams(func(s *stream) { s.tell(hello("c3", "e1", 1, memberKind)) })},
 		{"R3", "a handshake without a certificate", price{50 * time.Millisecond, 20, 48 << 20}, func() int {
@@ -190,6 +202,10 @@ func TestPriceOfEachRule(t *testing.T) {
 		// One of each pair gets the name and is written.
 		{"R18", "Services of which each two would have mirrors of one name", price{8 * time.Millisecond, n/2 + 40, 48 << 20},
 			func() int {
+				written := func() float64 {
+					return v.metric("semaphore_broker_writes_total", `kind="service"`, `result="ok"`)
+				}
+				before := written()
 				each(func(i int) *semaphorev1.Object {
 					o := service(fmt.Sprint("b-", i/2), 1)
 					if o.Key.Namespace = "shop-73736d-a"; i%2 == 0 {
@@ -198,7 +214,7 @@ func TestPriceOfEachRule(t *testing.T) {
 					return o
 				})()
 				v.eventuallyWithin(patience, "the Services that have their names are written", func() error {
-					if got := v.metric("semaphore_broker_writes_total", `kind="service"`, `result="ok"`); got < n/2 {
+					if got := written() - before; got < n/2 {
 						return fmt.Errorf("%v of %d", got, n/2)
 					}
 					return nil
@@ -230,7 +246,8 @@ func TestPriceOfEachRule(t *testing.T) {
 			}
 			return 2 * n
 		}},
-	} {
+	}
+	measure := func(a attack) {
 		writes := func() float64 {
 			return v.metric("semaphore_broker_writes_total") + v.metric("semaphore_broker_events_total", `result="written"`)
 		}
@@ -253,4 +270,91 @@ func TestPriceOfEachRule(t *testing.T) {
 				written, grown, a.most)
 		}
 	}
+	for _, a := range attacks {
+		measure(a)
+	}
+	export := func(i int) *semaphorev1.Object { return exported(fmt.Sprintf("of-c3-%03d", i)) }
+	imports := v.importsOfRemotes(honest, n, export)
+	for _, a := range []attack{
+		{"R29", "exports of a namespace that the operator denies", refused, func() int {
+			each(func(i int) *semaphorev1.Object {
+				o := export(i)
+				o.Key.Namespace = "kube-system"
+				return o
+			})()
+			v.eventuallyWithin(patience, "the broker denies them", func() error {
+				if got := v.metric("semaphore_broker_service_problems", `cluster="c2"`, `reason="Denied"`); got != n {
+					return fmt.Errorf("%v of %d", got, n)
+				}
+				return nil
+			})
+			return n
+		}},
+		// Each import is written once more: c2 is one of its clusters.
+		{"R31", "exports of names that another exports, of a clock years behind", price{8 * time.Millisecond, 3*n + 40,
+			48 << 20}, func() int {
+			var changes []*semaphorev1.Change
+			for i := range n {
+				o := export(i)
+				o.GetService().Headless, o.GetService().Ports[0].Port = false, 6666
+				at++
+				c := upsert(at, o)
+				c.ObservedAt = timestamppb.New(time.Now().AddDate(-50, 0, 0))
+				changes = append(changes, c)
+			}
+			m := changesOf(changes...)
+			wire += proto.Size(m)
+			s.tell(m)
+			s.acked(at)
+			imports("c2", "c3")
+			return n
+		}},
+	} {
+		measure(a)
+	}
+	imports("c2", "c3")
+}
+
+// importsOfRemotes has a remote export n Services, and waits until they are imported. The returned function waits until
+// the imports name the given clusters, and fails unless the first remote decides what they are.
+func (v *victim) importsOfRemotes(s *stream, n int, export func(i int) *semaphorev1.Object) func(clusters ...string) {
+	v.t.Helper()
+	client, err := mcs.New(v.rest, "redteam")
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	var all []*semaphorev1.Object
+	for i := range n {
+		all = append(all, export(i))
+	}
+	s.tell(upserts(1, all...))
+	s.acked(uint64(n) + 1)
+	expect := func(clusters ...string) {
+		v.t.Helper()
+		v.eventuallyWithin(patience, fmt.Sprint("imports of ", clusters), func() error {
+			list, err := client.Imports().ListWatch("").ListWithContext(v.t.Context(), metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			items, named := list.(*mcsv1beta1.ServiceImportList).Items, 0
+			for _, i := range items {
+				if i.Namespace != "shop" || i.Spec.Type != mcsv1beta1.Headless || i.Spec.Ports[0].Port == 6666 {
+					v.t.Fatalf("the import %s/%s is %+v", i.Namespace, i.Name, i.Spec)
+				}
+				var has []string
+				for _, c := range i.Status.Clusters {
+					has = append(has, c.Cluster)
+				}
+				if slices.Sort(has); slices.Equal(has, clusters) {
+					named++
+				}
+			}
+			if len(items) != n || named != n {
+				return fmt.Errorf("%d of %d, %d of these clusters", len(items), n, named)
+			}
+			return nil
+		})
+	}
+	expect("c3")
+	return expect
 }

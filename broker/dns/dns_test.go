@@ -64,8 +64,8 @@ func shipped[T any](t *testing.T, file string, n int) *T {
 	return into
 }
 
-// grant gives an account the rights of the component, and confines it, as the manifests do. It returns a client of the
-// account.
+// grant gives an account the rights of the component, and confines it, as the manifests do. It adds rights that the
+// policy must not depend on. It returns a client of the account.
 func grant(t *testing.T, cfg *rest.Config) kubernetes.Interface {
 	t.Helper()
 	const account = "system:serviceaccount:semaphore:semaphore-broker"
@@ -76,6 +76,14 @@ func grant(t *testing.T, cfg *rest.Config) kubernetes.Interface {
 	binding := shipped[rbacv1.ClusterRoleBinding](t, "rbac.yaml", 1)
 	binding.Subjects = []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: account}}
 	_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{})
+	must(t, err)
+	more := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "delete"}}
+	_, err = admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "more"},
+		Rules: []rbacv1.PolicyRule{more}}, metav1.CreateOptions{})
+	must(t, err)
+	_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "more"}, Subjects: binding.Subjects,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "more"}}, metav1.CreateOptions{})
 	must(t, err)
 	registration := admin.AdmissionregistrationV1()
 	_, err = registration.ValidatingAdmissionPolicies().Create(ctx,
@@ -283,13 +291,38 @@ func attack(t *testing.T, client kubernetes.Interface) {
 			t.Errorf("%s: %v, want %q", name, err, test.says)
 		}
 	}
+	// All but the data, and other ConfigMaps of these names, where other roles of the account allow more.
 	files := client.CoreV1().ConfigMaps("kube-system")
-	m, err := files.Get(t.Context(), "coredns", metav1.GetOptions{})
-	must(t, err)
-	m.Annotations = map[string]string{"mine": "changed"}
-	if _, err := files.Update(t.Context(), m, metav1.UpdateOptions{}); err == nil ||
-		!strings.Contains(err.Error(), "only the data") {
-		t.Errorf("an annotation: %v", err)
+	for name, edit := range map[string]func(*corev1.ConfigMap){
+		"an annotation": func(m *corev1.ConfigMap) { m.Annotations = map[string]string{"mine": "changed"} },
+		"a label":       func(m *corev1.ConfigMap) { m.Labels = map[string]string{"k8s-app": "other"} },
+		"a finalizer":   func(m *corev1.ConfigMap) { m.Finalizers = []string{"example.org/stays"} },
+		"an owner": func(m *corev1.ConfigMap) {
+			m.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "u"}}
+		},
+		"binary data": func(m *corev1.ConfigMap) { m.BinaryData = map[string][]byte{"more": {0}} },
+		"immutable":   func(m *corev1.ConfigMap) { m.Immutable = new(bool); *m.Immutable = true },
+	} {
+		m, err := files.Get(t.Context(), "coredns", metav1.GetOptions{})
+		must(t, err)
+		edit(m)
+		if _, err := files.Update(t.Context(), m, metav1.UpdateOptions{}); err == nil ||
+			!strings.Contains(err.Error(), "only the data") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	dry := []string{metav1.DryRunAll}
+	for name, err := range map[string]error{
+		"a second one is made": func() error {
+			_, err := client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+				Name: "coredns"}}, metav1.CreateOptions{DryRun: dry})
+			return err
+		}(),
+		"it is deleted": files.Delete(t.Context(), "coredns", metav1.DeleteOptions{DryRun: dry}),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "updates the ConfigMaps of CoreDNS in kube-system only") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -199,9 +199,9 @@ func (r *reservations) load(ctx context.Context, i int) error {
 		if object.Labels[naming.LabelManagedBy] != naming.ManagedByBroker {
 			return fmt.Errorf("semaphore did not create it: remove it, so that the broker can reserve addresses")
 		}
-		var said map[string]map[netip.Addr]string
-		if err := json.Unmarshal([]byte(object.Annotations[reservedFor]), &said); err != nil {
-			return fmt.Errorf("annotation %s: %w", reservedFor, err)
+		said, err := parseReserved(object.Annotations[reservedFor])
+		if err != nil {
+			return fmt.Errorf("annotation %s: %w; delete the object, so that the broker reserves anew", reservedFor, err)
 		}
 		for node, addrs := range said {
 			out.states[node] = map[netip.Addr]state{}
@@ -214,6 +214,26 @@ func (r *reservations) load(ctx context.Context, i int) error {
 	r.shards[i] = out
 	r.publish(out, nil)
 	return nil
+}
+
+// parseReserved parses the annotation of a shard. What it accepts can be written back: an entry that is no address would
+// become a reservation that Calico's IPAM cannot read.
+func parseReserved(text string) (map[string]map[netip.Addr]string, error) {
+	var said map[string]map[netip.Addr]string
+	if err := json.Unmarshal([]byte(text), &said); err != nil {
+		return nil, err
+	}
+	for _, node := range slices.Sorted(maps.Keys(said)) {
+		for addr, is := range said[node] {
+			if !addr.IsValid() || addr.Is4In6() || addr.Zone() != "" {
+				return nil, fmt.Errorf("node %q: %q is not an address of a pod network", node, addr)
+			}
+			if is != pending && is != ready && is != retired {
+				return nil, fmt.Errorf("node %q, address %s: %q is not %s, %s or %s", node, addr, is, pending, ready, retired)
+			}
+		}
+	}
+	return said, nil
 }
 
 // passShard makes one pass over the nodes of a shard, with one write.

@@ -1,0 +1,47 @@
+package migrate
+
+import (
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/internal/config"
+)
+
+// FuzzFiles: whatever a file and a command line contain, there is an error, or objects that can be written, and those
+// whose name no cluster can have are reported.
+func FuzzFiles(f *testing.F) {
+	for _, text := range []string{
+		"localSubnets: [10.1.0.0/16]\nremotes:\n  - {name: c2, podSubnets: [10.2.0.0/16], limits: {nodes: 7}, wireguard: " +
+			"{persistentKeepalive: 25s, probePort: 0}}\n",
+		"cluster: c1\nbrokers: [{cluster: c2, address: 'b:1'}]\nexportRules: [{clusters: [c2], selector: 'a in (b)'}]\n",
+		"local: {name: c1}\nremotes: [{name: c2, podSubnet: 10.2.0.0/16, wgListenPort: -1}]\n",
+		"localCluster: {name: c1}\nremoteClusters: [{name: '', servicePrefix: p}]\n",
+		"localSubnets: [x]\nremotes: [null]\n",
+	} {
+		f.Add([]byte(text), "-target-cluster-name=c2")
+	}
+	f.Fuzz(func(t *testing.T, text []byte, flags string) {
+		m := New()
+		_, err := m.Add("file", text)
+		if err != nil && err.Error() == "" {
+			t.Error("an error that says nothing")
+		}
+		_ = m.AddPolicyFlags(flags)
+		objects, _, missing := m.Objects()
+		for _, o := range objects {
+			if config.ClusterName(o.Name) != nil && len(missing) == 0 {
+				t.Errorf("%q is no name of a cluster, and nothing is missing", o.Name)
+			}
+			written, err := yaml.Marshal(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var again v1alpha1.RemoteCluster
+			if err := yaml.UnmarshalStrict(written, &again); err != nil {
+				t.Errorf("%v:\n%s", err, written)
+			}
+		}
+	})
+}
