@@ -696,25 +696,22 @@ func (e *Engine) Findings() (found []finding.Finding) {
 	return append(found, e.problems.Findings()...)
 }
 
+// few changes make a part of a message together. maxMoves bounds a part of one Service between whose slices endpoints
+// move.
+const few, maxMoves = 32, 256
+
 // split splits the changes of one message between Services, so that an endpoint that moves between slices of a Service
 // within a message is not removed in between. A slice that moves to another Service joins both.
-func split(changes []replica.Change) [][]replica.Change {
+func split(changes []replica.Change) (parts [][]replica.Change) {
 	type service struct{ namespace, name string }
 	group := map[service]int{}
-	parent := []int{}
-	find := func(i int) int {
-		for parent[i] != i {
-			parent[i] = parent[parent[i]]
-			i = parent[i]
-		}
-		return i
-	}
+	var joined groups
 	of := func(namespace, name string) int {
 		s := service{namespace, name}
 		i, ok := group[s]
 		if !ok {
-			i = len(parent)
-			group[s], parent = i, append(parent, i)
+			i = joined.add()
+			group[s] = i
 		}
 		return i
 	}
@@ -728,32 +725,119 @@ func split(changes []replica.Change) [][]replica.Change {
 			was, is := c.Old.GetEndpointSlice().GetService(), c.New.GetEndpointSlice().GetService()
 			ids[i] = of(c.Key.Namespace, cmp.Or(is, was))
 			if was != "" && is != "" && was != is {
-				parent[find(of(c.Key.Namespace, was))] = find(ids[i])
+				joined.join(of(c.Key.Namespace, was), ids[i])
 			}
 		}
 	}
-	byGroup := map[int][]replica.Change{}
-	var order []int
-	for i, c := range changes {
-		id := -1
-		if ids[i] >= 0 {
-			id = find(ids[i])
-		}
-		if byGroup[id] == nil {
-			order = append(order, id)
-		}
-		byGroup[id] = append(byGroup[id], c)
-	}
-	const few = 32
-	var parts [][]replica.Change
-	for _, id := range order {
-		if last := len(parts) - 1; last >= 0 && len(parts[last])+len(byGroup[id]) <= few {
-			parts[last] = append(parts[last], byGroup[id]...)
-		} else {
-			parts = append(parts, byGroup[id])
+	for _, of := range joined.split(changes, ids) {
+		switch last := len(parts) - 1; {
+		case len(of) > few:
+			parts = append(parts, splitService(of)...)
+		case last >= 0 && len(parts[last])+len(of) <= few:
+			parts[last] = append(parts[last], of...)
+		default:
+			parts = append(parts, of)
 		}
 	}
 	return parts
+}
+
+// splitService splits many changes of one Service, so that no remote has a turn as long as its largest Service takes:
+// first all but slices, then new slices, which remove no endpoint, then the others. Slices between which an endpoint
+// moves stay together, but for so many that only an attacker has them.
+func splitService(changes []replica.Change) (parts [][]replica.Change) {
+	var first, added, others []replica.Change
+	changed := map[replica.Key]bool{}
+	for _, c := range changes {
+		switch {
+		case c.Key.Kind != kindSlice:
+			first = append(first, c)
+		case c.Old == nil && !changed[c.Key]:
+			added = append(added, c)
+		default:
+			others = append(others, c)
+		}
+		changed[c.Key] = true
+	}
+	var joined groups
+	ids := make([]int, len(others))
+	gained, of := map[string]int{}, map[replica.Key]int{}
+	for i, c := range others {
+		ids[i] = joined.add()
+		if before, twice := of[c.Key]; twice {
+			joined.join(before, i)
+		}
+		of[c.Key] = i
+		for address := range addressesOf(c.New) {
+			gained[address] = i
+		}
+	}
+	for i, c := range others {
+		has := addressesOf(c.New)
+		for address := range addressesOf(c.Old) {
+			if to, moved := gained[address]; moved && !has[address] {
+				joined.join(i, to)
+			}
+		}
+	}
+	parts = slices.Collect(slices.Chunk(first, few))
+	parts = slices.AppendSeq(parts, slices.Chunk(added, few))
+	begin := len(parts)
+	for _, together := range joined.split(others, ids) {
+		if last := len(parts) - 1; last >= begin && len(parts[last])+len(together) <= few {
+			parts[last] = append(parts[last], together...)
+		} else {
+			parts = slices.AppendSeq(parts, slices.Chunk(together, maxMoves))
+		}
+	}
+	return parts
+}
+
+func addressesOf(o *semaphorev1.Object) map[string]bool {
+	all := map[string]bool{}
+	for _, e := range o.GetEndpointSlice().GetEndpoints() {
+		for _, address := range e.GetAddresses() {
+			all[address] = true
+		}
+	}
+	return all
+}
+
+// groups joins numbers from 0 on into groups: each has another one of its group, or itself.
+type groups []int
+
+// add adds a group of one, and returns its number.
+func (g *groups) add() int {
+	*g = append(*g, len(*g))
+	return len(*g) - 1
+}
+
+func (g groups) find(i int) int {
+	for g[i] != i {
+		g[i] = g[g[i]]
+		i = g[i]
+	}
+	return i
+}
+
+func (g groups) join(a, b int) { g[g.find(a)] = g.find(b) }
+
+// split returns the changes by their groups, which ids numbers; those of -1 are a group, too. Their order remains.
+func (g groups) split(changes []replica.Change, ids []int) (all [][]replica.Change) {
+	at := map[int]int{}
+	for i, c := range changes {
+		id := ids[i]
+		if id >= 0 {
+			id = g.find(id)
+		}
+		n, had := at[id]
+		if !had {
+			n = len(all)
+			at[id], all = n, append(all, nil)
+		}
+		all[n] = append(all[n], c)
+	}
+	return all
 }
 
 var serviceProblems = prometheus.NewDesc("semaphore_broker_service_problems",
