@@ -1,13 +1,13 @@
 package ctl
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/program"
@@ -89,13 +89,16 @@ exportRules and remotes out of the files before you apply the objects.`,
 func printMigration(cmd *cobra.Command, m *migrate.Migration) error {
 	objects, notes, missing := m.Objects()
 	for _, o := range objects {
-		text, err := yaml.Marshal(map[string]any{
+		data, err := json.Marshal(map[string]any{
 			"apiVersion": o.APIVersion, "kind": o.Kind, "metadata": map[string]string{"name": o.Name}, "spec": o.Spec,
 		})
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "---\n%s", text)
+		fmt.Fprintln(cmd.OutOrStdout(), "---")
+		if err := cli.PrintDocument(cmd.OutOrStdout(), data, "yaml"); err != nil {
+			return err
+		}
 	}
 	say := func(line string) {
 		for _, one := range cli.Wrap(cli.Printable(line), "  ", cli.LineWidth) {

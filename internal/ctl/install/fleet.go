@@ -74,7 +74,10 @@ func ParseFleet(text []byte) (*Fleet, error) {
 	if err := f.check(); err != nil {
 		return nil, err
 	}
-	return &f, f.checkPairs()
+	if err := f.checkPairs(); err != nil {
+		return nil, err
+	}
+	return &f, nil
 }
 
 // complete fills in absent fields.

@@ -1,9 +1,9 @@
 package migrate
 
 import (
+	"encoding/json"
+	"strings"
 	"testing"
-
-	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -34,13 +34,13 @@ func FuzzFiles(f *testing.F) {
 			if config.ClusterName(o.Name) != nil && len(missing) == 0 {
 				t.Errorf("%q is no name of a cluster, and nothing is missing", o.Name)
 			}
-			written, err := yaml.Marshal(o)
+			written, err := json.Marshal(o)
 			if err != nil {
 				t.Fatal(err)
 			}
 			var again v1alpha1.RemoteCluster
-			if err := yaml.UnmarshalStrict(written, &again); err != nil {
-				t.Errorf("%v:\n%s", err, written)
+			if err := json.Unmarshal(written, &again); err != nil || again.Name != strings.ToValidUTF8(o.Name, "\ufffd") {
+				t.Errorf("%q is %+v, %v", written, again, err)
 			}
 		}
 	})
