@@ -283,8 +283,8 @@ func testReader(t *testing.T, s *server) {
 	}
 }
 
-// testForeignExporter checks that the exporter of a cluster that is read has the right to its Lease, and none besides. A
-// stolen token of it makes no other Lease, in whose place it could keep the own parts from leading.
+// testForeignExporter checks that the exporter of a cluster that is read has the right to its Lease, and none besides.
+// A stolen token of it makes no other Lease, in whose place it could keep the own parts from leading.
 func testForeignExporter(t *testing.T, s *server) {
 	const ns = "semaphore-c2"
 	foreign := overlay(t, "namespace: "+ns+"\nresources: [DEPLOY/crds, DEPLOY/foreign-exporter]\n")
@@ -299,7 +299,8 @@ func testForeignExporter(t *testing.T, s *server) {
 		s.warn(t, objects)
 	}
 	for namespace, want := range map[string][]string{
-		ns:            {"leases.coordination.k8s.io: create", "leases.coordination.k8s.io: get update only [semaphore-exporter-leader]"},
+		ns: {"leases.coordination.k8s.io: create",
+			"leases.coordination.k8s.io: get update only [semaphore-exporter-leader]"},
 		"kube-system": {}, "semaphore": {},
 	} {
 		eventually(t, "the rights of the exporter in "+namespace, func() error {
