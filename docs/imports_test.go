@@ -133,7 +133,7 @@ var shared = map[string]string{
 	"internal/mutation":     "",
 	"internal/testkit/otlp": "testkit",
 	"internal/testkit":      "", "internal/testkit/browser": "testkit", "internal/testkit/loopback": "",
-	"internal/testkit/metricsdoc": "",
+	"internal/testkit/metricsdoc": "", "internal/testkit/mcstest": "mcs/definitions",
 	"internal/testkit/kubetest":   "testkit testkit/loopback api/v1alpha1 deploy/crds",
 	"internal/testkit/trust":      "config identity pki testkit",
 }

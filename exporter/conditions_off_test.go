@@ -14,18 +14,21 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/mcstest"
 )
 
 // TestConditionsGoWithTheFeature checks that an exporter without the feature removes the conditions that an earlier one
-// wrote. It removes no others, and none whose reason somebody else has changed.
+// wrote, by v1alpha1 of the definitions of v0.2. It removes no others, and none whose reason somebody else has changed.
 func TestConditionsGoWithTheFeature(t *testing.T) {
 	cfg, ctx := kubetest.Start(t), t.Context()
 	e := &exporter{rest: cfg}
 	testkit.Must(t, e.removeConditions(ctx)) // the API is not served
-	_, err := definitions.Apply(ctx,
-		apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions(), false)
-	testkit.Must(t, err)
-	_, err = kubernetes.NewForConfigOrDie(cfg).CoreV1().Namespaces().Create(ctx,
+	crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
+	for _, d := range mcstest.V02(t) {
+		_, err := crds.Create(ctx, d, metav1.CreateOptions{})
+		testkit.Must(t, err)
+	}
+	_, err := kubernetes.NewForConfigOrDie(cfg).CoreV1().Namespaces().Create(ctx,
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
 	testkit.Must(t, err)
 	ours, err := mcs.New(cfg, mcs.Exporter)
@@ -49,6 +52,11 @@ func TestConditionsGoWithTheFeature(t *testing.T) {
 	}
 	write(theirs, "Theirs")
 	write(ours, "Valid", "Ready", "Conflict")
+	// The earlier exporter wrote v1alpha1. Since then the definitions were upgraded.
+	_, err = definitions.Apply(ctx, crds, false)
+	testkit.Must(t, err)
+	theirs, err = mcs.New(cfg, "theirs")
+	testkit.Must(t, err)
 	x.Status.Conditions[3].Reason = "Changed"
 	write(theirs)
 	testkit.Must(t, e.removeConditions(ctx))

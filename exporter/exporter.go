@@ -226,7 +226,7 @@ func (e *exporter) lead(ctx context.Context, term uint64) error {
 			}
 			return e.conditions.Run(ctx)
 		})
-	} else {
+	} else if e.cfg.Kube.RemoteAPIURL == "" { // an exporter that reads another cluster never wrote one there
 		g.Go(func() error { return e.removeConditions(ctx) })
 	}
 	return g.Wait()

@@ -4,14 +4,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,6 +20,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/mcstest"
 )
 
 // TestImportsWithoutDefinitions: the problem names the definition that is not there, before the loop begins and when
@@ -100,22 +99,7 @@ func TestImportsWithOldDefinitions(t *testing.T) {
 	cfg := kubetest.Start(t)
 	ctx := t.Context()
 	crds := apiextensionsclient.NewForConfigOrDie(cfg).ApiextensionsV1().CustomResourceDefinitions()
-	all, err := definitions.All()
-	testkit.Must(t, err)
-	for _, d := range all {
-		d.Labels = nil
-		d.Spec.Versions = slices.DeleteFunc(d.Spec.Versions,
-			func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Name != "v1alpha1" })
-		d.Spec.Versions[0].Storage = true
-		fields := d.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties
-		for _, name := range []string{"ipFamilies", "internalTrafficPolicy", "trafficDistribution", "exportedLabels",
-			"exportedAnnotations"} {
-			delete(fields["spec"].Properties, name)
-		}
-		if d.Name == mcsv1beta1.ServiceImportFullName {
-			delete(fields["status"].Properties, "conditions")
-			delete(fields["status"].Properties, "endpointSliceObjects")
-		}
+	for _, d := range mcstest.V02(t) {
 		_, err := crds.Create(ctx, d, metav1.CreateOptions{})
 		testkit.Must(t, err)
 	}

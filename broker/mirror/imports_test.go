@@ -263,6 +263,21 @@ func TestImportPrecedence(t *testing.T) {
 			}
 		})
 	})
+	// The first leaves and comes back while the other one is silent, which has exported all the time.
+	p := blank(t, taken, imports)
+	p.heard("c1", "c2", "c2-a", "c3")
+	exports(p, "c1")
+	exports(p, "c2")
+	p = p.restarted(taken, imports)
+	exports(p, "c1")
+	p.heard("c1", "c2-a", "c3")
+	p.apply("c1", svc("shop", "echo", nil))
+	exports(p, "c1")
+	exports(p, "c2")
+	p.heard("c2")
+	if got := p.order(); got != "c2,c1" {
+		t.Errorf("after the first left and came back while the other one was silent: %s", got)
+	}
 	for precedence, want := range map[string]string{"": "c1,c2,c3", ", precedence: [c3, c1]": "c3,c1,c2"} {
 		permutations(all, func(arrival []string) {
 			p := before(t, taken, "mcs: {enabled: true"+precedence+"}") // it does not know yet what is there

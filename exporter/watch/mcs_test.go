@@ -21,12 +21,14 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/mcs"
 	"github.com/kube-semaphore/semaphore/internal/mcs/definitions"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	"github.com/kube-semaphore/semaphore/internal/testkit/mcstest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestServiceExports: nothing is complete before both definitions of the API are served; then a Service without a label
-// is exported with its slices, and when the definitions are removed while the exporter runs, one alone or both, all
-// exports stay and it says what it waits for. The apiserver deletes all ServiceExports with their definition.
+// TestServiceExports: nothing is complete before both definitions of the API are served, those of v0.2 with v1alpha1
+// alone; then a Service without a label is exported with its slices, and stays exported while the definitions are
+// upgraded. When they are removed while the exporter runs, one alone or both, all exports stay and it says what it
+// waits for. The apiserver deletes all ServiceExports with their definition.
 func TestServiceExports(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin, ctx := client(t, cfg), t.Context()
@@ -74,12 +76,11 @@ func TestServiceExports(t *testing.T) {
 		})
 	}
 	waits("there is no CustomResourceDefinition serviceexports.multicluster.x-k8s.io: apply it")
-	all, err := definitions.All()
-	must(t, err)
+	all := mcstest.V02(t)
 	_, err = crds.Create(ctx, all[0], metav1.CreateOptions{})
 	must(t, err)
 	waits("there is no CustomResourceDefinition serviceimports.multicluster.x-k8s.io: apply it")
-	_, err = definitions.Apply(ctx, crds, false)
+	_, err = crds.Create(ctx, all[1], metav1.CreateOptions{})
 	must(t, err)
 	waitForSync(t, w)
 
@@ -108,6 +109,36 @@ func TestServiceExports(t *testing.T) {
 		if e.Name != "echo" || e.Valid != mcsv1beta1.ServiceExportReasonValid || e.Offer == nil {
 			t.Errorf("the export is %+v", e)
 		}
+	}
+
+	// The upgrade to definitions that serve v1beta1 and store it: the exports are not sent again, and what changes
+	// afterwards by the new version is followed.
+	head := c.Journal().Head()
+	upgraded, err := definitions.Apply(ctx, crds, false)
+	must(t, err)
+	for _, d := range upgraded {
+		if d.Action != definitions.Update {
+			t.Errorf("the definition %s was %s: %s", d.Name, d.Action, d.Why)
+		}
+	}
+	newer, err := mcs.New(cfg, "test")
+	must(t, err)
+	other := &mcsv1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "other"}}
+	within(t, func() error {
+		_, err := newer.Exports().Create(ctx, other)
+		return err
+	})
+	says("endpointslice shop/echo-1", "endpointslice shop/other-1", "service shop/echo", "service shop/other")
+	must(t, newer.Exports().Delete(ctx, "shop", "other", metav1.DeleteOptions{}))
+	says("endpointslice shop/echo-1", "service shop/echo")
+	changes, _, _ := c.Journal().Since(head, 100)
+	for _, e := range changes {
+		if strings.Contains(e.Key.String(), "echo") {
+			t.Errorf("the upgrade changed %s", e.Key)
+		}
+	}
+	if problems := finding.Texts(w.Findings()); len(problems) > 0 {
+		t.Errorf("after the upgrade the problems are %q", problems)
 	}
 
 	waitsAgain := func(definition string) {

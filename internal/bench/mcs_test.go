@@ -3,8 +3,10 @@ package bench
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,6 +24,9 @@ import (
 // Bounds of the ratio of an import's time, and of many concurrent ones, to that of the direct writes: the broker's
 // slices share the apiserver with them.
 const maxOfImport, maxOfImports = 2.5, 3
+
+// maxOfBeside bounds what exports cost with the API's slices beside the imports, relative to the cost without them.
+const maxOfBeside = 2.5
 
 // mcsCluster is an apiserver that serves the Multi-Cluster Services API.
 type mcsCluster struct {
@@ -206,11 +211,16 @@ func BenchmarkExport(b *testing.B) {
 }
 
 // BenchmarkExportsAtOnce measures 1,000 ServiceExports of Services with 100 endpoints each, from the first one until
-// all imports and slices exist, with and without the API's slices beside the imports. Before that, as many writers
-// create as many objects directly, in a cluster of their own.
+// all imports and slices exist, without and then with the API's slices beside the imports. Before that, as many writers
+// create as many objects directly, in a cluster of their own. Then endpoints change, one at a time.
+//
+// The figures an endpoint are of this process: the broker, both exporters, and the watch that observes c1. What the
+// slices beside the imports cost is the difference between the two; their floor is the run without them.
 func BenchmarkExportsAtOnce(b *testing.B) {
-	const exports, endpoints = 1_000, 100
-	for _, beside := range []config.ImportSlices{config.AllImportSlices, config.NoImportSlices} {
+	const exports, endpoints, changes = 1_000, 100, 300
+	const all = exports * endpoints
+	var without importCost
+	for _, beside := range []config.ImportSlices{config.NoImportSlices, config.AllImportSlices} {
 		b.Run(string(beside), func(b *testing.B) {
 			namespaces := []string{mirrors}
 			if beside == config.AllImportSlices {
@@ -237,12 +247,17 @@ func BenchmarkExportsAtOnce(b *testing.B) {
 				directCPU = cpu - directCPU
 
 				c1, c2 := newMCS(b, exports, endpoints, beside)
-				imports, derived := c1.observeImports(), c1.observe(mirrors)
-				var besides *observer
-				if beside == config.AllImportSlices {
-					besides = c1.observe(shop)
+				imports := c1.observeImports()
+				var observers []*observer
+				for _, ns := range namespaces {
+					observers = append(observers, c1.watchSlices(ns))
 				}
-				_, slices0, cpu0 := requests(b, c1.rest, "endpointslices")
+				written := func(what string, is func(*observer) bool) {
+					for _, o := range observers {
+						o.await(b, what, func() bool { return is(o) })
+					}
+				}
+				before := costs(b, c1)
 				began = time.Now()
 				each(b, exports, func(i int) error {
 					_, err := c2.export(i)
@@ -250,18 +265,86 @@ func BenchmarkExportsAtOnce(b *testing.B) {
 				})
 				imports.await(b, exports)
 				imported := time.Since(began)
-				derived.await(b, "the slices", func() bool { return derived.all == exports*endpoints })
-				if besides != nil {
-					besides.await(b, "the slices beside imports", func() bool { return besides.all == exports*endpoints })
-				}
+				written("the slices", func(o *observer) bool { return o.all == all })
 				whole := time.Since(began)
-				_, slices1, cpu1 := requests(b, c1.rest, "endpointslices")
+				created := costs(b, c1).since(before)
+
+				before = costs(b, c1)
+				for i := range changes {
+					_, err := c2.change(shop, i, endpoints, 1)
+					must(b, err)
+					written("the change", func(o *observer) bool { return len(o.versions[i]) > 1 })
+				}
+				changed := costs(b, c1).since(before)
+
 				figure.Report(b, "all-ms", milliseconds(whole)).Floor(milliseconds(direct))
 				figure.Report(b, "imports-ms", milliseconds(imported))
-				figure.Report(b, "writes/slice", float64(slices1-slices0)/float64(exports*len(namespaces))).Floor(1).AtMost(1)
-				figure.Report(b, "apiserver-CPU-s", cpu1-cpu0).Floor(directCPU).AtMostTimesFloor(maxOfImports)
+				figure.Report(b, "writes/slice",
+					created.writes/float64(exports*len(namespaces))).Floor(1).AtMost(1)
+				figure.Report(b, "apiserver-CPU-s", created.apiserver).Floor(directCPU).AtMostTimesFloor(maxOfImports)
+				figure.Report(b, "writes/change", changed.writes/changes).AtMost(float64(len(namespaces)))
+				of := func(unit string, value, floor, ratio float64) {
+					f := figure.Report(b, unit, value)
+					if beside == config.AllImportSlices {
+						f.Floor(floor).AtMostTimesFloor(ratio)
+					}
+				}
+				of("stored-B/endpoint", c1.stored()/all, without.stored, maxOfBeside)
+				of("heap-B/endpoint", created.heap/all, without.created.heap/all, maxOfBeside)
+				of("alloc-B/endpoint", created.bytes/all, without.created.bytes/all, maxOfBeside)
+				of("allocs/endpoint", created.allocs/all, without.created.allocs/all, maxOfBeside)
+				of("CPU-µs/endpoint", created.cpu*1e6/all, without.created.cpu*1e6/all, maxOfBeside)
+				of("allocs/change", changed.allocs/changes, without.changed.allocs/changes, maxOfBeside)
+				of("apiserver-CPU-ms/change", changed.apiserver*1e3/changes, without.changed.apiserver*1e3/changes, maxOfBeside)
+				if beside == config.NoImportSlices {
+					without = importCost{created, changed, c1.stored() / all}
+				}
 			}
 			figure.WithoutTime(b)
 		})
 	}
+}
+
+// importCost is what exports without slices beside their imports cost.
+type importCost struct {
+	created, changed cost
+	stored           float64 // bytes an endpoint
+}
+
+// cost is what this process and an apiserver used.
+type cost struct {
+	heap          float64 // bytes in use after a collection
+	bytes, allocs float64 // allocated
+	cpu           float64 // seconds of this process
+	apiserver     float64 // seconds
+	writes        float64 // of EndpointSlices
+}
+
+func costs(b *testing.B, c *mcsCluster) cost {
+	b.Helper()
+	var u syscall.Rusage
+	must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	_, writes, apiserver := requests(b, c.rest, "endpointslices")
+	runtime.GC()
+	runtime.GC() // what the first one finds in pools
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return cost{heap: float64(m.HeapAlloc), bytes: float64(m.TotalAlloc), allocs: float64(m.Mallocs),
+		cpu: float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, apiserver: apiserver, writes: float64(writes)}
+}
+
+func (c cost) since(before cost) cost {
+	return cost{c.heap - before.heap, c.bytes - before.bytes, c.allocs - before.allocs, c.cpu - before.cpu,
+		c.apiserver - before.apiserver, c.writes - before.writes}
+}
+
+// stored is the size of all EndpointSlices of a cluster, as the apiserver stores them.
+func (c *mcsCluster) stored() (bytes float64) {
+	c.b.Helper()
+	all, err := c.DiscoveryV1().EndpointSlices("").List(c.b.Context(), metav1.ListOptions{})
+	must(c.b, err)
+	for i := range all.Items {
+		bytes += float64(all.Items[i].Size())
+	}
+	return bytes
 }

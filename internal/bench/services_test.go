@@ -186,6 +186,28 @@ func (c *cluster) observe(namespace string) *observer {
 	return o
 }
 
+// watchSlices follows the slices of a namespace alone, and keeps none of them.
+func (c *cluster) watchSlices(namespace string) *observer {
+	o := &observer{versions: map[int][]time.Time{}, endpoints: map[string]int{}, news: make(chan struct{}, 1)}
+	run(c.b, func(ctx context.Context) error {
+		w, err := c.DiscoveryV1().EndpointSlices(namespace).Watch(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		defer w.Stop()
+		for e := range w.ResultChan() {
+			if _, ok := e.Object.(*discoveryv1.EndpointSlice); !ok && ctx.Err() == nil {
+				return fmt.Errorf("the watch of slices has %v", e.Object)
+			}
+			if ctx.Err() == nil {
+				o.saw(e.Object)
+			}
+		}
+		return ctx.Err()
+	})
+	return o
+}
+
 func (c *cluster) follow(example runtime.Object, saw func(any), objects *cache.ListWatch) {
 	informer := cache.NewSharedIndexInformer(objects, example, 0, nil)
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: saw,

@@ -126,6 +126,10 @@ func (c *Exporter) complete(p *problems) {
 	if c.MCS.Enabled && !c.Features.Has(Services) {
 		p.add("mcs.enabled", "needs the feature services: add it to features")
 	}
+	if c.MCS.Enabled && c.Kube.RemoteAPIURL != "" {
+		p.add("mcs.enabled", "kube.remoteAPIURL reads another cluster, in which this exporter writes no conditions of "+
+			"ServiceExports: take mcs out, or install an exporter in that cluster")
+	}
 	orDefault(&c.Listen.HTTP, ":8080")
 	orDefault(&c.Listen.DebugSocket, "/run/semaphore/exporter.sock")
 	c.AllowedIPs.complete(p, "allowedIPs")

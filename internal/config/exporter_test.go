@@ -81,6 +81,8 @@ func TestRemoteAPI(t *testing.T) {
 			"begins with https://",
 		"kube: {remoteAPIURL: 'https://c2'}": "kube.remoteSATokenPath: none",
 		"kube: {remoteSATokenPath: /t}":      "kube.remoteSATokenPath: it is used with remoteAPIURL only",
+		"mcs: {enabled: true}\n" + reached + "}": "mcs.enabled: kube.remoteAPIURL reads another cluster, in which this " +
+			"exporter writes no conditions",
 	} {
 		if _, err := Parse[Exporter]([]byte(exporterWithRules + text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, and not %q", text, err, want)
