@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,6 +25,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -33,6 +36,13 @@ type bundle struct {
 	failed []string
 	// names are the names to hash: those of nodes, namespaces, Services, pods, sets and policies.
 	names map[string]bool
+	// exporter is the exporter's configuration, as far as it selects Services.
+	exporter partConfig
+}
+
+func newBundle() *bundle {
+	return &bundle{files: map[string]string{}, names: map[string]bool{}, exporter: partConfig{
+		MirrorSelector: naming.DefaultMirrorSelector, GlobalSelector: naming.DefaultGlobalSelector}}
 }
 
 func bundleCommand(access *fleet.Access) *cobra.Command {
@@ -45,8 +55,8 @@ func bundleCommand(access *fleet.Access) *cobra.Command {
 		Short: "write an archive for support: status, events, logs, configuration and objects of all sides",
 		Long: `Writes a .tar.gz with what helps to find a fault: status and recent events of the parts, their logs,
 also those before a restart, their ConfigMaps, the Corefile, and objects that semaphore reads and writes: of
-each --context nodes, RemoteClusters, ServiceExports and ServiceImports, mirrors and their slices, Calico's
-pools, blocks and sets, and policies. Secrets are not read. Private keys, tokens and everything that looks like
+each --context nodes, RemoteClusters, exported Services, ServiceExports and ServiceImports, mirrors and their
+slices, Calico's pools, blocks and sets, and policies. Secrets are not read. Private keys, tokens and everything that looks like
 one are replaced by [removed]. IPs stay. With --hash-names, names of nodes, namespaces, Services, pods, sets
 and policies are replaced by hashes, which are the same within one archive and differ between archives.
 
@@ -57,14 +67,12 @@ Exit code 0, 1 when nothing could be collected, 2 when something could not be: e
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
-			b := &bundle{files: map[string]string{}, names: map[string]bool{}}
+			b := newBundle()
 			clusters, err := access.Clusters()
 			if err != nil {
 				return err
 			}
-			for _, c := range clusters {
-				b.collect(ctx, access, c, nodes)
-			}
+			b.collectAll(ctx, access, clusters, nodes)
 			if len(b.files) == 0 {
 				return fmt.Errorf("nothing could be collected: %s", strings.Join(b.failed, "; "))
 			}
@@ -94,6 +102,22 @@ func (b *bundle) fail(format string, args ...any) {
 	b.failed = append(b.failed, strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " "))
 }
 
+// collectAll collects the state of all clusters concurrently, so that one that does not answer takes no time from others.
+func (b *bundle) collectAll(ctx context.Context, access *fleet.Access, clusters []*fleet.Cluster, nodes []string) {
+	all := make([]*bundle, len(clusters))
+	var collecting sync.WaitGroup
+	for i, c := range clusters {
+		all[i] = newBundle()
+		collecting.Go(func() { all[i].collect(ctx, access, c, nodes) })
+	}
+	collecting.Wait()
+	for _, one := range all {
+		maps.Copy(b.files, one.files)
+		maps.Copy(b.names, one.names)
+		b.failed = append(b.failed, one.failed...)
+	}
+}
+
 // collect collects the state of one cluster.
 func (b *bundle) collect(ctx context.Context, access *fleet.Access, c *fleet.Cluster, nodes []string) {
 	client, err := dynamic.NewForConfig(c.Config)
@@ -102,7 +126,9 @@ func (b *bundle) collect(ctx context.Context, access *fleet.Access, c *fleet.Clu
 		return
 	}
 	for i := range bundled {
-		b.objects(ctx, client, c, &bundled[i])
+		if err := b.objects(ctx, client, c, &bundled[i]); fleet.Silent(err) {
+			return // it would not answer the other requests, either
+		}
 	}
 	own := &fleet.Access{Kubeconfig: access.Kubeconfig, Namespace: access.Namespace}
 	if len(access.Contexts) > 0 {

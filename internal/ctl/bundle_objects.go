@@ -1,6 +1,7 @@
 package ctl
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
@@ -32,6 +34,8 @@ type bundledObjects struct {
 	selector, field string
 	// named means that somebody chose the names of the objects, which --hash-names hides.
 	named bool
+	// exported is the selector of Services that users export; nil for other objects.
+	exported func(partConfig) string
 	// keep is nil for all objects.
 	keep func(*unstructured.Unstructured) bool
 }
@@ -52,6 +56,10 @@ var bundled = []bundledObjects{
 	{file: "events-of-exporter", of: in("", "events", "v1"), field: "reportingComponent=semaphore.uw.io/exporter"},
 	{file: "remoteclusters", of: one(v1alpha1.RemoteClusters)},
 	{file: "services", of: one(servicesGVR), selector: ownedSelector, named: true},
+	{file: "exported-for-mirrors", of: one(servicesGVR), named: true,
+		exported: func(c partConfig) string { return c.MirrorSelector }},
+	{file: "exported-as-global", of: one(servicesGVR), named: true,
+		exported: func(c partConfig) string { return c.GlobalSelector }},
 	{file: "endpointslices", of: one(slicesGVR), selector: ownedSelector},
 	{file: "serviceexports", of: in("multicluster.x-k8s.io", "serviceexports", mcsVersions...), named: true},
 	{file: "serviceimports", of: in("multicluster.x-k8s.io", "serviceimports", mcsVersions...), named: true},
@@ -97,21 +105,25 @@ const ownedSelector = naming.LabelManagedBy + "=" + naming.ManagedByBroker
 // logLines is how many lines of each part's log an archive has.
 const logLines = 2000
 
-// objects adds the objects of one file, and the logs of pods.
-func (b *bundle) objects(ctx context.Context, client dynamic.Interface, c *fleet.Cluster, of *bundledObjects) {
+// objects adds the objects of one file, and the logs of pods. It records the error that it returns.
+func (b *bundle) objects(ctx context.Context, client dynamic.Interface, c *fleet.Cluster, of *bundledObjects) error {
 	namespace := of.namespace
 	if namespace == partsNamespace {
 		namespace = c.Namespace
 	}
+	selector := of.selector
+	if of.exported != nil {
+		selector = of.exported(b.exporter)
+	}
 	for _, resource := range of.of {
 		list, err := client.Resource(resource).Namespace(namespace).List(ctx, metav1.ListOptions{
-			LabelSelector: of.selector, FieldSelector: of.field})
+			LabelSelector: selector, FieldSelector: of.field})
 		if apierrors.IsNotFound(err) {
 			continue // the cluster does not serve that type
 		}
 		if err != nil {
-			b.fail("%s: %s: %v", c.Context, of.file, err)
-			return
+			b.fail("%s: %s: %v", c.Context, of.file, fleet.Plain(err))
+			return err
 		}
 		b.addObjects(c.Context+"/objects/"+of.file+".json", of, list)
 		if of.file == "pods" {
@@ -119,8 +131,9 @@ func (b *bundle) objects(ctx context.Context, client dynamic.Interface, c *fleet
 				b.logs(ctx, c, &list.Items[i])
 			}
 		}
-		return
+		return nil
 	}
+	return nil
 }
 
 // addObjects adds objects without fields that nobody needs, and records their names.
@@ -140,6 +153,9 @@ func (b *bundle) addObjects(file string, of *bundledObjects, list *unstructured.
 				data[key] = removeDirectives(fmt.Sprint(text))
 			}
 		}
+		if of.file == "configmaps" {
+			b.readSelectors(o)
+		}
 		if of.named {
 			b.names[o.GetName()], b.names[o.GetNamespace()] = true, true
 		}
@@ -152,6 +168,19 @@ func (b *bundle) addObjects(file string, of *bundledObjects, list *unstructured.
 		return
 	}
 	b.files[file] = string(data)
+}
+
+// readSelectors reads which Services the exporter exports, if a ConfigMap has its configuration.
+func (b *bundle) readSelectors(o *unstructured.Unstructured) {
+	data, _, _ := unstructured.NestedStringMap(o.Object, "data")
+	for _, text := range data {
+		var c partConfig
+		if err := yaml.Unmarshal([]byte(text), &c); err != nil {
+			continue // another file
+		}
+		b.exporter.MirrorSelector = cmp.Or(c.MirrorSelector, b.exporter.MirrorSelector)
+		b.exporter.GlobalSelector = cmp.Or(c.GlobalSelector, b.exporter.GlobalSelector)
+	}
 }
 
 // logs adds the end of the log of each container of a pod, and that of the container before it if it was restarted.

@@ -110,6 +110,18 @@ const bundledYAML = `
 {apiVersion: multicluster.x-k8s.io/v1beta1, kind: ServiceImport, metadata: {name: payroll-import, namespace: payroll-ns},
   spec: {type: ClusterSetIP, ports: [{port: 80}]}}
 ---
+{apiVersion: v1, kind: Service, metadata: {name: payroll-mirrored, namespace: payroll-ns, labels: {share: with-all}},
+  spec: {ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: payroll-global, namespace: payroll-ns,
+  labels: {mirror.semaphore.uw.io/global-service: "true"}}, spec: {ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: private, namespace: payroll-ns, annotations: {x: "Planted in another's"}},
+  spec: {ports: [{port: 80}]}}
+---
+{apiVersion: v1, kind: ConfigMap, metadata: {name: semaphore-exporter, namespace: semaphore},
+  data: {exporter.yaml: "mirrorSelector: share=with-all"}}
+---
 {apiVersion: semaphore.uw.io/v1alpha1, kind: RemoteCluster, metadata: {name: c2}, spec: {podSubnets: [10.2.0.0/16]}}
 ---
 {apiVersion: crd.projectcalico.org/v1, kind: IPPool, metadata: {name: of-c2}, spec: {cidr: 10.2.0.0/16}}
@@ -265,6 +277,7 @@ func TestBundle(t *testing.T) {
 	all := unpackFile(t, file)
 	found := false
 	for name, has := range map[string]string{"corefiles": "c2block", "serviceexports": `"payroll-export"`,
+		"exported-for-mirrors": `"payroll-mirrored"`, "exported-as-global": `"payroll-global"`,
 		"serviceimports": `"payroll-import"`, "remoteclusters": `"c2"`, "ippools": `"of-c2"`,
 		"globalnetworksets": `"payroll-gset"`, "networksets": `"payroll-set"`,
 		"globalnetworkpolicies": `"default.payroll-gpolicy"`, "calico-networkpolicies": `"default.payroll-policy"`,
@@ -290,7 +303,7 @@ func TestBundle(t *testing.T) {
 	}
 	s.call("bundle", "--kubeconfig", kubetest.Kubeconfig(t, cfg), "--hash-names", "-f", file)
 	for name, text := range unpackFile(t, file) {
-		if left := regexp.MustCompile(`payroll-(ns|export|import|g?set|[gk]?policy)\b`).FindString(name + text); left != "" {
+		if left := regexp.MustCompile(`payroll-(ns|mirrored|global|export|import|g?set|[gk]?policy)\b`).FindString(name + text); left != "" {
 			t.Errorf("--hash-names leaves %q in %s:\n%s", left, name, text)
 		}
 	}

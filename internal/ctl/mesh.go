@@ -45,6 +45,7 @@ func gather(ctx context.Context, access *fleet.Access, timeout time.Duration) ([
 
 func factsOf(ctx context.Context, c *fleet.Cluster, timeout time.Duration) mesh.Facts {
 	facts := mesh.Facts{Context: c.Context, Unreached: map[string]string{}}
+	var silent error
 	var mu sync.Mutex
 	var asking sync.WaitGroup
 	for _, part := range []string{fleet.Broker, fleet.Exporter} {
@@ -54,12 +55,19 @@ func factsOf(ctx context.Context, c *fleet.Cluster, timeout time.Duration) mesh.
 			defer mu.Unlock()
 			if err != nil {
 				facts.Unreached[part] = err.Error()
+				if fleet.Silent(err) {
+					silent = err
+				}
 				return
 			}
 			facts.Parts = append(facts.Parts, s)
 		})
 	}
 	asking.Wait()
+	if silent != nil && len(facts.Parts) == 0 { // the apiserver was asked: one finding, and no second wait
+		facts.Unreached = map[string]string{"": silent.Error()}
+		return facts
+	}
 	slices.SortFunc(facts.Parts, func(a, b *semaphorev1.GetStatusResponse) int {
 		return strings.Compare(a.GetPart(), b.GetPart())
 	})

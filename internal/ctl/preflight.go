@@ -44,11 +44,15 @@ Exit code 0 when nothing prevents it, 1 when a cluster cannot be asked, 2 when s
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
-			clusters, err := surveyAll(ctx, access)
-			if err != nil {
+			clusters, notAsked := surveyAll(ctx, access)
+			clusters = slices.DeleteFunc(clusters, func(c *preflight.Cluster) bool { return c == nil })
+			if len(clusters) == 0 {
+				return notAsked
+			}
+			if err := printPreflight(cmd.OutOrStdout(), clusters, output.chosen); notAsked == nil {
 				return err
 			}
-			return printPreflight(cmd.OutOrStdout(), clusters, output.chosen)
+			return notAsked
 		},
 	}
 	output = outputFlag(cmd, "table", "json", "yaml")
@@ -56,7 +60,7 @@ Exit code 0 when nothing prevents it, 1 when a cluster cannot be asked, 2 when s
 	return cmd
 }
 
-// surveyAll surveys the clusters of the flags concurrently.
+// surveyAll surveys the clusters of the flags concurrently. Beside an error, those that were not surveyed are nil.
 func surveyAll(ctx context.Context, access *fleet.Access) ([]*preflight.Cluster, error) {
 	clusters, err := access.Clusters()
 	if err != nil {

@@ -47,9 +47,7 @@ Exit code 0 when all nodes received the order, 2 when some did not, 1 when no pa
 			if len(parts) == 0 {
 				return unreached
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
-			defer cancel()
-			return errors.Join(unreached, rotateKey(ctx, cmd.OutOrStdout(), access, parts, req))
+			return errors.Join(unreached, rotateKey(cmd.Context(), cmd.OutOrStdout(), access, parts, req, timeout))
 		},
 	}
 	t.Flags(cmd)
@@ -69,9 +67,9 @@ Exit code 0 when all nodes received the order, 2 when some did not, 1 when no pa
 
 // rotateKey asks the brokers or agents among the parts.
 func rotateKey(ctx context.Context, w io.Writer, access *fleet.Access, parts []*fleet.Part,
-	req *semaphorev1.RotateKeyRequest) error {
+	req *semaphorev1.RotateKeyRequest, timeout time.Duration) error {
 	var nodes []*semaphorev1.NodeRotation
-	asked, failed := fleet.Each(ctx, parts, func(ctx context.Context, p *fleet.Part) error {
+	asked, failed := fleet.Each(ctx, timeout, parts, func(ctx context.Context, p *fleet.Part) error {
 		answer, err := p.Control().RotateKey(ctx, req)
 		nodes = append(nodes, answer.GetNodes()...)
 		return err

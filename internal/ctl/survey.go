@@ -52,7 +52,7 @@ func survey(ctx context.Context, c *fleet.Cluster) (*preflight.Cluster, error) {
 	}
 	s := &surveyor{client: client, cfg: c.Config, out: &preflight.Cluster{Context: c.Context, CNI: "not known"}}
 	if err := s.versionAndClock(ctx); err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Context, err)
+		return nil, fmt.Errorf("%s: %w", c.Context, fleet.Plain(err))
 	}
 	s.readNodes(ctx)
 	s.readKubeadm(ctx)

@@ -346,6 +346,8 @@ func (o *object) findSets(ctx context.Context, parts []*fleet.Part) {
 	if o.kind != "setmember" {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, pastWithin)
+	defer cancel()
 	for _, p := range parts {
 		found, err := receiveSets(ctx, p, &semaphorev1.ListSetsRequest{Namespace: o.namespace, Pod: o.name})
 		if err != nil {

@@ -62,14 +62,16 @@ Exit code 0, or 1 when no broker knows a pod that had the IP, or none can be ask
 				}
 				req.At = timestamppb.New(when)
 			}
-			all, since, err := holders(cmd.Context(), &t, timeout, req)
-			if err != nil {
-				return err
+			all, since, notAsked := holders(cmd.Context(), &t, timeout, req)
+			if notAsked != nil && len(all) == 0 {
+				return notAsked
 			}
 			if err := printHeld(cmd.OutOrStdout(), ip, all, since, output.chosen); err != nil {
 				return err
 			}
 			switch {
+			case notAsked != nil:
+				return notAsked
 			case !when.IsZero() && when.Before(since):
 				return program.ExitError{Code: cli.ExitWrong, Err: fmt.Errorf("--at %s is before what is remembered, since %s",
 					when.UTC().Format(time.RFC3339), since.UTC().Format(time.RFC3339))}
@@ -88,7 +90,7 @@ Exit code 0, or 1 when no broker knows a pod that had the IP, or none can be ask
 	return cmd
 }
 
-// holders asks the brokers, and returns since when all of them remember.
+// holders asks the brokers, and returns since when all that answer remember. The error says which do not.
 func holders(ctx context.Context, t *fleet.Target, timeout time.Duration, req *semaphorev1.ListHoldersRequest) (
 	all []held, since time.Time, err error,
 ) {

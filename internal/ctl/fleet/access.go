@@ -3,6 +3,7 @@ package fleet
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 
 	"github.com/spf13/pflag"
@@ -120,5 +121,6 @@ func (a *Access) cluster(context string) (*Cluster, error) {
 	}
 	// enough for the few requests of a person who waits
 	cfg.QPS, cfg.UserAgent = -1, "semaphorectl/"+program.Version
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return prompt{next, AnswerWithin} })
 	return &Cluster{Context: context, Kubeconfig: a.Kubeconfig, Namespace: a.Namespace, Config: cfg}, nil
 }

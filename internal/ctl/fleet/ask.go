@@ -35,11 +35,14 @@ func (p *Part) Control() semaphorev1.ControlServiceClient {
 }
 
 // Each calls call for each part, closes the connections, and returns how many parts support what is asked: a part does
-// not if call returns the code Unimplemented.
-func Each(ctx context.Context, parts []*Part, call func(context.Context, *Part) error) (asked int, err error) {
+// not if call returns the code Unimplemented. Each part has the time of timeout, however long another one took.
+func Each(ctx context.Context, timeout time.Duration, parts []*Part,
+	call func(context.Context, *Part) error) (asked int, err error) {
 	var failed []string
 	for _, p := range parts {
-		err := call(ctx, p)
+		calling, cancel := context.WithTimeout(ctx, timeout)
+		err := call(calling, p)
+		cancel()
 		p.Close()
 		if grpcstatus.Code(err) == codes.Unimplemented {
 			continue
@@ -63,9 +66,7 @@ func (t *Target) Brokers(ctx context.Context, timeout time.Duration, does, which
 	if len(parts) == 0 {
 		return unreached
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	asked, err := Each(ctx, parts, call)
+	asked, err := Each(ctx, timeout, parts, call)
 	if asked == 0 && unreached == nil {
 		return errors.New("none of the parts asked is " + which + elsewhere)
 	}

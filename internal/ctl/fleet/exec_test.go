@@ -54,6 +54,8 @@ type kubelet struct {
 	t *testing.T
 	// sockets are those of the part in each pod; a pod without one has no semaphorectl.
 	sockets map[string]string
+	// answers are those of the parts, beside their status and their events.
+	answers debug.Answers
 	// A port of each pod leads to the backend.
 	port, backend string
 
@@ -181,9 +183,9 @@ func (k *kubelet) pod(admin kubernetes.Interface, name, part string, ready bool,
 	socket := filepath.Join(t.TempDir(), "part.sock")
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() {
-		done <- debug.ServeSocket(ctx, socket, debug.NewServer(debug.NewRecorder(part, "c1", ""), status, debug.Answers{}))
-	}()
+	recorder := debug.NewRecorder(part, "c1", "")
+	recorder.Record(debug.Event{Source: "c1", Object: "service shop/echo", Action: "export"})
+	go func() { done <- debug.ServeSocket(ctx, socket, debug.NewServer(recorder, status, k.answers)) }()
 	t.Cleanup(func() {
 		cancel()
 		must(t, <-done)

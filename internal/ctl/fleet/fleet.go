@@ -190,12 +190,15 @@ func (t *Target) wanted() ([]wantedPart, error) {
 	return out, nil
 }
 
-// joinLines joins several errors into one; nil for none.
+// joinLines joins several errors into one, each text once; nil for none.
 func joinLines(all []error) error {
 	var text []string
 	for _, err := range all {
-		if err != nil {
-			text = append(text, strings.ReplaceAll(err.Error(), "\n", "; "))
+		if err == nil {
+			continue
+		}
+		if line := strings.ReplaceAll(err.Error(), "\n", "; "); !slices.Contains(text, line) {
+			text = append(text, line)
 		}
 	}
 	if len(text) == 0 {

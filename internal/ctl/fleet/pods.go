@@ -52,6 +52,9 @@ func (c *Cluster) Pods(ctx context.Context, part, node string) ([]*Pod, error) {
 		options.FieldSelector = "spec.nodeName=" + node
 	}
 	list, err := client.Resource(podsResource).Namespace(c.Namespace).List(ctx, options)
+	if Silent(err) {
+		return nil, fmt.Errorf("%s: %w", c.Context, Plain(err))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: list pods of %s: %w", c.Context, c.Namespace, err)
 	}

@@ -1,0 +1,161 @@
+package fleet_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/kube-semaphore/semaphore/internal/ctl"
+	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
+	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
+	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
+)
+
+// hanging starts two apiservers that accept connections: at the first nothing answers, and the second answers to TLS
+// and not to requests. It adds contexts of both to a kubeconfig.
+func hanging(t *testing.T, kubeconfig string) {
+	t.Helper()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	var accepting sync.WaitGroup
+	accepting.Go(func() {
+		for {
+			conn, err := silent.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+		}
+	})
+	t.Cleanup(func() {
+		silent.Close()
+		accepting.Wait()
+	})
+	stuck := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	t.Cleanup(func() {
+		stuck.CloseClientConnections()
+		stuck.Close()
+	})
+	file, err := clientcmd.LoadFromFile(kubeconfig)
+	must(t, err)
+	for name, server := range map[string]string{"silent": "https://" + silent.Addr().String(), "stuck": stuck.URL} {
+		file.Clusters[name] = &clientcmdapi.Cluster{Server: server, InsecureSkipTLSVerify: true}
+		file.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: "test"}
+	}
+	must(t, clientcmd.WriteToFile(*file, kubeconfig))
+}
+
+// TestSilentApiservers: beside two apiservers that accept connections and never answer, each verb about several
+// clusters says within a stated time what the third knows, and which two did not answer, and after how long.
+func TestSilentApiservers(t *testing.T) {
+	cfg, admin := startServer(t)
+	k := &kubelet{t: t, sockets: map[string]string{}, answers: debug.Answers{
+		Locate: func(context.Context, *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error) {
+			return &semaphorev1.LocateResponse{Places: []*semaphorev1.Place{{Hop: debug.HopSource, Object: "service shop/echo",
+				State: semaphorev1.PlaceState_PLACE_STATE_DONE}}}, nil
+		},
+		Holders: func(*semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
+			return &semaphorev1.ListHoldersResponse{Holders: []*semaphorev1.Holder{{Cluster: "c9", Pod: "web-0"}}}, nil
+		},
+	}}
+	k.serve(admin)
+	for _, part := range []string{"broker", "exporter"} {
+		k.pod(admin, "semaphore-"+part+"-a", part, true, func() *semaphorev1.GetStatusResponse {
+			return &semaphorev1.GetStatusResponse{Ready: true}
+		})
+	}
+	_, err := admin.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{})
+	must(t, err)
+	client, err := admin.CoreV1().Pods("shop").Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "client", Namespace: "shop"},
+		Spec: corev1.PodSpec{NodeName: "n1", AutomountServiceAccountToken: new(bool),
+			Containers: []corev1.Container{{Name: "x", Image: "x"}}}}, metav1.CreateOptions{})
+	must(t, err)
+	client.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.0.5", PodIPs: []corev1.PodIP{{IP: "10.1.0.5"}}}
+	_, err = admin.CoreV1().Pods("shop").UpdateStatus(t.Context(), client, metav1.UpdateOptions{})
+	must(t, err)
+	kubeconfig := kubetest.Kubeconfig(t, cfg)
+	hanging(t, kubeconfig)
+	archive := filepath.Join(t.TempDir(), "out.tar.gz")
+	beside := kubetest.WriteBeside(t, admin)
+
+	var asking sync.WaitGroup
+	for verb, says := range map[string]string{
+		"status":                        "0 of 0 remotes fresh",
+		"graph -o mermaid":              "c1",
+		"debug trace service/shop/echo": "source",
+		"history service/shop/echo":     "exporter/c1",
+		"who 10.9.0.1":                  "c9//web-0",
+		"explain c1/shop/client echo.shop.svc.cluster.c2": "shop/client",
+		"bundle -f " + archive:                            "of 3 clusters",
+		"preflight":                                       "Kubernetes",
+	} {
+		asking.Go(func() {
+			cmd, out := ctl.Command(), &bytes.Buffer{}
+			cmd.SetOut(out)
+			cmd.SetErr(out)
+			// Those that do not answer come first, so that their time is nobody else's.
+			cmd.SetArgs(append(strings.Fields(verb), "--kubeconfig", kubeconfig,
+				"--context", "silent", "--context", "stuck", "--context", "test"))
+			began := time.Now()
+			err := cmd.ExecuteContext(t.Context())
+			took := time.Since(began)
+			text := out.String()
+			if err != nil {
+				text += err.Error()
+			}
+			if took > fleet.AnswerWithin+5*time.Second+beside.Late() {
+				t.Errorf("%s took %s", verb, took)
+			}
+			if !strings.Contains(text, says) {
+				t.Errorf("%s does not say %q of the cluster that answers:\n%s", verb, says, text)
+			}
+			if strings.HasPrefix(verb, "bundle") {
+				text = unzipped(t, archive)
+			}
+			for _, name := range []string{"silent", "stuck"} {
+				if _, after, _ := strings.Cut(text, name+": "); !strings.Contains(after, "did not answer within 1") {
+					t.Errorf("%s does not say that %s did not answer, and after how long:\n%s", verb, name, text)
+				}
+			}
+		})
+	}
+	asking.Wait()
+}
+
+// unzipped returns the whole archive as one text.
+func unzipped(t *testing.T, path string) string {
+	file, err := os.Open(path)
+	if err != nil {
+		t.Error(err)
+		return ""
+	}
+	defer file.Close()
+	text, err := gzip.NewReader(file)
+	if err != nil {
+		t.Error(err)
+		return ""
+	}
+	all, err := io.ReadAll(text)
+	if err != nil {
+		t.Error(err)
+	}
+	return string(all)
+}
