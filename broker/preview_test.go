@@ -1,12 +1,15 @@
 package broker
 
 import (
+	"context"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -36,13 +39,7 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 		t.Fatal(err)
 	}
 
-	conn, err := grpc.NewClient("unix://"+r.cfg.Listen.DebugSocket,
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	client := semaphorev1.NewDebugServiceClient(conn)
+	client := r.debugger(t)
 	preview := func(what, want, object string, exports ...*semaphorev1.PreviewExports) {
 		t.Helper()
 		answer, err := client.Preview(t.Context(), &semaphorev1.PreviewRequest{Objects: []string{object}, Exports: exports})
@@ -96,6 +93,20 @@ delete service semaphore/c2-shop-73736d-echo: `,
 		&semaphorev1.PreviewExports{Cluster: "c2"})
 	r.becomes("nothing changed", ofC2)
 
+	// While many ask it, it applies a change as before, and some are refused.
+	refused := r.flooded(t, func() {
+		e2.send(changesFrom(101, serviceObject("shop", "echo", 81)))
+		r.becomes("a change in a flood of questions", strings.Replace(ofC2, ": 80", ": 81", 1))
+		e2.send(changesFrom(102, serviceObject("shop", "echo", 80)))
+		r.becomes("another change in it", ofC2)
+	})
+	if refused == 0 {
+		t.Error("no question of the flood was refused")
+	}
+	if _, err := client.Locate(t.Context(), &semaphorev1.LocateRequest{Object: serviceObject("shop", "echo").GetKey()}); err != nil {
+		t.Errorf("after the flood: %v", err)
+	}
+
 	// It is applied, and its exporter connects.
 	r.create("c3", third)
 	r.shows("c3", "Accepted, not Connected (NeverConnected), Healthy, port 7776")
@@ -109,4 +120,50 @@ service c3-shop-73736d-echo: 90
 slice of c2-shop-73736d-echo: 10.2.1.5
 slice of c3-shop-73736d-echo: 10.3.1.5`)
 	stop()
+}
+
+// flooded calls do while 40 callers ask the broker without a pause, with 12 questions each at a time, and watch it. It
+// returns how many questions were refused.
+func (w *world) flooded(t *testing.T, do func()) (refused int64) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	var refusals atomic.Int64
+	for range 40 {
+		client := w.debugger(t)
+		ask := func(call func() error) {
+			asking.Go(func() {
+				for ctx.Err() == nil {
+					switch err := call(); {
+					case status.Code(err) == codes.ResourceExhausted:
+						refusals.Add(1)
+					case err != nil && ctx.Err() == nil:
+						t.Errorf("a question of the flood: %v", err)
+						return
+					}
+				}
+			})
+		}
+		for range 6 {
+			ask(func() error {
+				_, err := client.Locate(ctx, &semaphorev1.LocateRequest{Object: serviceObject("shop", "echo").GetKey()})
+				return err
+			})
+			ask(func() error {
+				_, err := client.GetStatus(ctx, &semaphorev1.GetStatusRequest{})
+				return err
+			})
+		}
+		ask(func() error {
+			stream, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true})
+			for err == nil {
+				_, err = stream.Recv()
+			}
+			return err
+		})
+	}
+	do()
+	cancel()
+	asking.Wait()
+	return refusals.Load()
 }

@@ -56,9 +56,9 @@ func bundleCommand(access *fleet.Access) *cobra.Command {
 		Long: `Writes a .tar.gz with what helps to find a fault: status and recent events of the parts, their logs,
 also those before a restart, their ConfigMaps, the Corefile, and objects that semaphore reads and writes: of
 each --context nodes, RemoteClusters, exported Services, ServiceExports and ServiceImports, mirrors and their
-slices, Calico's pools, blocks and sets, and policies. Secrets are not read. Private keys, tokens and everything that looks like
-one are replaced by [removed]. IPs stay. With --hash-names, names of nodes, namespaces, Services, pods, sets
-and policies are replaced by hashes, which are the same within one archive and differ between archives.
+slices, Calico's pools, blocks and sets, and policies. Secrets are not read. Private keys, tokens and everything
+that looks like one are replaced by [removed]. IPs stay. With --hash-names, names of nodes, namespaces, Services,
+pods, sets and policies are replaced by hashes, which are the same within one archive and differ between archives.
 
 Look at the archive before you send it.
 

@@ -52,15 +52,21 @@ type server struct {
 	status   Status
 	answers  Answers
 	started  time.Time
+	limits   limits
 }
 
 // NewServer returns a server of rec's events, of the status, and of what else the part answers.
 func NewServer(rec *Recorder, status Status, answers Answers) semaphorev1.DebugServiceServer {
-	return &server{recorder: rec, status: status, answers: answers, started: time.Now()}
+	return &server{recorder: rec, status: status, answers: answers, started: time.Now(), limits: newLimits()}
 }
 
 // GetStatus implements semaphorev1.DebugServiceServer.
-func (s *server) GetStatus(context.Context, *semaphorev1.GetStatusRequest) (*semaphorev1.GetStatusResponse, error) {
+func (s *server) GetStatus(ctx context.Context, _ *semaphorev1.GetStatusRequest) (*semaphorev1.GetStatusResponse, error) {
+	done, err := s.limits.call(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	m := s.status()
 	m.Part, m.Cluster = s.recorder.part, s.recorder.cluster
 	s.recorder.mu.Lock()
@@ -80,6 +86,11 @@ func (s *server) GetStatus(context.Context, *semaphorev1.GetStatusRequest) (*sem
 // Watch implements semaphorev1.DebugServiceServer.
 func (s *server) Watch(req *semaphorev1.WatchRequest,
 	stream grpc.ServerStreamingServer[semaphorev1.WatchResponse]) error {
+	done, err := s.limits.watch()
+	if err != nil {
+		return err
+	}
+	defer done()
 	position := s.recorder.position(req.GetRecent())
 	end := s.recorder.position(false)
 	for {
@@ -114,6 +125,11 @@ func (s *server) ListSets(req *semaphorev1.ListSetsRequest,
 	if s.answers.Sets == nil {
 		return status.Errorf(codes.Unimplemented, "this %s has no policy sets", s.recorder.part)
 	}
+	done, err := s.limits.call(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer done()
 	all, err := s.answers.Sets(req)
 	if err != nil {
 		return err
@@ -154,15 +170,25 @@ func (s *server) LookUpPath(ctx context.Context,
 	if s.answers.Path == nil {
 		return nil, status.Errorf(codes.Unimplemented, "this %s has no devices", s.recorder.part)
 	}
+	done, err := s.limits.call(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	return s.answers.Path(ctx, req)
 }
 
 // ListHolders implements semaphorev1.DebugServiceServer.
-func (s *server) ListHolders(_ context.Context,
+func (s *server) ListHolders(ctx context.Context,
 	req *semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResponse, error) {
 	if s.answers.Holders == nil {
 		return nil, status.Errorf(codes.Unimplemented, "this %s has no policy sets", s.recorder.part)
 	}
+	done, err := s.limits.call(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	return s.answers.Holders(req)
 }
 
@@ -171,6 +197,11 @@ func (s *server) Preview(ctx context.Context, req *semaphorev1.PreviewRequest) (
 	if s.answers.Preview == nil {
 		return nil, status.Errorf(codes.Unimplemented, "this %s decides on no object", s.recorder.part)
 	}
+	done, err := s.limits.call(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	return s.answers.Preview(ctx, req)
 }
 
@@ -179,6 +210,11 @@ func (s *server) Locate(ctx context.Context, req *semaphorev1.LocateRequest) (*s
 	if s.answers.Locate == nil {
 		return nil, status.Errorf(codes.Unimplemented, "this %s keeps no objects", s.recorder.part)
 	}
+	done, err := s.limits.call(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	return s.answers.Locate(ctx, req.GetObject())
 }
 
