@@ -61,7 +61,8 @@ func NewServer(rec *Recorder, status Status, answers Answers) semaphorev1.DebugS
 }
 
 // GetStatus implements semaphorev1.DebugServiceServer.
-func (s *server) GetStatus(ctx context.Context, _ *semaphorev1.GetStatusRequest) (*semaphorev1.GetStatusResponse, error) {
+func (s *server) GetStatus(ctx context.Context,
+	_ *semaphorev1.GetStatusRequest) (*semaphorev1.GetStatusResponse, error) {
 	done, err := s.limits.call(ctx)
 	if err != nil {
 		return nil, err
