@@ -102,7 +102,8 @@ func (b *bundle) fail(format string, args ...any) {
 	b.failed = append(b.failed, strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " "))
 }
 
-// collectAll collects the state of all clusters concurrently, so that one that does not answer takes no time from others.
+// collectAll collects the state of all clusters concurrently, so that one that does not answer takes no time from
+// others.
 func (b *bundle) collectAll(ctx context.Context, access *fleet.Access, clusters []*fleet.Cluster, nodes []string) {
 	all := make([]*bundle, len(clusters))
 	var collecting sync.WaitGroup
