@@ -27,8 +27,8 @@ Exit codes are the same for all verbs:
 | 1 | the verb was used wrongly, or could not do what it is for, such as reach a part |
 | 2 | it did, and something is wrong |
 
-Where a verb is about several clusters and one apiserver does not answer, it says what the others know, which cluster did
-not answer, and after how long: after 15 s at most, ` + "`status`, `graph` and `explain`" + ` after 10 s.
+Where a verb is about several clusters and one apiserver does not answer, it says what the others know, which cluster
+did not answer, and after how long: after 15 s at most, ` + "`status`, `graph` and `explain`" + ` after 10 s.
 ` + "`install`, `link` and `verify`" + ` change nothing then.
 
 Output is coloured on a terminal only, and not if ` + "`NO_COLOR`" + ` is set.
