@@ -178,7 +178,7 @@ skew: deps build ## exporter and broker beside those of another build, then an u
 BENCH ?= .
 
 .PHONY: bench
-bench: ## all benchmarks as one table, each figure with its floor, ratio and bound; fails when a bound is broken (14 minutes)
+bench: components build ## all benchmarks as one table, each figure with its floor, ratio and bound; fails when a bound is broken (20 minutes)
 	@echo "== benchmarks of $$(git describe --always --dirty), $$(nproc) processors, load $$(cut -d' ' -f1-3 /proc/loadavg)"
 	@go build -o $(BIN)/bench-table ./internal/bench/table
 	@go test -p 1 -timeout 40m -run '^$$' -bench '$(BENCH)' -benchtime 1s \

@@ -16,7 +16,7 @@ import (
 
 // needsBed skips the test if it cannot bring up clusters. Otherwise it returns a context that ends on an interrupt, so
 // that an interrupted test cleans up like a failed one.
-func needsBed(t *testing.T) context.Context {
+func needsBed(t testing.TB) context.Context {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("-short: brings up two clusters")
@@ -42,7 +42,7 @@ func connected(ctx context.Context, t *testing.T, change func(*Installation)) *S
 }
 
 // clusters returns the clusters of the options, which include c1 and c2, without semaphore.
-func clusters(ctx context.Context, t *testing.T, options testbed.Options) *Scenario {
+func clusters(ctx context.Context, t testing.TB, options testbed.Options) *Scenario {
 	t.Helper()
 	repo, err := filepath.Abs("..")
 	if err != nil {
@@ -74,7 +74,7 @@ func clusters(ctx context.Context, t *testing.T, options testbed.Options) *Scena
 var must = testkit.Must
 
 // ready waits for workloads in namespace shop: "deployment/echo", "statefulset/db", "pod/client".
-func ready(ctx context.Context, t *testing.T, c *testbed.Cluster, workloads ...string) {
+func ready(ctx context.Context, t testing.TB, c *testbed.Cluster, workloads ...string) {
 	t.Helper()
 	for _, w := range workloads {
 		args := []string{"-n", "shop", "rollout", "status", w, "--timeout=300s"}

@@ -87,16 +87,7 @@ func TestMCS(t *testing.T) {
 	ctx := needsBed(t)
 	s := clusters(ctx, t, testbed.Options{IPFamilies: testbed.FamiliesDual,
 		Clusters: []testbed.ClusterSpec{{Name: "c1", Nodes: 1}, {Name: "c2", Nodes: 1}}})
-	b := &mcsBed{Scenario: s, exports: map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceExport]{},
-		imports: map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceImport]{}}
-	for _, c := range s.tb.Clusters() {
-		crds := apiextensionsclient.NewForConfigOrDie(c.REST).ApiextensionsV1().CustomResourceDefinitions()
-		_, err := definitions.Apply(ctx, crds, false)
-		must(t, err)
-		client, err := mcs.New(c.REST, "test")
-		must(t, err)
-		b.exports[c], b.imports[c] = client.Exports(), client.Imports()
-	}
+	b := newMCSBed(ctx, t, s)
 	s.in.MCS, s.in.ImportSlices = true, os.Getenv("IMPORT_SLICES")
 	must(t, s.in.Install(ctx, s.progress))
 	for _, c := range s.tb.Clusters() {
@@ -127,6 +118,13 @@ func TestMCS(t *testing.T) {
 				}
 			})
 		}
+		t.Run("the examples of docs/mcs.md", func(t *testing.T) {
+			if s.in.ImportSlices != "" {
+				t.Skip("they have the slices beside ServiceImports")
+			}
+			t.Parallel()
+			b.examples(ctx, t)
+		})
 	})
 	t.Run("removed", func(t *testing.T) { b.removed(ctx, t) })
 }
@@ -148,6 +146,22 @@ type mcsBed struct {
 	*Scenario
 	exports map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceExport]
 	imports map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceImport]
+}
+
+// newMCSBed applies the API's definitions in both clusters.
+func newMCSBed(ctx context.Context, t testing.TB, s *Scenario) *mcsBed {
+	t.Helper()
+	b := &mcsBed{Scenario: s, exports: map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceExport]{},
+		imports: map[*testbed.Cluster]mcs.Resource[*mcsv1beta1.ServiceImport]{}}
+	for _, c := range s.tb.Clusters() {
+		crds := apiextensionsclient.NewForConfigOrDie(c.REST).ApiextensionsV1().CustomResourceDefinitions()
+		_, err := definitions.Apply(ctx, crds, false)
+		must(t, err)
+		client, err := mcs.New(c.REST, "test")
+		must(t, err)
+		b.exports[c], b.imports[c] = client.Exports(), client.Imports()
+	}
+	return b
 }
 
 // mcsTest is one test in its own namespace.
