@@ -85,7 +85,7 @@ func tableOf(cfg *config.Agent) routing.Table {
 // agent has the owners of the node's state. Its only state of its own is the queue of the next round.
 type agent struct {
 	cfg      *config.Agent
-	kernel   Kernel
+	kernel   kernel
 	guard    hostnet.Guard
 	board    *status.Board
 	events   *events.Sink
@@ -104,7 +104,7 @@ type agent struct {
 	revision prometheus.Gauge
 }
 
-func newAgent(cfg *config.Agent, kernel Kernel, g hostnet.Guard) *agent {
+func newAgent(cfg *config.Agent, kernel kernel, g hostnet.Guard) *agent {
 	a := &agent{
 		cfg: cfg, kernel: kernel, guard: g, board: &status.Board{}, events: events.New(cfg.Cluster),
 		schedule: schedule.New(), queue: newQueue(), revision: status.AppliedRevision(),

@@ -10,15 +10,15 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// Kernel is what the agent reads and changes of the node: the node itself, or a scripted one in tests.
-type Kernel interface {
+// kernel is what the agent reads and changes of the node: the node itself, or a scripted one in tests.
+type kernel interface {
 	devices.Kernel
 	hostnet.Kernel
 	peers.Kernel
 	lookup.Kernel
 }
 
-// node is the Kernel of this node.
+// node is the kernel of this node.
 type node struct{ *wireguard.Host }
 
 // DeleteStray implements device.Kernel.

@@ -2,9 +2,7 @@ package testbed
 
 import (
 	"context"
-	"crypto/sha1"
 	"embed"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -219,13 +217,6 @@ func (tb *Testbed) Cluster(name string) *Cluster {
 
 // Fabric returns the namespace of the bridge between all nodes. Traffic between nodes can be captured there.
 func (tb *Testbed) Fabric() *netns.Namespace { return tb.fabric }
-
-// PodInterface returns the name of a pod's interface on its node, derived as in Calico's VethNameForWorkload
-// (cni-plugin).
-func PodInterface(namespace, pod string) string {
-	sum := sha1.Sum([]byte(namespace + "." + pod))
-	return "cali" + hex.EncodeToString(sum[:])[:11]
-}
 
 // namespace returns the name of a network namespace of the testbed.
 func (tb *Testbed) namespace(cluster, what string) string {

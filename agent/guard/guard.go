@@ -38,7 +38,7 @@ type Guard struct {
 	read func() (ruleset, error)
 
 	mu      sync.Mutex
-	remotes Remotes
+	remotes remotes
 	// loaded means that remotes includes what an earlier Guard left. Until then removed are remotes that must not be
 	// loaded any more.
 	loaded  bool
@@ -48,7 +48,7 @@ type Guard struct {
 // New makes a Guard that continues from what an earlier one left on the node. inbound selects whether packets from
 // remote pods that bypass the device are dropped on entry. Its routes are in table.
 func New(inbound bool, table routing.Table) *Guard {
-	return &Guard{inbound: inbound, table: table, read: readRuleset, remotes: Remotes{}, removed: map[string]bool{}}
+	return &Guard{inbound: inbound, table: table, read: readRuleset, remotes: remotes{}, removed: map[string]bool{}}
 }
 
 // load reads what an earlier Guard left, once. Without nftables that is nothing. It must be called with mu held.
@@ -107,20 +107,20 @@ func (g *Guard) Set(cluster string, r Remote) (changed bool, err error) {
 	if len(r.Subnets) == 0 {
 		return g.Remove(cluster)
 	}
-	return g.apply(cluster, func(all Remotes) { all[cluster] = r })
+	return g.apply(cluster, func(all remotes) { all[cluster] = r })
 }
 
 // Remove removes the guard of a cluster, for a remote that was removed permanently.
 func (g *Guard) Remove(cluster string) (changed bool, err error) {
-	return g.apply(cluster, func(all Remotes) { delete(all, cluster) })
+	return g.apply(cluster, func(all remotes) { delete(all, cluster) })
 }
 
 // Restore repairs rules and routes that somebody else may have changed.
-func (g *Guard) Restore() (changed bool, err error) { return g.apply("", func(Remotes) {}) }
+func (g *Guard) Restore() (changed bool, err error) { return g.apply("", func(remotes) {}) }
 
 // apply changes the guard of a cluster, and applies it to the node. If the rules of an earlier Guard cannot be read,
 // the rules remain unchanged for now, which is safe, and the routes are applied anyway.
-func (g *Guard) apply(cluster string, change func(Remotes)) (bool, error) {
+func (g *Guard) apply(cluster string, change func(remotes)) (bool, error) {
 	g.mu.Lock()
 	unread := g.load()
 	before := subnets(g.remotes)
@@ -141,7 +141,7 @@ func (g *Guard) apply(cluster string, change func(Remotes)) (bool, error) {
 
 // routes adds missing unreachable routes with the rules that lead packets to them, and deletes those that are no
 // longer desired. Routes of another table, left by an earlier version, are deleted once the new ones exist.
-func (g *Guard) routes(remotes Remotes, gone []netip.Prefix) (bool, error) {
+func (g *Guard) routes(remotes remotes, gone []netip.Prefix) (bool, error) {
 	have, strays, err := g.unreachableRoutes()
 	if err != nil {
 		return false, err
@@ -177,7 +177,7 @@ func (g *Guard) routes(remotes Remotes, gone []netip.Prefix) (bool, error) {
 }
 
 // rules writes the table if it is not as desired.
-func (g *Guard) rules(remotes Remotes) (bool, error) {
+func (g *Guard) rules(remotes remotes) (bool, error) {
 	stands, err := g.read()
 	if err != nil {
 		return false, err
@@ -192,7 +192,7 @@ func (g *Guard) rules(remotes Remotes) (bool, error) {
 }
 
 // subnets returns the subnets that need unreachable routes.
-func subnets(remotes Remotes) []netip.Prefix {
+func subnets(remotes remotes) []netip.Prefix {
 	var all []netip.Prefix
 	for _, r := range remotes {
 		if !r.Permissive && !r.RoutedElsewhere {
@@ -275,7 +275,7 @@ func RemoveAll() ([]string, error) {
 		failed = nil // then nothing of the agent exists either
 	}
 	if there {
-		removed = append(removed, "nftables table inet "+TableName)
+		removed = append(removed, "nftables table inet "+tableName)
 	}
 	routes, err := allUnreachableRoutes()
 	failed = errors.Join(failed, err)

@@ -646,7 +646,7 @@ func sleep(t *testing.T) {
 		m = append(m, family, unix.NFNETLINK_V0)
 		return append(binary.BigEndian.AppendUint16(m, resource), attributes...)
 	}
-	name := nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(TableName)).Serialize()
+	name := nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(tableName)).Serialize()
 	flags := nl.NewRtAttr(unix.NFTA_TABLE_FLAGS, binary.BigEndian.AppendUint32(nil, dormant)).Serialize()
 	batch := slices.Concat(
 		message(unix.NFNL_MSG_BATCH_BEGIN, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES),

@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TableName is the name of the agent's table, of nftables' family inet.
-const TableName = "semaphore"
+// tableName is the name of the agent's table, of nftables' family inet.
+const tableName = "semaphore"
 
-var table = &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet}
+var table = &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
 
 // directions are all directions, in the order in which their chains are created.
 var directions = []direction{out, in, sending, arriving}
@@ -97,7 +97,7 @@ func readRuleset() (ruleset, error) {
 	if err != nil {
 		return s, fmt.Errorf("nftables: tables: %w", err)
 	}
-	at := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName })
+	at := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == tableName })
 	if s.exists = at >= 0; !s.exists {
 		return s, nil
 	}
@@ -105,11 +105,11 @@ func readRuleset() (ruleset, error) {
 	s.dormant = binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, tables[at].Flags))&dormant != 0
 	chains, err := conn.ListChainsOfTableFamily(table.Family)
 	if err != nil {
-		return s, fmt.Errorf("nftables: chains of table %s: %w", TableName, err)
+		return s, fmt.Errorf("nftables: chains of table %s: %w", tableName, err)
 	}
 	for _, c := range chains {
 		for d, want := range base {
-			if c.Table.Name != TableName || c.Name != want.Name {
+			if c.Table.Name != tableName || c.Name != want.Name {
 				continue
 			}
 			if c.Hooknum == nil || c.Priority == nil || *c.Hooknum != *want.Hooknum || *c.Priority != *want.Priority ||
@@ -119,7 +119,7 @@ func readRuleset() (ruleset, error) {
 			}
 			rules, err := conn.GetRules(table, want)
 			if err != nil {
-				return s, fmt.Errorf("nftables: rules of table %s: %w", TableName, err)
+				return s, fmt.Errorf("nftables: rules of table %s: %w", tableName, err)
 			}
 			for _, r := range rules {
 				comment, _ := userdata.GetString(r.UserData, userdata.TypeComment)
@@ -130,7 +130,7 @@ func readRuleset() (ruleset, error) {
 	}
 	objects, err := conn.GetObjects(table)
 	if err != nil {
-		return s, fmt.Errorf("nftables: counters of table %s: %w", TableName, err)
+		return s, fmt.Errorf("nftables: counters of table %s: %w", tableName, err)
 	}
 	for _, o := range objects {
 		if c, ok := o.(*nftables.CounterObj); ok {
@@ -157,7 +157,7 @@ func marshal(exprs []expr.Any) []byte {
 }
 
 // matches reports whether the table is the desired one of remotes.
-func (s *ruleset) matches(remotes Remotes, inbound bool) bool {
+func (s *ruleset) matches(remotes remotes, inbound bool) bool {
 	if s.misplaced || s.dormant {
 		return false
 	}
@@ -191,7 +191,7 @@ func commentsOf(rules []rule) []string {
 
 // write replaces the existing table by that of remotes. It is one transaction: every packet meets either the old rules
 // or the new ones. Counters of remotes that remain continue.
-func write(remotes Remotes, inbound bool, stands ruleset) error {
+func write(remotes remotes, inbound bool, stands ruleset) error {
 	conn, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
@@ -224,7 +224,7 @@ func write(remotes Remotes, inbound bool, stands ruleset) error {
 		}
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("nftables: writing table %s: %w", TableName, err)
+		return fmt.Errorf("nftables: writing table %s: %w", tableName, err)
 	}
 	return nil
 }
@@ -241,7 +241,7 @@ func deleteTable() (bool, error) {
 	}
 	conn.DelTable(table)
 	if err := conn.Flush(); err != nil {
-		return false, fmt.Errorf("nftables: deleting table %s: %w", TableName, err)
+		return false, fmt.Errorf("nftables: deleting table %s: %w", tableName, err)
 	}
 	return true, nil
 }

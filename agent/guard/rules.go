@@ -39,8 +39,8 @@ type Remote struct {
 // tunnel reports whether the addresses of the remote's nodes are known.
 func (r Remote) tunnel() bool { return r.Port != 0 && len(r.Nodes) > 0 }
 
-// Remotes by the name of their cluster.
-type Remotes map[string]Remote
+// remotes by the name of their cluster.
+type remotes map[string]Remote
 
 // direction is one of the two ways in which packets can bypass a device, or one of the two directions of its tunnels'
 // packets.
@@ -119,7 +119,7 @@ func (r rule) comment() string {
 
 // rules returns the rules of a chain, in order. The longest prefix comes first, as in routing, so that a remote whose
 // subnet lies within another's, which no broker should request, is still separate.
-func (all Remotes) rules() []rule {
+func (all remotes) rules() []rule {
 	var each, rules []rule
 	for cluster, r := range all {
 		last := drop
@@ -147,7 +147,7 @@ func (all Remotes) rules() []rule {
 }
 
 // tunnels returns the rules for the packets of the devices themselves.
-func (all Remotes) tunnels() []rule {
+func (all remotes) tunnels() []rule {
 	var rules []rule
 	for _, cluster := range slices.Sorted(maps.Keys(all)) {
 		r := all[cluster]
@@ -163,7 +163,7 @@ func (all Remotes) tunnels() []rule {
 }
 
 // of returns the rules of a chain.
-func (all Remotes) of(d direction, inbound bool) []rule {
+func (all remotes) of(d direction, inbound bool) []rule {
 	switch {
 	case d.tunnel():
 		return all.tunnels()
@@ -174,7 +174,7 @@ func (all Remotes) of(d direction, inbound bool) []rule {
 }
 
 // parseTunnelComments adds to remotes the ports and nodes in these rules' comments.
-func parseTunnelComments(all Remotes, comments []string) {
+func parseTunnelComments(all remotes, comments []string) {
 	for _, c := range comments {
 		fields := strings.Fields(c)
 		if len(fields) != 5 {
@@ -194,8 +194,8 @@ func parseTunnelComments(all Remotes, comments []string) {
 }
 
 // parseComments returns the remotes that the rules with these comments guard. It ignores other comments.
-func parseComments(comments []string) Remotes {
-	all := Remotes{}
+func parseComments(comments []string) remotes {
+	all := remotes{}
 	passes := map[string]bool{}
 	for _, c := range comments {
 		fields := strings.Fields(c)
@@ -230,7 +230,7 @@ func parseComments(comments []string) Remotes {
 }
 
 // counters returns the names of the counters of the rules.
-func (all Remotes) counters() map[string]bool {
+func (all remotes) counters() map[string]bool {
 	names := map[string]bool{}
 	for _, r := range all {
 		names[counterOf(out, r.Device)], names[counterOf(in, r.Device)] = true, true

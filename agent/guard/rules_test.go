@@ -16,19 +16,19 @@ var prefixes = testkit.Prefixes
 func TestRules(t *testing.T) {
 	long, longSubnet := strings.Repeat("c", 55)+".example", "2001:db8:1111:2222:3333:4444:5555:6666/128"
 	for name, c := range map[string]struct {
-		remotes Remotes
+		remotes remotes
 		want    []string
 	}{
-		"none": {Remotes{}, []string{"loopback pass"}},
+		"none": {remotes{}, []string{"loopback pass"}},
 		"one, of both families": {
-			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}},
+			remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16", "fd00:2::/48")}},
 			[]string{
 				"loopback pass", "c2 wireguard.c2 fd00:2::/48 pass", "c2 wireguard.c2 fd00:2::/48 drop",
 				"c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 drop",
 			},
 		},
 		"a subnet inside another's comes first": {
-			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")},
+			remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")},
 				"c3": {Device: "wireguard.c3", Subnets: prefixes("10.2.7.0/24")}},
 			[]string{
 				"loopback pass", "c3 wireguard.c3 10.2.7.0/24 pass", "c3 wireguard.c3 10.2.7.0/24 drop",
@@ -36,23 +36,23 @@ func TestRules(t *testing.T) {
 			},
 		},
 		"an interface that is someone else's is passed by nothing": {
-			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Closed: true}},
+			remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Closed: true}},
 			[]string{"loopback pass", "c2 wireguard.c2 10.2.0.0/16 drop"},
 		},
 		"a permissive remote is counted": {
-			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Permissive: true}},
+			remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16"), Permissive: true}},
 			[]string{"loopback pass", "c2 wireguard.c2 10.2.0.0/16 pass", "c2 wireguard.c2 10.2.0.0/16 count"},
 		},
 		"a cluster with a long name": {
-			Remotes{long: {Device: naming.Device(long), Subnets: prefixes(longSubnet)}},
+			remotes{long: {Device: naming.Device(long), Subnets: prefixes(longSubnet)}},
 			[]string{"loopback pass", long + " - " + longSubnet + " pass", long + " - " + longSubnet + " drop"},
 		},
 		"a cluster with a long name, whose device has another": {
-			Remotes{long: {Device: "elsewhere", Subnets: prefixes("10.2.0.0/16")}},
+			remotes{long: {Device: "elsewhere", Subnets: prefixes("10.2.0.0/16")}},
 			[]string{"loopback pass", long + " elsewhere 10.2.0.0/16 pass", long + " elsewhere 10.2.0.0/16 drop"},
 		},
 		"a subnet of two passes both devices": {
-			Remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")},
+			remotes{"c2": {Device: "wireguard.c2", Subnets: prefixes("10.2.0.0/16")},
 				"c3": {Device: "wireguard.c3", Subnets: prefixes("10.2.0.0/16")}},
 			[]string{
 				"loopback pass", "c2 wireguard.c2 10.2.0.0/16 pass", "c3 wireguard.c3 10.2.0.0/16 pass",

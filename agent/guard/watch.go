@@ -24,7 +24,7 @@ func Watch(ctx context.Context, changed func()) error {
 		Name: "nftables", Protocol: unix.NETLINK_NETFILTER, Groups: []uint{unix.NFNLGRP_NFTABLES}, Filter: watchFilter(),
 	}
 	return netevents.Follow(ctx, source, func(messages []syscall.NetlinkMessage) {
-		if slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool { return tableOf(m) == TableName }) {
+		if slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool { return tableOf(m) == tableName }) {
 			changed()
 		}
 	}, changed)

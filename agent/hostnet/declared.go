@@ -59,7 +59,7 @@ func (m *Monitor) LoadSubnets() error {
 // ReloadSubnets reads the subnets file again, if there is one, and reports whether it changed. A file that cannot be
 // used changes nothing.
 func (m *Monitor) ReloadSubnets() bool {
-	if !m.Declares() {
+	if !m.declares() {
 		return false
 	}
 	s, err := config.LoadSubnets(m.cfg.SubnetsFile, m.cfg.Cluster)
@@ -101,8 +101,8 @@ func (m *Monitor) declare(s *config.Subnets) {
 	m.work.Remotes = true
 }
 
-// Declares reports whether there is a subnets file.
-func (m *Monitor) Declares() bool {
+// declares reports whether there is a subnets file.
+func (m *Monitor) declares() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.declared.subnets != nil

@@ -33,7 +33,7 @@ func (m *Monitor) restoreHeld(c *cache.Contents) {
 			return
 		}
 	}
-	if !m.Declares() {
+	if !m.declares() {
 		return
 	}
 	for _, cluster := range m.guard.Clusters() {

@@ -127,8 +127,8 @@ func New(
 	}
 }
 
-// CheckAll makes the next Take return everything.
-func (m *Monitor) CheckAll() {
+// checkAll makes the next Take return everything.
+func (m *Monitor) checkAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.work.Routes, m.work.Settings, m.work.Guard = true, true, true
@@ -146,7 +146,7 @@ func (m *Monitor) Missed() {
 	m.mu.Lock()
 	m.stale = true
 	m.mu.Unlock()
-	m.CheckAll()
+	m.checkAll()
 }
 
 // GuardChanged makes the next Take return the guard, which another program may have changed.

@@ -37,8 +37,8 @@ const (
 	enough = 16
 )
 
-// Overhead returns what WireGuard adds to a packet in bytes: IP (20 or 40), UDP (8), its header and tag (32).
-func Overhead(endpoint netip.Addr) int {
+// overhead returns what WireGuard adds to a packet in bytes: IP (20 or 40), UDP (8), its header and tag (32).
+func overhead(endpoint netip.Addr) int {
 	if endpoint.Unmap().Is4() {
 		return 60
 	}
@@ -59,9 +59,9 @@ func FromLinks(links []Link) (int, string) {
 		return Default, "WireGuard's own, as no peer can be reached"
 	}
 	narrowest := slices.MinFunc(links, func(a, b Link) int {
-		return cmp.Or(a.MTU-Overhead(a.Endpoint)-(b.MTU-Overhead(b.Endpoint)), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(a.MTU-overhead(a.Endpoint)-(b.MTU-overhead(b.Endpoint)), cmp.Compare(a.Name, b.Name))
 	})
-	fits := narrowest.MTU - Overhead(narrowest.Endpoint)
+	fits := narrowest.MTU - overhead(narrowest.Endpoint)
 	return max(Least, min(fits, most)), fmt.Sprintf("the way through %s carries %d", narrowest.Name, narrowest.MTU)
 }
 

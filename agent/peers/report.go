@@ -19,8 +19,8 @@ import (
 const (
 	// maxNamed is how many silent peers the log names.
 	maxNamed = 5
-	// MaxSilent is how many silent peers a report names.
-	MaxSilent = 50
+	// maxSilent is how many silent peers a report names.
+	maxSilent = 50
 	// minSilentInterval and minCountInterval are the minimal times between two reports that differ in their silent
 	// peers, and in their counts alone: thousands of agents report to one broker.
 	minSilentInterval = 5 * time.Second
@@ -125,7 +125,7 @@ func (d *device) reportDue(now time.Time, closely bool) bool {
 		return false
 	}
 	return passed >= minCountInterval || d.sent.counts.Silent != counts.Silent ||
-		!slices.EqualFunc(d.sent.silent, d.talk.Silent(MaxSilent), sameQuiet)
+		!slices.EqualFunc(d.sent.silent, d.talk.Silent(maxSilent), sameQuiet)
 }
 
 // takeReport records what a report of now contains.
@@ -134,7 +134,7 @@ func (d *device) takeReport(now time.Time) {
 	if passed := now.Sub(d.sent.at); passed < minCountInterval && !d.sent.at.IsZero() {
 		rates = d.sent.rates // too short a time for a rate
 	}
-	next := sent{at: now, counts: d.talk.Counts(), newest: d.talk.Newest(), silent: d.talk.Silent(MaxSilent), rates: rates}
+	next := sent{at: now, counts: d.talk.Counts(), newest: d.talk.Newest(), silent: d.talk.Silent(maxSilent), rates: rates}
 	next.bytes.sent, next.bytes.received = d.talk.Traffic()
 	d.sent = next
 }
@@ -209,7 +209,7 @@ func (m *Monitor) Status(cluster string) *semaphorev1.PathsStatus {
 		m.mu.Unlock()
 		return nil
 	}
-	c, verdict, silent, problem := d.talk.Counts(), d.verdict, d.talk.Silent(MaxSilent), m.problem
+	c, verdict, silent, problem := d.talk.Counts(), d.verdict, d.talk.Silent(maxSilent), m.problem
 	m.mu.Unlock()
 	want := m.desired.Device(cluster)
 	if want == nil {

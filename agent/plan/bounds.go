@@ -105,9 +105,9 @@ func (b Bounds) possible(text string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// Endpoint returns why a remote node cannot have an address; nil if it can. This node sends all packets for the
+// endpoint returns why a remote node cannot have an address; nil if it can. This node sends all packets for the
 // remote's pods there, so that the address decides who gets them.
-func (b Bounds) Endpoint(at netip.AddrPort) error {
+func (b Bounds) endpoint(at netip.AddrPort) error {
 	no := func(format string, args ...any) error {
 		return fmt.Errorf("%s "+format, append([]any{at}, args...)...)
 	}

@@ -122,14 +122,14 @@ func TestR27TheRestOfADeviceIsProgrammed(t *testing.T) {
 	p := programmed(&desired.Network{Device: want.Device, Peers: map[string]*semaphorev1.Peer{"good": want.Peers["good"]}},
 		bounds)
 	if cfg := p.Change(map[string]*semaphorev1.Peer{"thief": want.Peers["thief"]}); len(cfg.Peers) != 0 ||
-		!slices.Equal(p.Refused(), s.RefusedPeers) {
-		t.Errorf("a refused peer by itself: %+v, refused %q", cfg.Peers, p.Refused())
+		!slices.Equal(p.refusals(), s.RefusedPeers) {
+		t.Errorf("a refused peer by itself: %+v, refused %q", cfg.Peers, p.refusals())
 	}
 	if cfg := p.Change(map[string]*semaphorev1.Peer{"good": nil}); len(cfg.Peers) != 1 || !cfg.Peers[0].Remove {
 		t.Errorf("a single change beside a refused peer: %+v", cfg.Peers)
 	}
-	if p.Change(map[string]*semaphorev1.Peer{"thief": nil}); len(p.Refused()) != 0 {
-		t.Errorf("still refused: %q", p.Refused())
+	if p.Change(map[string]*semaphorev1.Peer{"thief": nil}); len(p.refusals()) != 0 {
+		t.Errorf("still refused: %q", p.refusals())
 	}
 }
 
@@ -213,7 +213,7 @@ func TestR27Endpoints(t *testing.T) {
 		{"192.0.2.10:7775", open, "of the own cluster"},
 		{"10.101.0.1:443", open, "of the own cluster"},
 	} {
-		err := c.bounds.Endpoint(netip.MustParseAddrPort(c.endpoint))
+		err := c.bounds.endpoint(netip.MustParseAddrPort(c.endpoint))
 		switch {
 		case c.word == "" && err != nil:
 			t.Error(err)

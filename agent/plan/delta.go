@@ -219,8 +219,8 @@ func (p *AppliedPeers) releasePrefixes(node string) {
 // as a remote may have thousands. The result must not be modified.
 func (p *AppliedPeers) Problems() []string {
 	if p.problems == nil {
-		p.problems = append([]string{}, p.Refused()...)
-		p.problems = append(p.problems, p.Contradictions()...)
+		p.problems = append([]string{}, p.refusals()...)
+		p.problems = append(p.problems, p.contradictions()...)
 	}
 	return p.problems
 }
@@ -230,8 +230,8 @@ func (p *AppliedPeers) hasContradictions() bool {
 	return len(p.keys.rest) > 0 || len(p.prefixes.rest) > 0
 }
 
-// Refused returns the refused nodes with the reasons, a line each.
-func (p *AppliedPeers) Refused() []string {
+// refusals returns the refused nodes with the reasons, a line each.
+func (p *AppliedPeers) refusals() []string {
 	var lines []string
 	for _, node := range slices.Sorted(maps.Keys(p.refused)) {
 		lines = append(lines, fmt.Sprintf("peer %s: %s", node, p.refused[node]))
@@ -239,8 +239,8 @@ func (p *AppliedPeers) Refused() []string {
 	return lines
 }
 
-// Contradictions returns the contradictions with their outcome, a line each.
-func (p *AppliedPeers) Contradictions() []string {
+// contradictions returns the contradictions with their outcome, a line each.
+func (p *AppliedPeers) contradictions() []string {
 	var lines []string
 	for key, rest := range p.keys.rest {
 		for _, node := range rest {
@@ -296,7 +296,7 @@ func (p *AppliedPeers) Matches(cluster string, device *semaphorev1.Device, faile
 // Bounds returns the bounds that it was programmed with.
 func (p *AppliedPeers) Bounds() Bounds { return p.bounds }
 
-// Endpoint implements Wanted.
+// endpoint implements Wanted.
 func (p *AppliedPeers) Endpoint(key wgtypes.Key) (node string, endpoint netip.AddrPort, ok bool) {
 	node, ok = p.keys.first[key]
 	return node, p.byNode[node].endpoint, ok

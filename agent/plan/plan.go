@@ -42,12 +42,12 @@ type Steps struct {
 	// AddAddresses are missing on the device, DeleteAddresses are not desired.
 	AddAddresses, DeleteAddresses []netip.Addr
 	Sources                       Sources
-	// Refused are desired settings and routes of the device that are not applied, RefusedPeers such peers, with the
+	// refused are desired settings and routes of the device that are not applied, RefusedPeers such peers, with the
 	// reasons, a line each.
 	Refused, RefusedPeers []string
 	// Conflicts are conflicts of this node's addresses with subnets that remain routed, a line each.
 	Conflicts []string
-	// Contradictions are contradictions within the desired state and their outcome, which is applied, a line each.
+	// contradictions are contradictions within the desired state and their outcome, which is applied, a line each.
 	Contradictions []string
 	// subnets are the subnets that are routed after the steps.
 	subnets []netip.Prefix
@@ -130,7 +130,7 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 	s, stands := deviceSteps(cluster, want.Device, bounds.port(), programmed.routed, key, stands)
 	s.Refused, s.Conflicts = append(s.Refused, refused...), conflicts
 	s.Applied = programmed
-	s.RefusedPeers, s.Contradictions = s.Applied.Refused(), s.Applied.Contradictions()
+	s.RefusedPeers, s.Contradictions = s.Applied.refusals(), s.Applied.contradictions()
 	var cfg wgtypes.Config
 	if s.Config != nil {
 		cfg = *s.Config
@@ -234,7 +234,7 @@ func parsePeer(p *semaphorev1.Peer, bounds Bounds, subnets []netip.Prefix) (out 
 	if out.endpoint, err = netip.ParseAddrPort(p.GetWireguard().GetAddress()); err != nil {
 		return out, fmt.Errorf("endpoint: %w", err)
 	}
-	if err := bounds.Endpoint(out.endpoint); err != nil {
+	if err := bounds.endpoint(out.endpoint); err != nil {
 		return out, fmt.Errorf("endpoint: %w", err)
 	}
 	var outside netip.Prefix

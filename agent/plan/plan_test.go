@@ -350,8 +350,8 @@ func TestSingleChangesEqualTheWholePlan(t *testing.T) {
 				t.Fatalf("seed %d: after single changes a look at the whole changes %+v; stands: %v", seed, s.Config,
 					p.Matches("c2", want.Device, nil, stands))
 			}
-			if !slices.Equal(s.Contradictions, p.Contradictions()) || !slices.Equal(s.RefusedPeers, p.Refused()) {
-				t.Fatalf("seed %d: said of single changes: %q, %q; of the whole: %q, %q", seed, p.Contradictions(), p.Refused(),
+			if !slices.Equal(s.Contradictions, p.contradictions()) || !slices.Equal(s.RefusedPeers, p.refusals()) {
+				t.Fatalf("seed %d: said of single changes: %q, %q; of the whole: %q, %q", seed, p.contradictions(), p.refusals(),
 					s.Contradictions, s.RefusedPeers)
 			}
 		}
@@ -371,8 +371,8 @@ func TestSingleChangeIsSmall(t *testing.T) {
 		want.Peers["bad"] = peerOf("bad", "z 192.0.2.1:51820 0.0.0.0/0")
 		want.Peers["twin"] = peerOf("twin", "y 192.0.2.1:51820 10.100.9.0/24") // which n9 has
 		p := programmed(want, Bounds{})
-		if len(p.Refused()) != 1 || len(p.Contradictions()) != 1 {
-			t.Fatalf("refused %q, settled %q: this tests nothing", p.Refused(), p.Contradictions())
+		if len(p.refusals()) != 1 || len(p.contradictions()) != 1 {
+			t.Fatalf("refused %q, settled %q: this tests nothing", p.refusals(), p.contradictions())
 		}
 		return p, map[string]*semaphorev1.Peer{"n7": want.Peers["n7"]}
 	}

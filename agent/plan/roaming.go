@@ -84,7 +84,7 @@ func (r *Roaming) Look(now time.Time, peers []wgtypes.Peer, wanted Wanted, bound
 	for i := range peers {
 		p := &peers[i]
 		node, endpoint, ok := wanted(p.PublicKey)
-		if !ok || p.Endpoint == nil || unmap(p.Endpoint) == endpoint || bounds.Endpoint(unmap(p.Endpoint)) != nil {
+		if !ok || p.Endpoint == nil || unmap(p.Endpoint) == endpoint || bounds.endpoint(unmap(p.Endpoint)) != nil {
 			continue
 		}
 		s, known := r.seen[p.PublicKey]

@@ -96,7 +96,7 @@ func TestOnLoopback(t *testing.T) {
 		if address == ":0" {
 			host = netip.MustParseAddr("127.0.0.5") // an answer from 127.0.0.1 would come from another address
 		}
-		got, err := Measure(t.Context(), netip.AddrPortFrom(host, r.Port()), 1280, 8940)
+		got, err := Measure(t.Context(), netip.AddrPortFrom(host, r.port()), 1280, 8940)
 		must(t, err)
 		if got != (Result{Answered: true, Carries: 8940}) {
 			t.Errorf("%s: %+v", address, got)
@@ -108,13 +108,13 @@ func TestProbesWithoutAnswers(t *testing.T) {
 	strangers, err := Listen(t.Context(), "127.0.0.1:0", func(netip.Addr) bool { return false })
 	must(t, err)
 	respond(t, strangers)
-	got, err := Measure(t.Context(), netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), strangers.Port()), 1280, 1440)
+	got, err := Measure(t.Context(), netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), strangers.port()), 1280, 1440)
 	if got.Answered || err != nil {
 		t.Errorf("%+v %v", got, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
-	if _, err := Measure(ctx, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), strangers.Port()), 1280,
+	if _, err := Measure(ctx, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), strangers.port()), 1280,
 		1440); err != context.Canceled {
 		t.Errorf("%v", err)
 	}

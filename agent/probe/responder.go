@@ -45,8 +45,8 @@ func Listen(ctx context.Context, address string, known func(netip.Addr) bool) (*
 		nil
 }
 
-// Port returns the port on which it listens.
-func (r *Responder) Port() uint16 { return uint16(r.conn.LocalAddr().(*net.UDPAddr).Port) }
+// port returns the port on which it listens.
+func (r *Responder) port() uint16 { return uint16(r.conn.LocalAddr().(*net.UDPAddr).Port) }
 
 // Run answers until ctx ends, and closes the responder.
 func (r *Responder) Run(ctx context.Context) error {

@@ -37,8 +37,8 @@ const (
 	checkPerDevice = 10 * time.Millisecond
 )
 
-// CheckInterval returns the time between two checks of a device on a node with these numbers of devices and peers.
-func CheckInterval(devices, peers int) time.Duration {
+// checkInterval returns the time between two checks of a device on a node with these numbers of devices and peers.
+func checkInterval(devices, peers int) time.Duration {
 	few := max(minCheck, time.Duration(max(0, devices-1))*checkPerDevice)
 	return min(few+time.Duration(max(0, peers-manyPeers))*checkPerPeer, FullCheck)
 }
@@ -76,7 +76,7 @@ type device struct {
 	// checked is when the device was last set or checked.
 	checked time.Time
 	contest contest
-	// reported means that the device counts for CheckInterval, with this number of peers; set that it was set as
+	// reported means that the device counts for checkInterval, with this number of peers; set that it was set as
 	// desired.
 	reported, set bool
 	peers         int
@@ -195,7 +195,7 @@ func (s *Scheduler) nextCheck(cluster string, now time.Time) time.Time {
 		}
 	}
 	d := s.devices[cluster]
-	every := CheckInterval(devices, peers)
+	every := checkInterval(devices, peers)
 	if d.within > 0 {
 		every = min(every, d.within)
 	}

@@ -92,7 +92,7 @@ func TestCheckInterval(t *testing.T) {
 		{1, 0, 300 * time.Millisecond}, {1, 1000, 300 * time.Millisecond}, {1, 5000, 2700 * time.Millisecond},
 		{4, 800, 300 * time.Millisecond}, {100, 5000, 3390 * time.Millisecond}, {1, 1_000_000, 30 * time.Second},
 	} {
-		if got := CheckInterval(c.devices, c.peers); got != c.want {
+		if got := checkInterval(c.devices, c.peers); got != c.want {
 			t.Errorf("%d devices, %d peers: every %s, want %s", c.devices, c.peers, got, c.want)
 		}
 	}

@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// MaxAddresses bounds the ClusterIPs of each direction and family that the kernel counts at a time.
-	MaxAddresses = 4096
+	// maxAddresses bounds the ClusterIPs of each direction and family that the kernel counts at a time.
+	maxAddresses = 4096
 	// maxReported bounds those of a report.
 	maxReported = 1000
 )

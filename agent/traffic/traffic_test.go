@@ -48,14 +48,14 @@ func TestTake(t *testing.T) {
 // TestReportIsBounded: a report is bounded, and has the addresses with the most bytes.
 func TestReportIsBounded(t *testing.T) {
 	c, all := New(), sample{}
-	for i := range MaxAddresses {
+	for i := range maxAddresses {
 		at := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, uint32(10<<24+i))))
 		all[at] = &counts{sent: uint64(i + 1), received: 1}
 	}
 	c.take(all)
 	got := c.Report()
 	least := slices.MinFunc(got, func(x, y *semaphorev1.ServiceTraffic) int { return int(x.SentBytes) - int(y.SentBytes) })
-	if len(got) != maxReported || least.SentBytes != MaxAddresses-maxReported+1 {
+	if len(got) != maxReported || least.SentBytes != maxAddresses-maxReported+1 {
 		t.Errorf("%d reported, the least has %d bytes", len(got), least.GetSentBytes())
 	}
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/routing"
 )
 
-// ServiceInterface is where kube-proxy puts the address of every Service in its mode ipvs (DefaultDummyDevice in its
+// serviceInterface is where kube-proxy puts the address of every Service in its mode ipvs (DefaultDummyDevice in its
 // code). These addresses are as many as there are Services, and say nothing about the node's location.
-const ServiceInterface = "kube-ipvs0"
+const serviceInterface = "kube-ipvs0"
 
 // Address is an address of the node.
 type Address struct {
@@ -29,7 +29,7 @@ type Address struct {
 	Usable bool
 }
 
-// Addresses returns the addresses of the node's interfaces, without those of ServiceInterface.
+// Addresses returns the addresses of the node's interfaces, without those of serviceInterface.
 func (h *Host) Addresses() ([]Address, error) {
 	names := map[int]string{}
 	var out []Address
@@ -41,7 +41,7 @@ func (h *Host) Addresses() ([]Address, error) {
 			}
 			names[index] = name
 		}
-		if name != ServiceInterface {
+		if name != serviceInterface {
 			a.Interface = name
 			out = append(out, a)
 		}

@@ -27,7 +27,7 @@ type Event struct {
 	// Route is the destination of a route in the agent's table, its own or another's, that was created, changed or
 	// deleted.
 	Route netip.Prefix
-	// Addresses of the node have changed, except those of ServiceInterface; or Settings of net.ipv4.conf or
+	// Addresses of the node have changed, except those of serviceInterface; or Settings of net.ipv4.conf or
 	// net.ipv6.conf; or Rules of the agent, or that lead to its table.
 	Addresses, Settings, Rules bool
 }
@@ -119,7 +119,7 @@ func (r *reader) eventOf(m syscall.NetlinkMessage) Event {
 			return Event{}
 		}
 		name := r.name(int(binary.NativeEndian.Uint32(m.Data[indexAt:])))
-		if name == ServiceInterface {
+		if name == serviceInterface {
 			return Event{}
 		}
 		return Event{Addresses: true, Interface: name}

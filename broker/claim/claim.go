@@ -77,15 +77,6 @@ func (t *Table[C]) Losers(name string) []C {
 	return nil
 }
 
-// Contested iterates over the names with several claimants, in no order.
-func (t *Table[C]) Contested(yield func(name string, all []C) bool) {
-	for name, all := range t.several {
-		if !yield(name, all) {
-			return
-		}
-	}
-}
-
 // Names iterates over all names, in no order.
 func (t *Table[C]) Names(yield func(string) bool) {
 	for name := range t.one {

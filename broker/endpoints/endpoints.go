@@ -27,13 +27,12 @@ type (
 	Subset  = corev1.EndpointSubset
 	Address = corev1.EndpointAddress
 	Port    = corev1.EndpointPort
-	List    = corev1.EndpointsList
 )
 
-// MaxAddresses is the most that Kubernetes writes into one object. The annotation OverCapacity, with the value
+// maxAddresses is the most that Kubernetes writes into one object. The annotation OverCapacity, with the value
 // Truncated, marks an object with more.
 const (
-	MaxAddresses = 1000
+	maxAddresses = 1000
 	OverCapacity = corev1.EndpointsOverCapacity
 	Truncated    = "truncated"
 )
@@ -42,7 +41,7 @@ const (
 const SkipMirror = discoveryv1.LabelSkipMirror
 
 // Of returns the subsets of a Service from its EndpointSlices, for one family: Endpoints have one. An endpoint that is
-// not ready is listed as such, a terminating one is left out. Above MaxAddresses, addresses that are not ready are left
+// not ready is listed as such, a terminating one is left out. Above maxAddresses, addresses that are not ready are left
 // out first.
 func Of(all []*discoveryv1.EndpointSlice, family discoveryv1.AddressType) (subsets []Subset, truncated bool) {
 	type group struct {
@@ -126,23 +125,23 @@ func names(ports []Port) string {
 	return strings.Join(out, ",")
 }
 
-// truncate keeps MaxAddresses as Kubernetes does: ready addresses before others, and of each subset the same share.
+// truncate keeps maxAddresses as Kubernetes does: ready addresses before others, and of each subset the same share.
 func truncate(subsets []Subset) (out []Subset, truncated bool) {
 	ready, notReady := 0, 0
 	for _, s := range subsets {
 		ready, notReady = ready+len(s.Addresses), notReady+len(s.NotReadyAddresses)
 	}
-	if ready+notReady <= MaxAddresses {
+	if ready+notReady <= maxAddresses {
 		return subsets, false
 	}
-	room, of := MaxAddresses-ready, notReady
-	if ready > MaxAddresses {
-		room, of = MaxAddresses, ready
+	room, of := maxAddresses-ready, notReady
+	if ready > maxAddresses {
+		room, of = maxAddresses, ready
 	}
 	left := room
 	for _, s := range subsets {
 		cut := &s.NotReadyAddresses
-		if ready > MaxAddresses {
+		if ready > maxAddresses {
 			s.NotReadyAddresses, cut = nil, &s.Addresses
 		}
 		take := min(int(math.Ceil(float64(len(*cut))*float64(room)/float64(of))), left)

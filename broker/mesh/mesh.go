@@ -125,14 +125,6 @@ func (p *Plan) Follow(remotes []config.Remote) {
 	}
 }
 
-// PodCIDRs returns the pod CIDRs that a remote exports for a node, whether the node is a peer or not.
-func (p *Plan) PodCIDRs(cluster, node string) []string {
-	if i := p.index(cluster); i >= 0 {
-		return p.remotes[i].nodes[node].GetPodCidrs()
-	}
-	return nil
-}
-
 // SetNode sets the state of a node of cluster; nil if it was deleted. Update recomputes what depends on it.
 func (p *Plan) SetNode(cluster, node string, state *semaphorev1.Node) {
 	i := p.index(cluster)

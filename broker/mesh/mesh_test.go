@@ -230,7 +230,7 @@ func TestFirstRemote(t *testing.T) {
 	if !p.NodesComplete("c2", brake, now) || p.Retained("c2") != (Retained{2, 2, now}) {
 		t.Errorf("retained %+v", p.Retained("c2"))
 	}
-	if got := p.PodCIDRs("c2", "n1"); !slices.Equal(got, []string{"10.2.1.0/24"}) {
+	if got := p.remotes[p.index("c2")].nodes["n1"].GetPodCidrs(); !slices.Equal(got, []string{"10.2.1.0/24"}) {
 		t.Errorf("pod CIDRs %v", got)
 	}
 }

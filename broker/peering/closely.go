@@ -12,7 +12,7 @@ import (
 // client requests the state of the tunnels.
 const closelyFor, closelyAgain = 30 * time.Second, 10 * time.Second
 
-// WatchClosely makes all agents watch their peers closely for a while, because a client currently requests the state of
+// watchClosely makes all agents watch their peers closely for a while, because a client currently requests the state of
 // the tunnels. It may be called at any rate.
 func (s *Server) WatchClosely() {
 	now := s.now()
@@ -26,7 +26,7 @@ func (s *Server) WatchClosely() {
 	order := &semaphorev1.WatchClosely{For: durationpb.New(closelyFor)}
 	for _, a := range s.attachments() {
 		a.mu.Lock()
-		a.session.WatchClosely(order)
+		a.session.watchClosely(order)
 		a.mu.Unlock()
 		a.wake()
 	}

@@ -18,9 +18,9 @@ const rotateInterval = 50 * time.Millisecond
 // maxRotations bounds the rotations that wait for one agent.
 const maxRotations = 64
 
-// Rotate queues an order to rotate the agent's key, which is sent after everything else. It returns why the agent
+// rotate queues an order to rotate the agent's key, which is sent after everything else. It returns why the agent
 // cannot receive it, empty if it can.
-func (s *Session) Rotate(m *semaphorev1.RotateKey) (why string) {
+func (s *Session) rotate(m *semaphorev1.RotateKey) (why string) {
 	switch {
 	case s.hello == nil:
 		return "its agent has not sent Hello yet"
@@ -70,7 +70,7 @@ func (s *Server) RotateKeys(cluster string, nodes []string, within *durationpb.D
 			continue
 		}
 		a.mu.Lock()
-		r.Problem = a.session.Rotate(m)
+		r.Problem = a.session.rotate(m)
 		a.mu.Unlock()
 		if r.Accepted = r.Problem == ""; r.Accepted {
 			s.options.Recorder.Record(debug.Event{Object: "node " + name, Action: "rotate-key",

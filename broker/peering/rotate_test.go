@@ -23,15 +23,15 @@ var canRotate = &semaphorev1.AgentHello{Features: []string{"something-else", sem
 func TestSessionSendsARotationOnce(t *testing.T) {
 	s := NewState()
 	early := s.Open("c1", "n1", remotes)
-	if why := early.Rotate(&semaphorev1.RotateKey{}); why == "" {
+	if why := early.rotate(&semaphorev1.RotateKey{}); why == "" {
 		t.Error("an agent that has not said hello is sent it")
 	}
-	if why := open(t, s, &semaphorev1.AgentHello{}).Rotate(&semaphorev1.RotateKey{}); !strings.Contains(why, "version") {
+	if why := open(t, s, &semaphorev1.AgentHello{}).rotate(&semaphorev1.RotateKey{}); !strings.Contains(why, "version") {
 		t.Errorf("an agent that does not know the message: %q", why)
 	}
 	session := open(t, s, canRotate)
 	for _, cluster := range []string{"c2", "c3"} {
-		if why := session.Rotate(&semaphorev1.RotateKey{Cluster: cluster}); why != "" {
+		if why := session.rotate(&semaphorev1.RotateKey{Cluster: cluster}); why != "" {
 			t.Error(why)
 		}
 	}
@@ -58,9 +58,9 @@ func TestSessionSendsARotationOnce(t *testing.T) {
 	equal(t, "all that is said", strings.Join(got, "; "),
 		"attached n1 resumed=false; 1:c2 2:c2/a=1; synced 2 [c2]; rotate c2; rotate c3")
 	for range maxRotations {
-		session.Rotate(&semaphorev1.RotateKey{})
+		session.rotate(&semaphorev1.RotateKey{})
 	}
-	if why := session.Rotate(&semaphorev1.RotateKey{}); why == "" {
+	if why := session.rotate(&semaphorev1.RotateKey{}); why == "" {
 		t.Error("more and more is kept for an agent that reads nothing")
 	}
 }

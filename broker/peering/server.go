@@ -251,7 +251,7 @@ func (s *Server) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		agent: who.agent, token: who.token, since: time.Now(), received: make(chan struct{}, 1),
 		session: s.options.State.Open(s.options.Cluster, who.agent.Node, nil),
 	}
-	a.session.SetNetwork(s.options.Network(who.agent.Node))
+	a.session.setNetwork(s.options.Network(who.agent.Node))
 	a.ctx, a.cancel = context.WithCancel(call.Context())
 	defer s.trackOpen(a)()
 	// Recv, and Send to an agent that does not read, return only when the call ends: these goroutines end just after
@@ -314,12 +314,12 @@ func (s *Server) KnowsNetwork(node string) bool {
 	now := s.options.Network(node)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return now != nil && a.session.NetworkSent() == now
+	return now != nil && a.session.networkSent() == now
 }
 
 func (s *Server) readNetwork(a *attachment) {
 	a.mu.Lock()
-	a.session.SetNetwork(s.options.Network(a.agent.Node)) // read under the lock, so that the last caller has the newest
+	a.session.setNetwork(s.options.Network(a.agent.Node)) // read under the lock, so that the last caller has the newest
 	a.mu.Unlock()
 	a.wake()
 }
@@ -341,7 +341,7 @@ func (s *Server) attach(a *attachment) {
 		return
 	}
 	a.mu.Lock()
-	a.session.SetUndelivered(undelivered)
+	a.session.setUndelivered(undelivered)
 	a.mu.Unlock()
 	if older != nil {
 		older.stop(status.Error(codes.Aborted, "a newer stream of this node replaced this one"))
@@ -437,7 +437,7 @@ func (s *Server) send(a *attachment, call grpc.BidiStreamingServer[semaphorev1.A
 	for {
 		a.mu.Lock()
 		frame, err := a.session.Next()
-		changed, greeted := a.session.Changed(), a.session.hello != nil
+		changed, greeted := a.session.changed(), a.session.hello != nil
 		a.mu.Unlock()
 		if err != nil {
 			return err

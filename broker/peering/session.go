@@ -34,7 +34,7 @@ const (
 //
 //	s := state.Open(cluster, node, configured)
 //	received, err := s.Receive(m)   for each message of the agent; an error ends the stream
-//	frame, err := s.Next()          until it is nil, after each Receive and whenever Changed is closed
+//	frame, err := s.Next()          until it is nil, after each Receive and whenever changed() is closed
 type Session struct {
 	state   *State
 	cluster string
@@ -140,8 +140,8 @@ func (s *State) Open(cluster, node string, configured map[string]bool) *Session 
 	}
 }
 
-// SetNetwork sets the pod network of the agent's node, which is immutable; nil if unknown.
-func (s *Session) SetNetwork(network *semaphorev1.NodeNetwork) {
+// setNetwork sets the pod network of the agent's node, which is immutable; nil if unknown.
+func (s *Session) setNetwork(network *semaphorev1.NodeNetwork) {
 	if network != nil {
 		s.network = network
 	}
@@ -167,12 +167,12 @@ func (s *Session) deleteForeign() {
 	}
 }
 
-// SetUndelivered sets the remotes that do not receive what is published, nil for none; Next sends it if it changed.
+// setUndelivered sets the remotes that do not receive what is published, nil for none; Next sends it if it changed.
 // The message must not be modified.
-func (s *Session) SetUndelivered(m *semaphorev1.Undelivered) { s.undelivered = m }
+func (s *Session) setUndelivered(m *semaphorev1.Undelivered) { s.undelivered = m }
 
-// WatchClosely queues an order to the agent, which older agents ignore. The message must not be modified.
-func (s *Session) WatchClosely(m *semaphorev1.WatchClosely) { s.closely = m }
+// watchClosely queues an order to the agent, which older agents ignore. The message must not be modified.
+func (s *Session) watchClosely(m *semaphorev1.WatchClosely) { s.closely = m }
 
 // sameNetwork reports whether an equal network was sent already, and then marks the current one as sent.
 func (s *Session) sameNetwork() bool {
@@ -183,8 +183,8 @@ func (s *Session) sameNetwork() bool {
 	return true
 }
 
-// NetworkSent returns the last pod network that was sent; nil for none.
-func (s *Session) NetworkSent() *semaphorev1.NodeNetwork { return s.networkSent }
+// networkSent returns the last pod network that was sent; nil for none.
+func (s *Session) networkSent() *semaphorev1.NodeNetwork { return s.networkSent }
 
 // Applied returns the revision up to which the agent has applied everything to its kernel.
 func (s *Session) Applied() uint64 { return s.applied }
@@ -192,8 +192,8 @@ func (s *Session) Applied() uint64 { return s.applied }
 // Counts returns what was sent so far.
 func (s *Session) Counts() Counts { return s.counts }
 
-// Changed returns a channel that is closed when the state changes after Next returned nil.
-func (s *Session) Changed() <-chan struct{} { return s.changed }
+// changed returns a channel that is closed when the state changes after Next returned nil.
+func (s *Session) changed() <-chan struct{} { return s.changed }
 
 // Receive handles one message of the agent. An error is a gRPC status and ends the stream.
 func (s *Session) Receive(m *semaphorev1.AttachRequest) (Received, error) {
@@ -290,7 +290,7 @@ func (s *Session) checkReport(r *semaphorev1.AgentReport) (*Report, error) {
 	return out, nil
 }
 
-// Next returns the next message to send; nil if there is none until Changed is closed or the agent sends something. An
+// Next returns the next message to send; nil if there is none until changed() is closed or the agent sends something. An
 // error is a gRPC status and ends the stream.
 func (s *Session) Next() (*Frame, error) {
 	if s.hello == nil {

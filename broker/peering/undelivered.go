@@ -29,7 +29,7 @@ func (s *Server) WatchUndelivered(ctx context.Context, undelivered func(time.Tim
 	}
 }
 
-// SetUndelivered sends every agent, if it changed, which remotes do not receive what this cluster publishes, and why.
+// setUndelivered sends every agent, if it changed, which remotes do not receive what this cluster publishes, and why.
 func (s *Server) SetUndelivered(reasons map[string]string) {
 	s.mu.Lock()
 	if maps.Equal(s.reasons, reasons) {
@@ -64,7 +64,7 @@ func (s *Server) SetUndelivered(reasons map[string]string) {
 	}
 	for _, a := range attached {
 		a.mu.Lock()
-		a.session.SetUndelivered(m)
+		a.session.setUndelivered(m)
 		a.mu.Unlock()
 		a.wake()
 	}

@@ -52,9 +52,9 @@ const (
 	Gone
 )
 
-// Decide returns the verdict that follows was. silent is the time without a message, or without a running process.
+// decide returns the verdict that follows was. silent is the time without a message, or without a running process.
 // Either signal suffices for Here; agents that detached are no signal.
-func Decide(was Verdict, s Signals, silent, silentAfter time.Duration) Verdict {
+func decide(was Verdict, s Signals, silent, silentAfter time.Duration) Verdict {
 	switch {
 	case s.Talking > 0 || !s.LastHeard.IsZero() && silent < silentAfter:
 		return Here
@@ -151,7 +151,7 @@ func (w *Watch) evaluate(now time.Time, signals map[string]Signals) {
 		if w.polledSince.After(c.silentSince) {
 			c.silentSince = w.polledSince
 		}
-		verdict := Decide(c.verdict, c.Signals, now.Sub(c.silentSince), w.options.SilentAfter)
+		verdict := decide(c.verdict, c.Signals, now.Sub(c.silentSince), w.options.SilentAfter)
 		if verdict == c.verdict {
 			continue
 		}

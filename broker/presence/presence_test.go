@@ -47,7 +47,7 @@ func TestDecide(t *testing.T) {
 		{"never heard, and no agents come", Unknown, unheard(0, 0), after + agentsGrace, Here},
 		{"no agents came until late", Here, unheard(1, 0), after + agentsGrace + 1, Gone},
 	} {
-		if got := Decide(c.was, c.is, c.silent, after); got != c.want {
+		if got := decide(c.was, c.is, c.silent, after); got != c.want {
 			t.Errorf("%s: %v; want %v", c.name, got, c.want)
 		}
 	}

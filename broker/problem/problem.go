@@ -14,8 +14,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Shown is the number of a remote's problems that are shown in full. The others are counted.
-const Shown = 3
+// shown is the number of a remote's problems that are shown in full. The others are counted.
+const shown = 3
 
 // Problem is one problem of a remote.
 type Problem struct {
@@ -40,7 +40,7 @@ func (p Problem) compare(o Problem) int {
 type Summary struct {
 	// Counts are by code.
 	Counts map[finding.Code]int
-	// First are the first problems, at most Shown.
+	// First are the first problems, at most shown.
 	First []Problem
 	// Total is the number of problems.
 	Total int
@@ -118,9 +118,9 @@ func (s *Set) add(key string, p Problem) {
 // offer inserts a problem among the first if it belongs there.
 func (r *remote) offer(p Problem) {
 	i, _ := slices.BinarySearchFunc(r.first, p, Problem.compare)
-	if i < Shown {
+	if i < shown {
 		r.first = slices.Insert(r.first, i, p)
-		r.first = r.first[:min(Shown, len(r.first))]
+		r.first = r.first[:min(shown, len(r.first))]
 	}
 }
 

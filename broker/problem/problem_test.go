@@ -46,7 +46,7 @@ func TestSummary(t *testing.T) {
 				slices.SortFunc(all, Problem.compare)
 				got := s.Summary(cluster)
 				same := func(a, b Problem) bool { return a.compare(b) == 0 }
-				if got.Total != len(all) || !slices.EqualFunc(got.First, all[:min(Shown, len(all))], same) ||
+				if got.Total != len(all) || !slices.EqualFunc(got.First, all[:min(shown, len(all))], same) ||
 					fmt.Sprint(got.Counts) != fmt.Sprint(counts) {
 					t.Fatalf("%s: %+v, not %v of %v", cluster, got, counts, all)
 				}
@@ -63,7 +63,7 @@ func TestLinesAreBounded(t *testing.T) {
 			Text: fmt.Sprintf("%d %01000d ä", i, 0)}})
 	}
 	lines := finding.Texts(s.Summary("c2").Findings("c2"))
-	if len(lines) != Shown+1 || lines[Shown] != "cluster c2 has 9997 more problems like these" {
+	if len(lines) != shown+1 || lines[shown] != "cluster c2 has 9997 more problems like these" {
 		t.Fatalf("%.100q", lines)
 	}
 	for _, line := range lines {

@@ -36,8 +36,8 @@ func KeyOf(k *semaphorev1.ObjectKey) Key {
 	return Key{k.GetKind(), k.GetNamespace(), k.GetName()}
 }
 
-// Proto converts the key for a message.
-func (k Key) Proto() *semaphorev1.ObjectKey {
+// proto converts the key for a message.
+func (k Key) proto() *semaphorev1.ObjectKey {
 	return &semaphorev1.ObjectKey{Kind: k.Kind, Namespace: k.Namespace, Name: k.Name}
 }
 
@@ -359,7 +359,7 @@ func (c *contents) refuseAll(key Key, refusals []admission.Refusal, told held, l
 		result.Refused = append(result.Refused, as)
 		result.Responses = append(result.Responses,
 			&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
-				Refusal: &semaphorev1.Refusal{Key: as.Key.Proto(), Revision: told.revision, Code: string(refusal.Code),
+				Refusal: &semaphorev1.Refusal{Key: as.Key.proto(), Revision: told.revision, Code: string(refusal.Code),
 					Reason: refusal.Reason},
 			}})
 	}

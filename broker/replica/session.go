@@ -357,7 +357,7 @@ func (s *Session) handleUnchanged(now time.Time, m *semaphorev1.SnapshotUnchange
 		r := k.refused[key]
 		result.Responses = append(result.Responses,
 			&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
-				Refusal: &semaphorev1.Refusal{Key: r.Key.Proto(), Revision: m.GetRevision(), Code: string(r.Code),
+				Refusal: &semaphorev1.Refusal{Key: r.Key.proto(), Revision: m.GetRevision(), Code: string(r.Code),
 					Reason: r.Reason},
 			}})
 	}

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// MaxAddresses bounds the ClusterIPs of one report. Others are ignored.
-	MaxAddresses = 1000
+	// maxAddresses bounds the ClusterIPs of one report. Others are ignored.
+	maxAddresses = 1000
 	// maxShown bounds the Services of a status.
 	maxShown = 100
 	// current is how long the rate of a report is valid: agents with traffic report every 30 s.
@@ -100,7 +100,7 @@ func (b *Board) Report(name string, all []*semaphorev1.ServiceTraffic, now time.
 		b.nodes[name] = n
 	}
 	grown, reported := map[string]counts{}, map[netip.Addr]bool{}
-	for _, t := range all[:min(len(all), MaxAddresses)] {
+	for _, t := range all[:min(len(all), maxAddresses)] {
 		ip, ok := netip.AddrFromSlice(t.GetAddress())
 		if !ok || reported[ip] {
 			continue
@@ -124,7 +124,7 @@ func (b *Board) Report(name string, all []*semaphorev1.ServiceTraffic, now time.
 		}
 		b.totals[service].add(more)
 	}
-	if len(n.last) > 2*MaxAddresses {
+	if len(n.last) > 2*maxAddresses {
 		for ip := range n.last {
 			if !reported[ip] {
 				delete(n.last, ip)

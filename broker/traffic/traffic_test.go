@@ -85,13 +85,13 @@ func TestBoardIsBounded(t *testing.T) {
 	b := New("semaphore", everything{})
 	for round := range uint32(5) {
 		var all []*semaphorev1.ServiceTraffic
-		for i := range uint32(3 * MaxAddresses) {
+		for i := range uint32(3 * maxAddresses) {
 			ip := netip.AddrFrom4([4]byte{10, byte(round), byte(i >> 8), byte(i)})
 			all = append(all, of(ip.String(), 1<<63, 1<<63, 1<<63))
 		}
 		b.Report("n1", all, time.Unix(int64(round)*30, 0))
 	}
-	if n := len(b.nodes["n1"].last); n > 2*MaxAddresses {
+	if n := len(b.nodes["n1"].last); n > 2*maxAddresses {
 		t.Errorf("%d addresses of one node", n)
 	}
 	if all, _ := b.Status(time.Unix(120, 0)); len(all) != 1 || all[0].SentBytes > maxCount {

@@ -16,7 +16,7 @@ import (
 // Platform is an image for one platform.
 type Platform struct {
 	Image v1.Image
-	// SBOM is the SBOM of the image, or nil.
+	// sbom is the SBOM of the image, or nil.
 	SBOM []byte
 }
 
@@ -26,7 +26,7 @@ func WithSBOM(r Release) (Platform, error) {
 	if err != nil {
 		return Platform{}, err
 	}
-	sbom, err := SBOM(r, made)
+	sbom, err := sbom(r, made)
 	return Platform{Image: made, SBOM: sbom}, err
 }
 
@@ -41,7 +41,7 @@ func WriteRelease(dir, version string, platforms ...Platform) (written []string,
 	if err != nil {
 		return nil, err
 	}
-	index, err := Index(platforms...)
+	index, err := index(platforms...)
 	if err != nil {
 		return nil, err
 	}
@@ -69,8 +69,8 @@ func WriteRelease(dir, version string, platforms ...Platform) (written []string,
 	return written, nil
 }
 
-// Index returns an index of the images of several platforms.
-func Index(platforms ...Platform) (v1.ImageIndex, error) {
+// index returns an index of the images of several platforms.
+func index(platforms ...Platform) (v1.ImageIndex, error) {
 	var index v1.ImageIndex = empty.Index
 	for _, p := range platforms {
 		config, err := p.Image.ConfigFile()
@@ -96,7 +96,7 @@ func Write(file, reference string, platforms ...Platform) error {
 	}}}
 	if len(platforms) == 1 {
 		top.Add = platforms[0].Image
-	} else if top.Add, err = Index(platforms...); err != nil {
+	} else if top.Add, err = index(platforms...); err != nil {
 		return err
 	}
 	index := mutate.AppendManifests(empty.Index, top)

@@ -248,7 +248,7 @@ func TestSBOM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, err := SBOM(r, image)
+	data, err := sbom(r, image)
 	if err != nil {
 		t.Fatal(err)
 	}

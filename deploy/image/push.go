@@ -16,7 +16,7 @@ func Push(ctx context.Context, reference string, platforms ...Platform) (string,
 	if err != nil {
 		return "", fmt.Errorf("reference to push to: %w", err)
 	}
-	index, err := Index(platforms...)
+	index, err := index(platforms...)
 	if err != nil {
 		return "", err
 	}

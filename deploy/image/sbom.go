@@ -25,9 +25,9 @@ import (
 // mediaTypeSBOM is the registered media type of CycloneDX JSON.
 const mediaTypeSBOM types.MediaType = "application/vnd.cyclonedx+json"
 
-// SBOM returns the SBOM of the product's image in CycloneDX JSON: the programs, and the Go modules that the compiler
+// sbom returns the SBOM of the product's image in CycloneDX JSON: the programs, and the Go modules that the compiler
 // recorded in each. It has neither a serial number nor a timestamp, so the same image gives the same SBOM.
-func SBOM(r Release, image v1.Image) ([]byte, error) {
+func sbom(r Release, image v1.Image) ([]byte, error) {
 	digest, err := image.Digest()
 	if err != nil {
 		return nil, err

@@ -42,10 +42,10 @@ type Conflict struct {
 	Message string
 }
 
-// Of returns the conditions of a ServiceExport in the cluster own; published means that the own broker receives what is
+// conditionsOf returns the conditions of a ServiceExport in the cluster own; published means that the own broker receives what is
 // exported. known is false while a broker that receives it has not answered; conditions that depend on the own one are
 // then left out, or pending.
-func Of(x catalog.ServiceExport, own string, published bool, verdict Verdict,
+func conditionsOf(x catalog.ServiceExport, own string, published bool, verdict Verdict,
 	conflict func() Conflict) (all []metav1.Condition, known bool) {
 	add := func(t mcsv1beta1.ServiceExportConditionType, status bool, reason, message string) {
 		c := metav1.Condition{Type: string(t), Status: metav1.ConditionFalse, Reason: reason, Message: truncate(message),

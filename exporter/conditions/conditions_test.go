@@ -117,7 +117,7 @@ func TestOf(t *testing.T) {
 			map[string]Broker{"c1": taken}, true, "Valid=True Valid: the Service can be exported\n" +
 				"Ready=False Failed: the Service is not exported: it is too big"},
 	} {
-		got, known := Of(test.export, "c1", test.brokers["c1"] != nil, func(cluster string) (string, bool) {
+		got, known := conditionsOf(test.export, "c1", test.brokers["c1"] != nil, func(cluster string) (string, bool) {
 			return test.brokers[cluster].Verdict(catalog.Key{}, 0)
 		}, func() Conflict {
 			reasons, message := test.brokers["c1"].Conflict(catalog.Key{})

@@ -223,7 +223,7 @@ func (w *Writer) due(brokers map[string]Broker, now time.Time) (all []due) {
 		}
 		s.silent = x.Offer == nil
 		own, compared := brokers[w.own], false
-		want, known := Of(x, w.own, own != nil, func(cluster string) (string, bool) {
+		want, known := conditionsOf(x, w.own, own != nil, func(cluster string) (string, bool) {
 			return s.verdict(x.Offer, cluster, brokers[cluster], now)
 		}, func() Conflict {
 			compared = true

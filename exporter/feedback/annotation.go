@@ -15,7 +15,7 @@ import (
 
 // condition returns the annotation's value, in the form of a Kubernetes condition. It has no time, so that an exporter
 // that restarts writes the same value, which the apiserver does not store again.
-func condition(e Event) string {
+func condition(e event) string {
 	status := metav1.ConditionTrue
 	if e.reason != finding.Offered {
 		status = metav1.ConditionFalse

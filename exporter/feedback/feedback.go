@@ -159,8 +159,8 @@ func (f *Feedback) Run(ctx context.Context) error {
 	}
 }
 
-// Event is an Event to write.
-type Event struct {
+// event is an Event to write.
+type event struct {
 	offer   *catalog.Offer
 	reason  finding.Code
 	note    string
@@ -168,7 +168,7 @@ type Event struct {
 }
 
 // dueEvents reads the current state and returns the Events to write.
-func (f *Feedback) dueEvents(now time.Time) []Event {
+func (f *Feedback) dueEvents(now time.Time) []event {
 	seen, brokers := f.catalog.OffersVersion(), f.brokers()
 	for _, b := range brokers {
 		seen += b.VerdictVersion()
@@ -179,7 +179,7 @@ func (f *Feedback) dueEvents(now time.Time) []Event {
 	f.seenVersion = seen
 	offers := f.catalog.Offers()
 	offered := make(map[service]bool, len(offers))
-	var due []Event
+	var due []event
 	for i := range offers {
 		o := &offers[i]
 		at := service{o.Namespace, o.Name}
@@ -207,13 +207,13 @@ func (f *Feedback) dueEvents(now time.Time) []Event {
 		}
 	}
 	// Those that are rarely written come first, among them warnings.
-	rank := func(e Event) (writes, normal int) {
+	rank := func(e event) (writes, normal int) {
 		if !e.warning {
 			normal = 1
 		}
 		return f.services[service{e.offer.Namespace, e.offer.Name}].writes, normal
 	}
-	slices.SortStableFunc(due, func(a, b Event) int {
+	slices.SortStableFunc(due, func(a, b event) int {
 		writesA, normalA := rank(a)
 		writesB, normalB := rank(b)
 		return cmp.Or(writesA-writesB, normalA-normalB)
@@ -254,7 +254,7 @@ func (f *Feedback) needsWrite(s *state) bool {
 }
 
 // statusOf returns the status of a Service, and how long it must be unchanged before it is written.
-func (f *Feedback) statusOf(o *catalog.Offer, s *state) (e Event, wait time.Duration) {
+func (f *Feedback) statusOf(o *catalog.Offer, s *state) (e event, wait time.Duration) {
 	e.offer = o
 	if len(o.To) == 0 {
 		e.reason, e.note, e.warning = finding.NotOffered, "it is not offered to other clusters: "+o.Reason, true
@@ -312,7 +312,7 @@ func exportedAs(o *catalog.Offer) string {
 }
 
 // write writes the status of a Service. The error is that of ctx.
-func (f *Feedback) write(ctx context.Context, e Event) error {
+func (f *Feedback) write(ctx context.Context, e event) error {
 	s := f.services[service{e.offer.Namespace, e.offer.Name}]
 	s.spend(time.Now())
 	if f.Events && s.current != s.writtenEvent && !time.Now().Before(f.noEventsUntil) {
@@ -332,7 +332,7 @@ func (f *Feedback) write(ctx context.Context, e Event) error {
 }
 
 // writeEvent writes an Event. The error is that of ctx.
-func (f *Feedback) writeEvent(ctx context.Context, e Event, s *state) error {
+func (f *Feedback) writeEvent(ctx context.Context, e event, s *state) error {
 	if err := f.limiter.Wait(ctx); err != nil {
 		return ctx.Err()
 	}
@@ -374,7 +374,7 @@ func truncate(note string) string { return finding.CleanTo(note, maxNote) }
 
 // event returns an Event with a name derived from its text: another exporter of the cluster with the same text finds
 // that it exists.
-func (f *Feedback) event(e Event, now time.Time) *eventsv1.Event {
+func (f *Feedback) event(e event, now time.Time) *eventsv1.Event {
 	note := truncate(e.note)
 	sum := sha256.Sum256([]byte(string(e.offer.UID) + "\x00" + string(e.reason) + "\x00" + e.note))
 	kind := corev1.EventTypeNormal

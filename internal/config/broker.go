@@ -185,9 +185,9 @@ func (c *Broker) Remote(name string) (*Remote, bool) {
 	return nil, false
 }
 
-// AgentAudience returns the default audience of the tokens that agents of a cluster present to its broker. Each cluster
+// agentAudience returns the default audience of the tokens that agents of a cluster present to its broker. Each cluster
 // has its own, so that a token stolen at one broker is useless at another.
-func AgentAudience(cluster string) string { return "semaphore-broker." + cluster }
+func agentAudience(cluster string) string { return "semaphore-broker." + cluster }
 
 func (c *Broker) setDefaults() {
 	c.LeaderElection = leaderElection("semaphore-broker-leader")
@@ -207,7 +207,7 @@ func (c *Broker) complete(p *problems) {
 	completeLabelDomains(p, &c.LabelDomain, &c.LabelDomains)
 	orDefault(&c.Agents.Namespace, "semaphore")
 	orDefault(&c.Agents.ServiceAccount, "semaphore-agent")
-	orDefault(&c.Agents.Audience, AgentAudience(c.Cluster))
+	orDefault(&c.Agents.Audience, agentAudience(c.Cluster))
 	orDefault(&c.Listen.Federation, ":8443")
 	orDefault(&c.Listen.Peering, ":8444")
 	orDefault(&c.Listen.HTTP, ":8080")

@@ -35,6 +35,11 @@ func TestSubnets(t *testing.T) {
 		len(s.Remotes) != 1 {
 		t.Errorf("with what is none of an agent's matter: %+v, %v", s, err)
 	}
+	other := []byte("remotes: [{name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.32/28], " +
+		"wireguard: {listenPort: 7776}}]\n")
+	if s, err := parseSubnets(shipped, other, "c1"); err != nil || len(s.Remotes) != 1 || s.Remotes["c2"].Name != "c2" {
+		t.Errorf("remotes of the broker's file, with a file of others beside it: %+v, %v", s, err)
+	}
 	for name, text := range map[string]string{
 		"localSubnets": "remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}]",
 		"podSubnets": "localSubnets: [10.1.0.0/16]\nremotes: [{name: c2, podSubnets: [10.1.2.0/24], nodeSubnets: " +

@@ -144,10 +144,10 @@ func KnowsImports(image string) (does, known bool) {
 	return v.AtLeast(version.MustParseGeneric("1.12.2")), true
 }
 
-// Shadows returns a domain of which the block would answer names that belong to another block: that of the own cluster,
+// shadows returns a domain of which the block would answer names that belong to another block: that of the own cluster,
 // or of one of others. CoreDNS uses the block with the longest domain that a name ends in. The result is empty if there
 // is none.
-func (b Block) Shadows(others []Block) string {
+func (b Block) shadows(others []Block) string {
 	zone, own := b.Zone(), b.ClusterDomain
 	// The own cluster is not in others: CoreDNS answers its names from a block for all names.
 	if own == zone || strings.HasSuffix(own, "."+zone) || strings.HasSuffix(zone, ".svc."+own) ||
@@ -165,7 +165,7 @@ func (b Block) Shadows(others []Block) string {
 // Served returns the blocks that shadow nothing. left has a sentence about each of the other blocks.
 func Served(blocks []Block) (served []Block, left []string) {
 	for _, b := range blocks {
-		of := b.Shadows(blocks)
+		of := b.shadows(blocks)
 		if of == "" {
 			served = append(served, b)
 			continue

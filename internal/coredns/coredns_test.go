@@ -134,7 +134,7 @@ func TestShadows(t *testing.T) {
 		b := Block{test.cluster, naming.ClusterLabel(test.cluster), "semaphore", test.own}
 		other := Block{test.other, naming.ClusterLabel(test.other), "semaphore", test.own}
 		all := []Block{b, other, Global("semaphore", test.own), ClusterSet("semaphore", test.own)}
-		if got := b.Shadows(all); got != test.want {
+		if got := b.shadows(all); got != test.want {
 			t.Errorf("%s, in %s beside %s: shadows %q, not %q", test.cluster, test.own, test.other, got, test.want)
 		}
 		served, left := Served([]Block{b, Global("semaphore", test.own), other, ClusterSet("semaphore", test.own)})

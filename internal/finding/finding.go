@@ -2,7 +2,7 @@
 // findings of check. A code is defined once, with its severity and its meaning. It is the label of a metric, the reason
 // of an Event, the word in a status, and the anchor in docs/troubleshooting.md, which has cause and fix.
 //
-// Define adds codes when the program starts, and they never change. The package is pure, and imports no other package
+// define adds codes when the program starts, and they never change. The package is pure, and imports no other package
 // of semaphore.
 package finding
 
@@ -122,9 +122,9 @@ type Definition struct {
 
 var definitions = map[Code]Definition{}
 
-// Define makes a code; an act overrides the defaults of the area. It panics when the program starts if the code exists
+// define makes a code; an act overrides the defaults of the area. It panics when the program starts if the code exists
 // already.
-func Define(area Area, level Level, code Code, meaning string, own ...Act) Code {
+func define(area Area, level Level, code Code, meaning string, own ...Act) Code {
 	if _, twice := definitions[code]; twice {
 		panic(fmt.Sprintf("finding: the code %q is defined twice", code))
 	}

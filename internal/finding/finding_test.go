@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestCodes: each code is valid as the value of a metric's label, as an Event's reason and as an anchor, and has a
@@ -39,7 +40,7 @@ func TestACodeIsDefinedOnce(t *testing.T) {
 			t.Error("a second definition of a code was accepted")
 		}
 	}()
-	Define(Checks, Error, OverQuota, "another meaning")
+	define(Checks, Error, OverQuota, "another meaning")
 }
 
 // TestTexts: the lines of a status are those of its findings, in their order and complete. Those that do not fit are
@@ -56,6 +57,13 @@ func TestTexts(t *testing.T) {
 	}
 	if merged := Merge(found); len(merged) != 4 || len(Texts(merged)) != 0 {
 		t.Errorf("merged: %+v", merged)
+	}
+	early, late := time.Unix(1, 0), time.Unix(2, 0)
+	for _, times := range [][]time.Time{{early, late}, {late, early}, {{}, early}} {
+		all := []Finding{New(NoAgent, "c2", 1).At(times[0]), New(NoAgent, "c2", 1).At(times[1])}
+		if merged := Merge(all); len(merged) != 1 || merged[0].Count != 2 || !merged[0].Since.Equal(early) {
+			t.Errorf("merged of %v: %+v", times, merged)
+		}
 	}
 	var many []string
 	for range 10_000 {

@@ -122,7 +122,7 @@ func Texts(all []Finding) (lines []string) {
 	size, left := 0, 0
 	for _, f := range all {
 		for _, line := range f.Lines {
-			line = Cut(strings.ToValidUTF8(line, "�"))
+			line = cut(strings.ToValidUTF8(line, "�"))
 			if size += len(line); size > maxLines {
 				left++
 				continue
@@ -136,8 +136,8 @@ func Texts(all []Finding) (lines []string) {
 	return lines
 }
 
-// Cut shortens a line to the maximal length of a status.
-func Cut(line string) string {
+// cut shortens a line to the maximal length of a status.
+func cut(line string) string {
 	if len(line) <= maxLine {
 		return line
 	}

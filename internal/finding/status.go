@@ -2,135 +2,135 @@ package finding
 
 // What is wrong with a part itself.
 var (
-	NotReady = Define(Status, Error, "not-ready", "the part does not do its work yet",
+	NotReady = define(Status, Error, "not-ready", "the part does not do its work yet",
 		Act{Command: "kubectl -n semaphore get pods", Alert: "SemaphoreNoLeader"})
-	NoLeader = Define(Status, Error, "no-leader", "no replica leads",
+	NoLeader = define(Status, Error, "no-leader", "no replica leads",
 		Act{Command: "kubectl -n semaphore get leases,pods", Alert: "SemaphoreNoLeader"})
-	LeaseProblem = Define(Status, Error, "lease", "the Lease of the leader election cannot be read or renewed",
+	LeaseProblem = define(Status, Error, "lease", "the Lease of the leader election cannot be read or renewed",
 		Act{Command: "kubectl -n semaphore get leases -o yaml"})
-	Uncoded = Define(Status, Error, "uncoded", "a part that is older than the codes reports a problem",
+	Uncoded = define(Status, Error, "uncoded", "a part that is older than the codes reports a problem",
 		Act{Command: "semaphorectl status -o wide"})
 )
 
 // Remotes, and the streams between clusters.
 var (
-	Stale = Define(Status, Error, "stale", "nothing was heard of a remote for more than 15 s",
+	Stale = define(Status, Error, "stale", "nothing was heard of a remote for more than 15 s",
 		Act{Side: Remote, Command: "semaphorectl status --context CLUSTER", Alert: "SemaphoreRemoteStale",
 			Condition: "Connected"})
-	KindStale = Define(Status, Error, "kind-stale", "a remote is heard, but not about one kind of objects",
+	KindStale = define(Status, Error, "kind-stale", "a remote is heard, but not about one kind of objects",
 		Act{Side: Remote, Command: "semaphorectl status --context CLUSTER", Alert: "SemaphoreRemoteStale"})
-	NeverHeard = Define(Status, Error, "never-heard", "nothing was ever heard of a remote",
+	NeverHeard = define(Status, Error, "never-heard", "nothing was ever heard of a remote",
 		Act{Side: Remote, Command: "semaphorectl check --context CLUSTER", Alert: "SemaphoreRemoteDisconnected",
 			Condition: "Connected"})
-	NotConnected = Define(Status, Error, "not-connected", "there is no stream to a cluster, or from it",
+	NotConnected = define(Status, Error, "not-connected", "there is no stream to a cluster, or from it",
 		Act{Side: Both, Command: "semaphorectl check", Alert: "SemaphoreExporterDisconnected", Condition: "Exporting"})
-	NotAccepted = Define(Status, Error, "not-accepted", "a RemoteCluster is not in effect",
+	NotAccepted = define(Status, Error, "not-accepted", "a RemoteCluster is not in effect",
 		Act{Command: "kubectl describe remotecluster CLUSTER", Condition: "Accepted"})
-	RemotesUnread = Define(Status, Error, "remotes-unread", "RemoteClusters are not followed, or one is lost",
+	RemotesUnread = define(Status, Error, "remotes-unread", "RemoteClusters are not followed, or one is lost",
 		Act{Command: "kubectl get remoteclusters"})
-	RemotesUnwritten = Define(Status, Warning, "remotes-unwritten",
+	RemotesUnwritten = define(Status, Warning, "remotes-unwritten",
 		"what RemoteClusters say cannot be stored, or their status cannot be written",
 		Act{Command: "kubectl -n semaphore get configmaps,roles"})
-	TrustBundle = Define(Status, Error, "trust-bundle", "the trust bundle of a RemoteCluster cannot be used",
+	TrustBundle = define(Status, Error, "trust-bundle", "the trust bundle of a RemoteCluster cannot be used",
 		Act{Command: "kubectl get remoteclusters -o yaml"})
 )
 
 // A broker.
 var (
-	NoAgent = Define(Status, Error, "no-agent", "no agent is attached on a node",
+	NoAgent = define(Status, Error, "no-agent", "no agent is attached on a node",
 		Act{Command: "kubectl -n semaphore get pods -o wide --field-selector spec.nodeName=NODE",
 			Alert: "SemaphoreAgentDisconnected"})
-	SilentPairs = Define(Status, Error, "silent-pairs", "pairs of nodes do not talk",
+	SilentPairs = define(Status, Error, "silent-pairs", "pairs of nodes do not talk",
 		Act{Side: Both, Command: "semaphorectl status --agent NODE", Alert: "SemaphorePeersSilent"})
-	CalicoUnserved = Define(Status, Error, "calico", "the types of Calico are not served",
+	CalicoUnserved = define(Status, Error, "calico", "the types of Calico are not served",
 		Act{Command: "kubectl api-resources --api-group=projectcalico.org"})
-	MCSUnserved = Define(Status, Error, "mcs-unserved", "the Multi-Cluster Services API is not served",
+	MCSUnserved = define(Status, Error, "mcs-unserved", "the Multi-Cluster Services API is not served",
 		Act{Command: "kubectl api-resources --api-group=multicluster.x-k8s.io"})
-	ClusterProperty = Define(Status, Warning, "cluster-property",
+	ClusterProperty = define(Status, Warning, "cluster-property",
 		"the About API knows the cluster by another name, or cannot be read",
 		Act{Command: "kubectl get clusterproperties"})
-	CoreDNSNotCurrent = Define(Status, Warning, "coredns-not-current",
+	CoreDNSNotCurrent = define(Status, Warning, "coredns-not-current",
 		"the broker cannot keep its server blocks of CoreDNS current",
 		Act{Command: "kubectl -n kube-system get configmap coredns -o yaml"})
-	NotLed = Define(Status, Error, "not-led", "calls may not reach the replica that leads",
+	NotLed = define(Status, Error, "not-led", "calls may not reach the replica that leads",
 		Act{Command: "kubectl -n semaphore get endpointslices"})
-	NodeNetworks = Define(Status, Error, "node-networks",
+	NodeNetworks = define(Status, Error, "node-networks",
 		"the subnets of nodes' pods, or addresses for their devices, are not known",
 		Act{Command: "kubectl get blockaffinities,ipamblocks"})
-	PeerTooLarge = Define(Status, Error, "peer-too-large", "a peer has too many subnets to be sent to agents",
+	PeerTooLarge = define(Status, Error, "peer-too-large", "a peer has too many subnets to be sent to agents",
 		Act{Side: Remote, Command: "semaphorectl status --context CLUSTER"})
-	StandingPeers = Define(Status, Warning, "standing-peers", "the peers cannot be stored for the next broker, or read",
+	StandingPeers = define(Status, Warning, "standing-peers", "the peers cannot be stored for the next broker, or read",
 		Act{Command: "kubectl -n semaphore get configmaps,roles"})
-	Drains = Define(Status, Error, "drains", "drains cannot be read or written",
+	Drains = define(Status, Error, "drains", "drains cannot be read or written",
 		Act{Command: "semaphorectl drain list"})
-	NodeUnwritten = Define(Status, Error, "node-unwritten", "a node cannot be annotated",
+	NodeUnwritten = define(Status, Error, "node-unwritten", "a node cannot be annotated",
 		Act{Command: "kubectl describe node NODE"})
-	Leftovers = Define(Status, Warning, "leftovers", "objects of an earlier tool are not removed yet",
+	Leftovers = define(Status, Warning, "leftovers", "objects of an earlier tool are not removed yet",
 		Act{Command: "kubectl -n semaphore get endpointslices,endpoints"})
-	TokenUnreviewed = Define(Status, Error, "token-unreviewed", "the token of an agent cannot be reviewed",
+	TokenUnreviewed = define(Status, Error, "token-unreviewed", "the token of an agent cannot be reviewed",
 		Act{Command: "kubectl -n semaphore logs deploy/semaphore-broker"})
 )
 
 // An exporter.
 var (
-	NotFollowed = Define(Status, Error, "not-followed", "a watch of the own cluster fails",
+	NotFollowed = define(Status, Error, "not-followed", "a watch of the own cluster fails",
 		Act{Command: "kubectl -n semaphore logs deploy/semaphore-exporter"})
-	NoSource = Define(Status, Warning, "no-source", "the exporter cannot detect an apiserver that lags",
+	NoSource = define(Status, Warning, "no-source", "the exporter cannot detect an apiserver that lags",
 		Act{Command: "kubectl auth can-i get namespaces/kube-system --as system:serviceaccount:semaphore:semaphore-exporter"})
-	ConditionsUnwritten = Define(Status, Warning, "conditions-unwritten",
+	ConditionsUnwritten = define(Status, Warning, "conditions-unwritten",
 		"the conditions of ServiceExports cannot be written",
 		Act{Command: "kubectl auth can-i update serviceexports/status " +
 			"--as system:serviceaccount:semaphore:semaphore-exporter -A"})
-	OutcomesOmitted = Define(Status, Warning, "outcomes-omitted",
+	OutcomesOmitted = define(Status, Warning, "outcomes-omitted",
 		"a broker has outcomes of more services of a cluster than it sends",
 		Act{Side: Both, Command: "semaphorectl status --context CLUSTER"})
-	ApiserverLags = Define(Status, Error, "apiserver-lags",
+	ApiserverLags = define(Status, Error, "apiserver-lags",
 		"the apiserver returns older objects than the exporter published",
 		Act{Command: "kubectl get --raw /readyz?verbose", Alert: "SemaphoreApiserverLags"})
 )
 
 // An agent, its devices and its node.
 var (
-	DeviceStale = Define(Status, Error, "device-stale", "no broker confirms what a device is to be",
+	DeviceStale = define(Status, Error, "device-stale", "no broker confirms what a device is to be",
 		Act{Command: "kubectl -n semaphore get pods -l app.kubernetes.io/component=broker",
 			Alert: "SemaphoreAgentDisconnected"})
-	DeviceFailed = Define(Status, Error, "device-failed", "a device, its routes or its addresses are not as desired",
+	DeviceFailed = define(Status, Error, "device-failed", "a device, its routes or its addresses are not as desired",
 		Act{Command: "semaphorectl status --agent NODE"})
-	DeviceUnreadable = Define(Status, Error, "device-unreadable", "a device does not exist, or cannot be read",
+	DeviceUnreadable = define(Status, Error, "device-unreadable", "a device does not exist, or cannot be read",
 		Act{Command: "ip -details link show type wireguard"})
-	PeerCount = Define(Status, Warning, "peer-count", "a device has another number of peers than desired",
+	PeerCount = define(Status, Warning, "peer-count", "a device has another number of peers than desired",
 		Act{Command: "semaphorectl status --agent NODE", Alert: "SemaphorePeersMissing"})
-	PeersContradict = Define(Status, Error, "double-key", "peers of a device are invalid, or contradict each other",
+	PeersContradict = define(Status, Error, "double-key", "peers of a device are invalid, or contradict each other",
 		Act{Side: Both, Command: "semaphorectl status -o wide"})
-	DeviceContested = Define(Status, Error, "contest", "another program keeps changing a device",
+	DeviceContested = define(Status, Error, "contest", "another program keeps changing a device",
 		Act{Command: "wg show"})
-	KeyFile = Define(Status, Error, "key-file", "the file of a device's private key is damaged, open or not saved",
+	KeyFile = define(Status, Error, "key-file", "the file of a device's private key is damaged, open or not saved",
 		Act{Command: "ls -l /var/lib/semaphore-wireguard", Alert: "SemaphoreKeyFileProblem"})
-	OrphanDevice = Define(Status, Warning, "orphan-device", "a device exists for a cluster that the broker does not name",
+	OrphanDevice = define(Status, Warning, "orphan-device", "a device exists for a cluster that the broker does not name",
 		Act{Command: "kubectl get remoteclusters"})
-	ClearHold = Define(Status, Warning, "clear-hold", "a permissive remote is not sent to through the tunnel yet",
+	ClearHold = define(Status, Warning, "clear-hold", "a permissive remote is not sent to through the tunnel yet",
 		Act{Command: "semaphorectl status --agent NODE"})
-	SubnetsFile = Define(Status, Error, "subnets-file",
+	SubnetsFile = define(Status, Error, "subnets-file",
 		"the node's subnets file is not usable, or lacks a remote that the node guards",
 		Act{Command: "kubectl -n semaphore get configmaps"})
-	Unguarded = Define(Status, Error, "unguarded", "the guard against clear packets cannot be set",
+	Unguarded = define(Status, Error, "unguarded", "the guard against clear packets cannot be set",
 		Act{Command: "nft list table inet semaphore"})
-	RouteSource = Define(Status, Error, "route-source", "the source of the node's routes is no address of it",
+	RouteSource = define(Status, Error, "route-source", "the source of the node's routes is no address of it",
 		Act{Command: "ip address"})
-	NodeSettings = Define(Status, Error, "node-settings", "a setting of the node's kernel drops packets",
+	NodeSettings = define(Status, Error, "node-settings", "a setting of the node's kernel drops packets",
 		Act{Command: "sysctl net.ipv4.ip_forward net.ipv6.conf.all.forwarding"})
-	NodeUnread = Define(Status, Error, "node-unread", "routes, settings or counts of the node cannot be read",
+	NodeUnread = define(Status, Error, "node-unread", "routes, settings or counts of the node cannot be read",
 		Act{Command: "semaphorectl status --agent NODE"})
-	ShadowRoute = Define(Status, Error, "shadow-route", "a route of another program leads packets past a device",
+	ShadowRoute = define(Status, Error, "shadow-route", "a route of another program leads packets past a device",
 		Act{Command: "ip route show table all"})
-	AgentCache = Define(Status, Warning, "agent-cache", "the agent's state file cannot be written",
+	AgentCache = define(Status, Warning, "agent-cache", "the agent's state file cannot be written",
 		Act{Command: "df /var/lib/semaphore-wireguard"})
 )
 
 // semaphorectl, of a whole mesh.
 var (
-	Unreached = Define(Status, Error, "unreached", "semaphorectl cannot ask a part, or its cluster",
+	Unreached = define(Status, Error, "unreached", "semaphorectl cannot ask a part, or its cluster",
 		Act{Side: Both, Command: "kubectl --context CONTEXT -n semaphore get pods"})
-	VersionSkew = Define(Status, Warning, "version-skew", "parts of the mesh have different versions",
+	VersionSkew = define(Status, Warning, "version-skew", "parts of the mesh have different versions",
 		Act{Side: Both, Command: "semaphorectl status -o wide"})
 )

@@ -256,14 +256,14 @@ func unserved(err error) bool {
 	return generic
 }
 
-// Object is one of the types of the API.
-type Object interface {
+// object is one of the types of the API.
+type object interface {
 	runtime.Object
 	metav1.Object
 }
 
 // Resource reads and writes objects of one type in all namespaces.
-type Resource[T Object] struct {
+type Resource[T object] struct {
 	client       *Client
 	plural, kind string
 	empty        func() T

@@ -115,6 +115,14 @@ func TestAuto(t *testing.T) {
 			},
 			want: map[string]string{"n1": "10.1.1.0/24"},
 		},
+		"podCIDRs count once no node has blocks": {
+			steps: []step{
+				putNode("n1", "10.1.1.0/24"), putNode("n2", "10.244.2.0/24"), affine("n1", "10.1.9.0/26", "confirmed"),
+				noBlock("n1", "10.1.9.0/26"),
+			},
+			want:     map[string]string{"n1": "10.1.1.0/24", "n2": ""},
+			problems: map[string]string{"n2": "spec.podCIDRs: 10.244.2.0/24 lies outside podSubnets"},
+		},
 		"host-local IPAM, outside the subnets": {
 			steps:    []step{putNode("n1", "10.244.1.0/24")},
 			want:     map[string]string{"n1": ""},

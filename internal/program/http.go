@@ -179,9 +179,9 @@ func (p Pages) trusts(r *http.Request) bool {
 	return p.Trusted(local, remote.Addr().Unmap().WithZone(""))
 }
 
-// Profiling serves net/http/pprof until ctx ends. The address should be on loopback: a profile reveals much of a
+// serveProfiles serves net/http/pprof until ctx ends. The address should be on loopback: a profile reveals much of a
 // process.
-func Profiling(ctx context.Context, address string) error {
+func serveProfiles(ctx context.Context, address string) error {
 	if address == "" {
 		return nil
 	}

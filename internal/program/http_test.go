@@ -235,10 +235,10 @@ func TestListsAtOnce(t *testing.T) {
 }
 
 func TestProfiling(t *testing.T) {
-	if err := Profiling(t.Context(), ""); err != nil {
+	if err := serveProfiles(t.Context(), ""); err != nil {
 		t.Errorf("off: %v", err)
 	}
-	url := listen(t, Profiling)
+	url := listen(t, serveProfiles)
 	if code, body := get(t, url+"/debug/pprof/goroutine?debug=1"); code != 200 ||
 		!strings.Contains(body, "goroutine profile:") {
 		t.Errorf("%d %.100q", code, body)
@@ -274,7 +274,7 @@ func TestLongProfile(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes 12 s")
 	}
-	url := listen(t, Profiling)
+	url := listen(t, serveProfiles)
 	slow, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
 	if err != nil {
 		t.Fatal(err)

@@ -52,7 +52,7 @@ func Command[C any](p Part[C]) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			return SetUpLog(level, format)
+			return setUpLog(level, format)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := p.Load(configFile)
@@ -66,7 +66,7 @@ func Command[C any](p Part[C]) *cobra.Command {
 			ctx, cancel := context.WithCancel(cmd.Context())
 			defer cancel()
 			g, ctx := errgroup.WithContext(ctx)
-			g.Go(func() error { return Profiling(ctx, profiling) })
+			g.Go(func() error { return serveProfiles(ctx, profiling) })
 			g.Go(func() error {
 				defer cancel()
 				return p.Run(ctx, cfg)
@@ -96,8 +96,8 @@ func fromEnv(flag, fallback string) string {
 	return fallback
 }
 
-// SetUpLog creates slog's default logger, on standard error. It bounds how often a line is written (see limited).
-func SetUpLog(level, format string) error {
+// setUpLog creates slog's default logger, on standard error. It bounds how often a line is written (see limited).
+func setUpLog(level, format string) error {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return fmt.Errorf("--log-level %q: use debug, info, warn or error", level)

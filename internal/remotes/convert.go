@@ -15,9 +15,9 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 )
 
-// Remote converts the spec of a remote cluster to the broker's configuration, without defaults. An error names the
+// remoteOf converts the spec of a remote cluster to the broker's configuration, without defaults. An error names the
 // field.
-func Remote(name string, spec *v1alpha1.RemoteClusterSpec) (config.Remote, error) {
+func remoteOf(name string, spec *v1alpha1.RemoteClusterSpec) (config.Remote, error) {
 	r := config.Remote{
 		Name: name, PodSubnets: texts(spec.PodSubnets), NodeSubnets: texts(spec.NodeSubnets),
 		ServicePrefix: spec.ServicePrefix,

@@ -133,7 +133,7 @@ func (d *decider) judge(o *Object, others Objects) (reason finding.Code, message
 	if o.Name == d.own.Cluster {
 		return finding.OwnCluster, fmt.Sprintf("metadata.name: %q is this cluster itself: delete the object", o.Name)
 	}
-	if _, err := Remote(o.Name, &o.Spec); err != nil {
+	if _, err := remoteOf(o.Name, &o.Spec); err != nil {
 		return finding.InvalidSpec, err.Error()
 	}
 	if _, err := ExportRules(&o.Spec); err != nil {
@@ -204,7 +204,7 @@ func (d *decider) remotes(of Objects) []config.Remote {
 		if !imports(o.Spec) {
 			continue
 		}
-		r, _ := Remote(o.Name, &o.Spec) // what is in effect was judged
+		r, _ := remoteOf(o.Name, &o.Spec) // what is in effect was judged
 		r.WireGuard.ListenPort = o.ListenPort
 		all = append(all, r)
 	}

@@ -103,7 +103,7 @@ func TestCapture(t *testing.T) {
 func TestWritePCAP(t *testing.T) {
 	var file bytes.Buffer
 	frame := append(bytes.Repeat([]byte{0xff}, 12), 0x08, 0x06, 1, 2)
-	if err := WritePCAP(&file, []Packet{{time.Unix(5, 6), frame}}); err != nil {
+	if err := writePCAP(&file, []Packet{{time.Unix(5, 6), frame}}); err != nil {
 		t.Fatal(err)
 	}
 	want := "4d3cb2a1" + "0200" + "0400" + "0000000000000000" + "00000200" + "01000000" +

@@ -16,8 +16,8 @@ const (
 	linkTypeEthernet = 1
 )
 
-// WritePCAP writes Ethernet packets as a file for tcpdump -r and Wireshark.
-func WritePCAP(w io.Writer, packets []Packet) error {
+// writePCAP writes Ethernet packets as a file for tcpdump -r and Wireshark.
+func writePCAP(w io.Writer, packets []Packet) error {
 	order := binary.LittleEndian
 	var header []byte
 	header = order.AppendUint32(header, pcapMagic)

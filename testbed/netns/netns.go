@@ -28,8 +28,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is the directory of named namespaces, the same as in ip-netns(8).
-const Dir = "/run/netns"
+// dir is the directory of named namespaces, the same as in ip-netns(8).
+const dir = "/run/netns"
 
 // nsfsMagic is NSFS_MAGIC of linux/magic.h, the file system type of a namespace file.
 const nsfsMagic = 0x6e736673
@@ -38,7 +38,7 @@ const nsfsMagic = 0x6e736673
 // fail after Delete.
 type Namespace struct {
 	name string
-	path string // of the namespace file; below Dir when empty
+	path string // of the namespace file; below dir when empty
 }
 
 // Create creates a network namespace and brings up its loopback interface. The name must not be in use. It needs
@@ -47,7 +47,7 @@ func Create(name string) (_ *Namespace, err error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(Dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("create network namespace %s: %w", name, err)
 	}
 	n := &Namespace{name: name}
@@ -105,10 +105,10 @@ func Open(name string) (*Namespace, error) {
 	return n, nil
 }
 
-// List returns the sorted names of the namespaces below Dir with a prefix. They include files without a namespace,
+// List returns the sorted names of the namespaces below dir with a prefix. They include files without a namespace,
 // which a killed program has left, so that Delete can remove them.
 func List(prefix string) ([]string, error) {
-	entries, err := os.ReadDir(Dir)
+	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -133,7 +133,7 @@ func Remove(name string) error {
 	return (&Namespace{name: name}).Delete()
 }
 
-// OfProcess returns the network namespace of a process, valid while the process lives. It has no name below Dir.
+// OfProcess returns the network namespace of a process, valid while the process lives. It has no name below dir.
 func OfProcess(pid int) *Namespace {
 	return &Namespace{name: fmt.Sprintf("of process %d", pid), path: fmt.Sprintf("/proc/%d/ns/net", pid)}
 }
@@ -152,7 +152,7 @@ func (n *Namespace) Path() string {
 	if n.path != "" {
 		return n.path
 	}
-	return filepath.Join(Dir, n.name)
+	return filepath.Join(dir, n.name)
 }
 
 // Do runs f on a thread in the namespace and returns its error. Sockets that f opens and processes that it starts are
@@ -281,7 +281,7 @@ func (n *Namespace) Delete() error {
 	for {
 		err := unix.Unmount(n.Path(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if err == nil {
-			continue // mounts may be stacked: `ip netns add` remounts all of Dir
+			continue // mounts may be stacked: `ip netns add` remounts all of dir
 		}
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 			break // no mount point, or it does not exist

@@ -49,10 +49,10 @@ func Clear(w io.Writer) string {
 	return "\x1b[H\x1b[2J"
 }
 
-// Document is JSON as it is printed, as itself or as YAML, so that no text from another cluster can control a terminal.
+// document is JSON as it is printed, as itself or as YAML, so that no text from another cluster can control a terminal.
 // JSON escapes an unprintable character (RFC 8259, section 7), so that programs read the original; YAML has no escape
 // for characters that it considers printable, such as U+202E, so these become spaces, as in tables.
-func Document(data []byte, output string) (string, error) {
+func document(data []byte, output string) (string, error) {
 	if output != "yaml" {
 		return strings.TrimSpace(escaped(string(data))), nil
 	}
@@ -62,7 +62,7 @@ func Document(data []byte, output string) (string, error) {
 
 // PrintDocument prints JSON as JSON or as YAML.
 func PrintDocument(w io.Writer, data []byte, output string) error {
-	text, err := Document(data, output)
+	text, err := document(data, output)
 	if err != nil {
 		return err
 	}

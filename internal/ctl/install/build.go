@@ -264,7 +264,7 @@ func kustomize(overlays map[string]map[string][]byte, dir string) ([]*unstructur
 		}
 		out = append(out, one)
 	}
-	Sort(out)
+	sortForApply(out)
 	return out, nil
 }
 
@@ -281,8 +281,8 @@ var clusterScoped = []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPo
 // Runs reports whether objects of a kind have pods.
 func Runs(kind string) bool { return slices.Contains([]string{"Deployment", "DaemonSet", "Job"}, kind) }
 
-// Sort sorts objects into the order in which they are applied.
-func Sort(all []*unstructured.Unstructured) {
+// sortForApply sorts objects into the order in which they are applied.
+func sortForApply(all []*unstructured.Unstructured) {
 	rank := func(o *unstructured.Unstructured) int {
 		if i := slices.Index(kinds, o.GetKind()); i >= 0 {
 			return i

@@ -140,6 +140,8 @@ func TestExplain(t *testing.T) {
 		{"nets", calico(`{action: Allow, source: {nets: [10.2.0.0/16]}}`), nil, Allowed, "by nets 10.2.0.0/16", "", ""},
 		{"other nets", calico(`{action: Allow, source: {nets: [10.3.0.0/16]}}`), nil, Denied, "", "", ""},
 		{"notNets", calico(`{action: Allow, source: {notNets: [10.2.0.0/16]}}`), nil, Denied, "", "", ""},
+		{"notSelector of the own namespace", calico(`{action: Allow, source: {notSelector: "kind == 'other'"}}`), nil, Denied,
+			"none of them allows", "", ""},
 		{"notSelector", calico(`{action: Allow, source: {namespaceSelector: global(), notSelector: "` + front + `"}}`), nil,
 			Denied, "", "", ""},
 		{"a local ServiceAccount", calico(`{action: Allow, source: {serviceAccounts: {names: [front]}}}`), nil, Denied,

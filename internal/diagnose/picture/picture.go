@@ -94,7 +94,7 @@ func Of(m *mesh.Mesh) *Picture {
 	links := slices.Clone(m.Links)
 	slices.SortStableFunc(links, func(a, b mesh.Link) int { return cmp.Compare(levels.link(b), levels.link(a)) })
 	for _, l := range links[:min(len(links), maxLinks)] {
-		p.Links = append(p.Links, Line{text(LinkText(l), maxLine), levels.link(l)})
+		p.Links = append(p.Links, Line{text(linkText(l), maxLine), levels.link(l)})
 	}
 	p.MoreLinks = len(links) - len(p.Links)
 	for _, t := range m.Traffic[:min(len(m.Traffic), maxTraffic)] {
@@ -309,8 +309,8 @@ func perSecond(bytes uint64) string {
 	return fmt.Sprintf("%.*f %s", digits, n, units[i])
 }
 
-// LinkText describes what one cluster imports from another in a line, with the numbers of semaphorectl status.
-func LinkText(l mesh.Link) string {
+// linkText describes what one cluster imports from another in a line, with the numbers of semaphorectl status.
+func linkText(l mesh.Link) string {
 	words := []string{fmt.Sprintf("%s ← %s: %s", text(l.At, maxName), text(l.From, maxName), l.State)}
 	if l.Age != "" {
 		words[0] += " " + l.Age

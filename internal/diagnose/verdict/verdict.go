@@ -179,7 +179,7 @@ func ofLink(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) (found 
 	case hears && l.GetLastHeard() == nil:
 		found = append(found, of(finding.NeverHeard, "%s never heard", cluster))
 	case hears && Age(s, l.GetLastHeard()) > StaleAfter:
-		found = append(found, of(finding.Stale, "%s stale %s%s", cluster, Since(s, l.GetLastHeard()), Traffic(s, cluster)).
+		found = append(found, of(finding.Stale, "%s stale %s%s", cluster, Since(s, l.GetLastHeard()), traffic(s, cluster)).
 			At(TimeOf(l.GetLastHeard())))
 	case !l.GetConnected():
 		found = append(found, of(finding.NotConnected, "%s not connected for %s", cluster, Since(s, l.GetSince())).
@@ -205,8 +205,8 @@ func ofLink(s *semaphorev1.GetStatusResponse, l *semaphorev1.LinkStatus) (found 
 	return found
 }
 
-// Traffic describes what happens to the traffic with a stale remote, as far as a broker knows it from its agents.
-func Traffic(s *semaphorev1.GetStatusResponse, cluster string) string {
+// traffic describes what happens to the traffic with a stale remote, as far as a broker knows it from its agents.
+func traffic(s *semaphorev1.GetStatusResponse, cluster string) string {
 	for _, t := range s.GetTunnels() {
 		switch {
 		case t.GetCluster() != cluster || t.GetNodes() == 0:
@@ -275,9 +275,9 @@ func TimeOf(t *timestamppb.Timestamp) time.Time {
 	return t.AsTime()
 }
 
-// Fresh counts the fresh remotes of a broker, and all. The own cluster's exporter, which publishes to its own broker
+// fresh counts the fresh remotes of a broker, and all. The own cluster's exporter, which publishes to its own broker
 // for global services, is not one.
-func Fresh(s *semaphorev1.GetStatusResponse) (fresh, all int) {
+func fresh(s *semaphorev1.GetStatusResponse) (fresh, all int) {
 	for _, l := range s.GetLinks() {
 		if l.GetCluster() == s.GetCluster() {
 			continue
@@ -307,7 +307,7 @@ func Wrong(s *semaphorev1.GetStatusResponse) (wrong []string) {
 	all := Of(s)
 	ages := []string{string(finding.Stale), string(finding.KindStale), string(finding.NeverHeard)}
 	if slices.ContainsFunc(all, func(f *semaphorev1.Finding) bool { return slices.Contains(ages, f.GetCode()) }) {
-		fresh, of := Fresh(s)
+		fresh, of := fresh(s)
 		wrong = append(wrong, fmt.Sprintf("%d of %d remotes fresh", fresh, of))
 	}
 	for _, f := range all[:min(len(all), maxTexts)] {

@@ -41,9 +41,9 @@ const (
 	Leave  Action = "left"
 )
 
-// Decide returns what to do with the definition of a cluster, nil for none, and why. Another installation may have
+// decide returns what to do with the definition of a cluster, nil for none, and why. Another installation may have
 // applied a newer one, so it never replaces a definition by an older one.
-func Decide(have, want *apiextensionsv1.CustomResourceDefinition) (Action, string) {
+func decide(have, want *apiextensionsv1.CustomResourceDefinition) (Action, string) {
 	if have == nil {
 		return Create, "there is none"
 	}
@@ -139,7 +139,7 @@ func Apply(ctx context.Context, client Client, dryRun bool) ([]Applied, error) {
 		if err != nil {
 			return done, fmt.Errorf("CustomResourceDefinition %s: %w", want.Name, err)
 		}
-		action, why := Decide(have, want)
+		action, why := decide(have, want)
 		if !dryRun {
 			switch action {
 			case Create:

@@ -52,7 +52,7 @@ func TestDecide(t *testing.T) {
 		{of("main", "0"), Leave, "no release"},
 		{deleted, Leave, "being deleted"},
 	} {
-		if got, why := Decide(c.have, of("v0.5.2", "1")); got != c.want || !strings.Contains(why, c.why) {
+		if got, why := decide(c.have, of("v0.5.2", "1")); got != c.want || !strings.Contains(why, c.why) {
 			t.Errorf("%v: %s, %q; want %s, %q", c.have, got, why, c.want, c.why)
 		}
 	}

@@ -194,8 +194,8 @@ func (f *Follower) note(problem string) {
 	f.problem = problem
 }
 
-// Any reports whether the cluster has any RemoteCluster; false if it cannot be read.
-func Any(ctx context.Context, client dynamic.Interface) bool {
+// anyRemote reports whether the cluster has any RemoteCluster; false if it cannot be read.
+func anyRemote(ctx context.Context, client dynamic.Interface) bool {
 	list, err := client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{Limit: 1})
 	return err == nil && len(list.Items) > 0
 }
@@ -204,7 +204,7 @@ func Any(ctx context.Context, client dynamic.Interface) bool {
 func RefuseBoth(ctx context.Context, client dynamic.Interface, key string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if !Any(ctx, client) {
+	if !anyRemote(ctx, client) {
 		return nil
 	}
 	return fmt.Errorf("%s: the configuration file has some, and the cluster has RemoteClusters: use one of them; "+

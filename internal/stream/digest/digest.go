@@ -16,11 +16,11 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Size of a digest in bytes.
-const Size = sha256.Size
+// size of a digest in bytes.
+const size = sha256.Size
 
 // Digest is the digest of a set of messages; the zero value is that of the empty set. Digests are compared with ==.
-type Digest [Size]byte
+type Digest [size]byte
 
 var encoding = proto.MarshalOptions{Deterministic: true}
 
@@ -36,7 +36,7 @@ func Of(m proto.Message) Digest {
 
 // Parse reads what Bytes wrote; ok is false for anything else.
 func Parse(data []byte) (d Digest, ok bool) {
-	if len(data) != Size {
+	if len(data) != size {
 		return Digest{}, false
 	}
 	return Digest(data), true
@@ -48,7 +48,7 @@ func (d Digest) Bytes() []byte { return d[:] }
 // Add adds the members of other, which must not be in the set.
 func (d *Digest) Add(other Digest) {
 	var carry uint64
-	for i := 0; i < Size; i += 8 {
+	for i := 0; i < size; i += 8 {
 		var sum uint64
 		sum, carry = bits.Add64(binary.LittleEndian.Uint64(d[i:]), binary.LittleEndian.Uint64(other[i:]), carry)
 		binary.LittleEndian.PutUint64(d[i:], sum)
@@ -58,7 +58,7 @@ func (d *Digest) Add(other Digest) {
 // Remove removes the members of other, which must be in the set.
 func (d *Digest) Remove(other Digest) {
 	var borrow uint64
-	for i := 0; i < Size; i += 8 {
+	for i := 0; i < size; i += 8 {
 		var rest uint64
 		rest, borrow = bits.Sub64(binary.LittleEndian.Uint64(d[i:]), binary.LittleEndian.Uint64(other[i:]), borrow)
 		binary.LittleEndian.PutUint64(d[i:], rest)

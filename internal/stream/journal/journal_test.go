@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -396,6 +397,19 @@ func TestOwners(t *testing.T) {
 	}
 	if o := j.owners["a"]; len(o.tombstones) > 2*o.dead+64 {
 		t.Errorf("%d revisions of %d tombstones", len(o.tombstones), o.dead)
+	}
+}
+
+// TestOldestNeverDecreases: an owner whose older tombstone is forgotten later does not lower the limit.
+func TestOldestNeverDecreases(t *testing.T) {
+	j := New[string, int](2).By(func(key string) string { return strings.ToUpper(key)[:1] })
+	do(t, j, "a=1", "A=2", "b=3", "B=4", "-b", "-a", "-A")
+	if j.Oldest() != 6 {
+		t.Fatalf("oldest %d after the tombstone of revision 6 is forgotten", j.Oldest())
+	}
+	do(t, j, "-B")
+	if !j.Misses("B", 4) || j.Oldest() != 6 {
+		t.Errorf("oldest %d after that of revision 5 is forgotten too", j.Oldest())
 	}
 }
 
