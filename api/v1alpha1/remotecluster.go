@@ -70,7 +70,8 @@ type RemoteClusterSpec struct {
 	// +listType=set
 	PodSubnets []Subnet `json:"podSubnets,omitempty"`
 
-	// NodeSubnets hold the InternalIPs of the remote cluster's nodes, at which its tunnels end. Encryption needs them.
+	// NodeSubnets contain the InternalIPs of the remote cluster's nodes, which are the endpoints of its tunnels.
+	// Encryption needs them.
 	// +optional
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
@@ -78,7 +79,8 @@ type RemoteClusterSpec struct {
 	NodeSubnets []Subnet `json:"nodeSubnets,omitempty"`
 
 	// TrustBundle holds the root certificates of the remote cluster, PEM, as `semaphorectl pki bundle` prints them.
-	// Without it the bundle comes from where tls of the part's configuration says: a file or a SPIFFE Workload API.
+	// If absent, the broker and the exporter read the bundle from the file or the SPIFFE Workload API that tls of their
+	// configuration names.
 	// +optional
 	// +kubebuilder:validation:MaxLength=65536
 	// +kubebuilder:validation:XValidation:rule="!self.contains('PRIVATE KEY')",message="trustBundle holds a private key: it has certificates only, which are public; replace that key, because everybody who may read this object has it"
@@ -89,8 +91,8 @@ type RemoteClusterSpec struct {
 	// +optional
 	Broker *Broker `json:"broker,omitempty"`
 
-	// ServicePrefix begins the names of mirrors of the remote cluster's Services. If absent it is the object's name, or a
-	// hash of that if it has a dot or more than 32 characters. Immutable.
+	// ServicePrefix is the first part of the names of mirrors of the remote cluster's Services. If absent, it is the name
+	// of this object, or a hash of that name if it has a dot or more than 32 characters. Immutable.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=32
@@ -98,9 +100,9 @@ type RemoteClusterSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self != 'gl' && !self.startsWith('gl-')",message="servicePrefix: names of global services begin with \"gl\": use another"
 	ServicePrefix string `json:"servicePrefix,omitempty"`
 
-	// Encryption says what happens to packets to and from the remote cluster's pods that are not encrypted: strict drops
-	// them; permissive passes and counts them, while encryption is being turned on or off; clear passes them and encrypts
-	// none, before encryption is taken away. The broker's configuration has the default.
+	// Encryption decides about packets to and from the remote cluster's pods that are not encrypted. strict drops them.
+	// permissive passes and counts them: use it while you turn encryption on or off. clear passes them and encrypts none:
+	// use it before you remove encryption. The broker's configuration has the default.
 	// +optional
 	// +kubebuilder:validation:Enum=strict;permissive;clear
 	Encryption string `json:"encryption,omitempty"`
@@ -167,7 +169,7 @@ type WireGuard struct {
 	KeyMaxAge Duration `json:"keyMaxAge,omitempty"`
 }
 
-// Limit is a number of the things that its key names.
+// Limit is a maximum. Its key names what it counts.
 //
 // +kubebuilder:validation:Minimum=1
 // +kubebuilder:validation:Maximum=100000000
@@ -175,55 +177,56 @@ type Limit int32
 
 // Limits bound what is imported from a remote cluster. docs/configuration.md has the defaults and what each costs.
 type Limits struct {
-	// Nodes of the remote cluster.
+	// Nodes is the maximum number of nodes of the remote cluster.
 	// +optional
 	Nodes Limit `json:"nodes,omitempty"`
-	// PodCIDRs of all its nodes.
+	// PodCIDRs is the maximum number of pod CIDRs of all its nodes together.
 	// +optional
 	PodCIDRs Limit `json:"podCIDRs,omitempty"`
-	// PodCIDRsPerNode of one node.
+	// PodCIDRsPerNode is the maximum number of pod CIDRs of one node.
 	// +optional
 	PodCIDRsPerNode Limit `json:"podCIDRsPerNode,omitempty"`
-	// Services that it offers.
+	// Services is the maximum number of Services that it offers.
 	// +optional
 	Services Limit `json:"services,omitempty"`
-	// PortsPerService of one Service, and of one EndpointSlice.
+	// PortsPerService is the maximum number of ports of a Service, and of an EndpointSlice.
 	// +optional
 	PortsPerService Limit `json:"portsPerService,omitempty"`
-	// ClusterIPs that its Services have in this cluster.
+	// ClusterIPs is the maximum number of Services with a cluster IP that the broker creates for the remote cluster.
 	// +optional
 	ClusterIPs Limit `json:"clusterIPs,omitempty"`
-	// Exports are its Services that ServiceExports export.
+	// Exports is the maximum number of its Services that it exports by ServiceExports.
 	// +optional
 	Exports Limit `json:"exports,omitempty"`
-	// EndpointSlices of all its Services.
+	// EndpointSlices is the maximum number of EndpointSlices of all its Services together.
 	// +optional
 	EndpointSlices Limit `json:"endpointSlices,omitempty"`
-	// Endpoints are the addresses in all its EndpointSlices.
+	// Endpoints is the maximum number of addresses in all its EndpointSlices together.
 	// +optional
 	Endpoints Limit `json:"endpoints,omitempty"`
-	// EndpointsPerService are those of one Service.
+	// EndpointsPerService is the maximum number of addresses of one Service.
 	// +optional
 	EndpointsPerService Limit `json:"endpointsPerService,omitempty"`
-	// SetMembers are its pods in sets.
+	// SetMembers is the maximum number of its pods in sets.
 	// +optional
 	SetMembers Limit `json:"setMembers,omitempty"`
-	// SetIPs are the addresses of all SetMembers.
+	// SetIPs is the maximum number of addresses of all its pods in sets.
 	// +optional
 	SetIPs Limit `json:"setIPs,omitempty"`
-	// IPsPerSet are the addresses of one set.
+	// IPsPerSet is the maximum number of addresses of one set.
 	// +optional
 	IPsPerSet Limit `json:"ipsPerSet,omitempty"`
-	// MebibytesPerKind is the encoded size of all its objects of a kind.
+	// MebibytesPerKind is the maximum encoded size of all its objects of one kind, in MiB.
 	// +optional
 	MebibytesPerKind Limit `json:"mebibytesPerKind,omitempty"`
-	// KibibytesPerSecond bound the bytes read from its streams, and the bytes written to the apiserver for it.
+	// KibibytesPerSecond is the maximum rate of bytes that are read from its streams, and of bytes that are written to
+	// the apiserver for it, in KiB per second.
 	// +optional
 	KibibytesPerSecond Limit `json:"kibibytesPerSecond,omitempty"`
-	// ChangesPerSecond bounds the changes read from its streams.
+	// ChangesPerSecond is the maximum rate of changes that are read from its streams.
 	// +optional
 	ChangesPerSecond Limit `json:"changesPerSecond,omitempty"`
-	// StreamsPerMinute bounds how often its exporter may open a stream.
+	// StreamsPerMinute is how often its exporter may open a stream, per minute.
 	// +optional
 	StreamsPerMinute Limit `json:"streamsPerMinute,omitempty"`
 }
@@ -317,8 +320,8 @@ type RemoteClusterStatus struct {
 	// +optional
 	Refused int32 `json:"refused,omitempty"`
 
-	// Problem is the code and the key of a refused object, the first by kind and name: "ports service/shop/echo". What the
-	// code means is in docs/security.md.
+	// Problem is the code and the key of the first refused object by kind and name, such as "ports service/shop/echo".
+	// docs/security.md explains the codes.
 	// +optional
 	Problem string `json:"problem,omitempty"`
 
@@ -328,10 +331,14 @@ type RemoteClusterStatus struct {
 	Retained int32 `json:"retained,omitempty"`
 }
 
-// Objects counts them by kind.
+// Objects has the numbers of accepted objects by kind.
 type Objects struct {
-	Nodes          int32 `json:"nodes"`
-	Services       int32 `json:"services"`
+	// Nodes of the remote cluster.
+	Nodes int32 `json:"nodes"`
+	// Services that the remote cluster offers.
+	Services int32 `json:"services"`
+	// EndpointSlices of these Services.
 	EndpointSlices int32 `json:"endpointSlices"`
-	SetMembers     int32 `json:"setMembers"`
+	// SetMembers are the pods in sets.
+	SetMembers int32 `json:"setMembers"`
 }
