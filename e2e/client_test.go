@@ -139,8 +139,8 @@ func (l *load) seen(which func(pod string) bool) (n int) {
 	return n
 }
 
-// It resets the answers and the failures.
-func (l *load) anew() {
+// reset forgets the answers and the failures so far.
+func (l *load) reset() {
 	l.recount()
 	l.mu.Lock()
 	defer l.mu.Unlock()

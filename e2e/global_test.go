@@ -82,7 +82,7 @@ func answers(ctx context.Context, t *testing.T, l *load, within time.Duration, w
 	if failed := l.failures(); len(failed) > 0 {
 		t.Errorf("until %v answered alone, requests were lost: %s", who, l)
 	}
-	l.anew()
+	l.reset()
 	t.Logf("%v answer after %s", who, time.Since(began).Round(100*time.Millisecond))
 }
 
@@ -111,14 +111,14 @@ func (b *servicesBed) localFirst(ctx context.Context, t *testing.T, l *load) {
 		_, err := b.c1.Kubectl(ctx, nil, "-n", "shop", "scale", "deployment/near", fmt.Sprint("--replicas=", replicas))
 		must(t, err)
 	}
-	l.anew()
+	l.reset()
 	label("=local-first")
 	must(t, until(ctx, settle, func() error { return b.inUse(ctx, "c2", false) }))
 	if failed := l.failures(); len(failed) > 0 {
 		t.Errorf("while the preference took hold: %s", l)
 	}
 	answers(ctx, t, l, settle, "near")
-	l.anew()
+	l.reset()
 	scale(0)
 	must(t, until(ctx, settle, func() error {
 		left, err := b.c1.Client.CoreV1().Pods("shop").List(ctx, metav1.ListOptions{LabelSelector: "app=web"})
@@ -131,7 +131,7 @@ func (b *servicesBed) localFirst(ctx context.Context, t *testing.T, l *load) {
 		t.Errorf("while the own pods went: %s", l)
 	}
 	answers(ctx, t, l, settle, "far")
-	l.anew()
+	l.reset()
 	scale(2)
 	ready(ctx, t, b.c1, "deployment/near")
 	must(t, until(ctx, settle, func() error { return b.inUse(ctx, "c2", false) }))
@@ -184,7 +184,7 @@ func (b *servicesBed) drain(ctx context.Context, t *testing.T, l *load) {
 	}))
 	before, err := awaitLeader(ctx, b.c1, "broker")
 	must(t, err)
-	l.anew()
+	l.reset()
 	_, err = b.c1.Kubectl(ctx, nil, "-n", Namespace, "delete", "pod", before.Name, "--wait")
 	must(t, err)
 	must(t, until(ctx, settle, func() error {
@@ -355,7 +355,7 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	}
 	mirror := standing()
 
-	l.anew()
+	l.reset()
 	must(t, iptables(node(b.c1), append([]string{"-I"}, stream...)...))
 	select {
 	case <-time.After(silentAfter + 10*time.Second):
@@ -376,7 +376,7 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	// Requests to c2 that wait for an answer may time out, and kube-proxy sends new ones there until it has applied the
 	// change.
 	must(t, until(ctx, settle, func() error {
-		l.anew()
+		l.reset()
 		pause(ctx, t, patience+proxySync)
 		if failed := l.failures(); len(failed) > 0 {
 			return fmt.Errorf("requests are lost still: %s", l)

@@ -15,7 +15,7 @@ import (
 )
 
 var endpointsKind = writes.Kind[*endpoints.Endpoints]{
-	Name: "endpoints", Paced: true, Urgent: endpoints.Leaves,
+	Name: "endpoints", Paced: true, Urgent: endpoints.RemovesReadyAddress,
 	Merge: func(have, want *endpoints.Endpoints) *endpoints.Endpoints {
 		out := have.DeepCopy()
 		out.Labels = want.Labels

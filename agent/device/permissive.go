@@ -83,8 +83,8 @@ func (r *Reconciler) hear(
 	return heard
 }
 
-// takesEarly reports whether a device must accept IPv4 packets from its tunnel before routes lead into it.
-func takesEarly(d *semaphorev1.Device) bool {
+// acceptsBeforeRoutes reports whether a device must accept IPv4 packets from its tunnel before routes lead into it.
+func acceptsBeforeRoutes(d *semaphorev1.Device) bool {
 	return d.GetPermissive() && slices.ContainsFunc(d.GetPodSubnets(), func(text string) bool {
 		p, err := netip.ParsePrefix(text)
 		return err == nil && p.Addr().Is4()
@@ -94,7 +94,7 @@ func takesEarly(d *semaphorev1.Device) bool {
 // strictFilters returns what would drop packets that the remote still sends in the clear after this node sends through
 // the tunnel; empty for nothing.
 func (r *Reconciler) strictFilters(cluster string, want *desired.Network) string {
-	if !takesEarly(want.Device) {
+	if !acceptsBeforeRoutes(want.Device) {
 		return "" // the kernel has no such filter for IPv6
 	}
 	egress, err := r.kernel.EgressLinks(endpoints(want.Peers))

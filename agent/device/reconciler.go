@@ -261,7 +261,7 @@ func (r *Reconciler) plan(
 	}
 	want.Heard = r.hear(d, want, peers, nodesByKey(want))
 	steps := plan.Network(d.cluster, want, bounds, key, existing)
-	steps.SetSources(sources, existing, takesEarly(want.Device))
+	steps.SetSources(sources, existing, acceptsBeforeRoutes(want.Device))
 	if existing != nil {
 		d.claims.Record(existing.Routes)
 	}

@@ -170,7 +170,7 @@ func (g *Guard) routes(remotes remotes, gone []netip.Prefix) (bool, error) {
 		failed = append(failed, g.deleteUnreachable(p))
 	}
 	if len(gone) > 0 {
-		_, err := routing.Tidy()
+		_, err := routing.DeleteUnusedRules()
 		failed = append(failed, err)
 	}
 	return changed, errors.Join(failed...)
@@ -226,7 +226,7 @@ func (g *Guard) Sweep() error {
 		failed = append(failed, r.Delete())
 	}
 	if len(gone)+len(strays) > 0 {
-		_, err := routing.Tidy()
+		_, err := routing.DeleteUnusedRules()
 		failed = append(failed, err)
 	}
 	return errors.Join(failed...)
@@ -286,6 +286,6 @@ func RemoveAll() ([]string, error) {
 		}
 		removed = append(removed, r.Name())
 	}
-	rules, err := routing.Tidy()
+	rules, err := routing.DeleteUnusedRules()
 	return append(removed, rules...), errors.Join(failed, err)
 }

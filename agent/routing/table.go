@@ -127,8 +127,8 @@ func deleteRule(r *netlink.Rule) error {
 	return nil
 }
 
-// Tidy deletes the agent's rules of families without a route of the agent, and returns a line for each.
-func Tidy() (gone []string, failed error) {
+// DeleteUnusedRules deletes the agent's rules of families without a route of the agent, and returns a line for each.
+func DeleteUnusedRules() (gone []string, failed error) {
 	for _, family := range families {
 		used := false
 		err := Table{}.Each(Filter{Family: family, Protocol: Protocol}, func(Route) { used = true })

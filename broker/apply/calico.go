@@ -216,7 +216,7 @@ func foreignPool(ctx context.Context, pools kube.CalicoResource[*calicov3.IPPool
 		return fmt.Errorf("looking for other IPPools that have %s: %w", subnet, err)
 	}
 	for _, p := range list.(*calicov3.IPPoolList).Items {
-		kube.Unveil(&p)
+		kube.CopyCalicoMetadata(&p)
 		has, err := netip.ParsePrefix(p.Spec.CIDR)
 		if err != nil || writes.Ours(&p) || !has.Overlaps(subnet) {
 			continue
@@ -244,7 +244,7 @@ func connectCalico[T kube.CalicoObject](
 			return connection[T]{}, err
 		}
 		in := func(namespace string) kube.CalicoResource[T] { return of(c, namespace) }
-		adopter := migrate.Adopter[T]{Sets: adoption, In: in, Veils: c.Veils(), Log: calico.log}
+		adopter := migrate.Adopter[T]{Sets: adoption, In: in, HidesMetadata: c.HidesMetadata(), Log: calico.log}
 		adopter.All(ctx)
 		out := connection[T]{
 			client:    calicoClient[T]{in},

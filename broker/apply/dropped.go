@@ -17,20 +17,21 @@ type dropped struct {
 func (d *dropped) spec(sent, answer *mcsv1beta1.ServiceImportSpec) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	learn(&d.families, len(sent.IPFamilies) > 0, len(answer.IPFamilies) > 0)
-	learn(&d.internal, sent.InternalTrafficPolicy != nil, answer.InternalTrafficPolicy != nil)
-	learn(&d.distribution, sent.TrafficDistribution != nil, answer.TrafficDistribution != nil)
+	recordLack(&d.families, len(sent.IPFamilies) > 0, len(answer.IPFamilies) > 0)
+	recordLack(&d.internal, sent.InternalTrafficPolicy != nil, answer.InternalTrafficPolicy != nil)
+	recordLack(&d.distribution, sent.TrafficDistribution != nil, answer.TrafficDistribution != nil)
 }
 
 // status updates it from a write of a status and its answer.
 func (d *dropped) status(sent, answer *mcsv1beta1.ServiceImportStatus) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	learn(&d.conditions, len(sent.Conditions) > 0, len(answer.Conditions) > 0)
-	learn(&d.endpoints, sent.EndpointSliceObjects != "", answer.EndpointSliceObjects != "")
+	recordLack(&d.conditions, len(sent.Conditions) > 0, len(answer.Conditions) > 0)
+	recordLack(&d.endpoints, sent.EndpointSliceObjects != "", answer.EndpointSliceObjects != "")
 }
 
-func learn(lacks *bool, sent, kept bool) {
+// recordLack records whether the apiserver dropped a field that was sent.
+func recordLack(lacks *bool, sent, kept bool) {
 	if sent {
 		*lacks = !kept
 	}

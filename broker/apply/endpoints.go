@@ -26,7 +26,7 @@ func Endpoints(
 		Kind: writes.Kind[*endpoints.Endpoints]{
 			Name:   kinds.Endpoints,
 			Paced:  true,
-			Urgent: endpoints.Leaves,
+			Urgent: endpoints.RemovesReadyAddress,
 			Merge: func(have, want *endpoints.Endpoints) *endpoints.Endpoints {
 				out := have.DeepCopy()
 				delete(out.Annotations, endpoints.OverCapacity)

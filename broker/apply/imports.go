@@ -214,7 +214,7 @@ func (c importClient) status(ctx context.Context, now,
 }
 
 func (c importClient) Delete(ctx context.Context, o *mcsv1beta1.ServiceImport) error {
-	err := c.api.Delete(ctx, o.Namespace, o.Name, writes.AsSeen(o))
+	err := c.api.Delete(ctx, o.Namespace, o.Name, writes.DeletePreconditions(o))
 	c.asked(err)
 	return err
 }

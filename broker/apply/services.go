@@ -321,7 +321,7 @@ func (c native[T]) Update(ctx context.Context, o T) (T, error) {
 }
 
 func (c native[T]) Delete(ctx context.Context, o T) error {
-	return c.api.Delete(ctx, o.GetName(), writes.AsSeen(o))
+	return c.api.Delete(ctx, o.GetName(), writes.DeletePreconditions(o))
 }
 
 func wrap[T writes.Object](o T, err error) (T, error) {

@@ -236,7 +236,8 @@ func (d *Store) publish() (next time.Time) {
 	}
 	for _, is := range held.All() {
 		if !slices.ContainsFunc(d.held.All(), is.Same) {
-			d.options.Recorder.Record(debug.Event{Source: is.Cluster, Object: is.String(), Action: "drain", Detail: lasts(is)})
+			d.options.Recorder.Record(debug.Event{Source: is.Cluster, Object: is.String(), Action: "drain",
+				Detail: describeEnd(is)})
 			d.options.Log.Info("a drain began", "target", is.String(), "by", is.By, "until", is.Until)
 		}
 	}
@@ -252,7 +253,8 @@ func (d *Store) publish() (next time.Time) {
 	return next
 }
 
-func lasts(d drain.Drain) string {
+// describeEnd returns when a drain ends, and who began it.
+func describeEnd(d drain.Drain) string {
 	out := "until undrained"
 	if !d.Until.IsZero() {
 		out = "until " + d.Until.UTC().Format(time.RFC3339)

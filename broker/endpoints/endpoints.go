@@ -157,8 +157,8 @@ func truncate(subsets []Subset) (out []Subset, truncated bool) {
 	return out, true
 }
 
-// Leaves reports whether an address that is ready in one object is not ready in another.
-func Leaves(have, want *Endpoints) bool {
+// RemovesReadyAddress reports whether an address that is ready in one object is not ready in another.
+func RemovesReadyAddress(have, want *Endpoints) bool {
 	stays := map[string]bool{}
 	for _, s := range want.Subsets {
 		for _, a := range s.Addresses {

@@ -129,7 +129,7 @@ func TestLeaves(t *testing.T) {
 	}
 	two, one := of(slice("IPv4", "web:80", at("10.2.0.1"), at("10.2.0.2"))),
 		of(slice("IPv4", "web:80", at("10.2.0.1"), is(false, false, "10.2.0.2")))
-	if !Leaves(two, one) || Leaves(one, two) {
-		t.Errorf("of two to one: %v; of one to two: %v", Leaves(two, one), Leaves(one, two))
+	if !RemovesReadyAddress(two, one) || RemovesReadyAddress(one, two) {
+		t.Errorf("of two to one: %v; of one to two: %v", RemovesReadyAddress(two, one), RemovesReadyAddress(one, two))
 	}
 }

@@ -43,11 +43,11 @@ func stands(p *Plan) standing {
 	return s
 }
 
-// again decides on all nodes of all remotes from what they are now and who was a peer before, in two rounds: the first
-// finds who has which key.
-func anew(p *Plan, before standing) []whole {
+// decideAgain decides on all nodes of all remotes from what they are now and who was a peer before, in two rounds: the
+// first finds who has which key.
+func decideAgain(p *Plan, before standing) []whole {
 	keys := map[string]ref{}
-	first := decideAnew(p, before, nil)
+	first := decideRound(p, before, nil)
 	for _, held := range []bool{true, false} {
 		for i := range first {
 			for _, peer := range first[i].Peers {
@@ -59,10 +59,10 @@ func anew(p *Plan, before standing) []whole {
 			}
 		}
 	}
-	return decideAnew(p, before, keys)
+	return decideRound(p, before, keys)
 }
 
-func decideAnew(p *Plan, before standing, keys map[string]ref) []whole {
+func decideRound(p *Plan, before standing, keys map[string]ref) []whole {
 	var out []whole
 	for i, r := range p.remotes {
 		m := whole{Device: Device(r.config)}
@@ -205,7 +205,7 @@ func TestIncrementalEqualsTheWholeDecision(t *testing.T) {
 			}
 			before := stands(p)
 			changed := p.Update()
-			want := anew(p, before)
+			want := decideAgain(p, before)
 			for i, cluster := range []string{"c2", "c3"} {
 				got := meshOf(p, cluster)
 				if show(got) != show(want[i]) {

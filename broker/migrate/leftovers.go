@@ -175,7 +175,7 @@ func (l *Leftovers) list(ctx context.Context) ([]leftover, error) {
 				if service, ours := l.services.Newest(e.Name); ours && l.keep != nil {
 					return takeEndpoints(ctx, l.keep, e.Name, service.Labels[naming.LabelSourceCluster])
 				}
-				return l.endpoints.Delete(ctx, e.Name, writes.AsSeen(&e.ObjectMeta))
+				return l.endpoints.Delete(ctx, e.Name, writes.DeletePreconditions(&e.ObjectMeta))
 			}})
 	}
 	managed := discoveryv1.LabelManagedBy + "=" + naming.ManagedByServiceMirror
@@ -187,7 +187,7 @@ func (l *Leftovers) list(ctx context.Context) ([]leftover, error) {
 		s := &theirs.Items[i]
 		it := leftover{kind: kinds.EndpointSlice, name: s.Name, service: s.Labels[discoveryv1.LabelServiceName]}
 		it.remove = func(ctx context.Context) error {
-			return l.endpointSlices.Delete(ctx, s.Name, writes.AsSeen(&s.ObjectMeta))
+			return l.endpointSlices.Delete(ctx, s.Name, writes.DeletePreconditions(&s.ObjectMeta))
 		}
 		for _, e := range s.Endpoints {
 			for _, text := range e.Addresses {

@@ -66,25 +66,25 @@ type Adopter[T kube.CalicoObject] struct {
 	*Sets
 	// In returns the objects of a namespace; "" for all.
 	In func(namespace string) kube.CalicoResource[T]
-	// Veils is set if the Calico API server may have written objects; see kube.Unveil.
-	Veils bool
-	Log   *slog.Logger
+	// HidesMetadata is set if the Calico API server may have written objects; see kube.CopyCalicoMetadata.
+	HidesMetadata bool
+	Log           *slog.Logger
 }
 
 // All adopts the existing objects. It reports failures; One tries again when the name is desired.
 func (a Adopter[T]) All(ctx context.Context) {
-	if a.Sets == nil && !a.Veils {
+	if a.Sets == nil && !a.HidesMetadata {
 		return
 	}
 	left, regained := 0, 0
 	list := cache.ToListerWatcherWithContext(a.In("").ListWatch("")).ListWithContext
 	err := pager.New(list).EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
 		have := object.(T)
-		veiled := a.Veils && kube.Unveil(have)
+		hidden := a.HidesMetadata && kube.CopyCalicoMetadata(have)
 		_, _, _, mine := a.source(have)
 		switch {
 		case writes.Ours(have):
-			if !veiled {
+			if !hidden {
 				return nil
 			}
 			if _, err := a.In(have.GetNamespace()).Update(ctx, have); err != nil {
@@ -125,10 +125,10 @@ func (a Adopter[T]) One(ctx context.Context, want T) (object T, ok bool, hint st
 	if err != nil {
 		return object, false, "", err
 	}
-	veiled := a.Veils && kube.Unveil(have)
+	hidden := a.HidesMetadata && kube.CopyCalicoMetadata(have)
 	_, _, _, mine := a.source(have)
 	switch {
-	case veiled && writes.Ours(have):
+	case hidden && writes.Ours(have):
 		object, err = resource.Update(ctx, have)
 	case mine && a.original(have):
 		object, err = a.take(ctx, have)

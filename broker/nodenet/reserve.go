@@ -195,7 +195,7 @@ func (r *reservations) load(ctx context.Context, i int) error {
 	case err != nil:
 		return err
 	default:
-		kube.Unveil(object)
+		kube.CopyCalicoMetadata(object)
 		if object.Labels[naming.LabelManagedBy] != naming.ManagedByBroker {
 			return fmt.Errorf("semaphore did not create it: remove it, so that the broker can reserve addresses")
 		}
@@ -387,7 +387,7 @@ func (r *reservations) write(ctx context.Context, i int, next map[string]map[net
 		return err
 	}
 	if it.object != nil {
-		kube.Unveil(it.object)
+		kube.CopyCalicoMetadata(it.object)
 	}
 	return nil
 }

@@ -156,7 +156,7 @@ func (c *Agent) completeBroker(p *problems) {
 		orDefault(&c.Broker.BundleFile, "/etc/semaphore/bundles/"+c.Cluster+".pem")
 	} else {
 		checkWorkloadAPI(p, "broker.workloadAPI", c.Broker.WorkloadAPI)
-		checkInstead(p, "broker.bundleFile", c.Broker.BundleFile, "broker.workloadAPI")
+		refuseReplaced(p, "broker.bundleFile", c.Broker.BundleFile, "broker.workloadAPI")
 	}
 	orDefault(&c.Broker.TokenFile, "/var/run/secrets/semaphore/token")
 	checkDial(p, "broker.address", c.Broker.Address)

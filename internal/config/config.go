@@ -211,9 +211,9 @@ type TLS struct {
 func (t *TLS) complete(p *problems, field string) {
 	if t.WorkloadAPI != "" {
 		checkWorkloadAPI(p, field+".workloadAPI", t.WorkloadAPI)
-		checkInstead(p, field+".certFile", t.CertFile, field+".workloadAPI")
-		checkInstead(p, field+".keyFile", t.KeyFile, field+".workloadAPI")
-		checkInstead(p, field+".bundleDir", t.BundleDir, field+".workloadAPI")
+		refuseReplaced(p, field+".certFile", t.CertFile, field+".workloadAPI")
+		refuseReplaced(p, field+".keyFile", t.KeyFile, field+".workloadAPI")
+		refuseReplaced(p, field+".bundleDir", t.BundleDir, field+".workloadAPI")
 		return
 	}
 	const dir = "/etc/semaphore/"
@@ -229,8 +229,8 @@ func checkWorkloadAPI(p *problems, field, address string) {
 	}
 }
 
-// checkInstead refuses a value that another key replaces.
-func checkInstead(p *problems, field, value, other string) {
+// refuseReplaced refuses a value that another key replaces.
+func refuseReplaced(p *problems, field, value, other string) {
 	if value != "" {
 		p.add(field, "%q is given, and %s too: certificates come from one of them, take the other out", value, other)
 	}

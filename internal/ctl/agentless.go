@@ -408,8 +408,8 @@ func (f *foreignCluster) account(ctx context.Context, what install.Foreign) (map
 // everyFeature has all features for which a reader may have rights.
 var everyFeature = config.Features{config.Encryption, config.Services, config.Policy}
 
-// closeByHand returns the commands by which a person with the cluster's kubeconfig revokes a reader's rights.
-func closeByHand(cluster, reader string) (string, error) {
+// manualRevocation returns the commands by which a person with the cluster's kubeconfig revokes a reader's rights.
+func manualRevocation(cluster, reader string) (string, error) {
 	what := install.Foreign{Cluster: cluster, Reader: reader, Features: everyFeature}
 	objects, err := install.BuildReader(what)
 	if err != nil {
@@ -448,7 +448,8 @@ func (p *linkedCluster) proof(ctx context.Context, what install.Foreign, token m
 		root = []byte(text)
 	}
 	half := now.Add(defaultValidity.Certificate / 2)
-	if pki.Proves(root, have[corev1.TLSCertKey], have[corev1.TLSPrivateKeyKey], what.Cluster, "exporter", half) != nil {
+	if pki.CheckCertificate(root, have[corev1.TLSCertKey], have[corev1.TLSPrivateKeyKey], what.Cluster, "exporter",
+		half) != nil {
 		var cert, key []byte
 		if root, cert, key, err = pki.Alone(what.Cluster, "exporter", defaultValidity.Certificate, now); err != nil {
 			return nil, err

@@ -55,7 +55,7 @@ something wrong.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			return meansNothing(cmd)
+			return refuseClusterFlags(cmd)
 		},
 	}
 	access.Flags(cmd.PersistentFlags())
@@ -79,14 +79,16 @@ something wrong.`,
 	return cmd
 }
 
-// asksNobody are the verbs that reach no cluster.
-var asksNobody = []string{"version", "stdio", "completion", "migrate", "render", "probe", "pki show", "pki secrets",
+// offlineVerbs are the verbs that reach no cluster.
+var offlineVerbs = []string{"version", "stdio", "completion", "migrate", "render", "probe", "pki show", "pki secrets",
 	"pki rotate-ca"}
 
-// meansNothing returns an error for flags of clusters with a verb that reaches none.
-func meansNothing(cmd *cobra.Command) error {
+// refuseClusterFlags returns an error for flags of clusters with a verb that reaches none.
+func refuseClusterFlags(cmd *cobra.Command) error {
 	_, verb, _ := strings.Cut(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().DisplayName()), " ")
-	if !slices.ContainsFunc(asksNobody, func(one string) bool { return verb == one || strings.HasPrefix(verb, one+" ") }) {
+	if !slices.ContainsFunc(offlineVerbs, func(one string) bool {
+		return verb == one || strings.HasPrefix(verb, one+" ")
+	}) {
 		return nil
 	}
 	for _, name := range []string{"context", "kubeconfig"} {

@@ -191,7 +191,7 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 			return err
 		}
 	}
-	if err := standsInTheWay(said, findings); err != nil {
+	if err := printBlockers(said, findings); err != nil {
 		return err
 	}
 	if i.output == "json" {
@@ -229,8 +229,8 @@ func (i *installer) run(ctx context.Context, w, progress io.Writer) error {
 	return nil
 }
 
-// standsInTheWay prints findings, and returns an error if one of them is an error.
-func standsInTheWay(w io.Writer, findings []check.Finding) error {
+// printBlockers prints findings, and returns an error if one of them is an error.
+func printBlockers(w io.Writer, findings []check.Finding) error {
 	findings = slices.DeleteFunc(slices.Clone(findings), func(f check.Finding) bool { return f.Level == check.OK })
 	if len(findings) == 0 {
 		return nil

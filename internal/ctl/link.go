@@ -260,7 +260,7 @@ func (l *linker) party(ctx context.Context, c *fleet.Cluster) (*linkedCluster, e
 		return nil, err
 	}
 	if out.installed != nil {
-		out.facts = install.Said(out.facts, out.installed.Wishes)
+		out.facts = install.WithWishes(out.facts, out.installed.Wishes)
 	}
 	client, err := dynamic.NewForConfig(c.Config)
 	if err != nil {
@@ -378,7 +378,7 @@ func (l *linker) link(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := inTheWay(w, all, pairs); err != nil {
+	if err := checkLinkable(w, all, pairs); err != nil {
 		return err
 	}
 	var writes []linkWrite
@@ -433,8 +433,8 @@ func (p *linkedCluster) names(ctx context.Context, w io.Writer, always bool) err
 	return err
 }
 
-// inTheWay returns an error if clusters cannot be linked as they are, and prints why.
-func inTheWay(w io.Writer, all []*linkedCluster, pairs [][2]*linkedCluster) error {
+// checkLinkable returns an error if clusters cannot be linked as they are, and prints why.
+func checkLinkable(w io.Writer, all []*linkedCluster, pairs [][2]*linkedCluster) error {
 	var found []check.Finding
 	for _, p := range all {
 		found = append(found, preflight.Judge([]*preflight.Cluster{p.facts})...)

@@ -472,7 +472,7 @@ func (g *pathGatherer) findMirror(ctx context.Context, remote, namespace, name s
 	m := &path.Mirror{}
 	for i := range all {
 		s := &all[i]
-		if !standsFor(s, remote) {
+		if !represents(s, remote) {
 			continue
 		}
 		sourceNamespace, sourceName := s.Annotations[naming.AnnotationSourceNamespace],
@@ -539,8 +539,8 @@ func ofSeveral(remote string) bool {
 	return remote == naming.GlobalCluster || remote == coredns.ClusterSetDomain
 }
 
-// standsFor reports whether a Service of the broker represents one of a remote, or of several clusters.
-func standsFor(s *corev1.Service, remote string) bool {
+// represents reports whether a Service of the broker represents one of a remote, or of several clusters.
+func represents(s *corev1.Service, remote string) bool {
 	switch remote {
 	case naming.GlobalCluster:
 		return s.Labels[naming.LabelGlobal] != ""
@@ -826,7 +826,7 @@ func (g *pathGatherer) thereAndBack(ctx context.Context) {
 			g.notRead(code, "the agent of %s/%s: %v", g.source.name, f.Source.Node, err)
 		}
 	} else {
-		f.There = wayFacts(f.Source.Node, answer)
+		f.There = egressFacts(f.Source.Node, answer)
 		f.Proxy = proxyFacts(answer.GetKubeProxy())
 	}
 	switch {
@@ -838,7 +838,7 @@ func (g *pathGatherer) thereAndBack(ctx context.Context) {
 			f.TargetNode.AgentProblem = backErr.Error()
 		}
 	case back != nil:
-		f.Back = wayFacts(f.Target.Node, back)
+		f.Back = egressFacts(f.Target.Node, back)
 		if f.TargetNode != nil {
 			f.TargetNode.Agent = true
 		}
@@ -853,7 +853,8 @@ func proxyFacts(p *semaphorev1.ProxyHealth) *path.Proxy {
 		Problem: p.GetProblem()}
 }
 
-func wayFacts(node string, a *semaphorev1.LookUpPathResponse) *path.Way {
+// egressFacts converts one direction of a path, as the agent of a node answers.
+func egressFacts(node string, a *semaphorev1.LookUpPathResponse) *path.Way {
 	peer := func(p *semaphorev1.PathPeer) *path.Peer {
 		if p == nil {
 			return nil

@@ -204,7 +204,7 @@ func (r *removal) planRemotes(add func(string, ...any)) {
 // closeThere prints how to remove the ServiceAccounts in clusters that were read from here.
 func (r *removal) closeThere(w io.Writer) error {
 	for _, name := range r.read {
-		text, err := closeByHand(name, r.record.Values.Cluster)
+		text, err := manualRevocation(name, r.record.Values.Cluster)
 		if err != nil {
 			return err
 		}

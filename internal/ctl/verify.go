@@ -93,7 +93,7 @@ func (p *progress) say(format string, args ...any) {
 // removeWithin bounds the removal, however the checks ended.
 const removeWithin = 90 * time.Second
 
-// outlive returns a context for the removal, which continues after the command was interrupted.
-func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
+// removalContext returns a context for the removal, which continues after the command was interrupted.
+func removalContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 }

@@ -508,7 +508,7 @@ func (v *verifier) checkPolicy(ctx context.Context, w *way, c verify.Check) (ver
 
 // remove removes what was created, in all clusters concurrently, and reports what remains in each.
 func (v *verifier) remove(ctx context.Context) []verify.Check {
-	ctx, cancel := outlive(ctx)
+	ctx, cancel := removalContext(ctx)
 	defer cancel()
 	out := make([]verify.Check, len(v.clusters))
 	failed := make([]error, len(v.clusters))

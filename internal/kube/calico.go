@@ -44,9 +44,9 @@ type CalicoClient struct {
 // it. Calico's own parts read the annotation.
 const calicoMetadata = "projectcalico.org/metadata"
 
-// Unveil copies the labels and annotations that Calico stores in calicoMetadata to the object itself, and reports
-// whether it had them only there. An object that is written in this form means the same to Calico.
-func Unveil(object metav1.Object) bool {
+// CopyCalicoMetadata copies the labels and annotations that Calico stores in calicoMetadata to the object itself, and
+// reports whether it had them only there. An object that is written in this form means the same to Calico.
+func CopyCalicoMetadata(object metav1.Object) bool {
 	stored, ok := object.GetAnnotations()[calicoMetadata]
 	if !ok {
 		return false
@@ -77,9 +77,9 @@ func Calico(cfg *rest.Config) (*CalicoClient, error) {
 	return CalicoIn(cfg, gv)
 }
 
-// Veils reports whether the Calico API server may have written the objects that this client reads in stored form; see
-// Unveil.
-func (c *CalicoClient) Veils() bool { return c.GroupVersion == calicoCRD }
+// HidesMetadata reports whether the Calico API server may have written the objects that this client reads in stored
+// form; see CopyCalicoMetadata.
+func (c *CalicoClient) HidesMetadata() bool { return c.GroupVersion == calicoCRD }
 
 // CalicoIn returns the client for a group that the cluster is known to serve, without discovery.
 func CalicoIn(cfg *rest.Config, gv schema.GroupVersion) (*CalicoClient, error) {

@@ -48,8 +48,8 @@ func KeyOf(object metav1.Object) string {
 	return object.GetName()
 }
 
-// AsSeen returns delete options with the UID and version of an object as preconditions.
-func AsSeen(object metav1.Object) metav1.DeleteOptions {
+// DeletePreconditions returns delete options with the UID and version of an object as preconditions.
+func DeletePreconditions(object metav1.Object) metav1.DeleteOptions {
 	uid, version := object.GetUID(), object.GetResourceVersion()
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}}
 }

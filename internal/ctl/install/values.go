@@ -180,8 +180,8 @@ type Values struct {
 	NodePort       int            `json:"nodePort,omitempty"`
 }
 
-// Said returns the properties of a cluster, with subnets replaced by those that the operator named.
-func Said(found *preflight.Cluster, w Wishes) *preflight.Cluster {
+// WithWishes returns the properties of a cluster, with subnets replaced by those that the operator named.
+func WithWishes(found *preflight.Cluster, w Wishes) *preflight.Cluster {
 	facts := *found
 	for _, s := range []struct {
 		wanted []netip.Prefix
@@ -211,7 +211,7 @@ type Reason struct{ Component, Why string }
 // Decide derives values from the properties of a cluster and an operator's wishes. version is that of semaphorectl.
 // Findings of level Error are reasons not to install.
 func Decide(found *preflight.Cluster, w Wishes, namespace, version string) (Values, []Reason, []check.Finding) {
-	facts := *Said(found, w)
+	facts := *WithWishes(found, w)
 	if w.Name != "" {
 		facts.Names = []string{w.Name}
 	}

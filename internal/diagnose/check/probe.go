@@ -54,7 +54,7 @@ func Dial(ctx context.Context, address, from string, expect spiffeid.ID, show *t
 	// In TLS 1.3 a client learns from the next message whether it is accepted (RFC 8446, 4.4.2.4): an alert, or the
 	// first message of the listener, here the settings of HTTP/2. Read first: after a write that the listener never
 	// reads, the alert may be lost.
-	d.AfterErr = hear(conn, time.Now().Add(timeout/4))
+	d.AfterErr = awaitByte(conn, time.Now().Add(timeout/4))
 	if isTimeout(d.AfterErr) {
 		if _, err := io.WriteString(conn,
 			"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
@@ -62,13 +62,13 @@ func Dial(ctx context.Context, address, from string, expect spiffeid.ID, show *t
 			return d
 		}
 		deadline, _ := ctx.Deadline()
-		d.AfterErr = hear(conn, deadline)
+		d.AfterErr = awaitByte(conn, deadline)
 	}
 	return d
 }
 
-// hear waits for a byte.
-func hear(conn *tls.Conn, until time.Time) error {
+// awaitByte waits for a byte.
+func awaitByte(conn *tls.Conn, until time.Time) error {
 	if err := conn.SetReadDeadline(until); err != nil {
 		return err
 	}
