@@ -314,7 +314,7 @@ func (s *Server) KnowsNetwork(node string) bool {
 	now := s.options.Network(node)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return now != nil && a.session.networkSent() == now
+	return now != nil && a.session.sentNetwork() == now
 }
 
 func (s *Server) readNetwork(a *attachment) {
@@ -437,7 +437,7 @@ func (s *Server) send(a *attachment, call grpc.BidiStreamingServer[semaphorev1.A
 	for {
 		a.mu.Lock()
 		frame, err := a.session.Next()
-		changed, greeted := a.session.changed(), a.session.hello != nil
+		changed, greeted := a.session.changes(), a.session.hello != nil
 		a.mu.Unlock()
 		if err != nil {
 			return err

@@ -192,7 +192,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	}
 	s := NewSession(p.cluster, p.broker.Cluster, program.Version, p.term, p.source.ID(), kinds, p.catalog.Journal())
 	s.SetSource(p.source.Read, p.source.Newest)
-	s.notBefore(p.notBefore)
+	s.setNotBefore(p.notBefore)
 	s.setEarlierSourceRevisions(p.reportedSource)
 	if rules := p.catalog.Rules(); rules.Features.Has(config.Policy) {
 		s.setLabelDomains(rules.LabelDomains)
@@ -206,7 +206,7 @@ func (p *Publisher) stream(ctx context.Context, conn *grpc.ClientConn) error {
 	g.Go(func() error { return p.send(ctx, stream, s, more) })
 	g.Go(func() error { return p.watchKinds(ctx, kinds) })
 	err = g.Wait()
-	p.reportedSource = s.sourceRevisions()
+	p.reportedSource = s.reportedRevisions()
 	if lag := (*LagError)(nil); errors.As(err, &lag) {
 		p.recordLag(lag)
 	} else if !errors.Is(err, errMoreKinds) {

@@ -142,9 +142,9 @@ func (s *Session) SetSource(read, newest func(semaphorev1.Kind) uint64) {
 // setLabelDomains sets the domains of the labels that put pods into sets. It must be called before Hello.
 func (s *Session) setLabelDomains(domains []string) { s.labelDomains = domains }
 
-// sourceRevisions returns the newest resourceVersion by kind that this stream, or an earlier one, reported to the
+// reportedRevisions returns the newest resourceVersion by kind that this stream, or an earlier one, reported to the
 // broker.
-func (s *Session) sourceRevisions() map[semaphorev1.Kind]uint64 {
+func (s *Session) reportedRevisions() map[semaphorev1.Kind]uint64 {
 	newest := maps.Clone(s.reportedSource)
 	for _, earlier := range []map[semaphorev1.Kind]uint64{s.snapshotSource, s.earlierSource} {
 		for kind, read := range earlier {
@@ -154,7 +154,7 @@ func (s *Session) sourceRevisions() map[semaphorev1.Kind]uint64 {
 	return newest
 }
 
-// setEarlierSourceRevisions sets the sourceRevisions of the stream before, which had the same catalog. This exporter
+// setEarlierSourceRevisions sets the reportedRevisions of the stream before, which had the same catalog. This exporter
 // never lags behind its own reports, although a kind may have been read less far than newest. It must be called before
 // Hello.
 func (s *Session) setEarlierSourceRevisions(reported map[semaphorev1.Kind]uint64) {
@@ -165,9 +165,9 @@ func (s *Session) setEarlierSourceRevisions(reported map[semaphorev1.Kind]uint64
 // must be called before Hello.
 func (s *Session) SetMaxChanges(most int) { s.maxChanges = most }
 
-// notBefore sets the oldest revision from which the stream may resume: a broker that holds less gets a snapshot. It
+// setNotBefore sets the oldest revision from which the stream may resume: a broker that holds less gets a snapshot. It
 // must be called before Hello.
-func (s *Session) notBefore(revision uint64) { s.notBefore = revision }
+func (s *Session) setNotBefore(revision uint64) { s.notBefore = revision }
 
 func unknownRevision(semaphorev1.Kind) uint64 { return 0 }
 
