@@ -171,6 +171,12 @@ func TestState(t *testing.T) {
 				begin, attached("B", false), changes(device(1, "c2", 51820), peer(2, "c2", "n2", "10.2.7.0/24")), synced(2),
 			}, []string{"c2", "c2/n1 10.2.1.0/24", "c2/n2 10.2.7.0/24"}, []string{"c2/n2"}, "B", 2, true,
 		},
+		"deleted in a state whose mark does not name it: what follows waits for a mark that does": {
+			[]*semaphorev1.AttachResponse{
+				begin, attached("B", false), changes(noDevice(1, "c2")), synced(1),
+				changes(device(2, "c2", 51820), peer(3, "c2", "n1", "10.2.1.0/24")),
+			}, nil, []string{"c2"}, "B", 3, true,
+		},
 		"complete by a later mark: what was not said goes then": {
 			[]*semaphorev1.AttachResponse{
 				begin, attached("B", false), synced(0), changes(device(1, "c2", 51820), peer(2, "c2", "n2", "10.2.2.0/24")),

@@ -69,12 +69,21 @@ func (g *Guard) load() error {
 	for cluster, r := range remotes {
 		// No unreachable route of it exists, for whatever reason; none is added before the reason is known again.
 		r.RoutedElsewhere = len(missing(r.Subnets, refused)) == len(r.Subnets)
+		remotes[cluster] = r
+	}
+	g.adopt(remotes)
+	return nil
+}
+
+// adopt adds the remotes that an earlier Guard left, but for those that were set or removed since this one began. It
+// must be called with mu held.
+func (g *Guard) adopt(left remotes) {
+	for cluster, r := range left {
 		if _, there := g.remotes[cluster]; !there && !g.removed[cluster] {
 			g.remotes[cluster] = r
 		}
 	}
 	g.loaded, g.removed = true, nil
-	return nil
 }
 
 // Subnets returns the guarded subnets of a cluster, as far as they are known.

@@ -1,12 +1,15 @@
 package guard
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 )
@@ -96,5 +99,17 @@ func TestMask(t *testing.T) {
 		if diff := cmp.Diff(want, mask(netip.MustParsePrefix(text))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", text, diff)
 		}
+	}
+}
+
+// TestAdopt: a remote that was set or removed before the rules of an earlier Guard could be read is not replaced by
+// them.
+func TestAdopt(t *testing.T) {
+	g := New(true, routing.Table{})
+	g.remotes["c2"], g.removed["c3"] = Remote{Closed: true}, true
+	g.adopt(remotes{"c2": {}, "c3": {}, "c4": {}})
+	if got := slices.Sorted(maps.Keys(g.remotes)); !slices.Equal(got, []string{"c2", "c4"}) || !g.remotes["c2"].Closed ||
+		!g.loaded {
+		t.Errorf("guards %v, %+v", got, g.remotes)
 	}
 }

@@ -95,3 +95,12 @@ func TestWhoseProbesAreAnswered(t *testing.T) {
 		t.Errorf("the newest handshake was %s, and there was none", newest)
 	}
 }
+
+// TestProbesThatEndedFreeTheirPlace: a probe that could not be sent is no longer under way.
+func TestProbesThatEndedFreeTheirPlace(t *testing.T) {
+	m := New(nil, oneDevice{}, events.New("c1"), func(string) {}, func() {})
+	m.probes = 1
+	if err := m.probe(t.Context(), probePath{cluster: "c2", port: 7774, most: 1420}); err != nil || m.probes != 0 {
+		t.Errorf("%d probes under way, %v", m.probes, err)
+	}
+}
