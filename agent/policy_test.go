@@ -318,6 +318,26 @@ func TestPolicyContest(t *testing.T) {
 	})
 }
 
+// TestPolicyTakenRoute: a route that another program replaces again and again is restored three times, and then left to
+// it and reported.
+func TestPolicyTakenRoute(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		s.attach(t, remoteC2("n1")...)
+		s.after(time.Second)
+		s.kernel.Fail("AddRoute", wireguard.ErrTaken)
+		s.kernel.Calls()
+		for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); s.after(100 * time.Millisecond) {
+			s.kernel.Change(device, func(d *wireguard.Device) { d.Routes = nil })
+		}
+		if n := calls(s, "ReplaceRoute"); n != 3 {
+			t.Errorf("the route is restored %d times", n)
+		}
+		if got := s.reported("c2").GetProblem(); !strings.Contains(got, wireguard.ErrTaken.Error()) {
+			t.Errorf("the agent reports %q", got)
+		}
+	})
+}
+
 // peer returns a peer as in remoteC2, for a device that exists already.
 func peer(i int) wgtypes.Peer {
 	_, allowed, _ := net.ParseCIDR(fmt.Sprintf("10.2.%d.0/24", i))
@@ -417,12 +437,15 @@ func TestPolicyOrphan(t *testing.T) {
 		if d, _ := s.kernel.Device("wireguard.c9"); d == nil {
 			t.Fatal("the orphan is removed without the broker's word")
 		}
-		s.change(t, noDevice("c9"), noDevice("c8"))
+		s.change(t, noDevice("c9"), noDevice("c8"), noDevice("c7"))
 		if d, _ := s.kernel.Device("wireguard.c9"); d != nil || s.reported("c9") != nil {
 			t.Errorf("the orphan stays at the broker's word: %v, reported %v", d, s.reported("c9"))
 		}
 		if d, _ := s.kernel.Device("wireguard.c8"); d == nil {
 			t.Error("somebody else's interface is removed")
+		}
+		if d, _ := s.kernel.Device("wireguard.c7"); d == nil {
+			t.Error("the interface of semaphore-wireguard is removed")
 		}
 		if s.ready() == nil {
 			t.Error("nothing is said of the interface that cannot be removed")
@@ -430,6 +453,8 @@ func TestPolicyOrphan(t *testing.T) {
 	}, func(n *kerneltest.Node, cfg *config.Agent) {
 		n.Put(earlier(cfg, "c9", peer(0)))
 		n.Put(&wireguard.Device{Name: "wireguard.c8", Alias: "someone's"})
+		n.Put(&wireguard.Device{Name: "wireguard.c7", PrivateKey: keyFile(cfg, "wireguard.c7"),
+			Peers: []wgtypes.Peer{peer(0)}})
 	})
 }
 

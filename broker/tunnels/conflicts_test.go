@@ -204,3 +204,29 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 		}
 	}
 }
+
+// TestPeersWaitForCompleteNodes: agents receive peers of a remote once a snapshot of its nodes was complete, and every
+// change after it immediately.
+func TestPeersWaitForCompleteNodes(t *testing.T) {
+	cfg, err := config.Parse[config.Broker]([]byte("cluster: c1\nfeatures: [encryption]\nlocalSubnets: [10.1.0.0/16]\n" +
+		"remotes: [{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	peers := allowed{}
+	e := New(cfg, peers, func(_, _ string, _ finding.Code, _ string) {}, time.Now)
+	for _, step := range []struct {
+		node      string
+		completed semaphorev1.Kind
+		want      int
+	}{{"a", 0, 0}, {"b", 0, 0}, {"c", kindNode, 3}, {"d", 0, 4}} {
+		number := step.node[0] - 'a' + 1
+		node := conflicting(number, fmt.Sprint("192.0.2.", number), fmt.Sprintf("10.2.%d.0/24", number))
+		e.Take(queue.Part{Cluster: "c2", Completed: step.completed, Changes: []replica.Change{{
+			Key: replica.Key{Kind: kindNode, Name: step.node},
+			New: &semaphorev1.Object{Spec: &semaphorev1.Object_Node{Node: node}}}}})
+		if len(peers) != step.want {
+			t.Errorf("after node %s: agents receive %v; want %d peers", step.node, peers, step.want)
+		}
+	}
+}
