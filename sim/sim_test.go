@@ -102,8 +102,11 @@ func TestSeeds(t *testing.T) {
 
 // TestSuccession plays seeds of brokers that follow one another while nodes are withdrawn.
 func TestSuccession(t *testing.T) {
-	failures := 0
-	for seed := range uint64(500) {
+	failures, seeds := 0, uint64(500)
+	if testing.Short() {
+		seeds = 100
+	}
+	for seed := range seeds {
 		if f := Succession(seed); f != nil {
 			t.Errorf("%v\nagain: Succession(%d)", f, seed)
 			if failures++; failures >= 5 || f.Invariant == os.Getenv("UNTIL") {

@@ -290,8 +290,8 @@ func (s *Session) checkReport(r *semaphorev1.AgentReport) (*Report, error) {
 	return out, nil
 }
 
-// Next returns the next message to send; nil if there is none until changes() is closed or the agent sends something. An
-// error is a gRPC status and ends the stream.
+// Next returns the next message to send; nil if there is none until changes() is closed or the agent sends something.
+// An error is a gRPC status and ends the stream.
 func (s *Session) Next() (*Frame, error) {
 	if s.hello == nil {
 		return nil, nil

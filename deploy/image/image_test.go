@@ -52,6 +52,9 @@ var built = map[string]string{}
 // program compiles a small program in its own module, like the product's Programs except for args.
 func program(t *testing.T, arch string, args ...string) string {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("compiles and packs programs")
+	}
 	how := arch + " " + strings.Join(args, " ")
 	if file, ok := built[how]; ok {
 		return file

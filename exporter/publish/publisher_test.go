@@ -326,7 +326,7 @@ func TestDelivery(t *testing.T) {
 		t.Error("more is sent, or to a broker that it does not concern")
 	}
 	// What is lost is reported, each time; TestNothingWaitsForAHeartbeat: at once.
-	for range 3 {
+	for range 2 {
 		within(t, "the own broker knows that it is acknowledged",
 			func() bool { return own.delivered("c2").GetAcknowledged() })
 		before := losses.Load()

@@ -70,7 +70,7 @@ func TestLinesOfARetryAreLimited(t *testing.T) {
 // the memory, and does not use the room of other places in the code.
 func TestLinesThatARemoteNamesAreLimited(t *testing.T) {
 	l := newLogged(t)
-	for i := range 4 * placeBurst {
+	for i := range placeBurst + 1000 {
 		l.say(l.handler, 1, slog.LevelWarn, "refused", "object", fmt.Sprint("o", i))
 	}
 	if n := l.count("msg=refused"); n != placeBurst {
