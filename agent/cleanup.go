@@ -112,12 +112,12 @@ func isOurs(host *wireguard.Host, l wireguard.Link) (bool, error) {
 	if cluster, ok := strings.CutPrefix(l.Alias, naming.DeviceAlias("")); ok && naming.Device(cluster) == l.Name {
 		return true, nil
 	}
-	stands, err := host.Device(l.Name)
-	if stands == nil || err != nil {
+	existing, err := host.Device(l.Name)
+	if existing == nil || err != nil {
 		return false, err
 	}
 	cluster := strings.TrimPrefix(l.Name, naming.DeviceAlias(""))
-	return plan.OwnerOf(cluster, stands) == plan.Ours, nil
+	return plan.OwnerOf(cluster, existing) == plan.Ours, nil
 }
 
 func removeState(out io.Writer, path string) error {

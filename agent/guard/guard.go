@@ -56,7 +56,7 @@ func (g *Guard) load() error {
 	if g.loaded {
 		return nil
 	}
-	stands, err := g.read()
+	existing, err := g.read()
 	if err != nil && !errors.Is(err, ErrNoNFTables) {
 		return err
 	}
@@ -64,8 +64,8 @@ func (g *Guard) load() error {
 	if err != nil {
 		return err
 	}
-	remotes := parseComments(stands.comments[out])
-	parseTunnelComments(remotes, stands.comments[arriving])
+	remotes := parseComments(existing.comments[out])
+	parseTunnelComments(remotes, existing.comments[arriving])
 	for cluster, r := range remotes {
 		// No unreachable route of it exists, for whatever reason; none is added before the reason is known again.
 		r.RoutedElsewhere = len(missing(r.Subnets, refused)) == len(r.Subnets)
@@ -187,17 +187,17 @@ func (g *Guard) routes(remotes remotes, gone []netip.Prefix) (bool, error) {
 
 // rules writes the table if it is not as desired.
 func (g *Guard) rules(remotes remotes) (bool, error) {
-	stands, err := g.read()
+	existing, err := g.read()
 	if err != nil {
 		return false, err
 	}
 	if len(remotes) == 0 {
 		return deleteTable()
 	}
-	if stands.matches(remotes, g.inbound) {
+	if existing.matches(remotes, g.inbound) {
 		return false, nil
 	}
-	return true, write(remotes, g.inbound, stands)
+	return true, write(remotes, g.inbound, existing)
 }
 
 // subnets returns the subnets that need unreachable routes.
@@ -257,7 +257,7 @@ type Count struct {
 // Counts returns the counts by cluster. They continue over restarts of the agent, and start at 0 when the node
 // restarts or somebody deletes the table.
 func (g *Guard) Counts() (map[string]Count, error) {
-	stands, err := g.read()
+	existing, err := g.read()
 	if err != nil {
 		return nil, err
 	}
@@ -266,11 +266,11 @@ func (g *Guard) Counts() (map[string]Count, error) {
 	counts := make(map[string]Count, len(g.remotes))
 	for cluster, r := range g.remotes {
 		counts[cluster] = Count{
-			Out: stands.counters[counterOf(out, r.Device)], In: stands.counters[counterOf(in, r.Device)],
-			Tunnel: r.tunnel(), Sent: stands.counters[counterOf(sending, r.Device)],
-			Arrived:    stands.counters[counterOf(arriving, r.Device)],
-			Permissive: r.Permissive, PassedOut: stands.counters[passedOf(out, r.Device)],
-			PassedIn: stands.counters[passedOf(in, r.Device)],
+			Out: existing.counters[counterOf(out, r.Device)], In: existing.counters[counterOf(in, r.Device)],
+			Tunnel: r.tunnel(), Sent: existing.counters[counterOf(sending, r.Device)],
+			Arrived:    existing.counters[counterOf(arriving, r.Device)],
+			Permissive: r.Permissive, PassedOut: existing.counters[passedOf(out, r.Device)],
+			PassedIn: existing.counters[passedOf(in, r.Device)],
 		}
 	}
 	return counts, nil

@@ -191,13 +191,13 @@ func commentsOf(rules []rule) []string {
 
 // write replaces the existing table by that of remotes. It is one transaction: every packet meets either the old rules
 // or the new ones. Counters of remotes that remain continue.
-func write(remotes remotes, inbound bool, stands ruleset) error {
+func write(remotes remotes, inbound bool, existing ruleset) error {
 	conn, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
-	had := stands.counters
-	if stands.misplaced {
+	had := existing.counters
+	if existing.misplaced {
 		conn.DelTable(table)
 		had = nil
 	}
@@ -231,8 +231,8 @@ func write(remotes remotes, inbound bool, stands ruleset) error {
 
 // deleteTable deletes the agent's table. It reports whether it existed.
 func deleteTable() (bool, error) {
-	stands, err := readRuleset()
-	if err != nil || !stands.exists {
+	existing, err := readRuleset()
+	if err != nil || !existing.exists {
 		return false, err
 	}
 	conn, err := nftables.New()

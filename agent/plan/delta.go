@@ -276,17 +276,17 @@ func (p *AppliedPeers) configs() map[wgtypes.Key]wgtypes.PeerConfig {
 // steps. Periodic checks call it, which nearly always find no difference, so it allocates nothing except for peers
 // that contradict each other. device is the recorded one.
 func (p *AppliedPeers) Matches(cluster string, device *semaphorev1.Device, failed []netip.Prefix,
-	stands *wireguard.Device) bool {
-	s, _ := deviceSteps(cluster, device, p.bounds.port(), p.routed, stands.PrivateKey, stands)
-	if !s.Without(failed).Empty() || len(stands.Peers) != len(p.keys.first) {
+	existing *wireguard.Device) bool {
+	s, _ := deviceSteps(cluster, device, p.bounds.port(), p.routed, existing.PrivateKey, existing)
+	if !s.Without(failed).Empty() || len(existing.Peers) != len(p.keys.first) {
 		return false
 	}
-	for i := range stands.Peers {
-		node, ok := p.keys.first[stands.Peers[i].PublicKey]
+	for i := range existing.Peers {
+		node, ok := p.keys.first[existing.Peers[i].PublicKey]
 		if !ok {
 			return false
 		}
-		if is, ok := p.effectivePeer(node); !ok || !is.matches(&stands.Peers[i], p.keepalive) {
+		if is, ok := p.effectivePeer(node); !ok || !is.matches(&existing.Peers[i], p.keepalive) {
 			return false
 		}
 	}

@@ -25,18 +25,18 @@ const (
 )
 
 // OwnerOf returns the owner of an existing interface.
-func OwnerOf(cluster string, stands *wireguard.Device) Owner {
+func OwnerOf(cluster string, existing *wireguard.Device) Owner {
 	alias := naming.DeviceAlias(cluster)
 	switch {
-	case stands.Name != naming.Device(cluster):
+	case existing.Name != naming.Device(cluster):
 		return Foreign
-	case stands.Alias == alias || len(stands.Routes) > 0:
+	case existing.Alias == alias || len(existing.Routes) > 0:
 		return Ours
-	case stands.Alias != "":
+	case existing.Alias != "":
 		return Foreign
-	case stands.PrivateKey == (wgtypes.Key{}) && len(stands.Peers) == 0:
+	case existing.PrivateKey == (wgtypes.Key{}) && len(existing.Peers) == 0:
 		return Ours
-	case stands.Name == alias: // semaphore-wireguard has no shortened names
+	case existing.Name == alias: // semaphore-wireguard has no shortened names
 		return Predecessor
 	}
 	return Foreign
@@ -44,11 +44,11 @@ func OwnerOf(cluster string, stands *wireguard.Device) Owner {
 
 // CheckOwner refuses an existing interface that is not ours and may not become so. adopts means that it belongs to
 // semaphore-wireguard and is to be adopted.
-func CheckOwner(cluster string, stands *wireguard.Device, adopt bool) (adopts bool, err error) {
-	if stands == nil {
+func CheckOwner(cluster string, existing *wireguard.Device, adopt bool) (adopts bool, err error) {
+	if existing == nil {
 		return false, nil
 	}
-	switch OwnerOf(cluster, stands) {
+	switch OwnerOf(cluster, existing) {
 	case Ours:
 		return false, nil
 	case Predecessor:
@@ -56,9 +56,10 @@ func CheckOwner(cluster string, stands *wireguard.Device, adopt bool) (adopts bo
 			return true, nil
 		}
 		return false, fmt.Errorf("interface %s exists with a key and does not belong to this agent: it remains unchanged; "+
-			"if it belongs to semaphore-wireguard, stop that on this node and set adoptFrom: [semaphore-wireguard]", stands.Name)
+			"if it belongs to semaphore-wireguard, stop that on this node and set adoptFrom: [semaphore-wireguard]",
+			existing.Name)
 	default:
-		return false, fmt.Errorf("interface %s belongs to another program: its alias is %q", stands.Name,
-			strings.ToValidUTF8(stands.Alias, "?"))
+		return false, fmt.Errorf("interface %s belongs to another program: its alias is %q", existing.Name,
+			strings.ToValidUTF8(existing.Alias, "?"))
 	}
 }

@@ -90,7 +90,7 @@ func Cluster(name string) error {
 // deviceSteps plans everything of a device except its peers: interface, key, port and the routes to subnets. port is
 // the one in the node's own configuration, 0 for none. known is the existing device, or an empty one.
 func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []netip.Prefix, key wgtypes.Key,
-	stands *wireguard.Device) (s Steps, known *wireguard.Device) {
+	existing *wireguard.Device) (s Steps, known *wireguard.Device) {
 	s = Steps{Name: naming.Device(cluster), Alias: naming.DeviceAlias(cluster), MTU: int(want.GetMtu())}
 	badMTU, badPort := device(want, port)
 	if badMTU != nil {
@@ -99,35 +99,35 @@ func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []n
 	if s.MTU == 0 || badMTU != nil {
 		s.MTU = wireguard.DefaultMTU
 	}
-	if stands == nil {
+	if existing == nil {
 		s.Create = true
-		stands = &wireguard.Device{Alias: s.Alias, MTU: s.MTU}
+		existing = &wireguard.Device{Alias: s.Alias, MTU: s.MTU}
 	}
-	s.SetLink = !stands.Up || stands.Alias != s.Alias || stands.MTU != s.MTU
+	s.SetLink = !existing.Up || existing.Alias != s.Alias || existing.MTU != s.MTU
 
 	var cfg wgtypes.Config
-	if stands.PrivateKey != key {
+	if existing.PrivateKey != key {
 		cfg.PrivateKey = &key
 	}
 	if port := int(want.GetListenPort()); badPort != nil {
 		s.Refused = append(s.Refused, badPort.Error())
-	} else if stands.ListenPort != port {
+	} else if existing.ListenPort != port {
 		cfg.ListenPort = &port
 	}
 	if cfg.PrivateKey != nil || cfg.ListenPort != nil {
 		s.Config = &cfg
 	}
 	s.subnets = subnets
-	s.routes(subnets, stands)
-	return s, stands
+	s.routes(subnets, existing)
+	return s, existing
 }
 
-// Network plans one device completely. stands is the existing device, nil for none. The cluster's name must have
+// Network plans one device completely. existing is what the node has, nil for none. The cluster's name must have
 // passed Cluster.
-func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.Key, stands *wireguard.Device) Steps {
+func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.Key, existing *wireguard.Device) Steps {
 	subnets, refused, conflicts := Subnets(want, bounds)
 	programmed := newAppliedPeers(want, bounds, subnets)
-	s, stands := deviceSteps(cluster, want.Device, bounds.port(), programmed.routed, key, stands)
+	s, existing := deviceSteps(cluster, want.Device, bounds.port(), programmed.routed, key, existing)
 	s.Refused, s.Conflicts = append(s.Refused, refused...), conflicts
 	s.Applied = programmed
 	s.RefusedPeers, s.Contradictions = s.Applied.refusals(), s.Applied.contradictions()
@@ -137,7 +137,7 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 	}
 	peers := s.Applied.configs()
 	present := map[wgtypes.Key]bool{}
-	for _, p := range stands.Peers {
+	for _, p := range existing.Peers {
 		present[p.PublicKey] = true
 		if wanted, ok := peers[p.PublicKey]; !ok {
 			cfg.Peers = append(cfg.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
@@ -165,7 +165,7 @@ func Network(cluster string, want *desired.Network, bounds Bounds, key wgtypes.K
 		s.Config = &cfg
 	}
 	if want.Restored && !s.Create {
-		s.restoring(stands)
+		s.restoring(existing)
 	}
 	return s
 }
@@ -193,16 +193,16 @@ func Subnets(want *desired.Network, bounds Bounds) (subnets []netip.Prefix, refu
 	return subnets, refused, conflicts
 }
 
-func (s *Steps) routes(subnets []netip.Prefix, stands *wireguard.Device) {
+func (s *Steps) routes(subnets []netip.Prefix, existing *wireguard.Device) {
 	wanted := map[netip.Prefix]bool{}
 	for _, prefix := range subnets {
 		wanted[prefix] = true
 	}
 	// The kernel deletes routes when an interface goes down; Routes are the existing ones.
-	for _, r := range stands.Routes {
+	for _, r := range existing.Routes {
 		if !wanted[r] {
 			s.DeleteRoutes = append(s.DeleteRoutes, r)
-		} else if withoutRule(stands, r) {
+		} else if withoutRule(existing, r) {
 			continue // packets do not find it; adding it again adds the missing rule
 		}
 		delete(wanted, r)
@@ -211,11 +211,11 @@ func (s *Steps) routes(subnets []netip.Prefix, stands *wireguard.Device) {
 }
 
 // withoutRule reports whether the rule is missing that leads packets to a route of an existing device.
-func withoutRule(stands *wireguard.Device, r netip.Prefix) bool {
+func withoutRule(existing *wireguard.Device, r netip.Prefix) bool {
 	if r.Addr().Is6() {
-		return stands.UnruledV6
+		return existing.UnruledV6
 	}
-	return stands.UnruledV4
+	return existing.UnruledV4
 }
 
 // peer is a validated peer.
@@ -271,16 +271,16 @@ func (p peer) config(keepalive time.Duration) wgtypes.PeerConfig {
 }
 
 // matchesConfig reports whether an existing peer is as desired.
-func matchesConfig(stands wgtypes.Peer, want wgtypes.PeerConfig) bool {
-	return stands.Endpoint != nil && unmap(stands.Endpoint) == unmap(want.Endpoint) &&
-		stands.PersistentKeepaliveInterval == *want.PersistentKeepaliveInterval &&
-		slices.Equal(sorted(stands.AllowedIPs), sorted(want.AllowedIPs))
+func matchesConfig(existing wgtypes.Peer, want wgtypes.PeerConfig) bool {
+	return existing.Endpoint != nil && unmap(existing.Endpoint) == unmap(want.Endpoint) &&
+		existing.PersistentKeepaliveInterval == *want.PersistentKeepaliveInterval &&
+		slices.Equal(sorted(existing.AllowedIPs), sorted(want.AllowedIPs))
 }
 
 // changedConfig returns the configuration that makes an existing peer the desired one. It does not set unchanged
 // allowed IPs again, as packets would be dropped while they are replaced.
-func changedConfig(stands wgtypes.Peer, want wgtypes.PeerConfig) wgtypes.PeerConfig {
-	if slices.Equal(sorted(stands.AllowedIPs), sorted(want.AllowedIPs)) {
+func changedConfig(existing wgtypes.Peer, want wgtypes.PeerConfig) wgtypes.PeerConfig {
+	if slices.Equal(sorted(existing.AllowedIPs), sorted(want.AllowedIPs)) {
 		want.UpdateOnly, want.ReplaceAllowedIPs, want.AllowedIPs = true, false, nil
 	}
 	return want

@@ -12,24 +12,24 @@ import (
 
 // restoring reduces the steps to those that add to an existing device. An earlier agent saved the desired state, and
 // may have applied a newer one afterwards: nothing is removed or changed before the broker has sent its state.
-func (s *Steps) restoring(stands *wireguard.Device) {
-	s.MTU, s.SetLink, s.DeleteRoutes = stands.MTU, !stands.Up || stands.Alias != s.Alias, nil
+func (s *Steps) restoring(existing *wireguard.Device) {
+	s.MTU, s.SetLink, s.DeleteRoutes = existing.MTU, !existing.Up || existing.Alias != s.Alias, nil
 	if s.Config == nil {
 		return
 	}
 	had := *s.Config
 	s.Config = nil
 	var cfg wgtypes.Config
-	if stands.PrivateKey == (wgtypes.Key{}) {
+	if existing.PrivateKey == (wgtypes.Key{}) {
 		cfg.PrivateKey = had.PrivateKey
 	}
-	if stands.ListenPort == 0 || stands.PrivateKey == (wgtypes.Key{}) {
+	if existing.ListenPort == 0 || existing.PrivateKey == (wgtypes.Key{}) {
 		cfg.ListenPort = had.ListenPort // one that was never set up has none, or any
 	}
 	// An allowed IP belongs to one peer: a new peer would take it from an existing one.
 	taken := map[netip.Prefix]bool{}
 	present := map[wgtypes.Key]bool{}
-	for _, p := range stands.Peers {
+	for _, p := range existing.Peers {
 		present[p.PublicKey] = true
 		for _, ip := range p.AllowedIPs {
 			prefix, _ := wireguard.PrefixOf(&ip)

@@ -104,11 +104,11 @@ func ChooseSources(from Source, addresses []wireguard.Address) (s Sources, probl
 // SetSources adds to the steps the sources of routes, and the addresses of the device: kube-proxy masquerades with the
 // address of the outgoing device. A device that receives packets before routes lead into it, as that of a permissive
 // remote does, always has an IPv4 address: the placeholder if it has no other.
-func (s *Steps) SetSources(sources Sources, stands *wireguard.Device, early bool) {
+func (s *Steps) SetSources(sources Sources, existing *wireguard.Device, early bool) {
 	s.Sources = sources
 	var has, wanted []netip.Addr
-	if stands != nil {
-		has = stands.Addresses
+	if existing != nil {
+		has = existing.Addresses
 	}
 	if !sources.Known {
 		if early && !slices.ContainsFunc(has, netip.Addr.Is4) {
@@ -116,9 +116,9 @@ func (s *Steps) SetSources(sources Sources, stands *wireguard.Device, early bool
 		}
 		return
 	}
-	if stands != nil {
-		for _, r := range stands.Routes {
-			if !slices.Contains(s.DeleteRoutes, r) && !slices.Contains(s.AddRoutes, r) && stands.Sources[r] != sources.of(r) {
+	if existing != nil {
+		for _, r := range existing.Routes {
+			if !slices.Contains(s.DeleteRoutes, r) && !slices.Contains(s.AddRoutes, r) && existing.Sources[r] != sources.of(r) {
 				s.ChangeRoutes = append(s.ChangeRoutes, r)
 			}
 		}

@@ -46,17 +46,17 @@ type StoredKey struct {
 // An existing file without a valid key is never overwritten. If the device has a key, it remains in use: it is saved,
 // and the old file is kept beside it as DEVICE.key.damaged-TIME, which is a problem until somebody removes it.
 // Otherwise the file may be the only trace of the key that peers know, and is an error.
-func (k *Keys) Of(device string, stands *Device) (StoredKey, error) {
+func (k *Keys) Of(device string, existing *Device) (StoredKey, error) {
 	tidied := k.removeUnfinished(device)
 	key, err := k.read(device)
-	live := stands != nil && stands.PrivateKey != (wgtypes.Key{})
+	live := existing != nil && existing.PrivateKey != (wgtypes.Key{})
 	switch {
 	case err == nil && k.unsynced:
 		key.Problem = k.sync()
 		key.Durable = key.Problem == nil
 	case err == nil:
 	case live:
-		key, err = k.saveLiveKey(device, stands.PrivateKey, err), nil
+		key, err = k.saveLiveKey(device, existing.PrivateKey, err), nil
 	case errors.Is(err, fs.ErrNotExist):
 		key, err = k.make(device)
 	}

@@ -15,15 +15,15 @@ import (
 // conflicting route, as semaphore-wireguard does. The agent's routes remain for routing.RemoveAll, so that no packet
 // is dropped. It returns the routes.
 func (h *Host) Release(name string) ([]string, error) {
-	stands, err := h.Device(name)
-	if stands == nil || err != nil {
+	existing, err := h.Device(name)
+	if existing == nil || err != nil {
 		return nil, err
 	}
 	strays, err := h.Strays(name, nil) // of an earlier version
 	if err != nil {
 		return nil, err
 	}
-	routes := stands.Routes
+	routes := existing.Routes
 	for _, r := range strays {
 		if !slices.Contains(routes, r.Prefix) {
 			routes = append(routes, r.Prefix)
@@ -31,7 +31,7 @@ func (h *Host) Release(name string) ([]string, error) {
 	}
 	var released []string
 	for _, prefix := range routes {
-		r := &netlink.Route{LinkIndex: stands.Index, Dst: routing.IPNet(prefix), Scope: netlink.SCOPE_LINK,
+		r := &netlink.Route{LinkIndex: existing.Index, Dst: routing.IPNet(prefix), Scope: netlink.SCOPE_LINK,
 			Protocol: unix.RTPROT_BOOT}
 		if prefix.Addr().Is6() {
 			r.Scope = netlink.SCOPE_UNIVERSE
@@ -46,11 +46,11 @@ func (h *Host) Release(name string) ([]string, error) {
 
 // Unmark removes the agent's marks from a device: its alias, and the addresses that it was given.
 func (h *Host) Unmark(name string) error {
-	stands, err := h.Device(name)
-	if stands == nil || err != nil {
+	existing, err := h.Device(name)
+	if existing == nil || err != nil {
 		return err
 	}
-	for _, addr := range stands.Addresses {
+	for _, addr := range existing.Addresses {
 		if err := h.DeleteAddress(name, addr); err != nil {
 			return err
 		}
