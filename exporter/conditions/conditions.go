@@ -42,9 +42,9 @@ type Conflict struct {
 	Message string
 }
 
-// conditionsOf returns the conditions of a ServiceExport in the cluster own; published means that the own broker receives
-// what is exported. known is false while a broker that receives it has not answered; conditions that depend on the own
-// one are then left out, or pending.
+// conditionsOf returns the conditions of a ServiceExport in the cluster own; published means that the own broker
+// receives what is exported. known is false while a broker that receives it has not answered; conditions that depend on
+// the own one are then left out, or pending.
 func conditionsOf(x catalog.ServiceExport, own string, published bool, verdict Verdict,
 	conflict func() Conflict) (all []metav1.Condition, known bool) {
 	add := func(t mcsv1beta1.ServiceExportConditionType, status bool, reason, message string) {

@@ -29,8 +29,8 @@ const (
 	allocation = 16     // the allocator's rounding
 )
 
-// memoryOf estimates the memory of a decoded message of a type, in bytes; it is a lower bound but for the allocator's size
-// classes. It stops, with any number over most, once it is over most. It returns an error for bytes that are no
+// memoryOf estimates the memory of a decoded message of a type, in bytes; it is a lower bound but for the allocator's
+// size classes. It stops, with any number over most, once it is over most. It returns an error for bytes that are no
 // message.
 func memoryOf(data []byte, of protoreflect.MessageType, most int) (int, error) {
 	return size(data, of.Descriptor(), structure(of.Descriptor()), most)
