@@ -17,10 +17,18 @@ const delivered = 2*time.Minute + settle
 
 // third checks that one command adds a third cluster, installed from files, to two that are connected by commands,
 // without naming a value of the others, and that it can be removed again. Meanwhile no packet between the two is lost,
-// and nothing of theirs restarts: no process, no engine of a broker, no stream of an agent.
+// and nothing of theirs restarts: no process, no engine of a broker, no stream of an agent. At the end it comes once
+// more, as an object that kubectl applies, and CoreDNS follows.
 func (b *documentsBed) third(ctx context.Context, t *testing.T) {
 	c3 := b.tb.Cluster("c3")
+	// The broker of c1 is to keep CoreDNS current.
+	wired := make(chan error, 1)
+	go func() {
+		_, err := b.commands(ctx, ownMachine("semaphorectl install --context c1 --dns"), 0)
+		wired <- err
+	}()
 	b.installForLink(ctx, t, c3)
+	must(t, <-wired)
 	servers := map[string]*testbed.Pod{}
 	for _, c := range b.tb.Clusters() {
 		servers[c.Name] = podOf(ctx, t, c, "client")
@@ -74,6 +82,8 @@ func (b *documentsBed) third(ctx context.Context, t *testing.T) {
 		answers("c3", other)
 		answers(other, "c3")
 	}
+	spec, err := b.c1.Kubectl(ctx, nil, "get", "remotecluster", "c3", "-o", "jsonpath={.spec}")
+	must(t, err)
 	t.Logf("a third cluster: 1 command, 1 value, 0 files; connected after %.1f s, pods of all clusters reach each other "+
 		"after %.1f s", connected.Seconds(), time.Since(began).Seconds())
 	untouched("with c3")
@@ -103,7 +113,45 @@ func (b *documentsBed) third(ctx context.Context, t *testing.T) {
 	untouched("without c3")
 	there.end()
 	back.end()
+	b.byObject(ctx, t, c3, spec)
 	b.shell(ctx, t, "kubectl --context c3 delete namespace semaphore --wait=false")
+}
+
+// byObject checks that a name of a Service of c3 resolves in c1 because of a RemoteCluster alone, which no verb makes,
+// and no longer when the object is deleted.
+func (b *documentsBed) byObject(ctx context.Context, t *testing.T, c3 *testbed.Cluster, spec string) {
+	const url = "http://echo.shop.svc.cluster.c3:8080"
+	ask := func(codes ...int) error {
+		_, err := b.commands(ctx, "kubectl --context c1 -n shop exec client -- curl -sS --max-time 3 "+url, codes...)
+		return err
+	}
+	has := func() bool {
+		corefile, err := b.c1.Kubectl(ctx, nil, "-n", "kube-system", "get", "configmap", "coredns", "-o",
+			"jsonpath={.data.Corefile}")
+		must(t, err)
+		return strings.Contains(corefile, "\ncluster.c3 {")
+	}
+	const noSuchHost = 6 // exit code of curl
+	must(t, ask(noSuchHost))
+	if has() {
+		t.Error("CoreDNS of c1 has a block for cluster.c3 before there is an object")
+	}
+	b.shell(ctx, t, "kubectl --context c3 -n shop label service echo mirror.semaphore.uw.io/mirror-service=true")
+	began := time.Now()
+	must(t, b.c1.ApplyYAML(ctx, `{"apiVersion":"semaphore.uw.io/v1alpha1","kind":"RemoteCluster",`+
+		`"metadata":{"name":"c3"},"spec":`+spec+`}`))
+	must(t, until(ctx, delivered, func() error { return ask(0) }))
+	t.Logf("kubectl alone: a pod of c1 has an answer of %s after %.1f s", url, time.Since(began).Seconds())
+
+	began = time.Now()
+	b.shell(ctx, t, "kubectl --context c1 delete remotecluster c3")
+	must(t, until(ctx, settle, func() error {
+		if has() {
+			return errors.New("CoreDNS of c1 has a block for cluster.c3 still")
+		}
+		return ask(noSuchHost)
+	}))
+	t.Logf("the object is deleted: the name is gone after %.1f s", time.Since(began).Seconds())
 }
 
 // leases returns the number of leader changes in c1 and c2.
