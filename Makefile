@@ -165,12 +165,13 @@ e2e: deps components build ## the end-to-end tests alone
 PREVIOUS ?=
 
 .PHONY: skew
-skew: deps build ## exporter and broker beside those of another build, then an upgrade: PREVIOUS=v0.1.0 (two minutes and its compilation)
+skew: deps build ## exporter, broker and agent beside those of another build, then an upgrade: PREVIOUS=v0.1.0 (two minutes and its compilation)
 	@test -n "$(PREVIOUS)" || { echo "make skew: name the tag or commit to test with: PREVIOUS=v0.1.0"; exit 1; }
 	@echo "== with the programs of $(PREVIOUS)"
 	@rm -rf $(BIN)/previous && mkdir -p $(BIN)/previous/source
 	@git archive $(PREVIOUS) | tar -x -C $(BIN)/previous/source
-	@cd $(BIN)/previous/source && go build -buildvcs=false -o .. ./cmd/semaphore-exporter ./cmd/semaphore-broker
+	@cd $(BIN)/previous/source && go build -buildvcs=false -o .. ./cmd/semaphore-exporter ./cmd/semaphore-broker \
+		./cmd/semaphore-agent
 	@rm -rf $(BIN)/previous/source
 	SEMAPHORE_PREVIOUS=$(BIN)/previous go test -timeout 20m -count 1 -v -run '^TestF38_VersionSkew$$' ./e2e/faults
 

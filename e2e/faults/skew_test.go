@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,6 +29,12 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/semaphore/e2e"
+	productconfig "github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -88,11 +95,13 @@ func TestF38_VersionSkew(t *testing.T) {
 	}
 	if dir := os.Getenv("SEMAPHORE_PREVIOUS"); dir != "" {
 		previous := map[string]string{}
-		for _, program := range []string{"semaphore-exporter", "semaphore-broker"} {
+		for _, program := range []string{"semaphore-exporter", "semaphore-broker", "semaphore-agent"} {
 			previous[program] = filepath.Join(dir, program)
 		}
 		t.Run("the previous exporter", func(t *testing.T) { upgrades(t, l, l.bins, previous) })
 		t.Run("the previous broker", func(t *testing.T) { upgrades(t, l, previous, l.bins) })
+		t.Run("the previous agent", func(t *testing.T) { attaches(t, l, 0, l.bins, previous) })
+		t.Run("the previous broker and an agent", func(t *testing.T) { attaches(t, l, 1, previous, l.bins) })
 	}
 }
 
@@ -100,13 +109,8 @@ func TestF38_VersionSkew(t *testing.T) {
 // and an exporter of the lab's build take over, one after the other, and change nothing that exists.
 func upgrades(t *testing.T, l *lab, ofBroker, ofExporter map[string]string) {
 	here := l.on(t)
-	with := func(bins map[string]string) *lab {
-		other := *here
-		other.bins = bins
-		return &other
-	}
-	broker := with(ofBroker).broker(nil)
-	exporter := with(ofExporter).exporter("a", broker.address, nil)
+	broker := here.with(ofBroker).broker(nil)
+	exporter := here.with(ofExporter).exporter("a", broker.address, nil)
 	exporter.connected("hub")
 	for i := range 5 {
 		here.offer("a", fmt.Sprintf("skew-%d", i), i, "")
@@ -137,6 +141,83 @@ func upgrades(t *testing.T, l *lab, ofBroker, ofExporter map[string]string) {
 	here.waitMirrors("a", 0)
 	exporter.kill()
 	broker.kill()
+}
+
+// attaches runs a broker and the agent of node i of different builds. The Node gets the agent's key, and the device gets
+// the remote's peer and follows it. Then an agent and a broker of the lab's build take over, one after the other, and the
+// key remains.
+func attaches(t *testing.T, l *lab, i int, ofBroker, ofAgent map[string]string) {
+	here := l.on(t)
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "delete", "wireguard.a").Run() }) // its process ends with it
+	_, err := l.kube.CoreV1().ServiceAccounts(e2e.Namespace).Create(t.Context(),
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-agent"}}, metav1.CreateOptions{})
+	if err == nil || apierrors.IsAlreadyExists(err) {
+		err = l.admit(t.Context(), l.kube, i)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	broker := here.with(ofBroker).broker(encrypting)
+	remote := here.play(1, broker.address)
+	_, first := remote.move(0, 51820)
+	agent := here.with(ofAgent).agent(i, broker.peering)
+	key := ""
+	works := func(endpoint string) {
+		t.Helper()
+		eventually(t, settle, func(ctx context.Context) error {
+			node, err := l.kube.CoreV1().Nodes().Get(ctx, fmt.Sprintf("node-%04d", i), metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if err := agent.runs(); err != nil {
+				return err
+			}
+			now := node.Annotations["a.wireguard.semaphore.uw.io/pubKey"]
+			if now == "" || agent.metric("semaphore_wg_peer_info", `endpoint="`+endpoint+`"`) != 1 ||
+				agent.metric("semaphore_agent_connected") != 1 {
+				return fmt.Errorf("the Node has key %q, the device not the endpoint %s, or the agent no stream\n%s", now,
+					endpoint, agent.Tail())
+			}
+			if key != "" && now != key {
+				t.Fatalf("the upgrade changed the key of the node: %s, then %s", key, now)
+			}
+			key = now
+			return nil
+		})
+	}
+	works(first)
+	_, moved := remote.move(0, 51821)
+	works(moved)
+	agent.kill()
+	agent = here.agent(i, broker.peering)
+	works(moved)
+	broker.kill()
+	agent.kill()
+	broker = here.broker(encrypting)
+	remote = here.play(1, broker.address)
+	agent = here.agent(i, broker.peering)
+	_, moved = remote.move(0, 51822)
+	works(moved)
+	agent.kill()
+	broker.kill()
+}
+
+// with returns the lab with programs of another build.
+func (l *lab) with(bins map[string]string) *lab {
+	other := *l
+	other.bins = bins
+	return &other
+}
+
+// agent starts the agent of node i in the network namespace of the tests.
+func (l *lab) agent(i int, peering string) *daemon {
+	l.t.Helper()
+	name := fmt.Sprintf("agent-%d", i)
+	return l.start(&daemon{name: name, program: "semaphore-agent"}, config{
+		"cluster": "hub", "backend": "userspace", "subnetsFile": productconfig.NoSubnets,
+		"broker":    config{"address": peering, "bundleFile": l.path("bundles", "hub.pem"), "tokenFile": l.token(i)},
+		"wgKeyPath": l.path(name, "keys"), "stateFile": l.path(name, "state"),
+	}, config{"probe": productconfig.NoProbe}, nil)
 }
 
 // unknown adds a field that this version does not know.

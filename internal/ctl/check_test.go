@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -221,12 +222,34 @@ func TestRotateCommands(t *testing.T) {
 		!strings.Contains(out, "364 days") || strings.Count(out, "\n") != 5 {
 		t.Errorf("exit code %d, %v\n%s", code, err, out)
 	}
+	shown := func() (doc struct {
+		Certificates []certificate
+		Replacing    bool
+	}) {
+		t.Helper()
+		out, code, err := run(t, "pki", "show", "--dir", c1, "-o", "json")
+		must(t, err)
+		must(t, json.Unmarshal([]byte(out), &doc))
+		if code != 0 || !slices.ContainsFunc(doc.Certificates, func(c certificate) bool {
+			return c.Name == "spiffe://c1/exporter" && c.Valid && c.NotAfter.Sub(c.NotBefore) < 91*day &&
+				strings.Contains(out, c.Fingerprint)
+		}) {
+			t.Errorf("exit code %d\n%s", code, out)
+		}
+		return doc
+	}
+	if doc := shown(); doc.Replacing || len(doc.Certificates) != 4 {
+		t.Errorf("steady: %+v", doc)
+	}
 	next("is not being replaced. To begin:\n  semaphorectl pki rotate-ca --dir " + c1 + " --step 1")
 	next("Then step 2:\n  semaphorectl pki rotate-ca --dir "+c1+" --step 2", "--step", "1")
 	next("Then step 2:") // repeated, it does nothing
 	if out, _, _ := run(t, "pki", "show", "--dir", c1); !strings.Contains(out, "next/ca.crt") ||
 		!strings.Contains(out, "is being replaced") {
 		t.Errorf("while it is replaced:\n%s", out)
+	}
+	if doc := shown(); !doc.Replacing || len(doc.Certificates) != 5 {
+		t.Errorf("while it is replaced: %+v", doc)
 	}
 	rebundle(t, dir, "c1") // to c2
 	well("step 1")
