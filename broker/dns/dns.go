@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
@@ -97,7 +98,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 	defer timer.Stop()
 	for {
 		text := ""
-		if err := k.keep(ctx); err != nil && ctx.Err() == nil {
+		// semaphorectl or somebody else may change the ConfigMap at the same moment.
+		err := retry.RetryOnConflict(retry.DefaultRetry, func() error { return k.keep(ctx) })
+		if err != nil && ctx.Err() == nil {
 			text = "server blocks of CoreDNS: " + err.Error()
 		}
 		k.problem.Set(text)

@@ -1,12 +1,15 @@
 package dns
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"maps"
+	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
@@ -65,8 +69,8 @@ func shipped[T any](t *testing.T, file string, n int) *T {
 }
 
 // grant gives an account the rights of the component, and confines it, as the manifests do. It adds rights that the
-// policy must not depend on. It returns a client of the account.
-func grant(t *testing.T, cfg *rest.Config) kubernetes.Interface {
+// policy must not depend on. It returns the configuration for a client of the account.
+func grant(t *testing.T, cfg *rest.Config) *rest.Config {
 	t.Helper()
 	const account = "system:serviceaccount:semaphore:semaphore-broker"
 	admin, ctx := kubernetes.NewForConfigOrDie(cfg), t.Context()
@@ -94,7 +98,7 @@ func grant(t *testing.T, cfg *rest.Config) kubernetes.Interface {
 	must(t, err)
 	limited := rest.CopyConfig(cfg)
 	limited.Impersonate.UserName = account
-	return kubernetes.NewForConfigOrDie(limited)
+	return limited
 }
 
 // section returns the blocks of semaphore for remotes, in a cluster with the domain cluster.c1.
@@ -120,7 +124,8 @@ func remotes(names ...string) (all []config.Remote) {
 func TestKeeper(t *testing.T) {
 	cfg := kubetest.Start(t)
 	admin, ctx := kubernetes.NewForConfigOrDie(cfg), t.Context()
-	client := grant(t, cfg)
+	limited := grant(t, cfg)
+	client := kubernetes.NewForConfigOrDie(limited)
 	files := admin.CoreV1().ConfigMaps("kube-system")
 	create := func(name string, data map[string]string) {
 		t.Helper()
@@ -163,7 +168,26 @@ func TestKeeper(t *testing.T) {
 	}
 	attack(t, client)
 
-	// Remotes come and go. CoreDNS would load no configuration with two blocks for c9.
+	// Remotes come and go. CoreDNS would load no configuration with two blocks for c9. Somebody else changes the ConfigMap
+	// at the same moment.
+	var once sync.Once
+	limited.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodPut {
+				once.Do(func() {
+					_, err := files.Patch(ctx, "coredns", types.MergePatchType, []byte(`{"metadata":{"annotations":{"theirs":"too"}}}`),
+						metav1.PatchOptions{})
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	var logged bytes.Buffer
+	k = New(kubernetes.NewForConfigOrDie(limited), &config.Broker{MirrorNamespace: "semaphore",
+		Remotes: remotes("c2", "c3")}, slog.New(slog.NewTextHandler(&logged, nil)))
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- k.Run(running) }()
@@ -176,8 +200,8 @@ func TestKeeper(t *testing.T) {
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	if found := k.Findings(); len(found) > 0 {
-		t.Errorf("findings %v", found)
+	if found := k.Findings(); len(found) > 0 || strings.Contains(logged.String(), "WARN") {
+		t.Errorf("findings %v, log\n%s", found, &logged)
 	}
 
 	// With a file of its own.

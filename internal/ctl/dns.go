@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/coredns"
@@ -232,8 +233,17 @@ func (d *dnsWiring) stale(ctx context.Context, blocks string) (bool, error) {
 	return found && sum != sumOf(blocks), nil
 }
 
-// wireDNS makes CoreDNS answer for the remotes of a cluster; without always only if it did before.
+// wireDNS makes CoreDNS answer for the remotes of a cluster; without always only if it did before. The broker or
+// somebody else may change the ConfigMap at the same moment.
 func wireDNS(ctx context.Context, a *applier, always bool) (said string, err error) {
+	err = retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		said, err = wireDNSOnce(ctx, a, always)
+		return err
+	})
+	return said, err
+}
+
+func wireDNSOnce(ctx context.Context, a *applier, always bool) (said string, err error) {
 	d, err := dnsOf(ctx, a)
 	if !always && (errors.Is(err, errNoCoreDNS) || err == nil && !d.wired) {
 		return "", nil
@@ -268,13 +278,15 @@ func wireDNS(ctx context.Context, a *applier, always bool) (said string, err err
 
 // unwireDNS removes semaphore's blocks from CoreDNS.
 func unwireDNS(ctx context.Context, a *applier) error {
-	d, err := dnsOf(ctx, a)
-	if errors.Is(err, errNoCoreDNS) || err == nil && !d.wired {
-		return nil
-	}
-	if err != nil {
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		d, err := dnsOf(ctx, a)
+		if errors.Is(err, errNoCoreDNS) || err == nil && !d.wired {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		_, err = d.write(ctx, "")
 		return err
-	}
-	_, err = d.write(ctx, "")
-	return err
+	})
 }

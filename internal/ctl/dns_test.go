@@ -2,10 +2,13 @@ package ctl
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 	appsv1 "k8s.io/api/apps/v1"
@@ -192,5 +195,34 @@ func TestDNSByImport(t *testing.T) {
 		}
 		must(t, maps.Delete(ctx, "coredns", metav1.DeleteOptions{}))
 		must(t, maps.Delete(ctx, "coredns-custom", metav1.DeleteOptions{}))
+	}
+
+	// In a section of the Corefile, which somebody else changes at the same moment.
+	own := strings.Replace(k3sCorefile, "import /etc/coredns/custom/*.server\n", "", 1)
+	_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"},
+		Data: map[string]string{"Corefile": own}}, metav1.CreateOptions{})
+	must(t, err)
+	var faster atomic.Bool
+	c.Config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/configmaps/coredns") && faster.CompareAndSwap(true, false) {
+				if _, err := maps.Patch(r.Context(), "coredns", "application/merge-patch+json",
+					[]byte(`{"data":{"at":"`+time.Now().String()+`"}}`), metav1.PatchOptions{}); err != nil {
+					t.Error(err)
+				}
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	a, err = applierOf(c, os.Stderr)
+	must(t, err)
+	faster.Store(true)
+	if said := wire(true); said != "CoreDNS: wrote a section of ConfigMap kube-system/coredns" || faster.Load() {
+		t.Errorf("beside another write it said %q", said)
+	}
+	faster.Store(true)
+	must(t, unwireDNS(ctx, a))
+	if m, err := maps.Get(ctx, "coredns", metav1.GetOptions{}); err != nil || m.Data["Corefile"] != own || faster.Load() {
+		t.Errorf("afterwards: %v, %v", m, err)
 	}
 }
