@@ -143,9 +143,9 @@ func upgrades(t *testing.T, l *lab, ofBroker, ofExporter map[string]string) {
 	broker.kill()
 }
 
-// attaches runs a broker and the agent of node i of different builds. The Node gets the agent's key, and the device gets
-// the remote's peer and follows it. Then an agent and a broker of the lab's build take over, one after the other, and the
-// key remains.
+// attaches runs a broker and the agent of node i of different builds. The Node gets the agent's key, and the device
+// gets the remote's peer and follows it. Then an agent and a broker of the lab's build take over, one after the other,
+// and the key remains.
 func attaches(t *testing.T, l *lab, i int, ofBroker, ofAgent map[string]string) {
 	here := l.on(t)
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "delete", "wireguard.a").Run() }) // its process ends with it
@@ -215,6 +215,7 @@ func (l *lab) agent(i int, peering string) *daemon {
 	name := fmt.Sprintf("agent-%d", i)
 	return l.start(&daemon{name: name, program: "semaphore-agent"}, config{
 		"cluster": "hub", "backend": "userspace", "subnetsFile": productconfig.NoSubnets,
+		"localSubnets": []string{"10.10.0.0/16", "172.20.0.0/16"}, "allowedSubnets": []string{l.subnets["a"]},
 		"broker":    config{"address": peering, "bundleFile": l.path("bundles", "hub.pem"), "tokenFile": l.token(i)},
 		"wgKeyPath": l.path(name, "keys"), "stateFile": l.path(name, "state"),
 	}, config{"probe": productconfig.NoProbe}, nil)
