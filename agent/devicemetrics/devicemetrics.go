@@ -178,7 +178,9 @@ func (b *builder) peer(cluster, name *dto.LabelPair, p *wgtypes.Peer) {
 	}
 	endpoint := b.scratch
 	if p.Endpoint != nil {
-		endpoint = p.Endpoint.AddrPort().AppendTo(endpoint)
+		// wgctrl has IPv4 addresses of userspace devices as IPv4-mapped ones.
+		at := p.Endpoint.AddrPort()
+		endpoint = netip.AddrPortFrom(at.Addr().Unmap(), at.Port()).AppendTo(endpoint)
 	}
 	b.add(peer, cluster, name, label(&labelEndpoint, endpoint), key).Gauge = one
 	last := int64(0)

@@ -27,7 +27,7 @@ func scrape(w http.ResponseWriter, devices []*wireguard.Device, peers bool) {
 func TestFamilies(t *testing.T) {
 	devices := []*wireguard.Device{
 		{Name: "wireguard.c2", Backend: "kernel", PublicKey: wgtypes.Key{1}, Peers: []wgtypes.Peer{
-			{PublicKey: wgtypes.Key{2}, Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1).To4(), Port: 51820}, ReceiveBytes: 10,
+			{PublicKey: wgtypes.Key{2}, Endpoint: &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 51820}, ReceiveBytes: 10,
 				TransmitBytes:     1 << 40,
 				LastHandshakeTime: time.Unix(1_700_000_000, 5), AllowedIPs: []net.IPNet{
 					{IP: net.IPv4(10, 2, 1, 0).To4(), Mask: net.CIDRMask(24, 32)},

@@ -164,6 +164,10 @@ func attaches(t *testing.T, l *lab, i int, ofBroker, ofAgent map[string]string) 
 	key := ""
 	works := func(endpoint string) {
 		t.Helper()
+		host, port, err := net.SplitHostPort(endpoint)
+		if err != nil {
+			t.Fatal(err)
+		}
 		eventually(t, settle, func(ctx context.Context) error {
 			node, err := l.kube.CoreV1().Nodes().Get(ctx, fmt.Sprintf("node-%04d", i), metav1.GetOptions{})
 			if err != nil {
@@ -173,7 +177,7 @@ func attaches(t *testing.T, l *lab, i int, ofBroker, ofAgent map[string]string) 
 				return err
 			}
 			now := node.Annotations["a.wireguard.semaphore.uw.io/pubKey"]
-			if now == "" || agent.metric("semaphore_wg_peer_info", `endpoint="`+endpoint+`"`) != 1 ||
+			if now == "" || agent.metric("semaphore_wg_peer_info", host, ":"+port+`"`) != 1 ||
 				agent.metric("semaphore_agent_connected") != 1 {
 				return fmt.Errorf("the Node has key %q, the device not the endpoint %s, or the agent no stream\n%s", now,
 					endpoint, agent.Tail())
