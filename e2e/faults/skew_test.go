@@ -176,6 +176,11 @@ func attaches(t *testing.T, l *lab, i int, ofBroker, ofAgent map[string]string) 
 			if err := agent.runs(); err != nil {
 				return err
 			}
+			listens, err := net.Dial("tcp", agent.http)
+			if err != nil {
+				return err
+			}
+			listens.Close()
 			now := node.Annotations["a.wireguard.semaphore.uw.io/pubKey"]
 			if now == "" || agent.metric("semaphore_wg_peer_info", host, ":"+port+`"`) != 1 ||
 				agent.metric("semaphore_agent_connected") != 1 {
