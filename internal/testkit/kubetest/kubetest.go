@@ -1,6 +1,6 @@
-// Package kubetest gives tests a real apiserver: etcd and kube-apiserver run as processes on loopback with RBAC on, and
-// stop when the test ends. No controller runs: only the test and what it tests change objects, and a namespace has no
-// default ServiceAccount.
+// Package kubetest gives tests a real apiserver: etcd and kube-apiserver run as processes on loopback with RBAC on.
+// They stop when the test ends, or with Reusing when all tests of the package have ended. No controller runs: only the
+// test and what it tests change objects, and a namespace has no default ServiceAccount.
 //
 // It is for tests only, and knows nothing of semaphore. It imports testbed/components, which builds the programs,
 // testbed/authority, internal/testkit and internal/testkit/loopback.
@@ -34,8 +34,12 @@ func Prepare() error {
 	return err
 }
 
+// defaultRange is the address range for Services of Start.
+const defaultRange = "10.96.0.0/16"
+
 // Start starts an apiserver with an empty store, and returns the configuration of a client that has all rights and no
-// rate limit. Both servers stop when the test ends.
+// rate limit. Both servers stop when the test ends. With Reusing, Start may return an apiserver of a test that has
+// ended instead, whose store is empty again.
 //
 // Start skips the test with -short, or if the servers can be neither found nor built; with CI=true the latter fails the
 // test.
@@ -44,7 +48,10 @@ func Prepare() error {
 // admission does not check that it exists.
 func Start(t testing.TB) *rest.Config {
 	t.Helper()
-	return StartWith(t, "10.96.0.0/16")
+	if idle.reuse && !testing.Short() {
+		return rest.CopyConfig(reused(t).cfg)
+	}
+	return StartWith(t, defaultRange)
 }
 
 // StartWith is Start with other address ranges for Services: one, or one of each family, separated by a comma.
@@ -88,7 +95,7 @@ func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, *
 
 	etcdURL, peerURL := "http://"+loopback.Address(t), "http://"+loopback.Address(t)
 	address := loopback.Address(t)
-	store := &Store{data: filepath.Join(dir, "etcd-data")}
+	store := &Store{data: filepath.Join(dir, "etcd-data"), url: etcdURL}
 	store.runEtcd = runs(dir, "etcd", servers.etcd,
 		"--name=kubetest",
 		"--data-dir="+store.data,

@@ -15,6 +15,8 @@ type Store struct {
 	cfg *rest.Config
 	// data is etcd's data directory.
 	data string
+	// url is the address of etcd's API.
+	url string
 	// runEtcd and runAPIServer start the servers, each time with the same addresses and certificates.
 	runEtcd, runAPIServer func(testing.TB) (*testkit.Process, error)
 	etcd, apiserver       *testkit.Process
@@ -23,7 +25,7 @@ type Store struct {
 // StartRestorable is Start for an apiserver with a Store that can be restored.
 func StartRestorable(t testing.TB) (*rest.Config, *Store) {
 	t.Helper()
-	return startWith(t, "10.96.0.0/16")
+	return startWith(t, defaultRange)
 }
 
 func (s *Store) start(ctx context.Context, t testing.TB) (err error) {
