@@ -44,7 +44,7 @@ import (
 func TestMain(m *testing.M) {
 	loopback.Enter(kubetest.Prepare)
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(kubetest.Reusing(m))
 }
 
 // must ends the test where there is an error.
