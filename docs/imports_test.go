@@ -134,8 +134,8 @@ var shared = map[string]string{
 	"internal/testkit/otlp": "testkit",
 	"internal/testkit":      "", "internal/testkit/browser": "testkit", "internal/testkit/loopback": "",
 	"internal/testkit/metricsdoc": "", "internal/testkit/mcstest": "mcs/definitions",
-	"internal/testkit/kubetest":   "testkit testkit/loopback api/v1alpha1 deploy/crds",
-	"internal/testkit/trust":      "config identity pki testkit",
+	"internal/testkit/kubetest": "testkit testkit/loopback api/v1alpha1 deploy/crds",
+	"internal/testkit/trust":    "config identity pki testkit",
 }
 
 // TestShared holds what packages of internal/ import of each other, and that each says so in its comment.
