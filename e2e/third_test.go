@@ -195,24 +195,30 @@ func (b *documentsBed) built(ctx context.Context, t *testing.T) string {
 	return out
 }
 
-// attachedSince returns since when the agents of c1 and c2 are attached, according to the brokers.
+// attachedSince returns since when the agents of c1 and c2 are attached, according to the brokers, once they are.
 func (b *documentsBed) attachedSince(ctx context.Context, t *testing.T) string {
 	t.Helper()
-	out, err := b.commands(ctx, `for c in c1 c2; do kubectl --context $c -n semaphore exec deploy/semaphore-broker -- `+
-		`semaphorectl status -o json; done`, 0, 2)
-	must(t, err)
 	var lines []string
-	node := ""
-	for line := range strings.Lines(out) {
-		switch field := strings.Trim(line, " ,\n"); {
-		case strings.HasPrefix(field, `"node":`):
-			node = field
-		case strings.HasPrefix(field, `"since":`) && node != "":
-			lines, node = append(lines, node+" "+field), ""
+	must(t, until(ctx, settle, func() error {
+		out, err := b.commands(ctx, `for c in c1 c2; do kubectl --context $c -n semaphore exec deploy/semaphore-broker -- `+
+			`semaphorectl status -o json; done`, 0, 2)
+		if err != nil {
+			return err
 		}
-	}
-	if len(lines) != 2 {
-		t.Fatalf("agents of two clusters: %q of\n%s", lines, out)
-	}
+		lines = nil
+		node := ""
+		for line := range strings.Lines(out) {
+			switch field := strings.Trim(line, " ,\n"); {
+			case strings.HasPrefix(field, `"node":`):
+				node = field
+			case strings.HasPrefix(field, `"since":`) && node != "":
+				lines, node = append(lines, node+" "+field), ""
+			}
+		}
+		if len(lines) != 2 {
+			return fmt.Errorf("agents of two clusters: %q of\n%s", lines, out)
+		}
+		return nil
+	}))
 	return strings.Join(lines, "\n")
 }
