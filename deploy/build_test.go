@@ -441,7 +441,7 @@ func TestDocumentedOverlays(t *testing.T) {
 	}
 	for _, c := range []struct{ name, text, want string }{
 		{"policy alone", `
-resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker]
+resources: [DEPLOY/crds, DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker]
 components: [DEPLOY/features/policy, DEPLOY/cluster-name]
 configMapGenerator: [{name: semaphore-cluster, namespace: semaphore, literals: [name=c1]}]`,
 			"ClusterRole/semaphore-broker-confined ClusterRole/semaphore-broker-policy ClusterRole/semaphore-broker-remotes " +
