@@ -39,11 +39,12 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	options := apply.Options{Metrics: apply.NewMetrics(table), Log: slog.Default()}
-	e := newEngines(cfg, peering.NewState(), nil, time.Now)
+	state := peering.NewState()
+	e := newEngines(cfg, state, nil, time.Now)
 	events.New(client, "semaphore", nil, table, slog.Default())
 	table.MustRegister(drains.New(client, "semaphore", nil, options))
 	apply.Services(client, "semaphore", e.services.DesiredServices(), options)
-	peering.NewMetrics(table)
+	peering.New(peering.Options{Kube: client, State: state, Metrics: peering.NewMetrics(table), Log: slog.Default()})
 	federation.NewMetrics(table)
 	federation.New(federation.Options{Cluster: "c1", Remotes: cfg.Remotes, Sink: e, Metrics: federation.NewMetrics(table),
 		Log: slog.Default()})
