@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-semaphore/semaphore/internal/bench/figure"
@@ -186,11 +187,20 @@ func (c *cluster) observe(namespace string) *observer {
 	return o
 }
 
-// watchSlices follows the slices of a namespace alone, and keeps none of them.
+// watchSlices follows the slices of a namespace alone, and keeps none of them. The namespace has none yet. The apiserver
+// ends the watch of a client that is slow; it begins again where it ended.
 func (c *cluster) watchSlices(namespace string) *observer {
 	o := &observer{versions: map[int][]time.Time{}, endpoints: map[string]int{}, news: make(chan struct{}, 1)}
 	run(c.b, func(ctx context.Context) error {
-		w, err := c.DiscoveryV1().EndpointSlices(namespace).Watch(ctx, metav1.ListOptions{})
+		endpoints := c.DiscoveryV1().EndpointSlices(namespace)
+		list, err := endpoints.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		w, err := watchtools.NewRetryWatcherWithContext(ctx, list.ResourceVersion, &cache.ListWatch{
+			WatchFuncWithContext: func(ctx context.Context, l metav1.ListOptions) (watch.Interface, error) {
+				return endpoints.Watch(ctx, l)
+			}})
 		if err != nil {
 			return err
 		}
