@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -163,12 +162,12 @@ type firstAnswer struct {
 
 // quantiles returns the median and the 99th percentile, in milliseconds.
 func quantiles(all []firstAnswer, of func(firstAnswer) time.Duration) (p50, p99 float64) {
-	var times []float64
+	var times []time.Duration
 	for _, t := range all {
-		times = append(times, float64(of(t).Microseconds())/1000)
+		times = append(times, of(t))
 	}
-	slices.Sort(times)
-	return times[len(times)/2], times[(len(times)*99+99)/100-1]
+	median, highest := figure.Quantiles(times)
+	return float64(median.Microseconds()) / 1000, float64(highest.Microseconds()) / 1000
 }
 
 // importedAt returns when a watch has the ServiceImport with an IP.

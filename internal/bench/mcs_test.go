@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
-	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -199,12 +198,7 @@ func BenchmarkExport(b *testing.B) {
 	looks := 2 + int(time.Since(began)/(5*time.Second))
 	_, moreWrites, _ := requests(b, c1.rest, "serviceimports")
 	moreAsked, _, _ := requests(b, c1.rest, "customresourcedefinitions")
-	slices.Sort(through)
-	slices.Sort(direct)
-	p50, p99 := exports/2, (exports*99+99)/100-1
-	figure.Report(b, "p50-ms", milliseconds(through[p50])).Floor(milliseconds(direct[p50])).AtMostTimesFloor(maxOfImport)
-	figure.Report(b, "p99-ms",
-		milliseconds(through[p99])).Floor(milliseconds(direct[p99])).AtMostTimesFloor(maxOfDirectP99)
+	reportQuantiles(b, through, direct, maxOfImport)
 	figure.WithoutTime(b)
 	figure.Report(b, "writes/import", float64(moreWrites-writes-2*exports)/exports).Floor(2).AtMost(2)
 	figure.Report(b, "definitions-read", float64(moreAsked-asked)).AtMost(float64(looks * 3 * 2))

@@ -205,8 +205,8 @@ func (w *podsWorld) spread(answered, told map[string]time.Time) spread {
 		lastAnswer, lastTold = later(lastAnswer, at), later(lastTold, told[n])
 	}
 	w.mu.Unlock()
-	slices.Sort(took)
-	return spread{took[len(took)/2], took[(len(took)*99+99)/100-1], lastTold.Sub(lastAnswer), lastAnswer.Sub(firstAnswer)}
+	p50, p99 := figure.Quantiles(took)
+	return spread{p50, p99, lastTold.Sub(lastAnswer), lastAnswer.Sub(firstAnswer)}
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -8,7 +8,11 @@
 // The package imports no other package of semaphore.
 package figure
 
-import "testing"
+import (
+	"slices"
+	"testing"
+	"time"
+)
 
 // The unit of a metric that belongs to a figure is the figure's unit, the separator, and one of these.
 const (
@@ -61,4 +65,10 @@ func (f Figure) with(what string, value float64) Figure {
 func WithoutTime(b *testing.B) {
 	b.Helper()
 	b.ReportMetric(0, "ns/op")
+}
+
+// Quantiles sorts times, and returns their median and their 99th percentile.
+func Quantiles(times []time.Duration) (p50, p99 time.Duration) {
+	slices.Sort(times)
+	return times[len(times)/2], times[(len(times)*99+99)/100-1]
 }
