@@ -60,6 +60,17 @@ func (l limits) call(ctx context.Context) (done func(), err error) {
 	}
 }
 
+// answer answers a question when it may be.
+func answer[T any](ctx context.Context, l limits, question func() (T, error)) (T, error) {
+	done, err := l.call(ctx)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	defer done()
+	return question()
+}
+
 // watch reports whether one more caller may watch; done must be called at the end.
 func (l limits) watch() (done func(), err error) {
 	select {

@@ -171,12 +171,9 @@ func (s *server) LookUpPath(ctx context.Context,
 	if s.answers.Path == nil {
 		return nil, status.Errorf(codes.Unimplemented, "this %s has no devices", s.recorder.part)
 	}
-	done, err := s.limits.call(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	return s.answers.Path(ctx, req)
+	return answer(ctx, s.limits, func() (*semaphorev1.LookUpPathResponse, error) {
+		return s.answers.Path(ctx, req)
+	})
 }
 
 // ListHolders implements semaphorev1.DebugServiceServer.
@@ -185,12 +182,9 @@ func (s *server) ListHolders(ctx context.Context,
 	if s.answers.Holders == nil {
 		return nil, status.Errorf(codes.Unimplemented, "this %s has no policy sets", s.recorder.part)
 	}
-	done, err := s.limits.call(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	return s.answers.Holders(req)
+	return answer(ctx, s.limits, func() (*semaphorev1.ListHoldersResponse, error) {
+		return s.answers.Holders(req)
+	})
 }
 
 // Preview implements semaphorev1.DebugServiceServer.
@@ -198,12 +192,9 @@ func (s *server) Preview(ctx context.Context, req *semaphorev1.PreviewRequest) (
 	if s.answers.Preview == nil {
 		return nil, status.Errorf(codes.Unimplemented, "this %s decides on no object", s.recorder.part)
 	}
-	done, err := s.limits.call(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	return s.answers.Preview(ctx, req)
+	return answer(ctx, s.limits, func() (*semaphorev1.PreviewResponse, error) {
+		return s.answers.Preview(ctx, req)
+	})
 }
 
 // Locate implements semaphorev1.DebugServiceServer.
@@ -211,12 +202,9 @@ func (s *server) Locate(ctx context.Context, req *semaphorev1.LocateRequest) (*s
 	if s.answers.Locate == nil {
 		return nil, status.Errorf(codes.Unimplemented, "this %s keeps no objects", s.recorder.part)
 	}
-	done, err := s.limits.call(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	return s.answers.Locate(ctx, req.GetObject())
+	return answer(ctx, s.limits, func() (*semaphorev1.LocateResponse, error) {
+		return s.answers.Locate(ctx, req.GetObject())
+	})
 }
 
 // ServeSocket serves srv, and what more registers, on a unix socket that only the part's own user may open, until ctx
