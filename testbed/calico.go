@@ -30,9 +30,6 @@ import (
 // calicoNamespace is the namespace of the ServiceAccounts in Calico's manifest.
 const calicoNamespace = "kube-system"
 
-// calicoNode is the name of the process that stands for the container of Calico's DaemonSet.
-const calicoNode = "calico-node"
-
 // calicoNodeRetries is the number of times calico-node may exit before it has programmed the node. Its start-up reads
 // the Node and writes it back, and exits when another client wrote the Node between ("Unable to set node resource
 // configuration error=update conflict", startup.go of calico/node). kubelet restarts the container then. kubelet and
@@ -167,7 +164,8 @@ func (n *Node) startCalico(ctx context.Context) error {
 		return err
 	}
 	// All services of runit are in this control group. Killing runsvdir alone would leave them running.
-	if _, err := n.supervise(ctx, calicoNode, group, c.calicoEnv(n), "sh", "/etc/calico/start_runit"); err != nil {
+	if _, err := n.supervise(ctx, "calico-node", group, calicoNodeRetries, c.calicoEnv(n), "sh",
+		"/etc/calico/start_runit"); err != nil {
 		return err
 	}
 	if err := poll(ctx, patience, "Felix on "+n.Name+" of "+c.Name, func(ctx context.Context) error {

@@ -134,11 +134,12 @@ func (n *Node) connect() error {
 // daemon starts a program on the node and restarts it while the node has power. On a later boot it starts the program
 // with the arguments of the first one.
 func (n *Node) daemon(ctx context.Context, name string, env []string, args ...string) error {
-	_, err := n.supervise(ctx, name, n.daemons(), env, args...)
+	_, err := n.supervise(ctx, name, n.daemons(), 0, env, args...)
 	return err
 }
 
-func (n *Node) supervise(ctx context.Context, name, group string, env []string, args ...string) (*Process, error) {
+func (n *Node) supervise(ctx context.Context, name, group string, retries int, env []string,
+	args ...string) (*Process, error) {
 	c := n.cluster
 	if p := c.Process(name + "/" + n.Name); p != nil {
 		p.Start()
@@ -156,9 +157,7 @@ func (n *Node) supervise(ctx context.Context, name, group string, env []string, 
 			Groups: c.tb.cgroups.FilesInside(group), Output: logFile,
 		})
 	})
-	if name == calicoNode {
-		p.retries = calicoNodeRetries
-	}
+	p.retries = retries
 	if group != n.daemons() {
 		p.clean = func() error { return c.tb.cgroups.Kill(group) }
 	}
