@@ -7,7 +7,6 @@ package exporter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -17,12 +16,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -292,24 +288,12 @@ func (e *exporter) serveDebug(ctx context.Context, server semaphorev1.DebugServi
 		return fmt.Errorf("listen.debug: %w", err)
 	}
 	operator := identity.Semaphorectl(e.cfg.Cluster)
-	g := grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(e.source.ServerTLS(func(id spiffeid.ID) error {
-			if id != operator {
-				return fmt.Errorf("%s may not use the debug listener, only %s may", id, operator)
-			}
-			return nil
-		}))),
-		grpc.MaxConcurrentStreams(16),
-		grpc.StreamInterceptor(recovery.StreamServerInterceptor()),
-		grpc.UnaryInterceptor(recovery.UnaryServerInterceptor()),
-	)
-	semaphorev1.RegisterDebugServiceServer(g, server)
-	stop := context.AfterFunc(ctx, g.Stop)
-	defer stop()
-	if err := g.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-		return fmt.Errorf("debug listener: %w", err)
-	}
-	return nil
+	return debug.ServeTLS(ctx, listener, e.source.ServerTLS(func(id spiffeid.ID) error {
+		if id != operator {
+			return fmt.Errorf("%s may not use the debug listener, only %s may", id, operator)
+		}
+		return nil
+	}), server)
 }
 
 // ready returns why the process can neither work nor take over; nil if it can.

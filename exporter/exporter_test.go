@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
@@ -221,6 +222,26 @@ func checkDebugListener(t *testing.T, e *running, trust trust.Dir) {
 			t.Errorf("the status for c1's %s: %v", part, err)
 		}
 	}
+	// Of 70 connections of one operator, the oldest 6 are closed for the others.
+	source, err := identity.NewSource(trust.Files("c1", "semaphorectl"))
+	must(t, err)
+	all := make([]*grpc.ClientConn, 70)
+	for i := range all {
+		all[i], err = grpc.NewClient(e.debug,
+			grpc.WithTransportCredentials(credentials.NewTLS(source.ClientTLS(identity.Exporter("c1")))))
+		must(t, err)
+		defer all[i].Close()
+		_, err = semaphorev1.NewDebugServiceClient(all[i]).GetStatus(t.Context(), &semaphorev1.GetStatusRequest{})
+		must(t, err)
+	}
+	testkit.Eventually(t, time.Minute, "an operator has 64 connections", func() error {
+		for i, conn := range all {
+			if ready := conn.GetState() == connectivity.Ready; ready != (i >= 6) {
+				return fmt.Errorf("connection %d is %s", i, conn.GetState())
+			}
+		}
+		return nil
+	})
 }
 
 // running is a running exporter.

@@ -7,6 +7,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/kube-semaphore/semaphore/internal/conns"
 )
 
 const (
@@ -16,7 +18,13 @@ const (
 	maxWait              = 3 * time.Second
 	// maxWatches is how many callers watch at once. Each may have the memory of a whole recorder's references.
 	maxWatches = 32
+	// handshakeTimeout and maxIdle are how long a connection may take to begin, and be without a question.
+	handshakeTimeout, maxIdle = 10 * time.Second, 2 * time.Minute
 )
+
+// connections bounds those of the debug socket, and of the exporter's debug listener. All of one client are no more
+// than its watches and questions need.
+var connections = conns.Limits{All: 320, Unproven: 256, Each: 64}
 
 // limits bounds the memory and CPU that callers take from the part's own work.
 type limits struct {

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
@@ -111,5 +112,31 @@ func TestFlood(t *testing.T) {
 			_, err = stream.Recv()
 		}
 		return err
+	})
+}
+
+// TestConnections: of 300 callers that stay connected, each is answered, and the oldest 44 connections are closed.
+func TestConnections(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	serve(t, path, NewServer(NewRecorder("broker", "c1", ""), func() *semaphorev1.GetStatusResponse {
+		return &semaphorev1.GetStatusResponse{}
+	}, Answers{}))
+	all := make([]*grpc.ClientConn, 300)
+	for i := range all {
+		conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		testkit.Must(t, err)
+		t.Cleanup(func() { conn.Close() })
+		all[i] = conn
+		_, err = semaphorev1.NewDebugServiceClient(conn).GetStatus(t.Context(), &semaphorev1.GetStatusRequest{},
+			grpc.WaitForReady(true))
+		testkit.Must(t, err)
+	}
+	testkit.Eventually(t, time.Minute, "256 connections are open", func() error {
+		for i, conn := range all {
+			if open := conn.GetState() == connectivity.Ready; open != (i >= 44) {
+				return fmt.Errorf("connection %d is %s", i, conn.GetState())
+			}
+		}
+		return nil
 	})
 }

@@ -3,7 +3,7 @@
 //
 // Recording never blocks on a reader. Events must contain no secret.
 //
-// It imports the messages, internal/program for the version and internal/unixsocket, and no part.
+// It imports the messages, internal/conns, internal/program for the version and internal/unixsocket, and no part.
 package debug
 
 import (

@@ -2,18 +2,24 @@ package debug
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/kube-semaphore/semaphore/internal/conns"
 	"github.com/kube-semaphore/semaphore/internal/program"
 	"github.com/kube-semaphore/semaphore/internal/unixsocket"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -221,15 +227,42 @@ func ServeSocket(ctx context.Context, path string, srv semaphorev1.DebugServiceS
 	if err != nil {
 		return fmt.Errorf("debug socket: %w", err)
 	}
-	g := grpc.NewServer(grpc.MaxConcurrentStreams(16))
+	// All clients have one address and are the part's own user, so that none of them is authenticated.
+	if err := serveOn(ctx, listener, conns.New(connections, ignore), srv, more); err != nil {
+		return fmt.Errorf("debug socket %s: %w", path, err)
+	}
+	return nil
+}
+
+// ServeTLS serves srv on a listener until ctx ends, to clients that config accepts.
+func ServeTLS(ctx context.Context, listener net.Listener, config *tls.Config,
+	srv semaphorev1.DebugServiceServer) error {
+	table := conns.New(connections, ignore)
+	creds := table.Credentials(credentials.NewTLS(config), func(credentials.AuthInfo) string { return "operator" })
+	if err := serveOn(ctx, listener, table, srv, nil, grpc.Creds(creds)); err != nil {
+		return fmt.Errorf("debug listener: %w", err)
+	}
+	return nil
+}
+
+func ignore(string) {}
+
+func serveOn(ctx context.Context, listener net.Listener, table *conns.Table, srv semaphorev1.DebugServiceServer,
+	more []func(grpc.ServiceRegistrar), options ...grpc.ServerOption) error {
+	g := grpc.NewServer(append(options,
+		grpc.MaxConcurrentStreams(16), grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle}),
+		grpc.StreamInterceptor(recovery.StreamServerInterceptor()),
+		grpc.UnaryInterceptor(recovery.UnaryServerInterceptor()),
+	)...)
 	semaphorev1.RegisterDebugServiceServer(g, srv)
 	for _, register := range more {
 		register(g)
 	}
 	stop := context.AfterFunc(ctx, g.Stop)
 	defer stop()
-	if err := g.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-		return fmt.Errorf("debug socket %s: %w", path, err)
+	if err := g.Serve(table.Listener(listener)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return err
 	}
 	return nil
 }
