@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -69,6 +70,15 @@ func readPolicies(ctx context.Context, cfg *rest.Config, out *check.Policies) er
 				return fmt.Errorf("%s %s: %w", resource, found.Items[i].GetName(), err)
 			}
 		}
+	}
+	namespaces, err := client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).List(ctx,
+		metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list namespaces: %w", err)
+	}
+	c.Namespaces = map[string]map[string]string{}
+	for i := range namespaces.Items {
+		c.Namespaces[namespaces.Items[i].GetName()] = namespaces.Items[i].GetLabels()
 	}
 	out.Total, out.Open = len(c.GlobalPolicies)+len(c.Policies), explain.OpenToRemotes(c)
 	return nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/ctl/probe"
 	"github.com/kube-semaphore/semaphore/internal/ctl/verify"
 )
@@ -34,7 +35,11 @@ func probeCommand() *cobra.Command {
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.URL = args[0]
-			return json.NewEncoder(cmd.OutOrStdout()).Encode(probe.Ask(cmd.Context(), q))
+			data, err := json.Marshal(probe.Ask(cmd.Context(), q))
+			if err != nil {
+				return err
+			}
+			return cli.PrintDocument(cmd.OutOrStdout(), data, "json")
 		},
 	}
 	f := ask.Flags()

@@ -8,7 +8,7 @@
 // remote one. The remote cluster alone knows its own policies. It names what it cannot judge from these inputs, and
 // never guesses.
 //
-// It imports no other package of semaphore.
+// It imports internal/naming, and no other package of semaphore.
 package explain
 
 import (
