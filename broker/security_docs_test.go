@@ -1,7 +1,10 @@
 package broker
 
 import (
+	"cmp"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -28,7 +31,7 @@ func TestSecurityDocumentNamesTestsAndCodes(t *testing.T) {
 	if all := len(name.FindAllString(text, -1)); all != named {
 		t.Errorf("%d names of tests, and %d of them with a directory", all, named)
 	}
-	for rule := 1; rule <= 28; rule++ {
+	for rule := 1; rule <= 31; rule++ {
 		if !regexp.MustCompile(`(?m)^\| R` + strconv.Itoa(rule) + ` \| [^|]+ \| [^|]+ \| [^|]+ \|$`).MatchString(text) {
 			t.Errorf("no row for R%d that names a test and a cost", rule)
 		}
@@ -43,5 +46,37 @@ func TestSecurityDocumentNamesTestsAndCodes(t *testing.T) {
 	if rows := strings.Count(text[strings.Index(text, "\n| Code |"):strings.Index(text,
 		"\nOf an object that is refused in part")], "\n| `"); rows != len(codes) {
 		t.Errorf("%d codes, %d rows", len(codes), rows)
+	}
+}
+
+// TestDecodersAreFuzzed: the table of decoders in docs/security.md has each fuzz target of the repository, with its
+// directory.
+func TestDecodersAreFuzzed(t *testing.T) {
+	data, err := os.ReadFile("../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(data), "## Decoders")
+	target := regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
+	found := 0
+	err = filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() && strings.HasPrefix(entry.Name(), ".") && path != ".." {
+			return cmp.Or(err, fs.SkipDir)
+		}
+		if !strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range target.FindAllStringSubmatch(string(text), -1) {
+			found++
+			directory := strings.TrimPrefix(filepath.Dir(path), "../")
+			if !regexp.MustCompile("`" + m[1] + "`(, `Fuzz\\w+`)* \\(" + directory + "\\)").MatchString(table) {
+				t.Errorf("no row has %s (%s)", m[1], directory)
+			}
+		}
+		return err
+	})
+	if err != nil || found < 40 {
+		t.Errorf("%d targets: %v", found, err)
 	}
 }

@@ -2,6 +2,8 @@ package remotes
 
 import (
 	"cmp"
+	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 
@@ -42,6 +44,23 @@ func sameSpec(a, b v1alpha1.RemoteClusterSpec) bool { return apiequality.Semanti
 
 // Objects by name.
 type Objects map[string]Object
+
+// ReadObjects reads objects that a part stored as JSON, for its next start.
+func ReadObjects(text string) (Objects, error) {
+	all := Objects{}
+	if err := json.Unmarshal([]byte(text), &all); err != nil {
+		return nil, err
+	}
+	for name, o := range all {
+		if o.Name != name { // it would be in effect without a RemoteCluster of its name
+			return nil, fmt.Errorf("the object of %.64q has the name %.64q", name, o.Name)
+		}
+	}
+	if all == nil {
+		all = Objects{}
+	}
+	return all, nil
+}
 
 // ByAge returns the objects, oldest first.
 func (o Objects) ByAge() []Object {

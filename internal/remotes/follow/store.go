@@ -48,7 +48,7 @@ func (s *Store) Load(ctx context.Context) (remotes.Objects, error) {
 		case err == nil:
 			kept := remotes.Objects{}
 			if text := object.Data[storeKey]; text != "" {
-				if err := json.Unmarshal([]byte(text), &kept); err != nil {
+				if kept, err = remotes.ReadObjects(text); err != nil {
 					s.problem.Set(fmt.Sprintf("RemoteClusters that were in effect are not known: ConfigMap %s, %s: %v", s.name,
 						storeKey, err))
 					return remotes.Objects{}, nil
