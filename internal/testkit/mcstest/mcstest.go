@@ -13,7 +13,8 @@ import (
 )
 
 // V02 returns the definitions of ServiceExports and ServiceImports as sigs.k8s.io/mcs-api v0.2.0 has them: v1alpha1
-// alone, without the fields that later releases added.
+// alone, without the fields that later releases added, and with a default that they lack. Nothing else of their schemas
+// differs.
 func V02(tb testing.TB) []*apiextensionsv1.CustomResourceDefinition {
 	tb.Helper()
 	all, err := definitions.All()
@@ -30,6 +31,10 @@ func V02(tb testing.TB) []*apiextensionsv1.CustomResourceDefinition {
 	for _, name := range []string{"ipFamilies", "internalTrafficPolicy", "trafficDistribution"} {
 		delete(fields["spec"].Properties, name)
 	}
+	port := fields["spec"].Properties["ports"].Items.Schema.Properties
+	protocol := port["protocol"]
+	protocol.Default = &apiextensionsv1.JSON{Raw: []byte(`"TCP"`)}
+	port["protocol"] = protocol
 	delete(fields["status"].Properties, "conditions")
 	delete(fields["status"].Properties, "endpointSliceObjects")
 	return all
