@@ -72,8 +72,8 @@ func (c *Cluster) newNode(number int) *Node {
 	return &Node{Name: name, IP: ip, IP6: ip6, cluster: c, disk: filepath.Join(c.dir, "nodes", name)}
 }
 
-// up starts the cluster and returns when all of it is ready. Steps without a dependency run in parallel: nodes boot and
-// load images while the apiserver starts.
+// up starts the cluster and returns when all of it is ready. Steps without a dependency run in parallel: nodes boot
+// while the apiserver starts.
 func (c *Cluster) up(ctx context.Context) error {
 	if err := os.MkdirAll(c.logs(), 0o755); err != nil {
 		return err
@@ -102,7 +102,7 @@ func (c *Cluster) up(ctx context.Context) error {
 		ready, readyCtx := errgroup.WithContext(ctx)
 		for _, n := range c.Nodes {
 			ready.Go(func() error {
-				if err := n.start(readyCtx, c.tb.images, apiserver.wait, calico.wait); err != nil {
+				if err := n.start(readyCtx, apiserver.wait, calico.wait); err != nil {
 					return fmt.Errorf("node %s of %s: %w", n.Name, c.Name, err)
 				}
 				return nil

@@ -12,26 +12,19 @@ import (
 // registry has it; the nodes have imported it.
 const Image = images.Testbed
 
-// makeImages builds the archives of all images in the testbed's directory, which the nodes mount.
-func (tb *Testbed) makeImages(ctx context.Context, builder *components.Builder) ([]string, error) {
+// makeImages makes tb.imagesDir the root directory of a containerd with all images, for the nodes.
+func (tb *Testbed) makeImages(ctx context.Context, builder *components.Builder) error {
 	programs := tb.options.Programs
 	if programs == nil {
 		done := tb.times.span("", "programs of the checkout are current")
 		var err error
 		if programs, err = builder.Programs(ctx); err != nil {
-			return nil, err
+			return err
 		}
 		done()
 	}
-	defer tb.times.span("", "images are made")()
-	archives, err := (&images.Builder{Progress: tb.options.Progress}).Ensure(ctx, filepath.Join(tb.state.path, "images"),
-		tb.paths, programs)
-	if err != nil {
-		return nil, err
-	}
-	var paths []string
-	for _, a := range archives {
-		paths = append(paths, a.Path)
-	}
-	return paths, nil
+	defer tb.times.span("", "images are there")()
+	return (&images.Builder{Progress: tb.options.Progress}).Ensure(ctx, tb.imagesDir(), tb.paths, programs)
 }
+
+func (tb *Testbed) imagesDir() string { return filepath.Join(tb.state.path, "images") }

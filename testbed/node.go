@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/semaphore/testbed/images"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
@@ -48,7 +49,6 @@ type Node struct {
 	mu        sync.Mutex
 	init      *spawn.Process // the node's first process; nil while the node is powered off
 	processes []*Process     // in start order
-	imported  bool           // containerd has the images
 }
 
 // Default ports of the health servers on each node's loopback interface.
@@ -169,26 +169,18 @@ func (n *Node) supervise(ctx context.Context, name, group string, retries int, e
 
 func nodeEnv() []string { return []string{"PATH=" + searchPath, "HOME=/root", "LANG=C.UTF-8"} }
 
-// importImages imports the testbed's images into the node's containerd, once for all boots of the node.
-func (n *Node) importImages(ctx context.Context, archives []string) error {
-	if n.imported {
+// loadImages gives the node's containerd the testbed's images before its first start.
+func (n *Node) loadImages(ctx context.Context) error {
+	tb := n.cluster.tb
+	root := filepath.Join(n.disk, "var/lib/containerd")
+	if _, err := os.Stat(root); err == nil {
 		return nil
 	}
-	c := n.cluster
-	done := c.tb.times.span(c.Name, "images/"+n.Name)
-	defer done()
-	for _, archive := range archives {
-		if _, err := n.Exec(ctx, "ctr", "--namespace", "k8s.io", "images", "import", "--local", archive); err != nil {
-			return fmt.Errorf("import image %s: %w", filepath.Base(archive), err)
-		}
+	if err := tb.imagesMade.wait(ctx); err != nil {
+		return err
 	}
-	for _, name := range c.tb.options.ImageNames {
-		if _, err := n.Exec(ctx, "ctr", "--namespace", "k8s.io", "images", "tag", Image, name); err != nil {
-			return fmt.Errorf("image %s: %w", name, err)
-		}
-	}
-	n.imported = true
-	return nil
+	defer tb.times.span(n.cluster.Name, "images/"+n.Name)()
+	return images.Clone(ctx, tb.imagesDir(), root)
 }
 
 // join starts kube-proxy and kubelet, and waits until the node has a Node object with a podCIDR. The apiserver must be
@@ -274,39 +266,18 @@ func (n *Node) waitReady(ctx context.Context, since time.Time) error {
 	})
 }
 
-// start brings a node up and returns when it is Ready. images, apiserver and calico are functions that wait for the
-// images, the apiserver and Calico's resources. start does everything that needs none of them first.
-func (n *Node) start(ctx context.Context, images func(context.Context) ([]string, error), apiserver,
-	calico func(context.Context) error) error {
+// start brings a node up and returns when it is Ready. apiserver and calico are functions that wait for the apiserver
+// and Calico's resources. start does everything that needs neither of them first.
+func (n *Node) start(ctx context.Context, apiserver, calico func(context.Context) error) error {
 	began := time.Now()
-	if err := n.powerOn(ctx); err != nil {
-		return err
+	for _, step := range []func(context.Context) error{
+		n.loadImages, n.powerOn, apiserver, n.join, calico, n.startCalico,
+	} {
+		if err := step(ctx); err != nil {
+			return err
+		}
 	}
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		archives, err := images(gctx)
-		if err != nil {
-			return err
-		}
-		return n.importImages(gctx, archives)
-	})
-	g.Go(func() error {
-		if err := apiserver(gctx); err != nil {
-			return err
-		}
-		if err := n.join(gctx); err != nil {
-			return err
-		}
-		if err := calico(gctx); err != nil {
-			return err
-		}
-		return n.startCalico(gctx)
-	})
-	if err := g.Wait(); err != nil {
-		return err
-	}
-	// The CNI configuration makes the node Ready, and the scheduler then assigns pods to it. The node has their images by
-	// now.
+	// The CNI configuration makes the node Ready, and the scheduler then assigns pods to it.
 	if err := n.installCNI(ctx); err != nil {
 		return err
 	}
@@ -320,7 +291,7 @@ func (n *Node) Boot(ctx context.Context) error {
 		return fmt.Errorf("boot %s of %s: it runs", n.Name, n.cluster.Name)
 	}
 	at := func(context.Context) error { return nil }
-	if err := n.start(ctx, n.cluster.tb.images, at, at); err != nil {
+	if err := n.start(ctx, at, at); err != nil {
 		return fmt.Errorf("boot %s of %s: %w", n.Name, n.cluster.Name, err)
 	}
 	return errors.Join(n.cluster.routePods(ctx), n.cluster.tb.writeState())
@@ -395,7 +366,7 @@ func (c *Cluster) AddNode(ctx context.Context, kubeletFlags ...string) (*Node, e
 	n := c.newNode(number)
 	n.kubeletFlags = kubeletFlags
 	at := func(context.Context) error { return nil }
-	if err := n.start(ctx, c.tb.images, at, at); err != nil {
+	if err := n.start(ctx, at, at); err != nil {
 		return nil, errors.Join(fmt.Errorf("add node %s to %s: %w", n.Name, c.Name, err), n.PowerOff())
 	}
 	c.nodesMu.Lock()

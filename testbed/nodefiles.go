@@ -40,7 +40,7 @@ func (n *Node) writeFiles() error {
 	}
 	for _, dir := range []string{
 		"settings", "sysctl", "etc/upper/cni/net.d", "etc/upper/calico", "etc/upper/service", "opt/cni/bin", "var/tmp",
-		"var/lib/kubelet", "var/lib/containerd", "var/lib/calico", "var/lib/cni", "var/log/pods", "var/log/containers",
+		"var/lib/kubelet", "var/lib/calico", "var/lib/cni", "var/log/pods", "var/log/containers",
 		"var/log/calico",
 	} {
 		if err := os.MkdirAll(filepath.Join(n.disk, dir), 0o755); err != nil {

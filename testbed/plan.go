@@ -43,8 +43,6 @@ type Options struct {
 	// Programs maps names to paths: semaphore's programs, for the image "semaphore", and "testbed", for the image of that
 	// name. If nil, Up builds them from the repository.
 	Programs map[string]string
-	// ImageNames are additional references of Image, for use in pods.
-	ImageNames []string
 	// Progress receives human-readable lines, and a table of times at the end of Up. It may be nil.
 	Progress io.Writer
 	// Log receives the events of processes and pods. The default is a file in the testbed's logs directory.

@@ -43,7 +43,6 @@ type Testbed struct {
 	paths      components.Paths
 	cgroups    *cgroup.Hierarchies
 	fabric     *netns.Namespace
-	archives   []string // of images; set before imagesMade opens
 	imagesMade gate
 	clusters   []*Cluster
 	times      times
@@ -104,14 +103,6 @@ func Up(ctx context.Context, options Options) (_ *Testbed, err error) {
 // and other daemons compete as single processes.
 const groupWeight = 10
 
-// images waits until the image archives exist and returns their paths.
-func (tb *Testbed) images(ctx context.Context) ([]string, error) {
-	if err := tb.imagesMade.wait(ctx); err != nil {
-		return nil, err
-	}
-	return tb.archives, nil
-}
-
 func (tb *Testbed) up(ctx context.Context) error {
 	if err := tb.openLog(); err != nil {
 		return err
@@ -133,8 +124,8 @@ func (tb *Testbed) up(ctx context.Context) error {
 		return err
 	}
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() (err error) {
-		if tb.archives, err = tb.makeImages(gctx, builder); err != nil {
+	g.Go(func() error {
+		if err := tb.makeImages(gctx, builder); err != nil {
 			return err
 		}
 		tb.imagesMade.open()

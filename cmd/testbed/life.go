@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/semaphore/testbed"
-	"github.com/kube-semaphore/semaphore/testbed/images"
 )
 
 func upCommand() *cobra.Command {
@@ -28,7 +27,7 @@ func upCommand() *cobra.Command {
 			for _, name := range clusters {
 				options.Clusters = append(options.Clusters, testbed.ClusterSpec{Name: name, Nodes: nodes})
 			}
-			options.Progress, options.ImageNames = cmd.OutOrStdout(), images.OfSuite
+			options.Progress = cmd.OutOrStdout()
 			return up(cmd.Context(), options)
 		},
 	}

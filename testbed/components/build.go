@@ -80,7 +80,7 @@ func (b *Builder) programs(ctx context.Context, dir, arch string, names []string
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return nil, err
 	}
-	unlock, err := lock(ctx, filepath.Join(bin, ".lock"), func() {
+	unlock, err := Lock(ctx, filepath.Join(bin, ".lock"), func() {
 		b.say("another process is building the programs of %s; waiting for it", repo)
 	})
 	if err != nil {

@@ -188,7 +188,7 @@ func (b *Builder) Ensure(ctx context.Context) (Paths, error) {
 	if err != nil {
 		return paths, err
 	}
-	unlock, err := lock(ctx, filepath.Join(cache, "lock"), func() {
+	unlock, err := Lock(ctx, filepath.Join(cache, "lock"), func() {
 		b.say("another process is building components; waiting for it")
 	})
 	if err != nil {
@@ -422,12 +422,12 @@ func FindRepository() (string, error) {
 	return "", fmt.Errorf("no checkout of %s around %s: run it in one", Module, strings.Join(starts, " or "))
 }
 
-// patience is the number of attempts before lock reports that it waits. The check that nothing needs to be built takes
+// patience is the number of attempts before Lock reports that it waits. The check that nothing needs to be built takes
 // less.
 const patience = 5
 
-// lock takes the lock file. It calls wait once if that takes long.
-func lock(ctx context.Context, path string, wait func()) (unlock func(), err error) {
+// Lock takes the lock file. It calls wait once if that takes long.
+func Lock(ctx context.Context, path string, wait func()) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, err

@@ -72,18 +72,18 @@ func TestInstalledProgram(t *testing.T) {
 
 func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	unlock, err := lock(t.Context(), path, func() { t.Error("waits for a free lock") })
+	unlock, err := Lock(t.Context(), path, func() { t.Error("waits for a free lock") })
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	waited := false
-	if _, err := lock(ctx, path, func() { waited = true }); err == nil || !waited {
+	if _, err := Lock(ctx, path, func() { waited = true }); err == nil || !waited {
 		t.Errorf("a lock that is held: error %v, waited %v", err, waited)
 	}
 	unlock()
-	again, err := lock(t.Context(), path, func() {})
+	again, err := Lock(t.Context(), path, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func (b *Builder) Kernel(ctx context.Context) (Kernel, error) {
 	if err != nil {
 		return Kernel{}, err
 	}
-	unlock, err := lock(ctx, filepath.Join(cache, "kernel.lock"),
+	unlock, err := Lock(ctx, filepath.Join(cache, "kernel.lock"),
 		func() { b.say("another process is fetching a kernel; waiting for it") })
 	if err != nil {
 		return Kernel{}, err

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kube-semaphore/semaphore/deploy/image"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
@@ -29,9 +32,8 @@ type containerd struct {
 	group  string // the cgroup parent of its containers
 }
 
-func startContainerd(t *testing.T, paths components.Paths) *containerd {
+func startContainerd(t *testing.T, paths components.Paths, root string) *containerd {
 	t.Helper()
-	testkit.NeedsRoot(t, "it runs containerd")
 	dir, err := os.MkdirTemp("", "sb-images-") // short, because socket paths have a length limit
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +41,7 @@ func startContainerd(t *testing.T, paths components.Paths) *containerd {
 	c := &containerd{t: t, paths: paths, socket: filepath.Join(dir, "sock"), group: filepath.Base(dir)}
 	config := filepath.Join(dir, "config.toml")
 	text := fmt.Sprintf("version = 3\nroot = %q\nstate = %q\n[grpc]\naddress = %q\n[ttrpc]\naddress = %q\n",
-		filepath.Join(dir, "root"), filepath.Join(dir, "state"), c.socket, c.socket+".ttrpc")
+		root, filepath.Join(dir, "state"), c.socket, c.socket+".ttrpc")
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -122,38 +124,104 @@ func (c *containerd) run(reference, name string, args ...string) (string, error)
 		c.group + "/" + name, reference, name}, args...)...)
 }
 
-// TestContainerd checks that a real containerd loads each archive under its reference, and that the images work: each
-// program of the product runs as its user, the tools of Testbed and CoreDNS run, and pause ends on request.
-func TestContainerd(t *testing.T) {
+// environment is what the images are made of.
+func environment(t *testing.T) (paths components.Paths, programs map[string]string) {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("needs the components")
 	}
+	testkit.NeedsRoot(t, "it runs containerd")
 	builder := &components.Builder{Progress: t.Output()}
 	paths, err := builder.Ensure(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	programs, err := builder.Programs(t.Context())
-	if err != nil {
+	if programs, err = builder.Programs(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	archives, err := (&Builder{Progress: t.Output()}).Ensure(t.Context(), t.TempDir(), paths, programs)
-	if err != nil {
+	return paths, programs
+}
+
+// TestEnsure checks that images are imported once, although several ask for them at once, and that a copy has the
+// content of images in common with the cache, outlives it, and shares no database with it.
+func TestEnsure(t *testing.T) {
+	paths, programs := environment(t)
+	dir := t.TempDir()
+	var progress [4]bytes.Buffer
+	var asked errgroup.Group
+	cache := filepath.Join(dir, "cache")
+	for i := range progress {
+		asked.Go(func() error {
+			b := &Builder{Cache: cache, Progress: &progress[i]}
+			return b.Ensure(t.Context(), filepath.Join(dir, fmt.Sprint(i)), paths, programs)
+		})
+	}
+	if err := asked.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	c := startContainerd(t, paths)
-	for _, a := range archives {
-		started := time.Now()
-		if _, err := c.ctr(t.Context(), "images", "import", a.Path); err != nil {
-			t.Fatal(err)
+	imports := 0
+	for i := range progress {
+		t.Logf("%d: %s", i, &progress[i])
+		imports += strings.Count(progress[i].String(), "imported")
+	}
+	roots := slices.DeleteFunc(names(t, cache), func(name string) bool { return name == "lock" })
+	if imports != 1 || len(roots) != 1 {
+		t.Fatalf("%d imports, and the cache has %q; want one", imports, roots)
+	}
+	files := 0
+	root := filepath.Join(cache, roots[0])
+	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
 		}
-		t.Logf("imported %s in %s", a.Reference, time.Since(started).Round(time.Millisecond))
+		files++
+		inside, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		for i := range progress {
+			ours, err1 := os.Stat(path)
+			copied, err2 := os.Stat(filepath.Join(dir, fmt.Sprint(i), inside))
+			if err := errors.Join(err1, err2); err != nil {
+				return err
+			}
+			if linked := os.SameFile(ours, copied); linked == (filepath.Ext(path) == ".db") {
+				t.Errorf("%s of copy %d: linked is %v", inside, i, linked)
+			}
+		}
+		return nil
+	})
+	if err != nil || files < 20 {
+		t.Fatalf("%d files in the cache, %v", files, err)
 	}
-	published := releaseArchive(t, programs)
-	if _, err := c.ctr(t.Context(), "images", "import", published.Path); err != nil {
+	if err := prune(cache, 0); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := c.run(published.Reference, "published", "/usr/local/bin/semaphorectl", "--version"); err != nil ||
+	c := startContainerd(t, paths, filepath.Join(dir, "2"))
+	if out, err := c.run(Testbed, "copy", "sh", "-c", "id"); err != nil || !strings.Contains(out, "uid=0") {
+		t.Errorf("an image of a copy whose cache is empty: %q, %v", out, err)
+	}
+	programs["semaphore-agent"] = "/usr/bin/env"
+	err = (&Builder{Cache: cache}).Ensure(t.Context(), filepath.Join(dir, "none"), paths, programs)
+	if err == nil || !strings.Contains(err.Error(), "program semaphore-agent") {
+		t.Errorf("a program that is none of ours: %v", err)
+	}
+}
+
+// TestContainerd checks that a real containerd has each image under its references, and that the images work: each
+// program of the product runs as its user, the tools of Testbed and CoreDNS run, and pause ends on request.
+func TestContainerd(t *testing.T) {
+	paths, programs := environment(t)
+	root := filepath.Join(t.TempDir(), "root")
+	if err := (&Builder{Progress: t.Output()}).Ensure(t.Context(), root, paths, programs); err != nil {
+		t.Fatal(err)
+	}
+	c := startContainerd(t, paths, root)
+	published := releaseArchive(t, programs)
+	if _, err := c.ctr(t.Context(), "images", "import", published); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := c.run(image.Reference+":v0.1.0", "published", "/usr/local/bin/semaphorectl", "--version"); err != nil ||
 		!strings.HasPrefix(out, "semaphorectl version ") {
 		t.Errorf("the image as it is published: %q, %v", out, err)
 	}
@@ -161,9 +229,9 @@ func TestContainerd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, a := range archives {
-		if !slices.Contains(strings.Fields(listed), a.Reference) {
-			t.Errorf("containerd has no image %s:\n%s", a.Reference, listed)
+	for _, reference := range append([]string{Pause, CoreDNS, Testbed, Semaphore}, ofSuite...) {
+		if !slices.Contains(strings.Fields(listed), reference) {
+			t.Errorf("containerd has no image %s:\n%s", reference, listed)
 		}
 	}
 	for i, name := range image.Programs {
@@ -232,7 +300,7 @@ func TestContainerd(t *testing.T) {
 
 // releaseArchive returns an archive as `make image` writes it: an index of compressed images for two architectures with
 // SBOMs. The image of the other architecture has no programs here.
-func releaseArchive(t *testing.T, programs map[string]string) Archive {
+func releaseArchive(t *testing.T, programs map[string]string) string {
 	t.Helper()
 	own, err := image.WithSBOM(image.Release{Arch: runtime.GOARCH, Programs: programs, Version: "v0.1.0"})
 	if err != nil {
@@ -246,5 +314,5 @@ func releaseArchive(t *testing.T, programs map[string]string) Archive {
 	if _, err := image.WriteRelease(dir, "v0.1.0", own, image.Platform{Image: other, SBOM: own.SBOM}); err != nil {
 		t.Fatal(err)
 	}
-	return Archive{Reference: image.Reference + ":v0.1.0", Path: filepath.Join(dir, "semaphore-v0.1.0.tar")}
+	return filepath.Join(dir, "semaphore-v0.1.0.tar")
 }

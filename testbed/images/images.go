@@ -1,9 +1,8 @@
-// Package images makes the archives of the container images that a testbed's nodes import: semaphore's image and the
-// testbed's own. There is no registry.
+// Package images makes the container images of a testbed's nodes, semaphore's and the testbed's own, and has a
+// containerd import them once for all nodes of the machine. There is no registry.
 //
-// The name of an archive in the cache has a hash of the image's reference and digest, so each image is written once.
-// Several processes may ask for the same archive at once. The package imports only deploy/image and testbed/components
-// of this module.
+// The cache has the root directory of that containerd, under a hash of what was imported. Several processes may ask for
+// it at once. Of this module, the package imports only deploy/image, testbed/components and testbed/spawn.
 package images
 
 import (
@@ -20,7 +19,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -42,22 +40,15 @@ const (
 	Testbed = "testbed.local/testbed:1"
 )
 
-// OfSuite are the image references in the pods of the conformance suite of sigs.k8s.io/mcs-api v0.5. Testbed has the
+// ofSuite are the image references in the pods of the conformance suite of sigs.k8s.io/mcs-api v0.5. Testbed has the
 // programs that the suite runs from them: a shell with nc and nslookup, and socat.
-var OfSuite = []string{"docker.io/nicolaka/netshoot:v0.15", "docker.io/alpine/socat:1.7.4.4"}
+var ofSuite = []string{"docker.io/nicolaka/netshoot:v0.15", "docker.io/alpine/socat:1.7.4.4"}
 
-// Archive is an image in a file.
-type Archive struct {
-	Reference string
-	// Path is the path of a file in the OCI image layout, which `ctr --namespace k8s.io images import` loads.
-	Path string
-}
-
-// Builder makes archives.
+// Builder makes root directories of containerd.
 type Builder struct {
-	// Cache is the directory for archives. The default is images below the cache of package components.
+	// Cache is the directory for them. The default is containerd-roots below the cache of package components.
 	Cache string
-	// Progress receives a line for each image. It may be nil.
+	// Progress receives a line when images are imported. It may be nil.
 	Progress io.Writer
 }
 
@@ -67,139 +58,145 @@ type recipe struct {
 	make            func(ctx context.Context) (v1.Image, error)
 }
 
-// Ensure puts the archives of all images into dir. programs are the programs of the checkout by name. Without the
-// product's programs, Ensure omits the product's image.
-func (b *Builder) Ensure(ctx context.Context, dir string, paths components.Paths,
-	programs map[string]string) ([]Archive, error) {
+// imported is an image under its reference.
+type imported struct {
+	name, reference string
+	v1.Image
+}
+
+// Ensure makes dir the root directory of a containerd that has all images. programs are the programs of the checkout by
+// name. Without the product's programs, Ensure omits the product's image.
+func (b *Builder) Ensure(ctx context.Context, dir string, paths components.Paths, programs map[string]string) error {
 	cache := b.Cache
 	if cache == "" {
 		user, err := components.CacheDir()
 		if err != nil {
-			return nil, err
+			return err
 		}
-		cache = filepath.Join(user, "images")
+		cache = filepath.Join(user, "containerd-roots")
 	}
-	for _, d := range []string{cache, dir} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			return nil, err
-		}
-	}
-	var archives []Archive
 	recipes := []recipe{pauseImage(), coreDNS(paths.CoreDNS), testbedImage(paths.Busybox, programs["testbed"])}
 	if len(programs) > 1 {
 		recipes = append(recipes, semaphore(programs))
 	}
+	var images []imported
+	// The path of containerd has a hash of its source.
+	hash := sha256.New()
+	fmt.Fprintln(hash, paths.Containerd, ofSuite)
 	for _, r := range recipes {
-		archive, err := b.ensure(ctx, cache, dir, r)
+		made, err := r.make(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("image %s: %w", r.reference, err)
+			return fmt.Errorf("image %s: %w", r.reference, err)
 		}
-		archives = append(archives, archive)
+		digest, err := made.Digest()
+		if err != nil {
+			return fmt.Errorf("image %s: %w", r.reference, err)
+		}
+		fmt.Fprintln(hash, r.reference, digest)
+		images = append(images, imported{r.name, r.reference, made})
 	}
-	return archives, prune(cache, kept)
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return err
+	}
+	unlock, err := components.Lock(ctx, filepath.Join(cache, "lock"), func() {
+		b.say("another process is importing images; waiting for it")
+	})
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	cached, now := filepath.Join(cache, hex.EncodeToString(hash.Sum(nil)[:16])), time.Now()
+	// The time is that of the last use, for prune.
+	if err := os.Chtimes(cached, now, now); !errors.Is(err, fs.ErrNotExist) {
+		return errors.Join(err, Clone(ctx, cached, dir))
+	}
+	if err := importAll(ctx, dir, paths, images); err != nil {
+		return err
+	}
+	b.say("a containerd imported %d images in %.1f s", len(images), time.Since(now).Seconds())
+	unfinished := filepath.Join(cache, "unfinished")
+	if err := errors.Join(prune(cache, kept-1), Clone(ctx, dir, unfinished)); err != nil {
+		return err
+	}
+	return os.Rename(unfinished, cached)
 }
 
-// ensure puts the archive of one image into dir.
-func (b *Builder) ensure(ctx context.Context, cache, dir string, r recipe) (Archive, error) {
-	started := time.Now()
-	made, err := r.make(ctx)
-	if err != nil {
-		return Archive{}, err
-	}
-	digest, err := made.Digest()
-	if err != nil {
-		return Archive{}, err
-	}
-	archive := Archive{Reference: r.reference, Path: filepath.Join(dir, r.name+".tar")}
-	key := sha256.Sum256([]byte(r.reference + "\n" + digest.Hex))
-	cached := filepath.Join(cache, r.name+"-"+hex.EncodeToString(key[:])[:keyLength]+".tar")
-	if err := place(cached, archive.Path); !errors.Is(err, fs.ErrNotExist) {
-		return archive, err
-	}
-	if err := image.Write(cached, r.reference, image.Platform{Image: made}); err != nil {
-		return Archive{}, err
-	}
-	info, err := os.Stat(cached)
-	if err != nil {
-		return Archive{}, err
-	}
+func (b *Builder) say(format string, args ...any) {
 	if b.Progress != nil {
-		fmt.Fprintf(b.Progress, "images: made %s in %.1f s, %d MB\n", r.reference, time.Since(started).Seconds(),
-			info.Size()>>20)
+		fmt.Fprintf(b.Progress, "images: "+format+"\n", args...)
 	}
-	return archive, place(cached, archive.Path)
 }
 
-// place links the cached archive to another path, where it outlives its removal from the cache.
-func place(cached, path string) error {
-	now := time.Now()
-	if err := os.Chtimes(cached, now, now); err != nil { // the time of the last use, for prune
+// Clone makes the directory to a copy of a root directory whose containerd has ended. What containerd never writes
+// again, the content of images, is linked where both are on one file system, so it is on the disk and in memory once.
+func Clone(ctx context.Context, from, to string) error {
+	databases, err := filepath.Glob(filepath.Join(from, "*", "*.db"))
+	if err != nil || len(databases) == 0 {
+		return fmt.Errorf("%s has no databases of containerd: %w", from, errors.Join(err, fs.ErrNotExist))
+	}
+	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	if copyTo(ctx, to, "--link", from+"/.") != nil { // on another file system
+		if err := copyTo(ctx, to, from+"/."); err != nil {
+			return err
+		}
 	}
-	if os.Link(cached, path) == nil {
-		return nil
+	for _, database := range databases {
+		if err := copyTo(ctx, filepath.Join(to, filepath.Base(filepath.Dir(database))), "--remove-destination",
+			database); err != nil {
+			return err
+		}
 	}
-	in, err := os.Open(cached) // on another file system
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
+	return nil
 }
 
-// keyLength is the number of hash characters in an archive's name that distinguish images of the same name.
-const keyLength = 16
+// copyTo copies files into a directory, with owners, modes and attributes.
+func copyTo(ctx context.Context, dir string, args ...string) error {
+	cmd := exec.CommandContext(ctx, "cp", append([]string{"--archive", "--target-directory", dir}, args...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", cmd, err, out)
+	}
+	return nil
+}
 
-// kept is the number of archives per image in the cache. Several checkouts and earlier commits share it.
-const kept = 6
+// kept is the number of root directories in the cache, of half a gigabyte each. Several checkouts share it, and each
+// uses two: the tests of package testbed have images of their own.
+const kept = 4
 
-// prune removes the least recently used archives, and what a killed process left behind.
+// prune removes the least recently used root directories, and what a killed process left behind. Its caller holds the
+// lock.
 func prune(cache string, kept int) error {
 	entries, err := os.ReadDir(cache)
 	if err != nil {
 		return err
 	}
-	type archive struct {
+	type root struct {
 		path string
 		used time.Time
 	}
-	byImage := map[string][]archive{}
+	var roots []root
 	for _, e := range entries {
-		info, err := e.Info()
-		if errors.Is(err, fs.ErrNotExist) { // removed by another process
+		if !e.IsDir() {
 			continue
 		}
+		info, err := e.Info()
 		if err != nil {
 			return err
 		}
-		path := filepath.Join(cache, e.Name())
-		switch {
-		case e.IsDir():
-			if time.Since(info.ModTime()) > time.Hour {
-				if err := os.RemoveAll(path); err != nil {
-					return err
-				}
-			}
-		case filepath.Ext(path) == ".tar":
-			name := strings.TrimSuffix(e.Name(), ".tar")
-			name = name[:max(0, len(name)-keyLength)]
-			byImage[name] = append(byImage[name], archive{path, info.ModTime()})
+		r := root{filepath.Join(cache, e.Name()), info.ModTime()}
+		if e.Name() == "unfinished" {
+			r.used = time.Time{}
 		}
+		roots = append(roots, r)
 	}
-	for _, archives := range byImage {
-		slices.SortFunc(archives, func(a, b archive) int { return b.used.Compare(a.used) })
-		for _, a := range archives[min(kept, len(archives)):] {
-			if err := os.Remove(a.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
+	slices.SortFunc(roots, func(a, b root) int { return b.used.Compare(a.used) })
+	for _, r := range roots {
+		if kept--; kept >= 0 && !r.used.IsZero() {
+			continue
+		}
+		if err := os.RemoveAll(r.path); err != nil {
+			return err
 		}
 	}
 	return nil

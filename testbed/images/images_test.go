@@ -1,7 +1,7 @@
 package images
 
 import (
-	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-
-	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -52,91 +50,20 @@ func TestParseLibraries(t *testing.T) {
 	}
 }
 
-// TestPrune checks that the most recently used archives of each image stay, and a directory that is in use.
+// TestPrune checks that the most recently used directories stay, the lock does, and nothing unfinished.
 func TestPrune(t *testing.T) {
 	cache := t.TempDir()
-	for i, name := range []string{"a-0123456789abcde0", "a-0123456789abcde1", "a-0123456789abcde2",
-		"a-b-0123456789abcde0"} {
-		path := filepath.Join(cache, name+".tar")
-		used := time.Now().Add(-time.Duration(i) * time.Minute)
-		if err := os.WriteFile(path, nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(path, used, used); err != nil {
+	for name, age := range map[string]time.Duration{"a": time.Minute, "b": 0, "c": 2 * time.Minute, "unfinished": 0} {
+		path, used := filepath.Join(cache, name), time.Now().Add(-age)
+		if err := errors.Join(os.MkdirAll(filepath.Join(path, "file"), 0o755), os.Chtimes(path, used, used)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for name, age := range map[string]time.Duration{".image-1": time.Minute, ".image-2": 2 * time.Hour} {
-		path := filepath.Join(cache, name)
-		if err := os.Mkdir(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(path, time.Now().Add(-age), time.Now().Add(-age)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := prune(cache, 2); err != nil {
+	if err := errors.Join(os.WriteFile(filepath.Join(cache, "lock"), nil, 0o644), prune(cache, 2)); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{".image-1", "a-0123456789abcde0.tar", "a-0123456789abcde1.tar", "a-b-0123456789abcde0.tar"}
-	if got := names(t, cache); !slices.Equal(got, want) {
+	if got, want := names(t, cache), []string{"a", "b", "lock"}; !slices.Equal(got, want) {
 		t.Errorf("the cache has %q, want %q", got, want)
-	}
-}
-
-// TestEnsure checks that Ensure puts the archives into dir, makes nothing the second time, and that an archive in dir
-// outlives its removal from the cache.
-func TestEnsure(t *testing.T) {
-	if testing.Short() {
-		t.Skip("needs the components")
-	}
-	var progress bytes.Buffer
-	builder := &components.Builder{Progress: t.Output()}
-	paths, err := builder.Ensure(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	programs, err := builder.Programs(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := &Builder{Cache: t.TempDir(), Progress: &progress}
-	first, second := t.TempDir(), t.TempDir()
-	archives, err := b.Ensure(t.Context(), first, paths, programs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%s", &progress)
-	var references []string
-	for _, a := range archives {
-		references = append(references, a.Reference)
-		if info, err := os.Stat(a.Path); err != nil || info.Size() == 0 || filepath.Dir(a.Path) != first {
-			t.Errorf("archive of %s: %s, %v", a.Reference, a.Path, err)
-		}
-	}
-	if want := []string{Pause, CoreDNS, Testbed, Semaphore}; !slices.Equal(references, want) {
-		t.Errorf("images %q, want %q", references, want)
-	}
-	progress.Reset()
-	started := time.Now()
-	if _, err := b.Ensure(t.Context(), second, paths, programs); err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("a second time it took %s", time.Since(started))
-	if progress.Len() > 0 {
-		t.Errorf("a second time: %s", &progress)
-	}
-	if err := prune(b.Cache, 0); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := names(t, first), []string{"coredns.tar", "pause.tar", "semaphore.tar",
-		"testbed.tar"}; !slices.Equal(got, want) {
-		t.Errorf("after the cache was emptied: %q, want %q", got, want)
-	}
-	programs["semaphore-agent"] = "/usr/bin/env"
-	if _, err := b.Ensure(t.Context(), second, paths, programs); err == nil ||
-		!strings.Contains(err.Error(), "program semaphore-agent") {
-		t.Errorf("a program that is none of ours: %v", err)
 	}
 }
 
