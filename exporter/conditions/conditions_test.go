@@ -29,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) {
 	loopback.Enter(kubetest.Prepare)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(kubetest.Reusing(m))
 }
 
 // answer is what a broker says of all Services.

@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) {
 	loopback.Enter(kubetest.Prepare)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(kubetest.Reusing(m))
 }
 
 // counted counts the requests that an apiserver answers, and those of them that read definitions.
