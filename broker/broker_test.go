@@ -523,7 +523,16 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 		if !again.attached.GetResumed() {
 			t.Error("not resumed")
 		}
-		if _, err := agent.stream.Recv(); err == nil {
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for err := error(nil); err == nil; { // what was on its way comes first
+				_, err = agent.stream.Recv()
+			}
+		}()
+		select {
+		case <-ended:
+		case <-time.After(patience):
 			t.Error("the older stream of the node is still open")
 		}
 		e.send(changesFrom(106, nodeObject("n4", 24, "10.2.4.0/24")))
