@@ -174,7 +174,7 @@ func isOf(key string, resources ...string) bool {
 func (s *server) settled(ctx context.Context) (content map[string][]byte, err error) {
 	err = wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, startTimeout, true,
 		func(ctx context.Context) (bool, error) {
-			content, err = s.store.content(ctx)
+			content, err = s.store.content(ctx, registry)
 			return err == nil && !slices.ContainsFunc(later, func(key string) bool { return content[registry+key] == nil }), err
 		})
 	return content, err
@@ -182,7 +182,7 @@ func (s *server) settled(ctx context.Context) (content map[string][]byte, err er
 
 // reset makes the store what it was after the start, and returns when the apiserver has seen that.
 func (s *server) reset(ctx context.Context) error {
-	now, err := s.store.content(ctx)
+	now, err := s.store.content(ctx, registry)
 	if err != nil {
 		return err
 	}
@@ -231,14 +231,14 @@ func (s *server) reset(ctx context.Context) error {
 func (s *server) undefined(ctx context.Context, client kubernetes.Interface,
 	defined []apiextensions.CustomResourceDefinition) error {
 	var left string
-	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, 10*time.Second, true,
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, 10*time.Second, true,
 		func(ctx context.Context) (bool, error) {
-			now, err := s.store.content(ctx)
+			now, err := s.store.content(ctx, registry+services+"/")
 			if err != nil {
 				return false, err
 			}
 			for key := range now {
-				if _, ok := s.fresh[key]; !ok && isOf(key, services) {
+				if _, ok := s.fresh[key]; !ok {
 					left = key
 					return false, nil
 				}
@@ -330,11 +330,12 @@ func authorizes(ctx context.Context, client kubernetes.Interface, store *Store) 
 		registry + "rolebindings/default/" + marker}))
 }
 
-// content returns what etcd stores, by key.
-func (s *Store) content(ctx context.Context) (map[string][]byte, error) {
+// content returns what etcd stores below a prefix, which ends with a slash, by key.
+func (s *Store) content(ctx context.Context, prefix string) (map[string][]byte, error) {
 	var answer struct{ KVs []struct{ Key, Value []byte } }
-	// All keys: etcd's API encodes bytes in base64, as encoding/json does.
-	if err := s.ask(ctx, "range", map[string]any{"key": []byte{0}, "range_end": []byte{0}}, &answer); err != nil {
+	end := append([]byte(prefix[:len(prefix)-1]), '/'+1)
+	// etcd's API encodes bytes in base64, as encoding/json does.
+	if err := s.ask(ctx, "range", map[string]any{"key": []byte(prefix), "range_end": end}, &answer); err != nil {
 		return nil, err
 	}
 	content := map[string][]byte{}

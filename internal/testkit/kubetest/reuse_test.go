@@ -102,7 +102,7 @@ func TestReuse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := last.store.content(t.Context())
+		got, err := last.store.content(t.Context(), registry)
 		if err != nil {
 			t.Fatal(err)
 		}
