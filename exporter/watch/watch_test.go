@@ -48,7 +48,7 @@ const (
 func TestMain(m *testing.M) {
 	loopback.Enter(kubetest.Prepare)
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(kubetest.Reusing(m))
 }
 
 func newCatalog(t *testing.T, features ...config.Feature) *catalog.Catalog {
