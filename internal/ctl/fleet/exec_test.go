@@ -39,7 +39,7 @@ import (
 
 func TestMain(m *testing.M) {
 	loopback.Enter(kubetest.Prepare)
-	goleak.VerifyTestMain(m,
+	goleak.VerifyTestMain(kubetest.Reusing(m),
 		// The goroutine of a connection that has ended: client-go notices the end at its next ping, 5 s later, and the
 		// kubelet's side after 1 s.
 		goleak.IgnoreTopFunction("k8s.io/client-go/tools/remotecommand.(*heartbeat).start"),
