@@ -35,7 +35,7 @@ import (
 
 func TestMain(m *testing.M) {
 	loopback.Enter(kubetest.Prepare)
-	goleak.VerifyTestMain(kubetest.Reusing(m))
+	goleak.VerifyTestMain(m)
 }
 
 // calls are the nodes whose networks were said to differ.
