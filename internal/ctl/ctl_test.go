@@ -444,30 +444,59 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-func TestWatchEndsWithThePart(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	socket := filepath.Join(t.TempDir(), "part.sock")
-	stopped := make(chan error, 1)
-	recorder := debug.NewRecorder("broker", "c1", "")
-	recorder.Record(debug.Event{Source: "c2", Object: "node n1", Action: "receive"})
-	go func() { stopped <- debug.ServeSocket(ctx, socket, debug.NewServer(recorder, well, debug.Answers{})) }()
-	listens(t, socket)
+// TestWatchEndsWithItsParts: a part that stops is named, the others continue, and the end of the last one is an
+// error.
+func TestWatchEndsWithItsParts(t *testing.T) {
+	args, errs := []string{"debug", "watch"}, &lines{all: make(chan string, 100)}
+	var recorders []*debug.Recorder
+	var stop []func()
+	for _, name := range []string{"exporter", "broker"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		socket, stopped := filepath.Join(t.TempDir(), name+".sock"), make(chan error, 1)
+		recorder := debug.NewRecorder(name, "c1", "")
+		go func() { stopped <- debug.ServeSocket(ctx, socket, debug.NewServer(recorder, well, debug.Answers{})) }()
+		listens(t, socket)
+		args, recorders = append(args, "--socket", socket), append(recorders, recorder)
+		stop = append(stop, func() {
+			cancel()
+			must(t, <-stopped)
+		})
+	}
 	out := &lines{all: make(chan string, 100)}
 	cmd := Command()
 	cmd.SetOut(out)
-	cmd.SetErr(io.Discard)
-	cmd.SetArgs([]string{"debug", "watch", "--recent", "--socket", socket})
+	cmd.SetErr(errs)
+	cmd.SetArgs(append(args, "--recent"))
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.ExecuteContext(t.Context()) }()
-	select {
-	case <-out.all: // the command is watching
-	case err := <-ended:
-		t.Fatalf("ended with %v", err)
+	next := func(from *lines) string {
+		t.Helper()
+		select {
+		case line := <-from.all:
+			return line
+		case err := <-ended:
+			t.Fatalf("ended with %v", err)
+		case <-time.After(time.Minute):
+			t.Fatal("nothing came")
+		}
+		return ""
 	}
-	cancel()
+	for _, r := range recorders {
+		r.Record(debug.Event{Source: "c2", Object: "node n1", Action: "receive"})
+	}
+	go func() { ended <- cmd.ExecuteContext(t.Context()) }()
+	next(out)
+	next(out) // both are watched
+	stop[0]()
+	if line := next(errs); !strings.HasPrefix(line, "not watched: ") || !strings.Contains(line, "exporter.sock") {
+		t.Errorf("the exporter stopped, and it says %q", line)
+	}
+	recorders[1].Record(debug.Event{Source: "c2", Object: "node n2", Action: "receive"})
+	if line := next(out); !strings.Contains(line, "broker/c1") || !strings.Contains(line, "node n2") {
+		t.Errorf("of the other part comes %q", line)
+	}
+	stop[1]()
 	var exit program.ExitError
 	if err := <-ended; err == nil || errors.As(err, &exit) && exit.Code != 1 {
-		t.Errorf("the part ended, and the watch with %v", err)
+		t.Errorf("the parts ended, and the watch with %v", err)
 	}
-	must(t, <-stopped)
 }

@@ -206,35 +206,73 @@ func meshStatus(ctx context.Context, w io.Writer, access *fleet.Access, output s
 	return exitOf(facts, m)
 }
 
-// watchMesh prints the verdict whenever it changes, until ctx ends. On a terminal it replaces the last one.
+// watchMesh asks each cluster again and again, and prints the verdict whenever it changes, until ctx ends. A cluster
+// that does not answer delays only what is known of itself. On a terminal each verdict replaces the last one.
 func watchMesh(ctx context.Context, w io.Writer, access *fleet.Access, output string, timeout,
 	every time.Duration) error {
+	clusters, err := access.Clusters()
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	var mu sync.Mutex
+	all := make([]mesh.Facts, len(clusters))
+	var asking, first sync.WaitGroup
+	defer asking.Wait()
+	defer stop()
+	for i, c := range clusters {
+		all[i] = mesh.Facts{Context: c.Context, Unreached: map[string]string{"": "no answer yet"}}
+		first.Add(1)
+		asking.Go(func() {
+			answered := sync.OnceFunc(first.Done)
+			defer answered()
+			for ctx.Err() == nil {
+				facts := factsOf(ctx, c, timeout)
+				mu.Lock()
+				all[i] = facts
+				mu.Unlock()
+				answered()
+				pause(ctx, every)
+			}
+		})
+	}
+	// The first verdict waits for all clusters, but not for long.
+	early, answered := context.WithTimeout(ctx, every)
+	asking.Go(func() {
+		first.Wait()
+		answered()
+	})
+	<-early.Done()
 	last := ""
-	for {
-		_, m, err := meshOf(ctx, access, timeout)
-		if err != nil {
-			return nil // ctx has ended
-		}
+	for ; ctx.Err() == nil; pause(ctx, every) {
+		mu.Lock()
+		m := mesh.Join(slices.Clone(all))
+		mu.Unlock()
 		var text bytes.Buffer
 		if err := printMesh(&text, m, output); err != nil {
 			return err
 		}
-		if text.String() != last {
-			if clear := cli.Clear(w); clear != "" {
-				fmt.Fprint(w, clear)
-			} else if last != "" {
-				fmt.Fprintln(w)
-			}
-			if err := cli.PrintLines(w, text.String()); err != nil {
-				return err
-			}
-			last = text.String()
+		if text.String() == last {
+			continue
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(every):
+		if clear := cli.Clear(w); clear != "" {
+			fmt.Fprint(w, clear)
+		} else if last != "" {
+			fmt.Fprintln(w)
 		}
+		if err := cli.PrintLines(w, text.String()); err != nil {
+			return err
+		}
+		last = text.String()
+	}
+	return nil
+}
+
+// pause waits for a time, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
 	}
 }
 

@@ -29,6 +29,7 @@ Exit codes are the same for all verbs:
 
 Where a verb is about several clusters and one apiserver does not answer, it says what the others know, which cluster
 did not answer, and after how long: after 15 s at most, ` + "`status`, `graph` and `explain`" + ` after 10 s.
+` + "`debug watch` and `status --watch`" + ` print what the others say meanwhile.
 ` + "`install`, `link` and `verify`" + ` change nothing then.
 
 Output is coloured on a terminal only, and not if ` + "`NO_COLOR`" + ` is set.

@@ -42,6 +42,9 @@ happened to which object, how long after its source saw the change, and why.
 A time such as +12ms is all of one clock; +12ms (c2's clock) runs from when c2 saw the change, on c2's clock,
 to the event, on that of the part: a difference of the two clocks is in it, and can make it negative.
 
+Each part is watched from when it is reached. One that cannot be reached, or that stops, is named on standard error, and
+the others continue.
+
 With OBJECT, and the contexts of all clusters that it passes, this follows each change of the object through all parts: to
 the exporter, the brokers, what they write, and with --agent the nodes. A change begins with a line of its own, and each of
 its lines begins with the time of the hop, which is the time since the line of the change before it, on the clocks of the
@@ -53,7 +56,7 @@ two parts.
 			if err := output.check(); err != nil {
 				return err
 			}
-			wanted, print := only.matches, printJSON
+			print := printJSON
 			if output.chosen == "text" {
 				print = new(columns).print
 			}
@@ -64,29 +67,26 @@ two parts.
 					return err
 				}
 				t.AgentsToo = true
-				wanted = func(e *semaphorev1.Event) bool { return followed.concerns(e) && only.matches(e) }
 				if output.chosen == "text" {
 					print = new(changes).print
 				}
 			}
-			parts, unreached := t.Dial(cmd.Context())
-			if len(parts) == 0 {
-				return unreached
+			dialers, err := t.Dialers()
+			if err != nil {
+				return err
 			}
-			if unreached != nil {
-				fmt.Fprintln(cmd.ErrOrStderr(), "not watched:", cli.Printable(unreached.Error()))
-			}
-			followed.findSets(cmd.Context(), parts)
-			some := func(w io.Writer, m *semaphorev1.WatchResponse) error {
-				if e := m.GetEvent(); e != nil && !wanted(e) {
-					return nil
-				}
-				return print(w, m)
-			}
+			w := &watching{dialers: dialers, recent: recent, missed: cmd.ErrOrStderr(),
+				wanted: func(ctx context.Context, p *fleet.Part) func(*semaphorev1.Event) bool {
+					of := followed
+					of.findSets(ctx, []*fleet.Part{p})
+					return func(e *semaphorev1.Event) bool {
+						return (len(args) == 0 || of.concerns(e)) && only.matches(e)
+					}
+				}}
 			if len(args) > 0 {
-				return follow(cmd.Context(), cmd.OutOrStdout(), parts, recent, some)
+				return w.follow(cmd.Context(), cmd.OutOrStdout(), print)
 			}
-			return watch(cmd.Context(), cmd.OutOrStdout(), parts, recent, some)
+			return w.watch(cmd.Context(), cmd.OutOrStdout(), print)
 		},
 	}
 	t.Flags(cmd)
@@ -96,13 +96,23 @@ two parts.
 	return cmd
 }
 
+// watching is a call of debug watch.
+type watching struct {
+	dialers []fleet.Dialer
+	recent  bool
+	// wanted returns which events of a part are printed.
+	wanted func(context.Context, *fleet.Part) func(*semaphorev1.Event) bool
+	// missed has a line for each part that cannot be watched.
+	missed io.Writer
+}
+
 // follow is watch with what the parts send in the order in which a change travels.
-func follow(ctx context.Context, w io.Writer, parts []*fleet.Part, recent bool,
+func (w *watching) follow(ctx context.Context, out io.Writer,
 	print func(io.Writer, *semaphorev1.WatchResponse) error) error {
-	ordered := newOrdered(w, print)
+	ordered := newOrdered(out, print)
 	g, streaming := errgroup.WithContext(ctx)
 	g.Go(func() error { return ordered.run(streaming) })
-	g.Go(func() error { return watch(streaming, w, parts, recent, ordered.take) })
+	g.Go(func() error { return w.watch(streaming, out, ordered.take) })
 	if err := g.Wait(); ctx.Err() == nil {
 		return err
 	}
@@ -227,39 +237,72 @@ func (c *changes) print(w io.Writer, m *semaphorev1.WatchResponse) error {
 	return c.columns.print(w, m)
 }
 
-// watch prints the events of all parts as they arrive, until ctx ends or one of them stops.
-func watch(ctx context.Context, w io.Writer, parts []*fleet.Part, recent bool,
+// watch prints the events of each part as soon as it is reached, until ctx ends or no part is left. A part that cannot
+// be reached, or that stops, is named, and the others continue.
+func (w *watching) watch(ctx context.Context, out io.Writer,
 	print func(io.Writer, *semaphorev1.WatchResponse) error) error {
 	g, streaming := errgroup.WithContext(ctx)
-	var mu sync.Mutex // of w
-	for _, p := range parts {
+	var mu sync.Mutex // of both outputs
+	named := map[string]bool{}
+	locked := func(m *semaphorev1.WatchResponse) error {
+		mu.Lock()
+		defer mu.Unlock()
+		return print(out, m)
+	}
+	for _, dial := range w.dialers {
 		g.Go(func() error {
-			defer p.Close()
-			stream, err := p.Watch(streaming, &semaphorev1.WatchRequest{Recent: recent})
-			if err != nil {
-				return fmt.Errorf("watching %s: %s", p.Where, grpcstatus.Convert(err).Message())
+			why, err := w.part(streaming, dial, locked)
+			if why == nil || streaming.Err() != nil {
+				return err
 			}
-			for {
-				m, err := stream.Recv()
-				if errors.Is(err, io.EOF) {
-					return fmt.Errorf("%s: the part has stopped", p.Where)
-				}
-				if err != nil {
-					return fmt.Errorf("watching %s: %s", p.Where, grpcstatus.Convert(err).Message())
-				}
-				mu.Lock()
-				err = print(w, m)
-				mu.Unlock()
-				if err != nil {
-					return err
-				}
+			mu.Lock()
+			defer mu.Unlock()
+			// The parts of one cluster are out of reach for one reason.
+			if text := cli.Printable(why.Error()); !named[text] {
+				named[text] = true
+				fmt.Fprintln(w.missed, "not watched:", text)
 			}
+			return nil
 		})
 	}
-	if err := g.Wait(); ctx.Err() == nil {
+	err := g.Wait()
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
 		return err
 	}
-	return nil
+	return errors.New("no part is left to watch")
+}
+
+// part prints the events of a part until it stops: why says how. An error is of print.
+func (w *watching) part(ctx context.Context, dial fleet.Dialer, print func(*semaphorev1.WatchResponse) error) (why,
+	err error) {
+	p, err := dial(ctx)
+	if err != nil {
+		return err, nil
+	}
+	defer p.Close()
+	wanted := w.wanted(ctx, p)
+	stream, err := p.Watch(ctx, &semaphorev1.WatchRequest{Recent: w.recent})
+	if err != nil {
+		return fmt.Errorf("%s: %s", p.Where, grpcstatus.Convert(err).Message()), nil
+	}
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return fmt.Errorf("%s: the part has stopped", p.Where), nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %s", p.Where, grpcstatus.Convert(err).Message()), nil
+		}
+		if e := m.GetEvent(); e != nil && !wanted(e) {
+			continue
+		}
+		if err := print(m); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // columns prints an event as one line: when, by whom, from where, what happened to which object, how long after its

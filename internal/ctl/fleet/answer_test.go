@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -162,4 +163,92 @@ func unzipped(t *testing.T, path string) string {
 		t.Error(err)
 	}
 	return string(all)
+}
+
+// TestWatchesBesideSilentApiservers: debug watch and status --watch print what one cluster says at once, beside two
+// whose apiservers never answer. They name those two within a stated time, and continue with the one.
+func TestWatchesBesideSilentApiservers(t *testing.T) {
+	cfg, admin := startServer(t)
+	k := &kubelet{t: t, sockets: map[string]string{}}
+	k.serve(admin)
+	var leader atomic.Value
+	leader.Store("leader-1")
+	for _, part := range []string{"broker", "exporter"} {
+		k.pod(admin, "semaphore-"+part+"-a", part, true, func() *semaphorev1.GetStatusResponse {
+			return &semaphorev1.GetStatusResponse{Part: part, Cluster: "c1", Ready: true, Leader: leader.Load().(string)}
+		})
+	}
+	kubeconfig := kubetest.Kubeconfig(t, cfg)
+	hanging(t, kubeconfig)
+	event := func(name string) func() {
+		return func() {
+			k.recorders["exporter"].Record(debug.Event{Source: "c1", Object: "service shop/echo", Action: "export",
+				Detail: name})
+		}
+	}
+	for _, c := range []struct {
+		name, verb, first string
+		// change is what happens after the two are named, and then what it says of that.
+		change func()
+		then   string
+	}{
+		{"debug watch", "debug watch --recent", "service shop/echo", event("once more"), "once more"},
+		{"of an object", "debug watch --recent service/shop/echo", "service shop/echo", event("a third time"),
+			"a third time"},
+		{"status", "status --watch --every 1s", "leader-1", func() { leader.Store("leader-2") }, "leader-2"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			out := make(written, 1000)
+			cmd := ctl.Command()
+			cmd.SetOut(out)
+			cmd.SetErr(out)
+			cmd.SetArgs(append(strings.Fields(c.verb), "--kubeconfig", kubeconfig,
+				"--context", "silent", "--context", "stuck", "--context", "test"))
+			beside := kubetest.WriteBeside(t, admin)
+			all, ended := "", make(chan error, 1)
+			go func() { ended <- cmd.ExecuteContext(ctx) }()
+			// says waits until it has said something, since a time.
+			says := func(what *regexp.Regexp, began time.Time, limit time.Duration) {
+				t.Helper()
+				waited := time.After(time.Minute)
+				for !what.MatchString(strings.Join(strings.Fields(all), " ")) {
+					select {
+					case more := <-out:
+						all += more
+					case err := <-ended:
+						t.Fatalf("ended with %v", err)
+					case <-waited:
+						t.Fatalf("no %s in %s", what, all)
+					}
+				}
+				if took, late := time.Since(began), beside.Late(); took > limit+late {
+					t.Errorf("%s came after %s, want %s, and %s for a machine as busy as this one", what, took, limit, late)
+				}
+			}
+			began := time.Now()
+			says(regexp.MustCompile(c.first), began, 5*time.Second)
+			for _, name := range []string{"silent", "stuck"} {
+				says(regexp.MustCompile(name+": the apiserver (does not answer: the apiserver )?"+notWithin.String()), began,
+					fleet.AnswerWithin+5*time.Second)
+			}
+			if c.change(); strings.Contains(all, c.then) {
+				t.Fatalf("it said %q before that happened: %s", c.then, all)
+			}
+			says(regexp.MustCompile(c.then), time.Now(), 5*time.Second)
+			cancel()
+			if err := <-ended; err != nil {
+				t.Errorf("Ctrl-C is no error, and it ended with %v", err)
+			}
+		})
+	}
+}
+
+// written passes on what is written to it.
+type written chan string
+
+func (w written) Write(p []byte) (int, error) {
+	w <- string(p)
+	return len(p), nil
 }

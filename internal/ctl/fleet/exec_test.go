@@ -56,6 +56,8 @@ type kubelet struct {
 	sockets map[string]string
 	// answers are those of the parts, beside their status and their events.
 	answers debug.Answers
+	// recorders are those of the parts.
+	recorders map[string]*debug.Recorder
 	// A port of each pod leads to the backend.
 	port, backend string
 
@@ -185,6 +187,10 @@ func (k *kubelet) pod(admin kubernetes.Interface, name, part string, ready bool,
 	done := make(chan error, 1)
 	recorder := debug.NewRecorder(part, "c1", "")
 	recorder.Record(debug.Event{Source: "c1", Object: "service shop/echo", Action: "export"})
+	if k.recorders == nil {
+		k.recorders = map[string]*debug.Recorder{}
+	}
+	k.recorders[part] = recorder
 	go func() { done <- debug.ServeSocket(ctx, socket, debug.NewServer(recorder, status, k.answers)) }()
 	t.Cleanup(func() {
 		cancel()

@@ -15,11 +15,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -97,8 +97,26 @@ func (p *Part) Close() error {
 	return err
 }
 
+// Dialer connects to one part.
+type Dialer func(context.Context) (*Part, error)
+
 // Dial returns the parts to ask. An error beside parts says which others cannot be reached.
 func (t *Target) Dial(ctx context.Context) ([]*Part, error) {
+	dialers, err := t.Dialers()
+	if err != nil {
+		return nil, err
+	}
+	found, failed := make([]*Part, len(dialers)), make([]error, len(dialers))
+	var dialling sync.WaitGroup
+	for i, dial := range dialers {
+		dialling.Go(func() { found[i], failed[i] = dial(ctx) })
+	}
+	dialling.Wait()
+	return slices.DeleteFunc(found, func(p *Part) bool { return p == nil }), joinLines(failed)
+}
+
+// Dialers returns a Dialer for each part to ask, for those who do not wait for the slowest.
+func (t *Target) Dialers() ([]Dialer, error) {
 	switch {
 	case (t.Address != "" || len(t.Sockets) > 0) && t.Access.Given() && !t.ReadsCluster:
 		return nil, errors.New(
@@ -109,41 +127,34 @@ func (t *Target) Dial(ctx context.Context) ([]*Part, error) {
 		if err != nil {
 			return nil, err
 		}
-		p, err := newPart(t.Address, t.Address, creds)
-		if err != nil {
-			return nil, err
-		}
-		return []*Part{p}, nil
+		return []Dialer{func(context.Context) (*Part, error) { return newPart(t.Address, t.Address, creds) }}, nil
 	case len(t.Sockets) > 0 || InContainer() && !t.Access.Given():
-		return t.dialSockets(ctx)
+		return t.socketDialers()
 	}
-	return t.dialClusters(ctx)
+	return t.clusterDialers()
 }
 
-func (t *Target) dialSockets(ctx context.Context) ([]*Part, error) {
+func (t *Target) socketDialers() (out []Dialer, err error) {
 	sockets, err := t.findSockets()
 	if err != nil {
 		return nil, err
 	}
-	var parts []*Part
 	for _, socket := range sockets {
-		if len(t.Sockets) == 0 {
-			socket = leading(ctx, socket)
-		}
-		p, err := newPart(socket, "unix://"+socket, insecure.NewCredentials())
-		if err != nil {
-			return nil, err
-		}
-		parts = append(parts, p)
+		out = append(out, func(ctx context.Context) (*Part, error) {
+			path := socket
+			if len(t.Sockets) == 0 {
+				path = leading(ctx, socket)
+			}
+			return newPart(path, "unix://"+path, insecure.NewCredentials())
+		})
 	}
-	return parts, nil
+	return out, nil
 }
 
 // reach bounds the time to reach a part through an apiserver.
 const reach = 15 * time.Second
 
-// dialClusters connects to the parts of all clusters concurrently.
-func (t *Target) dialClusters(ctx context.Context) ([]*Part, error) {
+func (t *Target) clusterDialers() (out []Dialer, err error) {
 	wanted, err := t.wanted()
 	if err != nil {
 		return nil, err
@@ -152,21 +163,16 @@ func (t *Target) dialClusters(ctx context.Context) ([]*Part, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, reach)
-	defer cancel()
-	found, failed := make([]*Part, len(clusters)*len(wanted)), make([]error, len(clusters)*len(wanted))
-	var g errgroup.Group
-	for i, c := range clusters {
-		for j, w := range wanted {
-			g.Go(func() error {
-				n := i*len(wanted) + j
-				found[n], failed[n] = c.part(ctx, w.part, w.node)
-				return nil
+	for _, c := range clusters {
+		for _, w := range wanted {
+			out = append(out, func(ctx context.Context) (*Part, error) {
+				ctx, cancel := context.WithTimeout(ctx, reach)
+				defer cancel()
+				return c.part(ctx, w.part, w.node)
 			})
 		}
 	}
-	_ = g.Wait() // none returns an error
-	return slices.DeleteFunc(found, func(p *Part) bool { return p == nil }), joinLines(failed)
+	return out, nil
 }
 
 // wantedPart is a part that a command asks, with the node if it is an agent.
