@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/testbed/authority"
+	"github.com/kube-semaphore/semaphore/testbed/components"
 	"github.com/kube-semaphore/semaphore/testbed/netns"
 	"github.com/kube-semaphore/semaphore/testbed/spawn"
 )
@@ -95,7 +96,7 @@ func (c *Cluster) startAPIServer(ctx context.Context) error {
 		"--enable-aggregator-routing=true",
 		"--allow-privileged=true",
 		"--profiling=false",
-	}, c.tb.paths.APIServer); err != nil {
+	}, c.tb.paths.APIServer, components.APIServerGC); err != nil {
 		return err
 	}
 	if err := poll(ctx, patience, "kube-apiserver of "+c.Name, func(ctx context.Context) error {

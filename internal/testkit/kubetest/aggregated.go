@@ -85,7 +85,7 @@ func startCalicoAPIServer(t testing.TB, cfg *rest.Config, servers servers) (remo
 		}
 	}
 	kubeconfig := Kubeconfig(t, cfg)
-	server, err := runWith(t, []string{"DATASTORE_TYPE=kubernetes", "KUBECONFIG=" + kubeconfig, "LOG_LEVEL=error"}, dir,
+	server, err := run(t, []string{"DATASTORE_TYPE=kubernetes", "KUBECONFIG=" + kubeconfig, "LOG_LEVEL=error"}, dir,
 		"calico-apiserver", servers.calicoAPIServer,
 		"--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(port),
 		"--tls-cert-file="+cert, "--tls-private-key-file="+key,

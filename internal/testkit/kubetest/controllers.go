@@ -27,7 +27,7 @@ func StartControllers(t testing.TB, cfg *rest.Config, names ...string) {
 		args = append(args, "--service-account-private-key-file="+filepath.Join(dir.(string), "service-account.key"),
 			"--root-ca-file="+filepath.Join(dir.(string), "ca.crt"))
 	}
-	if _, err := run(t, t.TempDir(), "kube-controller-manager", servers.controllerManager, args...); err != nil {
+	if _, err := run(t, nil, t.TempDir(), "kube-controller-manager", servers.controllerManager, args...); err != nil {
 		t.Fatal(err)
 	}
 }

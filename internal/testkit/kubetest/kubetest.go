@@ -22,6 +22,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/internal/testkit"
 	"github.com/kube-semaphore/semaphore/internal/testkit/loopback"
+	"github.com/kube-semaphore/semaphore/testbed/components"
 )
 
 // startTimeout is the timeout for the start of both servers. On two idle cores it takes five seconds.
@@ -96,14 +97,14 @@ func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, *
 	etcdURL, peerURL := "http://"+loopback.Address(t), "http://"+loopback.Address(t)
 	address := loopback.Address(t)
 	store := &Store{data: filepath.Join(dir, "etcd-data"), url: etcdURL}
-	store.runEtcd = runs(dir, "etcd", servers.etcd,
+	store.runEtcd = runs(nil, dir, "etcd", servers.etcd,
 		"--name=kubetest",
 		"--data-dir="+store.data,
 		"--listen-client-urls="+etcdURL, "--advertise-client-urls="+etcdURL,
 		"--listen-peer-urls="+peerURL, "--initial-advertise-peer-urls="+peerURL,
 		"--initial-cluster=kubetest="+peerURL,
 		"--unsafe-no-fsync", "--log-level=warn")
-	store.runAPIServer = runs(dir, "kube-apiserver", servers.apiserver,
+	store.runAPIServer = runs([]string{components.APIServerGC}, dir, "kube-apiserver", servers.apiserver,
 		"--etcd-servers="+etcdURL,
 		"--bind-address=127.0.0.1", "--secure-port="+portOf(address),
 		// Otherwise the apiserver would create an endpoint of the Service kubernetes with a loopback address, which is

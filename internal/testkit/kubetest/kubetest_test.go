@@ -82,7 +82,7 @@ func TestStart(t *testing.T) {
 
 // TestProcessThatExits: a server that cannot start reports the reason.
 func TestProcessThatExits(t *testing.T) {
-	p, err := run(t, t.TempDir(), "sh", "/bin/sh", "-c", "echo the reason; exit 3")
+	p, err := run(t, nil, t.TempDir(), "sh", "/bin/sh", "-c", "echo the reason; exit 3")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestProcessEndsWithTest(t *testing.T) {
 	var pid int
 	t.Run("inner", func(t *testing.T) {
 		dir := t.TempDir()
-		if _, err := run(t, dir, "sh", "/bin/sh", "-c", "echo $$ > pid; mv pid pid.done; exec sleep 600"); err != nil {
+		if _, err := run(t, nil, dir, "sh", "/bin/sh", "-c", "echo $$ > pid; mv pid pid.done; exec sleep 600"); err != nil {
 			t.Fatal(err)
 		}
 		pid = readPID(t, dir+"/pid.done")

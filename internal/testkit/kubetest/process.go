@@ -13,18 +13,14 @@ import (
 // errExited is the error if a server exits by itself.
 var errExited = errors.New("exited")
 
-func run(t testing.TB, dir, name, path string, args ...string) (*testkit.Process, error) {
-	return runWith(t, nil, dir, name, path, args...)
-}
-
 // runs returns a function that calls run with these arguments, and that can be called several times.
-func runs(dir, name, path string, args ...string) func(testing.TB) (*testkit.Process, error) {
-	return func(t testing.TB) (*testkit.Process, error) { return run(t, dir, name, path, args...) }
+func runs(env []string, dir, name, path string, args ...string) func(testing.TB) (*testkit.Process, error) {
+	return func(t testing.TB) (*testkit.Process, error) { return run(t, env, dir, name, path, args...) }
 }
 
-// runWith is run with variables in the server's environment. The server is killed at the end, because its state is not
+// run starts a server with variables in its environment. The server is killed at the end, because its state is not
 // needed: an apiserver that is asked to stop waits for its watches.
-func runWith(t testing.TB, env []string, dir, name, path string, args ...string) (*testkit.Process, error) {
+func run(t testing.TB, env []string, dir, name, path string, args ...string) (*testkit.Process, error) {
 	cmd := exec.Command(path, args...)
 	cmd.Dir = dir
 	// The servers must not depend on the machine's environment.
