@@ -23,8 +23,7 @@ func runs(env []string, dir, name, path string, args ...string) func(testing.TB)
 func run(t testing.TB, env []string, dir, name, path string, args ...string) (*testkit.Process, error) {
 	cmd := exec.Command(path, args...)
 	cmd.Dir = dir
-	// The servers must not depend on the machine's environment. With half as many collections of garbage, an apiserver
-	// takes a sixth less of a processor until it is ready, and a tenth more memory.
-	cmd.Env = append([]string{"HOME=" + dir, "PATH=" + os.Getenv("PATH"), "GOGC=200"}, env...)
+	// The servers must not depend on the machine's environment.
+	cmd.Env = append([]string{"HOME=" + dir, "PATH=" + os.Getenv("PATH")}, env...)
 	return testkit.Start(t, name, filepath.Join(dir, name+".log"), cmd)
 }
