@@ -97,7 +97,7 @@ var shared = map[string]string{
 	"internal/volume":        "",
 	"internal/stream/digest": "", "internal/stream/journal": "", "internal/stream/link": "", "internal/stream/wire": "",
 	"internal/kube/reconcile":   "",
-	"internal/diagnose/explain": "",
+	"internal/diagnose/explain": "naming",
 	"internal/diagnose/path":    "diagnose/explain finding",
 	"internal/ctl/cli":          "",
 	// Files, identities and what is read of them.
@@ -107,7 +107,7 @@ var shared = map[string]string{
 	"internal/pki":      "config durable identity",
 	// Processes and the apiserver.
 	"internal/program":     "conns finding",
-	"internal/debug":       "finding program unixsocket proto",
+	"internal/debug":       "conns finding program unixsocket proto",
 	"internal/tracing":     "config debug finding program",
 	"internal/kube":        "config program",
 	"internal/kube/leader": "config finding kube proto",
