@@ -182,7 +182,8 @@ func polling(b *testing.B, peers int) {
 		percent := func(d time.Duration) float64 { return 100 * d.Seconds() / took.Seconds() }
 		figure.Report(b, "percent-agent", percent(used))
 		figure.Report(b, "percent-wireguard-go", percent(usedCarried))
-		figure.Report(b, "CPU-ms/look", 1000*used.Seconds()/looked).Floor(1000 * read.Seconds() / reads).AtMostTimesFloor(mostOfRead)
+		figure.Report(b, "CPU-ms/look", 1000*used.Seconds()/looked).
+			Floor(1000 * read.Seconds() / reads).AtMostTimesFloor(mostOfRead)
 	}
 	figure.WithoutTime(b)
 }

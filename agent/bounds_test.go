@@ -43,7 +43,7 @@ func TestR27ForeignRoutesAreNotMadeOnANode(t *testing.T) {
 		eventually(t, "what of c2 may be is programmed", func() bool { return routes("wireguard.c2") == "[10.2.0.0/16] 1" })
 		for _, word := range []string{"10.1.0.0/24 overlaps 10.1.0.0/16 of the own cluster",
 			"192.0.2.0/24 contains 192.0.2.1", "0.0.0.0/1 is wider", "peer thief"} {
-			eventually(t, "the report tells "+word, func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), word) })
+			eventually(t, "the report has "+word, func() bool { return strings.Contains(b.reportOf("c2").GetProblem(), word) })
 		}
 		if got := metric(t, `semaphore_agent_refused{cluster="c2",device="wireguard.c2"}`); got != "4" {
 			t.Errorf("refused %q", got)

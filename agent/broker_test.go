@@ -286,16 +286,16 @@ func (b *broker) Attach(call grpc.BidiStreamingServer[semaphorev1.AttachRequest,
 		}
 	}
 	synced := false
-	var told *semaphorev1.Undelivered
+	var sent *semaphorev1.Undelivered
 	for {
 		b.mu.Lock()
 		rest, changed, clusters, rotations, undelivered := b.log[position:], b.changed, b.clusters, b.rotations, b.undelivered
 		b.rotations = nil
 		b.mu.Unlock()
-		if undelivered != told {
-			told = undelivered
+		if undelivered != sent {
+			sent = undelivered
 			if err := call.Send(&semaphorev1.AttachResponse{
-				Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: told},
+				Message: &semaphorev1.AttachResponse_Undelivered{Undelivered: sent},
 			}); err != nil {
 				return err
 			}

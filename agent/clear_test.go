@@ -189,8 +189,8 @@ func TestNeverInTheClear(t *testing.T) {
 		b.say(peerOf("c2", "n1", r.key.PublicKey(), "192.0.2.2:51820", "10.2.1.0/24"))
 		answers := func(what string) {
 			t.Helper()
-			eventually(t, what+": the pod hears answers", fromPod.hears())
-			eventually(t, what+": the node hears answers", fromNode.hears())
+			eventually(t, what+": the pod receives answers", fromPod.hears())
+			eventually(t, what+": the node receives answers", fromNode.hears())
 		}
 		answers("there is a peer")
 
@@ -395,7 +395,7 @@ func TestRouteTakenByAnother(t *testing.T) {
 			withinASecond(t, fmt.Sprintf("%d: our route is back", i+1), ours)
 			eventually(t, fmt.Sprintf("%d: packets pass again", i+1), reachable)
 			if routes := show(); strings.Contains(routes, "via") {
-				t.Errorf("another's route stands beside it: %s", routes)
+				t.Errorf("another's route is beside it: %s", routes)
 			}
 		}
 		ip(t, "route replace 10.2.0.0/16 via 192.0.2.2 table 7394")

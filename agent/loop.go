@@ -197,7 +197,8 @@ func (a *agent) answer(ctx context.Context, r keys.Request, listens bool) (out k
 			"the nodes of %s would not get the new key, and traffic would end: %s", cluster, why)}
 	}
 	if r.Cluster != "" && !slices.Contains(all, r.Cluster) {
-		return keys.Result{Err: status.Errorf(codes.NotFound, "no device to a cluster %q is wanted here", r.Cluster)}
+		return keys.Result{Err: status.Errorf(codes.NotFound, "the broker desires no device to cluster %q on this node",
+			r.Cluster)}
 	}
 	for _, cluster := range clusters {
 		key, err := a.devices.Rotate(ctx, cluster)

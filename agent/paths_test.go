@@ -220,7 +220,8 @@ func testNarrowPath(t *testing.T, prepare func()) {
 	if got := metric(t, `semaphore_agent_mtu_bytes{cluster="c2",device="wireguard.c2"}`); got != "1340" {
 		t.Errorf("the metric says %q", got)
 	}
-	if got := metric(t, `semaphore_agent_path_measurements_total{cluster="c2",device="wireguard.c2",result="narrow"}`); got != "1" {
+	narrow := `semaphore_agent_path_measurements_total{cluster="c2",device="wireguard.c2",result="narrow"}`
+	if got := metric(t, narrow); got != "1" {
 		t.Errorf("%q measurements", got)
 	}
 	if got := metric(t, `semaphore_agent_heals_total{cluster="c2",device="wireguard.c2"}`); got != "0" {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kube-semaphore/semaphore/agent/kerneltest"
@@ -371,13 +373,7 @@ func earlier(cfg *config.Agent, cluster string, peers ...wgtypes.Peer) *wireguar
 // before a broker has sent its state.
 func TestPolicyRestore(t *testing.T) {
 	stateFile := func(n *kerneltest.Node, cfg *config.Agent) {
-		all := remoteC2("n1", "n2")
-		state := newAgent(cfg, n, n.Guard())
-		state.send = func(*semaphorev1.AttachRequest) {}
-		(&scripted{agent: state}).attachWithoutLoop(all...)
-		ctx, stop := context.WithCancel(context.Background())
-		stop() // it writes when it ends
-		_ = state.cache.Run(ctx)
+		writeState(n, cfg, remoteC2("n1", "n2")...)
 		n.Put(earlier(cfg, "c2", peer(0), peer(7))) // n2 is missing, and peer 7 is newer than the state
 	}
 	policy(t, func(t *testing.T, s *scripted) {
@@ -406,6 +402,56 @@ func TestPolicyRestore(t *testing.T) {
 	}, stateFile)
 }
 
+// TestPolicyUnusableState: a state file that is damaged, or of a state without remotes, does not show what to do. What
+// exists stays, the agent is not ready before its broker has sent its state, and the file remains as it is until then.
+func TestPolicyUnusableState(t *testing.T) {
+	for what, write := range map[string]func(n *kerneltest.Node, cfg *config.Agent){
+		"damaged": func(n *kerneltest.Node, cfg *config.Agent) {
+			writeState(n, cfg, remoteC2("n1", "n2")...)
+			info, _ := os.Stat(cfg.StateFile)
+			_ = os.Truncate(cfg.StateFile, info.Size()-7)
+		},
+		"without remotes": func(n *kerneltest.Node, cfg *config.Agent) { writeState(n, cfg) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			policy(t, func(t *testing.T, s *scripted) {
+				before := read(t, s.cfg.StateFile)
+				s.after(time.Hour)
+				if d, _ := s.kernel.Device(device); d == nil || len(d.Peers) != 1 || len(changes(s)) > 0 {
+					t.Errorf("the device that existed is now %v", d)
+				}
+				if err := s.ready(); err == nil || !strings.Contains(err.Error(), "has not sent its complete state yet") {
+					t.Errorf("ready: %v", err)
+				}
+				if read(t, s.cfg.StateFile) != before {
+					t.Error("an agent that has received nothing writes the file")
+				}
+				s.attach(t, remoteC2("n1", "n2")...)
+				if d, _ := s.kernel.Device(device); len(d.Peers) != 2 || s.ready() != nil {
+					t.Errorf("%d peers once the broker has sent its state; ready: %v", len(d.Peers), s.ready())
+				}
+			}, write, func(n *kerneltest.Node, cfg *config.Agent) { n.Put(earlier(cfg, "c2", peer(0))) })
+		})
+	}
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	must(t, err)
+	return string(data)
+}
+
+// writeState writes the state file of an agent that received this state.
+func writeState(n *kerneltest.Node, cfg *config.Agent, changes ...*semaphorev1.PeeringChange) {
+	state := newAgent(cfg, n, n.Guard())
+	state.send = func(*semaphorev1.AttachRequest) {}
+	(&scripted{agent: state}).attachWithoutLoop(changes...)
+	ctx, stop := context.WithCancel(context.Background())
+	stop() // it writes when it ends
+	_ = state.cache.Run(ctx)
+}
+
 // attachWithoutLoop is attach for an agent whose loop does not run.
 func (s *scripted) attachWithoutLoop(changes ...*semaphorev1.PeeringChange) {
 	s.Begin()
@@ -428,6 +474,7 @@ func (s *scripted) attachWithoutLoop(changes ...*semaphorev1.PeeringChange) {
 // TestPolicyOrphan: a device of an earlier agent that no broker names is reported, and removed only when the broker
 // orders it. A device of another program is never touched.
 func TestPolicyOrphan(t *testing.T) {
+	const long = "exp-1-aws-eu-west-1" // its device is called wg. and a hash
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t)
 		if got := s.reported("c9"); got.GetProblem() != notNamed || len(got.GetPublicKey()) != 32 {
@@ -437,9 +484,17 @@ func TestPolicyOrphan(t *testing.T) {
 		if d, _ := s.kernel.Device("wireguard.c9"); d == nil {
 			t.Fatal("the orphan is removed without the broker's word")
 		}
-		s.change(t, noDevice("c9"), noDevice("c8"), noDevice("c7"))
-		if d, _ := s.kernel.Device("wireguard.c9"); d != nil || s.reported("c9") != nil {
-			t.Errorf("the orphan stays at the broker's word: %v, reported %v", d, s.reported("c9"))
+		if s.reported(long) == nil || s.reported("c7") != nil {
+			t.Errorf("reported: %v; want the orphan of a long name, and no device of semaphore-wireguard", s.report)
+		}
+		s.change(t, noDevice("c9"), noDevice(long), noDevice("c8"), noDevice("c7"))
+		for _, orphan := range []string{"c9", long} {
+			if d, _ := s.kernel.Device(naming.Device(orphan)); d != nil || s.reported(orphan) != nil {
+				t.Errorf("the orphan stays although the broker orders its removal: %v, reported %v", d, s.reported(orphan))
+			}
+		}
+		if _, err := wireguard.ReadKey(s.cfg.WGKeyPath, "wireguard.c9"); err != nil {
+			t.Errorf("the orphan's key did not stay: %v", err)
 		}
 		if d, _ := s.kernel.Device("wireguard.c8"); d == nil {
 			t.Error("somebody else's interface is removed")
@@ -452,6 +507,7 @@ func TestPolicyOrphan(t *testing.T) {
 		}
 	}, func(n *kerneltest.Node, cfg *config.Agent) {
 		n.Put(earlier(cfg, "c9", peer(0)))
+		n.Put(earlier(cfg, long, peer(1)))
 		n.Put(&wireguard.Device{Name: "wireguard.c8", Alias: "someone's"})
 		n.Put(&wireguard.Device{Name: "wireguard.c7", PrivateKey: keyFile(cfg, "wireguard.c7"),
 			Peers: []wgtypes.Peer{peer(0)}})
@@ -521,8 +577,9 @@ func TestPolicyRotation(t *testing.T) {
 		s.receive(t, undelivered())
 		s.Ended(errors.New("broken"))
 		fourth := s.publicOf(t)
-		if _, err := (operator{agent: s.agent}).RotateKey(t.Context(),
-			&semaphorev1.RotateKeyRequest{Cluster: "c2"}); err == nil || s.publicOf(t) != fourth {
+		_, err := (operator{agent: s.agent}).RotateKey(t.Context(), &semaphorev1.RotateKeyRequest{Cluster: "c2"})
+		if grpcstatus.Code(err) != codes.FailedPrecondition || s.publicOf(t) != fourth ||
+			!strings.Contains(err.Error(), "no peer would get the new key") {
 			t.Errorf("an operator has the key replaced without a broker: %v", err)
 		}
 		if _, err := (operator{agent: s.agent}).RotateKey(t.Context(),

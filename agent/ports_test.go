@@ -50,12 +50,12 @@ func TestF29ListenPortIsTaken(t *testing.T) {
 		}
 		if d := deviceOn(t, h, device); d.ListenPort != 51820 || len(d.Peers) != 1 ||
 			b.reportOf("c2").GetListenPort() != 51820 {
-			t.Errorf("the device that stands has port %d, %d peers; tells port %d", d.ListenPort, len(d.Peers),
+			t.Errorf("the existing device has port %d, %d peers; the report port %d", d.ListenPort, len(d.Peers),
 				b.reportOf("c2").GetListenPort())
 		}
 		eventually(t, "the remote pod can be reached still", reachable)
 		if b.done() {
-			t.Error("it tells all as done")
+			t.Error("it reports all as applied")
 		}
 
 		b.say(deviceOf("c2", 51820, "10.2.0.0/16"))

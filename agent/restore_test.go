@@ -22,7 +22,7 @@ import (
 )
 
 // changesOf counts the kernel's notifications about interfaces and routes until the returned function is called.
-func changesOf(t *testing.T) (told func() int64) {
+func changesOf(t *testing.T) (notified func() int64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var n atomic.Int64
@@ -64,10 +64,10 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		tr := startTraffic(t)
 		b.stop()
 		kept(t, a, cfg)
-		told := changesOf(t)
+		notified := changesOf(t)
 		a = run(t, cfg)
 		took := eventually(t, "ready without a broker", ready)
-		if n := told(); n != 0 {
+		if n := notified(); n != 0 {
 			t.Errorf("%d changes of interfaces or routes by a restart", n)
 		}
 		if lost := tr.lost(t); lost != 0 {
@@ -91,11 +91,11 @@ func TestF07_AgentRestartsWithoutABroker(t *testing.T) {
 		time.Sleep(schedule.HealGap + 100*time.Millisecond) // the checks of the agent's own changes are over by now
 
 		tr = startTraffic(t)
-		told = changesOf(t)
+		notified = changesOf(t)
 		b.restart(t, "B")
 		eventually(t, "all is reported as done", b.done)
 		eventually(t, "the state is the broker's", func() bool { return statesBy(t, "broker") && !statesBy(t, "cache") })
-		if n := told(); n != 0 {
+		if n := notified(); n != 0 {
 			t.Errorf("%d changes of interfaces or routes by the broker's return", n)
 		}
 		if lost := tr.lost(t); lost != 0 {
@@ -149,11 +149,11 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 
 		time.Sleep(schedule.HealGap + 100*time.Millisecond) // the checks of the agent's own changes are over by now
 		tr := startTraffic(t)
-		told := changesOf(t)
+		notified := changesOf(t)
 		// The broker sends everything again.
 		b.restart(t, "B")
 		eventually(t, "all is reported as done", b.done)
-		if n := told(); n != 0 {
+		if n := notified(); n != 0 {
 			t.Errorf("%d changes of interfaces or routes by the broker's return", n)
 		}
 		if lost := tr.lost(t); lost != 0 {
@@ -200,44 +200,6 @@ func TestF08_NodeBootsWithoutABroker(t *testing.T) {
 	})
 }
 
-// TestStateFileIsRefused: an invalid state file is ignored: what exists stays, and the agent waits for its broker.
-func TestStateFileIsRefused(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		b, cfg, _, a := connect(t)
-		h := newHost(t)
-		before := deviceOn(t, h, device)
-		kept(t, a, cfg)
-		whole, err := os.ReadFile(cfg.StateFile)
-		must(t, err)
-		b.stop()
-		for what, data := range map[string][]byte{
-			"damaged":         whole[:len(whole)-7],
-			"newer":           bytes.Replace(whole, []byte("state 1 "), []byte("state 2 "), 1),
-			"another cluster": bytes.Replace(whole, []byte(" c1 "), []byte(" c7 "), 1),
-		} {
-			must(t, os.WriteFile(cfg.StateFile, data, 0o600))
-			a := run(t, cfg)
-			eventually(t, "it waits for its broker", func() bool {
-				code, page := fetch("readyz")
-				return code == http.StatusServiceUnavailable && strings.Contains(page, "never attached to the broker")
-			})
-			if statesBy(t, "cache") {
-				t.Errorf("%s: it is used", what)
-			}
-			a.stop(t)
-			same(t, before, deviceOn(t, h, device))
-			if now, _ := os.ReadFile(cfg.StateFile); !bytes.Equal(now, data) {
-				t.Errorf("%s: an agent that has heard nothing writes it", what)
-			}
-		}
-		eventually(t, "the tunnel carries traffic", reachable)
-		b.restart(t, "B")
-		a = run(t, cfg)
-		eventually(t, "all is reported as done", b.done)
-		kept(t, a, cfg)
-	})
-}
-
 // TestRemovedWhileAway: a remote that was removed while this node was away is removed when it is back, and its key too
 // if that is configured.
 func TestRemovedWhileAway(t *testing.T) {
@@ -281,21 +243,5 @@ func TestRemovedWhileAway(t *testing.T) {
 			t.Errorf("kept for the next start: %v", c.Networks)
 		}
 		eventually(t, "c2 can be reached still", reachable)
-	})
-}
-
-// TestStateWithoutRemotesIsNotReady: a state without remotes does not show what to do now, so the agent is not ready
-// before its broker has sent its own.
-func TestStateWithoutRemotesIsNotReady(t *testing.T) {
-	nodetest.Run(t, func(t *testing.T) {
-		b, cfg := newBroker(t)
-		a := run(t, cfg)
-		eventually(t, "ready", ready)
-		kept(t, a, cfg)
-		b.stop()
-		a = run(t, cfg)
-		eventually(t, "it waits for its broker",
-			func() bool { _, page := fetch("readyz"); return strings.Contains(page, "never attached") })
-		a.stop(t)
 	})
 }

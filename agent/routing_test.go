@@ -87,13 +87,13 @@ func TestAddressInsideARemotesSubnet(t *testing.T) {
 		bridge()
 		const conflict = "route 10.2.0.0/16 remains, but 10.2.0.0/16 contains 10.2.1.250, an address of this node: give " +
 			"interface docker0 another subnet"
-		told := func() bool {
+		reported := func() bool {
 			return b.reportOf("c2").GetProblem() == conflict &&
 				metric(t, `semaphore_agent_subnet_conflicts{cluster="c2",device="wireguard.c2"}`) == "1"
 		}
 		stands := func(when string) {
 			t.Helper()
-			eventually(t, when+": it is reported", told)
+			eventually(t, when+": it is reported", reported)
 			if !ready() {
 				t.Errorf("%s: not ready", when)
 			}

@@ -24,7 +24,8 @@ func (a *agent) start() error {
 	a.node.CheckAtStart()
 	if a.traffic == nil { // an earlier agent may have counted
 		if _, err := traffic.Remove(); err != nil {
-			slog.Warn("the tables that counted traffic by Service remain", "error", err)
+			slog.Warn("cannot remove the tables that counted traffic by Service; the agent retries when it restarts",
+				"error", err)
 		}
 	}
 	return nil
@@ -39,7 +40,8 @@ func (a *agent) restore(c *cache.Contents, err error) {
 		slog.Info("no state of an earlier agent to restore", "file", a.cfg.StateFile)
 	case err != nil:
 		event.Action, event.Detail = "refuse", err.Error()
-		a.events.Emit(event.Warn("the state file of an earlier agent cannot be used", "error", err))
+		a.events.Emit(event.Warn("cannot use the state file of an earlier agent; devices stay unchanged until the broker "+
+			"sends its state", "error", err))
 	case len(c.Networks) == 0: // the broker had no remotes then, and may have some now
 	default:
 		a.session.Restore(c.Networks, c.Confirmed)

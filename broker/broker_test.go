@@ -581,7 +581,8 @@ peer c2/n4: 172.18.2.24:51820 [10.2.4.0/24]`, "c2")
 		}
 		for _, line := range []string{
 			`semaphore_broker_connected{cluster="c2"} 1`, `semaphore_broker_connected{cluster="c3"} 0`,
-			`semaphore_broker_objects{cluster="c2",kind="node"} 3`, `semaphore_broker_snapshot_complete{cluster="c2",kind="service"} 1`,
+			`semaphore_broker_objects{cluster="c2",kind="node"} 3`,
+			`semaphore_broker_snapshot_complete{cluster="c2",kind="service"} 1`,
 			`semaphore_broker_snapshot_complete{cluster="c3",kind="service"} 0`, `semaphore_broker_agents_attached 1`,
 			`semaphore_broker_objects_desired{kind="service"} 2`, `semaphore_broker_objects_present{kind="service"} 2`,
 			`semaphore_broker_writes_total{kind="globalnetworkset",op="create",result="ok"} 1`,

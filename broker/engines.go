@@ -24,6 +24,7 @@ type engines struct {
 	tunnels  *tunnels.Engine
 	services *services.Engine
 	sets     *networksets.Engine
+	brake    config.Brake
 	warn     writes.Warn
 }
 
@@ -45,7 +46,7 @@ type braking interface {
 }
 
 func newEngines(cfg *config.Broker, peers tunnels.Peers, warn writes.Warn, now func() time.Time) engines {
-	e := engines{warn: warn}
+	e := engines{warn: warn, brake: cfg.Brake}
 	if cfg.Features.Has(config.Encryption) {
 		e.tunnels = tunnels.New(cfg, peers, warn, now)
 	}
@@ -99,14 +100,8 @@ func (e engines) Take(cluster string, r replica.Result) {
 		if h.Objects == h.Total { // those that follow belong to the same withdrawal
 			kind := semaphorev1.KindName(h.Kind)
 			e.warn(cluster, "HeldBack "+kind, finding.HeldBack, fmt.Sprintf(
-				"cluster %s withdrew so many %ss that the broker retains %d of %d until the cluster withdraws them again, or "+
-					"until `semaphorectl brake release %s`",
-				cluster,
-				kind,
-				h.Total,
-				h.Peak,
-				cluster,
-			))
+				"cluster %s withdrew so many %ss that the broker retains %d of %d %s",
+				cluster, kind, h.Total, h.Peak, e.brake.Until(cluster)))
 		}
 	}
 	for _, one := range e.all() {

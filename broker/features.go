@@ -101,7 +101,6 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 	return b, nil
 }
 
-// buildEncryption builds the parts that serve agents.
 func (b *broker) buildEncryption(p parts, state *peering.State) {
 	cfg := p.cfg
 	b.nodes = nodes.New(p.client, cfg.Families(), func(uid types.UID) { b.peering.NodeDeleted(uid) }, p.options)
@@ -143,7 +142,6 @@ func (b *broker) buildEncryption(p parts, state *peering.State) {
 	}
 }
 
-// buildServices builds the parts that mirror Services.
 func (b *broker) buildServices(p parts) error {
 	cfg := p.cfg
 	b.lists = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {

@@ -113,11 +113,11 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 			}
 		}
 	}
-	var told []string
+	var reported []string
 	eventually(t, "both are sent", func() (bool, string) {
-		told = append(told, beat()...)
-		slices.Sort(told)
-		return slices.Equal(told, []string{"taken not-written", long + " name-too-long"}), strings.Join(told, ", ")
+		reported = append(reported, beat()...)
+		slices.Sort(reported)
+		return slices.Equal(reported, []string{"taken not-written", long + " name-too-long"}), strings.Join(reported, ", ")
 	})
 	if again := beat(); len(again) > 0 {
 		t.Errorf("sent again: %q", again)
@@ -126,13 +126,13 @@ func TestOutcomesReachTheExporter(t *testing.T) {
 		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	told = nil
+	reported = nil
 	within(t, patience, "the end is sent", func() (bool, string) {
-		told = append(told, beat()...)
-		return slices.Contains(told, "taken "), strings.Join(told, ", ")
+		reported = append(reported, beat()...)
+		return slices.Contains(reported, "taken "), strings.Join(reported, ", ")
 	})
 	// A write to an overloaded apiserver may first fail for another reason, which is reported too.
-	for _, one := range told[:len(told)-1] {
+	for _, one := range reported[:len(reported)-1] {
 		if one != "taken not-written" {
 			t.Errorf("before the end %q is sent", one)
 		}

@@ -140,7 +140,8 @@ func TestDeposedBroker(t *testing.T) {
 	}
 	later, err := kubernetes.NewForConfig(p.rest)
 	must(t, err)
-	for name, client := range map[string]kubernetes.Interface{"client": p.client, "unlimited": p.unlimited, "later": later} {
+	for name, client := range map[string]kubernetes.Interface{"client": p.client, "unlimited": p.unlimited,
+		"later": later} {
 		api := client.CoreV1().ConfigMaps("semaphore")
 		_, err := api.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "late-"}},
 			metav1.CreateOptions{})

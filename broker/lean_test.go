@@ -267,7 +267,8 @@ func TestRevisionOf(t *testing.T) {
 		want    uint64
 		message *semaphorev1.AttachResponse
 	}{
-		{0, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{Attached: &semaphorev1.Attached{Node: "n1"}}}},
+		{0, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Attached{
+			Attached: &semaphorev1.Attached{Node: "n1"}}}},
 		{7, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Synced{Synced: &semaphorev1.Synced{Revision: 7,
 			Clusters: []string{"c2"}}}}},
 		{9, &semaphorev1.AttachResponse{Message: &semaphorev1.AttachResponse_Changes{Changes: &semaphorev1.PeeringChanges{

@@ -98,7 +98,8 @@ func TestImportsOfBothFamilies(t *testing.T) {
 			}
 			inShop := endpoints("shop", mcsv1beta1.LabelServiceName+"="+name+",!"+discoveryv1.LabelServiceName)
 			ofDerived := endpoints("semaphore", discoveryv1.LabelServiceName+"="+derived)
-			seen := fmt.Sprint(i.Spec.IPs, i.Spec.IPFamilies, i.Status.Conditions, s.Spec.ClusterIPs, " ", ofDerived, " ", inShop)
+			seen := fmt.Sprint(i.Spec.IPs, i.Spec.IPFamilies, i.Status.Conditions, s.Spec.ClusterIPs, " ", ofDerived, " ",
+				inShop)
 			if fmt.Sprint(i.Spec.IPFamilies) != want.families || !slices.Equal(i.Spec.IPs, s.Spec.ClusterIPs) ||
 				len(i.Spec.IPs) != len(i.Spec.IPFamilies) || len(i.Status.Conditions) != 1 ||
 				i.Status.Conditions[0].Status != metav1.ConditionTrue || inShop != want.endpoints || ofDerived != want.endpoints {

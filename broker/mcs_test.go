@@ -38,7 +38,8 @@ func exportedService(ns, name string, ports ...int32) *semaphorev1.Object {
 // debugger returns the client of the broker's DebugService, like semaphorectl.
 func (w *world) debugger(t *testing.T) semaphorev1.DebugServiceClient {
 	t.Helper()
-	conn, err := grpc.NewClient("unix://"+w.cfg.Listen.DebugSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+w.cfg.Listen.DebugSocket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,10 +35,10 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 
 // signals returns the current signals of each remote.
 func (b *broker) signals() map[string]presence.Signals {
-	spoke := b.federation.LastPayload()
+	lastPayload := b.federation.LastPayload()
 	out := map[string]presence.Signals{}
 	for cluster, tunnels := range b.peering.Tunnels() {
-		out[cluster] = presence.Signals{LastHeard: spoke[cluster], Agents: tunnels.Nodes, Talking: tunnels.Talking}
+		out[cluster] = presence.Signals{LastHeard: lastPayload[cluster], Agents: tunnels.Nodes, Talking: tunnels.Talking}
 	}
 	return out
 }

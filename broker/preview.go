@@ -182,8 +182,8 @@ func (v *previewing) brake(name string, was, now map[semaphorev1.Kind]int) {
 	for _, kind := range semaphorev1.Kinds {
 		if gone := was[kind] - now[kind]; v.now.Brake.Brakes(gone, was[kind]) {
 			v.Add(debug.Note, "exports of "+name, name, finding.HeldBack, fmt.Sprintf("%d of %d objects of kind %s would be "+
-				"withdrawn: whatever is deleted below, the brake retains them until `semaphorectl brake release %s`", gone,
-				was[kind], semaphorev1.KindName(kind), name))
+				"withdrawn: whatever is deleted below, the brake retains them %s", gone, was[kind],
+				semaphorev1.KindName(kind), v.now.Brake.Until(name)))
 		}
 	}
 }

@@ -69,7 +69,8 @@ slice of c2-shop-73736d-echo: 10.2.1.5`
 	preview("nothing is known of it", `accept RemoteCluster c3 c3: would be in effect, encryption strict, UDP port 7776
 note exports of c3 c3: not known here: give its --context, and a RemoteCluster of c1 for it, too`,
 		remote("c3", third))
-	preview("what it would export is known", `accept RemoteCluster c3 c3: would be in effect, encryption strict, UDP port 7776
+	preview("what it would export is known",
+		`accept RemoteCluster c3 c3: would be in effect, encryption strict, UDP port 7776
 note exports of c3 c3: 2 objects of kind service would be accepted
 note exports of c3 c3: 2 objects of kind endpointslice would be accepted
 refuse endpointslice shop/echo-2 c3 ip-outside-pod-subnets: 
@@ -103,7 +104,8 @@ delete service semaphore/c2-shop-73736d-echo: `,
 	if refused == 0 {
 		t.Error("no question of the flood was refused")
 	}
-	if _, err := client.Locate(t.Context(), &semaphorev1.LocateRequest{Object: serviceObject("shop", "echo").GetKey()}); err != nil {
+	if _, err := client.Locate(t.Context(), &semaphorev1.LocateRequest{
+		Object: serviceObject("shop", "echo").GetKey()}); err != nil {
 		t.Errorf("after the flood: %v", err)
 	}
 

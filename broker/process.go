@@ -139,7 +139,8 @@ func unlimited(cfg *rest.Config) (kubernetes.Interface, error) {
 func newBuilt(reg prometheus.Registerer) prometheus.Counter {
 	built := prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "semaphore_broker_engines_built_total",
-		Help: "How often this leader built its engines: once when it began, and once for each change of a remote's subnets, " +
+		Help: "How often this leader built its engines: once when it began, and once for each change of a remote's " +
+			"subnets, " +
 			"prefix or address family. Agents attach again each time.",
 	})
 	reg.MustRegister(built)
@@ -189,7 +190,6 @@ func newFederation(p *process) *federation.Server {
 	})
 }
 
-// newDebugger returns the DebugService.
 func (p *process) newDebugger() semaphorev1.DebugServiceServer {
 	var sets debug.Sets // nil if policy is off
 	var who debug.Holders

@@ -24,7 +24,8 @@ func TestRestoredEtcd(t *testing.T) {
 			[]*semaphorev1.Object{serviceObject("shop", "echo", 80), sliceObject("shop", "echo-x", "echo", "10.2.1.5")}, `
 service c2-shop-73736d-echo: 80
 slice of c2-shop-73736d-echo: 10.2.1.5`},
-		{"policy alone", config.Features{config.Policy}, []*semaphorev1.Object{memberObject("shop", "web-0", "u1", "web", "10.2.1.5")}, `
+		{"policy alone", config.Features{config.Policy},
+			[]*semaphorev1.Object{memberObject("shop", "web-0", "u1", "web", "10.2.1.5")}, `
 set c2-shop-web: 10.2.1.5/32`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

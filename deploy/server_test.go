@@ -158,7 +158,8 @@ func testRightsByFeature(t *testing.T, s *server) {
 			"broker":   {inSemaphore: []string{events}},
 		},
 		"dns": {
-			"broker": {everywhere: []string{"configmaps: get update only [coredns coredns-custom]"}, inSemaphore: []string{events}},
+			"broker": {everywhere: []string{"configmaps: get update only [coredns coredns-custom]"},
+				inSemaphore: []string{events}},
 		},
 		"mcs": {
 			"exporter": {everywhere: []string{

@@ -29,9 +29,11 @@ configMapGenerator:
 // finds the ConfigMap with the own subnets.
 func TestPoliciesFindSubnets(t *testing.T) {
 	for name, text := range map[string]string{
-		"as shipped":                               "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n",
-		"in a namespace":                           "namespace: federation\nresources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n",
-		"with a namePrefix":                        "namePrefix: other-\nresources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n",
+		"as shipped": "resources: [DEPLOY/example/c1]\ncomponents: [DEPLOY/features/mcs]\n",
+		"in a namespace": "namespace: federation\nresources: [DEPLOY/example/c1]\n" +
+			"components: [DEPLOY/features/mcs]\n",
+		"with a namePrefix": "namePrefix: other-\nresources: [DEPLOY/example/c1]\n" +
+			"components: [DEPLOY/features/mcs]\n",
 		"without agents":                           withoutAgents,
 		"without agents, in a namespace":           "namespace: federation\n" + withoutAgents,
 		"without agents, in a namespace of a base": "namespace: federation\nresources: [DEPLOY/broker]\n",

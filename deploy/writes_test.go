@@ -389,7 +389,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 	veiled := ofCalico("GlobalNetworkSet", "c2-shop-veiled", nil, map[string]any{"nets": []any{"10.2.0.1/32"}})
 	veiled.SetAnnotations(
 		map[string]string{
-			"projectcalico.org/metadata": `{"labels":{"app.kubernetes.io/managed-by":"semaphore-broker","managed-by":"semaphore-policy"}}`,
+			"projectcalico.org/metadata": `{"labels":{"app.kubernetes.io/managed-by":"semaphore-broker",` +
+				`"managed-by":"semaphore-policy"}}`,
 		},
 	)
 	theirs := ofCalico("GlobalNetworkSet", "c2-shop-theirs", map[string]any{"managed-by": "semaphore-policy"},
@@ -569,7 +570,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 				"c2-shop-73736d-echo",
 				types.MergePatchType,
 				[]byte(
-					`{"status":{"conditions":[{"type":"LoadBalancerPortsError","status":"True","reason":"x","lastTransitionTime":"2026-01-01T00:00:00Z","message":""}]}}`,
+					`{"status":{"conditions":[{"type":"LoadBalancerPortsError","status":"True","reason":"x",`+
+						`"lastTransitionTime":"2026-01-01T00:00:00Z","message":""}]}}`,
 				),
 				metav1.PatchOptions{},
 				"status",
@@ -663,7 +665,8 @@ func attackWithToken(t *testing.T, s *server, account string) {
 			says{"no node and no pod"}},
 		{"Endpoints with a pod", createEndpoints("c2-shop-73736d-try",
 			listing("notReadyAddresses",
-				map[string]any{"ip": "10.2.0.6", "targetRef": map[string]any{"kind": "Pod", "name": "p"}})), says{"no node and no pod"}},
+				map[string]any{"ip": "10.2.0.6", "targetRef": map[string]any{"kind": "Pod", "name": "p"}})),
+			says{"no node and no pod"}},
 		{"Endpoints with an annotation that others act on",
 			createEndpoints("c2-shop-73736d-try",
 				atField("x", "metadata", "annotations", "endpoints.kubernetes.io/last-change-trigger-time")),

@@ -43,7 +43,8 @@ func TestDefinitionIsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(want) != got {
-		t.Errorf("docs/%s differs from the definition: go test ./docs -run TestDefinitionIsDocumented -update writes it", file)
+		t.Errorf("docs/%s differs from the definition: go test ./docs -run TestDefinitionIsDocumented -update writes it",
+			file)
 	}
 }
 
@@ -143,7 +144,8 @@ func limits(s *apiextensionsv1.JSONSchemaProps) (out []string) {
 	for _, bound := range []struct {
 		least, most *int64
 		what        string
-	}{{s.MinItems, s.MaxItems, "items"}, {s.MinLength, s.MaxLength, "characters"}, {whole(s.Minimum), whole(s.Maximum), ""}} {
+	}{{s.MinItems, s.MaxItems, "items"}, {s.MinLength, s.MaxLength, "characters"},
+		{whole(s.Minimum), whole(s.Maximum), ""}} {
 		switch what := strings.TrimSpace(" " + bound.what); {
 		case bound.most != nil && bound.least != nil:
 			out = append(out, strings.TrimSpace(fmt.Sprintf("%d to %d %s", *bound.least, *bound.most, what)))

@@ -64,7 +64,7 @@ var owners = map[string][]string{
 	"agent/hostnet":  {"agent/device", "agent/keys", "agent/peers"},
 	"agent/device":   {"agent"},
 
-	// Engines decide what is wanted, and know nobody who writes it or hears of it.
+	// Engines decide what is desired, and do not know who writes it or receives it.
 	"exporter/conditions": {"exporter", "exporter/feedback", "exporter/publish", "exporter/watch"},
 	"broker/services": {"broker/apply", "broker/federation", "broker/informers", "broker/networksets", "broker/peering",
 		"broker/tunnels"},

@@ -10,7 +10,8 @@ import (
 )
 
 // ownLog is code that writes to a log beside the program's, which has no bounds.
-var ownLog = regexp.MustCompile(`\bslog\.(New|NewTextHandler|NewJSONHandler|SetDefault|NewLogLogger)\b|\bFprint\w*\(os\.Stderr\b`)
+var ownLog = regexp.MustCompile(`\bslog\.(New|NewTextHandler|NewJSONHandler|SetDefault|NewLogLogger)\b|` +
+	`\bFprint\w*\(os\.Stderr\b`)
 
 // TestLogsAreLimited: all that the parts log goes through internal/program, which bounds how often a line is written:
 // neither a remote nor a retry can fill a disk.

@@ -109,7 +109,8 @@ func (b *explainBed) oneAway(ctx context.Context, t *testing.T) {
 	asked := []struct{ args, says string }{
 		{"--context c1 c1/shop/web-7d9f echo.shop.svc.cluster.c2:8080", "no --context is of c2"},
 		{"--context c1 c1/shop/web-7d9f " + target + ":8080", "no --context is of c2"},
-		{"--kubeconfig " + without2 + " --context c1 --context c2 c1/shop/web-7d9f echo.shop.svc.cluster.c2:8080", "context c2: "},
+		{"--kubeconfig " + without2 + " --context c1 --context c2 c1/shop/web-7d9f echo.shop.svc.cluster.c2:8080",
+			"context c2: "},
 		{"--kubeconfig " + without2 + " --context c1 --context c2 c1/shop/web-7d9f c2/shop/echo:8080", "context c2: "},
 		{"--kubeconfig " + without2 + " --context c1 --context c2 c1/shop/web-7d9f " + target, "context c2: "},
 	}
@@ -172,10 +173,12 @@ func (b *explainBed) traces(ctx context.Context, t *testing.T) {
 		object string
 		hops   []string
 	}{
-		{"service/shop/echo", []string{"source of c2", "export of c2", "stream of c2", "accept of c1", "plan of c1", "write of c1"}},
+		{"service/shop/echo", []string{"source of c2", "export of c2", "stream of c2", "accept of c1", "plan of c1",
+			"write of c1"}},
 		{"setmember/shop/web-7d9f", []string{"source of c1", "export of c1", "stream of c1", "accept of c2", "plan of c2",
 			"write of c2"}},
-		{"node/" + node2, []string{"source of c2", "export of c2", "stream of c2", "accept of c1", "plan of c1", "agents of c1",
+		{"node/" + node2, []string{"source of c2", "export of c2", "stream of c2", "accept of c1", "plan of c1",
+			"agents of c1",
 			kernel}},
 	} {
 		must(t, until(ctx, settle, func() error {
@@ -213,7 +216,8 @@ func (b *explainBed) watches(ctx context.Context, t *testing.T) {
 	watching, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {
-		_, err := b.commands(watching, "exec semaphorectl debug watch --context c1 --context c2 service/shop/echo > watch.txt", 0)
+		_, err := b.commands(watching,
+			"exec semaphorectl debug watch --context c1 --context c2 service/shop/echo > watch.txt", 0)
 		ended <- err
 	}()
 	defer func() {
@@ -225,8 +229,9 @@ func (b *explainBed) watches(ctx context.Context, t *testing.T) {
 		// A change before it watches is not seen: the next one is.
 		port++
 		b.shell(ctx, t, fmt.Sprintf(`kubectl --context c2 -n shop patch service echo --type=json -p '[{"op": "replace",
-			"path": "/spec/ports/1", "value": {"name": "other", "port": %d}}]' || kubectl --context c2 -n shop patch service echo \
-			--type=json -p '[{"op": "add", "path": "/spec/ports/-", "value": {"name": "other", "port": %[1]d}}]'`, port))
+			"path": "/spec/ports/1", "value": {"name": "other", "port": %d}}]' ||
+			kubectl --context c2 -n shop patch service echo --type=json -p '[{"op": "add",
+			"path": "/spec/ports/-", "value": {"name": "other", "port": %[1]d}}]'`, port))
 		time.Sleep(2 * time.Second)
 		text, err := os.ReadFile(filepath.Join(b.dir, "watch.txt"))
 		if err != nil {
@@ -248,14 +253,16 @@ func (b *explainBed) watches(ctx context.Context, t *testing.T) {
 		}
 		return fmt.Errorf("no change passes from exporter/c2 to broker/c1:\n%s", text)
 	}))
-	b.shell(ctx, t, `kubectl --context c2 -n shop patch service echo --type=json -p '[{"op": "remove", "path": "/spec/ports/1"}]'`)
+	b.shell(ctx, t, `kubectl --context c2 -n shop patch service echo --type=json -p '[{"op": "remove", "path": `+
+		`"/spec/ports/1"}]'`)
 }
 
 // bundles makes an archive of both clusters after a part was restarted. It has the state of all sides and the logs, and
 // neither a value of a Secret nor anything like a key.
 func (b *explainBed) bundles(ctx context.Context, t *testing.T) {
 	const restarts = "kubectl --context c2 -n semaphore get pods -l app.kubernetes.io/component=exporter -o " +
-		"jsonpath='{.items[0].status.containerStatuses[0].lastState.terminated.exitCode}{.items[0].status.containerStatuses[0].ready}'"
+		"jsonpath='{.items[0].status.containerStatuses[0].lastState.terminated.exitCode}" +
+		"{.items[0].status.containerStatuses[0].ready}'"
 	onNode("c2", "sh", "-c", "kill $(pidof semaphore-exporter)")(ctx, t, b)
 	must(t, until(ctx, settle, func() error {
 		out, err := b.commands(ctx, restarts, 0)
@@ -267,7 +274,8 @@ func (b *explainBed) bundles(ctx context.Context, t *testing.T) {
 	node := b.c1.Nodes[0].Name
 	all := b.unpacked(ctx, t, "plain", "--agent "+node)
 	for _, c := range []string{"c1", "c2"} {
-		for _, file := range []string{"status/broker.json", "status/exporter.json", "status/agent-" + node + ".json", "sets.json",
+		for _, file := range []string{"status/broker.json", "status/exporter.json", "status/agent-" + node + ".json",
+			"sets.json",
 			"objects/corefiles.json", "objects/ippools.json", "objects/blockaffinities.json", "objects/nodes.json"} {
 			if all[c+"/"+file] == "" {
 				t.Errorf("the archive lacks %s/%s", c, file)
@@ -290,7 +298,8 @@ func (b *explainBed) bundles(ctx context.Context, t *testing.T) {
 	b.noSecrets(ctx, t, all)
 	hidden := b.unpacked(ctx, t, "hidden", "--hash-names")
 	for name, text := range hidden {
-		if found := regexp.MustCompile(`\b(web-7d9f|web-of-c1|` + regexp.QuoteMeta(node) + `)\b`).FindString(name + "\n" + text); found != "" {
+		if found := regexp.MustCompile(`\b(web-7d9f|web-of-c1|` + regexp.QuoteMeta(node) + `)\b`).
+			FindString(name + "\n" + text); found != "" {
 			t.Errorf("with --hash-names %s has the name %s", name, found)
 		}
 	}

@@ -161,7 +161,8 @@ func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 		if rows := d.page.Rows("#findings tbody"); len(rows) != len(m.Findings) {
 			return fmt.Errorf("the findings are %q; status has %+v", rows, m.Findings)
 		}
-		if rows := d.page.Rows("#traffic tbody"); len(rows) != len(m.Traffic) || len(rows) == 0 || rows[0][0] != m.Traffic[0].Service {
+		if rows := d.page.Rows("#traffic tbody"); len(rows) != len(m.Traffic) || len(rows) == 0 ||
+			rows[0][0] != m.Traffic[0].Service {
 			return fmt.Errorf("the traffic is %q; status has %+v", rows, m.Traffic)
 		}
 		if rows := d.page.Rows("#nodes tbody"); len(rows) != len(d.c1.Nodes) || rows[0][1] != "attached" {

@@ -406,7 +406,8 @@ func (b *documentsBed) ownValues(t *testing.T, c *testbed.Cluster) {
 		remotes := filepath.Join(b.dir, "overlay", c.Name, "remotes")
 		must(t, os.Rename(filepath.Join(remotes, "c2.yaml"), filepath.Join(remotes, "c1.yaml")))
 	}
-	for _, name := range []string{"kustomization.yaml", "exporter.yaml", "broker.yaml", "remotes/" + other.Name + ".yaml"} {
+	for _, name := range []string{"kustomization.yaml", "exporter.yaml", "broker.yaml", "remotes/" + other.Name +
+		".yaml"} {
 		file := filepath.Join(b.dir, "overlay", c.Name, name)
 		text, err := os.ReadFile(file)
 		must(t, err)

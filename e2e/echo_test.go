@@ -46,7 +46,8 @@ spec:
           image: testbed.local/testbed:1
           command: [testbed, echo]
           ports: [{containerPort: 8080, name: http}]
-          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 10}
+          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1, timeoutSeconds: 10,
+            failureThreshold: 10}
           lifecycle: {%[6]s}
 ---
 `, e.name, cmp.Or(e.app, e.name), max(1, e.replicas), max(1, e.grace), e.strategy, e.lifecycle)

@@ -265,7 +265,8 @@ func TestExplainDocumentsEachLink(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "docs", "explain.md"))
 	must(t, err)
 	var got, want []string
-	for _, m := range regexp.MustCompile("(?m)^\\| [^|]+ \\| \\[`(path-[a-z-]+)`\\]\\([^)]*\\) \\| [^|]+ \\| ([^|]+) \\|$").
+	row := regexp.MustCompile("(?m)^\\| [^|]+ \\| \\[`(path-[a-z-]+)`\\]\\([^)]*\\) \\| [^|]+ \\| ([^|]+) \\|$")
+	for _, m := range row.
 		FindAllStringSubmatch(string(page), -1) {
 		got = append(got, m[1]+": "+m[2])
 	}
@@ -294,7 +295,8 @@ func TestExplain(t *testing.T) {
 	for _, step := range []struct {
 		name string
 		run  func(context.Context, *testing.T)
-	}{{"forms", b.forms}, {"a cluster is away", b.oneAway}, {"trace", b.traces}, {"watch", b.watches}, {"bundle", b.bundles}} {
+	}{{"forms", b.forms}, {"a cluster is away", b.oneAway}, {"trace", b.traces}, {"watch", b.watches},
+		{"bundle", b.bundles}} {
 		if !t.Run(step.name, func(t *testing.T) { step.run(ctx, t) }) && os.Getenv("EXPLAIN_ALL") == "" {
 			t.FailNow()
 		}
@@ -367,7 +369,8 @@ func (b *explainBed) keepAsking(ctx context.Context, t *testing.T, service strin
 	go func() {
 		defer close(ended)
 		for ctx.Err() == nil {
-			_, _ = client.Exec(ctx, "curl", "-s", "--max-time", "1", "-o", "/dev/null", "http://"+service+".shop.svc.cluster.c2:8080/")
+			_, _ = client.Exec(ctx, "curl", "-s", "--max-time", "1", "-o", "/dev/null", "http://"+service+
+				".shop.svc.cluster.c2:8080/")
 			select {
 			case <-ctx.Done():
 			case <-time.After(time.Second):

@@ -386,7 +386,7 @@ func (b *servicesBed) cutOff(ctx context.Context, t *testing.T, l *load) {
 	answers(ctx, t, l, settle, "near")
 	if status, err := b.ctl(ctx, b.c1, "broker", "status"); !strings.Contains(status+fmt.Sprint(err),
 		"cluster c2 is gone since") {
-		t.Errorf("the status does not tell: %v\n%s", err, status)
+		t.Errorf("the status does not have it: %v\n%s", err, status)
 	}
 	if now := standing(); now != mirror {
 		t.Errorf("the mirror was written to: %s, was %s", now, mirror)

@@ -338,7 +338,6 @@ func (in *Installation) Semaphorectl(ctx context.Context, args ...string) (strin
 	return out.String(), nil
 }
 
-// removeDNS removes the DNS block.
 func (in *Installation) removeDNS(ctx context.Context, c *testbed.Cluster) error {
 	return c.AppendCorefile(ctx, "")
 }

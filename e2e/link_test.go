@@ -184,7 +184,8 @@ func (b *documentsBed) started(ctx context.Context, t *testing.T) string {
 	t.Helper()
 	out, err := b.commands(
 		ctx,
-		`for c in c1 c2; do kubectl --context $c -n semaphore get pods -o jsonpath='{range .items[*]}{.metadata.name} {.status.containerStatuses[*].state.running.startedAt}{"\n"}{end}'; done`,
+		`for c in c1 c2; do kubectl --context $c -n semaphore get pods -o jsonpath='{range .items[*]}{.metadata.name} `+
+			`{.status.containerStatuses[*].state.running.startedAt}{"\n"}{end}'; done`,
 		0,
 	)
 	must(t, err)

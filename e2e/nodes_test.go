@@ -434,7 +434,8 @@ spec:
       containers:
         - name: main
           image: testbed.local/testbed:1
-          command: [sh, -c, "while true; do curl -s -o /dev/null --max-time 1 http://%s:8080/ && echo reached; sleep 0.1; done"]
+          command: [sh, -c,
+            "while true; do curl -s -o /dev/null --max-time 1 http://%s:8080/ && echo reached; sleep 0.1; done"]
 `
 
 // chatterOn returns the chatter pod on a node, if it runs.

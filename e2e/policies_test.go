@@ -44,7 +44,8 @@ func TestPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := 0
-	for _, found := range regexp.MustCompile("(?s)<!-- policy: ([a-z-]+) -->\n```yaml\n(.*?)```\n").FindAllStringSubmatch(string(page), -1) {
+	example := regexp.MustCompile("(?s)<!-- policy: ([a-z-]+) -->\n```yaml\n(.*?)```\n")
+	for _, found := range example.FindAllStringSubmatch(string(page), -1) {
 		name, manifest := found[1], found[2]
 		want, ok := expected[name]
 		if !ok {

@@ -55,7 +55,8 @@ spec:
           image: testbed.local/testbed:1
           command: [testbed, echo]
           ports: [{containerPort: 8080, name: http}]
-          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 10}
+          readinessProbe: {httpGet: {path: /healthz, port: http}, periodSeconds: 1, timeoutSeconds: 10,
+            failureThreshold: 10}
 ---
 apiVersion: v1
 kind: Service

@@ -183,7 +183,7 @@ const staleFor = time.Second
 // exceeds the bound.
 func (b *policyBed) leftInTime(ctx context.Context, t *testing.T, address string) time.Duration {
 	t.Helper()
-	// c2's apiserver tells its exporter, and c1's Felix.
+	// c2's apiserver notifies its exporter, and c1's Felix.
 	there, here := kubetest.WriteBeside(t, b.c2.Client), kubetest.WriteBeside(t, b.c1.Client)
 	defer there.Stop()
 	defer here.Stop()

@@ -133,7 +133,8 @@ func (b *documentsBed) testVerify(ctx context.Context, t *testing.T) {
 	})
 	// Break one thing in each direction at once: a failing check uses all of verify's time.
 	t.Run("policy that blocks, and mirror that export rules withhold", func(t *testing.T) {
-		policy := `{apiVersion: crd.projectcalico.org/v1, kind: GlobalNetworkPolicy, metadata: {name: default.blocks}, spec: {order: 10, ` +
+		policy := `{apiVersion: crd.projectcalico.org/v1, kind: GlobalNetworkPolicy, metadata: {name: default.blocks}, ` +
+			`spec: {order: 10, ` +
 			`selector: "semaphore.uw.io/verify == 'server'", types: [Ingress], ingress: [{action: Deny, source: {nets: ["` +
 			c1.PodCIDR.String() + `"]}}, {action: Allow}]}}`
 		must(t, c2.ApplyYAML(ctx, policy))

@@ -102,15 +102,16 @@ func TestAnnotationOfServices(t *testing.T) {
 		err := patch(`{"spec":{"selector":{"app":"evil"}}}`)
 		return err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
 	})
+	tooLong := `{"metadata":{"annotations":{"semaphore.uw.io/export-status":"` + strings.Repeat("x", 2049) + `"}}}`
 	for body, refusal := range map[string]string{
-		`{"spec":{"selector":{"app":"evil"}}}`:                                                               "neither spec nor status",
-		`{"spec":{"externalIPs":["192.0.2.1"]}}`:                                                             "neither spec nor status",
-		`{"metadata":{"labels":{"mirror.semaphore.uw.io/mirror-service":"true"}}}`:                           "neither labels",
-		`{"metadata":{"annotations":{"mine":null}}}`:                                                         "not mine",
-		`{"metadata":{"annotations":{"semaphore.uw.io/export-to":"c9"}}}`:                                    "not semaphore.uw.io/export-to",
-		`{"metadata":{"finalizers":["example.org/f"]}}`:                                                      "nor finalizers",
-		`{"metadata":{"annotations":{"semaphore.uw.io/export-status":"` + strings.Repeat("x", 2049) + `"}}}`: "at most 2048",
-		`{"metadata":{"annotations":{"semaphore.uw.io/export-status":"x"}}}`:                                 "",
+		`{"spec":{"selector":{"app":"evil"}}}`:                                     "neither spec nor status",
+		`{"spec":{"externalIPs":["192.0.2.1"]}}`:                                   "neither spec nor status",
+		`{"metadata":{"labels":{"mirror.semaphore.uw.io/mirror-service":"true"}}}`: "neither labels",
+		`{"metadata":{"annotations":{"mine":null}}}`:                               "not mine",
+		`{"metadata":{"annotations":{"semaphore.uw.io/export-to":"c9"}}}`:          "not semaphore.uw.io/export-to",
+		`{"metadata":{"finalizers":["example.org/f"]}}`:                            "nor finalizers",
+		tooLong: "at most 2048",
+		`{"metadata":{"annotations":{"semaphore.uw.io/export-status":"x"}}}`: "",
 	} {
 		if err := patch(body); refusal == "" && err != nil || refusal != "" &&
 			(err == nil || !strings.Contains(err.Error(), refusal)) {

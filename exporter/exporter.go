@@ -356,7 +356,8 @@ var (
 		"Unix time of the last message of the broker of the cluster; absent before the first.", []string{"cluster"}, nil)
 	lagsDesc = prometheus.NewDesc(
 		"semaphore_exporter_apiserver_lags",
-		"1 while a kind is not sent to the cluster, because the cluster received a newer state before than the apiserver returns.",
+		"1 while a kind is not sent to the cluster, because the cluster received a newer state before than the apiserver "+
+			"returns.",
 		[]string{"cluster", "kind"},
 		nil,
 	)

@@ -71,7 +71,7 @@ func kindOf(o metav1.Object) semaphorev1.Kind {
 	return semaphorev1.Kind_KIND_UNSPECIFIED
 }
 
-// locateExport adds what is exported, and how each stream stands with it.
+// locateExport adds what is exported, and how far each stream is with it.
 func (e *exporter) locateExport(l catalog.Located, out *debug.Places) {
 	place := debug.Place{Hop: debug.HopExport, Object: l.Key.String(), Observed: l.ObservedAt, State: debug.PlaceAbsent}
 	why := strings.Join(l.Problems, "; ")

@@ -42,7 +42,7 @@ func TestPreview(t *testing.T) {
 	bed.create(object("c2", `{podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}`))
 	const all = "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
 	within(t, "c2 holds what is exported", func() bool { return c2.holds() == all })
-	told := c2.changes()
+	sent := c2.changes()
 
 	preview := func(to string, objects ...string) (string, *semaphorev1.PreviewResponse) {
 		t.Helper()
@@ -138,8 +138,8 @@ export 1 objects of kind endpointslice c3`)
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
-	if n := c2.changes(); n != told {
-		t.Errorf("previews sent c2 %d changes", n-told)
+	if n := c2.changes(); n != sent {
+		t.Errorf("previews sent c2 %d changes", n-sent)
 	}
 	if got := c3.holds(); got != strings.Join(would, ", ") {
 		t.Errorf("c3 holds %s", got)

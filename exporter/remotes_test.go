@@ -29,13 +29,13 @@ import (
 // counting counts what a broker receives.
 type counting struct {
 	broker
-	mu   sync.Mutex
-	told int
+	mu       sync.Mutex
+	received int
 }
 
 func (c *counting) Take(cluster string, r replica.Result) {
 	c.mu.Lock()
-	c.told += len(r.Changes)
+	c.received += len(r.Changes)
 	c.mu.Unlock()
 	c.broker.Take(cluster, r)
 }
@@ -43,7 +43,7 @@ func (c *counting) Take(cluster string, r replica.Result) {
 func (c *counting) changes() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.told
+	return c.received
 }
 
 // remotesBed is an apiserver with the RemoteCluster CRD and the objects of populate, and keys of three clusters.
@@ -142,9 +142,10 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	const all = "endpointslice shop/echo-1, node n1, service shop/echo, setmember shop/web"
 	within(t, "c2 holds what is exported", func() bool { return c2.holds() == all })
 	exporting("c2", "Connected")
-	since, told := e.status().GetLinks()[0].GetSince().AsTime(), c2.changes()
+	since, received := e.status().GetLinks()[0].GetSince().AsTime(), c2.changes()
 
-	const specOfC3 = `podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 7801}, broker: {address: "`
+	const specOfC3 = `podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 7801}, broker: ` +
+		`{address: "`
 	const withheld = `export: {rules: [{kinds: [services], namespaces: [shop], action: Withhold}]}`
 	create("c3", `{`+specOfC3+at3+`"}, `+withheld+`}`)
 	within(t, "c3 holds what it may see", func() bool { return c3.holds() == "node n1, setmember shop/web" })
@@ -153,7 +154,8 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	within(t, "c3 holds all", func() bool { return c3.holds() == all })
 	patch(
 		"c3",
-		`{"spec":{"export":{"rules":[{"selector":{"matchLabels":{"semaphore.uw.systems/name":"front"}},"action":"Withhold"}]}}}`,
+		`{"spec":{"export":{"rules":[{"selector":{"matchLabels":{"semaphore.uw.systems/name":"front"}},`+
+			`"action":"Withhold"}]}}}`,
 	)
 	within(t, "c3 loses what its rule withholds",
 		func() bool { return c3.holds() == "endpointslice shop/echo-1, node n1, service shop/echo" })
@@ -161,8 +163,8 @@ func TestFollowsRemoteClusters(t *testing.T) {
 		!link.GetSince().AsTime().Equal(since) {
 		t.Errorf("the stream to c2 is another: %v, and began at %s", link, since)
 	}
-	if n := c2.changes(); n != told {
-		t.Errorf("c2 received %d changes while only c3 changed", n-told)
+	if n := c2.changes(); n != received {
+		t.Errorf("c2 received %d changes while only c3 changed", n-received)
 	}
 
 	// The bounds of the agents' broker: c3 by its spec; c2 once its broker has assigned a port of the range.

@@ -322,7 +322,7 @@ func TestTakenOverBroker(t *testing.T) {
 		attack = append(attack, peerChange("c2", "n1", 99, "192.0.2.17:7775", "10.2.1.0/24"),
 			peerChange("c2", "n2", 98, "192.0.2.18:7775", "10.2.2.0/24", "10.1.9.9/32"))
 		b.say(attack...)
-		n.eventually("the device to c2 stands, with its peer", func() bool {
+		n.eventually("the device to c2 exists, with its peer", func() bool {
 			out, err := exec.Command("wg", "show", "wireguard.c2", "endpoints").CombinedOutput()
 			return err == nil && strings.Contains(string(out), "192.0.2.17:7775")
 		})

@@ -142,7 +142,8 @@ func TestMetricsNameWhatIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile(`(?m)^semaphore_broker_refused_total\{.*code="([^"]*)"`).FindAllStringSubmatch(text, -1) {
+	counted := regexp.MustCompile(`(?m)^semaphore_broker_refused_total\{.*code="([^"]*)"`)
+	for _, m := range counted.FindAllStringSubmatch(text, -1) {
 		if !documented[m[1]] {
 			t.Errorf("the metric has %s, the document does not", m[1])
 		}

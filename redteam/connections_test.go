@@ -209,7 +209,7 @@ func attackHTTP(v *victim) {
 		}
 	})
 	if v.metric("semaphore_http_connections_refused_total") == 0 {
-		t.Error("semaphore_http_connections_refused_total tells nothing")
+		t.Error("semaphore_http_connections_refused_total counts nothing")
 	}
 	if n := v.metric("process_open_fds"); n > 400 {
 		t.Errorf("the broker has %v open files", n)

@@ -307,7 +307,7 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 	})
 	honest := v.publish("c3")
 	honest.tell(hello("c3", "e1", 10, serviceKind))
-	told := time.Now()
+	began := time.Now()
 	honest.tell(snapshot(serviceKind, 10, service("good", 1), service("taken", 1))...)
 	honest.acked(10)
 	// written compares with the time of a write on this machine. An object queued behind the failing ones, which are
@@ -323,7 +323,7 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 			}
 			return err
 		})
-		took, late := time.Since(told), beside.Late()
+		took, late := time.Since(began), beside.Late()
 		t.Logf("beside %d Services of another remote that cannot be written, %s was written after %s", failing, name, took)
 		if most := within + max(20*direct, late); took > most {
 			t.Errorf("%s was written after %s; %s is the most on a machine as busy as this one", name, took, most)
@@ -341,6 +341,6 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	told = time.Now()
+	began = time.Now()
 	written(5*time.Second, "taken")
 }

@@ -99,7 +99,7 @@ func TestTakenOverExporter(t *testing.T) {
 		b := n.serve()
 		b.say(deviceChange("c2", false, "10.2.0.0/16"),
 			peerChange("c2", "n1", 99, "192.0.2.17:7775", "10.2.1.0/24"))
-		n.eventually("the device to c2 stands", func() bool {
+		n.eventually("the device to c2 exists", func() bool {
 			out, err := exec.Command("wg", "show", "wireguard.c2", "endpoints").CombinedOutput()
 			return err == nil && strings.Contains(string(out), "192.0.2.17:7775")
 		})

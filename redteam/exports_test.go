@@ -71,7 +71,8 @@ func (v *victim) labels(client *mcs.Client, s *stream, existing []*semaphorev1.O
 	if len(refused) < n || slices.ContainsFunc(refused, func(r *semaphorev1.Refusal) bool {
 		return r.GetCode() != "invalid-export"
 	}) {
-		v.t.Errorf("%d refusals of %d exports with reserved labels, such as %v", len(refused), n, refused[:min(1, len(refused))])
+		v.t.Errorf("%d refusals of %d exports with reserved labels, such as %v", len(refused), n,
+			refused[:min(1, len(refused))])
 	}
 	time.Sleep(2 * time.Second) // longer than a write takes
 	i, err := client.Imports().Get(v.t.Context(), "shop", existing[0].GetKey().GetName())
@@ -157,7 +158,7 @@ func TestExportsOfARemoteAreBounded(t *testing.T) {
 			sent <- nil
 		}()
 		<-half
-		beside, told := kubetest.WriteBeside(t, v.kube), time.Now()
+		beside, began := kubetest.WriteBeside(t, v.kube), time.Now()
 		honest.tell(changesOf(upsert(2, exported("good"))))
 		v.eventually("another remote's export is imported", func() error {
 			if !v.imports(client)["good"] {
@@ -165,7 +166,7 @@ func TestExportsOfARemoteAreBounded(t *testing.T) {
 			}
 			return nil
 		})
-		took, late := time.Since(told), beside.Late()
+		took, late := time.Since(began), beside.Late()
 		beside.Stop()
 		t.Logf("beside them, another remote's export was imported after %s", took.Round(time.Millisecond))
 		if took > 5*time.Second+late {

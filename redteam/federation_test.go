@@ -277,7 +277,8 @@ func TestHostileBrokerOfARemote(t *testing.T) {
 		what, reason string
 		data         []byte
 	}{
-		{"an answer that would be a hundred times as large", "once decoded", field(1, slices.Repeat([]byte{0x3a, 0}, 30<<10))},
+		{"an answer that would be a hundred times as large", "once decoded",
+			field(1, slices.Repeat([]byte{0x3a, 0}, 30<<10))},
 		{"an answer of 16 MiB, packed", "larger than max", field(1, make([]byte, 16<<20))},
 	} {
 		hostile.mu.Lock()

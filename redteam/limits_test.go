@@ -102,7 +102,7 @@ func TestARemoteTakesNoMoreThanItsLimits(t *testing.T) {
 	honest.tell(hello("c3", "e1", 1, nodeKind))
 	honest.tell(snapshot(nodeKind, 1, node("c3", "good", 1, "10.3.1.0/24"))...)
 	honest.acked(1)
-	v.eventually("the mirror stands", func() error {
+	v.eventually("the mirror exists", func() error {
 		if all := v.services(); len(all) != 1 || len(all[0].Spec.Ports) != 100 {
 			return fmt.Errorf("%d Services", len(all))
 		}
@@ -211,7 +211,7 @@ func TestTheBrakeCountsEmptiedAndRefused(t *testing.T) {
 		}
 		return all
 	}
-	v.eventuallyWithin(patience, "all endpoints stand", func() error {
+	v.eventuallyWithin(patience, "all endpoints exist", func() error {
 		if got := endpoints(); got != n {
 			return fmt.Errorf("%d of %d", got, n)
 		}
@@ -310,7 +310,7 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 	s.tell(snapshot(sliceKind, at, endpoints...)...)
 	s.tell(snapshot(memberKind, at, members...)...)
 	s.acked(at)
-	done, told, stop := make(chan struct{}), 0, make(chan struct{})
+	done, received, stop := make(chan struct{}), 0, make(chan struct{})
 	go func() {
 		defer close(done)
 		for i := 0; ; i++ {
@@ -331,7 +331,7 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 			if s.call.SendMsg(m) != nil {
 				return
 			}
-			told += len(m)
+			received += len(m)
 		}
 	}()
 	time.Sleep(5 * time.Second)
@@ -364,7 +364,7 @@ func TestWritesForARemoteAreBounded(t *testing.T) {
 	t.Logf(
 		"in %s: %d KiB sent, %.1f MiB written (bound: %.1f MiB): %v versions; another remote's Service was there after %s",
 		took.Round(time.Millisecond),
-		told>>10,
+		received>>10,
 		written.bytes/(1<<20),
 		bound/(1<<20),
 		written.of,

@@ -42,7 +42,7 @@ func TestAcknowledgedWhilePaced(t *testing.T) {
 		t.Errorf("after what came at once %d acknowledgements led to %d of 2,001", paced, acked)
 	}
 	if v.metric("semaphore_broker_limited_total", `cluster="c2"`, `limit="changes"`) == 0 {
-		t.Error("semaphore_broker_limited_total tells nothing")
+		t.Error("semaphore_broker_limited_total counts nothing")
 	}
 	took := <-idle
 	t.Logf("a stranger's connection without a stream ended after %s", took)

@@ -72,7 +72,8 @@ func newDest(w *world, name string) *dest {
 		remotes = append(
 			remotes,
 			fmt.Sprintf(
-				`{"name": %q, "podSubnets": ["%s.0.0/16", "fd00:%d::/64"], "nodeSubnets": ["172.18.%d.0/24"], "wireguard": {"listenPort": %d}, "servicePrefix": %q}`,
+				`{"name": %q, "podSubnets": ["%s.0.0/16", "fd00:%d::/64"], "nodeSubnets": ["172.18.%d.0/24"], "wireguard": `+
+					`{"listenPort": %d}, "servicePrefix": %q}`,
 				s.name,
 				s.subnet(),
 				20+i,
@@ -83,7 +84,8 @@ func newDest(w *world, name string) *dest {
 		)
 	}
 	text := fmt.Sprintf(
-		`{"cluster": %q, "localSubnets": ["10.1.0.0/16", "10.96.0.0/16", "172.18.1.0/24"], "remotes": [%s], "brake": %s, "slices": {"maxEndpoints": 2}, "services": {"endpoints": true}}`,
+		`{"cluster": %q, "localSubnets": ["10.1.0.0/16", "10.96.0.0/16", "172.18.1.0/24"], "remotes": [%s], "brake": %s, `+
+			`"slices": {"maxEndpoints": 2}, "services": {"endpoints": true}}`,
 		name,
 		strings.Join(remotes, ", "),
 		w.brake,

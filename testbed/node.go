@@ -199,7 +199,8 @@ func (n *Node) join(ctx context.Context) error {
 	began := time.Now()
 	args := append([]string{
 		"kubelet", "--config", n.file("kubelet.yaml"), "--kubeconfig", n.file("kubelet.kubeconfig"),
-		"--root-dir", "/var/lib/kubelet", "--cert-dir", "/var/lib/kubelet/pki", "--hostname-override", n.Name, "--node-ip", ips, "--v=1",
+		"--root-dir", "/var/lib/kubelet", "--cert-dir", "/var/lib/kubelet/pki", "--hostname-override", n.Name, "--node-ip",
+		ips, "--v=1",
 	}, n.kubeletFlags...)
 	if err := n.daemon(ctx, "kubelet", nil, args...); err != nil {
 		return err

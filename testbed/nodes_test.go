@@ -38,7 +38,8 @@ spec:
           command: [testbed, echo]
           env:
             - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
-          readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 10}
+          readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, timeoutSeconds: 10,
+            failureThreshold: 10}
 ---
 apiVersion: v1
 kind: Service
@@ -175,7 +176,8 @@ func TestNodes(t *testing.T) {
 	t.Run("a node reboots", func(t *testing.T) {
 		before := pod("n1")
 		if _, err := n1.Exec(ctx, "sh", "-c",
-			"echo x > /run/mark; echo x > /var/lib/mark; echo x > /etc/mark; ip link add left type veth peer name right"); err != nil {
+			"echo x > /run/mark; echo x > /var/lib/mark; echo x > /etc/mark; "+
+				"ip link add left type veth peer name right"); err != nil {
 			t.Fatal(err)
 		}
 		if err := n1.PowerOff(); err != nil {

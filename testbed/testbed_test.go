@@ -118,7 +118,8 @@ spec:
           command: [testbed, echo]
           env:
             - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
-          readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, timeoutSeconds: 10, failureThreshold: 10}
+          readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, timeoutSeconds: 10,
+            failureThreshold: 10}
 ---
 apiVersion: v1
 kind: Service

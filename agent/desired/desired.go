@@ -250,7 +250,6 @@ func (s *State) check(changes []*semaphorev1.PeeringChange) error {
 	return nil
 }
 
-// clusterOf returns the cluster of a change.
 func clusterOf(c *semaphorev1.PeeringChange) string {
 	switch change := c.GetChange().(type) {
 	case *semaphorev1.PeeringChange_Device:
@@ -286,7 +285,6 @@ func record(in map[string]*staged, c *semaphorev1.PeeringChange) {
 	}
 }
 
-// applyChange applies a single change.
 func (s *State) applyChange(c *semaphorev1.PeeringChange, d Dirty) {
 	s.revision = c.GetRevision()
 	switch change := c.GetChange().(type) {

@@ -118,10 +118,10 @@ func (b *broker) wanted() []string {
 
 // stream is one stream from the broker, with its messages in order.
 type stream struct {
-	b        *broker
-	position uint64
-	begun    bool
-	told     map[string]bool
+	b         *broker
+	position  uint64
+	begun     bool
+	announced map[string]bool
 }
 
 // next returns the next message, or nil if there is none. Batches are small, so that streams break within a state.
@@ -142,9 +142,9 @@ func (s *stream) next(resumeEpoch string, resumeRevision uint64) *semaphorev1.At
 		return changes(rest...)
 	}
 	s.position = b.revision
-	if s.told == nil || !maps.Equal(s.told, b.complete) {
-		s.told = maps.Clone(b.complete)
-		return synced(b.revision, slices.Sorted(maps.Keys(s.told))...)
+	if s.announced == nil || !maps.Equal(s.announced, b.complete) {
+		s.announced = maps.Clone(b.complete)
+		return synced(b.revision, slices.Sorted(maps.Keys(s.announced))...)
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func (r *Reconciler) matchesApplied(d *device) (matches bool, is *wireguard.Devi
 	r.leaveRoamed(d, is, d.peers.Endpoint, d.peers.Bounds())
 	if d.applied.Device.GetPermissive() {
 		node := func(key wgtypes.Key) (string, bool) { node, _, ok := d.peers.Endpoint(key); return node, ok }
-		if !maps.Equal(r.hear(d, d.applied, is.Peers, node), d.applied.Heard) {
+		if !maps.Equal(r.nodesHeard(d, d.applied, is.Peers, node), d.applied.Heard) {
 			return false, is
 		}
 	}
@@ -60,8 +60,8 @@ func (r *Reconciler) leaveRoamed(d *device, is *wireguard.Device, wanted plan.Wa
 	for _, p := range left {
 		if p.New {
 			r.Events.Emit(events.Peer(d.cluster, p.Node, "roam", "from "+p.Wanted.String()+" to "+p.At.String()).
-				Info("peer's packets come from another address than it is wanted at; left there while it is heard",
-					"node", p.Node, "device", d.name, "at", p.At, "wanted", p.Wanted))
+				Info("a peer's packets come from another address than its endpoint; the agent uses this address while they do",
+					"node", p.Node, "device", d.name, "address", p.At, "endpoint", p.Wanted))
 		}
 	}
 	if d.roamed != len(left) {

@@ -158,7 +158,6 @@ func (r *Reconciler) retire(ctx context.Context, done *outcome) {
 	}
 }
 
-// describeSteps describes what was done, for people.
 func describeSteps(s plan.Steps) string {
 	var parts []string
 	if s.Create {

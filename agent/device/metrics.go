@@ -56,7 +56,8 @@ func newMetrics() *metrics {
 				"the status names them and what to do."),
 		unrouted: gauge(
 			"semaphore_agent_routes_failed",
-			"Routes of a device that could not be created, such as IPv6 routes on a node without IPv6; the status has the reason.",
+			"Routes of a device that could not be created, such as IPv6 routes on a node without IPv6; the status has the "+
+				"reason.",
 		),
 	}
 }

@@ -11,7 +11,8 @@ import (
 )
 
 // onlyGuard is the problem of an orphan that has a guard and no device.
-const onlyGuard = "the broker says nothing of this cluster, whose device has gone; packets to it are stopped"
+const onlyGuard = "the broker sent nothing about this cluster and the device is missing, so the guard drops packets " +
+	"to it"
 
 // FindOrphans finds devices of an earlier agent that the broker does not desire, or has not named yet. Only those with
 // an agent's alias count: a device of another program, such as semaphore-wireguard, does not concern the broker before
@@ -19,7 +20,7 @@ const onlyGuard = "the broker says nothing of this cluster, whose device has gon
 func (r *Reconciler) FindOrphans() {
 	links, err := r.kernel.Links()
 	if err != nil {
-		slog.Warn("cannot list the devices that an earlier agent left", "error", err)
+		slog.Warn("cannot list the devices that an earlier agent left; the agent retries", "error", err)
 		return
 	}
 	found := map[string]*semaphorev1.DeviceReport{}

@@ -46,9 +46,9 @@ func withKeepalive(d *semaphorev1.Device) *semaphorev1.Device {
 	return d
 }
 
-// hear decides to which nodes of a permissive remote packets go through the tunnel: to none while the remote is clear;
-// nil for a strict one. peers are those of the device, and nodes names the node of a key.
-func (r *Reconciler) hear(
+// nodesHeard decides to which nodes of a permissive remote packets go through the tunnel: to none while the remote is
+// clear; nil for a strict one. peers are those of the device, and nodes names the node of a key.
+func (r *Reconciler) nodesHeard(
 	d *device, want *desired.Network, peers []wgtypes.Peer, nodes func(wgtypes.Key) (string, bool),
 ) map[string]bool {
 	if !want.Device.GetPermissive() {

@@ -259,7 +259,7 @@ func (r *Reconciler) plan(
 	if existing != nil {
 		peers = existing.Peers
 	}
-	want.Heard = r.hear(d, want, peers, nodesByKey(want))
+	want.Heard = r.nodesHeard(d, want, peers, nodesByKey(want))
 	steps := plan.Network(d.cluster, want, bounds, key, existing)
 	steps.SetSources(sources, existing, acceptsBeforeRoutes(want.Device))
 	if existing != nil {

@@ -32,7 +32,7 @@ func (r *Reconciler) describe(d *device, now time.Time, wrong ...[]string) {
 	was := d.problem
 	d.problem = problem.With(problem.With(problem.Join(wrong...), contest), r.Keys.Problem(d.cluster))
 	if d.problem != was && d.problem != "" {
-		slog.Warn("the device is not completely as desired", "problem", d.problem, "device", d.name)
+		slog.Warn("the device is not completely as desired; the agent retries", "problem", d.problem, "device", d.name)
 	}
 	if d.report.GetProblem() != d.problem {
 		d.report = proto.CloneOf(d.report)

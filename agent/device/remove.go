@@ -41,7 +41,7 @@ func (r *Reconciler) remove(d *device) {
 	r.Board.DeleteDevice(d.cluster)
 	r.metrics.forget(d.cluster, d.name)
 	if existed {
-		r.Events.Emit(events.Device(d.cluster, "remove", "the broker has no such remote any more").
+		r.Events.Emit(events.Device(d.cluster, "remove", "the broker no longer has this remote").
 			Info("device removed", "device", d.name))
 	}
 }

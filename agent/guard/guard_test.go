@@ -390,8 +390,9 @@ func TestLongName(t *testing.T) {
 		newWires(t)
 		long := strings.Repeat("c", 55) + ".example"
 		g := New(true, routing.Default())
-		set(t)(g.Set(long, Remote{Device: naming.Device(long), Subnets: prefixes("2001:db8:1111:2222:3333:4444:5555:6666/128"),
-			Port: 65535, Nodes: prefixes("2001:db8:1111:2222:3333:4444:5555:7777/128")}))
+		set(t)(g.Set(long, Remote{Device: naming.Device(long),
+			Subnets: prefixes("2001:db8:1111:2222:3333:4444:5555:6666/128"),
+			Port:    65535, Nodes: prefixes("2001:db8:1111:2222:3333:4444:5555:7777/128")}))
 		stands, err := readRuleset()
 		must(t, err)
 		if n := len(stands.comments[out]); n != 3 {
@@ -572,10 +573,10 @@ func TestChangesOfOthers(t *testing.T) {
 		set(t)(g.Set("c2", Remote{Device: "good", Subnets: prefixes("10.2.0.0/16")}))
 		route(t, "10.2.1.0/24", "bad")
 		neighbour(t, "bad", "10.2.1.1")
-		var told atomic.Int64
+		var notified atomic.Int64
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- Watch(ctx, func() { told.Add(1) }) }()
+		go func() { ended <- Watch(ctx, func() { notified.Add(1) }) }()
 		time.Sleep(100 * time.Millisecond)
 		conn, err := nftables.New()
 		must(t, err)
@@ -610,10 +611,10 @@ func TestChangesOfOthers(t *testing.T) {
 				conn.DeleteObject(&nftables.CounterObj{Table: table, Name: counterOf(out, "good")})
 			},
 		} {
-			before := told.Load()
+			before := notified.Load()
 			harm()
 			must(t, conn.Flush())
-			eventually(t, name+" is noticed", func() bool { return told.Load() > before })
+			eventually(t, name+" is noticed", func() bool { return notified.Load() > before })
 			if changed, err := g.Restore(); !changed || err != nil {
 				t.Errorf("%s: changed: %v, %v", name, changed, err)
 			}
@@ -735,21 +736,21 @@ func TestWatch(t *testing.T) {
 		}
 		must(t, conn.Flush())
 		ctx, cancel := context.WithCancel(t.Context())
-		var told atomic.Int64
+		var notified atomic.Int64
 		ended := make(chan error, 1)
-		go func() { ended <- Watch(ctx, func() { told.Add(1) }) }()
+		go func() { ended <- Watch(ctx, func() { notified.Add(1) }) }()
 		time.Sleep(100 * time.Millisecond)
 		conn.DelTable(&nftables.Table{Name: "aaa", Family: nftables.TableFamilyINet})
 		must(t, conn.Flush())
 		time.Sleep(100 * time.Millisecond)
-		if n := told.Load(); n != 0 {
+		if n := notified.Load(); n != 0 {
 			t.Errorf("%d callbacks for another program's table", n)
 		}
 		eventually(t, "all was deleted, and that is noticed", func() bool { // repeatedly: the watch may begin late
 			set(t)(g.Restore())
 			conn.FlushRuleset()
 			must(t, conn.Flush())
-			return told.Load() > 0
+			return notified.Load() > 0
 		})
 		set(t)(g.Restore())
 		stands, err := readRuleset()
@@ -759,13 +760,13 @@ func TestWatch(t *testing.T) {
 		}
 		// Without damage, nothing is written.
 		time.Sleep(100 * time.Millisecond)
-		before := told.Load()
+		before := notified.Load()
 		if changed, err := g.Restore(); changed || err != nil {
 			t.Errorf("changed: %v, %v", changed, err)
 		}
 		time.Sleep(100 * time.Millisecond)
-		if n := told.Load(); n != before {
-			t.Errorf("a look at what stands as wanted tells %d changes", n-before)
+		if n := notified.Load(); n != before {
+			t.Errorf("a check of what is as desired reports %d changes", n-before)
 		}
 		cancel()
 		if err := <-ended; err != context.Canceled {

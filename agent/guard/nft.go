@@ -83,7 +83,6 @@ func CheckNFTables() error {
 	return nil
 }
 
-// readRuleset reads the table.
 func readRuleset() (ruleset, error) {
 	s := ruleset{comments: map[direction][]string{}, expressions: map[direction][][]byte{}, counters: map[string]uint64{}}
 	if err := CheckNFTables(); err != nil {

@@ -189,7 +189,8 @@ func (m *Monitor) reportHeld(cluster string, subnets []netip.Prefix, named bool)
 		if named {
 			what = "names fewer podSubnets of remote " + cluster
 		}
-		line = fmt.Sprintf("the subnets file %s %s, and the broker has not said that %v is removed: the guard stays, and the "+
+		line = fmt.Sprintf("the subnets file %s %s, and the broker has not said that %v is removed: the guard stays, and "+
+			"the "+
 			"device gets no changes outside of the file. Add it again: to the ConfigMap semaphore-remotes, which the exporter "+
 			"writes for RemoteClusters, or to semaphore-subnets. To remove the remote, remove it from the broker too",
 			m.cfg.SubnetsFile, what, subnets)

@@ -223,7 +223,7 @@ func (r *Rotator) Order(m *semaphorev1.RotateKey, all []string) {
 	r.mu.Unlock()
 	r.events.Emit(events.Event{
 		Cluster: r.own, Object: "device " + strings.Join(clusters, ", "), Action: "receive",
-		Detail: "new key wanted by " + at.UTC().Format(time.RFC3339),
+		Detail: "new key ordered for " + at.UTC().Format(time.RFC3339),
 	}.Info("the broker ordered a new key", "clusters", clusters, "at", at))
 }
 

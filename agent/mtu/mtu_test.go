@@ -85,25 +85,25 @@ func TestMTUOverTime(t *testing.T) {
 			36 peer 1 carries 1440: 1340
 			38 talk 1: 1340
 			39 talk 1: 1440`},
-		{"what stands is kept until enough is known", 1340, `
+		{"the present MTU is kept until enough is known", 1340, `
 			0 links 1440: 1340
 			0 talk 2: 1340
 			0 peer 1 carries 1440: 1340
 			0 peer 2 carries 1440: 1440`},
-		{"what stands is kept, and was right", 1340, `
+		{"the present MTU is kept, and was right", 1340, `
 			0 links 1440: 1340
 			0 talk 2: 1340
 			0 peer 2 carries 1340: 1340 by 2
 			0 peer 1 carries 1440: 1340 by 2
 			30 talk 2: 1340 by 2`},
-		{"what stands is raised when nobody talks", 1420, `
+		{"the present MTU is raised when nobody talks", 1420, `
 			0 links 1440: 1420
 			0 talk 0: 1440`},
-		{"what stands is raised when nobody answers", 1420, `
+		{"the present MTU is raised when nobody answers", 1420, `
 			0 links 1440: 1420
 			0 talk 1: 1420
 			0 peer 1 silent: 1440`},
-		{"what stands is too large, or nonsense", 9000, `
+		{"the present MTU is too large, or nonsense", 9000, `
 			0 links 1440: 1440`},
 		{"a narrower link counts at once", 0, `
 			0 links 1440: 1440

@@ -110,7 +110,8 @@ func New(kernel Kernel, desired Desired, sink *events.Sink, resize func(cluster 
 		devices: map[string]*device{}, again: make(chan struct{}, 1),
 		measurements: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_agent_path_measurements_total",
-			Help: "Measured paths to peers, by result: whole (as wide as the link), narrow, unanswered (no responder) or failed.",
+			Help: "Measured paths to peers, by result: whole (as wide as the link), narrow, unanswered (no responder) " +
+				"or failed.",
 		}, []string{"cluster", "device", "result"}),
 	}
 }
@@ -359,7 +360,6 @@ func (m *Monitor) reportChanges(
 	m.resize(cluster)
 }
 
-// probe measures one path.
 func (m *Monitor) probe(ctx context.Context, path probePath) error {
 	to := netip.AddrPortFrom(path.target.Endpoint.Addr(), path.port)
 	r, err := probe.Measure(ctx, to, mtu.Least, path.most)
@@ -434,7 +434,7 @@ func (m *Monitor) names(cluster string, peers []talk.SilentPeer) []string {
 	names := m.desired.Nodes(cluster, keys)
 	for i := range names {
 		if names[i] == "" {
-			names[i] = "a peer that is not wanted"
+			names[i] = "a peer that the broker does not desire"
 		}
 	}
 	return names

@@ -31,8 +31,8 @@ const (
 func silence(cluster string, silent []talk.SilentPeer, names []string, counts talk.Counts) events.Event {
 	device := naming.Device(cluster)
 	if counts.Silent == 0 {
-		return events.Device(cluster, "talk", "no peer is silent any more").
-			Info("no peer is silent any more", "device", device)
+		return events.Device(cluster, "talk", "all peers answer again").
+			Info("all peers answer again", "device", device)
 	}
 	var parts []string
 	for i, q := range silent {
@@ -44,7 +44,8 @@ func silence(cluster string, silent []talk.SilentPeer, names []string, counts ta
 		detail += fmt.Sprintf(" and %d more", more)
 	}
 	return events.Device(cluster, "silence", detail).
-		Warn("peers do not answer", "device", device, "peers", counts.Silent, "which", which)
+		Warn("peers do not answer; semaphorectl explain finds the broken link", "device", device, "peers", counts.Silent,
+			"which", which)
 }
 
 func reasonOf(q talk.SilentPeer) string {

@@ -146,8 +146,9 @@ func TestLocalAddressInsideARoutedSubnet(t *testing.T) {
 	s := Network("c2", want, bounds, wgtypes.Key{1}, nil)
 	stands := carryOut(t, nil, s)
 	if got := strings.Join(lines(stands),
-		"; "); got != "10.2.0.0/16; a 192.0.2.1:51820 10.2.200.0/24 fd00:2:0:1::/64; b 192.0.2.2:51820 10.2.2.0/24; fd00:2::/48" {
-		t.Errorf("stands: %s", got)
+		"; "); got != "10.2.0.0/16; a 192.0.2.1:51820 10.2.200.0/24 fd00:2:0:1::/64; b 192.0.2.2:51820 10.2.2.0/24; "+
+		"fd00:2::/48" {
+		t.Errorf("existing: %s", got)
 	}
 	if len(s.Conflicts) != 1 || s.Conflicts[0] != "route 10.2.0.0/16 remains, but 10.2.0.0/16 contains 10.2.200.1, an "+
 		"address of this node: give interface docker0 another subnet" {

@@ -59,7 +59,6 @@ func newAppliedPeers(want *desired.Network, bounds Bounds, subnets []netip.Prefi
 	return p
 }
 
-// prefixesOf returns the prefixes of some nodes.
 func (p *AppliedPeers) prefixesOf(nodes map[string]bool) []netip.Prefix {
 	var routed []netip.Prefix
 	for node := range nodes {
@@ -181,7 +180,6 @@ func (p *AppliedPeers) add(node string, becomes *semaphorev1.Peer) {
 	p.claimPrefixes(node)
 }
 
-// remove removes a node.
 func (p *AppliedPeers) remove(node string) {
 	if _, ok := p.refused[node]; ok {
 		delete(p.refused, node)

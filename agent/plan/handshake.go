@@ -5,18 +5,17 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/semaphore/agent/talk"
 )
 
-const (
-	// sessionLifetime is how long after a handshake packets can be sent: REJECT_AFTER_TIME of the WireGuard paper,
-	// section 6.1.
-	sessionLifetime = 180 * time.Second
-	// anyKeepalive triggers a handshake: WireGuard sends a packet immediately when a keepalive is enabled.
-	anyKeepalive = 25 * time.Second
-)
+// anyKeepalive triggers a handshake: WireGuard sends a packet immediately when a keepalive is enabled.
+const anyKeepalive = 25 * time.Second
 
 // Live reports whether packets may be in flight to or from a peer.
-func Live(p wgtypes.Peer, now time.Time) bool { return now.Sub(p.LastHandshakeTime) < sessionLifetime }
+func Live(p wgtypes.Peer, now time.Time) bool {
+	return now.Sub(p.LastHandshakeTime) < talk.SessionLifetime
+}
 
 // Replaces reports whether a configuration both sets and removes peers, as when a node has a new key.
 func Replaces(cfg wgtypes.Config) bool {

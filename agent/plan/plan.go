@@ -4,7 +4,7 @@
 // It is also the agent's own last defense: whatever a broker requests, no step changes an interface that cannot be the
 // agent's, or routes what cannot be a remote pod subnet.
 //
-// Of the agent's packages it may import desired, routing and wireguard.
+// Of the agent's packages it may import desired, mtu, routing, talk and wireguard.
 package plan
 
 import (
@@ -19,6 +19,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/mtu"
 	"github.com/kube-semaphore/semaphore/agent/routing"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -97,7 +98,7 @@ func deviceSteps(cluster string, want *semaphorev1.Device, port int, subnets []n
 		s.Refused = append(s.Refused, badMTU.Error())
 	}
 	if s.MTU == 0 || badMTU != nil {
-		s.MTU = wireguard.DefaultMTU
+		s.MTU = mtu.Default
 	}
 	if existing == nil {
 		s.Create = true

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
+	"github.com/kube-semaphore/semaphore/agent/mtu"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
@@ -152,8 +153,8 @@ func TestNetwork(t *testing.T) {
 		lines            []string
 		refused, settled []string
 	}{
-		"nothing stands": {want: networkOf(subnets, peers), set: 2, routes: 2, link: true, lines: whole},
-		"all stands":     {stands: standing, want: networkOf(subnets, peers), lines: whole},
+		"nothing exists": {want: networkOf(subnets, peers), set: 2, routes: 2, link: true, lines: whole},
+		"all exists":     {stands: standing, want: networkOf(subnets, peers), lines: whole},
 		"the port differs": {
 			stands: standing, change: func(d *wireguard.Device) { d.ListenPort = 1 }, want: networkOf(subnets, peers),
 			lines: whole,
@@ -282,14 +283,14 @@ func TestNetwork(t *testing.T) {
 			}
 			after := carryOut(t, stands, s)
 			if diff := cmp.Diff(c.lines, lines(after)); diff != "" {
-				t.Errorf("stands afterwards (-want +got):\n%s", diff)
+				t.Errorf("the device afterwards (-want +got):\n%s", diff)
 			}
 			if !after.Up || after.Alias != "wireguard.c2" || after.MTU != 1380 || after.ListenPort != 51820 ||
 				after.PrivateKey != private {
-				t.Errorf("stands afterwards: %+v", after)
+				t.Errorf("the device afterwards: %+v", after)
 			}
 			if again := Network("c2", c.want, Bounds{}, private, after); !again.Empty() {
-				t.Errorf("a second look changes something: %+v", again)
+				t.Errorf("a second plan changes something: %+v", again)
 			}
 		})
 	}
@@ -297,7 +298,7 @@ func TestNetwork(t *testing.T) {
 
 func TestUnsetMTUIsDefault(t *testing.T) {
 	if s := Network("c2", &desired.Network{Device: &semaphorev1.Device{Cluster: "c2"}}, Bounds{}, wgtypes.Key{},
-		nil); s.MTU != wireguard.DefaultMTU {
+		nil); s.MTU != mtu.Default {
 		t.Errorf("MTU %d", s.MTU)
 	}
 }
@@ -347,7 +348,7 @@ func TestSingleChangesEqualTheWholePlan(t *testing.T) {
 			stands = &next
 			s := Network("c2", want, Bounds{}, wgtypes.Key{1}, stands)
 			if !s.Empty() || !p.Matches("c2", want.Device, nil, stands) {
-				t.Fatalf("seed %d: after single changes a look at the whole changes %+v; stands: %v", seed, s.Config,
+				t.Fatalf("seed %d: after single changes a comparison of all changes %+v; as desired: %v", seed, s.Config,
 					p.Matches("c2", want.Device, nil, stands))
 			}
 			if !slices.Equal(s.Contradictions, p.contradictions()) || !slices.Equal(s.RefusedPeers, p.refusals()) {
@@ -487,7 +488,7 @@ func TestCheckOfAnUnchangedDeviceDoesNothing(t *testing.T) {
 			c.do(stands)
 			got, plan := p.Matches("c2", want.Device, nil, stands), Network("c2", want, Bounds{}, key, stands).Empty()
 			if got != (c.name == "") || got != plan {
-				t.Errorf("stands: %v; nothing to do: %v", got, plan)
+				t.Errorf("as desired: %v; nothing to do: %v", got, plan)
 			}
 		})
 	}

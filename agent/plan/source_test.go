@@ -194,19 +194,19 @@ func TestClaims(t *testing.T) {
 			c.RecordRetake(p, now)
 		}
 	}
-	retake(false, "it never stood")
+	retake(false, "it never existed")
 	c.Record([]netip.Prefix{q})
-	retake(false, "another stood")
+	retake(false, "another existed")
 	c.Record([]netip.Prefix{p})
 	for range maxRetakes {
-		retake(true, "it stood")
+		retake(true, "it existed")
 		now = now.Add(time.Minute)
 	}
 	retake(false, "it was taken too often")
 	now = now.Add(time.Hour)
-	retake(false, "it was given up, and does not stand")
+	retake(false, "it was given up, and does not exist")
 	c.Record([]netip.Prefix{p})
-	retake(true, "it stands again, and the fight is long past")
+	retake(true, "it exists again, and the fight is long past")
 	c.Forget([]netip.Prefix{p})
 	retake(false, "it is not wanted any more")
 	c.Record([]netip.Prefix{p})

@@ -27,7 +27,8 @@ var (
 	desiredDesc = desc("semaphore_agent_peers_desired", "Peers that the broker sent.", "cluster", "device")
 	clearDesc   = desc(
 		"semaphore_agent_clear_packets_total",
-		"Unencrypted packets to or from remote pods that the guard dropped because they passed the device by: out of the node, or in.",
+		"Unencrypted packets to or from remote pods that the guard dropped because they passed the device by: out of the "+
+			"node, or in.",
 		"cluster",
 		"device",
 		"direction",
@@ -46,7 +47,8 @@ var (
 		"cluster", "device")
 	roamedDesc = desc(
 		"semaphore_agent_peers_roamed",
-		"Peers whose packets come from another address than the configured endpoint, and whose endpoint the agent leaves there.",
+		"Peers whose packets come from another address than the configured endpoint, and whose endpoint the agent leaves "+
+			"there.",
 		"cluster",
 		"device",
 	)
@@ -98,7 +100,6 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.collectGuard(ch)
 }
 
-// collectGuard collects the guard's packet counters.
 func (m *Metrics) collectGuard(ch chan<- prometheus.Metric) {
 	counts, err := m.Counts()
 	if err != nil {

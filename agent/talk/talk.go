@@ -26,8 +26,9 @@ import (
 )
 
 const (
-	// rejectAfter is WireGuard's REJECT_AFTER_TIME: how long a session lasts.
-	rejectAfter = 180 * time.Second
+	// SessionLifetime is how long after a handshake packets can be sent: REJECT_AFTER_TIME of the WireGuard paper,
+	// section 6.1.
+	SessionLifetime = 180 * time.Second
 	// silentAfter is how long nothing must be received before a peer counts as silent: more than the 10 s after which
 	// a peer without data to send sends a keepalive.
 	silentAfter = 15 * time.Second
@@ -203,7 +204,7 @@ func (d *Device) count(endpoint netip.AddrPort, n int) {
 
 func (p *peer) observe(now time.Time, passed time.Duration, idle int64, s *Sample, closely bool) {
 	// The handshake's time is on the same clock, which may have been set since.
-	fresh := !s.Handshake.IsZero() && now.Sub(s.Handshake) < rejectAfter
+	fresh := !s.Handshake.IsZero() && now.Sub(s.Handshake) < SessionLifetime
 	// If packets pass in one direction only, received packets are the peer's own initiations, which do not complete.
 	// Without a session nothing else is received; within one the size shows it, as those of all other packets are
 	// multiples of 16.

@@ -236,19 +236,19 @@ func TestF29PortIsTaken(t *testing.T) {
 			return errors.Join(h.Configure(device, wgtypes.Config{PrivateKey: &private, ListenPort: &port}),
 				h.SetLink(device, device, 1420, true))
 		}
-		told := func(what string, err error) {
+		notified := func(what string, err error) {
 			t.Helper()
 			t.Logf("%s: %v", what, err)
 			if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), device) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
-		told("a new device", set(51820))
+		notified("a new device", set(51820))
 		must(t, set(51821))
 		if d := get(t, h, device); !d.Up || d.ListenPort != 51821 {
 			t.Errorf("up: %v, port %d", d.Up, d.ListenPort)
 		}
-		told("a device that stands", set(51820))
+		notified("an existing device", set(51820))
 		if d := get(t, h, device); !d.Up || d.ListenPort != 51821 {
 			t.Errorf("a port that cannot be had: up %v, port %d; want the one it had", d.Up, d.ListenPort)
 		}

@@ -100,7 +100,7 @@ func ServeUserspace(ctx context.Context, socket string) error {
 		one.Lock()
 		defer one.Unlock()
 		if err := startUserspace(r.Context(), wg, name, mtu); err != nil {
-			slog.Warn("cannot create the device", "device", name, "error", err)
+			slog.Warn("cannot create the device; the agent asks again", "device", name, "error", err)
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}

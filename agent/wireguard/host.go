@@ -31,11 +31,8 @@ const (
 	Userspace = "userspace"
 )
 
-// Queue length and MTU as semaphore-wireguard and wg-quick(8) set them.
-const (
-	txQueueLen = 1000
-	DefaultMTU = 1420
-)
+// txQueueLen is the queue length of a device, as semaphore-wireguard and wg-quick(8) set it.
+const txQueueLen = 1000
 
 // Host is the node. It is not safe for concurrent use, except Device and Close.
 type Host struct {

@@ -222,14 +222,14 @@ func TestRoutesOfOtherPrograms(t *testing.T) {
 			ours := strings.Contains(after, "dev wireguard.c2 proto 94")
 			switch {
 			case c.taken && (err != nil || !ours):
-				t.Errorf("%s: %v, stands: %s", c.name, err, after)
+				t.Errorf("%s: %v, now: %s", c.name, err, after)
 			case !c.taken && (err == nil || ours || after != before):
-				t.Errorf("%s: %v, stood: %s, stands: %s", c.name, err, before, after)
+				t.Errorf("%s: %v, before: %s, now: %s", c.name, err, before, after)
 			case !c.taken:
 				t.Log(err)
 			}
 			if c.name == "one that leads there" && strings.Count(after, "\n") != 1 {
-				t.Errorf("%s: stands beside ours: %s", c.name, after)
+				t.Errorf("%s: it is beside ours: %s", c.name, after)
 			}
 		}
 	})
@@ -244,7 +244,7 @@ func TestWatch(t *testing.T) {
 		go func() {
 			ended <- Watch(ctx, routing.Default(), func(e Event) { events <- e }, func() { missed.Add(1) })
 		}()
-		toldOf := func(wanted func(Event) bool) func() bool {
+		notifiedOf := func(wanted func(Event) bool) func() bool {
 			return func() bool {
 				for {
 					select {
@@ -258,36 +258,36 @@ func TestWatch(t *testing.T) {
 				}
 			}
 		}
-		told := func(name string) func() bool { return toldOf(func(e Event) bool { return e.Interface == name }) }
+		notified := func(name string) func() bool { return notifiedOf(func(e Event) bool { return e.Interface == name }) }
 		// quiet waits until no event of earlier actions is left.
 		quiet := func() {
 			for more := true; more; more = len(events) > 0 {
-				told("nobody")()
+				notified("nobody")()
 				time.Sleep(300 * time.Millisecond)
 			}
 		}
 		eventually(t, "it watches", func() bool {
 			return exec.Command("ip", "link", "set", "lo", "mtu", fmt.Sprint(1500+time.Now().UnixNano()%1000)).Run() == nil &&
-				told("lo")()
+				notified("lo")()
 		})
 		ip(t, "link add d0 type veth peer name p0")
-		eventually(t, "an interface appears", told("d0"))
+		eventually(t, "an interface appears", notified("d0"))
 		ip(t, "link set d0 up")
 		ip(t, "link set p0 up")
 		quiet()
 		ip(t, "route add 10.2.0.0/16 dev d0 proto 94 table 7394")
-		eventually(t, "a route of ours appears", told("d0"))
+		eventually(t, "a route of ours appears", notified("d0"))
 		ip(t, "route del 10.2.0.0/16 dev d0 table 7394")
-		eventually(t, "a route of ours goes", told("d0"))
+		eventually(t, "a route of ours goes", notified("d0"))
 		ip(t, "-6 route add fd00:2::/48 dev d0 proto 94 table 7394")
-		eventually(t, "an IPv6 route of ours appears", told("d0"))
+		eventually(t, "an IPv6 route of ours appears", notified("d0"))
 		ip(t, "route add 10.2.0.0/16 dev d0 proto 94")
-		eventually(t, "a route of ours appears in another table", told("d0"))
+		eventually(t, "a route of ours appears in another table", notified("d0"))
 		ip(t, "route del 10.2.0.0/16 dev d0 proto 94")
 
 		// Routes of others in the agent's own table may lead past the agent's, those in other tables cannot.
 		to := func(prefix string) func() bool {
-			return toldOf(func(e Event) bool { return e.Route == netip.MustParsePrefix(prefix) })
+			return notifiedOf(func(e Event) bool { return e.Route == netip.MustParsePrefix(prefix) })
 		}
 		ip(t, "-6 route del fd00:2::/48 dev d0 table 7394")
 		ip(t, "route replace 10.2.0.0/16 dev p0 table 7394")
@@ -300,7 +300,7 @@ func TestWatch(t *testing.T) {
 		if n := len(events); n > 0 {
 			t.Errorf("%d events for another program's route in the main table", n)
 		}
-		rules := toldOf(func(e Event) bool { return e.Rules })
+		rules := notifiedOf(func(e Event) bool { return e.Rules })
 		for _, family := range []string{"", "-6 "} {
 			ip(t, family+"rule add pref 94 table 7394 protocol 94")
 			eventually(t, "a rule appears", rules)
@@ -308,12 +308,12 @@ func TestWatch(t *testing.T) {
 			eventually(t, "a rule goes", rules)
 		}
 		ip(t, "addr add 10.1.0.1/32 dev d0")
-		eventually(t, "an address appears", toldOf(func(e Event) bool { return e.Addresses }))
+		eventually(t, "an address appears", notifiedOf(func(e Event) bool { return e.Addresses }))
 		ip(t, "addr del 10.1.0.1/32 dev d0")
-		eventually(t, "an address goes", toldOf(func(e Event) bool { return e.Addresses }))
+		eventually(t, "an address goes", notifiedOf(func(e Event) bool { return e.Addresses }))
 		for _, setting := range []string{"ipv4/conf/d0/rp_filter", "ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 			must(t, os.WriteFile("/proc/sys/net/"+setting, []byte("1"), 0))
-			eventually(t, setting+" changes", toldOf(func(e Event) bool { return e.Settings }))
+			eventually(t, setting+" changes", notifiedOf(func(e Event) bool { return e.Settings }))
 		}
 
 		// Addresses of Services that kube-proxy assigns to an interface are no event either.
@@ -335,7 +335,7 @@ func TestWatch(t *testing.T) {
 			t.Errorf("%d events for routes to pods, missed %d", n, missed.Load())
 		}
 		ip(t, "link del d0")
-		eventually(t, "an interface goes", told("d0"))
+		eventually(t, "an interface goes", notified("d0"))
 		cancel()
 		if err := <-ended; err != context.Canceled {
 			t.Errorf("ended with %v", err)
@@ -361,27 +361,27 @@ func TestWatchThatFallsBehind(t *testing.T) {
 		ip(t, "link add d0 type veth peer name p0")
 		ip(t, "link set d0 up")
 		ip(t, "link set p0 up")
-		var missed, told atomic.Int32
+		var missed, notified atomic.Int32
 		release := make(chan struct{})
 		ended := make(chan error, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
-			ended <- Watch(ctx, routing.Default(), func(Event) { <-release; told.Add(1) }, func() { missed.Add(1) })
+			ended <- Watch(ctx, routing.Default(), func(Event) { <-release; notified.Add(1) }, func() { missed.Add(1) })
 		}()
 		time.Sleep(100 * time.Millisecond)
 		churn(t, routing.Protocol)
 		close(release)
 		eventually(t, "it says that events were lost", func() bool { return missed.Load() > 0 })
 		// The watch continues.
-		before := told.Load()
+		before := notified.Load()
 		eventually(t, "all that was kept arrives", func() bool {
 			was := before
-			before = told.Load()
+			before = notified.Load()
 			time.Sleep(50 * time.Millisecond)
-			return was == told.Load()
+			return was == notified.Load()
 		})
 		ip(t, "link del d0")
-		eventually(t, "it tells again", func() bool { return told.Load() > before })
+		eventually(t, "it notifies again", func() bool { return notified.Load() > before })
 		cancel()
 		<-ended
 	})

@@ -157,7 +157,6 @@ func kindOf(mode fs.FileMode) string {
 	return "special file"
 }
 
-// make generates a key, and its file.
 func (k *Keys) make(device string) (StoredKey, error) {
 	key, err := wgtypes.GeneratePrivateKey()
 	if err != nil {

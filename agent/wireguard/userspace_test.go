@@ -81,7 +81,7 @@ func TestDeadSocket(t *testing.T) {
 		}
 		cmd := userspace(t, device, nil)
 		if removed, err := RemoveDeadSocket(device); removed || err != nil {
-			t.Errorf("the socket of a device that stands was removed: %v, %v", removed, err)
+			t.Errorf("the socket of an existing device was removed: %v, %v", removed, err)
 		}
 		must(t, cmd.Process.Kill())
 		_ = cmd.Wait()

@@ -59,7 +59,8 @@ func TestRules(t *testing.T) {
 		{"NoPodSubnets", "c2", "podSubnets: []", "spec.podSubnets"},
 		{"Twice", "c2", "podSubnets: [10.2.0.0/16, 10.2.0.0/16]", "Duplicate value"},
 		{"NodeSubnet", "c2", pods + "nodeSubnets: [192.0.2.17/28]",
-			`spec.nodeSubnets[0]: Invalid value: "192.0.2.17/28": 192.0.2.17/28 has bits set outside its mask: write the address of the network`},
+			`spec.nodeSubnets[0]: Invalid value: "192.0.2.17/28": 192.0.2.17/28 has bits set outside its mask: write the ` +
+				`address of the network`},
 		{"NodesInPods", "c2", pods + "nodeSubnets: [10.2.4.0/24]",
 			"nodeSubnets and podSubnets overlap: packets for a tunnel would go into the tunnel"},
 		{"PodsInNodes", "c2", pods + "nodeSubnets: [10.0.0.0/8]", "nodeSubnets and podSubnets overlap"},

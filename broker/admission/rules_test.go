@@ -293,7 +293,7 @@ func FuzzCheck(f *testing.F) {
 	})
 }
 
-// What the own exporter tells makes no peer and no set of the cluster it is in, and no mirror.
+// What the own exporter sends makes no peer and no set of the cluster it is in, and no mirror.
 func TestR02TheOwnExporterSendsServicesOnly(t *testing.T) {
 	own := Own(&config.Remote{Name: "c1", PodPrefixes: prefixes("10.1.0.0/16")})
 	for _, o := range []*semaphorev1.Object{node("n1", wg(good, "172.18.1.11:1"), "10.1.1.0/24"),

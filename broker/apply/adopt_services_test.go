@@ -44,15 +44,15 @@ type handover struct {
 	written     *wanted[*endpoints.Endpoints]
 	ofEndpoints *Objects[*endpoints.Endpoints]
 
-	mu    sync.Mutex
-	told  map[string]bool
-	empty []string // Services that had no endpoint for a moment
+	mu        sync.Mutex
+	completed map[string]bool
+	empty     []string // Services that had no endpoint for a moment
 }
 
 func TestHandover(t *testing.T) {
 	cfg := kubetest.Start(t)
 	h := &handover{
-		t: t, admin: kubernetes.NewForConfigOrDie(cfg), told: map[string]bool{},
+		t: t, admin: kubernetes.NewForConfigOrDie(cfg), completed: map[string]bool{},
 		endpoints: dynamic.NewForConfigOrDie(cfg).
 			Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).
 			Namespace("mirrors"),
@@ -109,7 +109,7 @@ func TestHandover(t *testing.T) {
 		h.says("2 objects of semaphore-service-mirror stay for now, such as endpoints c2-shop-73736d-",
 			"c2 has not exported all its services", "not all clusters have exported"))
 
-	// c2 tells, and what it tells cannot be written: nothing goes for it.
+	// c2 exports objects that cannot be written: nothing is removed for them.
 	h.want(echo, "c2", "none.such.address")
 	h.tell("c2")
 	eventually(t, "they wait for ours", h.says("not all EndpointSlices that replace it are written"))
@@ -170,7 +170,7 @@ func TestHandover(t *testing.T) {
 func TestHandoverOfEndpoints(t *testing.T) {
 	cfg := kubetest.Start(t)
 	h := &handover{
-		t: t, admin: kubernetes.NewForConfigOrDie(cfg), told: map[string]bool{},
+		t: t, admin: kubernetes.NewForConfigOrDie(cfg), completed: map[string]bool{},
 		endpoints: dynamic.NewForConfigOrDie(cfg).
 			Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).
 			Namespace("mirrors"),
@@ -333,7 +333,7 @@ func (h *handover) start(from []string, local []netip.Prefix, meta metadata.Inte
 		func(cluster string) bool {
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			return h.told[cluster]
+			return h.completed[cluster]
 		}, local)
 	ended = make(chan struct{})
 	var stops []func()
@@ -370,10 +370,10 @@ func (h *handover) want(name, cluster string, addresses ...string) {
 	h.ofSlice.Wake(parts.Name)
 }
 
-// tell has a cluster heard whole; all of them, for an empty name.
+// tell makes a cluster complete; all of them, for an empty name.
 func (h *handover) tell(cluster string) {
 	h.mu.Lock()
-	h.told[cluster] = true
+	h.completed[cluster] = true
 	h.mu.Unlock()
 	h.services.know(cluster)
 	h.ofService.WakeOwned(cluster)

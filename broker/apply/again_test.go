@@ -19,8 +19,8 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/debug"
 )
 
-// silent is an apiserver whose watch tells nothing, and where somebody deletes what is made at once: what a watch that
-// was lost and made again between the two looks like.
+// silent is an apiserver whose watch sends nothing, and where somebody deletes each object immediately: what a watch
+// that was lost and made again between the two looks like.
 type silent struct{ creates atomic.Int32 }
 
 func (s *silent) Create(_ context.Context, o *corev1.Service) (*corev1.Service, error) {

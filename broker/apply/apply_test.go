@@ -235,14 +235,6 @@ func testServices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 			t.Errorf("requests %v", got)
 		}
 	})
-	t.Run("deleted by hand", func(t *testing.T) {
-		start := time.Now()
-		if err := api.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, "made again", func() (bool, string) { _, err := get("a"); return err == nil, fmt.Sprint(err) })
-		t.Logf("after %s", time.Since(start).Round(time.Millisecond))
-	})
 	t.Run("becomes headless", func(t *testing.T) {
 		w.set(service("a", "c2", 80, true))
 		o.Mark("a", "c2", time.Now())
@@ -369,7 +361,8 @@ func testSlices(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 	eventually(t, "made", is("IPv4 10.2.0.1"))
 	eventually(t, "empty one made", func() (bool, string) { got := addresses("empty"); return got == "IPv4 ", got })
 	// What the watch delivers of them has a name reconciled, too, and a write for its sake counts as nobody's propagation.
-	eventually(t, "both delivered by the watch", func() (bool, string) { n := len(o.owned()); return n == 2, fmt.Sprint(n) })
+	eventually(t, "both delivered by the watch",
+		func() (bool, string) { n := len(o.owned()); return n == 2, fmt.Sprint(n) })
 	time.Sleep(50 * time.Millisecond)
 	requests.Take()
 	w.set(slice("s", "c2", "IPv4", "10.2.0.1", "10.2.0.2"))

@@ -113,7 +113,7 @@ func (c *Calico) unserved(client *kube.CalicoClient) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.client == client {
-		c.client, c.problem = nil, fmt.Sprintf("the cluster does not serve %s any more", client.GroupVersion)
+		c.client, c.problem = nil, fmt.Sprintf("the cluster no longer serves %s", client.GroupVersion)
 		c.log.Warn("the cluster no longer serves Calico's types; the broker looks for them again", "group",
 			client.GroupVersion.String())
 	}

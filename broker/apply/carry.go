@@ -65,7 +65,6 @@ func (o *Objects[T]) write(ctx context.Context, w *writes.Write[T]) error {
 	return step.Err
 }
 
-// send sends one request of a write.
 func (o *Objects[T]) send(ctx context.Context, w *writes.Write[T]) (object T, err error) {
 	switch w.Request {
 	case writes.SendCreate:

@@ -36,7 +36,8 @@ func TestCauseOf(t *testing.T) {
 		{apierrors.NewServiceUnavailable("x"), reconcile.Cause{Name: "the apiserver answers ServiceUnavailable", All: true}},
 		{apierrors.NewTooManyRequests("x", 1), reconcile.Cause{Name: "the apiserver answers TooManyRequests", All: true}},
 		{apierrors.NewUnauthorized("x"), reconcile.Cause{Name: "the apiserver answers Unauthorized", All: true}},
-		{apierrors.NewInternalError(errors.New(`failed calling webhook "w.example.org": failed to call webhook: Post "https://x": dial tcp: refused`)),
+		{apierrors.NewInternalError(errors.New(`failed calling webhook "w.example.org": failed to call webhook: Post ` +
+			`"https://x": dial tcp: refused`)),
 			reconcile.Cause{Name: "webhook that cannot be called: w.example.org", Shared: true}},
 		{apierrors.NewInternalError(errors.New("etcdserver: leader changed")),
 			reconcile.Cause{Name: "the apiserver answers InternalError", Shared: true}},

@@ -96,7 +96,8 @@ func TestInterference(t *testing.T) {
 		patch(
 			"friend",
 			"kubectl-label",
-			`{"metadata":{"labels":{"team":"shop","app.kubernetes.io/name":"x"},"annotations":{"note":"y"},"finalizers":["example.org/f"]}}`,
+			`{"metadata":{"labels":{"team":"shop","app.kubernetes.io/name":"x"},`+
+				`"annotations":{"note":"y"},"finalizers":["example.org/f"]}}`,
 		)
 		o.Mark("friend", "c2", time.Now())
 		time.Sleep(300 * time.Millisecond)
@@ -124,7 +125,8 @@ func TestInterference(t *testing.T) {
 		patch(
 			"edited",
 			"kubectl-label",
-			`{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":"x"}},"spec":{"selector":{"a":"b"},"externalIPs":["192.0.2.1"]}}`,
+			`{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":"x"}},`+
+				`"spec":{"selector":{"a":"b"},"externalIPs":["192.0.2.1"]}}`,
 		)
 		withinASecond("all three", func() bool {
 			s := get("edited")

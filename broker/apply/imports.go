@@ -90,7 +90,7 @@ func (m *MCS) asked(err error) {
 	case err == nil:
 		m.problem.Set("")
 	case errors.Is(err, mcs.ErrNotServed):
-		m.problem.Set("ServiceImports are not written any more: " + err.Error())
+		m.problem.Set("ServiceImports are no longer written: " + err.Error())
 	}
 }
 

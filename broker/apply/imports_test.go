@@ -135,7 +135,9 @@ func TestImportsWithOldDefinitions(t *testing.T) {
 			return err == nil && is(have), fmt.Sprint(have, err)
 		})
 	}
-	has("the import", func(i *mcsv1beta1.ServiceImport) bool { return len(i.Spec.IPs) == 1 && len(i.Status.Clusters) == 1 })
+	has("the import", func(i *mcsv1beta1.ServiceImport) bool {
+		return len(i.Spec.IPs) == 1 && len(i.Status.Clusters) == 1
+	})
 	first := have.UID
 	time.Sleep(3 * time.Second) // longer than events of writes take
 	if n := writes.Load(); n > 2 {

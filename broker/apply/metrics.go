@@ -47,7 +47,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}, []string{"kind"})
 	m.delayed = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "semaphore_broker_writes_delayed_total",
-		Help: "Writes that waited because more was written for a remote than its limits.kibibytesPerSecond, by kind of object.",
+		Help: "Writes that waited because more was written for a remote than its limits.kibibytesPerSecond, by kind of " +
+			"object.",
 	}, []string{"cluster", "kind"})
 	reg.MustRegister(m.delayed, m.writes, m.watchErrors, m.restored)
 	return m

@@ -18,13 +18,13 @@ import (
 
 // The caller of owned may hold a lock for which the observer of an object waits.
 func TestOwnedDoesNotWaitForAnObserver(t *testing.T) {
-	telling, told, let := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	observing, observed, release := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	o := newObjects(kind[*corev1.Service]{Kind: writes.Kind[*corev1.Service]{Name: "service"}, example: &corev1.Service{}},
 		writes.Desired[*corev1.Service]{
 			Names: func() []string { return nil },
 			Observed: func(string, *corev1.Service, bool) {
-				close(telling)
-				<-let
+				close(observing)
+				<-release
 			},
 		}, Options{Metrics: NewMetrics(prometheus.NewRegistry()), Recorder: debug.NewRecorder("broker", "c1", ""),
 			Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
@@ -35,10 +35,10 @@ func TestOwnedDoesNotWaitForAnObserver(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() {
-		defer close(told)
+		defer close(observed)
 		o.observe("s")
 	}()
-	<-telling
+	<-observing
 	owned := make(chan []string, 1)
 	go func() {
 		names, _ := o.Owned("c2")
@@ -52,6 +52,6 @@ func TestOwnedDoesNotWaitForAnObserver(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Error("it waits for the observer of an object")
 	}
-	close(let)
-	<-told
+	close(release)
+	<-observed
 }

@@ -325,7 +325,7 @@ func TestAdoption(t *testing.T) {
 	o.Mark("c2-shop-web", "c2", time.Now())
 	eventually(t, "what is wanted", became("c2-shop-web", "10.2.0.1/32,10.2.0.2/32", "10.2.0.2/32,10.2.0.3/32"))
 	eventually(t, "what is not wanted any more", became("c2-shop-old", "10.2.0.9/32", "none"))
-	// The tool makes another: it is taken over when it stands in the way.
+	// The tool makes another: it is adopted when it blocks the name.
 	theirs("c2-shop-late", "semaphore-policy", domain, "c2", "10.2.0.7/32")
 	w.set(globalSet("c2-shop-late", "10.2.0.7/32", "10.2.0.8/32"))
 	o.Mark("c2-shop-late", "c2", time.Now())

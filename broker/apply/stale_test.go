@@ -77,7 +77,7 @@ func stale[T writes.Object](t *testing.T, o *Objects[T], w *wanted[T], first, th
 		}
 		return object
 	}
-	// The store of an informer that hears nothing any more.
+	// The store of an informer that no longer receives anything.
 	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
 	o.reset(store)
 	look := func(object T) {

@@ -62,7 +62,8 @@ func TestInABrowser(t *testing.T) {
 		}
 		for _, l := range m.Links {
 			want := []string{l.At, l.From, l.State, l.Age, l.Lag, "0", fmt.Sprint(l.Kinds["service"]), "0", "0",
-				fmt.Sprint(l.Exports), fmt.Sprint(l.Refused), fmt.Sprint(l.Kept), fmt.Sprintf("%d/%d", l.Talking, l.Nodes), fmt.Sprint(l.Silent),
+				fmt.Sprint(l.Exports), fmt.Sprint(l.Refused), fmt.Sprint(l.Kept), fmt.Sprintf("%d/%d", l.Talking, l.Nodes),
+				fmt.Sprint(l.Silent),
 				l.Handshake, "2.5 MB/s", "-"}
 			if !slices.ContainsFunc(rows, func(row []string) bool { return slices.Equal(row[1:], want) }) {
 				return fmt.Errorf("the links are %q; status has %q", rows, want)
@@ -88,13 +89,14 @@ func TestInABrowser(t *testing.T) {
 	if len(rows) != 4 || rows[0][3] != "c2 2/3, "+hostile+" 1/1 (not used)" {
 		t.Fatalf("services: %q", rows)
 	}
-	for i, want := range []string{"global", "ServiceImport", "✗ ServiceImport: cluster " + hostile + " decides", "mirror"} {
+	for i, want := range []string{"global", "ServiceImport", "✗ ServiceImport: cluster " + hostile + " decides",
+		"mirror"} {
 		if rows[i][2] != want {
 			t.Errorf("service %s is %q; want %q", rows[i][1], rows[i][2], want)
 		}
 	}
-	if got, want := page.Text("#when"), "; ServiceExports here 2, ServiceImports 5, conflicts 1; as of "; !strings.Contains(
-		got, want) {
+	got, want := page.Text("#when"), "; ServiceExports here 2, ServiceImports 5, conflicts 1; as of "
+	if !strings.Contains(got, want) {
 		t.Errorf("the page says %q, without %q", got, want)
 	}
 	if rows := page.Rows("#sets tbody"); len(rows) != 1 || rows[0][2] != "web" || rows[0][3] != "1" {

@@ -309,7 +309,6 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// picture serves the newest drawing.
 func (s *Server) picture(w http.ResponseWriter, r *http.Request) {
 	leave, ok := s.enter()
 	if !ok {

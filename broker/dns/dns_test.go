@@ -81,7 +81,8 @@ func grant(t *testing.T, cfg *rest.Config) *rest.Config {
 	binding.Subjects = []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: account}}
 	_, err = admin.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{})
 	must(t, err)
-	more := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "delete"}}
+	more := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"},
+		Verbs: []string{"create", "delete"}}
 	_, err = admin.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "more"},
 		Rules: []rbacv1.PolicyRule{more}}, metav1.CreateOptions{})
 	must(t, err)
@@ -175,7 +176,8 @@ func TestKeeper(t *testing.T) {
 		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
 			if r.Method == http.MethodPut {
 				once.Do(func() {
-					_, err := files.Patch(ctx, "coredns", types.MergePatchType, []byte(`{"metadata":{"annotations":{"theirs":"too"}}}`),
+					_, err := files.Patch(ctx, "coredns", types.MergePatchType,
+						[]byte(`{"metadata":{"annotations":{"theirs":"too"}}}`),
 						metav1.PatchOptions{})
 					if err != nil {
 						t.Error(err)

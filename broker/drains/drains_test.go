@@ -35,8 +35,8 @@ type drainer struct {
 	api  kubernetes.Interface // of one who may do everything
 	stop func()
 
-	mu   sync.Mutex
-	told []string
+	mu        sync.Mutex
+	published []string
 }
 
 // asBroker is a client with the rights of the manifests.
@@ -82,7 +82,7 @@ func startDrains(t *testing.T, cfg *rest.Config) *drainer {
 	f.Store = New(asBroker(t, cfg), "semaphore", func(s drain.Set) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		f.told = append(f.told, shown(s))
+		f.published = append(f.published, shown(s))
 	}, options())
 	f.stop = testkit.Run(t, f.Run)
 	applytest.Eventually(t, "the drains are known",
@@ -98,13 +98,13 @@ func shown(s drain.Set) string {
 	return strings.Join(out, ", ")
 }
 
-// tells waits until the last published set is this.
-func (f *drainer) tells(what, want string) {
+// publishes waits until the last published set is this.
+func (f *drainer) publishes(what, want string) {
 	f.t.Helper()
 	applytest.Eventually(f.t, what, func() (bool, string) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return len(f.told) > 0 && f.told[len(f.told)-1] == want, fmt.Sprintf("%q", f.told)
+		return len(f.published) > 0 && f.published[len(f.published)-1] == want, fmt.Sprintf("%q", f.published)
 	})
 }
 
@@ -153,14 +153,14 @@ func TestDrains(t *testing.T) {
 	t.Run("kept, seen, and removed", func(t *testing.T) {
 		defer clean()
 		f := startDrains(t, cfg)
-		f.tells("at first there is none", "")
+		f.publishes("at first there is none", "")
 		f.add(drain.Drain{Target: c2, Since: time.Now(), By: "ops"})
 		if got := shown(f.Held()); got != "cluster c2" {
 			t.Errorf("after the answer %q holds", got)
 		}
 		f.add(n1)
 		f.add(drain.Drain{Target: echo})
-		f.tells("three", "cluster c2, node c2/n1, service c2:shop/echo")
+		f.publishes("three", "cluster c2, node c2/n1, service c2:shop/echo")
 		if got := f.data(); len(got) != 3 || got["node.c2.n1"] != n1.Text() ||
 			!strings.Contains(got["cluster.c2"], "by: ops\n") {
 			t.Errorf("%q", got)
@@ -173,7 +173,7 @@ func TestDrains(t *testing.T) {
 
 		// Another broker, after this one.
 		f = startDrains(t, cfg)
-		f.tells("as it was", "cluster c2, node c2/n1, service c2:shop/echo")
+		f.publishes("as it was", "cluster c2, node c2/n1, service c2:shop/echo")
 		removed, err := f.Remove(t.Context(), c2)
 		if err != nil || fmt.Sprint(removed) != "[cluster c2]" {
 			t.Errorf("removed %v, %v", removed, err)
@@ -182,11 +182,11 @@ func TestDrains(t *testing.T) {
 		if err != nil || len(removed) != 0 {
 			t.Errorf("removed again: %v, %v", removed, err)
 		}
-		f.tells("two", "node c2/n1, service c2:shop/echo")
+		f.publishes("two", "node c2/n1, service c2:shop/echo")
 		clean()
-		f.tells("taken away, they hold no more", "")
+		f.publishes("taken away, they hold no more", "")
 		f.add(n1)
-		f.tells("made again", "node c2/n1")
+		f.publishes("made again", "node c2/n1")
 		if p := finding.Texts(f.Findings()); len(p) != 0 {
 			t.Errorf("%q", p)
 		}
@@ -197,14 +197,14 @@ func TestDrains(t *testing.T) {
 		f := startDrains(t, cfg)
 		f.add(n1)
 		f.edit(`{"data":{"mine":"cluster: c2\n","typing-error":"clutser: c3\n"}}`)
-		f.tells("what is edited holds", "cluster c2, node c2/n1")
+		f.publishes("what is edited holds", "cluster c2, node c2/n1")
 		if p := finding.Texts(f.Findings()); len(p) != 1 ||
 			!strings.Contains(p[0], "drain typing-error of ConfigMap semaphore/semaphore-drains is not active: ") ||
 			!strings.Contains(p[0], "clutser") {
 			t.Errorf("%q", p)
 		}
 		f.edit(`{"data":{"typing-error":null,"node.c2.n1":null}}`)
-		f.tells("what is taken out does not", "cluster c2")
+		f.publishes("what is taken out does not", "cluster c2")
 		// Under another key than ours.
 		if removed, err := f.Remove(t.Context(), c2); err != nil || len(removed) != 1 || len(f.data()) != 0 ||
 			len(finding.Texts(f.Findings())) != 0 {
@@ -229,10 +229,10 @@ func TestDrains(t *testing.T) {
 		f := startDrains(t, cfg)
 		f.add(n1)
 		f.add(drain.Drain{Target: c2, Until: time.Now().Add(8 * time.Second)}) // longer than a write takes
-		f.tells("one is over", "node c2/n1")
+		f.publishes("one is over", "node c2/n1")
 		f.mu.Lock()
-		if told := fmt.Sprintf("%q", f.told); told != `["" "node c2/n1" "cluster c2, node c2/n1" "node c2/n1"]` {
-			t.Errorf("published %s", told)
+		if got := fmt.Sprintf("%q", f.published); got != `["" "node c2/n1" "cluster c2, node c2/n1" "node c2/n1"]` {
+			t.Errorf("published %s", got)
 		}
 		f.mu.Unlock()
 		applytest.Eventually(t, "it is taken out", func() (bool, string) {
@@ -245,7 +245,7 @@ func TestDrains(t *testing.T) {
 		defer clean()
 		f := startDrains(t, cfg)
 		f.add(n1)
-		f.tells("one", "node c2/n1")
+		f.publishes("one", "node c2/n1")
 		other := New(asBroker(t, cfg), "semaphore", func(drain.Set) {}, options())
 		testkit.Run(t, other.Run)
 		applytest.Eventually(t, "known", func() (bool, string) { return other.Synced(), "" })
@@ -292,8 +292,8 @@ func TestDrains(t *testing.T) {
 	t.Run("not allowed", func(t *testing.T) {
 		nobody := rest.CopyConfig(cfg)
 		nobody.Impersonate.UserName = "nobody"
-		told := make(chan drain.Set, 10)
-		d := New(kubernetes.NewForConfigOrDie(nobody), "semaphore", func(s drain.Set) { told <- s }, options())
+		published := make(chan drain.Set, 10)
+		d := New(kubernetes.NewForConfigOrDie(nobody), "semaphore", func(s drain.Set) { published <- s }, options())
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		testkit.Run(t, func(context.Context) error { return d.Run(ctx) })
@@ -301,8 +301,8 @@ func TestDrains(t *testing.T) {
 			p := strings.Join(finding.Texts(d.Findings()), "; ")
 			return strings.Contains(p, "drains are not known") && strings.Contains(p, "forbidden"), p
 		})
-		if d.Synced() || len(told) > 0 {
-			t.Errorf("synced %v, published %d", d.Synced(), len(told))
+		if d.Synced() || len(published) > 0 {
+			t.Errorf("synced %v, published %d", d.Synced(), len(published))
 		}
 	})
 }

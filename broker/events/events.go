@@ -235,7 +235,7 @@ func (e *Events) Run(ctx context.Context) error {
 		e.ended(next, err == nil)
 		if err != nil && ctx.Err() == nil {
 			e.results.WithLabelValues("failed").Inc()
-			e.log.Warn("cannot write an Event", "reason", next.event.Reason, "note", next.event.Note, "error", err)
+			e.log.Warn("cannot write an Event; it is lost", "reason", next.event.Reason, "note", next.event.Note, "error", err)
 			continue
 		}
 		e.results.WithLabelValues("written").Inc()

@@ -59,15 +59,15 @@ func TestEnginesAreAskedAtHeartbeats(t *testing.T) {
 	receive(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_SnapshotEnd{
 		SnapshotEnd: &semaphorev1.SnapshotEnd{Kind: member, Revision: 8, Objects: 8}}})
 	const three = "withdrawn setmember shop/n5, setmember shop/n6, setmember shop/n7"
-	for i, retained := range []string{"", "", "", "", "withdrawn setmember shop/n5;",
-		"withdrawn setmember shop/n5, setmember shop/n6;", three + ";", three + ", 1 more;"} {
+	for i, retained := range []string{"", "", "", "", "withdrawn setmember shop/n5",
+		"withdrawn setmember shop/n5, setmember shop/n6", three, three + ", 1 more"} {
 		receive(&semaphorev1.PublishRequest{Message: &semaphorev1.PublishRequest_Changes{Changes: &semaphorev1.Changes{
 			Changes: []*semaphorev1.Change{{Revision: uint64(9 + i), Change: &semaphorev1.Change_Delete{
 				Delete: &semaphorev1.ObjectKey{Kind: member, Namespace: "shop", Name: fmt.Sprint("n", i+1)}}}}}}})
 		l.mu.Lock()
 		got := l.retainedProblem(member)
 		l.mu.Unlock()
-		if retained == "" && got != "" || !strings.Contains(got, retained) {
+		if retained == "" && got != "" || !strings.HasSuffix(got, retained) {
 			t.Errorf("%d of 8 are withdrawn: %q, want %q", i+1, got, retained)
 		}
 	}

@@ -132,9 +132,8 @@ type link struct {
 	// isConnected is current != nil for readers without the lock, and view is the last view.
 	isConnected atomic.Bool
 	view        atomic.Pointer[view]
-	// brakeHold is Brake.Hold.
-	brakeHold time.Duration
-	lastError string
+	brake       config.Brake
+	lastError   string
 	// loggedRefusal is the reason in the last log message about a rejected stream; empty after a stream that was
 	// accepted.
 	loggedRefusal string
@@ -190,7 +189,7 @@ func (s *Server) newLink(remote config.Remote, kinds []semaphorev1.Kind, admit r
 	}
 	l.replica.SetLimits(remote.Limits, s.options.Brake)
 	l.lastPayload.Store(&time.Time{})
-	l.brakeHold = s.options.Brake.Hold.Duration
+	l.brake = s.options.Brake
 	return l
 }
 
@@ -218,7 +217,6 @@ func limitOf(perSecond float64, burst int) (rate.Limit, int) {
 // limiter returns a new limiter with a full bucket.
 func limiter(limit rate.Limit, burst int) *rate.Limiter { return rate.NewLimiter(limit, burst) }
 
-// limit replaces the limits.
 func (l *link) limit(limits config.Limits) {
 	for _, set := range []struct {
 		limiter *rate.Limiter
@@ -621,8 +619,8 @@ func (s *Server) record(l *link, r replica.Result) {
 	for _, h := range r.Retained {
 		name := semaphorev1.KindName(h.Kind)
 		if h.Objects == h.Total {
-			s.options.Log.Warn("the brake retains withdrawn objects", "cluster", l.cluster, "kind", name, "objects", h.Total,
-				"of", h.Peak)
+			s.options.Log.Warn("the brake retains withdrawn objects "+l.brake.Until(l.cluster), "cluster", l.cluster, "kind",
+				name, "objects", h.Total, "of", h.Peak)
 		}
 		s.options.Recorder.Record(debug.Event{Source: l.cluster, Object: name, Action: "hold-back",
 			Detail: fmt.Sprintf("%d objects, %d in total, of %d that were exported", h.Objects, h.Total, h.Peak)})
@@ -787,9 +785,8 @@ func (l *link) retainedProblem(kind semaphorev1.Kind) string {
 	if back.Total > len(names) {
 		names = append(names, fmt.Sprintf("%d more", back.Total-len(names)))
 	}
-	return fmt.Sprintf("retained since %s: cluster %s has withdrawn %s; the broker removes them when a complete "+
-		"snapshot lacks them after %s, or on `semaphorectl brake release %s`",
-		back.Since.UTC().Format(time.RFC3339), l.cluster, strings.Join(names, ", "), l.brakeHold, l.cluster)
+	return fmt.Sprintf("retained since %s, %s: cluster %s has withdrawn %s",
+		back.Since.UTC().Format(time.RFC3339), l.brake.Until(l.cluster), l.cluster, strings.Join(names, ", "))
 }
 
 // Links returns the status of the links of all remotes.

@@ -173,7 +173,7 @@ func TestIncrementalEqualsTheWholeDecision(t *testing.T) {
 			return p.String()
 		}
 		p := New(remotes())
-		told := map[string]map[string]*semaphorev1.Peer{"c2": {}, "c3": {}}
+		reported := map[string]map[string]*semaphorev1.Peer{"c2": {}, "c3": {}}
 		for step := range 60 {
 			for range 1 + r.IntN(3) {
 				cluster, name := []string{"c2", "c3"}[r.IntN(2)], fmt.Sprint("n", r.IntN(8))
@@ -220,17 +220,18 @@ func TestIncrementalEqualsTheWholeDecision(t *testing.T) {
 					t.Fatalf("seed %d step %d: %s changed and is not named", seed, step, cluster)
 				}
 				for node, peer := range c.Peers {
-					if told[cluster][node] = peer; peer == nil {
-						delete(told[cluster], node)
+					if reported[cluster][node] = peer; peer == nil {
+						delete(reported[cluster], node)
 					}
 				}
-				if len(told[cluster]) != len(want[i].Peers) {
-					t.Fatalf("seed %d step %d: %d peers of %s were reported, there are %d", seed, step, len(told[cluster]), cluster,
+				if len(reported[cluster]) != len(want[i].Peers) {
+					t.Fatalf("seed %d step %d: %d peers of %s were reported, there are %d", seed, step, len(reported[cluster]),
+						cluster,
 						len(want[i].Peers))
 				}
 				for _, peer := range want[i].Peers {
-					if !proto.Equal(told[cluster][peer.Key.Node], peer) {
-						t.Fatalf("seed %d step %d: reported as %v, it is %v", seed, step, told[cluster][peer.Key.Node], peer)
+					if !proto.Equal(reported[cluster][peer.Key.Node], peer) {
+						t.Fatalf("seed %d step %d: reported as %v, it is %v", seed, step, reported[cluster][peer.Key.Node], peer)
 					}
 				}
 			}

@@ -119,7 +119,8 @@ func TestR11APeerIsAtNoAddressOfTheOwnCluster(t *testing.T) {
 	}
 	m := meshOf(p, "c2")
 	if show(m) != "a key 1 allowed 10.2.1.0/24; b key 2 allowed 10.2.2.0/24" || len(m.Problems) != 1 ||
-		m.Problems[0] != "this cluster's node n1 claims the address 172.18.2.2 of c2/b, which remains the peer at this address" {
+		m.Problems[0] != "this cluster's node n1 claims the address 172.18.2.2 of c2/b, which remains the peer at this "+
+			"address" {
 		t.Errorf("peers %s, problems %q", show(m), m.Problems)
 	}
 	// Who comes to such an address is none.

@@ -72,10 +72,10 @@ type (
 // NewLeftovers returns Leftovers for namespace, beside the loops of Services and EndpointSlices.
 func NewLeftovers(
 	kube kubernetes.Interface, meta metadata.Interface, namespace string, adoption *Services, services writtenServices,
-	slices writtenSlices, told func(cluster string) bool, local []netip.Prefix,
+	slices writtenSlices, complete func(cluster string) bool, local []netip.Prefix,
 ) *Leftovers {
 	return &Leftovers{
-		adoption: adoption, services: services, slices: slices, complete: told, local: local,
+		adoption: adoption, services: services, slices: slices, complete: complete, local: local,
 		endpoints:      meta.Resource(corev1.SchemeGroupVersion.WithResource("endpoints")).Namespace(namespace),
 		endpointSlices: kube.DiscoveryV1().EndpointSlices(namespace),
 		kube:           kube.CoreV1().Services(namespace),
@@ -158,7 +158,6 @@ func (l *Leftovers) pass(ctx context.Context) (removed int, left map[string]stri
 	return removed, left, errors.Join(failed...)
 }
 
-// list returns all leftovers.
 func (l *Leftovers) list(ctx context.Context) ([]leftover, error) {
 	var all []leftover
 	mirrored := naming.LabelMirrored + "=true," + naming.LabelMirrorPrefixSync + ",!" + naming.LabelManagedBy

@@ -52,7 +52,6 @@ func (a *Services) Follow(remotes []config.Remote) {
 	a.Remotes = all
 }
 
-// remote returns the remote with a prefix.
 func (a *Services) remote(prefix string) (cluster string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -114,7 +114,7 @@ func (a Adopter[T]) All(ctx context.Context) {
 			strings.Join(config.Originals, " or "), left))
 	}
 	if err != nil && ctx.Err() == nil {
-		a.Log.Warn("cannot list the objects to adopt", "error", err)
+		a.Log.Warn("cannot list the objects to adopt; the broker adopts those whose names it writes", "error", err)
 	}
 }
 

@@ -28,8 +28,8 @@ func has(addresses string) replica.Change {
 		New: &semaphorev1.Object{Spec: &semaphorev1.Object_EndpointSlice{EndpointSlice: endpoints("echo", addresses)}}}
 }
 
-// A broker that begins while a cluster is gone leaves all as it is, whatever it hears of others, until it knows of that
-// cluster.
+// A broker that begins while a cluster is gone leaves all unchanged, whatever it receives of others, until it knows of
+// that cluster.
 func TestAwait(t *testing.T) {
 	for name, rules := range map[string]string{
 		"no preference":   "",
@@ -148,7 +148,7 @@ func TestAwaitKeepsWhatWasUsed(t *testing.T) {
 	c.apply("c3", offers("10.4.0.1?")...)
 	c.is("nothing else is ready", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
 	c = c.restartedAwaiting()
-	c.is("both stood in use", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
+	c.is("both were in use", shared, "c2-1: 10.2.0.1; c3-1: 10.4.0.1?")
 	// A broker that was stopped on its way leaves some in use: it had begun to leave the cluster, or to come back to it.
 	c = blank(t)
 	c.apply("c2", offers("10.2.0.1 10.2.0.2")...)

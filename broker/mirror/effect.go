@@ -81,7 +81,6 @@ func (p *Plan) Drained(targets ...string) map[drain.Target]Drained {
 	return out
 }
 
-// each calls f for every endpoint.
 func (h *clusterEndpoints) each(f func(*member, netip.Addr)) {
 	for _, b := range h.groups {
 		for _, s := range b.slices {

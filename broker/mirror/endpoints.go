@@ -256,8 +256,8 @@ func (w *work) adoptSlice(name string, o *discoveryv1.EndpointSlice) {
 		m := member{address: k.address, existing: e, drained: w.isDrained(h, k.address)}
 		h.recordPreviousUse(&m)
 		if h.source != nil {
-			if told, ok := h.exported(k); ok {
-				m.exported, m.existing = told.endpoint, nil
+			if sent, ok := h.exported(k); ok {
+				m.exported, m.existing = sent.endpoint, nil
 			}
 		}
 		if s == nil {

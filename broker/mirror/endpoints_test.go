@@ -47,7 +47,7 @@ func TestEndpoints(t *testing.T) {
 	p.apply("c2", slc("shop", "echo-1", nil))
 	is(echo, "[]")
 
-	// Those of a Service that does not stand are not written: they would be somebody else's endpoints.
+	// Those of a Service that does not exist are not written: they would be somebody else's endpoints.
 	p.ObserveService(echo, nil, p.now)
 	if e, wanted := p.Endpoints(echo); e != nil || !wanted {
 		t.Errorf("without a Service: %v, wanted %v", e, wanted)

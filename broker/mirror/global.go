@@ -146,7 +146,6 @@ func (t *target) settings() prefer.Settings {
 	return s
 }
 
-// rawSettings returns the settings without defaults.
 func (t *target) rawSettings() prefer.Settings {
 	if r := t.plan.rule(t.sourceName()); r != nil {
 		return prefer.Settings{Prefer: r.Prefer, MinReady: r.MinReady, WhenGone: r.WhenGone}
@@ -175,7 +174,6 @@ func (t *target) rawSettings() prefer.Settings {
 	return out
 }
 
-// choose decides which clusters a target uses.
 func (w *work) choose(t *target, now time.Time) {
 	delete(w.waiting, t)
 	t.due = time.Time{}

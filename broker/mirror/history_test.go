@@ -144,7 +144,7 @@ func (h *history) tell(c *cluster) {
 	c.follow(c.SetDrains(h.drains, c.now))
 }
 
-// contents is what stands, up to the slices that endpoints are in; and what is wrong with the slices.
+// contents is what exists, up to the slices that endpoints are in; and what is wrong with the slices.
 func (h *history) contents(c *cluster) (out []string, wrong []string) {
 	for name, s := range c.services {
 		out = append(out, fmt.Sprint(name, " ", s.Labels, s.Annotations, s.Spec.String()))

@@ -450,7 +450,7 @@ func TestImportIPFamilyNotSupported(t *testing.T) {
 	}{
 		{[]string{"IPv6"}, []corev1.IPFamily{"IPv4"}, "False IPFamilyNotSupported"},
 		{[]string{"IPv4", "IPv6"}, []corev1.IPFamily{"IPv6"}, "True Ready"},
-		{nil, []corev1.IPFamily{"IPv4"}, "True Ready"}, // of an exporter that does not tell them
+		{nil, []corev1.IPFamily{"IPv4"}, "True Ready"}, // of an exporter that does not send them
 	} {
 		ready := blank(t, taken, imports).ready(derived, c.exported, c.here)
 		if got := string(ready.Status) + " " + ready.Reason; ready.Type != "Ready" || got != c.want {

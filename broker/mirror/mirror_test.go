@@ -113,7 +113,7 @@ func (c *cluster) follow(touches Touches) {
 	}
 }
 
-// look has all that stands looked at, as the loops do when a snapshot is whole.
+// look reconciles all existing objects, as the loops do when a snapshot is complete.
 func (c *cluster) look() {
 	for _, name := range sorted(c.services) {
 		c.follow(c.writeService(name))
@@ -188,7 +188,7 @@ func (c *cluster) wrote() []string {
 	return out
 }
 
-// text is what stands of a Service: its slices, and for each of them the addresses. One that is not ready has a
+// text is what exists of a Service: its slices, and for each of them the addresses. One that is not ready has a
 // question mark, one that is unused a minus, and one that ends a tilde.
 func (c *cluster) text(service string) string {
 	var lines []string

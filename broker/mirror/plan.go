@@ -564,7 +564,6 @@ func (w *work) touchImportOf(of ref) {
 	}
 }
 
-// touchEndpoints touches the Endpoints of a Service.
 func (w *work) touchEndpoints(service string) {
 	if key := (touchedName{'e', service}); w.legacy && !w.touched[key] {
 		w.touched[key] = true

@@ -273,9 +273,11 @@ func TestManualChangesToSlicesAreNotRemembered(t *testing.T) {
 	p.apply("c2", svc("shop", "echo", mirrored()), slc("shop", "a", endpoints("echo", "10.2.0.1")))
 	good := p.slices[echo+"-c2-1"]
 	for name, edit := range map[string]func(*discoveryv1.EndpointSlice){
-		"an address of another cluster": func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = []string{"10.4.0.1"} },
-		"no address":                    func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = nil },
-		"a cluster that is none":        func(s *discoveryv1.EndpointSlice) { s.Labels[naming.LabelSourceCluster] = "c9" },
+		"an address of another cluster": func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].Addresses = []string{"10.4.0.1"}
+		},
+		"no address":             func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = nil },
+		"a cluster that is none": func(s *discoveryv1.EndpointSlice) { s.Labels[naming.LabelSourceCluster] = "c9" },
 		"no service": func(s *discoveryv1.EndpointSlice) {
 			delete(s.Labels,
 				discoveryv1.LabelServiceName)

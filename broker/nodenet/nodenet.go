@@ -238,8 +238,8 @@ func sorted(prefixes []string) []string {
 	return out
 }
 
-// settled records that the block affinities are known.
-func (n *Networks) settled() {
+// markSynced records that the block affinities are known.
+func (n *Networks) markSynced() {
 	n.mu.Lock()
 	first := !n.synced
 	n.synced = true
@@ -277,7 +277,7 @@ func (n *Networks) failed(err error) {
 	switch {
 	case err == nil, errors.Is(err, kube.ErrListFirst):
 	case errors.Is(err, kube.ErrNoBlocks) && n.options.From == config.AutoAllowedIPs:
-		n.settled()
+		n.markSynced()
 	default: // an informer tries again
 		problem = fmt.Sprintf("blocks of Calico's IPAM: %v; until they are read, agents do not get their node's pod network",
 			err)
@@ -363,7 +363,7 @@ func (n *Networks) follow(ctx context.Context) error {
 		informer.RunWithContext(ctx)
 	}()
 	if cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
-		n.settled()
+		n.markSynced()
 	}
 	<-done
 	return ctx.Err()

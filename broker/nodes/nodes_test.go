@@ -131,7 +131,8 @@ func TestNodeAnnotations(t *testing.T) {
 	})
 	t.Run("our taint goes once the node is guarded, and no other", func(t *testing.T) {
 		taint := `{"spec":{"taints":[{"key":"example.org/own","effect":"NoSchedule","value":"x"},
-			{"key":"semaphore.uw.io/agent-not-ready","effect":"NoSchedule"},{"key":"semaphore.uw.io/agent-not-ready","effect":"NoExecute"}]}}`
+			{"key":"semaphore.uw.io/agent-not-ready","effect":"NoSchedule"},
+			{"key":"semaphore.uw.io/agent-not-ready","effect":"NoExecute"}]}}`
 		for _, name := range []string{"n1", "lost"} {
 			if _, err := api.Patch(ctx, name, types.MergePatchType, []byte(taint), metav1.PatchOptions{}); err != nil {
 				t.Fatal(err)

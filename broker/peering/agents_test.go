@@ -246,11 +246,11 @@ func TestRemovalsOfAnotherRemote(t *testing.T) {
 		one("c2", fmt.Sprint("b", i), "")
 	}
 	a.connect(t, s)
-	told := follow()
+	sent := follow()
 	t.Logf("after %d removals of another remote, %d changes are sent of a remote of %d peers", tombstones+100,
-		told["c3"], peers)
-	if told["c3"] != 2 {
-		t.Errorf("%d changes are sent of c3; there were 2", told["c3"])
+		sent["c3"], peers)
+	if sent["c3"] != 2 {
+		t.Errorf("%d changes are sent of c3; there were 2", sent["c3"])
 	}
 	if n := len(a.state.Network("c3").Peers); n != peers-1 || a.node["c3/n007 10.3.0.7"] || !a.node["c3/n008 changed"] ||
 		len(a.state.Network("c2").Peers) != 1 {

@@ -34,7 +34,6 @@ type encoded struct {
 	err    error
 }
 
-// encode returns the bytes of an entry.
 func (s *State) encode(e *entry) (mem.Buffer, error) {
 	of := &e.Value.put
 	if e.Deleted {

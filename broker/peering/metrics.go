@@ -35,7 +35,8 @@ var (
 		"Own nodes that talk with at least one node of a remote.", []string{"cluster"}, nil)
 	handshakeDesc = prometheus.NewDesc(
 		"semaphore_broker_last_handshake_timestamp_seconds",
-		"Unix time of the newest handshake of any own node with a node of the remote, on the own node's clock; absent for none.",
+		"Unix time of the newest handshake of any own node with a node of the remote, on the own node's clock; absent for "+
+			"none.",
 		[]string{"cluster"},
 		nil,
 	)

@@ -257,7 +257,7 @@ func TestTokensAreReviewedAgain(t *testing.T) {
 		}
 		problems := fmt.Sprint(s.Status(nil)[0].GetProblems())
 		if !strings.Contains(problems, "connection refused") {
-			t.Errorf("status tells %s", problems)
+			t.Errorf("the status has %s", problems)
 		}
 		if _, err := s.admit(withToken(t.Context(), "n2/b"), ""); status.Code(err) != codes.Unavailable {
 			t.Errorf("a newcomer: %v", err)

@@ -491,7 +491,8 @@ func TestReports(t *testing.T) {
 		{"no port", report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key})},
 		{"no such port", report(&semaphorev1.DeviceReport{Cluster: "c2", PublicKey: key, ListenPort: 70000})},
 		{"too many", report(make([]*semaphorev1.DeviceReport, maxDevices+1)...)},
-		{"hello twice", &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{Hello: &semaphorev1.AgentHello{}}}},
+		{"hello twice", &semaphorev1.AttachRequest{Message: &semaphorev1.AttachRequest_Hello{
+			Hello: &semaphorev1.AgentHello{}}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for i := range c.bad.GetReport().GetDevices() {

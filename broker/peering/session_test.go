@@ -168,7 +168,7 @@ func TestManyForeignDevicesAreBounded(t *testing.T) {
 		}
 	}
 	if len(session.deleted) != maxDevices || len(session.foreign) != maxDevices {
-		t.Errorf("%d remembered, %d to tell", len(session.deleted), len(session.foreign))
+		t.Errorf("%d remembered, %d to send", len(session.deleted), len(session.foreign))
 	}
 }
 

@@ -152,9 +152,9 @@ func TestAnAgentThatStopsReading(t *testing.T) {
 	slices.Sort(alone)
 	slices.Sort(beside)
 	// What may wait is a window, a message and what the collector has not seen yet: far less than what was sent.
-	const told = (rounds - warm) * peers * 500
-	if grown > told/4 {
-		t.Errorf("the heap has grown by %d bytes for one who reads nothing of %d", grown, told)
+	const total = (rounds - warm) * peers * 500
+	if grown > total/4 {
+		t.Errorf("the heap has grown by %d bytes for one who reads nothing of %d", grown, total)
 	}
 	median := func(d []time.Duration) time.Duration { return d[len(d)/2] }
 	t.Logf("heap grown by %d KiB; median %s without it, %s beside it; slowest %s and %s", grown>>10, median(alone),

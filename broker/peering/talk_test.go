@@ -73,10 +73,10 @@ func gathered(t *testing.T, registry *prometheus.Registry) string {
 }
 
 func TestTalk(t *testing.T) {
-	s, registry, told := talkers(t)
-	told("n1", deviceTo("c2", 2, 1, 0, 30*time.Second, "m3"), deviceTo("c3", 0, 0, 4, 0))
-	told("n2", deviceTo("c2", 1, 2, 0, 10*time.Second, "m1", "m3"), deviceTo("c9", 5, 5, 5, 0, "x"))
-	told("old", &semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", Peers: 3,
+	s, registry, reports := talkers(t)
+	reports("n1", deviceTo("c2", 2, 1, 0, 30*time.Second, "m3"), deviceTo("c3", 0, 0, 4, 0))
+	reports("n2", deviceTo("c2", 1, 2, 0, 10*time.Second, "m1", "m3"), deviceTo("c9", 5, 5, 5, 0, "x"))
+	reports("old", &semaphorev1.DeviceReport{Cluster: "c2", Interface: "wireguard.c2", Peers: 3,
 		LastHandshake: timestamppb.New(noon)})
 	if got, want := fmt.Sprint(s.Tunnels()["c2"]),
 		fmt.Sprint(Tunnels{Nodes: 2, Talking: 2, Silent: 2, SilentPairs: 3, Newest: noon.Add(-10 * time.Second),
@@ -107,15 +107,15 @@ func TestTalk(t *testing.T) {
 		"nodes_talking c3 0; silent_pairs c2 3; silent_pairs c3 0")
 	// What a node reported goes with its agent, and with the next report.
 	delete(s.attached, "n2")
-	told("n1", deviceTo("c2", 3, 0, 0, time.Second), deviceTo("c3", 0, 0, 4, 0))
+	reports("n1", deviceTo("c2", 3, 0, 0, time.Second), deviceTo("c3", 0, 0, 4, 0))
 	equal(t, "status", show(), "c2 1/1/0; c3 1/0/0; 0")
 }
 
 // A node that reported long ago that it talks would have reported something since: the report no longer counts. That it
 // has reported its device still does.
 func TestTalkIsFresh(t *testing.T) {
-	s, registry, told := talkers(t)
-	told("n1", deviceTo("c2", 2, 0, 0, time.Second))
+	s, registry, reports := talkers(t)
+	reports("n1", deviceTo("c2", 2, 0, 0, time.Second))
 	for after, want := range map[time.Duration]int{talkingFor - 1: 1, talkingFor: 0} {
 		s.now = func() time.Time { return noon.Add(after) }
 		if got := s.Tunnels()["c2"]; got.Nodes != 1 || got.Talking != want {
@@ -128,7 +128,7 @@ func TestTalkIsFresh(t *testing.T) {
 
 // However much an agent reports, only so much is kept, and it can be sent in the status.
 func TestTalkIsBounded(t *testing.T) {
-	s, _, told := talkers(t)
+	s, _, reports := talkers(t)
 	names := make([]string, 5000)
 	for i := range names {
 		names[i] = fmt.Sprintf("m%04d", i)
@@ -138,7 +138,7 @@ func TestTalkIsBounded(t *testing.T) {
 		d := deviceTo("c2", 0, 5000, 0, 0, names...)
 		d.Silent[1].Reason = strings.Repeat("é", 1000)
 		d.Silent[2].Since = &timestamppb.Timestamp{Seconds: 1 << 62}
-		told(fmt.Sprintf("n%02d", i), d)
+		reports(fmt.Sprintf("n%02d", i), d)
 	}
 	var out semaphorev1.GetStatusResponse
 	s.TunnelStatus(&out)

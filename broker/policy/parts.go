@@ -28,7 +28,6 @@ func newMembers() *members {
 	return &members{partOf: map[netip.Addr]int{}, parts: map[int]map[netip.Addr]bool{}, firstRoom: 1}
 }
 
-// assign moves an IP to a part.
 func (m *members) assign(ip netip.Addr, part int) {
 	m.remove(ip)
 	m.partOf[ip] = part
@@ -142,7 +141,6 @@ func (p *Plan) makeRoom(r *remote, set setRef, part int, touched map[string]bool
 	}
 }
 
-// touchParts touches all objects of a set.
 func (p *Plan) touchParts(set setRef, touched map[string]bool) {
 	if m := p.sets[set]; m != nil {
 		for part := range m.parts {

@@ -71,7 +71,7 @@ func TestASetInParts(t *testing.T) {
 	step("c2-shop-web c2-shop-web.part-2", "", "shop/other", "shop/web-6", "shop/web-8", "shop/web-10")
 }
 
-// A broker that restarts finds every IP where it is, whether it hears first from the remote or from the cluster.
+// A broker that restarts finds every IP where it is, whether it receives first from the remote or from the cluster.
 func TestPartsAfterARestart(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -222,7 +222,8 @@ func TestNamespacedSets(t *testing.T) {
 	delete(k.sets, "a/c2-a-b-c") // as the apiserver does
 	k.settle(p.Observed("a/c2-a-b-c", nil)...)
 	k.settle(touchedNames(p.Apply("c2", pods("shop/p u1 web2 10.2.0.1")))...)
-	if got := k.show(); got != "a-b/c2-a-b-c=10.2.0.4/32 shop/c2-shop-web.part-2=10.2.0.2/32 shop/c2-shop-web2=10.2.0.1/32" {
+	if got := k.show(); got != "a-b/c2-a-b-c=10.2.0.4/32 "+
+		"shop/c2-shop-web.part-2=10.2.0.2/32 shop/c2-shop-web2=10.2.0.1/32" {
 		t.Errorf("%s", got)
 	}
 	k.settle(p.Namespace("shop", false)...)

@@ -176,7 +176,6 @@ func New(remotes []config.Remote, options Options) *Plan {
 	return p
 }
 
-// configure sets the configured remotes.
 func (p *Plan) configure(remotes []config.Remote) {
 	clear(p.longer)
 	for _, r := range remotes {
@@ -506,7 +505,6 @@ func (p *Plan) object(name string, set setRef, nets []netip.Addr) *calicov3.Glob
 // Problems returns the sets that have no object.
 func (p *Plan) Problems() *problem.Set { return &p.problems }
 
-// updateProblems determines the problems of a set.
 func (p *Plan) updateProblems(set setRef) {
 	p.problems.Replace(set.cluster+"/"+set.namespace+"/"+set.name, p.problemsOf(set))
 }

@@ -136,7 +136,6 @@ func (w *Watch) Run(ctx context.Context) error {
 	}
 }
 
-// evaluate updates the verdicts.
 func (w *Watch) evaluate(now time.Time, signals map[string]Signals) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

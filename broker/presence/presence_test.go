@@ -74,7 +74,7 @@ func TestOneSignalAloneChangesNothing(t *testing.T) {
 			}
 			f.evaluate(f.now, map[string]Signals{"c2": s})
 		}
-		if got := strings.Join(f.told, "; "); got != "c2 false" {
+		if got := strings.Join(f.reported, "; "); got != "c2 false" {
 			t.Fatalf("seed %d: %s", seed, got)
 		}
 	}
@@ -82,15 +82,15 @@ func TestOneSignalAloneChangesNothing(t *testing.T) {
 
 type fixture struct {
 	*Watch
-	now          time.Time
-	told, warned []string
+	now              time.Time
+	reported, warned []string
 }
 
 func newFixture(clusters ...string) *fixture {
 	f := &fixture{now: noon}
 	f.Watch = New(Options{
 		Clusters: clusters, SilentAfter: after,
-		OnChange: func(cluster string, gone bool) { f.told = append(f.told, fmt.Sprint(cluster, " ", gone)) },
+		OnChange: func(cluster string, gone bool) { f.reported = append(f.reported, fmt.Sprint(cluster, " ", gone)) },
 		Warn:     func(reason finding.Code, note string) { f.warned = append(f.warned, string(reason)+": "+note) },
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
 	})
@@ -134,10 +134,10 @@ func TestGoneAndBack(t *testing.T) {
 	}
 	f.run(time.Second, s(0, 3))
 	f.run(100*time.Second, s(0, 3)) // the stream alone
-	equal(t, "reported", strings.Join(f.told, "; "), "c2 false; c3 false")
+	equal(t, "reported", strings.Join(f.reported, "; "), "c2 false; c3 false")
 	equal(t, "metric", f.gone(t), "c2 0; c3 0")
 	f.run(101*time.Second, s(0, 0))
-	equal(t, "reported", strings.Join(f.told[2:], "; "), "c2 true")
+	equal(t, "reported", strings.Join(f.reported[2:], "; "), "c2 true")
 	equal(t, "metric", f.gone(t), "c2 1; c3 0")
 	if p := finding.Texts(f.Findings()); len(p) != 1 ||
 		!strings.HasPrefix(p[0], "cluster c2 is gone since 2026-01-02T12:01:41Z: ") ||
@@ -147,7 +147,7 @@ func TestGoneAndBack(t *testing.T) {
 	f.run(200*time.Second, s(0, 0))
 	f.run(201*time.Second, s(200*time.Second, 0))
 	f.run(220*time.Second, s(200*time.Second, 0))
-	equal(t, "reported", strings.Join(f.told[3:], "; "), "c2 false")
+	equal(t, "reported", strings.Join(f.reported[3:], "; "), "c2 false")
 	equal(t, "metric", f.gone(t), "c2 0; c3 0")
 	if len(finding.Texts(f.Findings())) != 0 || len(f.warned) != 2 ||
 		!strings.HasPrefix(f.warned[1], "ClusterBack: cluster c2 is back: its exporter sent a message") {
@@ -162,24 +162,24 @@ func TestAStoppedProcessReportsNoClusterGone(t *testing.T) {
 	f.run(10*time.Second, s)
 	f.now = f.now.Add(time.Hour)
 	f.evaluate(f.now, s)
-	equal(t, "reported", strings.Join(f.told, "; "), "c2 false")
+	equal(t, "reported", strings.Join(f.reported, "; "), "c2 false")
 	for range 29 {
 		f.now = f.now.Add(pollInterval)
 		f.evaluate(f.now, s)
 	}
-	equal(t, "reported", strings.Join(f.told, "; "), "c2 false")
+	equal(t, "reported", strings.Join(f.reported, "; "), "c2 false")
 	f.now = f.now.Add(pollInterval)
 	f.evaluate(f.now, s)
-	equal(t, "reported", strings.Join(f.told, "; "), "c2 false; c2 true")
+	equal(t, "reported", strings.Join(f.reported, "; "), "c2 false; c2 true")
 }
 
 // A broker that has just started says nothing of a cluster before that had the time to be heard.
 func TestStart(t *testing.T) {
 	f := newFixture("c2")
 	f.run(30*time.Second, map[string]Signals{"c2": {time.Time{}, 3, 0}})
-	equal(t, "reported", strings.Join(f.told, "; "), "")
+	equal(t, "reported", strings.Join(f.reported, "; "), "")
 	f.run(31*time.Second, map[string]Signals{"c2": {time.Time{}, 3, 0}})
-	equal(t, "reported", strings.Join(f.told, "; "), "c2 true")
+	equal(t, "reported", strings.Join(f.reported, "; "), "c2 true")
 	if p := finding.Texts(f.Findings()); len(p) != 1 ||
 		!strings.Contains(p[0], "its exporter has sent nothing since this broker started at 2026-01-02T12:00:01Z") {
 		t.Errorf("%q", p)

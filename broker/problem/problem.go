@@ -31,7 +31,6 @@ type Problem struct {
 	Count int
 }
 
-// compare orders the problems of one remote.
 func (p Problem) compare(o Problem) int {
 	return cmp.Or(cmp.Compare(p.Object, o.Object), cmp.Compare(p.Text, o.Text))
 }

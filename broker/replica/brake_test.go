@@ -313,7 +313,7 @@ func TestResyncIsLimitedToOnceAMinute(t *testing.T) {
 // An object that is sent so that it is refused, or is emptied, is withdrawn.
 func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 	for _, version := range []string{"bad", "hollow"} {
-		told := func(from uint64, names ...string) (out []*semaphorev1.Change) {
+		received := func(from uint64, names ...string) (out []*semaphorev1.Change) {
 			for i, name := range names {
 				out = append(out, upsert(from+uint64(i), kMember, name, version))
 			}
@@ -325,7 +325,7 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 		}
 		t.Run(version+" one by one", func(t *testing.T) {
 			b := newBraked(t)
-			res := b.take(changes(told(11, members(0, 10)...)...))
+			res := b.take(changes(received(11, members(0, 10)...)...))
 			if n := len(res.Changes); n != 5 || len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 5, 5, 10}) {
 				t.Fatalf("changes %s, retained %v", show(res.Changes), res.Retained)
 			}
@@ -337,13 +337,13 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 			consistent(t, b.Replica)
 			// Sent again when the last minute is over, it stays until it is released.
 			b.now = b.now.Add(2 * brakeWindow)
-			if res := b.take(changes(told(21, "m5")...)); len(res.Changes) != 0 {
+			if res := b.take(changes(received(21, "m5")...)); len(res.Changes) != 0 {
 				t.Errorf("sent again, it changes %s", show(res.Changes))
 			}
 			// It is known as it was sent, so that nothing is sent again.
 			b.s.Close()
 			w := b.connect("e2", 20)
-			if sum := digestOf(told(11, members(0, 10)...)); len(w.Held) != 1 || w.Held[0].Objects != 10 ||
+			if sum := digestOf(received(11, members(0, 10)...)); len(w.Held) != 1 || w.Held[0].Objects != 10 ||
 				!bytes.Equal(w.Held[0].Digest, sum.Bytes()) {
 				t.Errorf("welcome %v", w)
 			}
@@ -357,7 +357,7 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 			b := newBraked(t)
 			for i := range 2 {
 				b.connect(fmt.Sprint("e", 2+i), 20)
-				res := b.take(begin(kMember, 20), changes(told(1, members(0, 10)...)...), end(kMember, 20, 10))
+				res := b.take(begin(kMember, 20), changes(received(1, members(0, 10)...)...), end(kMember, 20, 10))
 				if len(res.Changes) != 0 || i == 0 &&
 					(len(res.Retained) != 1 || res.Retained[0] != (Retained{kMember, 10, 10, 10})) {
 					t.Fatalf("changes %s, retained %v", show(res.Changes), res.Retained)
@@ -375,7 +375,7 @@ func TestR24RefusedAndEmptiedIsWithdrawn(t *testing.T) {
 			b.now = b.now.Add(5 * time.Minute)
 			b.connect("e4", 30)
 			res := b.take(begin(kMember, 30),
-				changes(append(told(1, members(2, 10)...), upsert(21, kMember, "m0", "a"), upsert(22, kMember, "m1", "b"))...),
+				changes(append(received(1, members(2, 10)...), upsert(21, kMember, "m0", "a"), upsert(22, kMember, "m1", "b"))...),
 				end(kMember, 30, 10))
 			if len(res.Changes) != 8 || len(res.Released) != 1 || res.Released[0].Objects != 8 {
 				t.Errorf("changes %s, released %v", show(res.Changes), res.Released)

@@ -86,8 +86,8 @@ func (c *contents) digestOf(key Key) (digest.Digest, bool) {
 // forget removes an object from what was sent. An accepted object remains.
 func (c *contents) forget(key Key) {
 	c.changed = true
-	if told, ok := c.digestOf(key); ok {
-		c.sentDigest.Remove(told)
+	if received, ok := c.digestOf(key); ok {
+		c.sentDigest.Remove(received)
 		c.count--
 	}
 	if r, ok := c.refused[key]; ok {
@@ -101,7 +101,6 @@ func (c *contents) forget(key Key) {
 	}
 }
 
-// remove removes an object completely.
 func (c *contents) remove(key Key) {
 	c.forget(key)
 	if h, ok := c.objects[key]; ok {
@@ -111,7 +110,6 @@ func (c *contents) remove(key Key) {
 	}
 }
 
-// add adds an accepted object.
 func (c *contents) add(key Key, h held) {
 	c.objects[key] = h
 	c.account(h.object, 1)

@@ -22,7 +22,7 @@ func consistent(t *testing.T, r *Replica) {
 	t.Helper()
 	for of, k := range r.kinds {
 		var used need
-		var told digest.Digest
+		var received digest.Digest
 		perGroup := map[groupName]int{}
 		count, over, hollow := 0, 0, 0
 		for key, h := range k.objects {
@@ -32,10 +32,10 @@ func consistent(t *testing.T, r *Replica) {
 				perGroup[n.group] += n.addresses
 			}
 			if w, back := k.retained[key]; !back {
-				told.Add(h.sentDigest)
+				received.Add(h.sentDigest)
 				count++
 			} else if w.replacement != nil {
-				told.Add(w.replacement.sentDigest)
+				received.Add(w.replacement.sentDigest)
 				count++
 			}
 			if isEmpty(h.object) {
@@ -48,7 +48,7 @@ func consistent(t *testing.T, r *Replica) {
 		for key, refused := range k.refused {
 			w, back := k.retained[key]
 			if _, held := k.objects[key]; !held || back && w.replacement == nil {
-				told.Add(refused.sentDigest)
+				received.Add(refused.sentDigest)
 				count++
 			}
 			if refused.need != nil {
@@ -66,8 +66,8 @@ func consistent(t *testing.T, r *Replica) {
 		if used != k.used || !reflect.DeepEqual(perGroup, k.perGroup) {
 			t.Fatalf("%s: used %v %v, kept %v %v", semaphorev1.KindName(of), used, perGroup, k.used, k.perGroup)
 		}
-		if told != k.sentDigest || count != k.count || over != k.overLimit {
-			t.Fatalf("%s: sent %x of %d, %d over, kept %x of %d, %d over", semaphorev1.KindName(of), told, count, over,
+		if received != k.sentDigest || count != k.count || over != k.overLimit {
+			t.Fatalf("%s: sent %x of %d, %d over, kept %x of %d, %d over", semaphorev1.KindName(of), received, count, over,
 				k.sentDigest, k.count, k.overLimit)
 		}
 		l := limitOf(of, r.limits)

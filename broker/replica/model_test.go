@@ -102,7 +102,7 @@ func (e *exporter) state(kind semaphorev1.Kind) map[Key]string {
 	return out
 }
 
-// follower is what stands behind the replica: it sees nothing but its changes.
+// follower receives the changes of the replica, and knows nothing else of it.
 type follower struct {
 	t     *testing.T
 	r     *Replica
@@ -183,7 +183,7 @@ func runModel(t *testing.T, seed uint64) {
 			e.restart()
 		case 1:
 			e.forget()
-		case 2: // The broker restarts: all it held is forgotten, what it wrote stands.
+		case 2: // The broker restarts: all that it held is forgotten, what it wrote remains.
 			r = newReplica()
 			f.r, f.state = r, map[Key]*semaphorev1.Object{}
 		}
@@ -210,7 +210,7 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 		f.take(res)
 		consistent(t, r)
 		if m.GetHeartbeat() != nil && status.Code(err) == codes.Aborted {
-			// Asked to tell all again: there is a reason for it, and the next stream does.
+			// It asks for all again: there is a reason for it, and the next stream sends all.
 			reason := false
 			for _, kind := range kinds {
 				k := r.kind(kind)
@@ -294,7 +294,7 @@ func stream(t *testing.T, rng *rand.Rand, e *exporter, r *Replica, f *follower) 
 			for key, v := range e.state(kind) {
 				// Whatever the order, what is new takes no room of what existed. A pod that is of another set is new there.
 				if _, held := r.kind(kind).objects[key]; stood[key] && !held && kind != kMember && v != "bad" {
-					t.Fatalf("%s stood, is exported as %s, and is held no more", key, v)
+					t.Fatalf("%s existed, is exported as %s, and is no longer held", key, v)
 				}
 			}
 		}

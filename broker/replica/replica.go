@@ -300,7 +300,7 @@ func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now ti
 	result *Result) *semaphorev1.Object {
 	key := KeyOf(o.GetKey())
 	most := k.watermark(now)
-	stood, back := k.objects[key], k.retained[key]
+	previous, back := k.objects[key], k.retained[key]
 	k.remove(key)
 	taken, refusals := r.admit(o)
 	var lacks *need
@@ -311,55 +311,56 @@ func (r *Replica) accept(k *kind, o *semaphorev1.Object, revision uint64, now ti
 		}
 		if reason := k.overLimitReason(n); reason != "" {
 			// A remote that exceeds a limit loses nothing that works: only the excess is refused.
-			taken, lacks = k.partThatFits(taken, stood.object), &n
+			taken, lacks = k.partThatFits(taken, previous.object), &n
 			refusals = append([]admission.Refusal{{Code: finding.OverQuota, Reason: reason}}, refusals...)
 		}
 	}
-	told := held{taken, revision, digest.Of(o)}
+	received := held{taken, revision, digest.Of(o)}
 	of := taken
 	switch {
-	case stood.object != nil && !isEmpty(stood.object) && (taken == nil || isEmpty(taken)) &&
+	case previous.object != nil && !isEmpty(previous.object) && (taken == nil || isEmpty(taken)) &&
 		(!back.since.IsZero() || r.brake.Brakes(most-k.exported(), most)):
 		// An object that becomes empty or refused is withdrawn as much as a deleted one.
-		of = stood.object
-		r.retain(k, key, stood, told, back, most, now, result)
+		of = previous.object
+		r.retain(k, key, previous, received, back, most, now, result)
 	case taken != nil:
-		k.add(key, told)
+		k.add(key, received)
 	}
-	k.refuseAll(key, refusals, told, lacks, now, result)
+	k.refuseAll(key, refusals, received, lacks, now, result)
 	return of
 }
 
 // retain keeps an object unchanged after the sender sent an empty or refused state of it.
-func (r *Replica) retain(k *kind, key Key, stood, told held, back retention, most int, now time.Time, result *Result) {
+func (r *Replica) retain(k *kind, key Key, previous, received held, back retention, most int, now time.Time,
+	result *Result) {
 	fresh := back.since.IsZero()
 	if fresh {
 		back.since = now
 	}
 	back.replacement = nil
-	if told.object != nil {
-		back.replacement = &told
-		k.sentDigest.Add(told.sentDigest)
+	if received.object != nil {
+		back.replacement = &received
+		k.sentDigest.Add(received.sentDigest)
 		k.count++
 	}
-	k.retain(key, stood, back)
+	k.retain(key, previous, back)
 	if fresh {
 		r.recordRetained(k, key.Kind, 1, most, result)
 	}
 }
 
 // refuseAll remembers why an object was refused, completely or in part, and adds the responses.
-func (c *contents) refuseAll(key Key, refusals []admission.Refusal, told held, lacks *need, now time.Time,
+func (c *contents) refuseAll(key Key, refusals []admission.Refusal, received held, lacks *need, now time.Time,
 	result *Result) {
 	for i, refusal := range refusals {
-		as := Refused{Key: key.truncated(), Code: refusal.Code, Reason: refusal.Reason, Revision: told.revision, At: now}
+		as := Refused{Key: key.truncated(), Code: refusal.Code, Reason: refusal.Reason, Revision: received.revision, At: now}
 		if i == 0 {
-			c.refuse(key, refused{as, told.sentDigest, lacks}, told.object != nil)
+			c.refuse(key, refused{as, received.sentDigest, lacks}, received.object != nil)
 		}
 		result.Refused = append(result.Refused, as)
 		result.Responses = append(result.Responses,
 			&semaphorev1.PublishResponse{Message: &semaphorev1.PublishResponse_Refusal{
-				Refusal: &semaphorev1.Refusal{Key: as.Key.proto(), Revision: told.revision, Code: string(refusal.Code),
+				Refusal: &semaphorev1.Refusal{Key: as.Key.proto(), Revision: received.revision, Code: string(refusal.Code),
 					Reason: refusal.Reason},
 			}})
 	}
@@ -373,17 +374,17 @@ func (r *Replica) applySnapshot(k *kind, s *staging, now time.Time, result *Resu
 	brakes := r.brake.Brakes(most-s.exported(), most)
 	var deleted, retained, released []Key
 	for key, h := range k.objects {
-		is, told := s.objects[key]
+		is, received := s.objects[key]
 		w, was := k.retained[key]
 		switch {
-		case isEmpty(h.object) && !told:
+		case isEmpty(h.object) && !received:
 			deleted = append(deleted, key)
-		case isEmpty(h.object), told && !isEmpty(is.object):
+		case isEmpty(h.object), received && !isEmpty(is.object):
 		case was && now.Sub(w.since) >= r.brake.Hold.Duration:
 			released = append(released, key)
 		case was || brakes:
 			retained = append(retained, key)
-		case !told:
+		case !received:
 			deleted = append(deleted, key)
 		}
 	}
@@ -395,9 +396,9 @@ func (r *Replica) applySnapshot(k *kind, s *staging, now time.Time, result *Resu
 	fresh := 0
 	for _, key := range retained {
 		w, was := old.retained[key]
-		is, told := k.objects[key]
+		is, received := k.objects[key]
 		room := needOf(old.objects[key].object)
-		if w.replacement = nil; told {
+		if w.replacement = nil; received {
 			w.replacement = &is
 			room.add(needOf(is.object), -1)
 		}
@@ -409,7 +410,7 @@ func (r *Replica) applySnapshot(k *kind, s *staging, now time.Time, result *Resu
 			w.since = now
 			fresh++
 		}
-		if told {
+		if received {
 			k.account(is.object, -1)
 		}
 		k.retain(key, old.objects[key], w)
@@ -423,7 +424,7 @@ func (r *Replica) applySnapshot(k *kind, s *staging, now time.Time, result *Resu
 			Released{s.kind, len(released), "another complete snapshot lacks them, or their room is needed"})
 	}
 	for _, key := range released {
-		if _, told := k.objects[key]; !told {
+		if _, received := k.objects[key]; !received {
 			deleted = append(deleted, key)
 		}
 	}

@@ -200,7 +200,7 @@ func TestSnapshotIsAppliedAtItsEnd(t *testing.T) {
 		t.Errorf("at the end mark: %s, complete %v, result %+v", show(res.Changes), r.Complete(kNode), res)
 	}
 	if got := res.Changes[0].ObservedAt; !got.IsZero() {
-		t.Errorf("what the first snapshot tells is no change, and was observed at %v", got)
+		t.Errorf("what the first snapshot has is no change, and was observed at %v", got)
 	}
 	if _, acked := ackOf(res); acked {
 		t.Error("acknowledged before the snapshot of services")
@@ -450,7 +450,7 @@ func TestOrder(t *testing.T) {
 		{"snapshot goes back", list{h, begin(kNode, 5), changes(upsert(2, kNode, "a", "")),
 			changes(upsert(1, kNode, "b", ""))}, codes.InvalidArgument},
 		{"snapshot beyond its moment", list{h, begin(kNode, 5), changes(upsert(6, kNode, "a", ""))}, codes.InvalidArgument},
-		{"revision stands", with(toLive, changes(upsert(5, kNode, "a", ""))), codes.InvalidArgument},
+		{"revision does not grow", with(toLive, changes(upsert(5, kNode, "a", ""))), codes.InvalidArgument},
 		{"revision goes back", with(toLive, changes(upsert(7, kNode, "a", "")), changes(upsert(6, kNode, "a", ""))),
 			codes.InvalidArgument},
 		{"change of what is not exported", with(toLive, changes(upsert(6, kService, "a", ""))), codes.InvalidArgument},
@@ -511,28 +511,29 @@ func TestHeartbeatsAreAnswered(t *testing.T) {
 // The digest is of what was sent: what was refused belongs to it, what was refused in part belongs to it whole.
 func TestUnchangedSnapshotIsSkipped(t *testing.T) {
 	r := newReplica()
-	told := []*semaphorev1.Change{upsert(1, kNode, "n1", "a"), upsert(2, kNode, "bad1", "a"),
+	received := []*semaphorev1.Change{upsert(1, kNode, "n1", "a"), upsert(2, kNode, "bad1", "a"),
 		upsert(3, kNode, "half1", "a")}
 	s := r.Open()
 	if w := welcomeOf(t, must(t, s, hello("e1", 3, 0, kNode))); len(w.Held) != 0 {
 		t.Errorf("an empty replica holds %v", w.Held)
 	}
-	must(t, s, begin(kNode, 3), changes(told...), end(kNode, 3, 3))
+	must(t, s, begin(kNode, 3), changes(received...), end(kNode, 3, 3))
 	must(t, s, changes(upsert(4, kNode, "n2", "a"), upsert(5, kNode, "bad2", "a"), upsert(6, kNode, "bad1", "b"),
 		remove(7, kNode, "n2"), remove(8, kNode, "bad2"), upsert(9, kNode, "bad1", "a")))
 	s.Close()
 
 	s = r.Open()
 	w := welcomeOf(t, must(t, s, hello("e2", 3, 0, kNode, kService)))
-	sum := digestOf(told)
+	sum := digestOf(received)
 	if len(w.Held) != 1 || w.Held[0].Kind != kNode || w.Held[0].Objects != 3 ||
 		string(w.Held[0].Digest) != string(sum.Bytes()) {
 		t.Fatalf("held %v, want 3 nodes with %x", w.Held, sum)
 	}
 	for name, m := range map[string]*semaphorev1.PublishRequest{
 		"another count":  unchanged(kNode, 3, 2, sum),
-		"another digest": unchanged(kNode, 3, 3, digestOf(told[:2])),
-		"no digest":      {Message: &semaphorev1.PublishRequest_SnapshotUnchanged{SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{Kind: kNode, Revision: 3, Objects: 3}}},
+		"another digest": unchanged(kNode, 3, 3, digestOf(received[:2])),
+		"no digest": {Message: &semaphorev1.PublishRequest_SnapshotUnchanged{
+			SnapshotUnchanged: &semaphorev1.SnapshotUnchanged{Kind: kNode, Revision: 3, Objects: 3}}},
 	} {
 		liar := r.Open()
 		must(t, liar, hello("e2", 3, 0, kNode, kService))

@@ -39,39 +39,39 @@ func newStaging(of semaphorev1.Kind, revision uint64, l limit) *staging {
 // it back.
 func (r *Replica) stage(s *staging, o *semaphorev1.Object, revision uint64, now time.Time, result *Result) bool {
 	key := KeyOf(o.GetKey())
-	var stood *semaphorev1.Object
+	var previous *semaphorev1.Object
 	if k, ok := r.kinds[key.Kind]; ok {
-		stood = k.objects[key].object // the snapshot will replace it
+		previous = k.objects[key].object // the snapshot will replace it
 	}
 	taken, refusals := r.admit(o)
-	told := held{taken, revision, digest.Of(o)}
+	received := held{taken, revision, digest.Of(o)}
 	var lacks *need
 	if taken != nil {
 		n := needOf(taken)
-		if s.overLimitReason(n) != "" && stood != nil {
-			r.makeRoom(s, existingPart(taken, stood), now, result)
+		if s.overLimitReason(n) != "" && previous != nil {
+			r.makeRoom(s, existingPart(taken, previous), now, result)
 		}
 		if reason := s.overLimitReason(n); reason != "" {
-			told.object, lacks = s.partThatFits(taken, stood), &n
+			received.object, lacks = s.partThatFits(taken, previous), &n
 			refusals = append([]admission.Refusal{{Code: finding.OverQuota, Reason: reason}}, refusals...)
 		}
 	}
-	if told.object != nil {
-		s.add(key, told)
-		for _, more := range growth(stood, told.object) {
+	if received.object != nil {
+		s.add(key, received)
+		for _, more := range growth(previous, received.object) {
 			s.newcomers[more] = append(s.newcomers[more], key)
 		}
 	}
-	s.refuseAll(key, refusals, told, lacks, now, result)
-	return told.object != nil
+	s.refuseAll(key, refusals, received, lacks, now, result)
+	return received.object != nil
 }
 
 // growth returns the resources of which an object uses more than its earlier state, if there was one.
-func growth(stood, is *semaphorev1.Object) (more []limitedResource) {
+func growth(previous, is *semaphorev1.Object) (more []limitedResource) {
 	n := needOf(is)
 	var was need
-	if stood != nil {
-		was = needOf(stood)
+	if previous != nil {
+		was = needOf(previous)
 	}
 	for _, r := range []struct {
 		resource
@@ -89,11 +89,11 @@ func growth(stood, is *semaphorev1.Object) (more []limitedResource) {
 }
 
 // makeRoom displaces newcomers, the last first, until the existing part of an object fits.
-func (r *Replica) makeRoom(s *staging, stood *semaphorev1.Object, now time.Time, result *Result) {
-	if stood == nil {
+func (r *Replica) makeRoom(s *staging, previous *semaphorev1.Object, now time.Time, result *Result) {
+	if previous == nil {
 		return
 	}
-	n := needOf(stood)
+	n := needOf(previous)
 	for {
 		of := limitedResource{resource: s.exceeded(n)}
 		if of.resource == ofGroup {

@@ -114,13 +114,13 @@ func TestF38NewerExporter(t *testing.T) {
 	}
 
 	// Its digest of what it sent is the same here, though a field of it is unknown here.
-	told := digest.Of(known.GetUpsert())
+	received := digest.Of(known.GetUpsert())
 	again := r.Open()
 	w := welcomeOf(t, must(t, again, hello("e2", 8, 0, kService)))
-	if len(w.Held) != 1 || string(w.Held[0].Digest) != string(told.Bytes()) {
-		t.Fatalf("held %v; want the digest %x", w.Held, told)
+	if len(w.Held) != 1 || string(w.Held[0].Digest) != string(received.Bytes()) {
+		t.Fatalf("held %v; want the digest %x", w.Held, received)
 	}
-	if res := must(t, again, unchanged(kService, 8, 1, told)); len(res.Changes) != 0 || !res.Unchanged {
+	if res := must(t, again, unchanged(kService, 8, 1, received)); len(res.Changes) != 0 || !res.Unchanged {
 		t.Errorf("result %+v", res)
 	}
 }

@@ -96,16 +96,8 @@ func (g *Guard) Evaluate(now time.Time, count Count) (changed bool, warning stri
 	}
 	if g.since.IsZero() {
 		g.since = now
-		warning = fmt.Sprintf(
-			"the first snapshot of cluster %s withdraws %d of %d objects (%s): the broker retains them until a "+
-				"snapshot in %s or later lacks them too, or `semaphorectl brake release %s`",
-			g.cluster,
-			withdrawn,
-			all,
-			g.objects,
-			g.brake.Hold,
-			g.cluster,
-		)
+		warning = fmt.Sprintf("the first snapshot of cluster %s withdraws %d of %d objects (%s): the broker retains them %s",
+			g.cluster, withdrawn, all, g.objects, g.brake.Until(g.cluster))
 	}
 	g.withdrawn, g.all = withdrawn, all
 	return false, warning
@@ -133,7 +125,7 @@ func (g *Guard) Problem() string {
 	if !g.holds() {
 		return ""
 	}
-	return fmt.Sprintf("retained since %s: cluster %s no longer exports %d of the %d objects (%s) that an earlier "+
-		"broker wrote for it; the broker removes them when another snapshot confirms it, or on `semaphorectl brake release %s`",
-		g.since.UTC().Format(time.RFC3339), g.cluster, g.withdrawn, g.all, g.objects, g.cluster)
+	return fmt.Sprintf("retained since %s, %s: cluster %s no longer exports %d of the %d objects (%s) that an earlier "+
+		"broker wrote for it", g.since.UTC().Format(time.RFC3339), g.brake.Until(g.cluster), g.cluster, g.withdrawn, g.all,
+		g.objects)
 }

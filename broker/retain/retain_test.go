@@ -18,7 +18,8 @@ func testBrake(t *testing.T) config.Brake {
 	t.Helper()
 	cfg, err := config.Parse[config.Broker](
 		[]byte(
-			`{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"], "nodeSubnets": ["192.0.2.0/24"]}]}`,
+			`{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"], ` +
+				`"nodeSubnets": ["192.0.2.0/24"]}]}`,
 		),
 	)
 	if err != nil {
@@ -27,7 +28,7 @@ func testBrake(t *testing.T) config.Brake {
 	return cfg.Brake
 }
 
-// TestGuard plays what a remote tells, what stands then, and what may go of it.
+// TestGuard plays what a remote sends, what exists then, and what may be removed.
 func TestGuard(t *testing.T) {
 	brake := testBrake(t)
 	hold := brake.Hold.Duration
@@ -35,7 +36,7 @@ func TestGuard(t *testing.T) {
 		complete       semaphorev1.Kind
 		pass           time.Duration
 		withdrawn, all int
-		unknown        bool // what stands is not known
+		unknown        bool // the existing objects are unknown
 		release        bool
 		retains, warns bool
 		due            bool
@@ -71,7 +72,7 @@ func TestGuard(t *testing.T) {
 			{complete: service, withdrawn: 30, all: 40, retains: true, warns: true},
 			{release: true, retains: false},
 		}},
-		"it is waited for what stands": {[]semaphorev1.Kind{service}, []step{
+		"the existing objects are not known yet": {[]semaphorev1.Kind{service}, []step{
 			{complete: service, unknown: true, retains: true},
 			{withdrawn: 1, all: 11, retains: false},
 		}},

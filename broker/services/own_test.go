@@ -18,7 +18,8 @@ import (
 // that it is not asked of, it is not waited for.
 func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 	for _, taken := range []bool{false, true} {
-		text := `{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "features": ["services", "policy"], "remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"]}]`
+		text := `{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "features": ["services", "policy"], "remotes": ` +
+			`[{"name": "c2", "podSubnets": ["10.2.0.0/16"]}]`
 		if taken {
 			text += `, "globalServices": {"podSubnets": ["10.1.0.0/16"]}`
 		}
@@ -69,7 +70,7 @@ type marked struct {
 
 func (m *marked) Mark(name, _ string, _ time.Time) { m.names = append(m.names, name) }
 
-// A Service of somebody else under the name of a mirror is given no endpoints: slices are made once the Service stands
+// A Service of somebody else under the name of a mirror is given no endpoints: slices are made once the Service exists
 // as ours, and at once then.
 func TestSlicesAreMadeForOwnedServicesOnly(t *testing.T) {
 	f := newFixture(t, 0)

@@ -37,16 +37,17 @@ func (c *cluster) Owned(of string) ([]string, bool) {
 
 type fixture struct {
 	*services.Engine
-	loop *cluster
-	now  time.Time
-	told []string
+	loop   *cluster
+	now    time.Time
+	warned []string
 }
 
 func newFixture(t *testing.T, there int) *fixture {
 	t.Helper()
 	cfg, err := config.Parse[config.Broker](
 		[]byte(`{"cluster": "c1", "localSubnets": ["10.1.0.0/16"], "features": ["services"],
-		"remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"]}, {"name": "c3", "podSubnets": ["10.3.0.0/16"], "wireguard": {"listenPort": 51821}}]}`),
+		"remotes": [{"name": "c2", "podSubnets": ["10.2.0.0/16"]},
+			{"name": "c3", "podSubnets": ["10.3.0.0/16"], "wireguard": {"listenPort": 51821}}]}`),
 	)
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +57,7 @@ func newFixture(t *testing.T, there int) *fixture {
 	for i := range there {
 		f.loop.names = append(f.loop.names, mirrorName(i))
 	}
-	f.Engine = services.New(cfg, func(_, _ string, _ finding.Code, note string) { f.told = append(f.told, note) },
+	f.Engine = services.New(cfg, func(_, _ string, _ finding.Code, note string) { f.warned = append(f.warned, note) },
 		func() time.Time { return f.now })
 	f.Bind(f.loop, &cluster{synced: true})
 	f.DesiredServices().Synced()
@@ -119,8 +120,8 @@ func TestAFirstSnapshotThatWithdrawsMostIsHeld(t *testing.T) {
 	if v := f.verdict(5); v != writes.Present {
 		t.Errorf("what is exported has the verdict %v", v)
 	}
-	if len(f.told) != 1 || !strings.Contains(f.told[0], "withdraws 30 of 40") {
-		t.Errorf("warned: %q", f.told)
+	if len(f.warned) != 1 || !strings.Contains(f.warned[0], "withdraws 30 of 40") {
+		t.Errorf("warned: %q", f.warned)
 	}
 	if p := finding.Texts(f.Findings()); len(p) != 1 || !strings.Contains(p[0], "retained since") {
 		t.Errorf("problems: %q", p)

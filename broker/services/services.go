@@ -843,8 +843,8 @@ func (g groups) split(changes []replica.Change, ids []int) (all [][]replica.Chan
 var serviceProblems = prometheus.NewDesc("semaphore_broker_service_problems",
 	"Services of a remote that are not mirrored, or not as configured, by reason: TooLong and NameTaken (the name of "+
 		"its mirror or global service), Settings (its global service has another cluster's), Hostname (another cluster's "+
-		"pod has the same name in its global service), Denied (its ServiceExport is of a denied namespace), Conflict (exports "+
-		"of other clusters differ from it, and it decides).",
+		"pod has the same name in its global service), Denied (its ServiceExport is of a denied namespace), Conflict "+
+		"(exports of other clusters differ from it, and it decides).",
 	[]string{"cluster", "reason"}, nil)
 
 var exportedServices = prometheus.NewDesc("semaphore_broker_exports",

@@ -151,8 +151,8 @@ func (s *Store) read(object *corev1.ConfigMap, all map[string]map[string]*semaph
 		}
 		peers, err := unpack(data)
 		if err != nil {
-			s.log.Warn("cannot decode the stored peers of a remote; the broker ignores them", "configmap", object.Name, "cluster",
-				cluster, "error", err)
+			s.log.Warn("cannot decode the stored peers of a remote; the broker ignores them", "configmap", object.Name,
+				"cluster", cluster, "error", err)
 			continue
 		}
 		all[cluster] = map[string]*semaphorev1.Node{}
@@ -225,8 +225,8 @@ func (s *Store) save(ctx context.Context, cluster string, peers []*semaphorev1.P
 		if err != nil {
 			return 0, err
 		}
-		s.log.Warn("cannot store all peers of a remote for the next broker", "cluster", cluster, "peers", len(peers),
-			"bytes", maxBytes)
+		s.log.Warn("the peers of a remote are too large to store; the next broker learns the others from the remote",
+			"cluster", cluster, "peers", len(peers), "bytes", maxBytes)
 	}
 	return len(data), s.modify(ctx, shard(cluster), func(object *corev1.ConfigMap) bool {
 		if had, ok := object.BinaryData[cluster]; ok && bytes.Equal(had, data) {

@@ -316,7 +316,8 @@ func TestStoreWithoutRights(t *testing.T) {
 	}
 	if p := strings.Join(s.Problems(), "\n"); !strings.Contains(
 		p,
-		`the peers of the previous broker are not known: ConfigMap semaphore-peers-0: configmaps "semaphore-peers-0" is forbidden`,
+		`the peers of the previous broker are not known: ConfigMap semaphore-peers-0: configmaps "semaphore-peers-0" is `+
+			`forbidden`,
 	) {
 		t.Errorf("problems are %q", p)
 	}

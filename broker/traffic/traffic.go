@@ -185,7 +185,8 @@ func (b *Board) Status(now time.Time) (all []*semaphorev1.ServiceTrafficStatus, 
 
 var (
 	bytesDesc = prometheus.NewDesc("semaphore_broker_service_traffic_bytes_total",
-		"Bytes of IP packets between the own nodes and remote endpoints of a Service, through the tunnels, by direction: out "+
+		"Bytes of IP packets between the own nodes and remote endpoints of a Service, through the tunnels, by direction: "+
+			"out "+
 			"and in. Only with serviceTraffic in the agents' configuration.",
 		[]string{"namespace", "service", "direction"}, nil)
 	connectionsDesc = prometheus.NewDesc("semaphore_broker_service_connections_total",

@@ -62,7 +62,8 @@ func TestBoard(t *testing.T) {
 		t.Errorf("%v", all)
 	}
 	if err := testutil.CollectAndCompare(b, strings.NewReader(`
-# HELP semaphore_broker_service_connections_total Connections from the own nodes to remote endpoints of a Service, through the tunnels; for UDP, flows. Only with serviceTraffic in the agents' configuration.
+# HELP semaphore_broker_service_connections_total Connections from the own nodes to remote endpoints of a Service, `+
+		`through the tunnels; for UDP, flows. Only with serviceTraffic in the agents' configuration.
 # TYPE semaphore_broker_service_connections_total counter
 semaphore_broker_service_connections_total{namespace="semaphore",service="echo"} 4
 semaphore_broker_service_connections_total{namespace="semaphore",service="web"} 1

@@ -41,8 +41,8 @@ func conflicting(key byte, address string, cidrs ...string) *semaphorev1.Node {
 }
 
 type late struct {
-	want     allowed
-	told, of string
+	want        allowed
+	problem, of string
 }
 
 // TestConflicts: who has a key or an address already keeps it, and of CIDRs the same node in whatever order they came;
@@ -50,58 +50,62 @@ type late struct {
 func TestConflicts(t *testing.T) {
 	type nodes map[string]*semaphorev1.Node // by CLUSTER/NAME
 	for name, test := range map[string]struct {
-		nodes nodes
-		local *semaphorev1.WireGuardEndpoint
-		want  allowed
-		told  string // what the status, and an Event, say of the loser
-		of    string // the cluster that it counts for
+		nodes   nodes
+		local   *semaphorev1.WireGuardEndpoint
+		want    allowed
+		problem string // what the status, and an Event, say of the loser
+		of      string // the cluster that it counts for
 		// late is what differs when they come in the other order; nil for nothing.
 		late *late
 	}{
 		"one CIDR of two nodes": {
 			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"),
 				"c2/b": conflicting(2, "192.0.2.2", "10.2.1.0/24", "10.2.2.0/24")},
-			want: allowed{"c2/a": "10.2.1.0/24", "c2/b": "10.2.2.0/24"},
-			told: "pod CIDR 10.2.1.0/24 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
+			want:    allowed{"c2/a": "10.2.1.0/24", "c2/b": "10.2.2.0/24"},
+			problem: "pod CIDR 10.2.1.0/24 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
 			late: &late{allowed{"c2/b": "10.2.1.0/24 10.2.2.0/24"},
 				"pod CIDR 10.2.1.0/24 of node c2/a overlaps that of c2/b, which keeps it", "c2"},
 		},
 		"CIDRs that overlap in part": {
 			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.64/26"),
 				"c2/b": conflicting(2, "192.0.2.2", "10.2.1.0/24", "fd00:2::/64")},
-			want: allowed{"c2/a": "10.2.1.64/26", "c2/b": "fd00:2::/64"},
-			told: "pod CIDR 10.2.1.0/24 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
+			want:    allowed{"c2/a": "10.2.1.64/26", "c2/b": "fd00:2::/64"},
+			problem: "pod CIDR 10.2.1.0/24 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
 			late: &late{allowed{"c2/b": "10.2.1.0/24 fd00:2::/64"},
 				"pod CIDR 10.2.1.64/26 of node c2/a overlaps that of c2/b, which keeps it", "c2"},
 		},
 		"one IPv6 block of two nodes": {
 			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "fd00:2::40/122"),
 				"c2/b": conflicting(2, "192.0.2.2", "fd00:2::/112")},
-			want: allowed{"c2/a": "fd00:2::40/122"},
-			told: "pod CIDR fd00:2::/112 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
+			want:    allowed{"c2/a": "fd00:2::40/122"},
+			problem: "pod CIDR fd00:2::/112 of node c2/b overlaps that of c2/a, which keeps it", of: "c2",
 			late: &late{allowed{"c2/b": "fd00:2::/112"},
 				"pod CIDR fd00:2::40/122 of node c2/a overlaps that of c2/b, which keeps it", "c2"},
 		},
 		"one key of two nodes": {
-			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(1, "192.0.2.2", "10.2.2.0/24")},
-			want:  allowed{"c2/a": "10.2.1.0/24"},
-			told:  "node c2/b has the public key of c2/a: it does not become a peer until it has its own key", of: "c2",
+			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"),
+				"c2/b": conflicting(1, "192.0.2.2", "10.2.2.0/24")},
+			want:    allowed{"c2/a": "10.2.1.0/24"},
+			problem: "node c2/b has the public key of c2/a: it does not become a peer until it has its own key", of: "c2",
 			late: &late{allowed{"c2/b": "10.2.2.0/24"},
 				"node c2/a has the public key of c2/b: it does not become a peer until it has its own key", "c2"},
 		},
 		"one key of two remotes": { // neither names nor the order of the configuration take what works
-			nodes: nodes{"c3/a": conflicting(1, "192.0.2.3", "10.3.1.0/24"), "c2/z": conflicting(1, "192.0.2.2", "10.2.2.0/24")},
-			want:  allowed{"c2/z": "10.2.2.0/24"},
-			told:  "node c3/a has the public key of c2/z: it does not become a peer until it has its own key", of: "c3",
+			nodes: nodes{"c3/a": conflicting(1, "192.0.2.3", "10.3.1.0/24"),
+				"c2/z": conflicting(1, "192.0.2.2", "10.2.2.0/24")},
+			want:    allowed{"c2/z": "10.2.2.0/24"},
+			problem: "node c3/a has the public key of c2/z: it does not become a peer until it has its own key", of: "c3",
 			late: &late{allowed{"c3/a": "10.3.1.0/24"},
 				"node c2/z has the public key of c3/a: it does not become a peer until it has its own key", "c2"},
 		},
 		"the key of a node of the own cluster": {
-			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"), "c2/b": conflicting(9, "192.0.2.2", "10.2.2.0/24")},
+			nodes: nodes{"c2/a": conflicting(1, "192.0.2.1", "10.2.1.0/24"),
+				"c2/b": conflicting(9, "192.0.2.2", "10.2.2.0/24")},
 			local: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{9}, 32), Address: "198.51.100.1"},
 			want:  allowed{"c2/a": "10.2.1.0/24"},
-			told:  "node c2/b has the public key of this cluster's node l1: it does not become a peer until it has its own key",
-			of:    "c2",
+			problem: "node c2/b has the public key of this cluster's node l1: it does not become a " +
+				"peer until it has its own key",
+			of: "c2",
 			late: &late{allowed{"c2/a": "10.2.1.0/24", "c2/b": "10.2.2.0/24"},
 				"this cluster's node l1 claims the public key of c2/b, which remains the peer with this key", "c2"},
 		},
@@ -110,7 +114,7 @@ func TestConflicts(t *testing.T) {
 				"c2/b": conflicting(2, "198.51.100.1", "10.2.2.0/24")},
 			local: &semaphorev1.WireGuardEndpoint{PublicKey: slices.Repeat([]byte{9}, 32), Address: "198.51.100.1"},
 			want:  allowed{"c2/a": "10.2.1.0/24"},
-			told: "node c2/b publishes the endpoint address 198.51.100.1, which belongs to this cluster's node l1: it does " +
+			problem: "node c2/b publishes the endpoint address 198.51.100.1, which belongs to this cluster's node l1: it does " +
 				"not become a peer", of: "c2",
 			late: &late{allowed{"c2/a": "10.2.1.0/24", "c2/b": "10.2.2.0/24"},
 				"this cluster's node l1 claims the address 198.51.100.1 of c2/b, which remains the peer at this address", "c2"},
@@ -120,13 +124,14 @@ func TestConflicts(t *testing.T) {
 			t.Run(fmt.Sprint(name, ", in the other order: ", reversed), func(t *testing.T) {
 				test := test
 				if reversed && test.late != nil {
-					test.want, test.told, test.of = test.late.want, test.late.told, test.late.of
+					test.want, test.problem, test.of = test.late.want, test.late.problem, test.late.of
 				}
 				cfg, err := config.Parse[config.Broker]([]byte(`
 cluster: c1
 features: [encryption]
 localSubnets: [10.1.0.0/16]
-remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172.16.0.0/12]}, {name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12], wireguard: {listenPort: 51821}}]
+remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172.16.0.0/12]},
+  {name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [172.16.0.0/12], wireguard: {listenPort: 51821}}]
 `))
 				if err != nil {
 					t.Fatal(err)
@@ -181,10 +186,10 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 				if !maps.Equal(peers, test.want) {
 					t.Errorf("agents receive %v, not %v", peers, test.want)
 				}
-				if got := finding.Texts(p.Findings()); !slices.Equal(got, []string{test.told}) {
-					t.Errorf("the status says %q, not %q", got, test.told)
+				if got := finding.Texts(p.Findings()); !slices.Equal(got, []string{test.problem}) {
+					t.Errorf("the status says %q, not %q", got, test.problem)
 				}
-				if events["PeerRefused: "+test.told] == 0 {
+				if events["PeerRefused: "+test.problem] == 0 {
 					t.Errorf("Events are %q", slices.Sorted(maps.Keys(events)))
 				}
 				if got := metric(); got[test.of] != 1 || got["c2"]+got["c3"] != 1 {
@@ -192,7 +197,7 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 				}
 				// The node that keeps it goes, and the other has it.
 				for _, who := range order {
-					if !strings.Contains(test.told, "node "+who) {
+					if !strings.Contains(test.problem, "node "+who) {
 						take(who, nil)
 					}
 				}

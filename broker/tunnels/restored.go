@@ -31,8 +31,7 @@ func (e *Engine) nodesComplete(cluster string) {
 	if e.plan.NodesComplete(cluster, e.brake, e.now()) {
 		retained := e.plan.Retained(cluster)
 		e.warn(cluster, "HeldBack peers", finding.HeldBack, fmt.Sprintf("the first snapshot of cluster %s withdraws %d of "+
-			"%d peers: the broker retains them until a snapshot in %s or later confirms it, or `semaphorectl brake release %s`",
-			cluster, retained.Peers, retained.Total, e.brake.Hold, cluster))
+			"%d peers: the broker retains them %s", cluster, retained.Peers, retained.Total, e.brake.Until(cluster)))
 	}
 }
 
@@ -64,9 +63,9 @@ func (e *Engine) retainedFindings() (found []finding.Finding) {
 	for _, cluster := range e.names {
 		if retained := e.plan.Retained(cluster); retained.Peers > 0 {
 			found = append(found, finding.Line(finding.HeldBack, cluster, fmt.Sprintf(
-				"retained since %s: cluster %s no longer exports %d of the %d peers that an earlier broker had of it; the broker "+
-					"removes them when another snapshot confirms it, or on `semaphorectl brake release %s`",
-				retained.Since.UTC().Format(time.RFC3339), cluster, retained.Peers, retained.Total, cluster))...)
+				"retained since %s, %s: cluster %s no longer exports %d of the %d peers that an earlier broker had of it",
+				retained.Since.UTC().Format(time.RFC3339), e.brake.Until(cluster), cluster, retained.Peers,
+				retained.Total))...)
 		}
 	}
 	return found

@@ -61,7 +61,7 @@ func cleanupCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&options.LeaveDevices, "leave-devices", false,
 		"leave devices, peers and routes unchanged, so that semaphore-wireguard can use them")
 	cmd.MarkFlagsMutuallyExclusive("keys", "leave-devices")
-	cmd.Flags().BoolVar(&wait, "wait", false, "stay until asked to stop, and tell on --listen whether the node is clean")
+	cmd.Flags().BoolVar(&wait, "wait", false, "stay until asked to stop, and report on --listen whether the node is clean")
 	cmd.Flags().StringVar(&listen, "listen", ":7774", "with --wait: address of /healthz and /readyz")
 	return cmd
 }

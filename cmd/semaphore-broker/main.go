@@ -44,6 +44,6 @@ func cleanup() *cobra.Command {
 			return uninstall.Run(cmd.Context(), cfg, dryRun, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only tell what would be removed")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what would be removed")
 	return cmd
 }

@@ -188,7 +188,7 @@ is a shell in which plain kubectl reaches both clusters. There, try:
   kubectl --context c1 -n semaphore exec deploy/semaphore-broker -- semaphorectl status
   kubectl --context c1 -n semaphore exec deploy/semaphore-broker -- semaphorectl debug watch --recent
   kubectl --context c1 -n shop exec deploy/client -- curl -s http://echo.shop.svc.cluster.c2:8080
-  kubectl --context c1 -n shop exec stranger -- curl -s --max-time 3 http://echo.shop.svc.cluster.c2:8080   # dropped by policy
+  kubectl --context c1 -n shop exec stranger -- curl -sm 3 http://echo.shop.svc.cluster.c2:8080   # dropped by policy
   kubectl --context c2 get networkpolicies.crd.projectcalico.org -A
   kubectl --context c2 -n shop scale deployment/echo --replicas=4
 

@@ -221,7 +221,8 @@ func kernelOf(ctx context.Context, n *testbed.Node) (kernel, error) {
 		ctx,
 		"sh",
 		"-c",
-		"ip -o link show type tun && echo -- && wg show all allowed-ips && echo -- && ip -4 route show table all proto "+routeProtocol,
+		"ip -o link show type tun && echo -- && wg show all allowed-ips && echo -- && ip -4 route show table all proto "+
+			routeProtocol,
 	)
 	if err != nil {
 		return out, err

@@ -135,7 +135,7 @@ func TestF02_ExporterKilledNothingChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := sent["semaphore_exporter_changes_sent_total"]; n > 0 {
-		t.Errorf("the new exporter sent %v objects, want none: the broker holds what it would tell", n)
+		t.Errorf("the new exporter sent %v objects, want none: the broker holds what it would send", n)
 	}
 	t.Logf("connected again after %s, %d bytes in all, 0 writes, 0 messages to agents; %s", seconds(took), bytes,
 		g.finish())

@@ -248,7 +248,8 @@ listen: {http: %[4]s, debugSocket: %[1]s/exporter.sock}
 func (w *world) subnetsFile() string { return filepath.Join(w.dir, "c1", "broker.yaml") }
 
 // c2Remote is c2 in the broker's configuration.
-const c2Remote = `[{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51820, mtu: 1380}}]`
+const c2Remote = `[{name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], wireguard: {listenPort: 51820, ` +
+	`mtu: 1380}}]`
 
 func (w *world) agentConfig(more string) *config.Agent {
 	w.t.Helper()
@@ -258,7 +259,8 @@ broker: {address: %q, bundleFile: %q, tokenFile: %q}
 subnetsFile: %q
 wgKeyPath: %q
 listen: {http: "127.0.0.1:7773", debugSocket: %q}
-%s`, w.peering, filepath.Join(w.dir, "bundles", "c1.pem"), w.token, w.subnetsFile(), w.c1.keyPath, filepath.Join(w.dir, "agent.sock"), more))
+%s`, w.peering, filepath.Join(w.dir, "bundles", "c1.pem"), w.token, w.subnetsFile(), w.c1.keyPath,
+		filepath.Join(w.dir, "agent.sock"), more))
 	must(w.t, err)
 	return cfg
 }

@@ -342,8 +342,9 @@ func TestServices(t *testing.T) {
 		"no way to be gone, and no routing": {
 			service: newService("echo", with(globalLabels, naming.LabelRouting, "far-first"),
 				annotated(map[string]string{naming.AnnotationWhenGone: "panic"})),
-			want:    &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
-			problem: `annotation semaphore.uw.io/when-gone: "panic" is ignored: use keep, demote or withdraw; label mirror.semaphore.uw.io/global-service-routing-strategy: "far-first" is ignored`,
+			want: &semaphorev1.Service{Global: true, Ports: []*semaphorev1.Port{{Name: "http", Protocol: "TCP", Port: 80}}},
+			problem: `annotation semaphore.uw.io/when-gone: "panic" is ignored: use keep, demote or withdraw; label ` +
+				`mirror.semaphore.uw.io/global-service-routing-strategy: "far-first" is ignored`,
 		},
 		"ExternalName": {
 			service: newService("echo", mirrorLabels, func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }),
@@ -440,9 +441,11 @@ func TestSlicesFollowTheirService(t *testing.T) {
 
 func TestSlicesThatAreNotExported(t *testing.T) {
 	for name, edit := range map[string]func(*discoveryv1.EndpointSlice){
-		"of no Service":              func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelServiceName) },
-		"of names":                   func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN },
-		"of a mirror":                func(s *discoveryv1.EndpointSlice) { s.Labels[naming.LabelManagedBy] = naming.ManagedByBroker },
+		"of no Service": func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelServiceName) },
+		"of names":      func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN },
+		"of a mirror": func(s *discoveryv1.EndpointSlice) {
+			s.Labels[naming.LabelManagedBy] = naming.ManagedByBroker
+		},
 		"of a mirror the original's": func(s *discoveryv1.EndpointSlice) { s.Labels[naming.LabelMirrored] = "true" },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -558,7 +561,7 @@ func TestNothingForWhatIsNotExported(t *testing.T) {
 	if got := put(); got != 0 {
 		t.Errorf("what is exported is the same, and there are %d new revisions", got)
 	}
-	// c3's end of the tunnel is c3's alone to hear of.
+	// Only c3 receives c3's end of the tunnel.
 	for k, v := range end("c3", publicKey(3), "192.0.2.1:51821") {
 		node.Annotations[k] = v
 	}

@@ -85,7 +85,8 @@ func TestR26WhoSeesWhat(t *testing.T) {
 		"all by name":    {value: ptr("c2,c3,c4"), service: "c2 c3 c4", pod: "c2 c3 c4"},
 		"none":           {value: ptr("none")},
 		"a cluster that there is not": {value: ptr("c2,c9"), service: "c2", pod: "c2",
-			problem: `annotation semaphore.uw.io/export-to: "c2,c9" names "c9", for which no broker is configured: the object is exported to c2 only`},
+			problem: `annotation semaphore.uw.io/export-to: "c2,c9" names "c9", for which no broker is configured: the object ` +
+				`is exported to c2 only`},
 		"no cluster that there is": {value: ptr("c9"), problem: `the object is exported to no cluster only`},
 		"none and a cluster":       {value: ptr("none,c2"), service: "c2", pod: "c2", problem: `names "none"`},
 		"empty": {value: ptr(""),
@@ -320,7 +321,7 @@ func TestR12PodCIDRs(t *testing.T) {
 		"node n1: spec.podCIDRs: 10.1.2.0/24 overlaps that of node n2 and is not exported", "node n4: ")
 	c.DeleteNode("n1", now)
 
-	// One that had it before, of which this exporter hears late, has it; when it goes, the other.
+	// One that had it before, which this exporter sees late, has it; when it goes, the other.
 	head := c.Journal().Head()
 	c.PutNode(node("n1", "10.1.2.0/24"), now)
 	check(map[string]string{"n1": "10.1.2.0/24", "n2": "fd00:1:0:2::/64", "n4": ""},

@@ -97,13 +97,15 @@ func TestOf(t *testing.T) {
 			Reason: "none"}, nil,
 			true, "Valid=False NoService: none\nReady=False Pending: nothing is exported: see the condition Valid"},
 		{"no own broker", valid, map[string]Broker{"c2": taken}, true,
-			"Valid=True Valid: the Service can be exported\nReady=False Failed: the exporter does not publish to the broker of its " +
+			"Valid=True Valid: the Service can be exported\nReady=False Failed: the exporter does not publish to the broker " +
+				"of its " +
 				"own cluster: add it to brokers in the exporter's configuration"},
 		{"the own broker is silent", valid, map[string]Broker{"c1": silent, "c2": taken}, false,
 			"Valid=True Valid: the Service can be exported\nReady=False Pending: the broker of the own cluster has not " +
 				"confirmed it yet"},
 		{"the own broker refuses it", valid, map[string]Broker{"c1": refused, "c2": taken}, true,
-			"Valid=True Valid: the Service can be exported\nReady=False Failed: the broker of the own cluster: it has no port\n" +
+			"Valid=True Valid: the Service can be exported\nReady=False Failed: the broker of the own cluster: it has " +
+				"no port\n" +
 				"Conflict=False NoConflicts: no export of another cluster differs"},
 		{"each broker says something else", valid,
 			map[string]Broker{"c1": conflict, "c2": taken, "c3": refused, "c4": silent}, false,
@@ -111,7 +113,8 @@ func TestOf(t *testing.T) {
 				"cluster c3: it has no port\nConflict=True PortConflict,TypeConflict: ports differ from those of cluster c2"},
 		{"rules export it to nobody", catalog.ServiceExport{Generation: 7, Valid: "Valid",
 			Offer: &catalog.Offer{To: []string{"c1"}, Reason: "exportRules say so"}}, map[string]Broker{"c1": taken}, true,
-			"Valid=True Valid: the Service can be exported\nReady=True Exported: exported to no other cluster: exportRules say so\n" +
+			"Valid=True Valid: the Service can be exported\nReady=True Exported: exported to no other cluster: exportRules " +
+				"say so\n" +
 				"Conflict=False NoConflicts: no export of another cluster differs"},
 		{"unsendable", catalog.ServiceExport{Generation: 7, Valid: "Valid", Offer: &catalog.Offer{Reason: "it is too big"}},
 			map[string]Broker{"c1": taken}, true, "Valid=True Valid: the Service can be exported\n" +

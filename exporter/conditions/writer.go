@@ -205,7 +205,8 @@ func (w *Writer) failure() string {
 	at := slices.MinFunc(slices.Collect(maps.Keys(w.failing)), func(a, b key) int {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 	})
-	return fmt.Sprintf("the conditions of ServiceExport %s/%s are not written (the component features/mcs has the right to): "+
+	return fmt.Sprintf("the conditions of ServiceExport %s/%s are not written (the component features/mcs has the right "+
+		"to): "+
 		"%s", at.namespace, at.name, w.failing[at])
 }
 
@@ -414,7 +415,6 @@ func (w *Writer) write(ctx context.Context, all []due, now time.Time, within tim
 	return failures >= maxFailed
 }
 
-// wrote records the result of a write.
 func (w *Writer) wrote(d due, now time.Time, result string, err error) {
 	w.metrics.writes.WithLabelValues(result).Inc()
 	at, s := key{d.export.Namespace, d.export.Name}, d.state

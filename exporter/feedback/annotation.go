@@ -70,7 +70,7 @@ func (f *Feedback) listAnnotated(ctx context.Context, now time.Time) bool {
 	for {
 		all, err := f.kube.CoreV1().Services("").List(ctx, options)
 		if err != nil {
-			f.log.Warn("cannot list Services with an annotation of an earlier exporter", "error", err)
+			f.log.Warn("cannot list Services with an annotation of an earlier exporter; the exporter retries", "error", err)
 			return false
 		}
 		for i := range all.Items {

@@ -78,7 +78,8 @@ func (f *framed) headers(t *testing.T, n int) {
 	t.Helper()
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
-	fields := append([]hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-type", Value: "application/grpc"}},
+	fields := append([]hpack.HeaderField{{Name: ":status", Value: "200"},
+		{Name: "content-type", Value: "application/grpc"}},
 		slices.Repeat([]hpack.HeaderField{{Name: "more", Value: strings.Repeat("x", 1000), Sensitive: true}}, n)...)
 	for _, field := range fields {
 		must(t, encoder.WriteField(field))

@@ -50,7 +50,8 @@ func (w *Watcher) identify(ctx context.Context) {
 			wait = identifyForbiddenRetry
 		}
 		if before == nil {
-			slog.Warn("cannot read the namespace whose UID identifies this cluster", "namespace", sourceNamespace, "error", err)
+			slog.Warn("cannot read the namespace whose UID identifies this cluster; the exporter retries, and does not "+
+				"detect an apiserver that lags", "namespace", sourceNamespace, "error", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -487,7 +487,7 @@ func testOutage(t *testing.T, cfg *rest.Config, admin kubernetes.Interface) {
 		return nil
 	})
 	if err := w.Synced(); err != nil {
-		t.Errorf("what was read stands, and the watcher says: %v", err)
+		t.Errorf("what was read remains, and the watcher says: %v", err)
 	}
 	if got := mine(); got != "goes stays" {
 		t.Errorf("an outage changed what is exported to %q", got)

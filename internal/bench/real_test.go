@@ -48,7 +48,9 @@ tls: {certFile: %[1]s/c1/broker/tls.crt, keyFile: %[1]s/c1/broker/tls.key, bundl
 kube: {kubeConfigPath: %[2]q}
 listen: {federation: %[3]q, peering: %[4]q, http: %[5]q, debugSocket: %[1]s/broker.sock}
 remotes:
-  - {name: c2, podSubnets: [10.0.0.0/8], nodeSubnets: [172.16.0.0/12], limits: {nodes: 5000, podCIDRs: 50000, services: 10000, clusterIPs: 10000, endpointSlices: 20000, changesPerSecond: 100000, kibibytesPerSecond: 100000}}
+  - {name: c2, podSubnets: [10.0.0.0/8], nodeSubnets: [172.16.0.0/12], limits: {nodes: 5000,
+      podCIDRs: 50000, services: 10000, clusterIPs: 10000, endpointSlices: 20000, changesPerSecond: 100000,
+      kibibytesPerSecond: 100000}}
 `, w.dir, kubetest.Kubeconfig(b, w.c1), w.address, loopback.Address(b), w.http, feature)))
 	must(b, err)
 	change(cfg)

@@ -193,20 +193,20 @@ func (w *podsWorld) ready(p pod) time.Time {
 // spread has how long IPs took from the apiserver's answer until they were seen, or gone, and the duration of the load.
 type spread struct{ p50, p99, late, load time.Duration }
 
-func (w *podsWorld) spread(answered, told map[string]time.Time) spread {
+func (w *podsWorld) spread(answered, reported map[string]time.Time) spread {
 	var took []time.Duration
-	var firstAnswer, lastAnswer, lastTold time.Time
+	var firstAnswer, lastAnswer, lastReported time.Time
 	w.mu.Lock()
 	for n, at := range answered {
 		if firstAnswer.IsZero() || at.Before(firstAnswer) {
 			firstAnswer = at
 		}
-		took = append(took, told[n].Sub(at))
-		lastAnswer, lastTold = later(lastAnswer, at), later(lastTold, told[n])
+		took = append(took, reported[n].Sub(at))
+		lastAnswer, lastReported = later(lastAnswer, at), later(lastReported, reported[n])
 	}
 	w.mu.Unlock()
 	p50, p99 := figure.Quantiles(took)
-	return spread{p50, p99, lastTold.Sub(lastAnswer), lastAnswer.Sub(firstAnswer)}
+	return spread{p50, p99, lastReported.Sub(lastAnswer), lastAnswer.Sub(firstAnswer)}
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

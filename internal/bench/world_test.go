@@ -78,7 +78,8 @@ remotes:
   - name: c2
     podSubnets: [10.0.0.0/8]
     nodeSubnets: [172.16.0.0/12]
-    limits: {nodes: 5000, podCIDRs: 50000, services: 10000, clusterIPs: 10000, endpointSlices: 20000, kibibytesPerSecond: 100000}
+    limits: {nodes: 5000, podCIDRs: 50000, services: 10000, clusterIPs: 10000, endpointSlices: 20000,
+      kibibytesPerSecond: 100000}
     wireguard: {listenPort: 51822}
 `, dir)))
 	must(tb, err)

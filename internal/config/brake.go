@@ -1,6 +1,9 @@
 package config
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Brake defines which withdrawals count as a mistake. An exporter that suddenly exports almost nothing, because of lost
 // rights or a mistyped selector, must not stop working traffic.
@@ -34,6 +37,12 @@ func (b *Brake) complete(p *problems, field string) {
 	if b.Hold.Duration < 0 {
 		p.add(field+".hold", "%s: use a time above 0, such as \"10m\"", b.Hold)
 	}
+}
+
+// Until says when the broker removes what it retains of a cluster, for messages to an operator.
+func (b Brake) Until(cluster string) string {
+	return fmt.Sprintf("until a snapshot after %s lacks them too, or until `semaphorectl brake release %s`", b.Hold,
+		cluster)
 }
 
 // Brakes reports whether the withdrawal of some of all objects is retained.

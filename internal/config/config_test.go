@@ -91,9 +91,11 @@ func TestLoadBroker(t *testing.T) {
 	c, err := Load[Broker](write(t, `{
   "cluster": "c1", "localSubnets": ["10.1.0.0/16", "fd00:1::/48"], "manageIPPools": true, "manageCoreDNS": true,
   "remotes": [
-    {"name": "c2", "podSubnets": ["10.2.0.0/16"], "nodeSubnets": ["172.18.2.0/24"], "servicePrefix": "two", "limits": {"nodes": 7},
+    {"name": "c2", "podSubnets": ["10.2.0.0/16"], "nodeSubnets": ["172.18.2.0/24"], "servicePrefix": "two",
+     "limits": {"nodes": 7},
      "wireguard": {"mtu": 1380, "probePort": 0, "persistentKeepalive": "25s"}},
-    {"name": "c3", "podSubnets": ["10.3.0.0/16", "fd00:3::/48"], "nodeSubnets": ["172.18.3.0/24", "fd00:33::/64"], "wireguard": {"listenPort": 51821, "persistentKeepalive": null}}
+    {"name": "c3", "podSubnets": ["10.3.0.0/16", "fd00:3::/48"], "nodeSubnets": ["172.18.3.0/24", "fd00:33::/64"],
+     "wireguard": {"listenPort": 51821, "persistentKeepalive": null}}
   ]
 }`))
 	if err != nil {
@@ -327,7 +329,8 @@ func TestBadExporter(t *testing.T) {
 		{"own broker", "cluster: c2\n" + brokers, nil},
 		{"own broker without services", "cluster: c2\nfeatures: [encryption, policy]\n" + brokers,
 			[]string{
-				`brokers[0].cluster: "c2" is this cluster itself, whose broker receives global services only, and features has no services`,
+				`brokers[0].cluster: "c2" is this cluster itself, whose broker receives global services only, and features has ` +
+					`no services`,
 			}},
 		{"rule for the own cluster", "cluster: c2\nexportRules: [{clusters: [c2]}]\n" + brokers,
 			[]string{`exportRules[0].clusters[0]: "c2" is this cluster itself`}},

@@ -72,7 +72,8 @@ localSubnets: [10.1.0.0/16]
 globalServices: {podSubnets: [10.1.0.0/16]}
 mcs: {enabled: %s}
 `
-	for enabled, want := range map[string]string{"true": "begins the names of imported services: use another", "false": ""} {
+	for enabled, want := range map[string]string{"true": "begins the names of imported services: use another",
+		"false": ""} {
 		c, err := Parse[Broker]([]byte(strings.ReplaceAll(text, "%s", enabled)))
 		if err != nil {
 			t.Fatal(err)

@@ -26,7 +26,8 @@ func TestDocumentationIsComplete(t *testing.T) {
 		text,
 		"semaphore-broker",
 		Parse[Broker],
-		`{cluster: own-cluster, localSubnets: [10.1.0.0/16], remotes: [{name: other-cluster, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24, '2001:db8::/64']}]}`,
+		`{cluster: own-cluster, localSubnets: [10.1.0.0/16], remotes: [{name: other-cluster, podSubnets: [10.2.0.0/16], `+
+			`nodeSubnets: [192.0.2.0/24, '2001:db8::/64']}]}`,
 	)
 	checkDocumentation(t, text, "semaphore-agent", Parse[Agent],
 		`{cluster: own-cluster}`)

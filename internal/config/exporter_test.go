@@ -29,8 +29,10 @@ exportRules:
 		t.Errorf("pod subnets are %s", c.PodPrefixes)
 	}
 	for text, want := range map[string]string{
-		"exportRules: [{kinds: [encryption], clusters: [c2]}]":    `exportRules[0].kinds[0]: "encryption": use services, policy`,
-		"exportRules: [{clusters: [c2]}, {clusters: [c2, c4]}]":   `exportRules[1].clusters[1]: "c4": brokers has no such cluster`,
+		"exportRules: [{kinds: [encryption], clusters: [c2]}]": `exportRules[0].kinds[0]: "encryption": ` +
+			`use services, policy`,
+		"exportRules: [{clusters: [c2]}, {clusters: [c2, c4]}]": `exportRules[1].clusters[1]: "c4": brokers has no such ` +
+			`cluster`,
 		"exportRules: [{namespaces: [shop]}]":                     "exportRules[0].clusters: missing",
 		"exportRules: [{namespaces: [a.b], clusters: []}]":        `exportRules[0].namespaces[0]: "a.b" is no namespace`,
 		"exportRules: [{selector: 'a in b', clusters: []}]":       "exportRules[0].selector: ",
@@ -73,7 +75,8 @@ func TestRemoteAPI(t *testing.T) {
 			"URL that begins with https://",
 		reached + ", remoteCAHash: '" + hash +
 			"'}": "kube.remoteCAHash: it is the hash of what remoteCAURL has",
-		reached + ", remoteCAURL: 'https://x', remoteCAHash: abc}": "kube.remoteCAHash: \"abc\": use sha256: and 64 hex digits",
+		reached + ", remoteCAURL: 'https://x', remoteCAHash: abc}": "kube.remoteCAHash: \"abc\": use sha256: and 64 hex " +
+			"digits",
 		reached + ", remoteCAPath: /ca, remoteCAURL: 'https://x'}": "kube.remoteCAPath: remoteCAURL or remoteCAHash is given",
 		"kube: {remoteCAPath: /ca}":                                "kube.remoteCAPath: it is used with remoteAPIURL only",
 		reached + ", kubeConfigPath: /k}":                          "kube.kubeConfigPath: remoteAPIURL is given too",

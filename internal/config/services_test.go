@@ -88,7 +88,8 @@ func TestBadGlobalServices(t *testing.T) {
 			"of localSubnets",
 		"globalServices: {podSubnets: [10.1.0.1/16]}": "globalServices.podSubnets[0]: 10.1.0.1/16 has bits " +
 			"set outside its mask",
-		"globalServices: {limits: {services: -1}}":                  "globalServices.limits.services: -1: use a number from 1",
+		"globalServices: {limits: {services: -1}}": "globalServices.limits.services: -1: use a " +
+			"number from 1",
 		"globalServices: {limits: {nodes: 1}}":                      `unknown field "globalServices.limits.nodes"`,
 		"globalServices: {silentAfter: 0s}":                         "globalServices.silentAfter: 0s: use 15s to 1h0m0s",
 		"globalServices: {silentAfter: 30}":                         "globalServices.silentAfter: 30 is no duration",
@@ -97,16 +98,23 @@ func TestBadGlobalServices(t *testing.T) {
 		"globalServices: {localZones: [a, b, c, d, e, f, g, h, i]}": "globalServices.localZones: 9: use 8 zones at most",
 		"globalServices: {localZones: ['']}":                        "globalServices.localZones[0]: is empty",
 		"globalServices: {localZones: ['a b']}":                     `globalServices.localZones[0]: "a b" is no zone`,
-		"globalServices: {rules: [{namespaces: [a.b]}]}":            `globalServices.rules[0].namespaces[0]: "a.b" is no namespace`,
-		"globalServices: {rules: [{}, {names: [A]}]}":               `globalServices.rules[1].names[0]: "A" is no name of a Service`,
-		"globalServices: {rules: [{clusters: [c1, c3]}]}":           `globalServices.rules[0].clusters[1]: "c3" is neither this cluster nor one of remotes`,
-		"globalServices: {rules: [{clusters: [c2, c2]}]}":           `globalServices.rules[0].clusters[1]: "c2" is listed twice`,
-		"globalServices: {rules: [{clusters: [c2], prefer: [c1]}]}": `globalServices.rules[0].prefer[0]: "c1" takes no part: it is not in clusters`,
-		"globalServices: {rules: [{prefer: [c1, c3]}]}":             `globalServices.rules[0].prefer[1]: "c3" is neither this cluster nor one of remotes`,
-		"globalServices: {rules: [{prefer: [c1, c2, c1]}]}":         `globalServices.rules[0].prefer[2]: "c1" is listed twice`,
+		"globalServices: {rules: [{namespaces: [a.b]}]}": `globalServices.rules[0].namespaces[0]: "a.b" is no ` +
+			`namespace`,
+		"globalServices: {rules: [{}, {names: [A]}]}": `globalServices.rules[1].names[0]: "A" is no name of ` +
+			`a Service`,
+		"globalServices: {rules: [{clusters: [c1, c3]}]}": `globalServices.rules[0].clusters[1]: "c3" is neither ` +
+			`this cluster nor one of remotes`,
+		"globalServices: {rules: [{clusters: [c2, c2]}]}": `globalServices.rules[0].clusters[1]: "c2" is listed ` +
+			`twice`,
+		"globalServices: {rules: [{clusters: [c2], prefer: [c1]}]}": `globalServices.rules[0].prefer[0]: "c1" takes no ` +
+			`part: it is not in clusters`,
+		"globalServices: {rules: [{prefer: [c1, c3]}]}": `globalServices.rules[0].prefer[1]: "c3" is neither ` +
+			`this cluster nor one of remotes`,
+		"globalServices: {rules: [{prefer: [c1, c2, c1]}]}": `globalServices.rules[0].prefer[2]: "c1" is listed twice`,
 		"globalServices: {rules: [{minReady: -1}]}": "globalServices.rules[0].minReady: -1: use 1 to " +
 			"100000 ready endpoints",
-		"globalServices: {rules: [{whenGone: drop}]}":         `globalServices.rules[0].whenGone: "drop": use keep, demote or withdraw`,
+		"globalServices: {rules: [{whenGone: drop}]}": `globalServices.rules[0].whenGone: "drop": use keep, demote ` +
+			`or withdraw`,
 		"globalServices: {rules: [{prefers: [c1]}]}":          `unknown field "globalServices.rules[0].prefers"`,
 		"globalServices: {podSubnets: [10.1.0.0/16, '::/0']}": "globalServices.podSubnets[1]: ::/0 is everything",
 	} {

@@ -85,11 +85,13 @@ func (b Block) Zone() string {
 const block = `<zone> {
     errors
     rewrite stop {
-        name regex ^(_[^.]+)\.(_[^.]+)\.([^.]+)\.([^.]+)\.svc\.<zone-re>\.?$ {1}.{2}.<prefix>-{4}-<separator>-{3}.<namespace>.svc.<domain>
+        name regex ^(_[^.]+)\.(_[^.]+)\.([^.]+)\.([^.]+)\.svc\.<zone-re>\.?$ ` +
+	`{1}.{2}.<prefix>-{4}-<separator>-{3}.<namespace>.svc.<domain>
         answer name ^(_[^.]+)\.(_[^.]+)\.<mirror-re>\.?$ {1}.{2}.{4}.{3}.svc.<zone>
     }
     rewrite stop {
-        name regex ^([^.]+)\.([^.]+)\.([^.]+)\.svc\.<zone-re>\.?$ {1}.<prefix>-{3}-<separator>-{2}.<namespace>.svc.<domain>
+        name regex ^([^.]+)\.([^.]+)\.([^.]+)\.svc\.<zone-re>\.?$ ` +
+	`{1}.<prefix>-{3}-<separator>-{2}.<namespace>.svc.<domain>
         answer name ^([^.]+)\.<mirror-re>\.?$ {1}.{3}.{2}.svc.<zone>
     }
     rewrite stop {

@@ -34,7 +34,8 @@ func TestSection(t *testing.T) {
 
 func TestImport(t *testing.T) {
 	for corefile, want := range map[string]string{
-		".:53 {\n    import custom/*.override\n    kubernetes cluster.local in-addr.arpa {\n    }\n}\nimport custom/*.server\n": "custom/*.server",
+		".:53 {\n    import custom/*.override\n    kubernetes cluster.local in-addr.arpa {\n    }\n}\nimport " +
+			"custom/*.server\n": "custom/*.server",
 		".:53 {\n    import custom/*.override\n}\n":        "",
 		"# import custom/*.server\n.:53 {\n}\n":            "",
 		"import snippet\n.:53 {\n}\n":                      "",

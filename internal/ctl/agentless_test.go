@@ -292,7 +292,8 @@ listen: {http: %[3]q, debugSocket: %[2]s/exporter.sock}
 		"spec":     map[string]any{"podSubnets": []any{"10.2.0.0/16"}, "broker": map[string]any{"address": "192.0.2.9:8443"}},
 	}}, metav1.CreateOptions{})
 	must(t, err)
-	if out := ctl(0, "unlink --context c1 --agentless legacy=c2"); !strings.Contains(out, "RemoteCluster c2 has a broker") {
+	out := ctl(0, "unlink --context c1 --agentless legacy=c2")
+	if !strings.Contains(out, "RemoteCluster c2 has a broker") {
 		t.Error(out)
 	}
 	_, err = remotes.Get(t.Context(), "c2", metav1.GetOptions{})

@@ -133,7 +133,6 @@ func (a *applier) removeAll(ctx context.Context, refs ...install.Ref) error {
 	return a.gone(ctx, refs...)
 }
 
-// gone waits until objects no longer exist.
 func (a *applier) gone(ctx context.Context, refs ...install.Ref) error {
 	for _, r := range refs {
 		if err := a.until(ctx, r.String()+" to be deleted", func() (string, error) {

@@ -91,7 +91,8 @@ Exit code 0, 1 when nothing could be collected, 2 when something could not be: e
 	}
 	f := cmd.Flags()
 	f.StringVarP(&file, "file", "f", "semaphore-bundle.tar.gz", "`file` to write")
-	f.BoolVar(&hash, "hash-names", false, "replace names of nodes, namespaces, Services, pods, sets and policies by hashes")
+	f.BoolVar(&hash, "hash-names", false,
+		"replace names of nodes, namespaces, Services, pods, sets and policies by hashes")
 	f.StringSliceVar(&nodes, "agent", nil,
 		"`node` whose agent is asked; may be repeated (default: none, as brokers know most)")
 	f.DurationVar(&timeout, "timeout", 2*time.Minute, "how long to collect")
@@ -119,7 +120,6 @@ func (b *bundle) collectAll(ctx context.Context, access *fleet.Access, clusters 
 	}
 }
 
-// collect collects the state of one cluster.
 func (b *bundle) collect(ctx context.Context, access *fleet.Access, c *fleet.Cluster, nodes []string) {
 	client, err := dynamic.NewForConfig(c.Config)
 	if err != nil {
@@ -204,7 +204,6 @@ func (b *bundle) part(ctx context.Context, in, name string, t *fleet.Target) {
 	add("sets.json", &semaphorev1.ListSetsResponse{Sets: sets})
 }
 
-// writeFile writes the archive.
 func (b *bundle) writeFile(file string, hash bool, now time.Time) (err error) {
 	out, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {

@@ -57,7 +57,8 @@ func TestRemoveSecrets(t *testing.T) {
 			t.Errorf("%s: %q", what, got)
 		}
 	}
-	if got := removeSecrets("https://api.example.org:6443/x and http://[2001:db8::1]:80/a@b"); strings.Contains(got, removed) {
+	got := removeSecrets("https://api.example.org:6443/x and http://[2001:db8::1]:80/a@b")
+	if strings.Contains(got, removed) {
 		t.Errorf("%q", got)
 	}
 	const harmless = `{"name": "semaphore-broker-7d9f", "ip": "10.2.0.5", "uid": "6a7c2b6e-0000-4000-8000-000000000000"}`
@@ -70,13 +71,15 @@ func TestRemoveSecrets(t *testing.T) {
 func TestRemoveDirectives(t *testing.T) {
 	const corefile = ".:53 {\n    errors\n    forward . /etc/resolv.conf {\n        max_concurrent 1000\n    }\n" +
 		"    route53 example.org.:Z1 {\n        aws_access_key PlantedID PlantedKey1\n    }\n" +
-		"    azure group:zone {\n        secret PlantedKey2\n    }\n    etcd {\n        credentials Planted Planted\n    }\n}\n"
+		"    azure group:zone {\n        secret PlantedKey2\n    }\n    etcd {\n        credentials Planted Planted\n    " +
+		"}\n}\n"
 	got := removeDirectives(corefile)
 	if strings.Contains(got, "Planted") || strings.Count(got, removed) != 3 {
 		t.Errorf("it has a secret:\n%s", got)
 	}
 	if !strings.Contains(got, "    forward . /etc/resolv.conf {\n        max_concurrent 1000\n") ||
-		!strings.Contains(got, "    route53 example.org.:Z1 {\n") || strings.Count(got, "\n") != strings.Count(corefile, "\n") {
+		!strings.Contains(got, "    route53 example.org.:Z1 {\n") ||
+		strings.Count(got, "\n") != strings.Count(corefile, "\n") {
 		t.Errorf("more than the secrets were removed:\n%s", got)
 	}
 }
@@ -105,9 +108,11 @@ const bundledYAML = `
 ---
 {apiVersion: v1, kind: ConfigMap, metadata: {name: other, namespace: kube-system}, data: {x: "Planted in another's"}}
 ---
-{apiVersion: multicluster.x-k8s.io/v1beta1, kind: ServiceExport, metadata: {name: payroll-export, namespace: payroll-ns}}
+{apiVersion: multicluster.x-k8s.io/v1beta1, kind: ServiceExport,
+  metadata: {name: payroll-export, namespace: payroll-ns}}
 ---
-{apiVersion: multicluster.x-k8s.io/v1beta1, kind: ServiceImport, metadata: {name: payroll-import, namespace: payroll-ns},
+{apiVersion: multicluster.x-k8s.io/v1beta1, kind: ServiceImport,
+  metadata: {name: payroll-import, namespace: payroll-ns},
   spec: {type: ClusterSetIP, ports: [{port: 80}]}}
 ---
 {apiVersion: v1, kind: Service, metadata: {name: payroll-mirrored, namespace: payroll-ns, labels: {share: with-all}},
@@ -116,7 +121,8 @@ const bundledYAML = `
 {apiVersion: v1, kind: Service, metadata: {name: payroll-global, namespace: payroll-ns,
   labels: {mirror.semaphore.uw.io/global-service: "true"}}, spec: {ports: [{port: 80}]}}
 ---
-{apiVersion: v1, kind: Service, metadata: {name: private, namespace: payroll-ns, annotations: {x: "Planted in another's"}},
+{apiVersion: v1, kind: Service, metadata: {name: private, namespace: payroll-ns,
+  annotations: {x: "Planted in another's"}},
   spec: {ports: [{port: 80}]}}
 ---
 {apiVersion: v1, kind: ConfigMap, metadata: {name: semaphore-exporter, namespace: semaphore},
@@ -126,13 +132,15 @@ const bundledYAML = `
 ---
 {apiVersion: crd.projectcalico.org/v1, kind: IPPool, metadata: {name: of-c2}, spec: {cidr: 10.2.0.0/16}}
 ---
-{apiVersion: crd.projectcalico.org/v1, kind: GlobalNetworkSet, metadata: {name: payroll-gset}, spec: {nets: [10.2.0.1/32]}}
+{apiVersion: crd.projectcalico.org/v1, kind: GlobalNetworkSet,
+  metadata: {name: payroll-gset}, spec: {nets: [10.2.0.1/32]}}
 ---
 {apiVersion: crd.projectcalico.org/v1, kind: NetworkSet, metadata: {name: payroll-set, namespace: payroll-ns}}
 ---
 {apiVersion: crd.projectcalico.org/v1, kind: GlobalNetworkPolicy, metadata: {name: default.payroll-gpolicy}}
 ---
-{apiVersion: crd.projectcalico.org/v1, kind: NetworkPolicy, metadata: {name: default.payroll-policy, namespace: payroll-ns}}
+{apiVersion: crd.projectcalico.org/v1, kind: NetworkPolicy,
+  metadata: {name: default.payroll-policy, namespace: payroll-ns}}
 ---
 {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: payroll-kpolicy, namespace: payroll-ns},
   spec: {podSelector: {}}}
@@ -252,7 +260,8 @@ func TestBundle(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "payroll"}, Data: map[string]string{"x": "Planted in another's"}},
 		metav1.CreateOptions{})
 	must(t, err)
-	for name, labels := range map[string]map[string]string{"payroll": nil, "ours": {"app.kubernetes.io/name": "semaphore"}} {
+	for name, labels := range map[string]map[string]string{"payroll": nil,
+		"ours": {"app.kubernetes.io/name": "semaphore"}} {
 		_, err = client.CoreV1().Pods("semaphore").Create(t.Context(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
 			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "x", Image: "x",
@@ -303,7 +312,8 @@ func TestBundle(t *testing.T) {
 	}
 	s.call("bundle", "--kubeconfig", kubetest.Kubeconfig(t, cfg), "--hash-names", "-f", file)
 	for name, text := range unpackFile(t, file) {
-		if left := regexp.MustCompile(`payroll-(ns|mirrored|global|export|import|g?set|[gk]?policy)\b`).FindString(name + text); left != "" {
+		if left := regexp.MustCompile(`payroll-(ns|mirrored|global|export|import|g?set|[gk]?policy)\b`).
+			FindString(name + text); left != "" {
 			t.Errorf("--hash-names leaves %q in %s:\n%s", left, name, text)
 		}
 	}

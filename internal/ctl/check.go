@@ -288,7 +288,8 @@ func gatherPKI(facts *check.Facts, dir string) (show *tls.Certificate, cluster s
 			continue
 		}
 		part := filepath.Dir(item.File)
-		own, pair := check.ReadOwn(filepath.Join(dir, item.File), filepath.Join(dir, part, "tls.key"), pki.IDOf(cluster, part),
+		own, pair := check.ReadOwn(filepath.Join(dir, item.File), filepath.Join(dir, part, "tls.key"),
+			pki.IDOf(cluster, part),
 			"semaphorectl pki rotate --dir "+dir)
 		facts.Own = append(facts.Own, own)
 		if part == "exporter" {

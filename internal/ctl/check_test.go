@@ -116,7 +116,8 @@ func TestCheck(t *testing.T) {
 	broker := at("broker.yaml")
 	must(t, os.WriteFile(broker, []byte(fmt.Sprintf("cluster: c1\nlocalSubnets: [10.1.0.0/16]\nremotes: [{name: c2, "+
 		"podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}, {name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: "+
-		"[172.16.0.0/12], wireguard: {listenPort: 51821}}]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, bundleDir: %s}\n",
+		"[172.16.0.0/12], wireguard: {listenPort: 51821}}]\ntls: {certFile: %s/tls.crt, keyFile: %s/tls.key, "+
+		"bundleDir: %s}\n",
 		at("c1/broker"), at("c1/broker"), at("bundles"))), 0o644))
 	if f, code := found(t, "--config", broker); code != 2 || f["bundle-missing"].Subject != at("bundles/c3.pem") ||
 		f["certificate"].Subject != "spiffe://c1/broker" {

@@ -47,10 +47,11 @@ configuration names none, those of the cluster's RemoteClusters:
   semaphorectl coredns --config broker.yaml
   semaphorectl coredns --remote c2 --remote c3=three
 
-Where the broker imports Services (mcs.enabled), or with --clusterset, a block answers NAME.NAMESPACE.svc.clusterset.local,
-too. CoreDNS 1.12.2 and later answer from ServiceImports; they need the right to read these, which the component
-features/mcs gives to the ServiceAccount coredns of kube-system. For earlier ones, and where --coredns-image is not
-known, the block rewrites names to those of the Services, and pods of headless ones have no names in it.
+Where the broker imports Services (mcs.enabled), or with --clusterset, a block answers
+NAME.NAMESPACE.svc.clusterset.local, too. CoreDNS 1.12.2 and later answer from ServiceImports; they need the right to
+read these, which the component features/mcs gives to the ServiceAccount coredns of kube-system. For earlier ones, and
+where --coredns-image is not known, the block rewrites names to those of the Services, and pods of headless ones have
+no names in it.
 
 semaphorectl check reports whether the cluster's CoreDNS has them.`,
 		Args: cobra.NoArgs,

@@ -28,9 +28,10 @@ func dashboardCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dashboard",
 		Short: "open a port-forward to the broker's page with the live state of the mesh",
-		Long: `Forwards a port of 127.0.0.1 to the page that the leading broker of a cluster serves, prints the page's URL, and keeps the
-port-forward open until Ctrl-C. The page is off by default: listen.dashboard in the broker's configuration turns it on
-(docs/picture.md). It needs the rights of "kubectl port-forward" in the namespace of the parts.
+		Long: `Forwards a port of 127.0.0.1 to the page that the leading broker of a cluster serves, prints the page's URL,
+and keeps the port-forward open until Ctrl-C. The page is off by default: listen.dashboard in the broker's
+configuration turns it on (docs/picture.md). It needs the rights of "kubectl port-forward" in the namespace of the
+parts.
 
   semaphorectl dashboard --context c1
   semaphorectl dashboard --context c1 --open

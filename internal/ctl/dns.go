@@ -276,7 +276,6 @@ func wireDNSOnce(ctx context.Context, a *applier, always bool) (said string, err
 	return said, nil
 }
 
-// unwireDNS removes semaphore's blocks from CoreDNS.
 func unwireDNS(ctx context.Context, a *applier) error {
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		d, err := dnsOf(ctx, a)

@@ -205,7 +205,8 @@ func TestDNSByImport(t *testing.T) {
 	var faster atomic.Bool
 	c.Config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
-			if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/configmaps/coredns") && faster.CompareAndSwap(true, false) {
+			if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/configmaps/coredns") &&
+				faster.CompareAndSwap(true, false) {
 				if _, err := maps.Patch(r.Context(), "coredns", "application/merge-patch+json",
 					[]byte(`{"data":{"at":"`+time.Now().String()+`"}}`), metav1.PatchOptions{}); err != nil {
 					t.Error(err)

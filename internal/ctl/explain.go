@@ -36,20 +36,21 @@ func explainCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain FROM TO | --from CLUSTER/NAMESPACE/POD --to NAMESPACE/POD",
 		Short: "say whether a pod reaches a pod or Service of another cluster, and at which link of the path not",
-		Long: `Says whether a pod reaches a pod or a Service of another cluster, and where the path is broken: name, DNS block, mirror
-Service, endpoints, kube-proxy, route, device, peer, handshake, path MTU, far node, Calico's pools, set, and policies on both sides.
-Give the contexts of both clusters: without one, it names the links that it could not examine. It changes nothing; to measure the
-path MTU, the agents of the two nodes send each other some datagrams.
+		Long: `Says whether a pod reaches a pod or a Service of another cluster, and where the path is broken: name, DNS
+block, mirror Service, endpoints, kube-proxy, route, device, peer, handshake, path MTU, far node, Calico's pools, set,
+and policies on both sides. Give the contexts of both clusters: without one, it names the links that it could not
+examine. It changes nothing; to measure the path MTU, the agents of the two nodes send each other some datagrams.
 
   semaphorectl explain --context c1 --context c2 c1/shop/client echo.shop.svc.cluster.c2:8080
   semaphorectl explain --context c1 --context c2 shop/client c2/shop/echo-7d9f
 
-FROM is a pod, [CLUSTER/]NAMESPACE/NAME, a Service whose pods send, or the IP of a pod. TO is a pod or a Service in the same form, an
-IP, or a name of the DNS. docs/troubleshooting.md has each link with its causes.
+FROM is a pod, [CLUSTER/]NAMESPACE/NAME, a Service whose pods send, or the IP of a pod. TO is a pod or a Service in
+the same form, an IP, or a name of the DNS. docs/troubleshooting.md has each link with its causes.
 
-With --from and --to, it judges the policies of one cluster alone: whether the remote pod's IP is in a set there, which policies
-select the local pod, what each makes of a packet between the two, and what is missing where it is denied. It reads the broker's sets, and, with the caller's own
-kubeconfig, the policies, network sets and the pod; it changes nothing.
+With --from and --to, it judges the policies of one cluster alone: whether the remote pod's IP is in a set there,
+which policies select the local pod, what each makes of a packet between the two, and what is missing where it is
+denied. It reads the broker's sets, and, with the caller's own kubeconfig, the policies, network sets and the pod; it
+changes nothing.
 
   semaphorectl explain --context c1 --from c2/shop/web-7d9f --to default/db-0 --port 5432
 
@@ -60,8 +61,8 @@ Who may not exec into the broker's pod takes the sets from someone who may:
 
 Only the ingress of the local pod is judged there.
 
-Exit code 0 when no link is broken, or the packet is allowed; 1 when this cannot be said; 2 when a link is broken, or the packet is
-denied or depends on something.`,
+Exit code 0 when no link is broken, or the packet is allowed; 1 when this cannot be said; 2 when a link is broken, or
+the packet is denied or depends on something.`,
 		Args: cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := output.check(); err != nil {

@@ -77,7 +77,6 @@ func (r *reader) unread(format string, args ...any) {
 	r.out.Unread = append(r.out.Unread, fmt.Sprintf(format, args...))
 }
 
-// kubernetes reads Kubernetes' own types.
 func (r *reader) kubernetes(ctx context.Context, namespace string) error {
 	var namespaces []corev1.Namespace
 	var accounts []corev1.ServiceAccount

@@ -50,7 +50,8 @@ func TestExplain(t *testing.T) {
 	apply("globalnetworksets", `
 apiVersion: crd.projectcalico.org/v1
 kind: GlobalNetworkSet
-metadata: {name: c2-shop-web, labels: {semaphore.uw.systems/name: web, semaphore.uw.systems/namespace: shop, semaphore.uw.systems/cluster: c2}}
+metadata: {name: c2-shop-web, labels: {semaphore.uw.systems/name: web,
+  semaphore.uw.systems/namespace: shop, semaphore.uw.systems/cluster: c2}}
 spec: {nets: [10.2.0.5/32]}`)
 	kubeconfig := kubetest.Kubeconfig(t, cfg)
 	socket := brokerWith(t, func(req *semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
@@ -90,7 +91,8 @@ spec:
   selector: app == 'db'
   types: [Ingress]
   ingress:
-  - {action: Allow, protocol: TCP, source: {selector: "semaphore.uw.systems/name == 'web'"}, destination: {ports: [sql, "6000:6010"]}}`)
+  - {action: Allow, protocol: TCP, source: {selector: "semaphore.uw.systems/name == 'web'"},
+    destination: {ports: [sql, "6000:6010"]}}`)
 	out, code = explain("--from", "c2/shop/web-1", "--to", "default/db", "--port", "5432")
 	if code != cli.ExitWrong {
 		t.Errorf("with a policy that forgets global(): exit code %d", code)
@@ -108,7 +110,8 @@ spec:
   selector: app == 'db'
   types: [Ingress]
   ingress:
-  - {action: Allow, protocol: TCP, source: {selector: "semaphore.uw.systems/name == 'web'"}, destination: {ports: [sql, "6000:6010"]}}`)
+  - {action: Allow, protocol: TCP, source: {selector: "semaphore.uw.systems/name == 'web'"},
+    destination: {ports: [sql, "6000:6010"]}}`)
 	out, code = explain("--from", "c2/shop/web-1", "--to", "default/db", "--port", "6003")
 	if code != 0 {
 		t.Errorf("with a policy that allows: exit code %d", code)

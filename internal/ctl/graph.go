@@ -21,12 +21,14 @@ func graphCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "graph",
 		Short: "draw the mesh as SVG, DOT or Mermaid",
-		Long: `Draws what "semaphorectl status" says of the same clusters: a box for each cluster, a line for what two clusters take of each
-other, coloured and dashed by the worst finding about it, with the bytes a second through the tunnels. Below are the links with their
-tunnels, handshakes, objects and traffic, the Services with the most traffic where agents count it, and the findings.
+		Long: `Draws what "semaphorectl status" says of the same clusters: a box for each cluster, a line for what two
+clusters take of each other, coloured and dashed by the worst finding about it, with the bytes a second through the
+tunnels. Below are the links with their tunnels, handshakes, objects and traffic, the Services with the most traffic
+where agents count it, and the findings.
 
-SVG is for a browser and has colours for light and dark; DOT is for Graphviz, Mermaid for Markdown. A picture has at most 24
-boxes, 40 links, 10 Services and 10 findings: beyond, clusters without findings share a box. No format runs or loads anything.
+SVG is for a browser and has colours for light and dark; DOT is for Graphviz, Mermaid for Markdown. A picture has at
+most 24 boxes, 40 links, 10 Services and 10 findings: beyond, clusters without findings share a box. No format runs or
+loads anything.
 
   semaphorectl graph --context c1 --context c2 > mesh.svg
   semaphorectl graph -o dot | dot -Tpng > mesh.png
@@ -57,7 +59,6 @@ func graph(ctx context.Context, w io.Writer, access *fleet.Access, output string
 	return exitOf(facts, m)
 }
 
-// draw writes the picture of a mesh.
 func draw(w io.Writer, m *mesh.Mesh, output string) error {
 	p := picture.Of(m)
 	formats := map[string]func() string{"svg": p.SVG, "dot": p.DOT, "mermaid": p.Mermaid}

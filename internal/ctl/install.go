@@ -49,22 +49,22 @@ func installCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install --context C",
 		Short: "install semaphore in a cluster, or upgrade what install has installed",
-		Long: `Installs semaphore in a cluster: finds out what the cluster is like, prints that and what follows from it, makes the cluster's
-authority and certificates in the cluster, applies the manifests and waits until all parts are ready. Keys never touch this machine.
-Nothing is written where something stands in the way.
+		Long: `Installs semaphore in a cluster: finds out what the cluster is like, prints that and what follows from it,
+makes the cluster's authority and certificates in the cluster, applies the manifests and waits until all parts are
+ready. Keys never touch this machine. Nothing is written where something stands in the way.
 
   semaphorectl install --context c1
   semaphorectl install --context c2
   semaphorectl link --context c1 --context c2
 
-It can be called again: with the same semaphorectl nothing changes, with a newer one it is the upgrade. What was wanted before is
-wanted again unless a flag says otherwise.
+It can be called again: with the same semaphorectl nothing changes, with a newer one it is the upgrade. What was
+wanted before is wanted again unless a flag says otherwise.
 
   semaphorectl install --context c1 --features services,policy
   semaphorectl install --context c1 --dry-run=client -o yaml > c1.yaml
 
-Exit code 0 when all parts are ready, 1 when the cluster cannot be asked or does not do what it should in time, 2 when something stands
-in the way.`,
+Exit code 0 when all parts are ready, 1 when the cluster cannot be asked or does not do what it should in time, 2 when
+something stands in the way.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, f := range features {
@@ -91,7 +91,8 @@ in the way.`,
 	f.StringVar(&i.wishes.Expose, "expose", "",
 		"how other clusters reach the broker: NodePort, LoadBalancer or ClusterIP (default NodePort)")
 	f.IntVar(&i.wishes.NodePort, "node-port", 0, "that `port` of the nodes (default: the cluster chooses)")
-	f.BoolVar(&i.dns, "dns", false, "also have CoreDNS answer names of remote Services, and the broker keep them current; restarts CoreDNS")
+	f.BoolVar(&i.dns, "dns", false, "also have CoreDNS answer names of remote Services, and the broker keep them "+
+		"current; restarts CoreDNS")
 	f.StringVar(&i.dryRun, "dry-run", "none", "client writes nothing and prints the objects")
 	f.StringVarP(&i.output, "output", "o", "", "with --dry-run=client: yaml or json")
 	f.BoolVar(&i.force, "force-conflicts", false, "take over fields of our objects that somebody else has set")

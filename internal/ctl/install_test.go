@@ -193,7 +193,8 @@ func TestInstall(t *testing.T) {
 	must(t, json.Unmarshal([]byte(ctl(0, "install --dry-run=client -o json")), &asJSON))
 	if len(asJSON.Clusters) != 1 || asJSON.Clusters[0].Context != "c1" ||
 		len(asJSON.Clusters[0].Objects) != strings.Count(yaml, "\napiVersion: ") {
-		t.Errorf("-o json prints %d clusters, YAML has %d objects", len(asJSON.Clusters), strings.Count(yaml, "\napiVersion: "))
+		t.Errorf("-o json prints %d clusters, YAML has %d objects", len(asJSON.Clusters),
+			strings.Count(yaml, "\napiVersion: "))
 	}
 	if after := everything(t, cfg); after != before {
 		t.Error("--dry-run=client wrote something")

@@ -151,7 +151,8 @@ func TestLinkOfDottedNames(t *testing.T) {
 	ctl(0, "link --context c1 --with-all") // again
 	blocks, _, err := run(t, "coredns", "--remote", names["c1"])
 	must(t, err)
-	for _, want := range []string{"cluster.eu-1.example.com {", " " + naming.ClusterLabel(names["c1"]) + "-{2}-73736d-{1}."} {
+	for _, want := range []string{"cluster.eu-1.example.com {", " " + naming.ClusterLabel(names["c1"]) +
+		"-{2}-73736d-{1}."} {
 		if !strings.Contains(blocks, want) {
 			t.Errorf("no %q in the blocks of CoreDNS:\n%s", want, blocks)
 		}

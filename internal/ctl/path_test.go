@@ -52,7 +52,8 @@ func TestAway(t *testing.T) {
 	if got := g.without("c2"); got != "no --context is of c2" {
 		t.Error(got)
 	}
-	if got := g.noSuch("TO", "c3/a/b", "pod").Error(); got != "TO c3/a/b: no such pod in c1: give --context for its cluster" {
+	if got := g.noSuch("TO", "c3/a/b", "pod").Error(); got != "TO c3/a/b: no such pod in c1: give --context for its "+
+		"cluster" {
 		t.Error(got)
 	}
 	g.away = []string{"context two: connection refused"}

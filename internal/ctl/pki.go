@@ -17,8 +17,9 @@ const day = 24 * time.Hour
 
 func pkiCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "pki",
-		Short: "make a cluster's certificate authority and its certificates, replace them, and print what peers need to trust it",
+		Use: "pki",
+		Short: "make a cluster's certificate authority and its certificates, replace them, and print what peers need to " +
+			"trust it",
 	}
 	cmd.AddCommand(pkiInitCommand(access), pkiBundleCommand(access), pkiExchangeCommand(access), pkiSecretsCommand(),
 		pkiShowCommand(),

@@ -224,7 +224,8 @@ func printSets(w io.Writer, found *brokerSets, output string, pods bool) error {
 		return printSetsAs(w, found, output)
 	}
 	if len(found.Sets) == 0 {
-		_, err := fmt.Fprintf(w, "no such set: a pod of a remote is in one while it has a label\n%s/name and its cluster exports "+
+		_, err := fmt.Fprintf(w, "no such set: a pod of a remote is in one while it has a label\n%s/name and its cluster "+
+			"exports "+
 			"it; semaphorectl status shows the remotes\n", naming.DefaultLabelDomain)
 		return err
 	}

@@ -33,8 +33,8 @@ and your rights. Then it prints what prevents the installation in each, and the 
 
   semaphorectl preflight --context c1 --context c2
 
-Whether packets of one cluster's nodes reach those of another, only packets can say: docs/install.md lists the ports, and
-status and verify say it after link (docs/adr/0041-preflight.md).
+Whether packets of one cluster's nodes reach those of another, only packets can say: docs/install.md lists the ports,
+and status and verify say it after link (docs/adr/0041-preflight.md).
 
 Exit code 0 when nothing prevents it, 1 when a cluster cannot be asked, 2 when something does.`,
 		Args: cobra.NoArgs,

@@ -37,8 +37,8 @@ func previewCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "preview -f FILE",
 		Short: "what RemoteClusters, Services, pods and ServiceExports would change before they are applied",
-		Long: `Prints what objects would change if they were applied, and applies nothing. The exporters and brokers of the clusters decide, as they
-would on the objects themselves, on a copy of what they hold.
+		Long: `Prints what objects would change if they were applied, and applies nothing. The exporters and brokers of the
+clusters decide, as they would on the objects themselves, on a copy of what they hold.
 
 Of a RemoteCluster: whether it would be in effect or why not; what its rules and their selectors match; what the cluster
 would export to it, or no longer; what would be refused of its objects, and by which rule; and which mirrors and global
@@ -97,7 +97,6 @@ type document struct {
 	text     string
 }
 
-// isRemote reports whether it is a RemoteCluster.
 func (d document) isRemote() bool { return d.Kind == "RemoteCluster" }
 
 func readDocuments(in io.Reader, files []string) (all []document, err error) {
@@ -299,7 +298,8 @@ func (p *previews) exports(ctx context.Context, req *semaphorev1.PreviewRequest,
 	}
 	if left > 0 {
 		p.lines = append(p.lines, previewed{to, fleet.Broker, action(debug.Note), "exports of " + from.cluster,
-			from.cluster, "", fmt.Sprintf("%d objects are too many for a preview: the following is of what is accepted now", left)})
+			from.cluster, "", fmt.Sprintf("%d objects are too many for a preview: the following is of what is accepted now",
+				left)})
 	}
 }
 

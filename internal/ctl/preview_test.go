@@ -117,8 +117,8 @@ items:
 			t.Errorf("%s is asked about %s, not %s", name, got, test.want)
 		}
 	}
-	if e := b1.asked[0].GetExports(); len(e) != 1 || e[0].GetCluster() != "c2" || e[0].GetObjects()[0].GetKey().GetName() !=
-		"web" {
+	if e := b1.asked[0].GetExports(); len(e) != 1 || e[0].GetCluster() != "c2" ||
+		e[0].GetObjects()[0].GetKey().GetName() != "web" {
 		t.Errorf("the broker of c1 is given %v", e)
 	}
 	clash = true

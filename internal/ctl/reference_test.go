@@ -15,9 +15,10 @@ func TestReference(t *testing.T) {
 
 <!-- Made from the program: go test ./internal/ctl -run TestReference -update -->
 
-Put it into ` + "`PATH`" + ` under the name ` + "`kubectl-semaphore`" + ` too, and ` + "`kubectl semaphore`" + ` does the same. A second link to it,
-` + "`kubectl_complete-semaphore`" + `, completes names of clusters and objects there; for the program itself see
-` + "`semaphorectl completion --help`" + `.
+Put it into ` + "`PATH`" + ` under the name ` + "`kubectl-semaphore`" + ` too, and ` +
+		"`kubectl semaphore`" + ` does the same.
+A second link to it, ` + "`kubectl_complete-semaphore`" + `, completes names of clusters and objects there; for the
+program itself see ` + "`semaphorectl completion --help`" + `.
 
 Exit codes are the same for all verbs:
 

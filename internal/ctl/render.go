@@ -24,9 +24,10 @@ func renderCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "render -f FLEET -o DIR",
 		Short: "write the objects of all clusters of a fleet from one file, for GitOps",
-		Long: `Writes what install and link apply, for all clusters of a file, and reaches no cluster. In DIR each cluster gets a directory of its
-name, with manifests.yaml; remoteclusters.yaml, which is applied after it; and coredns.server, the server blocks for its CoreDNS. The
-same file makes the same bytes. Keys are not part of it: semaphorectl pki init --context C makes them in the cluster.
+		Long: `Writes what install and link apply, for all clusters of a file, and reaches no cluster. In DIR each cluster
+gets a directory of its name, with manifests.yaml; remoteclusters.yaml, which is applied after it; and coredns.server,
+the server blocks for its CoreDNS. The same file makes the same bytes. Keys are not part of it: semaphorectl pki init
+--context C makes them in the cluster.
 
   image: registry.example/semaphore@sha256:…
   clusters:

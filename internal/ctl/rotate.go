@@ -74,7 +74,7 @@ func rotateKey(ctx context.Context, w io.Writer, access *fleet.Access, parts []*
 		nodes = append(nodes, answer.GetNodes()...)
 		return err
 	})
-	told, not, first := 0, 0, ""
+	ordered, not, first := 0, 0, ""
 	for _, n := range nodes {
 		line := "order received"
 		switch {
@@ -90,14 +90,14 @@ func rotateKey(ctx context.Context, w io.Writer, access *fleet.Access, parts []*
 			line = strings.Join(keys, ", ")
 		}
 		if n.GetAccepted() {
-			told++
+			ordered++
 			first = cmp.Or(first, n.GetNode())
 		}
 		if _, err := fmt.Fprintf(w, "%s: %s\n", cli.Printable(n.GetNode()), line); err != nil {
 			return err
 		}
 	}
-	if told > 0 {
+	if ordered > 0 {
 		if _, err := fmt.Fprintf(w, "to see what became of it: %s\n", again(access, parts[0],
 			"history node/"+first)); err != nil {
 			return err
@@ -111,7 +111,7 @@ func rotateKey(ctx context.Context, w io.Writer, access *fleet.Access, parts []*
 		return failed
 	case not > 0:
 		return program.ExitError{Code: cli.ExitWrong, Err: fmt.Errorf("%d of %d nodes did not receive the order",
-			not, told+not)}
+			not, ordered+not)}
 	}
 	return nil
 }

@@ -33,16 +33,16 @@ func statusCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "one verdict for the mesh, or for a cluster or a part, and what is wrong",
-		Long: `Prints one verdict first, for all clusters that --context names, or the current one: which remotes are fresh, and what is
-wrong. Then follow the parts with their versions and leaders, what each cluster has of each other with its age and lag, the
-pairs of nodes that do not talk, and each finding with its code, its evidence, who can act, and one command. docs/findings.md
-has all codes.
+		Long: `Prints one verdict first, for all clusters that --context names, or the current one: which remotes are fresh,
+and what is wrong. Then follow the parts with their versions and leaders, what each cluster has of each other with its
+age and lag, the pairs of nodes that do not talk, and each finding with its code, its evidence, who can act, and one
+command. docs/findings.md has all codes.
 
-Where a broker does not answer, a few of its agents and the apiserver are asked. Where a whole cluster does not answer, the
-others say what they know of it.
+Where a broker does not answer, a few of its agents and the apiserver are asked. Where a whole cluster does not
+answer, the others say what they know of it.
 
-The tables have 100 columns; -o wide shows names in full, and each part with all that it says. In a part's container, or with
---agent, --part, --socket or --address, it prints what one part says.
+The tables have 100 columns; -o wide shows names in full, and each part with all that it says. In a part's container,
+or with --agent, --part, --socket or --address, it prints what one part says.
 
   semaphorectl status --context c1 --context c2
   semaphorectl status --context c1 --context c2 --watch
@@ -103,13 +103,13 @@ func status(ctx context.Context, w io.Writer, parts []*fleet.Part, unreached err
 	if unreached != nil {
 		unreachable = append(unreachable, unreached.Error())
 	}
-	var told []answer
+	var answered []answer
 	for _, a := range answers {
 		if a.err != nil {
 			unreachable = append(unreachable, fmt.Sprintf("%s cannot be asked: %v", a.part.Where, a.err))
 			continue
 		}
-		told = append(told, a)
+		answered = append(answered, a)
 		who := a.status.GetPart()
 		if a.part.Context != "" {
 			who = a.part.Context + ": " + who
@@ -118,7 +118,7 @@ func status(ctx context.Context, w io.Writer, parts []*fleet.Part, unreached err
 			wrong = append(wrong, cli.Printable(who+": "+v))
 		}
 	}
-	if err := printAnswers(w, told, output); err != nil {
+	if err := printAnswers(w, answered, output); err != nil {
 		return err
 	}
 	if len(unreachable) > 0 {

@@ -10,8 +10,9 @@ import (
 func stdioCommand(access *fleet.Access) *cobra.Command {
 	t := fleet.Target{Access: access}
 	cmd := &cobra.Command{
-		Use:    "stdio",
-		Short:  "copy bytes between the standard streams and the socket of the part in this container, for semaphorectl elsewhere",
+		Use: "stdio",
+		Short: "copy bytes between the standard streams and the socket of the part in this container, for semaphorectl " +
+			"elsewhere",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -194,8 +194,9 @@ func hops(events []*semaphorev1.Event) []hop {
 	return out
 }
 
-const objectForms = `OBJECT is service/NAMESPACE/NAME, endpointslice/NAMESPACE/NAME, setmember/NAMESPACE/POD or node/NAME, as it is called in its
-own cluster. What it becomes elsewhere is included: mirrors and their slices, network sets, peers.`
+const objectForms = `OBJECT is service/NAMESPACE/NAME, endpointslice/NAMESPACE/NAME, setmember/NAMESPACE/POD or
+node/NAME, as it is called in its own cluster. What it becomes elsewhere is included: mirrors and their slices,
+network sets, peers.`
 
 func traceCommand(access *fleet.Access) *cobra.Command {
 	t := fleet.Target{Access: access, Parts: []string{fleet.Exporter, fleet.Broker, fleet.Agent}, AgentsToo: true}
@@ -214,16 +215,16 @@ func traceCommand(access *fleet.Access) *cobra.Command {
   agents  how many agents have programmed a peer
   kernel  the peer on a node, with --agent NODE
 
-Below is the last change that each part remembers, and AFTER, the time since the object's own cluster saw the change, on the
-clocks of two clusters. Give the contexts of all clusters that the object passes.
+Below is the last change that each part remembers, and AFTER, the time since the object's own cluster saw the change,
+on the clocks of two clusters. Give the contexts of all clusters that the object passes.
 
 ` + objectForms + `
 
-A part remembers the last 1,024 events of each cluster, so that a change of long ago is missing below; where the object is
-now is not.
+A part remembers the last 1,024 events of each cluster, so that a change of long ago is missing below; where the
+object is now is not.
 
-Exit code 0 when nothing is refused or failed, 1 when no part knows the object or none can be asked, 2 when it, or the last
-change, was refused or failed.`,
+Exit code 0 when nothing is refused or failed, 1 when no part knows the object or none can be asked, 2 when it, or the
+last change, was refused or failed.`,
 		Args: oneArg("OBJECT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := recall(cmd, &t, output, args[0], true)

@@ -32,9 +32,9 @@ func uninstallCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall --context C",
 		Short: "remove from a cluster what install and the parts made: without --yes it only says what",
-		Long: `Removes semaphore from a cluster that install has installed it in: stops the parts, removes what they made in the cluster and on every
-node, and then the manifests, keys and the namespace. It says first what that is; only with --yes it does it. It can be called again
-after an interruption.
+		Long: `Removes semaphore from a cluster that install has installed it in: stops the parts, removes what they made in
+the cluster and on every node, and then the manifests, keys and the namespace. It says first what that is; only with
+--yes it does it. It can be called again after an interruption.
 
 Other clusters cannot tell a cluster without semaphore from one that is down: unlink it first.
 

@@ -206,15 +206,18 @@ func TestVerbMigrate(t *testing.T) {
 	for name, text := range map[string]string{
 		"broker.yaml": "localSubnets: [10.1.0.0/16]\nremotes:\n- name: c2\n  podSubnets: [10.2.0.0/16]\n" +
 			"  nodeSubnets: [192.0.2.0/24]\n",
-		"exporter.yaml": "cluster: c1\nbrokers:\n- {cluster: c1, address: \"own:8443\"}\n- {cluster: c2, address: \"b2:8443\"}\n",
-		"clusters.json": `{"local": {"name": "c1", "kubeConfigPath": "/k"}, "remotes": [{"name": "c2", "kubeConfigPath": "/k2",
+		"exporter.yaml": "cluster: c1\nbrokers:\n- {cluster: c1, address: \"own:8443\"}\n- {cluster: c2, " +
+			"address: \"b2:8443\"}\n",
+		"clusters.json": `{"local": {"name": "c1", "kubeConfigPath": "/k"},
+			"remotes": [{"name": "c2", "kubeConfigPath": "/k2",
 			"podSubnet": "10.2.0.0/16"}]}`,
 		"other.yaml": "hello: world\n",
 	} {
 		must(t, os.WriteFile(name, []byte(text), 0o600))
 	}
 	must(t, os.Mkdir("bundles", 0o755))
-	must(t, os.WriteFile("bundles/c2.pem", []byte("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"), 0o600))
+	must(t, os.WriteFile("bundles/c2.pem", []byte("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"),
+		0o600))
 	s := newSession(t)
 	s.call("migrate exporter.yaml broker.yaml --bundles bundles")
 	s.call("migrate exporter.yaml broker.yaml")

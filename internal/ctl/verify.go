@@ -22,8 +22,8 @@ func verifyCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify --context C1 --context C2…",
 		Short: "send real traffic between pods of linked clusters: by IP, by Service, by policy, through the tunnel",
-		Long: `Makes a namespace with three small pods, on different nodes, in each cluster, sends traffic between them from each
-cluster to each other, says what passed, and removes all of it, also when it is interrupted or fails. Of what is
+		Long: `Makes a namespace with three small pods, on different nodes, in each cluster, sends traffic between them from
+each cluster to each other, says what passed, and removes all of it, also when it is interrupted or fails. Of what is
 installed it checks:
 
   pod-ip       a pod of one cluster reaches a pod of the other by its IP, which sees the IP of the pod that asks

@@ -161,7 +161,6 @@ func openVerified(ctx context.Context, access *fleet.Access, c *fleet.Cluster, n
 // simpleSelector matches a selector that one label fulfils.
 var simpleSelector = regexp.MustCompile(`^[A-Za-z0-9./_-]+=[A-Za-z0-9._-]+$`)
 
-// create creates the namespace and its objects.
 func (c *verified) create(ctx context.Context, namespace, image string) error {
 	if image == "" {
 		image = c.image

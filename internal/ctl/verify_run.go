@@ -197,7 +197,6 @@ func (v *verifier) checkAll(ctx context.Context) ([]verify.Check, error) {
 	return out, nil
 }
 
-// check makes one check and times it.
 func (v *verifier) check(w *way, name verify.Name, do func(verify.Check) (verify.Check, error)) error {
 	began := time.Now()
 	c, err := do(verify.Check{From: w.from.name, To: w.to.name, Name: name})

@@ -45,10 +45,10 @@ to the event, on that of the part: a difference of the two clocks is in it, and 
 Each part is watched from when it is reached. One that cannot be reached, or that stops, is named on standard error, and
 the others continue.
 
-With OBJECT, and the contexts of all clusters that it passes, this follows each change of the object through all parts: to
-the exporter, the brokers, what they write, and with --agent the nodes. A change begins with a line of its own, and each of
-its lines begins with the time of the hop, which is the time since the line of the change before it, on the clocks of the
-two parts.
+With OBJECT, and the contexts of all clusters that it passes, this follows each change of the object through all
+parts: to the exporter, the brokers, what they write, and with --agent the nodes. A change begins with a line of its
+own, and each of its lines begins with the time of the hop, which is the time since the line of the change before it,
+on the clocks of the two parts.
 
 ` + objectForms,
 		Args: cobra.MaximumNArgs(1),

@@ -41,10 +41,12 @@ func whoCommand(access *fleet.Access) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "who IP",
 		Short: "which pod of which cluster has or had an IP, and in which sets",
-		Long: `Prints which remote pods had an IP while they were in a set, newest first, as the brokers remember. A broker remembers the last
-32,768 changes since it leads, of each remote its share, and says since when that is complete. Pods without a set label are not known to brokers.
+		Long: `Prints which remote pods had an IP while they were in a set, newest first, as the brokers remember. A broker
+remembers the last 32,768 changes since it leads, of each remote its share, and says since when that is complete. Pods
+without a set label are not known to brokers.
 
-Exit code 0, or 1 when no broker knows a pod that had the IP, or none can be asked, and 2 when --at is before what is remembered.`,
+Exit code 0, or 1 when no broker knows a pod that had the IP, or none can be asked, and 2 when --at is before what is
+remembered.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := output.check(); err != nil {

@@ -265,7 +265,7 @@ func TestWatchOfSlowReader(t *testing.T) {
 		NewServer(r, func() *semaphorev1.GetStatusResponse { return &semaphorev1.GetStatusResponse{} }, Answers{}))
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	record(r, 0, 1) // so that the stream is known to stand
+	record(r, 0, 1) // so that the stream is known to exist
 	stream, err := client.Watch(ctx, &semaphorev1.WatchRequest{Recent: true}, grpc.WaitForReady(true))
 	if err != nil {
 		t.Fatal(err)

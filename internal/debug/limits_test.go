@@ -71,7 +71,8 @@ func TestFlood(t *testing.T) {
 			case err == nil:
 				watching.Add(1)
 				<-ctx.Done()
-			case status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), fmt.Sprint("limit is ", maxWatches)):
+			case status.Code(err) == codes.ResourceExhausted &&
+				strings.Contains(err.Error(), fmt.Sprint("limit is ", maxWatches)):
 				watchesRefused.Add(1)
 			default:
 				t.Errorf("Watch: %v", err)

@@ -127,6 +127,7 @@ func (f *files) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundl
 func (f *files) keep(path string, err error) {
 	if f.logged[path] != err.Error() {
 		f.logged[path] = err.Error()
-		slog.Warn("a changed file cannot be used; what it held before is kept", "file", path, "error", err)
+		slog.Warn("a changed file is invalid; its previous content stays in use until it is corrected", "file", path,
+			"error", err)
 	}
 }

@@ -126,7 +126,7 @@ func (s *Source) GetX509SVID() (*x509svid.SVID, error) {
 		defer s.mu.Unlock()
 		if s.logged != cert {
 			s.logged = cert
-			slog.Warn("our own certificate will be refused", "error", err)
+			slog.Warn("peers will refuse our own certificate; replace it", "error", err)
 		}
 	}
 	return svid, nil

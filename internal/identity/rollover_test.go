@@ -131,7 +131,7 @@ func TestF18BothClocksAreNamed(t *testing.T) {
 			broker.validity(t, ca2, test.notBefore, test.notAfter, "spiffe://c2/broker")
 			has(t, "the error", refused(t, client).Error())
 			has(t, "the log", log.String())
-			if !strings.Contains(log.String(), "our own certificate will be refused") {
+			if !strings.Contains(log.String(), "peers will refuse our own certificate; replace it") {
 				t.Errorf("the listener does not know:\n%s", log)
 			}
 			broker.certificate(t, ca2, now.Add(time.Hour), "spiffe://c2/broker")

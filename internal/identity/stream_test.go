@@ -82,7 +82,8 @@ func stand(t *testing.T, server, client *tls.Config) *standing {
 }
 
 func (s *standing) try() error {
-	if err := s.stream.Send(&grpc_testing.StreamingOutputCallRequest{Payload: &grpc_testing.Payload{Body: []byte("x")}}); err != nil {
+	if err := s.stream.Send(&grpc_testing.StreamingOutputCallRequest{
+		Payload: &grpc_testing.Payload{Body: []byte("x")}}); err != nil {
 		_, err := s.stream.Recv()
 		return err
 	}

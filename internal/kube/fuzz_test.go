@@ -14,7 +14,8 @@ import (
 // FuzzIPAMBlock: whatever a block of Calico's IPAM contains, its free addresses lie in the block, each once.
 func FuzzIPAMBlock(f *testing.F) {
 	for _, text := range []string{
-		`{"spec":{"cidr":"10.1.1.0/30","affinity":"host:n1","allocations":[0,null,null,1],"unallocated":[2,1],"deleted":"false"}}`,
+		`{"spec":{"cidr":"10.1.1.0/30","affinity":"host:n1","allocations":[0,null,null,1],` +
+			`"unallocated":[2,1],"deleted":"false"}}`,
 		`{"spec":{"cidr":"255.255.255.252/30","allocations":[null,null,null,null,null,null],"unallocated":[5,4,-1,9,0,0]}}`,
 		`{"spec":{"cidr":"fd00::/122","affinity":"host:","deleted":true,"allocations":[null],"unallocated":[0]}}`,
 		`{"spec":{"cidr":"none","unallocated":[0]}}`,

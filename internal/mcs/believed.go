@@ -12,9 +12,9 @@ import (
 // maxRead bounds the events for which one request for the definitions is made.
 const maxRead = 1024
 
-// lookInterval is the time between two requests for the definitions while a watch is open: a definition may be deleted
+// pollInterval is the time between two requests for the definitions while a watch is open: a definition may be deleted
 // without an event of the watch, if its objects are others, or if there are none.
-const lookInterval = 5 * time.Second
+const pollInterval = 5 * time.Second
 
 // believed passes events on while the API is served. Before it passes a deletion on, it asks for the definitions, once
 // for all deletions so far. If they are gone, it ends with an error after which a reflector lists.
@@ -33,7 +33,7 @@ func newBelieved(ctx context.Context, source watch.Interface, served func(contex
 	b := &believed{source: source, served: served, stop: stop, read: make(chan watch.Event, maxRead),
 		gone: make(chan error), result: make(chan watch.Event)}
 	go b.receive(ctx)
-	go b.look(ctx)
+	go b.poll(ctx)
 	go b.pass(ctx)
 	return b
 }
@@ -59,9 +59,9 @@ func (b *believed) receive(ctx context.Context) {
 	}
 }
 
-// look asks for the definitions at intervals, until they are gone. An apiserver that does not answer proves nothing.
-func (b *believed) look(ctx context.Context) {
-	ticker := time.NewTicker(lookInterval)
+// poll asks for the definitions at intervals, until they are gone. An apiserver that does not answer proves nothing.
+func (b *believed) poll(ctx context.Context) {
+	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	for {
 		select {

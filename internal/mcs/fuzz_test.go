@@ -13,11 +13,14 @@ import (
 // as they were and in their order, and of no other field manager's conditions one goes.
 func FuzzManagedFields(f *testing.F) {
 	for _, text := range []string{
-		`[{"manager":"semaphore-exporter","fieldsV1":{"f:status":{"f:conditions":{"k:{\"type\":\"Ready\"}":{"f:reason":{}}}}}}]`,
-		`[{"manager":"semaphore-exporter","fieldsV1":{"f:status":{"f:conditions":{".":{},"k:":{"f:reason":{}},"":{"f:reason":1}}}}}]`,
+		`[{"manager":"semaphore-exporter","fieldsV1":{"f:status":` +
+			`{"f:conditions":{"k:{\"type\":\"Ready\"}":{"f:reason":{}}}}}}]`,
+		`[{"manager":"semaphore-exporter","fieldsV1":{"f:status":` +
+			`{"f:conditions":{".":{},"k:":{"f:reason":{}},"":{"f:reason":1}}}}}]`,
 		`[{"manager":"semaphore-exporter","fieldsV1":{"f:status":[]}},{"manager":"semaphore-exporter","fieldsV1":null},{}]`,
 		`[{"manager":"other","fieldsV1":{"f:status":{"f:conditions":{"k:{\"type\":\"Valid\"}":{"f:reason":{}}}}}}]`,
-		`[{"manager":"semaphore-exporter","fieldsV1":{"f:status":{"f:conditions":{"v:{\"TYPE\":\"Valid\"}":{"f:reason":null}}}}}]`,
+		`[{"manager":"semaphore-exporter","fieldsV1":{"f:status":` +
+			`{"f:conditions":{"v:{\"TYPE\":\"Valid\"}":{"f:reason":null}}}}}]`,
 	} {
 		f.Add([]byte(text), "Ready", "Valid")
 	}

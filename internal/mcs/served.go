@@ -30,7 +30,6 @@ type served struct {
 	answered  uint64
 }
 
-// ask asks, and remembers the answer.
 func (s *served) ask(ctx context.Context, ask func(context.Context) (string, error)) (string, error) {
 	s.mu.Lock()
 	s.questions++

@@ -28,7 +28,7 @@ func IsClusterName(name string) bool {
 	return len(name) <= MaxClusterName && clusterName.MatchString(name)
 }
 
-// longestPlain is how long a cluster's name without dots is at most where it stands in other names in full.
+// longestPlain is how long a cluster's name without dots is at most where other names have it in full.
 const longestPlain = 32
 
 // ClusterLabel stands for a cluster in names that cannot have a dot or are short of room: of mirrors, sets, slices and

@@ -261,8 +261,10 @@ func TestIsClusterName(t *testing.T) {
 	// The definition of RemoteClusters and the chart have the same rule.
 	rules := map[string]*regexp.Regexp{}
 	for file, find := range map[string]string{
-		"../../deploy/crds/remoteclusters.yaml": `self\.metadata\.name\.size\(\) <= 63 && self\.metadata\.name\.matches\('([^']+)'\)`,
-		"../../deploy/values.schema.json":       `"cluster": \{\s+"type": "string",\s+"pattern": "([^"]+)",\s+"maxLength": 63,`,
+		"../../deploy/crds/remoteclusters.yaml": `self\.metadata\.name\.size\(\) <= 63 && ` +
+			`self\.metadata\.name\.matches\('([^']+)'\)`,
+		"../../deploy/values.schema.json": `"cluster": \{\s+"type": "string",\s+"pattern": "([^"]+)",\s+` +
+			`"maxLength": 63,`,
 	} {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -277,7 +279,8 @@ func TestIsClusterName(t *testing.T) {
 	for name, want := range map[string]bool{
 		"c1": true, "0": true, "aws-eu-west-1": true, "eu-1.example.com": true, "a.b": true,
 		"remote-aws-us-west-2.k8s.testing.com": true, strings.Repeat("c", 63): true, longestDotted: true,
-		"": false, "C1": false, "c_1": false, "-c": false, "c-": false, ".c": false, "c.": false, "a..b": false, "a.-b": false,
+		"": false, "C1": false, "c_1": false, "-c": false, "c-": false, ".c": false, "c.": false, "a..b": false,
+		"a.-b": false,
 		"a-.b": false, "a/b": false, "a b": false, "a\n": false, "ü": false, strings.Repeat("c", 64): false,
 		longestDotted + "s": false,
 	} {
@@ -317,11 +320,12 @@ func TestClusterLabel(t *testing.T) {
 		"device":       {Device("eu-1.example.com"), "wg.1853a87fd3"},
 		"short device": {Device("a.b"), "wireguard.a.b"},
 		"set":          {Set("eu-1.example.com", "shop", "web"), "x1853a87fd3-shop-web"},
-		"set apart":    {SetApart("eu-1.example.com", "shop", "web"), "x1853a87fd3.shop-web-" + shortHash("eu-1.example.com/shop/web")},
-		"slice":        {Slice("gl-shop-73736d-echo", "eu-1.example.com", 3), "gl-shop-73736d-echo-x1853a87fd3-3"},
-		"pool":         {Pool("eu-1.example.com", "10.2.0.0/16"), "semaphore-x1853a87fd3-10-2-0-0-16"},
-		"annotation":   {PubKeyAnnotation("eu-1.example.com"), "eu-1.example.com.wireguard.semaphore.uw.io/pubKey"},
-		"namespace":    {ForeignNamespace("eu-1.example.com"), "semaphore-reads-1853a87fd3"},
+		"set apart": {SetApart("eu-1.example.com", "shop", "web"), "x1853a87fd3.shop-web-" +
+			shortHash("eu-1.example.com/shop/web")},
+		"slice":      {Slice("gl-shop-73736d-echo", "eu-1.example.com", 3), "gl-shop-73736d-echo-x1853a87fd3-3"},
+		"pool":       {Pool("eu-1.example.com", "10.2.0.0/16"), "semaphore-x1853a87fd3-10-2-0-0-16"},
+		"annotation": {PubKeyAnnotation("eu-1.example.com"), "eu-1.example.com.wireguard.semaphore.uw.io/pubKey"},
+		"namespace":  {ForeignNamespace("eu-1.example.com"), "semaphore-reads-1853a87fd3"},
 	} {
 		if c.got != c.want {
 			t.Errorf("%s: %q; want %q", what, c.got, c.want)

@@ -20,11 +20,14 @@ func FuzzBlockAffinity(f *testing.F) {
 	for _, text := range []string{
 		`{"spec":{"state":"confirmed","node":"n1","cidr":"10.1.1.0/26","deleted":"false"}}`,
 		`{"spec":{"state":"pendingDeletion","node":"n1","cidr":"10.1.1.7/26","deleted":true,"type":"host"}}`,
-		`{"metadata":{"creationTimestamp":"2026-01-01T00:00:00Z"},"spec":{"node":"virtual:load-balancer","cidr":"::ffff:10.1.1.0/122"}}`,
+		`{"metadata":{"creationTimestamp":"2026-01-01T00:00:00Z"},` +
+			`"spec":{"node":"virtual:load-balancer","cidr":"::ffff:10.1.1.0/122"}}`,
 		`{"spec":{"node":"n1","cidr":"fe80::1%eth0/64","deleted":"maybe"}}`,
-		`{"metadata":{"name":"a","uid":"1","creationTimestamp":"2026-01-03T00:00:00Z"},"spec":{"node":"n1","cidr":"10.1.2.0/25"}}`,
+		`{"metadata":{"name":"a","uid":"1","creationTimestamp":"2026-01-03T00:00:00Z"},` +
+			`"spec":{"node":"n1","cidr":"10.1.2.0/25"}}`,
 		`{"metadata":{"name":"n2-10-1-2-0-26"},"spec":{"node":"n3","cidr":"10.1.2.0/26","state":"confirmed"}}`,
-		`{"metadata":{"creationTimestamp":"0001-01-01T00:00:00Z","uid":"","labels":{"a":"b"}},"spec":{"node":"","cidr":"::/0"}}`,
+		`{"metadata":{"creationTimestamp":"0001-01-01T00:00:00Z","uid":"","labels":{"a":"b"}},` +
+			`"spec":{"node":"","cidr":"::/0"}}`,
 	} {
 		f.Add([]byte(text))
 	}

@@ -26,12 +26,14 @@ func FuzzRemoteCluster(f *testing.F) {
 		"{trustBundle: x, wireguard: {listenPort: 70000, mtu: -1, persistentKeepalive: 1y, probePort: 65536}}",
 		"{podSubnets: ['10.3.0.0/16%eth0', '::ffff:10.3.0.0/112', 10.3.0.1/16], nodeSubnets: [null]}",
 	} {
-		f.Add("c3", `{"apiVersion": "semaphore.uw.io/v1alpha1", "kind": "RemoteCluster", "metadata": {"name": "c3"}, "spec": `+
+		f.Add("c3", `{"apiVersion": "semaphore.uw.io/v1alpha1", "kind": "RemoteCluster", `+
+			`"metadata": {"name": "c3"}, "spec": `+
 			spec+"}", uint16(0))
 	}
 	f.Add("c1", "null", uint16(7775))
 	f.Add("c3", `{apiVersion: semaphore.uw.io/v1alpha1, kind: RemoteCluster, metadata: {name: "c3\u202e", uid: c2, `+
-		`creationTimestamp: "1969-01-01T00:00:00Z", generation: -1, labels: {a: b}, annotations: {a: "\x00"}, finalizers: [x]}, `+
+		`creationTimestamp: "1969-01-01T00:00:00Z", generation: -1, labels: {a: b}, annotations: {a: "\x00"}, finalizers: `+
+		`[x]}, `+
 		`spec: {podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24]}, status: {listenPort: 65537}}`, uint16(0))
 	broker := own(f, "")
 	c2 := at(f, 1, "c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [198.51.100.0/24]}")

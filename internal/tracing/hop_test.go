@@ -28,7 +28,8 @@ func TestIDsStay(t *testing.T) {
 			t.Errorf("%s; want %s", got, want)
 		}
 	}
-	for _, other := range []trace.TraceID{traceOf("c3", observed), traceOf("c2", after(1)), traceOf("c2", after(time.Second)),
+	for _, other := range []trace.TraceID{traceOf("c3", observed), traceOf("c2", after(1)),
+		traceOf("c2", after(time.Second)),
 		traceOf("", time.Time{})} {
 		if other == id {
 			t.Error("two changes have one ID")

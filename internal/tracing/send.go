@@ -188,7 +188,6 @@ func (given) NewSpanID(ctx context.Context, _ trace.TraceID) trace.SpanID {
 	return of.span
 }
 
-// send passes a span to the SDK.
 func (s *sender) send(id trace.TraceID, of span) {
 	ctx := context.WithValue(context.Background(), identity{}, ids{id, of.id})
 	if of.parent.IsValid() {

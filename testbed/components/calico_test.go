@@ -10,7 +10,8 @@ import (
 
 // TestFilesOfCalico checks that krt_tunnel is removed from the template that has it, and that scripts are executable.
 func TestFilesOfCalico(t *testing.T) {
-	const template = "    if (net ~ 10.1.0.0/16) then {\n      krt_tunnel = \"\";  {{- /* no IPIP */}}\n      accept;\n    }\n"
+	const template = "    if (net ~ 10.1.0.0/16) then {\n      krt_tunnel = \"\";  {{- /* no IPIP */}}\n      accept;\n" +
+		"    }\n"
 	const cleaned = "    if (net ~ 10.1.0.0/16) then {\n      accept;\n    }\n"
 	for _, c := range []struct {
 		name, data, want string

@@ -73,11 +73,13 @@ const moduleRemedy = "load the module %s (modprobe), or use a kernel that has it
 var probes = []probe{
 	{
 		"overlayfs",
-		`mount -t tmpfs none "$DIR" && mkdir "$DIR/u" "$DIR/w" "$DIR/m" && mount -t overlay -o "lowerdir=/,upperdir=$DIR/u,workdir=$DIR/w" none "$DIR/m"`,
+		`mount -t tmpfs none "$DIR" && mkdir "$DIR/u" "$DIR/w" "$DIR/m" && mount -t overlay -o ` +
+			`"lowerdir=/,upperdir=$DIR/u,workdir=$DIR/w" none "$DIR/m"`,
 		fmt.Sprintf(moduleRemedy, "overlay"),
 	},
 	{"overlayfs on the disk",
-		`mkdir "$DIR/l" "$DIR/u" "$DIR/w" "$DIR/m" && mount -t overlay -o "lowerdir=$DIR/l,upperdir=$DIR/u,workdir=$DIR/w" none "$DIR/m"`,
+		`mkdir "$DIR/l" "$DIR/u" "$DIR/w" "$DIR/m" && mount -t overlay -o "lowerdir=$DIR/l,upperdir=$DIR/u,workdir=$DIR/w" ` +
+			`none "$DIR/m"`,
 		"the file system of the testbed's directory cannot hold containers' layers (one that is an overlay itself cannot): " +
 			"mount an ext4, an xfs or a volume there"},
 	{"veth", "ip link add name sbv0 type veth peer name sbv1", fmt.Sprintf(moduleRemedy, "veth")},

@@ -112,7 +112,9 @@ func inImage(library string) string {
 
 // etc are configuration files that programs of the image read.
 var etc = map[string]string{
-	"/etc/passwd":        "root:x:0:0:root:/root:/bin/sh\nnonroot:x:65532:65532:nonroot:/nonexistent:/bin/false\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
+	"/etc/passwd": "root:x:0:0:root:/root:/bin/sh\n" +
+		"nonroot:x:65532:65532:nonroot:/nonexistent:/bin/false\n" +
+		"nobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
 	"/etc/group":         "root:x:0:\nnonroot:x:65532:\nnogroup:x:65534:\n",
 	"/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
 	"/etc/protocols":     "icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\nsctp 132 SCTP\n",

@@ -204,12 +204,14 @@ configMapGenerator:
 func TestSameObjects(t *testing.T) {
 	all := maps.All(map[string]struct{ values, kustomization string }{
 		"all features, with all components": {
-			values: "createNamespace: true\ncomponents: {adoptServices: true, dns: true, endpoints: true, gke: true, ippools: true, mcs: true, " +
+			values: "createNamespace: true\ncomponents: {adoptServices: true, dns: true, endpoints: true, gke: true, " +
+				"ippools: true, mcs: true, " +
 				"networkPolicies: true, networksets: true, " +
 				"tunnelAddresses: true, monitors: true, alerts: true, dashboard: true}\n" +
 				"image: {repository: r.example/semaphore, tag: v1.2.3}\nbroker: {config: {}, federation: {type: NodePort, " +
 				"nodePort: 30843}}\n",
-			kustomization: "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services, DEPLOY/features/dns, DEPLOY/features/endpoints, " +
+			kustomization: "resources: [DEPLOY/all]\ncomponents: [DEPLOY/features/adopt-services, DEPLOY/features/dns, " +
+				"DEPLOY/features/endpoints, " +
 				"DEPLOY/features/gke, DEPLOY/features/ippools, DEPLOY/features/mcs, " +
 				"DEPLOY/features/network-policies, DEPLOY/features/networksets, DEPLOY/features/tunnel-addresses, " +
 				"DEPLOY/features/monitors, " +
@@ -226,14 +228,16 @@ patches:
 			values: "exporter: {env: [{name: A, value: b}], config: {}}\nbroker: {env: [{name: C, valueFrom: {secretKeyRef: " +
 				"{name: s, key: k}}}], config: {}}\n",
 			kustomization: "resources: [DEPLOY/crds, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\n" +
-				"components: [DEPLOY/features/encryption, DEPLOY/features/services, DEPLOY/features/policy, DEPLOY/cluster-name]\n" + `
+				"components: [DEPLOY/features/encryption, DEPLOY/features/services, DEPLOY/features/policy, " +
+				"DEPLOY/cluster-name]\n" + `
 patches:
   - target: {kind: Deployment, name: semaphore-exporter}
     patch: |
       - {op: add, path: /spec/template/spec/containers/0/env, value: [{name: A, value: b}]}
   - target: {kind: Deployment, name: semaphore-broker}
     patch: |
-      - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: C, valueFrom: {secretKeyRef: {name: s, key: k}}}}
+      - {op: add, path: /spec/template/spec/containers/0/env/-, value: {name: C,
+         valueFrom: {secretKeyRef: {name: s, key: k}}}}
 ` + names,
 		},
 		"policy alone": {
@@ -245,7 +249,8 @@ patches:
 			values: "image: {digest: 'sha256:" + strings.Repeat("a", 64) + "'}\n" +
 				"broker: {federation: {type: LoadBalancer, annotations: {example.org/internal: 'true'}}, config: {}}\n",
 			kustomization: "resources: [DEPLOY/crds, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\n" +
-				"components: [DEPLOY/features/encryption, DEPLOY/features/services, DEPLOY/features/policy, DEPLOY/cluster-name]\n" +
+				"components: [DEPLOY/features/encryption, DEPLOY/features/services, DEPLOY/features/policy, " +
+				"DEPLOY/cluster-name]\n" +
 				"images: [{name: ghcr.io/kube-semaphore/semaphore, digest: 'sha256:" + strings.Repeat("a", 64) + "'}]\n" + `
 patches:
   - target: {kind: Service, name: semaphore-broker-federation}

@@ -76,7 +76,6 @@ func (c *contests) forget(name string) {
 	delete(c.all, name)
 }
 
-// reset forgets all objects.
 func (c *contests) reset() {
 	clear(c.agreed)
 	clear(c.all)

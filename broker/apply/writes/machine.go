@@ -310,7 +310,6 @@ func (m *Machine[T]) afford(now time.Time, name, cluster string, object T, step 
 	return 0
 }
 
-// forget forgets all about a name.
 func (m *Machine[T]) forget(name string) {
 	m.contests.forget(name)
 	delete(m.lost, name)

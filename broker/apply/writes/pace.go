@@ -137,7 +137,6 @@ func newPace() *pace {
 	return &pace{objects: map[string]*pacedObject{}, all: traffic{gap: mostQuiet}}
 }
 
-// change records a change of the object.
 func (p *pace) change(name string, now time.Time) {
 	p.all.gap = max(p.all.gap-p.all.gap/256, min(now.Sub(p.all.changed), mostQuiet))
 	p.all.changed = now
@@ -184,7 +183,6 @@ func (p *pace) writing(name string, now time.Time) {
 	}
 }
 
-// wrote records the result of a write.
 func (p *pace) wrote(name string, now time.Time, ok bool) {
 	o := p.objects[name]
 	if o == nil || o.began.IsZero() {
@@ -209,7 +207,6 @@ func (p *pace) wrote(name string, now time.Time, ok bool) {
 	o.written, o.lasted = began, took
 }
 
-// forget forgets an object.
 func (p *pace) forget(name string) {
 	if o := p.objects[name]; o != nil {
 		p.release(o)

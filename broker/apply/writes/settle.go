@@ -234,7 +234,6 @@ func (m *Machine[T]) answered(name string, err error) (unanswered bool) {
 	return unanswered
 }
 
-// end ends a write.
 func (m *Machine[T]) end(now time.Time, w *Write[T], err error) (step Step[T]) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -20,7 +20,8 @@ func TestTable(t *testing.T) {
 			[]string{"broker FanOut/all median-ms 30.5 20 1.52 ≤ 1.5 × floor, BROKEN"}, 1,
 		},
 		{
-			"kept", head + "BenchmarkFanOut-2 46 30.00 median-ms 20.00 median-ms:floor 1.500 median-ms:most-ratio 0 reads 0 reads:most\n",
+			"kept", head + "BenchmarkFanOut-2 46 30.00 median-ms 20.00 median-ms:floor 1.500 median-ms:most-ratio 0 reads 0 " +
+				"reads:most\n",
 			[]string{"broker FanOut median-ms 30 20 1.50 ≤ 1.5 × floor", "broker FanOut reads 0 ≤ 0"}, 0,
 		},
 		{"none is too many", head + "BenchmarkX-2 1 1.000 reads 0 reads:most\n", []string{"broker X reads 1 ≤ 0, BROKEN"}, 1},

@@ -32,7 +32,8 @@ func judgeDNS(d DNS) []Finding {
 	}
 	if d.Err != nil {
 		return []Finding{{Code: finding.CoreDNSUnreadable, Subject: d.Where, Side: "here", Evidence: d.Err.Error(),
-			Fix: "name the ConfigMap with --coredns NAMESPACE/NAME, or give --coredns none where another DNS serves the cluster"}}
+			Fix: "name the ConfigMap with --coredns NAMESPACE/NAME, or give --coredns none where another DNS " +
+				"serves the cluster"}}
 	}
 	var all []Finding
 	want, left := coredns.Served(d.Want)

@@ -106,7 +106,6 @@ func judgeClock(f Facts, found []Finding) []Finding {
 	return nil
 }
 
-// judgeBundle judges the roots of one cluster.
 func judgeBundle(b Bundle, now time.Time) []Finding {
 	fetch := fmt.Sprintf("in %s: semaphorectl pki bundle --dir DIR > %s.pem; here: semaphorectl pki secrets --dir DIR "+
 		"--peer-bundle %s=%s.pem | kubectl apply -f -",
@@ -140,7 +139,6 @@ func judgeBundle(b Bundle, now time.Time) []Finding {
 	return all
 }
 
-// judgeTime judges the validity of one certificate.
 func judgeTime(kind finding.Validity, subject string, cert *x509.Certificate, now time.Time, side,
 	renew string) Finding {
 	f := Finding{Code: kind.Good, Subject: subject, Evidence: fmt.Sprintf("valid until %s, %s from now",

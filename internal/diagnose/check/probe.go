@@ -67,7 +67,6 @@ func Dial(ctx context.Context, address, from string, expect spiffeid.ID, show *t
 	return d
 }
 
-// awaitByte waits for a byte.
 func awaitByte(conn *tls.Conn, until time.Time) error {
 	if err := conn.SetReadDeadline(until); err != nil {
 		return err

@@ -116,7 +116,10 @@ func TestExplain(t *testing.T) {
 			"none of them allows", "namespaceSelector: global()", ""},
 		{"rule with all()", calico(`{action: Allow, source: {selector: "` + front + `", namespaceSelector: all()}}`), nil,
 			Denied, "none of them allows", "an ingress rule with action Allow", ""},
-		{"rule for another set", calico(`{action: Allow, source: {selector: "semaphore.uw.systems/name == 'back'", namespaceSelector: global()}}`), nil, Denied, "none of them", "semaphore.uw.systems/cluster == 'c2' && semaphore.uw.systems/name == 'front' && semaphore.uw.systems/namespace == 'web'", ""},
+		{"rule for another set", calico(`{action: Allow, source: {selector: "semaphore.uw.systems/name == 'back'", ` +
+			`namespaceSelector: global()}}`), nil, Denied, "none of them",
+			"semaphore.uw.systems/cluster == 'c2' && semaphore.uw.systems/name == 'front' && semaphore.uw.systems/namespace " +
+				"== 'web'", ""},
 		{"global policy needs no global()",
 			global("g", `{selector: "app == 'db'", ingress: [{action: Allow, source: {selector: "`+front+`"}}]}`), nil, Allowed,
 			"by GlobalNetworkSet c2-web-front", "", ""},
@@ -161,9 +164,11 @@ func TestExplain(t *testing.T) {
 		{"any port, and a rule for one", calico(`{action: Allow, protocol: TCP, destination: {ports: [80]}}`),
 			func(p *Packet) { p.Port = 0 }, Depends, "the port: 80", "", ""},
 		{"any port, and whatever it is it is allowed",
-			calico("{action: Allow, protocol: TCP, destination: {ports: [80]}}\n  - {action: Allow}"), func(p *Packet) { p.Port = 0 }, Allowed, "rule 2", "", ""},
+			calico("{action: Allow, protocol: TCP, destination: {ports: [80]}}\n  - {action: Allow}"),
+			func(p *Packet) { p.Port = 0 }, Allowed, "rule 2", "", ""},
 		{"any port, and one is denied",
-			calico("{action: Deny, protocol: TCP, destination: {ports: [80]}}\n  - {action: Allow}"), func(p *Packet) { p.Port = 0 }, Depends, "may deny", "", ""},
+			calico("{action: Deny, protocol: TCP, destination: {ports: [80]}}\n  - {action: Allow}"),
+			func(p *Packet) { p.Port = 0 }, Depends, "may deny", "", ""},
 		{"what HTTP asks for", calico(`{action: Allow, http: {methods: [GET]}}`), nil, Depends, "HTTP", "", ""},
 		{"the first rule counts", calico("{action: Deny}\n  - {action: Allow}"), nil, Denied, "rule 1", "", ""},
 		{"a log is no verdict", calico("{action: Log}\n  - {action: Allow}"), nil, Allowed, "rule 2", "", ""},
@@ -198,8 +203,12 @@ func TestExplain(t *testing.T) {
 		{"no order is last", join(global("g", `{selector: all(), ingress: [{action: Deny}]}`), kube("k", "[{}]")), nil,
 			Allowed, "NetworkPolicy shop/k", "", ""},
 
-		{"a tier before denies", join("apiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {name: first}\nspec: {order: 1}", global("first.g", `{tier: first, selector: all(), types: [Ingress]}`), kube("k", "[{}]")), nil, Denied, "tier first", "", ""},
-		{"a tier before passes", join("apiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {name: first}\nspec: {order: 1}", global("first.g", `{tier: first, selector: all(), ingress: [{action: Pass}]}`), kube("k", "[{}]")), nil, Allowed, "NetworkPolicy shop/k", "", ""},
+		{"a tier before denies", join("apiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {name: first}\nspec: "+
+			"{order: 1}", global("first.g", `{tier: first, selector: all(), types: [Ingress]}`), kube("k", "[{}]")), nil, Denied,
+			"tier first", "", ""},
+		{"a tier before passes", join("apiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {name: first}\nspec: "+
+			"{order: 1}", global("first.g", `{tier: first, selector: all(), ingress: [{action: Pass}]}`), kube("k", "[{}]")),
+			nil, Allowed, "NetworkPolicy shop/k", "", ""},
 		{"a tier passes by default",
 			join("apiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {name: first}\nspec: {order: 1, defaultAction: Pass}",
 				global("first.g", `{tier: first, selector: all(), types: [Ingress]}`)), nil, Allowed,

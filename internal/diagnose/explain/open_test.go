@@ -119,7 +119,8 @@ func TestExamplesNameTheCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	examples := regexp.MustCompile("(?s)<!-- policy: ([a-z-]+) -->\n```yaml\n(.*?)```\n").FindAllStringSubmatch(string(page), -1)
+	row := regexp.MustCompile("(?s)<!-- policy: ([a-z-]+) -->\n```yaml\n(.*?)```\n")
+	examples := row.FindAllStringSubmatch(string(page), -1)
 	if len(examples) < 6 {
 		t.Fatalf("%d examples were found", len(examples))
 	}

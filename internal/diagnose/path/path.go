@@ -226,7 +226,8 @@ func (j *judge) imported(l Link) Link {
 		return problems(l.broken("kubectl create namespace "+n.Namespace+" in "+j.Source.Cluster,
 			"there is no ServiceImport %s/%s: its namespace does not exist", n.Namespace, n.Service))
 	case len(i.Exports) == 0:
-		return l.broken("create a ServiceExport "+n.Service+" in namespace "+n.Namespace+" of the cluster that has the Service",
+		return l.broken("create a ServiceExport "+n.Service+" in namespace "+n.Namespace+
+			" of the cluster that has the Service",
 			"there is no ServiceImport %s/%s, and no ServiceExport in the clusters that were asked", n.Namespace, n.Service)
 	}
 	return problems(l.broken("semaphorectl status of the broker of "+j.Source.Cluster+" says why under PROBLEMS",

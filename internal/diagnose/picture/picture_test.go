@@ -119,7 +119,8 @@ func TestTrafficOfServices(t *testing.T) {
 			strings.Join(lines, "\n"), strings.Join(want, "\n"))
 	}
 	for format, out := range formats(p) {
-		if !strings.Contains(out, "semaphore/c2-s0: sent 2.0 MB/s") || !strings.Contains(out, "and 32 more services with traffic") {
+		if !strings.Contains(out, "semaphore/c2-s0: sent 2.0 MB/s") ||
+			!strings.Contains(out, "and 32 more services with traffic") {
 			t.Errorf("%s lacks the traffic:\n%s", format, out)
 		}
 	}

@@ -43,8 +43,8 @@ import (
 // the work; it starts again as a standby.
 var ErrDeposed = errors.New("no longer the leader")
 
-// errEndless is returned, joined with ErrDeposed, for deposed work that does not end.
-var errEndless = errors.New("the work does not end")
+// errWorkStuck is returned, joined with ErrDeposed, for deposed work that does not end.
+var errWorkStuck = errors.New("the work does not end")
 
 // Work is what only one replica does at a time. It returns soon after ctx ends, and has ended when it returns. term is
 // Lease.spec.leaseTransitions + 1, so a later leader has a greater one; without election it is 0.
@@ -259,7 +259,7 @@ func (e *Elector) Run(ctx context.Context, work Work) error {
 	}
 	stop()
 	<-ended
-	if !errors.Is(err, errEndless) {
+	if !errors.Is(err, errWorkStuck) {
 		e.release(ctx)
 	}
 	return err
@@ -314,7 +314,7 @@ func taken(holder string) string {
 // hold.
 func (e *Elector) depose(end context.CancelFunc, result <-chan error, why string) error {
 	lost := fmt.Errorf("lease %s: %w: %s", e.lock.Describe(), ErrDeposed, why)
-	e.options.Log.Error("ending the work", "error", lost)
+	e.options.Log.Error("this replica lost the lease and ends its work", "error", lost)
 	end()
 	// The wait ends half a retry period early, so that the process has this time to exit.
 	last := time.NewTimer(time.Until(e.lock.renewed().Add(e.duration() - e.retryPeriod()/2)))
@@ -326,7 +326,7 @@ func (e *Elector) depose(end context.CancelFunc, result <-chan error, why string
 		}
 		return lost
 	case <-last.C:
-		return fmt.Errorf("%w; %w", lost, errEndless)
+		return fmt.Errorf("%w; %w", lost, errWorkStuck)
 	}
 }
 

@@ -60,15 +60,15 @@ var must = testkit.Must
 
 // candidate is a replica in the election, with the times of its work's events.
 type candidate struct {
-	t       *testing.T
-	name    string
-	elector *Elector
-	stop    context.CancelFunc
-	began   chan begun
-	told    chan time.Time // the request to end
-	ended   chan time.Time
-	result  chan error
-	logged  *testkit.Buffer
+	t        *testing.T
+	name     string
+	elector  *Elector
+	stop     context.CancelFunc
+	began    chan begun
+	demanded chan time.Time // the request to end
+	ended    chan time.Time
+	result   chan error
+	logged   *testkit.Buffer
 
 	toEnd    time.Duration // the time that the work takes to end
 	failWith chan error
@@ -84,7 +84,7 @@ func start(t *testing.T, name, lease string, cfg *rest.Config, toEnd time.Durati
 	t.Helper()
 	c := &candidate{
 		t: t, name: name, toEnd: toEnd, logged: &testkit.Buffer{}, failWith: make(chan error, 1),
-		began: make(chan begun, 1), told: make(chan time.Time, 1), ended: make(chan time.Time, 1),
+		began: make(chan begun, 1), demanded: make(chan time.Time, 1), ended: make(chan time.Time, 1),
 		result: make(chan error, 1),
 	}
 	election := config.LeaderElection{Enabled: true, Namespace: "default", Lease: lease,
@@ -117,7 +117,7 @@ func (c *candidate) work(ctx context.Context, term uint64) error {
 		return err
 	case <-ctx.Done():
 	}
-	c.told <- time.Now()
+	c.demanded <- time.Now()
 	time.Sleep(c.toEnd)
 	c.ended <- time.Now()
 	return ctx.Err()
@@ -306,16 +306,17 @@ func testCutOff(t *testing.T, api *rest.Config, _ kubernetes.Interface) {
 			if conditions.Refuse {
 				network.Reset()
 			}
-			told := receive(t, "the end of a's work is demanded", a.told, deadline+slack)
+			demanded := receive(t, "the end of a's work is demanded", a.demanded, deadline+slack)
 			ended := receive(t, "a's work ends", a.ended, toEnd+slack)
 			taken := b.leads(duration + look + slack)
 			if !taken.at.After(ended) {
 				t.Errorf("b began %s before a's work had ended", ended.Sub(taken.at))
 			}
-			t.Logf("asked to end %s after the cut, ended after %s, b began after %s", told.Sub(began), ended.Sub(began),
+			t.Logf("asked to end %s after the cut, ended after %s, b began after %s", demanded.Sub(began), ended.Sub(began),
 				taken.at.Sub(began))
 			if err := receive(t, "a's end", a.result, slack); !errors.Is(err, ErrDeposed) ||
-				!strings.Contains(err.Error(), "lease default/cut-"+name+": no longer the leader: not renewed for "+deadline.String()) {
+				!strings.Contains(err.Error(), "lease default/cut-"+name+": no longer the leader: not renewed for "+
+					deadline.String()) {
 				t.Errorf("a ended with %v", err)
 			}
 			if err := a.elector.Standby(); err == nil {
@@ -345,7 +346,8 @@ func testRightsTakenAway(t *testing.T, api *rest.Config, client kubernetes.Inter
 		err := a.elector.Standby()
 		return err != nil && strings.Contains(
 			err.Error(),
-			`standby: the leader is not known: lease default/rights: cannot get it: leases.coordination.k8s.io "rights" is forbidden`,
+			`standby: the leader is not known: lease default/rights: cannot get it: leases.coordination.k8s.io "rights" is `+
+				`forbidden`,
 		)
 	})
 	_, err = client.RbacV1().RoleBindings("default").Create(ctx, &rbacv1.RoleBinding{
@@ -435,9 +437,9 @@ func testLateAnswers(t *testing.T, api *rest.Config, client kubernetes.Interface
 	before := network.newest.Load()
 	within(t, "a renews", func() bool { return network.newest.Load() != before })
 	network.after.Store(true)
-	told := receive(t, "the end of a's work is demanded", a.told, deadline+slack)
+	demanded := receive(t, "the end of a's work is demanded", a.demanded, deadline+slack)
 	newest := time.Unix(0, network.newest.Load())
-	if since := told.Sub(newest); since > deadline+500*time.Millisecond+beside.Late() {
+	if since := demanded.Sub(newest); since > deadline+500*time.Millisecond+beside.Late() {
 		t.Errorf("a was asked to end %s after it had begun to renew; want %s", since, deadline)
 	} else {
 		t.Logf("a was asked to end %s after it had begun to renew", since)

@@ -192,7 +192,7 @@ func (l *lease) fail(ctx context.Context, what string, err error) {
 	first := l.problem == ""
 	l.problem = "lease " + l.Describe() + ": " + what + ": " + err.Error()
 	if first { // further failures only go to the status
-		l.log.Warn("leader election has a problem", "problem", l.problem)
+		l.log.Warn("leader election has a problem; this replica retries", "problem", l.problem)
 	}
 }
 

@@ -33,7 +33,6 @@ func newGate[K comparable](cause Cause, owner func(K) string) *gate[K] {
 	return &gate[K]{cause: cause, since: time.Now(), waiting: newTurns(owner), out: map[K]bool{}}
 }
 
-// wait adds a key.
 func (g *gate[K]) wait(l *Loop[K], key K) {
 	g.waiting.Push(key)
 	l.gated[key] = g

@@ -154,7 +154,6 @@ func (f *Follower) follow(ctx context.Context) error {
 	return nil
 }
 
-// definition reads the CustomResourceDefinition.
 func (f *Follower) definition(ctx context.Context) (remotes.Definition, error) {
 	d, err := f.client.Resource(definitions).Get(ctx, v1alpha1.CRDName, metav1.GetOptions{})
 	switch {

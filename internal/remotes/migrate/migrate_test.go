@@ -35,8 +35,10 @@ func TestMigration(t *testing.T) {
 		"the files of semaphore": {files: []string{`
 localSubnets: [10.1.0.0/16]
 remotes:
-  - {name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], limits: {nodes: 7}, wireguard: {persistentKeepalive: 25s}}
-  - {name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], servicePrefix: three, wireguard: {listenPort: 7776}}`, `
+  - {name: c2, podSubnets: [10.2.0.0/16], nodeSubnets: [192.0.2.0/24], limits: {nodes: 7},
+     wireguard: {persistentKeepalive: 25s}}
+  - {name: c3, podSubnets: [10.3.0.0/16], nodeSubnets: [192.0.2.0/24], servicePrefix: three,
+     wireguard: {listenPort: 7776}}`, `
 cluster: c1
 brokers: [{cluster: c1, address: "own:8443"}, {cluster: c2, address: "b2:8443"}, {cluster: c3, address: "b3:8443"}]
 exportRules: [{kinds: [services], namespaces: [shop], selector: "a=b", clusters: [c2]}, {clusters: []}]`}, want: `
@@ -87,7 +89,8 @@ c3:
 missing c2: spec.trustBundle: its root certificates (--bundles)
 missing c3: spec.trustBundle: its root certificates (--bundles)`},
 		"the originals": {files: []string{
-			`{"local": {"name": "c1"}, "remotes": [{"name": "c2", "podSubnet": "10.2.0.0/16", "remoteAPIURL": "https://x", "resyncPeriod": "10s"}]}`,
+			`{"local": {"name": "c1"}, "remotes": [{"name": "c2", "podSubnet": "10.2.0.0/16", "remoteAPIURL": "https://x", ` +
+				`"resyncPeriod": "10s"}]}`,
 			`{"global": {}, "localCluster": {"name": "c1"}, "remoteClusters": [{"name": "c2", "servicePrefix": "aws"}]}`,
 		}, policy: "-target-cluster-name=c2 -remote-api-url https://x", want: `
 c2:
