@@ -35,7 +35,7 @@ const (
 )
 
 // forms asks about both ends in each form that explain takes, from either cluster. Requests are answered on each path,
-// and explain says so.
+// and explain finds the right pods and says so. It finds that a policy denies another port.
 func (b *explainBed) forms(ctx context.Context, t *testing.T) {
 	echo1, echo2 := b.value(ctx, t, fmt.Sprintf(echoPod, "c1")), b.value(ctx, t, fmt.Sprintf(echoPod, "c2"))
 	ip1, ip2 := b.value(ctx, t, fmt.Sprintf(podIP, "c1", echo1)), b.value(ctx, t, fmt.Sprintf(podIP, "c2", echo2))
@@ -55,19 +55,21 @@ func (b *explainBed) forms(ctx context.Context, t *testing.T) {
 		finding.PathFarNode, finding.PathPool, finding.PathPolicyOut, finding.PathPolicyIn}
 	service := append([]finding.Code{finding.PathName, finding.PathMirror, finding.PathSlices, finding.PathKubeProxy},
 		pod...)
+	web1, web2 := "c1/shop/web-7d9f ("+client+")", "c2/shop/web-7d9f ("
+	at1, at2 := "c1/shop/"+echo1+" ("+ip1+")", "c2/shop/"+echo2+" ("+ip2+")"
 	for _, c := range []struct {
-		args  string
-		links []finding.Code
+		args, from, to string
+		links          []finding.Code
 	}{
-		{"c1/shop/web-7d9f c2/shop/" + echo2 + ":8080", pod},
-		{"shop/web-7d9f c2/shop/echo:8080", service},
-		{"c1/shop/web-7d9f " + ip2 + " --port 8080", pod},
-		{client + " " + ip2 + ":8080", pod},
-		{client + " " + mirror + ":8080", service},
-		{"c2/shop/web-7d9f c1/shop/" + echo1, pod},
-		{"c2/shop/web-7d9f echo.shop.svc.cluster.c1:8080", service},
-		{"c2/shop/web-7d9f " + ip1 + ":8080", pod},
-		{"c2/shop/echo " + client, pod},
+		{"c1/shop/web-7d9f c2/shop/" + echo2 + ":8080", web1, at2, pod},
+		{"shop/web-7d9f c2/shop/echo:8080", web1, at2, service},
+		{"c1/shop/web-7d9f " + ip2 + " --port 8080", web1, at2, pod},
+		{client + " " + ip2 + ":8080", web1, at2, pod},
+		{client + " " + mirror + ":8080", web1, at2, service},
+		{"c2/shop/web-7d9f c1/shop/" + echo1, web2, at1, pod},
+		{"c2/shop/web-7d9f echo.shop.svc.cluster.c1:8080", web2, at1, service},
+		{"c2/shop/web-7d9f " + ip1 + ":8080", web2, at1, pod},
+		{"c2/shop/echo " + client, at2, web1, pod},
 	} {
 		must(t, until(ctx, settle, func() error {
 			e, err := b.ask(ctx, "--context c1 --context c2 "+c.args)
@@ -84,7 +86,22 @@ func (b *explainBed) forms(ctx context.Context, t *testing.T) {
 				}
 				return err
 			}
+			if !strings.HasPrefix(e.From, c.from) || !strings.HasSuffix(e.To, c.to) {
+				t.Fatalf("explain %s is of %s to %s; want %s to %s", c.args, e.From, e.To, c.from, c.to)
+			}
 			return nil
+		}))
+	}
+	for _, args := range []string{ip2 + ":8081", ip2 + " --port 8081", "c2/shop/" + echo2 + ":8081"} {
+		must(t, until(ctx, settle, func() error {
+			e, err := b.ask(ctx, "--context c1 --context c2 c1/shop/web-7d9f "+args)
+			if err == nil && e.unanswered() {
+				err = fmt.Errorf("explain %s: %s\n%+v", args, e.Verdict, e.Links)
+			}
+			if err == nil && !slices.Equal(e.with("broken"), []string{string(finding.PathPolicyIn)}) {
+				t.Fatalf("the policy allows port 8080 only; explain %s: %s\n%+v", args, e.Verdict, e.Links)
+			}
+			return err
 		}))
 	}
 }

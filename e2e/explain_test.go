@@ -17,9 +17,10 @@ import (
 
 // explained is the output of semaphorectl explain -o json.
 type explained struct {
-	Reaches bool
-	Verdict string
-	Links   []struct {
+	From, To string
+	Reaches  bool
+	Verdict  string
+	Links    []struct {
 		Code, Verdict string
 		Evidence      []string
 	}
