@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/diagnose/mesh"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/testkit/browser"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 // dashboardConfig enables the page as in docs/picture.md.
@@ -26,8 +27,9 @@ const dashboardConfig = "listen: {dashboard: 127.0.0.1:8085}"
 type dashboard struct {
 	*explainBed
 	page *browser.Page
-	// cut is the time at which the tunnel was cut.
-	cut time.Time
+	// cut is the time just before the tunnel was cut. Since then, beside measures how busy the machine is.
+	cut    time.Time
+	beside *kubetest.Beside
 	// knew receives, once, the time at which the broker's metrics first had silent pairs.
 	knew <-chan time.Time
 }
@@ -36,13 +38,14 @@ type dashboard struct {
 // second, and suspect only a peer that has answered promptly five times.
 const promptAfter = 8 * time.Second
 
-// provenAfter is the time after which WireGuard shows that a peer does not answer. A cut that is shown earlier was
-// suspected by an agent.
-const provenAfter = 15 * time.Second
+// redWithin is how long after the cut the page shows it, on an idle machine.
+const redWithin = 5 * time.Second
 
 // pageState is a state that the page received, and what the page showed right after.
 type pageState struct {
-	At     time.Time
+	At time.Time
+	// Seen is when the page showed it, in ms since the epoch.
+	Seen   int64
 	Every  float64
 	Silent bool
 	Shown  string
@@ -84,7 +87,8 @@ func (b *explainBed) openDashboard(ctx context.Context, t *testing.T) *dashboard
 	var ok bool
 	d.page.Eval(`(() => { window.states = []; stream.addEventListener("message", event => {
 		const v = JSON.parse(event.data), cell = document.querySelector("#links tbody td");
-		states.push({at: v.at, every: v.every, silent: (v.mesh.findings || []).some(f => f.code === "silent-pairs"),
+		states.push({at: v.at, seen: Date.now(), every: v.every,
+			silent: (v.mesh.findings || []).some(f => f.code === "silent-pairs"),
 			shown: cell.textContent, color: getComputedStyle(cell).color});
 	}); return true; })()`, &ok)
 	d.follow(ctx, t)
@@ -175,9 +179,8 @@ func (d *dashboard) equals(ctx context.Context, t *testing.T) {
 	}
 }
 
-// sawCut checks that each state after the broker has detected the cut shows it in red, and that the broker makes a
-// state once a second, so that a reader sees the cut within a second. A slow machine makes fewer states
-// (TestSlowStatus).
+// sawCut checks that the page is red within 5 s of the cut, and in each state after the broker has detected it, and
+// that the broker makes a state once a second. A slow machine makes fewer states (TestSlowStatus).
 func (d *dashboard) sawCut(t *testing.T) {
 	t.Helper()
 	var knew time.Time
@@ -208,15 +211,16 @@ func (d *dashboard) sawCut(t *testing.T) {
 			t.Logf("the broker knew, and its next state is of %s later", s.At.Sub(knew).Round(time.Millisecond))
 		}
 		if red && shown.IsZero() {
-			shown = s.At
+			shown = time.UnixMilli(s.Seen)
 		}
 	}
-	// The time is 5 s if the agents get CPU time every second: TestClosely asserts that bound, and docs/picture.md has the
-	// conditions.
-	if after := shown.Sub(d.cut); after > provenAfter {
-		t.Errorf("the cut tunnel is red %s after the cut, not before WireGuard says so", after)
-	} else {
-		t.Logf("the cut tunnel is red %s after the cut", after.Round(time.Millisecond))
+	switch after, late := shown.Sub(d.cut), d.beside.Late(); {
+	case shown.IsZero() || after > redWithin+late:
+		t.Errorf("the cut tunnel is red %s after the cut, want %s, and %s for a machine as busy as this one",
+			after.Round(time.Millisecond), redWithin, late)
+	default:
+		t.Logf("the cut tunnel is red %s after the cut; a machine as busy as this one may take %s longer than %s",
+			after.Round(time.Millisecond), late, redWithin)
 	}
 	if every > 1 {
 		t.Errorf("at best, the next state is to come in %v s", every)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 // explained is the output of semaphorectl explain -o json.
@@ -305,7 +306,8 @@ func TestExplain(t *testing.T) {
 	for _, c := range brokenLinks() {
 		ok := t.Run(string(c.code), func(t *testing.T) {
 			if c.code == finding.PathHandshake { // the dashboard has to show it, too
-				stop := b.keepAsking(ctx, t, "echo")
+				// Packets pass both ways until the cut.
+				stop := b.keepAsking(ctx, t, "echo", 200*time.Millisecond)
 				defer stop()
 				if d := b.openDashboard(ctx, t); d != nil {
 					opened := time.Now()
@@ -315,8 +317,8 @@ func TestExplain(t *testing.T) {
 					cut, fix := c.break_, c.fix
 					c.break_ = func(ctx context.Context, t *testing.T, b *explainBed) {
 						t.Helper()
+						d.beside, d.cut = kubetest.WriteBeside(t, b.c1.Client), time.Now()
 						cut(ctx, t, b)
-						d.cut = time.Now()
 					}
 					c.fix = func(ctx context.Context, t *testing.T, b *explainBed) {
 						t.Helper()
@@ -359,9 +361,10 @@ func (b *explainBed) request(ctx context.Context, service string) error {
 	return err
 }
 
-// keepAsking sends a request every second while explain runs. An agent detects a cut path by packets that are sent and
+// keepAsking sends requests while explain runs, with pauses. An agent detects a cut path by packets that are sent and
 // not answered.
-func (b *explainBed) keepAsking(ctx context.Context, t *testing.T, service string) (stop func()) {
+func (b *explainBed) keepAsking(ctx context.Context, t *testing.T, service string,
+	pause time.Duration) (stop func()) {
 	t.Helper()
 	client, err := b.c1.Pod(ctx, "shop", explainedClient)
 	must(t, err)
@@ -374,7 +377,7 @@ func (b *explainBed) keepAsking(ctx context.Context, t *testing.T, service strin
 				".shop.svc.cluster.c2:8080/")
 			select {
 			case <-ctx.Done():
-			case <-time.After(time.Second):
+			case <-time.After(pause):
 			}
 		}
 	}()
@@ -437,7 +440,7 @@ func (b *explainBed) breaks(ctx context.Context, t *testing.T, c brokenLink) {
 		return nil
 	}))
 	failed := time.Now()
-	stop := b.keepAsking(ctx, t, service)
+	stop := b.keepAsking(ctx, t, service, time.Second)
 	defer stop()
 	asked := time.Now()
 	must(t, until(ctx, settle, func() error {
