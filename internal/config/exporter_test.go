@@ -39,6 +39,7 @@ exportRules:
 		"exportRules: [{cluster: c2}]":                            `unknown field`,
 		"podSubnets: [10.1.0.0/16, 10.2.0.1/16]":                  "podSubnets[1]: 10.2.0.1/16 has bits set outside its mask",
 		"podSubnets: 10.1.0.0/16":                                 "podSubnets",
+		"restores: -1":                                            "restores: -1: use the number of times",
 		"exportRules: [{clusters: [c2], podSubnets: [10.0.0.0]}]": `unknown field`,
 	} {
 		if _, err := Parse[Exporter]([]byte(exporterWithRules + text)); err == nil || !strings.Contains(err.Error(), want) {
