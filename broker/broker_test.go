@@ -684,13 +684,13 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 			t.Fatal(err)
 		}
 		var out strings.Builder
-		if err := uninstall.Run(t.Context(), w.cfg, true, &out); err != nil ||
+		if err := uninstall.Run(t.Context(), w.cfg, uninstall.Options{DryRun: true}, &out); err != nil ||
 			!strings.Contains(out.String(), "7 to remove") {
 			t.Errorf("dry run: %v\n%s", err, out.String())
 		}
 		w.becomes("a dry run removes nothing", whole)
 		out.Reset()
-		if err := uninstall.Run(t.Context(), w.cfg, false, &out); err != nil ||
+		if err := uninstall.Run(t.Context(), w.cfg, uninstall.Options{}, &out); err != nil ||
 			!strings.Contains(out.String(), "removed annotations") {
 			t.Errorf("%v\n%s", err, out.String())
 		}
@@ -703,7 +703,7 @@ peer c2/n3: 172.18.2.23:51820 [10.2.3.0/24]`, "c2")
 			t.Errorf("someone else's service: %v", err)
 		}
 		out.Reset()
-		if err := uninstall.Run(t.Context(), w.cfg, false, &out); err != nil || out.String() != "0 removed\n" {
+		if err := uninstall.Run(t.Context(), w.cfg, uninstall.Options{}, &out); err != nil || out.String() != "0 removed\n" {
 			t.Errorf("again: %v\n%s", err, out.String())
 		}
 	})

@@ -176,7 +176,7 @@ func TestEndpointsBesideTheSlices(t *testing.T) {
 	})
 	e.cancel()
 	stop()
-	if err := uninstall.Run(ctx, w.cfg, false, t.Output()); err != nil {
+	if err := uninstall.Run(ctx, w.cfg, uninstall.Options{}, t.Output()); err != nil {
 		t.Error(err)
 	}
 	if now := version(); len(now) > 0 {

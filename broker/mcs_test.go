@@ -372,7 +372,7 @@ func TestServiceImports(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if err := uninstall.Run(ctx, w.cfg, false, &out); err != nil || !strings.Contains(out.String(),
+	if err := uninstall.Run(ctx, w.cfg, uninstall.Options{}, &out); err != nil || !strings.Contains(out.String(),
 		"removed serviceimport later/echo") {
 		t.Errorf("%v: %s", err, out.String())
 	}

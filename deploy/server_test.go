@@ -806,6 +806,7 @@ func testCleanup(t *testing.T, s *server) {
 		"networksets.crd.projectcalico.org: delete get list",
 		"networksets.projectcalico.org: delete get list",
 		"nodes: get list patch",
+		"remoteclusters.semaphore.uw.io: list",
 		"writes.semaphore.uw.io: confined",
 	}
 	slices.Sort(everywhere)

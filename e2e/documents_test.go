@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/testbed"
 )
 
@@ -444,19 +445,68 @@ var changes = map[string]func(context.Context, *testing.T, *documentsBed, *testb
 	},
 }
 
-// only restricts a cluster's configuration to some features.
+// only restricts a cluster's configuration to some features, and waits until broker and exporter run with it.
 func only(features string) func(context.Context, *testing.T, *documentsBed, *testbed.Cluster) {
 	return func(ctx context.Context, t *testing.T, b *documentsBed, c *testbed.Cluster) {
 		t.Helper()
-		line := regexp.MustCompile(`(?m)^features: .*\n`)
-		for _, name := range []string{"exporter.yaml", "broker.yaml"} {
-			file := filepath.Join(b.dir, "overlay", c.Name, name)
-			text, err := os.ReadFile(file)
-			must(t, err)
-			changed := "features: [" + features + "]\n" + line.ReplaceAllString(string(text), "")
-			must(t, os.WriteFile(file, []byte(changed), 0o644))
-		}
+		must(t, restrict(filepath.Join(b.dir, "overlay", c.Name), features))
 		b.apply(ctx, t, c)
+		for _, part := range []string{"broker", "exporter"} {
+			b.shell(ctx, t, "kubectl --context "+c.Name+" -n semaphore rollout status --timeout=3m deployment/semaphore-"+part)
+		}
+	}
+}
+
+var (
+	featuresLine = regexp.MustCompile(`(?m)^features: .*\n`)
+	// ownBroker is the own cluster in brokers, which needs the feature services; unused is the same as a comment.
+	ownBroker = regexp.MustCompile(`(?m)^brokers:\n(?: .*\n)+`)
+	unused    = regexp.MustCompile(`(?m)^#unused (.*\n)`)
+)
+
+// restrict writes features into the files of an overlay, and takes out of them what needs other ones.
+func restrict(overlay, features string) error {
+	for _, name := range []string{"exporter.yaml", "broker.yaml"} {
+		file := filepath.Join(overlay, name)
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		text := unused.ReplaceAllString(featuresLine.ReplaceAllString(string(data), ""), "$1")
+		if !strings.Contains(features, "services") {
+			text = ownBroker.ReplaceAllStringFunc(text, func(block string) string {
+				return strings.TrimSuffix(regexp.MustCompile(`(?m)^`).ReplaceAllString(block, "#unused "), "#unused ")
+			})
+		}
+		if err := os.WriteFile(file, []byte("features: ["+features+"]\n"+text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestRestrict: the parts accept the files of the example with fewer features, and with all of them again.
+func TestRestrict(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.CopyFS(dir, os.DirFS("../deploy/example/c1")))
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		must(t, err)
+		return string(text)
+	}
+	const all = "encryption, services, policy"
+	whole := "features: [" + all + "]\n" + read("exporter.yaml")
+	for _, features := range []string{"encryption, policy", "encryption, services", "services, policy", "policy", all} {
+		must(t, restrict(dir, features))
+		if _, err := config.Parse[config.Exporter]([]byte(read("exporter.yaml") + "cluster: c1\n")); err != nil {
+			t.Errorf("the exporter, with %s: %v", features, err)
+		}
+		if _, err := config.Parse[config.Broker]([]byte(read("broker.yaml") + "cluster: c1\n")); err != nil {
+			t.Errorf("the broker, with %s: %v", features, err)
+		}
+	}
+	if got := read("exporter.yaml"); got != whole {
+		t.Errorf("with all features again:\n%s\nwant\n%s", got, whole)
 	}
 }
 

@@ -1,7 +1,7 @@
 // Package uninstall removes from a cluster what the broker wrote.
 //
-// Its input is the broker's configuration, its output a report. It knows objects by their labels and names alone: no
-// engine, stream or informer.
+// Its input is the broker's configuration and the RemoteClusters, its output a report. It knows objects by their labels
+// and names alone: no engine, stream or informer.
 //
 // Of the broker's packages it may import apply/writes, drains, front, kinds and standing.
 package uninstall
@@ -25,11 +25,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	mcsv1beta1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/drains"
 	"github.com/kube-semaphore/semaphore/broker/front"
@@ -41,10 +43,18 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/naming"
 )
 
+// Options of Run.
+type Options struct {
+	// DryRun reports what would be removed, and removes nothing.
+	DryRun bool
+	// LeaveAnnotations leaves the annotations of nodes to semaphore-wireguard, which uses the same.
+	LeaveAnnotations bool
+}
+
 // Run removes from the cluster all that the broker wrote: the objects with its labels, and the WireGuard annotations of
-// the configured remotes. It reports to out what it does, or with dryRun what it would do. It can be repeated. Stop the
+// the remotes of the configuration and of RemoteClusters. It reports to out what it does. It can be repeated. Stop the
 // broker and the agents before, or they restore what is removed.
-func Run(ctx context.Context, cfg *config.Broker, dryRun bool, out io.Writer) error {
+func Run(ctx context.Context, cfg *config.Broker, o Options, out io.Writer) error {
 	rest, err := kube.Config(cfg.Kube, "cleanup")
 	if err != nil {
 		return err
@@ -57,7 +67,7 @@ func Run(ctx context.Context, cfg *config.Broker, dryRun bool, out io.Writer) er
 	if err != nil {
 		return fmt.Errorf("client for the apiserver: %w", err)
 	}
-	c := &cleaner{ctx: ctx, dryRun: dryRun, out: out}
+	c := &cleaner{ctx: ctx, dryRun: o.DryRun, out: out}
 	c.services(client, cfg.MirrorNamespace)
 	c.front(client, cmp.Or(os.Getenv("POD_NAMESPACE"), cfg.MirrorNamespace))
 	c.endpoints(quiet, cfg.MirrorNamespace)
@@ -72,9 +82,11 @@ func Run(ctx context.Context, cfg *config.Broker, dryRun bool, out io.Writer) er
 	} else {
 		c.calico(calico)
 	}
-	c.nodes(client, cfg.Remotes)
+	if !o.LeaveAnnotations {
+		c.nodes(client, append(c.remoteClusters(rest), cfg.Names()...))
+	}
 	verb := "removed"
-	if dryRun {
+	if o.DryRun {
 		verb = "to remove"
 	}
 	c.printf("%d %s", c.done, verb)
@@ -277,7 +289,29 @@ func removeOwned[T kube.CalicoObject](c *cleaner, kind kinds.Kind, in func(names
 	}
 }
 
-func (c *cleaner) nodes(client kubernetes.Interface, remotes []config.Remote) {
+// remoteClusters returns the names of the RemoteClusters.
+func (c *cleaner) remoteClusters(cfg *rest.Config) (names []string) {
+	client, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		c.fail("RemoteClusters", err)
+		return nil
+	}
+	list, err := client.Resource(v1alpha1.RemoteClusters).List(c.ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil // the type is not served
+	}
+	if err != nil {
+		c.fail("listing RemoteClusters", err)
+		return nil
+	}
+	for _, o := range list.Items {
+		names = append(names, o.GetName())
+	}
+	return names
+}
+
+// nodes removes annotations for tunnels to these remotes. Those for other clusters may be semaphore-wireguard's.
+func (c *cleaner) nodes(client kubernetes.Interface, remotes []string) {
 	nodes, err := client.CoreV1().Nodes().List(c.ctx, metav1.ListOptions{})
 	if err != nil {
 		c.fail("listing nodes", err)
@@ -305,11 +339,10 @@ func (c *cleaner) nodes(client kubernetes.Interface, remotes []config.Remote) {
 }
 
 // annotationsOf returns the keys of a node's annotations for tunnels to remotes, sorted.
-func annotationsOf(n *corev1.Node, remotes []config.Remote) []string {
+func annotationsOf(n *corev1.Node, remotes []string) []string {
 	var keys []string
 	for key := range n.Annotations {
-		cluster, ok := naming.WireGuardAnnotationCluster(key)
-		if ok && slices.ContainsFunc(remotes, func(r config.Remote) bool { return r.Name == cluster }) {
+		if cluster, ok := naming.WireGuardAnnotationCluster(key); ok && slices.Contains(remotes, cluster) {
 			keys = append(keys, key)
 		}
 	}

@@ -31,7 +31,7 @@ func main() {
 }
 
 func cleanup() *cobra.Command {
-	var dryRun bool
+	var o uninstall.Options
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove from the cluster all that the broker wrote (stop broker and agents first)",
@@ -41,9 +41,11 @@ func cleanup() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return uninstall.Run(cmd.Context(), cfg, dryRun, cmd.OutOrStdout())
+			return uninstall.Run(cmd.Context(), cfg, o, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what would be removed")
+	cmd.Flags().BoolVar(&o.DryRun, "dry-run", false, "only report what would be removed")
+	cmd.Flags().BoolVar(&o.LeaveAnnotations, "leave-annotations", false,
+		"leave the annotations of nodes for tunnels to semaphore-wireguard, which uses the same")
 	return cmd
 }

@@ -294,7 +294,7 @@ func (r *removal) run(ctx context.Context, w io.Writer) error {
 	if err := r.clean(ctx, cleanup); err != nil {
 		return err
 	}
-	// The cleanup knows only the remotes of a file.
+	// The cleanup leaves those for clusters that have no RemoteCluster any more.
 	for node, keys := range r.nodes {
 		if err := r.unannotate(ctx, node, keys); err != nil {
 			return err
