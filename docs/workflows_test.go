@@ -10,7 +10,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestWorkflows: what GitHub runs is pinned, has least rights, and names targets of the Makefile that exist.
+// TestWorkflows: what GitHub runs is pinned by commit, has least rights, fails where a command of a pipe fails, has no
+// expression in its scripts, and names targets of the Makefile that exist.
 func TestWorkflows(t *testing.T) {
 	makefile, err := os.ReadFile("../Makefile")
 	if err != nil {
@@ -20,7 +21,7 @@ func TestWorkflows(t *testing.T) {
 	if err != nil || len(files) < 2 {
 		t.Fatalf("%d workflows, %v", len(files), err)
 	}
-	pinned := regexp.MustCompile(`@(v[0-9]+(\.[0-9]+){0,2}|[0-9a-f]{40})$`)
+	pinned := regexp.MustCompile(`@[0-9a-f]{40}$`)
 	target := regexp.MustCompile(`\bmake ([a-z][a-z0-9-]*)`)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -29,9 +30,13 @@ func TestWorkflows(t *testing.T) {
 		}
 		var workflow struct {
 			Permissions map[string]string
+			Defaults    struct{ Run struct{ Shell string } }
 			Jobs        map[string]struct {
 				TimeoutMinutes int `json:"timeout-minutes"`
-				Steps          []struct{ Uses, Run string }
+				Steps          []struct {
+					Uses, Run string
+					With      map[string]any
+				}
 			}
 		}
 		if err := yaml.Unmarshal(text, &workflow); err != nil {
@@ -41,6 +46,10 @@ func TestWorkflows(t *testing.T) {
 		if len(workflow.Permissions) != 1 || workflow.Permissions["contents"] != "read" {
 			t.Errorf("%s: permissions %v of all jobs, want to read contents alone", file, workflow.Permissions)
 		}
+		// Without it GitHub runs bash without pipefail.
+		if workflow.Defaults.Run.Shell != "bash" {
+			t.Errorf("%s: the shell of steps is %q, want bash", file, workflow.Defaults.Run.Shell)
+		}
 		for name, job := range workflow.Jobs {
 			if job.TimeoutMinutes == 0 {
 				t.Errorf("%s: job %s has no end", file, name)
@@ -48,6 +57,12 @@ func TestWorkflows(t *testing.T) {
 			for _, step := range job.Steps {
 				if step.Uses != "" && !pinned.MatchString(step.Uses) {
 					t.Errorf("%s: %s is not pinned", file, step.Uses)
+				}
+				if strings.HasPrefix(step.Uses, "actions/checkout@") && step.With["persist-credentials"] != false {
+					t.Errorf("%s: job %s leaves the token in the checkout", file, name)
+				}
+				if strings.Contains(step.Run, "${{") { // its value would be part of the script
+					t.Errorf("%s: job %s has an expression in a script: %s", file, name, step.Run)
 				}
 				for _, found := range target.FindAllStringSubmatch(step.Run, -1) {
 					if !strings.Contains(string(makefile), "\n"+found[1]+":") {
