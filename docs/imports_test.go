@@ -329,6 +329,32 @@ func within(pkg string, of []string) bool {
 	return slices.ContainsFunc(of, func(one string) bool { return pkg == one || strings.HasPrefix(pkg, one+"/") })
 }
 
+// TestGoInstall: no document names "go install PATH@VERSION" of this module while go.mod replaces or excludes modules,
+// which that command refuses.
+func TestGoInstall(t *testing.T) {
+	text, err := os.ReadFile("../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := regexp.MustCompile(`(?m)^(replace|exclude)\b.*`).Find(text)
+	if refused == nil {
+		return
+	}
+	files, err := filepath.Glob("*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range append(files, "../README.md") {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), "go install "+module) {
+			t.Errorf("%s: go install refuses this module, as go.mod has %q", file, refused)
+		}
+	}
+}
+
 // TestSemaphorectlIsSmall: what people download to a laptop has no more in it than it needs. Kubernetes' clientset
 // brings every type of every API along, which was half of the program.
 func TestSemaphorectlIsSmall(t *testing.T) {
