@@ -16,7 +16,6 @@ import (
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/kube"
-	"github.com/kube-semaphore/semaphore/internal/kube/leader"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/remotes"
 	"github.com/kube-semaphore/semaphore/internal/remotes/follow"
@@ -46,13 +45,9 @@ func newFollowing(ctx context.Context, p *process) (*following, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client for RemoteClusters: %w", err)
 	}
-	namespace, err := leader.Namespace(p.cfg.LeaderElection.Namespace)
-	if err != nil {
+	f := &following{process: p, status: follow.NewStatusWriter(client, "semaphore-broker", p.log)}
+	if f.store, err = p.kept(); err != nil {
 		return nil, err
-	}
-	f := &following{
-		process: p, store: follow.NewStore(p.client, namespace, keptIn, p.log),
-		status: follow.NewStatusWriter(client, "semaphore-broker", p.log),
 	}
 	if f.before, err = f.store.Load(ctx); err != nil {
 		return nil, err

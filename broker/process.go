@@ -101,7 +101,7 @@ func newProcess(ctx context.Context, cfg *config.Broker, source *identity.Source
 	if p.unlimited, err = unlimited(p.rest); err != nil {
 		return nil, err
 	}
-	if err := p.refuseBoth(ctx); err != nil {
+	if err := p.refuse(ctx); err != nil {
 		return nil, err
 	}
 	p.built = newBuilt(p.registry)
@@ -147,16 +147,30 @@ func newBuilt(reg prometheus.Registerer) prometheus.Counter {
 	return built
 }
 
-// refuseBoth refuses remotes in the file beside RemoteClusters: it would be a guess which of them count.
-func (p *process) refuseBoth(ctx context.Context) error {
-	if p.cfg.Follows {
-		return nil
-	}
+// refuse refuses remotes in the file beside RemoteClusters, as it would be a guess which of them count, and a
+// configuration that takes RemoteClusters out of effect.
+func (p *process) refuse(ctx context.Context) error {
 	client, err := dynamic.NewForConfig(p.rest)
 	if err != nil {
 		return fmt.Errorf("client for RemoteClusters: %w", err)
 	}
-	return follow.RefuseBoth(ctx, client, "remotes")
+	if !p.cfg.Follows {
+		return follow.RefuseBoth(ctx, client, "remotes")
+	}
+	store, err := p.kept()
+	if err != nil {
+		return err
+	}
+	return follow.RefuseLosses(ctx, client, store, p.cfg)
+}
+
+// kept returns the store of the RemoteClusters in effect.
+func (p *process) kept() (*follow.Store, error) {
+	namespace, err := leader.Namespace(p.cfg.LeaderElection.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	return follow.NewStore(p.client, namespace, keptIn, p.log), nil
 }
 
 // newFront returns the front that routes calls to this replica while it leads.

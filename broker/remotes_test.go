@@ -3,12 +3,15 @@ package broker
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +22,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
+	"github.com/kube-semaphore/semaphore/broker/uninstall"
+	"github.com/kube-semaphore/semaphore/internal/config"
+	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -352,6 +358,73 @@ slice of c3-shop-73736d-echo: 10.3.1.5`))
 	sendAll(e2, "e1", nodeObject("n1", 1, "10.2.1.0/24"), serviceObject("shop", "echo", 80),
 		sliceObject("shop", "echo-1", "echo", "10.2.1.5"), memberObject("shop", "p1", "u1", "web", "10.2.1.5"))
 	r.becomes("wider subnets", sorted(ofC2+"\npool semaphore-c2-10-22-0-0-16: 10.22.0.0/16 disabled true"))
+}
+
+// TestEncryptionLater: a broker with a configuration that takes a RemoteCluster out of effect does not start, and
+// changes nothing: encryption needs nodeSubnets, which the object lacks. With them it starts.
+func TestEncryptionLater(t *testing.T) {
+	r := worldOfObjects(t)
+	clear := *r.cfg
+	clear.Features = config.Features{config.Services, config.Policy}
+	stop := r.start(&clear)
+	r.create("c2", "{podSubnets: [10.2.0.0/16]}")
+	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
+	e2 := r.exporter("c2")
+	sendAll(e2, "e1", serviceObject("shop", "echo", 80), sliceObject("shop", "echo-1", "echo", "10.2.1.5"))
+	const ofC2 = `
+pool semaphore-c2-10-2-0-0-16: 10.2.0.0/16 disabled true
+service c2-shop-73736d-echo: 80
+slice of c2-shop-73736d-echo: 10.2.1.5`
+	r.becomes("before encryption", ofC2)
+	stop()
+	before := r.written()
+
+	_, done := r.launch(r.cfg)
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "RemoteCluster c2: with this configuration it is no "+
+		"longer in effect: spec.nodeSubnets: none: name the subnets") {
+		t.Errorf("the broker ends with %v", err)
+	}
+	done <- nil
+	if after := r.written(); !reflect.DeepEqual(before, after) {
+		t.Errorf("before\n%v\nafter\n%v", before, after)
+	}
+
+	r.patch("c2", `{"nodeSubnets": ["172.16.0.0/12"]}`)
+	r.start(r.cfg)
+	r.shows("c2", "Accepted, not Connected (NeverConnected), Healthy, port 7775")
+	r.becomes("with encryption", ofC2)
+}
+
+// TestCleanupOfRemoteClusters: the cleanup removes the nodes' annotations of RemoteClusters, and no others.
+func TestCleanupOfRemoteClusters(t *testing.T) {
+	r := worldOfObjects(t)
+	r.create("c2", "{podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]}")
+	nodes := r.admin.CoreV1().Nodes()
+	of := func(cluster string) string { return naming.PubKeyAnnotation(cluster) }
+	if _, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n9",
+		Annotations: map[string]string{of("c2"): "k", naming.EndpointAnnotation("c2"): "192.0.2.1:7775", of("c9"): "k"}}},
+		metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range []struct {
+		options uninstall.Options
+		want    []string
+	}{
+		{uninstall.Options{LeaveAnnotations: true}, []string{of("c2"), naming.EndpointAnnotation("c2"), of("c9")}},
+		{uninstall.Options{}, []string{of("c9")}},
+	} {
+		if err := uninstall.Run(t.Context(), r.cfg, one.options, t.Output()); err != nil {
+			t.Fatal(err)
+		}
+		n, err := nodes.Get(t.Context(), "n9", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(one.want)
+		if got := slices.Sorted(maps.Keys(n.Annotations)); !slices.Equal(got, one.want) {
+			t.Errorf("%+v: annotations %v, want %v", one.options, got, one.want)
+		}
+	}
 }
 
 // Remotes in the file together with RemoteClusters are refused with a remedy.

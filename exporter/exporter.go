@@ -66,14 +66,8 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 	if err != nil {
 		return fmt.Errorf("client for the apiserver: %w", err)
 	}
-	if !cfg.Follows {
-		objects, err := dynamic.NewForConfig(restConfig)
-		if err != nil {
-			return fmt.Errorf("client for RemoteClusters: %w", err)
-		}
-		if err := follow.RefuseBoth(ctx, objects, "brokers"); err != nil {
-			return err
-		}
+	if err := refuse(ctx, cfg, restConfig, client); err != nil {
+		return err
 	}
 	rules, err := rulesOf(cfg)
 	if err != nil {
@@ -112,6 +106,23 @@ func Run(ctx context.Context, cfg *config.Exporter) error {
 	}
 	reg.MustRegister(e, debug.Findings(e.found))
 	return e.run(ctx, reg)
+}
+
+// refuse refuses brokers in the file beside RemoteClusters, and a configuration that takes RemoteClusters out of
+// effect.
+func refuse(ctx context.Context, cfg *config.Exporter, restConfig *rest.Config, client kubernetes.Interface) error {
+	objects, err := dynamic.NewForConfig(restConfig)
+	if err != nil {
+		return fmt.Errorf("client for RemoteClusters: %w", err)
+	}
+	if !cfg.Follows {
+		return follow.RefuseBoth(ctx, objects, "brokers")
+	}
+	store, err := kept(cfg, client)
+	if err != nil {
+		return err
+	}
+	return follow.RefuseLosses(ctx, objects, store, judges(cfg))
 }
 
 func rulesOf(cfg *config.Exporter) (catalog.Rules, error) {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
@@ -121,8 +122,12 @@ func newFollowing(ctx context.Context, p *publishing) (*following, error) {
 	if err != nil {
 		return nil, err
 	}
+	store, err := kept(e.cfg, e.kube)
+	if err != nil {
+		return nil, err
+	}
 	f := &following{
-		publishing: p, store: follow.NewStore(e.kube, namespace, keptIn, slog.Default()),
+		publishing: p, store: store,
 		bounds:  follow.NewBounds(e.kube, namespace, slog.Default()),
 		status:  follow.NewStatusWriter(client, "semaphore-exporter", slog.Default()),
 		brokers: map[string]config.ExporterBroker{},
@@ -169,10 +174,20 @@ func (f *following) run(ctx context.Context) error {
 	}
 }
 
-// own is the configuration against which objects are judged. The own cluster's subnets are in the broker's
+// kept returns the store of the RemoteClusters in effect.
+func kept(cfg *config.Exporter, client kubernetes.Interface) (*follow.Store, error) {
+	namespace, err := leader.Namespace(cfg.LeaderElection.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	return follow.NewStore(client, namespace, keptIn, slog.Default()), nil
+}
+
+func (f *following) own() *config.Broker { return judges(f.publishing.exporter.cfg) }
+
+// judges returns the configuration against which objects are judged. The own cluster's subnets are in the broker's
 // configuration, which judges by them; the agents have them too.
-func (f *following) own() *config.Broker {
-	cfg := f.publishing.exporter.cfg
+func judges(cfg *config.Exporter) *config.Broker {
 	return &config.Broker{Cluster: cfg.Cluster, Features: cfg.Features, Encryption: config.Strict,
 		WireGuard: cfg.WireGuard, Follows: true}
 }

@@ -1,12 +1,15 @@
 package exporter
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -206,5 +209,30 @@ func TestFollowsRemoteClusters(t *testing.T) {
 	within(t, "c3 holds what there is", func() bool { return c3.holds() == "node n1, setmember shop/web" })
 	if link := e.status().GetLinks()[0]; !link.GetSince().AsTime().Equal(since) {
 		t.Errorf("the stream to c2 is another: %v", link)
+	}
+}
+
+// TestEncryptionLater: an exporter with a configuration that takes a RemoteCluster out of effect does not start:
+// encryption needs nodeSubnets, which the object lacks.
+func TestEncryptionLater(t *testing.T) {
+	bed := newRemotesBed(t)
+	c2, at2 := bed.broker("c2")
+	const more = "leaderElection: {enabled: false}"
+	e := startWith(t, bed.api, bed.files, "features: [services, policy]\n"+more, bed.bundles)
+	bed.create(bed.remote("c2", `{podSubnets: [10.2.0.0/16], broker: {address: "`+at2+`"}}`))
+	within(t, "c2 holds what is exported",
+		func() bool { return c2.holds() == "endpointslice shop/echo-1, service shop/echo, setmember shop/web" })
+	e.stop()
+
+	files := bed.files.Files("c1", "exporter")
+	cfg, err := config.Parse[config.Exporter]([]byte(fmt.Sprintf("cluster: c1\n%s\ntls: {certFile: %q, keyFile: %q, "+
+		"bundleDir: %q}\nkube: {kubeConfigPath: %q}\n", more, files.CertFile, files.KeyFile, bed.bundles,
+		kubetest.Kubeconfig(t, bed.api))))
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := Run(ctx, cfg); err == nil || !strings.Contains(err.Error(),
+		"RemoteCluster c2: with this configuration it is no longer in effect: spec.nodeSubnets: none: name the subnets") {
+		t.Errorf("the exporter ends with %v", err)
 	}
 }

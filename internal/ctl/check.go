@@ -44,6 +44,9 @@ type checker struct {
 	output                     *outputs
 	dns                        dnsFlags
 	in                         io.Reader
+	// broker and remotes are of the manifests: the configuration of the broker, and the RemoteClusters as JSON.
+	broker  *config.Broker
+	remotes []string
 }
 
 func checkCommand(access *fleet.Access) *cobra.Command {
@@ -59,7 +62,8 @@ Without a file it checks the exporters and brokers of the clusters of --context,
   semaphorectl check --context c1 --context c2
 
   -f          manifests, before they are applied: the configuration of the parts in the output of kubectl
-              kustomize or helm template (- is standard input): kubectl kustomize overlay/c1 | semaphorectl check -f -
+              kustomize or helm template (- is standard input), and RemoteClusters beside it:
+              kubectl kustomize overlay/c1 | semaphorectl check -f - -f overlay/c1/remotes/c2.yaml
   --config    all that the configuration file of an exporter, broker or agent names: certificate, roots of all
               clusters, brokers to be reached; with a broker's, whether the cluster's CoreDNS knows the names of
               remote services (--coredns), and whether its Calico leaves their pods alone. With

@@ -9,12 +9,15 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"time"
 
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/diagnose/check"
+	"github.com/kube-semaphore/semaphore/internal/remotes"
 )
 
 // configMaps are the names of those with a part's configuration; kustomize may add a hash, and an overlay a prefix.
@@ -44,6 +47,28 @@ func (c *checker) readManifests() ([]check.Config, error) {
 		return nil, errors.New("-f: there is no ConfigMap semaphore-exporter, semaphore-broker or semaphore-agent with " +
 			"config.yaml; for a configuration file itself use --config")
 	}
+	judged, err := c.judgeRemotes()
+	return append(all, judged...), err
+}
+
+// judgeRemotes judges the RemoteClusters among the manifests by the configuration of the broker among them.
+func (c *checker) judgeRemotes() ([]check.Config, error) {
+	if c.broker == nil || !c.broker.Follows {
+		return nil, nil
+	}
+	objects, names, _, err := remotes.Propose(nil, c.remotes, time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("-f: %w", err)
+	}
+	decision := remotes.Decide(c.broker, nil, objects, nil)
+	var all []check.Config
+	for _, name := range names {
+		one := check.Config{File: "RemoteCluster " + name, Of: "of a remote of " + c.broker.Cluster}
+		if v := decision.Verdicts[name]; !v.Accepted() {
+			one.Err = errors.New(v.Message)
+		}
+		all = append(all, one)
+	}
 	return all, nil
 }
 
@@ -65,6 +90,13 @@ func (c *checker) readObjects(in io.Reader, where string) ([]check.Config, error
 		}
 		if err := yaml.Unmarshal(document, &object); err != nil {
 			return nil, fmt.Errorf("object that begins with %q: %w", firstLine(document), err)
+		}
+		if object.Kind == v1alpha1.Kind {
+			text, err := yaml.YAMLToJSON(document)
+			if err != nil {
+				return nil, fmt.Errorf("RemoteCluster %s: %w", object.Metadata.Name, err)
+			}
+			c.remotes = append(c.remotes, string(text))
 		}
 		name := configMaps.FindStringSubmatch(object.Metadata.Name)
 		text, has := object.Data["config.yaml"]
@@ -95,7 +127,7 @@ func (c *checker) judgeText(part string, text []byte, where string) check.Config
 	case part == "broker":
 		var parsed *config.Broker
 		if parsed, out.Err = config.Parse[config.Broker](text); out.Err == nil {
-			cluster = parsed.Cluster
+			cluster, c.broker = parsed.Cluster, parsed
 		}
 	default:
 		var parsed *config.Agent

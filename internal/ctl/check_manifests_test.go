@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -65,6 +66,19 @@ CLUSTER
 	}
 	if _, err := checkIn(t, with, "-f", "-", "--cluster", "c3"); err == nil {
 		t.Error("the name of another cluster is taken")
+	}
+	// RemoteClusters are judged by the broker's configuration: encryption, which is a feature unless the file says
+	// otherwise, needs nodeSubnets.
+	const remote = "---\napiVersion: semaphore.uw.io/v1alpha1\nkind: RemoteCluster\nmetadata: {name: NAME}\nspec: {SPEC}\n"
+	objects := ""
+	for _, one := range [][2]string{{"c2", "podSubnets: [10.2.0.0/16], nodeSubnets: [172.16.0.0/12]"},
+		{"c3", "podSubnets: [10.3.0.0/16]"}, {"c4", "podSubnets: [10.1.8.0/24], nodeSubnets: [192.0.2.0/24]"}} {
+		objects += strings.NewReplacer("NAME", one[0], "SPEC", one[1]).Replace(remote)
+	}
+	out, err = checkIn(t, regexp.MustCompile(` +remotes: .*\n`).ReplaceAllString(with, "")+objects, "-f", "-")
+	golden(t, "check-remotes", out)
+	if err == nil || err.Error() != "2 errors, 0 warnings" {
+		t.Error(err)
 	}
 	// A configuration of the first original tool has seven unknown keys, one on each line.
 	file := filepath.Join(t.TempDir(), "broker.yaml")

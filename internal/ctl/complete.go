@@ -87,8 +87,8 @@ func commandContext(cmd *cobra.Command) context.Context {
 	return context.Background()
 }
 
-// remotes returns the clusters that the broker has links to, without its own.
-func remotes(s *semaphorev1.GetStatusResponse) (out []string) {
+// clustersLinked returns the clusters that the broker has links to, without its own.
+func clustersLinked(s *semaphorev1.GetStatusResponse) (out []string) {
 	for _, l := range s.GetLinks() {
 		if l.GetCluster() != s.GetCluster() {
 			out = append(out, l.GetCluster())

@@ -3,6 +3,7 @@ package ctl
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -64,5 +65,37 @@ func TestCompletion(t *testing.T) {
 		if got := strings.Join(names, " "); got != test.want {
 			t.Errorf("%s: %q, want %q", test.args, got, test.want)
 		}
+	}
+}
+
+// TestFormats: each verb that prints a table prints JSON and YAML too, each that prints text prints JSON, and the shell
+// offers the formats of each.
+func TestFormats(t *testing.T) {
+	seen := map[string]bool{}
+	for _, cmd := range all(Command()) {
+		f := cmd.Flags().Lookup("output")
+		if f == nil || cmd.Name() == "render" { // there it is a directory
+			continue
+		}
+		seen[f.DefValue] = true
+		verb := strings.TrimPrefix(cmd.CommandPath(), "semaphorectl ")
+		out, code, err := run(t, append([]string{"__complete"}, append(strings.Fields(verb), "-o", "")...)...)
+		if code != 0 {
+			t.Errorf("%s: %v", verb, err)
+		}
+		offered := strings.Fields(out)
+		want := map[string][]string{"table": {"table", "json", "yaml"}, "text": {"text", "json"}, "": {"json", "yaml"},
+			"svg": {"svg", "dot", "mermaid"}}[f.DefValue]
+		if want == nil {
+			t.Errorf("%s: unknown default %q", verb, f.DefValue)
+		}
+		for _, format := range want {
+			if !slices.Contains(offered, format) {
+				t.Errorf("%s: the shell offers %v, and not %s", verb, offered, format)
+			}
+		}
+	}
+	if !seen["table"] || !seen["text"] || !seen[""] {
+		t.Errorf("defaults %v", seen)
 	}
 }

@@ -98,7 +98,7 @@ ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain
 		}
 		t.Flags(sub)
 		if d.kind == "cluster" {
-			completeArg(sub, ofStatus(&t, remotes))
+			completeArg(sub, ofStatus(&t, clustersLinked))
 		}
 		f := sub.Flags()
 		f.DurationVar(&lasts, "for", 0, "end after this time, such as 2h (default: never)")

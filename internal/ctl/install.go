@@ -16,11 +16,13 @@ import (
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/semaphore/internal/ctl/fleet"
@@ -308,6 +310,9 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 					"%s is to be taken away: what it made in the cluster and on its nodes would stay", f)
 			}
 		}
+		if err := one.encryptable(ctx, refuse); err != nil {
+			return nil, nil, err
+		}
 	}
 	if slices.ContainsFunc(findings, func(f check.Finding) bool { return f.Level == check.Error }) {
 		return one, findings, nil
@@ -318,6 +323,31 @@ func (i *installer) decide(ctx context.Context, c *fleet.Cluster, facts *preflig
 
 // refusal records why a cluster is not written to.
 type refusal func(code finding.Code, subject, fix, evidence string, args ...any)
+
+// encryptable refuses to add encryption while a RemoteCluster has no nodeSubnets: exporter and broker would not start.
+func (i *installation) encryptable(ctx context.Context, refuse refusal) error {
+	if !i.values.Features.Has(config.Encryption) || i.before.Values.Features.Has(config.Encryption) {
+		return nil
+	}
+	list, err := i.client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("%s: RemoteClusters: %w", i.cluster.Context, err)
+	}
+	for _, o := range list.Items {
+		var r v1alpha1.RemoteCluster
+		if err := fromUnstructured(&o, &r); err != nil {
+			return fmt.Errorf("%s: RemoteCluster %s: %w", i.cluster.Context, o.GetName(), err)
+		}
+		if len(r.Spec.PodSubnets) > 0 && len(r.Spec.NodeSubnets) == 0 {
+			refuse(finding.NoNodeSubnets, "RemoteCluster "+r.Name,
+				fmt.Sprintf("name the subnets of its nodes: kubectl --context %s edit remotecluster %s", i.cluster.Context, r.Name),
+				"encryption is to be added, and spec.nodeSubnets is missing")
+		}
+	}
+	return nil
+}
 
 // occupied refuses a cluster in which another program installed semaphore, or in which the namespace belongs to others.
 func (i *installation) occupied(ctx context.Context, refuse refusal) error {

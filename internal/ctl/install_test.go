@@ -294,6 +294,38 @@ func TestInstall(t *testing.T) {
 	for _, e := range entries {
 		t.Errorf("%s was written on this machine", e.Name())
 	}
+	encryptionLater(t, cfg, ctl)
+}
+
+// encryptionLater: install adds encryption only when each RemoteCluster has what it needs.
+func encryptionLater(t *testing.T, cfg *rest.Config, ctl func(want int, args string) string) {
+	t.Helper()
+	ctl(0, "install --features services,policy")
+	remotes := dynamic.NewForConfigOrDie(cfg).Resource(v1alpha1.RemoteClusters)
+	_, err := remotes.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": v1alpha1.GroupVersion.String(), "kind": v1alpha1.Kind, "metadata": map[string]any{"name": "c2"},
+		"spec": map[string]any{"podSubnets": []any{"10.2.0.0/16"}}}}, metav1.CreateOptions{})
+	must(t, err)
+	golden(t, "install-no-node-subnets", ctl(2, "install --features encryption,services,policy"))
+	agents := func() bool {
+		t.Helper()
+		_, err := kubernetes.NewForConfigOrDie(cfg).AppsV1().DaemonSets("semaphore").Get(t.Context(), "semaphore-agent",
+			metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+		return err == nil
+	}
+	if agents() {
+		t.Error("it was refused, and agents were installed")
+	}
+	_, err = remotes.Patch(t.Context(), "c2", types.MergePatchType, []byte(`{"spec":{"nodeSubnets":["192.0.2.0/24"]}}`),
+		metav1.PatchOptions{})
+	must(t, err)
+	ctl(0, "install --features encryption,services,policy")
+	if !agents() {
+		t.Error("no agents were installed")
+	}
 }
 
 // awaitDefault waits until the controllers, and the apiserver itself, have created the objects of a new cluster.

@@ -60,7 +60,7 @@ Exit code 0 when all nodes received the order, 2 when some did not, 1 when no pa
 		"receive what this cluster publishes, or the agent asked is not attached: traffic then ends until it does")
 	f.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
 	completeFlag(cmd, "node", ofStatus(&t, nodes))
-	completeFlag(cmd, "remote", ofStatus(&t, remotes))
+	completeFlag(cmd, "remote", ofStatus(&t, clustersLinked))
 	cmd.MarkFlagsMutuallyExclusive("node", "all")
 	return cmd
 }

@@ -266,6 +266,8 @@ var (
 		"the feature policy is wanted where the CNI is not Calico")
 	FeatureRemoved = define(Installs, Error, "feature-removed",
 		"a feature is to be taken away, whose objects, devices and routes would stay")
+	NoNodeSubnets = define(Installs, Error, "no-node-subnets",
+		"encryption is to be added, and a RemoteCluster that is in effect has no nodeSubnets, which it needs")
 	NoAddress = define(Installs, Error, "no-address",
 		"other clusters have no address for the broker: its Service has neither a port on the nodes nor a load balancer")
 	NodesInside = define(Installs, Error, "nodes-inside",

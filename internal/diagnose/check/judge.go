@@ -74,6 +74,8 @@ func judgeConfig(c Config) []Finding {
 			Fix: "correct the key that it names; docs/configuration.md has them all"}
 		if strings.HasPrefix(err.Error(), `cluster: ""`) {
 			f.Fix = "name the cluster in the file, or by --cluster where an overlay adds it"
+		} else if strings.HasPrefix(err.Error(), "spec.") {
+			f.Fix = "correct the field that it names; docs/remotes.md has them all"
 		}
 		all = append(all, f)
 	}
