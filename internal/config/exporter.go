@@ -163,7 +163,9 @@ func (c *Exporter) complete(p *problems) {
 			"there are some, and no brokers of other clusters: each RemoteCluster has its own rules, in spec.export",
 		)
 	}
-	c.PodPrefixes = parsePrefixes(p, "podSubnets", c.PodSubnets)
+	if len(c.PodSubnets) > 0 {
+		c.PodPrefixes = parsePrefixes(p, "podSubnets", c.PodSubnets)
+	}
 	if c.Restores < 0 {
 		p.add("restores", "%d: use the number of times that the cluster's etcd was restored, 0 or more", c.Restores)
 	}

@@ -31,6 +31,8 @@ import (
 const (
 	// again is the wait after a failure.
 	again = 2 * time.Second
+	// unanswered is how long the first list may take, before what an earlier process stored is in effect without it.
+	unanswered = 10 * time.Second
 	// watchFor is the duration of one watch; a list follows it.
 	watchFor = 10 * time.Minute
 )
@@ -45,7 +47,10 @@ type Follower struct {
 
 	mu      sync.Mutex
 	tracker *remotes.Tracker
-	// known is set once the objects were listed, or an earlier process stored some.
+	// kept: an earlier process stored some.
+	kept bool
+	// known is set once the objects were listed, or could not be while an earlier process had stored some. What is stored
+	// alone may lack what the configuration has needed since.
 	known   bool
 	problem string
 	changed chan struct{}
@@ -53,15 +58,15 @@ type Follower struct {
 
 // New returns a follower that knows what an earlier process stored.
 func New(client dynamic.Interface, kept remotes.Objects, log *slog.Logger) *Follower {
-	return &Follower{client: client, log: log, tracker: remotes.NewTracker(kept), known: len(kept) > 0,
+	return &Follower{client: client, log: log, tracker: remotes.NewTracker(kept), kept: len(kept) > 0,
 		changed: make(chan struct{}, 1)}
 }
 
 // Changed has a value when Objects may have changed.
 func (f *Follower) Changed() <-chan struct{} { return f.changed }
 
-// Objects returns the RemoteClusters; known is false while neither the apiserver has listed them nor an earlier process
-// has stored any: then they may exist.
+// Objects returns the RemoteClusters. known is false until the apiserver has listed them, or has failed to while an
+// earlier process had stored some, which are in effect then.
 func (f *Follower) Objects() (objects remotes.Objects, known bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -83,6 +88,7 @@ func (f *Follower) Problems() (lines []string) {
 
 // Run watches until ctx ends.
 func (f *Follower) Run(ctx context.Context) error {
+	defer time.AfterFunc(unanswered, f.takeKept).Stop()
 	for {
 		err := f.follow(ctx)
 		if ctx.Err() != nil {
@@ -92,6 +98,7 @@ func (f *Follower) Run(ctx context.Context) error {
 			continue // the watch ended normally
 		}
 		f.note(err.Error())
+		f.takeKept()
 		if err := kube.Sleep(ctx, again); err != nil {
 			return err
 		}
@@ -175,11 +182,26 @@ func object(u *unstructured.Unstructured, definition types.UID) (remotes.Object,
 	return remotes.Of(&r, definition), nil
 }
 
+// takeKept makes what an earlier process stored known, if the apiserver has not listed the objects yet.
+func (f *Follower) takeKept() {
+	f.mu.Lock()
+	changes := f.kept && !f.known
+	f.known = f.known || f.kept
+	f.mu.Unlock()
+	if changes {
+		f.signal()
+	}
+}
+
 func (f *Follower) apply(change func(*remotes.Tracker)) {
 	f.mu.Lock()
 	change(f.tracker)
 	f.known = true
 	f.mu.Unlock()
+	f.signal()
+}
+
+func (f *Follower) signal() {
 	select {
 	case f.changed <- struct{}{}:
 	default:
