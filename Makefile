@@ -147,12 +147,14 @@ PLANT ?=
 mutations: ## plant the faults of internal/mutation one by one, to see that a test fails for each: PLANT=prefix (five minutes)
 	go run ./internal/mutation $(PLANT)
 
-# Modules of their own, so that nothing else needs Helm and Prometheus: the first build takes minutes, a run seconds.
+# Modules of their own, so that nothing else needs Helm, Prometheus or Calico's module: the first build takes minutes,
+# a run seconds.
 .PHONY: test-tools
-test-tools: ## the Helm chart beside kustomize, and the alerts on recorded series
-	@echo "== chart and alerts"
+test-tools: ## the Helm chart beside kustomize, the alerts on recorded series, and selectors beside Calico's parser
+	@echo "== chart, alerts and selectors"
 	cd tools/helm && go test ./...
 	cd tools/rules && go test ./...
+	cd tools/selector && go test ./...
 
 # make sim SEEDS=200000 FROM=1; what a seed finds is shown again by SEED=n go test ./sim -run TestSeed$$ -v
 SEEDS ?= 20000

@@ -3,12 +3,11 @@
 //
 // It is pure: inputs are what the broker reports of the remote pod and what the apiserver has; the output is a verdict
 // with its reasons. It follows Calico's rules as Felix does (tiers, order, selectors of rules as policies of one
-// namespace or of all have them; https://docs.tigera.io/calico/latest/reference/resources/networkpolicy), by Calico's
-// own selector library. It judges the policies of one cluster: the ingress of its pod, or the egress of its pod to a
-// remote one. The remote cluster alone knows its own policies. It names what it cannot judge from these inputs, and
-// never guesses.
+// namespace or of all have them; https://docs.tigera.io/calico/latest/reference/resources/networkpolicy). It judges the
+// policies of one cluster: the ingress of its pod, or the egress of its pod to a remote one. The remote cluster alone
+// knows its own policies. It names what it cannot judge from these inputs, and never guesses.
 //
-// It imports internal/naming, and no other package of semaphore.
+// It imports internal/diagnose/selector and internal/naming, and no other package of semaphore.
 package explain
 
 import (

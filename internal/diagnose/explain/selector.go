@@ -7,9 +7,9 @@ import (
 	"strings"
 
 	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
-	"github.com/projectcalico/calico/libcalico-go/lib/selector"
-	"github.com/projectcalico/calico/libcalico-go/lib/selector/parser"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/kube-semaphore/semaphore/internal/diagnose/selector"
 )
 
 // Calico's prefixes for the labels that pods and sets have from their namespace and ServiceAccount.
@@ -23,7 +23,7 @@ type expression struct{ all []selector.Selector }
 
 func (x expression) matches(labels map[string]string) bool {
 	for _, s := range x.all {
-		if !s.Evaluate(labels) {
+		if !s(labels) {
 			return false
 		}
 	}
@@ -32,28 +32,22 @@ func (x expression) matches(labels map[string]string) bool {
 
 func (x expression) empty() bool { return len(x.all) == 0 }
 
-// and adds a selector, whose labels get a prefix. all() and global() in a selector of namespaces mean objects in some
+// scopes are what a selector of each prefix means. all() and global() in a selector of namespaces mean objects in some
 // namespace, and in none.
+var scopes = map[string]selector.Scope{
+	namespacePrefix: {Prefix: namespacePrefix, All: selector.Has(calicov3.LabelNamespace),
+		Global: selector.Not(selector.Has(calicov3.LabelNamespace))},
+	serviceAccountPrefix: {Prefix: serviceAccountPrefix, All: selector.Has(calicov3.LabelServiceAccount)},
+}
+
+// and adds a selector, whose labels get a prefix.
 func (x *expression) and(text, prefix string) error {
 	if strings.TrimSpace(text) == "" {
 		return nil
 	}
-	parsed, err := parser.Parse(text)
+	s, err := selector.Parse(text, scopes[prefix])
 	if err != nil {
-		return fmt.Errorf("selector %q: %w", text, err)
-	}
-	parsed.AcceptVisitor(parser.PrefixVisitor{Prefix: prefix})
-	full := parsed.String()
-	switch prefix {
-	case namespacePrefix:
-		full = strings.ReplaceAll(full, "all()", "has("+calicov3.LabelNamespace+")")
-		full = strings.ReplaceAll(full, "global()", "!has("+calicov3.LabelNamespace+")")
-	case serviceAccountPrefix:
-		full = strings.ReplaceAll(full, "all()", "has("+calicov3.LabelServiceAccount+")")
-	}
-	s, err := selector.Parse(full)
-	if err != nil {
-		return fmt.Errorf("selector %q: %w", text, err)
+		return fmt.Errorf("selector %.200q: %w", text, err)
 	}
 	x.all = append(x.all, s)
 	return nil
@@ -83,17 +77,14 @@ func entity(r *calicov3.EntityRule, namespace string) (expression, error) {
 			return x, err
 		}
 		if names := r.ServiceAccounts.Names; len(names) > 0 {
-			if err := x.and(fmt.Sprintf("%s in { '%s' }", calicov3.LabelServiceAccount, strings.Join(names, "', '")),
-				""); err != nil {
-				return x, err
-			}
+			x.all = append(x.all, selector.In(calicov3.LabelServiceAccount, names...))
 		}
 	}
 	switch {
 	case r.NamespaceSelector != "":
 		return x, x.and(r.NamespaceSelector, namespacePrefix)
 	case namespace != "" && (!x.empty() || r.NotSelector != ""):
-		return x, x.and(fmt.Sprintf("%s == '%s'", calicov3.LabelNamespace, namespace), "")
+		x.all = append(x.all, selector.In(calicov3.LabelNamespace, namespace))
 	}
 	return x, nil
 }
