@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -22,8 +23,26 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Version is set when a release is built: -ldflags "-X …/internal/program.Version=v1.2.3".
-var Version = "development"
+// Version is set when a release is built: -ldflags "-X …/internal/program.Version=v1.2.3". What go install PATH@VERSION
+// builds has that version.
+var Version = unknown
+
+const unknown = "development"
+
+func init() {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		Version = versionOf(Version, info.Main)
+	}
+}
+
+// versionOf returns the version of a program that was linked with one, or with none, from a module. Only a module that
+// was downloaded has a checksum; a checkout has the version of its commit, for which there is no image.
+func versionOf(linked string, from debug.Module) string {
+	if linked == unknown && from.Sum != "" {
+		return from.Version
+	}
+	return linked
+}
 
 // Part has the values in which the programs with a configuration file differ.
 type Part[C any] struct {

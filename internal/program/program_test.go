@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -253,5 +254,22 @@ func TestSignals(t *testing.T) {
 				t.Errorf("standard error lacks %q:\n%s", test.stderr, stderr)
 			}
 		})
+	}
+}
+
+func TestVersionOf(t *testing.T) {
+	for _, c := range []struct {
+		linked string
+		from   debug.Module
+		want   string
+	}{
+		{unknown, debug.Module{Version: "v1.2.3", Sum: "h1:x="}, "v1.2.3"},
+		{unknown, debug.Module{Version: "v1.2.4-0.20261126080000-0123456789ab+dirty"}, unknown},
+		{unknown, debug.Module{Version: "(devel)"}, unknown},
+		{"v1.2.4", debug.Module{Version: "v1.2.3", Sum: "h1:x="}, "v1.2.4"},
+	} {
+		if got := versionOf(c.linked, c.from); got != c.want {
+			t.Errorf("linked with %s, from %v: %s, want %s", c.linked, c.from, got, c.want)
+		}
 	}
 }
