@@ -24,11 +24,17 @@ import (
 
 // locate reports the state of an object of any remote in this broker: accepted, desired, and written or programmed. It
 // decides nothing: it reads earlier decisions, and the apiserver.
-func (p *process) locate(ctx context.Context, of *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error) {
+func (p *process) locate(ctx context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
 	if err := p.leads(); err != nil {
 		return nil, err
 	}
-	l := locating{process: p, b: p.current.Load(), of: replica.KeyOf(of)}
+	l := locating{process: p, b: p.current.Load(), of: replica.KeyOf(req.GetObject())}
+	if cluster := req.GetCluster(); cluster != "" {
+		for _, key := range p.federation.Accepted(cluster, l.of) {
+			l.Add(debug.Place{Hop: debug.HopAccept, Object: key.String(), Cluster: cluster, State: debug.PlaceDone})
+		}
+		return &l.LocateResponse, nil
+	}
 	found := p.federation.Locate(l.of)
 	for _, f := range found {
 		l.accepted(f)

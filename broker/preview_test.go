@@ -95,6 +95,28 @@ delete service semaphore/c2-shop-73736d-echo: `,
 		&semaphorev1.PreviewExports{Cluster: "c2"})
 	r.becomes("nothing changed", ofC2)
 
+	// It lists what it has accepted of a cluster, for the shell's completion.
+	for _, test := range []struct{ cluster, namespace, name, want string }{
+		{"c2", "", "", "service shop/echo"},
+		{"c2", "shop", "ec", "service shop/echo"},
+		{"c2", "shop", "echo-", ""},
+		{"c2", "sho", "", ""},
+		{"c3", "", "", ""},
+	} {
+		answer, err := client.Locate(t.Context(), &semaphorev1.LocateRequest{Cluster: test.cluster,
+			Object: serviceObject(test.namespace, test.name).GetKey()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, p := range answer.GetPlaces() {
+			got += p.GetObject()
+		}
+		if got != test.want {
+			t.Errorf("accepted of %s like %s/%s: %q, want %q", test.cluster, test.namespace, test.name, got, test.want)
+		}
+	}
+
 	// While many ask it, it applies a change as before, and some are refused.
 	refused := r.flooded(t, func() {
 		e2.send(changesFrom(101, serviceObject("shop", "echo", 81)))

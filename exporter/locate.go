@@ -19,11 +19,11 @@ import (
 
 // locate says where an object is in this exporter: read, exported, and acknowledged by each broker. It decides nothing:
 // it reads what was decided.
-func (e *exporter) locate(_ context.Context, of *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error) {
+func (e *exporter) locate(_ context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
 	if err := e.elector.Standby(); err != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "%v: ask the exporter that leads", err)
 	}
-	out := &debug.Places{}
+	of, out := req.GetObject(), &debug.Places{}
 	if there := e.locateSource(of, out); !there && e.watcher.Synced() != nil {
 		return &out.LocateResponse, nil // not read yet: nothing can be said
 	}

@@ -121,8 +121,8 @@ func (n *Node) LookUp(ctx context.Context, req *semaphorev1.LookUpPathRequest) (
 
 // Locate says how a remote node is programmed on this node: desired, and a peer in the kernel. Other kinds of objects
 // have nothing on a node.
-func (n *Node) Locate(_ context.Context, of *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error) {
-	out := &debug.Places{}
+func (n *Node) Locate(_ context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
+	of, out := req.GetObject(), &debug.Places{}
 	if of.GetKind() != semaphorev1.Kind_KIND_NODE {
 		return &out.LocateResponse, nil
 	}

@@ -3,6 +3,7 @@ package federation
 import (
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kube-semaphore/semaphore/broker/replica"
@@ -31,5 +32,23 @@ func (s *Server) Locate(key replica.Key) (found []Located) {
 			Complete: l.replica.Complete(key.Kind), Heard: l.replica.LastHeard(key.Kind)})
 		l.mu.Unlock()
 	}
+	return found
+}
+
+// Accepted returns the objects of a cluster that were accepted, sorted: of a kind, of a namespace unless that is empty,
+// and with names that begin like that name.
+func (s *Server) Accepted(cluster string, like replica.Key) (found []replica.Key) {
+	l, ok := s.all()[cluster]
+	if !ok {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for key := range l.replica.All(like.Kind) {
+		if (like.Namespace == "" || key.Namespace == like.Namespace) && strings.HasPrefix(key.Name, like.Name) {
+			found = append(found, key)
+		}
+	}
+	slices.SortFunc(found, replica.Key.Compare)
 	return found
 }

@@ -1,11 +1,14 @@
 package ctl
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -21,7 +24,31 @@ func TestCompletion(t *testing.T) {
 	must(t, os.WriteFile(kubeconfig,
 		[]byte("apiVersion: v1\nkind: Config\ncontexts:\n- {name: c2, context: {}}\n- {name: c1, context: {}}\n"), 0o600))
 	broker := debug.NewRecorder("broker", "c1", "")
-	socket := serve(t, broker, func() *semaphorev1.GetStatusResponse {
+	locate := func(_ context.Context, req *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
+		of, out := req.GetObject(), &semaphorev1.LocateResponse{}
+		for _, place := range []*semaphorev1.Place{
+			{Cluster: "c2", Object: "node n1"}, {Cluster: "c2", Object: "node n2"}, {Cluster: "c3", Object: "node n3"},
+			{Cluster: "c2", Object: "service shop/echo"}, {Cluster: "c3", Object: "service shop/echo"},
+			{Cluster: "c3", Object: "service shop/pay"}, {Cluster: "c3", Object: "service other/echo"},
+			// No broker accepts such names; one that was taken over may send them.
+			{Cluster: "c2", Object: "node n1$(reboot)"}, {Cluster: "c2", Object: "node n1;reboot"},
+			{Cluster: "c2", Object: "node n1\x1b[2J"}, {Cluster: "c2", Object: "node n1\u202e"},
+			{Cluster: "c2", Object: "node n1\treboot"}, {Cluster: "c2", Object: "node n1\nreboot"}, {Cluster: "c2"},
+		} {
+			kind, name, _ := strings.Cut(place.Object, " ")
+			like := of.GetName()
+			if of.GetNamespace() != "" {
+				like = of.GetNamespace() + "/" + like
+			}
+			if wanted, _ := semaphorev1.KindOf(kind); wanted == of.GetKind() && place.Cluster == req.GetCluster() &&
+				strings.HasPrefix(name, like) {
+				place.Hop, place.State = debug.HopAccept, debug.PlaceDone
+				out.Places = append(out.Places, place)
+			}
+		}
+		return out, nil
+	}
+	socket := serveAnswers(t, broker, func() *semaphorev1.GetStatusResponse {
 		s := well()
 		s.Links = append(s.Links, &semaphorev1.LinkStatus{Cluster: "c1"},
 			&semaphorev1.LinkStatus{Cluster: "c3",
@@ -32,7 +59,7 @@ func TestCompletion(t *testing.T) {
 				Since: timestamppb.New(time.Now())},
 		}
 		return s
-	})
+	}, debug.Answers{Locate: locate})
 	withSets := brokerWith(t, func(*semaphorev1.ListSetsRequest) ([]*semaphorev1.PolicySet, error) {
 		return []*semaphorev1.PolicySet{webSet()}, nil
 	})
@@ -42,6 +69,15 @@ func TestCompletion(t *testing.T) {
 		{"status -o ", "table wide json yaml"},
 		{"status --part ", "exporter broker"},
 		{"drain cluster --socket " + socket + " ", "c2 c3"},
+		{"drain node --socket " + socket + " ", "c1/ c2/ c3/"},
+		{"drain node --socket " + socket + " c1/", "c1/n1"},
+		{"drain node --socket " + socket + " c2/n", "c2/n1 c2/n2"},
+		{"drain node --socket " + socket + " c2/n2", "c2/n2"},
+		{"drain node --socket " + socket + " c2/n2 ", ""},
+		{"drain service --socket " + socket + " ", "c2: c3: other/echo shop/echo shop/pay"},
+		{"drain service --socket " + socket + " shop/e", "shop/echo"},
+		{"drain service --socket " + socket + " c3:", "c3:other/echo c3:shop/echo c3:shop/pay"},
+		{"drain service --socket " + socket + " c3:shop/", "c3:shop/echo c3:shop/pay"},
 		{"undrain cluster --socket " + socket + " ", "c4"},
 		{"undrain service --socket " + socket + " ", "c2:shop/echo"},
 		{"brake release --socket " + socket + " ", "c3"},
@@ -97,5 +133,39 @@ func TestFormats(t *testing.T) {
 	}
 	if !seen["table"] || !seen["text"] || !seen[""] {
 		t.Errorf("defaults %v", seen)
+	}
+}
+
+// TestCompletionIsInTime: a completion takes 2 s at most, even if something answers neither the request nor its end.
+func TestCompletionIsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		silent := make(chan struct{})
+		if found := inTime(t.Context(), func(context.Context, string) []string {
+			<-silent
+			return []string{"c2"}
+		}, ""); len(found) > 0 || time.Since(began) > 2*time.Second {
+			t.Errorf("%v after %s", found, time.Since(began))
+		}
+		close(silent)
+	})
+}
+
+// TestArgumentsAreCompleted: the shell completes the argument of each verb that has one, but for IPs and files.
+func TestArgumentsAreCompleted(t *testing.T) {
+	argument := regexp.MustCompile(`^[a-z-]+ \[?[A-Z]`)
+	found := 0
+	for _, cmd := range all(Command()) {
+		verb := strings.TrimPrefix(cmd.CommandPath(), "semaphorectl ")
+		if !cmd.Runnable() || cmd.Hidden || !argument.MatchString(cmd.Use) ||
+			slices.Contains([]string{"who", "migrate"}, verb) {
+			continue
+		}
+		if found++; cmd.ValidArgsFunction == nil {
+			t.Errorf("%s: nothing completes its argument", cmd.UseLine())
+		}
+	}
+	if found < 13 {
+		t.Errorf("only %d verbs have an argument", found)
 	}
 }

@@ -65,10 +65,17 @@ func run(t *testing.T, args ...string) (stdout string, code int, err error) {
 // serve starts a part on a socket.
 func serve(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStatusResponse) (socket string) {
 	t.Helper()
+	return serveAnswers(t, rec, status, debug.Answers{})
+}
+
+// serveAnswers starts a part on a socket, with what it answers besides its status.
+func serveAnswers(t *testing.T, rec *debug.Recorder, status func() *semaphorev1.GetStatusResponse,
+	answers debug.Answers) (socket string) {
+	t.Helper()
 	socket = filepath.Join(t.TempDir(), "part.sock")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- debug.ServeSocket(ctx, socket, debug.NewServer(rec, status, debug.Answers{})) }()
+	go func() { done <- debug.ServeSocket(ctx, socket, debug.NewServer(rec, status, answers)) }()
 	t.Cleanup(func() {
 		cancel()
 		must(t, <-done)

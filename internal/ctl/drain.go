@@ -21,12 +21,14 @@ import (
 // drainable are the kinds of targets, and how each is written.
 var drainable = []struct {
 	kind, argument, short string
-	parse                 func(string) (*semaphorev1.DrainTarget, error)
+	// names completes targets that can be drained.
+	names func(*fleet.Target) names
+	parse func(string) (*semaphorev1.DrainTarget, error)
 }{
-	{"cluster", "CLUSTER", "all endpoints of a cluster", func(s string) (*semaphorev1.DrainTarget, error) {
-		return &semaphorev1.DrainTarget{Cluster: s}, nil
-	}},
-	{"service", "[CLUSTER:]NAMESPACE/NAME", "a service of one cluster, or of all",
+	{"cluster", "CLUSTER", "all endpoints of a cluster",
+		func(t *fleet.Target) names { return ofStatus(t, clustersLinked) },
+		func(s string) (*semaphorev1.DrainTarget, error) { return &semaphorev1.DrainTarget{Cluster: s}, nil }},
+	{"service", "[CLUSTER:]NAMESPACE/NAME", "a service of one cluster, or of all", drainableServices,
 		func(s string) (*semaphorev1.DrainTarget, error) {
 			cluster, service, of := strings.Cut(s, ":")
 			if !of {
@@ -38,7 +40,7 @@ var drainable = []struct {
 			}
 			return &semaphorev1.DrainTarget{Cluster: cluster, Namespace: namespace, Service: name}, nil
 		}},
-	{"node", "CLUSTER/NODE", "the pods of a node", func(s string) (*semaphorev1.DrainTarget, error) {
+	{"node", "CLUSTER/NODE", "the pods of a node", drainableNodes, func(s string) (*semaphorev1.DrainTarget, error) {
 		cluster, node, ok := strings.Cut(s, "/")
 		if !ok || cluster == "" || node == "" {
 			return nil, fmt.Errorf("%q: use CLUSTER/NODE", s)
@@ -97,9 +99,7 @@ ConfigMap semaphore-drains of the mirrors' namespace until "semaphorectl undrain
 			},
 		}
 		t.Flags(sub)
-		if d.kind == "cluster" {
-			completeArg(sub, ofStatus(&t, clustersLinked))
-		}
+		completeArg(sub, d.names(&t))
 		f := sub.Flags()
 		f.DurationVar(&lasts, "for", 0, "end after this time, such as 2h (default: never)")
 		f.StringVar(&req.By, "by", "", "who drains and why, for other operators")

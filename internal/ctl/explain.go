@@ -96,8 +96,8 @@ the packet is denied or depends on something.`,
 		"`file` with what semaphorectl policy -o json printed, - for standard input, instead of asking the broker")
 	f.DurationVar(&e.timeout, "timeout", 30*time.Second, "how long to wait for the answers")
 	completeFlag(cmd, "from", sets(&e.target, true))
-	completeFlag(cmd, "to", localPods(access))
-	return cmd
+	completeFlag(cmd, "to", namespaced(access, pods))
+	return completeArgs(cmd, 2, namespaced(access, pods, services)) // FROM and TO
 }
 
 // source is the remote end.

@@ -165,6 +165,7 @@ its mirrors, sets and peers. It says first what they have of it; only with --yes
 		},
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
+	completeArg(cmd, remoteNames(access))
 	return cmd
 }
 

@@ -2,9 +2,12 @@ package ctl
 
 import (
 	"encoding/json"
+	"net"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,6 +16,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/kube-semaphore/semaphore/api/v1alpha1"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -59,6 +63,62 @@ func linkable(t *testing.T) (kubeconfig string, admins map[string]kubernetes.Int
 	return kubeconfig, admins, remotes, ctl
 }
 
+// completesObjects checks that the shell completes objects of the clusters of all contexts, kind by kind and namespace
+// by namespace, and that a cluster that does not answer costs 2 s at most and no names of others.
+func completesObjects(t *testing.T, kubeconfig string, admin kubernetes.Interface) {
+	t.Helper()
+	complete := func(kubeconfig, verb, contexts, typed string) string {
+		t.Helper()
+		args := strings.Fields("__complete " + verb + " --kubeconfig " + kubeconfig)
+		for _, name := range strings.Fields(contexts) {
+			args = append(args, "--context", name)
+		}
+		out, code, err := run(t, append(args, typed)...)
+		if code != 0 {
+			t.Errorf("%s: %v", verb, err)
+		}
+		return strings.Join(strings.Fields(out[:strings.LastIndex(out, ":")]), " ") // the shell's directive comes last
+	}
+	namespaces := "default/ kube-node-lease/ kube-public/ kube-system/ semaphore/"
+	const federation = "semaphore/semaphore-broker-federation"
+	for _, test := range []struct{ verb, contexts, typed, want string }{
+		{"forget", "c1", "", "c2"},
+		{"forget", "c1 c2", "", "c1 c2"},
+		{"forget", "", "", "c2"},
+		{"forget", "c1", "c2 ", ""},
+		{"debug trace", "c1 c2", "", "endpointslice/ node/ service/ setmember/"},
+		{"history", "c1 c2", "node/", "node/n1"},
+		{"debug watch", "c1 c2", "service/", "service/" + strings.ReplaceAll(namespaces, " ", " service/")},
+		{"debug watch", "c1 c2", "service/semaphore/", "service/" + federation},
+		{"debug trace", "c1 c2", "pod/", ""},
+		{"explain", "c1 c2", "", namespaces},
+		{"explain", "c1 c2", "semaphore/", federation},
+		{"explain semaphore/client", "c1 c2", "semaphore/", federation},
+		{"explain", "nowhere", "", ""},
+	} {
+		if got := complete(kubeconfig, test.verb, test.contexts, test.typed); got != test.want {
+			t.Errorf("%s %s with contexts %s: the shell offers %q, want %q", test.verb, test.typed, test.contexts, got,
+				test.want)
+		}
+	}
+
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts connections, and nothing answers
+	must(t, err)
+	defer silent.Close()
+	cfg := clientcmd.GetConfigFromFileOrDie(kubeconfig)
+	cfg.Clusters["silent"] = &clientcmdapi.Cluster{Server: "https://" + silent.Addr().String()}
+	cfg.Contexts["silent"] = &clientcmdapi.Context{Cluster: "silent"}
+	withSilent := filepath.Join(t.TempDir(), "kubeconfig")
+	must(t, clientcmd.WriteToFile(*cfg, withSilent))
+	beside := kubetest.WriteBeside(t, admin)
+	defer beside.Stop()
+	began := time.Now()
+	got := complete(withSilent, "forget", "silent c1", "")
+	if took := time.Since(began); got != "c2" || took > 2*time.Second+beside.Late() {
+		t.Errorf("beside a silent cluster the shell offers %q after %s", got, took)
+	}
+}
+
 // TestLink: one command and a kubeconfig create a RemoteCluster in each of two clusters that have semaphore. Obstacles
 // are found before the first write.
 func TestLink(t *testing.T) {
@@ -98,6 +158,7 @@ func TestLink(t *testing.T) {
 	}
 	golden(t, "link", ctl(0, "link --context c1 --context c2"))
 	ctl(0, "link --context c1 --with-all") // again
+	completesObjects(t, kubeconfig, admins["c1"])
 	for here, there := range map[string]string{"c1": "c2", "c2": "c1"} {
 		all := list(here)
 		if len(all) != 1 || all[0].GetName() != there {

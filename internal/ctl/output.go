@@ -23,7 +23,7 @@ type outputs struct {
 func outputFlag(cmd *cobra.Command, formats ...string) *outputs {
 	o := &outputs{of: formats}
 	cmd.Flags().StringVarP(&o.chosen, "output", "o", formats[0], o.String())
-	completeFlag(cmd, "output", func(*cobra.Command, string) []string { return formats })
+	completeFlag(cmd, "output", oneOf(formats...))
 	return o
 }
 

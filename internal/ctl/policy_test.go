@@ -1,9 +1,7 @@
 package ctl
 
 import (
-	"context"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -22,19 +20,7 @@ import (
 // brokerWith starts a broker on a socket that returns sets, or an error.
 func brokerWith(t *testing.T, sets debug.Sets) (socket string) {
 	t.Helper()
-	socket = filepath.Join(t.TempDir(), "broker.sock")
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		done <- debug.ServeSocket(ctx, socket, debug.NewServer(debug.NewRecorder("broker", "c1", ""), well,
-			debug.Answers{Sets: sets}))
-	}()
-	t.Cleanup(func() {
-		cancel()
-		must(t, <-done)
-	})
-	listens(t, socket)
-	return socket
+	return serveAnswers(t, debug.NewRecorder("broker", "c1", ""), well, debug.Answers{Sets: sets})
 }
 
 func webSet() *semaphorev1.PolicySet {

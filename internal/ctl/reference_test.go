@@ -19,6 +19,9 @@ Put it into ` + "`PATH`" + ` under the name ` + "`kubectl-semaphore`" + ` too, a
 		"`kubectl semaphore`" + ` does the same.
 A second link to it, ` + "`kubectl_complete-semaphore`" + `, completes names of clusters and objects there; for the
 program itself see ` + "`semaphorectl completion --help`" + `.
+Completion asks the clusters of ` + "`--context`" + `, or the current one, with your rights, for 2 s at most.
+It leaves out those that do not answer, and names with characters that a shell could take for more than a name.
+A broker names 500 objects at most: type more of the name to see the others.
 
 Exit codes are the same for all verbs:
 

@@ -242,6 +242,7 @@ last change, was refused or failed.`,
 		},
 	}
 	t.Flags(cmd)
+	completeArg(cmd, tracedObjects(access))
 	output = outputFlag(cmd, "table", "json", "yaml")
 	return cmd
 }
@@ -293,6 +294,7 @@ Exit code 0, or 1 when no part remembers the object or none can be asked.`,
 		},
 	}
 	t.Flags(cmd)
+	completeArg(cmd, tracedObjects(access))
 	output = outputFlag(cmd, "text", "json")
 	return cmd
 }

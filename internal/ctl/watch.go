@@ -90,6 +90,7 @@ on the clocks of the two parts.
 		},
 	}
 	t.Flags(cmd)
+	completeArg(cmd, tracedObjects(access))
 	output = outputFlag(cmd, "text", "json")
 	only.flags(cmd)
 	cmd.Flags().BoolVar(&recent, "recent", false, "also show the last events before now")

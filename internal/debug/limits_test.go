@@ -30,7 +30,7 @@ func TestFlood(t *testing.T) {
 	var now, most, answered atomic.Int64
 	held := make(chan struct{})
 	srv := NewServer(r, func() *semaphorev1.GetStatusResponse { return &semaphorev1.GetStatusResponse{} }, Answers{
-		Locate: func(context.Context, *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error) {
+		Locate: func(context.Context, *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
 			n := now.Add(1)
 			defer now.Add(-1)
 			for was := most.Load(); n > was && !most.CompareAndSwap(was, n); was = most.Load() {

@@ -41,7 +41,7 @@ type Holders func(*semaphorev1.ListHoldersRequest) (*semaphorev1.ListHoldersResp
 type Preview func(context.Context, *semaphorev1.PreviewRequest) (*semaphorev1.PreviewResponse, error)
 
 // Locate says where an object is in the part; an error is one of gRPC's.
-type Locate func(context.Context, *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error)
+type Locate func(context.Context, *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error)
 
 // Answers are the calls that only some parts support; nil for those that the part does not.
 type Answers struct {
@@ -209,7 +209,7 @@ func (s *server) Locate(ctx context.Context, req *semaphorev1.LocateRequest) (*s
 		return nil, status.Errorf(codes.Unimplemented, "this %s keeps no objects", s.recorder.part)
 	}
 	return answer(ctx, s.limits, func() (*semaphorev1.LocateResponse, error) {
-		return s.answers.Locate(ctx, req.GetObject())
+		return s.answers.Locate(ctx, req)
 	})
 }
 

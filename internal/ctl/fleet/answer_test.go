@@ -71,7 +71,7 @@ var notWithin = regexp.MustCompile(`did not answer within ([1-9]|1[0-5])(\.[0-9]
 func TestSilentApiservers(t *testing.T) {
 	cfg, admin := startServer(t)
 	k := &kubelet{t: t, sockets: map[string]string{}, answers: debug.Answers{
-		Locate: func(context.Context, *semaphorev1.ObjectKey) (*semaphorev1.LocateResponse, error) {
+		Locate: func(context.Context, *semaphorev1.LocateRequest) (*semaphorev1.LocateResponse, error) {
 			return &semaphorev1.LocateResponse{Places: []*semaphorev1.Place{{Hop: debug.HopSource, Object: "service shop/echo",
 				State: semaphorev1.PlaceState_PLACE_STATE_DONE}}}, nil
 		},

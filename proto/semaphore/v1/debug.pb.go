@@ -280,7 +280,10 @@ func (StateSource) EnumDescriptor() ([]byte, []int) {
 type LocateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The object, as its own cluster calls it.
-	Object        *ObjectKey `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	Object *ObjectKey `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
+	// To a broker: if this is set, the answer has no object's way, but the objects that were accepted of this cluster: of
+	// the kind of object, of its namespace unless that is empty, with names that begin with its name.
+	Cluster       string `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -320,6 +323,13 @@ func (x *LocateRequest) GetObject() *ObjectKey {
 		return x.Object
 	}
 	return nil
+}
+
+func (x *LocateRequest) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
 }
 
 type LocateResponse struct {
@@ -3673,9 +3683,10 @@ var File_semaphore_v1_debug_proto protoreflect.FileDescriptor
 
 const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\n" +
-	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/finding.proto\x1a\x1asemaphore/v1/objects.proto\x1a\x1asemaphore/v1/peering.proto\"@\n" +
+	"\x18semaphore/v1/debug.proto\x12\fsemaphore.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1asemaphore/v1/finding.proto\x1a\x1asemaphore/v1/objects.proto\x1a\x1asemaphore/v1/peering.proto\"Z\n" +
 	"\rLocateRequest\x12/\n" +
-	"\x06object\x18\x01 \x01(\v2\x17.semaphore.v1.ObjectKeyR\x06object\"Q\n" +
+	"\x06object\x18\x01 \x01(\v2\x17.semaphore.v1.ObjectKeyR\x06object\x12\x18\n" +
+	"\acluster\x18\x02 \x01(\tR\acluster\"Q\n" +
 	"\x0eLocateResponse\x12+\n" +
 	"\x06places\x18\x01 \x03(\v2\x13.semaphore.v1.PlaceR\x06places\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\rR\x04more\"\x8f\x02\n" +

@@ -62,7 +62,7 @@ type DebugServiceClient interface {
 	// INVALID_ARGUMENT (an object cannot be parsed or is of another kind, or the part has its remotes in its file).
 	Preview(ctx context.Context, in *PreviewRequest, opts ...grpc.CallOption) (*PreviewResponse, error)
 	// Locate returns where an object is in the part now: exported, acknowledged, accepted, desired, written,
-	// programmed. It changes nothing.
+	// programmed; or which objects a broker has. It changes nothing.
 	//
 	// Errors: FAILED_PRECONDITION (a standby).
 	Locate(ctx context.Context, in *LocateRequest, opts ...grpc.CallOption) (*LocateResponse, error)
@@ -198,7 +198,7 @@ type DebugServiceServer interface {
 	// INVALID_ARGUMENT (an object cannot be parsed or is of another kind, or the part has its remotes in its file).
 	Preview(context.Context, *PreviewRequest) (*PreviewResponse, error)
 	// Locate returns where an object is in the part now: exported, acknowledged, accepted, desired, written,
-	// programmed. It changes nothing.
+	// programmed; or which objects a broker has. It changes nothing.
 	//
 	// Errors: FAILED_PRECONDITION (a standby).
 	Locate(context.Context, *LocateRequest) (*LocateResponse, error)
