@@ -133,13 +133,13 @@ var cases = map[string][]recorded{
 	},
 	"SemaphoreFindingError": {
 		{"an error", []string{`semaphore_findings{` + pod + `,code="lease",level="error",cluster=""} 2+0x40`}, true},
-		{"a warning", []string{`semaphore_findings{` + pod + `,code="leftovers",level="warning",cluster=""} 2+0x40`}, false},
 		{"fixed in time", []string{`semaphore_findings{` + pod + `,code="lease",level="error",cluster=""} 1+0x20 _x20`},
 			false},
 	},
 	"SemaphoreFindingWarning": {
 		{"a warning", []string{`semaphore_findings{` + pod + `,code="leftovers",level="warning",cluster=""} 2+0x40`}, true},
-		{"an error", []string{`semaphore_findings{` + pod + `,code="lease",level="error",cluster=""} 2+0x40`}, false},
+		{"with an alert of its own", []string{`semaphore_findings{` + pod + `,code="HeldBack",level="warning",cluster="c2"} ` +
+			`2+0x40`}, false},
 	},
 	"SemaphoreKeyFileProblem": {
 		{"damaged", []string{`semaphore_agent_key_file_problem{` + pod + `,device="wireguard.c2"} 1+0x40`}, true},
