@@ -138,8 +138,8 @@ var cases = map[string][]recorded{
 	},
 	"SemaphoreFindingWarning": {
 		{"a warning", []string{`semaphore_findings{` + pod + `,code="leftovers",level="warning",cluster=""} 2+0x40`}, true},
-		{"with an alert of its own", []string{`semaphore_findings{` + pod + `,code="HeldBack",level="warning",cluster="c2"} ` +
-			`2+0x40`}, false},
+		{"with an alert of its own", []string{`semaphore_findings{` + pod +
+			`,code="HeldBack",level="warning",cluster="c2"} 2+0x40`}, false},
 	},
 	"SemaphoreKeyFileProblem": {
 		{"damaged", []string{`semaphore_agent_key_file_problem{` + pod + `,device="wireguard.c2"} 1+0x40`}, true},
