@@ -1,3 +1,3 @@
-// Package helm tests the chart in deploy/ with Helm's own engine: it makes the same objects as kustomize does. It is a
-// module of its own, as nothing else needs Helm.
+// Package helm tests the chart in deploy/ with Helm's own code: it makes the same objects as kustomize does, and its
+// documented removal leaves nothing. It is a module of its own, as nothing else needs Helm.
 package helm
