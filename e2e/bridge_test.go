@@ -85,7 +85,8 @@ func TestBridge(t *testing.T) {
 			for _, n := range c.Nodes {
 				left, err := n.Exec(ctx, "sh", "-c", "ip -o link; ip rule; nft list tables")
 				must(t, err)
-				if strings.Contains(left, "wireguard.") || strings.Contains(left, "lookup 7394") || strings.Contains(left, "semaphore") {
+				if strings.Contains(left, "wireguard.") || strings.Contains(left, "lookup 7394") ||
+					strings.Contains(left, "semaphore") {
 					t.Errorf("%s/%s has:\n%s", c.Name, n.Name, left)
 				}
 			}
