@@ -589,6 +589,36 @@ func TestPolicyRotation(t *testing.T) {
 	})
 }
 
+// TestPolicyReplacedPeer: the peer of a node with a new key is removed 200 ms after its successor is set, as packets
+// may be on their way through it; at once if it has no session.
+func TestPolicyReplacedPeer(t *testing.T) {
+	policy(t, func(t *testing.T, s *scripted) {
+		s.attach(t, remoteC2("n1", "n2")...)
+		s.after(time.Minute) // what is known of sessions is old
+		s.kernel.Change(device, func(d *wireguard.Device) {
+			d.Peers[slices.IndexFunc(d.Peers, func(p wgtypes.Peer) bool { return p.PublicKey == publicKey(1) })].
+				LastHandshakeTime = time.Now()
+		})
+		has := func(i int) bool {
+			d, _ := s.kernel.Device(device)
+			return slices.ContainsFunc(d.Peers, func(p wgtypes.Peer) bool { return p.PublicKey == publicKey(i) })
+		}
+		s.change(t, peerOf("c2", "n1", publicKey(11), "192.0.2.2:51820", "10.2.0.0/24"))
+		s.after(199 * time.Millisecond)
+		if !has(1) || !has(11) {
+			t.Errorf("with a session, after 199 ms: the old peer stands: %v, the new one: %v", has(1), has(11))
+		}
+		s.after(time.Millisecond)
+		if has(1) || !has(11) {
+			t.Errorf("with a session, after 200 ms: the old peer stands: %v, the new one: %v", has(1), has(11))
+		}
+		s.change(t, peerOf("c2", "n2", publicKey(12), "192.0.2.3:51820", "10.2.1.0/24"))
+		if has(2) || !has(12) {
+			t.Errorf("without a session, at once: the old peer stands: %v, the new one: %v", has(2), has(12))
+		}
+	})
+}
+
 // TestPolicyRotationThatFails: a rotation is delayed as the broker requests. If its file cannot be written, it is
 // retried after a minute, with the old key in use.
 func TestPolicyRotationThatFails(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
 )
 
-// drainTime is how long a peer remains after no route leads to it, and a route after another replaced it: the device
-// still encrypts packets for the peer, and lookups in progress still use the route.
+// drainTime is how long a peer remains after no route leads to it or another has its allowed IPs, and a route after
+// another replaced it: the device still encrypts packets for the peer, and lookups in progress still use the route.
 const drainTime = 200 * time.Millisecond
 
 // execute executes steps. The device gets its key and peers before it is up, and routes last. It returns an error if
@@ -49,7 +49,7 @@ func (r *Reconciler) execute(ctx context.Context, d *device, done *outcome, perm
 		}
 	}
 	if done.Config != nil {
-		if err := r.configure(done.Name, *done.Config); err != nil {
+		if err := r.configure(ctx, done.Name, *done.Config, done.replacesLive); err != nil {
 			return err
 		}
 	}
@@ -75,9 +75,9 @@ func (r *Reconciler) execute(ctx context.Context, d *device, done *outcome, perm
 	return nil
 }
 
-// configure changes a device. Peers that are replaced are removed in a second step: packets on their way through a
-// removed peer are lost, and none are on their way once its successor has the allowed IPs.
-func (r *Reconciler) configure(device string, cfg wgtypes.Config) error {
+// configure changes a device. Peers that are replaced are removed in a second step, live ones after drainTime: packets
+// on their way through a removed peer are lost, and no more follow once its successor has the allowed IPs.
+func (r *Reconciler) configure(ctx context.Context, device string, cfg wgtypes.Config, live bool) error {
 	if plan.Replaces(cfg) {
 		// All that follow are removed too, as plan sorts them.
 		first := slices.IndexFunc(cfg.Peers, func(p wgtypes.PeerConfig) bool { return p.Remove })
@@ -87,6 +87,9 @@ func (r *Reconciler) configure(device string, cfg wgtypes.Config) error {
 			return err
 		}
 		cfg = removed
+		if live {
+			_ = waitForPackets(ctx) // if ctx ends, what is left is removed at once
+		}
 	}
 	return r.kernel.Configure(device, cfg)
 }

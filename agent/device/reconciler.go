@@ -177,6 +177,8 @@ func (r *Reconciler) set(ctx context.Context, cluster string, read *wireguard.De
 // outcome is the result of the steps for a device.
 type outcome struct {
 	plan.Steps
+	// replacesLive: the configuration replaces peers with a session.
+	replacesLive bool
 	// device is the device after the steps; nil if unknown.
 	device *wireguard.Device
 	// failed are parts of the routing that could not be set, which delay nothing else; lacking are the routes among
@@ -221,7 +223,7 @@ func (r *Reconciler) apply(
 	}
 	if !done.Empty() {
 		if done.Config != nil && existing != nil {
-			plan.TriggerHandshakes(done.Config, existing.Peers, time.Now())
+			done.replacesLive = plan.TriggerHandshakes(done.Config, existing.Peers, time.Now())
 		}
 		err = r.execute(ctx, d, &done, want.Device.GetPermissive())
 	}
@@ -293,8 +295,8 @@ func (r *Reconciler) SetPeers(ctx context.Context, cluster string, nodes map[str
 	}
 	cfg := d.peers.Change(changed)
 	if len(cfg.Peers) > 0 {
-		r.triggerHandshakes(d, &cfg)
-		err := r.configure(d.name, cfg)
+		live := r.triggerHandshakes(d, &cfg)
+		err := r.configure(ctx, d.name, cfg, live)
 		r.Keys.Track(cluster)
 		r.metrics.synced(d.cluster, d.name, "peers", err, started)
 		if err != nil {

@@ -49,9 +49,9 @@ func (r *Reconciler) Rotate(ctx context.Context, cluster string) (wgtypes.Key, e
 
 // triggerHandshakes makes single peers that replace others start a handshake immediately if there was traffic; see
 // plan.TriggerHandshakes. If sessions cannot be read, a peer waits for its first packet.
-func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) {
+func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) (any bool) {
 	if !plan.Replaces(*cfg) {
-		return
+		return false
 	}
 	now := time.Now()
 	if now.Sub(d.liveAt) > sessionsMaxAge {
@@ -68,5 +68,5 @@ func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) {
 			}
 		}
 	}
-	plan.TriggerHandshakes(cfg, d.live, now)
+	return plan.TriggerHandshakes(cfg, d.live, now)
 }

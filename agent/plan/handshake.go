@@ -32,7 +32,9 @@ func Replaces(cfg wgtypes.Config) bool {
 // does not try again for 5 s (REKEY_TIMEOUT of the WireGuard paper, 6.1), and all that it has for this node waits as
 // long, unless this node begins, which by itself may have nothing to send. Pairs of nodes without traffic are left
 // alone, or a new key would cost a handshake with every node of the other cluster.
-func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Time) {
+//
+// It reports whether there is such a peer: packets may be on their way through the removed one.
+func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Time) (any bool) {
 	goes := map[wgtypes.Key]bool{}
 	for _, p := range cfg.Peers {
 		if p.Remove {
@@ -50,11 +52,12 @@ func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Ti
 		}
 	}
 	if len(had) == 0 {
-		return
+		return false
 	}
 	var peers []wgtypes.PeerConfig
 	for _, p := range cfg.Peers {
 		takes := slices.ContainsFunc(sorted(p.AllowedIPs), func(prefix string) bool { return had[prefix] })
+		any = any || takes && !p.Remove
 		if p.Remove || present[p.PublicKey] || !takes || p.PersistentKeepaliveInterval != nil &&
 			*p.PersistentKeepaliveInterval > 0 {
 			peers = append(peers, p) // a peer with a keepalive sends immediately anyway
@@ -66,4 +69,5 @@ func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Ti
 			PersistentKeepaliveInterval: &off})
 	}
 	cfg.Peers = peers
+	return any
 }
