@@ -80,7 +80,7 @@ func TestImportsWithoutDefinitions(t *testing.T) {
 	written()
 	for _, name := range []string{mcsv1beta1.ServiceExportFullName, mcsv1beta1.ServiceImportFullName} {
 		testkit.Must(t, crds.Delete(ctx, name, metav1.DeleteOptions{}))
-		problem(name+" is removed", "ServiceImports are not written", name)
+		problem(name+" is removed", "ServiceImports are no longer written", name)
 		change()
 		eventually(t, name+" is gone", func() (bool, string) {
 			_, err := crds.Get(ctx, name, metav1.GetOptions{})
