@@ -27,7 +27,7 @@ import (
 )
 
 // APIServerGC is a variable for the environment of kube-apiserver: it collects its garbage less often. On processors
-// that others want too, as in the lanes of make test, it starts with 2.9 seconds of their time instead of 4.1 (load 67).
+// that others want too, as in the lanes of make test, a start takes 2.9 seconds of their time instead of 4.1 (load 67).
 // On a quiet machine it gains nothing. It keeps 0.1 GB more memory.
 const APIServerGC = "GOGC=400"
 
