@@ -48,8 +48,8 @@ func (r *Reconciler) Rotate(ctx context.Context, cluster string) (wgtypes.Key, e
 }
 
 // triggerHandshakes makes single peers that replace others start a handshake immediately if there was traffic; see
-// plan.TriggerHandshakes. If sessions cannot be read, a peer waits for its first packet.
-func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) (any bool) {
+// plan.TriggerHandshakes, whose result it returns. If sessions cannot be read, a peer waits for its first packet.
+func (r *Reconciler) triggerHandshakes(d *device, cfg *wgtypes.Config) (live bool) {
 	if !plan.Replaces(*cfg) {
 		return false
 	}

@@ -34,7 +34,7 @@ func Replaces(cfg wgtypes.Config) bool {
 // alone, or a new key would cost a handshake with every node of the other cluster.
 //
 // It reports whether there is such a peer: packets may be on their way through the removed one.
-func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Time) (any bool) {
+func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Time) (live bool) {
 	goes := map[wgtypes.Key]bool{}
 	for _, p := range cfg.Peers {
 		if p.Remove {
@@ -57,7 +57,7 @@ func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Ti
 	var peers []wgtypes.PeerConfig
 	for _, p := range cfg.Peers {
 		takes := slices.ContainsFunc(sorted(p.AllowedIPs), func(prefix string) bool { return had[prefix] })
-		any = any || takes && !p.Remove
+		live = live || takes && !p.Remove
 		if p.Remove || present[p.PublicKey] || !takes || p.PersistentKeepaliveInterval != nil &&
 			*p.PersistentKeepaliveInterval > 0 {
 			peers = append(peers, p) // a peer with a keepalive sends immediately anyway
@@ -69,5 +69,5 @@ func TriggerHandshakes(cfg *wgtypes.Config, existing []wgtypes.Peer, now time.Ti
 			PersistentKeepaliveInterval: &off})
 	}
 	cfg.Peers = peers
-	return any
+	return live
 }

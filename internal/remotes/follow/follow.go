@@ -120,13 +120,9 @@ func (f *Follower) follow(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list RemoteClusters: %w", err)
 	}
-	var all []remotes.Object
-	for i := range list.Items {
-		o, err := object(&list.Items[i], definition.UID)
-		if err != nil {
-			return err
-		}
-		all = append(all, o)
+	all, err := listed(list, definition.UID)
+	if err != nil {
+		return err
 	}
 	// A definition that was replaced during the list would show here.
 	if definition, err = f.definition(ctx); err != nil {
@@ -172,6 +168,17 @@ func (f *Follower) definition(ctx context.Context) (remotes.Definition, error) {
 		return remotes.Definition{}, fmt.Errorf("CustomResourceDefinition %s: %w", v1alpha1.CRDName, err)
 	}
 	return remotes.Definition{UID: d.GetUID(), Terminating: d.GetDeletionTimestamp() != nil}, nil
+}
+
+func listed(list *unstructured.UnstructuredList, definition types.UID) (all []remotes.Object, err error) {
+	for i := range list.Items {
+		o, err := object(&list.Items[i], definition)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, o)
+	}
+	return all, nil
 }
 
 func object(u *unstructured.Unstructured, definition types.UID) (remotes.Object, error) {
@@ -230,12 +237,12 @@ func RefuseLosses(ctx context.Context, client dynamic.Interface, store *Store, o
 	}
 	objects := before
 	if list, err := client.Resource(v1alpha1.RemoteClusters).List(ctx, metav1.ListOptions{}); err == nil {
+		all, err := listed(list, "")
+		if err != nil {
+			return err
+		}
 		objects = remotes.Objects{}
-		for i := range list.Items {
-			o, err := object(&list.Items[i], "")
-			if err != nil {
-				return err
-			}
+		for _, o := range all {
 			objects[o.Name] = o
 		}
 	}
