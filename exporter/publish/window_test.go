@@ -29,6 +29,8 @@ type framed struct {
 	stream   uint32
 	settings map[http2.SettingID]uint32
 	window   uint32
+	// reset has the code with which the exporter ended the stream.
+	reset chan http2.ErrCode
 }
 
 // accept waits for the exporter's stream.
@@ -39,7 +41,8 @@ func accept(t *testing.T, listener net.Listener) *framed {
 	t.Cleanup(func() { conn.Close() })
 	_, err = io.ReadFull(conn, make([]byte, len(http2.ClientPreface)))
 	must(t, err)
-	f := &framed{Framer: http2.NewFramer(conn, conn), settings: map[http2.SettingID]uint32{}, window: 65535}
+	f := &framed{Framer: http2.NewFramer(conn, conn), settings: map[http2.SettingID]uint32{}, window: 65535,
+		reset: make(chan http2.ErrCode, 1)}
 	must(t, f.WriteSettings())
 	for f.stream == 0 {
 		frame, err := f.ReadFrame()
@@ -63,8 +66,12 @@ func accept(t *testing.T, listener net.Listener) *framed {
 	go func() { // otherwise the exporter would wait until it is read
 		defer close(done)
 		for {
-			if _, err := f.ReadFrame(); err != nil {
+			frame, err := f.ReadFrame()
+			if err != nil {
 				return
+			}
+			if frame, ok := frame.(*http2.RSTStreamFrame); ok && frame.StreamID == f.stream {
+				f.reset <- frame.ErrCode // once: a stream ends once
 			}
 		}
 	}()
@@ -134,6 +141,15 @@ func TestWindowsAndHeaders(t *testing.T) {
 		if f.WriteData(f.stream, false, message) != nil {
 			break // the next line has the reason
 		}
+	}
+	// Only then the exporter may read on: else it could read while these bytes arrive, and none would exceed its window.
+	select {
+	case code := <-f.reset:
+		if code != http2.ErrCodeFlowControl {
+			t.Errorf("the exporter ends the stream with %v", code)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the exporter does not end the stream of a broker that ignores its window")
 	}
 	p.answers.SetLimit(rate.Inf) // the reason comes after what is buffered
 	ends("data exceeding the limit")
