@@ -21,6 +21,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/mtu"
@@ -274,6 +275,9 @@ func measure(ctx context.Context, want *desired.Network, peer *wgtypes.Peer,
 		return out
 	}
 	out.Answered, out.Carries = r.Answered, uint32(r.Carries)
+	if r.Answered {
+		out.RoundTrip = durationpb.New(r.RoundTrip)
+	}
 	return out
 }
 

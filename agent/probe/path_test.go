@@ -64,7 +64,7 @@ func TestNarrowPath(t *testing.T) {
 			for _, q := range questions {
 				all.Go(func() {
 					got, err := Measure(t.Context(), q.to, 1280, q.most)
-					if err != nil || got != (Result{Answered: true, Carries: q.want}) {
+					if err != nil || !got.Answered || got.Carries != q.want {
 						t.Errorf("%s to %s: %+v, %v; want %d", what, q.to.Addr(), got, err, q.want)
 					}
 				})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -98,7 +99,7 @@ func TestOnLoopback(t *testing.T) {
 		}
 		got, err := Measure(t.Context(), netip.AddrPortFrom(host, r.port()), 1280, 8940)
 		must(t, err)
-		if got != (Result{Answered: true, Carries: 8940}) {
+		if !got.Answered || got.Carries != 8940 || got.RoundTrip <= 0 {
 			t.Errorf("%s: %+v", address, got)
 		}
 	}
@@ -121,6 +122,43 @@ func TestProbesWithoutAnswers(t *testing.T) {
 	if _, err := Measure(t.Context(), netip.MustParseAddrPort("127.0.0.1:9"), 1441, 1440); err == nil {
 		t.Error("nothing to measure is no error")
 	}
+}
+
+// TestRoundTrip: the time of a round trip is that of a datagram and its answer, and not of the measurement.
+func TestRoundTrip(t *testing.T) {
+	const away = 60 * time.Millisecond
+	far, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	must(t, err)
+	ended := make(chan struct{})
+	var answering sync.WaitGroup
+	go func() {
+		defer close(ended)
+		for {
+			b := make([]byte, largestData)
+			n, from, err := far.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			answering.Add(1)
+			time.AfterFunc(away, func() {
+				defer answering.Done()
+				out := make([]byte, answerSize)
+				answer(out, b[:n])
+				_, _ = far.WriteToUDPAddrPort(out, from)
+			})
+		}
+	}()
+	began := time.Now()
+	got, err := Measure(t.Context(), far.LocalAddr().(*net.UDPAddr).AddrPort(), 1280, 1440)
+	took := time.Since(began)
+	must(t, err)
+	// It is asked whether the node is there, and then for sizes: two round trips at least.
+	if !got.Answered || got.RoundTrip < away || got.RoundTrip > took/2 {
+		t.Errorf("%+v of a node that is %s away, after %s", got, away, took)
+	}
+	must(t, far.Close())
+	<-ended
+	answering.Wait()
 }
 
 // TestForgedAnswers: answers are ignored if they are for sizes that were not requested, or lack the id.

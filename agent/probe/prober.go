@@ -29,6 +29,8 @@ type Result struct {
 	// Carries is the largest packet inside a tunnel whose encrypted packet arrives, between least and most; 0 for less
 	// than least.
 	Carries int
+	// RoundTrip is the shortest time between a datagram and its answer.
+	RoundTrip time.Duration
 }
 
 // Measure measures how large packets inside a tunnel to the node at an address can be, between least and most bytes. It
@@ -64,18 +66,26 @@ func Measure(ctx context.Context, to netip.AddrPort, least, most int) (Result, e
 		}
 	}
 	if s.through < least {
-		return Result{Answered: true}, nil
+		return Result{Answered: true, RoundTrip: p.roundTrip}, nil
 	}
-	return Result{Answered: true, Carries: s.through}, nil
+	return Result{Answered: true, Carries: s.through, RoundTrip: p.roundTrip}, nil
 }
 
 // prober is one measurement.
 type prober struct {
 	conn *net.UDPConn
 	to   netip.AddrPort
-	// sent maps the ids of datagrams to their sizes.
-	sent map[uint64]int
+	// sent has the datagrams by their ids.
+	sent map[uint64]datagram
 	data []byte
+	// roundTrip is the shortest so far; 0 for none.
+	roundTrip time.Duration
+}
+
+// datagram is one that was sent.
+type datagram struct {
+	size int
+	at   time.Time
 }
 
 func newProber(ctx context.Context, to netip.AddrPort) (*prober, error) {
@@ -94,8 +104,8 @@ func newProber(ctx context.Context, to netip.AddrPort) (*prober, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &prober{conn: conn.(*net.UDPConn), to: netip.AddrPortFrom(to.Addr().Unmap(), to.Port()), sent: map[uint64]int{},
-		data: make([]byte, largestData)}, nil
+	return &prober{conn: conn.(*net.UDPConn), to: netip.AddrPortFrom(to.Addr().Unmap(), to.Port()),
+		sent: map[uint64]datagram{}, data: make([]byte, largestData)}, nil
 }
 
 func onSocket(do func(fd int) error) func(string, string, syscall.RawConn) error {
@@ -159,7 +169,7 @@ func (p *prober) send(size int) (uint64, error) {
 	}
 	id := binary.BigEndian.Uint64(random[:])
 	encode(p.data[:size], kindProbe, id)
-	p.sent[id] = size
+	p.sent[id] = datagram{size, time.Now()}
 	_, err := p.conn.WriteToUDPAddrPort(p.data[:size], p.to)
 	if errors.Is(err, unix.EMSGSIZE) {
 		err = nil
@@ -185,8 +195,12 @@ func (p *prober) receive(enough func(id uint64, size int) bool) error {
 		}
 		// The id proves that the probe reached the sender of the answer, and the size must be one that was sent.
 		id, size, err := arrived(buffer[:n])
-		if sent, ok := p.sent[id]; err != nil || !ok || size != sent || from.Addr().Unmap() != p.to.Addr() {
+		sent, ok := p.sent[id]
+		if err != nil || !ok || size != sent.size || from.Addr().Unmap() != p.to.Addr() {
 			continue
+		}
+		if took := time.Since(sent.at); p.roundTrip == 0 || took < p.roundTrip {
+			p.roundTrip = took
 		}
 		if enough(id, size) {
 			return nil

@@ -872,7 +872,7 @@ func egressFacts(node string, a *semaphorev1.LookUpPathResponse) *path.Way {
 	}
 	if m := a.GetMeasurement(); m != nil {
 		w.Measured = &path.Measured{Answered: m.GetAnswered(), Carries: int(m.GetCarries()), Needed: int(m.GetNeeded()),
-			Problem: m.GetProblem()}
+			Problem: m.GetProblem(), RoundTrip: m.GetRoundTrip().AsDuration()}
 	}
 	return w
 }

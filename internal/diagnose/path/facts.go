@@ -183,6 +183,8 @@ type Measured struct {
 	Answered        bool
 	Carries, Needed int
 	Problem         string
+	// RoundTrip is the shortest time between a datagram and its answer; 0 for unknown.
+	RoundTrip time.Duration
 }
 
 // Node is a node as its apiserver has it.

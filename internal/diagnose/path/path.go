@@ -581,7 +581,11 @@ func (j *judge) mtu() Link {
 			return l.broken("set remotes[].wireguard.mtu to what the path carries, or make the path wider; see docs/paths.md",
 				"from %s the path carries %s, and the device sends up to %d", from, carries, m.Needed)
 		}
-		return l.add("from %s the path carries %d bytes, measured now", from, m.Carries)
+		roundTrip := ""
+		if m.RoundTrip > 0 {
+			roundTrip = fmt.Sprintf(" with a round trip of %s", m.RoundTrip.Round(10*time.Microsecond))
+		}
+		return l.add("from %s the path carries %d bytes%s, measured now", from, m.Carries, roundTrip)
 	}
 	l = one(l, j.Source.Cluster+"/"+j.There.Node, j.There.Measured)
 	if j.Back != nil {

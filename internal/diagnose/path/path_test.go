@@ -21,7 +21,7 @@ func good() *Facts {
 			Exists: true, Up: true, MTU: 1420, Confirmed: now,
 			Wanted:  &Peer{far, "192.0.2.7:7775", "10.2.0.0/24"},
 			Present: &Peer{far, "192.0.2.7:7775", "10.2.0.0/24"}, State: "talking", Handshake: ago(time.Minute),
-			Measured: &Measured{Answered: true, Carries: 1420, Needed: 1420}}
+			Measured: &Measured{Answered: true, Carries: 1420, Needed: 1420, RoundTrip: 412345 * time.Nanosecond}}
 	}
 	return &Facts{
 		Now:    now,
@@ -196,6 +196,19 @@ func TestJudge(t *testing.T) {
 		if !strings.Contains(strings.Join(l.Evidence, "\n"), c.says) || !strings.Contains(l.Fix, c.fix) {
 			t.Errorf("%s: evidence %q, fix %q", c.name, l.Evidence, l.Fix)
 		}
+	}
+}
+
+// TestRoundTrip: the evidence of the path has the time of a round trip from both ends, where it was measured.
+func TestRoundTrip(t *testing.T) {
+	f := good()
+	f.Back.Measured.RoundTrip = 0
+	chain := Judge(*f)
+	mtu := chain.Links[slices.IndexFunc(chain.Links, func(l Link) bool { return l.Code == finding.PathMTU })]
+	want := []string{"from c1/n1 the path carries 1420 bytes with a round trip of 410µs, measured now",
+		"from c2/m1 the path carries 1420 bytes, measured now"}
+	if !slices.Equal(mtu.Evidence, want) {
+		t.Errorf("%q; want %q", mtu.Evidence, want)
 	}
 }
 

@@ -1206,7 +1206,9 @@ type PathMeasurement struct {
 	// The MTU of the device, which was tried first.
 	Needed uint32 `protobuf:"varint,3,opt,name=needed,proto3" json:"needed,omitempty"`
 	// Why nothing could be measured; empty if it could.
-	Problem       string `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"`
+	Problem string `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"`
+	// The shortest time between a probe and its answer; unset if none answered. Probes go beside the tunnel.
+	RoundTrip     *durationpb.Duration `protobuf:"bytes,5,opt,name=round_trip,json=roundTrip,proto3" json:"round_trip,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1267,6 +1269,13 @@ func (x *PathMeasurement) GetProblem() string {
 		return x.Problem
 	}
 	return ""
+}
+
+func (x *PathMeasurement) GetRoundTrip() *durationpb.Duration {
+	if x != nil {
+		return x.RoundTrip
+	}
+	return nil
 }
 
 // ProxyHealth is what kube-proxy's health port answers.
@@ -3756,12 +3765,14 @@ const file_semaphore_v1_debug_proto_rawDesc = "" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12%\n" +
 	"\x0ereceived_bytes\x18\x05 \x01(\x04R\rreceivedBytes\x12\x1d\n" +
 	"\n" +
-	"sent_bytes\x18\x06 \x01(\x04R\tsentBytesJ\x04\b\x01\x10\x02\"y\n" +
+	"sent_bytes\x18\x06 \x01(\x04R\tsentBytesJ\x04\b\x01\x10\x02\"\xb3\x01\n" +
 	"\x0fPathMeasurement\x12\x1a\n" +
 	"\banswered\x18\x01 \x01(\bR\banswered\x12\x18\n" +
 	"\acarries\x18\x02 \x01(\rR\acarries\x12\x16\n" +
 	"\x06needed\x18\x03 \x01(\rR\x06needed\x12\x18\n" +
-	"\aproblem\x18\x04 \x01(\tR\aproblem\"\x9c\x01\n" +
+	"\aproblem\x18\x04 \x01(\tR\aproblem\x128\n" +
+	"\n" +
+	"round_trip\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\troundTrip\"\x9c\x01\n" +
 	"\vProxyHealth\x12\x1a\n" +
 	"\banswered\x18\x01 \x01(\bR\banswered\x12\x18\n" +
 	"\ahealthy\x18\x02 \x01(\bR\ahealthy\x12=\n" +
@@ -4086,9 +4097,9 @@ var file_semaphore_v1_debug_proto_goTypes = []any{
 	(*ObjectKey)(nil),             // 43: semaphore.v1.ObjectKey
 	(*timestamppb.Timestamp)(nil), // 44: google.protobuf.Timestamp
 	(*Object)(nil),                // 45: semaphore.v1.Object
-	(*Finding)(nil),               // 46: semaphore.v1.Finding
-	(Kind)(0),                     // 47: semaphore.v1.Kind
-	(*durationpb.Duration)(nil),   // 48: google.protobuf.Duration
+	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
+	(*Finding)(nil),               // 47: semaphore.v1.Finding
+	(Kind)(0),                     // 48: semaphore.v1.Kind
 	(Backend)(0),                  // 49: semaphore.v1.Backend
 }
 var file_semaphore_v1_debug_proto_depIdxs = []int32{
@@ -4112,72 +4123,73 @@ var file_semaphore_v1_debug_proto_depIdxs = []int32{
 	2,  // 17: semaphore.v1.PathSession.state:type_name -> semaphore.v1.SessionState
 	44, // 18: semaphore.v1.PathSession.last_handshake:type_name -> google.protobuf.Timestamp
 	44, // 19: semaphore.v1.PathSession.silent_since:type_name -> google.protobuf.Timestamp
-	44, // 20: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
-	44, // 21: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
-	20, // 22: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
-	44, // 23: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
-	44, // 24: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
-	44, // 25: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
-	23, // 26: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
-	24, // 27: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
-	25, // 28: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
-	44, // 29: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
-	44, // 30: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	44, // 31: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
-	33, // 32: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
-	35, // 33: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
-	39, // 34: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
-	37, // 35: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
-	38, // 36: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
-	32, // 37: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
-	46, // 38: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
-	30, // 39: semaphore.v1.GetStatusResponse.service_traffic:type_name -> semaphore.v1.ServiceTrafficStatus
-	28, // 40: semaphore.v1.GetStatusResponse.multi_cluster:type_name -> semaphore.v1.MultiClusterStatus
-	29, // 41: semaphore.v1.MultiClusterStatus.exports:type_name -> semaphore.v1.ClusterExports
-	31, // 42: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
-	44, // 43: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
-	44, // 44: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
-	44, // 45: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
-	44, // 46: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
-	34, // 47: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
-	47, // 48: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
-	44, // 49: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
-	48, // 50: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
-	48, // 51: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
-	48, // 52: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
-	44, // 53: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
-	49, // 54: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
-	44, // 55: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	3,  // 56: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
-	44, // 57: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
-	36, // 58: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
-	37, // 59: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
-	44, // 60: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
-	44, // 61: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
-	44, // 62: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
-	44, // 63: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
-	42, // 64: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
-	44, // 65: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
-	44, // 66: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
-	26, // 67: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
-	40, // 68: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
-	21, // 69: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
-	11, // 70: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
-	18, // 71: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
-	7,  // 72: semaphore.v1.DebugService.Preview:input_type -> semaphore.v1.PreviewRequest
-	4,  // 73: semaphore.v1.DebugService.Locate:input_type -> semaphore.v1.LocateRequest
-	27, // 74: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
-	41, // 75: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
-	22, // 76: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
-	12, // 77: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
-	19, // 78: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
-	9,  // 79: semaphore.v1.DebugService.Preview:output_type -> semaphore.v1.PreviewResponse
-	5,  // 80: semaphore.v1.DebugService.Locate:output_type -> semaphore.v1.LocateResponse
-	74, // [74:81] is the sub-list for method output_type
-	67, // [67:74] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	46, // 20: semaphore.v1.PathMeasurement.round_trip:type_name -> google.protobuf.Duration
+	44, // 21: semaphore.v1.ProxyHealth.last_updated:type_name -> google.protobuf.Timestamp
+	44, // 22: semaphore.v1.ListHoldersRequest.at:type_name -> google.protobuf.Timestamp
+	20, // 23: semaphore.v1.ListHoldersResponse.holders:type_name -> semaphore.v1.Holder
+	44, // 24: semaphore.v1.ListHoldersResponse.since:type_name -> google.protobuf.Timestamp
+	44, // 25: semaphore.v1.Holder.from:type_name -> google.protobuf.Timestamp
+	44, // 26: semaphore.v1.Holder.until:type_name -> google.protobuf.Timestamp
+	23, // 27: semaphore.v1.ListSetsResponse.sets:type_name -> semaphore.v1.PolicySet
+	24, // 28: semaphore.v1.PolicySet.objects:type_name -> semaphore.v1.SetObject
+	25, // 29: semaphore.v1.PolicySet.pods:type_name -> semaphore.v1.SetPod
+	44, // 30: semaphore.v1.PolicySet.last_heard:type_name -> google.protobuf.Timestamp
+	44, // 31: semaphore.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	44, // 32: semaphore.v1.GetStatusResponse.now:type_name -> google.protobuf.Timestamp
+	33, // 33: semaphore.v1.GetStatusResponse.links:type_name -> semaphore.v1.LinkStatus
+	35, // 34: semaphore.v1.GetStatusResponse.devices:type_name -> semaphore.v1.DeviceStatus
+	39, // 35: semaphore.v1.GetStatusResponse.nodes:type_name -> semaphore.v1.NodeStatus
+	37, // 36: semaphore.v1.GetStatusResponse.silent_pairs:type_name -> semaphore.v1.SilentPair
+	38, // 37: semaphore.v1.GetStatusResponse.tunnels:type_name -> semaphore.v1.TunnelsStatus
+	32, // 38: semaphore.v1.GetStatusResponse.drains:type_name -> semaphore.v1.DrainStatus
+	47, // 39: semaphore.v1.GetStatusResponse.findings:type_name -> semaphore.v1.Finding
+	30, // 40: semaphore.v1.GetStatusResponse.service_traffic:type_name -> semaphore.v1.ServiceTrafficStatus
+	28, // 41: semaphore.v1.GetStatusResponse.multi_cluster:type_name -> semaphore.v1.MultiClusterStatus
+	29, // 42: semaphore.v1.MultiClusterStatus.exports:type_name -> semaphore.v1.ClusterExports
+	31, // 43: semaphore.v1.DrainStatus.target:type_name -> semaphore.v1.DrainTarget
+	44, // 44: semaphore.v1.DrainStatus.since:type_name -> google.protobuf.Timestamp
+	44, // 45: semaphore.v1.DrainStatus.until:type_name -> google.protobuf.Timestamp
+	44, // 46: semaphore.v1.LinkStatus.since:type_name -> google.protobuf.Timestamp
+	44, // 47: semaphore.v1.LinkStatus.last_heard:type_name -> google.protobuf.Timestamp
+	34, // 48: semaphore.v1.LinkStatus.kinds:type_name -> semaphore.v1.KindStatus
+	48, // 49: semaphore.v1.KindStatus.kind:type_name -> semaphore.v1.Kind
+	44, // 50: semaphore.v1.KindStatus.last_heard:type_name -> google.protobuf.Timestamp
+	46, // 51: semaphore.v1.KindStatus.last_propagation:type_name -> google.protobuf.Duration
+	46, // 52: semaphore.v1.KindStatus.median_propagation:type_name -> google.protobuf.Duration
+	46, // 53: semaphore.v1.KindStatus.high_propagation:type_name -> google.protobuf.Duration
+	44, // 54: semaphore.v1.KindStatus.held_back_since:type_name -> google.protobuf.Timestamp
+	49, // 55: semaphore.v1.DeviceStatus.backend:type_name -> semaphore.v1.Backend
+	44, // 56: semaphore.v1.DeviceStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	3,  // 57: semaphore.v1.DeviceStatus.source:type_name -> semaphore.v1.StateSource
+	44, // 58: semaphore.v1.DeviceStatus.confirmed_at:type_name -> google.protobuf.Timestamp
+	36, // 59: semaphore.v1.DeviceStatus.paths:type_name -> semaphore.v1.PathsStatus
+	37, // 60: semaphore.v1.PathsStatus.silent_peers:type_name -> semaphore.v1.SilentPair
+	44, // 61: semaphore.v1.SilentPair.since:type_name -> google.protobuf.Timestamp
+	44, // 62: semaphore.v1.TunnelsStatus.last_handshake:type_name -> google.protobuf.Timestamp
+	44, // 63: semaphore.v1.TunnelsStatus.last_clear:type_name -> google.protobuf.Timestamp
+	44, // 64: semaphore.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	42, // 65: semaphore.v1.WatchResponse.event:type_name -> semaphore.v1.Event
+	44, // 66: semaphore.v1.Event.time:type_name -> google.protobuf.Timestamp
+	44, // 67: semaphore.v1.Event.observed_at:type_name -> google.protobuf.Timestamp
+	26, // 68: semaphore.v1.DebugService.GetStatus:input_type -> semaphore.v1.GetStatusRequest
+	40, // 69: semaphore.v1.DebugService.Watch:input_type -> semaphore.v1.WatchRequest
+	21, // 70: semaphore.v1.DebugService.ListSets:input_type -> semaphore.v1.ListSetsRequest
+	11, // 71: semaphore.v1.DebugService.LookUpPath:input_type -> semaphore.v1.LookUpPathRequest
+	18, // 72: semaphore.v1.DebugService.ListHolders:input_type -> semaphore.v1.ListHoldersRequest
+	7,  // 73: semaphore.v1.DebugService.Preview:input_type -> semaphore.v1.PreviewRequest
+	4,  // 74: semaphore.v1.DebugService.Locate:input_type -> semaphore.v1.LocateRequest
+	27, // 75: semaphore.v1.DebugService.GetStatus:output_type -> semaphore.v1.GetStatusResponse
+	41, // 76: semaphore.v1.DebugService.Watch:output_type -> semaphore.v1.WatchResponse
+	22, // 77: semaphore.v1.DebugService.ListSets:output_type -> semaphore.v1.ListSetsResponse
+	12, // 78: semaphore.v1.DebugService.LookUpPath:output_type -> semaphore.v1.LookUpPathResponse
+	19, // 79: semaphore.v1.DebugService.ListHolders:output_type -> semaphore.v1.ListHoldersResponse
+	9,  // 80: semaphore.v1.DebugService.Preview:output_type -> semaphore.v1.PreviewResponse
+	5,  // 81: semaphore.v1.DebugService.Locate:output_type -> semaphore.v1.LocateResponse
+	75, // [75:82] is the sub-list for method output_type
+	68, // [68:75] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_semaphore_v1_debug_proto_init() }
