@@ -229,8 +229,9 @@ func (s *Server) attachments() []*attachment {
 
 // byNode returns the attached agents by the name of their node.
 func (s *Server) byNode() map[string]*attachment {
-	all := make(map[string]*attachment)
-	for _, a := range s.attachments() {
+	attached := s.attachments()
+	all := make(map[string]*attachment, len(attached))
+	for _, a := range attached {
 		all[a.agent.Node] = a
 	}
 	return all
