@@ -43,8 +43,8 @@ func table(in io.Reader, out, other io.Writer) (broken []string, err error) {
 	fmt.Fprintf(out, "%-78s %12s %12s %8s  %s\n", "figure", "value", "floor", "ratio", "bound")
 	for results.Scan() {
 		switch r := results.Result().(type) {
-		case *benchfmt.SyntaxError:
-			return nil, r
+		case *benchfmt.SyntaxError: // the rest of the table is worth its minutes
+			broken = append(broken, r.Error())
 		case *benchfmt.Result:
 			name := strings.TrimPrefix(r.GetConfig("pkg"), module) + " " + benchmark(r.Name)
 			for _, f := range figuresOf(r.Values) {
