@@ -37,7 +37,8 @@ func TestTable(t *testing.T) {
 		{"a failure", head + "--- FAIL: BenchmarkX\n    x_test.go:1: " +
 			"no\nFAIL\nFAIL\tgithub.com/kube-semaphore/semaphore/broker\t1s\n", nil, 2},
 		{"a death", head + "panic: oh\n", nil, 1},
-		{"no measurement, and what follows", head + "BenchmarkX-2 1\nBenchmarkY-2 1 5.000 ms\n", []string{"broker Y ms 5"}, 1},
+		{"no measurement, and what follows", head + "BenchmarkX-2 1\nBenchmarkY-2 1 5.000 ms\n",
+			[]string{"broker Y ms 5"}, 1},
 		{"a line that is cut off", head + "panic: oh", nil, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
