@@ -3,6 +3,8 @@ package debug
 import (
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -140,4 +142,24 @@ func TestConnections(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestSilentConnection: a connection on which nobody begins to speak is closed after 10 s.
+func TestSilentConnection(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	client, _ := serve(t, path, NewServer(NewRecorder("broker", "c1", ""), func() *semaphorev1.GetStatusResponse {
+		return &semaphorev1.GetStatusResponse{}
+	}, Answers{}))
+	_, err := client.GetStatus(t.Context(), &semaphorev1.GetStatusRequest{}, grpc.WaitForReady(true))
+	testkit.Must(t, err)
+	conn, err := net.Dial("unix", path)
+	testkit.Must(t, err)
+	defer conn.Close()
+	began := time.Now()
+	testkit.Must(t, conn.SetReadDeadline(began.Add(time.Minute)))
+	// The server's own preface comes at once.
+	_, err = io.Copy(io.Discard, conn)
+	if took := time.Since(began); err != nil || took < 9*time.Second || took > 20*time.Second {
+		t.Errorf("the connection ended after %s: %v", took, err)
+	}
 }
