@@ -36,7 +36,7 @@ demo: deps components build ## bring up two connected clusters on this machine a
 	@$(BIN)/testbed demo
 
 .PHONY: test
-test: deps vet unit-recorded components build test-packages test-kernel-and-static ## everything CI runs: lint, unit tests, tests against real components, end to end
+test: deps vet components build test-without-clusters ## everything CI runs: lint, unit tests, tests against real components, end to end
 	@rm -f $(BIN)/test-*.json
 	@echo "== the agent on nodes of namespaces"
 	@$(GOTEST) --jsonfile $(BIN)/test-agent.json -- $(GOTESTFLAGS) -p 1 $(AGENT)
@@ -45,15 +45,15 @@ test: deps vet unit-recorded components build test-packages test-kernel-and-stat
 	@echo "== the slowest twenty tests"
 	@cat $(BIN)/test-*.json | $(GOTESTSUM) tool slowest --num 20
 
-# staticcheck has the time that the emulated machine leaves, and one processor at most. Beside the lanes, which use both
-# processors, it would delay them. What it finds is printed after the machine's output.
-.PHONY: test-kernel-and-static
-test-kernel-and-static: $(TOOLS)/.built
-	@failed=0; GOMAXPROCS=1 chrt --idle 0 $(MAKE) staticcheck > $(BIN)/staticcheck.log 2>&1 & static=$$!; \
-	trap 'kill $$static 2>/dev/null || true' EXIT; \
-	$(MAKE) test-machine || failed=1; \
-	wait $$static || failed=1; \
-	echo "== staticcheck"; cat $(BIN)/staticcheck.log; exit $$failed
+# The emulated machine uses one processor, and its tests measure time: all else in this step has only what it leaves,
+# the other processor. Its output comes at the end.
+.PHONY: test-without-clusters
+test-without-clusters: $(TOOLS)/.built
+	@failed=0; $(MAKE) test-machine > $(BIN)/machine.log 2>&1 & machine=$$!; \
+	trap 'kill $$machine 2>/dev/null || true' EXIT; \
+	chrt --idle 0 $(MAKE) -k unit-recorded staticcheck test-packages || failed=1; \
+	wait $$machine || failed=1; \
+	cat $(BIN)/machine.log; exit $$failed
 
 .PHONY: test-machine
 test-machine:
@@ -83,21 +83,24 @@ GOTEST      = $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-p
 TOOLEXEC   := env GOGC=$(COMPILERS)
 # make vet has vetted the code.
 GOTESTFLAGS := -timeout 80m -count 1 -vet off
-# In a lane the next package is compiled and linked, with the time that others leave, while the one before it is tested:
-# the tests take turns by a lock, and end with the program that took it. So the time of a package has its wait for the
-# lock in it; that of a test has not.
-LANE        = $(GOTESTFLAGS) -p 2 -toolexec 'nice -n 10 $(TOOLEXEC)' \
-	-exec 'flock --close $(BIN)/$@.lock setpriv --pdeathsig TERM'
+LANE       := $(GOTESTFLAGS) -p 2 -toolexec 'nice -n 10 $(TOOLEXEC)'
+# Tests end with the program that started them.
+ENDING     := setpriv --pdeathsig TERM
+# In a lane of clusters the next package is linked while the one before it is tested: the tests take turns by a lock. So
+# the time of a package has its wait for the lock in it; that of a test has not.
+TURNS       = -exec 'flock --close $(BIN)/$@.lock $(ENDING)'
+# The longest components come first: at the end they would run alone.
+LONGEST    := broker|redteam|internal/ctl|internal/ctl/fleet|broker/apply
 
 .PHONY: test-clusters
 test-clusters:
-	@$(GOTEST) --jsonfile $(BIN)/test-clusters.json -- $(LANE) -skip '$(ELSEWHERE)' $(CLUSTERS)
+	@$(GOTEST) --jsonfile $(BIN)/test-clusters.json -- $(LANE) $(TURNS) -skip '$(ELSEWHERE)' $(CLUSTERS)
 
 .PHONY: test-faults
 test-faults:
 	@failed=0; \
-	$(GOTEST) --jsonfile $(BIN)/test-elsewhere.json -- $(LANE) -run '$(ELSEWHERE)' $(CLUSTERS) || failed=1; \
-	$(GOTEST) --jsonfile $(BIN)/test-faults.json -- $(LANE) $(FAULTS) || failed=1; \
+	$(GOTEST) --jsonfile $(BIN)/test-elsewhere.json -- $(LANE) $(TURNS) -run '$(ELSEWHERE)' $(CLUSTERS) || failed=1; \
+	$(GOTEST) --jsonfile $(BIN)/test-faults.json -- $(LANE) $(TURNS) $(FAULTS) || failed=1; \
 	exit $$failed
 
 # make test has run all tests of a package before, with the race detector, where none was skipped and -short left
@@ -114,7 +117,8 @@ SHORTENED = git grep --untracked -l 'testing\.Short' -- '*_test.go' ':!tools' | 
 test-components:
 	@all=$$(go list ./... | grep -vxF "$$(go list $(CLUSTERS) $(FAULTS) $(AGENT))"); \
 	$(if $(RECORDED),shortened=$$($(SHORTENED)); all=$$(grep -vxF "$$($(WHOLE))" <<< "$$all");) \
-	$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(LANE) $$all
+	$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(LANE) -exec '$(ENDING)' \
+		$$(grep -E '/semaphore/($(LONGEST))$$' <<< "$$all") $$all
 
 # What of package agent runs on the emulated machine each time: it is ten times slower than this one.
 KERNEL_TESTS := TestHealing|TestPeersAreHealed|TestMoves|TestRoamingPeer|TestAdoption|TestCleanup|TestNoIPv6|TestF07|TestF08|TestF29

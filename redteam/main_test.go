@@ -13,5 +13,5 @@ func TestMain(m *testing.M) {
 	// Give the test enough threads, so that a client waits for the broker and not for the attacker in the same process.
 	runtime.GOMAXPROCS(max(8, runtime.GOMAXPROCS(0)))
 	loopback.Enter(kubetest.Prepare)
-	os.Exit(m.Run())
+	os.Exit(kubetest.Reusing(m).Run())
 }

@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 	})
 	var stop context.CancelFunc
 	life, stop = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := m.Run()
+	code := kubetest.Reusing(m).Run()
 	if err := shared.down(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
