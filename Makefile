@@ -66,8 +66,7 @@ test-packages:
 	@echo "== the packages of the tests"
 	@go list -toolexec '$(TOOLEXEC)' -test -export ./... >/dev/null
 
-# Three lanes, each of which runs one package after the other: these tests wait more than they compute. Two of them
-# start clusters: with the apiservers of the third they need up to 120 instances of inotify, of which a machine has 128
+# Three lanes, for these tests wait more than they compute. Two of them start clusters: with the apiservers of the third they need up to 120 instances of inotify, of which a machine has 128
 # by default. Where others have taken some of those there are two lanes, and at most 110 are needed.
 LANES ?= $(shell taken=$$( (find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null || true) | wc -l); \
 	if [ $$(($$(cat /proc/sys/fs/inotify/max_user_instances) - taken)) -ge 120 ]; then echo 3; else echo 2; fi)
@@ -117,7 +116,7 @@ SHORTENED = git grep --untracked -l 'testing\.Short' -- '*_test.go' ':!tools' | 
 test-components:
 	@all=$$(go list ./... | grep -vxF "$$(go list $(CLUSTERS) $(FAULTS) $(AGENT))"); \
 	$(if $(RECORDED),shortened=$$($(SHORTENED)); all=$$(grep -vxF "$$($(WHOLE))" <<< "$$all");) \
-	$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(LANE) -exec '$(ENDING)' \
+	$(GOTEST) --jsonfile $(BIN)/test-components.json -- $(LANE) $(if $(filter 1,$(LANES)),-p 1) -exec '$(ENDING)' \
 		$$(grep -E '/semaphore/($(LONGEST))$$' <<< "$$all") $$all
 
 # What of package agent runs on the emulated machine each time: it is ten times slower than this one.
