@@ -66,8 +66,9 @@ test-packages:
 	@echo "== the packages of the tests"
 	@go list -toolexec '$(TOOLEXEC)' -test -export ./... >/dev/null
 
-# Three lanes, for these tests wait more than they compute. Two of them start clusters: with the apiservers of the third they need up to 120 instances of inotify, of which a machine has 128
-# by default. Where others have taken some of those there are two lanes, and at most 110 are needed.
+# Three lanes, for these tests wait more than they compute. Two of them start clusters: with the apiservers of the third
+# they need up to 120 instances of inotify, of which a machine has 128 by default. Where others have taken some of those
+# there are two lanes, and at most 110 are needed.
 LANES ?= $(shell taken=$$( (find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null || true) | wc -l); \
 	if [ $$(($$(cat /proc/sys/fs/inotify/max_user_instances) - taken)) -ge 120 ]; then echo 3; else echo 2; fi)
 CLUSTERS   := ./e2e
