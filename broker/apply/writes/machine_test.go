@@ -76,6 +76,61 @@ func TestWhoseIsAnObjectThatIsInTheWay(t *testing.T) {
 	}
 }
 
+// TestConflictsWaitLonger: while the informer lags behind for a name, each conflict waits twice as long as the one
+// before, up to half a minute. Only what shows that the name is up to date makes the next wait short again.
+func TestConflictsWaitLonger(t *testing.T) {
+	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "services"}, "echo", errors.New("changed"))
+	refused := apierrors.NewForbidden(schema.GroupResource{Resource: "services"}, "echo", errors.New("no"))
+	type machine = Machine[*corev1.Service]
+	// write writes a name, and returns the wait before it is reconciled again.
+	write := func(m *machine, name string, err error) time.Duration {
+		now := paceStart
+		step := m.Decide(now, m.Begin(now, name), Answer[*corev1.Service]{Verdict: Present, Object: ours(name, "")})
+		step = m.Settle(now, step.Write, ours(name, "9"), err)
+		if err == conflict && (step.Result != Conflict || !step.Again) {
+			t.Errorf("after a conflict: %+v", step)
+		}
+		return step.After
+	}
+	waits := []time.Duration{1, 2, 4, 8, 16, 30, 30}
+	for _, c := range []struct {
+		name   string
+		then   func(*machine)
+		resets bool
+	}{
+		{"nothing happens", func(*machine) {}, false},
+		{"the informer reports the object", func(m *machine) { m.Informed("echo", ours("echo", "2"), false) }, true},
+		{"the informer reports its deletion", func(m *machine) { m.Informed("echo", ours("echo", "2"), true) }, true},
+		{"a write succeeds", func(m *machine) { write(m, "echo", nil) }, true},
+		{"a write is refused", func(m *machine) { write(m, "echo", refused) }, false},
+		{"its remote changes it", func(m *machine) { m.Changed(paceStart, "echo", Change{"c2", paceStart}) }, false},
+		{"another name is reported", func(m *machine) { m.Informed("other", ours("other", "2"), false) }, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := New(Kind[*corev1.Service]{Name: kinds.Service,
+				Merge: func(_, want *corev1.Service) *corev1.Service { return want },
+				Equal: func(_, _ *corev1.Service) bool { return false }},
+				stored{"echo": ours("echo", "1"), "other": ours("other", "1")}, nil)
+			for i, want := range waits {
+				if wait := write(m, "echo", conflict); wait != want*time.Second {
+					t.Errorf("conflict %d waits %s, want %d s", i+1, wait, want)
+				}
+			}
+			if wait := write(m, "other", conflict); wait != AfterConflict {
+				t.Errorf("the first conflict of another name waits %s", wait)
+			}
+			c.then(m)
+			want := maxAfterConflict
+			if c.resets {
+				want = AfterConflict
+			}
+			if wait := write(m, "echo", conflict); wait != want {
+				t.Errorf("then it waits %s, want %s", wait, want)
+			}
+		})
+	}
+}
+
 // TestEarliestChangeCounts: of the changes that wait for one write the earliest is reported, which has waited longest.
 func TestEarliestChangeCounts(t *testing.T) {
 	m := New(Kind[*corev1.Service]{Name: kinds.Service}, stored{}, nil)
