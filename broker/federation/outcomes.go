@@ -94,7 +94,7 @@ func (s *Server) labelDomainsProblem(l *link) string {
 	}
 	const most = 8
 	return fmt.Sprintf("cluster %s finds the pods of sets by labels of %.500q, and sets have labels of %q here: "+
-		"policies select by the latter; set labelDomains of both to the same, in one order",
+		"policies select by the latter; set labelDomains of both to the same domains",
 		l.cluster, strings.Join(theirs[:min(len(theirs), most)], ", "), strings.Join(s.options.LabelDomains, ", "))
 }
 

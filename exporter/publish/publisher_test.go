@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,6 +31,7 @@ import (
 	"github.com/kube-semaphore/semaphore/exporter/catalog"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/debug"
+	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/identity"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
@@ -62,7 +64,8 @@ type broker struct {
 	deliveries []*semaphorev1.Delivery
 	messages   map[string]int
 	bytes      int
-	refuse     string // name of an object to refuse
+	refuse     string   // name of an object to refuse
+	domains    []string // of the labels of its sets
 	reason     string
 
 	server  *grpc.Server
@@ -142,6 +145,9 @@ func (b *broker) Publish(stream grpc.BidiStreamingServer[semaphorev1.PublishRequ
 			return err
 		}
 		for _, answer := range r.Responses {
+			if w := answer.GetWelcome(); w != nil {
+				w.LabelDomains = b.domains
+			}
 			if err := stream.Send(answer); err != nil {
 				return err
 			}
@@ -296,6 +302,49 @@ func TestPublisher(t *testing.T) {
 	}
 	if got := c2.held(); got != pods {
 		t.Errorf("the broker holds %d objects", got)
+	}
+}
+
+// TestLabelDomainsThatDiffer: an exporter reports that a broker labels sets with other domains than those by which it
+// finds their pods. The order does not matter, and a broker or an exporter without sets has none.
+func TestLabelDomainsThatDiffer(t *testing.T) {
+	const ours, theirs = naming.DefaultLabelDomain, naming.PolicyLabelDomain
+	both, policy := []string{ours, theirs}, config.Features{config.Policy}
+	for _, c := range []struct {
+		name        string
+		features    config.Features
+		own, broker []string
+		says, heard string
+	}{
+		{"the same", policy, both, both, "", ""},
+		{"the same in another order", policy, both, []string{theirs, ours}, "", ""},
+		{"others", policy, []string{ours}, []string{theirs}, ours, theirs},
+		{"one is missing in the broker", policy, both, []string{ours}, ours + ", " + theirs, ours},
+		{"the broker has one more", policy, []string{ours}, both, ours, ours + ", " + theirs},
+		{"the broker writes no sets", policy, []string{ours}, nil, "", ""},
+		{"the exporter exports no sets", config.Features{config.Encryption}, []string{ours}, []string{theirs}, "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, "c2")
+			b.catalog = catalog.New(catalog.Rules{Features: c.features, Clusters: []string{"c2"}, LabelDomains: c.own})
+			c2 := newBroker(t, "c2", b.trust.Source(t, "c2", "broker"))
+			c2.domains = c.broker
+			p := b.publish(c2.start())
+			within(t, "all is acknowledged", func() bool { return p.Status().GetConnected() && p.Status().GetBehind() == 0 })
+			found := p.Findings()
+			if c.says == "" {
+				if len(found) > 0 {
+					t.Errorf("found %v", found)
+				}
+				return
+			}
+			want := fmt.Sprintf("labels of %q put pods into sets here, and the broker of c2 labels sets with %q, by which "+
+				"policies there select; set labelDomains to the same domains in both", c.says, c.heard)
+			if len(found) != 1 || found[0].Code != finding.LabelDomainsDiffer || found[0].Cluster != "c2" ||
+				!slices.Equal(finding.Texts(found), []string{want}) {
+				t.Errorf("found %+v, want %q", found, want)
+			}
+		})
 	}
 }
 

@@ -165,7 +165,7 @@ func (p *Publisher) Findings() (found []finding.Finding) {
 		found = append(found, finding.Line(finding.LabelDomainsDiffer, p.broker.Cluster,
 			fmt.Sprintf("labels of %q put pods "+
 				"into sets here, and the broker of %s labels sets with %.300q, by which policies there select; set labelDomains "+
-				"to the same value in both",
+				"to the same domains in both",
 				strings.Join(s.labelDomains, ", "), p.broker.Cluster,
 				strings.Join(s.peerLabelDomains[:min(len(s.peerLabelDomains), maxDomainsShown)], ", ")))...)
 	}
