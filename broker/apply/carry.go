@@ -145,7 +145,7 @@ func (o *Objects[T]) report(w *writes.Write[T], step writes.Step[T]) {
 func (o *Objects[T]) reportRestored(name string, step writes.Step[T]) {
 	if c := step.Restored; c != nil {
 		o.options.Metrics.restored.WithLabelValues(string(o.kind.Name)).Inc()
-		o.options.Log.Warn("restored an object that another writer changed or deleted",
+		o.loop.Warn(name, "restored an object that another writer changed or deleted",
 			"name", name, "kind", o.kind.Name, "manager", c.Manager, "fields", c.Fields, "times", c.Times)
 		o.options.Events.WarnOf("", "Restored "+string(o.kind.Name)+" "+name+" "+c.Manager, finding.Restored, fmt.Sprintf(
 			"%s %s: %s changed %s; the broker has restored it, as it does with all that it writes",

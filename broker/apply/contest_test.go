@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,13 +15,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
+	calicov3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/semaphore/broker/events"
+	"github.com/kube-semaphore/semaphore/broker/kinds"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
 	"github.com/kube-semaphore/semaphore/internal/testkit"
@@ -156,40 +163,45 @@ func TestInterference(t *testing.T) {
 			t.Errorf("problems %q", problems)
 		}
 	})
-	t.Run("a controller that insists", func(t *testing.T) {
-		requests.Take()
-		restored := func() float64 { return value(t, opts.Metrics, "semaphore_broker_restored_total", "service") }
-		fight, cancel := context.WithTimeout(ctx, 3*time.Minute)
-		defer cancel()
-		watch, err := api.Watch(fight, metav1.ListOptions{FieldSelector: "metadata.name=fought"})
-		if err != nil {
-			t.Fatal(err)
+	t.Run("many are edited at once", func(t *testing.T) {
+		const many = 60
+		name := func(i int) string { return fmt.Sprint("many-", i) }
+		warnings := &counting{Handler: slog.DiscardHandler}
+		opts := options(t)
+		opts.Log = slog.New(warnings)
+		w, d := desired[*corev1.Service]()
+		for i := range many {
+			w.set(service(name(i), "c2", 80, false))
 		}
-		lost, began := 0, time.Now()
-		for e := range watch.ResultChan() {
-			if s, ok := e.Object.(*corev1.Service); ok && s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
-				patch("fought", "kyverno", `{"spec":{"sessionAffinity":"ClientIP"}}`)
-				lost++
-			}
-			if time.Since(began) > 5*time.Second && restored() >= 4 {
-				break
-			}
-		}
-		watch.Stop()
-		writes, long := withoutLists(requests.Take()), time.Since(began)
-		t.Logf("%d writes of the broker in %s, %d of the other", len(writes), long, lost)
-		if len(writes) > inFight(long)+1 {
-			t.Errorf("%d writes in a fight of %s", len(writes), long)
-		}
-		event("Contested", "service fought", "kyverno", "spec.sessionAffinity")
-		eventually(t, "reported, and nothing else", func() (bool, string) {
-			problems := finding.Texts(o.Findings())
-			return len(problems) == 1 &&
-				strings.Contains(problems[0], "service fought: kyverno changes spec.sessionAffinity"), fmt.Sprint(problems)
+		o := Services(client, "mirrors", d, opts)
+		stop := testkit.Run(t, o.Run)
+		defer stop()
+		eventually(t, "all are made", func() (bool, string) {
+			return len(o.Unwritten()) == 0 && o.present() >= many, fmt.Sprint(o.present())
 		})
-		if n := restored(); n < 4 {
-			t.Errorf("%v counted", n)
+		began := time.Now()
+		for i := range many {
+			patch(name(i), "kubectl-edit", `{"spec":{"selector":{"a":"b"}}}`)
 		}
+		eventually(t, "all are restored", func() (bool, string) {
+			n := value(t, opts.Metrics, "semaphore_broker_restored_total", "service")
+			return n == many, fmt.Sprint(n)
+		})
+		// 20 at once, and one a second.
+		if n, most := int(warnings.n.Load()), 20+int(time.Since(began).Seconds())+1; n < 20 || n > most {
+			t.Errorf("%d messages about %d restored objects, want 20 to %d", n, many, most)
+		}
+	})
+	t.Run("a controller that insists", func(t *testing.T) {
+		fight{
+			kind: kinds.Service, name: "fought", field: "spec.sessionAffinity",
+			edit: `{"spec":{"sessionAffinity":"ClientIP"}}`,
+			restored: func(object map[string]any) bool {
+				affinity, _, _ := unstructured.NestedString(object, "spec", "sessionAffinity")
+				return affinity != "ClientIP"
+			},
+			long: 5 * time.Second,
+		}.of(t, cfg, corev1.SchemeGroupVersion.WithResource("services"), "mirrors", requests, opts, o.Findings, event)
 		// What the remote changes does not wait for the fight.
 		s := service("fought", "c2", 82, false)
 		s.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyCluster)
@@ -197,6 +209,60 @@ func TestInterference(t *testing.T) {
 		w.set(s)
 		o.Mark("fought", "c2", time.Now())
 		withinASecond("the port is another", func() bool { return get("fought").Spec.Ports[0].Port == 82 })
+	})
+	t.Run("a controller that insists, on a slice", func(t *testing.T) {
+		client, requests := counted(cfg)
+		w, d := desired[*discoveryv1.EndpointSlice]()
+		w.set(slice("insisted", "c2", "IPv4", "10.2.0.1"))
+		opts := opts
+		opts.Metrics = NewMetrics(prometheus.NewRegistry())
+		o := EndpointSlices(client, "mirrors", d, opts)
+		defer testkit.Run(t, o.Run)()
+		eventually(t, "made", func() (bool, string) { return o.present() == 1, "" })
+		has := func(object map[string]any, address string) bool {
+			endpoints, _, _ := unstructured.NestedSlice(object, "endpoints")
+			return strings.Contains(fmt.Sprint(endpoints), "["+address+"]")
+		}
+		fight{
+			kind: kinds.EndpointSlice, name: "insisted", field: "endpoints",
+			edit:     `{"endpoints":[{"addresses":["10.2.0.9"]}]}`,
+			restored: func(object map[string]any) bool { return has(object, "10.2.0.1") },
+			long:     2 * time.Second,
+		}.of(t, cfg, discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), "mirrors", requests, opts, o.Findings,
+			event)
+		w.set(slice("insisted", "c2", "IPv4", "10.2.0.2"))
+		o.Mark("insisted", "c2", time.Now())
+		withinASecond("the address is another", func() bool {
+			s, err := admin.DiscoveryV1().EndpointSlices("mirrors").Get(ctx, "insisted", metav1.GetOptions{})
+			return err == nil && s.Endpoints[0].Addresses[0] == "10.2.0.2"
+		})
+	})
+	t.Run("a controller that insists, on a set", func(t *testing.T) {
+		kubetest.InstallCalico(t, cfg, kubetest.CalicoCRD, "globalnetworksets")
+		requests, wrapped := &kubetest.Requests{}, rest.CopyConfig(cfg)
+		wrapped.Wrap(requests.Wrap)
+		w, d := desired[*calicov3.GlobalNetworkSet]()
+		w.set(globalSet("insisted", "10.2.0.1/32"))
+		opts := opts
+		opts.Metrics = NewMetrics(prometheus.NewRegistry())
+		o := Sets(quickCalico(wrapped), nil, d, opts)
+		defer testkit.Run(t, o.Run)()
+		eventually(t, "made", func() (bool, string) { return o.present() == 1, "" })
+		fight{
+			kind: kinds.GlobalNetworkSet, name: "insisted", field: "spec.nets",
+			edit: `{"spec":{"nets":["10.2.0.1/32","10.2.0.9/32"]}}`,
+			restored: func(object map[string]any) bool {
+				nets, _, _ := unstructured.NestedStringSlice(object, "spec", "nets")
+				return len(nets) == 1
+			},
+			long: 2 * time.Second,
+		}.of(t, cfg, kubetest.CalicoCRD.WithResource("globalnetworksets"), "", requests, opts, o.Findings, event)
+		w.set(globalSet("insisted", "10.2.0.2/32"))
+		o.Mark("insisted", "c2", time.Now())
+		withinASecond("the address is another", func() bool {
+			s, there := o.store.Get("insisted")
+			return there && slices.Equal(s.Spec.Nets, []string{"10.2.0.2/32"})
+		})
 	})
 	t.Run("a policy that changes what is written", func(t *testing.T) {
 		mutate(t, admin)
@@ -230,24 +296,129 @@ func TestInterference(t *testing.T) {
 			}), fmt.Sprint(p)
 		})
 	})
-	t.Run("a slice", func(t *testing.T) {
+	t.Run("a slice whose label is off", func(t *testing.T) {
 		w, d := desired[*discoveryv1.EndpointSlice]()
 		one := slice("one", "c2", "IPv4", "10.2.0.1")
 		one.Annotations = map[string]string{naming.AnnotationSourceNamespace: "shop", naming.AnnotationSourceName: "one"}
 		w.set(one)
 		o := EndpointSlices(client, "mirrors", d, options(t))
-		testkit.Run(t, o.Run)
-		eventually(t, "made", func() (bool, string) { return o.present() == 1, "" })
+		stop := testkit.Run(t, o.Run)
+		eventually(t, "made", func() (bool, string) { return o.Wants("one") && len(o.Unwritten()) == 0, "" })
 		api := admin.DiscoveryV1().EndpointSlices("mirrors")
-		if _, err := api.Patch(ctx, "one", types.MergePatchType,
-			[]byte(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
+		unlabel := func() {
+			t.Helper()
+			if _, err := api.Patch(ctx, "one", types.MergePatchType,
+				[]byte(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":null}}}`), metav1.PatchOptions{}); err != nil {
+				t.Fatal(err)
+			}
 		}
+		unlabel()
 		withinASecond("the label is back", func() bool {
 			s, err := api.Get(ctx, "one", metav1.GetOptions{})
 			return err == nil && s.Labels[naming.LabelManagedBy] == naming.ManagedByBroker
 		})
+		stop()
+		unlabel()
+		started := options(t)
+		started.Events = opts.Events
+		o = EndpointSlices(client, "mirrors", d, started)
+		testkit.Run(t, o.Run)
+		eventually(t, "reported, with what to do", func() (bool, string) {
+			p := finding.Texts(o.Findings())
+			return slices.ContainsFunc(p, func(line string) bool {
+				return strings.Contains(line, "endpointslice one") &&
+					strings.Contains(line, "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
+			}), fmt.Sprint(p)
+		})
+		event("NameTaken", "endpointslice one", "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
+		// What the operator is told to do helps.
+		if _, err := api.Patch(ctx, "one", types.MergePatchType,
+			[]byte(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":"semaphore-broker"}}}`),
+			metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		changed := slice("one", "c2", "IPv4", "10.2.0.2")
+		changed.Annotations = one.Annotations
+		w.set(changed)
+		o.Mark("one", "c2", time.Now())
+		eventually(t, "it is the broker's again", func() (bool, string) {
+			s, err := api.Get(ctx, "one", metav1.GetOptions{})
+			p := finding.Texts(o.Findings())
+			return err == nil && s.Endpoints[0].Addresses[0] == "10.2.0.2" && len(p) == 0, fmt.Sprint(err, p)
+		})
 	})
+}
+
+// fight is a controller, kyverno, that changes an object again each time that the broker restores it.
+type fight struct {
+	kind kinds.Kind
+	// name is the object's; edit, a merge patch, changes field.
+	name, edit, field string
+	// restored says that an object is as the broker wrote it.
+	restored func(object map[string]any) bool
+	// long is how long it lasts, and longer until the broker has restored the object four times.
+	long time.Duration
+}
+
+// of has the controller fight on a real apiserver. It checks that the broker restores the object less and less often,
+// and that an Event and the status name the object, the field and the other one.
+func (f fight) of(t *testing.T, cfg *rest.Config, resource schema.GroupVersionResource, namespace string,
+	requests *kubetest.Requests, opts Options, findings func() []finding.Finding, event func(string, ...string)) {
+	t.Helper()
+	var api dynamic.ResourceInterface = dynamic.NewForConfigOrDie(cfg).Resource(resource)
+	if namespace != "" {
+		api = dynamic.NewForConfigOrDie(cfg).Resource(resource).Namespace(namespace)
+	}
+	restored := func() float64 { return value(t, opts.Metrics, "semaphore_broker_restored_total", string(f.kind)) }
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	requests.Take()
+	before := restored()
+	watch, err := api.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + f.name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost, began := 0, time.Now()
+	for e := range watch.ResultChan() {
+		if o, ok := e.Object.(*unstructured.Unstructured); ok && f.restored(o.Object) {
+			if _, err := api.Patch(ctx, f.name, types.MergePatchType, []byte(f.edit),
+				metav1.PatchOptions{FieldManager: "kyverno"}); err != nil {
+				t.Fatal(err)
+			}
+			lost++
+		}
+		if time.Since(began) > f.long && restored()-before >= 4 {
+			break
+		}
+	}
+	watch.Stop()
+	writes, long := withoutLists(requests.Take()), time.Since(began)
+	t.Logf("%d writes of the broker in %s, %d of the other", len(writes), long, lost)
+	if len(writes) > inFight(long)+1 {
+		t.Errorf("%d writes in a fight of %s", len(writes), long)
+	}
+	if n := restored() - before; n < 4 {
+		t.Errorf("%v counted", n)
+	}
+	about := fmt.Sprintf("%s %s: kyverno changes %s", f.kind, f.name, f.field)
+	event("Contested", about)
+	eventually(t, "reported, and nothing else", func() (bool, string) {
+		problems := finding.Texts(findings())
+		return len(problems) == 1 && strings.Contains(problems[0], about), fmt.Sprint(problems)
+	})
+}
+
+// counting counts warnings.
+type counting struct {
+	slog.Handler
+	n atomic.Int64
+}
+
+func (c *counting) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
+
+func (c *counting) Handle(context.Context, slog.Record) error {
+	c.n.Add(1)
+	return nil
 }
 
 // inFight is how often the broker restores an object that another changes again, in a time: three times at once, and

@@ -40,7 +40,8 @@ const (
 	newsAfter = time.Second
 )
 
-// A failure is logged when a key begins to fail, or fails for another reason. These bound the messages of one owner.
+// A failure is logged when a key begins to fail, or fails for another reason. These bound the messages of one owner,
+// those of Warn included.
 const logBurst, logRate = 20, 1
 
 // ErrIdle is the result of a reconciliation that had nothing to do. It counts as a success that does not show whether a
@@ -442,6 +443,13 @@ func (l *Loop[K]) log(owner string, level slog.Level, message string, args ...an
 	if level < slog.LevelWarn || l.owner(owner).logs.Allow() {
 		l.options.Log.Log(context.Background(), level, message, args...)
 	}
+}
+
+// Warn logs a warning about a key. It counts toward the limit of its owner's messages about failures.
+func (l *Loop[K]) Warn(key K, message string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.log(l.ownerOf(key), slog.LevelWarn, message, args...)
 }
 
 // Problems returns the failing keys, sorted by name.

@@ -259,37 +259,64 @@ func TestChangesRetryAWaitingKey(t *testing.T) {
 }
 
 // Keys that each fail for a cause of their own are retried ten times a second in total, however many there are. When
-// one of them succeeds, the others with the same cause are retried immediately.
+// one of them succeeds, the others with the same cause are retried immediately. Each attempt fails for a new reason, so
+// each could be logged: of an owner there are 20 messages at once, and then one a second, and those of another owner
+// are in addition.
 func TestManyThatFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const keys = 5000
+		const keys, other = 5000, 5000
 		var attempts, done atomic.Int64
 		var broken atomic.Bool
 		broken.Store(true)
+		warnings := &counting{Handler: slog.DiscardHandler}
 		l := New("test", func(_ context.Context, key int) error {
-			attempts.Add(1)
+			n := attempts.Add(1)
 			if broken.Load() {
-				return fmt.Errorf("%d is refused", key)
+				return fmt.Errorf("%d is refused the %dth time", key, n)
 			}
 			done.Add(1)
 			return nil
-		}, Options{Workers: 4, Log: quiet, Cause: func(error) Cause { return Cause{Name: "policy"} }})
+		}, Options{Workers: 4, Log: slog.New(warnings), Cause: func(error) Cause { return Cause{Name: "policy"} }}).
+			By(func(key int) string { return map[bool]string{true: "c3", false: "c2"}[key == other] })
 		run(t, l)
 		for key := range keys {
 			l.Enqueue(key)
 		}
 		time.Sleep(10 * time.Minute)
-		before := attempts.Load()
+		before, logged := attempts.Load(), warnings.n.Load()
+		if most := int64(logBurst + 600*logRate + 1); logged > most || logged < most-10 {
+			t.Errorf("%d messages in ten minutes, want %d", logged, most)
+		}
 		time.Sleep(10 * time.Minute)
 		if n := attempts.Load() - before; n > 600*retryRate*3/2 || n < 600*retryRate/2 {
 			t.Errorf("%d attempts in ten minutes, want %d", n, 600*retryRate)
 		}
+		logged = warnings.n.Load()
+		l.Enqueue(other)
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		if n := warnings.n.Load() - logged; n < 1 || n > 2 {
+			t.Errorf("%d messages when a key of another owner fails, want its own", n)
+		}
 		broken.Store(false)
 		time.Sleep(2 * time.Second)
-		if done.Load() != keys {
+		if done.Load() < keys {
 			t.Errorf("%d of %d are done two seconds after the cause has ended", done.Load(), keys)
 		}
 	})
+}
+
+// counting counts warnings.
+type counting struct {
+	slog.Handler
+	n atomic.Int64
+}
+
+func (c *counting) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
+
+func (c *counting) Handle(context.Context, slog.Record) error {
+	c.n.Add(1)
+	return nil
 }
 
 // flaky is a dependency of all keys that is down at times.
