@@ -331,7 +331,7 @@ func TestInterference(t *testing.T) {
 			}), fmt.Sprint(p)
 		})
 		event("NameTaken", "endpointslice one", "set app.kubernetes.io/managed-by=semaphore-broker again, or delete it")
-		// What the operator is told to do helps.
+		// It helps to do what the status says.
 		if _, err := api.Patch(ctx, "one", types.MergePatchType,
 			[]byte(`{"metadata":{"labels":{"app.kubernetes.io/managed-by":"semaphore-broker"}}}`),
 			metav1.PatchOptions{}); err != nil {
