@@ -1,6 +1,8 @@
 package deploy_test
 
 import (
+	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -8,20 +10,21 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-semaphore/semaphore/internal/testkit/kubetest"
 )
 
 const openshift = "security.openshift.io/v1"
 
-func platform(t *testing.T, components string) ([]string, *appsv1.DaemonSet, []*unstructured.Unstructured,
+func platform(t *testing.T, components string) ([]runtime.Object, *appsv1.DaemonSet, []*unstructured.Unstructured,
 	*corev1.ResourceQuota) {
 	t.Helper()
 	objects := build(t, overlay(t,
 		"resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\ncomponents: ["+components+"]\n"))
-	var kinds []string
 	var foreign []*unstructured.Unstructured
 	var quota *corev1.ResourceQuota
 	for _, o := range objects {
-		kinds = append(kinds, o.GetObjectKind().GroupVersionKind().Kind)
 		switch o := o.(type) {
 		case *unstructured.Unstructured:
 			foreign = append(foreign, o)
@@ -29,28 +32,35 @@ func platform(t *testing.T, components string) ([]string, *appsv1.DaemonSet, []*
 			quota = o
 		}
 	}
-	return kinds, find[*appsv1.DaemonSet](t, objects, "semaphore-agent"), foreign, quota
+	return objects, find[*appsv1.DaemonSet](t, objects, "semaphore-agent"), foreign, quota
 }
 
 // TestPlatforms checks that the agent's pods have what each platform requires, and that no other pod has it.
 func TestPlatforms(t *testing.T) {
-	kinds, plain, _, quota := platform(t, "")
+	_, plain, foreign, quota := platform(t, "")
 	pod := plain.Spec.Template.Spec
-	if pod.SecurityContext.SELinuxOptions != nil || quota != nil || slices.Contains(kinds, "SecurityContextConstraints") {
-		t.Errorf("without a component there are SELinux options %v, a quota %v, kinds %q", pod.SecurityContext.SELinuxOptions,
-			quota, kinds)
+	if pod.SecurityContext.SELinuxOptions != nil || quota != nil || len(foreign) > 0 {
+		t.Errorf("without a component there are SELinux options %v, a quota %v, of other kinds %v",
+			pod.SecurityContext.SELinuxOptions, quota, foreign)
 	}
 
 	t.Run("GKE", func(t *testing.T) {
-		_, agent, _, quota := platform(t, "DEPLOY/features/gke")
+		objects, agent, _, quota := platform(t, "DEPLOY/features/gke")
 		if quota == nil || quota.Namespace != agent.Namespace {
 			t.Fatalf("the quota is %v", quota)
 		}
+		var classes []string
+		for _, template := range templates(objects) {
+			if class := template.Spec.PriorityClassName; class != "" {
+				classes = append(classes, class)
+			}
+		}
+		slices.Sort(classes)
+		classes = slices.Compact(classes)
 		scope := quota.Spec.ScopeSelector.MatchExpressions[0]
 		if scope.ScopeName != corev1.ResourceQuotaScopePriorityClass ||
-			!slices.Equal(scope.Values, []string{agent.Spec.Template.Spec.PriorityClassName}) {
-			t.Errorf("it is for %v; the agent's pods have the priority class %s", scope,
-				agent.Spec.Template.Spec.PriorityClassName)
+			!slices.Equal(scope.Values, classes) {
+			t.Errorf("it is for %v; the pods have the priority classes %q", scope, classes)
 		}
 		if pods := quota.Spec.Hard.Pods(); pods.Value() < 15000 {
 			t.Errorf("it admits %s pods", pods)
@@ -137,4 +147,40 @@ func testPlatforms(t *testing.T, s *server) {
 			admitted(t, s, dir)
 		})
 	}
+}
+
+// TestCriticalPodsNeedAQuota: an apiserver that limits both critical priority classes, as GKE's, refuses the pods of
+// every part, and admits them under the quota of the component gke. Kubernetes' own controller counts for the quota.
+func TestCriticalPodsNeedAQuota(t *testing.T) {
+	cfg := kubetest.StartAdmitting(t, `
+apiVersion: apiserver.config.k8s.io/v1
+kind: AdmissionConfiguration
+plugins:
+  - name: ResourceQuota
+    configuration:
+      apiVersion: apiserver.config.k8s.io/v1
+      kind: ResourceQuotaConfiguration
+      limitedResources:
+        - resource: pods
+          matchScopes:
+            - {scopeName: PriorityClass, operator: In, values: [system-node-critical, system-cluster-critical]}
+`)
+	s := &server{admin: cfg, kubeconfig: kubetest.Kubeconfig(t, cfg), refused: &refusals{}}
+	kubetest.StartControllers(t, cfg, "resourcequota-controller")
+	const resources = "resources: [DEPLOY/namespace, DEPLOY/exporter, DEPLOY/broker, DEPLOY/agent]\n"
+	without, with := overlay(t, resources), overlay(t, resources+"components: [DEPLOY/features/gke]\n")
+	s.kubectl(t, "apply", "-k", without)
+	refused := tried(t, s, without)
+	for name, err := range refused {
+		if err == nil || !strings.Contains(err.Error(), "insufficient quota to match these scopes") {
+			t.Errorf("without the component, pod of %s: %v", name, err)
+		}
+	}
+	if len(refused) != 3 {
+		t.Errorf("pods of %d workloads; want exporter, broker and agent", len(refused))
+	}
+	s.kubectl(t, "apply", "-k", with)
+	eventually(t, "with the component, all pods are admitted", func() error {
+		return errors.Join(slices.Collect(maps.Values(tried(t, s, with)))...)
+	})
 }

@@ -427,30 +427,46 @@ func testExample(t *testing.T, s *server) {
 	t.Logf("%d access reviews", len(reviews))
 }
 
-// admitted creates a pod of each workload with dry run, as the controllers would.
+// admitted checks that the apiserver admits a pod of each workload.
 func admitted(t *testing.T, s *server, dir string) {
 	t.Helper()
-	objects := build(t, dir)
-	for _, o := range objects {
-		var template corev1.PodTemplateSpec
-		switch o := o.(type) {
-		case *appsv1.Deployment:
-			template = o.Spec.Template
-		case *appsv1.DaemonSet:
-			template = o.Spec.Template
-		case *batchv1.Job:
-			template = o.Spec.Template
-		default:
-			continue
+	for name, err := range tried(t, s, dir) {
+		if err != nil {
+			t.Errorf("pod of %s: %v", name, err)
 		}
+	}
+}
+
+// tried creates a pod of each workload with dry run, as the controllers would, and returns what the apiserver answered,
+// by the workload's name.
+func tried(t *testing.T, s *server, dir string) map[string]error {
+	t.Helper()
+	objects := build(t, dir)
+	answers := map[string]error{}
+	for name, template := range templates(objects) {
 		find[*corev1.ServiceAccount](t, objects, template.Spec.ServiceAccountName)
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "trial-", Labels: template.Labels},
 			Spec: template.Spec}
-		if _, err := s.client("").CoreV1().Pods("semaphore").Create(t.Context(), pod,
-			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
-			t.Errorf("pod of %s: %v", o.(metav1.Object).GetName(), err)
+		_, answers[name] = s.client("").CoreV1().Pods("semaphore").Create(t.Context(), pod,
+			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	}
+	return answers
+}
+
+// templates returns the pod template of each workload, by the workload's name.
+func templates(objects []runtime.Object) map[string]corev1.PodTemplateSpec {
+	all := map[string]corev1.PodTemplateSpec{}
+	for _, o := range objects {
+		switch o := o.(type) {
+		case *appsv1.Deployment:
+			all[o.Name] = o.Spec.Template
+		case *appsv1.DaemonSet:
+			all[o.Name] = o.Spec.Template
+		case *batchv1.Job:
+			all[o.Name] = o.Spec.Template
 		}
 	}
+	return all
 }
 
 // testNodeWrites checks that the broker, with any permissions, changes only its own annotations on Nodes.

@@ -267,8 +267,11 @@ func needed(c *preflight.Cluster, features config.Features) []Reason {
 	if c.Calico != nil {
 		out = append(out, Reason{"ippools", "Calico must not replace the addresses of pods that call remote pods"})
 	}
+	if strings.Contains(c.Version, "-gke.") {
+		out = append(out, Reason{"gke", "Kubernetes " + c.Version})
+	}
 	if !features.Has(config.Encryption) {
-		return out
+		return out // what follows is for agents
 	}
 	if old := c.OldKernels(); len(old) > 0 {
 		out = append(out, Reason{"userspace-wireguard", "without WireGuard in the kernel: " + strings.Join(old, ", ")})
@@ -277,9 +280,6 @@ func needed(c *preflight.Cluster, features config.Features) []Reason {
 		if strings.Contains(n.OS, "Red Hat Enterprise Linux CoreOS") {
 			return append(out, Reason{"openshift", "node " + n.Name + " runs " + n.OS})
 		}
-	}
-	if strings.Contains(c.Version, "-gke.") {
-		out = append(out, Reason{"gke", "Kubernetes " + c.Version})
 	}
 	for _, n := range c.Nodes {
 		if slices.ContainsFunc(enforcing, func(begin string) bool { return strings.HasPrefix(n.OS, begin) }) {

@@ -71,6 +71,11 @@ func TestDecide(t *testing.T) {
 			want: func(v *Values) { v.Components = []string{"ippools", "openshift"} }},
 		"GKE": {found: func(c *preflight.Cluster) { c.Version = "v1.33.5-gke.1080000" },
 			want: func(v *Values) { v.Components = []string{"gke", "ippools"} }},
+		"GKE, and no agents": {found: func(c *preflight.Cluster) { c.Version = "v1.33.5-gke.1080000" },
+			wishes: Wishes{Features: config.Features{config.Services}},
+			want: func(v *Values) {
+				v.Features, v.Components = config.Features{config.Services}, []string{"gke", "ippools"}
+			}},
 		"everything is said": {wishes: Wishes{Name: "c1", PodSubnets: prefixes("10.8.0.0/16"),
 			ServiceSubnets: prefixes("10.9.0.0/16"), NodeSubnets: prefixes("192.0.2.7/32"), Expose: LoadBalancer,
 			NodePort: 30001},

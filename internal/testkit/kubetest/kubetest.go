@@ -62,7 +62,7 @@ func StartWith(t testing.TB, serviceRanges string) *rest.Config {
 	return cfg
 }
 
-func startWith(t testing.TB, serviceRanges string) (*rest.Config, *Store) {
+func startWith(t testing.TB, serviceRanges string, flags ...string) (*rest.Config, *Store) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("needs a kube-apiserver, which -short leaves out")
@@ -74,7 +74,7 @@ func startWith(t testing.TB, serviceRanges string) (*rest.Config, *Store) {
 	// On the machine's own loopback, without root, another process can bind a port between the check and the server's
 	// start.
 	for attempt := 1; ; attempt++ {
-		cfg, store, err := start(t, servers, serviceRanges)
+		cfg, store, err := start(t, servers, serviceRanges, flags)
 		if err == nil {
 			return cfg, store
 		}
@@ -85,7 +85,7 @@ func startWith(t testing.TB, serviceRanges string) (*rest.Config, *Store) {
 	}
 }
 
-func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, *Store, error) {
+func start(t testing.TB, servers servers, serviceRanges string, flags []string) (*rest.Config, *Store, error) {
 	dir := t.TempDir()
 	pki, err := newPKI(dir)
 	if err != nil {
@@ -104,7 +104,7 @@ func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, *
 		"--listen-peer-urls="+peerURL, "--initial-advertise-peer-urls="+peerURL,
 		"--initial-cluster=kubetest="+peerURL,
 		"--unsafe-no-fsync", "--log-level=warn")
-	store.runAPIServer = runs([]string{components.APIServerGC}, dir, "kube-apiserver", servers.apiserver,
+	store.runAPIServer = runs([]string{components.APIServerGC}, dir, "kube-apiserver", servers.apiserver, append(flags,
 		"--etcd-servers="+etcdURL,
 		"--bind-address=127.0.0.1", "--secure-port="+portOf(address),
 		// Otherwise the apiserver would create an endpoint of the Service kubernetes with a loopback address, which is
@@ -127,7 +127,7 @@ func start(t testing.TB, servers servers, serviceRanges string) (*rest.Config, *
 		"--authorization-mode=Node,RBAC",
 		// No controller creates the default ServiceAccounts that this plugin requires.
 		"--disable-admission-plugins=ServiceAccount",
-		"--allow-privileged=true", "--profiling=false")
+		"--allow-privileged=true", "--profiling=false")...)
 	store.cfg = &rest.Config{
 		Host: "https://" + address,
 		TLSClientConfig: rest.TLSClientConfig{
