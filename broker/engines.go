@@ -36,6 +36,8 @@ type engine interface {
 	Follow([]config.Remote)
 	// Leftovers reports whether objects of a cluster exist, or something of it is queued.
 	Leftovers(cluster string) bool
+	// Remind repeats the warnings about problems for which there was no room.
+	Remind()
 	Findings() []finding.Finding
 }
 
@@ -106,6 +108,13 @@ func (e engines) Take(cluster string, r replica.Result) {
 	}
 	for _, one := range e.all() {
 		one.Queue().Push(cluster, r)
+	}
+}
+
+// Remind repeats the warnings about problems for which there was no room.
+func (e engines) Remind() {
+	for _, one := range e.all() {
+		one.Remind()
 	}
 }
 

@@ -61,6 +61,7 @@ func (process *process) build(cfg *config.Broker) (*broker, error) {
 		cfg: cfg, registry: p.registry, federation: p.federation, events: p.events, propagation: p.metrics.Propagation,
 		engines: newEngines(cfg, state, p.events.WarnOf, time.Now), calico: apply.NewCalico(p.rest, p.log),
 	}
+	p.events.WhenRoom(b.engines.Remind)
 	p.registry.MustRegister(b.engines.collectors()...)
 	if cfg.Features.Has(config.Encryption) {
 		b.buildEncryption(p, state)

@@ -19,7 +19,8 @@ func (b *broker) watch(registry *prometheus.Registry, recorder *debug.Recorder, 
 	w := presence.New(presence.Options{
 		Clusters: names, SilentAfter: b.cfg.GlobalServices.SilentAfter.Duration,
 		Read: b.signals, OnChange: b.services.SetGone,
-		Warn: func(reason finding.Code, note string) { b.events.Warn("", reason, note) }, Recorder: recorder, Log: log,
+		Warn:     func(reason finding.Code, note string) bool { return b.events.Warn("", reason, note) },
+		Recorder: recorder, Log: log,
 	})
 	registry.MustRegister(w)
 	b.followers = append(b.followers, func(cfg *config.Broker) {

@@ -470,7 +470,8 @@ func refusedLine(server *federation.Server) string {
 // noEngines returns the engines of a broker that has written nothing.
 func noEngines(t *testing.T) engines {
 	t.Helper()
-	return newEngines(brokerConfig(t, clusters{}), nil, func(_, _ string, _ finding.Code, _ string) {}, time.Now)
+	quiet := func(_, _ string, _ finding.Code, _ string) bool { return true }
+	return newEngines(brokerConfig(t, clusters{}), nil, quiet, time.Now)
 }
 
 func isTimeout(err error) bool {

@@ -82,7 +82,7 @@ func (d *dest) newBroker() *broker {
 	}
 	cfg := *d.config
 	cfg.Sets.MaxSize = pick(d.w, d.w.setSizes)
-	quiet := func(_, _ string, _ finding.Code, _ string) {}
+	quiet := func(_, _ string, _ finding.Code, _ string) bool { return true }
 	b.tunnels, b.mirrors, b.policy = tunnels.New(&cfg, b.state, quiet, d.w.clock), mirroring.New(&cfg, quiet, d.w.clock),
 		networksets.New(&cfg, quiet, d.w.clock)
 	slices := newDriver(b, d.slices, b.mirrors.DesiredSlices(), sliceKind, (*broker).preparedSlice)

@@ -109,7 +109,7 @@ func (s *succession) fail(invariant, format string, args ...any) {
 // lead makes a new broker lead. It knows what the store has.
 func (s *succession) lead() {
 	s.state = peering.NewState()
-	s.engine = tunnels.New(s.config, s.state, func(_, _ string, _ finding.Code, _ string) {},
+	s.engine = tunnels.New(s.config, s.state, func(_, _ string, _ finding.Code, _ string) bool { return true },
 		func() time.Time { return s.now })
 	s.replicas, s.heard = map[string]*replica.Replica{}, map[string]bool{}
 	s.doubts, s.since = map[string]map[string]bool{}, map[string]time.Time{}

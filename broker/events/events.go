@@ -18,6 +18,7 @@ import (
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -28,12 +29,12 @@ import (
 const (
 	// repeatAfter is the least time between two Events of one topic.
 	repeatAfter = 30 * time.Minute
-	// retryAfter is the wait before an Event that could not be written is accepted again.
+	// retryAfter is the wait of a remote's Events after one of them could not be written.
 	retryAfter = 10 * time.Second
 	// A remote that gets everything wrong must not fill etcd with Events, nor delay those of others: each remote has a
 	// budget of its own, and so have Events of no remote. Events above the budget wait.
 	eventsPerSecond, eventsBurst = 0.5, 20
-	// maxWaiting bounds the waiting Events of a remote; the log and the status have the same information.
+	// maxWaiting bounds the waiting Events of a remote; the status has the same information.
 	maxWaiting   = 200
 	maxEventNote = 1024 // the bound of the API
 	// maxWritten bounds the remembered topics of a remote.
@@ -54,6 +55,8 @@ type Events struct {
 	burst     int
 	// news signals that an Event waits.
 	news chan struct{}
+	// room, if not nil, is called when there is room for Events that were not accepted.
+	room func()
 
 	mu sync.Mutex
 	// budgets are by remote; "" is for Events of no remote.
@@ -66,8 +69,11 @@ type budget struct {
 	// waiting are the Events to be written, in order, and asked are their topics.
 	waiting []pendingEvent
 	asked   map[string]bool
-	// written is when an Event was last written, by topic; after a failure it is set so that the topic is accepted
-	// again after retryAfter.
+	// refused is set after an Event was not accepted, until there is room again.
+	refused bool
+	// paused is until when no Event is written, after one could not be.
+	paused time.Time
+	// written is when an Event was last written, by topic.
 	written map[string]time.Time
 }
 
@@ -75,6 +81,8 @@ type budget struct {
 type pendingEvent struct {
 	cluster, topic string
 	event          *eventsv1.Event
+	// failed is set after the first attempt.
+	failed bool
 }
 
 // New returns a writer of Events on namespace; Run writes them. Each of remotes has a budget.
@@ -101,6 +109,10 @@ func New(kube kubernetes.Interface, namespace string, remotes []string, reg prom
 	return e
 }
 
+// WhenRoom sets the function that is called when there is room for Events that were not accepted. It must be called
+// before Run.
+func (e *Events) WhenRoom(f func()) { e.room = f }
+
 // Follow replaces the remotes with a budget. It drops the waiting Events of remotes that are no longer configured.
 func (e *Events) Follow(remotes []string) {
 	e.mu.Lock()
@@ -113,16 +125,17 @@ func (e *Events) Follow(remotes []string) {
 }
 
 // Warn queues a warning about a remote; "" for none. reason is one word in CamelCase, note a sentence. Warn does not
-// block. It does not repeat a note within repeatAfter.
-func (e *Events) Warn(cluster string, reason finding.Code, note string) {
-	e.WarnOf(cluster, string(reason)+note, reason, note)
+// block. It does not repeat a note within repeatAfter. An accepted Event is tried until it is written. While too many
+// Events of the remote wait, none is accepted.
+func (e *Events) Warn(cluster string, reason finding.Code, note string) (accepted bool) {
+	return e.WarnOf(cluster, string(reason)+note, reason, note)
 }
 
 // WarnOf is Warn with a topic, for callers that describe the same thing with other words: within repeatAfter only the
 // first note of a topic is written.
-func (e *Events) WarnOf(cluster, topic string, reason finding.Code, note string) {
+func (e *Events) WarnOf(cluster, topic string, reason finding.Code, note string) (accepted bool) {
 	if e == nil {
-		return
+		return true
 	}
 	note = finding.CleanTo(note, maxEventNote)
 	now := time.Now()
@@ -130,13 +143,14 @@ func (e *Events) WarnOf(cluster, topic string, reason finding.Code, note string)
 	defer e.mu.Unlock()
 	b := e.budget(cluster)
 	last, was := b.written[topic]
-	if b.asked[topic] || was && now.Sub(last) <= repeatAfter || len(b.waiting) >= maxWaiting {
-		// An Event without room does not count as written: the next call queues it.
+	told := b.asked[topic] || was && now.Sub(last) <= repeatAfter
+	if full := len(b.waiting) >= maxWaiting; told || full {
+		b.refused = b.refused || !told
 		e.results.WithLabelValues("suppressed").Inc()
-		return
+		return told
 	}
 	b.asked[topic] = true
-	b.waiting = append(b.waiting, pendingEvent{cluster, topic, &eventsv1.Event{
+	b.waiting = append(b.waiting, pendingEvent{cluster: cluster, topic: topic, event: &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, GenerateName: naming.ManagedByBroker + "-"},
 		EventTime:  metav1.NewMicroTime(now),
 		Type:       corev1.EventTypeWarning,
@@ -153,6 +167,7 @@ func (e *Events) WarnOf(cluster, topic string, reason finding.Code, note string)
 	case e.news <- struct{}{}:
 	default:
 	}
+	return true
 }
 
 // budget returns the budget of a remote; an unconfigured one shares that of no remote. The caller holds mu.
@@ -184,33 +199,48 @@ func (e *Events) next(after string) (next pendingEvent, of string, wait time.Dur
 	i, _ := slices.BinarySearch(waiting, after+"\x00")
 	for _, cluster := range slices.Concat(waiting[i:], waiting[:i]) {
 		b := e.budgets[cluster]
-		if b.limiter.Allow() {
-			next, b.waiting = b.waiting[0], b.waiting[1:]
-			return next, cluster, 0, true
+		d := time.Until(b.paused)
+		if d <= 0 {
+			if b.limiter.Allow() {
+				next, b.waiting = b.waiting[0], b.waiting[1:]
+				return next, cluster, 0, true
+			}
+			reserved := b.limiter.Reserve()
+			d = reserved.Delay()
+			reserved.Cancel()
 		}
-		reserved := b.limiter.Reserve()
-		if d := reserved.Delay(); wait == 0 || d < wait {
+		if wait == 0 || d < wait {
 			wait = max(d, time.Millisecond)
 		}
-		reserved.Cancel()
 	}
 	return pendingEvent{}, "", wait, false
 }
 
-// ended records whether an Event was written. If not, its topic is accepted again after retryAfter.
-func (e *Events) ended(p pendingEvent, ok bool) {
+// ended records the result of an attempt to write an Event. It waits again, behind the others, unless it was written or
+// never can be. room reports whether there is room for Events that were not accepted.
+func (e *Events) ended(p pendingEvent, err error) (room bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	b := e.budget(p.cluster)
+	if err != nil && !hopeless(err) {
+		p.failed = true
+		b.asked[p.topic] = true
+		b.waiting = append(b.waiting, p)
+		b.paused = time.Now().Add(retryAfter)
+		return false
+	}
 	delete(b.asked, p.topic)
 	if len(b.written) >= maxWritten {
 		clear(b.written)
 	}
 	b.written[p.topic] = time.Now()
-	if !ok {
-		b.written[p.topic] = time.Now().Add(retryAfter - repeatAfter)
-	}
+	room = b.refused && len(b.waiting) <= maxWaiting/2
+	b.refused = b.refused && !room
+	return room
 }
+
+// hopeless reports whether the apiserver refuses an Event for what it is.
+func hopeless(err error) bool { return apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) }
 
 // Run writes Events until ctx ends.
 func (e *Events) Run(ctx context.Context) error {
@@ -232,12 +262,19 @@ func (e *Events) Run(ctx context.Context) error {
 		}
 		of = cluster
 		_, err := e.kube.EventsV1().Events(e.namespace).Create(ctx, next.event, metav1.CreateOptions{})
-		e.ended(next, err == nil)
-		if err != nil && ctx.Err() == nil {
+		room := e.ended(next, err)
+		switch {
+		case err == nil:
+			e.results.WithLabelValues("written").Inc()
+		case ctx.Err() == nil:
 			e.results.WithLabelValues("failed").Inc()
-			e.log.Warn("cannot write an Event; it is lost", "reason", next.event.Reason, "note", next.event.Note, "error", err)
-			continue
+			if !next.failed {
+				e.log.Warn("cannot write an Event", "reason", next.event.Reason, "note", next.event.Note,
+					"again", !hopeless(err), "error", err)
+			}
 		}
-		e.results.WithLabelValues("written").Inc()
+		if room && e.room != nil {
+			e.room()
+		}
 	}
 }

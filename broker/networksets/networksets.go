@@ -120,6 +120,13 @@ func (e *Engine) Follow(remotes []config.Remote) {
 	}
 }
 
+// Remind repeats the warnings about problems for which there was no room.
+func (e *Engine) Remind() {
+	for _, k := range e.kinds {
+		k.problems.Remind(e.warn)
+	}
+}
+
 // Leftovers reports whether objects of a cluster exist, or something of it is queued.
 func (e *Engine) Leftovers(cluster string) bool {
 	return e.queue.Holds(cluster) || slices.ContainsFunc(e.kinds, func(k *kind) bool {

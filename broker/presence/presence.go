@@ -76,8 +76,8 @@ type Options struct {
 	Read func() map[string]Signals
 	// OnChange is called for each cluster once its verdict is known, and then for every change.
 	OnChange func(cluster string, gone bool)
-	// Warn notifies operators with a reason and a sentence.
-	Warn     func(reason finding.Code, note string)
+	// Warn notifies operators with a reason and a sentence. If it is not accepted, it is repeated at the next poll.
+	Warn     func(reason finding.Code, note string) (accepted bool)
 	Recorder *debug.Recorder
 	Log      *slog.Logger
 }
@@ -98,6 +98,13 @@ type cluster struct {
 	since   time.Time
 	// silentSince is when the last message was received.
 	silentSince time.Time
+	// untold is the newest warning while it is not accepted.
+	untold warning
+}
+
+type warning struct {
+	reason finding.Code
+	note   string
 }
 
 // New makes a watch. It is a prometheus.Collector.
@@ -150,24 +157,26 @@ func (w *Watch) evaluate(now time.Time, signals map[string]Signals) {
 		if w.polledSince.After(c.silentSince) {
 			c.silentSince = w.polledSince
 		}
-		verdict := decide(c.verdict, c.Signals, now.Sub(c.silentSince), w.options.SilentAfter)
-		if verdict == c.verdict {
-			continue
+		verdict, was := decide(c.verdict, c.Signals, now.Sub(c.silentSince), w.options.SilentAfter), c.verdict
+		if verdict != was {
+			c.verdict, c.since = verdict, now
+			w.options.OnChange(name, verdict == Gone)
 		}
-		was := c.verdict
-		c.verdict, c.since = verdict, now
-		w.options.OnChange(name, verdict == Gone)
 		switch {
+		case verdict == was:
 		case verdict == Gone:
-			note := w.problem(name)
+			c.untold = warning{finding.ClusterGone, w.problem(name)}
 			w.options.Log.Warn("a cluster is gone", "cluster", name, "silentSince", c.silentSince, "agents", c.Agents)
-			w.options.Recorder.Record(debug.Event{Source: name, Object: "cluster " + name, Action: "gone", Detail: note})
-			w.options.Warn(finding.ClusterGone, note)
+			w.options.Recorder.Record(debug.Event{Source: name, Object: "cluster " + name, Action: "gone",
+				Detail: c.untold.note})
 		case was == Gone:
-			note := fmt.Sprintf("cluster %s is back: %s", name, w.sign(c))
+			c.untold = warning{finding.ClusterBack, fmt.Sprintf("cluster %s is back: %s", name, w.sign(c))}
 			w.options.Log.Info("a cluster is back", "cluster", name, "sign", w.sign(c))
-			w.options.Recorder.Record(debug.Event{Source: name, Object: "cluster " + name, Action: "back", Detail: note})
-			w.options.Warn(finding.ClusterBack, note)
+			w.options.Recorder.Record(debug.Event{Source: name, Object: "cluster " + name, Action: "back",
+				Detail: c.untold.note})
+		}
+		if c.untold.note != "" && w.options.Warn(c.untold.reason, c.untold.note) {
+			c.untold = warning{}
 		}
 	}
 }

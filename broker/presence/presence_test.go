@@ -84,6 +84,8 @@ type fixture struct {
 	*Watch
 	now              time.Time
 	reported, warned []string
+	// full says that no warning is accepted.
+	full bool
 }
 
 func newFixture(clusters ...string) *fixture {
@@ -91,7 +93,12 @@ func newFixture(clusters ...string) *fixture {
 	f.Watch = New(Options{
 		Clusters: clusters, SilentAfter: after,
 		OnChange: func(cluster string, gone bool) { f.reported = append(f.reported, fmt.Sprint(cluster, " ", gone)) },
-		Warn:     func(reason finding.Code, note string) { f.warned = append(f.warned, string(reason)+": "+note) },
+		Warn: func(reason finding.Code, note string) bool {
+			if !f.full {
+				f.warned = append(f.warned, string(reason)+": "+note)
+			}
+			return !f.full
+		},
 		Recorder: debug.NewRecorder("broker", "c1", ""), Log: slog.New(slog.DiscardHandler),
 	})
 	return f
@@ -124,6 +131,25 @@ func equal(t *testing.T, what, got, want string) {
 	t.Helper()
 	if got != want {
 		t.Errorf("%s: %q; want %q", what, got, want)
+	}
+}
+
+// TestWarningsWithoutRoom: a warning that is not accepted is repeated until it is, unless a newer one of its cluster
+// replaces it.
+func TestWarningsWithoutRoom(t *testing.T) {
+	f := newFixture("c2", "c3")
+	here := func(c2, c3 int) map[string]Signals {
+		return map[string]Signals{"c2": {noon, 3, c2}, "c3": {noon, 3, c3}}
+	}
+	f.run(time.Second, here(3, 3))
+	f.full = true
+	f.run(2*after, here(0, 0))
+	f.run(2*after+time.Minute, here(0, 3))
+	f.full = false
+	f.run(2*after+time.Minute+2*time.Second, here(0, 3))
+	if len(f.warned) != 2 || !strings.HasPrefix(f.warned[0], "ClusterGone: cluster c2 is gone") ||
+		!strings.HasPrefix(f.warned[1], "ClusterBack: cluster c3 is back") {
+		t.Errorf("warned %q", f.warned)
 	}
 }
 

@@ -1,16 +1,24 @@
 package problem
 
 import (
+	"maps"
 	"sync"
 
 	"github.com/kube-semaphore/semaphore/internal/finding"
 )
 
-// Board shows the latest summary of each remote. It is safe for concurrent use and does not block. The zero value is
-// empty.
+// Board shows the latest summary of each remote, and warns about problems. It is safe for concurrent use and does not
+// block. The zero value is empty.
 type Board struct {
 	summaries sync.Map // of *Summary, by cluster
+
+	mu sync.Mutex
+	// untold are existing problems whose warnings had no room.
+	untold map[Problem]bool
 }
+
+// Warn writes an Event about a remote; see writes.Warn.
+type Warn = func(cluster, topic string, reason finding.Code, note string) (accepted bool)
 
 // Publish replaces the summaries of some remotes.
 func (b *Board) Publish(changed map[string]*Summary) {
@@ -20,13 +28,40 @@ func (b *Board) Publish(changed map[string]*Summary) {
 }
 
 // Take publishes what changed in a set, and warns about new problems. Within a time, one Event is written for each
-// topic.
-func (b *Board) Take(s *Set, warn func(cluster, topic string, reason finding.Code, note string)) {
+// topic. Remind repeats the warnings that were not accepted.
+func (b *Board) Take(s *Set, warn Warn) {
+	ended := s.ended
 	added, changed := s.Take()
 	b.Publish(changed)
-	for _, is := range added {
-		warn(is.Cluster, string(is.Reason)+" "+is.Object+" "+string(is.Code), is.Reason, is.Text)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for p := range ended {
+		delete(b.untold, p)
 	}
+	for _, p := range added {
+		if p.warn(warn) || ended[p] {
+			continue
+		}
+		if b.untold == nil {
+			b.untold = map[Problem]bool{}
+		}
+		b.untold[p] = true
+	}
+}
+
+// Remind repeats the warnings that were not accepted, about problems that still exist.
+func (b *Board) Remind(warn Warn) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	full := map[string]bool{}
+	maps.DeleteFunc(b.untold, func(p Problem, _ bool) bool {
+		full[p.Cluster] = full[p.Cluster] || !p.warn(warn)
+		return !full[p.Cluster]
+	})
+}
+
+func (p Problem) warn(warn Warn) (accepted bool) {
+	return warn(p.Cluster, string(p.Reason)+" "+p.Object+" "+string(p.Code), p.Reason, p.Text)
 }
 
 // Of returns the summary of a remote, which is immutable.

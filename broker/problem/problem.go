@@ -50,8 +50,9 @@ type Set struct {
 	// byKey are the problems of each key, such as the name of an object.
 	byKey   map[string][]Problem
 	remotes map[string]*remote
-	// added since the last Take.
+	// added since the last Take, and those that ended since and do not exist again.
 	added []Problem
+	ended map[Problem]bool
 	// changed are the remotes whose summary changed since the last Take.
 	changed map[string]bool
 }
@@ -105,6 +106,7 @@ func (s *Set) add(key string, p Problem) {
 		s.remotes[p.Cluster] = r
 	}
 	s.changed[p.Cluster] = true
+	delete(s.ended, p)
 	r.keys[key] = true
 	r.counts[p.Code] += max(1, p.Count)
 	r.total++
@@ -126,6 +128,10 @@ func (r *remote) offer(p Problem) {
 func (s *Set) remove(_ string, p Problem) {
 	r := s.remotes[p.Cluster]
 	s.changed[p.Cluster] = true
+	if s.ended == nil {
+		s.ended = map[Problem]bool{}
+	}
+	s.ended[p] = true
 	r.counts[p.Code] -= max(1, p.Count)
 	r.total--
 	if i := slices.Index(r.first, p); i >= 0 {
@@ -136,7 +142,7 @@ func (s *Set) remove(_ string, p Problem) {
 
 // Take returns the problems that began since the last Take, and the summaries of the remotes that changed.
 func (s *Set) Take() (added []Problem, changed map[string]*Summary) {
-	added, s.added = s.added, nil
+	added, s.added, s.ended = s.added, nil, nil
 	if len(s.changed) == 0 {
 		return added, nil
 	}

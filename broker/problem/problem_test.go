@@ -55,6 +55,67 @@ func TestSummary(t *testing.T) {
 	}
 }
 
+// TestWarningsWithoutRoom: a warning that is not accepted is repeated when there is room, once, if the problem still
+// exists. A remote without room keeps no other one's warnings from being accepted.
+func TestWarningsWithoutRoom(t *testing.T) {
+	var s Set
+	var b Board
+	room, accepted := map[string]int{}, map[string]int{}
+	warn := func(cluster, _ string, _ finding.Code, note string) bool {
+		if room[cluster] == 0 {
+			return false
+		}
+		room[cluster]--
+		accepted[note]++
+		return true
+	}
+	is := func(cluster string, i int) Problem {
+		return Problem{Cluster: cluster, Object: fmt.Sprint(i), Reason: finding.NotMirrored,
+			Text: fmt.Sprint(cluster, " ", i)}
+	}
+	const all, most = 500, 200
+	for i := range all {
+		s.Replace(fmt.Sprint("c2/", i), []Problem{is("c2", i)})
+		s.Replace(fmt.Sprint("c3/", i), []Problem{is("c3", i)})
+	}
+	room["c2"] = most
+	b.Take(&s, warn)
+	if len(accepted) != most {
+		t.Fatalf("%d are accepted, and there was room for %d", len(accepted), most)
+	}
+	// What ends counts no more, unless it begins again.
+	var ended []string
+	for i := most; i < most+50; i++ {
+		s.Replace(fmt.Sprint("c2/", i), nil)
+		ended = append(ended, is("c2", i).Text)
+	}
+	b.Take(&s, warn)
+	for i := most; i < most+25; i++ {
+		s.Replace(fmt.Sprint("c2/", i), []Problem{is("c2", i)})
+	}
+	b.Take(&s, warn)
+	for i := range most {
+		s.Replace(fmt.Sprint("c3/", i), nil)
+		s.Replace(fmt.Sprint("c3/", i), []Problem{is("c3", i)})
+	}
+	b.Take(&s, warn)
+	for range 10 {
+		room["c2"], room["c3"] = room["c2"]+most/2, room["c3"]+most/2
+		b.Remind(warn)
+	}
+	if len(accepted) != 2*all-25 {
+		t.Errorf("%d are accepted, want %d", len(accepted), 2*all-25)
+	}
+	for note, n := range accepted {
+		if n != 1 || slices.Contains(ended[25:], note) {
+			t.Errorf("%s is accepted %d times", note, n)
+		}
+	}
+	if len(b.untold) > 0 {
+		t.Errorf("%d still wait", len(b.untold))
+	}
+}
+
 // TestLinesAreBounded: a remote adds four lines of half a kilobyte to what is shown, whatever it does.
 func TestLinesAreBounded(t *testing.T) {
 	var s Set

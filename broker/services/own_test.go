@@ -27,7 +27,7 @@ func TestTheOwnClusterIsWaitedFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		warn := func(_, _ string, _ finding.Code, _ string) {}
+		warn := func(_, _ string, _ finding.Code, _ string) bool { return true }
 		p, s := services.New(cfg, warn, time.Now), networksets.New(cfg, warn, time.Now)
 		loop := &cluster{synced: true}
 		p.Bind(loop, loop)

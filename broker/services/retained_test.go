@@ -57,8 +57,10 @@ func newFixture(t *testing.T, there int) *fixture {
 	for i := range there {
 		f.loop.names = append(f.loop.names, mirrorName(i))
 	}
-	f.Engine = services.New(cfg, func(_, _ string, _ finding.Code, note string) { f.warned = append(f.warned, note) },
-		func() time.Time { return f.now })
+	f.Engine = services.New(cfg, func(_, _ string, _ finding.Code, note string) bool {
+		f.warned = append(f.warned, note)
+		return true
+	}, func() time.Time { return f.now })
 	f.Bind(f.loop, &cluster{synced: true})
 	f.DesiredServices().Synced()
 	return f

@@ -138,6 +138,9 @@ func (e *Engine) Follow(remotes []config.Remote) {
 	}
 }
 
+// Remind repeats the warnings about problems for which there was no room.
+func (e *Engine) Remind() { e.problems.Remind(e.warn) }
+
 // Leftovers reports whether objects of a cluster exist, or something of it is queued.
 func (e *Engine) Leftovers(cluster string) bool {
 	owned := func(loop writes.Loop) bool {

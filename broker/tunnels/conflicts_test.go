@@ -137,7 +137,10 @@ remotes: [{name: c2, podSubnets: [10.2.0.0/16, "fd00:2::/48"], nodeSubnets: [172
 					t.Fatal(err)
 				}
 				peers, events := allowed{}, map[string]int{}
-				p := New(cfg, peers, func(_, _ string, reason finding.Code, note string) { events[string(reason)+": "+note]++ },
+				p := New(cfg, peers, func(_, _ string, reason finding.Code, note string) bool {
+					events[string(reason)+": "+note]++
+					return true
+				},
 					time.Now)
 				reg := prometheus.NewRegistry()
 				reg.MustRegister(p)
@@ -219,7 +222,7 @@ func TestPeersWaitForCompleteNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	peers := allowed{}
-	e := New(cfg, peers, func(_, _ string, _ finding.Code, _ string) {}, time.Now)
+	e := New(cfg, peers, func(_, _ string, _ finding.Code, _ string) bool { return true }, time.Now)
 	for _, step := range []struct {
 		node      string
 		completed semaphorev1.Kind

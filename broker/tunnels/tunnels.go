@@ -92,6 +92,9 @@ func split(changes []replica.Change) [][]replica.Change {
 // Queue returns the queue of replicas' changes for the engine.
 func (e *Engine) Queue() *queue.Queue { return e.queue }
 
+// Remind repeats the warnings about problems for which there was no room.
+func (e *Engine) Remind() { e.problems.Remind(e.warn) }
+
 // Leftovers reports whether something of a cluster is queued.
 func (e *Engine) Leftovers(cluster string) bool { return e.queue.Holds(cluster) }
 

@@ -69,8 +69,8 @@ func (d Desired[T]) IsUrgent(kind Kind[T], name string, have T, there bool) bool
 }
 
 // Warn writes an Event about a remote ("" for none). reason is one word, note a sentence. Within a time, Warn writes
-// one Event for each topic.
-type Warn func(cluster, topic string, reason finding.Code, note string)
+// one Event for each topic. It does not accept an Event while too many of the remote wait.
+type Warn = func(cluster, topic string, reason finding.Code, note string) (accepted bool)
 
 // Loop is the interface of the loop that writes an engine's objects.
 type Loop interface {
