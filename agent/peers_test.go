@@ -14,7 +14,6 @@ import (
 
 	"github.com/kube-semaphore/semaphore/agent/nodetest"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
-	"github.com/kube-semaphore/semaphore/internal/testkit"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
@@ -79,22 +78,16 @@ func TestPeersAreHealed(t *testing.T) {
 			{"all peers", wgtypes.Config{ReplacePeers: true}, false},
 			{"the port", wgtypes.Config{ListenPort: &port}, false},
 		} {
-			before, looked := healsAndLooks(t)
-			heals := before
+			before, _ := healsAndLooks(t)
 			must(t, h.Configure(device, c.harm))
-			looks, begin := 0, time.Now()
-			testkit.Eventually(t, nodetest.Patience(90*time.Second), c.name+": it is healed", testkit.True(func() bool {
-				heals, looks = healsAndLooks(t)
+			withinASecond(t, c.name+": it is healed", func() bool {
+				heals, _ := healsAndLooks(t)
 				// WireGuard itself updates the endpoint when a packet of the peer arrives.
 				return heals > before || c.roams && right()
-			}))
-			if looks -= looked; looks > looksOfASecond {
-				t.Errorf("%s: healed after %d looks", c.name, looks)
-			}
-			t.Logf("%s: healed after %s and %d looks", c.name, time.Since(begin), looks)
+			})
 			eventually(t, c.name+": it is as before", right)
 			// The kernel reports peers in several messages. A change between two of them takes two heals.
-			if heals, _ = healsAndLooks(t); heals-before > 2 {
+			if heals, _ := healsAndLooks(t); heals-before > 2 {
 				t.Errorf("%s: healed in %d heals", c.name, heals-before)
 			}
 		}
