@@ -65,7 +65,7 @@ func Run(ctx context.Context, cfg *config.Agent) error {
 	g.Go(func() error { return wireguard.Watch(ctx, tableOf(cfg), a.kernelChanged, a.eventsLost) })
 	g.Go(func() error { return guard.Watch(ctx, a.guardChanged) })
 	g.Go(func() error { return a.stream.Run(ctx) })
-	g.Go(func() error { return a.loop(ctx) })
+	g.Go(func() error { return a.loop(ctx, a.round) })
 	g.Go(func() error { return a.cache.Run(ctx) })
 	g.Go(func() error { return a.sample(ctx) })
 	if a.traffic != nil {

@@ -73,8 +73,8 @@ func (q *queue) devices() bool {
 	return len(q.work.Devices) > 0
 }
 
-// loop sets the node as desired until ctx ends. Only its goroutine changes the node.
-func (a *agent) loop(ctx context.Context) error {
+// loop sets the node as desired, in rounds, until ctx ends. Only its goroutine changes the node.
+func (a *agent) loop(ctx context.Context, round func(ctx context.Context, full bool) (next time.Time)) error {
 	tick := time.NewTicker(schedule.FullCheck)
 	defer tick.Stop()
 	later := time.NewTimer(0)
@@ -89,7 +89,7 @@ func (a *agent) loop(ctx context.Context) error {
 		case <-tick.C:
 			full = true
 		}
-		if next := a.round(ctx, full); next.IsZero() {
+		if next := round(ctx, full); next.IsZero() {
 			later.Stop()
 		} else {
 			later.Reset(time.Until(next))

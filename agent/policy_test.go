@@ -8,11 +8,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"google.golang.org/grpc/codes"
@@ -35,6 +37,7 @@ type scripted struct {
 	sent   []uint64 // revisions
 	begun  time.Time
 	last   uint64 // the last revision that the broker sent
+	rounds int    // of the agent's loop
 }
 
 // policy runs a test of the agent's policy: the agent's loop runs, and the test acts as its broker.
@@ -66,7 +69,8 @@ listen: {http: "127.0.0.1:0", debugSocket: %q}
 		must(t, s.start())
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
-		go func() { defer close(ended); _ = s.loop(ctx) }()
+		round := func(ctx context.Context, full bool) time.Time { s.rounds++; return s.round(ctx, full) }
+		go func() { defer close(ended); _ = s.loop(ctx, round) }()
 		synctest.Wait()
 		test(t, s)
 		stop()
@@ -537,7 +541,7 @@ func (s *scripted) publicOf(t *testing.T) string {
 }
 
 // TestPolicyRotation: a rotation replaces the key in its file, on the device and in the report. There is none without a
-// broker, or, unless it is forced, while the remote would not receive the new key.
+// broker, or, unless it is forced, while the remote would not receive the new key: it waits without waking the loop.
 func TestPolicyRotation(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1")...)
@@ -555,8 +559,16 @@ func TestPolicyRotation(t *testing.T) {
 		if second == first {
 			t.Fatal("the broker wants a new key, and the old one stays")
 		}
+		hour := func() int {
+			before := s.rounds
+			s.after(time.Hour)
+			return s.rounds - before
+		}
+		idle := hour()
 		s.receive(t, undelivered("c2"), rotateKey(0, false))
-		s.after(time.Hour)
+		if waiting := hour(); waiting > idle+10 {
+			t.Errorf("%d rounds in an hour in which a key waits, and %d in one in which none does", waiting, idle)
+		}
 		if consistent("undelivered") != second {
 			t.Error("the key is replaced although the remote would not learn of the new one")
 		}
@@ -590,14 +602,18 @@ func TestPolicyRotation(t *testing.T) {
 }
 
 // TestPolicyReplacedPeer: the peer of a node with a new key is removed 200 ms after its successor is set, as packets
-// may be on their way through it; at once if it has no session.
+// may be on their way through it; at once if it has no session. Nothing of the old peer stays in the agent's memory.
 func TestPolicyReplacedPeer(t *testing.T) {
 	policy(t, func(t *testing.T, s *scripted) {
 		s.attach(t, remoteC2("n1", "n2")...)
 		s.after(time.Minute) // what is known of sessions is old
+		// A part of what the agent reads of the peer, to find out whether the agent has it.
+		var session weak.Pointer[net.UDPAddr]
 		s.kernel.Change(device, func(d *wireguard.Device) {
-			d.Peers[slices.IndexFunc(d.Peers, func(p wgtypes.Peer) bool { return p.PublicKey == publicKey(1) })].
-				LastHandshakeTime = time.Now()
+			p := &d.Peers[slices.IndexFunc(d.Peers, func(p wgtypes.Peer) bool { return p.PublicKey == publicKey(1) })]
+			p.LastHandshakeTime = time.Now()
+			p.Endpoint = &net.UDPAddr{IP: p.Endpoint.IP, Port: p.Endpoint.Port}
+			session = weak.Make(p.Endpoint)
 		})
 		has := func(i int) bool {
 			d, _ := s.kernel.Device(device)
@@ -615,6 +631,15 @@ func TestPolicyReplacedPeer(t *testing.T) {
 		s.change(t, peerOf("c2", "n2", publicKey(12), "192.0.2.3:51820", "10.2.1.0/24"))
 		if has(2) || !has(12) {
 			t.Errorf("without a session, at once: the old peer stands: %v, the new one: %v", has(2), has(12))
+		}
+		// The agent remembers sessions for a while, because of further changes, and no longer.
+		s.after(9 * time.Second)
+		if runtime.GC(); session.Value() == nil {
+			t.Error("after 9 s, the agent does not remember the session of the old peer: what follows proves nothing")
+		}
+		s.after(2 * time.Second)
+		if runtime.GC(); session.Value() != nil {
+			t.Error("after 11 s, the agent still has the session of the old peer in memory")
 		}
 	})
 }

@@ -17,6 +17,9 @@ import (
 func (r *Reconciler) Check(ctx context.Context, cluster string) {
 	started := time.Now()
 	d := r.device(cluster)
+	if started.Sub(d.liveAt) > sessionsMaxAge {
+		d.live = nil // also of peers that were removed
+	}
 	matches, is := r.matchesApplied(d)
 	now := time.Now()
 	r.metrics.lookSeconds.Observe(now.Sub(started).Seconds())
