@@ -24,8 +24,8 @@ import (
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
 
-// TestWaitingServicesCostNoCPU makes 5,000 Services wait, because of objects that may not be listed, and because of a
-// webhook that is down. Each costs at most one percent of a core.
+// TestWaitingServicesCostNoCPU makes 5,000 Services wait, because of objects that may not be listed, of a webhook that
+// is down, and of a policy that refuses each for itself. Each of the three costs at most one percent of a core.
 func TestWaitingServicesCostNoCPU(t *testing.T) {
 	const services = 5000
 	w := newWorld(t)
@@ -134,6 +134,12 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer func() {
+			if err := w.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, "down",
+				metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+		}()
 		stop := w.start(w.cfg)
 		defer stop()
 		e := w.exporter("c2")
@@ -145,6 +151,57 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 			_, text := get("http://" + w.cfg.Listen.HTTP + "/metrics")
 			// The probing object fails several times meanwhile.
 			return n >= services && strings.Contains(text, "semaphore_broker_queue_depth{queue=\"service\"} 0\n"), fmt.Sprint(n)
+		})
+		idle(t)
+	})
+	t.Run("a policy refuses each", func(t *testing.T) {
+		_, err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx,
+			&admissionv1.ValidatingAdmissionPolicy{
+				ObjectMeta: metav1.ObjectMeta{Name: "none"},
+				Spec: admissionv1.ValidatingAdmissionPolicySpec{
+					FailurePolicy: ptr.To(admissionv1.Fail),
+					MatchConstraints: &admissionv1.MatchResources{
+						NamespaceSelector: &metav1.LabelSelector{
+							MatchLabels: map[string]string{corev1.LabelMetadataName: "semaphore"},
+						},
+						ResourceRules: []admissionv1.NamedRuleWithOperations{{
+							RuleWithOperations: admissionv1.RuleWithOperations{
+								Operations: []admissionv1.OperationType{admissionv1.Create, admissionv1.Update},
+								Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"},
+									Resources: []string{"services"}},
+							},
+						}},
+					},
+					Validations: []admissionv1.Validation{{Expression: "false", Message: "no Services here"}},
+				},
+			}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx,
+			&admissionv1.ValidatingAdmissionPolicyBinding{
+				ObjectMeta: metav1.ObjectMeta{Name: "none"},
+				Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: "none",
+					ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
+			}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the policy refuses", func() (bool, string) {
+			_, err := w.admin.CoreV1().Services("semaphore").Create(ctx, &corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+			}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err != nil && strings.Contains(err.Error(), "no Services here"), fmt.Sprint(err)
+		})
+		stop := w.start(w.cfg)
+		defer stop()
+		e := w.exporter("c2")
+		defer e.cancel()
+		send(e)
+		within(t, 10*time.Minute, "all have failed", func() (bool, string) {
+			time.Sleep(time.Second)
+			n := w.failures(t, "error")
+			return n >= services, fmt.Sprint(n)
 		})
 		idle(t)
 	})

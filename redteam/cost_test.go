@@ -311,7 +311,7 @@ func TestAnotherRemoteIsWritten(t *testing.T) {
 	honest.tell(snapshot(serviceKind, 10, service("good", 1), service("taken", 1))...)
 	honest.acked(10)
 	// written compares with the time of a write on this machine. An object queued behind the failing ones, which are
-	// retried ten times a second, would wait for half a minute.
+	// retried three times a second, would wait for longer than a minute.
 	written := func(within time.Duration, name string) {
 		t.Helper()
 		beside := kubetest.WriteBeside(t, v.kube)

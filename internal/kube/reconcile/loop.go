@@ -34,7 +34,7 @@ const (
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = 30 * time.Second
 	// retryRate bounds the retries per second of all failing keys of an owner, without the first ones.
-	retryRate = 10
+	retryRate = 3
 	// newsAfter is the longest wait, from its last attempt, of a key with a cause of its own once its desired state
 	// changed: the change may remove the cause.
 	newsAfter = time.Second

@@ -258,7 +258,7 @@ func TestChangesRetryAWaitingKey(t *testing.T) {
 	})
 }
 
-// Keys that each fail for a cause of their own are retried ten times a second in total, however many there are. When
+// Keys that each fail for a cause of their own are retried three times a second in total, however many there are. When
 // one of them succeeds, the others with the same cause are retried immediately. Each attempt fails for a new reason, so
 // each could be logged: of an owner there are 20 messages at once, and then one a second, and those of another owner
 // are in addition.
