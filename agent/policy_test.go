@@ -561,6 +561,7 @@ func TestPolicyRotation(t *testing.T) {
 		}
 		hour := func() int {
 			before := s.rounds
+			s.queue.poke() // what this goroutine has read is ordered before what the loop writes
 			s.after(time.Hour)
 			return s.rounds - before
 		}
