@@ -88,7 +88,8 @@ func (s *endpointStates) follow(t *testing.T, kube kubernetes.Interface, namespa
 // A rolling update, as the source's EndpointSlice controller writes it: each new endpoint becomes ready before an old
 // one terminates, and an old one terminates before it is removed. The mirror has only states of the source, in order;
 // closely following changes may be merged. If the source pauses, the mirror has each of its states: a terminating
-// endpoint that still serves is the same in the mirror.
+// endpoint that still serves is the same in the mirror. Labels of the source that the default list allows are on the
+// mirror, and an Event in the source's cluster says why a Service has none.
 func TestRollingUpdateInOrder(t *testing.T) {
 	cfg1, cfg2 := kubetest.Start(t), kubetest.Start(t)
 	clusters := newClusters(t, "c1", "c2")
@@ -154,6 +155,46 @@ listen: {http: %[4]q, debugSocket: %[1]s/exporter.sock}
 			u.compare(t)
 		})
 	}
+	// What the developer of a Service of c2 sees of it, in both clusters.
+	offer := func(t *testing.T, name string, labels map[string]string) {
+		t.Helper()
+		labels["mirror.semaphore.uw.io/mirror-service"] = "true"
+		if _, err := c2.CoreV1().Services("shop").Create(t.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("labels", func(t *testing.T) {
+		offer(t, "labelled", map[string]string{"app.kubernetes.io/name": "web", "team": "shop"})
+		eventually(t, "the mirror has the label that the default list allows, and no other", func() (bool, string) {
+			s, err := c1.CoreV1().Services("semaphore").Get(t.Context(), "c2-shop-73736d-labelled", metav1.GetOptions{})
+			if err != nil {
+				return false, err.Error()
+			}
+			_, team := s.Labels["team"]
+			return s.Labels["app.kubernetes.io/name"] == "web" && !team, fmt.Sprint(s.Labels)
+		})
+	})
+	t.Run("a name that is too long", func(t *testing.T) {
+		long := strings.Repeat("x", 50)
+		offer(t, long, map[string]string{})
+		eventually(t, "an Event on the Service, in its own cluster", func() (bool, string) {
+			all, err := c2.EventsV1().Events("shop").List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				return false, err.Error()
+			}
+			var notes []string
+			for _, e := range all.Items {
+				notes = append(notes, fmt.Sprint(e.Regarding.Kind, " ", e.Regarding.Name, " ", e.Reason, ": ", e.Note))
+			}
+			return slices.ContainsFunc(notes, func(note string) bool {
+				return strings.HasPrefix(note, "Service "+long+" Refused: cluster c1: ") &&
+					strings.Contains(note, "c2-shop-73736d-"+long)
+			}), strings.Join(notes, "\n")
+		})
+	})
 }
 
 // update is a rolling update of a Service of c2. Its old endpoints are in one slice, and its new ones in another.
