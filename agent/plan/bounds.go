@@ -20,7 +20,7 @@ type Bounds struct {
 	// Own are the addresses of this node, with the lengths of their subnets.
 	Own []wireguard.Address
 	// hosts caches hostsOf(Own) for the comparison with many endpoints.
-	hosts map[netip.Addr]string
+	hosts map[netip.Addr]host
 	// Remote is the remote in the node's own configuration; nil if there is none.
 	Remote *Remote
 	// Existing are subnets that are routed or guarded already. An address that this node gets inside one of them does
@@ -126,8 +126,8 @@ func (b Bounds) endpoint(at netip.AddrPort) error {
 	if hosts == nil {
 		hosts = hostsOf(b.Own)
 	}
-	if why, taken := hosts[addr]; taken {
-		return no("is %s", why)
+	if h, taken := hosts[addr]; taken {
+		return no("is %s of interface %s", h.what, h.on)
 	}
 	for _, local := range b.Local {
 		if local.Contains(addr) {
@@ -146,16 +146,19 @@ func (b Bounds) endpoint(at netip.AddrPort) error {
 	return nil
 }
 
-// hostsOf returns the addresses by which a node reaches itself, or all hosts on a link, with a description.
-func hostsOf(own []wireguard.Address) map[netip.Addr]string {
-	hosts := make(map[netip.Addr]string, 2*len(own))
+// host is an address that no other node has: what it is, and of which interface.
+type host struct{ what, on string }
+
+// hostsOf returns the addresses by which a node reaches itself, or all hosts on a link.
+func hostsOf(own []wireguard.Address) map[netip.Addr]host {
+	hosts := make(map[netip.Addr]host, len(own))
 	for _, a := range own {
 		if all := broadcast(a.Prefix); all.IsValid() {
-			hosts[all] = "the broadcast address of interface " + a.Interface
+			hosts[all] = host{"the broadcast address", a.Interface}
 		}
 	}
 	for _, a := range own {
-		hosts[a.Prefix.Addr()] = "an address of this node, of interface " + a.Interface
+		hosts[a.Prefix.Addr()] = host{"an address of this node,", a.Interface}
 	}
 	return hosts
 }

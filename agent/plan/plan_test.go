@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/semaphore/agent/desired"
 	"github.com/kube-semaphore/semaphore/agent/mtu"
 	"github.com/kube-semaphore/semaphore/agent/wireguard"
+	"github.com/kube-semaphore/semaphore/internal/bench/figure"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	semaphorev1 "github.com/kube-semaphore/semaphore/proto/semaphore/v1"
 )
@@ -51,7 +52,7 @@ func networkOf(subnets []string, peers map[string]string) *desired.Network {
 
 // carryOut returns the device after the steps, as the kernel would carry them out. It fails on a step that the kernel
 // would refuse.
-func carryOut(t *testing.T, d *wireguard.Device, s Steps) *wireguard.Device {
+func carryOut(t testing.TB, d *wireguard.Device, s Steps) *wireguard.Device {
 	t.Helper()
 	if s.Create {
 		if d != nil {
@@ -399,11 +400,7 @@ func TestSingleChangeIsSmall(t *testing.T) {
 func TestCostByAddresses(t *testing.T) {
 	want := manyPeers(1000)
 	cost := func(n int) float64 {
-		bounds := Bounds{}
-		for i := range n {
-			bounds.Own = append(bounds.Own, address("other", fmt.Sprintf("172.20.%d.%d/32", i>>8, i&255)))
-		}
-		s := Network("c2", want, bounds, wgtypes.Key{1}, nil)
+		s := Network("c2", want, ownAddresses(n), wgtypes.Key{1}, nil)
 		if len(s.Applied.bounds.Own) != 0 {
 			t.Fatal("peers are compared with the node's addresses")
 		}
@@ -413,6 +410,39 @@ func TestCostByAddresses(t *testing.T) {
 	if few, many := cost(1), cost(10_000); many > few || many > 20 {
 		t.Errorf("a look allocates %.0f times on a node with 10,000 addresses, %.0f with one", many, few)
 	}
+}
+
+// ownAddresses returns the bounds of a node with n addresses.
+func ownAddresses(n int) (bounds Bounds) {
+	for i := range n {
+		bounds.Own = append(bounds.Own, address("other", fmt.Sprintf("172.20.%d.%d/32", i>>8, i&255)))
+	}
+	return bounds
+}
+
+// BenchmarkManyAddresses measures what the agent computes for a device with 5,000 peers, a plan of the whole and the
+// check of an unchanged device: on a node with 10,000 addresses, as of 10,000 Services in IPVS mode, and by turns on
+// one with a single address.
+func BenchmarkManyAddresses(b *testing.B) {
+	want := manyPeers(5000)
+	stands := carryOut(b, nil, Network("c2", want, Bounds{}, wgtypes.Key{1}, nil))
+	compute := func(bounds Bounds) time.Duration {
+		began := time.Now()
+		s := Network("c2", want, bounds, wgtypes.Key{1}, stands)
+		if !s.Empty() || !s.Applied.Matches("c2", want.Device, nil, stands) {
+			b.Fatal("an unchanged device is not as it was set")
+		}
+		return time.Since(began)
+	}
+	one, many := ownAddresses(1), ownAddresses(10_000)
+	var alone, among []time.Duration
+	for range 100 { // the number of turns does not depend on the benchmark's time
+		alone, among = append(alone, compute(one)), append(among, compute(many))
+	}
+	// The shortest ones: others wait for a CPU on a busy machine.
+	least := func(all []time.Duration) float64 { return 1000 * slices.Min(all).Seconds() }
+	figure.Report(b, "plan-and-check-ms", least(among)).Floor(least(alone)).AtMostTimesFloor(1.25)
+	figure.WithoutTime(b)
 }
 
 func manyPeers(n int) *desired.Network {
