@@ -118,6 +118,23 @@ func readBlocks(t *testing.T, repo, file string) []block {
 	return blocks
 }
 
+// printed returns the one command of docs/install.md that begins so, for a test that runs it apart from the others.
+func (b *documentsBed) printed(t *testing.T, begin string) string {
+	t.Helper()
+	var found []string
+	for _, one := range readBlocks(t, b.repo, "docs/install.md") {
+		for line := range strings.Lines(one.text) {
+			if one.language == "sh" && one.word == "not run" && strings.HasPrefix(line, begin) {
+				found = append(found, strings.TrimSpace(line))
+			}
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("docs/install.md has the commands %q that begin with %q, and are run apart; want one", found, begin)
+	}
+	return found[0]
+}
+
 // workloadsOfDocuments are the workloads that the documents assume in each cluster.
 var workloadsOfDocuments = shopNamespace + echoes{name: "echo"}.yaml() + `
 apiVersion: v1

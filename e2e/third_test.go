@@ -69,7 +69,7 @@ func (b *documentsBed) third(ctx context.Context, t *testing.T) {
 		}
 	}
 
-	const link = "semaphorectl link --context c3 --with-all --dns"
+	link := b.printed(t, "semaphorectl link ")
 	began := time.Now()
 	out, err := b.commands(ctx, link, 0)
 	must(t, err)

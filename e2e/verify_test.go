@@ -29,8 +29,7 @@ func (b *documentsBed) verifies(ctx context.Context, t *testing.T, code int) map
 	if code != 0 {
 		within = "40s" // failing checks use the whole time
 	}
-	_, err := b.commands(ctx, "semaphorectl verify --context c1 --context c2 --timeout "+within+
-		" -o json > verify.json", code)
+	_, err := b.commands(ctx, b.printed(t, "semaphorectl verify ")+" --timeout "+within+" -o json > verify.json", code)
 	must(t, err)
 	text, err := os.ReadFile(filepath.Join(b.dir, "verify.json"))
 	must(t, err)
@@ -100,20 +99,21 @@ func (b *documentsBed) testVerify(ctx context.Context, t *testing.T) {
 	corefile, err := c1.Kubectl(ctx, nil, "-n", "kube-system", "get", "configmap", "coredns", "-o", "yaml")
 	must(t, err)
 	blocks := strings.Contains(corefile, "cluster.c2")
+	verify := b.printed(t, "semaphorectl verify ")
 	t.Run("well", func(t *testing.T) {
 		found := b.verifies(ctx, t, 0)
 		expect(t, found, blocks, nil)
 		if c := found["c1 c2 dns"]; !blocks && !strings.Contains(c.Detail, "no block for cluster.c2") {
 			t.Errorf("%+v", c)
 		}
-		out, err := b.commands(ctx, "semaphorectl verify --context c1 --context c2 --timeout 3m", 0)
+		out, err := b.commands(ctx, verify+" --timeout 3m", 0)
 		must(t, err)
 		t.Log(out)
 	})
 	t.Run("interrupted", func(t *testing.T) {
 		// Interrupt verify after the first namespace exists and before the last check. With job control, the job receives
 		// SIGINT.
-		out, err := b.commands(ctx, "set -m; semaphorectl verify --context c1 --context c2 > interrupted 2>&1 & "+
+		out, err := b.commands(ctx, "set -m; "+verify+" > interrupted 2>&1 & "+
 			"until grep -q 'making namespace' interrupted; do kill -0 $!; sleep 0.1; done; sleep 1; kill -INT $!; code=0; "+
 			"wait $! || code=$?; cat interrupted; exit $code", 1)
 		must(t, err)
@@ -123,8 +123,7 @@ func (b *documentsBed) testVerify(ctx context.Context, t *testing.T) {
 		b.nothingOfVerify(ctx, t)
 	})
 	t.Run("image that is nowhere", func(t *testing.T) {
-		out, err := b.commands(ctx, "semaphorectl verify --context c1 --context c2 --image nowhere.invalid/x:1 --timeout 3s",
-			1)
+		out, err := b.commands(ctx, verify+" --image nowhere.invalid/x:1 --timeout 3s", 1)
 		must(t, err)
 		if !strings.Contains(out, "pod client: ") || !strings.Contains(out, "what verify made is removed") {
 			t.Error(out)
