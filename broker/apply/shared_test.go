@@ -40,7 +40,8 @@ import (
 // TestSharedCauses has writes of many objects fail for a cause that they share while the objects change all the time.
 // Few writes are attempted meanwhile. After the recovery no object waits for a backoff of its own: until the last one
 // is written, the time in which no write is under way is a second at most, and each object takes one attempt. The last
-// one is written within two seconds, and the time that the same writes take directly, which is up to the machine.
+// one is written within two seconds, the time that the same writes take directly, and what a machine is late by that is
+// busier than then.
 // TestSharedCause (internal/kube/reconcile) asserts the two seconds for a thousand, where a write takes 5 ms.
 func TestSharedCauses(t *testing.T) {
 	cfg := kubetest.Start(t)
@@ -76,18 +77,21 @@ func TestSharedCauses(t *testing.T) {
 			}
 			seen.outage(t, 5*time.Second, first, m.change)
 			repair()
-			recovered := time.Now()
+			beside, recovered := kubetest.WriteBeside(t, admin), time.Now()
 			idle := seen.recovery(t, c.objects)
-			took := time.Since(recovered)
+			took, late := time.Since(recovered), beside.Late()
+			beside.Stop()
 			m.have(t)
-			if problems := finding.Texts(m.objects.Findings()); len(problems) > 0 {
-				t.Errorf("%d problems, such as %s", len(problems), problems[0])
-			}
+			// The last answers may not have reached the loop.
+			eventually(t, "no problem is left", func() (bool, string) {
+				problems := finding.Texts(m.objects.Findings())
+				return len(problems) == 0, fmt.Sprint(problems)
+			})
 			stop()
 			directly := timed(t, c.objects, m.direct)
-			t.Logf("the last of %d is written after %s, %s of it idle; directly they take %s", c.objects,
-				took.Round(time.Millisecond), idle, directly.Round(time.Millisecond))
-			if most := 2*time.Second + directly; took > most {
+			t.Logf("the last of %d is written after %s, %s of it idle; directly they take %s; late by %s", c.objects,
+				took.Round(time.Millisecond), idle, directly.Round(time.Millisecond), late.Round(time.Millisecond))
+			if most := 2*time.Second + directly + late; took > most {
 				t.Errorf("the last of %d is written %s after the recovery, want %s at most", c.objects, took, most)
 			}
 		})
