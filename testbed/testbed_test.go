@@ -57,6 +57,11 @@ func TestMain(m *testing.M) {
 				fmt.Println("failed", err)
 				os.Exit(1)
 			}
+			c := tb.Cluster("c1")
+			if err := errors.Join(c.ApplyYAML(ctx, workload), c.WaitForDeployment(ctx, "shop", "echo", patience)); err != nil {
+				fmt.Println("failed", err)
+				os.Exit(1)
+			}
 			fmt.Println("up", tb.ID)
 			select {}
 		}
@@ -554,12 +559,22 @@ func TestSideBySide(t *testing.T) {
 	if len(before) < 15 {
 		t.Errorf("only %d processes are in the control groups of %s", len(before), id)
 	}
+	// The workload's pods have shims, and their own mounts.
+	for _, program := range []string{"containerd-shim-runc-v2", "testbed\x00echo"} {
+		if !slices.ContainsFunc(before, func(p process) bool {
+			command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.pid))
+			return strings.Contains(string(command), program)
+		}) {
+			t.Errorf("no process of %s is %q", id, program)
+		}
+	}
 	if err := child.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
+	killed := time.Now()
 	_ = child.Wait() // killed
 	// No process of a testbed outlives its owner.
-	if err := WaitFor(t.Context(), patience, "all processes of "+id+" to end", func(context.Context) error {
+	if err := WaitFor(t.Context(), 10*time.Second, "all processes of "+id+" to end", func(context.Context) error {
 		if pids, err := hierarchies(t).Processes(cgroupName(id)); err != nil || len(pids) > 0 {
 			return fmt.Errorf("%v, %w", pids, err)
 		}
@@ -567,6 +582,7 @@ func TestSideBySide(t *testing.T) {
 	}); err != nil {
 		t.Error(err)
 	}
+	t.Logf("%d processes ended within %s", len(before), time.Since(killed).Round(time.Millisecond))
 	swept, err := Sweep()
 	if err != nil || !slices.Contains(swept, id) {
 		t.Errorf("sweeping after one was killed: removed %v, %v", swept, err)
