@@ -781,8 +781,8 @@ func (b *nodesBed) rotationWaits(ctx context.Context, t *testing.T) {
 // fromNodes checks that packets with a node's address and packets that kube-proxy masquerades reach the remote's pods
 // through Services: from host network pods by ClusterIP, and from outside clients by a NodePort of any node.
 func (b *nodesBed) fromNodes(ctx context.Context, t *testing.T) {
-	// Only the original nodes: the devices of a new node get their address 2 minutes after its first block.
-	fromNodes(ctx, t, b.Scenario, b.c1.Nodes[:2], 2*time.Minute+settle)
+	// The devices of the node that joined get their address 2 minutes after its first block.
+	fromNodes(ctx, t, b.Scenario, b.c1.Nodes, 2*time.Minute+settle)
 }
 
 // fromNodes works with both IPAMs. It waits until the nodes' devices have addresses.
