@@ -106,8 +106,8 @@ func (n *Node) powerOn(ctx context.Context) error {
 	if err := n.daemon(ctx, "containerd", nil, "containerd", "--config", n.file("containerd.toml")); err != nil {
 		return err
 	}
-	return poll(ctx, patience, "containerd of "+n.Name+" of "+c.Name, func(context.Context) error {
-		return answers(n.path(containerdSocket))
+	return poll(ctx, patience, "containerd of "+n.Name+" of "+c.Name, func(ctx context.Context) error {
+		return serves(ctx, n.path(containerdSocket))
 	})
 }
 

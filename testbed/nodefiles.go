@@ -1,17 +1,21 @@
 package testbed
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/kube-semaphore/semaphore/testbed/cgroup"
 	"github.com/kube-semaphore/semaphore/testbed/images"
@@ -216,11 +220,13 @@ func programsIn(dir string) ([]string, error) {
 	return paths, nil
 }
 
-// answers reports, as an error, whether nobody listens on a Unix socket.
-func answers(socket string) error {
-	conn, err := net.Dial("unix", socket)
+// serves reports whether a container runtime answers the question with which kubelet starts, which exits otherwise.
+// containerd listens before its plugin for kubelet is initialized.
+func serves(ctx context.Context, socket string) error {
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
-	return conn.Close()
+	defer conn.Close()
+	return conn.Invoke(ctx, "/runtime.v1.RuntimeService/Version", &emptypb.Empty{}, &emptypb.Empty{})
 }

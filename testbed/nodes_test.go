@@ -164,7 +164,7 @@ func TestNodes(t *testing.T) {
 			t.Errorf("while both are down: %q, %v", out, err)
 		}
 		if err := WaitFor(ctx, patience, "kubelet and containerd", func(ctx context.Context) error {
-			return errors.Join(answers(n1.Path(containerdSocket)), get(ctx, n1.Netns, "http://127.0.0.1:10248/healthz"))
+			return errors.Join(serves(ctx, n1.Path(containerdSocket)), get(ctx, n1.Netns, "http://127.0.0.1:10248/healthz"))
 		}); err != nil {
 			t.Fatal(err)
 		}

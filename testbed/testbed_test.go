@@ -312,7 +312,7 @@ func TestTwoClusters(t *testing.T) {
 			return errors.Join(
 				get(ctx, c2.Node("n1").Netns, fmt.Sprintf("http://127.0.0.1:%d/readiness", felixHealthPort)),
 				get(ctx, c2.Node("n1").Netns, "http://127.0.0.1:10248/healthz"),
-				answers(c2.Node("n1").Path(containerdSocket)),
+				serves(ctx, c2.Node("n1").Path(containerdSocket)),
 				get(ctx, c2.Node("n2").Netns, fmt.Sprintf("http://127.0.0.1:%d/healthz", proxyHealthPort)))
 		}); err != nil {
 			t.Fatal(err)
