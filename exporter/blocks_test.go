@@ -119,8 +119,10 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 	must(t, err)
 	c2 := &peers{allowed: map[string]string{}}
 	startAs(t, api, trust, serveSink(t, trust,
-		sink{tunnels.New(cfg, c2, func(_, _ string, reason finding.Code, note string) { t.Logf("%s: %s", reason, note) },
-			time.Now)}),
+		sink{tunnels.New(cfg, c2, func(_, _ string, reason finding.Code, note string) bool {
+			t.Logf("%s: %s", reason, note)
+			return true
+		}, time.Now)}),
 		"features: [encryption]\nallowedIPs: calicoBlocks\nleaderElection: {enabled: false}")
 	within(t, "agents know the blocks", func() bool {
 		are := c2.are()
