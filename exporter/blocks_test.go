@@ -18,6 +18,7 @@ import (
 
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/replica"
+	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/config"
 	"github.com/kube-semaphore/semaphore/internal/finding"
@@ -118,11 +119,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 `))
 	must(t, err)
 	c2 := &peers{allowed: map[string]string{}}
-	startAs(t, api, trust, serveSink(t, trust,
-		sink{tunnels.New(cfg, c2, func(_, _ string, reason finding.Code, note string) bool {
-			t.Logf("%s: %s", reason, note)
-			return true
-		}, time.Now)}),
+	startAs(t, api, trust, serveSink(t, trust, sink{tunnels.New(cfg, c2, logged(t), time.Now)}),
 		"features: [encryption]\nallowedIPs: calicoBlocks\nleaderElection: {enabled: false}")
 	within(t, "agents know the blocks", func() bool {
 		are := c2.are()
@@ -173,9 +170,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 	must(t, err)
 	for _, round := range []string{"the exporter that saw it", "an exporter that starts later"} {
 		c2 := &peers{allowed: map[string]string{}}
-		e := startAs(t, api, trust,
-			serveSink(t, trust, sink{tunnels.New(cfg, c2,
-				func(_, _ string, reason finding.Code, note string) { t.Logf("%s: %s", reason, note) }, time.Now)}),
+		e := startAs(t, api, trust, serveSink(t, trust, sink{tunnels.New(cfg, c2, logged(t), time.Now)}),
 			"features: [encryption]\nallowedIPs: nodePodCIDRs\nleaderElection: {enabled: false}")
 		within(t, "agents know the node", func() bool { return strings.Contains(c2.are(), "n: 10.1.2.0/24") })
 		if round == "the exporter that saw it" {
@@ -191,5 +186,13 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 			t.Errorf("by %s, the peers are %q", round, are)
 		}
 		e.stop()
+	}
+}
+
+// logged accepts warnings.
+func logged(t *testing.T) writes.Warn {
+	return func(_, _ string, reason finding.Code, note string) bool {
+		t.Logf("%s: %s", reason, note)
+		return true
 	}
 }
