@@ -66,8 +66,10 @@ func TestEventsOfOneRemote(t *testing.T) {
 		t.Errorf("there is room with %v waiting", room)
 	}
 	last := fmt.Sprint("flood ", flood-1)
-	if !e.Warn("c2", "Refused", last) || !e.Warn("c2", "Refused", last) {
-		t.Error("with room, or while it waits, an Event is not accepted")
+	for _, when := range []string{"with room", "while it waits"} {
+		if !e.Warn("c2", "Refused", last) {
+			t.Errorf("%s, an Event is not accepted", when)
+		}
 	}
 	take()
 	if written[last] != 1 {
