@@ -72,9 +72,9 @@ test-packages:
 LANES ?= $(shell taken=$$( (find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null || true) | wc -l); \
 	if [ $$(($$(cat /proc/sys/fs/inotify/max_user_instances) - taken)) -ge 120 ]; then echo 3; else echo 2; fi)
 CLUSTERS   := ./e2e
-FAULTS     := ./testbed ./e2e/faults ./e2e/migration ./deploy
+FAULTS     := ./testbed ./e2e/faults ./e2e/migration
 # Those of package e2e that run in the lane of the faults, so that each lane takes about as long as the others.
-ELSEWHERE  := ^(TestNodes|TestExplain)$$
+ELSEWHERE  := ^(TestNodes|TestExplain|TestHandover)$$
 # These have the machine to themselves: they lose packets where wireguard-go waits for a processor.
 AGENT      := ./agent ./agent/wireguard ./agent/probe
 GOTESTSUM   = $(TOOLS)/gotestsum
