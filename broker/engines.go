@@ -7,8 +7,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/networksets"
+	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/queue"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/services"
@@ -25,7 +25,7 @@ type engines struct {
 	services *services.Engine
 	sets     *networksets.Engine
 	brake    config.Brake
-	warn     writes.Warn
+	warn     problem.Warn
 }
 
 // engine is the engine of any feature.
@@ -47,7 +47,7 @@ type braking interface {
 	Release(cluster string, kinds ...semaphorev1.Kind) map[semaphorev1.Kind]int
 }
 
-func newEngines(cfg *config.Broker, peers tunnels.Peers, warn writes.Warn, now func() time.Time) engines {
+func newEngines(cfg *config.Broker, peers tunnels.Peers, warn problem.Warn, now func() time.Time) engines {
 	e := engines{warn: warn, brake: cfg.Brake}
 	if cfg.Features.Has(config.Encryption) {
 		e.tunnels = tunnels.New(cfg, peers, warn, now)

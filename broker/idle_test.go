@@ -77,6 +77,21 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 			t.Errorf("%s of processor time in %d s, want 1 %% at most", used, measured)
 		}
 	}
+	// refused is idle with Services that the apiserver refuses, once all have failed.
+	refused := func(t *testing.T, all func() bool) {
+		t.Helper()
+		stop := w.start(w.cfg)
+		defer stop()
+		e := w.exporter("c2")
+		defer e.cancel()
+		send(e)
+		within(t, 10*time.Minute, "all have failed", func() (bool, string) {
+			time.Sleep(time.Second) // metrics cost CPU time of the same process
+			n := w.failures(t, "error")
+			return n >= services && all(), fmt.Sprint(n)
+		})
+		idle(t)
+	}
 	t.Run("EndpointSlices cannot be listed", func(t *testing.T) {
 		limited := rest.CopyConfig(w.rest)
 		limited.Impersonate = rest.ImpersonationConfig{UserName: "broker"}
@@ -140,19 +155,11 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		stop := w.start(w.cfg)
-		defer stop()
-		e := w.exporter("c2")
-		defer e.cancel()
-		send(e)
-		within(t, 10*time.Minute, "all have failed", func() (bool, string) {
-			time.Sleep(time.Second) // metrics cost CPU time of the same process
-			n := w.failures(t, "error")
+		refused(t, func() bool {
 			_, text := get("http://" + w.cfg.Listen.HTTP + "/metrics")
 			// The probing object fails several times meanwhile.
-			return n >= services && strings.Contains(text, "semaphore_broker_queue_depth{queue=\"service\"} 0\n"), fmt.Sprint(n)
+			return strings.Contains(text, "semaphore_broker_queue_depth{queue=\"service\"} 0\n")
 		})
-		idle(t)
 	})
 	t.Run("a policy refuses each", func(t *testing.T) {
 		_, err := w.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(ctx,
@@ -193,17 +200,7 @@ func TestWaitingServicesCostNoCPU(t *testing.T) {
 			}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			return err != nil && strings.Contains(err.Error(), "no Services here"), fmt.Sprint(err)
 		})
-		stop := w.start(w.cfg)
-		defer stop()
-		e := w.exporter("c2")
-		defer e.cancel()
-		send(e)
-		within(t, 10*time.Minute, "all have failed", func() (bool, string) {
-			time.Sleep(time.Second)
-			n := w.failures(t, "error")
-			return n >= services, fmt.Sprint(n)
-		})
-		idle(t)
+		refused(t, func() bool { return true })
 	})
 }
 

@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
+	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/replica"
 	"github.com/kube-semaphore/semaphore/broker/tunnels"
 	"github.com/kube-semaphore/semaphore/internal/config"
@@ -190,7 +190,7 @@ localSubnets: [10.2.0.0/16, 10.102.0.0/16]
 }
 
 // logged accepts warnings.
-func logged(t *testing.T) writes.Warn {
+func logged(t *testing.T) problem.Warn {
 	return func(_, _ string, reason finding.Code, note string) bool {
 		t.Logf("%s: %s", reason, note)
 		return true

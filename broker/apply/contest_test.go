@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -166,7 +165,7 @@ func TestInterference(t *testing.T) {
 	t.Run("many are edited at once", func(t *testing.T) {
 		const many = 60
 		name := func(i int) string { return fmt.Sprint("many-", i) }
-		warnings := &counting{Handler: slog.DiscardHandler}
+		warnings := new(testkit.Warnings)
 		opts := options(t)
 		opts.Log = slog.New(warnings)
 		w, d := desired[*corev1.Service]()
@@ -188,7 +187,7 @@ func TestInterference(t *testing.T) {
 			return n == many, fmt.Sprint(n)
 		})
 		// 20 at once, and one a second.
-		if n, most := int(warnings.n.Load()), 20+int(time.Since(began).Seconds())+1; n < 20 || n > most {
+		if n, most := int(warnings.Count()), 20+int(time.Since(began).Seconds())+1; n < 20 || n > most {
 			t.Errorf("%d messages about %d restored objects, want 20 to %d", n, many, most)
 		}
 	})
@@ -406,19 +405,6 @@ func (f fight) of(t *testing.T, cfg *rest.Config, resource schema.GroupVersionRe
 		problems := finding.Texts(findings())
 		return len(problems) == 1 && strings.Contains(problems[0], about), fmt.Sprint(problems)
 	})
-}
-
-// counting counts warnings.
-type counting struct {
-	slog.Handler
-	n atomic.Int64
-}
-
-func (c *counting) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
-
-func (c *counting) Handle(context.Context, slog.Record) error {
-	c.n.Add(1)
-	return nil
 }
 
 // inFight is how often the broker restores an object that another changes again, in a time: three times at once, and

@@ -35,7 +35,7 @@ const kindMember = semaphorev1.Kind_KIND_SET_MEMBER
 
 // Engine is the engine of one broker. Its methods are safe for concurrent use.
 type Engine struct {
-	warn  writes.Warn
+	warn  problem.Warn
 	brake config.Brake
 	now   func() time.Time
 	queue *queue.Queue
@@ -62,7 +62,7 @@ type kind struct {
 }
 
 // New makes an engine without sets. now is the clock: time.Now except in a simulation.
-func New(cfg *config.Broker, warn writes.Warn, now func() time.Time) *Engine {
+func New(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
 	e := &Engine{warn: warn, brake: cfg.Brake, now: now, queue: queue.New(nil, kindMember),
 		holders: holders.New(holders.Room, now())}
 	add := func(objects kinds.Kind, namespaced bool) {

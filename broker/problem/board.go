@@ -17,7 +17,8 @@ type Board struct {
 	untold map[Problem]bool
 }
 
-// Warn writes an Event about a remote; see writes.Warn.
+// Warn writes an Event about a remote ("" for none). reason is one word, note a sentence. Within a time, Warn writes
+// one Event for each topic. It does not accept an Event while too many of the remote wait.
 type Warn = func(cluster, topic string, reason finding.Code, note string) (accepted bool)
 
 // Publish replaces the summaries of some remotes.

@@ -50,7 +50,7 @@ const missingServiceRetry = time.Minute
 
 // Engine is the engine of one broker. Its methods are safe for concurrent use.
 type Engine struct {
-	warn     writes.Warn
+	warn     problem.Warn
 	brake    config.Brake
 	own      *config.Remote
 	now      func() time.Time
@@ -82,7 +82,7 @@ type remote struct {
 }
 
 // New makes an engine without objects. now is the clock: time.Now except in a simulation.
-func New(cfg *config.Broker, warn writes.Warn, now func() time.Time) *Engine {
+func New(cfg *config.Broker, warn problem.Warn, now func() time.Time) *Engine {
 	e := &Engine{
 		warn: warn, brake: cfg.Brake, own: cfg.Own(), now: now, queue: queue.New(split, kindNode, kindService, kindSlice),
 		plan: mirror.New(cfg), remotes: map[string]*remote{}, multiCluster: cfg.MCS.Enabled,

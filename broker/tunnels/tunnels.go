@@ -5,7 +5,7 @@
 // passes changes to the agents' streams, and reports problems. The engine owns its state, behind one lock that it holds
 // for a part of a message at a time.
 //
-// Of the broker's packages it may import apply/writes, mesh, problem, queue and replica.
+// Of the broker's packages it may import mesh, problem, queue and replica.
 package tunnels
 
 import (
@@ -17,7 +17,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/semaphore/broker/apply/writes"
 	"github.com/kube-semaphore/semaphore/broker/mesh"
 	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/queue"
@@ -39,7 +38,7 @@ type Peers interface {
 // Engine is the engine of one broker. Its methods are safe for concurrent use.
 type Engine struct {
 	peers    Peers
-	warn     writes.Warn
+	warn     problem.Warn
 	brake    config.Brake
 	now      func() time.Time
 	queue    *queue.Queue
@@ -53,7 +52,7 @@ type Engine struct {
 }
 
 // New makes an engine without nodes. now is the clock: time.Now except in a simulation.
-func New(cfg *config.Broker, peers Peers, warn writes.Warn, now func() time.Time) *Engine {
+func New(cfg *config.Broker, peers Peers, warn problem.Warn, now func() time.Time) *Engine {
 	e := &Engine{peers: peers, warn: warn, brake: cfg.Brake, now: now, queue: queue.New(split, kindNode),
 		plan: mesh.New(cfg.Remotes), complete: map[string]bool{}, names: namesOf(cfg.Remotes)}
 	return e

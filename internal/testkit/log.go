@@ -1,9 +1,11 @@
 package testkit
 
 import (
+	"context"
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -36,3 +38,24 @@ func CaptureLog(tb testing.TB) *Buffer {
 	tb.Cleanup(func() { slog.SetDefault(before) })
 	return log
 }
+
+// Warnings is a slog.Handler that counts warnings and errors, and drops all else.
+type Warnings struct{ n atomic.Int64 }
+
+// Count returns the number so far.
+func (w *Warnings) Count() int64 { return w.n.Load() }
+
+// Enabled implements slog.Handler.
+func (w *Warnings) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
+
+// Handle implements slog.Handler.
+func (w *Warnings) Handle(context.Context, slog.Record) error {
+	w.n.Add(1)
+	return nil
+}
+
+// WithAttrs implements slog.Handler.
+func (w *Warnings) WithAttrs([]slog.Attr) slog.Handler { return w }
+
+// WithGroup implements slog.Handler.
+func (w *Warnings) WithGroup(string) slog.Handler { return w }

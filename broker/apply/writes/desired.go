@@ -3,6 +3,7 @@ package writes
 import (
 	"time"
 
+	"github.com/kube-semaphore/semaphore/broker/problem"
 	"github.com/kube-semaphore/semaphore/broker/retain"
 	"github.com/kube-semaphore/semaphore/internal/finding"
 	"github.com/kube-semaphore/semaphore/internal/naming"
@@ -68,10 +69,6 @@ func (d Desired[T]) IsUrgent(kind Kind[T], name string, have T, there bool) bool
 	return answer.Verdict == Absent || answer.Verdict == Present && kind.Urgent(have, answer.Object)
 }
 
-// Warn writes an Event about a remote ("" for none). reason is one word, note a sentence. Within a time, Warn writes
-// one Event for each topic. It does not accept an Event while too many of the remote wait.
-type Warn = func(cluster, topic string, reason finding.Code, note string) (accepted bool)
-
 // Loop is the interface of the loop that writes an engine's objects.
 type Loop interface {
 	// Mark queues a name because of a change in cluster that was seen there at observedAt.
@@ -105,7 +102,7 @@ func Decide[T Object](want T, wanted bool, owner string, mayGo func(owner string
 
 // Evaluate asks a guard whether undesired objects of its remote may be deleted. If the answer changes, Evaluate queues
 // them.
-func Evaluate(g *retain.Guard, loop Loop, now time.Time, wanted func(name string) bool, warn Warn) {
+func Evaluate(g *retain.Guard, loop Loop, now time.Time, wanted func(name string) bool, warn problem.Warn) {
 	changed, warning := g.Evaluate(now, func() (withdrawn, all int, ok bool) {
 		names, ok := loop.Owned(g.Cluster())
 		for _, name := range names {

@@ -8,7 +8,7 @@
 // It is pure: it may not import a client, start a goroutine or wait. Package apply drives a Machine with informers and
 // clients, package sim with a store and a seed, so that the simulation tests the decisions of the product.
 //
-// Of the broker's packages it may import kinds and retain.
+// Of the broker's packages it may import kinds, problem and retain.
 package writes
 
 import (

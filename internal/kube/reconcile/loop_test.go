@@ -268,7 +268,7 @@ func TestManyThatFail(t *testing.T) {
 		var attempts, done atomic.Int64
 		var broken atomic.Bool
 		broken.Store(true)
-		warnings := &counting{Handler: slog.DiscardHandler}
+		warnings := new(testkit.Warnings)
 		l := New("test", func(_ context.Context, key int) error {
 			n := attempts.Add(1)
 			if broken.Load() {
@@ -283,7 +283,7 @@ func TestManyThatFail(t *testing.T) {
 			l.Enqueue(key)
 		}
 		time.Sleep(10 * time.Minute)
-		before, logged := attempts.Load(), warnings.n.Load()
+		before, logged := attempts.Load(), warnings.Count()
 		if most := int64(logBurst + 600*logRate + 1); logged > most || logged < most-10 {
 			t.Errorf("%d messages in ten minutes, want %d", logged, most)
 		}
@@ -291,11 +291,11 @@ func TestManyThatFail(t *testing.T) {
 		if n := attempts.Load() - before; n > 600*retryRate*3/2 || n < 600*retryRate/2 {
 			t.Errorf("%d attempts in ten minutes, want %d", n, 600*retryRate)
 		}
-		logged = warnings.n.Load()
+		logged = warnings.Count()
 		l.Enqueue(other)
 		time.Sleep(time.Millisecond)
 		synctest.Wait()
-		if n := warnings.n.Load() - logged; n < 1 || n > 2 {
+		if n := warnings.Count() - logged; n < 1 || n > 2 {
 			t.Errorf("%d messages when a key of another owner fails, want its own", n)
 		}
 		broken.Store(false)
@@ -304,19 +304,6 @@ func TestManyThatFail(t *testing.T) {
 			t.Errorf("%d of %d are done two seconds after the cause has ended", done.Load(), keys)
 		}
 	})
-}
-
-// counting counts warnings.
-type counting struct {
-	slog.Handler
-	n atomic.Int64
-}
-
-func (c *counting) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
-
-func (c *counting) Handle(context.Context, slog.Record) error {
-	c.n.Add(1)
-	return nil
 }
 
 // flaky is a dependency of all keys that is down at times.
